@@ -1,0 +1,109 @@
+"""Learning a byte-pair vocabulary from text (Sennrich et al. 2016, on bytes as Radford et al. 2019).
+
+The result is a pure function of the text: words are counted, and each merge joins the pair of neighbouring symbols
+that is the most frequent now; among equally frequent pairs, the one that comes first when (left, right) are compared
+by code point.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+
+from tqdm import tqdm
+
+from ..errors import InputError, quantity
+from .cleaning import clean, split_words
+from .vocabulary import Pair, base_symbols
+
+MIN_COUNT = 2  # a pair seen once teaches nothing about words
+
+
+def wordnet_glosses(folder: str) -> Iterator[str]:
+    """Definitions and example sentences from WordNet's ``data.*`` files: what follows the bar on each line.
+
+    Raises InputError when the folder holds none.
+    """
+    paths = sorted(Path(folder).glob("data.*"))
+    if not paths:
+        raise InputError(f"wordnet_dir {folder} has no data.* files; they come with Debian's package wordnet-base")
+    for path in paths:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if not line.startswith("  "):  # the licence at the top is indented
+                yield line.partition("|")[2]
+
+
+def count_words(texts: Iterable[str]) -> Counter[str]:
+    """How often each word occurs in the texts, after cleaning."""
+    return Counter(word for text in texts for word in split_words(clean(text)))
+
+
+class _Words:
+    """Distinct words as symbols, with the count and the places of every pair of neighbours kept up to date."""
+
+    def __init__(self, counts: Mapping[str, int]):
+        self.counts = list(counts.values())
+        self.symbols = [base_symbols(word) for word in counts]
+        self.pair_counts: Counter[Pair] = Counter()
+        self.places: dict[Pair, set[int]] = defaultdict(set)  # pair → words that hold it, or held it once
+        for i in range(len(self.symbols)):
+            self._add(i, +1)
+            for pair in pairwise(self.symbols[i]):
+                self.places[pair].add(i)
+
+    def _add(self, i: int, sign: int) -> list[Pair]:
+        pairs = list(pairwise(self.symbols[i]))
+        for pair in pairs:
+            self.pair_counts[pair] += sign * self.counts[i]
+        return pairs
+
+    def join(self, pair: Pair) -> set[Pair]:
+        """Join the pair wherever it occurs. Returns the pairs whose count has changed."""
+        changed = set()
+        for i in self.places.pop(pair):
+            changed.update(self._add(i, -1))
+            self.symbols[i] = _joined(self.symbols[i], pair)
+            for new in self._add(i, +1):
+                changed.add(new)
+                self.places[new].add(i)
+        return changed
+
+
+def _joined(symbols: list[str], pair: Pair) -> list[str]:
+    out: list[str] = []
+    i = 0
+    while i < len(symbols):
+        if tuple(symbols[i : i + 2]) == pair:
+            out.append(pair[0] + pair[1])
+            i += 2
+        else:
+            out.append(symbols[i])
+            i += 1
+    return out
+
+
+def learn_merges(counts: Mapping[str, int], num_merges: int) -> list[Pair]:
+    """The first ``num_merges`` pairs to join, in order, with a progress bar.
+
+    Raises InputError when the words hold too few pairs that occur twice.
+    """
+    words = _Words(counts)
+    queue = [(-count, pair) for pair, count in words.pair_counts.items()]
+    heapq.heapify(queue)
+    merges: list[Pair] = []
+    with tqdm(total=num_merges, desc="learning merges", unit="merge", disable=None) as bar:
+        while len(merges) < num_merges:
+            if not queue or -queue[0][0] < MIN_COUNT:
+                have = quantity(len(merges), "merge")
+                raise InputError(f"the text gives only {have}; use more text, or lower num_merges ({num_merges})")
+            count, pair = heapq.heappop(queue)
+            if -count != words.pair_counts[pair]:  # changed since it was queued, and queued again then
+                continue
+            merges.append(pair)
+            bar.update()
+            for changed in words.join(pair):
+                heapq.heappush(queue, (-words.pair_counts[changed], changed))
+    return merges

@@ -1,0 +1,65 @@
+"""Where half precision is decided: one autocast, one loss scale."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+
+PRECISIONS = ("auto", "fp32", "bf16", "fp16")
+
+
+def resolve_precision(name: str, device: torch.device) -> str:
+    """``auto`` is bf16 where the hardware computes in it, else fp32. CPUs get fp32: bf16 is slower there."""
+    if name == "auto":
+        return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
+    if name not in PRECISIONS:
+        raise InputError(f"precision is {name!r}, but must be one of {', '.join(PRECISIONS)}")
+    return name
+
+
+def autocast(precision: str, device: torch.device):
+    """The context in which networks run. Weights, losses and the optimizer stay in fp32."""
+    if precision == "fp32":
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16 if precision == "bf16" else torch.float16)
+
+
+@dataclass
+class LossScale:
+    """Dynamic loss scaling for fp16 (Micikevicius et al. 2018, §3.2), kept on the device so that nothing waits.
+
+    The scale doubles after ``growth_interval`` good steps in a row and halves after a step that overflowed. For other
+    precisions it stays 1.
+    """
+
+    scale: Tensor
+    good_steps: Tensor
+    dynamic: bool
+    growth_interval: int = 2000
+
+    @classmethod
+    def create(cls, precision: str, device: torch.device) -> LossScale:
+        dynamic = precision == "fp16"
+        start = 2.0**16 if dynamic else 1.0
+        return cls(torch.tensor(start, device=device), torch.zeros((), device=device), dynamic)
+
+    def update(self, overflowed: Tensor) -> None:
+        """``overflowed``: float32 scalar, 1 when the step's gradient was not finite, else 0."""
+        if not self.dynamic:
+            return
+        self.good_steps.add_(1).mul_(1 - overflowed)
+        grow = (self.good_steps >= self.growth_interval).float()
+        self.scale.mul_(torch.exp2(grow - overflowed)).clamp_(min=1.0)
+        self.good_steps.mul_(1 - grow)
+
+    def state(self) -> dict[str, Tensor]:
+        return {"scale": self.scale, "good_steps": self.good_steps}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        self.scale.copy_(state["scale"])
+        self.good_steps.copy_(state["good_steps"])
