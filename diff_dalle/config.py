@@ -443,3 +443,30 @@ def differences(saved: Mapping, current: Mapping, config_class) -> list[str]:
         if old != new:
             found.append(f"{leaf.name} ({json.dumps(old)} → {json.dumps(new)})")
     return found
+
+
+def expectations(config_class, title: str, leave_out: Sequence[str] = ()) -> type:
+    """A flat config class with the settings of another, each optional and None by default.
+
+    For commands that read their settings from a checkpoint but accept the flags it was trained with: see
+    ``disagreements``.
+    """
+    fields = []
+    for leaf in leaves(config_class):
+        if leaf.name not in leave_out:
+            meta = {"help": f"if given, must be the checkpoint's; {leaf.help}", "choices": leaf.choices, "free": True}
+            fields.append((leaf.name, leaf.type | None, dataclasses.field(default=None, metadata=meta)))
+    made = dataclasses.make_dataclass(f"Expected{config_class.__name__}", fields, frozen=True)
+    made.__doc__ = title
+    return made
+
+
+def disagreements(expected, config) -> list[str]:
+    """``name (asked → actual)`` for every setting that ``expected`` gives and ``config`` has otherwise."""
+    found = []
+    for leaf in leaves(type(config)):
+        asked = getattr(expected, leaf.name, None)
+        actual = functools.reduce(getattr, leaf.path, config)
+        if asked is not None and asked != actual:
+            found.append(f"{leaf.name} ({_shown(asked)} asked for, {_shown(actual)} in the checkpoint)")
+    return found

@@ -78,7 +78,6 @@ class World:
     def __init__(self, place: Place, device: torch.device):
         self.place, self.device = place, device
         self.rank, self.size = place.rank, place.size
-        self._pending_votes: list[tuple[Tensor, object]] = []
 
     @property
     def is_main(self) -> bool:
@@ -118,34 +117,34 @@ class World:
         torch.distributed.all_gather(parts, tensor.contiguous())
         return torch.stack(parts, 1).flatten(0, 1)
 
-    def vote(self, yes: bool) -> bool:
-        """Whether any rank voted yes at the PREVIOUS call, the same answer on every rank.
-
-        The answer lags by one call so that it travels while the step computes; nothing waits for the device.
-        """
-        ballot = torch.tensor([float(yes)])
-        work = torch.distributed.all_reduce(ballot, async_op=True) if self.size > 1 else None
-        self._pending_votes.append((ballot, work))
-        if len(self._pending_votes) == 1:
-            return False
-        ballot, work = self._pending_votes.pop(0)
-        if work is not None:
-            work.wait()
-        return bool(ballot.item() > 0)
-
     def parallel(self, module: nn.Module) -> nn.Module:
         """``module`` with its gradients averaged over ranks (DistributedDataParallel), or as it is on one process."""
         if self.size == 1:
             return module
         ids = [self.device.index] if self.device.type == "cuda" else None
-        return nn.parallel.DistributedDataParallel(
-            module, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True
-        )
+        return nn.parallel.DistributedDataParallel(module, device_ids=ids, gradient_as_bucket_view=True)
 
     def print(self, *words) -> None:
         """Print on rank 0 only."""
         if self.is_main:
             print(*words, flush=True)
+
+
+class Vote:
+    """Repeated votes among all ranks, answered one call late, so that nothing waits: the ballots travel meanwhile."""
+
+    def __init__(self, world: World):
+        self.world = world
+        self.ballot, self.work = torch.zeros(1), None
+
+    def cast(self, yes: bool) -> bool:
+        """Whether any rank voted yes at the PREVIOUS call: the same answer on every rank."""
+        if self.work is not None:
+            self.work.wait()
+        answer = self.ballot.item() > 0
+        self.ballot = torch.tensor([float(yes)])
+        self.work = torch.distributed.all_reduce(self.ballot, async_op=True) if self.world.size > 1 else None
+        return answer
 
 
 # ------------------------------------------------------------------------------------------------------ start and end
@@ -159,7 +158,7 @@ def _pick_device(name: str, place: Place) -> torch.device:
         if count == 0:
             raise InputError("--device cuda was asked for, but torch sees no CUDA device; use --device cpu")
         if place.local_size > count:
-            processes, devices = quantity(place.local_size, "process").replace("ss", "sses"), quantity(count, "GPU")
+            processes, devices = quantity(place.local_size, "process"), quantity(count, "GPU")
             raise InputError(f"{processes} were started on a machine with {devices}; start at most one per GPU")
         torch.cuda.set_device(place.local_rank)
         return torch.device("cuda", place.local_rank)

@@ -9,5 +9,6 @@ class InputError(ValueError):
 
 
 def quantity(count: int, noun: str) -> str:
-    """``quantity(1, "file") == "1 file"``, ``quantity(2, "file") == "2 files"``."""
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+    """``quantity(1, "file") == "1 file"``, ``quantity(2, "process") == "2 processes"``."""
+    plural = "es" if noun.endswith(("s", "x", "ch")) else "s"
+    return f"{count:,} {noun}" + ("" if count == 1 else plural)

@@ -13,27 +13,27 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from ..config import nearest, option
 from ..errors import InputError
-from ..training.random import random_bits, random_uniform
+from ..training.random import random_uniform
 
 SHAPES = ("circle", "square", "triangle", "cross", "ring", "star")
 
 # sRGB, 0..255. Far apart, and saturated where the backgrounds are not: no two entries of the two tables are closer
 # than 100 levels (Euclidean), ten times the noise under which the scorer must still tell them apart.
 COLOURS = {
-    "red": (215, 30, 40),
+    "red": (205, 20, 45),
     "green": (30, 165, 60),
     "blue": (35, 70, 225),
-    "yellow": (245, 220, 40),
+    "yellow": (250, 230, 50),
     "purple": (150, 45, 190),
-    "orange": (250, 130, 15),
+    "orange": (245, 120, 10),
     "cyan": (30, 205, 220),
-    "pink": (250, 130, 195),
+    "pink": (255, 110, 190),
 }
 BACKGROUNDS = {"white": (238, 238, 236), "gray": (128, 128, 130), "black": (30, 30, 34), "beige": (212, 200, 176)}
 TEXTURES = ("plain", "gradient", "grainy")
@@ -51,6 +51,7 @@ SIZES = {"small": 0.155, "large": 0.22}
 
 OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
 KINDS = ("single", "pair", "count")
+SAYABLE = ("colour", "size", "position", "relation", "background")  # what a caption may leave out
 
 _GRADIENT = 22.0  # largest change of brightness from centre to edge of a gradient, in levels of 255
 
@@ -114,57 +115,55 @@ class ShapesConfig:
     plain_fraction: float = option(
         0.5, "fraction of backgrounds in one flat tone; the others are half gradient, half grainy"
     )
-    say_colour: float = option(0.95, "probability that a caption names the colour")
+    say_colour: float = option(0.9, "probability that a caption names the colour")
     say_size: float = option(0.5, "probability that a caption names the size")
     say_position: float = option(0.8, "probability that a caption says where a lone thing is")
     say_relation: float = option(0.75, "probability that a caption says how a pair lies")
     say_background: float = option(0.25, "probability that a caption names the background")
 
     def __post_init__(self):
-        known = {
-            "shapes": SHAPES,
-            "colours": COLOURS,
-            "sizes": SIZES,
-            "positions": POSITIONS,
-            "backgrounds": BACKGROUNDS,
-        }
-        for field, table in known.items():
-            names = getattr(self, field)
-            if not names or len(set(names)) < len(names):
-                raise InputError(f"--{field} must name at least one entry, each once, not {','.join(names) or 'none'}")
-            for name in names:
-                if name not in table:
-                    raise InputError(f"--{field} has no {name!r}{nearest(name, table)} (known: {', '.join(table)})")
-        pairs = [f"{colour} {shape}" for colour, shape in itertools.product(self.colours, self.shapes)]
-        for pair in self.held_out:
-            if pair not in pairs:
-                raise InputError(
-                    f"--held_out {pair!r} is not a colour and a shape that are drawn{nearest(pair, pairs)}"
-                )
-        for field, names in (("colour", self.colours), ("shape", self.shapes)):
-            lost = [n for n in names if all(pair in self.held_out for pair in pairs if n in pair.split())]
-            if lost:
-                raise InputError(f"--held_out leaves nothing to draw with the {field} {lost[0]}; hold out fewer pairs")
-        fractions = ("pair_fraction", "count_fraction", "plain_fraction", *(f"say_{w}" for w in SAYABLE))
-        for field in fractions:
-            if not 0 <= getattr(self, field) <= 1:
-                raise InputError(f"--{field} must lie between 0 and 1, not {getattr(self, field)}")
-        if self.pair_fraction + self.count_fraction > 1:
-            raise InputError("--pair_fraction and --count_fraction add up to more than 1; lower one of them")
-        if self.pair_fraction and not _pairs_of_pairs(self):
-            raise InputError(
-                "--pair_fraction needs two things that differ in colour and shape; add a colour or a shape"
-            )
-        if self.max_count not in (2, 3):
-            raise InputError(f"--max_count must be 2 or 3, not {self.max_count}")
-        if not 0 <= self.jitter <= 0.03:
-            raise InputError(f"--jitter must lie between 0 and 0.03, or things would touch, not {self.jitter}")
-        for field, least in (("image_size", 16), ("train_samples", 1), ("val_samples", 0), ("samples_per_shard", 1)):
-            if getattr(self, field) < least:
-                raise InputError(f"--{field} must be at least {least}, not {getattr(self, field)}")
+        _check_names(self)
+        _check_held_out(self)
+        _check_numbers(self)
 
 
-SAYABLE = ("colour", "size", "position", "relation", "background")
+def _check_names(config: ShapesConfig) -> None:
+    tables = {"shapes": SHAPES, "colours": COLOURS, "sizes": SIZES, "positions": POSITIONS, "backgrounds": BACKGROUNDS}
+    for field, table in tables.items():
+        names = getattr(config, field)
+        if not names or len(set(names)) < len(names):
+            raise InputError(f"--{field} must name at least one entry, each once, not {','.join(names) or 'none'}")
+        for name in names:
+            if name not in table:
+                raise InputError(f"--{field} has no {name!r}{nearest(name, table)} (known: {', '.join(table)})")
+
+
+def _check_held_out(config: ShapesConfig) -> None:
+    pairs = [f"{colour} {shape}" for colour, shape in itertools.product(config.colours, config.shapes)]
+    for pair in config.held_out:
+        if pair not in pairs:
+            raise InputError(f"--held_out {pair!r} is not a colour and a shape of this world{nearest(pair, pairs)}")
+    drawn = {word for pair in trained_pairs(config) for word in pair}
+    for name in (*config.colours, *config.shapes):
+        if name not in drawn:
+            raise InputError(f"--held_out leaves nothing {name} to draw; hold out fewer pairs")
+
+
+def _check_numbers(config: ShapesConfig) -> None:
+    for field in ("pair_fraction", "count_fraction", "plain_fraction", *(f"say_{field}" for field in SAYABLE)):
+        if not 0 <= getattr(config, field) <= 1:
+            raise InputError(f"--{field} must lie between 0 and 1, not {getattr(config, field)}")
+    if config.pair_fraction + config.count_fraction > 1:
+        raise InputError("--pair_fraction and --count_fraction add up to more than 1; lower one of them")
+    if config.pair_fraction and not pairs_of_pairs(config):
+        raise InputError("--pair_fraction needs things that differ in colour and shape; add some or set it to 0")
+    if config.max_count not in LAYOUTS:
+        raise InputError(f"--max_count must be 2 or 3, not {config.max_count}")
+    if not 0 <= config.jitter <= 0.03:
+        raise InputError(f"--jitter must lie between 0 and 0.03, or things would touch, not {config.jitter}")
+    for field, least in (("image_size", 16), ("train_samples", 1), ("val_samples", 0), ("samples_per_shard", 1)):
+        if getattr(config, field) < least:
+            raise InputError(f"--{field} must be at least {least}, not {getattr(config, field)}")
 
 
 @functools.lru_cache(maxsize=64)
@@ -180,7 +179,7 @@ def held_out_pairs(config: ShapesConfig) -> tuple[tuple[str, str], ...]:
 
 
 @functools.lru_cache(maxsize=64)
-def _pairs_of_pairs(config: ShapesConfig) -> tuple:
+def pairs_of_pairs(config: ShapesConfig) -> tuple:
     """Ordered couples of trained pairs that differ in colour and in shape."""
     couples = itertools.permutations(trained_pairs(config), 2)
     return tuple((a, b) for a, b in couples if a[0] != b[0] and a[1] != b[1])
@@ -263,10 +262,10 @@ def scene(config: ShapesConfig, i: int, split: str = "train") -> Scene:
     share = dice.uniform()
     if share < config.pair_fraction:
         relation = dice.choose(tuple(OPPOSITE))
-        pairs, positions = dice.choose(_pairs_of_pairs(config)), dice.choose(ALIGNED[relation])
+        couple, where = dice.choose(pairs_of_pairs(config)), dice.choose(ALIGNED[relation])
         things = [
-            place(dice, config, *p, q)
-            for p, q in zip(((a, dice.choose(config.sizes)) for a in pairs), positions, strict=True)
+            place(dice, config, pair, dice.choose(config.sizes), position)
+            for pair, position in zip(couple, where, strict=True)
         ]
         return surround(dice, config, "pair", things, relation)
     pair, size = dice.choose(trained_pairs(config)), dice.choose(config.sizes)

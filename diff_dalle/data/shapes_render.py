@@ -26,7 +26,7 @@ _ARM = 0.36  # half the width of a cross's arm
 # Corners in units of half the object's width, y downwards. Circle and ring are drawn as ellipses.
 OUTLINES = {
     "square": ((-0.92, -0.92), (0.92, -0.92), (0.92, 0.92), (-0.92, 0.92)),
-    "triangle": ((0.0, -1.0), (1.05, 0.85), (-1.05, 0.85)),
+    "triangle": ((0.0, -0.95), (1.0, 0.85), (-1.0, 0.85)),
     "cross": (
         (-_ARM, -1), (_ARM, -1), (_ARM, -_ARM), (1, -_ARM), (1, _ARM), (_ARM, _ARM),
         (_ARM, 1), (-_ARM, 1), (-_ARM, _ARM), (-1, _ARM), (-1, -_ARM), (-_ARM, -_ARM),

@@ -10,16 +10,39 @@ from __future__ import annotations
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 from tqdm import tqdm
 
+from ..config import option
 from ..errors import InputError, quantity
 from .cleaning import clean, split_words
-from .vocabulary import Pair, base_symbols
+from .vocabulary import Pair, byte_symbols
 
 MIN_COUNT = 2  # a pair seen once teaches nothing about words
+
+# Captions name colours, shapes, places and pictures far more often than a dictionary does (it says "cyan" once). Each
+# of these counts this much extra, well above the 13 of the last merge, so that it becomes one token.
+CAPTION_WORD_COUNT = 100
+CAPTION_WORDS = (
+    "red green blue yellow purple orange white black gray grey pink brown cyan magenta turquoise beige golden silver "
+    "circle square triangle cross star ring diamond heart hexagon pentagon rectangle oval "
+    "circles squares triangles crosses stars rings diamonds hearts hexagons pentagons rectangles ovals "
+    "left right top bottom middle center centre corner above below under over beside behind front between inside next "
+    "small large big tiny huge one two three four five six colored coloured striped dotted plain bright dark "
+    "photo photograph picture image drawing painting illustration background shape object scene"
+)
+
+
+@dataclass(frozen=True)
+class VocabularyConfig:
+    """Vocabulary"""
+
+    wordnet_dir: str = option("/usr/share/wordnet", "folder with WordNet's data.* files (Debian: package wordnet-base)")
+    num_merges: int = option(16384, "merges to learn; tokens are these, 512 bytes, start and end")
+    out: str = option("vocabulary.txt", "merge file to write")
 
 
 def wordnet_glosses(folder: str) -> Iterator[str]:
@@ -37,8 +60,10 @@ def wordnet_glosses(folder: str) -> Iterator[str]:
 
 
 def count_words(texts: Iterable[str]) -> Counter[str]:
-    """How often each word occurs in the texts, after cleaning."""
-    return Counter(word for text in texts for word in split_words(clean(text)))
+    """How often each word occurs in the texts, after cleaning; caption words count extra."""
+    counts = Counter(word for text in texts for word in split_words(clean(text)))
+    counts.update(dict.fromkeys(CAPTION_WORDS.split(), CAPTION_WORD_COUNT))
+    return counts
 
 
 class _Words:
@@ -46,7 +71,7 @@ class _Words:
 
     def __init__(self, counts: Mapping[str, int]):
         self.counts = list(counts.values())
-        self.symbols = [base_symbols(word) for word in counts]
+        self.symbols = [byte_symbols(word) for word in counts]
         self.pair_counts: Counter[Pair] = Counter()
         self.places: dict[Pair, set[int]] = defaultdict(set)  # pair → words that hold it, or held it once
         for i in range(len(self.symbols)):

@@ -12,6 +12,7 @@ import io
 import json
 import os
 import pickle
+import sys
 import tempfile
 import zipfile
 from collections.abc import Mapping
@@ -47,7 +48,20 @@ def save_file(path: str, role: str, identity: Identity, step: int, samples: int,
     """Write one checkpoint file atomically: whole, or the previous one stays. Raises OSError, for a full disk say."""
     content = {"format": FORMAT, "role": role, "step": step, "samples": samples, **asdict(identity), "state": state}
     with storage.atomic_writer(path) as file:
-        torch.save(content, file)
+        torch.save(_canonical(content), file)
+
+
+def _canonical(value):
+    """The same values in fresh plain containers with interned strings.
+
+    A pickle's bytes depend on which equal objects are one object; that differs between a run and its continuation,
+    whose files must be the same bit for bit.
+    """
+    if isinstance(value, Mapping):
+        return {_canonical(key): _canonical(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_canonical(item) for item in value]
+    return sys.intern(value) if type(value) is str else value
 
 
 def load_file(path: str, roles: tuple[str, ...] = ("model", "ema"), map_location="cpu") -> dict:
@@ -93,9 +107,7 @@ def load_weights(module: nn.Module, content: Mapping, path: str) -> None:
 
 def choose_logdir(flag: str) -> str:
     """``--logdir``, else ``OPENAI_LOGDIR``, else a fresh folder under the system's temporary one."""
-    path = flag or os.environ.get("OPENAI_LOGDIR", "") or tempfile.mkdtemp(prefix="diff_dalle-")
-    storage.make_dirs(path)
-    return path
+    return flag or os.environ.get("OPENAI_LOGDIR", "") or tempfile.mkdtemp(prefix="diff_dalle-")
 
 
 @dataclass
@@ -163,6 +175,7 @@ def open_run(path: str, identity: Identity, config_class: type) -> RunFolder:
 
     Raises InputError when the folder holds a run whose settings differ in more than the free ones.
     """
+    storage.make_dirs(path)
     saved = read_run(path)
     if saved is None:
         return RunFolder(path, identity)

@@ -12,7 +12,7 @@ import torch
 
 from ..batch import Batch
 from ..config import option
-from ..distributed import World
+from ..distributed import Vote, World
 from ..errors import InputError, quantity
 from .checkpoint import CheckpointSet, RunFolder, find_set, load_file, load_weights
 from .precision import autocast
@@ -134,13 +134,14 @@ class TrainLoop:
         config, started, logged = self.config, time.monotonic(), (time.monotonic(), self.samples)
         try:
             with _stop_on_signal() as stop:
-                batches = self.data.batches(self.samples)
+                batches, leave = self.data.batches(self.samples), Vote(self.world)
                 while not self._finished():
                     out_of_time = bool(config.hours) and time.monotonic() - started > config.hours * 3600
-                    if self.world.vote(out_of_time or stop.requested):
+                    if leave.cast(out_of_time or stop.requested):
                         self.world.print(f"Stopping early at step {self.step:,}; the same command continues the run.")
                         break
                     self._update(next(batches))
+                    tracker.progress(self.step)
                     if self.step % config.log_interval == 0 or self._finished():
                         logged = self._log(tracker, *logged)
                     if self.val_data is not None and self.step % config.eval_interval == 0:

@@ -102,7 +102,7 @@ class Trainee:
         self.loss_scale.update(overflowed)
         self._count(overflowed, pieces)
         for values in reports:
-            self.meter.add(values)
+            self.meter.add({name: value for name, value in values.items() if name not in self.task.observed})
         self.norms.add({"grad_norm": torch.where(norm.isfinite(), norm, torch.nan)[None]})
         self._observe(reports)
 

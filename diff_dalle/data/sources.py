@@ -1,0 +1,73 @@
+"""What a person writes after ``--data_dir`` → the list of shards it means."""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import os
+import re
+from collections.abc import Sequence
+
+from braceexpand import UnbalancedBracesError, braceexpand
+
+from .. import storage
+from ..errors import InputError, quantity
+
+
+def find_shards(sources: Sequence[str] | str, flag: str = "--data_dir") -> list[str]:
+    """The shards of all sources, in order.
+
+    A source is a folder (all ``*.tar`` in it and below), a tar, a glob, a brace range ``{00000..00099}.tar``, a URL
+    (on s3, gs and az also a folder) or ``pipe:COMMAND``, whose output is a tar. InputError naming ``flag`` for a
+    source that does not exist or holds no shard.
+    """
+    sources = [source for source in ([sources] if isinstance(sources, str) else sources) if source]
+    if not sources:
+        raise InputError(f"{flag} is not given: name a folder with .tar shards")
+    return [shard for source in sources for shard in _expand(source, flag)]
+
+
+def _expand(source: str, flag: str) -> list[str]:
+    remote = storage.is_remote(source)
+    if not remote and storage.exists(source):
+        path = storage.local_path(source)
+        return _in_folder(path, flag) if os.path.isdir(path) else [path]
+    try:
+        paths = list(braceexpand(source))
+    except UnbalancedBracesError:
+        raise InputError(f"{flag} {source} has unbalanced braces") from None
+    if len(paths) > 1:
+        return [shard for path in paths for shard in _expand(path, flag)]
+    if remote and (storage.scheme(source) in ("pipe", "http", "https") or _is_tar(source)):
+        return [source]
+    if re.search(r"[*?\[]", source):
+        return _matching(source, flag)
+    if remote:
+        return _in_folder(source, flag)
+    raise InputError(f"{flag} {source} does not exist")
+
+
+def _is_tar(path: str) -> bool:
+    return storage.split(path)[1].lower().endswith(".tar") and not re.search(r"[*?\[]", path)
+
+
+def _in_folder(folder: str, flag: str) -> list[str]:
+    files = storage.list_files(folder, recursive=True)
+    shards = [path for path in files if _is_tar(path)]
+    if not shards:
+        found = f"{quantity(len(files), 'other file')}" if files else "nothing"
+        hint = "; pack images with `python scripts/prepare_data.py folder`" if files else ""
+        raise InputError(f"{flag} {folder} holds no .tar shards, but {found}{hint}")
+    return shards
+
+
+def _matching(pattern: str, flag: str) -> list[str]:
+    if storage.is_remote(pattern):
+        folder = re.split(r"[*?\[]", pattern, maxsplit=1)[0].rpartition("/")[0]
+        files = storage.list_files(folder, recursive=True)
+        shards = fnmatch.filter(files, pattern)
+    else:
+        shards = sorted(filter(os.path.isfile, glob.glob(storage.local_path(pattern), recursive=True)))
+    if not shards:
+        raise InputError(f"{flag} {pattern} matches no file")
+    return shards

@@ -1,0 +1,102 @@
+"""A tar's table of contents, read from its headers alone: names, offsets and sizes, no payload.
+
+Formats: v7, ustar, GNU (long names, large sizes) and pax. What is whole before a cut or a damaged header counts.
+Layout of the header: POSIX.1-2008, pax, section "ustar Interchange Format"; GNU tar manual, "Basic Tar Format".
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+BLOCK = 512
+_ADLER = 65521  # the modulus of Adler-32
+
+
+class Member(NamedTuple):
+    """A file in a tar: ``size`` bytes from ``offset`` on."""
+
+    name: str
+    offset: int
+    size: int
+
+
+class _Damaged(Exception):
+    """A block that is no tar header."""
+
+
+def read_members(read: Callable[[int, int], bytes], total: int) -> tuple[list[Member], str]:
+    """The files of a tar of ``total`` bytes, in order, and what is wrong with it ("" when nothing is).
+
+    read: ``read(offset, size)`` gives the bytes there, fewer at the end.
+    """
+    members: list[Member] = []
+    offset, name, size = 0, "", -1  # name and size announced by an extension header for the next member
+    while True:
+        header = read(offset, BLOCK)
+        if len(header) < BLOCK:
+            return members, "is empty" if offset == 0 else "was cut: its end mark is missing"
+        if not any(header):
+            return members, ""
+        try:
+            kind, own_name, own_size = _parse(header)
+        except _Damaged:
+            reason = "is compressed: unpack it first" if header[:2] == b"\x1f\x8b" else "is not a tar"
+            return members, reason if offset == 0 else f"is damaged at byte {offset:,}"
+        start, length = offset + BLOCK, own_size if size < 0 or kind in b"xgLK" else size
+        if start + length > total:
+            return members, f"was cut inside {name or own_name}: {total - start:,} of its {length:,} bytes are there"
+        offset = start + -(-length // BLOCK) * BLOCK
+        if kind == b"L":
+            name = _text(read(start, length))
+        elif kind == b"x":
+            records = _pax_records(read(start, length))
+            name, size = records.get(b"path", b"").decode("utf-8", "backslashreplace") or name, -1
+            if records.get(b"size", b"").isdigit():
+                size = int(records[b"size"])
+        elif kind not in b"gK":
+            if kind in b"07\0" and not own_name.endswith("/"):
+                members.append(Member(name or own_name, start, length))
+            name, size = "", -1
+
+
+def _text(field: bytes) -> str:
+    return field.partition(b"\0")[0].decode("utf-8", "backslashreplace")
+
+
+def _number(field: bytes) -> int:
+    """Octal digits, or a big-endian number marked by its first bit (GNU, for more than 8 GiB)."""
+    if field[0] & 0x80:
+        return int.from_bytes(bytes([field[0] & 0x7F]) + field[1:], "big")
+    try:
+        return int(field.strip(b" \0") or b"0", 8)
+    except ValueError:
+        raise _Damaged from None
+
+
+def _parse(header: bytes) -> tuple[bytes, str, int]:
+    """Type, name and payload size of a member."""
+    # The checksum is the sum of all bytes with its own field read as eight blanks. The low half of Adler-32 is
+    # one plus the sum of all bytes (modulo 65521): much faster than adding 512 numbers here.
+    expected = _number(header[148:156]) + sum(header[148:156]) - 8 * 32
+    if ((zlib.adler32(header) & 0xFFFF) - 1 - expected) % _ADLER:
+        raise _Damaged
+    kind, name = header[156:157], _text(header[:100])
+    if header[257:263] == b"ustar\0" and header[345]:
+        name = f"{_text(header[345:500])}/{name}"
+    has_payload = kind not in b"123456"  # links, devices and directories have none, whatever their size says
+    return kind, name, _number(header[124:136]) if has_payload else 0
+
+
+def _pax_records(payload: bytes) -> dict[bytes, bytes]:
+    """``b"12 path=name\\n…"`` → names and values; the length counts itself, the blank and the line end."""
+    records = {}
+    while payload:
+        length, blank, _ = payload.partition(b" ")
+        if not blank or not length.isdigit() or int(length) <= len(length):
+            break
+        name, _, value = payload[len(length) + 1 : int(length) - 1].partition(b"=")
+        records[name] = value
+        payload = payload[int(length) :]
+    return records

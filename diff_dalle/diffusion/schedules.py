@@ -1,0 +1,85 @@
+"""Named tables of betas: how much noise each step adds. Float64 throughout.
+
+A new schedule is one function ``num_diffusion_timesteps -> betas`` and one line in SCHEDULES.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from ..config import lookup
+from ..errors import InputError
+
+
+def _linear_ends(steps: int) -> tuple[float, float]:
+    """First and last beta. Ho et al. 2020 use 1e-4 and 0.02 for 1000 steps; other counts keep the total noise."""
+    scale = 1000 / steps
+    return scale * 1e-4, scale * 0.02
+
+
+def linear(steps: int) -> np.ndarray:
+    """Betas in a straight line (Ho et al. 2020, section 4)."""
+    return np.linspace(*_linear_ends(steps), steps, dtype=np.float64)
+
+
+def quadratic(steps: int) -> np.ndarray:
+    """Square roots of beta in a straight line between those of ``linear`` (Song et al. 2021, appendix D.3)."""
+    first, last = _linear_ends(steps)
+    return np.linspace(math.sqrt(first), math.sqrt(last), steps, dtype=np.float64) ** 2
+
+
+def sigmoid(steps: int) -> np.ndarray:
+    """From the first to the last beta of ``linear`` along a logistic curve over [-6, 6]."""
+    first, last = _linear_ends(steps)
+    return first + (last - first) / (1 + np.exp(-np.linspace(-6, 6, steps, dtype=np.float64)))
+
+
+def jsd(steps: int) -> np.ndarray:
+    """1/T, 1/(T-1), …, 1 (Sohl-Dickstein et al. 2015, section 2.4.1): alpha-bar falls in a straight line to 0."""
+    return 1 / np.linspace(steps, 1, steps, dtype=np.float64)
+
+
+def cosine(steps: int) -> np.ndarray:
+    """alpha-bar as a squared cosine (Nichol & Dhariwal 2021, equation 17, offset s = 0.008)."""
+    return betas_for_alpha_bar(steps, lambda t: math.cos((t + 0.008) / 1.008 * math.pi / 2) ** 2)
+
+
+def betas_for_alpha_bar(
+    num_diffusion_timesteps: int, alpha_bar: Callable[[float], float], max_beta: float = 0.999
+) -> np.ndarray:
+    """The betas whose products of (1 - beta) follow ``alpha_bar``, a function of time from 0 to 1.
+
+    max_beta: upper limit of each beta; below 1 it keeps some signal in the last step.
+    """
+    levels = [alpha_bar(i / num_diffusion_timesteps) for i in range(num_diffusion_timesteps + 1)]
+    return np.array([min(1 - after / before, max_beta) for before, after in zip(levels, levels[1:], strict=False)])
+
+
+SCHEDULES: dict[str, Callable[[int], np.ndarray]] = {
+    "linear": linear,
+    "cosine": cosine,
+    "quadratic": quadratic,
+    "jsd": jsd,
+    "sigmoid": sigmoid,
+}
+
+
+def get_named_beta_schedule(schedule_name: str, num_diffusion_timesteps: int) -> np.ndarray:
+    """[T] float64 betas, each in (0, 1].
+
+    Raises InputError for an unknown name, for T < 1, and where the formula leaves (0, 1]: linear, quadratic and
+    sigmoid with 2 to 19 steps.
+    """
+    schedule = lookup(SCHEDULES, schedule_name, "noise_schedule")
+    if num_diffusion_timesteps < 1:
+        raise InputError(f"diffusion_steps is {num_diffusion_timesteps}, but a process needs at least 1 step")
+    betas = schedule(num_diffusion_timesteps)
+    if not (betas > 0).all() or not (betas <= 1).all():
+        raise InputError(
+            f"noise_schedule {schedule_name} needs betas up to {betas.max():.3g} to fit into {num_diffusion_timesteps} "
+            "steps, more than 1: set diffusion_steps to 20 or more, or noise_schedule to cosine"
+        )
+    return betas

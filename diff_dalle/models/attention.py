@@ -1,0 +1,105 @@
+"""Attention between the positions of an image, and from them to a text.
+
+Tokens are [N, T, C]: an image stored channels last is such a sequence without a copy.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..batch import Conditioning
+from .layers import GroupNorm32, recompute, zero_init
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, heads: int, visible: Tensor | None) -> Tensor:
+    """Scaled dot-product attention (Vaswani et al. 2017, eq. 1) in ``heads`` independent parts of the channels.
+
+    q: [N, T, C]; k, v: [N, S, C]; visible: [N, S] bool, the keys that may be looked at (at least one), None = all.
+    Returns [N, T, C].
+    """
+    q, k, v = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (q, k, v))
+    bias = None if visible is None else visible[:, None, None, :].expand(-1, -1, q.shape[2], -1)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).flatten(2)
+
+
+class SelfAttention(nn.Module):
+    """Every token looks at every token, and at ``context`` as well when the layer has a ``context_width``."""
+
+    def __init__(self, width: int, heads: int, context_width: int = 0):
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.context_kv = nn.Linear(context_width, 2 * width) if context_width else None
+        self.proj = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, visible: Tensor | None = None, context: Tensor | None = None) -> Tensor:
+        """x: [N, T, width]; context: [N, S, context_width]; visible: [N, T] or, with context, [N, T + S]."""
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        if self.context_kv is not None:
+            context_k, context_v = self.context_kv(context).chunk(2, dim=-1)
+            k, v = torch.cat([k, context_k], 1), torch.cat([v, context_v], 1)
+        return self.proj(attend(q, k, v, self.heads, visible))
+
+
+class CrossAttention(nn.Module):
+    """Every token looks at the context."""
+
+    def __init__(self, width: int, heads: int, context_width: int):
+        super().__init__()
+        self.heads = heads
+        self.q = nn.Linear(width, width)
+        self.kv = nn.Linear(context_width, 2 * width)
+        self.proj = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, context: Tensor, visible: Tensor) -> Tensor:
+        """x: [N, T, width]; context: [N, S, context_width]; visible: [N, S]."""
+        k, v = self.kv(context).chunk(2, dim=-1)
+        return self.proj(attend(self.q(x), k, v, self.heads, visible))
+
+
+class AttentionBlock(nn.Module):
+    """A residual block in which the positions of an image look at each other and at the text.
+
+    text_width:     channels of ``cond.text_states``; 0 = no text.
+    text_attention: "cross" lets a second, encoder-decoder attention follow the first (Vaswani et al. 2017, §3.2.3);
+                    "joint" adds the text to the keys and values of the first (Nichol et al. 2022, GLIDE, §2).
+    """
+
+    def __init__(self, channels: int, heads: int, text_width: int, text_attention: str, use_checkpoint: bool):
+        super().__init__()
+        cross = text_width > 0 and text_attention == "cross"
+        self.joint, self.use_checkpoint = text_width > 0 and not cross, use_checkpoint
+        self.norm = GroupNorm32(channels)
+        self.attention = SelfAttention(channels, heads, text_width if self.joint else 0)
+        zero_init(self.attention.proj)
+        self.text_norm = GroupNorm32(channels) if cross else None
+        self.text_attention = CrossAttention(channels, heads, text_width) if cross else None
+        if cross:
+            zero_init(self.text_attention.proj)
+
+    def forward(self, x: Tensor, emb: Tensor, cond: Conditioning) -> Tensor:
+        if self.use_checkpoint and torch.is_grad_enabled():
+            return recompute(self._forward, x, cond.text_states, cond.mask, keys=cond.dropout_keys)
+        return self._forward(x, cond.text_states, cond.mask)
+
+    def _forward(self, x: Tensor, text: Tensor | None, mask: Tensor | None) -> Tensor:
+        size = x.shape[2:]
+        if self.joint:
+            pixels = size[0] * size[1]
+            h = self.attention(_tokens(self.norm(x)), F.pad(mask, (pixels, 0), value=True), text)
+        else:
+            h = self.attention(_tokens(self.norm(x)))
+        x = x + _image(h, size)
+        if self.text_attention is not None:
+            x = x + _image(self.text_attention(_tokens(self.text_norm(x)), text, mask), size)
+        return x
+
+
+def _tokens(x: Tensor) -> Tensor:
+    return x.permute(0, 2, 3, 1).flatten(1, 2)
+
+
+def _image(tokens: Tensor, size: torch.Size) -> Tensor:
+    return tokens.unflatten(1, size).permute(0, 3, 1, 2)

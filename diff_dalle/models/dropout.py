@@ -1,0 +1,76 @@
+"""Dropout whose mask is a pure function of the sample, the layer and the element.
+
+The same sample loses the same activations whatever batch, process or micro-batch it is in, and a block that is
+recomputed (checkpointing, gradient caching) needs no saved generator state to meet the same mask again.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+def _signed(bits: int) -> int:
+    """The int32 with these 32 bits."""
+    bits &= 0xFFFFFFFF
+    return bits - (bits >> 31 << 32)
+
+
+# Multipliers of C. Wellons's 32-bit mixer "lowbias32"; the last is 2^32 / golden ratio, an odd number that spreads salts.
+_MULTIPLY_1, _MULTIPLY_2, _GOLDEN = _signed(0x7FEB352D), _signed(0x846CA68B), 0x9E3779B9
+
+
+def _mix(x: Tensor) -> Tensor:
+    """lowbias32 on int32: a bijection whose results look independent. Shifts are masked to be shifts of unsigned bits."""
+    x = (x ^ (x >> 16 & 0xFFFF)) * _MULTIPLY_1
+    x = (x ^ (x >> 15 & 0x1FFFF)) * _MULTIPLY_2
+    return x ^ (x >> 16 & 0xFFFF)
+
+
+@torch.no_grad()
+def keep_mask(keys: Tensor, salt: int, count: int, drop: float) -> Tensor:
+    """Which elements stay: [N, count] bool, True with probability 1 - drop (rounded to a multiple of 2^-16).
+
+    keys: [N] int64, one random key a sample.
+    salt: the layer's number; layers with different salts have independent masks.
+    Element i of a sample does not depend on ``count``. All arithmetic is int32 and wraps around.
+    """
+    low, high = keys.contiguous().view(torch.int32).unflatten(0, (-1, 2)).unbind(1)
+    offset = _mix(_mix(low + _signed(salt * _GOLDEN)) ^ high)[:, None]
+    factor = _mix(_mix(high - _signed(salt * _GOLDEN)) ^ low)[:, None] | 1
+    counter = _mix(torch.arange((count + 1) // 2, dtype=torch.int32, device=keys.device))
+    # The counter is mixed once for all samples; what is left for each element is one round of its own.
+    bits = (counter ^ offset).mul_(factor)
+    bits = (bits ^ (bits >> 16 & 0xFFFF)).mul_(_MULTIPLY_1)
+    bits ^= bits >> 15 & 0x1FFFF
+    # The two 16-bit halves serve two elements. Each is compared in the upper half of the word.
+    limit = (round(drop * 2**16) - 2**15) << 16
+    return torch.stack([bits >= limit, bits << 16 >= limit], 2).flatten(1)[:, :count]
+
+
+class Dropout(nn.Module):
+    """Dropout (Srivastava et al. 2014) that takes its randomness from the samples' keys.
+
+    drop: probability of a zero, in [0, 1). ``number_dropouts`` gives each layer of a network its own salt.
+    """
+
+    def __init__(self, drop: float):
+        super().__init__()
+        self.drop, self.salt = drop, 0
+
+    def forward(self, x: Tensor, keys: Tensor | None) -> Tensor:
+        """x: [N, …], elements numbered in row-major order; keys: [N] int64, or None for torch's own generator."""
+        if not self.training or self.drop == 0:
+            return x
+        if keys is None:
+            return F.dropout(x, self.drop, training=True)
+        keep = keep_mask(keys, self.salt, x[0].numel(), self.drop).view(x.shape)
+        return torch.where(keep, x * (1 / (1 - self.drop)), 0)
+
+
+def number_dropouts(network: nn.Module) -> None:
+    """Number the dropout layers of a network from 1, in the order in which they were registered."""
+    layers = [module for module in network.modules() if isinstance(module, Dropout)]
+    for salt, layer in enumerate(layers, start=1):
+        layer.salt = salt

@@ -1,0 +1,94 @@
+"""A transformer that turns a caption's tokens into states for attention and one summary vector."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..config import option
+from ..errors import InputError
+from .attention import SelfAttention
+from .dropout import Dropout, number_dropouts
+from .layers import LayerNorm32
+
+
+@dataclass(frozen=True)
+class TextEncoderConfig:
+    """Text encoder"""
+
+    enc_attn_dim: int = option(512, "channels of the text encoder; 0 = a network without text")
+    enc_depth: int = option(6, "layers of the text encoder")
+    enc_heads: int = option(8, "attention heads of the text encoder")
+    text_length: int = option(48, "tokens per caption, start and end included; longer captions are cut")
+    dropout_text: float = option(0.0, "fraction of activations dropped in the text encoder while training")
+
+    def __post_init__(self):
+        for name in ("enc_depth", "enc_heads", "text_length"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}, but must be at least 1")
+        if self.enc_attn_dim < 0 or self.enc_attn_dim % self.enc_heads:
+            raise InputError(f"enc_attn_dim is {self.enc_attn_dim}, but must be a multiple of enc_heads "
+                             f"({self.enc_heads}), or 0 for no text")  # fmt: skip
+        if not 0 <= self.dropout_text < 1:
+            raise InputError(f"dropout_text is {self.dropout_text:g}, but must be from 0 up to, not including, 1")
+
+
+class TextBlock(nn.Module):
+    """Attention and a feed-forward layer, each after a norm and beside a shortcut (pre-LN, Xiong et al. 2020)."""
+
+    def __init__(self, width: int, heads: int, drop: float, depth: int):
+        super().__init__()
+        self.attention_norm, self.attention = LayerNorm32(width), SelfAttention(width, heads)
+        self.mlp_norm, self.mlp_in, self.mlp_out = (
+            LayerNorm32(width),
+            nn.Linear(width, 4 * width),
+            nn.Linear(4 * width, width),
+        )
+        self.attention_dropout, self.mlp_dropout = Dropout(drop), Dropout(drop)
+        # The sum of 2 · depth branches then has the size of one (Radford et al. 2019, §2.3).
+        with torch.no_grad():
+            for last in (self.attention.proj, self.mlp_out):
+                last.weight.mul_((2 * depth) ** -0.5)
+
+    def forward(self, x: Tensor, mask: Tensor, keys: Tensor | None) -> Tensor:
+        x = x + self.attention_dropout(self.attention(self.attention_norm(x), mask), keys)
+        h = self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x))))
+        return x + self.mlp_dropout(h, keys)
+
+
+class TextEncoder(nn.Module):
+    """A bidirectional transformer with learned positions."""
+
+    def __init__(self, config: TextEncoderConfig, vocab_size: int):
+        super().__init__()
+        width = config.enc_attn_dim
+        self.config = config
+        self.token_emb = nn.Embedding(vocab_size, width)
+        self.position_emb = nn.Parameter(torch.empty(config.text_length, width))
+        for table in (self.token_emb.weight, self.position_emb):
+            nn.init.normal_(table, std=0.02)  # as in GPT
+        self.blocks = nn.ModuleList(
+            TextBlock(width, config.enc_heads, config.dropout_text, config.enc_depth) for _ in range(config.enc_depth)
+        )
+        self.norm = LayerNorm32(width)
+        self.pool = nn.Linear(width, width)
+        number_dropouts(self)
+
+    def forward(self, tokens: Tensor, mask: Tensor, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """tokens: [N, L] int64, L up to text_length; mask: [N, L] bool, position 0 always real; keys: dropout's, [N].
+
+        Returns the states [N, L, enc_attn_dim] and the summary [N, enc_attn_dim], a projection of the last real token's
+        state. What stands at positions that are not real changes neither (their own states are meaningless).
+        """
+        length = tokens.shape[1]
+        if length > self.config.text_length:
+            raise InputError(f"the captions have {length} tokens, but text_length is {self.config.text_length}")
+        x = self.token_emb(tokens) + self.position_emb[:length]
+        for block in self.blocks:
+            x = block(x, mask, keys)
+        states = self.norm(x)
+        last = (torch.arange(length, device=mask.device) * mask).amax(1)
+        return states, self.pool(states[torch.arange(len(states), device=mask.device), last])

@@ -1,0 +1,101 @@
+"""Training a generator: noise an image, ask the network what was there, compare."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from ..batch import Batch, Conditioning
+from ..config import option
+from ..diffusion.gaussian_diffusion import GaussianDiffusion
+from ..diffusion.resample import create_named_schedule_sampler
+from ..errors import InputError
+from ..training.random import Draw
+from ..training.task import Task
+
+QUARTILES = 4  # held-out and training losses are reported per quarter of the noise levels, as in Guided-Diffusion
+
+
+@dataclass(frozen=True)
+class DenoisingConfig:
+    """Denoising"""
+
+    caption_dropout: float = option(0.1, "fraction of samples trained without caption and class, for classifier-free "
+                                         "guidance")  # fmt: skip
+    schedule_sampler: str = option("uniform", "how timesteps are drawn", choices=("uniform", "loss-second-moment"))
+
+    def __post_init__(self):
+        if not 0 <= self.caption_dropout <= 1:
+            raise InputError(f"caption_dropout is {self.caption_dropout}, but must lie between 0 and 1")
+
+
+class DenoisingTask(Task):
+    """The training losses of a diffusion model (Ho et al. 2020) with caption dropout (Ho & Salimans 2022).
+
+    model:   network called as ``model(x_t, t, cond=...)``.
+    process: the full (not respaced) process.
+    preview: makes named pictures of the model's present state; None = no previews.
+    """
+
+    def __init__(self, model: nn.Module, process: GaussianDiffusion, config: DenoisingConfig, num_classes: int = 0,
+                 preview=None):  # fmt: skip
+        super().__init__()
+        self.model, self.process, self.config = model, process, config
+        self.num_classes, self.preview = num_classes, preview
+        self.schedule_sampler = create_named_schedule_sampler(config.schedule_sampler, process)
+        self.observed = () if config.schedule_sampler == "uniform" else ("t", "unweighted_loss")
+
+    def losses(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:
+        cond = replace(batch.cond, dropout_keys=draw.keys("dropout"))
+        if self.config.caption_dropout > 0:
+            forget = draw.uniform("caption dropout") < self.config.caption_dropout
+            cond = cond.drop(forget, self.num_classes)
+        t, weights = self.schedule_sampler.sample_at(draw.uniform("timestep"))
+        terms = self._terms(batch, cond, t, draw)
+        named = {"loss": terms["loss"] * weights} | {name: terms[name] for name in ("mse", "vb") if name in terms}
+        named |= self._by_quartile("loss", terms["loss"], t)
+        if self.observed:
+            named |= {"t": t, "unweighted_loss": terms["loss"].detach()}
+        return named
+
+    def held_out(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:
+        """Loss overall and by noise quartile, and the caption-swap gap.
+
+        The gap is the loss with another sample's caption minus the loss with the right one, at the same noise: above
+        0 the model uses its text, at 0 it ignores it. NaN where the two captions are the same.
+        """
+        t = (draw.uniform("timestep") * self.process.num_timesteps).long()
+        loss = self._terms(batch, batch.cond, t, draw)["loss"]
+        named = {"loss": loss} | self._by_quartile("loss", loss, t)
+        if batch.cond.tokens is not None:
+            tokens = batch.cond.tokens
+            swapped = replace(batch.cond, tokens=tokens.roll(1, 0), mask=batch.cond.mask.roll(1, 0))
+            gap = self._terms(batch, swapped, t, draw)["loss"] - loss
+            differs = (swapped.tokens != tokens).any(1)
+            named["caption_swap_gap"] = torch.where(differs, gap, torch.nan)
+            named |= self._by_quartile("caption_swap_gap", named["caption_swap_gap"], t)
+        return named
+
+    def _terms(self, batch: Batch, cond: Conditioning, t: Tensor, draw: Draw) -> dict[str, Tensor]:
+        noise = draw.normal("noise", batch.images.shape[1:])
+        return self.process.training_losses(self.model, batch.images, t, {"cond": cond}, noise)
+
+    def _by_quartile(self, name: str, values: Tensor, t: Tensor) -> dict[str, Tensor]:
+        """``values`` split by the quarter of the process that t falls in: quartile 0 has the least noise."""
+        quarter = QUARTILES * t // self.process.num_timesteps
+        return {f"{name}_q{q}": torch.where(quarter == q, values.detach(), torch.nan) for q in range(QUARTILES)}
+
+    def previews(self):
+        return self.preview(self.model) if self.preview else {}
+
+    def observe(self, values) -> None:
+        self.schedule_sampler.update(values["t"], values["unweighted_loss"])
+
+    def extra_state(self) -> dict[str, Tensor]:
+        return self.schedule_sampler.state_dict() if self.observed else {}
+
+    def load_extra_state(self, state) -> None:
+        if self.observed:
+            self.schedule_sampler.load_state_dict(state)

@@ -1,0 +1,138 @@
+"""Launcher detection, and real jobs of two processes that must end, together, whatever happens."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+from diff_dalle.distributed import DistributedConfig, Place, Vote, World, detect, launch
+from diff_dalle.errors import InputError, quantity
+
+BIN = os.path.dirname(sys.executable)
+
+
+@pytest.mark.parametrize(
+    ("env", "place"),
+    [
+        ({}, Place("single")),
+        ({"PMI_SIZE": "1", "PMI_RANK": "0"}, Place("single")),
+        (
+            {"PMI_SIZE": "4", "PMI_RANK": "3", "MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "1"},
+            Place("mpi", 3, 4, 1, 2),
+        ),
+        (
+            {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+             "OMPI_COMM_WORLD_LOCAL_RANK": "1"},
+            Place("mpi", 1, 2, 1, 2),
+        ),
+        (
+            {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "SLURM_STEP_NUM_TASKS": "2"},
+            Place("torchrun", 5, 8, 1, 4),
+        ),
+        (
+            {"SLURM_STEP_NUM_TASKS": "6", "SLURM_PROCID": "4", "SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "3(x2)"},
+            Place("slurm", 4, 6, 1, 3),
+        ),
+        ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, Place("single")),  # python run directly in a batch script
+    ],
+)  # fmt: skip
+def test_detect(env, place):
+    assert detect(env) == place
+
+
+def test_one_process_does_not_communicate():
+    with launch(DistributedConfig(device="cpu")) as world:
+        assert (world.rank, world.size, world.is_main) == (0, 1, True)
+        assert world.broadcast("x") == "x" and world.gather(3) == [3]
+        assert not torch.distributed.is_initialized()
+
+
+def test_vote_lags_by_one_call():
+    vote = Vote(World(Place("single"), torch.device("cpu")))
+    assert [vote.cast(yes) for yes in (False, True, False, False)] == [False, False, True, False]
+
+
+def test_missing_device_is_named():
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(InputError, match="--device"), launch(DistributedConfig(device="cuda")):
+        pass
+
+
+def test_quantity():
+    assert [quantity(1, "process"), quantity(2, "process"), quantity(1200, "sample")] == [
+        "1 process", "2 processes", "1,200 samples",
+    ]  # fmt: skip
+
+
+LAUNCHERS = {
+    "mpiexec": [os.path.join(BIN, "mpiexec"), "-n", "2", sys.executable],
+    "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"],
+}
+PREAMBLE = """
+import torch
+from diff_dalle.distributed import DistributedConfig, Vote, launch, run_script
+from diff_dalle.errors import InputError
+"""
+
+
+def run_job(launcher, tmp_path, body):
+    script = tmp_path / "job.py"
+    script.write_text(PREAMBLE + textwrap.dedent(body))
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PMI_", "OMPI_", "SLURM_"))}
+    return subprocess.run(
+        [*LAUNCHERS[launcher], str(script)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**env, "OMP_NUM_THREADS": "1"},
+    )
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_two_processes_agree(launcher, tmp_path):
+    result = run_job(launcher, tmp_path, """
+        def main():
+            with launch(DistributedConfig(device="cpu", start_timeout=60)) as world:
+                assert world.size == 2
+                assert world.broadcast(world.rank) == 0
+                assert world.gather(world.rank * 10) == [0, 10]
+                assert world.sum(torch.tensor([1.0 + world.rank])).item() == 3.0
+                mine = torch.tensor([world.rank, world.rank + 2])
+                assert world.interleave(mine).tolist() == [0, 1, 2, 3]
+                vote = Vote(world)
+                votes = [vote.cast(world.rank == 1 and i == 0) for i in range(3)]
+                assert votes == [False, True, False], votes
+                layer = torch.nn.Linear(1, 1, bias=False)
+                parallel = world.parallel(layer)
+                parallel(torch.tensor([[1.0 + world.rank]])).sum().backward()
+                assert layer.weight.grad.item() == 1.5
+                world.print("fine")
+        run_script(main)
+    """)  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("fine") == 1
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize(
+    "failure", ["raise InputError('the flag is wrong')", "raise RuntimeError('broken')", "sys.exit(3)"]
+)
+def test_one_failing_rank_ends_the_job_with_its_reason(launcher, failure, tmp_path):
+    """The other rank waits in a collective; with a plain exception in one rank MPI would wait for ever."""
+    result = run_job(launcher, tmp_path, f"""
+        import sys
+        def main():
+            with launch(DistributedConfig(device="cpu", start_timeout=60)) as world:
+                if world.rank == 1:
+                    {failure}
+                world.barrier()
+        run_script(main)
+    """)  # fmt: skip
+    assert result.returncode != 0
+    reason = {"Inp": "the flag is wrong", "Run": "RuntimeError: broken", "exi": "status 3"}
+    assert "rank 1: " in result.stderr
+    assert any(text in result.stderr for key, text in reason.items() if key in failure)

@@ -1,0 +1,38 @@
+import random
+from itertools import pairwise
+
+import pytest
+
+from diff_dalle.text.bpe import merge_word
+
+
+def merge_plainly(ids, merges):
+    """The definition: find the earliest merge that applies anywhere, apply it from left to right, start again."""
+    ids = list(ids)
+    while possible := [merges[pair] for pair in pairwise(ids) if pair in merges]:
+        first, out = min(possible), []
+        for token in ids:
+            if out and merges.get((out[-1], token)) == first:
+                out[-1] = first
+            else:
+                out.append(token)
+        ids = out
+    return ids
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_equals_the_definition(seed):
+    """Any table of merges, also one in which a merge comes before those that make its parts."""
+    rng = random.Random(seed)
+    merges = {}
+    while len(merges) < 30:
+        merges[rng.randrange(20), rng.randrange(20)] = 3 + len(merges)
+    for _ in range(50):
+        word = [rng.randrange(3) for _ in range(rng.randrange(30))]
+        assert merge_word(word, merges) == merge_plainly(word, merges)
+
+
+def test_a_word_of_a_hundred_thousand_letters():
+    """Merging is not quadratic in the letters of a word: the plain way would take hours here."""
+    merges = {(i, 0): i + 1 for i in range(1, 100_000)}
+    assert merge_word([1] + [0] * 99_999, merges) == [100_000]

@@ -1,0 +1,68 @@
+import hashlib
+import random
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from diff_dalle.errors import InputError
+from diff_dalle.text.bpe import merge_word
+from diff_dalle.text.bpe_training import CAPTION_WORDS, count_words, learn_merges, wordnet_glosses
+from diff_dalle.text.tokenizer import load_tokenizer
+from diff_dalle.text.vocabulary import OWN_FILE, OWN_HEADER, byte_symbols, write_merge_file
+
+WORDNET = Path("/usr/share/wordnet")
+WORDNET_NOUNS = "fea17d2f9656611334eac790e5d69e47645fa180c4aa481fb4cd9b3520754ca2"  # sha256, WordNet 3.0
+
+
+def learn_plainly(counts, num_merges):
+    """The definition: count all pairs anew before each merge."""
+    merges, ids = {}, {}
+    words = {word: [ids.setdefault(symbol, len(ids)) for symbol in byte_symbols(word)] for word in counts}
+    symbols, out = {i: symbol for symbol, i in ids.items()}, []
+    for new in range(len(ids), len(ids) + num_merges):
+        pairs = Counter()
+        for word, start in words.items():
+            for pair in pairwise(merge_word(start, merges)):
+                pairs[pair] += counts[word]
+        left, right = min(pairs, key=lambda pair: (-pairs[pair], symbols[pair[0]], symbols[pair[1]]))
+        merges[left, right], symbols[new] = new, symbols[left] + symbols[right]
+        out.append((symbols[left], symbols[right]))
+    return out
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_equals_the_definition(seed):
+    """Counts kept up to date give the merges that recounting gives, ties and repeated letters included."""
+    rng = random.Random(seed)
+    counts = {"".join(rng.choices("aab", k=rng.randint(1, 9))): rng.randint(1, 4) for _ in range(60)}
+    assert learn_merges(counts, 40) == learn_plainly(counts, 40)
+
+
+def test_too_little_text():
+    with pytest.raises(InputError, match=r"only 2 merges.*num_merges"):
+        learn_merges({"abc": 2}, 3)
+
+
+def test_glosses(tmp_path):
+    """The licence lines and the synsets are left out."""
+    (tmp_path / "data.adj").write_text('  1 A licence | of sorts\n0001 00 a 01 red 0 000 | like blood; "red ink"\n')
+    assert [gloss.strip() for gloss in wordnet_glosses(tmp_path)] == ['like blood; "red ink"']
+    with pytest.raises(InputError, match="wordnet-base"):
+        list(wordnet_glosses(tmp_path / "nothing"))
+
+
+def test_caption_words_are_single_tokens():
+    tokenizer = load_tokenizer()
+    assert [word for word in CAPTION_WORDS.split() if len(tokenizer.encode(word)) != 3] == []
+
+
+def test_the_vocabulary_is_reproduced(tmp_path):
+    """The file in the package is what the script makes of WordNet 3.0, byte for byte."""
+    nouns = WORDNET / "data.noun"
+    if not nouns.is_file() or hashlib.sha256(nouns.read_bytes()).hexdigest() != WORDNET_NOUNS:
+        pytest.skip("needs WordNet 3.0 (Debian: apt-get install wordnet-base)")
+    merges = learn_merges(count_words(wordnet_glosses(WORDNET)), 16384)
+    write_merge_file(str(tmp_path / "vocabulary.txt"), OWN_HEADER, merges)
+    assert (tmp_path / "vocabulary.txt").read_bytes() == Path(OWN_FILE).read_bytes().replace(b"\r\n", b"\n")

@@ -1,0 +1,46 @@
+import sys
+
+import pytest
+
+from diff_dalle.tracking.console import ConsoleTracker
+from diff_dalle.tracking.table import format_table
+from diff_dalle.tracking.tracker import Run
+
+
+def test_table():
+    """Sorted names, whole numbers whole, others short, and every line of one length whatever the names."""
+    table = format_table({"step": 1200000, "loss": 0.0123456, "x" * 60: float("nan"), "rate": 3e-5})
+    lines = table.splitlines()
+    assert {len(line) for line in lines} == {len(lines[0])} and len(lines[0]) < 70
+    cells = [line.strip("| ").split() for line in lines[1:-1]]
+    assert cells[:3] == [["loss", "|", "0.0123"], ["rate", "|", "3e-05"], ["step", "|", "1200000"]]
+    assert cells[3][0].startswith("xxx") and cells[3][2] == "nan"
+    assert format_table({}) == "-------\n-------"
+
+
+@pytest.mark.parametrize(("total", "shown"), [(1000, "step 200 of 1,000, "), (None, "step 200, ")])
+def test_without_a_terminal(capsys, total, shown):
+    """No bar in a log file; a line says how far the run is, the table follows, and notes are passed on."""
+    console = ConsoleTracker(Run("", step=100, total_steps=total))
+    for step in range(101, 201):
+        console.progress(step)
+    console.log(200, {"loss": 0.5})
+    console.note("saved")
+    console.finish()
+    out, err = capsys.readouterr()
+    assert out.startswith(shown) and " passed" in out and (" left" in out) == (total is not None)
+    assert out.endswith(format_table({"step": 200, "loss": 0.5}) + "\nsaved\n")
+    assert err == ""
+
+
+def test_with_a_terminal(capsys, monkeypatch):
+    """The bar counts from the resumed step to the total, on stderr; the tables stay on stdout."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    console = ConsoleTracker(Run("", step=100, total_steps=400))
+    console.progress(200)
+    console.log(250, {"loss": 0.5})
+    assert (console.bar.n, console.bar.initial, console.bar.total) == (250, 100, 400)
+    console.finish()
+    out, err = capsys.readouterr()
+    assert out == format_table({"step": 250, "loss": 0.5}) + "\n"
+    assert "100/400" in err and "250/400" in err

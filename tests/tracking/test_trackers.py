@@ -1,0 +1,130 @@
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from diff_dalle.errors import InputError
+from diff_dalle.tracking.tracker import Run, Tracker
+from diff_dalle.tracking.trackers import TRACKERS, Trackers, TrackingConfig, create_trackers
+
+GRID = np.zeros((4, 6, 3), dtype=np.uint8)
+
+
+class Recorder(Tracker):
+    """Remembers what it was told; fails from the ``limit``-th call on."""
+
+    def __init__(self, limit=100, optional=False):
+        self.calls, self.limit, self.optional = [], limit, optional
+
+    def _record(self, *call):
+        if len(self.calls) == self.limit:
+            raise OSError("gone")
+        self.calls.append(call)
+
+    def log(self, step, scalars):
+        self._record("log", step, scalars)
+
+    def images(self, step, name, grid):
+        self._record("images", step, name)
+
+    def note(self, text):
+        self._record("note", text)
+
+    def finish(self):
+        self._record("finish")
+
+
+@pytest.mark.parametrize("name", TRACKERS)
+def test_every_tracker(name, tmp_path, monkeypatch):
+    """Each takes everything a run can tell, twice in the same log directory, as when a run is continued."""
+    if name in ("tensorboard", "wandb"):
+        pytest.importorskip(name)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    for step in (0, 10):
+        settings = {"training": {"lr": 3e-4, "betas": [0.9, 0.999]}, "steps": step}
+        tracker = create_trackers(TrackingConfig((name,)), str(tmp_path), settings, step, total_steps=20)
+        tracker.log(step + 1, {"loss": 0.5})
+        tracker.log(step + 2, {"loss": float("nan"), "held_out/loss": torch.tensor(1.0), "samples": 7})
+        tracker.images(step + 2, "fixed/prompts", torch.from_numpy(GRID))
+        tracker.progress(step + 3)
+        tracker.note("a note")
+        tracker.finish()
+        assert list(tracker.members) == [name]
+
+
+def test_one_failing_service_stops_neither_the_run_nor_the_others():
+    """It is reported once and left out; everyone else hears everything."""
+    before, broken, after = Recorder(), Recorder(limit=1, optional=True), Recorder()
+    trackers = Trackers({"before": before, "service": broken, "after": after})
+    for step in (1, 2, 3):
+        trackers.log(step, {"loss": step})
+    trackers.finish()
+    assert broken.calls == [("log", 1, {"loss": 1})]
+    for other in (before, after):
+        notes = [call[1] for call in other.calls if call[0] == "note"]
+        assert notes == ["Tracker service is switched off, training goes on without it: OSError: gone"]
+        assert [call[1] for call in other.calls if call[0] == "log"] == [1, 2, 3]
+        assert other.calls[-1] == ("finish",)
+
+
+def test_a_failing_local_file_ends_the_run():
+    trackers = Trackers({"csv": Recorder(limit=0)})
+    with pytest.raises(OSError, match="gone"):
+        trackers.log(1, {"loss": 1})
+
+
+def test_values_and_grids_arrive_plain():
+    """Tensors become numbers once, whole numbers stay whole, and what is no picture is refused."""
+    recorder = Recorder()
+    trackers = Trackers({"recorder": recorder})
+    trackers.log(1, {"loss": torch.tensor([0.5]), "rate": np.float32(0.25), "samples": 10**17 + 1})
+    assert recorder.calls == [("log", 1, {"loss": 0.5, "rate": 0.25, "samples": 10**17 + 1})]
+    assert [type(value) for value in recorder.calls[0][2].values()] == [float, float, int]
+    for bad in (GRID.astype(np.float32), GRID[0], GRID.transpose(2, 0, 1)):
+        with pytest.raises(TypeError, match="uint8"):
+            trackers.images(1, "bad", bad)
+
+
+def test_unknown_and_repeated_names():
+    with pytest.raises(InputError, match="'tensorbord' is unknown; did you mean tensorboard"):
+        TrackingConfig(("console", "tensorbord"))
+    with pytest.raises(InputError, match="names csv twice"):
+        TrackingConfig(("csv", "console", "csv"))
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+def test_missing_extra(name, tmp_path, monkeypatch):
+    """The error names what to install."""
+    for module in (name, "torch.utils.tensorboard"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(InputError, match=rf"pip install 'diff_dalle\[{name}\]'"):
+        TRACKERS[name](Run(str(tmp_path)))
+
+
+def test_tensorboard_hides_repeated_steps(tmp_path):
+    """After a resume every step has one value, the later session's."""
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for first, value in ((0, 1.0), (2, 2.0)):
+        tracker = TRACKERS["tensorboard"](Run(str(tmp_path), step=first))
+        for step in range(first + 1, first + 4):
+            tracker.log(step, {"loss": value})
+        tracker.finish()
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload().Scalars("loss")
+    assert [(event.step, event.value) for event in events] == [(1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0), (5, 2.0)]
+
+
+def test_wandb_continues_the_same_run(tmp_path, monkeypatch):
+    """Two sessions in one log directory are one run on wandb, also when a setting has changed."""
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    ids = []
+    for step in (0, 10):
+        tracker = TRACKERS["wandb"](Run(str(tmp_path), {"iterations": step}, step, project="p", name="n"))
+        ids.append(tracker.run.id)
+        tracker.finish()
+    assert ids[0] == ids[1] == (tmp_path / "wandb_run_id.txt").read_text()

@@ -1,0 +1,211 @@
+"""The loop with a toy task: exact resuming, micro-batches, non-finite steps, signals, checkpoints."""
+
+import hashlib
+import json
+import os
+import signal
+
+import pytest
+import torch
+from toy import ListTracker, ToyData, ToyTask
+
+from diff_dalle.distributed import Place, World
+from diff_dalle.errors import InputError
+from diff_dalle.training.checkpoint import Identity, load_file, load_weights, open_run
+from diff_dalle.training.loop import TrainingConfig, TrainLoop
+from diff_dalle.training.optim import OptimConfig
+from diff_dalle.training.trainee import Trainee
+
+WORLD = World(Place("single"), torch.device("cpu"))
+OPTIM = OptimConfig(lr=1e-2, ema_rate=(0.9, 0.99), warmup_steps=3, grad_clip=0.5)
+
+
+def make_loop(logdir, task=None, optim=OPTIM, data=None, val_data=None, name="", **settings):
+    torch.manual_seed(0)
+    defaults = {"batch_size": 8, "iterations": 10, "save_interval": 4, "log_interval": 2, "precision": "fp32"}
+    config = TrainingConfig(**{**defaults, **settings, "logdir": str(logdir)})
+    identity = Identity("toy", {"lr": optim.lr, "iterations": config.iterations}, None)
+    run = open_run(str(logdir), identity, OptimConfig)
+    trainee = Trainee(task or ToyTask(), optim, config.precision, WORLD, name)
+    return TrainLoop(config, [trainee], data or ToyData(config.batch_size), run, WORLD, val_data)
+
+
+def run(loop):
+    tracker = ListTracker()
+    loop.run(tracker)
+    return tracker
+
+
+def weights(loop):
+    return torch.cat([p.detach().flatten() for p in loop.trainees[0].task.model.parameters()])
+
+
+def hashes(folder):
+    return {n: hashlib.sha256((folder / n).read_bytes()).hexdigest() for n in os.listdir(folder) if n.endswith(".pt")}
+
+
+def test_resumed_run_equals_uninterrupted_run_bit_for_bit(tmp_path):
+    run(make_loop(tmp_path / "whole"))
+    run(make_loop(tmp_path / "parts", iterations=4))
+    resumed = make_loop(tmp_path / "parts")
+    assert (resumed.step, resumed.samples) == (4, 32)
+    run(resumed)
+    whole, parts = hashes(tmp_path / "whole"), hashes(tmp_path / "parts")
+    assert set(whole) == {f"{role}0000{step}.pt" for step in ("04", "08", "10") for role in
+                          ("model", "opt", "ema_0.9_", "ema_0.99_")}  # fmt: skip
+    latest = [name for name in whole if name.endswith("10.pt") and not name.startswith("model")]
+    for name in ["model000010.pt", *latest]:
+        assert whole[name] == parts[name], name
+
+
+def test_kill_between_files_continues_from_the_last_complete_set(tmp_path):
+    """A set that is not named in run.json does not exist, whatever files lie around."""
+    run(make_loop(tmp_path, iterations=8))
+    record = json.loads((tmp_path / "run.json").read_text())
+    record["checkpoints"].pop()
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    (tmp_path / "opt000008.pt").write_bytes(b"half")
+    assert make_loop(tmp_path).step == 4
+
+
+@pytest.mark.parametrize("microbatch", [1, 3, 8])
+def test_microbatches_do_not_change_the_result(tmp_path, microbatch):
+    plain, pieces = make_loop(tmp_path / "a"), make_loop(tmp_path / "b", microbatch=microbatch)
+    run(plain), run(pieces)
+    assert torch.allclose(weights(plain), weights(pieces), atol=1e-6)
+
+
+def test_reported_means_are_exact_and_leave_out_what_does_not_apply(tmp_path):
+    task = ToyTask()
+    loop = make_loop(tmp_path, task=task, optim=OptimConfig(lr=1e-9), iterations=2)
+    with torch.no_grad():
+        from diff_dalle.training.random import Draw
+
+        batch = loop.data.batch_at(range(16))
+        expected = task.losses(batch, Draw(0, batch.index))
+    row = run(loop).rows[0][1]
+    assert row["loss"] == pytest.approx(expected["loss"].mean().item(), rel=1e-4)
+    assert row["even"] == pytest.approx(expected["loss"][::2].mean().item(), rel=1e-4)
+    assert row["samples"] == 16 and row["lr"] == 1e-9 and row["skipped_steps"] == 0
+
+
+def test_non_finite_steps_are_skipped_and_counted(tmp_path):
+    """Batch 1 (samples 8–15) holds a NaN: the weights must be those of a run that never saw it."""
+    poisoned = make_loop(tmp_path / "a", task=ToyTask(poison={9}), iterations=2)
+    tracker = run(poisoned)
+    clean = make_loop(tmp_path / "b", iterations=1)
+    run(clean)
+    assert torch.equal(weights(poisoned), weights(clean))
+    assert tracker.rows[-1][1]["skipped_steps"] == 1
+
+
+def test_divergence_stops_the_run_and_names_the_samples(tmp_path):
+    task = ToyTask(poison=set(range(40, 400)))
+    with pytest.raises(InputError, match=r"not finite in 3 steps.*sample-\d+"):
+        run(make_loop(tmp_path, task=task, iterations=40, max_bad_steps=3, log_interval=1))
+    assert make_loop(tmp_path).step == 4  # the checkpoint before is intact
+
+
+def test_observed_values_arrive_in_order_and_are_not_logged(tmp_path):
+    task = ToyTask(observed=("position",))
+    tracker = run(make_loop(tmp_path, task=task, iterations=2, microbatch=3))
+    assert task.seen == [list(range(8)), list(range(8, 16))]
+    assert all("position" not in scalars for _, scalars in tracker.rows)
+
+
+def test_evaluation_uses_the_average_and_fixed_draws(tmp_path):
+    data = ToyData(8)
+    loop = make_loop(tmp_path, val_data=data, eval_interval=5, eval_samples=20, microbatch=8)
+    tracker = run(loop)
+    rows = [scalars for _, scalars in tracker.rows if "held_out/loss" in scalars]
+    assert len(rows) == 2
+    again = loop.evaluate()
+    assert again == pytest.approx(rows[-1]) and loop.evaluate() == again
+    assert loop.trainees[0].task.training
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_leaves(tmp_path, number):
+    class Interrupting(ToyData):
+        def batches(self, position):
+            for i, batch in enumerate(super().batches(position)):
+                if i == 2:
+                    os.kill(os.getpid(), number)
+                yield batch
+
+    loop = make_loop(tmp_path, data=Interrupting(8), iterations=1000, save_interval=1000)
+    run(loop)
+    assert 3 <= loop.step <= 5
+    assert make_loop(tmp_path).step == loop.step
+
+
+def test_several_trainees_share_a_run(tmp_path):
+    loop = make_loop(tmp_path, name="base")
+    other = Trainee(ToyTask(), OPTIM, "fp32", WORLD, "upsampler")
+    loop.trainees.append(other)
+    tracker = run(loop)
+    assert {"base/loss", "upsampler/loss"} <= tracker.rows[0][1].keys()
+    assert (tmp_path / "base_model000010.pt").exists() and (tmp_path / "upsampler_ema_0.9_000010.pt").exists()
+
+
+def test_old_checkpoints_are_removed_when_asked(tmp_path):
+    run(make_loop(tmp_path, save_interval=2, keep_checkpoints=2))
+    assert {name for name in os.listdir(tmp_path) if name.startswith("model")} == {"model000008.pt", "model000010.pt"}
+
+
+def test_another_runs_folder_is_refused(tmp_path):
+    run(make_loop(tmp_path))
+    identity = Identity("toy", {"lr": 0.5}, None)
+    with pytest.raises(InputError, match=r"lr \(0.01 → 0.5\)"):
+        open_run(str(tmp_path), identity, OptimConfig)
+    with pytest.raises(InputError, match="a run of a toy, not of a generator"):
+        open_run(str(tmp_path), Identity("generator", {}, None), OptimConfig)
+
+
+def test_resume_and_init_from_another_folder(tmp_path):
+    run(make_loop(tmp_path / "a", iterations=4))
+    resumed = make_loop(tmp_path / "b", resume_checkpoint=str(tmp_path / "a" / "ema_0.9_000004.pt"))
+    assert resumed.step == 4
+    run(resumed)
+    whole = make_loop(tmp_path / "whole")
+    run(whole)
+    assert torch.equal(weights(resumed), weights(whole))
+    fresh = make_loop(tmp_path / "c", init_checkpoint=str(tmp_path / "a" / "model000004.pt"))
+    assert fresh.step == 0 and not torch.equal(weights(fresh), weights(make_loop(tmp_path / "d")))
+    os.remove(tmp_path / "a" / "run.json")
+    with pytest.raises(InputError, match="--init_checkpoint"):
+        make_loop(tmp_path / "e", resume_checkpoint=str(tmp_path / "a" / "model000004.pt"))
+
+
+def test_wrong_files_are_named(tmp_path):
+    run(make_loop(tmp_path, iterations=4))
+    with pytest.raises(InputError, match="optimizer's state"):
+        load_file(str(tmp_path / "opt000004.pt"))
+    with pytest.raises(InputError, match="does not exist"):
+        load_file(str(tmp_path / "nothing.pt"))
+    path = tmp_path / "model000004.pt"
+    for cut in (0, 10, path.stat().st_size // 2, path.stat().st_size - 10):
+        short = tmp_path / "short.pt"
+        short.write_bytes(path.read_bytes()[:cut])
+        with pytest.raises(InputError, match="cut short"):
+            load_file(str(short))
+    torch.save({"weight": torch.zeros(1)}, tmp_path / "foreign.pt")
+    with pytest.raises(InputError, match="not written by diff_dalle"):
+        load_file(str(tmp_path / "foreign.pt"))
+    with pytest.raises(InputError, match="shape"):
+        load_weights(torch.nn.Sequential(torch.nn.Linear(3, 4)), load_file(str(path)), str(path))
+
+
+def test_checkpoints_explain_themselves(tmp_path):
+    run(make_loop(tmp_path, iterations=4))
+    content = load_file(str(tmp_path / "ema_0.99_000004.pt"))
+    assert (content["role"], content["step"], content["samples"], content["kind"]) == ("ema", 4, 32, "toy")
+    assert content["config"]["lr"] == 1e-2
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_trains_close_to_fp32(tmp_path, precision):
+    half, full = make_loop(tmp_path / "h", precision=precision), make_loop(tmp_path / "f")
+    run(half), run(full)
+    assert torch.allclose(weights(half), weights(full), atol=3e-2)
+    assert all(p.dtype == torch.float32 for p in half.trainees[0].task.model.parameters())

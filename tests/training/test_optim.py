@@ -1,0 +1,84 @@
+import pytest
+import torch
+from torch import nn
+
+from diff_dalle.errors import InputError
+from diff_dalle.training.ema import Ema, effective_rate
+from diff_dalle.training.optim import OptimConfig, build_optimizer, decayed, learning_rate
+from diff_dalle.training.precision import LossScale
+
+
+def test_learning_rate_warms_up_and_anneals():
+    linear = OptimConfig(lr=1.0, warmup_steps=10, lr_anneal_steps=110)
+    assert learning_rate(linear, 0) == pytest.approx(0.1)
+    assert learning_rate(linear, 9) == learning_rate(linear, 10) == 1.0
+    assert learning_rate(linear, 60) == pytest.approx(0.5)
+    assert learning_rate(linear, 110) == learning_rate(linear, 500) == 0.0
+    cosine = OptimConfig(lr=1.0, lr_anneal_steps=100, lr_anneal="cosine")
+    assert learning_rate(cosine, 50) == pytest.approx(0.5) and learning_rate(cosine, 25) > 0.8
+    assert learning_rate(OptimConfig(lr=2.0), 10**6) == 2.0
+
+
+@pytest.mark.parametrize(
+    "bad", [{"lr": 0.0}, {"ema_rate": (1.0,)}, {"grad_clip": -1.0}, {"warmup_steps": 5, "lr_anneal_steps": 5}]
+)
+def test_impossible_settings_name_the_field(bad):
+    with pytest.raises(InputError, match=next(iter(bad))):
+        OptimConfig(**bad)
+
+
+def test_only_weights_of_linear_and_convolution_layers_decay():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.Flatten(), nn.Linear(8, 2), nn.Embedding(3, 4))
+    assert decayed(model) == {"0.weight", "3.weight"}
+    optimizer = build_optimizer(OptimConfig(weight_decay=0.1), model)
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(model.parameters()))
+
+
+def test_skipping_on_the_device_leaves_weights_and_moments():
+    """AdamW with found_inf = 1 must be a no-op: that is how a non-finite step is skipped without waiting."""
+    model = nn.Linear(3, 3)
+    optimizer = build_optimizer(OptimConfig(lr=0.1), model)
+    for flag in (0.0, 1.0):
+        before = [p.detach().clone() for p in model.parameters()]
+        for p in model.parameters():
+            p.grad = torch.full_like(p, torch.nan if flag else 1.0)
+        optimizer.grad_scale, optimizer.found_inf = None, torch.tensor(flag)
+        optimizer.step()
+        changed = [not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)]
+        assert all(changed) if flag == 0 else not any(changed)
+    assert {float(state["step"]) for state in optimizer.state.values()} == {1.0}
+
+
+def test_ema_follows_its_recurrence_and_swaps_back():
+    model = nn.Linear(1, 1, bias=False)
+    ema = Ema(0.5, model)
+    expected = float(model.weight)
+    for step in range(1, 20):
+        with torch.no_grad():
+            model.weight += step
+        ema.update(step)
+        rate = min(0.5, (1 + step) / (10 + step))
+        expected = rate * expected + (1 - rate) * float(model.weight)
+    assert float(ema.averages[0]) == pytest.approx(expected, rel=1e-5)
+    now = float(model.weight)
+    with ema.in_place():
+        assert float(model.weight) == pytest.approx(expected, rel=1e-5)
+    assert float(model.weight) == now and float(ema.averages[0]) == pytest.approx(expected, rel=1e-5)
+
+
+def test_ema_rate_warms_up():
+    assert effective_rate(0.9999, 1) < 0.2 and effective_rate(0.9999, 200_000) == 0.9999
+
+
+def test_loss_scale_halves_and_grows():
+    scale = LossScale.create("fp16", torch.device("cpu"))
+    scale.growth_interval = 3
+    history = []
+    for overflowed in (1, 1, 0, 0, 0, 0, 1, 0):
+        scale.update(torch.tensor(float(overflowed)))
+        history.append(float(scale.scale))
+    start = 2.0**16
+    assert history == [start / 2, start / 4, start / 4, start / 4, start / 2, start / 2, start / 4, start / 4]
+    fixed = LossScale.create("bf16", torch.device("cpu"))
+    fixed.update(torch.tensor(1.0))
+    assert float(fixed.scale) == 1.0
