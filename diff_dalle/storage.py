@@ -369,7 +369,7 @@ def _status(error: BaseException) -> int | None:
 
 
 @contextlib.contextmanager
-def _explained(path: str):
+def explained(path: str):
     """Turn what backends raise about ``path`` into an InputError."""
     try:
         yield
@@ -391,34 +391,34 @@ def _explained(path: str):
 
 
 def exists(path: str) -> bool:
-    with _explained(path):
+    with explained(path):
         return _backend(path).exists(path)
 
 
 def list_files(folder: str, recursive: bool = False) -> list[str]:
     """The files of a folder, sorted, without hidden ones; with those of all folders below when ``recursive``."""
-    with _explained(folder):
+    with explained(folder):
         found = _backend(folder).list_files(folder, recursive)
         return sorted(path for path in found if not split(path)[1].startswith("."))
 
 
 def size_and_tag(path: str) -> tuple[int, str]:
     """Size in bytes (-1 when unknown) and a tag that changes with the content: modification time or ETag."""
-    with _explained(path):
+    with explained(path):
         return _backend(path).size_and_tag(path)
 
 
 def reads_by_offset(path: str) -> bool:
     """Whether parts of the file can be read without reading what lies before them."""
     if scheme(path) in ("http", "https"):
-        with _explained(path):
+        with explained(path):
             return _backend(path).by_offset(path)
     return scheme(path) != "pipe"
 
 
 def read_bytes(path: str, offset: int = 0, size: int | None = None) -> bytes:
     """``size`` bytes (None: all) from ``offset`` on; fewer where the file ends."""
-    with _explained(path):
+    with explained(path):
         return _backend(path).read(path, offset, size)
 
 
@@ -431,7 +431,7 @@ def read_text(path: str) -> str:
 
 def open_read(path: str) -> BinaryIO:
     """A binary stream from the start of the file, to be closed by the caller."""
-    with _explained(path):
+    with explained(path):
         return _backend(path).open_read(path)
 
 
@@ -439,12 +439,12 @@ def open_read(path: str) -> BinaryIO:
 
 
 def make_dirs(folder: str):
-    with _explained(folder):
+    with explained(folder):
         _backend(folder).make_dirs(folder)
 
 
 def remove(path: str):
-    with _explained(path):
+    with explained(path):
         _backend(path).remove(path)
 
 
@@ -455,7 +455,7 @@ def atomic_writer(path: str) -> Iterator[BinaryIO]:
     Written to a hidden temporary beside it, flushed to the disk and renamed; a remote file is uploaded whole from a
     local temporary. After any error, a full disk included, the temporary is gone and what was there before is intact.
     """
-    with _explained(path):
+    with explained(path):
         if is_remote(path):
             backend = _backend(path)
             with tempfile.NamedTemporaryFile(suffix=".tmp", delete=False) as file:
@@ -564,7 +564,7 @@ def fetch_to_cache(url: str, cache_dir: str, limit_bytes: int, tag: str = "") ->
     make_dirs(cache_dir)
     name = hashlib.sha256(f"{url}\n{tag}".encode()).hexdigest()[:32]
     target = os.path.join(cache_dir, f"{name}.copy")
-    with _explained(cache_dir), _locked(os.path.join(cache_dir, f"{name}.lock")):
+    with explained(cache_dir), _locked(os.path.join(cache_dir, f"{name}.lock")):
         for attempt in range(TRIES):
             if os.path.exists(target):
                 break

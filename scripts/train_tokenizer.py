@@ -9,7 +9,7 @@ This is how ``diff_dalle/text/vocabulary.txt`` was made, byte for byte, in about
 import sys
 
 from diff_dalle import storage
-from diff_dalle.config import parse
+from diff_dalle.command_line import parse
 from diff_dalle.errors import InputError
 from diff_dalle.text.bpe_training import VocabularyConfig, count_words, learn_merges, wordnet_glosses
 from diff_dalle.text.tokenizer import load_tokenizer

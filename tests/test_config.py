@@ -3,20 +3,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from diff_dalle.config import (
-    ALIASES,
-    by_name,
-    differences,
-    dump,
-    flag_table,
-    from_dict,
-    option,
-    parse,
-    preset_names,
-    preset_text,
-    section,
-    to_dict,
-)
+from diff_dalle.command_line import ALIASES, by_name, flag_table, parse, preset_names, preset_text
+from diff_dalle.config import differences, disagreements, dump, expectations, from_dict, option, section, to_dict
 from diff_dalle.errors import InputError
 
 
@@ -160,3 +148,13 @@ def test_help_and_table_name_every_flag(capsys):
 @pytest.mark.parametrize("name", preset_names())
 def test_presets_say_where_they_come_from(name):
     assert "Source:" in preset_text(name) and "Expect:" in preset_text(name)
+
+
+def test_expectations_name_what_disagrees():
+    expected = expectations(Run, "Checks", leave_out=("flip",))
+    flags = parse(expected, ["--num_channels", "64", "--lr", "0.5"])
+    assert flags.data_dir is None
+    config = parse(Run, ["--lr", "0.5"])
+    assert disagreements(flags, config) == ["num_channels (64 asked for, 128 in the checkpoint)"]
+    with pytest.raises(InputError, match="--flip"):
+        parse(expected, ["--flip"])

@@ -1,8 +1,8 @@
-"""What is in the shards: built once from the tars' headers, remembered on disk, read shard by shard when needed.
+"""What is in the shards: built once from the tars' headers, kept on disk, read shard by shard when needed.
 
-Beside the tars, in ``.diff_dalle_index``, lies one table per tar and one summary of all of them, so that a start
-reads one small file however many shards there are. Where that folder cannot be written (remote data, a read-only
-disk) the index lies in a cache folder. Several processes that index the same data at once share the work.
+Beside the tars, in ``.diff_dalle_index``, lie one table per tar and one summary of them all, so that a start reads a
+single small file however many shards there are. Where that folder cannot be written (remote data, a read-only disk)
+they lie in a cache folder. Processes that index the same data at the same time share the work.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
@@ -23,39 +23,218 @@ from .. import storage
 from ..errors import InputError, quantity
 from . import table
 from .recent import Recent
-from .shards import ShardFiles
-from .table import About, Need, Places, Table
+from .shards import Shard, ShardFiles, cache_home
+from .table import IMAGE_KINDS, About, Need, Places, Table
 from .tar import read_members
 
 FOLDER, SUMMARY = ".diff_dalle_index", "summary.json"
-THREADS = 16
+THREADS = 16  # they wait for disks and networks, not for each other
 log = logging.getLogger(__name__)
 
 
-def cache_home() -> str:
-    return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "diff_dalle")
+@dataclass(frozen=True)
+class Indexed:
+    """A shard, the file that holds its table, and its contents in short."""
+
+    path: str
+    table: str
+    about: About
+
+    @property
+    def shard(self) -> Shard:
+        return Shard(self.path, self.about.size, self.about.tag, self.about.by_offset)
 
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A shard and the place of its table: a folder for it and its neighbours, and a name in there."""
+def _places(path: str, index_cache: str) -> tuple[list[str], str]:
+    """The folders in which a shard's table may lie, the best first, and its name there."""
+    folder, name = ("pipe:", "") if storage.scheme(path) == "pipe" else storage.split(path)
+    if not storage.is_remote(path):
+        folder = os.path.abspath(folder)
+    if not name.lower().endswith(".tar"):
+        name = f"{name[:40]}.{_digest(path)}"
+    places = [os.path.join(index_cache or os.path.join(cache_home(), "index"), _digest(folder))]
+    if not (storage.is_remote(path) or index_cache):
+        places.insert(0, os.path.join(folder, FOLDER))
+    return places, name
 
-    path: str
-    folder: str
-    name: str
 
-    @property
-    def table(self) -> str:
-        return os.path.join(self.folder, f"{self.name}.npz")
+def _writable(places: Sequence[str]) -> str:
+    """The first folder that can be written or made."""
+    for place in places[:-1]:
+        parent = place if os.path.isdir(place) else os.path.dirname(place)
+        if os.access(parent, os.W_OK):
+            return place
+    return places[-1]
 
 
-def _entry(path: str, index_cache: str) -> Entry:
-    folder, name = ("", _digest(path)) if storage.scheme(path) == "pipe" else storage.split(path)
-    beside = os.path.join(folder, FOLDER)
-    if storage.is_remote(path) or index_cache or not (os.path.isdir(beside) or os.access(folder or ".", os.W_OK)):
-        beside = os.path.join(index_cache or os.path.join(cache_home(), "index"), _digest(os.path.abspath(folder)))
-    return Entry(path, beside, name)
+def _load_summary(folder: str) -> dict[str, About]:
+    try:
+        with open(os.path.join(folder, SUMMARY), encoding="utf-8") as file:
+            record = json.load(file)
+        return {name: About(**about) for name, about in record["shards"].items() if record["format"] == table.FORMAT}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}  # absent, of another version or damaged: it is written anew
+
+
+def _save_summary(folder: str, shards: dict[str, About]):
+    record = {"format": table.FORMAT, "shards": {name: asdict(about) for name, about in shards.items()}}
+    storage.write_bytes(os.path.join(folder, SUMMARY), json.dumps(record).encode())
+
+
+def _holds(about: About | None, size: int, tag: str) -> bool:
+    """Whether what is known of a shard still describes it; a pipe has neither size nor tag and is trusted."""
+    return about is not None and size in (-1, about.size) and tag == about.tag
+
+
+class _Indexer:
+    """Finds or builds the table of each shard."""
+
+    def __init__(self, index_cache: str, files: ShardFiles):
+        self.index_cache, self.files = index_cache, files
+        self.known: dict[str, dict[str, About]] = {}  # the summaries, by folder
+
+    def find(self, path: str) -> Indexed | None:
+        """The shard with its table, when there is one that still holds."""
+        size, tag = storage.size_and_tag(path)
+        places, name = _places(path, self.index_cache)
+        for place in places:
+            file = os.path.join(place, f"{name}.npz")
+            about = self.known[place].get(name)
+            if not _holds(about, size, tag):
+                about = table.load_about(file)
+            if _holds(about, size, tag):
+                return Indexed(path, file, about)
+        return None
+
+    def find_or_build(self, path: str) -> Indexed:
+        found = self.find(path)  # another process may have built it meanwhile
+        if found:
+            return found
+        places, name = _places(path, self.index_cache)
+        about, members = examine(path, self.files)
+        file = os.path.join(_writable(places), f"{name}.npz")
+        try:
+            storage.make_dirs(os.path.dirname(file))
+            table.save(file, about, members)
+        except InputError as error:
+            raise InputError(f"{error}; --index_cache FOLDER puts the index of the shards elsewhere") from error
+        return Indexed(path, file, about)
+
+    def run(self, paths: Sequence[str]) -> list[Indexed]:
+        for place in {place for path in paths for place in _places(path, self.index_cache)[0]}:
+            self.known[place] = _load_summary(place)
+        pool = ThreadPoolExecutor(THREADS)
+        try:
+            found = dict(zip(paths, pool.map(self.find, paths), strict=True))
+            missing = [path for path, entry in found.items() if entry is None]
+            turn = os.getpid() * 7919 % max(1, len(missing))  # each process begins elsewhere (a prime spreads them)
+            bar = tqdm(total=len(missing), desc="indexing shards", unit="shard", disable=None if missing else True)
+            with bar:
+                for entry in pool.map(self.find_or_build, missing[turn:] + missing[:turn]):
+                    found[entry.path] = entry
+                    bar.update()
+        finally:
+            pool.shutdown(cancel_futures=True)
+        self._save_summaries(found.values())
+        return [found[path] for path in paths]
+
+    def _save_summaries(self, entries: Iterable[Indexed]):
+        news: dict[str, dict[str, About]] = {}
+        for entry in entries:
+            folder, name = os.path.split(entry.table.removesuffix(".npz"))
+            if self.known[folder].get(name) != entry.about:
+                news.setdefault(folder, {})[name] = entry.about
+        for folder, shards in news.items():
+            if os.access(folder, os.W_OK):
+                _save_summary(folder, {**_load_summary(folder), **shards})
+
+
+def examine(path: str, files: ShardFiles) -> tuple[About, Table]:
+    """Read a shard's headers."""
+    size, tag = storage.size_and_tag(path)
+    with files.reader(path, size, tag) as (read, total, by_offset):
+        members, problem = read_members(read, total)
+    contents = Table.of(members)
+    return About(total, tag, by_offset, problem, contents.signatures()), contents
+
+
+class ShardIndex:
+    """The usable samples of a list of shards.
+
+    counts: [shards] int64, usable samples of each. left_out: samples that lack something needed.
+    remembered: how many shards' tables are kept in memory.
+    """
+
+    def __init__(self, entries: Sequence[Indexed], need: Need, files: ShardFiles, remembered: int = 64):
+        self.need, self.files = need, files
+        self.shards = [entry.shard for entry in entries]
+        self.tables = [entry.table for entry in entries]
+        self.counts = np.array([entry.about.count(need) for entry in entries], dtype=np.int64)
+        self.left_out = sum(entry.about.samples for entry in entries) - int(self.counts.sum())
+        self._members: Recent[Places] = Recent(remembered)
+
+    def _table(self, shard: int) -> Table:
+        found = table.load(self.tables[shard])
+        return examine(self.shards[shard].path, self.files)[1] if found is None else found
+
+    def members(self, shard: int) -> Places:
+        """Where the usable samples of a shard lie."""
+        return self._members.get(shard, lambda: self._select(shard))
+
+    def _select(self, shard: int) -> Places:
+        places = self._table(shard).select(self.need)
+        if len(places.rows) != self.counts[shard]:
+            raise InputError(f"{self.shards[shard].path} or its index changed while in use: start again")
+        return places
+
+    def key(self, shard: int, member: int) -> str:
+        """The key of a usable sample; reads the shard's table again, for messages only."""
+        return self._table(shard).keys[self.members(shard).rows[member]]
+
+    def describe(self, shard: int, member: int) -> str:
+        return f"{self.shards[shard].path} : {self.key(shard, member)}"
+
+
+def build_index(
+    paths: Sequence[str], need: Need, files: ShardFiles, index_cache: str = "", flag: str = "--data_dir"
+) -> ShardIndex:
+    """Index shards, or find their index. InputError naming ``flag`` when nothing in them can be used."""
+    entries = _Indexer(index_cache, files).run(paths)
+    damaged = [entry for entry in entries if entry.about.problem]
+    for entry in damaged[:10]:
+        log.warning("%s %s; its %s are used", entry.path, entry.about.problem, quantity(entry.about.samples, "sample"))
+    if len(damaged) > 10:
+        log.warning("%s more are damaged", quantity(len(damaged) - 10, "shard"))
+    index = ShardIndex(entries, need, files)
+    if not index.counts.any():
+        raise InputError(_nothing_usable(entries, need, flag))
+    if index.left_out:
+        log.warning("%s left out for want of %s", quantity(index.left_out, "sample"), _wanted(need))
+    return index
+
+
+def _wanted(need: Need) -> str:
+    wanted = ["an image"] * need.image + [f"a .{kind}" for kind in (need.caption, need.label) if kind]
+    return " or ".join(wanted)
+
+
+def _nothing_usable(entries: Sequence[Indexed], need: Need, flag: str) -> str:
+    where = f"{flag} ({quantity(len(entries), 'shard')}, the first {entries[0].path})"
+    kinds: Counter[str] = Counter()
+    for entry in entries:
+        for signature, count in entry.about.signatures.items():
+            kinds.update(dict.fromkeys(signature.split("/"), count))
+    if not kinds:
+        return f"{where} holds no samples; the first shard {entries[0].about.problem or 'is empty'}"
+    found = ", ".join(f".{kind} ({count:,})" for kind, count in kinds.most_common(8))
+    if need.image and not kinds.keys() & set(IMAGE_KINDS):
+        return f"{where} holds no images ({', '.join(IMAGE_KINDS)}); found: {found}"
+    if need.caption and need.caption not in kinds:
+        return f"{where} holds no captions: no .{need.caption} beside the images; --caption_field may name: {found}"
+    if need.label and need.label not in kinds:
+        return f"{where} holds no labels: no .{need.label} beside the images; found: {found}"
+    return f"{where} holds no sample with {_wanted(need).replace(' or ', ' and ')}; found: {found}"

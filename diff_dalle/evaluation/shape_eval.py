@@ -64,7 +64,7 @@ class ShapeReport:
     empty: float
 
     def __getitem__(self, name: str) -> Row:
-        return next(row for row in self.rows if row.name == name)
+        return {row.name: row for row in self.rows}[name]
 
     def to_dict(self) -> dict:
         return {"empty": self.empty, **{row.name: asdict(row) for row in self.rows}}

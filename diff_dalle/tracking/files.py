@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 
 import numpy as np
@@ -39,6 +40,15 @@ def append(path: str, text: str) -> None:
         raise InputError(f"{path} cannot be written: {error.strerror}") from error
 
 
+@contextlib.contextmanager
+def _damage_named(path: str) -> Iterator[None]:
+    """Turn what reading a damaged line raises into an InputError."""
+    try:
+        yield
+    except (ValueError, TypeError, KeyError) as error:
+        raise InputError(f"{path} is damaged ({error}): mend it, or move it away and start a new one") from error
+
+
 class TextLog(Tracker):
     """log.txt: tables and notes with the time, for people. It only grows."""
 
@@ -57,7 +67,7 @@ class CsvLog(Tracker):
     """progress.csv: a row for each call of ``log``, a column for each name.
 
     A new name adds a column, which is empty in the earlier rows. A continued run drops the rows beyond its step.
-    Raises InputError when the log directory holds a progress.csv without a column ``step``.
+    Raises InputError when the log directory holds a progress.csv that is damaged or has no column ``step``.
     """
 
     def __init__(self, run: Run):
@@ -66,8 +76,9 @@ class CsvLog(Tracker):
         self.columns = next(csv.reader(lines), ["step"])
         if "step" not in self.columns:
             raise InputError(f"{self.path} has no column step, so it is not this program's; move it away")
-        rows = [row for row in csv.DictReader(lines) if run.step and float(row["step"]) <= run.step]
-        self._write(rows)
+        with _damage_named(self.path):
+            kept = [row for row in csv.DictReader(lines) if run.step and float(row["step"]) <= run.step]
+        self._write(kept)
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         row = {"step": step, **scalars}
@@ -92,12 +103,13 @@ class CsvLog(Tracker):
 class JsonLog(Tracker):
     """progress.jsonl: an object for each call of ``log``. A value that is not finite becomes null.
 
-    A continued run drops the lines beyond its step.
+    A continued run drops the lines beyond its step. Raises InputError when one is damaged.
     """
 
     def __init__(self, run: Run):
         self.path = storage.join(run.logdir, "progress.jsonl")
-        kept = [line for line in read_lines(self.path) if run.step and json.loads(line)["step"] <= run.step]
+        with _damage_named(self.path):
+            kept = [line for line in read_lines(self.path) if run.step and json.loads(line)["step"] <= run.step]
         storage.write_bytes(self.path, "".join(kept).encode("utf-8"))
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:

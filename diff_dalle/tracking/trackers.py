@@ -34,8 +34,8 @@ class TrackingConfig:
 
     trackers: tuple[str, ...] = option(
         ("console", "log", "csv", "jsonl", "samples"),
-        "where progress goes: console; log.txt, progress.csv, progress.jsonl and samples/*.png in the log directory;"
-        f" tensorboard, wandb (extras). Any of {', '.join(TRACKERS)}",
+        "where progress goes: console; log (log.txt), csv and jsonl (progress.*) and samples (pictures) in the log"
+        " directory; the extras tensorboard and wandb",
         free=True,
     )
     wandb_project: str = option("diff_dalle", "project on wandb (WANDB_MODE=offline keeps the run on disk)", free=True)

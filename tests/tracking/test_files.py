@@ -1,6 +1,7 @@
 import csv
 import json
 import math
+import os
 
 import numpy as np
 import pytest
@@ -62,6 +63,22 @@ def test_foreign_csv_is_left_alone(tmp_path):
     assert (tmp_path / "progress.csv").read_text() == "epoch,loss\n1,2\n"
 
 
+@pytest.mark.parametrize(
+    ("tracker", "name", "content"),
+    [
+        (CsvLog, "progress.csv", "step,loss\n1,2\nx,3\n"),
+        (CsvLog, "progress.csv", "loss,step\n1\n"),
+        (JsonLog, "progress.jsonl", '{"step": 1}\n{"ste\n'),
+        (JsonLog, "progress.jsonl", "[1]\n"),
+    ],
+)
+def test_damage_is_named(tmp_path, tracker, name, content):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(InputError, match=f"{name} is damaged"):
+        tracker(Run(str(tmp_path), step=5))
+    assert (tmp_path / name).read_text() == content
+
+
 def test_json_stays_json(tmp_path):
     """Values that are not finite have no number in JSON."""
     JsonLog(Run(str(tmp_path))).log(5, {"loss": math.inf, "samples": 7})
@@ -106,6 +123,7 @@ def test_remote_log_directory(tmp_path, monkeypatch):
     assert store["gs://bucket/run/log.txt"].count(b"| loss | 0.5 |") == 2
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux's device that is always full")
 def test_a_full_disk_is_named(tmp_path):
     log = JsonLog(Run(str(tmp_path)))
     log.path = "/dev/full"
