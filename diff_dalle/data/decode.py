@@ -6,7 +6,7 @@ import io
 import warnings
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 FORMATS = ("JPEG", "PNG", "WEBP")
 WHITE = (255, 255, 255)
@@ -16,16 +16,19 @@ class BrokenSample(Exception):
     """A sample that cannot be used; the message says why."""
 
 
-def decode_image(data: bytes, max_pixels: int, cover: tuple[int, int] | None = None) -> Image.Image:
-    """Decode to 8-bit RGB as a viewer would show it.
+def decode_image(
+    data: bytes, max_pixels: int, cover: tuple[int, int] | None = None
+) -> tuple[Image.Image, tuple[int, int]]:
+    """An 8-bit RGB image as a viewer would show it, and the (height, width) of it in full.
 
     Transparency is laid on white (what lies under it is arbitrary); 16-bit greys are scaled to 8; CMYK and palettes
     are converted; of an animation the first frame is taken. The orientation in the EXIF data is applied, which
     Guided-Diffusion does not do: captions describe pictures the right way up.
 
     max_pixels: width × height allowed, checked in the header, before anything is decoded.
-    cover:      (height, width) that the picture will be shrunk to. A jpeg is then decoded at 1/2, 1/4 or 1/8 of its
-                size if that still covers it twice over: several times faster, at least 40 dB from the exact way. None decodes it whole.
+    cover:      (height, width) that the image will be shrunk to cover. A jpeg is then decoded at 1/2, 1/4 or 1/8 of
+                its size where that is still twice as large: 1.5 to 2.5 times as fast, and within 40 dB of the exact
+                way after shrinking. None decodes everything in full.
 
     Raises BrokenSample for anything else: an unknown format, a truncated or damaged file, too many pixels.
     """
@@ -41,9 +44,13 @@ def decode_image(data: bytes, max_pixels: int, cover: tuple[int, int] | None = N
             rows, columns = cover[::-1] if turned >= 5 else cover  # 5 to 8 swap rows and columns
             image.draft("RGB", (2 * columns, 2 * rows))
         image = _to_rgb(image)
-        return ImageOps.exif_transpose(image) if turned != 1 else image
+        if turned != 1:
+            image = ImageOps.exif_transpose(image)
+        return image, ((width, height) if turned >= 5 else (height, width))
     except BrokenSample:
         raise
+    except UnidentifiedImageError:
+        raise BrokenSample("not a jpeg, png or webp") from None
     except Exception as error:  # Pillow's parsers raise nearly anything on damaged bytes
         raise BrokenSample(f"not a readable image: {error}") from error
 

@@ -200,16 +200,24 @@ class ShardIndex:
 
 
 def build_index(
-    paths: Sequence[str], need: Need, files: ShardFiles, index_cache: str = "", flag: str = "--data_dir"
+    paths: Sequence[str],
+    need: Need,
+    files: ShardFiles,
+    index_cache: str = "",
+    flag: str = "--data_dir",
+    remembered: int = 64,
 ) -> ShardIndex:
-    """Index shards, or find their index. InputError naming ``flag`` when nothing in them can be used."""
+    """Index shards, or find their index. InputError naming ``flag`` when nothing in them can be used.
+
+    index_cache: folder for the index, instead of the shards' own. remembered: as for ``ShardIndex``.
+    """
     entries = _Indexer(index_cache, files).run(paths)
     damaged = [entry for entry in entries if entry.about.problem]
     for entry in damaged[:10]:
         log.warning("%s %s; its %s are used", entry.path, entry.about.problem, quantity(entry.about.samples, "sample"))
     if len(damaged) > 10:
         log.warning("%s more are damaged", quantity(len(damaged) - 10, "shard"))
-    index = ShardIndex(entries, need, files)
+    index = ShardIndex(entries, need, files, remembered)
     if not index.counts.any():
         raise InputError(_nothing_usable(entries, need, flag))
     if index.left_out:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from .. import storage
@@ -13,6 +13,9 @@ from .recent import Recent
 
 OPEN_FILES = 128
 BLOCK = 1 << 20  # of remote read-ahead while indexing: most of a shard's headers lie closer together than this
+
+
+_FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0)  # Windows would translate line ends
 
 
 def cache_home() -> str:
@@ -41,7 +44,7 @@ def _pread(descriptor: int, offset: int, size: int) -> bytes:
 
 def _open(path: str) -> int:
     with storage.explained(path):
-        return os.open(storage.local_path(path), os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        return os.open(storage.local_path(path), _FLAGS)
 
 
 class ShardFiles:
@@ -54,7 +57,7 @@ class ShardFiles:
     def __init__(self, cache_dir: str = "", cache_bytes: int = 20 << 30, copy_remote: bool = False):
         self.cache_dir = cache_dir or os.path.join(cache_home(), "shards")
         self.cache_bytes, self.copy_remote = cache_bytes, copy_remote
-        self._open: Recent[int] = Recent(OPEN_FILES, os.close)
+        self._descriptors: Recent[int] = Recent(OPEN_FILES, os.close)
 
     def in_place(self, shard: Shard) -> bool:
         """Whether the shard is remote and read there, so that several reads at once are faster than one by one."""
@@ -64,12 +67,12 @@ class ShardFiles:
         """``size`` bytes of a shard; fewer where it ends."""
         if self.in_place(shard):
             return storage.read_bytes(shard.path, offset, size)
-        return _pread(self._open.get(shard.path, lambda: self._descriptor(shard)), offset, size)
+        return _pread(self._descriptors.get(shard.path, lambda: self._descriptor(shard)), offset, size)
 
     def _descriptor(self, shard: Shard) -> int:
         if not storage.is_remote(shard.path):
             return _open(shard.path)
-        descriptor = _open(self._copy(shard.path, shard.tag))
+        descriptor = self._open_copy(shard.path, shard.tag)
         if os.fstat(descriptor).st_size != shard.size:
             os.close(descriptor)
             raise InputError(
@@ -78,18 +81,21 @@ class ShardFiles:
             )
         return descriptor
 
-    def _copy(self, path: str, tag: str) -> str:
-        return storage.fetch_to_cache(path, self.cache_dir, self.cache_bytes, tag)
+    def _open_copy(self, path: str, tag: str) -> int:
+        for _ in range(8):
+            copy = storage.fetch_to_cache(path, self.cache_dir, self.cache_bytes, tag)
+            with contextlib.suppress(FileNotFoundError):  # made room for another process's before it was opened
+                return os.open(copy, _FLAGS)
+        raise InputError(f"{self.cache_dir} is too small for all processes that share it: raise --shard_cache_gb")
 
-    @contextmanager
+    @contextlib.contextmanager
     def reader(self, path: str, size: int, tag: str) -> Iterator[tuple[Callable[[int, int], bytes], int, bool]]:
         """``read(offset, size)``, the shard's bytes and whether it can be read by offset, to index it with."""
         by_offset = storage.reads_by_offset(path)
         if storage.is_remote(path) and by_offset and size >= 0 and not self.copy_remote:
             yield _read_ahead(path), size, True
             return
-        local = path if not storage.is_remote(path) else self._copy(path, tag)
-        descriptor = _open(local)
+        descriptor = self._open_copy(path, tag) if storage.is_remote(path) else _open(path)
         try:
             yield lambda offset, count: _pread(descriptor, offset, count), os.fstat(descriptor).st_size, by_offset
         finally:

@@ -1,0 +1,33 @@
+"""Diffusion mathematics: torch and numpy only; no files, processes or networks."""
+
+from .diffusion_config import DiffusionConfig, create_gaussian_diffusion
+from .gaussian_diffusion import GaussianDiffusion
+from .guidance import GuidanceConfig, guided_denoiser
+from .parametrisation import LossType, ModelMeanType, ModelVarType
+from .resample import LossSecondMomentResampler, ScheduleSampler, UniformSampler, create_named_schedule_sampler
+from .respace import SpacedDiffusion, space_timesteps
+from .samplers import SAMPLERS, Prediction, Step
+from .schedules import SCHEDULES, betas_for_alpha_bar, get_named_beta_schedule
+
+__all__ = [
+    "SAMPLERS",
+    "SCHEDULES",
+    "DiffusionConfig",
+    "GaussianDiffusion",
+    "GuidanceConfig",
+    "LossSecondMomentResampler",
+    "LossType",
+    "ModelMeanType",
+    "ModelVarType",
+    "Prediction",
+    "ScheduleSampler",
+    "SpacedDiffusion",
+    "Step",
+    "UniformSampler",
+    "betas_for_alpha_bar",
+    "create_gaussian_diffusion",
+    "create_named_schedule_sampler",
+    "get_named_beta_schedule",
+    "guided_denoiser",
+    "space_timesteps",
+]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, replace
 
 import torch
 
 from ..config import section, to_dict
 from ..data.loader import DataConfig, Loader
-from ..diffusion.gaussian_diffusion import DiffusionConfig, create_gaussian_diffusion
+from ..diffusion.diffusion_config import DiffusionConfig
 from ..distributed import DistributedConfig, World
 from ..errors import InputError
 from ..models.generator import Generator, GeneratorConfig
@@ -18,13 +17,15 @@ from ..tracking.trackers import TrackingConfig
 from ..training.checkpoint import Identity
 from ..training.loop import TrainingConfig
 from ..training.optim import OptimConfig
-from .denoising import DenoisingConfig, DenoisingTask
-from .previews import PreviewConfig, Previews
+from .denoising import DenoisingConfig
+from .previews import PreviewConfig
+
+KIND = "generator"
 
 
 @dataclass(frozen=True)
 class GeneratorRun:
-    """Settings of ``train_generator.py``; ``model``, ``diffusion`` and ``tokenizer`` are what sampling needs later."""
+    """Settings of ``train_generator.py``; sampling later needs ``model``, ``diffusion`` and ``tokenizer`` only."""
 
     data: DataConfig = section(DataConfig)
     model: GeneratorConfig = section(GeneratorConfig)
@@ -37,6 +38,52 @@ class GeneratorRun:
     tracking: TrackingConfig = section(TrackingConfig)
     distributed: DistributedConfig = section(DistributedConfig)
 
-    def __post_init__(self):
-        if not self.model.text.enc_attn_dim and not self.model.unet.num_classes and self.denoising.caption_dropout:
-            object.__setattr__(self, "denoising", replace(self.denoising, caption_dropout=0.0))
+    @property
+    def has_text(self) -> bool:
+        return self.model.text.enc_attn_dim > 0
+
+    def identity(self, tokenizer: Tokenizer | None) -> Identity:
+        """What the run's checkpoints say about themselves."""
+        return Identity(KIND, to_dict(self), tokenizer.identity if tokenizer else None)
+
+
+def build_tokenizer(run: GeneratorRun) -> Tokenizer | None:
+    """The run's tokenizer, or None for a generator without text."""
+    return load_tokenizer(run.tokenizer.bpe_path) if run.has_text else None
+
+
+def build_generator(run: GeneratorRun, tokenizer: Tokenizer | None) -> Generator:
+    """The network with its initial weights, the same for the same seed on every rank."""
+    torch.manual_seed(run.training.seed)
+    return Generator(run.model, tokenizer.vocab_size if tokenizer else 0, run.diffusion.out_channels)
+
+
+def build_loader(run: GeneratorRun, tokenizer: Tokenizer | None, world: World) -> Loader:
+    """The training data, in the order that the seed fixes. InputError when ``data_dir`` is not set or empty."""
+    if not run.data.data_dir:
+        raise InputError("--data_dir is needed: a folder of shards, a tar, a glob, a brace range or a URL")
+    return _loader(run, run.data, tokenizer, world, shuffle=True)
+
+
+def build_held_out(run: GeneratorRun, tokenizer: Tokenizer | None, world: World) -> Loader | None:
+    """The held-out data in the order of its shards, uncropped and unflipped; None without ``val_data_dir``."""
+    if not run.training.val_data_dir:
+        return None
+    plain = replace(run.data, random_crop=False, random_flip=False)
+    return _loader(run, plain, tokenizer, world, shuffle=False, sources=run.training.val_data_dir, flag="--val_data_dir")
+
+
+def _loader(run: GeneratorRun, config: DataConfig, tokenizer: Tokenizer | None, world: World, **options) -> Loader:
+    return Loader(
+        config,
+        run.model.unet.image_size,
+        tokenizer,
+        run.model.text.text_length,
+        seed=run.training.seed,
+        batch_size=run.training.batch_size,
+        rank=world.rank,
+        world_size=world.size,
+        labels=run.model.unet.num_classes > 0,
+        device=world.device,
+        **options,
+    )

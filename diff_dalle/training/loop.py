@@ -138,7 +138,7 @@ class TrainLoop:
                 while not self._finished():
                     out_of_time = bool(config.hours) and time.monotonic() - started > config.hours * 3600
                     if leave.cast(out_of_time or stop.requested):
-                        self.world.print(f"Stopping early at step {self.step:,}; the same command continues the run.")
+                        tracker.note(f"Stopping early at step {self.step:,}; the same command continues the run.")
                         break
                     self._update(next(batches))
                     tracker.progress(self.step)
@@ -155,6 +155,14 @@ class TrainLoop:
                     self.save()
         finally:
             tracker.finish()
+
+    @property
+    def total_steps(self) -> int | None:
+        """Updates after which the run ends, from its beginning; None when only ``hours`` ends it."""
+        config = self.config
+        left = max(0, config.samples - self.samples)
+        by_samples = self.step + -(-left // (config.batch_size * self.world.size)) if config.samples else 0
+        return min((steps for steps in (config.iterations, by_samples) if steps), default=None)
 
     def _finished(self) -> bool:
         """Whether the run has done what its limits in steps and samples ask for."""
@@ -180,7 +188,7 @@ class TrainLoop:
             prefix = f"{trainee.name}/" if trainee.name else ""
             scalars |= {prefix + name: value for name, value in trainee.scalars().items()}
         now = time.monotonic()
-        scalars["samples"] = float(self.samples)
+        scalars["samples"] = self.samples
         scalars["samples_per_second"] = (self.samples - samples_then) / max(now - since, 1e-9)
         tracker.log(self.step, scalars)
         return now, self.samples

@@ -1,0 +1,65 @@
+"""Many images in one picture, with their captions below them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+MARGIN = 4
+FONT_SIZE = 12
+MIN_CELL = 96  # pixels a captioned cell is wide at least, so that a line holds a few words
+MAX_LINES = 5
+
+
+def image_grid(
+    images: np.ndarray, captions: Sequence[str] | None = None, columns: int | None = None, scale: int = 1
+) -> Image.Image:
+    """An RGB picture of all images, row by row, each with its caption wrapped below it.
+
+    images: [N, H, W, 3] uint8. columns: None = about as many as rows. scale: each pixel becomes scale × scale.
+    """
+    images = np.asarray(images)
+    if images.ndim != 4 or images.shape[-1] != 3 or images.dtype != np.uint8 or not len(images):
+        raise ValueError(f"images must be [N, H, W, 3] uint8 with N > 0, not {list(images.shape)} {images.dtype}")
+    if captions is not None and len(captions) != len(images):
+        raise ValueError(f"there are {len(captions)} captions for {len(images)} images")
+    columns = columns or math.ceil(math.sqrt(len(images)))
+    rows = math.ceil(len(images) / columns)
+    height, width = images.shape[1] * scale, images.shape[2] * scale
+    font = ImageFont.load_default(FONT_SIZE)
+    cell = max(width, MIN_CELL) if captions is not None else width
+    texts = [_wrap(caption, font, cell) for caption in captions or []]
+    line = math.ceil(FONT_SIZE * 1.25)
+    text_height = line * max((text.count("\n") + 1 for text in texts), default=0)
+    step_x, step_y = cell + MARGIN, height + text_height + MARGIN
+    grid = Image.new("RGB", (columns * step_x + MARGIN, rows * step_y + MARGIN), "white")
+    draw = ImageDraw.Draw(grid)
+    for i, pixels in enumerate(images):
+        left, top = MARGIN + i % columns * step_x, MARGIN + i // columns * step_y
+        image = Image.fromarray(pixels).resize((width, height), Image.Resampling.NEAREST)
+        grid.paste(image, (left + (cell - width) // 2, top))
+        if texts:
+            draw.multiline_text((left, top + height), texts[i], "black", font, spacing=line - FONT_SIZE)
+    return grid
+
+
+def _wrap(text: str, font, width: int) -> str:
+    """``text`` in lines of at most ``width`` pixels; words longer than a line are broken, and too many lines cut."""
+    lines = [""]
+    for word in text.split():
+        joined = f"{lines[-1]} {word}".strip()
+        if font.getlength(joined) <= width:
+            lines[-1] = joined
+            continue
+        if lines[-1]:
+            lines.append("")
+        for letter in word:
+            if font.getlength(lines[-1] + letter) > width:
+                lines.append("")
+            lines[-1] += letter
+    if len(lines) > MAX_LINES:
+        lines[MAX_LINES - 1] = lines[MAX_LINES - 1][:-1] + "…"
+    return "\n".join(lines[:MAX_LINES])

@@ -1,0 +1,228 @@
+"""Shards → batches: the order of ``order.py``, made by worker processes, handed over in turn."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from ..batch import Batch, Conditioning
+from ..config import option
+from ..errors import InputError, quantity
+from .captions import caption_kind
+from .index import build_index
+from .order import Order
+from .samples import Chunk, Recipe, Samples, Tokenize
+from .shards import ShardFiles
+from .sources import find_shards
+from .table import Need
+
+CHUNK = 32  # samples a worker makes at a time: a large batch is shared by all workers
+FEW_BROKEN = 20  # so many are tolerated whatever fraction they are
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Data"""
+
+    data_dir: tuple[str, ...] = option(
+        (), "shards of images and captions: a folder (with those below), a tar, a glob, a brace range, a URL "
+        "(http, s3, gs, az), pipe:COMMAND, or several of these")  # fmt: skip
+    caption_field: str = option("txt", "where captions are: the ending of a text member, or json:FIELD")
+    random_crop: bool = option(False, "cut out a random 80 to 100 % of each image instead of its middle")
+    random_flip: bool = option(False, "mirror half of the images; wrong where captions mention sides or text is seen")
+    exact_decode: bool = option(
+        False, "decode jpegs in full before shrinking: slower, equal to Guided-Diffusion's pixels instead of close to "
+        "them (45 dB)")  # fmt: skip
+    max_pixels: int = option(1 << 26, "width × height above which an image is refused")
+    max_broken: float = option(0.02, "fraction of unusable samples (replaced by others) above which the run stops")
+    streams: int = option(
+        8, "pieces of the epoch that are read side by side; it must divide the number of processes or be a multiple"
+    )
+    shuffle_window: int = option(4, "shards whose samples are mixed with each other within a piece")
+    num_workers: int = option(2, "processes per training process that prepare batches; 0 = none, in turn", free=True)
+    prefetch: int = option(4, "batches prepared ahead, by all workers together", free=True)
+    worker_start: str = option("default", "how workers are started", free=True,
+                               choices=("default", "fork", "spawn", "forkserver"))  # fmt: skip
+    index_cache: str = option("", "folder for the index of the shards; empty = beside them, or else the user's cache",
+                              free=True)  # fmt: skip
+    copy_shards: bool = option(False, "copy remote shards whole instead of reading samples where they are", free=True)
+    shard_cache: str = option("", "folder for copies of remote shards; empty = the user's cache", free=True)
+    shard_cache_gb: float = option(
+        20.0, "size of that folder in GB (10^9 bytes)", free=True
+    )
+
+    def __post_init__(self):
+        least = {"max_pixels": 1, "streams": 1, "shuffle_window": 1, "num_workers": 0, "prefetch": 1}
+        for name, bound in least.items():
+            if getattr(self, name) < bound:
+                raise InputError(f"--{name} is {getattr(self, name)}, but must be at least {bound}")
+        if not 0 <= self.max_broken <= 1:
+            raise InputError(f"--max_broken is {self.max_broken}, but must be a fraction between 0 and 1")
+        caption_kind(self.caption_field)
+
+
+class _Positions:
+    """The positions of one rank's samples, chunk by chunk, without end: what DataLoader calls a batch sampler."""
+
+    def __init__(self, start: int, batch_size: int, rank: int, world_size: int):
+        self.start, self.batch_size, self.rank, self.world_size = start, batch_size, rank, world_size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        start = self.start
+        while True:
+            mine = start + self.rank + self.world_size * np.arange(self.batch_size)
+            for i in range(0, self.batch_size, CHUNK):
+                yield mine[i : i + CHUNK].tolist()
+            start += self.batch_size * self.world_size
+
+
+def _ready(chunk: Chunk) -> Chunk:
+    """What DataLoader collates with: a chunk is put together already."""
+    return chunk
+
+
+def _start_worker(worker: int):
+    """The training process decides when to stop; a signal to all of the job must not take its data away first."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+class Loader:
+    """Batches of images with captions, in an order fixed by the seed and the position alone.
+
+    image_size:  height and width, or one number for both.
+    tokenize:    ``tokenize(texts, length) -> (tokens, mask)``; None = captions are not needed and not read.
+    text_length: tokens a caption is cut and padded to.
+    batch_size:  samples per process. rank, world_size: this process among all that share the batches.
+    labels:      give each sample's class, from its ``cls`` member.
+    shuffle:     False = in the order of the shards.
+    sources:     shards to read instead of ``config.data_dir``; ``flag`` is what messages call them.
+    device:      where batches are wanted.
+
+    ``samples`` is the length of an epoch, ``broken`` how many unusable samples this process has met so far.
+    Raises InputError when there is nothing to read.
+    """
+
+    def __init__(
+        self,
+        config: DataConfig,
+        image_size: int | tuple[int, int],
+        tokenize: Tokenize | None = None,
+        text_length: int = 48,
+        seed: int = 0,
+        batch_size: int = 1,
+        rank: int = 0,
+        world_size: int = 1,
+        labels: bool = False,
+        shuffle: bool = True,
+        sources: Sequence[str] | None = None,
+        flag: str = "--data_dir",
+        device: torch.device | str = "cpu",
+    ):
+        self.config, self.batch_size, self.rank, self.world_size = config, batch_size, rank, world_size
+        self.device = torch.device(device)
+        field = config.caption_field if tokenize else ""
+        need = Need(caption=caption_kind(field) if field else "", label="cls" if labels else "")
+        paths = find_shards(config.data_dir if sources is None else sources, flag)
+        files = ShardFiles(config.shard_cache, int(config.shard_cache_gb * 1e9), config.copy_shards)
+        remembered = 2 * config.streams * config.shuffle_window  # of each stream, the window it leaves and the next
+        self.index = build_index(paths, need, files, config.index_cache, flag, remembered)
+        self.order = Order(self.index.counts, seed, config.streams, config.shuffle_window, shuffle)
+        self.order.check_world_size(world_size)
+        self.samples = self.order.samples
+        recipe = Recipe(
+            size=(image_size, image_size) if isinstance(image_size, int) else tuple(image_size),
+            seed=seed,
+            caption_field=field,
+            text_length=text_length,
+            labels=labels,
+            random_crop=config.random_crop,
+            random_flip=config.random_flip,
+            exact_decode=config.exact_decode,
+            max_pixels=config.max_pixels,
+        )
+        self.dataset = Samples(self.index, self.order, recipe, tokenize)
+        self.seen = self.broken = 0
+        self._reasons: dict[tuple[int, int], str] = {}  # of the broken samples met, each named in the log once
+
+    def batches(self, position: int) -> Iterator[Batch]:
+        """This rank's part of successive global batches from ``position`` on, without end.
+
+        Batch k consists of the samples at position + (k · batch_size + j) · world_size + rank for j = 0 … batch_size-1.
+        InputError when too many samples are broken or a worker dies. Workers end when the iterator is closed.
+        """
+        config, chunks = self.config, -(-self.batch_size // CHUNK)
+        workers: dict = {}
+        if config.num_workers:
+            workers = {
+                "num_workers": config.num_workers,
+                "prefetch_factor": max(2, -(-config.prefetch * chunks // config.num_workers)),
+                "worker_init_fn": _start_worker,
+                "multiprocessing_context": None if config.worker_start == "default" else config.worker_start,
+            }
+        source = iter(
+            DataLoader(
+                self.dataset,
+                batch_sampler=_Positions(position, self.batch_size, self.rank, self.world_size),
+                collate_fn=_ready,
+                pin_memory=self.device.type == "cuda",
+                **workers,
+            )
+        )
+        while True:
+            try:
+                parts = [next(source) for _ in range(chunks)]
+            except RuntimeError as error:
+                if "DataLoader worker" not in str(error):
+                    raise
+                raise InputError(
+                    f"a data worker died: {str(error).splitlines()[0]} (when memory ran out: lower --num_workers or "
+                    "--prefetch)"
+                ) from error
+            yield self._batch(parts)
+
+    def batch_at(self, positions: Sequence[int]) -> Batch:
+        """The samples at any positions, made in this process."""
+        return self._batch([self.dataset.chunk(list(positions))])
+
+    def describe(self, position: int) -> str:
+        """``shard : key`` of the sample at ``position``."""
+        return self.index.describe(*self.order.sample_at(position))
+
+    def _batch(self, parts: Sequence[Chunk]) -> Batch:
+        for part in parts:
+            if part.failure:
+                raise InputError(part.failure)
+            self._count(part)
+        joined = {
+            name: torch.cat([getattr(part, name) for part in parts])
+            for name in ("images", "tokens", "mask", "labels", "index")
+            if getattr(parts[0], name) is not None
+        }
+        index, images = joined.pop("index"), joined.pop("images").to(self.device, non_blocking=True)
+        images = images.permute(0, 3, 1, 2).float().div_(127.5).sub_(1.0)
+        cond = Conditioning(**joined).to(self.device, non_blocking=True)
+        return Batch(images, cond, index)
+
+    def _count(self, part: Chunk):
+        """Keep count of broken samples. InputError when they are too many."""
+        self.seen += len(part.index)
+        self.broken += len(part.broken)
+        for bad in part.broken:
+            if (bad.shard, bad.member) not in self._reasons:
+                self._reasons[bad.shard, bad.member] = bad.reason
+                log.warning("replaced %s: %s", self.index.describe(bad.shard, bad.member), bad.reason)
+        if self.broken > max(FEW_BROKEN, self.config.max_broken * self.seen):
+            latest = list(self._reasons.items())[-3:]
+            named = "; ".join(f"{self.index.describe(*place)}: {reason}" for place, reason in latest)
+            raise InputError(
+                f"{self.broken:,} of {quantity(self.seen, 'sample')} cannot be used, more than --max_broken "
+                f"{self.config.max_broken} allows: {named}"
+            )

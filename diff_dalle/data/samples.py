@@ -1,0 +1,210 @@
+"""The samples at given positions: read, decoded, cropped and tokenized. What the worker processes run.
+
+A sample that cannot be used is replaced by the next one of its stream, the same one every time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from ..training.random import random_uniform
+from .captions import read_caption
+from .decode import BrokenSample, decode_image
+from .index import ShardIndex
+from .order import Order
+from .transforms import center_crop, random_cover, random_crop
+
+REPLACEMENTS = 256  # in a row; more of them means that the data is broken, not a sample
+GAP = 1 << 16  # bytes between two members that are cheaper to read along than to ask for twice
+REQUESTS = 16  # remote reads under way at once in one worker
+
+Tokenize = Callable[[Sequence[str], int], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a sample is made from its members.
+
+    size:          (height, width) wanted.
+    caption_field: where the caption is; "" = none is needed.
+    text_length:   tokens a caption is cut and padded to.
+    labels:        whether the class number in the ``cls`` member is needed.
+    exact_decode:  decode jpegs in full.
+    """
+
+    size: tuple[int, int]
+    seed: int
+    caption_field: str
+    text_length: int
+    labels: bool
+    random_crop: bool
+    random_flip: bool
+    exact_decode: bool
+    max_pixels: int
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A sample that was replaced, and why."""
+
+    shard: int
+    member: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Samples on their way to the training process.
+
+    images: [n, H, W, 3] uint8. tokens, mask, labels: as in ``Conditioning``. index: [n] int64 positions.
+    failure: why there is nothing in it, when something went wrong that no other sample can make up for.
+    """
+
+    images: Tensor | None = None
+    tokens: Tensor | None = None
+    mask: Tensor | None = None
+    labels: Tensor | None = None
+    index: Tensor | None = None
+    broken: tuple[Broken, ...] = ()
+    failure: str = ""
+
+    def pin_memory(self) -> Chunk:
+        tensors = {name: value.pin_memory() for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **tensors)
+
+
+Span = tuple[int, int]  # offset and size of a member; offset -1 = not there
+
+
+@dataclass(frozen=True)
+class _Raw:
+    """The bytes of a sample's members; ``whole`` is False where the shard ends before they do."""
+
+    image: bytes
+    caption: bytes
+    label: bytes
+    whole: bool
+
+
+class Samples:
+    """A map from positions to samples, as torch's DataLoader wants it: without state, safe to send to a process."""
+
+    def __init__(self, index: ShardIndex, order: Order, recipe: Recipe, tokenize: Tokenize | None):
+        self.index, self.order, self.recipe, self.tokenize = index, order, recipe, tokenize
+
+    def __len__(self) -> int:
+        return self.order.samples
+
+    def __getitem__(self, position: int) -> Chunk:
+        return self.chunk([position])
+
+    def __getitems__(self, positions: Sequence[int]) -> Chunk:
+        try:
+            return self.chunk(positions)
+        except InputError as error:  # through a process border an exception would become a traceback in a string
+            return Chunk(failure=str(error))
+
+    def chunk(self, positions: Sequence[int]) -> Chunk:
+        """The samples at ``positions``. InputError when one of them cannot be replaced either."""
+        height, width = self.recipe.size
+        images = np.empty((len(positions), height, width, 3), dtype=np.uint8)
+        captions, labels, broken = [], [], []
+        draws = self._draws(positions)
+        for i, raw in enumerate(self._read_all(self._places(positions))):
+            try:
+                images[i], caption, label = self._make(raw, draws[i])
+            except BrokenSample:
+                images[i], caption, label, bad = self._replacement(positions[i], draws[i])
+                broken += bad
+            captions.append(caption)
+            labels.append(label)
+        tokens, mask = self.tokenize(captions, self.recipe.text_length) if self.tokenize else (None, None)
+        return Chunk(
+            images=torch.from_numpy(images),
+            tokens=tokens,
+            mask=mask,
+            labels=torch.tensor(labels) if self.recipe.labels else None,
+            index=torch.tensor(positions, dtype=torch.int64),
+            broken=tuple(broken),
+        )
+
+    def _draws(self, positions: Sequence[int]) -> np.ndarray:
+        """[n, 4] in [0, 1): what a random crop covers, its top, its left, and the flip."""
+        purposes = ("crop size", "crop top", "crop left", "flip")
+        return np.stack([random_uniform(self.recipe.seed, purpose, positions) for purpose in purposes], axis=1)
+
+    def _places(self, positions: Sequence[int]) -> list[tuple[int, int]]:
+        shards, members = self.order.samples_at(positions)
+        return list(zip(shards.tolist(), members.tolist(), strict=True))
+
+    def _replacement(self, position: int, draw: np.ndarray) -> tuple[np.ndarray, str, int, list[Broken]]:
+        """The first usable sample at ``position`` or after it in its stream, and the broken ones before it."""
+        broken = []
+        for k in range(REPLACEMENTS):
+            place = self._places([position + self.order.streams * k])[0]
+            try:
+                return *self._make(self._read(place[0], self._spans(*place)), draw), broken
+            except BrokenSample as error:
+                broken.append(Broken(*place, str(error)))
+        last = broken[-1]
+        raise InputError(
+            f"{REPLACEMENTS} samples in a row cannot be used, the last {self.index.describe(last.shard, last.member)}: "
+            f"{last.reason}"
+        )
+
+    def _read_all(self, places: Sequence[tuple[int, int]]) -> Iterator[_Raw]:
+        """Read samples in order; remote ones several at once."""
+        spans = [self._spans(*place) for place in places]
+        remote = {i for i, (shard, _) in enumerate(places) if self.index.files.in_place(self.index.shards[shard])}
+        if not remote:
+            yield from (self._read(shard, span) for (shard, _), span in zip(places, spans, strict=True))
+            return
+        with ThreadPoolExecutor(REQUESTS) as pool:
+            ahead = {i: pool.submit(self._read, places[i][0], spans[i]) for i in sorted(remote)}
+            for i, (shard, _) in enumerate(places):
+                yield ahead[i].result() if i in ahead else self._read(shard, spans[i])
+
+    def _spans(self, shard: int, member: int) -> list[Span]:
+        places = self.index.members(shard)
+        return [tuple(column[member].tolist()) for column in (places.image, places.caption, places.label)]
+
+    def _read(self, shard: int, spans: Sequence[Span]) -> _Raw:
+        """A sample's members: in one read when they lie close together."""
+        read, where = self.index.files.read, self.index.shards[shard]
+        wanted = [(offset, size) for offset, size in spans if offset >= 0]
+        begin, end = min(offset for offset, _ in wanted), max(sum(span) for span in wanted)
+        if end - begin > sum(size for _, size in wanted) + GAP:
+            parts = [read(where, offset, size) if offset >= 0 else b"" for offset, size in spans]
+        else:
+            block = read(where, begin, end - begin)
+            parts = [block[offset - begin :][:size] if offset >= 0 else b"" for offset, size in spans]
+        return _Raw(*parts, whole=sum(map(len, parts)) == sum(size for _, size in wanted))
+
+    def _make(self, raw: _Raw, draw: np.ndarray) -> tuple[np.ndarray, str, int]:
+        """Pixels [H, W, 3] uint8, caption and class of a sample. BrokenSample when they cannot be had."""
+        recipe = self.recipe
+        if not raw.whole:
+            raise BrokenSample("the shard ends inside it")
+        caption = read_caption(raw.caption, recipe.caption_field) if recipe.caption_field else ""
+        label = _read_label(raw.label) if recipe.labels else 0
+        cover = random_cover(recipe.size, draw[0]) if recipe.random_crop else recipe.size
+        image, full = decode_image(raw.image, recipe.max_pixels, None if recipe.exact_decode else cover)
+        if recipe.random_crop:
+            pixels = random_crop(image, full, recipe.size, draw[:3])
+        else:
+            pixels = center_crop(image, full, recipe.size)
+        return (pixels[:, ::-1] if recipe.random_flip and draw[3] < 0.5 else pixels), caption, label
+
+
+def _read_label(data: bytes) -> int:
+    text = data.decode("ascii", "replace").strip()
+    if not text.isdigit():
+        raise BrokenSample(f"its class {text[:20]!r} is not a number")
+    return int(text)

@@ -1,0 +1,380 @@
+"""p: what a network's output says about x_start and x_{t-1}, its training losses, and its likelihood.
+
+The methods, their arguments and return keys are Guided-Diffusion's, and so are the numbers, down to the order in which
+random numbers are drawn; where 16-bit outputs come in, everything after the network is float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..errors import InputError
+from .forward_process import ForwardProcess
+from .losses import discretized_gaussian_log_likelihood, mean_flat, normal_kl
+from .parametrisation import LossType, ModelMeanType, ModelVarType
+from .samplers import Denoise, Prediction, ddim_move, ddim_sigma
+
+Model = Callable[..., Tensor]
+
+
+class GaussianDiffusion(ForwardProcess):
+    """A diffusion process and the reading of a network's output (Ho et al. 2020; Nichol & Dhariwal 2021).
+
+    A model is called as ``model(x [N, C, …], t [N], **model_kwargs)`` and returns [N, C, …], or [N, 2C, …] when the
+    variance is learned.
+
+    betas:             [T], each in (0, 1].
+    rescale_timesteps: the model sees float timesteps spread over 0 to 1000, whatever T is.
+    loss_weighting:    SNR [T] → weight [T] of the squared error of eps, such as ``losses.min_snr_weights``; converted
+                       to what the network predicts. It leaves the variational term alone.
+    """
+
+    def __init__(
+        self,
+        *,
+        betas,
+        model_mean_type: ModelMeanType,
+        model_var_type: ModelVarType,
+        loss_type: LossType,
+        rescale_timesteps: bool = False,
+        loss_weighting: Callable[[np.ndarray], np.ndarray] | None = None,
+    ):
+        super().__init__(betas)
+        self.model_mean_type = model_mean_type
+        self.model_var_type = model_var_type
+        self.loss_type = loss_type
+        self.rescale_timesteps = rescale_timesteps
+        self.loss_weights = None
+        if loss_weighting is not None:
+            if loss_type.is_vb():
+                raise InputError(f"loss_weighting weights an error, but the loss {loss_type.name} has its own weights")
+            # The squared error of each target in units of that of eps at the same x_t.
+            eps_per_target = {
+                ModelMeanType.EPSILON: 1.0,
+                ModelMeanType.START_X: self.snr,
+                ModelMeanType.VELOCITY: self.alphas_cumprod,  # SNR / (SNR + 1)
+                ModelMeanType.PREVIOUS_X: self.snr / self.posterior_mean_coef1**2,
+            }[model_mean_type]
+            self.loss_weights = loss_weighting(self.snr) * eps_per_target
+
+    def _scale_timesteps(self, t: Tensor) -> Tensor:
+        """t of this process as the model wants to see it."""
+        return t.float() * (1000.0 / self.num_timesteps) if self.rescale_timesteps else t
+
+    # ------------------------------------------------------------------------------------------ the network's output
+
+    def _read(self, model_output: Tensor, x: Tensor, t: Tensor | int, clip_denoised, denoised_fn) -> dict:
+        """A model's output → the dict that ``p_mean_variance`` returns. An int t gives a fixed variance as floats."""
+        output, var_values = self._split(model_output, x)
+        if self.model_var_type == ModelVarType.LEARNED:
+            variance, log_variance = torch.exp(var_values), var_values
+        elif self.model_var_type == ModelVarType.LEARNED_RANGE:
+            fraction = (var_values + 1) / 2
+            low, high = self.at("posterior_log_variance_clipped", t, x), self.at("log_betas", t, x)
+            log_variance = fraction * high + (1 - fraction) * low
+            variance = torch.exp(log_variance)
+        elif self.model_var_type == ModelVarType.FIXED_SMALL:
+            variance = self.at("posterior_variance", t, x)
+            log_variance = self.at("posterior_log_variance_clipped", t, x)
+        else:
+            variance = self.at("fixed_large_variance", t, x)
+            log_variance = self.at("fixed_large_log_variance", t, x)
+
+        x_start = self._x_start(output, x, t)
+        if denoised_fn is not None:
+            x_start = denoised_fn(x_start)
+        if clip_denoised:
+            x_start = x_start.clamp(-1, 1)
+        mean = output if self.model_mean_type == ModelMeanType.PREVIOUS_X else self._posterior_mean(x_start, x, t)
+        return {"mean": mean, "variance": variance, "log_variance": log_variance, "pred_xstart": x_start}
+
+    def _split(self, model_output: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The channels about the mean and those about the variance, at least float32.
+
+        Half precision ends here: the coefficients that follow span more than its range, and sums over pixels need more
+        digits.
+        """
+        channels = x.shape[1]
+        learned = self.model_var_type.is_learned
+        expected = (x.shape[0], channels * (2 if learned else 1), *x.shape[2:])
+        if model_output.shape != expected:
+            raise InputError(
+                f"the model returned shape {list(model_output.shape)}, but variance {self.model_var_type.name.lower()} "
+                f"needs {list(expected)}"
+            )
+        output = model_output.to(torch.promote_types(model_output.dtype, torch.float32))
+        return (output[:, :channels], output[:, channels:]) if learned else (output, None)
+
+    def _x_start(self, output: Tensor, x: Tensor, t: Tensor | int) -> Tensor:
+        """x_start from what the network predicts."""
+        if self.model_mean_type == ModelMeanType.EPSILON:
+            return self._predict_xstart_from_eps(x, t, output)
+        if self.model_mean_type == ModelMeanType.VELOCITY:
+            return self._predict_xstart_from_v(x, t, output)
+        if self.model_mean_type == ModelMeanType.PREVIOUS_X:
+            return self._predict_xstart_from_xprev(x, t, output)
+        return output
+
+    def _target(self, x_start: Tensor, x_t: Tensor, t: Tensor, noise: Tensor) -> Tensor:
+        """What the network should have predicted."""
+        if self.model_mean_type == ModelMeanType.EPSILON:
+            return noise
+        if self.model_mean_type == ModelMeanType.VELOCITY:
+            return self._velocity(x_start, t, noise)
+        if self.model_mean_type == ModelMeanType.PREVIOUS_X:
+            return self._posterior_mean(x_start, x_t, t)
+        return x_start
+
+    def p_mean_variance(
+        self, model: Model, x: Tensor, t: Tensor, clip_denoised=True, denoised_fn=None, model_kwargs=None
+    ) -> dict[str, Tensor]:
+        """p(x_{t-1} | x_t): "mean", "variance", "log_variance" and "pred_xstart", each of x's shape.
+
+        denoised_fn: applied to the expected x_start; then ``clip_denoised`` clamps it to [-1, 1].
+        """
+        output = model(x, self._scale_timesteps(t), **(model_kwargs or {}))
+        return self._read(output, x, t, clip_denoised, denoised_fn)
+
+    def predict(self, model_output: Tensor, x: Tensor, t: int, clip_denoised=True, denoised_fn=None) -> Prediction:
+        """A model's output for a batch at one common step t, as samplers want it."""
+        out = self._read(model_output, x, t, clip_denoised, denoised_fn)
+        eps = self._predict_eps_from_xstart(x, t, out["pred_xstart"])
+        return Prediction(out["pred_xstart"], eps, out["mean"], out["log_variance"])
+
+    def denoiser(
+        self, model: Model, clip_denoised=True, denoised_fn=None, model_kwargs: Mapping | None = None
+    ) -> Denoise:
+        """The model as the ``denoise(x, t) -> Prediction`` that samplers call."""
+        model_kwargs = model_kwargs or {}
+
+        def denoise(x: Tensor, t: int) -> Prediction:
+            steps = torch.full((x.shape[0],), t, device=x.device)
+            output = model(x, self._scale_timesteps(steps), **model_kwargs)
+            return self.predict(output, x, t, clip_denoised, denoised_fn)
+
+        return denoise
+
+    # ------------------------------------------------------------------------------------------------------ guidance
+
+    def condition_mean(self, cond_fn, p_mean_var, x, t, model_kwargs=None) -> Tensor:
+        """The mean of x_{t-1} under guidance by ``cond_fn(x, t, **model_kwargs)``, the gradient of log p(y | x_t).
+
+        As in Guided-Diffusion, the gradient is taken at x_t, where Sohl-Dickstein et al. 2015 take it at the mean.
+        """
+        gradient = cond_fn(x, self._scale_timesteps(t), **(model_kwargs or {}))
+        return p_mean_var["mean"].float() + p_mean_var["variance"] * gradient.float()
+
+    def condition_score(self, cond_fn, p_mean_var, x, t, model_kwargs=None) -> dict[str, Tensor]:
+        """``p_mean_var`` with the score shifted by the gradient (Song et al. 2021b; Dhariwal & Nichol, algorithm 2)."""
+        gradient = cond_fn(x, self._scale_timesteps(t), **(model_kwargs or {}))
+        eps = self._predict_eps_from_xstart(x, t, p_mean_var["pred_xstart"])
+        eps = eps - self.at("sqrt_one_minus_alphas_cumprod", t, x) * gradient
+        x_start = self._predict_xstart_from_eps(x, t, eps)
+        return {**p_mean_var, "pred_xstart": x_start, "mean": self._posterior_mean(x_start, x, t)}
+
+    # ------------------------------------------------------------------------------------------------------ sampling
+
+    def p_sample(
+        self, model, x, t, clip_denoised=True, denoised_fn=None, cond_fn=None, model_kwargs=None
+    ) -> dict[str, Tensor]:
+        """A draw of x_{t-1}: "sample" and "pred_xstart". t [N] may differ between samples."""
+        out = self.p_mean_variance(model, x, t, clip_denoised, denoised_fn, model_kwargs)
+        noise = torch.randn_like(x)
+        if cond_fn is not None:
+            out["mean"] = self.condition_mean(cond_fn, out, x, t, model_kwargs)
+        sample = out["mean"] + _above_zero(t, x) * torch.exp(0.5 * out["log_variance"]) * noise
+        return {"sample": sample, "pred_xstart": out["pred_xstart"]}
+
+    def ddim_sample(
+        self, model, x, t, clip_denoised=True, denoised_fn=None, cond_fn=None, model_kwargs=None, eta=0.0
+    ) -> dict[str, Tensor]:
+        """x_{t-1} by DDIM (Song et al. 2021, equation 12): "sample" and "pred_xstart"."""
+        out = self.p_mean_variance(model, x, t, clip_denoised, denoised_fn, model_kwargs)
+        if cond_fn is not None:
+            out = self.condition_score(cond_fn, out, x, t, model_kwargs)
+        eps = self._predict_eps_from_xstart(x, t, out["pred_xstart"])
+        alpha_bar, alpha_bar_prev = (self.at(name, t, x) for name in ("alphas_cumprod", "alphas_cumprod_prev"))
+        sigma = ddim_sigma(alpha_bar, alpha_bar_prev, eta)
+        noise = torch.randn_like(x)
+        sample = ddim_move(out["pred_xstart"], eps, alpha_bar_prev, sigma) + _above_zero(t, x) * sigma * noise
+        return {"sample": sample, "pred_xstart": out["pred_xstart"]}
+
+    def ddim_reverse_sample(
+        self, model, x, t, clip_denoised=True, denoised_fn=None, model_kwargs=None, eta=0.0
+    ) -> dict[str, Tensor]:
+        """x_{t+1} by DDIM backwards, which needs eta 0: "sample" and "pred_xstart"."""
+        if eta != 0:
+            raise InputError(f"eta is {eta}, but DDIM can be reversed at eta 0 only")
+        out = self.p_mean_variance(model, x, t, clip_denoised, denoised_fn, model_kwargs)
+        eps = self._predict_eps_from_xstart(x, t, out["pred_xstart"])
+        sample = ddim_move(out["pred_xstart"], eps, self.at("alphas_cumprod_next", t, x))
+        return {"sample": sample, "pred_xstart": out["pred_xstart"]}
+
+    def p_sample_loop(
+        self, model, shape, noise=None, clip_denoised=True, denoised_fn=None, cond_fn=None, model_kwargs=None,
+        device=None, progress=False,
+    ) -> Tensor:  # fmt: skip
+        """Samples [N, C, …] after every step of ``p_sample``.
+
+        noise:    x_T; drawn when not given.
+        device:   where to draw it; the model's own device by default.
+        progress: show a bar.
+        """
+        steps = self.p_sample_loop_progressive(
+            model, shape, noise, clip_denoised, denoised_fn, cond_fn, model_kwargs, device, progress
+        )
+        return _last(steps)["sample"]
+
+    def p_sample_loop_progressive(
+        self, model, shape, noise=None, clip_denoised=True, denoised_fn=None, cond_fn=None, model_kwargs=None,
+        device=None, progress=False,
+    ) -> Iterator[dict[str, Tensor]]:  # fmt: skip
+        """As ``p_sample_loop``, yielding what ``p_sample`` returns at each step."""
+        arguments = dict(clip_denoised=clip_denoised, denoised_fn=denoised_fn, cond_fn=cond_fn,
+                         model_kwargs=model_kwargs)  # fmt: skip
+        yield from self._loop(self.p_sample, model, shape, noise, device, progress, arguments)
+
+    def ddim_sample_loop(
+        self, model, shape, noise=None, clip_denoised=True, denoised_fn=None, cond_fn=None, model_kwargs=None,
+        device=None, progress=False, eta=0.0,
+    ) -> Tensor:  # fmt: skip
+        """As ``p_sample_loop``, by ``ddim_sample``."""
+        steps = self.ddim_sample_loop_progressive(
+            model, shape, noise, clip_denoised, denoised_fn, cond_fn, model_kwargs, device, progress, eta
+        )
+        return _last(steps)["sample"]
+
+    def ddim_sample_loop_progressive(
+        self, model, shape, noise=None, clip_denoised=True, denoised_fn=None, cond_fn=None, model_kwargs=None,
+        device=None, progress=False, eta=0.0,
+    ) -> Iterator[dict[str, Tensor]]:  # fmt: skip
+        """As ``ddim_sample_loop``, yielding what ``ddim_sample`` returns at each step."""
+        arguments = dict(clip_denoised=clip_denoised, denoised_fn=denoised_fn, cond_fn=cond_fn,
+                         model_kwargs=model_kwargs, eta=eta)  # fmt: skip
+        yield from self._loop(self.ddim_sample, model, shape, noise, device, progress, arguments)
+
+    def _loop(self, step, model, shape, noise, device, progress: bool, arguments: dict):
+        """Calls ``step`` for t = T-1 … 0. The samplers' own loops share one t; this one keeps ``p_sample``'s contract
+        of a t for each sample, and torch's global generator, so that a seed gives Guided-Diffusion's images."""
+        device = next(model.parameters()).device if device is None else device
+        x = torch.randn(*shape, device=device) if noise is None else noise
+        indices = range(self.num_timesteps)[::-1]
+        if progress:
+            from tqdm.auto import tqdm
+
+            indices = tqdm(indices)
+        for i in indices:
+            with torch.no_grad():
+                out = step(model, x, torch.full((shape[0],), i, device=device), **arguments)
+            yield out
+            x = out["sample"]
+
+    # ------------------------------------------------------------------------------------------------------ training
+
+    def training_losses(
+        self, model: Model, x_start: Tensor, t: Tensor, model_kwargs=None, noise: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Named losses [N], at least float32, of the steps t [N]: "loss" is to be minimised, the others are its parts.
+
+        "mse", "l1" or "huber": the error of what the network predicts, unweighted. "vb": the variational term of a
+        learned variance in bits per dimension, scaled as ``LossType`` says; its gradient reaches the variance only.
+        """
+        noise = torch.randn_like(x_start) if noise is None else noise
+        x_t = self.q_sample(x_start, t, noise)
+        if self.loss_type.is_vb():
+            loss = self._vb_terms_bpd(model, x_start, x_t, t, clip_denoised=False, model_kwargs=model_kwargs)["output"]
+            return {"loss": loss * self.num_timesteps if self.loss_type == LossType.RESCALED_KL else loss}
+
+        output, var_values = self._split(model(x_t, self._scale_timesteps(t), **(model_kwargs or {})), x_t)
+        name, error = _ERRORS[self.loss_type]
+        terms = {name: mean_flat(error(self._target(x_start, x_t, t, noise), output))}
+        loss = terms[name]
+        if self.loss_weights is not None:
+            loss = self.at("loss_weights", t, loss) * loss
+        if var_values is not None:
+            frozen = torch.cat([output.detach(), var_values], dim=1)  # the bound must not move the mean
+            bound = self._vb_terms_bpd(lambda *_: frozen, x_start, x_t, t, clip_denoised=False)["output"]
+            # T/1000: with the whole sum over T the bound would drown the error (Nichol & Dhariwal, λ = 0.001).
+            terms["vb"] = bound if self.loss_type == LossType.MSE else bound * (self.num_timesteps / 1000)
+            loss = loss + terms["vb"]
+        return {"loss": loss, **terms}
+
+    # ---------------------------------------------------------------------------------------------------- likelihood
+
+    def _vb_terms_bpd(self, model, x_start, x_t, t, clip_denoised=True, model_kwargs=None) -> dict[str, Tensor]:
+        """Step t's term of the variational bound in bits per dimension: "output" [N], and "pred_xstart".
+
+        At t = 0 that is the negative log-likelihood of the 8-bit x_start, else the KL divergence between the two
+        distributions of x_{t-1} (Ho et al. 2020, equation 5).
+        """
+        true_mean, _, true_log_variance = self.q_posterior_mean_variance(x_start, x_t, t)
+        out = self.p_mean_variance(model, x_t, t, clip_denoised, model_kwargs=model_kwargs)
+        kl = normal_kl(true_mean, true_log_variance, out["mean"], out["log_variance"])
+        nll = -discretized_gaussian_log_likelihood(x_start, means=out["mean"], log_scales=0.5 * out["log_variance"])
+        bits = torch.where(t == 0, mean_flat(nll), mean_flat(kl)) / math.log(2)
+        return {"output": bits, "pred_xstart": out["pred_xstart"]}
+
+    def _prior_bpd(self, x_start: Tensor) -> Tensor:
+        """[N] KL between q(x_T | x_start) and the standard normal distribution, in bits per dimension."""
+        t = torch.full((x_start.shape[0],), self.num_timesteps - 1, device=x_start.device)
+        mean, _, log_variance = self.q_mean_variance(x_start, t)
+        return mean_flat(normal_kl(mean, log_variance, 0.0, 0.0)) / math.log(2)
+
+    def calc_bpd_loop(self, model: Model, x_start: Tensor, clip_denoised=True, model_kwargs=None) -> dict[str, Tensor]:
+        """The whole variational bound in bits per dimension, with one draw of noise per step.
+
+        "total_bpd" and "prior_bpd" [N]; per step from T-1 down to 0, [N, T]: "vb", and the mean squared errors of
+        x_start ("xstart_mse") and eps ("mse").
+        """
+        terms: dict[str, list[Tensor]] = {"vb": [], "xstart_mse": [], "mse": []}
+        for i in reversed(range(self.num_timesteps)):
+            t = torch.full((x_start.shape[0],), i, device=x_start.device)
+            noise = torch.randn_like(x_start)
+            x_t = self.q_sample(x_start, t, noise)
+            with torch.no_grad():
+                out = self._vb_terms_bpd(model, x_start, x_t, t, clip_denoised, model_kwargs)
+            eps = self._predict_eps_from_xstart(x_t, t, out["pred_xstart"])
+            terms["vb"].append(out["output"])
+            terms["xstart_mse"].append(mean_flat((out["pred_xstart"] - x_start) ** 2))
+            terms["mse"].append(mean_flat((eps - noise) ** 2))
+        stacked = {name: torch.stack(values, dim=1) for name, values in terms.items()}
+        prior = self._prior_bpd(x_start)
+        return {"total_bpd": stacked["vb"].sum(dim=1) + prior, "prior_bpd": prior, **stacked}
+
+
+def _squared(target: Tensor, output: Tensor) -> Tensor:
+    return (target - output) ** 2
+
+
+def _absolute(target: Tensor, output: Tensor) -> Tensor:
+    return (target - output).abs()
+
+
+def _huber(target: Tensor, output: Tensor) -> Tensor:
+    return F.huber_loss(output, target, reduction="none")
+
+
+#: Per loss: the name under which it is reported, and the error of one element.
+_ERRORS = {
+    LossType.MSE: ("mse", _squared),
+    LossType.RESCALED_MSE: ("mse", _squared),
+    LossType.L1: ("l1", _absolute),
+    LossType.HUBER: ("huber", _huber),
+}
+
+
+def _above_zero(t: Tensor, x: Tensor) -> Tensor:
+    """1 where a step adds noise, 0 at t = 0; [N, 1, …]."""
+    return (t != 0).float().view(-1, *[1] * (x.dim() - 1))
+
+
+def _last(steps: Iterator[dict[str, Tensor]]) -> dict[str, Tensor]:
+    for out in steps:
+        final = out
+    return final

@@ -1,0 +1,135 @@
+"""Which timesteps to train on, and the weights that keep the loss unbiased.
+
+A sampler turns uniform numbers into timesteps through the inverse of its distribution, so the caller decides what a
+sample's timestep depends on, and everything stays on the device.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..config import lookup
+from ..errors import InputError
+from .forward_process import ForwardProcess
+
+
+class ScheduleSampler(ABC):
+    """A distribution over the timesteps 0 … T-1 of ``diffusion``."""
+
+    def __init__(self, diffusion: ForwardProcess):
+        self.num_timesteps = diffusion.num_timesteps
+
+    @abstractmethod
+    def sample_at(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """u [N] in [0, 1) → (t [N] int64, weights [N] float32): E over u of weight × loss(t) = mean loss over t."""
+
+    def sample(self, batch_size: int, device: torch.device | str) -> tuple[Tensor, Tensor]:
+        """``sample_at`` with numbers from numpy's global generator: a seed gives Guided-Diffusion's timesteps."""
+        u = torch.from_numpy(np.random.random_sample(batch_size))
+        t, weights = self.sample_at(u)
+        return t.to(device), weights.to(device)
+
+    def update(self, ts: Tensor, losses: Tensor) -> None:
+        """Take in the losses [N] found at the steps ts [N]. Only loss-aware samplers have a use for them."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What a resumed run needs."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take back what ``state_dict`` gave."""
+
+
+class UniformSampler(ScheduleSampler):
+    """Every step with the same probability."""
+
+    def sample_at(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        t = (u * self.num_timesteps).long().clamp(max=self.num_timesteps - 1)  # float32 u may round up to T
+        return t, torch.ones_like(u, dtype=torch.float32)
+
+
+class LossSecondMomentResampler(ScheduleSampler):
+    """Steps in proportion to the root mean square of their latest losses (Nichol & Dhariwal 2021, section 3.3).
+
+    Uniform until every step has its full history.
+
+    history_per_term: losses remembered for each step.
+    uniform_prob:     share of the distribution that stays uniform.
+    """
+
+    def __init__(self, diffusion: ForwardProcess, history_per_term: int = 10, uniform_prob: float = 0.001):
+        super().__init__(diffusion)
+        self.history_per_term, self.uniform_prob = history_per_term, uniform_prob
+        # One row more than there are steps: what ``update`` must forget is written there.
+        self._history = torch.zeros(self.num_timesteps + 1, history_per_term)
+        self._counts = torch.zeros(self.num_timesteps + 1, dtype=torch.int64)
+
+    def _move(self, device: torch.device) -> None:
+        if self._history.device != device:
+            self._history, self._counts = self._history.to(device), self._counts.to(device)
+
+    def _probabilities(self, u: Tensor) -> Tensor:
+        """[T], in u's precision and on its device."""
+        self._move(u.device)
+        history, counts = self._history[:-1].to(u.dtype), self._counts[:-1]
+        weights = history.square().mean(1).sqrt()
+        weights = weights / weights.sum() * (1 - self.uniform_prob) + self.uniform_prob / self.num_timesteps
+        warm = (counts == self.history_per_term).all()
+        return torch.where(warm, weights, 1 / self.num_timesteps)
+
+    def sample_at(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        p = self._probabilities(u)
+        cumulative = p.cumsum(0)
+        t = torch.searchsorted(cumulative / cumulative[-1], u, right=True).clamp(max=self.num_timesteps - 1)
+        return t, (1 / (self.num_timesteps * p[t])).float()
+
+    @torch.no_grad()
+    def update(self, ts: Tensor, losses: Tensor) -> None:
+        """As if the pairs came one by one, each pushing the oldest loss out of its step's full history.
+
+        A loss that is not finite is left out: it would stay in the distribution for good.
+        """
+        self._move(ts.device)
+        last = self.history_per_term
+        ts = torch.where(losses.isfinite(), ts, self.num_timesteps)
+        # rank[i]: how many earlier entries of this batch have the same step. A stable sort puts equals side by side.
+        ordered, order = ts.sort(stable=True)
+        ranks = torch.empty_like(ts)
+        ranks[order] = torch.arange(len(ts), device=ts.device) - torch.searchsorted(ordered, ordered)
+        arrivals = torch.zeros_like(self._counts).scatter_add_(0, ts, torch.ones_like(ts))
+        pushed_out = (self._counts + arrivals - last).clamp(min=0)
+        slots = self._counts[ts] + ranks - pushed_out[ts]  # negative: pushed out again within this batch
+        shifted = (torch.arange(last, device=ts.device) + pushed_out[:, None]).clamp(max=last - 1)
+        self._history = self._history.gather(1, shifted)
+        rows = torch.where(slots < 0, self.num_timesteps, ts)
+        self._history[rows, slots.clamp(min=0)] = losses.to(self._history.dtype)
+        self._counts = (self._counts + arrivals).clamp(max=last)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"loss_history": self._history[:-1].clone(), "loss_counts": self._counts[:-1].clone()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        history, counts = state["loss_history"], state["loss_counts"]
+        shape = (self.num_timesteps, self.history_per_term)
+        if tuple(history.shape) != shape:
+            raise InputError(
+                f"the saved losses of loss-second-moment have shape {list(history.shape)}, but this process needs "
+                f"{list(shape)}: diffusion_steps must stay as it was"
+            )
+        self._history[:-1], self._counts[:-1] = history.to(self._history), counts.to(self._counts)
+
+
+SCHEDULE_SAMPLERS: dict[str, type[ScheduleSampler]] = {
+    "uniform": UniformSampler,
+    "loss-second-moment": LossSecondMomentResampler,
+}
+
+
+def create_named_schedule_sampler(name: str, diffusion: ForwardProcess) -> ScheduleSampler:
+    """A sampler of SCHEDULE_SAMPLERS with its default settings."""
+    return lookup(SCHEDULE_SAMPLERS, name, "schedule_sampler")(diffusion)

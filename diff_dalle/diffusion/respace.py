@@ -1,0 +1,85 @@
+"""Fewer steps: keep a subset of a process's steps and rebuild the process around it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from .forward_process import ForwardProcess
+from .gaussian_diffusion import GaussianDiffusion
+
+
+def space_timesteps(num_timesteps: int, section_counts: str | Sequence[int]) -> set[int]:
+    """Which steps of a process to keep.
+
+    section_counts: "N" for N steps from the first to the last, evenly spread; "10,15,20" (or a list of numbers) for
+                    that many in each of as many equal parts of the process, the least noisy part first; "ddimN" for N
+                    steps at one whole-number stride from the first, as in the DDIM paper.
+
+    Raises InputError when there is no such subset.
+    """
+    if isinstance(section_counts, str):
+        stride, numbers = section_counts.startswith("ddim"), section_counts.removeprefix("ddim").split(",")
+        if not all(number.strip().isdecimal() for number in numbers) or (stride and len(numbers) > 1):
+            raise InputError(f'timestep_respacing is {section_counts!r}, but must look like "250", "10,15,20" or "ddim25"')
+        counts = [int(number) for number in numbers]
+        if stride:
+            return _strided(num_timesteps, counts[0])
+    else:
+        counts = list(section_counts)
+    if min(counts, default=0) < 0 or sum(counts) < 1:
+        raise InputError(f"timestep_respacing {section_counts!r} keeps no step; ask for at least 1")
+
+    steps: set[int] = set()
+    start = 0
+    for i, count in enumerate(counts):
+        size = num_timesteps // len(counts) + (i < num_timesteps % len(counts))
+        if size < count:
+            raise InputError(f"timestep_respacing {section_counts!r} asks for {count} steps from a part of only {size}")
+        stride = (size - 1) / (count - 1) if count > 1 else 1
+        place = 0.0
+        for _ in range(count):
+            steps.add(start + round(place))
+            place += stride  # summed, not multiplied: the rounding decides between neighbours as in Guided-Diffusion
+        start += size
+    return steps
+
+
+def _strided(num_timesteps: int, count: int) -> set[int]:
+    for stride in range(1, num_timesteps + 1):
+        steps = range(0, num_timesteps, stride)
+        if len(steps) == count:
+            return set(steps)
+    raise InputError(
+        f"timestep_respacing ddim{count} needs a whole-number stride that gives exactly {count} of {num_timesteps} "
+        f"steps, and there is none; {count} without ddim always works up to {num_timesteps}"
+    )
+
+
+class SpacedDiffusion(GaussianDiffusion):
+    """A process that takes only some steps of another. The model still sees the steps of the original process.
+
+    use_timesteps: the steps to keep, each in 0 … T-1, else InputError.
+    kwargs:        what makes the original process, as for GaussianDiffusion.
+    """
+
+    def __init__(self, use_timesteps: Collection[int], **kwargs):
+        original = ForwardProcess(kwargs["betas"])
+        self.use_timesteps = set(use_timesteps)
+        self.original_num_steps = original.num_timesteps
+        self.timestep_map = sorted(self.use_timesteps)
+        if not self.use_timesteps or not self.use_timesteps <= set(range(self.original_num_steps)):
+            raise InputError(f"the steps to keep must be some of 0 to {self.original_num_steps - 1}")
+        kept = original.alphas_cumprod[self.timestep_map]
+        super().__init__(**{**kwargs, "betas": 1 - kept / np.append(1.0, kept[:-1])})
+
+    def fraction(self, t: int) -> float:
+        return self.timestep_map[t] / self.original_num_steps
+
+    def _scale_timesteps(self, t: Tensor) -> Tensor:
+        t = self._table("timestep_map", t.device, torch.int64)[t]
+        return t.float() * (1000.0 / self.original_num_steps) if self.rescale_timesteps else t

@@ -1,0 +1,151 @@
+"""Local and remote files behind one set of functions, and writes that are never half visible.
+
+A path is local (also ``file:``), ``s3://`` (boto3, the extra ``s3``), ``gs://`` or ``az://`` (blobfile), ``http(s)://``
+(read only), or ``pipe:COMMAND``, whose output is the file (read only, from its start). What goes wrong comes out as an
+InputError naming the path: no such file, no permission, a full disk, a connection that stays lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from ..errors import InputError
+from .blob import Blob
+from .copies import fetch
+from .failures import explained, full_disk, no_space
+from .http import Http
+from .local import Local
+from .paths import is_remote, join, local_path, scheme, split
+from .pipe import Pipe
+from .s3 import S3
+
+__all__ = [
+    "atomic_writer", "exists", "explained", "fetch_to_cache", "is_remote", "join", "list_files", "local_path",
+    "make_dirs", "open_read", "read_bytes", "read_text", "reads_by_offset", "remove", "scheme", "size_and_tag",
+    "split", "write_bytes",
+]  # fmt: skip
+
+_BACKENDS = {
+    "": Local(),
+    "http": Http(),
+    "https": Http(),
+    "pipe": Pipe(),
+    "s3": S3(),
+    "gs": Blob(),
+    "az": Blob(),
+}
+
+
+def _backend(path: str):
+    kind = scheme(path)
+    if kind not in _BACKENDS:
+        raise InputError(f"{path}: {kind}:// is not supported (local paths, {', '.join(filter(None, _BACKENDS))} are)")
+    return _BACKENDS[kind]
+
+
+def exists(path: str) -> bool:
+    with explained(path):
+        return _backend(path).exists(path)
+
+
+def list_files(folder: str, recursive: bool = False) -> list[str]:
+    """The files of a folder, sorted, without hidden ones; with those of all folders below when ``recursive``."""
+    with explained(folder):
+        found = _backend(folder).list_files(folder, recursive)
+        return sorted(path for path in found if not split(path)[1].startswith("."))
+
+
+def size_and_tag(path: str) -> tuple[int, str]:
+    """Size in bytes (-1 when unknown) and a tag that changes with the content: modification time or ETag."""
+    with explained(path):
+        return _backend(path).size_and_tag(path)
+
+
+def reads_by_offset(path: str) -> bool:
+    """Whether parts of the file can be read without reading what lies before them."""
+    if scheme(path) in ("http", "https"):
+        with explained(path):
+            return _backend(path).by_offset(path)
+    return scheme(path) != "pipe"
+
+
+def read_bytes(path: str, offset: int = 0, size: int | None = None) -> bytes:
+    """``size`` bytes (None: all) from ``offset`` on; fewer where the file ends."""
+    with explained(path):
+        return _backend(path).read(path, offset, size)
+
+
+def read_text(path: str) -> str:
+    try:
+        return read_bytes(path).decode("utf-8")
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not a text file in UTF-8") from None
+
+
+def open_read(path: str) -> BinaryIO:
+    """A binary stream from the start of the file, to be closed by the caller."""
+    with explained(path):
+        return _backend(path).open_read(path)
+
+
+def make_dirs(folder: str):
+    with explained(folder):
+        _backend(folder).make_dirs(folder)
+
+
+def remove(path: str):
+    with explained(path):
+        _backend(path).remove(path)
+
+
+@contextlib.contextmanager
+def atomic_writer(path: str) -> Iterator[BinaryIO]:
+    """A binary file that appears under ``path`` when the block ends well, and not at all otherwise.
+
+    Written to a hidden temporary beside it, flushed to the disk and renamed; a remote file is uploaded whole from a
+    local temporary. After any error, a full disk included, the temporary is gone and what was there before is intact.
+    """
+    backend, remote = _backend(path), is_remote(path)
+    target = path if remote else os.path.realpath(local_path(path))  # a link stays a link
+    folder, name = (tempfile.gettempdir(), "upload") if remote else os.path.split(target)
+    temporary = os.path.join(folder, f".{name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+    with explained(path):
+        file = open(temporary, "xb")  # noqa: SIM115 (closed in finish)
+    try:
+        yield file
+        with explained(path):
+            file.flush()
+            os.fsync(file.fileno())
+            file.close()
+            backend.put(temporary, target)
+    except BaseException as error:
+        if full_disk(error) and not isinstance(error, InputError):
+            raise no_space(path) from error
+        raise
+    finally:
+        with contextlib.suppress(OSError):  # closing flushes, which fails again on a full disk
+            file.close()
+        with contextlib.suppress(FileNotFoundError):  # renamed
+            os.remove(temporary)
+
+
+def write_bytes(path: str, data: bytes):
+    """Write a whole file as ``atomic_writer`` does."""
+    with atomic_writer(path) as file:
+        file.write(data)
+
+
+def fetch_to_cache(url: str, cache_dir: str, limit_bytes: int, tag: str = "") -> str:
+    """The path of a local copy of ``url`` in ``cache_dir``, fetched unless it is there.
+
+    The copies that were not used for longest go when all together exceed ``limit_bytes``; the one just asked for
+    stays. tag: the version wanted, as from ``size_and_tag``. Any number of processes may share the folder: one
+    fetches, the others wait. A download shorter than announced, or from a command that failed, is tried again and
+    never kept; InputError after the last try.
+    """
+    make_dirs(cache_dir)
+    return fetch(_backend(url), url, local_path(cache_dir), limit_bytes, tag)

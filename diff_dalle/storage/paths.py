@@ -1,0 +1,39 @@
+"""Paths: which of them are remote, and how they are joined and split."""
+
+from __future__ import annotations
+
+import os
+import re
+import urllib.parse
+import urllib.request
+
+
+def scheme(path: str) -> str:
+    """``"s3"`` for ``s3://…``, ``"pipe"`` for ``pipe:…``, and ``""`` for a local path or ``file:``."""
+    if path.startswith("pipe:"):
+        return "pipe"
+    match = re.match(r"([a-z][a-z0-9+.-]+)://", path)
+    return match.group(1) if match and match.group(1) != "file" else ""
+
+
+def is_remote(path: str) -> bool:
+    return scheme(path) != ""
+
+
+def local_path(path: str) -> str:
+    """A local path without the ``file:`` it may carry."""
+    if path.startswith("file:"):
+        return urllib.request.url2pathname(urllib.parse.urlsplit(path).path)
+    return os.path.expanduser(path)
+
+
+def join(folder: str, name: str) -> str:
+    return f"{folder.rstrip('/')}/{name}" if is_remote(folder) else os.path.join(local_path(folder), name)
+
+
+def split(path: str) -> tuple[str, str]:
+    """Folder and name; the query of a URL is not part of the name."""
+    if not is_remote(path):
+        return os.path.split(local_path(path))
+    folder, _, name = path.partition("?")[0].rpartition("/")
+    return folder, name

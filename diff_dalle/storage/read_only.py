@@ -1,0 +1,23 @@
+"""What is common to places that can be read only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..errors import InputError
+
+
+class ReadOnly:
+    """What cannot be listed or written."""
+
+    def list_files(self, folder: str, recursive: bool) -> Iterator[str]:
+        raise InputError(f"{folder} cannot be listed; name its files one by one or as a brace range {{000..123}}")
+
+    def put(self, local: str, path: str):
+        raise InputError(f"{path} can only be read; write to a local folder, s3://, gs:// or az://")
+
+    def remove(self, path: str):
+        self.put("", path)
+
+    def make_dirs(self, folder: str):
+        self.put("", folder)
