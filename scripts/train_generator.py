@@ -11,9 +11,9 @@ from diff_dalle.tasks.generator_run import (
     build_generator,
     build_held_out,
     build_loader,
+    build_previews,
     build_tokenizer,
 )
-from diff_dalle.tasks.previews import Previews
 from diff_dalle.tracking.tracker import Tracker
 from diff_dalle.tracking.trackers import create_trackers
 from diff_dalle.training.checkpoint import choose_logdir, open_run
@@ -34,7 +34,7 @@ def main():
 
         process = create_gaussian_diffusion(run.diffusion)
         model = build_generator(run, tokenizer)
-        previews = Previews(run.preview, run.diffusion, tokenizer, held_out or data)
+        previews = build_previews(run, tokenizer, held_out or data)
         task = DenoisingTask(model, process, run.denoising, run.model.unet.num_classes, previews)
         trainee = Trainee(task, run.optim, run.training.precision, world)
 

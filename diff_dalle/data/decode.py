@@ -38,7 +38,7 @@ def decode_image(
             image = Image.open(io.BytesIO(data), formats=FORMATS)
         width, height = image.size
         if width * height > max_pixels:
-            raise BrokenSample(f"{width} × {height} pixels are more than --max_pixels {max_pixels}")
+            raise BrokenSample(f"too many pixels: {width} × {height}, where --max_pixels allows {max_pixels}")
         turned = image.getexif().get(0x0112, 1) if "exif" in image.info else 1  # the orientation tag
         if cover is not None and image.format == "JPEG":
             rows, columns = cover[::-1] if turned >= 5 else cover  # 5 to 8 swap rows and columns

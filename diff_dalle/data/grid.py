@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Sequence
 
 import numpy as np
@@ -49,7 +50,8 @@ def image_grid(
 def _wrap(text: str, font, width: int) -> str:
     """``text`` in lines of at most ``width`` pixels; words longer than a line are broken, and too many lines cut."""
     lines = [""]
-    for word in text.split():
+    plain = unicodedata.normalize("NFKD", text)  # Pillow's own font has letters, but no accents
+    for word in "".join(letter for letter in plain if not unicodedata.combining(letter)).split():
         joined = f"{lines[-1]} {word}".strip()
         if font.getlength(joined) <= width:
             lines[-1] = joined

@@ -16,15 +16,13 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
-import numpy as np
 from tqdm import tqdm
 
 from .. import storage
 from ..errors import InputError, quantity
 from . import table
-from .recent import Recent
 from .shards import Shard, ShardFiles, cache_home
-from .table import IMAGE_KINDS, About, Need, Places, Table
+from .table import About, Table
 from .tar import read_members
 
 FOLDER, SUMMARY = ".diff_dalle_index", "summary.json"
@@ -162,54 +160,10 @@ def examine(path: str, files: ShardFiles) -> tuple[About, Table]:
     return About(total, tag, by_offset, problem, contents.signatures()), contents
 
 
-class ShardIndex:
-    """The usable samples of a list of shards.
+def index_shards(paths: Sequence[str], files: ShardFiles, index_cache: str = "") -> list[Indexed]:
+    """Index every shard, or find its index; damaged ones are named in the log.
 
-    counts: [shards] int64, usable samples of each. left_out: samples that lack something needed.
-    remembered: how many shards' tables are kept in memory.
-    """
-
-    def __init__(self, entries: Sequence[Indexed], need: Need, files: ShardFiles, remembered: int = 64):
-        self.need, self.files = need, files
-        self.shards = [entry.shard for entry in entries]
-        self.tables = [entry.table for entry in entries]
-        self.counts = np.array([entry.about.count(need) for entry in entries], dtype=np.int64)
-        self.left_out = sum(entry.about.samples for entry in entries) - int(self.counts.sum())
-        self._members: Recent[Places] = Recent(remembered)
-
-    def _table(self, shard: int) -> Table:
-        found = table.load(self.tables[shard])
-        return examine(self.shards[shard].path, self.files)[1] if found is None else found
-
-    def members(self, shard: int) -> Places:
-        """Where the usable samples of a shard lie."""
-        return self._members.get(shard, lambda: self._select(shard))
-
-    def _select(self, shard: int) -> Places:
-        places = self._table(shard).select(self.need)
-        if len(places.rows) != self.counts[shard]:
-            raise InputError(f"{self.shards[shard].path} or its index changed while in use: start again")
-        return places
-
-    def key(self, shard: int, member: int) -> str:
-        """The key of a usable sample; reads the shard's table again, for messages only."""
-        return self._table(shard).keys[self.members(shard).rows[member]]
-
-    def describe(self, shard: int, member: int) -> str:
-        return f"{self.shards[shard].path} : {self.key(shard, member)}"
-
-
-def build_index(
-    paths: Sequence[str],
-    need: Need,
-    files: ShardFiles,
-    index_cache: str = "",
-    flag: str = "--data_dir",
-    remembered: int = 64,
-) -> ShardIndex:
-    """Index shards, or find their index. InputError naming ``flag`` when nothing in them can be used.
-
-    index_cache: folder for the index, instead of the shards' own. remembered: as for ``ShardIndex``.
+    index_cache: folder for the index, instead of the shards' own.
     """
     entries = _Indexer(index_cache, files).run(paths)
     damaged = [entry for entry in entries if entry.about.problem]
@@ -217,32 +171,13 @@ def build_index(
         log.warning("%s %s; its %s are used", entry.path, entry.about.problem, quantity(entry.about.samples, "sample"))
     if len(damaged) > 10:
         log.warning("%s more are damaged", quantity(len(damaged) - 10, "shard"))
-    index = ShardIndex(entries, need, files, remembered)
-    if not index.counts.any():
-        raise InputError(_nothing_usable(entries, need, flag))
-    if index.left_out:
-        log.warning("%s left out for want of %s", quantity(index.left_out, "sample"), _wanted(need))
-    return index
+    return entries
 
 
-def _wanted(need: Need) -> str:
-    wanted = ["an image"] * need.image + [f"a .{kind}" for kind in (need.caption, need.label) if kind]
-    return " or ".join(wanted)
-
-
-def _nothing_usable(entries: Sequence[Indexed], need: Need, flag: str) -> str:
-    where = f"{flag} ({quantity(len(entries), 'shard')}, the first {entries[0].path})"
+def count_kinds(entries: Iterable[Indexed]) -> Counter[str]:
+    """How many samples have a member of each kind."""
     kinds: Counter[str] = Counter()
     for entry in entries:
         for signature, count in entry.about.signatures.items():
             kinds.update(dict.fromkeys(signature.split("/"), count))
-    if not kinds:
-        return f"{where} holds no samples; the first shard {entries[0].about.problem or 'is empty'}"
-    found = ", ".join(f".{kind} ({count:,})" for kind, count in kinds.most_common(8))
-    if need.image and not kinds.keys() & set(IMAGE_KINDS):
-        return f"{where} holds no images ({', '.join(IMAGE_KINDS)}); found: {found}"
-    if need.caption and need.caption not in kinds:
-        return f"{where} holds no captions: no .{need.caption} beside the images; --caption_field may name: {found}"
-    if need.label and need.label not in kinds:
-        return f"{where} holds no labels: no .{need.label} beside the images; found: {found}"
-    return f"{where} holds no sample with {_wanted(need).replace(' or ', ' and ')}; found: {found}"
+    return kinds

@@ -15,7 +15,7 @@ from ..batch import Batch, Conditioning
 from ..config import option
 from ..errors import InputError, quantity
 from .captions import caption_kind
-from .index import build_index
+from .collection import collect
 from .order import Order
 from .samples import Chunk, Recipe, Samples, Tokenize
 from .shards import ShardFiles
@@ -54,9 +54,7 @@ class DataConfig:
                               free=True)  # fmt: skip
     copy_shards: bool = option(False, "copy remote shards whole instead of reading samples where they are", free=True)
     shard_cache: str = option("", "folder for copies of remote shards; empty = the user's cache", free=True)
-    shard_cache_gb: float = option(
-        20.0, "size of that folder in GB (10^9 bytes)", free=True
-    )
+    shard_cache_gb: float = option(20.0, "size of that folder in GB (10^9 bytes)", free=True)
 
     def __post_init__(self):
         least = {"max_pixels": 1, "streams": 1, "shuffle_window": 1, "num_workers": 0, "prefetch": 1}
@@ -133,8 +131,8 @@ class Loader:
         paths = find_shards(config.data_dir if sources is None else sources, flag)
         files = ShardFiles(config.shard_cache, int(config.shard_cache_gb * 1e9), config.copy_shards)
         remembered = 2 * config.streams * config.shuffle_window  # of each stream, the window it leaves and the next
-        self.index = build_index(paths, need, files, config.index_cache, flag, remembered)
-        self.order = Order(self.index.counts, seed, config.streams, config.shuffle_window, shuffle)
+        self.collection = collect(paths, need, files, config.index_cache, flag, remembered)
+        self.order = Order(self.collection.counts, seed, config.streams, config.shuffle_window, shuffle)
         self.order.check_world_size(world_size)
         self.samples = self.order.samples
         recipe = Recipe(
@@ -148,7 +146,7 @@ class Loader:
             exact_decode=config.exact_decode,
             max_pixels=config.max_pixels,
         )
-        self.dataset = Samples(self.index, self.order, recipe, tokenize)
+        self.dataset = Samples(self.collection, self.order, recipe, tokenize)
         self.seen = self.broken = 0
         self._reasons: dict[tuple[int, int], str] = {}  # of the broken samples met, each named in the log once
 
@@ -194,7 +192,7 @@ class Loader:
 
     def describe(self, position: int) -> str:
         """``shard : key`` of the sample at ``position``."""
-        return self.index.describe(*self.order.sample_at(position))
+        return self.collection.describe(*self.order.sample_at(position))
 
     def _batch(self, parts: Sequence[Chunk]) -> Batch:
         for part in parts:
@@ -218,10 +216,10 @@ class Loader:
         for bad in part.broken:
             if (bad.shard, bad.member) not in self._reasons:
                 self._reasons[bad.shard, bad.member] = bad.reason
-                log.warning("replaced %s: %s", self.index.describe(bad.shard, bad.member), bad.reason)
+                log.warning("replaced %s: %s", self.collection.describe(bad.shard, bad.member), bad.reason)
         if self.broken > max(FEW_BROKEN, self.config.max_broken * self.seen):
             latest = list(self._reasons.items())[-3:]
-            named = "; ".join(f"{self.index.describe(*place)}: {reason}" for place, reason in latest)
+            named = "; ".join(f"{self.collection.describe(*place)}: {reason}" for place, reason in latest)
             raise InputError(
                 f"{self.broken:,} of {quantity(self.seen, 'sample')} cannot be used, more than --max_broken "
                 f"{self.config.max_broken} allows: {named}"

@@ -16,13 +16,12 @@ from torch import Tensor
 from ..errors import InputError
 from ..training.random import random_uniform
 from .captions import read_caption
+from .collection import Collection, Raw
 from .decode import BrokenSample, decode_image
-from .index import ShardIndex
 from .order import Order
 from .transforms import center_crop, random_cover, random_crop
 
 REPLACEMENTS = 256  # in a row; more of them means that the data is broken, not a sample
-GAP = 1 << 16  # bytes between two members that are cheaper to read along than to ask for twice
 REQUESTS = 16  # remote reads under way at once in one worker
 
 Tokenize = Callable[[Sequence[str], int], tuple[Tensor, Tensor]]
@@ -80,24 +79,11 @@ class Chunk:
         return replace(self, **tensors)
 
 
-Span = tuple[int, int]  # offset and size of a member; offset -1 = not there
-
-
-@dataclass(frozen=True)
-class _Raw:
-    """The bytes of a sample's members; ``whole`` is False where the shard ends before they do."""
-
-    image: bytes
-    caption: bytes
-    label: bytes
-    whole: bool
-
-
 class Samples:
     """A map from positions to samples, as torch's DataLoader wants it: without state, safe to send to a process."""
 
-    def __init__(self, index: ShardIndex, order: Order, recipe: Recipe, tokenize: Tokenize | None):
-        self.index, self.order, self.recipe, self.tokenize = index, order, recipe, tokenize
+    def __init__(self, collection: Collection, order: Order, recipe: Recipe, tokenize: Tokenize | None):
+        self.collection, self.order, self.recipe, self.tokenize = collection, order, recipe, tokenize
 
     def __len__(self) -> int:
         return self.order.samples
@@ -150,44 +136,28 @@ class Samples:
         for k in range(REPLACEMENTS):
             place = self._places([position + self.order.streams * k])[0]
             try:
-                return *self._make(self._read(place[0], self._spans(*place)), draw), broken
+                return *self._make(self._read(place), draw), broken
             except BrokenSample as error:
                 broken.append(Broken(*place, str(error)))
-        last = broken[-1]
-        raise InputError(
-            f"{REPLACEMENTS} samples in a row cannot be used, the last {self.index.describe(last.shard, last.member)}: "
-            f"{last.reason}"
-        )
+        last = self.collection.describe(*place)
+        raise InputError(f"{REPLACEMENTS} samples in a row cannot be used, the last {last}: {broken[-1].reason}")
 
-    def _read_all(self, places: Sequence[tuple[int, int]]) -> Iterator[_Raw]:
+    def _read(self, place: tuple[int, int]) -> Raw:
+        return self.collection.read(place[0], self.collection.spans(*place))
+
+    def _read_all(self, places: Sequence[tuple[int, int]]) -> Iterator[Raw]:
         """Read samples in order; remote ones several at once."""
-        spans = [self._spans(*place) for place in places]
-        remote = {i for i, (shard, _) in enumerate(places) if self.index.files.in_place(self.index.shards[shard])}
+        remote = [i for i, (shard, _) in enumerate(places) if self.collection.in_place(shard)]
         if not remote:
-            yield from (self._read(shard, span) for (shard, _), span in zip(places, spans, strict=True))
+            yield from map(self._read, places)
             return
+        spans = [self.collection.spans(*place) for place in places]  # not in threads: it may load a table
         with ThreadPoolExecutor(REQUESTS) as pool:
-            ahead = {i: pool.submit(self._read, places[i][0], spans[i]) for i in sorted(remote)}
-            for i, (shard, _) in enumerate(places):
-                yield ahead[i].result() if i in ahead else self._read(shard, spans[i])
+            ahead = {i: pool.submit(self.collection.read, places[i][0], spans[i]) for i in remote}
+            for i, place in enumerate(places):
+                yield ahead[i].result() if i in ahead else self._read(place)
 
-    def _spans(self, shard: int, member: int) -> list[Span]:
-        places = self.index.members(shard)
-        return [tuple(column[member].tolist()) for column in (places.image, places.caption, places.label)]
-
-    def _read(self, shard: int, spans: Sequence[Span]) -> _Raw:
-        """A sample's members: in one read when they lie close together."""
-        read, where = self.index.files.read, self.index.shards[shard]
-        wanted = [(offset, size) for offset, size in spans if offset >= 0]
-        begin, end = min(offset for offset, _ in wanted), max(sum(span) for span in wanted)
-        if end - begin > sum(size for _, size in wanted) + GAP:
-            parts = [read(where, offset, size) if offset >= 0 else b"" for offset, size in spans]
-        else:
-            block = read(where, begin, end - begin)
-            parts = [block[offset - begin :][:size] if offset >= 0 else b"" for offset, size in spans]
-        return _Raw(*parts, whole=sum(map(len, parts)) == sum(size for _, size in wanted))
-
-    def _make(self, raw: _Raw, draw: np.ndarray) -> tuple[np.ndarray, str, int]:
+    def _make(self, raw: Raw, draw: np.ndarray) -> tuple[np.ndarray, str, int]:
         """Pixels [H, W, 3] uint8, caption and class of a sample. BrokenSample when they cannot be had."""
         recipe = self.recipe
         if not raw.whole:

@@ -120,13 +120,14 @@ class Table:
 
     def select(self, need: Need) -> Places:
         """The samples that have what is needed."""
-        image, caption, label = (self.place(k) for k in (IMAGE_KINDS, [need.caption], [need.label]))
+        wanted = (IMAGE_KINDS if need.image else (), [need.caption], [need.label])
+        places = [self.place([kind for kind in kinds if kind]) for kinds in wanted]
         use = np.ones(len(self.keys), dtype=bool)
-        for place, wanted in ((image, need.image), (caption, need.caption), (label, need.label)):
-            if wanted:
+        for place, needed in zip(places, (need.image, need.caption, need.label), strict=True):
+            if needed:
                 use &= place[:, 0] >= 0
         rows = np.flatnonzero(use)
-        return Places(rows, image[rows], caption[rows], label[rows])
+        return Places(rows, *(place[rows] for place in places))
 
 
 @dataclass(frozen=True)

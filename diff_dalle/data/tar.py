@@ -1,14 +1,18 @@
-"""A tar's table of contents, read from its headers alone: names, offsets and sizes, no payload.
+"""Tars: their table of contents, read from the headers alone without any payload, and writing them reproducibly.
 
-Formats: v7, ustar, GNU (long names, large sizes) and pax. What is whole before a cut or a damaged header counts.
+Formats read: v7, ustar, GNU (long names, large sizes) and pax. What is whole before a cut or a damaged header counts.
 Layout of the header: POSIX.1-2008, pax, section "ustar Interchange Format"; GNU tar manual, "Basic Tar Format".
 """
 
 from __future__ import annotations
 
+import io
+import tarfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
+
+from .. import storage
 
 BLOCK = 512
 _ADLER = 65521  # the modulus of Adler-32
@@ -100,3 +104,13 @@ def _pax_records(payload: bytes) -> dict[bytes, bytes]:
         records[name] = value
         payload = payload[int(length) :]
     return records
+
+
+def write_tar(path: str, samples: Iterable[tuple[str, Mapping[str, bytes]]]) -> None:
+    """Write samples (key, members by kind) as a tar, atomically. The same samples give the same bytes."""
+    with storage.atomic_writer(path) as file, tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for key, members in samples:
+            for kind, data in members.items():
+                header = tarfile.TarInfo(f"{key}.{kind}")  # its time, owner and mode are constants
+                header.size = len(data)
+                tar.addfile(header, io.BytesIO(data))

@@ -12,7 +12,6 @@ from .parametrisation import LOSSES, PREDICTIONS, VARIANCES
 from .respace import SpacedDiffusion, space_timesteps
 from .schedules import SCHEDULES, get_named_beta_schedule
 
-
 WEIGHTINGS = ("none", "min_snr", "p2")
 
 
@@ -31,29 +30,21 @@ class DiffusionConfig:
         "mse", "what is minimised: an error (plus the variational term of a learned variance), or the variational "
         "bound itself (kl, rescaled_kl)", choices=tuple(LOSSES),
     )  # fmt: skip
-    loss_weighting: str = option(
-        "none", "weight of the error by signal-to-noise ratio (SNR)", choices=WEIGHTINGS
-    )
+    loss_weighting: str = option("none", "weight of the error by signal-to-noise ratio (SNR)", choices=WEIGHTINGS)
     min_snr_gamma: float = option(5.0, "SNR above which min_snr lowers the weight of the eps-loss as gamma / SNR")
     p2_k: float = option(1.0, "k in the weight 1 / (k + SNR)^gamma of the eps-loss under p2")
     p2_gamma: float = option(1.0, "gamma in the weight 1 / (k + SNR)^gamma of the eps-loss under p2")
     rescale_timesteps: bool = option(False, "show the network timesteps spread over 0 to 1000, whatever T is")
-    timestep_respacing: str = option(
-        "", "steps to take when sampling: 250, or 10,15,20 for that many in each third, or ddim25 for an even stride; "
-        "empty = every step", free=True,
-    )  # fmt: skip
 
     def __post_init__(self):
         for name, known in (("prediction", PREDICTIONS), ("variance", VARIANCES), ("loss_type", LOSSES)):
             lookup(known, getattr(self, name), name)
         lookup(dict.fromkeys(WEIGHTINGS), self.loss_weighting, "loss_weighting")
         get_named_beta_schedule(self.noise_schedule, self.diffusion_steps)
-        if self.timestep_respacing:
-            space_timesteps(self.diffusion_steps, self.timestep_respacing)
         if self.loss_weighting != "none" and LOSSES[self.loss_type].is_vb():
             raise InputError(
-                f"loss_weighting {self.loss_weighting} weights an error, but loss_type {self.loss_type} is a bound with "
-                "weights of its own: set loss_weighting none, or loss_type rescaled_mse"
+                f"loss_weighting {self.loss_weighting} weights an error, but loss_type {self.loss_type} is a bound "
+                "with weights of its own: set loss_weighting none, or loss_type rescaled_mse"
             )
         for name in ("min_snr_gamma", "p2_k"):
             if getattr(self, name) <= 0:
@@ -62,22 +53,21 @@ class DiffusionConfig:
             raise InputError(f"p2_gamma is {self.p2_gamma}, but must be at least 0")
 
     @property
-    def learned_variance(self) -> bool:
-        """Whether the network has 2C output channels for C image channels."""
-        return VARIANCES[self.variance].is_learned
+    def out_channels(self) -> int:
+        """Channels that the network returns for an RGB image: the prediction's, and as many for a learned variance."""
+        return 6 if VARIANCES[self.variance].is_learned else 3
 
 
-def create_gaussian_diffusion(config: DiffusionConfig, respacing: str | None = None) -> SpacedDiffusion:
+def create_gaussian_diffusion(config: DiffusionConfig, respacing: str = "") -> SpacedDiffusion:
     """The process that ``config`` describes.
 
-    respacing: which steps to keep, as for ``space_timesteps``; empty = every step; None = ``timestep_respacing``.
+    respacing: which steps to keep, as for ``space_timesteps``; empty = every step.
     """
     weighting = {
         "none": None,
         "min_snr": functools.partial(min_snr_weights, gamma=config.min_snr_gamma),
         "p2": functools.partial(p2_weights, k=config.p2_k, gamma=config.p2_gamma),
     }[config.loss_weighting]
-    respacing = config.timestep_respacing if respacing is None else respacing
     return SpacedDiffusion(
         use_timesteps=space_timesteps(config.diffusion_steps, respacing or [config.diffusion_steps]),
         betas=get_named_beta_schedule(config.noise_schedule, config.diffusion_steps),

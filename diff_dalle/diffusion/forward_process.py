@@ -12,6 +12,11 @@ from ..errors import InputError
 _NO_SIGNAL = 1e10
 
 
+def full_precision(x: Tensor) -> Tensor:
+    """x in float32 if it is in half precision."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 class ForwardProcess:
     """q(x_t | x_start) and q(x_{t-1} | x_t, x_start) of a Gaussian process (Ho et al. 2020, section 2).
 
@@ -55,7 +60,7 @@ class ForwardProcess:
         self.fixed_large_log_variance = np.log(self.fixed_large_variance)
         self.log_betas = np.log(betas)
 
-        # x_start from other things. Where no signal is left, eps tells nothing about x_start: 0, mid-grey, is the guess.
+        # x_start from eps and from x_{t-1}. Where no signal is left, eps tells nothing of x_start: 0 (grey).
         self.xstart_from_x = np.where(has_signal, self.sqrt_recip_alphas_cumprod, 0.0)
         self.xstart_from_eps = np.where(has_signal, self.sqrt_recipm1_alphas_cumprod, 0.0)
         self.xstart_from_xprev = 1.0 / self.posterior_mean_coef1

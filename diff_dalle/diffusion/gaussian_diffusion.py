@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..errors import InputError
-from .forward_process import ForwardProcess
+from .forward_process import ForwardProcess, full_precision
 from .losses import discretized_gaussian_log_likelihood, mean_flat, normal_kl
 from .parametrisation import LossType, ModelMeanType, ModelVarType
 from .samplers import Denoise, Prediction, ddim_move, ddim_sigma
@@ -108,7 +108,7 @@ class GaussianDiffusion(ForwardProcess):
                 f"the model returned shape {list(model_output.shape)}, but variance {self.model_var_type.name.lower()} "
                 f"needs {list(expected)}"
             )
-        output = model_output.to(torch.promote_types(model_output.dtype, torch.float32))
+        output = full_precision(model_output)
         return (output[:, :channels], output[:, channels:]) if learned else (output, None)
 
     def _x_start(self, output: Tensor, x: Tensor, t: Tensor | int) -> Tensor:
@@ -174,7 +174,7 @@ class GaussianDiffusion(ForwardProcess):
         """``p_mean_var`` with the score shifted by the gradient (Song et al. 2021b; Dhariwal & Nichol, algorithm 2)."""
         gradient = cond_fn(x, self._scale_timesteps(t), **(model_kwargs or {}))
         eps = self._predict_eps_from_xstart(x, t, p_mean_var["pred_xstart"])
-        eps = eps - self.at("sqrt_one_minus_alphas_cumprod", t, x) * gradient
+        eps = eps - (1 - self.at("alphas_cumprod", t, x)).sqrt() * gradient
         x_start = self._predict_xstart_from_eps(x, t, eps)
         return {**p_mean_var, "pred_xstart": x_start, "mean": self._posterior_mean(x_start, x, t)}
 

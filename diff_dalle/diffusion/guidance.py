@@ -21,7 +21,7 @@ from torch import Tensor
 from ..batch import Conditioning
 from ..config import lookup, option
 from ..errors import InputError
-from .forward_process import ForwardProcess
+from .forward_process import ForwardProcess, full_precision
 from .gaussian_diffusion import GaussianDiffusion, Model
 from .samplers import Denoise, Prediction
 
@@ -64,7 +64,7 @@ def classifier_free(model: Model, cond: Conditioning, null: Conditioning, scale:
     both = Conditioning.concat([cond, null])
 
     def guided(x: Tensor, t: Tensor) -> Tensor:
-        output, baseline = model(torch.cat([x, x]), torch.cat([t, t]), cond=both).chunk(2)
+        output, baseline = full_precision(model(torch.cat([x, x]), torch.cat([t, t]), cond=both)).chunk(2)
         mean, null_mean = output[:, : x.shape[1]], baseline[:, : x.shape[1]]
         return torch.cat([torch.lerp(null_mean, mean, scale), output[:, x.shape[1] :]], dim=1)
 
@@ -72,9 +72,9 @@ def classifier_free(model: Model, cond: Conditioning, null: Conditioning, scale:
 
 
 def guidance_interval(process: ForwardProcess, inside: Denoise, outside: Denoise, low: float, high: float) -> Denoise:
-    """``inside`` for steps whose place in the original process lies in [low, high], as fractions of T; else ``outside``.
+    """``inside`` for steps at [low, high] of the original process, as fractions of T; ``outside`` for the others.
 
-    Guidance harms at high noise and is idle at low noise (Kynkäänniemi et al. 2024); outside it costs nothing.
+    Guidance harms at high noise and is idle at low noise (Kynkäänniemi et al. 2024).
     """
 
     def denoise(x: Tensor, t: int) -> Prediction:
@@ -106,17 +106,25 @@ def thresholding(config: GuidanceConfig) -> Callable[[Tensor], Tensor] | None:
 
 
 def guided_denoiser(
-    process: GaussianDiffusion, model: Model, cond: Conditioning, null: Conditioning, config: GuidanceConfig
+    process: GaussianDiffusion,
+    model: Model,
+    cond: Conditioning | None,
+    null: Conditioning | None,
+    config: GuidanceConfig,
 ) -> Denoise:
-    """The denoiser of N samples under ``cond``, guided and thresholded as configured; give it to a sampler.
+    """The denoiser of N samples under ``cond``, guided and thresholded as configured, for a sampler.
 
     null: what to be guided away from; not used at scale 1, where the network is evaluated once. Everything that does
-    not depend on x is prepared here, once for a run.
+    not depend on x is prepared here, once for a run. Raises InputError for guidance without it.
     """
     limit = thresholding(config)
     plain = process.denoiser(functools.partial(model, cond=cond), clip_denoised=False, denoised_fn=limit)
     if config.guidance_scale == 1:
         return plain
+    if cond is None or null is None:
+        raise InputError(
+            f"guidance_scale is {config.guidance_scale}, but there is no caption or class to guide by: set it to 1"
+        )
     guided = process.denoiser(
         classifier_free(model, cond, null, config.guidance_scale), clip_denoised=False, denoised_fn=limit
     )

@@ -34,14 +34,14 @@ class ScheduleSampler(ABC):
         t, weights = self.sample_at(u)
         return t.to(device), weights.to(device)
 
-    def update(self, ts: Tensor, losses: Tensor) -> None:
+    def update(self, ts: Tensor, losses: Tensor) -> None:  # noqa: B027  (optional)
         """Take in the losses [N] found at the steps ts [N]. Only loss-aware samplers have a use for them."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """What a resumed run needs."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:  # noqa: B027  (optional)
         """Take back what ``state_dict`` gave."""
 
 

@@ -25,7 +25,9 @@ def space_timesteps(num_timesteps: int, section_counts: str | Sequence[int]) -> 
     if isinstance(section_counts, str):
         stride, numbers = section_counts.startswith("ddim"), section_counts.removeprefix("ddim").split(",")
         if not all(number.strip().isdecimal() for number in numbers) or (stride and len(numbers) > 1):
-            raise InputError(f'timestep_respacing is {section_counts!r}, but must look like "250", "10,15,20" or "ddim25"')
+            raise InputError(
+                f'timestep_respacing is {section_counts!r}, but must look like "250", "10,15,20" or "ddim25"'
+            )
         counts = [int(number) for number in numbers]
         if stride:
             return _strided(num_timesteps, counts[0])

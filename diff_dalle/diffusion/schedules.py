@@ -5,6 +5,7 @@ A new schedule is one function ``num_diffusion_timesteps -> betas`` and one line
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -55,7 +56,7 @@ def betas_for_alpha_bar(
     max_beta: upper limit of each beta; below 1 it keeps some signal in the last step.
     """
     levels = [alpha_bar(i / num_diffusion_timesteps) for i in range(num_diffusion_timesteps + 1)]
-    return np.array([min(1 - after / before, max_beta) for before, after in zip(levels, levels[1:], strict=False)])
+    return np.array([min(1 - after / before, max_beta) for before, after in itertools.pairwise(levels)])
 
 
 SCHEDULES: dict[str, Callable[[int], np.ndarray]] = {

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..batch import Conditioning
-from .layers import GroupNorm32, recompute, zero_init
+from .layers import GroupNorm32, Linear, recompute, to_image, to_tokens, zero_init
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, heads: int, visible: Tensor | None) -> Tensor:
@@ -30,9 +30,9 @@ class SelfAttention(nn.Module):
     def __init__(self, width: int, heads: int, context_width: int = 0):
         super().__init__()
         self.heads = heads
-        self.qkv = nn.Linear(width, 3 * width)
-        self.context_kv = nn.Linear(context_width, 2 * width) if context_width else None
-        self.proj = nn.Linear(width, width)
+        self.qkv = Linear(width, 3 * width)
+        self.context_kv = Linear(context_width, 2 * width) if context_width else None
+        self.proj = Linear(width, width)
 
     def forward(self, x: Tensor, visible: Tensor | None = None, context: Tensor | None = None) -> Tensor:
         """x: [N, T, width]; context: [N, S, context_width]; visible: [N, T] or, with context, [N, T + S]."""
@@ -49,9 +49,9 @@ class CrossAttention(nn.Module):
     def __init__(self, width: int, heads: int, context_width: int):
         super().__init__()
         self.heads = heads
-        self.q = nn.Linear(width, width)
-        self.kv = nn.Linear(context_width, 2 * width)
-        self.proj = nn.Linear(width, width)
+        self.q = Linear(width, width)
+        self.kv = Linear(context_width, 2 * width)
+        self.proj = Linear(width, width)
 
     def forward(self, x: Tensor, context: Tensor, visible: Tensor) -> Tensor:
         """x: [N, T, width]; context: [N, S, context_width]; visible: [N, S]."""
@@ -88,18 +88,11 @@ class AttentionBlock(nn.Module):
         size = x.shape[2:]
         if self.joint:
             pixels = size[0] * size[1]
-            h = self.attention(_tokens(self.norm(x)), F.pad(mask, (pixels, 0), value=True), text)
+            h = self.attention(to_tokens(self.norm(x)), F.pad(mask, (pixels, 0), value=True), text)
         else:
-            h = self.attention(_tokens(self.norm(x)))
-        x = x + _image(h, size)
+            h = self.attention(to_tokens(self.norm(x)))
+        x = x + to_image(h, size)
         if self.text_attention is not None:
-            x = x + _image(self.text_attention(_tokens(self.text_norm(x)), text, mask), size)
+            x = x + to_image(self.text_attention(to_tokens(self.text_norm(x)), text, mask), size)
         return x
 
-
-def _tokens(x: Tensor) -> Tensor:
-    return x.permute(0, 2, 3, 1).flatten(1, 2)
-
-
-def _image(tokens: Tensor, size: torch.Size) -> Tensor:
-    return tokens.unflatten(1, size).permute(0, 3, 1, 2)

@@ -12,7 +12,7 @@ from ..config import option
 from ..errors import InputError
 from .attention import SelfAttention
 from .dropout import Dropout, number_dropouts
-from .layers import LayerNorm32
+from .layers import LayerNorm32, Linear
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,8 @@ class TextBlock(nn.Module):
     def __init__(self, width: int, heads: int, drop: float, depth: int):
         super().__init__()
         self.attention_norm, self.attention = LayerNorm32(width), SelfAttention(width, heads)
-        self.mlp_norm, self.mlp_in, self.mlp_out = (
-            LayerNorm32(width),
-            nn.Linear(width, 4 * width),
-            nn.Linear(4 * width, width),
-        )
+        self.mlp_norm = LayerNorm32(width)
+        self.mlp_in, self.mlp_out = Linear(width, 4 * width), Linear(4 * width, width)
         self.attention_dropout, self.mlp_dropout = Dropout(drop), Dropout(drop)
         # The sum of 2 · depth branches then has the size of one (Radford et al. 2019, §2.3).
         with torch.no_grad():

@@ -18,7 +18,7 @@ from ..training.checkpoint import Identity
 from ..training.loop import TrainingConfig
 from ..training.optim import OptimConfig
 from .denoising import DenoisingConfig
-from .previews import PreviewConfig
+from .previews import PreviewConfig, Previews
 
 KIND = "generator"
 
@@ -87,3 +87,16 @@ def _loader(run: GeneratorRun, config: DataConfig, tokenizer: Tokenizer | None, 
         device=world.device,
         **options,
     )
+
+
+def build_previews(run: GeneratorRun, tokenizer: Tokenizer | None, data: Loader) -> Previews | None:
+    """Previews of the first conditions of ``data``; None when the run wants none."""
+    if not run.training.sample_interval:
+        return None
+    cond = data.batch_at(range(run.preview.preview_samples)).cond.to("cpu")
+    if tokenizer:
+        captions = [tokenizer.decode(row) for row in cond.tokens.tolist()]
+    else:
+        captions = [str(label) for label in cond.labels.tolist()] if cond.labels is not None else [""] * run.preview.preview_samples
+    size = (run.model.unet.image_size,) * 2
+    return Previews(run.preview, run.diffusion, cond, captions, size, run.model.unet.num_classes)

@@ -1,0 +1,131 @@
+"""What is in shards: how much of what, captions, image sizes, what is broken, and a look at a few samples."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+from tqdm import tqdm
+
+from ..config import option
+from ..errors import InputError, quantity
+from .captions import caption_kind, read_caption
+from .collection import Collection
+from .decode import BrokenSample, decode_image
+from .grid import image_grid
+from .index import Indexed, count_kinds, index_shards
+from .loader import DataConfig
+from .shards import ShardFiles
+from .sources import find_shards
+from .table import IMAGE_KINDS, Need
+from .transforms import center_crop
+
+SIDES = (64, 128, 256, 512, 1024)  # pixels of the shorter side, between which images are counted
+EXAMPLE = 128  # pixels of an example
+
+
+@dataclass(frozen=True)
+class InspectionConfig:
+    """Inspecting shards"""
+
+    data_dir: tuple[str, ...] = option((), "shards: a folder, a tar, a glob, a brace range, a URL, pipe:COMMAND")
+    caption_field: str = option(
+        DataConfig.caption_field, "where captions are: the ending of a text member, or json:FIELD"
+    )
+    look_at: int = option(1000, "samples to decode, spread evenly over all shards; 0 = all of them")
+    examples: int = option(8, "samples in the picture")
+    picture: str = option("inspect.png", "file for a picture of examples with their captions; empty = none")
+    max_pixels: int = option(DataConfig.max_pixels, "width × height above which an image counts as broken")
+    index_cache: str = option(DataConfig.index_cache, "folder for the index of the shards; empty = beside them")
+
+
+@dataclass(frozen=True)
+class Look:
+    """A decoded sample: its middle in small, its (height, width), its caption ("" when there is none)."""
+
+    pixels: np.ndarray
+    size: tuple[int, int]
+    caption: str
+
+
+def inspect_shards(config: InspectionConfig) -> tuple[list[str], Image.Image | None]:
+    """Lines of text about the shards, and a picture of examples (None when no sample can be shown).
+
+    InputError when there are no samples at all.
+    """
+    files = ShardFiles()
+    entries = index_shards(find_shards(config.data_dir), files, config.index_cache)
+    kinds, kind = count_kinds(entries), caption_kind(config.caption_field)
+    lines = _contents(entries, kinds)
+    if not kinds.keys() & set(IMAGE_KINDS):
+        return [*lines, f"no images ({', '.join(IMAGE_KINDS)})"], None
+    captioned = kind in kinds
+    if not captioned:
+        lines.append(f"no captions: no .{kind} members (--caption_field)")
+    found = Collection(entries, Need(caption=kind if captioned else ""), files)
+    if not found.samples:
+        return [*lines, "no sample has both an image and a caption"], None
+    if captioned:
+        lines.append(f"{quantity(found.samples, 'sample')} with image and caption, {found.left_out:,} without")
+    looks, broken = _look(found, config, captioned)
+    lines += _findings(looks, broken, captioned)
+    shown = looks[:: max(1, len(looks) // config.examples)][: config.examples] if config.examples else []
+    if not shown:
+        return lines, None
+    return lines, image_grid(
+        np.stack([look.pixels for look in shown]), [look.caption or "(no caption)" for look in shown], columns=4
+    )
+
+
+def _contents(entries: Sequence[Indexed], kinds: Counter[str]) -> list[str]:
+    samples = sum(entry.about.samples for entry in entries)
+    if not samples:
+        raise InputError(f"--data_dir holds no samples; {entries[0].path} {entries[0].about.problem or 'is empty'}")
+    size = sum(entry.about.size for entry in entries)
+    lines = [f"{quantity(len(entries), 'shard')}, {quantity(samples, 'sample')}, {size / 1e6:,.1f} MB"]
+    lines.append("members: " + ", ".join(f".{kind} {count:,}" for kind, count in kinds.most_common(12)))
+    lines += [f"damaged: {entry.path} {entry.about.problem}" for entry in entries if entry.about.problem]
+    return lines
+
+
+def _look(found: Collection, config: InspectionConfig, captioned: bool) -> tuple[list[Look], list[str]]:
+    """Samples spread evenly over the shards, and what is wrong with those that cannot be used."""
+    ends = np.cumsum(found.counts)
+    count = min(config.look_at or found.samples, found.samples)
+    looks, broken = [], []
+    for number in tqdm(np.arange(count) * found.samples // count, desc="looking", unit="sample", disable=None):
+        shard = int(np.searchsorted(ends, number, side="right"))
+        member = int(number - (ends[shard] - found.counts[shard]))
+        raw = found.read(shard, found.spans(shard, member))
+        try:
+            image, size = decode_image(raw.image, config.max_pixels, (EXAMPLE, EXAMPLE))
+            caption = read_caption(raw.caption, config.caption_field) if captioned else ""
+            looks.append(Look(center_crop(image, size, (EXAMPLE, EXAMPLE)), size, caption))
+        except BrokenSample as reason:
+            broken.append(f"{found.describe(shard, member)}: {reason}")
+    return looks, broken
+
+
+def _findings(looks: Sequence[Look], broken: Sequence[str], captioned: bool) -> list[str]:
+    lines = [f"looked at {quantity(len(looks) + len(broken), 'sample')}: {len(broken):,} broken"]
+    lines += [f"  {reason}" for reason in broken[:10]]
+    if not looks:
+        return lines
+    if captioned:
+        for unit, lengths in (
+            ("characters", [len(look.caption) for look in looks]),
+            ("words", [len(look.caption.split()) for look in looks]),
+        ):
+            low, middle, high, most = np.percentile(lengths, [0, 50, 95, 100]).round().astype(int)
+            lines.append(f"captions in {unit}: shortest {low}, median {middle}, 95 % up to {high}, longest {most}")
+    sides = np.digitize([min(look.size) for look in looks], SIDES)
+    names = [f"< {SIDES[0]}", *(f"{a}-{b - 1}" for a, b in itertools.pairwise(SIDES)), f"≥ {SIDES[-1]}"]
+    lines.append("shorter side in pixels:")
+    for name, count in zip(names, np.bincount(sides, minlength=len(names)).tolist(), strict=True):
+        if count:
+            lines.append(f"  {name:>9} {count:6,} {'#' * max(1, round(50 * count / len(looks)))}")
+    return lines

@@ -1,0 +1,79 @@
+"""From settings and seeds to images: the process, the guided denoiser and the sampler put together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..batch import Conditioning
+from ..config import option
+from ..errors import InputError
+from ..training.random import Draw
+from .diffusion_config import DiffusionConfig, create_gaussian_diffusion
+from .guidance import GuidanceConfig, guided_denoiser
+from .samplers import SAMPLERS, Step
+
+
+@dataclass(frozen=True)
+class SamplerConfig:
+    """Sampler"""
+
+    sampler: str = option("dpm++2m", "how noise is turned into an image", choices=tuple(SAMPLERS), free=True)
+    timestep_respacing: str = option(
+        "30", "steps to take: 250, or 10,15,20 for that many in each third, or ddim25 for an even stride; empty = every "
+        "step of the process", free=True)  # fmt: skip
+    eta: float = option(0.0, "randomness of ddim: 0 = none, 1 = that of ancestral sampling", free=True)
+
+    def __post_init__(self):
+        if self.eta and self.sampler != "ddim":
+            raise InputError(f"eta is {self.eta:g}, but only the sampler ddim has it, not {self.sampler}")
+        if self.eta < 0:
+            raise InputError(f"eta is {self.eta:g}, but must not be negative")
+
+
+def sample_steps(
+    generator: nn.Module,
+    diffusion: DiffusionConfig,
+    cond: Conditioning,
+    null: Conditioning,
+    size: tuple[int, int],
+    seeds: Sequence[int],
+    sampler: SamplerConfig,
+    guidance: GuidanceConfig,
+) -> Iterator[Step]:
+    """Every step on the way to N images; the last step's ``x`` is [N, 3, height, width] in about [-1, 1].
+
+    generator:  the network: called as ``generator(x, t, cond=…)``, with an ``encode_text(cond)`` that is called once.
+    cond, null: what the images are to show and what guidance leads away from, N samples each.
+    size:       height and width.
+    seeds:      one an image. All of an image's noise follows from its seed, so it is the same in any batch.
+    """
+    device = next(generator.parameters()).device
+    process = create_gaussian_diffusion(diffusion, sampler.timestep_respacing)
+    cond, null = (generator.encode_text(part.to(device)) for part in (cond, null))
+    denoise = guided_denoiser(process, generator, cond, null, guidance)
+    draw = Draw(0, torch.tensor([seed % 2**63 for seed in seeds], dtype=torch.int64), device)
+
+    def noise(t: int) -> Tensor:
+        return draw.normal(f"sampling step {t}", (3, *size))
+
+    options = {"eta": sampler.eta} if sampler.sampler == "ddim" else {}
+    x = draw.normal("sampling start", (3, *size))
+    yield from SAMPLERS[sampler.sampler](process, denoise, x, noise, **options)
+
+
+@torch.no_grad()
+def sample_images(*arguments, **keywords) -> np.ndarray:
+    """The images at the end of ``sample_steps``, which has the arguments: uint8 [N, height, width, 3]."""
+    for step in sample_steps(*arguments, **keywords):
+        images = step.x
+    return to_uint8(images).cpu().numpy()
+
+
+def to_uint8(images: Tensor) -> Tensor:
+    """[N, C, H, W] in [-1, 1] → [N, H, W, C] uint8, rounded, out-of-range values clipped."""
+    return ((images.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous()

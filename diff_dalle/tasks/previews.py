@@ -1,0 +1,55 @@
+"""Pictures of fixed prompts, to watch a generator learn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..batch import Conditioning
+from ..config import option, section
+from ..data.grid import image_grid
+from ..diffusion.diffusion_config import DiffusionConfig
+from ..diffusion.guidance import GuidanceConfig
+from ..diffusion.sampling import SamplerConfig, sample_images
+from ..errors import InputError
+
+
+@dataclass(frozen=True)
+class PreviewConfig:
+    """Preview grids"""
+
+    preview_samples: int = option(16, "pictures in a preview grid, with the first captions of val_data_dir, or else of "
+                                      "data_dir", free=True)  # fmt: skip
+    sampler: SamplerConfig = section(SamplerConfig)
+    guidance: GuidanceConfig = section(GuidanceConfig)
+
+    def __post_init__(self):
+        if self.preview_samples < 1:
+            raise InputError(f"preview_samples is {self.preview_samples}, but must be at least 1 (--sample_interval 0 "
+                             "switches previews off)")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Previews:
+    """Makes a grid of the same conditions from the same noise whenever it is called with a generator.
+
+    cond: the conditions. captions: what to write below the pictures. size: their height and width.
+    """
+
+    config: PreviewConfig
+    diffusion: DiffusionConfig
+    cond: Conditioning
+    captions: list[str]
+    size: tuple[int, int]
+    num_classes: int = 0
+
+    def __call__(self, generator: nn.Module) -> dict[str, np.ndarray]:
+        count = len(self.captions)
+        null = self.cond.drop(torch.ones(count, dtype=torch.bool), self.num_classes)
+        images = sample_images(generator, self.diffusion, self.cond, null, self.size, range(count), self.config.sampler,
+                               self.config.guidance)  # fmt: skip
+        scale = max(1, 96 // self.size[0])
+        return {"samples": np.asarray(image_grid(images, self.captions, scale=scale))}
