@@ -104,7 +104,7 @@ class _Values:
             spelled = f"{key} in {source}"
             if key in sections and isinstance(value, Mapping):
                 inner = self.update(value, f"{source} under {key}", (*path, key))
-            elif path and key in self.table and self.table[key].path[:-1] != path:
+            elif path and key in self.table and self.table[key].path[: len(path)] != path:
                 right = ".".join(self.table[key].path[:-1])
                 raise InputError(f"{spelled} belongs under {right}")
             else:

@@ -49,6 +49,9 @@ class Place:
     local_size: int = 1
 
 
+SINGLE = Place("single")
+
+
 def detect(env: Mapping[str, str] = os.environ) -> Place:
     """Read the launcher's environment variables; nothing is started or imported."""
 
@@ -69,7 +72,7 @@ def detect(env: Mapping[str, str] = os.environ) -> Place:
         per_node = re.match(r"\d+", env.get("SLURM_STEP_TASKS_PER_NODE", "1"))
         local_size = int(per_node.group()) if per_node else 1
         return Place("slurm", number("SLURM_PROCID"), tasks, number("SLURM_LOCALID"), local_size)
-    return Place("single")
+    return SINGLE
 
 
 class World:
@@ -150,7 +153,9 @@ class Vote:
 # ------------------------------------------------------------------------------------------------------ start and end
 
 
-def _pick_device(name: str, place: Place) -> torch.device:
+def pick_device(name: str | torch.device, place: Place = SINGLE) -> torch.device:
+    """The device that ``--device`` names for the process at ``place``. InputError when torch does not have it."""
+    name = str(name)
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     if name == "cuda":
@@ -160,7 +165,6 @@ def _pick_device(name: str, place: Place) -> torch.device:
         if place.local_size > count:
             processes, devices = quantity(place.local_size, "process"), quantity(count, "GPU")
             raise InputError(f"{processes} were started on a machine with {devices}; start at most one per GPU")
-        torch.cuda.set_device(place.local_rank)
         return torch.device("cuda", place.local_rank)
     if name == "mps" and not torch.backends.mps.is_available():
         raise InputError("--device mps was asked for, but this torch has no MPS; use --device cpu")
@@ -252,7 +256,9 @@ def launch(config: DistributedConfig) -> Iterator[World]:
     why. Raises InputError for a device that is not there and for a launcher whose parts do not fit.
     """
     place = detect()
-    device = _pick_device(config.device, place)
+    device = pick_device(config.device, place)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     torch.set_num_threads(config.threads or max(1, _cores() // place.local_size))
     world = World(place, device)
     if place.size == 1:

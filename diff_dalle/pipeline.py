@@ -1,45 +1,158 @@
-"""Checkpoints and prompts → images: what library users, ``sample.py`` and training's previews end in."""
+"""Checkpoints and prompts → images: what library users, ``sample.py`` and the evaluation call."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
 from .batch import Conditioning
-from .config import disagreements, from_dict, to_dict
-from .diffusion.gaussian_diffusion import DiffusionConfig, create_gaussian_diffusion
-from .diffusion.sampling import SamplingConfig, sample_images
+from .config import disagreements, from_dict
+from .diffusion.diffusion_config import DiffusionConfig
+from .diffusion.guidance import GuidanceConfig
+from .diffusion.sampling import SamplerConfig, sample_images
+from .distributed import SINGLE, World, pick_device
 from .errors import InputError
 from .models.generator import Generator, GeneratorConfig
+from .tasks.generator_run import KIND
 from .text.tokenizer import Tokenizer, TokenizerConfig, load_tokenizer
 from .training.checkpoint import load_file, load_weights
 from .training.precision import autocast, resolve_precision
 
 
-def load(path: str, device: str = "auto", precision: str = "auto", bpe_path: str | None = None) -> Pipeline:
+class Pipeline:
+    """A generator with all that sampling needs. Made by ``load``.
+
+    model, diffusion, tokenizer: the network, the settings of its process, and its tokenizer (None without text).
+    step, samples:               how long it was trained.
+    """
+
+    def __init__(self, model: Generator, diffusion: DiffusionConfig, tokenizer: Tokenizer | None, precision: str,
+                 step: int = 0, samples: int = 0):  # fmt: skip
+        self.model, self.diffusion, self.tokenizer = model, diffusion, tokenizer
+        self.precision, self.step, self.samples = precision, step, samples
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def image_size(self) -> int:
+        """Side in pixels of the pictures the generator was trained on."""
+        return self.model.config.unet.image_size
+
+    def conditioning(self, prompts: Sequence[str], labels: Sequence[int] | None = None) -> Conditioning:
+        """Prompts (and classes) as the network takes them, on the CPU. InputError when it needs classes and has none."""
+        classes = self.model.config.unet.num_classes
+        tokens = mask = None
+        if self.tokenizer is not None:
+            tokens, mask = self.tokenizer(list(prompts), self.model.config.text.text_length)
+        if classes and labels is None:
+            raise InputError(f"this generator is conditioned on classes: give labels from 0 to {classes - 1}")
+        if labels is not None and not all(0 <= label <= classes for label in labels):
+            raise InputError(f"labels must lie between 0 and {classes - 1} ({classes} = no class), not {list(labels)}")
+        return Conditioning(tokens=tokens, mask=mask, labels=torch.tensor(list(labels)) if classes else None)
+
+    def sample(
+        self,
+        prompts: str | Sequence[str],
+        seed: int = 0,
+        *,
+        seeds: Sequence[int] | None = None,
+        labels: Sequence[int] | None = None,
+        negative_prompt: str = "",
+        size: tuple[int, int] | None = None,
+        batch_size: int = 16,
+        sampler: SamplerConfig | None = None,
+        guidance: GuidanceConfig | None = None,
+        progress: bool = True,
+        world: World | None = None,
+    ) -> np.ndarray:
+        """Pictures, one a prompt: uint8 [N, height, width, 3].
+
+        seed:            picture i has seed + i, and depends on that alone: not on the batch or the other prompts.
+        seeds:           the pictures' own seeds, instead.
+        labels:          classes, one a prompt, for a class-conditional generator.
+        negative_prompt: what guidance leads away from; empty = no caption.
+        size:            height and width; None = as trained. Anything that the network divides.
+        batch_size:      pictures at a time, per process; guidance doubles the memory that takes.
+        world:           the processes that share the work (``distributed.launch``); all get all pictures.
+
+        Raises InputError for a size that the network does not divide, and for missing or impossible labels.
+        """
+        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+        seeds = range(seed, seed + len(prompts)) if seeds is None else seeds
+        if len(seeds) != len(prompts) or (labels is not None and len(labels) != len(prompts)):
+            raise InputError(f"{len(prompts)} prompts need as many seeds and labels")
+        size = size or (self.image_size, self.image_size)
+        self.model.config.unet.check_size(*size)
+        world = world or World(SINGLE, self.device)
+        cond = self.conditioning(prompts, labels)
+        null = self._null(cond, negative_prompt)
+        sampler, guidance = sampler or SamplerConfig(), guidance or GuidanceConfig()
+
+        mine = list(range(world.rank, len(prompts), world.size))
+        images = np.empty((len(prompts), *size, 3), dtype=np.uint8)
+        batches = [mine[i : i + batch_size] for i in range(0, len(mine), batch_size)]
+        bar = tqdm(total=len(prompts), unit="image", desc="Sampling", disable=not (progress and world.is_main))
+        with bar, autocast(self.precision, self.device):
+            for index in batches:
+                images[index] = sample_images(
+                    self.model, self.diffusion, cond.select(index), null.select(index), size,
+                    [seeds[i] for i in index], sampler, guidance,
+                )  # fmt: skip
+                bar.update(min(len(index) * world.size, len(prompts) - bar.n))
+        for rank, part in enumerate(world.gather(images[mine])):
+            images[rank :: world.size] = part
+        return images
+
+    def _null(self, cond: Conditioning, negative_prompt: str) -> Conditioning:
+        """What guidance leads away from: no caption and no class, or a negative prompt."""
+        count = next((len(value) for value in cond.present().values()), 0)
+        null = cond.drop(torch.ones(count, dtype=torch.bool), self.model.config.unet.num_classes)
+        if not negative_prompt:
+            return null
+        if self.tokenizer is None:
+            raise InputError(f"negative_prompt is {negative_prompt!r}, but this generator does not read text")
+        negative = self.conditioning([negative_prompt] * count, null.labels.tolist() if null.labels is not None else None)
+        return negative
+
+    def check(self, expected) -> None:
+        """InputError when settings asked for (see ``config.expectations``) are not the checkpoint's."""
+        wrong = disagreements(expected, self.model.config) + disagreements(expected, self.diffusion)
+        if wrong:
+            raise InputError(f"the checkpoint was trained with other settings: {', '.join(wrong)}; leave these flags out")
+
+
+def load(path: str, device: str = "auto", precision: str = "auto", bpe_path: str = "") -> Pipeline:
     """A generator ready to sample, from a model or EMA checkpoint alone.
 
     path:      ``ema_….pt`` (better pictures) or ``model….pt``, local or remote.
     device:    auto, cpu, cuda, cuda:1, mps, …; auto takes CUDA, then MPS, then the CPU.
     precision: auto, fp32, bf16 or fp16.
-    bpe_path:  where the tokenizer's vocabulary lies now, if it was a file that has moved since training.
+    bpe_path:  where the tokenizer's vocabulary is now, if it was a file that has moved since training.
 
     Raises InputError for a file that is no generator's checkpoint, or whose tokenizer cannot be found.
     """
     content = load_file(path)
-    if content["kind"] != "generator":
-        raise InputError(f"{path} holds a {content['kind']}, but a generator is needed")
-    config = content["config"]
-    model_config = from_dict(GeneratorConfig, config["model"], "model")
-    diffusion = from_dict(DiffusionConfig, config["diffusion"], "diffusion")
-    tokenizer = _tokenizer_of(content, path, bpe_path) if content["tokenizer"] else None
+    if content["kind"] != KIND:
+        raise InputError(f"{path} holds a {content['kind']}, but a {KIND} is needed here")
+    config = from_dict(GeneratorConfig, content["config"]["model"], "model")
+    diffusion = from_dict(DiffusionConfig, content["config"]["diffusion"], "diffusion")
+    tokenizer = None
+    if content["tokenizer"]:
+        saved = from_dict(TokenizerConfig, content["config"]["tokenizer"], "tokenizer")
+        tokenizer = load_tokenizer(bpe_path or saved.bpe_path)
+        if tokenizer.identity != content["tokenizer"]:
+            raise InputError(f"{path} was trained with tokenizer {content['tokenizer']}, but "
+                             f"{bpe_path or saved.bpe_path or 'the built-in one'} is {tokenizer.identity}; "
+                             "give the right vocabulary with --bpe_path")  # fmt: skip
     with torch.device("meta"):
-        model = Generator(model_config, tokenizer.vocab_size if tokenizer else 0, diffusion.out_channels)
+        model = Generator(config, tokenizer.vocab_size if tokenizer else 0, diffusion.out_channels)
     model.to_empty(device="cpu")
     load_weights(model, content, path)
     place = pick_device(device)
-    return Pipeline(model.to(place).eval(), diffusion, tokenizer, resolve_precision(precision, place))
+    model = model.to(place).eval().requires_grad_(False)
+    return Pipeline(model, diffusion, tokenizer, resolve_precision(precision, place), content["step"], content["samples"])

@@ -1,15 +1,14 @@
-"""Say what is in a checkpoint file, or what a preset's generator costs, without allocating it."""
+"""Say what is in a checkpoint file, or what a generator with these settings costs, without allocating it."""
 
-from dataclasses import dataclass
-
-from diff_dalle import pipeline, storage
-from diff_dalle.command_line import parse, preset_settings
-from diff_dalle.config import option
+from diff_dalle import storage
+from diff_dalle.command_line import parse
 from diff_dalle.distributed import run_script
+from diff_dalle.info_run import InfoRun, describe
 
 
-@dataclass(frozen=True)
-class InfoConfig:
-    """Info"""
+def main():
+    print(describe(parse(InfoRun, description=__doc__, read_text=storage.read_text)))
 
-    model_path: str = option("", "checkpoint file of a generator; empty = describe the settings given by the other flags")
+
+if __name__ == "__main__":
+    run_script(main)

@@ -4,17 +4,35 @@ from diff_dalle import storage
 from diff_dalle.command_line import parse
 from diff_dalle.data.output import write_samples
 from diff_dalle.distributed import launch, run_script
-from diff_dalle.pipeline import SampleRun, load, read_prompts
+from diff_dalle.pipeline import load
+from diff_dalle.sample_run import SampleRun, read_request
+from diff_dalle.training.checkpoint import choose_logdir
 
 
 def main():
     run = parse(SampleRun, description=__doc__, read_text=storage.read_text)
+    what = run.what
     with launch(run.distributed) as world:
-        pipeline = load(run.output.model_path, world.device, run.output.precision, run.output.bpe_path)
-        pipeline.check(run.expected)
-        prompts, seeds = read_prompts(run.output, pipeline)
+        pipeline = load(what.model_path, world.device, what.precision, what.bpe_path)
+        pipeline.check(run.model)
+        pipeline.check(run.diffusion)
+        request = read_request(what)
         images = pipeline.sample(
-            prompts, seeds=seeds, size=run.output.sample_size, batch_size=run.output.batch_size, config=run.sampling, world=world
+            request.prompts,
+            seeds=request.seeds,
+            labels=request.labels,
+            negative_prompt=what.negative_prompt,
+            size=what.sample_size,
+            batch_size=what.batch_size,
+            sampler=run.sampler,
+            guidance=run.guidance,
+            world=world,
         )
         if world.is_main:
-            write_samples(out, images, prompts, seeds)
+            logdir = choose_logdir(what.logdir)
+            write_samples(logdir, images, request.prompts, request.seeds)
+            print(f"{len(images)} pictures, grid.png, captions.txt and samples.npz are in {logdir}")
+
+
+if __name__ == "__main__":
+    run_script(main)

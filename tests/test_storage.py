@@ -9,6 +9,7 @@ from file_server import serving
 from diff_dalle import storage
 from diff_dalle.errors import InputError
 from diff_dalle.storage import failures
+from diff_dalle.storage.blob import Blob
 
 
 @pytest.fixture(autouse=True)
@@ -138,6 +139,21 @@ def test_a_missing_boto3_is_named_with_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "boto3", None)
     with pytest.raises(InputError, match=r"diff_dalle\[s3\]"):
         storage.read_bytes("s3://bucket/key")
+
+
+def test_blobfile_is_spoken_to_as_it_expects(tmp_path):
+    """Its local paths stand for gs:// and az://, which need a server."""
+    blob, folder = Blob(), str(tmp_path / "made")
+    blob.make_dirs(folder + "/below")
+    (tmp_path / "upload").write_bytes(b"0123456789")
+    for name in ("a", "below/b"):
+        blob.put(str(tmp_path / "upload"), f"{folder}/{name}")
+    assert list(blob.list_files(folder, False)) == [f"{folder}/a"]
+    assert sorted(blob.list_files(folder, True)) == [f"{folder}/a", f"{folder}/below/b"]
+    assert blob.read(f"{folder}/a", 3, 4) == b"3456" and blob.read(f"{folder}/a", 0, None) == b"0123456789"
+    assert blob.size_and_tag(f"{folder}/a")[0] == 10
+    blob.remove(f"{folder}/a")
+    assert not blob.exists(f"{folder}/a")
 
 
 def test_a_pipe_is_read_and_its_failure_noticed():

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from ..models.attention import SelfAttention
 from ..models.layers import timestep_embedding
 from ..models.unet import UNet, UNetConfig
 
@@ -154,8 +155,10 @@ def to_baseline(network: UNet, tensors: list[Tensor]) -> list[Tensor]:
     Both networks register their parameters in the same order. The baseline orders the rows of a qkv projection by head
     and then by role, ours by role and then by head.
     """
-    heads = {id(module.qkv.weight): module.heads for module in network.modules() if hasattr(module, "qkv")}
-    heads |= {id(module.qkv.bias): module.heads for module in network.modules() if hasattr(module, "qkv")}
+    heads = {}
+    for module in network.modules():
+        if isinstance(module, SelfAttention):
+            heads[id(module.qkv.weight)] = heads[id(module.qkv.bias)] = module.heads
     with torch.device("meta"):
         baseline = BaselineUNet(network.config, 3, network.out_conv.out_channels)
     mapped = []

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from PIL import Image
 
 from .. import storage
-from ..config import load_mapping, to_dict
+from ..config import from_dict, load_mapping, to_dict
 from ..errors import InputError
 from .shapes import ShapesConfig, scene
 from .shapes_captions import training_caption
@@ -72,3 +72,11 @@ def write_shapes(config: ShapesConfig, out_dir: str) -> dict[str, dict[str, int]
             sizes.append(storage.size_and_tag(path)[0])
         report[split] = {"shards": len(sizes), "samples": count, "bytes": sum(sizes)}
     return report
+
+
+def read_shapes_config(out_dir: str) -> ShapesConfig:
+    """The config that a folder of ``write_shapes`` was made with. InputError when it is no such folder."""
+    record = storage.join(out_dir, RECORD)
+    if not storage.exists(record):
+        raise InputError(f"{out_dir or 'the empty path'} is no folder of the shapes world: it has no {RECORD}")
+    return from_dict(ShapesConfig, load_mapping(storage.read_text(record), record))

@@ -17,7 +17,7 @@ from .tar import Member
 
 FORMAT = 1
 IMAGE_KINDS = ("jpg", "jpeg", "png", "webp")  # in order of preference where a sample has several
-_NAME = re.compile(r"((?:.*/)?[^./][^.]*)\.([^/]*)")  # the path up to the base name's first dot, and the rest
+_NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)")  # the path up to the base name's first dot, and the rest
 
 
 @dataclass(frozen=True)

@@ -95,4 +95,3 @@ class AttentionBlock(nn.Module):
         if self.text_attention is not None:
             x = x + to_image(self.text_attention(to_tokens(self.text_norm(x)), text, mask), size)
         return x
-

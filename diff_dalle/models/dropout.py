@@ -17,12 +17,12 @@ def _signed(bits: int) -> int:
     return bits - (bits >> 31 << 32)
 
 
-# Multipliers of C. Wellons's 32-bit mixer "lowbias32"; the last is 2^32 / golden ratio, an odd number that spreads salts.
+# The multipliers of C. Wellons's 32-bit mixer "lowbias32", and 2^32 / golden ratio to spread the salts.
 _MULTIPLY_1, _MULTIPLY_2, _GOLDEN = _signed(0x7FEB352D), _signed(0x846CA68B), 0x9E3779B9
 
 
 def _mix(x: Tensor) -> Tensor:
-    """lowbias32 on int32: a bijection whose results look independent. Shifts are masked to be shifts of unsigned bits."""
+    """lowbias32 on int32, a bijection whose results look independent. Masks make the shifts unsigned."""
     x = (x ^ (x >> 16 & 0xFFFF)) * _MULTIPLY_1
     x = (x ^ (x >> 15 & 0x1FFFF)) * _MULTIPLY_2
     return x ^ (x >> 16 & 0xFFFF)

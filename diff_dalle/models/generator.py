@@ -38,15 +38,15 @@ class Generator(nn.Module):
         number_dropouts(self)
 
     def encode_text(self, cond: Conditioning) -> Conditioning:
-        """``cond`` with ``text_states`` and ``text_pooled`` filled in, unless they are there or the network has no text.
+        """``cond`` with ``text_states`` and ``text_pooled`` filled in, unless they are or the network has no text.
 
         Sampling calls it once, so that the text is not encoded at every step. Raises InputError without a caption.
         """
         if self.text_encoder is None or cond.text_states is not None:
             return cond
         if cond.tokens is None or cond.mask is None:
-            raise InputError(f"the network is conditioned on text (enc_attn_dim is {self.config.text.enc_attn_dim}), but "
-                             "cond has no tokens and mask; give captions, or set enc_attn_dim to 0")  # fmt: skip
+            width = self.config.text.enc_attn_dim
+            raise InputError(f"the network expects captions (enc_attn_dim is {width}), but cond lacks tokens or mask")
         states, pooled = self.text_encoder(cond.tokens, cond.mask, cond.dropout_keys)
         return replace(cond, text_states=states, text_pooled=pooled)
 

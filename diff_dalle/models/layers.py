@@ -42,8 +42,8 @@ class LayerNorm32(nn.LayerNorm):
 class Linear(nn.Linear):
     """The same map of every token of [N, T, C].
 
-    On a CPU it is computed as a 1×1 convolution, for which oneDNN brings kernels of its own: on AMD's processors they take
-    half the time of the matrix product that ``F.linear`` calls, elsewhere the same.
+    On a CPU it is computed as a 1×1 convolution: for those oneDNN has kernels of its own, which took half the time of
+    ``F.linear``'s matrix product on an AMD processor.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -86,9 +86,10 @@ def recompute(function, x: Tensor, *args, keys: Tensor | None) -> Tensor:
 
 
 def timestep_embedding(t: Tensor, width: int, max_period: float = 10000.0) -> Tensor:
-    """Cosines, then sines, of t at width // 2 frequencies from 1 down to nearly 1 / max_period (Vaswani et al. 2017, §3.5).
+    """Cosines, then sines, of t at width // 2 frequencies from 1 down to nearly 1 / max_period.
 
-    t: [N], whole or fractional steps. Returns [N, width] float32; an odd width ends in a 0.
+    After Vaswani et al. (2017, §3.5). t: [N], whole or fractional steps. Returns [N, width] float32; an odd width ends
+    in a 0.
     """
     half = width // 2
     frequencies = torch.exp(-math.log(max_period) / half * torch.arange(half, dtype=torch.float32, device=t.device))

@@ -15,8 +15,8 @@ from .attention import AttentionBlock
 from .dropout import number_dropouts
 from .layers import Downsample, GroupNorm32, ResBlock, Upsample, full_precision, timestep_embedding, zero_init
 
-# Guided-Diffusion's multipliers by image size; those of 32 are Improved Diffusion's. A size between two takes the
-# smaller one's, so that the deepest feature map has 4 to 8 positions a side from 32 pixels up to 512.
+# Guided-Diffusion's multipliers by side of the outermost feature map; those of 32 are Improved Diffusion's. A side in
+# between takes the next smaller one's, so that the deepest feature map of 32 pixels and more keeps 4 positions a side.
 CHANNEL_MULTS = {
     512: (0.5, 1, 1, 2, 2, 4, 4),
     256: (1, 1, 2, 2, 4, 4),
@@ -30,30 +30,29 @@ CHANNEL_MULTS = {
 class UNetConfig:
     """Network (U-Net)"""
 
-    image_size: int = option(
-        64, "side of the images in pixels; other sizes and shapes that the network divides work too"
-    )
-    num_channels: int = option(128, "channels of the outermost level at multiplier 1")
-    num_res_blocks: int = option(2, "residual blocks per level on the way down (one more on the way up)")
+    image_size: int = option(64, "side of the images in pixels; other sizes and shapes that the network divides work")
+    num_channels: int = option(128, "channels of a level whose multiplier is 1")
+    num_res_blocks: int = option(2, "residual blocks per level on the way down; on the way up there is one more")
     channel_mult: tuple[float, ...] = option(
         (), "channels of each level as multiples of num_channels, each level at half the resolution of the one before; "
-            "empty = the published ones for the image size")  # fmt: skip
+            "empty = the published ones for image_size / patch_size")  # fmt: skip
     attention_resolutions: tuple[int, ...] = option(
-        (16, 8), "sides of the feature maps with attention, in positions; a level between two takes the larger one's "
-                 "setting. The middle always has attention")  # fmt: skip
+        (16, 8), "sides, in positions, of the feature maps with attention; a side that no level has means the next "
+                 "smaller one. The middle always has attention")  # fmt: skip
     num_heads: int = option(4, "attention heads")
     num_head_channels: int = option(-1, "channels of one attention head, instead of a number of heads; -1 = num_heads")
     num_heads_upsample: int = option(-1, "attention heads on the way up; -1 = num_heads")
-    use_scale_shift_norm: bool = option(True, "let timestep, class and text scale and shift the norms, instead of being "
-                                              "added")  # fmt: skip
+    use_scale_shift_norm: bool = option(
+        True, "let timestep, class and text scale and shift the norms, instead of being added before them")  # fmt: skip
     resblock_updown: bool = option(False, "change resolution inside residual blocks")
     conv_resample: bool = option(True, "learned convolutions where the resolution changes (without resblock_updown)")
     dropout: float = option(0.0, "fraction of activations dropped in residual blocks while training")
-    use_checkpoint: bool = option(False, "save memory by computing activations a second time in the backward pass",
-                                  free=True)  # fmt: skip
+    use_checkpoint: bool = option(
+        False, "save memory: compute activations a second time in the backward pass", free=True)  # fmt: skip
     num_classes: int = option(0, "classes of a class-conditional network; 0 = none")
-    text_attention: str = option("cross", "how attention blocks see the text: a second attention, or text joined to the "
-                                          "keys of the first", choices=("cross", "joint"))  # fmt: skip
+    text_attention: str = option(
+        "cross", "how attention blocks see the text: by a second attention, or joined to the keys of the first",
+        choices=("cross", "joint"))  # fmt: skip
     patch_size: int = option(1, "side in pixels of the squares that the network takes in as single positions")
 
     def __post_init__(self):
@@ -67,26 +66,34 @@ class UNetConfig:
             raise InputError(f"dropout is {self.dropout:g}, but must be from 0 up to, not including, 1")
         if self.num_classes < 0:
             raise InputError(f"num_classes is {self.num_classes}, but must not be negative")
-        for mult in self.channel_mult:
-            if mult <= 0 or mult * self.num_channels % 1:
-                raise InputError(f"channel_mult has {mult:g}, but its product with num_channels ({self.num_channels}) "
-                                 "must be a whole number above 0")  # fmt: skip
         if self.text_attention not in ("cross", "joint"):
             raise InputError(f"text_attention is {self.text_attention!r}, but must be cross or joint")
+        for mult in self.mults:
+            if mult <= 0 or abs(mult * self.num_channels - round(mult * self.num_channels)) > 1e-6:
+                channels = self.num_channels
+                raise InputError(
+                    f"channel_mult has {mult:g}, but times num_channels ({channels}) it must be a whole number"
+                )
         self.check_size(self.image_size, self.image_size)
         for level, channels in enumerate(self.level_channels):
             if self.has_attention(level) or level == self.levels - 1:
-                self.heads(channels), self.heads(channels, upward=True)
+                self.heads(channels)
+                self.heads(channels, upward=True)
+
+    @property
+    def mults(self) -> tuple[float, ...]:
+        """Multipliers of every level, the outermost first."""
+        side = self.image_size // self.patch_size
+        return self.channel_mult or next(mults for least, mults in CHANNEL_MULTS.items() if side >= least)
 
     @property
     def level_channels(self) -> tuple[int, ...]:
         """Channels of every level, the outermost first."""
-        mults = self.channel_mult or next(mults for size, mults in CHANNEL_MULTS.items() if self.image_size >= size)
-        return tuple(int(mult * self.num_channels) for mult in mults)
+        return tuple(round(mult * self.num_channels) for mult in self.mults)
 
     @property
     def levels(self) -> int:
-        return len(self.level_channels)
+        return len(self.mults)
 
     @property
     def divisor(self) -> int:
@@ -98,12 +105,12 @@ class UNetConfig:
         if height % self.divisor or width % self.divisor:
             size = f"{height}" if height == width else f"{width}×{height}"
             raise InputError(
-                f"image_size is {size}, but must be a multiple of {self.divisor} for a network of {self.levels} levels "
-                f"with patch_size {self.patch_size}; change image_size, or give channel_mult fewer levels"
+                f"image_size is {size}, but must be a multiple of {self.divisor}, as the network has {self.levels} levels "
+                f"and patch_size {self.patch_size}; change image_size, or give fewer levels with channel_mult"
             )
 
     def has_attention(self, level: int) -> bool:
-        """Whether the level's feature map, on an image of ``image_size``, is the largest not above a listed side."""
+        """Whether the level's feature map, on a square of ``image_size``, is the largest not above a listed side."""
         side = self.image_size // (self.patch_size * 2**level)
         return any(side <= resolution < 2 * side for resolution in self.attention_resolutions)
 
@@ -116,9 +123,7 @@ class UNetConfig:
         else:
             name, divisor = "num_heads", self.num_heads
         if channels % divisor:
-            raise InputError(
-                f"{name} is {divisor}, but must divide the {channels} channels of each level with attention"
-            )
+            raise InputError(f"{name} is {divisor}, but must divide the {channels} channels of a level with attention")
         return channels // divisor if name == "num_head_channels" else divisor
 
 
@@ -204,13 +209,14 @@ class UNetEncoder(nn.Module):
             emb = self.time_emb(timestep_embedding(t, self.config.num_channels))
             if self.label_emb is not None:
                 if cond.labels is None:
-                    raise InputError(f"the network is conditioned on classes (num_classes is {self.config.num_classes}), "
-                                     "but cond has no labels")  # fmt: skip
+                    classes = self.config.num_classes
+                    raise InputError(f"the network expects classes (num_classes is {classes}), but cond has no labels")
                 emb = emb + self.label_emb(cond.labels)
             if self.text_emb is not None:
                 if cond.text_states is None or cond.text_pooled is None or cond.mask is None:
-                    raise InputError("the network is conditioned on text, but cond has no encoded text; fill it with "
-                                     "encode_text")  # fmt: skip
+                    raise InputError(
+                        "the network expects encoded text, but cond lacks text_states, text_pooled or mask"
+                    )
                 emb = emb + self.text_emb(cond.text_pooled.float())
             return F.silu(emb)
 

@@ -1,0 +1,32 @@
+"""The captions of shards alone, to sample from: no images are needed or read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .captions import caption_kind, read_caption
+from .collection import collect
+from .decode import BrokenSample
+from .shards import ShardFiles
+from .sources import find_shards
+from .table import Need
+
+
+def read_captions(sources: Sequence[str], caption_field: str = "txt", limit: int = 0) -> list[str]:
+    """Captions in the order of the shards, at most ``limit`` (0 = all); empty and unreadable ones are passed over.
+
+    InputError when there are no shards or no captions.
+    """
+    need = Need(image=False, caption=caption_kind(caption_field))
+    found = collect(find_shards(sources), need, ShardFiles())
+    captions: list[str] = []
+    for shard, count in enumerate(found.counts.tolist()):
+        for member in range(count):
+            if limit and len(captions) == limit:
+                return captions
+            raw = found.read(shard, found.spans(shard, member))
+            try:
+                captions.append(read_caption(raw.caption, caption_field))
+            except BrokenSample:
+                continue
+    return captions

@@ -1,0 +1,98 @@
+"""Settings of ``sample.py``: which prompts, how many pictures, and where they go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from . import storage
+from .config import expectations, option, section
+from .data.caption_list import read_captions
+from .diffusion.diffusion_config import DiffusionConfig
+from .diffusion.guidance import GuidanceConfig
+from .diffusion.sampling import SamplerConfig
+from .distributed import DistributedConfig
+from .errors import InputError
+from .models.generator import GeneratorConfig
+
+ExpectedModel = expectations(GeneratorConfig, "Checks of the checkpoint's network")
+ExpectedDiffusion = expectations(DiffusionConfig, "Checks of the checkpoint's diffusion process")
+
+
+@dataclass(frozen=True)
+class PromptConfig:
+    """What to sample"""
+
+    model_path: str = option("", "checkpoint of a generator: ema_….pt or model….pt, local or remote")
+    prompts: str = option("", "prompts, separated by |")
+    prompts_file: str = option("", "text file with one prompt a line")
+    data_dir: tuple[str, ...] = option((), "text files, or shards whose captions are the prompts (see caption_field)")
+    caption_field: str = option("txt", "where captions are in shards: the ending of a text member, or json:FIELD")
+    labels: tuple[int, ...] = option((), "classes for a class-conditional generator, taken in turn")
+    negative_prompt: str = option("", "what guidance leads away from; empty = no caption")
+    num_samples: int = option(0, "pictures to make, taking the prompts in turn; 0 = one a prompt")
+    seed: int = option(0, "picture i follows from seed + i alone")
+    batch_size: int = option(16, "pictures made at once by each process")
+    sample_size: tuple[int, ...] = option((), "HEIGHT,WIDTH of the pictures in pixels; none = as trained")
+    precision: str = option("auto", "arithmetic of the network", choices=("auto", "fp32", "bf16", "fp16"))
+    bpe_path: str = option("", "where the tokenizer's merge file is now, if it has moved since training")
+    logdir: str = option("", "folder for the pictures; empty = $OPENAI_LOGDIR, else a fresh temporary folder")
+
+    def __post_init__(self):
+        if not self.model_path:
+            raise InputError("--model_path is needed: an ema_….pt or model….pt file that training wrote")
+        if len([given for given in (self.prompts, self.prompts_file, self.data_dir) if given]) > 1:
+            raise InputError("--prompts, --prompts_file and --data_dir exclude each other: prompts come from one of them")
+        if self.num_samples < 0 or self.batch_size < 1:
+            raise InputError(f"num_samples is {self.num_samples} and batch_size {self.batch_size}, but they must be at "
+                             "least 0 and 1")  # fmt: skip
+        if self.sample_size and (len(self.sample_size) != 2 or min(self.sample_size) < 1):
+            raise InputError(f"sample_size is {','.join(map(str, self.sample_size))}, but must be HEIGHT,WIDTH")
+
+
+@dataclass(frozen=True)
+class SampleRun:
+    """All settings of ``sample.py``."""
+
+    what: PromptConfig = section(PromptConfig)
+    sampler: SamplerConfig = section(SamplerConfig)
+    guidance: GuidanceConfig = section(GuidanceConfig)
+    model: ExpectedModel = section(ExpectedModel)
+    diffusion: ExpectedDiffusion = section(ExpectedDiffusion)
+    distributed: DistributedConfig = section(DistributedConfig)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One entry a picture. labels: None for a generator without classes."""
+
+    prompts: list[str]
+    seeds: list[int]
+    labels: list[int] | None
+
+
+def read_request(config: PromptConfig) -> Request:
+    """The prompts, seeds and labels of exactly ``num_samples`` pictures. InputError when there are no prompts."""
+    prompts = _prompts(config)
+    count = config.num_samples or max(len(prompts), len(config.labels))
+    return Request(
+        [prompts[i % len(prompts)] for i in range(count)],
+        [config.seed + i for i in range(count)],
+        [config.labels[i % len(config.labels)] for i in range(count)] if config.labels else None,
+    )
+
+
+def _prompts(config: PromptConfig) -> Sequence[str]:
+    texts = [path for path in (config.prompts_file, *config.data_dir) if path.endswith(".txt") or path == config.prompts_file]
+    texts = [path for path in texts if path]
+    if texts:
+        prompts = [line.strip() for path in texts for line in storage.read_text(path).splitlines()]
+    elif config.data_dir:
+        prompts = read_captions(config.data_dir, config.caption_field, config.num_samples)
+    else:
+        prompts = [part.strip() for part in config.prompts.split("|")]
+        return prompts  # a single empty prompt asks for pictures without a caption
+    prompts = [prompt for prompt in prompts if prompt]
+    if not prompts:
+        raise InputError(f"there are no prompts in {', '.join(texts or config.data_dir)}; give one a line")
+    return prompts

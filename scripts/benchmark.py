@@ -1,0 +1,32 @@
+"""Time what is claimed to be fast against a plain reference of the same function, and print the ratios."""
+
+import os
+from dataclasses import dataclass
+
+from diff_dalle import storage
+from diff_dalle.benchmarks.table import BENCHMARKS
+from diff_dalle.benchmarks.timing import TimingConfig, compare
+from diff_dalle.command_line import parse
+from diff_dalle.config import lookup, option, section
+from diff_dalle.distributed import run_script
+
+
+@dataclass(frozen=True)
+class BenchmarkRun:
+    benchmarks: tuple[str, ...] = option(tuple(BENCHMARKS), f"what to time: {', '.join(BENCHMARKS)}")
+    timing: TimingConfig = section(TimingConfig)
+
+
+def main():
+    run = parse(BenchmarkRun, description=__doc__, read_text=storage.read_text)
+    # Threads that wait actively keep a busy machine's cores from those that they wait for. Read when a process starts.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    for name in run.benchmarks:
+        benchmark = lookup(BENCHMARKS, name, "benchmark")
+        print(f"{name}: {benchmark.title}", flush=True)
+        timing = compare(benchmark, run.timing)
+        print(f"{timing.report()}\nours / baseline {timing.ratio:.2f} (claimed: at most {benchmark.target:.2f})\n")
+
+
+if __name__ == "__main__":
+    run_script(main)

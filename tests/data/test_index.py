@@ -1,0 +1,226 @@
+import logging
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from file_server import serving
+from making import make_shards, sample, tar_bytes
+
+from diff_dalle.data import table
+from diff_dalle.data.collection import Collection, collect
+from diff_dalle.data.index import FOLDER, index_shards
+from diff_dalle.data.shards import ShardFiles
+from diff_dalle.data.sources import find_shards
+from diff_dalle.data.table import Need, Table, split_name
+from diff_dalle.data.tar import Member
+from diff_dalle.errors import InputError
+from diff_dalle.storage import failures
+
+CAPTIONED = Need(caption="txt")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(failures, "RETRY_SECONDS", 0.001)
+
+
+def contents(found: Collection) -> dict[str, bytes]:
+    """Caption by key of every usable sample, read through the index."""
+    places = [(shard, member) for shard, count in enumerate(found.counts) for member in range(count)]
+    return {found.key(*place): found.read(place[0], found.spans(*place)).caption for place in places}
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("a.jpg", ("a", "jpg")),
+        ("./a.JPEG", ("a", "jpeg")),
+        ("b/c/a.seg.png", ("b/c/a", "seg.png")),
+        ("b.d/a.txt", ("b.d/a", "txt")),
+        ("._a.jpg", None),
+        ("b/.hidden", None),
+        ("readme", None),
+        ("../../etc/a.jpg", ("../../etc/a", "jpg")),
+    ],
+)
+def test_names_are_split_as_webdataset_splits_them(name, parts):
+    assert split_name(name) == parts
+    if not name.startswith("./"):
+        from webdataset.tariterators import base_plus_ext
+
+        key, kind = base_plus_ext(name)
+        assert parts is None or (key, kind.lower()) == parts
+
+
+def test_members_are_joined_by_key_wherever_they_are():
+    names = ["a.jpg", "b.jpg", "b.txt", "a.txt", "a.jpg", "c.txt", "empty.txt"]
+    found = Table.of([Member(name, i * 10, 0 if "empty" in name else 5) for i, name in enumerate(names)])
+    assert found.keys == ["a", "b", "a", "c"]
+    assert found.signatures() == {"jpg/txt": 2, "jpg": 1, "txt": 1}
+    usable = found.select(CAPTIONED)
+    assert usable.rows.tolist() == [0, 1]
+    assert usable.image.tolist() == [[0, 5], [10, 5]] and usable.caption.tolist() == [[30, 5], [20, 5]]
+    assert len(found.select(Need()).rows) == 3 and len(found.select(Need(image=False, caption="txt")).rows) == 3
+
+
+def test_a_table_survives_its_file(tmp_path):
+    written = Table.of([Member("ü/a.jpg", 512, 5), Member("b.txt", 2048, 6)])
+    about = table.About(4096, "tag", True, "was cut", written.signatures())
+    path = str(tmp_path / "t.npz")
+    table.save(path, about, written)
+    assert table.load_about(path) == about
+    read = table.load(path)
+    assert read.keys == written.keys and read.kinds == written.kinds
+    for name in ("sample", "kind", "offset", "size"):
+        np.testing.assert_array_equal(getattr(read, name), getattr(written, name))
+    (tmp_path / "t.npz").write_bytes(b"damaged")
+    assert table.load(path) is None and table.load_about(str(tmp_path / "none.npz")) is None
+
+
+def test_img2dataset_and_odd_shards_work(tmp_path):
+    odd = [("./deep/0001.JPEG", b"i"), ("./deep/0001.Txt", b"odd"), ("._0001.jpg", b"mac"), ("deep/", b"")]
+    other = [("000000000.jpg", b"i"), ("000000000.json", b"{}"), ("000000000.txt", b"other")]
+    (tmp_path / "a.tar").write_bytes(tar_bytes(odd))
+    (tmp_path / "b.TAR").write_bytes(tar_bytes(other + [("000000001.jpg", b"i"), ("000000001.json", b"{}")]))
+    found = collect(find_shards([str(tmp_path)]), CAPTIONED, ShardFiles())
+    assert contents(found) == {"deep/0001": b"odd", "000000000": b"other"}
+    assert found.left_out == 1
+
+
+def test_the_index_is_used_while_it_holds(tmp_path, monkeypatch):
+    """Headers are read once; again only for a shard that changed, or whose table is gone."""
+    make_shards(tmp_path, [2, 3])
+    paths = find_shards([str(tmp_path)])
+    walked = []
+    reader = ShardFiles.reader
+
+    def spy(self, path, size, tag):
+        walked.append(os.path.basename(path))
+        return reader(self, path, size, tag)
+
+    monkeypatch.setattr(ShardFiles, "reader", spy)
+
+    def walks() -> list[str]:
+        walked.clear()
+        assert len(contents(collect(paths, CAPTIONED, ShardFiles()))) == sum(counts)
+        return sorted(walked)
+
+    counts = [2, 3]
+    assert walks() == ["00000.tar", "00001.tar"]
+    assert walks() == []
+    (tmp_path / FOLDER / "summary.json").write_text("{")
+    assert walks() == []
+    (tmp_path / "00001.tar").write_bytes(tar_bytes(sample("9", "new")))
+    counts = [2, 1]
+    assert walks() == ["00001.tar"]
+    os.utime(tmp_path / "00000.tar", ns=(5, 5))
+    assert walks() == ["00000.tar"]
+    (tmp_path / FOLDER / "00000.tar.npz").unlink()
+    assert "00000.tar" in walks()
+
+
+def test_the_index_goes_elsewhere_when_told_to_or_when_it_must(tmp_path, monkeypatch):
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    paths = find_shards([make_shards(folder, [2])])
+    collect(paths, CAPTIONED, ShardFiles(), index_cache=str(tmp_path / "mine"))
+    assert not (folder / FOLDER).exists() and list((tmp_path / "mine").rglob("*.npz"))
+    allowed = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: not str(path).startswith(str(folder)) and allowed(path, mode))
+    collect(paths, CAPTIONED, ShardFiles())
+    assert not (folder / FOLDER).exists() and list((tmp_path / "cache").rglob("*.npz"))
+
+
+def test_damaged_shards_give_what_is_whole_and_are_named(tmp_path, caplog):
+    data = tar_bytes([file for i in range(4) for file in sample(f"{i}", f"caption {i}", b"i" * 600)])
+    (tmp_path / "cut.tar").write_bytes(data[: 2 * 2560 + 700])  # a sample takes 2560 bytes
+    (tmp_path / "junk.tar").write_bytes(b"junk" * 300)
+    with caplog.at_level(logging.WARNING):
+        found = collect(find_shards([str(tmp_path)]), CAPTIONED, ShardFiles())
+    assert found.counts.tolist() == [2, 0]
+    assert "cut.tar was cut" in caplog.text and "junk.tar is not a tar" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ([], "holds no samples"),
+        ([("a.txt", b"x")], r"holds no images .* found: \.txt \(1\)"),
+        ([("a.jpg", b"x"), ("a.json", b"{}")], r"holds no captions: no \.txt .*--caption_field may name: \.jpg \(1\)"),
+        ([("a.jpg", b"x"), ("b.txt", b"x")], "holds no sample with an image and a .txt"),
+    ],
+)
+def test_nothing_usable_is_said_with_the_flag_and_what_there_is(tmp_path, files, message):
+    (tmp_path / "a.tar").write_bytes(tar_bytes(files))
+    with pytest.raises(InputError, match=f"--val_data_dir.*{message}"):
+        collect(find_shards([str(tmp_path)]), CAPTIONED, ShardFiles(), flag="--val_data_dir")
+
+
+def test_sources_of_all_kinds_mean_the_same_shards(tmp_path, monkeypatch):
+    (tmp_path / "sub").mkdir()
+    make_shards(tmp_path / "sub", [1, 1, 1])
+    (tmp_path / "sub" / "notes.txt").write_text("no shard")
+    names = [str(tmp_path / "sub" / f"{i:05d}.tar") for i in range(3)]
+    monkeypatch.chdir(tmp_path)
+    for source in (
+        [str(tmp_path)],
+        [f"file:{tmp_path}/sub"],
+        [f"{tmp_path}/sub/*.tar"],
+        [f"{tmp_path}/**/0000?.tar"],
+        [f"{tmp_path}/sub/{{00000..00002}}.tar"],
+        [f"{tmp_path}/sub/0000{{0,1}}.tar", names[2]],
+    ):
+        assert find_shards(source) == names
+    assert find_shards(["pipe:cat {0..1}.tar"]) == ["pipe:cat 0.tar", "pipe:cat 1.tar"]
+    for source, message in {
+        "nowhere": "--data_dir nowhere does not exist",
+        f"{tmp_path}/sub/{{00000..00004}}.tar": "00003.tar does not exist",
+        f"{tmp_path}/*.nothing": "matches no file",
+        f"{tmp_path}/{{0..": "unbalanced braces|does not exist",
+        "": "--data_dir is not given",
+    }.items():
+        with pytest.raises(InputError, match=message):
+            find_shards([source])
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "a.jpg").write_bytes(b"")
+    with pytest.raises(InputError, match=r"holds no \.tar shards, but 1 other file; pack images with"):
+        find_shards([str(tmp_path / "empty")])
+
+
+def test_remote_shards_are_read_by_range_or_from_a_copy(tmp_path):
+    make_shards(tmp_path, [3, 4])
+    expected = contents(collect(find_shards([str(tmp_path)]), CAPTIONED, ShardFiles()))
+    pipe = f'pipe:{sys.executable} -c "import sys; sys.stdout.buffer.write(open(sys.argv[1], \'rb\').read())" '
+    with serving() as server:
+        for name in ("00000.tar", "00001.tar"):
+            server.files[f"/{name}"] = (tmp_path / name).read_bytes()
+        url = server.url("/{00000..00001}.tar")
+        for source, ranges, copy in ((url, True, False), (url, True, True), (url, False, False), (f"{pipe}{tmp_path}/{{00000..00001}}.tar", True, False)):  # fmt: skip
+            server.ranges = ranges
+            cache = tmp_path / f"{ranges} {copy} {source[:4]}"
+            files = ShardFiles(str(cache), 1 << 20, copy)
+            found = collect(find_shards([source]), CAPTIONED, files, str(cache / "index"))
+            assert contents(found) == expected
+            copies = len(list(cache.glob("*.copy")))
+            assert copies == (0 if found.in_place(0) else 2)
+
+
+def test_a_pipe_whose_output_changed_is_refused(tmp_path):
+    make_shards(tmp_path, [2])
+    source = f"pipe:cat {tmp_path}/00000.tar"
+    collect([source], CAPTIONED, ShardFiles(str(tmp_path / "one")))
+    make_shards(tmp_path, [9])
+    found = collect([source], CAPTIONED, ShardFiles(str(tmp_path / "two")))
+    with pytest.raises(InputError, match="when it was indexed"):
+        contents(found)
+
+
+def test_processes_that_index_at_once_agree(tmp_path):
+    make_shards(tmp_path, [1] * 12)
+    paths = find_shards([str(tmp_path)])
+    with ThreadPoolExecutor(4) as pool:
+        runs = list(pool.map(lambda _: index_shards(paths, ShardFiles()), range(4)))
+    assert all(run == runs[0] for run in runs)

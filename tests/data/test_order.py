@@ -1,0 +1,81 @@
+import pickle
+
+import numpy as np
+import pytest
+
+from diff_dalle.data.order import Order
+from diff_dalle.errors import InputError
+
+COUNTS = [[1], [3], [0, 5, 0, 7], [10] * 7, list(range(20)), [1000, 1, 1]]
+
+
+@pytest.mark.parametrize("counts", COUNTS, ids=str)
+@pytest.mark.parametrize("streams", [1, 3, 8, 50])
+@pytest.mark.parametrize("window", [1, 4, 100])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_every_epoch_has_every_sample_once(counts, streams, window, shuffle):
+    order = Order(counts, 7, streams, window, shuffle)
+    everything = {(shard, member) for shard, count in enumerate(counts) for member in range(count)}
+    for epoch in range(3):
+        shards, members = order.samples_at(epoch * order.samples + np.arange(order.samples))
+        assert len(shards) == len(everything)
+        assert set(zip(shards.tolist(), members.tolist(), strict=True)) == everything
+
+
+def test_a_position_means_the_same_however_it_is_asked_for():
+    """Alone, in any batch, from any process, after any history and across epochs."""
+    counts, size = [10] * 9, 300
+    expected = list(zip(*(column.tolist() for column in Order(counts, 1).samples_at(np.arange(size))), strict=True))
+    assert [Order(counts, 1).sample_at(p) for p in range(0, size, 37)] == expected[::37]
+    for world in (1, 2, 4, 8, 16):
+        found = [None] * size
+        for rank in range(world):
+            order = pickle.loads(pickle.dumps(Order(counts, 1)))
+            for start in range(rank, size, world * 5):
+                mine = np.arange(start, min(start + world * 5, size), world)
+                for p, place in zip(mine, zip(*order.samples_at(mine), strict=True), strict=True):
+                    found[p] = place
+        assert found == expected
+
+
+def test_seed_and_epoch_change_the_order():
+    counts = [20] * 5
+    runs = [Order(counts, seed).samples_at(np.arange(100) + start) for seed, start in ((0, 0), (1, 0), (0, 100))]
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        same = (runs[one][0] == runs[other][0]) & (runs[one][1] == runs[other][1])
+        assert same.mean() < 0.1
+
+
+@pytest.mark.parametrize("world", [1, 2, 4, 8])
+def test_each_shard_is_read_by_about_one_process_and_nearly_in_order(world):
+    order = Order([50] * 64, 3, streams=8, window=2)
+    readers = np.zeros((64, world), dtype=bool)
+    for rank in range(world):
+        shards, _ = order.samples_at(np.arange(rank, order.samples, world))
+        readers[shards, rank] = True
+        one_stream = shards[:: 8 // world]
+        for i in range(0, len(one_stream) - 100, 50):  # so many in a row come from two windows at most
+            assert len(np.unique(one_stream[i : i + 100])) <= 4
+    assert readers.sum(1).mean() <= 1.25  # only the windows that two streams share
+
+
+def test_without_shuffling_the_streams_read_the_shards_in_order():
+    shards, members = Order([4, 4], 0, streams=1, shuffle=False).samples_at(range(8))
+    assert shards.tolist() == [0] * 4 + [1] * 4 and members.tolist() == [0, 1, 2, 3] * 2
+
+
+def test_a_world_that_the_streams_do_not_fit_is_refused():
+    order = Order([100], 0, streams=8)
+    for world in (1, 2, 4, 8, 16, 24):
+        order.check_world_size(world)
+    for world in (3, 6, 12):
+        with pytest.raises(InputError, match="--streams is 8"):
+            order.check_world_size(world)
+    with pytest.raises(InputError, match="--streams is 0"):
+        Order([1], 0, streams=0)
+
+
+def test_memory_is_bounded():
+    order = Order([10] * 1000, 0, streams=2, window=1)
+    order.samples_at(np.arange(30_000))
+    assert len(order._mixes) <= 4 and len(order._epochs) <= 2

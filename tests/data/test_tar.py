@@ -1,0 +1,78 @@
+import io
+import tarfile
+
+import pytest
+from making import tar_bytes
+
+from diff_dalle.data.tar import Member, read_members, write_tar
+
+LONG = "a" * 90 + "/" + "b" * 90 + "/" + "c" * 120 + ".jpg"
+FILES = [("x.jpg", b"1" * 700), ("folder/", b""), ("folder/y.txt", b""), ("ü/ñ.txt", b"2" * 512), (LONG, b"3")]
+
+
+def members_of(data: bytes) -> tuple[list[Member], str]:
+    return read_members(lambda offset, size: data[offset : offset + size], len(data))
+
+
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_members_are_those_that_tarfile_finds(form):
+    data = tar_bytes(FILES, form)
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        expected = [(entry.name, entry.offset_data, entry.size) for entry in tar if entry.isfile()]
+    assert members_of(data) == (expected, "")
+    assert [data[m.offset : m.offset + m.size] for m in members_of(data)[0]] == [d for n, d in FILES if n[-1] != "/"]
+
+
+def test_ustar_prefixes_and_links():
+    path = "d" * 90 + "/" + "e" * 90 + ".jpg"
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        link = tarfile.TarInfo("link.jpg")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        tar.addfile(link)
+        header = tarfile.TarInfo(path)
+        header.size = 3
+        tar.addfile(header, io.BytesIO(b"abc"))
+    assert members_of(buffer.getvalue()) == ([Member(path, 1024, 3)], "")
+
+
+def test_sizes_beyond_eight_gigabytes():
+    """Only headers are read, so a payload of 9 GiB can be pretended."""
+    header = tarfile.TarInfo("big.jpg")
+    header.size = 9 << 30
+    for form in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
+        head = header.tobuf(form)
+        total = len(head) + header.size + 1024
+
+        def read(offset, size, head=head):
+            return head[offset : offset + size] if offset < len(head) else bytes(size)
+
+        assert read_members(read, total) == ([Member("big.jpg", len(head), 9 << 30)], "")
+
+
+def test_what_lies_before_a_cut_or_a_damage_is_kept():
+    data = tar_bytes([(f"{i}.txt", bytes([65 + i]) * 600) for i in range(4)])
+    third = 2 * (512 + 1024)
+    damaged = data[:third] + b"\xff" * 512 + data[third + 512 :]
+    cases = {
+        data[: third + 512 + 100]: (2, "was cut inside 2.txt: 100 of its 600 bytes are there"),
+        data[:third]: (2, "was cut: its end mark is missing"),
+        data[: third + 200]: (2, "was cut: its end mark is missing"),
+        damaged: (2, f"is damaged at byte {third:,}"),
+        b"": (0, "is empty"),
+        b"\x1f\x8b" + bytes(600): (0, "is compressed: unpack it first"),
+        b"hello " * 200: (0, "is not a tar"),
+    }
+    for broken, (count, problem) in cases.items():
+        members, found = members_of(broken)
+        assert (len(members), found) == (count, problem)
+        assert members == members_of(data)[0][:count]
+
+
+def test_written_tars_are_read_back_and_reproducible(tmp_path):
+    samples = [("0", {"jpg": b"1" * 600, "txt": b"one"}), ("1", {"txt": b"two"})]
+    for name in ("a.tar", "b.tar"):
+        write_tar(str(tmp_path / name), samples)
+    data = (tmp_path / "a.tar").read_bytes()
+    assert data == (tmp_path / "b.tar").read_bytes()
+    assert [m.name for m in members_of(data)[0]] == ["0.jpg", "0.txt", "1.txt"]

@@ -1,0 +1,254 @@
+"""The process: identities between predictions, losses, weights, precision, and what happens at the edges."""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from diff_dalle.diffusion import (
+    SCHEDULES,
+    GaussianDiffusion,
+    LossType,
+    ModelMeanType,
+    ModelVarType,
+    SpacedDiffusion,
+    get_named_beta_schedule,
+)
+from diff_dalle.diffusion.losses import min_snr_weights, p2_weights
+from diff_dalle.errors import InputError
+
+MSE, FIXED, RANGE = LossType.MSE, ModelVarType.FIXED_SMALL, ModelVarType.LEARNED_RANGE
+X_START = torch.rand(4, 3, 4, 4, generator=torch.Generator().manual_seed(1)) * 2 - 1
+NOISE = torch.randn(4, 3, 4, 4, generator=torch.Generator().manual_seed(2))
+T = torch.tensor([0, 3, 20, 39])
+
+
+def make(mean=ModelMeanType.EPSILON, variance=FIXED, loss=MSE, betas=None, **kwargs):
+    betas = get_named_beta_schedule("linear", 40) if betas is None else betas
+    return GaussianDiffusion(betas=betas, model_mean_type=mean, model_var_type=variance, loss_type=loss, **kwargs)
+
+
+def truth(process, x_start, t=T, noise=NOISE):
+    """What a network that believes in ``x_start`` predicts at x_t = q_sample(X_START, t, noise)."""
+    x_t = process.q_sample(X_START, t, noise)
+    eps = process._predict_eps_from_xstart(x_t, t, x_start)
+    return {
+        ModelMeanType.EPSILON: eps,
+        ModelMeanType.START_X: x_start,
+        ModelMeanType.VELOCITY: process._velocity(x_start, t, eps),
+        ModelMeanType.PREVIOUS_X: process.q_posterior_mean_variance(x_start, x_t, t)[0],
+    }[process.model_mean_type]
+
+
+def constant(output):
+    return lambda x, t, **_: output
+
+
+@pytest.mark.parametrize("mean", ModelMeanType)
+def test_every_prediction_type_means_the_same(mean):
+    """A right prediction of any kind gives x_start back, the posterior's mean, loss 0, and a bound near 0."""
+    process = make(mean)
+    x_t = process.q_sample(X_START, T, NOISE)
+    out = process.p_mean_variance(constant(truth(process, X_START)), x_t, T, clip_denoised=False)
+    torch.testing.assert_close(out["pred_xstart"], X_START, atol=1e-4, rtol=0)
+    torch.testing.assert_close(out["mean"], process.q_posterior_mean_variance(X_START, x_t, T)[0], atol=1e-5, rtol=0)
+    target = process._target(X_START, x_t, T, NOISE)
+    torch.testing.assert_close(target, truth(process, X_START), atol=1e-4, rtol=0)
+    assert process.training_losses(constant(target), X_START, T, noise=NOISE)["loss"].max() == 0
+    bound = make(mean, loss=LossType.KL).training_losses(constant(target), X_START, T, noise=NOISE)["loss"]
+    assert bound[1:].abs().max() < 1e-4
+
+
+def test_velocity():
+    """x_t and v are x_start and eps turned by an angle: sqrt(ᾱ) v + sqrt(1−ᾱ) x_t = eps (Salimans & Ho 2022)."""
+    process = make(ModelMeanType.VELOCITY)
+    signal, noise = (torch.tensor(np.sqrt(a[T.numpy()])).float().view(-1, 1, 1, 1) for a in (
+        process.alphas_cumprod, 1 - process.alphas_cumprod))  # fmt: skip
+    v, x_t = process._velocity(X_START, T, NOISE), process.q_sample(X_START, T, NOISE)
+    torch.testing.assert_close(v, signal * NOISE - noise * X_START)
+    torch.testing.assert_close(signal * v + noise * x_t, NOISE)
+    torch.testing.assert_close(signal**2 + noise**2, torch.ones_like(signal))
+
+
+@pytest.mark.parametrize("variance", ModelVarType)
+@pytest.mark.parametrize("mean", ModelMeanType)
+def test_one_common_step_is_the_same_as_one_per_sample(mean, variance):
+    """``predict`` with an int and ``p_mean_variance`` with a tensor of it agree, thresholding included."""
+    process = make(mean, variance)
+    channels = 6 if variance.is_learned else 3
+    output = torch.randn(4, channels, 4, 4, generator=torch.Generator().manual_seed(3))
+    for t in (0, 20):
+        steps = torch.full((4,), t)
+        one = process.predict(output, NOISE, t, True, lambda x: 0.5 * x)
+        each = process.p_mean_variance(constant(output), NOISE, steps, True, lambda x: 0.5 * x)
+        torch.testing.assert_close(one.x_start, each["pred_xstart"], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(one.mean, each["mean"], atol=1e-5, rtol=1e-5)
+        log_variance = torch.as_tensor(one.log_variance).float().expand(NOISE.shape)
+        torch.testing.assert_close(log_variance, each["log_variance"], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(process.q_sample(one.x_start, steps, one.eps), NOISE, atol=1e-4, rtol=1e-4)
+
+
+def test_learned_range_goes_from_small_to_large():
+    """-1 and 1 in the variance channels are the two fixed variances, at every step."""
+    process, t = make(variance=RANGE), torch.arange(40)
+    x = torch.zeros(40, 3, 2, 2)
+    for value, table in ((-1.0, np.exp(process.posterior_log_variance_clipped)), (1.0, process.betas)):
+        output = torch.cat([x, torch.full_like(x, value)], dim=1)
+        found = process.p_mean_variance(constant(output), x, t)["variance"][:, 0, 0, 0]
+        np.testing.assert_allclose(found, table, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("loss", "name", "error"),
+    [
+        (LossType.L1, "l1", lambda d: d.abs()),
+        (LossType.HUBER, "huber", lambda d: torch.where(d.abs() < 1, d**2 / 2, d.abs() - 0.5)),
+    ],
+)
+def test_l1_and_huber(loss, name, error):
+    """The error is the formula's mean over pixels, and a learned variance adds its term × T/1000."""
+    output = torch.randn(4, 6, 4, 4, generator=torch.Generator().manual_seed(4)) * 2
+    expected = error(NOISE - output[:, :3]).mean((1, 2, 3))
+    plain = make(loss=loss).training_losses(constant(output[:, :3]), X_START, T, noise=NOISE)
+    torch.testing.assert_close(plain["loss"], expected)
+    learned = make(variance=RANGE, loss=loss).training_losses(constant(output), X_START, T, noise=NOISE)
+    unscaled = make(variance=RANGE, loss=MSE).training_losses(constant(output), X_START, T, noise=NOISE)
+    torch.testing.assert_close(learned[name], expected)
+    torch.testing.assert_close(learned["vb"], unscaled["vb"] * 40 / 1000)
+    torch.testing.assert_close(learned["loss"], learned[name] + learned["vb"])
+
+
+@pytest.mark.parametrize("weighting", [min_snr_weights, p2_weights])
+def test_weights_mean_the_same_for_every_prediction_type(weighting):
+    """The same wrong x_start costs the same whatever the network predicts; without weights it does not."""
+    wrong, t = X_START + 0.1, torch.tensor([1, 3, 20, 39])
+    losses = {}
+    for mean in ModelMeanType:
+        process = make(mean, loss_weighting=weighting)
+        terms = process.training_losses(constant(truth(process, wrong, t)), X_START, t, noise=NOISE)
+        losses[mean] = terms["loss"]
+        assert (terms["mse"] / terms["loss"]).std() > 0.1 or mean == ModelMeanType.START_X
+    snr = torch.tensor(process.snr)[t]
+    expected = {min_snr_weights: snr.clamp(max=5), p2_weights: snr / (1 + snr)}[weighting].float() * 0.01
+    for found in losses.values():
+        torch.testing.assert_close(found, expected, rtol=2e-3, atol=0)
+
+
+def test_weights_leave_the_bound_alone():
+    """The variational term of a learned variance is not weighted; a loss that is a bound cannot be."""
+    output = torch.randn(4, 6, 4, 4, generator=torch.Generator().manual_seed(4))
+    plain = make(variance=RANGE).training_losses(constant(output), X_START, T, noise=NOISE)
+    weighted = make(variance=RANGE, loss_weighting=p2_weights).training_losses(
+        constant(output), X_START, T, noise=NOISE
+    )
+    assert torch.equal(plain["vb"], weighted["vb"]) and torch.equal(plain["mse"], weighted["mse"])
+    assert (weighted["loss"] < plain["loss"]).all()
+    with pytest.raises(InputError, match="RESCALED_KL"):
+        make(loss=LossType.RESCALED_KL, loss_weighting=p2_weights)
+
+
+def test_the_bound_trains_only_the_variance():
+    """With an error as the loss, the mean's gradient is the error's alone, and the variance gets one."""
+    output = torch.randn(4, 6, 4, 4, generator=torch.Generator().manual_seed(5), requires_grad=True)
+    terms = make(variance=RANGE).training_losses(constant(output), X_START, T, noise=NOISE)
+    (gradient,) = torch.autograd.grad(terms["loss"].sum(), output)
+    torch.testing.assert_close(gradient[:, :3], 2 * (output[:, :3] - NOISE).detach() / 48)
+    assert gradient[:, 3:].abs().amax((1, 2, 3)).min() > 0
+
+
+@pytest.mark.parametrize("loss", [LossType.MSE, LossType.KL, LossType.L1, LossType.HUBER])
+def test_losses_are_float32_for_half_precision_networks(loss):
+    """A float16 output under autocast gives the float32 losses of the same numbers."""
+    output = torch.randn(4, 6, 4, 4, generator=torch.Generator().manual_seed(5)).half()
+    process = make(variance=RANGE, loss=loss)
+    full = process.training_losses(constant(output.float()), X_START, T, noise=NOISE)
+    with torch.autocast("cpu", torch.bfloat16):
+        half = process.training_losses(constant(output), X_START, T, noise=NOISE)
+    for name, value in half.items():
+        assert value.dtype == torch.float32
+        torch.testing.assert_close(value, full[name], rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("raw", [-10.0, 10.0])
+@pytest.mark.parametrize("loss", [LossType.MSE, LossType.RESCALED_KL])
+def test_wild_variances_stay_finite(loss, raw):
+    """Variance channels far outside [-1, 1] give finite losses and gradients at every step, the first included."""
+    output = torch.full((40, 6, 2, 2), raw, requires_grad=True)
+    x = X_START[:1, :, :2, :2].expand(40, -1, -1, -1)
+    total = make(variance=RANGE, loss=loss).training_losses(constant(output), x, torch.arange(40))["loss"].sum()
+    total.backward()
+    assert total.isfinite() and output.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("mean", ModelMeanType)
+@pytest.mark.parametrize(("schedule", "steps"), [*((name, 1) for name in SCHEDULES), ("jsd", 9), ("linear", 20)])
+def test_edges_are_finite(schedule, steps, mean):
+    """Processes of one step, and those that end without any signal: tables, losses, loops and likelihood are finite."""
+    betas = get_named_beta_schedule(schedule, steps)
+    for weighting in (None, min_snr_weights):
+        process = make(mean, RANGE, betas=betas, loss_weighting=weighting)
+        assert all(np.isfinite(value).all() for value in vars(process).values() if isinstance(value, np.ndarray))
+        model = constant(torch.randn(2, 6, 4, 4, generator=torch.Generator().manual_seed(6)))
+        t = torch.tensor([0, steps - 1])
+        terms = process.training_losses(model, X_START[:2], t)
+        results = [*terms.values(), *process.calc_bpd_loop(model, X_START[:2]).values()]
+        for loop in (process.p_sample_loop, process.ddim_sample_loop):
+            results.append(loop(model, (2, 3, 4, 4), device="cpu"))
+        assert all(value.isfinite().all() for value in results)
+
+
+def test_condition_functions_take_no_kwargs():
+    """Guidance by a gradient works without model_kwargs, and both ways agree to first order in beta."""
+    process = make(ModelMeanType.START_X, betas=np.full(40, 1e-3))
+    x, t = NOISE, torch.full((4,), 20)
+    out = process.p_mean_variance(constant(X_START), x, t)
+    by_mean = process.condition_mean(lambda x, t: torch.sin(x), out, x, t) - out["mean"]
+    by_score = process.condition_score(lambda x, t: torch.sin(x), out, x, t)["mean"] - out["mean"]
+    torch.testing.assert_close(by_mean, by_score, rtol=0.06, atol=1e-6)
+
+
+def test_wrong_output_shape():
+    """A network with too few or too many channels is told which variance it does not fit."""
+    for variance, channels in ((RANGE, 3), (FIXED, 6)):
+        with pytest.raises(InputError, match=variance.name.lower()):
+            make(variance=variance).training_losses(constant(torch.zeros(4, channels, 4, 4)), X_START, T)
+    with pytest.raises(InputError, match="betas"):
+        make(betas=[0.1, 1.5])
+    with pytest.raises(InputError, match="eta"):
+        make().ddim_reverse_sample(constant(NOISE), NOISE, T, eta=0.5)
+
+
+@pytest.mark.parametrize("loss", LossType)
+def test_training_never_waits_for_the_device(loss):
+    """Losses can be computed without any value being known, and from the second step on no table is copied."""
+
+    class CountCopies(TorchDispatchMode):
+        copies = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            devices = [value.device.type for value in (*args, out) if isinstance(value, torch.Tensor)]
+            self.copies += "cpu" in devices and "meta" in devices
+            return out
+
+    process = SpacedDiffusion(
+        range(0, 40, 2), betas=get_named_beta_schedule("linear", 40), model_mean_type=ModelMeanType.VELOCITY,
+        model_var_type=RANGE, loss_type=loss, loss_weighting=None if loss.is_vb() else min_snr_weights,
+    )  # fmt: skip
+    x, t = torch.empty(4, 3, 4, 4, device="meta"), torch.empty(4, dtype=torch.int64, device="meta")
+    counts = []
+    for _ in range(2):
+        with CountCopies() as counter:
+            process.training_losses(lambda x, t: torch.cat([x, x], dim=1), x, t)
+        counts.append(counter.copies)
+    assert counts[0] > 0 and counts[1] == 0
+
+
+def test_tables_made_while_sampling_serve_training():
+    """Tables first used under inference_mode do not stop a later backward pass."""
+    process = make()
+    with torch.inference_mode():
+        process.p_sample(lambda x, t: x, NOISE, T)
+    weight = torch.ones((), requires_grad=True)
+    process.training_losses(lambda x, t: weight * x, X_START, T)["loss"].sum().backward()
+    assert weight.grad.isfinite()

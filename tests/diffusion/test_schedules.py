@@ -1,0 +1,63 @@
+"""Beta tables."""
+
+import numpy as np
+import pytest
+
+from diff_dalle.diffusion import SCHEDULES, betas_for_alpha_bar, get_named_beta_schedule
+from diff_dalle.errors import InputError
+
+COUNTS = [*range(1, 45), 100, 250, 1000, 1001, 2000, 4000]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_valid_or_refused(name):
+    """For every number of steps, betas are float64 in (0, 1], or a sentence says what to change."""
+    refused = []
+    for steps in COUNTS:
+        try:
+            betas = get_named_beta_schedule(name, steps)
+        except InputError as error:
+            assert "diffusion_steps" in str(error)
+            refused.append(steps)
+        else:
+            assert betas.shape == (steps,) and betas.dtype == np.float64
+            assert ((betas > 0) & (betas <= 1)).all()
+    assert refused == ([] if name in ("cosine", "jsd") else list(range(2, 20)))
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_more_steps_is_the_same_process(name):
+    """Half-way and at the end, alpha-bar hardly depends on the number of steps."""
+    coarse, fine = (np.cumprod(1 - get_named_beta_schedule(name, steps)) for steps in (1000, 4000))
+    assert abs(coarse[499] - fine[1999]) < 0.005
+    assert abs(coarse[-1] - fine[-1]) < 0.005
+
+
+def test_formulas():
+    """Ends and middles that the papers state."""
+    assert get_named_beta_schedule("linear", 1000)[[0, -1]] == pytest.approx([1e-4, 0.02])
+    assert get_named_beta_schedule("quadratic", 1000)[[0, -1]] == pytest.approx([1e-4, 0.02])
+    assert np.sqrt(get_named_beta_schedule("quadratic", 3001)[1500]) == pytest.approx(
+        (np.sqrt(1e-4) + np.sqrt(0.02)) / 2 * np.sqrt(1000 / 3001)
+    )
+    sigmoid = get_named_beta_schedule("sigmoid", 1001)
+    assert sigmoid[500] == pytest.approx((1e-4 + 0.02) / 2 * 1000 / 1001)
+    assert sigmoid[0] == pytest.approx((1e-4 + 0.0199 / (1 + np.exp(6))) * 1000 / 1001)
+    assert np.cumprod(1 - get_named_beta_schedule("jsd", 50)) == pytest.approx(1 - np.arange(1, 51) / 50)
+    assert get_named_beta_schedule("cosine", 1000)[-1] == 0.999
+
+
+def test_betas_for_alpha_bar_follows_the_function():
+    """The products of (1 - beta) give alpha-bar back where beta is not capped."""
+    betas = betas_for_alpha_bar(100, lambda t: 1 - t, max_beta=0.5)
+    assert np.cumprod(1 - betas)[:98] == pytest.approx(1 - np.arange(1, 99) / 100)
+    assert betas[-1] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "message"), [("cosin", 10, "did you mean cosine"), ("cosine", 0, "at least 1")]
+)
+def test_bad_input(name, steps, message):
+    """A misspelled schedule names the nearest; no steps are refused."""
+    with pytest.raises(InputError, match=message):
+        get_named_beta_schedule(name, steps)
