@@ -91,8 +91,7 @@ class ForwardProcess:
         """A table's copy on a device, made once."""
         key = (table, device, dtype)
         if key not in self._on_device:
-            with torch.inference_mode(False):  # what sampling leaves here, training must be able to use
-                self._on_device[key] = torch.tensor(getattr(self, table), dtype=dtype).to(device)
+            self._on_device[key] = torch.tensor(getattr(self, table), dtype=dtype).to(device)
         return self._on_device[key]
 
     def q_mean_variance(self, x_start: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:

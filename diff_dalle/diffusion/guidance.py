@@ -33,7 +33,7 @@ class GuidanceConfig:
     """Guidance"""
 
     guidance_scale: float = option(
-        1.0, "strength of classifier-free guidance: 1 = off, above 1 follows the caption more closely", free=True
+        3.0, "strength of classifier-free guidance: 1 = off, above 1 follows the caption more closely", free=True
     )
     guidance_interval: tuple[float, ...] = option(
         (0.0, 1.0), "part of the process that is guided, LOW,HIGH as fractions of T (0 = image, 1 = noise)", free=True

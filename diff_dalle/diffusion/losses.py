@@ -52,11 +52,11 @@ def discretized_gaussian_log_likelihood(x: Tensor, *, means: Tensor, log_scales:
 
 
 def min_snr_weights(snr: np.ndarray, gamma: float = 5.0) -> np.ndarray:
-    """min(SNR, gamma) / SNR: the weight of the eps-loss in min-SNR-γ (Hang et al. 2023, section 3.4)."""
+    """min(SNR, gamma) / SNR: the weight of the eps-loss in min-SNR-γ (Hang et al. 2023)."""
     with np.errstate(divide="ignore"):  # the last step may have SNR 0; the weight there is 1
         return np.minimum(1.0, gamma / snr)
 
 
 def p2_weights(snr: np.ndarray, k: float = 1.0, gamma: float = 1.0) -> np.ndarray:
-    """1 / (k + SNR)^gamma: the weight of the eps-loss in P2 (Choi et al. 2022, equation 8)."""
+    """1 / (k + SNR)^gamma: the weight of the eps-loss in P2 (Choi et al. 2022)."""
     return 1 / (k + snr) ** gamma

@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -83,7 +82,8 @@ def ancestral(process: ForwardProcess, denoise: Denoise, x: Tensor, noise: Noise
         p = denoise(x, t)
         x = p.mean
         if t > 0:
-            x = x + torch.exp(torch.as_tensor(0.5 * p.log_variance)) * noise(t)
+            half = 0.5 * p.log_variance
+            x = x + (half.exp() if isinstance(half, Tensor) else math.exp(half)) * noise(t)
         yield Step(t, x, p.x_start)
 
 
@@ -127,14 +127,14 @@ def ddim_inversion(process: ForwardProcess, denoise: Denoise, x: Tensor, noise: 
 
 
 def _exponential_step(x: Tensor, target: Tensor, alpha_bar: float, alpha_bar_next: float) -> Tensor:
-    """The exact solution from level ᾱ to ᾱ' if x_start stays ``target`` (Lu et al. 2022b, equation 9)."""
+    """The exact solution from level ᾱ to ᾱ' if x_start stays ``target`` (Lu et al. 2022, proposition 4.1)."""
     keep = _sqrt((1 - alpha_bar_next) / (1 - alpha_bar))  # σ'/σ
     gain = -math.expm1(_half_log_snr(alpha_bar) - _half_log_snr(alpha_bar_next))  # 1 - exp(-h), h = λ' - λ
     return keep * x + _sqrt(alpha_bar_next) * gain * target
 
 
 def _extrapolate(now: Tensor, before: Tensor, h: float, h_before: float) -> Tensor:
-    """x_start in the middle of a step of length h in λ, from its last two values (Lu et al. 2022b, algorithm 2).
+    """x_start in the middle of a step of length h in λ, from its last two values (Lu et al. 2022, algorithm 2).
 
     Never further ahead than the last step reached back. That changes nothing for even steps in λ, and keeps order 2;
     with steps even in t, where h grows several times towards the image, it prevents an overshoot that made the rms
@@ -146,7 +146,7 @@ def _extrapolate(now: Tensor, before: Tensor, h: float, h_before: float) -> Tens
 def dpm_solver_pp_2m(
     process: ForwardProcess, denoise: Denoise, x: Tensor, noise: Noise | None = None
 ) -> Iterator[Step]:
-    """DPM-Solver++(2M) (Lu et al. 2022b, algorithm 2). T evaluations; order 2."""
+    """DPM-Solver++(2M) (Lu et al. 2022, algorithm 2). T evaluations; order 2."""
     levels, before, h_before = _levels(process), None, 0.0
     for t in reversed(range(process.num_timesteps)):
         p = denoise(x, t)
@@ -184,7 +184,7 @@ def unipc(process: ForwardProcess, denoise: Denoise, x: Tensor, noise: Noise | N
 def _unipc_correct(x, new, lambda_new: float, past, alpha_bar: float, alpha_bar_next: float) -> Tensor:
     """UniC: the step from ᾱ to ᾱ' again, now that the x_start found at ᾱ' (``new``) is known.
 
-    Its weights are the solution of equation 9 for the nodes before and at ᾱ', in closed form.
+    Its weights solve the paper's order conditions R a = φ / B for the nodes before and at ᾱ', here in closed form.
     """
     lambda_now, now = past[-1]
     h = lambda_new - lambda_now

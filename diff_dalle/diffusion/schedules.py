@@ -27,7 +27,7 @@ def linear(steps: int) -> np.ndarray:
 
 
 def quadratic(steps: int) -> np.ndarray:
-    """Square roots of beta in a straight line between those of ``linear`` (Song et al. 2021, appendix D.3)."""
+    """Square roots of beta in a straight line between those of ``linear`` (from Ho et al. 2020's code)."""
     first, last = _linear_ends(steps)
     return np.linspace(math.sqrt(first), math.sqrt(last), steps, dtype=np.float64) ** 2
 

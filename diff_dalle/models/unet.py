@@ -105,8 +105,8 @@ class UNetConfig:
         if height % self.divisor or width % self.divisor:
             size = f"{height}" if height == width else f"{width}×{height}"
             raise InputError(
-                f"image_size is {size}, but must be a multiple of {self.divisor}, as the network has {self.levels} levels "
-                f"and patch_size {self.patch_size}; change image_size, or give fewer levels with channel_mult"
+                f"image_size is {size}, but must be a multiple of {self.divisor} (patch_size {self.patch_size}, "
+                f"{self.levels} levels); change image_size, or give channel_mult fewer levels"
             )
 
     def has_attention(self, level: int) -> bool:

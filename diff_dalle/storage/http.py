@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from typing import BinaryIO
 
 from ..errors import InputError
@@ -13,14 +14,31 @@ from .read_only import ReadOnly
 TIMEOUT_SECONDS = 60.0  # without a single byte
 
 
-class Http(ReadOnly):
-    def _open(self, path: str, headers: dict[str, str]):
-        request = urllib.request.Request(path, headers={"User-Agent": "diff_dalle", **headers})
-        return retry(lambda: urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS))
+def _open(path: str, headers: Mapping[str, str]):
+    request = urllib.request.Request(path, headers={"User-Agent": "diff_dalle", **headers})
+    return urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)
 
+
+def _part(path: str, span: str) -> tuple[int, Mapping[str, str], bytes]:
+    """Status, headers and content of a range of bytes: 206, 416 when it begins beyond the end, 200 without the content
+    when the server does not serve parts. (Asked with GET even for the headers: some servers refuse HEAD.)"""
+
+    def ask():
+        try:
+            with _open(path, {"Range": f"bytes={span}"}) as reply:
+                return reply.status, reply.headers, reply.read() if reply.status == 206 else b""
+        except urllib.error.HTTPError as error:
+            if error.code == 416:
+                return error.code, error.headers, b""
+            raise
+
+    return retry(ask)
+
+
+class Http(ReadOnly):
     def exists(self, path: str) -> bool:
         try:
-            self._open(path, {"Range": "bytes=0-0"}).close()
+            _part(path, "0-0")
         except urllib.error.HTTPError as error:
             if error.code in (404, 410):
                 return False
@@ -28,35 +46,28 @@ class Http(ReadOnly):
         return True
 
     def size_and_tag(self, path: str) -> tuple[int, str]:
-        with self._open(path, {"Range": "bytes=0-0"}) as reply:  # some servers refuse HEAD
-            total = reply.headers.get("Content-Range", "").rpartition("/")[2] or reply.headers.get("Content-Length", "")
-            tag = reply.headers.get("ETag") or reply.headers.get("Last-Modified") or ""
-        return (int(total) if total.isdigit() else -1), tag
+        status, headers, _ = _part(path, "0-0")
+        total = headers.get("Content-Length", "") if status == 200 else headers.get("Content-Range", "")
+        total = total.rpartition("/")[2]  # of ``bytes 0-0/12345``
+        return (int(total) if total.isdigit() else -1), headers.get("ETag") or headers.get("Last-Modified") or ""
 
     def by_offset(self, path: str) -> bool:
-        with self._open(path, {"Range": "bytes=0-0"}) as reply:
-            return reply.status == 206
+        return _part(path, "0-0")[0] == 206
 
     def open_read(self, path: str) -> BinaryIO:
-        return self._open(path, {})
+        return retry(lambda: _open(path, {}))
 
     def read(self, path: str, offset: int, size: int | None) -> bytes:
         if offset == 0 and size is None:
-            with self.open_read(path) as reply:
-                return reply.read()
+            return retry(lambda: _read_all(path))
         if size == 0:
             return b""
-        end = "" if size is None else offset + size - 1
+        status, _, data = _part(path, f"{offset}-{'' if size is None else offset + size - 1}")
+        if status == 200:
+            raise InputError(f"{path}: the server does not serve parts of files; download it first")
+        return data
 
-        def fetch() -> bytes:
-            with self._open(path, {"Range": f"bytes={offset}-{end}"}) as reply:
-                if reply.status != 206:
-                    raise InputError(f"{path}: the server does not serve parts of files; download it first")
-                return reply.read()
 
-        try:
-            return retry(fetch)
-        except urllib.error.HTTPError as error:
-            if error.code == 416:  # the range starts beyond the end, where a local file gives b"" too
-                return b""
-            raise
+def _read_all(path: str) -> bytes:
+    with _open(path, {}) as reply:
+        return reply.read()

@@ -43,8 +43,10 @@ class GeneratorRun:
         return self.model.text.enc_attn_dim > 0
 
     def identity(self, tokenizer: Tokenizer | None) -> Identity:
-        """What the run's checkpoints say about themselves."""
-        return Identity(KIND, to_dict(self), tokenizer.identity if tokenizer else None)
+        """What the run's checkpoints say about themselves: all but where they lie, which is no property of theirs."""
+        config = to_dict(self)
+        del config["training"]["logdir"]
+        return Identity(KIND, config, tokenizer.identity if tokenizer else None)
 
 
 def build_tokenizer(run: GeneratorRun) -> Tokenizer | None:

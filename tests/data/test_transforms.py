@@ -64,10 +64,10 @@ def test_any_target_is_covered_without_distortion(size, target):
 
 
 def photograph(height: int, width: int) -> Image.Image:
-    """Noise with the spectrum of photographs, amplitude 1/f (Field 1987), and with paler colours than lights."""
+    """Noise with the spectrum of photographs, amplitude about 1/f (Field 1987), and with paler colours than lights."""
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.fftfreq(width)[None])
     frequency[0, 0] = 1
-    noise = np.fft.fft2(np.random.default_rng(0).standard_normal((3, height, width))) / frequency
+    noise = np.fft.fft2(np.random.default_rng(0).standard_normal((3, height, width))) / frequency**1.2
     light = np.fft.ifft2(noise + 3 * noise[:1]).real
     light = 128 + 50 * (light - light.mean()) / light.std()
     return Image.fromarray(light.clip(0, 255).astype(np.uint8).transpose(1, 2, 0))

@@ -111,10 +111,3 @@ def test_edges_and_names():
             assert sampler.sample_at(u)[0].tolist() == [0, 999]
     with pytest.raises(InputError, match="did you mean uniform"):
         create_named_schedule_sampler("unifrom", process())
-
-
-def test_nothing_waits_for_the_device():
-    """Works on tensors without values, where reading one would raise."""
-    sampler = LossSecondMomentResampler(process(), history_per_term=HISTORY)
-    t, _ = sampler.sample_at(torch.empty(6, dtype=torch.float64, device="meta"))
-    sampler.update(t, torch.empty(6, device="meta"))

@@ -1,0 +1,52 @@
+import os
+from dataclasses import replace
+
+import pytest
+
+from diff_dalle.benchmarks.timing import Benchmark, Timing, TimingConfig, compare, in_fresh_process
+from diff_dalle.errors import InputError
+
+
+def build():
+    return list
+
+
+def gate():
+    return {"outputs": (1e-7, 1e-5)}
+
+
+TOY = Benchmark("nothing", build, build, gate, 1.0)
+
+
+def test_processes_are_fresh():
+    first, second = in_fresh_process(os.getpid), in_fresh_process(os.getpid)
+    assert len({first, second, os.getpid()}) == 3
+
+
+def test_runs_go_a_b_b_a_after_the_gate():
+    order = []
+
+    def run(function, *args):
+        order.append(function.__name__ if not args else args[0])
+        return function(*args)
+
+    ours = lambda: list  # noqa: E731
+    timing = compare(replace(TOY, ours=ours), TimingConfig(rounds=2, repeats=3, threads=1), run)
+    assert order == ["gate", *[build, ours, ours, build] * 2]
+    assert len(timing.ours) == len(timing.baseline) == 4
+
+
+def test_medians_decide_and_the_control_compares_a_side_with_itself():
+    timing = Timing(baseline=(1.0, 4.0, 4.0, 1.0), ours=(2.0, 2.0, 2.0, 9.0))
+    assert timing.ratio == pytest.approx(2.0 / 2.5)
+    assert timing.control(timing.baseline) == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize("found", [1e-3, float("nan")])
+def test_nothing_is_timed_when_results_differ(found):
+    def run(function, *args):
+        assert not args
+        return function()
+
+    with pytest.raises(InputError, match="different results.*gradients"):
+        compare(replace(TOY, gate=lambda: {"gradients": (found, 1e-4)}), TimingConfig(threads=1), run)

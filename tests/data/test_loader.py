@@ -1,0 +1,243 @@
+import os
+import signal
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from making import Letters, captions_of, encoded, make_shards, picture, sample, tar_bytes
+
+from diff_dalle.data.caption_list import read_captions
+from diff_dalle.data.loader import DataConfig, Loader
+from diff_dalle.data.transforms import center_crop
+from diff_dalle.errors import InputError
+
+PLAIN = DataConfig(num_workers=0, exact_decode=True)
+
+
+@pytest.fixture
+def shards(tmp_path):
+    return make_shards(tmp_path, [7, 3, 5, 4])
+
+
+def loader(folder, config=PLAIN, **options) -> Loader:
+    options = {"tokenize": Letters(), "text_length": 20, "batch_size": 4, **options}
+    return Loader(replace(config, data_dir=(str(folder),)), options.pop("image_size", 16), **options)
+
+
+def take(data: Loader, position: int, count: int) -> list:
+    batches = data.batches(position)
+    taken = [next(batches) for _ in range(count)]
+    batches.close()
+    return taken
+
+
+def assert_equal(one, other):
+    assert torch.equal(one.images, other.images) and torch.equal(one.index, other.index)
+    assert torch.equal(one.cond.tokens, other.cond.tokens) and torch.equal(one.cond.mask, other.cond.mask)
+
+
+def test_a_sample_is_its_image_and_its_caption(shards):
+    batch = loader(shards, shuffle=False, config=replace(PLAIN, streams=1)).batch_at(range(19))
+    assert captions_of(batch) == [f"caption of {i:04d}" for i in range(19)] == read_captions([shards])
+    assert batch.images.dtype == torch.float32 and batch.images.shape == (19, 3, 16, 16)
+    for i in (0, 18):
+        jpeg = dict(sample(f"{i:04d}"))[f"{i:04d}.jpg"]
+        from diff_dalle.data.decode import decode_image
+
+        pixels = center_crop(*decode_image(jpeg, 10**6), (16, 16))
+        torch.testing.assert_close(batch.images[i], torch.tensor(pixels).permute(2, 0, 1) / 127.5 - 1)
+
+
+@pytest.mark.parametrize("workers, start", [(1, "default"), (2, "default"), (2, "spawn")])
+def test_workers_change_nothing(shards, workers, start):
+    """Batches larger than what one worker makes at a time, random crops and flips, over three epochs."""
+    config = replace(PLAIN, random_crop=True, random_flip=True)
+    expected = take(loader(shards, config, batch_size=40), 5, 2)
+    parallel = replace(config, num_workers=workers, worker_start=start)
+    for one, other in zip(expected, take(loader(shards, parallel, batch_size=40), 5, 2), strict=True):
+        assert_equal(one, other)
+
+
+@pytest.mark.parametrize("world", [2, 4, 8])
+def test_processes_share_the_same_samples(shards, world):
+    config = replace(PLAIN, random_crop=True)
+    whole = take(loader(shards, config, batch_size=8), 0, 6)
+    parts = [take(loader(shards, config, batch_size=8 // world, rank=r, world_size=world), 0, 6) for r in range(world)]
+    for step in range(6):
+        for rank in range(world):
+            assert_equal(whole[step].select(slice(rank, None, world)), parts[rank][step])
+
+
+def test_continuing_anywhere_gives_what_would_have_come(shards):
+    whole = take(loader(shards), 0, 8)
+    for start in range(0, 8, 3):
+        for one, other in zip(whole[start:], take(loader(shards), 4 * start, 8 - start), strict=True):
+            assert_equal(one, other)
+
+
+def test_an_epoch_has_every_caption_once_and_the_next_another_order(shards):
+    data = loader(shards)
+    first, second = (captions_of(data.batch_at(range(start, start + 19))) for start in (0, 19))
+    assert data.samples == 19 and sorted(first) == sorted(second) == [f"caption of {i:04d}" for i in range(19)]
+    assert first != second
+
+
+def test_random_crops_and_flips_follow_the_position(shards):
+    crops = loader(shards, replace(PLAIN, random_crop=True)).batch_at([3] * 2 + [3 + 19 * k for k in range(1, 4)])
+    assert torch.equal(crops.images[0], crops.images[1])
+    plain = loader(shards).batch_at(range(19)).images
+    flipped = loader(shards, replace(PLAIN, random_flip=True)).batch_at(range(19)).images
+    same = [torch.equal(a, b) for a, b in zip(plain, flipped, strict=True)]
+    mirrored = [torch.equal(a, b.flip(-1)) for a, b in zip(plain, flipped, strict=True)]
+    assert all(a != b for a, b in zip(same, mirrored, strict=True)) and 3 < sum(same) < 16
+
+
+def broken_shards(folder, bad: dict[int, bytes | None]) -> str:
+    files = []
+    for i in range(16):
+        files += sample(f"{i:04d}", f"caption of {i:04d}", bad.get(i))
+    (folder / "a.tar").write_bytes(tar_bytes(files))
+    return str(folder)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_broken_samples_are_replaced_by_the_next_of_their_stream_and_named(tmp_path, caplog, workers):
+    bomb = encoded(picture(400, 400), "PNG")
+    config = replace(PLAIN, streams=4, max_pixels=100_000, num_workers=workers, max_broken=0.5)
+    order = [captions_of(loader(broken_shards(tmp_path, {}), config).batch_at([p]))[0] for p in range(16)]
+    number = [int(caption[-4:]) for caption in order]
+    bad = {number[2]: b"no image", number[6]: bomb, number[15]: encoded(picture(99, 99))[:500]}
+    data = loader(broken_shards(tmp_path, bad), config, batch_size=16)
+    (batch,) = take(data, 0, 1)
+    assert captions_of(batch) == [*order[:2], order[10], *order[3:6], order[10], *order[7:15], captions_of(batch)[15]]
+    assert captions_of(batch)[15] == captions_of(data.batch_at([19]))[0]  # in the next epoch
+    assert batch.index.tolist() == list(range(16))
+    assert data.broken == 4  # position 2 met two of them
+    for i in bad:
+        assert caplog.text.count(f"a.tar : {i:04d}: ") == 1
+    assert "too many pixels" in caplog.text and "truncated" in caplog.text
+
+
+def test_too_many_broken_samples_stop_the_run_with_their_reasons(tmp_path):
+    half = broken_shards(tmp_path, dict.fromkeys(range(8), b"no image"))
+    data = loader(half, replace(PLAIN, streams=1, num_workers=1))
+    with pytest.raises(InputError, match=r"cannot be used, more than --max_broken 0\.02 allows: .*a\.tar : 000\d: not a"):
+        take(data, 0, 40)
+    nothing = broken_shards(tmp_path, dict.fromkeys(range(16), b"no image"))
+    with pytest.raises(InputError, match="256 samples in a row cannot be used"):
+        take(loader(nothing, replace(PLAIN, num_workers=1)), 0, 1)
+
+
+def test_captions_may_be_a_field_of_json(tmp_path):
+    image = encoded(picture())
+    records = [b'{"caption": " one "}', b'{"caption": null}', b"{", b'{"caption": "two"}', b'{"other": "x"}']
+    files = [pair for i, r in enumerate(records) for pair in ((f"{i}.jpg", image), (f"{i}.json", r))]
+    (tmp_path / "a.tar").write_bytes(tar_bytes(files))
+    config = replace(PLAIN, caption_field="json:caption", max_broken=1.0)
+    assert set(captions_of(loader(tmp_path, config).batch_at(range(5)))) == {"one", "two"}
+    for field in ("json", "json:", "txt:caption", ""):
+        with pytest.raises(InputError, match="--caption_field"):
+            replace(PLAIN, caption_field=field)
+
+
+def test_samples_without_a_caption_are_left_out_only_where_captions_are_needed(tmp_path, caplog):
+    (tmp_path / "a.tar").write_bytes(tar_bytes(sample("1", "one") + sample("2") + sample("3", "")))
+    assert loader(tmp_path).samples == 1
+    assert "2 samples left out for want of an image or a .txt" in caplog.text
+    without = loader(tmp_path, tokenize=None)
+    assert without.samples == 3 and without.batch_at([0]).cond.present() == {}
+
+
+def test_classes_come_from_cls_members(tmp_path):
+    files = [file for i in range(4) for file in [*sample(f"{i}"), (f"{i}.cls", b"7\n" if i else b"seven")]]
+    (tmp_path / "a.tar").write_bytes(tar_bytes(files))
+    batch = loader(tmp_path, tokenize=None, labels=True).batch_at(range(4))
+    assert batch.cond.labels.tolist() == [7] * 4 and batch.cond.tokens is None
+
+
+def test_any_image_size_and_an_empty_cond(shards):
+    assert loader(shards, image_size=(8, 24), tokenize=None).batch_at([0]).images.shape == (1, 3, 8, 24)
+
+
+def test_a_sample_is_named_by_shard_and_key(shards):
+    data = loader(shards)
+    key = captions_of(data.batch_at([11]))[0][-4:]
+    assert data.describe(11).endswith(f".tar : {key}") and data.describe(11).startswith(shards)
+
+
+def test_more_workers_and_processes_than_shards(tmp_path):
+    folder = make_shards(tmp_path, [3])
+    config = replace(PLAIN, num_workers=3)
+    batches = [take(loader(folder, config, batch_size=1, rank=r, world_size=8), 0, 3) for r in range(8)]
+    together = [captions_of(batches[p % 8][p // 8])[0] for p in range(24)]
+    assert all(len(set(together[i : i + 3])) == 3 for i in range(0, 24, 3))
+
+
+def test_a_shard_that_shrank_after_it_was_indexed_gives_broken_samples(shards):
+    data = loader(shards, replace(PLAIN, max_broken=1.0))
+    path = os.path.join(shards, "00000.tar")
+    os.truncate(path, 3000)
+    found = captions_of(data.batch_at(range(19)))
+    assert len(found) == 19 and "caption of 0006" not in found and data.broken >= 5
+
+
+class Stuck(Letters):
+    """Kills its own process, as the kernel does when memory runs out."""
+
+    def __call__(self, texts, length):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Wrong(Letters):
+    def __call__(self, texts, length):
+        raise KeyError("a bug in the tokenizer")
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs POSIX signals")
+def test_a_dead_worker_is_noticed_and_a_bug_in_one_is_passed_on(shards):
+    config = replace(PLAIN, num_workers=2)
+    with pytest.raises(InputError, match="a data worker died: .*--num_workers"):
+        take(loader(shards, config, tokenize=Stuck()), 0, 1)
+    with pytest.raises(KeyError, match="a bug in the tokenizer"):
+        take(loader(shards, config, tokenize=Wrong()), 0, 1)
+
+
+def test_closing_ends_the_workers_and_nothing_is_prepared_without_bound(shards):
+    import psutil
+
+    data = loader(shards, replace(PLAIN, num_workers=2, prefetch=2), batch_size=4)
+    before = set(psutil.Process().children(recursive=True))
+    batches = data.batches(0)
+    next(batches)
+    workers = set(psutil.Process().children(recursive=True)) - before
+    assert len(workers) >= 2
+    batches.close()
+    _, alive = psutil.wait_procs(workers, timeout=10)
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_workers": -1}, "--num_workers is -1, but must be at least 0"),
+        ({"streams": 0}, "--streams is 0"),
+        ({"max_broken": 2.0}, "--max_broken is 2.0"),
+    ],
+)
+def test_impossible_settings_are_refused(change, message):
+    with pytest.raises(InputError, match=message):
+        replace(PLAIN, **change)
+
+
+def test_a_world_that_does_not_fit_the_streams_is_refused(shards):
+    with pytest.raises(InputError, match="--streams 3 is"):
+        loader(shards, world_size=3)
+
+
+def test_batches_are_in_the_range_of_the_networks(shards):
+    images = loader(shards).batch_at(range(19)).images
+    assert images.min() >= -1 and images.max() <= 1 and images.std() > 0.2
+    np.testing.assert_allclose((images + 1) * 127.5 % 1, 0, atol=2e-5)
+    assert time.perf_counter() > 0

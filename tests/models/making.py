@@ -1,0 +1,52 @@
+"""Tiny networks and conditions, with no parameter left at the zero that hides what lies behind it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from diff_dalle.batch import Conditioning
+from diff_dalle.models.generator import Generator, GeneratorConfig
+from diff_dalle.models.text_encoder import TextEncoderConfig
+from diff_dalle.models.unet import UNetConfig
+
+VOCABULARY = 50
+UNET = UNetConfig(
+    image_size=16, num_channels=8, num_res_blocks=1, channel_mult=(1, 2), attention_resolutions=(8,), num_heads=2
+)
+TEXT = TextEncoderConfig(enc_attn_dim=12, enc_depth=2, enc_heads=3, text_length=10)
+
+
+def wake(network: nn.Module, seed: int = 0) -> nn.Module:
+    """Add noise to all parameters, so that layers which start at 0 pass something on."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+    return network
+
+
+def make_generator(text=None, **unet) -> Generator:
+    torch.manual_seed(0)
+    config = GeneratorConfig(replace(UNET, **unet), TEXT if text is None else text)
+    return wake(Generator(config, VOCABULARY))
+
+
+def captions(lengths=(3, 7, 1), total: int = 8, seed: int = 0) -> Conditioning:
+    """Random captions of these lengths, padded with random tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(VOCABULARY, (len(lengths), 64), generator=generator)[:, :total]
+    mask = torch.arange(total) < torch.tensor(lengths)[:, None]
+    return Conditioning(tokens=tokens, mask=mask)
+
+
+def noisy(n: int = 3, size: tuple[int, int] = (16, 16)) -> tuple[torch.Tensor, torch.Tensor]:
+    """(x_t, t)."""
+    x = torch.randn(n, 3, *size, generator=torch.Generator().manual_seed(1))
+    return x, torch.linspace(0, 999, n)
+
+
+def relative(a: torch.Tensor, b: torch.Tensor) -> float:
+    return ((a - b).norm() / b.norm()).item()

@@ -1,0 +1,128 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from making import TEXT, VOCABULARY, captions, make_generator, noisy, relative
+
+from diff_dalle.batch import Conditioning
+from diff_dalle.errors import InputError
+from diff_dalle.models.generator import Generator, GeneratorConfig
+from diff_dalle.models.text_encoder import TextEncoder, TextEncoderConfig
+from diff_dalle.models.unet import UNetConfig
+
+TINY = UNetConfig(image_size=8, num_channels=8, num_res_blocks=1, channel_mult=(1,), attention_resolutions=())
+
+
+def run(network, cond):
+    """Output and the gradients of all parameters."""
+    network.zero_grad()
+    x, t = noisy()
+    out = network(x, t, cond)
+    out.square().mean().backward()
+    return out, [p.grad.clone() for p in network.parameters()]
+
+
+@pytest.mark.parametrize("text_attention", ["cross", "joint"])
+def test_padding_never_leaks(text_attention):
+    """Other tokens behind the end, or more of them, change neither the output nor any gradient."""
+    network = make_generator(text_attention=text_attention)
+    cond = captions(total=8)
+    out, gradients = run(network, cond)
+    scrambled = torch.where(cond.mask, cond.tokens, (cond.tokens + 17) % VOCABULARY)
+    for same in (replace(cond, tokens=scrambled), captions(total=10)):
+        other, other_gradients = run(network, same)
+        torch.testing.assert_close(other, out, rtol=0, atol=1e-6)
+        for a, b in zip(other_gradients, gradients, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("text_attention", ["cross", "joint"])
+def test_every_real_token_matters_in_both_ways(text_attention):
+    """A changed token changes the output through the attention alone and through the summary alone."""
+    network = make_generator(text_attention=text_attention)
+    cond, (x, t) = captions(lengths=(6, 6, 6)), noisy()
+    other = replace(cond, tokens=torch.where(torch.arange(8) == 2, (cond.tokens + 1) % VOCABULARY, cond.tokens))
+    cond, other = network.encode_text(cond), network.encode_text(other)
+    out = network(x, t, cond)
+    assert relative(network(x, t, replace(cond, text_states=other.text_states)), out) > 1e-4
+    assert relative(network(x, t, replace(cond, text_pooled=other.text_pooled)), out) > 1e-4
+
+
+def test_a_dropped_caption_is_forgotten():
+    """The null condition does not depend on the caption, and differs from it."""
+    network, (x, t) = make_generator(), noisy()
+    everywhere = torch.ones(3, dtype=torch.bool)
+    cond, other = captions(seed=0), captions(seed=1)
+    other = replace(other, tokens=torch.cat([cond.tokens[:, :1], other.tokens[:, 1:]], 1))
+    torch.testing.assert_close(network(x, t, cond.drop(everywhere)), network(x, t, other.drop(everywhere)))
+    assert relative(network(x, t, cond)[:2], network(x, t, cond.drop(everywhere))[:2]) > 1e-3
+
+
+def test_text_encoded_once_is_the_same_text():
+    network, (x, t) = make_generator(), noisy()
+    encoded = network.encode_text(captions())
+    assert encoded.text_states.shape == (3, 8, 12) and encoded.text_pooled.shape == (3, 12)
+    assert torch.equal(network(x, t, encoded), network(x, t, captions()))
+    assert network.encode_text(encoded) is encoded
+
+
+def test_two_updates_teach_a_new_network_to_listen():
+    """The first update moves the output convolution only, as all branches start at 0; after the second, text counts."""
+    torch.manual_seed(0)
+    network = Generator(GeneratorConfig(TINY, TEXT), VOCABULARY)
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
+    x, t, cond, other = *noisy(size=(8, 8)), captions(), captions(seed=1)
+    for _ in range(2):
+        assert torch.equal(network(x, t, cond), network(x, t, other))
+        optimizer.zero_grad()
+        (network(x, t, cond) - 1).square().mean().backward()
+        optimizer.step()
+    assert not torch.allclose(network(x, t, cond), network(x, t, other))
+
+
+def test_without_text_captions_are_left_aside():
+    network, (x, t) = make_generator(text=TextEncoderConfig(enc_attn_dim=0)), noisy()
+    assert torch.equal(network(x, t), network(x, t, captions()))
+
+
+def test_missing_captions_are_named():
+    network, (x, t) = make_generator(), noisy()
+    for cond in (None, Conditioning(tokens=captions().tokens)):
+        with pytest.raises(InputError, match="expects captions.*tokens or mask"):
+            network(x, t, cond)
+    with pytest.raises(InputError, match="11 tokens, but text_length is 10"):
+        network(x, t, captions(total=11))
+
+
+@pytest.mark.parametrize(
+    "change", [{"enc_attn_dim": 24}, {"enc_depth": 3}, {"enc_heads": 2}, {"text_length": 12}, {"dropout_text": 0.5}]
+)
+def test_every_setting_of_the_text_encoder_changes_something(change):
+    outs = []
+    for config in (TEXT, replace(TEXT, **change)):
+        torch.manual_seed(0)
+        encoder = TextEncoder(config, VOCABULARY)
+        cond = captions()
+        outs.append(encoder(cond.tokens, cond.mask, torch.arange(3))[0])
+    assert outs[0].shape != outs[1].shape or not torch.allclose(*outs)
+
+
+@pytest.mark.parametrize("change", [{"enc_attn_dim": 13}, {"enc_depth": 0}, {"dropout_text": -0.1}])
+def test_impossible_text_settings_are_refused(change):
+    (name,) = change
+    with pytest.raises(InputError, match=f"{name} is"):
+        replace(TEXT, **change)
+
+
+@pytest.mark.parametrize("text_attention", ["cross", "joint"])
+def test_keyed_dropout_does_not_depend_on_the_batch(text_attention):
+    """The gradient of a batch is the sum of the gradients of its samples, each with its own mask."""
+    network = make_generator(text=replace(TEXT, dropout_text=0.2), dropout=0.2, text_attention=text_attention)
+    x, t = noisy()
+    cond = replace(captions(), dropout_keys=torch.tensor([3, 2**50, -9]))
+    network(x, t, cond).square().sum().backward()
+    whole = torch.cat([p.grad.flatten() for p in network.parameters()])
+    network.zero_grad()
+    for i, piece in enumerate(cond.split(1)):
+        network(x[i : i + 1], t[i : i + 1], piece).square().sum().backward()
+    assert relative(torch.cat([p.grad.flatten() for p in network.parameters()]), whole) < 1e-5

@@ -1,0 +1,229 @@
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from making import UNET, captions, make_generator, noisy, relative, wake
+
+from diff_dalle.batch import Conditioning
+from diff_dalle.errors import InputError
+from diff_dalle.models.attention import AttentionBlock, CrossAttention, SelfAttention
+from diff_dalle.models.dropout import Dropout
+from diff_dalle.models.layers import ResBlock
+from diff_dalle.models.text_encoder import TextEncoderConfig
+from diff_dalle.models.unet import UNet, UNetConfig, UNetEncoder
+
+PUBLISHED = {"attention_resolutions": (32, 16, 8), "resblock_updown": True}
+
+# A value other than UNET's for every setting; what it is compared in is the shape of the weights or the output.
+OTHER = {
+    "image_size": 32,
+    "num_channels": 16,
+    "num_res_blocks": 2,
+    "channel_mult": (1, 3),
+    "attention_resolutions": (16,),
+    "num_heads": 4,
+    "num_head_channels": 4,
+    "num_heads_upsample": 4,
+    "use_scale_shift_norm": False,
+    "resblock_updown": True,
+    "conv_resample": False,
+    "dropout": 0.5,
+    "use_checkpoint": True,
+    "num_classes": 5,
+    "text_attention": "joint",
+    "patch_size": 2,
+}
+
+
+def shapes(network):
+    return [(name, tuple(p.shape)) for name, p in network.named_parameters()]
+
+
+def count(network):
+    return sum(p.numel() for p in network.parameters())
+
+
+def settings(network):
+    """What tells two networks apart, apart from their weights."""
+    heads = [(name, m.heads) for name, m in network.named_modules() if isinstance(m, (SelfAttention, CrossAttention))]
+    drops = [m.drop for m in network.modules() if isinstance(m, Dropout)]
+    checkpoints = [m.use_checkpoint for m in network.modules() if isinstance(m, (ResBlock, AttentionBlock))]
+    return heads, drops, checkpoints
+
+
+# Sizes in millions from Dhariwal & Nichol (2021), tables 4 and 11 (unconditional: their LSUN networks).
+@pytest.mark.parametrize(
+    ("config", "millions"),
+    [
+        (UNetConfig(64, 192, 3, num_head_channels=64, num_classes=1000, **PUBLISHED), 296),
+        (UNetConfig(128, 256, 2, num_heads=4, num_classes=1000, **PUBLISHED), 422),
+        (UNetConfig(256, 256, 2, num_head_channels=64, num_classes=1000, **PUBLISHED), 554),
+        (UNetConfig(512, 256, 2, num_head_channels=64, num_classes=1000, **PUBLISHED), 559),
+    ],
+)
+def test_published_networks_have_their_published_size(config, millions):
+    with torch.device("meta"):
+        network = UNet(config, out_channels=6)
+    without_empty_class = count(network) - 4 * config.num_channels
+    assert round(without_empty_class / 1e6) == millions
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(UNetConfig)])
+def test_every_setting_changes_the_network(name):
+    base = replace(UNET, channel_mult=()) if name == "image_size" else UNET
+    base = replace(base, image_size=64) if name == "image_size" else base
+    with torch.device("meta"):
+        one, other = UNet(base, text_width=4), UNet(replace(base, **{name: OTHER[name]}), text_width=4)
+    assert shapes(one) != shapes(other) or settings(one) != settings(other)
+
+
+@pytest.mark.parametrize("size", [(16, 16), (8, 24)])
+@pytest.mark.parametrize(
+    "names", [*([name] for name in OTHER), ["resblock_updown", "patch_size", "text_attention"]], ids=str
+)
+def test_every_option_runs_forward_and_backward(names, size):
+    """Right shape, also for an image that is not square; a gradient for every parameter, as processes exchange them."""
+    network = make_generator(**{name: OTHER[name] for name in names})
+    cond = replace(captions(), labels=torch.tensor([0, 4, 5]))
+    x, t = noisy(size=size)
+    out = network(x, t, cond)
+    assert out.shape == x.shape and out.dtype == torch.float32
+    out.square().mean().backward()
+    assert not [name for name, p in network.named_parameters() if p.grad is None or not p.grad.any()]
+
+
+def test_the_encoder_half_is_the_same_network():
+    """Its weights fit UNetEncoder as they are, and give the same features."""
+    network = wake(UNet(UNET))
+    half = UNetEncoder(UNET)
+    half.load_state_dict(network.encoder.state_dict())
+    x, t = noisy()
+    middle, skips, emb = half(x, t, Conditioning())
+    expected, expected_skips, expected_emb = network.encoder(x, t, Conditioning())
+    assert torch.equal(middle, expected) and torch.equal(emb, expected_emb)
+    assert all(torch.equal(a, b) for a, b in zip(skips, expected_skips, strict=True))
+    assert middle.shape == (3, half.channels, 8, 8) and [s.shape[1] for s in skips] == half.skip_channels
+
+
+def test_a_new_network_says_nothing():
+    x, t = noisy()
+    assert not UNet(UNET, out_channels=6)(x, t).any()
+
+
+def test_classes_and_the_empty_class_differ():
+    network = make_generator(text=TextEncoderConfig(enc_attn_dim=0), num_classes=5)
+    x, t = noisy(1)
+    outs = [network(x, t, Conditioning(labels=torch.tensor([label]))) for label in (0, 1, 5)]
+    assert min(relative(a, b) for a, b in ((outs[0], outs[1]), (outs[0], outs[2]), (outs[1], outs[2]))) > 1e-3
+    with pytest.raises(InputError, match="num_classes"):
+        network(x, t)
+
+
+def test_whole_and_fractional_timesteps():
+    network = wake(UNet(UNET))
+    x, _ = noisy(1)
+    a, b, c = (network(x, torch.tensor([t])) for t in (500, 500.0, 500.5))
+    assert torch.equal(a, b) and not torch.equal(b, c)
+
+
+def test_a_network_on_the_meta_device_costs_nothing_and_becomes_real():
+    with torch.device("meta"):
+        network = UNet(UNET)
+        assert network(torch.empty(2, 3, 16, 16), torch.empty(2)).shape == (2, 3, 16, 16)
+    real = wake(UNet(UNET))
+    network.to_empty(device="cpu").load_state_dict(real.state_dict())
+    assert torch.equal(network(*noisy()), real(*noisy()))
+
+
+def test_patches_are_pixels_in_another_place():
+    """patch_size 2 equals a network on the unshuffled image, shuffled back."""
+    network = wake(UNet(replace(UNET, patch_size=2)))
+    inner = UNet(replace(UNET, image_size=8), in_channels=12, out_channels=12)
+    inner.load_state_dict(network.state_dict())
+    x, t = noisy()
+    expected = torch.nn.functional.pixel_shuffle(inner(torch.nn.functional.pixel_unshuffle(x, 2), t), 2)
+    torch.testing.assert_close(network(x, t), expected)
+
+
+def test_attention_sits_at_the_listed_sides():
+    """A side that no level has means the next smaller one; one below the deepest means none."""
+    config = UNetConfig(image_size=96, channel_mult=(1, 1, 1, 1), attention_resolutions=(48, 16, 8))
+    assert [config.has_attention(level) for level in range(4)] == [False, True, False, True]
+    sides = [64, 32, 16, 8]
+    config = UNetConfig(attention_resolutions=(32, 8))
+    assert [side for level, side in enumerate(sides) if config.has_attention(level)] == [32, 8]
+
+
+@pytest.mark.parametrize("text_attention", ["cross", "joint"])
+def test_recomputing_activations_changes_nothing(text_attention):
+    """use_checkpoint: same output and gradients, with keyed dropout, and with torch's own."""
+    x, t = noisy()
+    for keys in (torch.tensor([5, -7, 2**40]), None):
+        gradients = []
+        for use_checkpoint in (False, True):
+            network = make_generator(dropout=0.3, use_checkpoint=use_checkpoint, text_attention=text_attention)
+            torch.manual_seed(3)
+            network(x, t, replace(captions(), dropout_keys=keys)).square().mean().backward()
+            gradients.append([p.grad for p in network.parameters()])
+        assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_recomputing_keeps_fewer_activations():
+    kept = []
+    for use_checkpoint in (False, True):
+        total = 0
+
+        def keep(tensor):
+            nonlocal total
+            total += tensor.numel()
+            return tensor
+
+        network = wake(UNet(replace(UNET, use_checkpoint=use_checkpoint)))
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            network(*noisy())
+        kept.append(total)
+    assert kept[1] < 0.7 * kept[0]
+
+
+def test_bfloat16_stays_close_to_float32():
+    """And the output is float32, from a network whose weights stay float32."""
+    network, (x, t) = make_generator(), noisy()
+    exact = network(x, t, captions())
+    with torch.autocast("cpu", torch.bfloat16):
+        close = network(x, t, captions())
+    assert close.dtype == torch.float32 and 1e-6 < relative(close, exact) < 0.03
+
+
+def test_activations_stay_channels_last():
+    network, seen = wake(UNet(UNET)), []
+    for name, module in network.named_modules():
+        if name.count(".") in (2, 3) and "blocks" in name:
+            module.register_forward_hook(lambda module, inputs, out: seen.append(out))
+    network(*noisy())
+    maps = [out for out in seen if out.dim() == 4]
+    assert len(maps) > 8 and all(out.is_contiguous(memory_format=torch.channels_last) for out in maps)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"image_size": 60}, "image_size is 60.*multiple of 8"),
+        ({"image_size": 36, "patch_size": 2, "channel_mult": (1, 2, 2)}, "image_size is 36.*multiple of 8"),
+        ({"num_channels": 0}, "num_channels is 0"),
+        ({"num_channels": 30}, "num_heads is 4.*divide"),
+        ({"num_head_channels": 100}, "num_head_channels is 100"),
+        ({"num_heads_upsample": 5}, "num_heads_upsample is 5"),
+        ({"channel_mult": (0.3, 1)}, "channel_mult has 0.3"),
+        ({"dropout": 1.0}, "dropout is 1"),
+        ({"text_attention": "both"}, "text_attention is 'both'"),
+        ({"num_classes": -1}, "num_classes is -1"),
+    ],
+)
+def test_impossible_settings_are_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        UNetConfig(**options)
+
+
+def test_an_image_that_does_not_divide_is_refused():
+    with pytest.raises(InputError, match="image_size is 20×17.*multiple of 2"):
+        UNet(UNET)(torch.zeros(1, 3, 17, 20), torch.zeros(1))

@@ -1,0 +1,224 @@
+"""The scripts as users run them, at tiny sizes: train, kill, resume, many processes, sample, bad input."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from diff_dalle.data.shapes import ShapesConfig
+from diff_dalle.data.shapes_shards import write_shapes
+
+ROOT = Path(__file__).parent.parent
+BIN = os.path.dirname(sys.executable)
+TINY = {
+    "--image_size": 16, "--num_channels": 16, "--channel_mult": "1,2", "--num_res_blocks": 1, "--attention_resolutions": 8,
+    "--enc_attn_dim": 16, "--enc_depth": 1, "--enc_heads": 2, "--text_length": 24, "--noise_schedule": "cosine",
+    "--diffusion_steps": 100, "--sample_interval": 0, "--log_interval": 1, "--num_workers": 1, "--ema_rate": 0.9,
+    "--precision": "fp32", "--device": "cpu", "--dropout": 0.1, "--random_flip": True,
+}  # fmt: skip
+
+
+def environment():
+    launchers = ("PMI_", "OMPI_", "SLURM_", "RANK", "WORLD_SIZE", "OPENAI_LOGDIR")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(launchers)}
+    return {**env, "OMP_NUM_THREADS": "1"}
+
+
+def run(script, *flags, launcher=(), ok=True):
+    command = [*(launcher or [sys.executable]), str(ROOT / "scripts" / script), *map(str, flags)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment())
+    if ok:
+        assert result.returncode == 0, result.stdout + result.stderr
+    return result
+
+
+def training_flags(logdir, data, **changed):
+    flags = {**TINY, "--logdir": logdir, "--data_dir": data, **{f"--{name}": value for name, value in changed.items()}}
+    return [str(part) for pair in flags.items() for part in pair]
+
+
+def train(logdir, data, launcher=(), ok=True, **changed):
+    return run("train_generator.py", *training_flags(logdir, data, **changed), launcher=launcher, ok=ok)
+
+
+def start_training(logdir, data, **changed):
+    command = [sys.executable, str(ROOT / "scripts/train_generator.py"), *training_flags(logdir, data, **changed)]
+    return subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def hashes(folder):
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in Path(folder).glob("*.pt")}
+
+
+def losses(folder):
+    rows = [json.loads(line) for line in (Path(folder) / "progress.jsonl").read_text().splitlines()]
+    return {row["step"]: row["loss"] for row in rows if "loss" in row}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("world")
+    write_shapes(ShapesConfig(image_size=16, train_samples=64, val_samples=16, samples_per_shard=16), str(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(world, tmp_path_factory):
+    logdir = tmp_path_factory.mktemp("trained")
+    train(logdir, world / "train", iterations=6, batch_size=8, save_interval=3, val_data_dir=world / "val",
+          eval_interval=3, eval_samples=16)  # fmt: skip
+    return logdir
+
+
+def test_training_leaves_what_it_promises(trained):
+    assert {"model000003.pt", "ema_0.9_000003.pt", "opt000006.pt", "run.json", "progress.csv", "log.txt"} <= set(
+        os.listdir(trained)
+    )
+    rows = [json.loads(line) for line in (trained / "progress.jsonl").read_text().splitlines()]
+    held_out = [row for row in rows if "held_out/loss" in row]
+    assert [row["step"] for row in held_out] == [3, 6]
+    assert {"held_out/loss_q0", "held_out/caption_swap_gap"} <= held_out[0].keys()
+
+
+def test_kill_and_the_same_command_again_is_exact(trained, world, tmp_path):
+    """SIGKILL after the first checkpoint; weights, EMA and optimizer must equal those of the run that was left alone."""
+    flags = {"iterations": 6, "batch_size": 8, "save_interval": 3, "val_data_dir": world / "val", "eval_interval": 3,
+             "eval_samples": 16}  # fmt: skip
+    first = start_training(tmp_path, world / "train", **flags)
+    while not (tmp_path / "run.json").exists() and first.poll() is None:
+        time.sleep(0.05)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    result = train(tmp_path, world / "train", **flags)
+    assert "Continuing from step 3" in result.stdout or "Continuing from step 6" in result.stdout
+    assert hashes(tmp_path) == hashes(trained)
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [[os.path.join(BIN, "mpiexec"), "-n", "2", sys.executable], [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]],
+    ids=["mpiexec", "torchrun"],
+)  # fmt: skip
+def test_two_processes_equal_one_with_twice_the_batch(trained, world, tmp_path, launcher):
+    train(tmp_path, world / "train", launcher, iterations=6, batch_size=4)
+    one, two = losses(trained), losses(tmp_path)
+    assert one.keys() == two.keys() and len(one) == 6
+    assert all(abs(one[step] - two[step]) < 1e-5 for step in one)
+
+
+def test_one_two_one_processes_continue_each_other(trained, world, tmp_path):
+    two = [os.path.join(BIN, "mpiexec"), "-n", "2", sys.executable]
+    for iterations, batch, launcher in ((2, 8, ()), (4, 4, two), (6, 8, ())):
+        train(tmp_path, world / "train", launcher, iterations=iterations, batch_size=batch)
+    assert all(abs(losses(trained)[step] - loss) < 1e-5 for step, loss in losses(tmp_path).items())
+
+
+def test_microbatches_and_loss_aware_timesteps(world, tmp_path):
+    for name, micro in (("whole", 0), ("pieces", 3)):
+        train(tmp_path / name, world / "train", iterations=4, batch_size=8, microbatch=micro, learn_sigma=True,
+              rescale_learned_sigmas=True, schedule_sampler="loss-second-moment")  # fmt: skip
+    whole, pieces = losses(tmp_path / "whole"), losses(tmp_path / "pieces")
+    assert all(abs(whole[step] - pieces[step]) < 1e-5 for step in whole)
+
+
+def test_sampling_needs_a_path_only_and_is_the_same_on_any_number_of_processes(trained, tmp_path):
+    flags = ("--model_path", trained / "ema_0.9_000006.pt", "--prompts", "a red circle|two blue squares|", "--num_samples", 5,
+             "--timestep_respacing", 4, "--device", "cpu", "--sampler", "ancestral")  # fmt: skip
+    run("sample.py", *flags, "--logdir", tmp_path / "one")
+    two = [os.path.join(BIN, "mpiexec"), "-n", "2", sys.executable]
+    run("sample.py", *flags, "--batch_size", 1, "--logdir", tmp_path / "two", launcher=two)
+    one, other = (np.load(tmp_path / name / "samples.npz")["arr_0"] for name in ("one", "two"))
+    assert one.shape == (5, 16, 16, 3) and one.dtype == np.uint8
+    assert np.abs(one.astype(int) - other).max() <= 1
+    assert len(list((tmp_path / "one").glob("0*.png"))) == 5
+    assert np.array_equal(np.asarray(Image.open(tmp_path / "one" / "000004.png")), one[4])
+    captions = (tmp_path / "one" / "captions.txt").read_text().splitlines()
+    assert captions[1] == "000001\t1\ttwo blue squares" and len(captions) == 5
+
+
+def test_sampling_by_captions_sizes_and_seed_flags(trained, world, tmp_path):
+    common = ("--model_path", trained / "model000006.pt", "--timestep_respacing", "ddim5", "--use_ddim", "True")
+    run("sample.py", *common, "--data_dir", world / "val", "--num_samples", 3, "--sample_size", "16,24", "--image_size", 16,
+        "--num_channels", 16, "--noise_schedule", "cosine", "--logdir", tmp_path / "a")  # fmt: skip
+    assert np.load(tmp_path / "a" / "samples.npz")["arr_0"].shape == (3, 16, 24, 3)
+    (tmp_path / "texts.txt").write_text("a red circle\n\na blue square\n")
+    run("sample.py", *common, "--prompts_file", tmp_path / "texts.txt", "--logdir", tmp_path / "b")
+    assert len((tmp_path / "b" / "captions.txt").read_text().splitlines()) == 2
+
+
+def test_info_describes_files_and_presets(trained):
+    text = run("info.py", "--model_path", trained / "ema_0.9_000006.pt").stdout
+    assert "averaged weights of a generator after 6 steps and 48 samples" in text and "num_channels 16" in text
+    text = run("info.py", "--preset", "generator_64").stdout
+    assert "809,499,398 parameters" in text and "GFLOPs" in text
+
+
+def test_evaluation_writes_report_scores_and_pictures(trained, world, tmp_path):
+    run("evaluate.py", "--model_path", trained / "ema_0.9_000006.pt", "--shapes_dir", world, "--prompts_per_task", 2,
+        "--timestep_respacing", 2, "--report_dir", tmp_path, "--progress", trained / "progress.csv")  # fmt: skip
+    scores = json.loads((tmp_path / "scores.json").read_text())["scores"]
+    assert scores["all attributes"]["ceiling"] == 1.0 and scores["all attributes"]["n"] == 2
+    report = (tmp_path / "report.md").read_text()
+    assert all(name in report for name in ("grid.png", "loss.png", "caption_swap_gap.png", "all attributes"))
+
+
+BAD = {
+    "mistyped flag": ({"num_chanels": 8}, "did you mean --num_channels"),
+    "impossible size": ({"image_size": 15}, "image_size is 15, but must be a multiple of 2"),
+    "no folder": ({"data_dir": "nowhere"}, "nowhere"),
+    "no limit": ({"iterations": 0}, "iterations"),
+    "wrong value": ({"lr": "quick"}, "--lr is 'quick', but must be number"),
+    "no such preset": ({"preset": "generator_46"}, "did you mean generator_64"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_sentence_and_status_2(world, tmp_path, case):
+    flags, words = BAD[case]
+    result = train(tmp_path, world / "train", ok=False, **{"iterations": 1, **flags})
+    assert result.returncode == 2
+    assert words in result.stderr and len(result.stderr.strip().splitlines()) == 1, result.stderr
+
+
+def test_another_configurations_folder_is_refused_and_kept(trained, world):
+    before = hashes(trained)
+    result = train(trained, world / "train", ok=False, iterations=6, batch_size=8, lr=1e-5)
+    assert result.returncode == 2 and "lr (0.0003 → 1e-05)" in result.stderr
+    assert hashes(trained) == before
+
+
+@pytest.mark.parametrize(("name", "words"), [("opt000006.pt", "optimizer's state"), ("short.pt", "cut short")])
+def test_wrong_model_files_are_named(trained, tmp_path, name, words):
+    path = trained / name
+    if name == "short.pt":
+        path = tmp_path / name
+        path.write_bytes((trained / "model000006.pt").read_bytes()[:5000])
+    result = run("sample.py", "--model_path", path, "--prompts", "a red circle", ok=False)
+    assert result.returncode == 2 and words in result.stderr
+
+
+def test_settings_that_are_not_the_checkpoints_are_refused(trained):
+    result = run("sample.py", "--model_path", trained / "model000006.pt", "--num_channels", 64, ok=False)
+    assert result.returncode == 2 and "num_channels (64 asked for, 16 in the checkpoint)" in result.stderr
+
+
+def test_terminated_training_saves_and_continues(world, tmp_path):
+    process = start_training(tmp_path, world / "train", iterations=100_000, batch_size=4)
+    for line in process.stdout:
+        if "step 3 of" in line:
+            process.send_signal(signal.SIGTERM)
+            break
+    output = process.stdout.read()
+    assert process.wait() == 0 and "Stopping early" in output
+    saved = json.loads((tmp_path / "run.json").read_text())["checkpoints"][-1]["step"]
+    assert saved >= 3
+    result = train(tmp_path, world / "train", iterations=saved + 1, batch_size=4)
+    assert f"Continuing from step {saved:,}" in result.stdout
