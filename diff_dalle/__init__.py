@@ -1,0 +1,37 @@
+"""Text-to-image diffusion models, trained from scratch.
+
+``diff_dalle.load("ema.pt").sample(["a red circle"])`` makes pictures from a checkpoint. The diffusion process and its
+enumerations have Guided-Diffusion's names and numbers. Names are imported when they are first used.
+"""
+
+from importlib import import_module
+
+_HOMES = {
+    "pipeline": ("Pipeline", "load"),
+    "errors": ("InputError",),
+    "batch": ("Batch", "Conditioning"),
+    "models.generator": ("Generator", "GeneratorConfig"),
+    "text.tokenizer": ("Tokenizer", "load_tokenizer"),
+    "training.task": ("Task",),
+    "diffusion": (
+        "SAMPLERS", "SCHEDULES", "DiffusionConfig", "GaussianDiffusion", "GuidanceConfig", "LossSecondMomentResampler",
+        "LossType", "ModelMeanType", "ModelVarType", "ScheduleSampler", "SpacedDiffusion", "UniformSampler",
+        "betas_for_alpha_bar", "create_gaussian_diffusion", "create_named_schedule_sampler", "get_named_beta_schedule",
+        "space_timesteps",
+    ),
+    "diffusion.sampling": ("SamplerConfig",),
+}  # fmt: skip
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__version__ = "0.1.0"
+__all__ = sorted(_HOME_OF)
+
+
+def __getattr__(name: str):
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'diff_dalle' has no attribute {name!r}")
+    return getattr(import_module(f".{_HOME_OF[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

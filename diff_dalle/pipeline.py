@@ -44,7 +44,7 @@ class Pipeline:
         return self.model.config.unet.image_size
 
     def conditioning(self, prompts: Sequence[str], labels: Sequence[int] | None = None) -> Conditioning:
-        """Prompts (and classes) as the network takes them, on the CPU. InputError when it needs classes and has none."""
+        """Prompts and classes as the network takes them, on the CPU. InputError when it needs classes and has none."""
         classes = self.model.config.unet.num_classes
         tokens = mask = None
         if self.tokenizer is not None:
@@ -116,14 +116,14 @@ class Pipeline:
             return null
         if self.tokenizer is None:
             raise InputError(f"negative_prompt is {negative_prompt!r}, but this generator does not read text")
-        negative = self.conditioning([negative_prompt] * count, null.labels.tolist() if null.labels is not None else None)
-        return negative
+        labels = null.labels.tolist() if null.labels is not None else None
+        return self.conditioning([negative_prompt] * count, labels)
 
     def check(self, expected) -> None:
         """InputError when settings asked for (see ``config.expectations``) are not the checkpoint's."""
         wrong = disagreements(expected, self.model.config) + disagreements(expected, self.diffusion)
         if wrong:
-            raise InputError(f"the checkpoint was trained with other settings: {', '.join(wrong)}; leave these flags out")
+            raise InputError(f"the checkpoint has other settings: {', '.join(wrong)}; leave these flags out")
 
 
 def load(path: str, device: str = "auto", precision: str = "auto", bpe_path: str = "") -> Pipeline:
@@ -154,5 +154,5 @@ def load(path: str, device: str = "auto", precision: str = "auto", bpe_path: str
     model.to_empty(device="cpu")
     load_weights(model, content, path)
     place = pick_device(device)
-    model = model.to(place).eval().requires_grad_(False)
-    return Pipeline(model, diffusion, tokenizer, resolve_precision(precision, place), content["step"], content["samples"])
+    model, precision = model.to(place).eval().requires_grad_(False), resolve_precision(precision, place)
+    return Pipeline(model, diffusion, tokenizer, precision, content["step"], content["samples"])

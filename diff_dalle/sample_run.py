@@ -42,7 +42,7 @@ class PromptConfig:
         if not self.model_path:
             raise InputError("--model_path is needed: an ema_….pt or model….pt file that training wrote")
         if len([given for given in (self.prompts, self.prompts_file, self.data_dir) if given]) > 1:
-            raise InputError("--prompts, --prompts_file and --data_dir exclude each other: prompts come from one of them")
+            raise InputError("--prompts, --prompts_file and --data_dir exclude each other; give one of them")
         if self.num_samples < 0 or self.batch_size < 1:
             raise InputError(f"num_samples is {self.num_samples} and batch_size {self.batch_size}, but they must be at "
                              "least 0 and 1")  # fmt: skip
@@ -83,8 +83,7 @@ def read_request(config: PromptConfig) -> Request:
 
 
 def _prompts(config: PromptConfig) -> Sequence[str]:
-    texts = [path for path in (config.prompts_file, *config.data_dir) if path.endswith(".txt") or path == config.prompts_file]
-    texts = [path for path in texts if path]
+    texts = [config.prompts_file] if config.prompts_file else [p for p in config.data_dir if p.endswith(".txt")]
     if texts:
         prompts = [line.strip() for path in texts for line in storage.read_text(path).splitlines()]
     elif config.data_dir:

@@ -17,10 +17,10 @@ from diff_dalle.data.shapes import ShapesConfig
 from diff_dalle.data.shapes_shards import write_shapes
 
 ROOT = Path(__file__).parent.parent
-BIN = os.path.dirname(sys.executable)
+TWO = [os.path.join(os.path.dirname(sys.executable), "mpiexec"), "-n", "2", sys.executable]
 TINY = {
-    "--image_size": 16, "--num_channels": 16, "--channel_mult": "1,2", "--num_res_blocks": 1, "--attention_resolutions": 8,
-    "--enc_attn_dim": 16, "--enc_depth": 1, "--enc_heads": 2, "--text_length": 24, "--noise_schedule": "cosine",
+    "--image_size": 16, "--num_channels": 16, "--channel_mult": "1,2", "--num_res_blocks": 1,
+    "--attention_resolutions": 8, "--enc_attn_dim": 16, "--enc_depth": 1, "--enc_heads": 2, "--text_length": 24, "--noise_schedule": "cosine",
     "--diffusion_steps": 100, "--sample_interval": 0, "--log_interval": 1, "--num_workers": 1, "--ema_rate": 0.9,
     "--precision": "fp32", "--device": "cpu", "--dropout": 0.1, "--random_flip": True,
 }  # fmt: skip
@@ -89,7 +89,7 @@ def test_training_leaves_what_it_promises(trained):
 
 
 def test_kill_and_the_same_command_again_is_exact(trained, world, tmp_path):
-    """SIGKILL after the first checkpoint; weights, EMA and optimizer must equal those of the run that was left alone."""
+    """SIGKILL after the first checkpoint; all files must then equal those of the run that was left alone."""
     flags = {"iterations": 6, "batch_size": 8, "save_interval": 3, "val_data_dir": world / "val", "eval_interval": 3,
              "eval_samples": 16}  # fmt: skip
     first = start_training(tmp_path, world / "train", **flags)
@@ -104,9 +104,9 @@ def test_kill_and_the_same_command_again_is_exact(trained, world, tmp_path):
 
 @pytest.mark.parametrize(
     "launcher",
-    [[os.path.join(BIN, "mpiexec"), "-n", "2", sys.executable], [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]],
+    [TWO, [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]],
     ids=["mpiexec", "torchrun"],
-)  # fmt: skip
+)
 def test_two_processes_equal_one_with_twice_the_batch(trained, world, tmp_path, launcher):
     train(tmp_path, world / "train", launcher, iterations=6, batch_size=4)
     one, two = losses(trained), losses(tmp_path)
@@ -115,8 +115,7 @@ def test_two_processes_equal_one_with_twice_the_batch(trained, world, tmp_path, 
 
 
 def test_one_two_one_processes_continue_each_other(trained, world, tmp_path):
-    two = [os.path.join(BIN, "mpiexec"), "-n", "2", sys.executable]
-    for iterations, batch, launcher in ((2, 8, ()), (4, 4, two), (6, 8, ())):
+    for iterations, batch, launcher in ((2, 8, ()), (4, 4, TWO), (6, 8, ())):
         train(tmp_path, world / "train", launcher, iterations=iterations, batch_size=batch)
     assert all(abs(losses(trained)[step] - loss) < 1e-5 for step, loss in losses(tmp_path).items())
 
@@ -130,11 +129,10 @@ def test_microbatches_and_loss_aware_timesteps(world, tmp_path):
 
 
 def test_sampling_needs_a_path_only_and_is_the_same_on_any_number_of_processes(trained, tmp_path):
-    flags = ("--model_path", trained / "ema_0.9_000006.pt", "--prompts", "a red circle|two blue squares|", "--num_samples", 5,
-             "--timestep_respacing", 4, "--device", "cpu", "--sampler", "ancestral")  # fmt: skip
+    flags = ("--model_path", trained / "ema_0.9_000006.pt", "--prompts", "a red circle|two blue squares|",
+             "--num_samples", 5, "--timestep_respacing", 4, "--device", "cpu", "--sampler", "ancestral")  # fmt: skip
     run("sample.py", *flags, "--logdir", tmp_path / "one")
-    two = [os.path.join(BIN, "mpiexec"), "-n", "2", sys.executable]
-    run("sample.py", *flags, "--batch_size", 1, "--logdir", tmp_path / "two", launcher=two)
+    run("sample.py", *flags, "--batch_size", 1, "--logdir", tmp_path / "two", launcher=TWO)
     one, other = (np.load(tmp_path / name / "samples.npz")["arr_0"] for name in ("one", "two"))
     assert one.shape == (5, 16, 16, 3) and one.dtype == np.uint8
     assert np.abs(one.astype(int) - other).max() <= 1
@@ -146,8 +144,8 @@ def test_sampling_needs_a_path_only_and_is_the_same_on_any_number_of_processes(t
 
 def test_sampling_by_captions_sizes_and_seed_flags(trained, world, tmp_path):
     common = ("--model_path", trained / "model000006.pt", "--timestep_respacing", "ddim5", "--use_ddim", "True")
-    run("sample.py", *common, "--data_dir", world / "val", "--num_samples", 3, "--sample_size", "16,24", "--image_size", 16,
-        "--num_channels", 16, "--noise_schedule", "cosine", "--logdir", tmp_path / "a")  # fmt: skip
+    run("sample.py", *common, "--data_dir", world / "val", "--num_samples", 3, "--sample_size", "16,24",
+        "--image_size", 16, "--num_channels", 16, "--noise_schedule", "cosine", "--logdir", tmp_path / "a")  # fmt: skip
     assert np.load(tmp_path / "a" / "samples.npz")["arr_0"].shape == (3, 16, 24, 3)
     (tmp_path / "texts.txt").write_text("a red circle\n\na blue square\n")
     run("sample.py", *common, "--prompts_file", tmp_path / "texts.txt", "--logdir", tmp_path / "b")

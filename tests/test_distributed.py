@@ -33,7 +33,8 @@ BIN = os.path.dirname(sys.executable)
             Place("torchrun", 5, 8, 1, 4),
         ),
         (
-            {"SLURM_STEP_NUM_TASKS": "6", "SLURM_PROCID": "4", "SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "3(x2)"},
+            {"SLURM_STEP_NUM_TASKS": "6", "SLURM_PROCID": "4", "SLURM_LOCALID": "1",
+             "SLURM_STEP_TASKS_PER_NODE": "3(x2)"},
             Place("slurm", 4, 6, 1, 3),
         ),
         ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, Place("single")),  # python run directly in a batch script

@@ -203,4 +203,7 @@ def test_copies_not_used_for_longest_go_first(server, tmp_path):
     storage.fetch_to_cache(server.url("/d"), str(tmp_path), 250)
     assert [os.path.exists(copies[name]) for name in "abc"] == [True, False, False]
     big = storage.fetch_to_cache(server.url("/d"), str(tmp_path), 250, tag="other")
-    assert os.path.exists(storage.fetch_to_cache(server.url("/d"), str(tmp_path), 1, tag="third")) and os.path.exists(big) is False
+    assert (
+        os.path.exists(storage.fetch_to_cache(server.url("/d"), str(tmp_path), 1, tag="third"))
+        and os.path.exists(big) is False
+    )

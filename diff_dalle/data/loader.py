@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from .table import Need
 
 CHUNK = 32  # samples a worker makes at a time: a large batch is shared by all workers
 FEW_BROKEN = 20  # so many are tolerated whatever fraction they are
+GRACE_SECONDS = 30  # what Slurm leaves between SIGTERM and SIGKILL
 log = logging.getLogger(__name__)
 
 
@@ -87,9 +89,20 @@ def _ready(chunk: Chunk) -> Chunk:
 
 
 def _start_worker(worker: int):
-    """The training process decides when to stop; a signal to all of the job must not take its data away first."""
+    """The training process decides when to stop: a signal sent to the whole job must not take its data away first,
+    and an ended worker must not look like a failed one. So SIGTERM only takes effect after a while."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if hasattr(signal, "SIGALRM"):
+        signal.signal(signal.SIGALRM, _leave)
+        signal.signal(signal.SIGTERM, _leave_later)
+
+
+def _leave(*_):
+    os._exit(0)
+
+
+def _leave_later(*_):
+    signal.alarm(signal.alarm(0) or GRACE_SECONDS)  # a second signal does not prolong it
 
 
 class Loader:

@@ -24,7 +24,8 @@ def write_samples(folder: str, images: np.ndarray, captions: Sequence[str], seed
     storage.make_dirs(folder)
     for i, image in enumerate(images):
         storage.write_bytes(storage.join(folder, f"{i:06d}.png"), png_bytes(Image.fromarray(image)))
-    lines = [f"{i:06d}\t{seed}\t{' '.join(text.split())}" for i, (seed, text) in enumerate(zip(seeds, captions, strict=True))]
+    rows = enumerate(zip(seeds, captions, strict=True))
+    lines = [f"{i:06d}\t{seed}\t{' '.join(text.split())}" for i, (seed, text) in rows]
     storage.write_bytes(storage.join(folder, "captions.txt"), ("\n".join(lines) + "\n").encode())
     scale = max(1, 96 // images.shape[1])
     grid = image_grid(images[:GRID_LIMIT], captions[:GRID_LIMIT], scale=scale)

@@ -24,8 +24,8 @@ class SamplerConfig:
 
     sampler: str = option("dpm++2m", "how noise is turned into an image", choices=tuple(SAMPLERS), free=True)
     timestep_respacing: str = option(
-        "30", "steps to take: 250, or 10,15,20 for that many in each third, or ddim25 for an even stride; empty = every "
-        "step of the process", free=True)  # fmt: skip
+        "30", "steps to take: 250, or 10,15,20 for that many in each third, or ddim25 for an even stride; empty = "
+        "every step of the process", free=True)  # fmt: skip
     eta: float = option(0.0, "randomness of ddim: 0 = none, 1 = that of ancestral sampling", free=True)
 
     def __post_init__(self):

@@ -20,8 +20,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, heads: int, visible: Tensor | None) 
     Returns [N, T, C].
     """
     q, k, v = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (q, k, v))
-    bias = None if visible is None else visible[:, None, None, :].expand(-1, -1, q.shape[2], -1)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).flatten(2)
+    mask = None if visible is None else visible[:, None, None, :]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
 
 
 class SelfAttention(nn.Module):
@@ -64,7 +64,7 @@ class AttentionBlock(nn.Module):
 
     text_width:     channels of ``cond.text_states``; 0 = no text.
     text_attention: "cross" lets a second, encoder-decoder attention follow the first (Vaswani et al. 2017, §3.2.3);
-                    "joint" adds the text to the keys and values of the first (Nichol et al. 2022, GLIDE, §2).
+                    "joint" adds the text to the keys and values of the first (Nichol et al. 2022, GLIDE).
     """
 
     def __init__(self, channels: int, heads: int, text_width: int, text_attention: str, use_checkpoint: bool):

@@ -45,7 +45,7 @@ def keep_mask(keys: Tensor, salt: int, count: int, drop: float) -> Tensor:
     bits = (bits ^ (bits >> 16 & 0xFFFF)).mul_(_MULTIPLY_1)
     bits ^= bits >> 15 & 0x1FFFF
     # The two 16-bit halves serve two elements. Each is compared in the upper half of the word.
-    limit = (round(drop * 2**16) - 2**15) << 16
+    limit = (min(round(drop * 2**16), 2**16 - 1) - 2**15) << 16
     return torch.stack([bits >= limit, bits << 16 >= limit], 2).flatten(1)[:, :count]
 
 

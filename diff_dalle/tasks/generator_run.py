@@ -72,7 +72,8 @@ def build_held_out(run: GeneratorRun, tokenizer: Tokenizer | None, world: World)
     if not run.training.val_data_dir:
         return None
     plain = replace(run.data, random_crop=False, random_flip=False)
-    return _loader(run, plain, tokenizer, world, shuffle=False, sources=run.training.val_data_dir, flag="--val_data_dir")
+    sources = {"sources": run.training.val_data_dir, "flag": "--val_data_dir"}
+    return _loader(run, plain, tokenizer, world, shuffle=False, **sources)
 
 
 def _loader(run: GeneratorRun, config: DataConfig, tokenizer: Tokenizer | None, world: World, **options) -> Loader:
@@ -95,10 +96,11 @@ def build_previews(run: GeneratorRun, tokenizer: Tokenizer | None, data: Loader)
     """Previews of the first conditions of ``data``; None when the run wants none."""
     if not run.training.sample_interval:
         return None
-    cond = data.batch_at(range(run.preview.preview_samples)).cond.to("cpu")
+    count = run.preview.preview_samples
+    cond = data.batch_at(range(count)).cond.to("cpu")
     if tokenizer:
         captions = [tokenizer.decode(row) for row in cond.tokens.tolist()]
     else:
-        captions = [str(label) for label in cond.labels.tolist()] if cond.labels is not None else [""] * run.preview.preview_samples
+        captions = [""] * count if cond.labels is None else [str(label) for label in cond.labels.tolist()]
     size = (run.model.unet.image_size,) * 2
     return Previews(run.preview, run.diffusion, cond, captions, size, run.model.unet.num_classes)

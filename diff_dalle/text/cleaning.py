@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 
-import ftfy
 import regex
 
 # Contractions, runs of letters, single digits, runs of anything else. The case is ignored although words come
@@ -15,6 +14,8 @@ _WORD = regex.compile(WORD_PATTERN, regex.IGNORECASE)
 
 def clean(text: str) -> str:
     """Repair Unicode, resolve HTML entities (doubly escaped ones too), collapse white space, lower the case."""
+    import ftfy  # here, because it takes a tenth of a second that --help need not wait for
+
     text = html.unescape(html.unescape(ftfy.fix_text(text)))
     return " ".join(text.split()).lower()
 

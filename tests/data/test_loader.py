@@ -1,9 +1,7 @@
 import os
 import signal
-import time
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from making import Letters, captions_of, encoded, make_shards, picture, sample, tar_bytes
@@ -108,7 +106,7 @@ def test_broken_samples_are_replaced_by_the_next_of_their_stream_and_named(tmp_p
     config = replace(PLAIN, streams=4, max_pixels=100_000, num_workers=workers, max_broken=0.5)
     order = [captions_of(loader(broken_shards(tmp_path, {}), config).batch_at([p]))[0] for p in range(16)]
     number = [int(caption[-4:]) for caption in order]
-    bad = {number[2]: b"no image", number[6]: bomb, number[15]: encoded(picture(99, 99))[:500]}
+    bad = {number[2]: b"no image", number[6]: bomb, number[15]: encoded(picture(99, 99))[:-100]}
     data = loader(broken_shards(tmp_path, bad), config, batch_size=16)
     (batch,) = take(data, 0, 1)
     assert captions_of(batch) == [*order[:2], order[10], *order[3:6], order[10], *order[7:15], captions_of(batch)[15]]
@@ -117,7 +115,7 @@ def test_broken_samples_are_replaced_by_the_next_of_their_stream_and_named(tmp_p
     assert data.broken == 4  # position 2 met two of them
     for i in bad:
         assert caplog.text.count(f"a.tar : {i:04d}: ") == 1
-    assert "too many pixels" in caplog.text and "truncated" in caplog.text
+    assert "too many pixels" in caplog.text and "not a readable image" in caplog.text
 
 
 def test_too_many_broken_samples_stop_the_run_with_their_reasons(tmp_path):
@@ -239,5 +237,5 @@ def test_a_world_that_does_not_fit_the_streams_is_refused(shards):
 def test_batches_are_in_the_range_of_the_networks(shards):
     images = loader(shards).batch_at(range(19)).images
     assert images.min() >= -1 and images.max() <= 1 and images.std() > 0.2
-    np.testing.assert_allclose((images + 1) * 127.5 % 1, 0, atol=2e-5)
-    assert time.perf_counter() > 0
+    levels = (images + 1) * 127.5
+    torch.testing.assert_close(levels, levels.round(), rtol=0, atol=1e-4)

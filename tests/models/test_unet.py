@@ -51,7 +51,7 @@ def settings(network):
     return heads, drops, checkpoints
 
 
-# Sizes in millions from Dhariwal & Nichol (2021), tables 4 and 11 (unconditional: their LSUN networks).
+# Sizes in millions from the hyper-parameter tables of Dhariwal & Nichol (2021).
 @pytest.mark.parametrize(
     ("config", "millions"),
     [
@@ -70,8 +70,8 @@ def test_published_networks_have_their_published_size(config, millions):
 
 @pytest.mark.parametrize("name", [field.name for field in fields(UNetConfig)])
 def test_every_setting_changes_the_network(name):
-    base = replace(UNET, channel_mult=()) if name == "image_size" else UNET
-    base = replace(base, image_size=64) if name == "image_size" else base
+    # The image size counts where it chooses the levels.
+    base = replace(UNET, image_size=64, channel_mult=()) if name == "image_size" else UNET
     with torch.device("meta"):
         one, other = UNet(base, text_width=4), UNet(replace(base, **{name: OTHER[name]}), text_width=4)
     assert shapes(one) != shapes(other) or settings(one) != settings(other)

@@ -1,0 +1,74 @@
+"""What the README says can be done, can be done."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from diff_dalle.command_line import flag_table, parse
+from diff_dalle.tasks.generator_run import GeneratorRun, build_generator, build_tokenizer
+from diff_dalle.training.checkpoint import save_file
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BASH = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
+PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+# Every script resolves its settings and stops; launchers pass on to it; what installs or runs for long is left out.
+STAND_INS = """
+set -euo pipefail
+python() { echo "+ $*"; "$PYTHON" "$@" --dry_run True > /dev/null; }
+mpiexec() { shift 2; "$@"; }
+srun() { shift 2; "$@"; }
+torchrun() { shift 2; python "$@"; }
+pip() { :; }
+bash() { test -f "$1"; }
+"""
+
+
+@pytest.mark.parametrize("number", range(len(BASH)))
+def test_commands_parse(number):
+    """Variables carry over from block to block, as they do for a reader."""
+    script = STAND_INS + "\n".join(BASH[:number]).replace("python scripts", ": scripts") + "\n" + BASH[number]
+    env = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(["bash", "-c", script], cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_python_runs(tmp_path, monkeypatch):
+    tiny = ["--image_size", "16", "--num_channels", "16", "--channel_mult", "1,2", "--num_res_blocks", "1",
+            "--enc_attn_dim", "16", "--enc_depth", "1", "--enc_heads", "2", "--diffusion_steps", "40"]  # fmt: skip
+    run = parse(GeneratorRun, tiny)
+    tokenizer = build_tokenizer(run)
+    generator = build_generator(run, tokenizer)
+    save_file(str(tmp_path / "ema.pt"), "ema", run.identity(tokenizer), 1, 1, generator.state_dict())
+    monkeypatch.chdir(tmp_path)
+    for block in PYTHON:
+        names = {}
+        exec(block, names)
+        assert names["images"].shape == (2, 16, 16, 3)
+
+
+def test_flags_are_those_of_the_code():
+    shown = README.split("<!-- flags -->\n")[1].split("<!-- /flags -->")[0]
+    assert shown.strip() == flag_table(GeneratorRun).strip(), "run: python scripts/readme_flags.py"
+
+
+def test_files_that_are_named_exist():
+    named = re.findall(r"`((?:diff_dalle|scripts|tests)/[\w./]+)`", README)
+    for name in named + re.findall(r"\]\(([\w./]+)\)", README):
+        assert (ROOT / name).exists(), name
+    for name in re.findall(r"--preset (\w+)", README):
+        assert (ROOT / "diff_dalle/presets" / f"{name}.yaml").exists()
+
+
+def test_every_flag_in_the_text_exists():
+    """Also those in running text, which no command shows."""
+    commands = (["sample.py"], ["train_generator.py"], ["demo.py"], ["prepare_data.py", "folder"])
+    helps = [subprocess.run([sys.executable, ROOT / "scripts" / name, *rest, "--help"], capture_output=True, text=True)
+             for name, *rest in commands]  # fmt: skip
+    known = {flag for each in helps for flag in re.findall(r"--(\w+)", each.stdout)} | {"nproc_per_node", "ntasks"}
+    assert not set(re.findall(r"--([a-z]\w+)", README)) - known
