@@ -1,3 +1,4 @@
+import errno
 import os
 import sys
 import threading
@@ -63,32 +64,35 @@ def test_a_local_file_round_trips_and_is_listed(tmp_path):
     assert not storage.exists(storage.join(folder, "1.txt"))
 
 
-@pytest.mark.parametrize("fault", ["in the block", "in the sync", "torch.save"])
+class FullDisk:
+    """A file on a disk without space."""
+
+    def write(self, *args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    flush = write
+
+
+@pytest.mark.parametrize("fault", ["write", "fsync", "torch.save"])
 def test_a_failed_write_leaves_the_old_file_and_no_temporary(tmp_path, monkeypatch, fault):
     path = str(tmp_path / "model.pt")
     storage.write_bytes(path, b"old")
-
-    def full(*args):
-        raise OSError(28, "No space left on device")
-
-    with pytest.raises(InputError, match=r"model\.pt cannot be written: the disk is full"), storage.atomic_writer(path) as file:  # fmt: skip
+    full = pytest.raises(InputError, match=r"model\.pt cannot be written: the disk is full")
+    with full, storage.atomic_writer(path) as file:
         file.write(b"new")
-        if fault == "in the block":
-            full()
-        monkeypatch.setattr(os, "fsync", full)
-        if fault == "torch.save":
-
-            class Full:
-                write, flush = full, full
-
-            torch.save({"a": torch.zeros(10)}, Full())
+        if fault == "write":
+            FullDisk().write()
+        elif fault == "fsync":
+            monkeypatch.setattr(os, "fsync", FullDisk().write)
+        else:
+            torch.save({"a": torch.zeros(10)}, FullDisk())
     assert os.listdir(tmp_path) == ["model.pt"]
     assert storage.read_bytes(path) == b"old"
 
 
 def test_an_error_of_the_writer_is_passed_on_as_it_is(tmp_path):
     with pytest.raises(FileNotFoundError, match="other"), storage.atomic_writer(str(tmp_path / "a")):
-        open("/nowhere/other")
+        os.stat("/nowhere/other")
     assert not os.listdir(tmp_path)
 
 

@@ -12,8 +12,8 @@ from ..errors import InputError, quantity
 from . import table
 from .index import Indexed, count_kinds, examine, index_shards
 from .recent import Recent
-from .shards import ShardFiles
-from .table import IMAGE_KINDS, Need, Places, Table
+from .shards import Shard, ShardFiles
+from .table import IMAGE_KINDS, About, Need, Places, Table
 
 GAP = 1 << 16  # bytes between two members that are cheaper to read along than to ask for twice
 log = logging.getLogger(__name__)
@@ -29,6 +29,10 @@ class Raw:
     caption: bytes
     label: bytes
     whole: bool
+
+
+def _describes(about: About, shard: Shard) -> bool:
+    return (about.size, about.tag) == (shard.size, shard.tag)
 
 
 class Collection:
@@ -49,18 +53,18 @@ class Collection:
         self._members: Recent[Places] = Recent(remembered)
 
     def _table(self, shard: int) -> Table:
+        """The table, read from the shard again where its file is gone or speaks of another state of the shard."""
+        where = self.shards[shard]
         found = table.load(self.tables[shard])
-        return examine(self.shards[shard].path, self.files)[1] if found is None else found
+        if found is None or not _describes(found[0], where):
+            found = examine(where.path, self.files)
+            if not _describes(found[0], where):
+                raise InputError(f"{where.path} changed while in use: start again")
+        return found[1]
 
     def members(self, shard: int) -> Places:
         """Where the usable samples of a shard lie."""
-        return self._members.get(shard, lambda: self._select(shard))
-
-    def _select(self, shard: int) -> Places:
-        places = self._table(shard).select(self.need)
-        if len(places.rows) != self.counts[shard]:
-            raise InputError(f"{self.shards[shard].path} or its index changed while in use: start again")
-        return places
+        return self._members.get(shard, lambda: self._table(shard).select(self.need))
 
     def key(self, shard: int, member: int) -> str:
         """The key of a usable sample; reads the shard's table again, for messages only."""

@@ -154,7 +154,8 @@ class _Indexer:
 def examine(path: str, files: ShardFiles) -> tuple[About, Table]:
     """Read a shard's headers."""
     size, tag = storage.size_and_tag(path)
-    with files.reader(path, size, tag) as (read, total, by_offset):
+    read, total, by_offset = files.reader(path, size, tag)
+    with storage.explained(path):
         members, problem = read_members(read, total)
     contents = Table.of(members)
     return About(total, tag, by_offset, problem, contents.signatures()), contents

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import logging
 import os
 import signal
@@ -43,7 +45,8 @@ class DataConfig:
         False, "decode jpegs in full before shrinking: slower, equal to Guided-Diffusion's pixels instead of close to "
         "them (45 dB)")  # fmt: skip
     max_pixels: int = option(1 << 26, "width × height above which an image is refused")
-    max_broken: float = option(0.02, "fraction of unusable samples (replaced by others) above which the run stops")
+    max_broken: float = option(0.02, "fraction of unusable samples (they are replaced) above which the run stops",
+                               free=True)  # fmt: skip
     streams: int = option(
         8, "pieces of the epoch that are read side by side; it must divide the number of processes or be a multiple"
     )
@@ -103,6 +106,26 @@ def _leave(*_):
 
 def _leave_later(*_):
     signal.alarm(signal.alarm(0) or GRACE_SECONDS)  # a second signal does not prolong it
+
+
+@contextlib.contextmanager
+def _ended_in_time(source) -> Iterator[None]:
+    """End the workers with the block, or with the program.
+
+    Left to the garbage collector (an error's traceback may keep ``source`` until it comes), DataLoader's queues go
+    first, and then it waits for workers that it can no longer tell to end. InputError when a worker died.
+    """
+    atexit.register(source._shutdown_workers)
+    try:
+        yield
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        reason = str(error).splitlines()[0]
+        raise InputError(f"a data worker died: {reason} (out of memory? lower --num_workers or --prefetch)") from error
+    finally:
+        atexit.unregister(source._shutdown_workers)
+        source._shutdown_workers()
 
 
 class Loader:
@@ -184,20 +207,13 @@ class Loader:
                 batch_sampler=_Positions(position, self.batch_size, self.rank, self.world_size),
                 collate_fn=_ready,
                 pin_memory=self.device.type == "cuda",
+                generator=torch.Generator(),  # its draws decide nothing here, and must not come from the global one
                 **workers,
             )
         )
-        while True:
-            try:
-                parts = [next(source) for _ in range(chunks)]
-            except RuntimeError as error:
-                if "DataLoader worker" not in str(error):
-                    raise
-                raise InputError(
-                    f"a data worker died: {str(error).splitlines()[0]} (when memory ran out: lower --num_workers or "
-                    "--prefetch)"
-                ) from error
-            yield self._batch(parts)
+        with _ended_in_time(source) if config.num_workers else contextlib.nullcontext():
+            while True:
+                yield self._batch([next(source) for _ in range(chunks)])
 
     def batch_at(self, positions: Sequence[int]) -> Batch:
         """The samples at any positions, made in this process."""

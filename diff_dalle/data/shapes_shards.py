@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-import tarfile
-from collections.abc import Iterable
 
 from PIL import Image
 
@@ -16,6 +14,7 @@ from ..errors import InputError
 from .shapes import ShapesConfig, scene
 from .shapes_captions import training_caption
 from .shapes_render import render
+from .tar import write_tar
 
 RECORD = "shapes.json"  # which config a folder was written with
 
@@ -28,15 +27,6 @@ def sample_files(config: ShapesConfig, i: int, split: str) -> dict[str, bytes]:
     Image.fromarray(render(content, config.image_size)).save(png, "PNG", compress_level=1)
     truth = {"caption": text, **dataclasses.asdict(content)}
     return {"png": png.getvalue(), "txt": text.encode(), "json": json.dumps(truth).encode()}
-
-
-def _write_tar(path: str, samples: Iterable[tuple[str, dict[str, bytes]]]) -> None:
-    with storage.atomic_writer(path) as file, tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for key, files in samples:
-            for extension, data in files.items():
-                member = tarfile.TarInfo(f"{key}.{extension}")  # its time stays 0: the same bytes on every run
-                member.size = len(data)
-                tar.addfile(member, io.BytesIO(data))
 
 
 def _claim(config: ShapesConfig, out_dir: str) -> None:
@@ -68,7 +58,7 @@ def write_shapes(config: ShapesConfig, out_dir: str) -> dict[str, dict[str, int]
             path = storage.join(folder, f"shapes-{split}-{number:05d}.tar")
             if not storage.exists(path):
                 members = range(start, min(start + config.samples_per_shard, count))
-                _write_tar(path, ((f"{i:08d}", sample_files(config, i, split)) for i in members))
+                write_tar(path, ((f"{i:08d}", sample_files(config, i, split)) for i in members))
             sizes.append(storage.size_and_tag(path)[0])
         report[split] = {"shards": len(sizes), "samples": count, "bytes": sum(sizes)}
     return report

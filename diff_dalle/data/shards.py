@@ -1,10 +1,10 @@
-"""Reading pieces of shards: local ones through descriptors kept open, remote ones by range or from a local copy."""
+"""Reading pieces of shards: local ones through files kept open, remote ones by range or from a local copy."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from .. import storage
@@ -13,9 +13,6 @@ from .recent import Recent
 
 OPEN_FILES = 128
 BLOCK = 1 << 20  # of remote read-ahead while indexing: most of a shard's headers lie closer together than this
-
-
-_FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0)  # Windows would translate line ends
 
 
 def cache_home() -> str:
@@ -32,19 +29,28 @@ class Shard:
     by_offset: bool
 
 
-def _pread(descriptor: int, offset: int, size: int) -> bytes:
-    if not hasattr(os, "pread"):  # Windows
-        os.lseek(descriptor, offset, os.SEEK_SET)
-        return os.read(descriptor, size)
-    data = os.pread(descriptor, size, offset)
-    while len(data) < size and (more := os.pread(descriptor, size - len(data), offset + len(data))):
-        data += more
-    return data
+class _Open:
+    """A local file to read pieces of, closed when nobody holds it any more."""
 
+    def __init__(self, path: str):
+        # Windows would translate line ends without O_BINARY.
+        self.descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
 
-def _open(path: str) -> int:
-    with storage.explained(path):
-        return os.open(storage.local_path(path), _FLAGS)
+    def __del__(self):
+        if "descriptor" in vars(self):
+            os.close(self.descriptor)
+
+    def size(self) -> int:
+        return os.fstat(self.descriptor).st_size
+
+    def read(self, offset: int, size: int) -> bytes:
+        if not hasattr(os, "pread"):  # Windows
+            os.lseek(self.descriptor, offset, os.SEEK_SET)
+            return os.read(self.descriptor, size)
+        data = os.pread(self.descriptor, size, offset)
+        while len(data) < size and (more := os.pread(self.descriptor, size - len(data), offset + len(data))):
+            data += more
+        return data
 
 
 class ShardFiles:
@@ -57,7 +63,7 @@ class ShardFiles:
     def __init__(self, cache_dir: str = "", cache_bytes: int = 20 << 30, copy_remote: bool = False):
         self.cache_dir = cache_dir or os.path.join(cache_home(), "shards")
         self.cache_bytes, self.copy_remote = cache_bytes, copy_remote
-        self._descriptors: Recent[int] = Recent(OPEN_FILES, os.close)
+        self._files: Recent[_Open] = Recent(OPEN_FILES)
 
     def in_place(self, shard: Shard) -> bool:
         """Whether the shard is remote and read there, so that several reads at once are faster than one by one."""
@@ -67,39 +73,35 @@ class ShardFiles:
         """``size`` bytes of a shard; fewer where it ends."""
         if self.in_place(shard):
             return storage.read_bytes(shard.path, offset, size)
-        return _pread(self._descriptors.get(shard.path, lambda: self._descriptor(shard)), offset, size)
+        with storage.explained(shard.path):
+            return self._files.get(shard.path, lambda: self._open(shard)).read(offset, size)
 
-    def _descriptor(self, shard: Shard) -> int:
+    def _open(self, shard: Shard) -> _Open:
         if not storage.is_remote(shard.path):
-            return _open(shard.path)
-        descriptor = self._open_copy(shard.path, shard.tag)
-        if os.fstat(descriptor).st_size != shard.size:
-            os.close(descriptor)
+            return _Open(storage.local_path(shard.path))
+        file = self._open_copy(shard.path, shard.tag)
+        if file.size() != shard.size:
             raise InputError(
-                f"{shard.path} had {shard.size:,} bytes when it was indexed, now another number: give another "
+                f"{shard.path} had {shard.size:,} bytes when it was indexed, now {file.size():,}: give another "
                 "--index_cache to index it anew"
             )
-        return descriptor
+        return file
 
-    def _open_copy(self, path: str, tag: str) -> int:
+    def _open_copy(self, path: str, tag: str) -> _Open:
         for _ in range(8):
             copy = storage.fetch_to_cache(path, self.cache_dir, self.cache_bytes, tag)
             with contextlib.suppress(FileNotFoundError):  # made room for another process's before it was opened
-                return os.open(copy, _FLAGS)
+                return _Open(copy)
         raise InputError(f"{self.cache_dir} is too small for all processes that share it: raise --shard_cache_gb")
 
-    @contextlib.contextmanager
-    def reader(self, path: str, size: int, tag: str) -> Iterator[tuple[Callable[[int, int], bytes], int, bool]]:
+    def reader(self, path: str, size: int, tag: str) -> tuple[Callable[[int, int], bytes], int, bool]:
         """``read(offset, size)``, the shard's bytes and whether it can be read by offset, to index it with."""
         by_offset = storage.reads_by_offset(path)
         if storage.is_remote(path) and by_offset and size >= 0 and not self.copy_remote:
-            yield _read_ahead(path), size, True
-            return
-        descriptor = self._open_copy(path, tag) if storage.is_remote(path) else _open(path)
-        try:
-            yield lambda offset, count: _pread(descriptor, offset, count), os.fstat(descriptor).st_size, by_offset
-        finally:
-            os.close(descriptor)
+            return _read_ahead(path), size, True
+        with storage.explained(path):
+            file = self._open_copy(path, tag) if storage.is_remote(path) else _Open(storage.local_path(path))
+        return file.read, file.size(), by_offset
 
 
 def _read_ahead(path: str) -> Callable[[int, int], bytes]:

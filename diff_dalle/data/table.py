@@ -7,7 +7,7 @@ import json
 import re
 import zipfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -162,22 +162,23 @@ def save(path: str, about: About, table: Table):
 
 
 def load_about(path: str) -> About | None:
-    """What ``save`` wrote about the shard, or None where there is no such file or it is of no use."""
+    """As ``load``, without reading the table."""
     return _load(path, lambda file, header: About(**header["about"]))
 
 
-def load(path: str) -> Table | None:
-    """The table that ``save`` wrote, or None."""
+def load(path: str) -> tuple[About, Table] | None:
+    """What ``save`` wrote, or None where there is no such file or it is of no use."""
 
-    def read(file, header) -> Table:
+    def read(file, header) -> tuple[About, Table]:
         ends, text = file["key_ends"].tolist(), file["keys"].tobytes()
         keys = [text[start:end].decode() for start, end in zip([0, *ends], ends, strict=False)]
-        return Table(keys, header["kinds"], *(file[name] for name in ("sample", "kind", "offset", "size")))
+        columns = (file[name] for name in ("sample", "kind", "offset", "size"))
+        return About(**header["about"]), Table(keys, header["kinds"], *columns)
 
     return _load(path, read)
 
 
-def _load(path: str, read):
+def _load(path: str, read: Callable):
     try:
         with np.load(path, allow_pickle=False) as file:
             header = json.loads(file["header"].tobytes())

@@ -22,7 +22,7 @@ class Cost:
     activation_bytes: int
 
     def training_bytes(self, microbatch: int, averages: int = 1) -> int:
-        """Memory of training: weights, gradients, AdamW's moments, ``averages`` EMAs and a micro-batch's activations."""
+        """Memory of training: weights, gradients, AdamW's moments, ``averages`` EMAs, a micro-batch's activations."""
         return self.parameters * (ADAMW_BYTES + 4 * averages) + microbatch * self.activation_bytes
 
 

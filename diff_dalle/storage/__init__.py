@@ -3,6 +3,8 @@
 A path is local (also ``file:``), ``s3://`` (boto3, the extra ``s3``), ``gs://`` or ``az://`` (blobfile), ``http(s)://``
 (read only), or ``pipe:COMMAND``, whose output is the file (read only, from its start). What goes wrong comes out as an
 InputError naming the path: no such file, no permission, a full disk, a connection that stays lost.
+
+To add a kind of storage: a class with the methods of ``Local`` in a file beside this, and a line in ``_BACKENDS``.
 """
 
 from __future__ import annotations

@@ -72,8 +72,8 @@ def test_a_table_survives_its_file(tmp_path):
     path = str(tmp_path / "t.npz")
     table.save(path, about, written)
     assert table.load_about(path) == about
-    read = table.load(path)
-    assert read.keys == written.keys and read.kinds == written.kinds
+    found, read = table.load(path)
+    assert found == about and read.keys == written.keys and read.kinds == written.kinds
     for name in ("sample", "kind", "offset", "size"):
         np.testing.assert_array_equal(getattr(read, name), getattr(written, name))
     (tmp_path / "t.npz").write_bytes(b"damaged")
@@ -84,7 +84,7 @@ def test_img2dataset_and_odd_shards_work(tmp_path):
     odd = [("./deep/0001.JPEG", b"i"), ("./deep/0001.Txt", b"odd"), ("._0001.jpg", b"mac"), ("deep/", b"")]
     other = [("000000000.jpg", b"i"), ("000000000.json", b"{}"), ("000000000.txt", b"other")]
     (tmp_path / "a.tar").write_bytes(tar_bytes(odd))
-    (tmp_path / "b.TAR").write_bytes(tar_bytes(other + [("000000001.jpg", b"i"), ("000000001.json", b"{}")]))
+    (tmp_path / "b.TAR").write_bytes(tar_bytes([*other, ("000000001.jpg", b"i"), ("000000001.json", b"{}")]))
     found = collect(find_shards([str(tmp_path)]), CAPTIONED, ShardFiles())
     assert contents(found) == {"deep/0001": b"odd", "000000000": b"other"}
     assert found.left_out == 1
@@ -120,6 +120,17 @@ def test_the_index_is_used_while_it_holds(tmp_path, monkeypatch):
     assert walks() == ["00000.tar"]
     (tmp_path / FOLDER / "00000.tar.npz").unlink()
     assert "00000.tar" in walks()
+
+
+def test_a_shard_that_changes_while_in_use_is_noticed(tmp_path):
+    make_shards(tmp_path, [2, 3])
+    paths = find_shards([str(tmp_path)])
+    first = collect(paths, CAPTIONED, ShardFiles())
+    (tmp_path / "00001.tar").write_bytes(tar_bytes(sample("9", "new")))
+    collect(paths, CAPTIONED, ShardFiles())  # another run, which brings the index up to date
+    first.members(0)
+    with pytest.raises(InputError, match=r"00001\.tar changed while in use"):
+        first.members(1)
 
 
 def test_the_index_goes_elsewhere_when_told_to_or_when_it_must(tmp_path, monkeypatch):
@@ -193,19 +204,21 @@ def test_sources_of_all_kinds_mean_the_same_shards(tmp_path, monkeypatch):
 def test_remote_shards_are_read_by_range_or_from_a_copy(tmp_path):
     make_shards(tmp_path, [3, 4])
     expected = contents(collect(find_shards([str(tmp_path)]), CAPTIONED, ShardFiles()))
-    pipe = f'pipe:{sys.executable} -c "import sys; sys.stdout.buffer.write(open(sys.argv[1], \'rb\').read())" '
+    echo = "import sys; sys.stdout.buffer.write(open(sys.argv[1], 'rb').read())"
+    pipe = f'pipe:{sys.executable} -c "{echo}" {tmp_path}/{{00000..00001}}.tar'
     with serving() as server:
         for name in ("00000.tar", "00001.tar"):
             server.files[f"/{name}"] = (tmp_path / name).read_bytes()
         url = server.url("/{00000..00001}.tar")
-        for source, ranges, copy in ((url, True, False), (url, True, True), (url, False, False), (f"{pipe}{tmp_path}/{{00000..00001}}.tar", True, False)):  # fmt: skip
+        cases = [(url, True, False), (url, True, True), (url, False, False), (pipe, True, False)]
+        for number, (source, ranges, copy) in enumerate(cases):
             server.ranges = ranges
-            cache = tmp_path / f"{ranges} {copy} {source[:4]}"
-            files = ShardFiles(str(cache), 1 << 20, copy)
-            found = collect(find_shards([source]), CAPTIONED, files, str(cache / "index"))
+            cache = tmp_path / f"cache {number}"
+            found = collect(
+                find_shards([source]), CAPTIONED, ShardFiles(str(cache), 1 << 20, copy), str(cache / "index")
+            )
             assert contents(found) == expected
-            copies = len(list(cache.glob("*.copy")))
-            assert copies == (0 if found.in_place(0) else 2)
+            assert found.in_place(0) == (number == 0) and len(list(cache.glob("*.copy"))) == (0 if number == 0 else 2)
 
 
 def test_a_pipe_whose_output_changed_is_refused(tmp_path):

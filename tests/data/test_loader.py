@@ -1,12 +1,14 @@
 import os
 import signal
 from dataclasses import replace
+from multiprocessing import active_children
 
 import pytest
 import torch
 from making import Letters, captions_of, encoded, make_shards, picture, sample, tar_bytes
 
 from diff_dalle.data.caption_list import read_captions
+from diff_dalle.data.decode import decode_image
 from diff_dalle.data.loader import DataConfig, Loader
 from diff_dalle.data.transforms import center_crop
 from diff_dalle.errors import InputError
@@ -42,8 +44,6 @@ def test_a_sample_is_its_image_and_its_caption(shards):
     assert batch.images.dtype == torch.float32 and batch.images.shape == (19, 3, 16, 16)
     for i in (0, 18):
         jpeg = dict(sample(f"{i:04d}"))[f"{i:04d}.jpg"]
-        from diff_dalle.data.decode import decode_image
-
         pixels = center_crop(*decode_image(jpeg, 10**6), (16, 16))
         torch.testing.assert_close(batch.images[i], torch.tensor(pixels).permute(2, 0, 1) / 127.5 - 1)
 
@@ -121,7 +121,9 @@ def test_broken_samples_are_replaced_by_the_next_of_their_stream_and_named(tmp_p
 def test_too_many_broken_samples_stop_the_run_with_their_reasons(tmp_path):
     half = broken_shards(tmp_path, dict.fromkeys(range(8), b"no image"))
     data = loader(half, replace(PLAIN, streams=1, num_workers=1))
-    with pytest.raises(InputError, match=r"cannot be used, more than --max_broken 0\.02 allows: .*a\.tar : 000\d: not a"):
+    with pytest.raises(
+        InputError, match=r"cannot be used, more than --max_broken 0\.02 allows: .*a\.tar : 000\d: not a"
+    ):
         take(data, 0, 40)
     nothing = broken_shards(tmp_path, dict.fromkeys(range(16), b"no image"))
     with pytest.raises(InputError, match="256 samples in a row cannot be used"):
@@ -202,18 +204,21 @@ def test_a_dead_worker_is_noticed_and_a_bug_in_one_is_passed_on(shards):
         take(loader(shards, config, tokenize=Wrong()), 0, 1)
 
 
-def test_closing_ends_the_workers_and_nothing_is_prepared_without_bound(shards):
-    import psutil
-
+@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="needs POSIX signals")
+def test_workers_outlive_a_signal_to_the_job_and_end_with_the_iterator(shards):
     data = loader(shards, replace(PLAIN, num_workers=2, prefetch=2), batch_size=4)
-    before = set(psutil.Process().children(recursive=True))
+    before = set(active_children())
     batches = data.batches(0)
     next(batches)
-    workers = set(psutil.Process().children(recursive=True)) - before
-    assert len(workers) >= 2
+    workers = set(active_children()) - before
+    assert len(workers) == 2
+    for process in workers:
+        process.terminate()
+        os.kill(process.pid, signal.SIGINT)
+    for _ in range(20):
+        next(batches)
     batches.close()
-    _, alive = psutil.wait_procs(workers, timeout=10)
-    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    assert not any(process.is_alive() for process in workers)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,161 @@
+import csv
+import io
+import json
+import os
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from making import Letters, captions_of, encoded, picture
+from PIL import Image
+
+from diff_dalle.data.inspection import InspectionConfig, inspect_shards
+from diff_dalle.data.loader import DataConfig, Loader
+from diff_dalle.data.packing import PackingConfig, pack_folder
+from diff_dalle.errors import InputError
+
+
+def pack(tmp_path: Path, **changes) -> dict:
+    return pack_folder(PackingConfig(**{"source": str(tmp_path / "in"), "out_dir": str(tmp_path / "out"), **changes}))
+
+
+def packed(tmp_path: Path) -> dict[str, np.ndarray]:
+    """Captions and pixels, as training would see them."""
+    config = DataConfig((str(tmp_path / "out"),), num_workers=0, exact_decode=True)
+    data = Loader(config, 16, Letters(), 60)
+    batch = data.batch_at(range(data.samples))
+    return dict(zip(captions_of(batch), batch.images.numpy(), strict=True))
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    folder = tmp_path / "in"
+    (folder / "sub.d").mkdir(parents=True)
+    for i, name in enumerate(("b.JPG", "a.png", "sub.d/c.v2.webp")):
+        form = {"jpg": "JPEG"}.get(name.rpartition(".")[2].lower(), name.rpartition(".")[2].upper())
+        (folder / name).write_bytes(encoded(picture(30 + 10 * i, 40, seed=i), form))
+        (folder / name).with_suffix(".txt").write_text(f"Ünïcode {i}\n", encoding="utf-8")
+    return folder
+
+
+def test_a_folder_comes_back_out_of_its_shards(tmp_path, folder):
+    report = pack(tmp_path, samples_per_shard=2)
+    assert {name: report[name] for name in ("images", "written", "shards", "skipped")} == {
+        "images": 3, "written": 3, "shards": 2, "skipped": {},
+    }  # fmt: skip
+    assert report["bytes"] == sum(path.stat().st_size for path in (tmp_path / "out").glob("*.tar"))
+    assert json.loads((tmp_path / "out" / "report.json").read_text()) == report
+    assert sorted(packed(tmp_path)) == [f"Ünïcode {i}" for i in range(3)]
+
+
+def test_packing_keeps_bytes_and_repeats_itself(tmp_path, folder):
+    pack(tmp_path)
+    first = (tmp_path / "out" / "00000.tar").read_bytes()
+    assert all((folder / name).read_bytes() in first for name in ("b.JPG", "a.png", "sub.d/c.v2.webp"))
+    for path in folder.rglob("*"):
+        os.utime(path, (1, 1))
+    pack(tmp_path, out_dir=str(tmp_path / "again"))
+    assert (tmp_path / "again" / "00000.tar").read_bytes() == first
+    with pytest.raises(InputError, match="is not empty; choose another, nothing is overwritten"):
+        pack(tmp_path)
+
+
+def test_images_are_shrunk_but_never_enlarged(tmp_path, folder):
+    pack(tmp_path, resize=35)
+    with tarfile.open(tmp_path / "out" / "00000.tar") as tar:
+        members = {member.name: tar.extractfile(member).read() for member in tar}
+    images = {name: Image.open(io.BytesIO(data)) for name, data in members.items() if name[-4:] in (".jpg", ".png")}
+    assert {name: (image.format, min(image.size)) for name, image in images.items()} == {
+        "00000000.png": ("PNG", 35), "00000001.jpg": ("JPEG", 30), "00000002.jpg": ("JPEG", 35),
+    }  # fmt: skip
+    record = json.loads(members["00000002.json"])
+    assert (record["file_name"], record["width"], record["height"]) == ("sub.d/c.v2.webp", 35, 44)
+
+
+def test_captions_may_stand_in_one_file(tmp_path, folder):
+    rows = [
+        {"file_name": "b.JPG", "text": "from the list", "artist": "x"},
+        {"file_name": "./sub.d/c.v2.webp", "text": "also, with a comma"},
+        {"file_name": "gone.jpg", "text": "no such file"},
+        {"file_name": "../secret.jpg", "text": "outside"},
+    ]
+    (tmp_path / "secret.jpg").write_bytes(encoded(picture()))
+    (folder / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    report = pack(tmp_path, caption_column="text")
+    assert report["skipped"] == {"named in the metadata, but not there": 1, "lies outside the folder": 1}
+    assert sorted(packed(tmp_path)) == ["also, with a comma", "from the list", "Ünïcode 1"]
+    (folder / "metadata.jsonl").unlink()
+    with open(folder / "metadata.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, ["file_name", "text", "artist"])
+        writer.writeheader()
+        writer.writerows(rows)
+    pack(tmp_path, caption_column="text", out_dir=str(tmp_path / "csv"))
+    with pytest.raises(InputError, match=r"metadata\.csv .* no field 'caption', only .*--caption_column"):
+        pack(tmp_path, out_dir=str(tmp_path / "x"))
+    (folder / "metadata.jsonl").write_text("{")
+    with pytest.raises(InputError, match=r"metadata\.jsonl, line 1 is not a JSON object"):
+        pack(tmp_path, out_dir=str(tmp_path / "x"))
+
+
+def test_what_cannot_be_packed_is_reported_with_reasons(tmp_path, folder):
+    (folder / "broken.jpg").write_bytes(encoded(picture())[:300])
+    (folder / "broken.txt").write_text("broken")
+    (folder / "silent.jpg").write_bytes(encoded(picture()))
+    (folder / "blank.png").write_bytes(encoded(picture(), "PNG"))
+    (folder / "blank.txt").write_text(" \n")
+    (folder / "huge.png").write_bytes(encoded(Image.new("1", (1500, 1500)), "PNG"))
+    (folder / "huge.txt").write_text("huge")
+    (folder / "link.jpg").symlink_to(tmp_path / "elsewhere.jpg")
+    (tmp_path / "elsewhere.jpg").write_bytes(encoded(picture()))
+    report = pack(tmp_path, max_pixels=10**6)
+    reasons = {entry["file_name"]: entry["reason"].partition(":")[0] for entry in report["skipped_files"]}
+    assert reasons.pop("broken.jpg").startswith("not a")
+    assert reasons == {
+        "silent.jpg": "no caption", "blank.png": "no caption", "huge.png": "too many pixels",
+        "link.jpg": "lies outside the folder",
+    }  # fmt: skip
+    assert report["written"] == 3 and sum(report["skipped"].values()) == 5
+    assert pack(tmp_path, captions=False, out_dir=str(tmp_path / "all"))["written"] == 6
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"source": ""}, r"--source \(not given\) is not a folder"),
+        ({"source": "/nowhere"}, "--source /nowhere is not a folder"),
+        ({"out_dir": ""}, "--out_dir is not given"),
+        ({"samples_per_shard": 0}, "--samples_per_shard must be at least 1"),
+    ],
+)
+def test_bad_settings_are_refused(tmp_path, folder, changes, message):
+    with pytest.raises(InputError, match=message):
+        pack(tmp_path, **changes)
+
+
+def test_a_folder_without_images_or_captions_is_refused(tmp_path):
+    (tmp_path / "in").mkdir()
+    with pytest.raises(InputError, match="holds no images"):
+        pack(tmp_path)
+    (tmp_path / "in" / "a.jpg").write_bytes(encoded(picture()))
+    with pytest.raises(InputError, match="none of the 1 images in --source .* could be packed: 1 × no caption"):
+        pack(tmp_path)
+
+
+def test_inspecting_shows_what_is_there(tmp_path, folder):
+    (folder / "d.jpg").write_bytes(encoded(picture(300, 300)))
+    (folder / "d.txt").write_text("one two three four")
+    pack(tmp_path)
+    out = tmp_path / "out" / "00000.tar"
+    image = (folder / "b.JPG").read_bytes()
+    out.write_bytes(out.read_bytes().replace(image, b"x" * len(image)))
+    lines, grid = inspect_shards(InspectionConfig((str(tmp_path / "out"),)))
+    text = "\n".join(lines)
+    for part in ("1 shard, 4 samples", ".txt 4", "looked at 4 samples: 1 broken", "00000.tar : 00000001: not a",
+                 "longest 18", "shortest 2, median 2", "256-511"):  # fmt: skip
+        assert part in text
+    assert grid.width > 3 * 96 and len(np.unique(np.asarray(grid))) > 100
+    lines, grid = inspect_shards(InspectionConfig((str(tmp_path / "out"),), caption_field="json:nothing"))
+    assert grid is None and "4 broken" in "\n".join(lines)
+    lines, grid = inspect_shards(InspectionConfig((str(tmp_path / "out"),), caption_field="cap"))
+    assert "no captions: no .cap members (--caption_field)" in lines and grid is not None
