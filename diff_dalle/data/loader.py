@@ -229,14 +229,12 @@ class Loader:
                 raise InputError(part.failure)
             self._count(part)
         joined = {
-            name: torch.cat([getattr(part, name) for part in parts])
-            for name in ("images", "tokens", "mask", "labels", "index")
+            name: torch.cat([getattr(part, name).to(self.device, non_blocking=True) for part in parts])
+            for name in ("images", "tokens", "mask", "labels")
             if getattr(parts[0], name) is not None
         }
-        index, images = joined.pop("index"), joined.pop("images").to(self.device, non_blocking=True)
-        images = images.permute(0, 3, 1, 2).float().div_(127.5).sub_(1.0)
-        cond = Conditioning(**joined).to(self.device, non_blocking=True)
-        return Batch(images, cond, index)
+        images = joined.pop("images").permute(0, 3, 1, 2).float().div_(127.5).sub_(1.0)
+        return Batch(images, Conditioning(**joined), torch.cat([part.index for part in parts]))
 
     def _count(self, part: Chunk):
         """Keep count of broken samples. InputError when they are too many."""

@@ -169,7 +169,7 @@ def test_a_sample_is_named_by_shard_and_key(shards):
 
 def test_more_workers_and_processes_than_shards(tmp_path):
     folder = make_shards(tmp_path, [3])
-    config = replace(PLAIN, num_workers=3)
+    config = replace(PLAIN, num_workers=2)
     batches = [take(loader(folder, config, batch_size=1, rank=r, world_size=8), 0, 3) for r in range(8)]
     together = [captions_of(batches[p % 8][p // 8])[0] for p in range(24)]
     assert all(len(set(together[i : i + 3])) == 3 for i in range(0, 24, 3))

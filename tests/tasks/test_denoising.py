@@ -1,0 +1,103 @@
+"""The denoising task: what it minimises, what it reports, and that everything random about a sample is its own."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from diff_dalle.batch import Batch, Conditioning
+from diff_dalle.diffusion import DiffusionConfig, create_gaussian_diffusion
+from diff_dalle.errors import InputError
+from diff_dalle.tasks.denoising import DenoisingConfig, DenoisingTask
+from diff_dalle.training.random import Draw
+
+PROCESS = create_gaussian_diffusion(DiffusionConfig(diffusion_steps=40, prediction="x_start"))
+
+
+class Reader(nn.Module):
+    """Answers with a picture of one grey level per caption: exact where the caption is right and seen."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(()))
+        self.seen: list[Conditioning] = []
+
+    def forward(self, x, t, cond):
+        self.seen.append(cond)
+        level = torch.where(cond.mask[:, 1], cond.tokens[:, 1].float() / 10, 0.0)
+        return self.gain * level[:, None, None, None].expand_as(x)
+
+
+def make_batch(n=64):
+    level = torch.arange(n) % 5
+    tokens = torch.stack([torch.full((n,), 99), level, torch.full((n,), 98)], 1)
+    images = (level.float() / 10)[:, None, None, None].expand(n, 3, 4, 4)
+    return Batch(images, Conditioning(tokens=tokens, mask=torch.ones(n, 3, dtype=torch.bool)), torch.arange(n))
+
+
+def make_task(**config):
+    return DenoisingTask(Reader(), PROCESS, DenoisingConfig(**config))
+
+
+def test_right_captions_give_no_loss_and_wrong_ones_the_gap():
+    """With a model that reads, the loss is 0 and the caption-swap gap is the difference of the two pictures."""
+    task, batch = make_task(), make_batch()
+    values = task.held_out(batch, Draw(0, batch.index))
+    assert values["loss"].abs().max() == 0
+    level = batch.cond.tokens[:, 1].float() / 10
+    assert torch.allclose(values["caption_swap_gap"], (level - level.roll(1)).square(), atol=1e-6)
+
+
+def test_gap_is_not_counted_between_equal_captions():
+    task, batch = make_task(), make_batch(4)
+    same = replace(batch, cond=replace(batch.cond, tokens=batch.cond.tokens[:1].expand(4, 3)))
+    assert task.held_out(same, Draw(0, same.index))["caption_swap_gap"].isnan().all()
+
+
+def test_caption_dropout_hides_the_right_fraction_and_depends_on_position_only():
+    task, batch = make_task(caption_dropout=0.3), make_batch(512)
+    task.losses(batch, Draw(0, batch.index))
+    hidden = ~task.model.seen[-1].mask[:, 1]
+    assert 0.2 < hidden.float().mean() < 0.4 and task.model.seen[-1].mask[:, 0].all()
+    part = batch.split(100)[3]
+    task.losses(part, Draw(0, part.index))
+    assert torch.equal(~task.model.seen[-1].mask[:, 1], hidden[300:400])
+
+
+def test_quartiles_split_the_loss_by_timestep():
+    task, batch = make_task(caption_dropout=1.0), make_batch(256)
+    values = task.losses(batch, Draw(0, batch.index))
+    split = torch.stack([values[f"loss_q{q}"] for q in range(4)])
+    assert (~split.isnan()).sum(0).eq(1).all()
+    assert torch.allclose(split.nan_to_num().sum(0), values["loss"])
+    t = task.schedule_sampler.sample_at(Draw(0, batch.index).uniform("timestep"))[0]
+    assert torch.equal((~split.isnan()).float().argmax(0), t // 10)
+
+
+def test_dropout_keys_are_handed_to_the_network():
+    task, batch = make_task(), make_batch(8)
+    task.losses(batch, Draw(0, batch.index))
+    first = task.model.seen[-1].dropout_keys
+    task.losses(batch, Draw(1, batch.index))
+    assert len(set(first.tolist())) == 8 and not torch.equal(first, task.model.seen[-1].dropout_keys)
+
+
+def test_loss_aware_timesteps_observe_and_survive_a_checkpoint():
+    task, batch = make_task(schedule_sampler="loss-second-moment", caption_dropout=0.5), make_batch(64)
+    for step in range(40):
+        index = batch.index + 64 * step
+        values = task.losses(replace(batch, index=index), Draw(0, index))
+        task.observe({name: values[name] for name in task.observed})
+    again = make_task(schedule_sampler="loss-second-moment", caption_dropout=0.5)
+    u = Draw(3, batch.index).uniform("timestep")
+    before = again.schedule_sampler.sample_at(u)[0]
+    again.load_extra_state(task.extra_state())
+    expected = task.schedule_sampler.sample_at(u)
+    assert torch.equal(again.schedule_sampler.sample_at(u)[0], expected[0])
+    assert not torch.equal(before, expected[0]) or not torch.allclose(expected[1], torch.ones(64))
+
+
+def test_impossible_dropout_is_refused():
+    with pytest.raises(InputError, match="caption_dropout is 1.5"):
+        DenoisingConfig(caption_dropout=1.5)

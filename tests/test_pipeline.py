@@ -1,0 +1,120 @@
+"""Checkpoints and prompts → images."""
+
+import numpy as np
+import pytest
+import torch
+
+from diff_dalle.command_line import parse
+from diff_dalle.config import from_dict, to_dict
+from diff_dalle.diffusion import GuidanceConfig
+from diff_dalle.diffusion.sampling import SamplerConfig, to_uint8
+from diff_dalle.errors import InputError
+from diff_dalle.info_run import generator_cost
+from diff_dalle.models.generator import Generator
+from diff_dalle.pipeline import load
+from diff_dalle.tasks.generator_run import GeneratorRun, build_generator, build_tokenizer
+from diff_dalle.training.checkpoint import Identity, save_file
+
+TINY = {
+    "image_size": 16, "num_channels": 16, "channel_mult": "1,2", "num_res_blocks": 1, "attention_resolutions": 8,
+    "enc_attn_dim": 16, "enc_depth": 1, "enc_heads": 2, "text_length": 12, "diffusion_steps": 50,
+}  # fmt: skip
+FEW = SamplerConfig(timestep_respacing="4")
+
+
+def make_run(**changed):
+    flags = {**TINY, **changed}
+    return parse(GeneratorRun, [str(part) for name, value in flags.items() for part in (f"--{name}", value)])
+
+
+def make_file(folder, **changed):
+    run = make_run(**changed)
+    tokenizer = build_tokenizer(run)
+    generator = build_generator(run, tokenizer)
+    torch.manual_seed(1)  # a fresh network predicts 0 whatever it reads
+    for parameter in generator.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    path = str(folder / "ema.pt")
+    save_file(path, "ema", run.identity(tokenizer), 7, 70, generator.state_dict())
+    return path
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory):
+    return load(make_file(tmp_path_factory.mktemp("pipeline")), device="cpu")
+
+
+def sample(pipeline, *arguments, **options):
+    return pipeline.sample(*arguments, **{"progress": False, "sampler": FEW, **options})
+
+
+def test_images_have_the_right_form_and_follow_their_seeds(pipeline):
+    images = sample(pipeline, ["a red circle"] * 3, seed=5)
+    assert images.shape == (3, 16, 16, 3) and images.dtype == np.uint8
+    assert np.array_equal(images, sample(pipeline, ["a red circle"] * 3, seed=5))
+    assert (images[0] != images[1]).any()
+
+
+@pytest.mark.parametrize("sampler", ["ancestral", "ddim", "dpm++2m", "unipc", "heun"])
+def test_an_image_is_the_same_in_any_batch(pipeline, sampler):
+    options = {"sampler": SamplerConfig(sampler=sampler, timestep_respacing="4", eta=0.7 if sampler == "ddim" else 0.0)}
+    prompts = ["a red circle", "two blue squares", "", "a star", "a ring"]
+    together = sample(pipeline, prompts, seed=3, batch_size=5, **options)
+    alone = sample(pipeline, [prompts[3]], seeds=[6], **options)
+    assert np.abs(together[3].astype(int) - alone[0]).max() <= 1
+
+
+def test_prompt_guidance_and_negative_prompt_matter(pipeline):
+    def guided(scale, prompt="a red circle", **options):
+        return sample(pipeline, [prompt], guidance=GuidanceConfig(guidance_scale=scale), **options).astype(int)
+
+    assert (guided(1.0) != guided(4.0)).any()
+    assert (guided(1.0) != guided(1.0, "a star")).any()
+    assert (guided(4.0) != guided(4.0, negative_prompt="a blue square")).any()
+    assert (guided(1.0) == guided(1.0, negative_prompt="a blue square")).all()
+    assert (guided(1.0, "") == guided(4.0, "")).all()  # an empty prompt is the null condition itself
+
+
+def test_other_sizes_work_and_impossible_ones_are_named(pipeline):
+    assert sample(pipeline, "a star", size=(8, 24)).shape == (1, 8, 24, 3)
+    with pytest.raises(InputError, match="multiple of 2"):
+        sample(pipeline, "a star", size=(15, 16))
+
+
+def test_classes(tmp_path):
+    by_class = load(make_file(tmp_path, enc_attn_dim=0, num_classes=3, learn_sigma=True), "cpu")
+    images = sample(by_class, ["", ""], seeds=[1, 1], labels=[0, 2])
+    assert (images[0] != images[1]).any()
+    with pytest.raises(InputError, match="labels"):
+        sample(by_class, ["", ""])
+    with pytest.raises(InputError, match="between 0 and 2"):
+        sample(by_class, [""], labels=[4])
+    with pytest.raises(InputError, match="does not read text"):
+        sample(by_class, [""], labels=[1], negative_prompt="blur")
+
+
+def test_loading_checks_kind_and_tokenizer(tmp_path):
+    path = make_file(tmp_path)
+    content = torch.load(path, weights_only=True)
+    save_file(path, "ema", Identity("generator", content["config"], "other-99:0"), 1, 1, content["state"])
+    with pytest.raises(InputError, match="tokenizer other-99:0.*--bpe_path"):
+        load(path)
+    save_file(path, "ema", Identity("classifier", content["config"], None), 1, 1, content["state"])
+    with pytest.raises(InputError, match="holds a classifier"):
+        load(path)
+
+
+def test_uint8_rounds_and_clips():
+    values = torch.tensor([-2.0, -1.0, 0.0, 0.999, 1.0, 3.0]).view(1, 1, 1, 6)
+    assert to_uint8(values).flatten().tolist() == [0, 0, 128, 255, 255, 255]
+
+
+def test_cost_equals_a_real_network_and_shrinks_with_checkpointing():
+    run = make_run()
+    cost = generator_cost(run.model, run.diffusion, 100)
+    assert cost.parameters == sum(p.numel() for p in Generator(run.model, 100, 3).parameters())
+    settings = to_dict(run.model)
+    settings["unet"]["use_checkpoint"] = True
+    lean = generator_cost(from_dict(type(run.model), settings), run.diffusion, 100)
+    assert lean.activation_bytes < 0.7 * cost.activation_bytes and lean.parameters == cost.parameters
+    assert cost.training_bytes(3, averages=2) == cost.parameters * 24 + 3 * cost.activation_bytes
