@@ -7,6 +7,7 @@ import signal
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from toy import ListTracker, ToyData, ToyTask
 
 from diff_dalle.distributed import Place, World
@@ -209,3 +210,48 @@ def test_half_precision_trains_close_to_fp32(tmp_path, precision):
     run(half), run(full)
     assert torch.allclose(weights(half), weights(full), atol=3e-2)
     assert all(p.dtype == torch.float32 for p in half.trainees[0].task.model.parameters())
+
+
+ATEN = torch.ops.aten
+
+
+class Waiting(TorchDispatchMode):
+    """Counts the operations that hand a number from the device to Python."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.overloadpacket in (
+            torch.ops.aten._local_scalar_dense,
+            torch.ops.aten.nonzero,
+            torch.ops.aten.equal,
+        ):
+            self.found.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_an_update_never_waits_for_the_device(tmp_path, precision):
+    loop = make_loop(tmp_path, precision=precision, microbatch=3, task=ToyTask(observed=("position",)))
+    loop.trainees[0].task.losses = quiet_losses(loop.trainees[0].task)
+    loop._update(loop.data.batch_at(range(8)))
+    batch = loop.data.batch_at(range(8, 16))
+    with Waiting() as waiting:
+        loop._update(batch)
+        assert waiting.found == []
+        loop.trainees[0].scalars()
+        assert waiting.found  # the counter counts
+
+
+def quiet_losses(task):
+    """The toy's losses without its look at positions, which reads numbers from the (CPU) index."""
+
+    def losses(batch, draw):
+        x = batch.images.flatten(1)
+        loss = (task.model(x)[:, 0] - x.mean(1)).square()
+        return {"loss": loss, "position": draw.uniform("t")}
+
+    task.observe = lambda values: None
+    return losses

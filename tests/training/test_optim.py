@@ -52,18 +52,18 @@ def test_skipping_on_the_device_leaves_weights_and_moments():
 def test_ema_follows_its_recurrence_and_swaps_back():
     model = nn.Linear(1, 1, bias=False)
     ema = Ema(0.5, model)
-    expected = float(model.weight)
+    expected = model.weight.item()
     for step in range(1, 20):
         with torch.no_grad():
             model.weight += step
         ema.update(step)
         rate = min(0.5, (1 + step) / (10 + step))
-        expected = rate * expected + (1 - rate) * float(model.weight)
+        expected = rate * expected + (1 - rate) * model.weight.item()
     assert float(ema.averages[0]) == pytest.approx(expected, rel=1e-5)
-    now = float(model.weight)
+    now = model.weight.item()
     with ema.in_place():
-        assert float(model.weight) == pytest.approx(expected, rel=1e-5)
-    assert float(model.weight) == now and float(ema.averages[0]) == pytest.approx(expected, rel=1e-5)
+        assert model.weight.item() == pytest.approx(expected, rel=1e-5)
+    assert model.weight.item() == now and float(ema.averages[0]) == pytest.approx(expected, rel=1e-5)
 
 
 def test_ema_rate_warms_up():
