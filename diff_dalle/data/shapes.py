@@ -117,7 +117,7 @@ class ShapesConfig:
     plain_fraction: float = option(
         0.5, "fraction of backgrounds in one flat tone; the others are half gradient, half grainy"
     )
-    say_colour: float = option(1.0, "probability that a caption names the colour")
+    say_colour: float = option(0.95, "probability that a caption names the colour")
     say_size: float = option(0.9, "probability that a caption names the size")
     say_position: float = option(0.95, "probability that a caption says where a lone thing is")
     say_relation: float = option(0.75, "probability that a caption says how a pair lies")

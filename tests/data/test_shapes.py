@@ -17,7 +17,9 @@ from diff_dalle.data.shapes_shards import RECORD, write_shapes
 from diff_dalle.errors import InputError
 
 SMALL = ShapesConfig(train_samples=7, val_samples=2, samples_per_shard=3)
-EVERYTHING = ShapesConfig(shapes=SHAPES, colours=tuple(COLOURS), positions=tuple(POSITIONS))
+EVERYTHING = ShapesConfig(
+    backgrounds=tuple(BACKGROUNDS), shapes=SHAPES, colours=tuple(COLOURS), positions=tuple(POSITIONS)
+)
 CONFIGS = {"default": ShapesConfig(), "everything": EVERYTHING}
 
 # ------------------------------------------------------- an independent reading of captions, from their wording alone
@@ -187,7 +189,7 @@ def test_antialiasing_agrees_between_resolutions():
             continue
         fine = render(content, 128).reshape(32, 4, 32, 4, 3).mean((1, 3))
         error = np.abs(fine - render(content, 32))
-        assert error.max() < 50 and error.mean() < 1
+        assert error.max() < 50 and error.mean() < 0.6 * len(content.things)  # each thing has edges of its own
 
 
 def test_colours_are_far_from_each_other_and_from_backgrounds():

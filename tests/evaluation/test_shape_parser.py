@@ -12,7 +12,9 @@ from diff_dalle.errors import InputError
 from diff_dalle.evaluation.shape_eval import degrade
 from diff_dalle.evaluation.shape_parser import parse_shapes
 
-EVERYTHING = ShapesConfig(shapes=SHAPES, colours=tuple(COLOURS), positions=tuple(POSITIONS), held_out=())
+EVERYTHING = ShapesConfig(
+    backgrounds=tuple(BACKGROUNDS), shapes=SHAPES, colours=tuple(COLOURS), positions=tuple(POSITIONS), held_out=()
+)
 MIXED = [scene(EVERYTHING, i) for i in range(300)]
 ATTRIBUTES = ("shape", "colour", "size", "position")
 
