@@ -19,6 +19,7 @@ setup(
         "numpy",
         "blobfile>=3.0",
         "webdataset>=1.0",
+        "braceexpand",
         "PyYAML",
         "ftfy",
         "regex",

@@ -6,8 +6,6 @@ Layout of the header: POSIX.1-2008, pax, section "ustar Interchange Format"; GNU
 
 from __future__ import annotations
 
-import io
-import tarfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
@@ -107,10 +105,9 @@ def _pax_records(payload: bytes) -> dict[bytes, bytes]:
 
 
 def write_tar(path: str, samples: Iterable[tuple[str, Mapping[str, bytes]]]) -> None:
-    """Write samples (key, members by kind) as a tar, atomically. The same samples give the same bytes."""
-    with storage.atomic_writer(path) as file, tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+    """Write samples (key, members by kind) as a webdataset shard, atomically. The same samples give the same bytes."""
+    from webdataset import TarWriter  # here: whoever only reads need not wait for its import
+
+    with storage.atomic_writer(path) as file, TarWriter(file, encoder=False, mtime=0) as tar:
         for key, members in samples:
-            for kind, data in members.items():
-                header = tarfile.TarInfo(f"{key}.{kind}")  # its time, owner and mode are constants
-                header.size = len(data)
-                tar.addfile(header, io.BytesIO(data))
+            tar.write({"__key__": key, **members})

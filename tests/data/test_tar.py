@@ -2,6 +2,7 @@ import io
 import tarfile
 
 import pytest
+import webdataset
 from making import tar_bytes
 
 from diff_dalle.data.tar import Member, read_members, write_tar
@@ -76,3 +77,11 @@ def test_written_tars_are_read_back_and_reproducible(tmp_path):
     data = (tmp_path / "a.tar").read_bytes()
     assert data == (tmp_path / "b.tar").read_bytes()
     assert [m.name for m in members_of(data)[0]] == ["0.jpg", "0.txt", "1.txt"]
+
+
+def test_written_shards_are_what_webdataset_reads(tmp_path):
+    """Shards made here must serve other programs of the field too."""
+    samples = [("0", {"jpg": b"1" * 600, "txt": b"one"}), ("1", {"txt": b"two"})]
+    write_tar(str(tmp_path / "a.tar"), samples)
+    read = webdataset.WebDataset(str(tmp_path / "a.tar"), shardshuffle=False)
+    assert [(s["__key__"], {k: v for k, v in s.items() if k[0] != "_"}) for s in read] == samples
