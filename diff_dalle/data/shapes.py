@@ -104,8 +104,8 @@ class ShapesConfig:
         f"where a lone thing may be, of {', '.join(POSITIONS)}",
     )
     backgrounds: tuple[str, ...] = option(
-        ("white", "beige"), f"tones behind, of {', '.join(BACKGROUNDS)}; light and dark ones together are hard to learn: "
-        "the tone of all pixels then outweighs everything else")  # fmt: skip
+        ("white", "beige"), f"tones behind, of {', '.join(BACKGROUNDS)}; light and dark ones together are hard to "
+        "learn: the tone of all pixels then outweighs everything else")  # fmt: skip
     held_out: tuple[str, ...] = option(
         ("blue triangle", "green circle", "yellow square", "purple cross"),
         "`colour shape` pairs that are never drawn nor named, kept for evaluation",

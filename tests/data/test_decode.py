@@ -2,8 +2,8 @@ import io
 
 import numpy as np
 import pytest
-from making import encoded, picture
 from PIL import Image
+from shard_making import encoded, picture
 
 from diff_dalle.data.decode import BrokenSample, decode_image
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from file_server import serving
-from making import make_shards, sample, tar_bytes
+from shard_making import make_shards, sample, tar_bytes
 
 from diff_dalle.data import table
 from diff_dalle.data.collection import Collection, collect

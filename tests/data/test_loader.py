@@ -5,7 +5,7 @@ from multiprocessing import active_children
 
 import pytest
 import torch
-from making import Letters, captions_of, encoded, make_shards, picture, sample, tar_bytes
+from shard_making import Letters, captions_of, encoded, make_shards, picture, sample, tar_bytes
 
 from diff_dalle.data.caption_list import read_captions
 from diff_dalle.data.decode import decode_image

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from making import Letters, captions_of, encoded, picture
 from PIL import Image
+from shard_making import Letters, captions_of, encoded, picture
 
 from diff_dalle.data.inspection import InspectionConfig, inspect_shards
 from diff_dalle.data.loader import DataConfig, Loader

@@ -3,7 +3,7 @@ import tarfile
 
 import pytest
 import webdataset
-from making import tar_bytes
+from shard_making import tar_bytes
 
 from diff_dalle.data.tar import Member, read_members, write_tar
 

@@ -3,8 +3,8 @@ import random
 
 import numpy as np
 import pytest
-from making import encoded, picture
 from PIL import Image
+from shard_making import encoded, picture
 
 from diff_dalle.data.decode import decode_image
 from diff_dalle.data.transforms import center_crop, random_crop

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from making import make_generator
+from network_making import make_generator
 
 from diff_dalle.models.dropout import Dropout, keep_mask
 from diff_dalle.training.random import Draw

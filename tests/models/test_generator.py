@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from making import TEXT, VOCABULARY, captions, make_generator, noisy, relative
+from network_making import TEXT, VOCABULARY, captions, make_generator, noisy, relative
 
 from diff_dalle.batch import Conditioning
 from diff_dalle.errors import InputError

@@ -2,7 +2,7 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from making import UNET, captions, make_generator, noisy, relative, wake
+from network_making import UNET, captions, make_generator, noisy, relative, wake
 
 from diff_dalle.batch import Conditioning
 from diff_dalle.errors import InputError
