@@ -22,7 +22,8 @@ TINY = {
     "--image_size": 16, "--num_channels": 16, "--channel_mult": "1,2", "--num_res_blocks": 1,
     "--attention_resolutions": 8, "--enc_attn_dim": 16, "--enc_depth": 1, "--enc_heads": 2, "--text_length": 24,
     "--noise_schedule": "cosine", "--diffusion_steps": 100, "--sample_interval": 0, "--log_interval": 1,
-    "--num_workers": 1, "--ema_rate": 0.9, "--precision": "fp32", "--device": "cpu", "--dropout": 0.1, "--random_flip": True,
+    "--num_workers": 1, "--ema_rate": 0.9, "--precision": "fp32", "--device": "cpu", "--dropout": 0.1,
+    "--random_flip": True,
 }  # fmt: skip
 
 
