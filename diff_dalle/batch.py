@@ -47,9 +47,6 @@ class Conditioning:
     def to(self, device, non_blocking: bool = False) -> Conditioning:
         return self._map(lambda value: value.to(device, non_blocking=non_blocking))
 
-    def pin_memory(self) -> Conditioning:
-        return self._map(lambda value: value.pin_memory())
-
     def split(self, size: int) -> list[Conditioning]:
         """Pieces of ``size`` samples, the last one perhaps smaller."""
         pieces = {name: value.split(size) for name, value in self.present().items()}
@@ -105,14 +102,8 @@ class Batch:
         images = self.images.to(device, non_blocking=non_blocking)
         return Batch(images, self.cond.to(device, non_blocking), self.index)
 
-    def pin_memory(self) -> Batch:
-        return Batch(self.images.pin_memory(), self.cond.pin_memory(), self.index)
-
     def split(self, size: int) -> list[Batch]:
         """Pieces of ``size`` samples, the last one perhaps smaller."""
         images, index = self.images.split(size), self.index.split(size)
         conds = self.cond.split(size) or [Conditioning()] * len(images)
         return [Batch(*piece) for piece in zip(images, conds, index, strict=True)]
-
-    def select(self, index) -> Batch:
-        return Batch(self.images[index], self.cond.select(index), self.index[index])

@@ -106,12 +106,6 @@ class World:
         torch.distributed.all_gather_object(values, value)
         return values
 
-    def sum(self, tensor: Tensor) -> Tensor:
-        """The sum over ranks, in place."""
-        if self.size > 1:
-            torch.distributed.all_reduce(tensor)
-        return tensor
-
     def interleave(self, tensor: Tensor) -> Tensor:
         """[N, …] of every rank → [N·size, …] in order of position (rank r holds positions r, r + size, …)."""
         if self.size == 1:

@@ -101,7 +101,6 @@ def test_two_processes_agree(launcher, tmp_path):
                 assert world.size == 2
                 assert world.broadcast(world.rank) == 0
                 assert world.gather(world.rank * 10) == [0, 10]
-                assert world.sum(torch.tensor([1.0 + world.rank])).item() == 3.0
                 mine = torch.tensor([world.rank, world.rank + 2])
                 assert world.interleave(mine).tolist() == [0, 1, 2, 3]
                 vote = Vote(world)

@@ -50,7 +50,6 @@ POSITIONS = {
 SIZES = {"small": 0.155, "large": 0.22}
 
 OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
-KINDS = ("single", "pair", "count")
 SAYABLE = ("colour", "size", "position", "relation", "background")  # what a caption may leave out
 
 _GRADIENT = 12.0  # largest change of brightness from centre to edge of a gradient, in levels of 255
