@@ -107,3 +107,7 @@ class Batch:
         images, index = self.images.split(size), self.index.split(size)
         conds = self.cond.split(size) or [Conditioning()] * len(images)
         return [Batch(*piece) for piece in zip(images, conds, index, strict=True)]
+
+    def select(self, index) -> Batch:
+        """The samples that ``index`` picks, in its order."""
+        return Batch(self.images[index], self.cond.select(index), self.index[index])

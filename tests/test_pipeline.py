@@ -93,6 +93,12 @@ def test_classes(tmp_path):
         sample(by_class, [""], labels=[1], negative_prompt="blur")
 
 
+def test_without_conditions(tmp_path):
+    free = load(make_file(tmp_path, enc_attn_dim=0, caption_dropout=0), "cpu")
+    images = sample(free, ["", ""], seed=1)
+    assert images.shape == (2, 16, 16, 3) and (images[0] != images[1]).any()
+
+
 def test_loading_checks_kind_and_tokenizer(tmp_path):
     path = make_file(tmp_path)
     content = torch.load(path, weights_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -55,6 +55,8 @@ def sample_steps(
     device = next(generator.parameters()).device
     process = create_gaussian_diffusion(diffusion, sampler.timestep_respacing)
     cond, null = (generator.encode_text(part.to(device)) for part in (cond, null))
+    if not cond.present():
+        guidance = replace(guidance, guidance_scale=1.0)  # an unconditional generator cannot be guided
     denoise = guided_denoiser(process, generator, cond, null, guidance)
     draw = Draw(0, torch.tensor([seed % 2**63 for seed in seeds], dtype=torch.int64), device)
 

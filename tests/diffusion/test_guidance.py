@@ -37,7 +37,7 @@ def test_only_the_mean_is_guided():
 def test_scale_one_is_off():
     """At scale 1 the network runs once on the N samples, needs no null condition, and equals plain sampling."""
     network, process, x = Network(), create_gaussian_diffusion(CONFIG), torch.randn(2, 3, 4, 4)
-    found = guided_denoiser(process, network, COND, None, GuidanceConfig())(x, 50)
+    found = guided_denoiser(process, network, COND, None, GuidanceConfig(guidance_scale=1.0))(x, 50)
     plain = process.denoiser(network, model_kwargs={"cond": COND})(x, 50)
     assert network.sizes == [2, 2]
     assert torch.equal(found.x_start, plain.x_start) and torch.equal(found.mean, plain.mean)
@@ -79,7 +79,7 @@ def test_thresholding(kind, largest):
     def network(x, t, cond):
         return torch.cat([x / x.abs().amax() * 7, x], dim=1)
 
-    found = guided_denoiser(process, network, COND, None, GuidanceConfig(thresholding=kind))(x, 50)
+    found = guided_denoiser(process, network, COND, None, GuidanceConfig(guidance_scale=1.0, thresholding=kind))(x, 50)
     assert found.x_start.abs().max().item() == pytest.approx(largest, rel=1e-5)
     alpha_bar = process.alphas_cumprod[50]
     torch.testing.assert_close(alpha_bar**0.5 * found.x_start + (1 - alpha_bar) ** 0.5 * found.eps, x)
