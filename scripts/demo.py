@@ -1,5 +1,6 @@
 """The whole job, small: render a captioned world, train a generator on it, sample, score, write a report."""
 
+import shlex
 import shutil
 import subprocess
 import sys
@@ -25,17 +26,17 @@ class DemoConfig:
 def run(script: str, *flags):
     """Show a command and run it as it is shown."""
     command = ["python", f"scripts/{script}", *map(str, flags)]
-    print(f"\n$ {' '.join(command)}", flush=True)
+    print(f"\n$ {shlex.join(command)}", flush=True)
     result = subprocess.run([sys.executable, *command[1:]], cwd=Path(__file__).parent.parent)
     if result.returncode:
-        raise InputError(f"the demo stopped, because this command failed: {' '.join(command)}")
+        raise InputError(f"the demo stopped, because this command failed: {shlex.join(command)}")
 
 
 def main():
     config, started = parse(DemoConfig, description=__doc__), time.monotonic()
     home = Path(config.demo_dir).resolve()
     data, logs, report = home / "shapes", home / "generator", home / "report"
-    size = ["--iterations", 250, "--lr_anneal_steps", 250] if config.quick else []
+    size = ["--iterations", 500, "--lr_anneal_steps", 500] if config.quick else []
     run("prepare_data.py", "shapes", "--out_dir", data)
     run("prepare_data.py", "inspect", "--data_dir", data / "train", "--picture", home / "examples.png")
     run("train_generator.py", "--preset", "shapes_32", "--data_dir", data / "train", "--val_data_dir", data / "val",

@@ -18,8 +18,8 @@ if [ -z "${VIRTUAL_ENV:-}" ]; then
 fi
 
 # The stamp holds what was installed, so that a second start does not wait for pip again.
-wanted="$(cat setup.py scripts/constraints.txt | cksum) ${1:-}"
-stamp="$VIRTUAL_ENV/.diff_dalle-installed"
+wanted="$(cat setup.py scripts/constraints.txt | cksum)"
+stamp="$VIRTUAL_ENV/.diff_dalle-installed${1:-}"
 if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
     echo "Installing diff_dalle and its dependencies into $VIRTUAL_ENV (a minute or a few, depending on the network)"
     python -m pip install --quiet --disable-pip-version-check --constraint scripts/constraints.txt --editable ".${1:-}"
