@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 
+from . import storage
 from .config import Leaf, checked, dump, from_dict, leaves, load_mapping, nearest, shown, type_hints, type_name
 from .errors import InputError
 
@@ -40,6 +41,7 @@ ALIASES = {
     "index_dir": Alias("data_dir"),
     "index_dir_val": Alias("val_data_dir"),
 }
+DRY_RUN = Leaf(("dry_run",), bool, False, "print the resolved settings as YAML and leave", (), True)
 
 
 def by_name(config_class) -> dict[str, Leaf]:
@@ -72,7 +74,7 @@ class _Values:
         self.config_class = config_class
         self.table = by_name(config_class)
         self.values: dict[str, object] = {}
-        self.claims: dict[tuple[str, bool], str] = {}  # (field, from a flag) → what an alias has set it to
+        self.claims: dict[str, object] = {}  # field → what the present source has set it to
 
     def set(self, name: str, value, from_text: bool, spelled: str):
         if name in ALIASES and ALIASES[name].field in self.table:
@@ -81,39 +83,39 @@ class _Values:
         if name not in self.table:
             hint = nearest(name, [*self.table, *ALIASES])
             raise InputError(f"unknown setting {spelled}{hint}")
-        self.values[name] = checked(self.table[name], value, from_text, spelled)
+        self._claim(name, checked(self.table[name], value, from_text, spelled), spelled)
+
+    def _claim(self, field: str, value, spelled: str):
+        """Set a field. InputError when the same source has set it otherwise, under this name or another."""
+        other = self.claims.setdefault(field, value)
+        if other != value:
+            raise InputError(f"{spelled} asks for {field} {shown(value)}, but {shown(other)} was asked for too")
+        self.values[field] = value
 
     def _set_alias(self, alias: Alias, value, from_text: bool, spelled: str):
         leaf = self.table[alias.field]
         if alias.true_value is None:
-            self.values[leaf.name] = checked(leaf, value, from_text, spelled)
+            self._claim(leaf.name, checked(leaf, value, from_text, spelled), spelled)
         elif checked(dataclasses.replace(leaf, type=bool, choices=()), value, from_text, spelled):
-            other = self.claims.setdefault((leaf.name, from_text), alias.true_value)
-            if other != alias.true_value:
-                raise InputError(f"{spelled} asks for {leaf.name} {alias.true_value}, but {other} was asked for too")
-            self.values[leaf.name] = alias.true_value
+            self._claim(leaf.name, alias.true_value, spelled)
         elif self.values.get(leaf.name) == alias.true_value:
-            self.values[leaf.name] = leaf.default
+            self._claim(leaf.name, leaf.default, spelled)
 
     def update(self, mapping: Mapping, source: str, path: tuple[str, ...] = ()):
         """Take settings from a mapping: flat by name, nested by section, or both."""
+        if not path:
+            self.claims.clear()
         sections = {leaf.path[: len(path) + 1] for leaf in self.table.values() if leaf.path[: len(path)] == path}
         sections = {entry[-1] for entry in sections if (*path, entry[-1]) not in {x.path for x in self.table.values()}}
-        seen = set()
         for key, value in mapping.items():
             spelled = f"{key} in {source}"
             if key in sections and isinstance(value, Mapping):
-                inner = self.update(value, f"{source} under {key}", (*path, key))
+                self.update(value, f"{source} under {key}", (*path, key))
             elif path and key in self.table and self.table[key].path[: len(path)] != path:
                 right = ".".join(self.table[key].path[:-1])
                 raise InputError(f"{spelled} belongs under {right}")
             else:
                 self.set(str(key), value, False, spelled)
-                inner = {ALIASES[key].field if key in ALIASES else key}
-            if seen & inner:
-                raise InputError(f"{source} gives {', '.join(sorted(seen & inner))} twice")
-            seen |= inner
-        return seen
 
     def build(self):
         nested: dict = {}
@@ -141,61 +143,56 @@ def _parser(config_class, description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description, allow_abbrev=False, add_help=False)
     general = parser.add_argument_group("Where settings come from (defaults < preset < config file < flags)")
     general.add_argument("--help", "-h", action="help", help="show this and leave")
-    general.add_argument("--preset", metavar="NAME", help=f"named settings: {', '.join(preset_names()) or 'none yet'}")
-    general.add_argument("--config", metavar="FILE", help="YAML or JSON file of settings, local or remote")
-    general.add_argument(
-        "--dry_run", nargs="?", const="True", default="False", metavar="BOOL",
-        help="print the resolved settings as YAML and leave",
-    )  # fmt: skip
+    _add_flag(general, "preset", f"named settings: {', '.join(preset_names())}", metavar="NAME")
+    _add_flag(general, "config", "YAML or JSON file of settings, local or remote", metavar="FILE")
+    _add_flag(general, "dry_run", DRY_RUN.help, boolean=True)
     table = by_name(config_class)
     for title, members in _titles(config_class):
         group = parser.add_argument_group(title)
         for leaf in members:
             text = f"{leaf.help} [{'|'.join(leaf.choices) or type_name(leaf.type)}; default {shown(leaf.default)}]"
-            _add_flag(group, leaf.name, leaf.type is bool, text)
+            _add_flag(group, leaf.name, text, leaf.type is bool)
     olds = {name: alias for name, alias in ALIASES.items() if alias.field in table}
     if olds:
         group = parser.add_argument_group("Older spellings")
         for name, alias in olds.items():
             target = f"--{alias.field}" + (f" {alias.true_value}" if alias.true_value else "")
-            _add_flag(group, name, alias.true_value is not None, f"same as {target}")
+            _add_flag(group, name, f"same as {target}", alias.true_value is not None)
     return parser
 
 
-def _add_flag(group, name: str, boolean: bool, help: str):
-    optional = {"nargs": "?", "const": "True"} if boolean else {}
-    group.add_argument(
-        f"--{name}", action="append", metavar="BOOL" if boolean else "VALUE", help=help.replace("%", "%%"), **optional
-    )
+def _add_flag(group, name: str, help: str, boolean: bool = False, metavar: str = "VALUE"):
+    optional = {"nargs": "?", "const": "True", "metavar": "BOOL"} if boolean else {"metavar": metavar}
+    group.add_argument(f"--{name}", action="append", help=help.replace("%", "%%"), **optional)
 
 
-def parse(config_class, argv: Sequence[str] | None = None, description: str = "", read_text=None):
+def parse(config_class, argv: Sequence[str] | None = None, description: str = ""):
     """The command line as an instance of ``config_class``.
 
-    read_text: reads the ``--config`` file; ``storage.read_text`` in the scripts, so that remote files work too.
     ``--help`` and ``--dry_run`` print and raise SystemExit(0). Raises InputError for bad settings.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = _parser(config_class, description)
     parser.error = _raise_input_error
     given, unknown = parser.parse_known_args(argv)
-    values = _Values(config_class)
+    given, values = {name: texts for name, texts in vars(given).items() if texts is not None}, _Values(config_class)
     if unknown:
         flags = [f"--{name}" for name in [*values.table, *ALIASES, "config", "preset", "dry_run"]]
         bad = unknown[0].split("=")[0]
         raise InputError(f"unknown flag or stray word {bad!r}{nearest(bad, flags)} (--help lists all flags)")
-    if given.preset:
-        values.update(load_mapping(preset_text(given.preset), f"preset {given.preset}"), f"preset {given.preset}")
-    if given.config:
-        values.update(load_mapping(read_text(given.config), given.config), given.config)
-    for name, texts in vars(given).items():
-        if name in ("preset", "config", "dry_run") or texts is None:
-            continue
+    for name, texts in given.items():
         if len(texts) > 1:
             raise InputError(f"--{name} is given {len(texts)} times; give it once")
-        values.set(name, texts[0], True, f"--{name}")
+    preset, file, dry_run = (given.pop(name, [""])[0] for name in ("preset", "config", "dry_run"))
+    if preset:
+        values.update(load_mapping(preset_text(preset), f"preset {preset}"), f"preset {preset}")
+    if file:
+        values.update(load_mapping(storage.read_text(file), file), file)
+    values.claims.clear()
+    for name, (text,) in given.items():
+        values.set(name, text, True, f"--{name}")
     config = values.build()
-    if given.dry_run.lower() in ("true", "1", "yes"):
+    if dry_run and checked(DRY_RUN, dry_run, True, "--dry_run"):
         sys.stdout.write(dump(config))
         raise SystemExit(0)
     return config

@@ -104,8 +104,8 @@ def type_name(kind) -> str:
 
 
 def _split_list(text: str) -> list[str]:
-    """Split at commas outside braces, so that brace ranges stay whole."""
-    return [part for part in re.split(r",(?![^{]*\})", text) if part]
+    """Split at commas outside braces, so that brace ranges stay whole; ``none`` is the empty list."""
+    return [] if text.lower() == "none" else [part for part in re.split(r",(?![^{]*\})", text) if part]
 
 
 def _convert(value, kind, from_text: bool):
@@ -126,7 +126,7 @@ def _convert(value, kind, from_text: bool):
         if from_text and value.lower() in ("true", "false", "1", "0", "yes", "no"):
             return value.lower() in ("true", "1", "yes")
     elif kind is str:
-        if isinstance(value, str) or (from_text is False and isinstance(value, (int, float)) and value is not True):
+        if isinstance(value, str) or (not from_text and type(value) in (int, float)):
             return str(value)
     elif isinstance(value, bool):
         pass
@@ -207,7 +207,7 @@ def load_mapping(text: str, name: str) -> dict:
         mapping = yaml.load(text, Loader=_StrictLoader)  # a SafeLoader: data only
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, TypeError, ValueError) as error:  # the latter two: a mapping as a key, an impossible date
         raise InputError(f"{name} is not valid YAML or JSON: {' '.join(str(error).split())}") from None
     if not isinstance(mapping, dict):
         raise InputError(f"{name} must hold settings as `name: value` lines")

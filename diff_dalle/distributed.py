@@ -37,6 +37,11 @@ class DistributedConfig:
     start_timeout: float = option(300.0, "seconds to wait for all processes to appear at the start", free=True)
     timeout: float = option(1800.0, "seconds a process may wait for the others before the job is given up", free=True)
 
+    def __post_init__(self):
+        for name in ("threads", "start_timeout", "timeout"):
+            if getattr(self, name) < 0:
+                raise InputError(f"{name} is {getattr(self, name)}, but must not be negative")
+
 
 @dataclass(frozen=True)
 class Place:
@@ -156,6 +161,8 @@ def pick_device(name: str | torch.device, place: Place = SINGLE) -> torch.device
         count = torch.cuda.device_count()
         if count == 0:
             raise InputError("--device cuda was asked for, but torch sees no CUDA device; use --device cpu")
+        if place.launcher == "slurm" and count == 1:
+            return torch.device("cuda", 0)  # srun --gpus-per-task 1 shows each process its own GPU alone
         if place.local_size > count:
             processes, devices = quantity(place.local_size, "process"), quantity(count, "GPU")
             raise InputError(f"{processes} were started on a machine with {devices}; start at most one per GPU")
@@ -202,9 +209,13 @@ def _connect(place: Place, address: str, port: int, seconds: float):
     """A store that all ranks have reached; after ``seconds`` rank 0 names the ranks that are missing."""
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     serves = place.rank == 0 and not agent
-    store = torch.distributed.TCPStore(
-        address, port, None, is_master=serves, timeout=timedelta(seconds=seconds), wait_for_workers=False
-    )
+    try:
+        store = torch.distributed.TCPStore(
+            address, port, None, is_master=serves, timeout=timedelta(seconds=seconds), wait_for_workers=False
+        )
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"cannot {'open' if serves else 'reach'} rank 0's port {address}:{port}: {reason}") from error
     store = torch.distributed.PrefixStore(f"diff_dalle/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
     store.set(f"arrived/{place.rank}", "yes")
     if place.rank == 0:
@@ -242,6 +253,14 @@ def _watch(store, rank: int, done: threading.Event) -> None:
         os._exit(1)
 
 
+def _enter(config: DistributedConfig, place: Place) -> World:
+    """The world of this process, whose device is now torch's."""
+    device = pick_device(config.device, place)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return World(place, device)
+
+
 @contextlib.contextmanager
 def launch(config: DistributedConfig) -> Iterator[World]:
     """Join the job: pick the device, meet the other processes, and see to it that all of them end together.
@@ -250,13 +269,10 @@ def launch(config: DistributedConfig) -> Iterator[World]:
     why. Raises InputError for a device that is not there and for a launcher whose parts do not fit.
     """
     place = detect()
-    device = pick_device(config.device, place)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
     torch.set_num_threads(config.threads or max(1, _cores() // place.local_size))
-    world = World(place, device)
     if place.size == 1:
-        spare = torch.cuda.device_count() - 1 if device.type == "cuda" else 0
+        world = _enter(config, place)
+        spare = torch.cuda.device_count() - 1 if world.device.type == "cuda" else 0
         if spare > 0:
             more = f"mpiexec -n {spare + 1} (or torchrun --nproc_per_node {spare + 1})"
             print(f"Note: {quantity(spare, 'further GPU')} stays idle; start with {more} to use all.", flush=True)
@@ -270,8 +286,9 @@ def launch(config: DistributedConfig) -> Iterator[World]:
         store = _connect(place, address, port, config.start_timeout)
         watched = _connect_again(address, port)
         threading.Thread(target=_watch, args=(watched, place.rank, done), daemon=True).start()
+        world = _enter(config, place)  # only now: a rank that has no device can tell the others
         torch.distributed.init_process_group(
-            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+            "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo",
             store=torch.distributed.PrefixStore("group", store),
             rank=place.rank,
             world_size=place.size,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from .batch import Conditioning
-from .config import from_dict, option, section, to_dict
+from .config import from_dict, option, section
 from .diffusion.diffusion_config import DiffusionConfig
 from .evaluation.report import markdown_table
 from .models.cost import Cost, measure
@@ -64,7 +64,8 @@ def _flat(settings: dict):
 def describe_generator(config: GeneratorConfig, diffusion: DiffusionConfig, vocab_size: int) -> str:
     """Parameters, FLOPs and memory of a generator, measured on the meta device."""
     cost = generator_cost(config, diffusion, vocab_size)
-    lean = generator_cost(_recomputing(config), diffusion, vocab_size)
+    recomputing = replace(config, unet=replace(config.unet, use_checkpoint=True))
+    lean = generator_cost(recomputing, diffusion, vocab_size)
     size = config.unet.image_size
     rows = [[n, *(_gib(each.training_bytes(n)) for each in (cost, lean))] for n in MICROBATCHES]
     table = markdown_table(["microbatch", "GiB to train in fp32", "with use_checkpoint"], rows)
@@ -77,12 +78,6 @@ def describe_generator(config: GeneratorConfig, diffusion: DiffusionConfig, voca
 
 def _gib(size: int) -> str:
     return f"{size / 2**30:,.2f}"
-
-
-def _recomputing(config: GeneratorConfig) -> GeneratorConfig:
-    settings = to_dict(config)
-    settings["unet"]["use_checkpoint"] = True
-    return from_dict(GeneratorConfig, settings)
 
 
 def generator_cost(config: GeneratorConfig, diffusion: DiffusionConfig, vocab_size: int) -> Cost:

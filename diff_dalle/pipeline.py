@@ -44,13 +44,17 @@ class Pipeline:
         return self.model.config.unet.image_size
 
     def conditioning(self, prompts: Sequence[str], labels: Sequence[int] | None = None) -> Conditioning:
-        """Prompts and classes as the network takes them, on the CPU. InputError when it needs classes and has none."""
+        """Prompts and classes as the network takes them, on the CPU. InputError for missing or useless ones."""
         classes = self.model.config.unet.num_classes
         tokens = mask = None
         if self.tokenizer is not None:
             tokens, mask = self.tokenizer(list(prompts), self.model.config.text.text_length)
+        elif any(prompts):
+            raise InputError("prompts are given, but this generator does not read text: leave them empty")
         if classes and labels is None:
             raise InputError(f"this generator is conditioned on classes: give labels from 0 to {classes - 1}")
+        if labels is not None and not classes:
+            raise InputError("labels are given, but this generator is not conditioned on classes")
         if labels is not None and not all(0 <= label <= classes for label in labels):
             raise InputError(f"labels must lie between 0 and {classes - 1} ({classes} = no class), not {list(labels)}")
         return Conditioning(tokens=tokens, mask=mask, labels=torch.tensor(list(labels)) if classes else None)
@@ -80,7 +84,8 @@ class Pipeline:
         batch_size:      pictures at a time, per process; guidance doubles the memory that takes.
         world:           the processes that share the work (``distributed.launch``); all get all pictures.
 
-        Raises InputError for a size that the network does not divide, and for missing or impossible labels.
+        Raises InputError for a size that the network does not divide, for missing or impossible labels, and for prompts
+        that a generator without text cannot read.
         """
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
         seeds = range(seed, seed + len(prompts)) if seeds is None else seeds

@@ -14,6 +14,7 @@ from .diffusion.sampling import SamplerConfig
 from .distributed import DistributedConfig
 from .errors import InputError
 from .models.generator import GeneratorConfig
+from .training.precision import PRECISIONS
 
 ExpectedModel = expectations(GeneratorConfig, "Checks of the checkpoint's network")
 ExpectedDiffusion = expectations(DiffusionConfig, "Checks of the checkpoint's diffusion process")
@@ -34,7 +35,7 @@ class PromptConfig:
     seed: int = option(0, "picture i follows from seed + i alone")
     batch_size: int = option(16, "pictures made at once by each process")
     sample_size: tuple[int, ...] = option((), "HEIGHT,WIDTH of the pictures in pixels; none = as trained")
-    precision: str = option("auto", "arithmetic of the network", choices=("auto", "fp32", "bf16", "fp16"))
+    precision: str = option("auto", "arithmetic of the network", choices=PRECISIONS)
     bpe_path: str = option("", "where the tokenizer's merge file is now, if it has moved since training")
     logdir: str = option("", "folder for the pictures; empty = $OPENAI_LOGDIR, else a fresh temporary folder")
 
@@ -43,6 +44,8 @@ class PromptConfig:
             raise InputError("--model_path is needed: an ema_….pt or model….pt file that training wrote")
         if len([given for given in (self.prompts, self.prompts_file, self.data_dir) if given]) > 1:
             raise InputError("--prompts, --prompts_file and --data_dir exclude each other; give one of them")
+        if len({source.endswith(".txt") for source in self.data_dir}) > 1:
+            raise InputError("--data_dir names both text files and shards; give one or the other")
         if self.num_samples < 0 or self.batch_size < 1:
             raise InputError(f"num_samples is {self.num_samples} and batch_size {self.batch_size}, but they must be at "
                              "least 0 and 1")  # fmt: skip

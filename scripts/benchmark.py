@@ -3,7 +3,6 @@
 import os
 from dataclasses import dataclass
 
-from diff_dalle import storage
 from diff_dalle.benchmarks.table import BENCHMARKS
 from diff_dalle.benchmarks.timing import TimingConfig, compare
 from diff_dalle.command_line import parse
@@ -18,11 +17,11 @@ class BenchmarkRun:
 
 
 def main():
-    run = parse(BenchmarkRun, description=__doc__, read_text=storage.read_text)
+    run = parse(BenchmarkRun, description=__doc__)
     # Threads that wait actively keep a busy machine's cores from those that they wait for. Read when a process starts.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    for name in run.benchmarks:
-        benchmark = lookup(BENCHMARKS, name, "benchmark")
+    chosen = {name: lookup(BENCHMARKS, name, "benchmark") for name in run.benchmarks}
+    for name, benchmark in chosen.items():
         print(f"{name}: {benchmark.title}", flush=True)
         timing = compare(benchmark, run.timing)
         print(f"{timing.report()}, claimed at most {benchmark.target:.2f}\n", flush=True)

@@ -17,8 +17,8 @@ if [ -z "${VIRTUAL_ENV:-}" ]; then
     . .venv/bin/activate
 fi
 
-# The stamp holds what was installed, so that a second start does not wait for pip again.
-wanted="$(cat setup.py scripts/constraints.txt | cksum)"
+# The stamp holds what was installed and from where, so that a second start does not wait for pip again.
+wanted="$PWD $(cat setup.py scripts/constraints.txt | cksum)"
 stamp="$VIRTUAL_ENV/.diff_dalle-installed${1:-}"
 if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
     echo "Installing diff_dalle and its dependencies into $VIRTUAL_ENV (a minute or a few, depending on the network)"

@@ -10,6 +10,7 @@ from diff_dalle.data.shapes_shards import read_shapes_config
 from diff_dalle.diffusion.guidance import GuidanceConfig
 from diff_dalle.diffusion.sampling import SamplerConfig
 from diff_dalle.distributed import DistributedConfig, launch, run_script
+from diff_dalle.errors import InputError
 from diff_dalle.evaluation.report import write_report
 from diff_dalle.evaluation.shape_eval import evaluate_shapes
 from diff_dalle.evaluation.shape_prompts import shape_prompts
@@ -29,6 +30,10 @@ class EvaluateConfig:
     batch_size: int = option(64, "pictures made at once by each process")
     seed: int = option(0, "picture i follows from seed + i alone")
 
+    def __post_init__(self):
+        if not (self.model_path and self.shapes_dir):
+            raise InputError("--model_path and --shapes_dir are needed: a checkpoint, and the data it was trained on")
+
 
 @dataclass(frozen=True)
 class EvaluateRun:
@@ -39,7 +44,7 @@ class EvaluateRun:
 
 
 def main():
-    run = parse(EvaluateRun, description=__doc__, read_text=storage.read_text)
+    run = parse(EvaluateRun, description=__doc__)
     what = run.what
     with launch(run.distributed) as world:
         pipeline = load(what.model_path, world.device)

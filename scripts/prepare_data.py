@@ -1,7 +1,6 @@
 """Make shards and look into them: ``shapes`` renders the demo world, ``folder`` packs images, ``inspect`` reports."""
 
 import argparse
-import io
 import sys
 from dataclasses import dataclass
 
@@ -9,6 +8,7 @@ from diff_dalle import storage
 from diff_dalle.command_line import parse
 from diff_dalle.config import option, section
 from diff_dalle.data.inspection import InspectionConfig, inspect_shards
+from diff_dalle.data.output import png_bytes
 from diff_dalle.data.packing import PackingConfig, pack_folder
 from diff_dalle.data.shapes import ShapesConfig
 from diff_dalle.data.shapes_shards import write_shapes
@@ -25,14 +25,14 @@ class ShapesRun:
 
 
 def shapes(argv: list[str]):
-    run = parse(ShapesRun, argv, "Render the shapes world into shards.", storage.read_text)
+    run = parse(ShapesRun, argv, "Render the shapes world into shards.")
     for split, made in write_shapes(run.shapes, run.out_dir).items():
         where = storage.join(run.out_dir, split)
         print(f"{where}: {quantity(made['samples'], 'sample')} in {quantity(made['shards'], 'shard')}")
 
 
 def folder(argv: list[str]):
-    config = parse(PackingConfig, argv, "Pack a folder of captioned images into shards.", storage.read_text)
+    config = parse(PackingConfig, argv, "Pack a folder of captioned images into shards.")
     report = pack_folder(config)
     written, shards = quantity(report["written"], "image"), quantity(report["shards"], "shard")
     print(f"{config.out_dir}: {written} in {shards}, {report['bytes'] / 1e6:,.1f} MB")
@@ -42,13 +42,11 @@ def folder(argv: list[str]):
 
 
 def inspect(argv: list[str]):
-    config = parse(InspectionConfig, argv, "Say what is in shards.", storage.read_text)
+    config = parse(InspectionConfig, argv, "Say what is in shards.")
     lines, picture = inspect_shards(config)
     print("\n".join(lines))
     if picture and config.picture:
-        png = io.BytesIO()
-        picture.save(png, "PNG")
-        storage.write_bytes(config.picture, png.getvalue())
+        storage.write_bytes(config.picture, png_bytes(picture))
         print(f"examples: {config.picture}")
 
 

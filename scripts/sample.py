@@ -1,6 +1,5 @@
 """Sample images from a generator's checkpoint."""
 
-from diff_dalle import storage
 from diff_dalle.command_line import parse
 from diff_dalle.data.output import write_samples
 from diff_dalle.distributed import launch, run_script
@@ -10,7 +9,7 @@ from diff_dalle.training.checkpoint import choose_logdir
 
 
 def main():
-    run = parse(SampleRun, description=__doc__, read_text=storage.read_text)
+    run = parse(SampleRun, description=__doc__)
     what = run.what
     with launch(run.distributed) as world:
         pipeline = load(what.model_path, world.device, what.precision, what.bpe_path)

@@ -1,6 +1,5 @@
 """Train a text-to-image generator (text encoder and U-Net) on shards of captioned images."""
 
-from diff_dalle import storage
 from diff_dalle.command_line import parse
 from diff_dalle.config import to_dict
 from diff_dalle.diffusion.diffusion_config import create_gaussian_diffusion
@@ -22,7 +21,7 @@ from diff_dalle.training.trainee import Trainee
 
 
 def main():
-    run = parse(GeneratorRun, description=__doc__, read_text=storage.read_text)
+    run = parse(GeneratorRun, description=__doc__)
     with launch(run.distributed) as world:
         logdir = world.broadcast(choose_logdir(run.training.logdir) if world.is_main else None)
         world.print(f"Logs and checkpoints: {logdir}")

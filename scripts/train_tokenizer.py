@@ -6,18 +6,15 @@ This is how ``diff_dalle/text/vocabulary.txt`` was made, byte for byte, in about
     python scripts/train_tokenizer.py --out diff_dalle/text/vocabulary.txt
 """
 
-import sys
-
-from diff_dalle import storage
 from diff_dalle.command_line import parse
-from diff_dalle.errors import InputError
+from diff_dalle.distributed import run_script
 from diff_dalle.text.bpe_training import VocabularyConfig, count_words, learn_merges, wordnet_glosses
 from diff_dalle.text.tokenizer import load_tokenizer
 from diff_dalle.text.vocabulary import OWN_HEADER, write_merge_file
 
 
 def main():
-    config = parse(VocabularyConfig, description=__doc__.splitlines()[0], read_text=storage.read_text)
+    config = parse(VocabularyConfig, description=__doc__.splitlines()[0])
     counts = count_words(wordnet_glosses(config.wordnet_dir))
     merges = learn_merges(counts, config.num_merges)
     write_merge_file(config.out, OWN_HEADER, merges)
@@ -25,8 +22,4 @@ def main():
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except InputError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+    run_script(main)

@@ -1,5 +1,7 @@
 import dataclasses
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -34,7 +36,10 @@ class Run:
 
 
 def from_text(text, *flags):
-    return parse(Run, ["--config", "run.yaml", *flags], read_text=lambda path: text)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run.yaml"
+        path.write_text(text, encoding="utf-8")
+        return parse(Run, ["--config", str(path), *flags])
 
 
 def test_precedence_is_defaults_then_file_then_flags():
@@ -49,6 +54,7 @@ def test_precedence_is_defaults_then_file_then_flags():
         (["--flip", "False"], ("flip", False)),
         (["--limit", "none"], ("limit", None)),
         (["--limit", "7"], ("limit", 7)),
+        (["--data_dir", "none"], ("data_dir", ())),
         (["--data_dir", "a/{000..010,12}.tar,b"], ("data_dir", ("a/{000..010,12}.tar", "b"))),
     ],
 )
@@ -66,6 +72,8 @@ def test_flag_values(flags, expected):
         (["--num", "3"], ["unknown flag"]),
         (["stray"], ["stray"]),
         (["--preset", "nothing"], ["preset", "nothing"]),
+        (["--config", "a", "--config", "b"], ["--config", "2 times"]),
+        (["--dry_run", "ture"], ["--dry_run", "ture", "True or False"]),
     ],
 )
 def test_bad_flags_stop_with_one_sentence(flags, words):
@@ -79,12 +87,14 @@ def test_bad_flags_stop_with_one_sentence(flags, words):
     ("text", "words"),
     [
         ("lr: 1\nlr: 2", ["lr", "twice", "line 2"]),
-        ("lr: 1\ntraining: {lr: 2}", ["lr", "twice"]),
+        ("lr: 1\ntraining: {lr: 2}", ["lr 2.0", "1.0 was asked for too"]),
         ("training: {num_channels: 2}", ["num_channels", "belongs under model"]),
-        ("model: {learn_sigma: true, variance: fixed_small}", ["variance", "twice"]),
+        ("model: {learn_sigma: true, variance: fixed_small}", ["variance", "learned_range", "fixed_small"]),
         ("modle: {num_channels: 2}", ["modle"]),
         ("num_channels: 1.5", ["num_channels", "1.5", "integer"]),
         ("num_channels: true", ["num_channels", "integer"]),
+        ("variance: no", ["variance", "text"]),
+        ("lr: {{rate}: 1}", ["not valid YAML"]),
         ("lr: !!python/object/apply:os.getcwd []", ["not valid YAML"]),
         ("- 3", ["name: value"]),
     ],
@@ -102,9 +112,18 @@ def test_aliases_set_and_unset_their_field():
     assert parse(Run, ["--index_dir", "x"]).training.data_dir == ("x",)
 
 
-def test_contradicting_aliases_are_refused():
+@pytest.mark.parametrize("other", [["--sigma_small", "True"], ["--variance", "fixed_small"]])
+def test_contradicting_aliases_are_refused(other):
     with pytest.raises(InputError, match="variance"):
-        parse(Run, ["--learn_sigma", "True", "--sigma_small", "True"])
+        parse(Run, ["--learn_sigma", "True", *other])
+    with pytest.raises(InputError, match="variance"):
+        parse(Run, ["--variance", "learned_range", "--learn_sigma", "False"])
+
+
+def test_aliases_may_agree_and_may_override_an_earlier_source():
+    assert from_text("learn_sigma: true\nsigma_small: false").model.variance == "learned_range"
+    assert from_text("learn_sigma: true", "--sigma_small", "True").model.variance == "fixed_small"
+    assert parse(Run, ["--variance", "learned_range", "--learn_sigma", "True"]).model.variance == "learned_range"
 
 
 def test_dict_and_yaml_round_trip():

@@ -8,7 +8,7 @@ import textwrap
 import pytest
 import torch
 
-from diff_dalle.distributed import DistributedConfig, Place, Vote, World, detect, launch
+from diff_dalle.distributed import DistributedConfig, Place, Vote, World, detect, launch, pick_device
 from diff_dalle.errors import InputError, quantity
 
 BIN = os.path.dirname(sys.executable)
@@ -63,6 +63,17 @@ def test_missing_device_is_named():
         pass
 
 
+def test_one_gpu_per_process_or_an_error(monkeypatch):
+    def picked(count, *place):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        return pick_device("cuda", Place(*place))
+
+    assert picked(8, "torchrun", 13, 16, 5, 8).index == 5
+    assert picked(1, "slurm", 13, 16, 5, 8).index == 0  # srun --gpus-per-task 1
+    with pytest.raises(InputError, match="8 processes were started on a machine with 1 GPU"):
+        picked(1, "torchrun", 13, 16, 5, 8)
+
+
 def test_quantity():
     assert [quantity(1, "process"), quantity(2, "process"), quantity(1200, "sample")] == [
         "1 process", "2 processes", "1,200 samples",
@@ -115,6 +126,20 @@ def test_two_processes_agree(launcher, tmp_path):
     """)  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("fine") == 1
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_rank_without_its_device_is_named(launcher, tmp_path):
+    result = run_job(launcher, tmp_path, """
+        from diff_dalle.distributed import detect
+        def main():
+            torch.cuda.device_count = lambda: 0
+            device = "cuda" if detect().rank == 1 else "cpu"
+            with launch(DistributedConfig(device=device, start_timeout=60)):
+                pass
+        run_script(main)
+    """)  # fmt: skip
+    assert result.returncode != 0 and "rank 1: --device cuda" in result.stderr
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)

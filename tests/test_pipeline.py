@@ -97,6 +97,10 @@ def test_without_conditions(tmp_path):
     free = load(make_file(tmp_path, enc_attn_dim=0, caption_dropout=0), "cpu")
     images = sample(free, ["", ""], seed=1)
     assert images.shape == (2, 16, 16, 3) and (images[0] != images[1]).any()
+    with pytest.raises(InputError, match="does not read text"):
+        sample(free, ["a star"])
+    with pytest.raises(InputError, match="not conditioned on classes"):
+        sample(free, [""], labels=[0])
 
 
 def test_loading_checks_kind_and_tokenizer(tmp_path):

@@ -23,7 +23,7 @@ def read_caption(data: bytes, field: str) -> str:
     if colon:
         try:
             record = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise BrokenSample("its json is not valid") from None
         text = record.get(name) if isinstance(record, dict) else None
         if not isinstance(text, str):

@@ -9,6 +9,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 FORMATS = ("JPEG", "PNG", "WEBP")
+MAX_PIXELS = 1 << 26  # what settings allow by default: 200 MB as RGB
 ORIENTATION = 0x0112  # EXIF tag; 1 to 8, of which 5 to 8 swap rows and columns
 WHITE = (255, 255, 255)
 
@@ -55,10 +56,9 @@ def _decode(data: bytes, max_pixels: int, cover: tuple[int, int] | None) -> tupl
     if cover is not None and image.format == "JPEG":
         rows, columns = cover[::-1] if sideways else cover
         image.draft("RGB", (2 * columns, 2 * rows))
-    image = _to_rgb(image)
-    if orientation is not None:
+    if orientation is not None:  # before the conversions, of which some lose the EXIF data
         image = ImageOps.exif_transpose(image)
-    return image, ((width, height) if sideways else (height, width))
+    return _to_rgb(image), ((width, height) if sideways else (height, width))
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

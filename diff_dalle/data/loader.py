@@ -19,6 +19,7 @@ from ..config import option
 from ..errors import InputError, quantity
 from .captions import caption_kind
 from .collection import collect
+from .decode import MAX_PIXELS
 from .order import Order
 from .samples import Chunk, Recipe, Samples, Tokenize
 from .shards import ShardFiles
@@ -44,7 +45,7 @@ class DataConfig:
     exact_decode: bool = option(
         False, "decode jpegs in full before shrinking: slower, equal to Guided-Diffusion's pixels instead of close to "
         "them (45 dB)")  # fmt: skip
-    max_pixels: int = option(1 << 26, "width × height above which an image is refused")
+    max_pixels: int = option(MAX_PIXELS, "width × height above which an image is refused")
     max_broken: float = option(0.02, "fraction of unusable samples (they are replaced) above which the run stops",
                                free=True)  # fmt: skip
     streams: int = option(
@@ -135,7 +136,7 @@ class Loader:
     tokenize:    ``tokenize(texts, length) -> (tokens, mask)``; None = captions are not needed and not read.
     text_length: tokens a caption is cut and padded to.
     batch_size:  samples per process. rank, world_size: this process among all that share the batches.
-    labels:      give each sample's class, from its ``cls`` member.
+    num_classes: above 0, each sample's class is given, a number below it from its ``cls`` member.
     shuffle:     False = in the order of the shards.
     sources:     shards to read instead of ``config.data_dir``; ``flag`` is what messages call them.
     device:      where batches are wanted.
@@ -154,7 +155,7 @@ class Loader:
         batch_size: int = 1,
         rank: int = 0,
         world_size: int = 1,
-        labels: bool = False,
+        num_classes: int = 0,
         shuffle: bool = True,
         sources: Sequence[str] | None = None,
         flag: str = "--data_dir",
@@ -163,7 +164,7 @@ class Loader:
         self.config, self.batch_size, self.rank, self.world_size = config, batch_size, rank, world_size
         self.device = torch.device(device)
         field = config.caption_field if tokenize else ""
-        need = Need(caption=caption_kind(field) if field else "", label="cls" if labels else "")
+        need = Need(caption=caption_kind(field) if field else "", label="cls" if num_classes else "")
         paths = find_shards(config.data_dir if sources is None else sources, flag)
         files = ShardFiles(config.shard_cache, int(config.shard_cache_gb * 1e9), config.copy_shards)
         remembered = 2 * config.streams * config.shuffle_window  # of each stream, the window it leaves and the next
@@ -176,7 +177,7 @@ class Loader:
             seed=seed,
             caption_field=field,
             text_length=text_length,
-            labels=labels,
+            num_classes=num_classes,
             random_crop=config.random_crop,
             random_flip=config.random_flip,
             exact_decode=config.exact_decode,

@@ -17,7 +17,7 @@ from .. import storage
 from ..config import option
 from ..errors import InputError
 from .captions import read_caption
-from .decode import BrokenSample, decode_image
+from .decode import MAX_PIXELS, BrokenSample, decode_image
 from .table import IMAGE_KINDS
 from .tar import write_tar
 
@@ -37,7 +37,7 @@ class PackingConfig:
     captions: bool = option(True, "leave out images without a caption")
     resize: int = option(0, "shrink images to so many pixels on the shorter side; 0 = keep the files as they are")
     samples_per_shard: int = option(1000, "images in a shard, at most")
-    max_pixels: int = option(1 << 26, "width × height above which an image is left out")
+    max_pixels: int = option(MAX_PIXELS, "width × height above which an image is left out")
 
 
 class _Skipped(Exception):
@@ -117,13 +117,13 @@ def _metadata(source: str, column: str) -> dict[str, dict]:
             hint = "; --caption_column names the field with the captions" if needed == column else ""
             raise InputError(f"{name} in --source has no field {needed!r}, only {', '.join(map(str, rows[0]))}{hint}")
     named = [{**row, "caption": row.get(column)} for row in rows if row.get("file_name")]
-    return {os.path.normpath(row["file_name"]).replace(os.sep, "/"): row for row in named}
+    return {os.path.normpath(str(row["file_name"])).replace(os.sep, "/"): row for row in named}
 
 
 def _json_line(line: str, where: str) -> dict:
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         row = None
     if not isinstance(row, dict):
         raise InputError(f"{where} is not a JSON object")

@@ -34,7 +34,7 @@ class Recipe:
     size:          (height, width) wanted.
     caption_field: where the caption is; "" = none is needed.
     text_length:   tokens a caption is cut and padded to.
-    labels:        whether the class number in the ``cls`` member is needed.
+    num_classes:   classes that the ``cls`` member may name; 0 = none is needed.
     exact_decode:  decode jpegs in full.
     """
 
@@ -42,7 +42,7 @@ class Recipe:
     seed: int
     caption_field: str
     text_length: int
-    labels: bool
+    num_classes: int
     random_crop: bool
     random_flip: bool
     exact_decode: bool
@@ -80,16 +80,13 @@ class Chunk:
 
 
 class Samples:
-    """A map from positions to samples, as torch's DataLoader wants it: without state, safe to send to a process."""
+    """A map from positions to samples, of which torch's DataLoader asks for many at once (``__getitems__``).
+
+    Without state, safe to send to a process.
+    """
 
     def __init__(self, collection: Collection, order: Order, recipe: Recipe, tokenize: Tokenize | None):
         self.collection, self.order, self.recipe, self.tokenize = collection, order, recipe, tokenize
-
-    def __len__(self) -> int:
-        return self.order.samples
-
-    def __getitem__(self, position: int) -> Chunk:
-        return self.chunk([position])
 
     def __getitems__(self, positions: Sequence[int]) -> Chunk:
         try:
@@ -116,7 +113,7 @@ class Samples:
             images=torch.from_numpy(images),
             tokens=tokens,
             mask=mask,
-            labels=torch.tensor(labels) if self.recipe.labels else None,
+            labels=torch.tensor(labels) if self.recipe.num_classes else None,
             index=torch.tensor(positions, dtype=torch.int64),
             broken=tuple(broken),
         )
@@ -163,7 +160,7 @@ class Samples:
         if not raw.whole:
             raise BrokenSample("the shard ends inside it")
         caption = read_caption(raw.caption, recipe.caption_field) if recipe.caption_field else ""
-        label = _read_label(raw.label) if recipe.labels else 0
+        label = _read_label(raw.label, recipe.num_classes) if recipe.num_classes else 0
         cover = random_cover(recipe.size, draw[0]) if recipe.random_crop else recipe.size
         image, full = decode_image(raw.image, recipe.max_pixels, None if recipe.exact_decode else cover)
         if recipe.random_crop:
@@ -173,8 +170,8 @@ class Samples:
         return (pixels[:, ::-1] if recipe.random_flip and draw[3] < 0.5 else pixels), caption, label
 
 
-def _read_label(data: bytes) -> int:
+def _read_label(data: bytes, num_classes: int) -> int:
     text = data.decode("ascii", "replace").strip()
-    if not text.isdigit():
-        raise BrokenSample(f"its class {text[:20]!r} is not a number")
+    if not (text.isdigit() and len(text) < 20 and int(text) < num_classes):
+        raise BrokenSample(f"its class {text[:20]!r} is not a number below --num_classes {num_classes}")
     return int(text)

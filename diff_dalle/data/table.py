@@ -183,5 +183,5 @@ def _load(path: str, read: Callable):
         with np.load(path, allow_pickle=False) as file:
             header = json.loads(file["header"].tobytes())
             return read(file, header) if header["format"] == FORMAT else None
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
+    except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
         return None  # absent, of another version or damaged: a cache is rebuilt, not repaired

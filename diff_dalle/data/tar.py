@@ -71,10 +71,10 @@ def _number(field: bytes) -> int:
     """Octal digits, or a big-endian number marked by its first bit (GNU, for more than 8 GiB)."""
     if field[0] & 0x80:
         return int.from_bytes(bytes([field[0] & 0x7F]) + field[1:], "big")
-    try:
-        return int(field.strip(b" \0") or b"0", 8)
-    except ValueError:
-        raise _Damaged from None
+    digits = field.strip(b" \0")
+    if digits.strip(b"01234567"):  # int() would take a sign too, and a negative size leads back to the same header
+        raise _Damaged
+    return int(digits or b"0", 8)
 
 
 def _parse(header: bytes) -> tuple[bytes, str, int]:

@@ -13,7 +13,10 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image
 
+from .decode import BrokenSample
+
 MIN_CROP, MAX_CROP = 0.8, 1.0  # of a random crop: the part of the image's shorter side that it shows
+NARROWEST = 64  # times longer, beside its width, than wanted: what is cut off costs as many times the memory
 
 
 def _shrink(image: Image.Image, full: tuple[int, int], size: tuple[int, int]) -> np.ndarray:
@@ -21,8 +24,13 @@ def _shrink(image: Image.Image, full: tuple[int, int], size: tuple[int, int]) ->
 
     full: (height, width) of the image in full, where it was decoded at a fraction. The steps and their result follow
           from that alone; the halvings that the decoder did are left out.
+
+    BrokenSample for a strip: one pixel high and a million wide, a file of 3 kB would fill the memory.
     """
     (height, width), (rows, columns) = size, full
+    stretch = rows * width / (columns * height)
+    if not 1 / NARROWEST <= stretch <= NARROWEST:
+        raise BrokenSample(f"too narrow: {columns} × {rows}")
     image = _on_grid(image, full)
     while rows >= 2 * height and columns >= 2 * width:
         rows, columns = rows // 2, columns // 2

@@ -111,9 +111,10 @@ class ForwardProcess:
     def q_posterior_mean_variance(self, x_start: Tensor, x_t: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Mean, variance and clipped log-variance of q(x_{t-1} | x_t, x_start), each of x_t's shape."""
         variance = self.at("posterior_variance", t, x_t)
-        return self._posterior_mean(x_start, x_t, t), variance, self.at("posterior_log_variance_clipped", t, x_t)
+        return self.posterior_mean(x_start, x_t, t), variance, self.at("posterior_log_variance_clipped", t, x_t)
 
-    def _posterior_mean(self, x_start, x_t, t) -> Tensor:
+    def posterior_mean(self, x_start: Tensor, x_t: Tensor, t: Tensor | int) -> Tensor:
+        """Mean of q(x_{t-1} | x_t, x_start), equation 7."""
         return self.at("posterior_mean_coef1", t, x_t) * x_start + self.at("posterior_mean_coef2", t, x_t) * x_t
 
     def _predict_xstart_from_eps(self, x_t, t, eps) -> Tensor:

@@ -91,7 +91,7 @@ class GaussianDiffusion(ForwardProcess):
             x_start = denoised_fn(x_start)
         if clip_denoised:
             x_start = x_start.clamp(-1, 1)
-        mean = output if self.model_mean_type == ModelMeanType.PREVIOUS_X else self._posterior_mean(x_start, x, t)
+        mean = output if self.model_mean_type == ModelMeanType.PREVIOUS_X else self.posterior_mean(x_start, x, t)
         return {"mean": mean, "variance": variance, "log_variance": log_variance, "pred_xstart": x_start}
 
     def _split(self, model_output: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -128,7 +128,7 @@ class GaussianDiffusion(ForwardProcess):
         if self.model_mean_type == ModelMeanType.VELOCITY:
             return self._velocity(x_start, t, noise)
         if self.model_mean_type == ModelMeanType.PREVIOUS_X:
-            return self._posterior_mean(x_start, x_t, t)
+            return self.posterior_mean(x_start, x_t, t)
         return x_start
 
     def p_mean_variance(
@@ -147,6 +147,10 @@ class GaussianDiffusion(ForwardProcess):
         eps = self._predict_eps_from_xstart(x, t, out["pred_xstart"])
         return Prediction(out["pred_xstart"], eps, out["mean"], out["log_variance"])
 
+    def model_steps(self, x: Tensor, t: int) -> Tensor:
+        """[N] step t of this process, for each sample of x, as the model wants to see it."""
+        return self._scale_timesteps(torch.full((x.shape[0],), t, device=x.device))
+
     def denoiser(
         self, model: Model, clip_denoised=True, denoised_fn=None, model_kwargs: Mapping | None = None
     ) -> Denoise:
@@ -154,8 +158,7 @@ class GaussianDiffusion(ForwardProcess):
         model_kwargs = model_kwargs or {}
 
         def denoise(x: Tensor, t: int) -> Prediction:
-            steps = torch.full((x.shape[0],), t, device=x.device)
-            output = model(x, self._scale_timesteps(steps), **model_kwargs)
+            output = model(x, self.model_steps(x, t), **model_kwargs)
             return self.predict(output, x, t, clip_denoised, denoised_fn)
 
         return denoise
@@ -176,7 +179,7 @@ class GaussianDiffusion(ForwardProcess):
         eps = self._predict_eps_from_xstart(x, t, p_mean_var["pred_xstart"])
         eps = eps - (1 - self.at("alphas_cumprod", t, x)).sqrt() * gradient
         x_start = self._predict_xstart_from_eps(x, t, eps)
-        return {**p_mean_var, "pred_xstart": x_start, "mean": self._posterior_mean(x_start, x, t)}
+        return {**p_mean_var, "pred_xstart": x_start, "mean": self.posterior_mean(x_start, x, t)}
 
     # ------------------------------------------------------------------------------------------------------ sampling
 

@@ -4,8 +4,9 @@ Two places to stand (the layers are at the top of samplers.py):
 
 - around a network, where the channels can still be told apart: ``classifier_free`` has a network's call
   ``(x, t [N]) → output`` and can be given to any sampler, or to ``p_sample_loop`` as its model;
-- around ``denoise(x, t int) → Prediction``: ``guidance_interval`` here, and whatever shifts a prediction by a gradient.
+- around ``denoise(x, t int) → Prediction``: ``guidance_interval``.
 
+``classifier_guided`` stands at both: it needs the network's output, and shifts the expected image that follows from it.
 ``thresholding`` gives the ``denoised_fn`` of a prediction. ``guided_denoiser`` puts them together as configured.
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -26,6 +27,10 @@ from .gaussian_diffusion import GaussianDiffusion, Model
 from .samplers import Denoise, Prediction
 
 THRESHOLDING = ("none", "static", "dynamic")
+GRADIENTS = ("x_t", "x_start")
+
+Similarity = Callable[[Tensor, Tensor], Tensor]
+_GRADIENT_UNIT = 2.0**10  # keeps a half-precision backward pass away from the smallest numbers; a power of two is exact
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,75 @@ def classifier_free(model: Model, cond: Conditioning, null: Conditioning, scale:
     return guided
 
 
+@dataclass(frozen=True)
+class ClassifierGuidance:
+    """Guidance by a classifier that knows what the image is to show.
+
+    similarity: (x [N, C, H, W], t [N] as the network sees it) → [N], log p(caption | x) up to a constant.
+    scale:      strength; 0 = off, 1 = what Bayes' rule asks for.
+    gradient:   "x_t" = the classifier looks at the noisy image, at its level of noise; "x_start" = it looks at the
+                expected image, at t = 0, and the gradient passes through the generator (slower).
+    """
+
+    similarity: Similarity
+    scale: float
+    gradient: str = "x_t"
+
+    def __post_init__(self):
+        lookup(dict.fromkeys(GRADIENTS), self.gradient, "classifier_gradient")
+
+
+def similarity_gradient(similarity: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """∇_x of each sample's similarity, of x's shape."""
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(similarity(x).sum() * _GRADIENT_UNIT, x)[0] / _GRADIENT_UNIT
+
+
+def classifier_guided(
+    process: GaussianDiffusion, model: Model, classifier: ClassifierGuidance, limit: Callable[[Tensor], Tensor] | None
+) -> Denoise:
+    """``model`` as a denoiser whose score is shifted by scale × ∇ log p(caption | x_t).
+
+    eps − σ·scale·∇ (Dhariwal & Nichol 2021, algorithm 2) is, for the expected image, x_start + (σ²/α)·scale·∇. In that
+    form it holds for every prediction type and every sampler; ``limit`` applies to what comes out.
+    """
+
+    def denoise(x: Tensor, t: int) -> Prediction:
+        steps = process.model_steps(x, t)
+        if classifier.gradient == "x_t":
+            output = model(x, steps)
+            gradient = similarity_gradient(lambda noisy: classifier.similarity(noisy, steps), x)
+        else:
+            output, gradient = _through_model(x, t, steps)
+        # σ²/α, and 0 where no signal is left: there nothing can be said about the image.
+        gain = process.at("xstart_from_eps", t, x) * process.at("sqrt_one_minus_alphas_cumprod", t, x)
+        shift = classifier.scale * gain * gradient
+
+        def shifted(x_start: Tensor) -> Tensor:
+            return x_start + shift if limit is None else limit(x_start + shift)
+
+        p = process.predict(output, x, t, clip_denoised=False, denoised_fn=shifted)
+        # A network that predicts the mean itself must have it follow x_start here, as it does with the others.
+        return replace(p, mean=process.posterior_mean(p.x_start, x, t))
+
+    def _through_model(x: Tensor, t: int, steps: Tensor) -> tuple[Tensor, Tensor]:
+        """The model's output, and the gradient of its expected image's similarity. One evaluation of the model."""
+        outputs = []
+
+        def expected(noisy: Tensor) -> Tensor:
+            outputs.append(model(noisy, steps))
+            x_start = process.predict(outputs[0], noisy, t, clip_denoised=False).x_start
+            if limit is not None:  # what the classifier sees is limited; the gradient passes as if it were not
+                x_start = x_start + (limit(x_start) - x_start).detach()
+            return classifier.similarity(x_start, torch.zeros_like(steps))
+
+        gradient = similarity_gradient(expected, x)
+        return outputs[0].detach(), gradient
+
+    return denoise
+
+
 def guidance_interval(process: ForwardProcess, inside: Denoise, outside: Denoise, low: float, high: float) -> Denoise:
     """``inside`` for steps at [low, high] of the original process, as fractions of T; ``outside`` for the others.
 
@@ -111,22 +185,30 @@ def guided_denoiser(
     cond: Conditioning | None,
     null: Conditioning | None,
     config: GuidanceConfig,
+    classifier: ClassifierGuidance | None = None,
 ) -> Denoise:
     """The denoiser of N samples under ``cond``, guided and thresholded as configured, for a sampler.
 
-    null: what to be guided away from; not used at scale 1, where the network is evaluated once. Everything that does
-    not depend on x is prepared here, once for a run. Raises InputError for guidance without it.
+    null:       what to be guided away from; not used at scale 1, where the network is evaluated once.
+    classifier: guides too, inside the same interval.
+
+    Everything that does not depend on x is prepared here, once for a run. Raises InputError for classifier-free
+    guidance without ``cond`` or ``null``.
     """
     limit = thresholding(config)
-    plain = process.denoiser(functools.partial(model, cond=cond), clip_denoised=False, denoised_fn=limit)
-    if config.guidance_scale == 1:
+    network = functools.partial(model, cond=cond)
+    plain = process.denoiser(network, clip_denoised=False, denoised_fn=limit)
+    if config.guidance_scale != 1:
+        if cond is None or null is None:
+            raise InputError(
+                f"guidance_scale is {config.guidance_scale}, but there is no caption or class to guide by: set it to 1"
+            )
+        network = classifier_free(model, cond, null, config.guidance_scale)
+    if classifier is not None and classifier.scale != 0:
+        guided = classifier_guided(process, network, classifier, limit)
+    elif config.guidance_scale != 1:
+        guided = process.denoiser(network, clip_denoised=False, denoised_fn=limit)
+    else:
         return plain
-    if cond is None or null is None:
-        raise InputError(
-            f"guidance_scale is {config.guidance_scale}, but there is no caption or class to guide by: set it to 1"
-        )
-    guided = process.denoiser(
-        classifier_free(model, cond, null, config.guidance_scale), clip_denoised=False, denoised_fn=limit
-    )
     low, high = config.guidance_interval
     return guidance_interval(process, guided, plain, low, high)

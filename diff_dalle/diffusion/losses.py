@@ -1,4 +1,4 @@
-"""Terms of the variational bound, elementwise distances, and weights that depend on the noise level."""
+"""Terms of the variational bound, and weights that depend on the noise level."""
 
 from __future__ import annotations
 

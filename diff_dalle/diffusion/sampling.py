@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from ..batch import Conditioning
-from ..config import option
+from ..config import lookup, option
 from ..errors import InputError
 from ..training.random import Draw
 from .diffusion_config import DiffusionConfig, create_gaussian_diffusion
-from .guidance import GuidanceConfig, guided_denoiser
+from .guidance import ClassifierGuidance, GuidanceConfig, guided_denoiser
 from .samplers import SAMPLERS, Step
 
 
@@ -29,6 +29,7 @@ class SamplerConfig:
     eta: float = option(0.0, "randomness of ddim: 0 = none, 1 = that of ancestral sampling", free=True)
 
     def __post_init__(self):
+        lookup(SAMPLERS, self.sampler, "sampler")
         if self.eta and self.sampler != "ddim":
             raise InputError(f"eta is {self.eta:g}, but only the sampler ddim has it, not {self.sampler}")
         if self.eta < 0:
@@ -44,6 +45,7 @@ def sample_steps(
     seeds: Sequence[int],
     sampler: SamplerConfig,
     guidance: GuidanceConfig,
+    classifier: ClassifierGuidance | None = None,
 ) -> Iterator[Step]:
     """Every step on the way to N images; the last step's ``x`` is [N, 3, height, width] in about [-1, 1].
 
@@ -51,13 +53,14 @@ def sample_steps(
     cond, null: what the images are to show and what guidance leads away from, N samples each.
     size:       height and width.
     seeds:      one an image. All of an image's noise follows from its seed, so it is the same in any batch.
+    classifier: guides towards these N images' captions.
     """
     device = next(generator.parameters()).device
     process = create_gaussian_diffusion(diffusion, sampler.timestep_respacing)
     cond, null = (generator.encode_text(part.to(device)) for part in (cond, null))
     if not cond.present():
         guidance = replace(guidance, guidance_scale=1.0)  # an unconditional generator cannot be guided
-    denoise = guided_denoiser(process, generator, cond, null, guidance)
+    denoise = guided_denoiser(process, generator, cond, null, guidance, classifier)
     draw = Draw(0, torch.tensor([seed % 2**63 for seed in seeds], dtype=torch.int64), device)
 
     def noise(t: int) -> Tensor:

@@ -38,10 +38,8 @@ def measure(model: nn.Module, call: Callable[[nn.Module], Tensor], images: int =
 
     def keep(tensor: Tensor) -> Tensor:
         if storage_key(tensor) not in own:
-            kept[storage_key(tensor)] = (
-                tensor,
-                tensor.untyped_storage().nbytes(),
-            )  # held: keys are not given away again
+            # The tensor is held too, so that its key is not given to another.
+            kept[storage_key(tensor)] = tensor, tensor.untyped_storage().nbytes()
         return tensor
 
     counter = FlopCounterMode(display=False)

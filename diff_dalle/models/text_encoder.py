@@ -57,12 +57,16 @@ class TextBlock(nn.Module):
 
 
 class TextEncoder(nn.Module):
-    """A bidirectional transformer with learned positions."""
+    """A bidirectional transformer with learned positions.
 
-    def __init__(self, config: TextEncoderConfig, vocab_size: int):
+    summary: what the caption's one vector is made of: "mean" of all real tokens' states, or the state at the "end"
+             token.
+    """
+
+    def __init__(self, config: TextEncoderConfig, vocab_size: int, summary: str = "mean"):
         super().__init__()
         width = config.enc_attn_dim
-        self.config = config
+        self.config, self.summary = config, summary
         self.token_emb = nn.Embedding(vocab_size, width)
         self.position_emb = nn.Parameter(torch.empty(config.text_length, width))
         for table in (self.token_emb.weight, self.position_emb):
@@ -79,8 +83,8 @@ class TextEncoder(nn.Module):
     def forward(self, tokens: Tensor, mask: Tensor, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """tokens: [N, L] int64, L up to text_length; mask: [N, L] bool, position 0 always real; keys: dropout's, [N].
 
-        Returns the states [N, L, enc_attn_dim] and the summary [N, enc_attn_dim], a projection of all real tokens'
-        states. What stands at positions that are not real changes neither (their own states are meaningless).
+        Returns the states [N, L, enc_attn_dim] and the summary [N, enc_attn_dim], a projection. What stands at
+        positions that are not real changes neither (their own states are meaningless).
         """
         length = tokens.shape[1]
         if length > self.config.text_length:
@@ -89,6 +93,9 @@ class TextEncoder(nn.Module):
         for block in self.blocks:
             x = block(x, mask, keys)
         states = self.norm(x)
+        if self.summary == "end":
+            last = mask.sum(1) - 1
+            return states, self.pool(states.gather(1, last[:, None, None].expand(-1, 1, states.shape[2])).squeeze(1))
         # A sum of independent states has the size of one after division by the root of their number. In our trials the
         # generator followed captions twice as soon as with the last token's state, which first has to gather them.
         real = mask.unsqueeze(2)

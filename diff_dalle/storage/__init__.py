@@ -115,7 +115,7 @@ def atomic_writer(path: str) -> Iterator[BinaryIO]:
     target = path if remote else os.path.realpath(local_path(path))  # a link stays a link
     folder, name = (tempfile.gettempdir(), "upload") if remote else os.path.split(target)
     temporary = os.path.join(folder, f".{name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
-    with explained(path):
+    with explained(folder):
         file = open(temporary, "xb")  # noqa: SIM115 (closed in finish)
     try:
         yield file

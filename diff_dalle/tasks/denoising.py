@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..batch import Batch, Conditioning
 from ..config import option
 from ..diffusion.gaussian_diffusion import GaussianDiffusion
-from ..diffusion.resample import create_named_schedule_sampler
+from ..diffusion.resample import SCHEDULE_SAMPLERS, UniformSampler, create_named_schedule_sampler
 from ..errors import InputError
 from ..training.random import Draw
 from ..training.task import Task
@@ -24,7 +24,7 @@ class DenoisingConfig:
 
     caption_dropout: float = option(0.1, "fraction of samples trained without caption and class, for classifier-free "
                                          "guidance")  # fmt: skip
-    schedule_sampler: str = option("uniform", "how timesteps are drawn", choices=("uniform", "loss-second-moment"))
+    schedule_sampler: str = option("uniform", "how timesteps are drawn", choices=tuple(SCHEDULE_SAMPLERS))
 
     def __post_init__(self):
         if not 0 <= self.caption_dropout <= 1:
@@ -54,7 +54,7 @@ class DenoisingTask(Task):
             cond = cond.drop(forget, self.num_classes)
         t, weights = self.schedule_sampler.sample_at(draw.uniform("timestep"))
         terms = self._terms(batch, cond, t, draw)
-        named = {"loss": terms["loss"] * weights} | {name: terms[name] for name in ("mse", "vb") if name in terms}
+        named = {**terms, "loss": terms["loss"] * weights}
         named |= self._by_quartile("loss", terms["loss"], t)
         if self.observed:
             named |= {"t": t, "unweighted_loss": terms["loss"].detach()}
@@ -66,7 +66,7 @@ class DenoisingTask(Task):
         The gap is the loss with another sample's caption minus the loss with the right one, at the same noise: above
         0 the model uses its text, at 0 it ignores it. NaN where the two captions are the same.
         """
-        t = (draw.uniform("timestep") * self.process.num_timesteps).long()
+        t, _ = UniformSampler(self.process).sample_at(draw.uniform("timestep"))
         loss = self._terms(batch, batch.cond, t, draw)["loss"]
         named = {"loss": loss} | self._by_quartile("loss", loss, t)
         if batch.cond.tokens is not None:

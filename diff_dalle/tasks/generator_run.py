@@ -8,7 +8,7 @@ import torch
 
 from ..config import section, to_dict
 from ..data.loader import DataConfig, Loader
-from ..diffusion.diffusion_config import DiffusionConfig
+from ..diffusion.diffusion_config import DiffusionConfig, create_gaussian_diffusion
 from ..distributed import DistributedConfig, World
 from ..errors import InputError
 from ..models.generator import Generator, GeneratorConfig
@@ -37,6 +37,10 @@ class GeneratorRun:
     preview: PreviewConfig = section(PreviewConfig)
     tracking: TrackingConfig = section(TrackingConfig)
     distributed: DistributedConfig = section(DistributedConfig)
+
+    def __post_init__(self):
+        if self.training.sample_interval:  # refused now rather than at the first preview
+            create_gaussian_diffusion(self.diffusion, self.preview.sampler.timestep_respacing)
 
     @property
     def has_text(self) -> bool:
@@ -86,7 +90,7 @@ def _loader(run: GeneratorRun, config: DataConfig, tokenizer: Tokenizer | None, 
         batch_size=run.training.batch_size,
         rank=world.rank,
         world_size=world.size,
-        labels=run.model.unet.num_classes > 0,
+        num_classes=run.model.unet.num_classes,
         device=world.device,
         **options,
     )

@@ -45,7 +45,7 @@ class Identity:
 
 
 def save_file(path: str, role: str, identity: Identity, step: int, samples: int, state: dict) -> None:
-    """Write one checkpoint file atomically: whole, or the previous one stays. Raises OSError, for a full disk say."""
+    """Write one checkpoint file atomically: whole, or the previous one stays. InputError for a full disk, say."""
     content = {"format": FORMAT, "role": role, "step": step, "samples": samples, **asdict(identity), "state": state}
     with storage.atomic_writer(path) as file:
         torch.save(_canonical(content), file)
@@ -73,9 +73,11 @@ def load_file(path: str, roles: tuple[str, ...] = ("model", "ema"), map_location
     if not storage.exists(path):
         raise InputError(f"checkpoint {path} does not exist")
     local = not storage.is_remote(path)
-    source = path if local else io.BytesIO(storage.read_bytes(path))
+    if local:
+        storage.open_read(path).close()  # a folder, or a file that may not be read, is called so
+    source = storage.local_path(path) if local else io.BytesIO(storage.read_bytes(path))
     try:
-        content = torch.load(source, map_location=map_location, weights_only=True, mmap=True if local else None)
+        content = torch.load(source, map_location=map_location, weights_only=True, mmap=local)
     except (RuntimeError, EOFError, ValueError, OSError, zipfile.BadZipFile, pickle.UnpicklingError):
         raise InputError(f"{path} is cut short or is not a PyTorch file of plain tensors") from None
     if not isinstance(content, dict) or not {"format", "role", "kind", "state"} <= content.keys():
@@ -155,8 +157,9 @@ class RunFolder:
         self.checkpoints = self.checkpoints[len(dropped) :]
         self.write_record()
         for old in dropped:
-            for name in old.files.values():
-                storage.remove(storage.join(self.path, name))
+            for path in (storage.join(self.path, name) for name in old.files.values()):
+                if storage.exists(path):  # else someone has made room by hand
+                    storage.remove(path)
         return entry
 
 
@@ -166,8 +169,11 @@ def read_run(path: str) -> RunFolder | None:
     if not storage.exists(record):
         return None
     saved = load_mapping(storage.read_text(record), record)
-    identity = Identity(saved["kind"], saved["config"], saved["tokenizer"])
-    return RunFolder(path, identity, [CheckpointSet(**entry) for entry in saved["checkpoints"]])
+    try:
+        identity = Identity(saved["kind"], saved["config"], saved["tokenizer"])
+        return RunFolder(path, identity, [CheckpointSet(**entry) for entry in saved["checkpoints"]])
+    except (KeyError, TypeError):
+        raise InputError(f"{record} is damaged or was not written by diff_dalle; choose another --logdir") from None
 
 
 def open_run(path: str, identity: Identity, config_class: type) -> RunFolder:

@@ -30,6 +30,11 @@ class Ema:
         self.sources = list(model.parameters())
         self.averages = [parameter.detach().clone() for parameter in self.sources]
 
+    @property
+    def role(self) -> str:
+        """What it is called in a checkpoint."""
+        return f"ema_{self.rate:.12g}"
+
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Move towards the present weights, after update number ``step`` (from 1)."""

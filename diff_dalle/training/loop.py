@@ -14,8 +14,8 @@ from ..batch import Batch
 from ..config import option
 from ..distributed import Vote, World
 from ..errors import InputError, quantity
-from .checkpoint import CheckpointSet, RunFolder, find_set, load_file, load_weights
-from .precision import autocast
+from .checkpoint import CheckpointSet, Identity, RunFolder, find_set, load_file, load_weights
+from .precision import PRECISIONS, autocast
 from .random import Draw
 from .trainee import Meter, Trainee
 
@@ -37,7 +37,7 @@ class TrainingConfig:
     hours: float = option(0.0, "save and stop after so many hours of this session; 0 = no limit", free=True)
     seed: int = option(0, "key of the data order and of every random number")
     precision: str = option("auto", "arithmetic of the network; auto takes bf16 on GPUs that have it, else fp32",
-                            choices=("auto", "fp32", "bf16", "fp16"))  # fmt: skip
+                            choices=PRECISIONS)  # fmt: skip
     logdir: str = option("", "folder for logs and checkpoints; empty = $OPENAI_LOGDIR, else a fresh temporary folder",
                          free=True)  # fmt: skip
     resume_checkpoint: str = option("", "a checkpoint file of another log directory to continue from", free=True)
@@ -94,31 +94,38 @@ class TrainLoop:
         self.saved_step = self.step
 
     def _load_set(self, run: RunFolder, entry: CheckpointSet) -> None:
+        self._check_identity(run.identity, run.path)
         for trainee in self.trainees:
             prefix = f"{trainee.name}/" if trainee.name else ""
             path = run.file(entry, f"{prefix}model")
             load_weights(trainee.task.model, load_file(path, ("model",)), path)
             for ema in trainee.emas:
-                ema.load_state(load_file(run.file(entry, f"{prefix}ema_{ema.rate:g}"), ("ema",))["state"])
+                ema.load_state(load_file(run.file(entry, prefix + ema.role), ("ema",))["state"])
             trainee.load_optimizer(load_file(run.file(entry, f"{prefix}optimizer"), ("optimizer",))["state"])
         self.step, self.samples = entry.step, entry.samples
         self.world.print(f"Continuing from step {self.step:,} ({quantity(self.samples, 'sample')}) in {run.path}")
 
     def _start_from_weights(self, path: str) -> None:
         content = load_file(path)
-        if content["kind"] != self.run_folder.identity.kind:
-            raise InputError(f"{path} holds a {content['kind']}, not a {self.run_folder.identity.kind}")
-        if content["tokenizer"] != self.run_folder.identity.tokenizer:
-            raise InputError(f"{path} was trained with tokenizer {content['tokenizer']}, this run has "
-                             f"{self.run_folder.identity.tokenizer}; set --bpe_path to match")  # fmt: skip
+        self._check_identity(Identity(content["kind"], content["config"], content["tokenizer"]), path)
         for trainee in self.trainees:
             load_weights(trainee.task.model, content, path)
             for ema in trainee.emas:
                 ema.load_state(content["state"])
         self.world.print(f"Starting from the weights of {path}")
 
+    def _check_identity(self, found: Identity, path: str) -> None:
+        """InputError when what ``path`` holds is of another kind or reads other tokens than this run."""
+        own = self.run_folder.identity
+        if found.kind != own.kind:
+            raise InputError(f"{path} holds a {found.kind}, not a {own.kind}")
+        if found.tokenizer != own.tokenizer:
+            raise InputError(f"{path} was trained with tokenizer {found.tokenizer}, this run has {own.tokenizer}; "
+                             "set --bpe_path to match")  # fmt: skip
+
     def save(self) -> None:
-        """Write a complete checkpoint, from rank 0."""
+        """Write a complete checkpoint, from rank 0. InputError when training has diverged."""
+        self._raise_if_diverged()
         states = {}
         for trainee in self.trainees:
             prefix = f"{trainee.name}/" if trainee.name else ""
@@ -151,7 +158,6 @@ class TrainLoop:
                     if self.step % config.save_interval == 0:
                         self.save()
                 if self.step > self.saved_step:
-                    self._raise_if_diverged()
                     self.save()
         finally:
             tracker.finish()

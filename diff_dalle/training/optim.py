@@ -33,6 +33,9 @@ class OptimConfig:
             raise InputError(
                 f"ema_rate is {self.ema_rate}, but must be different numbers from 0 up to, not including, 1"
             )
+        if not (0 <= self.adam_beta1 < 1 and 0 <= self.adam_beta2 < 1):
+            raise InputError(f"adam_beta1 and adam_beta2 are {self.adam_beta1:g} and {self.adam_beta2:g}, but must lie "
+                             "between 0 and, not including, 1")  # fmt: skip
         for name in ("warmup_steps", "lr_anneal_steps", "grad_clip", "weight_decay"):
             if getattr(self, name) < 0:
                 raise InputError(f"{name} is {getattr(self, name)}, but must not be negative")

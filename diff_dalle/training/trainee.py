@@ -25,15 +25,15 @@ class Meter:
     def __init__(self, device: torch.device):
         self.device = device
         self.names: tuple[str, ...] = ()
-        self.sums = self.counts = torch.zeros(0, device=device, dtype=torch.float64)
+        self.dtype = torch.float32 if device.type == "mps" else torch.float64
+        self.sums = self.counts = torch.zeros(0, device=device, dtype=self.dtype)
 
     def add(self, values: Mapping[str, Tensor]) -> None:
         if tuple(values) != self.names:
             if self.names:
                 raise ValueError(f"a task reported {tuple(values)} after {self.names}: the names must stay the same")
             self.names = tuple(values)
-            dtype = torch.float32 if self.device.type == "mps" else torch.float64
-            self.sums = torch.zeros(len(values), device=self.device, dtype=dtype)
+            self.sums = torch.zeros(len(values), device=self.device, dtype=self.dtype)
             self.counts = torch.zeros_like(self.sums)
         table = torch.stack([value.detach().float() for value in values.values()])  # [names, samples]
         applies = ~table.isnan()
@@ -148,7 +148,7 @@ class Trainee:
     def states(self) -> dict[str, dict]:
         """State dicts by role, for a checkpoint."""
         states = {"model": self.task.model.state_dict()}
-        states |= {f"ema_{ema.rate:g}": ema.state() for ema in self.emas}
+        states |= {ema.role: ema.state() for ema in self.emas}
         states["optimizer"] = {
             "optimizer": self.optimizer.state_dict(),
             "loss_scale": self.loss_scale.state(),
@@ -158,7 +158,10 @@ class Trainee:
         return states
 
     def load_optimizer(self, state: dict) -> None:
+        own = [{**group} for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state["optimizer"])
+        for group, settings in zip(self.optimizer.param_groups, own, strict=True):
+            group.update(settings)  # this run's weight decay and betas, not the file's
         self.loss_scale.load_state(state["loss_scale"])
         self.bad_steps.copy_(state["bad_steps"])
         self.task.load_extra_state(state["task"])

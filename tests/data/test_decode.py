@@ -65,6 +65,14 @@ def test_pictures_are_turned_the_right_way_up(cover):
     assert np.abs(np.asarray(image) - expected).mean() < 6
 
 
+@pytest.mark.parametrize("form", ["PNG", "WEBP"])
+@pytest.mark.parametrize("image", [Image.new("RGBA", (50, 80), (1, 2, 3, 99)), Image.fromarray(GREY[:, :20])])
+def test_a_picture_that_must_be_converted_is_turned_too(form, image):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    assert pixels(encoded(image, form, exif=exif)).shape == (image.width, image.height, 3)
+
+
 def test_a_jpeg_is_decoded_at_a_fraction_that_is_still_twice_as_large():
     data = encoded(picture(256, 300))
     for cover, expected in {(64, 64): (128, 150), (32, 32): (64, 75), (16, 37): (64, 75), (65, 65): (256, 300)}.items():

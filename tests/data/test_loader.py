@@ -133,10 +133,11 @@ def test_too_many_broken_samples_stop_the_run_with_their_reasons(tmp_path):
 def test_captions_may_be_a_field_of_json(tmp_path):
     image = encoded(picture())
     records = [b'{"caption": " one "}', b'{"caption": null}', b"{", b'{"caption": "two"}', b'{"other": "x"}']
+    records.append(b"[" * 100_000)
     files = [pair for i, r in enumerate(records) for pair in ((f"{i}.jpg", image), (f"{i}.json", r))]
     (tmp_path / "a.tar").write_bytes(tar_bytes(files))
     config = replace(PLAIN, caption_field="json:caption", max_broken=1.0)
-    assert set(captions_of(loader(tmp_path, config).batch_at(range(5)))) == {"one", "two"}
+    assert set(captions_of(loader(tmp_path, config).batch_at(range(6)))) == {"one", "two"}
     for field in ("json", "json:", "txt:caption", ""):
         with pytest.raises(InputError, match="--caption_field"):
             replace(PLAIN, caption_field=field)
@@ -151,9 +152,10 @@ def test_samples_without_a_caption_are_left_out_only_where_captions_are_needed(t
 
 
 def test_classes_come_from_cls_members(tmp_path):
-    files = [file for i in range(4) for file in [*sample(f"{i}"), (f"{i}.cls", b"7\n" if i else b"seven")]]
+    classes = (b"7\n", b"seven", b"8", b"9" * 5000)
+    files = [file for i in range(4) for file in [*sample(f"{i}"), (f"{i}.cls", classes[i])]]
     (tmp_path / "a.tar").write_bytes(tar_bytes(files))
-    batch = loader(tmp_path, tokenize=None, labels=True).batch_at(range(4))
+    batch = loader(tmp_path, tokenize=None, num_classes=8).batch_at(range(4))
     assert batch.cond.labels.tolist() == [7] * 4 and batch.cond.tokens is None
 
 

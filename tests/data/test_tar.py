@@ -51,6 +51,13 @@ def test_sizes_beyond_eight_gigabytes():
         assert read_members(read, total) == ([Member("big.jpg", len(head), 9 << 30)], "")
 
 
+def test_a_negative_size_is_damage_and_no_endless_loop():
+    data = bytearray(tar_bytes([("0.txt", b"abc")]))
+    data[124:136] = b"-0000001000\0"  # -512: back to this very header
+    data[148:156] = b"%06o\0 " % (sum(data[:148]) + sum(data[156:512]) + 8 * 32)
+    assert members_of(bytes(data)) == ([], "is not a tar")
+
+
 def test_what_lies_before_a_cut_or_a_damage_is_kept():
     data = tar_bytes([(f"{i}.txt", bytes([65 + i]) * 600) for i in range(4)])
     third = 2 * (512 + 1024)

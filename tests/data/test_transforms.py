@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 from shard_making import encoded, picture
 
-from diff_dalle.data.decode import decode_image
+from diff_dalle.data.decode import BrokenSample, decode_image
 from diff_dalle.data.transforms import center_crop, random_crop
 
 SIZES = [(64, 64), (65, 64), (127, 128), (200, 131), (130, 333), (48, 50), (20, 30), (259, 517)]
@@ -87,3 +87,10 @@ def test_decoding_at_a_fraction_stays_within_40_db(size, crop):
         else:
             results.append(random_crop(image, full, (64, 64), (0.0, 0.3, 0.9)).astype(float))
     assert 10 * np.log10(255**2 / np.mean((results[0] - results[1]) ** 2)) > 40
+
+
+@pytest.mark.parametrize("size", [(1, 10_000), (10_000, 1), (64, 64 * 65)])
+def test_strips_that_would_fill_the_memory_are_refused(size):
+    with pytest.raises(BrokenSample, match="too narrow"):
+        center_crop(Image.new("RGB", size[::-1]), size, (64, 64))
+    assert center_crop(Image.new("RGB", (64, 1)), (1, 64), (16, 16)).shape == (16, 16, 3)

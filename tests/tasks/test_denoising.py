@@ -10,6 +10,8 @@ from diff_dalle.batch import Batch, Conditioning
 from diff_dalle.diffusion import DiffusionConfig, create_gaussian_diffusion
 from diff_dalle.errors import InputError
 from diff_dalle.tasks.denoising import DenoisingConfig, DenoisingTask
+from diff_dalle.tasks.generator_run import GeneratorRun
+from diff_dalle.training.loop import TrainingConfig
 from diff_dalle.training.random import Draw
 
 PROCESS = create_gaussian_diffusion(DiffusionConfig(diffusion_steps=40, prediction="x_start"))
@@ -75,6 +77,14 @@ def test_quartiles_split_the_loss_by_timestep():
     assert torch.equal((~split.isnan()).float().argmax(0), t // 10)
 
 
+@pytest.mark.parametrize("error", ["mse", "l1", "huber"])
+def test_the_error_is_reported_under_its_name(error):
+    process = create_gaussian_diffusion(DiffusionConfig(diffusion_steps=40, loss_type=error))
+    task, batch = DenoisingTask(Reader(), process, DenoisingConfig()), make_batch(8)
+    values = task.losses(batch, Draw(0, batch.index))
+    assert torch.equal(values[error], values["loss"])
+
+
 def test_dropout_keys_are_handed_to_the_network():
     task, batch = make_task(), make_batch(8)
     task.losses(batch, Draw(0, batch.index))
@@ -101,3 +111,9 @@ def test_loss_aware_timesteps_observe_and_survive_a_checkpoint():
 def test_impossible_dropout_is_refused():
     with pytest.raises(InputError, match="caption_dropout is 1.5"):
         DenoisingConfig(caption_dropout=1.5)
+
+
+def test_previews_with_more_steps_than_the_process_has_are_refused_at_the_start():
+    with pytest.raises(InputError, match="timestep_respacing '30'"):
+        GeneratorRun(diffusion=DiffusionConfig(diffusion_steps=20))
+    GeneratorRun(diffusion=DiffusionConfig(diffusion_steps=20), training=TrainingConfig(sample_interval=0))

@@ -12,7 +12,7 @@ from toy import ListTracker, ToyData, ToyTask
 
 from diff_dalle.distributed import Place, World
 from diff_dalle.errors import InputError
-from diff_dalle.training.checkpoint import Identity, load_file, load_weights, open_run
+from diff_dalle.training.checkpoint import Identity, find_set, load_file, load_weights, open_run
 from diff_dalle.training.loop import TrainingConfig, TrainLoop
 from diff_dalle.training.optim import OptimConfig
 from diff_dalle.training.trainee import Trainee
@@ -107,6 +107,13 @@ def test_divergence_stops_the_run_and_names_the_samples(tmp_path):
     assert make_loop(tmp_path).step == 4  # the checkpoint before is intact
 
 
+def test_a_diverged_run_is_not_saved(tmp_path):
+    task = ToyTask(poison=set(range(40, 400)))
+    with pytest.raises(InputError, match="not finite in 3 steps"):
+        run(make_loop(tmp_path, task=task, iterations=40, max_bad_steps=3, log_interval=20))
+    assert make_loop(tmp_path).step == 4
+
+
 def test_observed_values_arrive_in_order_and_are_not_logged(tmp_path):
     task = ToyTask(observed=("position",))
     tracker = run(make_loop(tmp_path, task=task, iterations=2, microbatch=3))
@@ -152,6 +159,9 @@ def test_several_trainees_share_a_run(tmp_path):
 def test_old_checkpoints_are_removed_when_asked(tmp_path):
     run(make_loop(tmp_path, save_interval=2, keep_checkpoints=2))
     assert {name for name in os.listdir(tmp_path) if name.startswith("model")} == {"model000008.pt", "model000010.pt"}
+    os.remove(tmp_path / "opt000008.pt")  # by hand
+    run(make_loop(tmp_path, save_interval=2, keep_checkpoints=2, iterations=14))
+    assert {name for name in os.listdir(tmp_path) if name.startswith("model")} == {"model000012.pt", "model000014.pt"}
 
 
 def test_another_runs_folder_is_refused(tmp_path):
@@ -159,6 +169,10 @@ def test_another_runs_folder_is_refused(tmp_path):
     identity = Identity("toy", {"lr": 0.5}, None)
     with pytest.raises(InputError, match=r"lr \(0.01 → 0.5\)"):
         open_run(str(tmp_path), identity, OptimConfig)
+    with pytest.raises(InputError, match="holds a toy, not a generator"):
+        loop = make_loop(tmp_path / "other")
+        loop.run_folder.identity = Identity("generator", {}, None)
+        loop._load_set(*find_set(str(tmp_path / "model000010.pt")))
     with pytest.raises(InputError, match="a run of a toy, not of a generator"):
         open_run(str(tmp_path), Identity("generator", {}, None), OptimConfig)
 
@@ -171,6 +185,10 @@ def test_resume_and_init_from_another_folder(tmp_path):
     whole = make_loop(tmp_path / "whole")
     run(whole)
     assert torch.equal(weights(resumed), weights(whole))
+    slow = OptimConfig(lr=1e-3, weight_decay=0.1, adam_beta2=0.9, ema_rate=(0.9, 0.99))
+    changed = make_loop(tmp_path / "f", optim=slow, resume_checkpoint=str(tmp_path / "a" / "model000004.pt"))
+    groups = changed.trainees[0].optimizer.param_groups
+    assert [group["weight_decay"] for group in groups] == [0.1, 0.0] and groups[0]["betas"] == (0.9, 0.9)
     fresh = make_loop(tmp_path / "c", init_checkpoint=str(tmp_path / "a" / "model000004.pt"))
     assert fresh.step == 0 and not torch.equal(weights(fresh), weights(make_loop(tmp_path / "d")))
     os.remove(tmp_path / "a" / "run.json")
@@ -184,6 +202,9 @@ def test_wrong_files_are_named(tmp_path):
         load_file(str(tmp_path / "opt000004.pt"))
     with pytest.raises(InputError, match="does not exist"):
         load_file(str(tmp_path / "nothing.pt"))
+    with pytest.raises(InputError, match="is a folder"):
+        load_file(str(tmp_path))
+    assert load_file(f"file://{tmp_path}/model000004.pt")["role"] == "model"
     path = tmp_path / "model000004.pt"
     for cut in (0, 10, path.stat().st_size // 2, path.stat().st_size - 10):
         short = tmp_path / "short.pt"
