@@ -8,13 +8,15 @@ from importlib import import_module
 
 _HOMES = {
     "pipeline": ("Pipeline", "load"),
+    "classifier": ("Classifier", "load_classifier"),
     "errors": ("InputError",),
     "batch": ("Batch", "Conditioning"),
     "models.generator": ("Generator", "GeneratorConfig"),
+    "models.noised_clip": ("NoisedClip", "NoisedClipConfig"),
     "text.tokenizer": ("Tokenizer", "load_tokenizer"),
     "training.task": ("Task",),
     "diffusion": (
-        "SAMPLERS", "SCHEDULES", "DiffusionConfig", "GaussianDiffusion", "GuidanceConfig", "LossSecondMomentResampler",
+        "SAMPLERS", "SCHEDULES", "ClassifierGuidance", "DiffusionConfig", "GaussianDiffusion", "GuidanceConfig", "LossSecondMomentResampler",
         "LossType", "ModelMeanType", "ModelVarType", "ScheduleSampler", "SpacedDiffusion", "UniformSampler",
         "betas_for_alpha_bar", "create_gaussian_diffusion", "create_named_schedule_sampler", "get_named_beta_schedule",
         "space_timesteps",

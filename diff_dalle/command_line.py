@@ -202,12 +202,19 @@ def _raise_input_error(message: str):
     raise InputError(message)
 
 
-def flag_table(config_class) -> str:
-    """Every flag of a command as Markdown tables, one per section, for the README."""
+def flag_table(config_class, known: type | None = None) -> str:
+    """Flags of a command as Markdown tables, one per section, for the README.
+
+    known: a command whose flags need not be shown again, unless their defaults differ.
+    """
+    shown_before = {leaf.name: leaf.default for leaf in leaves(known)} if known else {}
     lines = []
     for title, members in _titles(config_class):
+        new = [leaf for leaf in members if shown_before.get(leaf.name, leaf) != leaf.default]
+        if not new:
+            continue
         lines += [f"**{title}**", "", "| flag | default | meaning |", "|---|---|---|"]
-        for leaf in members:
+        for leaf in new:
             choices = f" ({', '.join(leaf.choices)})" if leaf.choices else ""
             lines.append(
                 f"| `--{leaf.name}` | `{shown(leaf.default)}` | {leaf.help}{choices} |".replace("||", "\\|\\|")

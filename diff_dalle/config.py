@@ -227,15 +227,27 @@ def shown(value) -> str:
 
 
 def differences(saved: Mapping, current: Mapping, config_class) -> list[str]:
-    """The settings, spelled ``name (saved → current)``, in which two resolved configs differ and that are not free."""
+    """The settings, spelled ``name (saved → current)``, in which two resolved configs differ and that are not free.
+
+    A setting that a config does not have, because it is older than the setting, has its default.
+    """
     found = []
     for leaf in leaves(config_class):
         if leaf.free:
             continue
-        old, new = (functools.reduce(lambda place, key: (place or {}).get(key), leaf.path, m) for m in (saved, current))
+        old, new = (_at_path(mapping, leaf) for mapping in (saved, current))
         if old != new:
             found.append(f"{leaf.name} ({json.dumps(old)} → {json.dumps(new)})")
     return found
+
+
+def _at_path(mapping: Mapping, leaf: Leaf):
+    """The plain value of a setting in a nested dict, its default where it is missing."""
+    for key in leaf.path:
+        if key not in mapping:
+            return list(leaf.default) if isinstance(leaf.default, tuple) else leaf.default
+        mapping = mapping[key]
+    return mapping
 
 
 def expectations(config_class, title: str, leave_out: Sequence[str] = ()) -> type:

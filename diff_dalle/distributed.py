@@ -80,6 +80,23 @@ def detect(env: Mapping[str, str] = os.environ) -> Place:
     return SINGLE
 
 
+class _Interleave(torch.autograd.Function):
+    """Every rank's rows in turn; see ``World.interleave``."""
+
+    @staticmethod
+    def forward(ctx, tensor: Tensor, rank: int, size: int) -> Tensor:
+        ctx.rank, ctx.size = rank, size
+        parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(size)]
+        torch.distributed.all_gather(parts, tensor.contiguous())
+        return torch.stack(parts, 1).flatten(0, 1)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None]:
+        gradient = gradient.clone(memory_format=torch.contiguous_format)  # others may hold the one that came in
+        torch.distributed.all_reduce(gradient)
+        return gradient[ctx.rank :: ctx.size], None, None
+
+
 class World:
     """The processes of a job. Made by ``launch``; with ``size == 1`` nothing here communicates."""
 
@@ -112,12 +129,11 @@ class World:
         return values
 
     def interleave(self, tensor: Tensor) -> Tensor:
-        """[N, …] of every rank → [N·size, …] in order of position (rank r holds positions r, r + size, …)."""
-        if self.size == 1:
-            return tensor
-        parts = [torch.empty_like(tensor) for _ in range(self.size)]
-        torch.distributed.all_gather(parts, tensor.contiguous())
-        return torch.stack(parts, 1).flatten(0, 1)
+        """[N, …] of every rank → [N·size, …] in order of position (rank r holds positions r, r + size, …).
+
+        The gradient comes back to the rank that sent the value, summed over all ranks.
+        """
+        return tensor if self.size == 1 else _Interleave.apply(tensor, self.rank, self.size)
 
     def parallel(self, module: nn.Module) -> nn.Module:
         """``module`` with its gradients averaged over ranks (DistributedDataParallel), or as it is on one process."""

@@ -9,16 +9,17 @@ import torch
 from tqdm import tqdm
 
 from .batch import Conditioning
+from .classifier import Classifier
 from .config import disagreements, from_dict
 from .diffusion.diffusion_config import DiffusionConfig
 from .diffusion.guidance import GuidanceConfig
 from .diffusion.sampling import SamplerConfig, sample_images
 from .distributed import SINGLE, World, pick_device
 from .errors import InputError
+from .loading import read_checkpoint, restore
 from .models.generator import Generator, GeneratorConfig
-from .tasks.generator_run import KIND
-from .text.tokenizer import Tokenizer, TokenizerConfig, load_tokenizer
-from .training.checkpoint import load_file, load_weights
+from .tasks.generator_run import GeneratorRun
+from .text.tokenizer import Tokenizer
 from .training.precision import autocast, resolve_precision
 
 
@@ -71,6 +72,9 @@ class Pipeline:
         batch_size: int = 16,
         sampler: SamplerConfig | None = None,
         guidance: GuidanceConfig | None = None,
+        classifier: Classifier | None = None,
+        classifier_scale: float = 1.0,
+        classifier_gradient: str = "x_t",
         progress: bool = True,
         world: World | None = None,
     ) -> np.ndarray:
@@ -82,10 +86,12 @@ class Pipeline:
         negative_prompt: what guidance leads away from; empty = no caption.
         size:            height and width; None = as trained. Anything that the network divides.
         batch_size:      pictures at a time, per process; guidance doubles the memory that takes.
+        classifier:      a noised CLIP (``load_classifier``) that guides too, with strength ``classifier_scale``; its
+                         gradient is taken at "x_t", or at the expected "x_start" and through the generator.
         world:           the processes that share the work (``distributed.launch``); all get all pictures.
 
-        Raises InputError for a size that the network does not divide, for missing or impossible labels, and for prompts
-        that a generator without text cannot read.
+        Raises InputError for a size that the network does not divide, for missing or impossible labels, for prompts
+        that nobody reads, and for a classifier that does not fit the generator.
         """
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
         seeds = range(seed, seed + len(prompts)) if seeds is None else seeds
@@ -94,7 +100,10 @@ class Pipeline:
         size = size or (self.image_size, self.image_size)
         self.model.config.unet.check_size(*size)
         world = world or World(SINGLE, self.device)
-        cond = self.conditioning(prompts, labels)
+        if classifier is not None:
+            classifier.check_fits(size, self.diffusion, self.tokenizer)
+        unread = self.tokenizer is None and classifier is not None  # the generator's, that is
+        cond = self.conditioning([""] * len(prompts) if unread else prompts, labels)
         null = self._null(cond, negative_prompt)
         sampler, guidance = sampler or SamplerConfig(), guidance or GuidanceConfig()
 
@@ -104,9 +113,12 @@ class Pipeline:
         bar = tqdm(total=len(prompts), unit="image", desc="Sampling", disable=not (progress and world.is_main))
         with bar, autocast(self.precision, self.device):
             for index in batches:
+                guide = None
+                if classifier is not None:
+                    guide = classifier.guidance([prompts[i] for i in index], classifier_scale, classifier_gradient)
                 images[index] = sample_images(
                     self.model, self.diffusion, cond.select(index), null.select(index), size,
-                    [seeds[i] for i in index], sampler, guidance,
+                    [seeds[i] for i in index], sampler, guidance, guide,
                 )  # fmt: skip
                 bar.update(min(len(index) * world.size, len(prompts) - bar.n))
         for rank, part in enumerate(world.gather(images[mine])):
@@ -141,23 +153,10 @@ def load(path: str, device: str = "auto", precision: str = "auto", bpe_path: str
 
     Raises InputError for a file that is no generator's checkpoint, or whose tokenizer cannot be found.
     """
-    content = load_file(path)
-    if content["kind"] != KIND:
-        raise InputError(f"{path} holds a {content['kind']}, but a {KIND} is needed here")
+    content, tokenizer = read_checkpoint(path, GeneratorRun.kind, bpe_path)
     config = from_dict(GeneratorConfig, content["config"]["model"], "model")
     diffusion = from_dict(DiffusionConfig, content["config"]["diffusion"], "diffusion")
-    tokenizer = None
-    if content["tokenizer"]:
-        saved = from_dict(TokenizerConfig, content["config"]["tokenizer"], "tokenizer")
-        tokenizer = load_tokenizer(bpe_path or saved.bpe_path)
-        if tokenizer.identity != content["tokenizer"]:
-            raise InputError(f"{path} was trained with tokenizer {content['tokenizer']}, but "
-                             f"{bpe_path or saved.bpe_path or 'the built-in one'} is {tokenizer.identity}; "
-                             "give the right vocabulary with --bpe_path")  # fmt: skip
-    with torch.device("meta"):
-        model = Generator(config, tokenizer.vocab_size if tokenizer else 0, diffusion.out_channels)
-    model.to_empty(device="cpu")
-    load_weights(model, content, path)
-    place = pick_device(device)
-    model, precision = model.to(place).eval().requires_grad_(False), resolve_precision(precision, place)
+    place, vocab_size = pick_device(device), tokenizer.vocab_size if tokenizer else 0
+    model = restore(lambda: Generator(config, vocab_size, diffusion.out_channels), content, path, place)
+    precision = resolve_precision(precision, place)
     return Pipeline(model, diffusion, tokenizer, precision, content["step"], content["samples"])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from . import storage
+from .classifier import ClassifierConfig
 from .config import expectations, option, section
 from .data.caption_list import read_captions
 from .diffusion.diffusion_config import DiffusionConfig
@@ -14,10 +16,14 @@ from .diffusion.sampling import SamplerConfig
 from .distributed import DistributedConfig
 from .errors import InputError
 from .models.generator import GeneratorConfig
+from .models.noised_clip import NoisedClipConfig
 from .training.precision import PRECISIONS
 
 ExpectedModel = expectations(GeneratorConfig, "Checks of the checkpoint's network")
 ExpectedDiffusion = expectations(DiffusionConfig, "Checks of the checkpoint's diffusion process")
+ExpectedClassifier = expectations(
+    NoisedClipConfig, "Checks of the classifier's network", leave_out=("image_size", "text_length", "dropout_text")
+)
 
 
 @dataclass(frozen=True)
@@ -27,7 +33,8 @@ class PromptConfig:
     model_path: str = option("", "checkpoint of a generator: ema_….pt or model….pt, local or remote")
     prompts: str = option("", "prompts, separated by |")
     prompts_file: str = option("", "text file with one prompt a line")
-    data_dir: tuple[str, ...] = option((), "text files, or shards whose captions are the prompts (see caption_field)")
+    data_dir: tuple[str, ...] = option((), "text files with one prompt a line, folders of these, or shards whose "
+                                           "captions are the prompts (see caption_field)")  # fmt: skip
     caption_field: str = option("txt", "where captions are in shards: the ending of a text member, or json:FIELD")
     labels: tuple[int, ...] = option((), "classes for a class-conditional generator, taken in turn")
     negative_prompt: str = option("", "what guidance leads away from; empty = no caption")
@@ -60,8 +67,10 @@ class SampleRun:
     what: PromptConfig = section(PromptConfig)
     sampler: SamplerConfig = section(SamplerConfig)
     guidance: GuidanceConfig = section(GuidanceConfig)
+    classifier: ClassifierConfig = section(ClassifierConfig)
     model: ExpectedModel = section(ExpectedModel)
     diffusion: ExpectedDiffusion = section(ExpectedDiffusion)
+    classifier_model: ExpectedClassifier = section(ExpectedClassifier)
     distributed: DistributedConfig = section(DistributedConfig)
 
 
@@ -86,7 +95,7 @@ def read_request(config: PromptConfig) -> Request:
 
 
 def _prompts(config: PromptConfig) -> Sequence[str]:
-    texts = [config.prompts_file] if config.prompts_file else [p for p in config.data_dir if p.endswith(".txt")]
+    texts = [config.prompts_file] if config.prompts_file else _text_files(config.data_dir)
     if texts:
         prompts = [line.strip() for path in texts for line in storage.read_text(path).splitlines()]
     elif config.data_dir:
@@ -98,3 +107,14 @@ def _prompts(config: PromptConfig) -> Sequence[str]:
     if not prompts:
         raise InputError(f"there are no prompts in {', '.join(texts or config.data_dir)}; give one a line")
     return prompts
+
+
+def _text_files(sources: Sequence[str]) -> list[str]:
+    """The text files among ``sources``, and those in folders of texts; empty when these are shards."""
+    found = [path for path in sources if path.endswith(".txt")]
+    for folder in sources:
+        if not storage.is_remote(folder) and os.path.isdir(folder):
+            files = storage.list_files(folder, recursive=True)
+            if not any(path.lower().endswith(".tar") for path in files):
+                found += [path for path in files if path.endswith(".txt")]
+    return found

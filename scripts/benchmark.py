@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 
 from diff_dalle.benchmarks.table import BENCHMARKS
-from diff_dalle.benchmarks.timing import TimingConfig, compare
+from diff_dalle.benchmarks.timing import TimingConfig, compare, compare_memory
 from diff_dalle.command_line import parse
 from diff_dalle.config import lookup, option, section
 from diff_dalle.distributed import run_script
@@ -24,7 +24,10 @@ def main():
     for name, benchmark in chosen.items():
         print(f"{name}: {benchmark.title}", flush=True)
         timing = compare(benchmark, run.timing)
-        print(f"{timing.report()}, claimed at most {benchmark.target:.2f}\n", flush=True)
+        print(f"{timing.report()}, claimed at most {benchmark.target:.2f}", flush=True)
+        if benchmark.memory_target:
+            print(f"{compare_memory(benchmark, run.timing)}, claimed at most {benchmark.memory_target:.2f}", flush=True)
+        print(flush=True)
 
 
 if __name__ == "__main__":

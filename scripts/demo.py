@@ -1,4 +1,4 @@
-"""The whole job, small: render a captioned world, train a generator on it, sample, score, write a report."""
+"""The whole job, small: render a captioned world, train a generator and a classifier, sample, score, report."""
 
 import shlex
 import shutil
@@ -20,7 +20,7 @@ class DemoConfig:
     """Demo"""
 
     demo_dir: str = option("runs/demo", "new folder for data, checkpoints and report; an unfinished demo is continued")
-    quick: bool = option(False, "two minutes instead of twelve: the same path, with a model that has learnt little")
+    quick: bool = option(False, "two minutes instead of sixteen: the same path, with models that have learnt little")
 
 
 def run(script: str, *flags):
@@ -35,25 +35,25 @@ def run(script: str, *flags):
 def main():
     config, started = parse(DemoConfig, description=__doc__), time.monotonic()
     home = Path(config.demo_dir).resolve()
-    data, logs, report = home / "shapes", home / "generator", home / "report"
-    size = ["--iterations", 500, "--lr_anneal_steps", 500] if config.quick else []
+    data, report = home / "shapes", home / "report"
+    splits = ["--data_dir", data / "train", "--val_data_dir", data / "val"]
     run("prepare_data.py", "shapes", "--out_dir", data)
     run("prepare_data.py", "inspect", "--data_dir", data / "train", "--picture", home / "examples.png")
-    run("train_generator.py", "--preset", "shapes_32", "--data_dir", data / "train", "--val_data_dir", data / "val",
-        "--logdir", logs, *size)  # fmt: skip
-    folder = read_run(str(logs))
+
+    generator, classifier = home / "generator", home / "classifier"
+    size = ["--iterations", 500, "--lr_anneal_steps", 500] if config.quick else []
+    run("train_generator.py", "--preset", "shapes_32", *splits, "--logdir", generator, *size)
+    folder = read_run(str(generator))
     shutil.copy(folder.file(folder.checkpoints[-1], "ema_0.999"), home / "ema.pt")
-    run(
-        "sample.py",
-        "--model_path",
-        home / "ema.pt",
-        "--logdir",
-        home / "samples",
-        "--prompts",
-        "a large red circle in the top left|a small blue square to the right of a yellow triangle|two green crosses",
-    )
-    run("evaluate.py", "--model_path", home / "ema.pt", "--shapes_dir", data, "--report_dir", report, "--progress",
-        logs / "progress.csv", "--prompts_per_task", 8 if config.quick else 100)  # fmt: skip
+    size = ["--iterations", 60] if config.quick else []
+    run("train_classifier.py", "--preset", "shapes_32_classifier", *splits, "--logdir", classifier, *size)
+    shutil.copy(classifier / "best.pt", home / "classifier.pt")
+
+    models = ["--model_path", home / "ema.pt", "--classifier_path", home / "classifier.pt"]
+    run("sample.py", *models, "--classifier_scale", "0,2", "--logdir", home / "samples", "--prompts",
+        "a large red circle in the top left|a small blue square to the right of a yellow triangle|two green crosses")  # fmt: skip
+    run("evaluate.py", *models, "--shapes_dir", data, "--report_dir", report, "--progress", generator / "progress.csv",
+        "--prompts_per_task", 8 if config.quick else 100)  # fmt: skip
     print(f"\nDone in {(time.monotonic() - started) / 60:.1f} minutes. The report is {report / 'report.md'}")
 
 

@@ -1,19 +1,22 @@
-"""Put the present flags of train_generator.py into the README, between its two marks."""
+"""Put the present flags of the training commands into the README, between their marks."""
 
 import re
 from pathlib import Path
 
 from diff_dalle.command_line import flag_table
+from diff_dalle.tasks.classifier_run import ClassifierRun
 from diff_dalle.tasks.generator_run import GeneratorRun
+
+TABLES = {"flags": flag_table(GeneratorRun), "classifier flags": flag_table(ClassifierRun, known=GeneratorRun)}
 
 
 def main():
     path = Path(__file__).parent.parent / "README.md"
-    table = f"<!-- flags -->\n\n{flag_table(GeneratorRun)}\n<!-- /flags -->"
     text = path.read_text(encoding="utf-8")
-    path.write_text(
-        re.sub(r"<!-- flags -->.*<!-- /flags -->", lambda _: table, text, flags=re.DOTALL), encoding="utf-8"
-    )
+    for mark, table in TABLES.items():
+        block = f"<!-- {mark} -->\n\n{table}\n<!-- /{mark} -->"
+        text = re.sub(rf"<!-- {mark} -->.*<!-- /{mark} -->", lambda _, block=block: block, text, flags=re.DOTALL)
+    path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

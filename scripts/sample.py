@@ -1,8 +1,9 @@
 """Sample images from a generator's checkpoint."""
 
 from diff_dalle.command_line import parse
-from diff_dalle.data.output import write_samples
+from diff_dalle.data.output import write_samples, write_sweep
 from diff_dalle.distributed import launch, run_script
+from diff_dalle.errors import quantity
 from diff_dalle.pipeline import load
 from diff_dalle.sample_run import SampleRun, read_request
 from diff_dalle.training.checkpoint import choose_logdir
@@ -15,22 +16,36 @@ def main():
         pipeline = load(what.model_path, world.device, what.precision, what.bpe_path)
         pipeline.check(run.model)
         pipeline.check(run.diffusion)
+        classifier = run.classifier.load(world.device, what.precision, what.bpe_path)
+        if classifier:
+            classifier.check(run.classifier_model)
         request = read_request(what)
-        images = pipeline.sample(
-            request.prompts,
-            seeds=request.seeds,
-            labels=request.labels,
-            negative_prompt=what.negative_prompt,
-            size=what.sample_size,
-            batch_size=what.batch_size,
-            sampler=run.sampler,
-            guidance=run.guidance,
-            world=world,
-        )
+        made = {}
+        for scale in run.classifier.scales:
+            made[f"classifier_scale_{scale:g}"] = pipeline.sample(
+                request.prompts,
+                seeds=request.seeds,
+                labels=request.labels,
+                negative_prompt=what.negative_prompt,
+                size=what.sample_size,
+                batch_size=what.batch_size,
+                sampler=run.sampler,
+                guidance=run.guidance,
+                classifier=classifier,
+                classifier_scale=scale,
+                classifier_gradient=run.classifier.classifier_gradient,
+                world=world,
+            )
         if world.is_main:
             logdir = choose_logdir(what.logdir)
-            write_samples(logdir, images, request.prompts, request.seeds)
-            print(f"{len(images)} pictures, grid.png, captions.txt and samples.npz are in {logdir}")
+            if len(made) > 1:
+                write_sweep(logdir, made, request.prompts, request.seeds)
+                print(f"{quantity(len(request.prompts), 'picture')} for each of {len(made)} scales, and grid.png to "
+                      f"compare them, are in {logdir}")  # fmt: skip
+            else:
+                write_samples(logdir, *made.values(), request.prompts, request.seeds)
+                count = quantity(len(request.prompts), "picture")
+                print(f"{count}, grid.png, captions.txt and samples.npz are in {logdir}")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from PIL import Image
 
 from diff_dalle.data.shapes import ShapesConfig
 from diff_dalle.data.shapes_shards import write_shapes
+from diff_dalle.training.checkpoint import load_file
 
 ROOT = Path(__file__).parent.parent
 TWO = [os.path.join(os.path.dirname(sys.executable), "mpiexec"), "-n", "2", sys.executable]
@@ -23,8 +25,17 @@ TINY = {
     "--attention_resolutions": 8, "--enc_attn_dim": 16, "--enc_depth": 1, "--enc_heads": 2, "--text_length": 24,
     "--noise_schedule": "cosine", "--diffusion_steps": 100, "--sample_interval": 0, "--log_interval": 1,
     "--num_workers": 1, "--ema_rate": 0.9, "--precision": "fp32", "--device": "cpu", "--dropout": 0.1,
-    "--random_flip": True,
+    "--random_flip": True, "--threads": 1,
 }  # fmt: skip
+
+TINY_CLASSIFIER = {
+    "--image_size": 16, "--classifier_width": 16, "--classifier_channel_mult": "1,2", "--classifier_depth": 1,
+    "--classifier_attention_resolutions": 8, "--classifier_enc_attn_dim": 16, "--classifier_enc_depth": 1,
+    "--classifier_enc_heads": 2, "--text_length": 24, "--diffusion_steps": 100, "--log_interval": 1,
+    "--num_workers": 1, "--ema_rate": 0.9, "--precision": "fp32", "--device": "cpu", "--classifier_dropout": 0.1,
+    "--dropout_text": 0.1, "--lr": 3e-3, "--threads": 1,
+}  # fmt: skip
+SETTINGS = {"train_generator.py": TINY, "train_classifier.py": TINY_CLASSIFIER}
 
 
 def environment():
@@ -41,17 +52,18 @@ def run(script, *flags, launcher=(), ok=True):
     return result
 
 
-def training_flags(logdir, data, **changed):
-    flags = {**TINY, "--logdir": logdir, "--data_dir": data, **{f"--{name}": value for name, value in changed.items()}}
+def training_flags(script, logdir, data, **changed):
+    changed = {f"--{name}": value for name, value in changed.items()}
+    flags = {**SETTINGS[script], "--logdir": logdir, "--data_dir": data, **changed}
     return [str(part) for pair in flags.items() for part in pair]
 
 
-def train(logdir, data, launcher=(), ok=True, **changed):
-    return run("train_generator.py", *training_flags(logdir, data, **changed), launcher=launcher, ok=ok)
+def train(logdir, data, launcher=(), ok=True, script="train_generator.py", **changed):
+    return run(script, *training_flags(script, logdir, data, **changed), launcher=launcher, ok=ok)
 
 
-def start_training(logdir, data, **changed):
-    command = [sys.executable, str(ROOT / "scripts/train_generator.py"), *training_flags(logdir, data, **changed)]
+def start_training(logdir, data, script="train_generator.py", **changed):
+    command = [sys.executable, str(ROOT / "scripts" / script), *training_flags(script, logdir, data, **changed)]
     return subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -59,9 +71,9 @@ def hashes(folder):
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in Path(folder).glob("*.pt")}
 
 
-def losses(folder):
+def losses(folder, name="loss"):
     rows = [json.loads(line) for line in (Path(folder) / "progress.jsonl").read_text().splitlines()]
-    return {row["step"]: row["loss"] for row in rows if "loss" in row}
+    return {row["step"]: row[name] for row in rows if name in row}
 
 
 @pytest.fixture(scope="module")
@@ -89,17 +101,26 @@ def test_training_leaves_what_it_promises(trained):
     assert {"held_out/loss_q0", "held_out/caption_swap_gap"} <= held_out[0].keys()
 
 
-def test_kill_and_the_same_command_again_is_exact(trained, world, tmp_path):
-    """SIGKILL after the first checkpoint; all files must then equal those of the run that was left alone."""
-    flags = {"iterations": 6, "batch_size": 8, "save_interval": 3, "val_data_dir": world / "val", "eval_interval": 3,
-             "eval_samples": 16}  # fmt: skip
-    first = start_training(tmp_path, world / "train", **flags)
-    while not (tmp_path / "run.json").exists() and first.poll() is None:
+def kill_and_continue(logdir, data, **flags):
+    """SIGKILL after the first checkpoint, then the same command again."""
+    first = start_training(logdir, data, **flags)
+    while not checkpoints(logdir) and first.poll() is None:  # best.pt is recorded before
         time.sleep(0.05)
     first.send_signal(signal.SIGKILL)
     first.wait()
-    result = train(tmp_path, world / "train", **flags)
+    result = train(logdir, data, **flags)
     assert "Continuing from step 3" in result.stdout or "Continuing from step 6" in result.stdout
+
+
+def checkpoints(logdir):
+    record = logdir / "run.json"
+    return json.loads(record.read_text())["checkpoints"] if record.exists() else []
+
+
+def test_kill_and_the_same_command_again_is_exact(trained, world, tmp_path):
+    """All files must equal those of the run that was left alone."""
+    kill_and_continue(tmp_path, world / "train", iterations=6, batch_size=8, save_interval=3,
+                      val_data_dir=world / "val", eval_interval=3, eval_samples=16)  # fmt: skip
     assert hashes(tmp_path) == hashes(trained)
 
 
@@ -221,3 +242,73 @@ def test_terminated_training_saves_and_continues(world, tmp_path):
     assert saved >= 3
     result = train(tmp_path, world / "train", iterations=saved + 1, batch_size=4)
     assert f"Continuing from step {saved:,}" in result.stdout
+
+
+# ---------------------------------------------------------------------------------------------------- the classifier
+
+
+def train_classifier(logdir, world, launcher=(), ok=True, **changed):
+    flags = {"iterations": 6, "batch_size": 8, "save_interval": 3, "val_data_dir": world / "val", "eval_interval": 3}
+    return train(logdir, world / "train", launcher, ok, "train_classifier.py", **{**flags, **changed})
+
+
+@pytest.fixture(scope="module")
+def classified(world, tmp_path_factory):
+    logdir = tmp_path_factory.mktemp("classified")
+    train_classifier(logdir, world)
+    return logdir
+
+
+def test_classifier_training_leaves_what_it_promises(classified):
+    promised = {"model000003.pt", "ema_0.9_000006.pt", "opt000006.pt", "best.pt", "retrieval.png"}
+    assert promised <= set(os.listdir(classified))
+    rows = [json.loads(line) for line in (classified / "progress.jsonl").read_text().splitlines()]
+    held_out = {row["step"]: row for row in rows if "held_out/loss" in row}
+    assert list(held_out) == [3, 6]
+    assert {"held_out/image_to_text_at_1_t090", "held_out/candidates"} <= held_out[3].keys()
+    best = json.loads((classified / "run.json").read_text())["best"][""]
+    assert best["loss"] == min(row["held_out/loss"] for row in held_out.values())
+    assert load_file(str(classified / "best.pt"))["step"] == best["step"]
+    assert np.asarray(Image.open(classified / "retrieval.png")).std() > 10
+    log = (classified / "log.txt").read_text()
+    assert log.count("Retrieval among 16 by noise level") == 2 and "| chance | 0.062 |" in log
+
+
+def test_a_killed_classifier_continues_exactly(classified, world, tmp_path):
+    kill_and_continue(tmp_path, world / "train", script="train_classifier.py", iterations=6, batch_size=8,
+                      save_interval=3, val_data_dir=world / "val", eval_interval=3)  # fmt: skip
+    assert hashes(tmp_path) == hashes(classified) and "best.pt" in hashes(tmp_path)
+    assert (tmp_path / "retrieval.png").read_bytes() == (classified / "retrieval.png").read_bytes()
+
+
+def test_two_processes_in_pieces_train_the_classifier_of_one(classified, world, tmp_path):
+    train_classifier(tmp_path, world, TWO, batch_size=4, microbatch=2)
+    one, two = losses(classified), losses(tmp_path)
+    assert len(one) == 6 and all(abs(one[step] - two[step]) < 1e-5 * one[step] for step in one)
+    one, two = losses(classified, "held_out/loss"), losses(tmp_path, "held_out/loss")
+    assert one.keys() == {3, 6} and all(abs(one[step] - two[step]) < 1e-5 * one[step] for step in one)
+
+
+BAD_CLASSIFIER = {
+    "a single sample": ({"batch_size": 1}, "batch_size is 1, but a contrastive loss needs at least 2 samples"),
+    "uneven pieces": ({"microbatch": 3}, "microbatch is 3, but must divide batch_size (8)"),
+    "nothing held out": ({"val_data_dir": "EMPTY"}, "--val_data_dir"),
+    "no captions": ({"data_dir": "SILENT"}, "holds no captions"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_CLASSIFIER)
+def test_bad_input_for_a_classifier_is_one_sentence_and_status_2(world, tmp_path, case):
+    flags, words = BAD_CLASSIFIER[case]
+    folders = {"EMPTY": tmp_path / "empty", "SILENT": tmp_path / "silent"}
+    for folder in folders.values():
+        folder.mkdir()
+    picture = next((world / "val").glob("*.tar"))
+    with tarfile.open(picture) as full, tarfile.open(tmp_path / "silent" / "0.tar", "w") as silent:
+        for member in full.getmembers():
+            if member.name.endswith(".png"):
+                silent.addfile(member, full.extractfile(member))
+    flags = {name: folders.get(value, value) for name, value in flags.items()}
+    result = train_classifier(tmp_path / "run", world, ok=False, **{"iterations": 1, **flags})
+    assert result.returncode == 2
+    assert words in result.stderr and len(result.stderr.strip().splitlines()) == 1, result.stderr

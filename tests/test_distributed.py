@@ -7,10 +7,12 @@ import textwrap
 
 import pytest
 import torch
+from clip_making import make_batch, make_task, with_draws
 
 from diff_dalle.distributed import DistributedConfig, Place, Vote, World, detect, launch, pick_device
 from diff_dalle.errors import InputError, quantity
 
+TESTS = os.path.dirname(os.path.abspath(__file__))
 BIN = os.path.dirname(sys.executable)
 
 
@@ -100,7 +102,7 @@ def run_job(launcher, tmp_path, body):
         capture_output=True,
         text=True,
         timeout=120,
-        env={**env, "OMP_NUM_THREADS": "1"},
+        env={**env, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([TESTS, *sys.path])},
     )
 
 
@@ -161,3 +163,58 @@ def test_one_failing_rank_ends_the_job_with_its_reason(launcher, failure, tmp_pa
     reason = {"Inp": "the flag is wrong", "Run": "RuntimeError: broken", "exi": "status 3"}
     assert "rank 1: " in result.stderr
     assert any(text in result.stderr for key, text in reason.items() if key in failure)
+
+
+def test_gradients_come_back_to_the_rank_that_sent_the_values(tmp_path):
+    """Summed over the ranks that used them; the gradients of others that met them on the way stay as they are."""
+    result = run_job("torchrun", tmp_path, """
+        def main():
+            with launch(DistributedConfig(device="cpu", start_timeout=60)) as world:
+                mine = torch.tensor([[1.0], [2.0]], requires_grad=True)
+                beside = torch.zeros(4, 1, requires_grad=True)
+                weights = torch.tensor([[1.0], [2.0], [3.0], [4.0]]) * (1 + 9 * world.rank)
+                later = beside * 1  # made first, so its gradient is looked at last
+                ((world.interleave(mine) + later) * weights).sum().backward()
+                expected = [[11.0], [33.0]] if world.rank == 0 else [[22.0], [44.0]]
+                assert mine.grad.tolist() == expected, mine.grad
+                assert torch.equal(beside.grad, weights), beside.grad
+        run_script(main)
+    """)  # fmt: skip
+    assert result.returncode == 0, result.stderr
+
+
+def test_two_processes_have_the_contrastive_gradient_of_one_with_twice_the_batch(tmp_path):
+    """Loss and every gradient, in one piece and in several, with dropout and loss-aware weights."""
+    result = run_job("mpiexec", tmp_path, f"""
+        from clip_making import make_batch, make_task, with_draws
+        from diff_dalle.training.optim import OptimConfig
+        from diff_dalle.training.trainee import Trainee
+        def main():
+            with launch(DistributedConfig(device="cpu", start_timeout=60)) as world:
+                task = make_task(world=world, schedule_sampler="loss-second-moment")
+                task.observe({{"t": torch.arange(8).repeat(10), "unweighted_loss": 1.0 + torch.arange(80) % 8}})
+                trainee = Trainee(task, OptimConfig(), "fp32", world)
+                found = []
+                for size in (4, 1, 3):
+                    task.zero_grad()
+                    pieces = with_draws(make_batch(range(world.rank, 8, 2)).split(size))
+                    (values,) = task.backward(pieces, trainee._forward, 1.0)
+                    gradients = {{name: p.grad.clone() for name, p in task.model.named_parameters()}}
+                    found.append((world.interleave(values["loss"]), world.interleave(values["t"]), gradients))
+                if world.is_main:
+                    torch.save(found, {str(tmp_path / "found.pt")!r})
+        run_script(main)
+    """)  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    task = make_task(schedule_sampler="loss-second-moment")
+    task.observe({"t": torch.arange(8).repeat(10), "unweighted_loss": 1.0 + torch.arange(80) % 8})
+    pieces = with_draws([make_batch(range(8))])
+    (values,) = task.backward(pieces, lambda batch, draw, sync: task(batch, draw), 1.0)
+    found = torch.load(tmp_path / "found.pt")
+    assert len(found) == 3
+    for loss, t, gradients in found:
+        torch.testing.assert_close(loss, values["loss"], rtol=1e-5, atol=0)
+        assert torch.equal(t, values["t"])
+        for name, parameter in task.model.named_parameters():
+            gap = (gradients[name] - parameter.grad).norm() / parameter.grad.norm()
+            assert gap < 1e-5, (name, gap)

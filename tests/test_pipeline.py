@@ -12,7 +12,7 @@ from diff_dalle.errors import InputError
 from diff_dalle.info_run import generator_cost
 from diff_dalle.models.generator import Generator
 from diff_dalle.pipeline import load
-from diff_dalle.tasks.generator_run import GeneratorRun, build_generator, build_tokenizer
+from diff_dalle.tasks.generator_run import GeneratorRun
 from diff_dalle.training.checkpoint import Identity, save_file
 
 TINY = {
@@ -29,8 +29,8 @@ def make_run(**changed):
 
 def make_file(folder, **changed):
     run = make_run(**changed)
-    tokenizer = build_tokenizer(run)
-    generator = build_generator(run, tokenizer)
+    tokenizer = run.build_tokenizer()
+    generator = run.build_model(tokenizer)
     torch.manual_seed(1)  # a fresh network predicts 0 whatever it reads
     for parameter in generator.parameters():
         torch.nn.init.normal_(parameter, std=0.2)

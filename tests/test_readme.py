@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from diff_dalle.command_line import flag_table, parse
-from diff_dalle.tasks.generator_run import GeneratorRun, build_generator, build_tokenizer
+from diff_dalle.tasks.classifier_run import ClassifierRun
+from diff_dalle.tasks.generator_run import GeneratorRun
 from diff_dalle.training.checkpoint import save_file
 
 ROOT = Path(__file__).parent.parent
@@ -42,8 +43,8 @@ def test_python_runs(tmp_path, monkeypatch):
     tiny = ["--image_size", "16", "--num_channels", "16", "--channel_mult", "1,2", "--num_res_blocks", "1",
             "--enc_attn_dim", "16", "--enc_depth", "1", "--enc_heads", "2", "--diffusion_steps", "40"]  # fmt: skip
     run = parse(GeneratorRun, tiny)
-    tokenizer = build_tokenizer(run)
-    generator = build_generator(run, tokenizer)
+    tokenizer = run.build_tokenizer()
+    generator = run.build_model(tokenizer)
     save_file(str(tmp_path / "ema.pt"), "ema", run.identity(tokenizer), 1, 1, generator.state_dict())
     monkeypatch.chdir(tmp_path)
     for block in PYTHON:
@@ -52,9 +53,13 @@ def test_python_runs(tmp_path, monkeypatch):
         assert names["images"].shape == (2, 16, 16, 3)
 
 
-def test_flags_are_those_of_the_code():
-    shown = README.split("<!-- flags -->\n")[1].split("<!-- /flags -->")[0]
-    assert shown.strip() == flag_table(GeneratorRun).strip(), "run: python scripts/readme_flags.py"
+@pytest.mark.parametrize(
+    ("mark", "table"),
+    [("flags", flag_table(GeneratorRun)), ("classifier flags", flag_table(ClassifierRun, known=GeneratorRun))],
+)
+def test_flags_are_those_of_the_code(mark, table):
+    shown = README.split(f"<!-- {mark} -->\n")[1].split(f"<!-- /{mark} -->")[0]
+    assert shown.strip() == table.strip(), "run: python scripts/readme_flags.py"
 
 
 def test_files_that_are_named_exist():
@@ -67,7 +72,7 @@ def test_files_that_are_named_exist():
 
 def test_every_flag_in_the_text_exists():
     """Also those in running text, which no command shows."""
-    commands = (["sample.py"], ["train_generator.py"], ["demo.py"], ["prepare_data.py", "folder"])
+    commands = (["sample.py"], ["train_generator.py"], ["train_classifier.py"], ["evaluate.py"], ["demo.py"], ["prepare_data.py", "folder"])
     helps = [subprocess.run([sys.executable, ROOT / "scripts" / name, *rest, "--help"], capture_output=True, text=True)
              for name, *rest in commands]  # fmt: skip
     known = {flag for each in helps for flag in re.findall(r"--(\w+)", each.stdout)} | {"nproc_per_node", "ntasks"}

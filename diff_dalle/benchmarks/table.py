@@ -1,6 +1,6 @@
 """Every claim of speed, by name. To add one: a file with its two sides and its gate, and a line here."""
 
-from . import loader, train_step
+from . import gradient_cache, guidance, loader, train_step
 from .timing import Benchmark
 
 BENCHMARKS = {
@@ -15,5 +15,13 @@ BENCHMARKS = {
     "loader": Benchmark(
         "the same jpegs: bare decoding in a loop against batches from shards, one process each",
         loader.fast, loader.from_shards, loader.loader_gate, target=1 / 0.9,
+    ),
+    "gradient_cache": Benchmark(
+        "the gradient of a contrastive loss over 256 samples: all at once against pieces of 16",
+        gradient_cache.at_once, gradient_cache.in_pieces, gradient_cache.gate, target=1.6, memory_target=0.25,
+    ),
+    "guidance": Benchmark(
+        "a sampling step of a 64-pixel U-Net, batch 4: alone against guided by a noised CLIP of its width and depth",
+        guidance.unguided, guidance.guided, guidance.gate, target=2.2,
     ),
 }  # fmt: skip

@@ -8,7 +8,9 @@ far a ratio can be trusted. Nothing is timed before both sides have been shown t
 from __future__ import annotations
 
 import multiprocessing
+import resource
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -29,7 +31,8 @@ class Benchmark:
     title:          what is done, in one line.
     baseline, ours: set one side up; the function that they return does the work once and has finished when it returns.
     gate:           the differences between the results of both sides: name → (found, largest allowed).
-    target:         the ratio ours / baseline that is claimed.
+    target:         the ratio ours / baseline of the times that is claimed.
+    memory_target:  the same of the peak memory that the work adds; 0 = nothing is claimed of it.
     """
 
     title: str
@@ -37,6 +40,7 @@ class Benchmark:
     ours: Build
     gate: Callable[[], Mapping[str, tuple[float, float]]]
     target: float
+    memory_target: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,21 @@ def median_seconds(build: Build, repeats: int, threads: int) -> float:
         work()
         seconds.append(time.perf_counter() - start)
     return statistics.median(seconds[1:])
+
+
+def peak_memory(build: Build, threads: int) -> int:
+    """Bytes by which one piece of work raises the process's largest size in memory."""
+    torch.set_num_threads(threads)
+    work, unit = build(), 1 if sys.platform == "darwin" else 1024
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    work()
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * unit
+
+
+def compare_memory(benchmark: Benchmark, config: TimingConfig) -> str:
+    """One line: the peak memory of both sides, each in a fresh process, and their ratio."""
+    baseline, ours = (in_fresh_process(peak_memory, build, config.threads) for build in (benchmark.baseline, benchmark.ours))
+    return f"peak memory {ours / 2**20:,.0f} MiB against {baseline / 2**20:,.0f}: ratio {ours / baseline:.2f}"
 
 
 def compare(benchmark: Benchmark, config: TimingConfig, run: Callable = in_fresh_process) -> Timing:

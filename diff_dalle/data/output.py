@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from PIL import Image
@@ -12,6 +12,7 @@ from .. import storage
 from .grid import image_grid
 
 GRID_LIMIT = 64  # pictures in the grid; more would be too small to look at
+SHOWN_SIDE = 96  # screen pixels up to which small pictures are enlarged in a grid
 
 
 def write_samples(folder: str, images: np.ndarray, captions: Sequence[str], seeds: Sequence[int]) -> None:
@@ -27,11 +28,26 @@ def write_samples(folder: str, images: np.ndarray, captions: Sequence[str], seed
     rows = enumerate(zip(seeds, captions, strict=True))
     lines = [f"{i:06d}\t{seed}\t{' '.join(text.split())}" for i, (seed, text) in rows]
     storage.write_bytes(storage.join(folder, "captions.txt"), ("\n".join(lines) + "\n").encode())
-    scale = max(1, 96 // images.shape[1])
-    grid = image_grid(images[:GRID_LIMIT], captions[:GRID_LIMIT], scale=scale)
-    storage.write_bytes(storage.join(folder, "grid.png"), png_bytes(grid))
+    write_grid(storage.join(folder, "grid.png"), images[:GRID_LIMIT], captions[:GRID_LIMIT])
     with storage.atomic_writer(storage.join(folder, "samples.npz")) as file:
         np.savez(file, images)
+
+
+def write_grid(path: str, images: np.ndarray, captions: Sequence[str], columns: int | None = None) -> None:
+    """One picture of all images, uint8 [N, H, W, 3], small ones enlarged, with their captions; see ``image_grid``."""
+    grid = image_grid(images, captions, columns, max(1, SHOWN_SIDE // images.shape[1]))
+    storage.write_bytes(path, png_bytes(grid))
+
+
+def write_sweep(folder: str, images: Mapping[str, np.ndarray], captions: Sequence[str], seeds: Sequence[int]) -> None:
+    """Write the same pictures made in several ways: each way's to a folder of its name, as ``write_samples`` does, and
+    grid.png with a row a picture (as many as the limit allows) and a column a way."""
+    for name, made in images.items():
+        write_samples(storage.join(folder, name), made, captions, seeds)
+    rows = min(len(captions), max(1, GRID_LIMIT // len(images)))
+    cells = np.stack([made[:rows] for made in images.values()], 1).reshape(-1, *next(iter(images.values())).shape[1:])
+    labels = [f"[{name}] {caption}" for caption in captions[:rows] for name in images]
+    write_grid(storage.join(folder, "grid.png"), cells, labels, len(images))
 
 
 def png_bytes(picture: Image.Image) -> bytes:

@@ -2,7 +2,7 @@
 
 from .diffusion_config import DiffusionConfig, create_gaussian_diffusion
 from .gaussian_diffusion import GaussianDiffusion
-from .guidance import GuidanceConfig, guided_denoiser
+from .guidance import ClassifierGuidance, GuidanceConfig, guided_denoiser
 from .parametrisation import LossType, ModelMeanType, ModelVarType
 from .resample import LossSecondMomentResampler, ScheduleSampler, UniformSampler, create_named_schedule_sampler
 from .respace import SpacedDiffusion, space_timesteps
@@ -12,6 +12,7 @@ from .schedules import SCHEDULES, betas_for_alpha_bar, get_named_beta_schedule
 __all__ = [
     "SAMPLERS",
     "SCHEDULES",
+    "ClassifierGuidance",
     "DiffusionConfig",
     "GaussianDiffusion",
     "GuidanceConfig",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from ..config import lookup, option
 from ..errors import InputError
@@ -16,11 +16,21 @@ WEIGHTINGS = ("none", "min_snr", "p2")
 
 
 @dataclass(frozen=True)
-class DiffusionConfig:
+class NoiseConfig:
     """Diffusion process"""
 
     diffusion_steps: int = option(1000, "noising steps T of the process that the network is trained on")
     noise_schedule: str = option("linear", "how the noise grows over the steps", choices=tuple(SCHEDULES))
+    rescale_timesteps: bool = option(False, "show the network timesteps spread over 0 to 1000, whatever T is")
+
+    def __post_init__(self):
+        get_named_beta_schedule(self.noise_schedule, self.diffusion_steps)
+
+
+@dataclass(frozen=True)
+class DiffusionConfig(NoiseConfig):
+    """Diffusion process"""
+
     prediction: str = option("eps", "what the network predicts", choices=tuple(PREDICTIONS))
     variance: str = option(
         "fixed_large", "variance of a sampling step; the learned ones double the output channels",
@@ -34,13 +44,12 @@ class DiffusionConfig:
     min_snr_gamma: float = option(5.0, "SNR above which min_snr lowers the weight of the eps-loss as gamma / SNR")
     p2_k: float = option(1.0, "k in the weight 1 / (k + SNR)^gamma of the eps-loss under p2")
     p2_gamma: float = option(1.0, "gamma in the weight 1 / (k + SNR)^gamma of the eps-loss under p2")
-    rescale_timesteps: bool = option(False, "show the network timesteps spread over 0 to 1000, whatever T is")
 
     def __post_init__(self):
+        super().__post_init__()
         for name, known in (("prediction", PREDICTIONS), ("variance", VARIANCES), ("loss_type", LOSSES)):
             lookup(known, getattr(self, name), name)
         lookup(dict.fromkeys(WEIGHTINGS), self.loss_weighting, "loss_weighting")
-        get_named_beta_schedule(self.noise_schedule, self.diffusion_steps)
         if self.loss_weighting != "none" and LOSSES[self.loss_type].is_vb():
             raise InputError(
                 f"loss_weighting {self.loss_weighting} weights an error, but loss_type {self.loss_type} is a bound "
@@ -77,3 +86,8 @@ def create_gaussian_diffusion(config: DiffusionConfig, respacing: str = "") -> S
         rescale_timesteps=config.rescale_timesteps,
         loss_weighting=weighting,
     )
+
+
+def create_noise_process(config: NoiseConfig) -> SpacedDiffusion:
+    """The process of that noise, for a network that does not denoise but must know how images get noisy."""
+    return create_gaussian_diffusion(DiffusionConfig(**{f.name: getattr(config, f.name) for f in fields(NoiseConfig)}))

@@ -30,7 +30,7 @@ THRESHOLDING = ("none", "static", "dynamic")
 GRADIENTS = ("x_t", "x_start")
 
 Similarity = Callable[[Tensor, Tensor], Tensor]
-_GRADIENT_UNIT = 2.0**10  # keeps a half-precision backward pass away from the smallest numbers; a power of two is exact
+_GRADIENT_UNIT = 2.0**6  # keeps a half-precision backward pass away from the smallest numbers; a power of two is exact
 
 
 @dataclass(frozen=True)

@@ -55,16 +55,17 @@ def _ticks(low: float, high: float, count: int = 4) -> list[float]:
 
 
 def line_plot(
-    series: Mapping[str, Sequence[tuple[float, float]]],
+    series: Mapping[str, Sequence[tuple[float, ...]]],
     x_label: str,
     y_range: tuple[float, float] = (0.0, 1.0),
     size: tuple[int, int] = (640, 360),
 ) -> Image.Image:
-    """Lines through (x, y) points, one for each name, with a legend on the right."""
+    """Lines through points (x, y) or (x, y, low, high), one for each name, with a legend on the right; low and high are
+    the ends of an error bar."""
     canvas, font = Image.new("RGB", size, "white"), ImageFont.load_default()
     draw = ImageDraw.Draw(canvas)
     points = [point for line in series.values() for point in line]
-    x_low, x_high = min((x for x, _ in points), default=0.0), max((x for x, _ in points), default=1.0)
+    x_low, x_high = min((x for x, *_ in points), default=0.0), max((x for x, *_ in points), default=1.0)
     left, top, right, bottom = 50, 15, size[0] - 150, size[1] - 45
 
     def at(x: float, y: float) -> tuple[float, float]:
@@ -80,8 +81,10 @@ def line_plot(
         draw.text((at(x, y_range[0])[0], bottom + 8), f"{x:.4g}", fill="black", font=font, anchor="ma")
     draw.text(((left + right) / 2, bottom + 25), x_label, fill="black", font=font, anchor="ma")
     for k, (name, line) in enumerate(series.items()):
-        colour, placed = _LINES[k % len(_LINES)], [at(x, y) for x, y in line]
+        colour, placed = _LINES[k % len(_LINES)], [at(x, y) for x, y, *_ in line]
         draw.line(placed, fill=colour, width=2)
+        for x, _, *bar in line:
+            draw.line([at(x, end) for end in bar], fill=colour)
         for x, y in placed:
             draw.ellipse([x - 3, y - 3, x + 3, y + 3], fill=colour)
         draw.line([(right + 12, top + 8 + 18 * k), (right + 32, top + 8 + 18 * k)], fill=colour, width=3)

@@ -21,12 +21,15 @@ from ..errors import InputError
 class PreviewConfig:
     """Preview grids"""
 
+    sample_interval: int = option(5000, "steps between preview grids; 0 = none", free=True)
     preview_samples: int = option(16, "pictures in a preview grid, with the first captions of val_data_dir, or else of "
                                       "data_dir", free=True)  # fmt: skip
     sampler: SamplerConfig = section(SamplerConfig)
     guidance: GuidanceConfig = section(GuidanceConfig)
 
     def __post_init__(self):
+        if self.sample_interval < 0:
+            raise InputError(f"sample_interval is {self.sample_interval}, but must not be negative")
         if self.preview_samples < 1:
             raise InputError(f"preview_samples is {self.preview_samples}, but must be at least 1 (--sample_interval 0 "
                              "switches previews off)")  # fmt: skip

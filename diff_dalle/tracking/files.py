@@ -118,13 +118,20 @@ class JsonLog(Tracker):
 
 
 class SampleGrids(Tracker):
-    """samples/NAME_STEP.png: each picture as a file."""
+    """samples/NAME_STEP.png: each picture as a file; NAME.png beside the checkpoints: the latest of each figure."""
 
     def __init__(self, run: Run):
-        self.folder = storage.join(run.logdir, "samples")
+        self.logdir, self.folder = run.logdir, storage.join(run.logdir, "samples")
         storage.make_dirs(self.folder)
 
     def images(self, step: int, name: str, grid: np.ndarray) -> None:
-        png = io.BytesIO()
-        Image.fromarray(grid).save(png, "PNG")
-        storage.write_bytes(storage.join(self.folder, f"{name.replace('/', '_')}_{step:06d}.png"), png.getvalue())
+        _write_png(storage.join(self.folder, f"{name.replace('/', '_')}_{step:06d}.png"), grid)
+
+    def figure(self, step: int, name: str, picture: np.ndarray) -> None:
+        _write_png(storage.join(self.logdir, f"{name}.png"), picture)
+
+
+def _write_png(path: str, pixels: np.ndarray) -> None:
+    png = io.BytesIO()
+    Image.fromarray(pixels).save(png, "PNG")
+    storage.write_bytes(path, png.getvalue())

@@ -51,6 +51,10 @@ class Tracker:
     def images(self, step: int, name: str, grid: np.ndarray) -> None:
         """A picture made after ``step`` updates: uint8 [H, W, 3]."""
 
+    def figure(self, step: int, name: str, picture: np.ndarray) -> None:
+        """A plot of how things stand after ``step`` updates, which replaces the one before: uint8 [H, W, 3]."""
+        self.images(step, name, picture)
+
     def progress(self, step: int) -> None:
         """``step`` updates are done. Called after each of them, so it must cost next to nothing."""
 

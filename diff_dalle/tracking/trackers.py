@@ -65,10 +65,13 @@ class Trackers(Tracker):
 
     def images(self, step: int, name: str, grid: np.ndarray | Tensor) -> None:
         """As `Tracker.images`; the grid may also be a tensor."""
-        grid = grid.cpu().numpy() if isinstance(grid, Tensor) else grid
-        if grid.dtype != np.uint8 or grid.ndim != 3 or grid.shape[2] != 3:
-            raise TypeError(f"a grid must be uint8 [H, W, 3], not {grid.dtype} {list(grid.shape)}")
-        self._tell(lambda member: member.images(step, name, np.ascontiguousarray(grid)))
+        pixels = _pixels(grid)
+        self._tell(lambda member: member.images(step, name, pixels))
+
+    def figure(self, step: int, name: str, picture: np.ndarray | Tensor) -> None:
+        """As `Tracker.figure`; the picture may also be a tensor."""
+        pixels = _pixels(picture)
+        self._tell(lambda member: member.figure(step, name, pixels))
 
     def progress(self, step: int) -> None:
         self._tell(lambda member: member.progress(step))
@@ -89,6 +92,13 @@ class Trackers(Tracker):
                 del self.members[name]
                 reason = f"{type(error).__name__}: {error}"
                 self.note(f"Tracker {name} is switched off, training goes on without it: {reason}")
+
+
+def _pixels(picture: np.ndarray | Tensor) -> np.ndarray:
+    picture = picture.cpu().numpy() if isinstance(picture, Tensor) else picture
+    if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
+        raise TypeError(f"a picture must be uint8 [H, W, 3], not {picture.dtype} {list(picture.shape)}")
+    return np.ascontiguousarray(picture)
 
 
 def create_trackers(

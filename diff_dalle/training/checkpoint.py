@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import pickle
 import sys
@@ -123,15 +124,19 @@ class CheckpointSet:
 
 @dataclass
 class RunFolder:
-    """A log directory, what is being run in it, and its complete checkpoints, oldest first."""
+    """A log directory, what is being run in it, and its complete checkpoints, oldest first.
+
+    best: step and held-out loss of the best weights kept, by trainee's name.
+    """
 
     path: str
     identity: Identity
     checkpoints: list[CheckpointSet] = field(default_factory=list)
+    best: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def write_record(self) -> None:
         entries = [asdict(entry) for entry in self.checkpoints]
-        record = {**asdict(self.identity), "checkpoints": entries}
+        record = {**asdict(self.identity), "checkpoints": entries, "best": self.best}
         with storage.atomic_writer(storage.join(self.path, RECORD)) as file:
             file.write(json.dumps(record, indent=1, ensure_ascii=False).encode())
 
@@ -162,6 +167,16 @@ class RunFolder:
                     storage.remove(path)
         return entry
 
+    def keep_best(self, name: str, step: int, samples: int, loss: float, state: dict, role: str) -> None:
+        """Write the weights ``state``, of ``role`` model or ``ema_RATE``, as best.pt (NAME_best.pt for a named trainee)
+        if their held-out loss is the lowest so far."""
+        if not loss < self.best.get(name, {"loss": math.inf})["loss"]:  # NaN is never the lowest
+            return
+        path = storage.join(self.path, f"{name}_best.pt" if name else "best.pt")
+        save_file(path, role.partition("_")[0], self.identity, step, samples, state)
+        self.best[name] = {"step": step, "loss": loss}
+        self.write_record()
+
 
 def read_run(path: str) -> RunFolder | None:
     """The run recorded in a folder, or None when there is none."""
@@ -171,7 +186,8 @@ def read_run(path: str) -> RunFolder | None:
     saved = load_mapping(storage.read_text(record), record)
     try:
         identity = Identity(saved["kind"], saved["config"], saved["tokenizer"])
-        return RunFolder(path, identity, [CheckpointSet(**entry) for entry in saved["checkpoints"]])
+        return RunFolder(path, identity, [CheckpointSet(**entry) for entry in saved["checkpoints"]],
+                         dict(saved.get("best", {})))  # fmt: skip
     except (KeyError, TypeError):
         raise InputError(f"{record} is damaged or was not written by diff_dalle; choose another --logdir") from None
 
@@ -197,7 +213,19 @@ def open_run(path: str, identity: Identity, config_class: type) -> RunFolder:
             f"{path} holds a run with other settings: {', '.join(changed)}; choose another --logdir, or give the "
             "settings it was started with"
         )
-    return RunFolder(path, identity, saved.checkpoints)
+    return RunFolder(path, identity, saved.checkpoints, saved.best)
+
+
+def changed_settings(old: Mapping, new: Mapping) -> list[str]:
+    """``name (old → new)`` for every setting of two nested configs that differs."""
+    changed = []
+    for name in dict.fromkeys([*old, *new]):
+        before, after = old.get(name), new.get(name)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            changed += changed_settings(before, after)
+        elif before != after:
+            changed.append(f"{name} ({before} → {after})")
+    return changed
 
 
 def find_set(path: str) -> tuple[RunFolder, CheckpointSet]:

@@ -14,7 +14,7 @@ from ..batch import Batch
 from ..config import option
 from ..distributed import Vote, World
 from ..errors import InputError, quantity
-from .checkpoint import CheckpointSet, Identity, RunFolder, find_set, load_file, load_weights
+from .checkpoint import CheckpointSet, Identity, RunFolder, changed_settings, find_set, load_file, load_weights
 from .precision import PRECISIONS, autocast
 from .random import Draw
 from .trainee import Meter, Trainee
@@ -45,17 +45,17 @@ class TrainingConfig:
     log_interval: int = option(50, "steps between log lines", free=True)
     save_interval: int = option(5000, "steps between checkpoints; one more is written at the end", free=True)
     keep_checkpoints: int = option(0, "how many of the latest checkpoints to keep; 0 = all", free=True)
-    sample_interval: int = option(5000, "steps between preview grids; 0 = none", free=True)
     eval_interval: int = option(1000, "steps between evaluations on val_data_dir", free=True)
     eval_samples: int = option(1024, "held-out samples per evaluation; fewer if there are fewer", free=True)
     val_data_dir: tuple[str, ...] = option((), "held-out shards, named like data_dir; none = no evaluation", free=True)
+    keep_best: bool = option(False, "keep the weights with the lowest held-out loss as best.pt", free=True)
     max_bad_steps: int = option(20, "stop when so many steps in a row have a gradient that is not finite", free=True)
 
     def __post_init__(self):
         for name in ("batch_size", "log_interval", "save_interval", "eval_interval", "eval_samples", "max_bad_steps"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}, but must be at least 1")
-        for name in ("microbatch", "iterations", "samples", "hours", "keep_checkpoints", "sample_interval"):
+        for name in ("microbatch", "iterations", "samples", "hours", "keep_checkpoints"):
             if getattr(self, name) < 0:
                 raise InputError(f"{name} is {getattr(self, name)}, but must not be negative")
         if not (self.iterations or self.samples or self.hours):
@@ -69,15 +69,16 @@ class TrainLoop:
 
     data:     its ``batches(position)`` yields this rank's slice of successive global batches, without end.
     val_data: its ``batch_at(positions)`` gives held-out samples, ``samples`` their number; None = no evaluation.
+    sample_interval: steps between the tasks' previews; 0 = none.
 
     The state of a run is its trainees' states, ``step`` (updates done) and ``samples`` (the position in the data);
     everything else follows from them, so continuing is exact.
     """
 
     def __init__(self, config: TrainingConfig, trainees: Sequence[Trainee], data, run: RunFolder, world: World,
-                 val_data=None):  # fmt: skip
+                 val_data=None, sample_interval: int = 0):  # fmt: skip
         self.config, self.trainees, self.data, self.run_folder = config, trainees, data, run
-        self.world, self.val_data = world, val_data
+        self.world, self.val_data, self.sample_interval = world, val_data, sample_interval
         self.step = self.samples = self.saved_step = 0
         self.restore()
 
@@ -88,7 +89,11 @@ class TrainLoop:
         if self.run_folder.checkpoints:
             self._load_set(self.run_folder, self.run_folder.checkpoints[-1])
         elif self.config.resume_checkpoint:
-            self._load_set(*find_set(self.config.resume_checkpoint))
+            other, entry = find_set(self.config.resume_checkpoint)
+            self._load_set(other, entry)
+            changed = changed_settings(other.identity.config, self.run_folder.identity.config)
+            if changed:
+                self.world.print(f"Note: settings that are not those of {other.path}: {', '.join(changed)}")
         elif self.config.init_checkpoint:
             self._start_from_weights(self.config.init_checkpoint)
         self.saved_step = self.step
@@ -151,9 +156,9 @@ class TrainLoop:
                     tracker.progress(self.step)
                     if self.step % config.log_interval == 0 or self._finished():
                         logged = self._log(tracker, *logged)
-                    if self.val_data is not None and self.step % config.eval_interval == 0:
-                        tracker.log(self.step, self.evaluate())
-                    if config.sample_interval and self.step % config.sample_interval == 0:
+                    if self.val_data is not None and (self.step % config.eval_interval == 0 or self._finished()):
+                        self._evaluate(tracker)
+                    if self.sample_interval and self.step % self.sample_interval == 0:
                         self._show(tracker)
                     if self.step % config.save_interval == 0:
                         self.save()
@@ -215,25 +220,40 @@ class TrainLoop:
 
     # --------------------------------------------------------------------------------------------- looking at the model
 
-    def evaluate(self) -> dict[str, float]:
-        """Held-out values of every trainee's first average (of its weights if it has none), at fixed draws.
+    def evaluate(self) -> dict[str, dict[str, float]]:
+        """By trainee's name, held-out values of its first average (of its weights if it has none), at fixed draws.
 
-        Chunks of ``microbatch`` samples are dealt to the ranks, so the values do not depend on their number.
+        Blocks of samples are dealt to the ranks, so the values depend neither on their number nor on the micro-batch.
         """
-        chunk = self.config.microbatch or self.config.batch_size
-        total = min(self.config.eval_samples, self.val_data.samples)
-        starts = range(self.world.rank * chunk, total, self.world.size * chunk)
         values = {}
         for trainee in self.trainees:
+            total = min(self.config.eval_samples, self.val_data.samples)
+            block = min(trainee.task.held_out_block, total)
+            starts = range(self.world.rank * block, total - block + 1, self.world.size * block)
             meter = Meter(self.world.device)
             with evaluating(trainee):
                 for start in starts:
-                    batch = self.val_data.batch_at(range(start, min(start + chunk, total)))
+                    batch = self.val_data.batch_at(range(start, start + block))
                     draw = Draw(EVALUATION_SEED, batch.index, self.world.device)
                     meter.add(trainee.task.held_out(batch.to(self.world.device), draw))
-            prefix = f"{trainee.name}/" if trainee.name else ""
-            values |= {f"{prefix}held_out/{name}": value for name, value in meter.read(self.world).items()}
+            values[trainee.name] = meter.read(self.world)
         return values
+
+    def _evaluate(self, tracker) -> None:
+        scalars = {}
+        for trainee, values in zip(self.trainees, self.evaluate().values(), strict=True):
+            prefix = f"{trainee.name}/" if trainee.name else ""
+            scalars |= {f"{prefix}held_out/{name}": value for name, value in values.items()}
+            text, pictures = trainee.task.findings(values)
+            if text:
+                tracker.note(f"Step {self.step:,}{f', {trainee.name}' if trainee.name else ''}: {text}")
+            for name, picture in pictures.items():
+                tracker.figure(self.step, prefix.replace("/", "_") + name, picture)
+            if self.config.keep_best and self.world.is_main:
+                role = trainee.emas[0].role if trainee.emas else "model"
+                self.run_folder.keep_best(trainee.name, self.step, self.samples, values["loss"], trainee.states()[role],
+                                          role)  # fmt: skip
+        tracker.log(self.step, scalars)
 
     def _show(self, tracker) -> None:
         if not self.world.is_main:

@@ -26,6 +26,9 @@ class Task(nn.Module):
     #: Names of entries of ``losses`` that ``observe`` wants to see, gathered from all ranks, after every step.
     observed: tuple[str, ...] = ()
 
+    #: Samples that ``held_out`` gets at a time, whatever the batch is in training: what it finds may depend on it.
+    held_out_block: int = 8
+
     def losses(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:
         """Named values [N] float32. "loss" is minimised, the rest is reported; NaN = does not apply to this sample.
 
@@ -54,6 +57,11 @@ class Task(nn.Module):
     def held_out(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:
         """What to report about unseen samples, as ``losses`` does; called without gradient, in evaluation mode."""
         return self.losses(batch, draw)
+
+    def findings(self, values: Mapping[str, float]) -> tuple[str, dict[str, np.ndarray]]:
+        """What the means of ``held_out`` say, for people: a text for the log ("" = nothing to add), and named pictures
+        (uint8 [H, W, 3]), each of which replaces the one of the evaluation before."""
+        return "", {}
 
     def previews(self) -> dict[str, np.ndarray]:
         """Named pictures (uint8 [H, W, 3]) that show where training stands; empty when there are none."""

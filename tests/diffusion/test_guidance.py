@@ -4,8 +4,16 @@ import pytest
 import torch
 
 from diff_dalle.batch import Conditioning
-from diff_dalle.diffusion import DiffusionConfig, GuidanceConfig, create_gaussian_diffusion, guided_denoiser
-from diff_dalle.diffusion.guidance import classifier_free, dynamic_threshold
+from diff_dalle.diffusion import (
+    SAMPLERS,
+    ClassifierGuidance,
+    DiffusionConfig,
+    GuidanceConfig,
+    ModelMeanType,
+    create_gaussian_diffusion,
+    guided_denoiser,
+)
+from diff_dalle.diffusion.guidance import classifier_free, dynamic_threshold, similarity_gradient
 from diff_dalle.errors import InputError
 
 CONFIG = DiffusionConfig(diffusion_steps=100, noise_schedule="cosine", prediction="x_start", variance="learned_range")
@@ -98,3 +106,235 @@ def test_bad_settings(settings):
     """Impossible settings are refused by name."""
     with pytest.raises(InputError, match=next(iter(settings))):
         GuidanceConfig(**settings)
+
+
+# ------------------------------------------------------------------------------------------------- by a classifier
+
+WIDTH, ERROR, CENTRE = 0.8, 0.5, 0.3
+ORIGINAL = create_gaussian_diffusion(DiffusionConfig(diffusion_steps=100, noise_schedule="cosine"))
+OFF = GuidanceConfig(guidance_scale=1.0, thresholding="none")
+SHAPE = (4, 3, 2, 2)
+
+
+def seeded(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+class Gaussian:
+    """Data x_start ~ N(CENTRE, WIDTH²) and an observation of it, y ~ N(x_start, ERROR²): everything is a formula.
+
+    Called as a network, it predicts what ``process`` asks for. t counts steps of ORIGINAL.
+    """
+
+    def __init__(self, process, y=None):
+        self.process, self.y, self.steps = process, y, []
+
+    def expected(self, x, t):
+        """Mean of x_start given x_t, its slope in x_t, and its variance."""
+        alpha_bar = torch.tensor(ORIGINAL.alphas_cumprod)[t].view(-1, 1, 1, 1)
+        spread = alpha_bar * WIDTH**2 + 1 - alpha_bar
+        slope = alpha_bar.sqrt() * WIDTH**2 / spread
+        return CENTRE + slope * (x - alpha_bar.sqrt() * CENTRE), slope, WIDTH**2 * (1 - alpha_bar) / spread
+
+    def __call__(self, x, t, cond=None):
+        x_start, alpha_bar = self.expected(x, t)[0], torch.tensor(ORIGINAL.alphas_cumprod)[t].view(-1, 1, 1, 1)
+        eps = (x - alpha_bar.sqrt() * x_start) / (1 - alpha_bar).sqrt()
+        here = self.process.timestep_map.index(int(t[0]))
+        output = {
+            ModelMeanType.EPSILON: eps,
+            ModelMeanType.START_X: x_start,
+            ModelMeanType.VELOCITY: alpha_bar.sqrt() * eps - (1 - alpha_bar).sqrt() * x_start,
+            ModelMeanType.PREVIOUS_X: self.process.posterior_mean(x_start, x, here),
+        }[self.process.model_mean_type]
+        return torch.cat([output, 0.2 * x], 1) if self.process.model_var_type.is_learned else output
+
+    def similarity(self, x, t):
+        """log p(y | x_t) up to a constant."""
+        self.steps.append(t)
+        mean, _, variance = self.expected(x, t)
+        return (-(self.y - mean).square() / (2 * (variance + ERROR**2))).flatten(1).sum(1)
+
+    def posterior(self, x, t):
+        """Mean of x_start given x_t and y."""
+        mean, _, variance = self.expected(x, t)
+        return mean + variance / (variance + ERROR**2) * (self.y - mean)
+
+
+def denoiser(process, model, scale=1.0, gradient="x_t", config=OFF, similarity=None):
+    guide = ClassifierGuidance(similarity or model.similarity, scale, gradient)
+    return guided_denoiser(process, model, None, None, config, guide)
+
+
+@pytest.mark.parametrize("variance", ["fixed_small", "learned_range"])
+@pytest.mark.parametrize("prediction", ["eps", "x_start", "v", "previous_x"])
+def test_the_guided_denoiser_is_that_of_the_posterior(prediction, variance):
+    """Bayes' rule: at scale 1 it expects what is to be expected given x_t and y, at every step that respacing leaves.
+    A learned variance stays as it was."""
+    config = DiffusionConfig(100, "cosine", prediction=prediction, variance=variance)
+    process, x = create_gaussian_diffusion(config, "5"), seeded(*SHAPE)
+    model = Gaussian(process, seeded(*SHAPE, seed=1))
+    guided, plain = denoiser(process, model), guided_denoiser(process, model, None, None, OFF)
+    for t, step in enumerate(process.timestep_map):
+        found, before = guided(x, t), plain(x, t)
+        steps, alpha_bar = torch.full((4,), step), ORIGINAL.alphas_cumprod[step]
+        torch.testing.assert_close(found.x_start, model.posterior(x, steps), rtol=1e-6, atol=1e-6)
+        assert (found.x_start - before.x_start).abs().max() > 1e-4 or t == 0
+        torch.testing.assert_close(alpha_bar**0.5 * found.x_start + (1 - alpha_bar) ** 0.5 * found.eps, x)
+        torch.testing.assert_close(found.mean, process.posterior_mean(found.x_start, x, t))
+        torch.testing.assert_close(torch.as_tensor(found.log_variance), torch.as_tensor(before.log_variance))
+    assert [seen.unique().tolist() for seen in model.steps] == [[0], [25], [50], [74], [99]]
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_every_sampler_follows_the_sign_and_draws_from_the_posterior(name):
+    """The score rises with guidance and falls when the sign is flipped; at scale 1 the samples are the posterior's."""
+    process = create_gaussian_diffusion(DiffusionConfig(100, "cosine", variance="fixed_small"))
+    x, model = seeded(500, 3, 2, 2), Gaussian(process, torch.full((1, 3, 2, 2), -0.9, dtype=torch.float64))
+
+    def ends(scale):
+        noise = torch.Generator().manual_seed(1)
+        denoise = denoiser(process, model, scale) if scale else guided_denoiser(process, model, None, None, OFF)
+        steps = SAMPLERS[name](process, denoise, x, lambda t: torch.randn(x.shape, generator=noise, dtype=x.dtype))
+        *_, last = steps
+        return last.x
+
+    found = {scale: ends(scale) for scale in (-0.3, 0, 1.0)}
+    score = {scale: -(x - model.y).square().mean() for scale, x in found.items()}
+    assert score[-0.3] < score[0] < score[1.0]
+    share = WIDTH**2 / (WIDTH**2 + ERROR**2)
+    assert found[1.0].mean().item() == pytest.approx(CENTRE + share * (-0.9 - CENTRE), abs=0.03)
+    assert found[1.0].std().item() == pytest.approx(share**0.5 * ERROR, rel=0.06)
+    assert found[0].mean().item() == pytest.approx(CENTRE, abs=0.05)
+
+
+@pytest.mark.parametrize(("gradient", "seen"), [("x_t", [[250.0], [500.0]]), ("x_start", [[0.0], [0.0]])])
+def test_the_classifier_sees_steps_as_the_network_does_and_only_inside_the_interval(gradient, seen):
+    process = create_gaussian_diffusion(DiffusionConfig(100, "cosine", rescale_timesteps=True), "5")
+    steps, x = [], seeded(*SHAPE).float()
+
+    def similarity(x, t):
+        steps.append(t.unique().tolist())
+        return x.flatten(1).sum(1)
+
+    config = GuidanceConfig(guidance_scale=1.0, guidance_interval=(0.25, 0.7), thresholding="none")
+    guide = ClassifierGuidance(similarity, 1.0, gradient)
+    guided = guided_denoiser(process, lambda x, t, cond: 0.1 * x, None, None, config, guide)
+    plain = guided_denoiser(process, lambda x, t, cond: 0.1 * x, None, None, config)
+    changed = [not torch.equal(guided(x, t).x_start, plain(x, t).x_start) for t in range(5)]
+    assert changed == [False, True, True, False, False] and steps == seen
+
+
+def curved(x, t, cond=None):
+    """A network that is not linear, in every output pixel of its neighbours too."""
+    return torch.tanh(x + 0.5 * x.roll(1, 3)) * (1 + x.mean(1, keepdim=True))
+
+
+def curved_similarity(x, t):
+    return (x.square() * torch.linspace(-1, 1, 4, dtype=x.dtype).view(1, 1, 2, 2)).flatten(1).sum(1).sin()
+
+
+def test_the_gradient_of_x_start_passes_through_the_model():
+    """It equals finite differences of the similarity of the expected image; the model is evaluated once."""
+    process, x, calls = create_gaussian_diffusion(DiffusionConfig(100, "cosine", prediction="v")), seeded(*SHAPE), []
+
+    def model(x, t, cond):
+        calls.append(t)
+        return curved(x, t)
+
+    with torch.no_grad():
+        found = denoiser(process, model, 1.7, "x_start", similarity=curved_similarity)(x, 50)
+    assert len(calls) == 1 and not found.x_start.requires_grad
+    expected = process.denoiser(curved, clip_denoised=False)
+    numeric = torch.zeros_like(x)
+    for place in range(x[0].numel()):
+        step = 1e-5 * torch.eye(x[0].numel(), dtype=x.dtype)[place].view(1, *x.shape[1:])
+        up, down = (curved_similarity(expected(x + sign * step, 50).x_start, None) for sign in (1, -1))
+        numeric.flatten(1)[:, place] = (up - down) / 2e-5
+    alpha_bar = ORIGINAL.alphas_cumprod[50]
+    shift = 1.7 * (1 - alpha_bar) / alpha_bar**0.5 * numeric
+    torch.testing.assert_close(found.x_start - expected(x, 50).x_start, shift, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("gradient", ["x_t", "x_start"])
+@pytest.mark.parametrize("kind", ["static", "dynamic"])
+def test_thresholding_comes_after_the_shift(gradient, kind):
+    """However strong the pull, the image stays in range; what the classifier is shown of x_start is in range too."""
+    process = create_gaussian_diffusion(DiffusionConfig(100, "cosine", prediction="x_start"))
+    x, shown = seeded(*SHAPE), []
+    limited = GuidanceConfig(guidance_scale=1.0, thresholding=kind)
+
+    def similarity(x, t):
+        shown.append(x.detach())
+        return 5 * x.flatten(1).sum(1)
+
+    def network(x, t, cond):
+        return 3 * x
+
+    found = denoiser(process, network, 2.0, gradient, limited, similarity)(x, 50)
+    free = denoiser(process, network, 2.0, gradient, OFF, similarity)(x, 50)
+    assert free.x_start.abs().max() > 10
+    limit = {"static": lambda x: x.clamp(-1, 1), "dynamic": lambda x: dynamic_threshold(x, 0.995)}[kind]
+    torch.testing.assert_close(found.x_start, limit(free.x_start))
+    torch.testing.assert_close(shown[0], limit(3 * x) if gradient == "x_start" else x)
+
+
+def test_both_guidances_add_up():
+    """The classifier's shift is the same beside classifier-free guidance, and outside the interval neither acts."""
+    process, x = create_gaussian_diffusion(CONFIG), seeded(2, 3, 2, 2).float()
+    network = Network()
+    guide = ClassifierGuidance(curved_similarity, 2.0)
+    results = {}
+    for scale in (1.0, 3.0):
+        for classifier in (None, guide):
+            config = GuidanceConfig(guidance_scale=scale, guidance_interval=(0.0, 0.6), thresholding="none")
+            denoise = guided_denoiser(process, network, COND, NULL, config, classifier)
+            results[scale, classifier is not None] = denoise(x, 50).x_start
+            torch.testing.assert_close(denoise(x, 80).x_start, network(x, None, COND).float()[:, :3])
+    shift = results[1.0, True] - results[1.0, False]
+    assert shift.abs().max() > 0.1 and (results[3.0, False] - results[1.0, False]).abs().max() > 0.1
+    torch.testing.assert_close(results[3.0, True] - results[3.0, False], shift)
+
+
+def test_the_gradient_of_x_start_passes_through_classifier_free_guidance():
+    process, x = create_gaussian_diffusion(CONFIG), seeded(2, 3, 2, 2).float()
+
+    def network(x, t, cond):
+        return torch.cat([cond.labels.view(-1, 1, 1, 1) * x, x], 1)
+
+    config = GuidanceConfig(guidance_scale=3.0, thresholding="none")
+    guide = ClassifierGuidance(lambda x, t: x.flatten(1).sum(1), 1.0, "x_start")
+    found = guided_denoiser(process, network, COND, NULL, config, guide)(x, 50)
+    slope = 3.0 * COND.labels.view(-1, 1, 1, 1)  # of 0 + 3 × (label − 0) × x
+    gain = process.one_minus_alphas_cumprod[50] / process.sqrt_alphas_cumprod[50]
+    torch.testing.assert_close(found.x_start, slope * x + gain * slope)
+
+
+def test_scale_zero_is_off():
+    """Exactly the unguided result, and the classifier is never asked."""
+
+    def refuse(x, t):
+        raise AssertionError("asked")
+
+    process, x = create_gaussian_diffusion(CONFIG), torch.randn(2, 3, 4, 4)
+    config = GuidanceConfig(guidance_scale=1.0)
+    found = guided_denoiser(process, Network(), COND, None, config, ClassifierGuidance(refuse, 0.0))(x, 50)
+    plain = guided_denoiser(process, Network(), COND, None, config)(x, 50)
+    assert torch.equal(found.x_start, plain.x_start) and torch.equal(found.mean, plain.mean)
+
+
+def test_the_unit_of_the_gradient_only_saves_small_numbers(monkeypatch):
+    """In full precision it changes no bit; in half precision 2^-26 would be 0 on its way back."""
+
+    def half(x):
+        return (x.half() * 2.0**-13 * 2.0**-13).float().flatten(1).sum(1)
+
+    x = seeded(*SHAPE).float()
+    with_unit = [similarity_gradient(lambda x: curved_similarity(x, None), x), similarity_gradient(half, x)]
+    monkeypatch.setattr("diff_dalle.diffusion.guidance._GRADIENT_UNIT", 1.0)
+    assert torch.equal(similarity_gradient(lambda x: curved_similarity(x, None), x), with_unit[0])
+    assert with_unit[1].eq(2.0**-26).all() and similarity_gradient(half, x).eq(0).all()
+
+
+def test_an_unknown_gradient_is_named():
+    with pytest.raises(InputError, match="classifier_gradient"):
+        ClassifierGuidance(curved_similarity, 1.0, "x_0")

@@ -11,7 +11,7 @@ from diff_dalle.diffusion import DiffusionConfig, create_gaussian_diffusion
 from diff_dalle.errors import InputError
 from diff_dalle.tasks.denoising import DenoisingConfig, DenoisingTask
 from diff_dalle.tasks.generator_run import GeneratorRun
-from diff_dalle.training.loop import TrainingConfig
+from diff_dalle.tasks.previews import PreviewConfig
 from diff_dalle.training.random import Draw
 
 PROCESS = create_gaussian_diffusion(DiffusionConfig(diffusion_steps=40, prediction="x_start"))
@@ -116,4 +116,4 @@ def test_impossible_dropout_is_refused():
 def test_previews_with_more_steps_than_the_process_has_are_refused_at_the_start():
     with pytest.raises(InputError, match="timestep_respacing '30'"):
         GeneratorRun(diffusion=DiffusionConfig(diffusion_steps=20))
-    GeneratorRun(diffusion=DiffusionConfig(diffusion_steps=20), training=TrainingConfig(sample_interval=0))
+    GeneratorRun(diffusion=DiffusionConfig(diffusion_steps=20), preview=PreviewConfig(sample_interval=0))

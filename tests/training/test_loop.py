@@ -1,6 +1,7 @@
 """The loop with a toy task: exact resuming, micro-batches, non-finite steps, signals, checkpoints."""
 
 import hashlib
+import itertools
 import json
 import os
 import signal
@@ -128,8 +129,129 @@ def test_evaluation_uses_the_average_and_fixed_draws(tmp_path):
     rows = [scalars for _, scalars in tracker.rows if "held_out/loss" in scalars]
     assert len(rows) == 2
     again = loop.evaluate()
-    assert again == pytest.approx(rows[-1]) and loop.evaluate() == again
+    assert {f"held_out/{name}": value for name, value in again[""].items()} == pytest.approx(rows[-1])
+    assert loop.evaluate() == again
     assert loop.trainees[0].task.training
+
+
+@pytest.mark.parametrize(("microbatch", "batch_size"), [(1, 8), (3, 8), (0, 5)])
+def test_evaluation_depends_neither_on_microbatch_nor_on_batch_size(tmp_path, microbatch, batch_size):
+    """It takes whole blocks of the task's own size, in order; what does not fill one is left out."""
+
+    class Blocks(ToyTask):
+        def held_out(self, batch, draw):
+            blocks.append(batch.index.tolist())
+            return self.losses(batch, draw)
+
+    blocks, task, settings = [], Blocks(), {"val_data": ToyData(8), "eval_samples": 20}
+    expected = make_loop(tmp_path / "a", task, **settings).evaluate()
+    other = make_loop(tmp_path / "b", task, microbatch=microbatch, batch_size=batch_size, **settings)
+    assert other.evaluate() == expected
+    assert blocks == [list(range(8)), list(range(8, 16))] * 2
+
+
+def test_evaluation_with_fewer_samples_than_a_block(tmp_path):
+    loop = make_loop(tmp_path, val_data=ToyData(8), eval_samples=3)
+    assert loop.evaluate()[""]["position"] == 1.0  # of 0, 1 and 2
+
+
+class ScriptedTask(ToyTask):
+    """Its held-out loss is a table's entry by the number of updates done, which checkpoints remember."""
+
+    def __init__(self, table):
+        super().__init__(observed=("position",))
+        self.table, self.updates = table, 0
+
+    def observe(self, values):
+        self.updates += 1
+
+    def extra_state(self):
+        return {"updates": torch.tensor(self.updates)}
+
+    def load_extra_state(self, state):
+        self.updates = int(state["updates"])
+
+    def held_out(self, batch, draw):
+        return {"loss": torch.full((len(batch),), self.table[self.updates])}
+
+
+def make_scripted(folder, table, **settings):
+    defaults = {"eval_interval": 2, "save_interval": 2, "keep_best": True, "val_data": ToyData(8)}
+    return make_loop(folder, task=ScriptedTask(table), **{**defaults, **settings})
+
+
+@pytest.mark.parametrize(
+    ("losses", "best"),
+    [((5, 3, 4, 2, 6), 8), ((1, 3, 4, 2, 6), 2), ((5, 3, 3, 3, 3), 4), ((5, 4, 3, 2, 1), 10),
+     ((torch.nan, 3, torch.nan, 4, 5), 4)],
+)  # fmt: skip
+def test_the_best_weights_are_kept(tmp_path, losses, best):
+    """best.pt holds the average that was evaluated when the loss was lowest, the first time, and nothing else does."""
+    table = dict(zip((2, 4, 6, 8, 10), losses, strict=True))
+    run(make_scripted(tmp_path, table))
+    content = load_file(str(tmp_path / "best.pt"))
+    assert (content["role"], content["step"], content["samples"], content["kind"]) == ("ema", best, 8 * best, "toy")
+    average = load_file(str(tmp_path / f"ema_0.9_{best:06d}.pt"))
+    assert all(torch.equal(content["state"][name], value) for name, value in average["state"].items())
+    assert json.loads((tmp_path / "run.json").read_text())["best"][""] == {"step": best, "loss": table[best]}
+
+
+def test_the_best_weights_are_kept_only_when_asked_and_never_without_a_loss(tmp_path):
+    run(make_scripted(tmp_path / "a", dict.fromkeys(range(11), 1.0), keep_best=False))
+    run(make_scripted(tmp_path / "b", dict.fromkeys(range(11), torch.nan)))
+    assert not (tmp_path / "a" / "best.pt").exists() and not (tmp_path / "b" / "best.pt").exists()
+
+
+def test_without_averages_the_best_weights_are_the_models(tmp_path):
+    run(make_scripted(tmp_path, {2: 2.0, 4: 1.0}, iterations=4, optim=OptimConfig(lr=1e-2, ema_rate=())))
+    best, model = (load_file(str(tmp_path / name)) for name in ("best.pt", "model000004.pt"))
+    assert best["role"] == "model"
+    assert all(torch.equal(best["state"][name], value) for name, value in model["state"].items())
+
+
+@pytest.mark.parametrize("losses", [(5, 3, 4, 2, 6), (5, 1, 4, 2, 6), (5, 3, 2, 4, 6)])
+def test_the_best_weights_survive_a_kill(tmp_path, losses):
+    """Killed in step 7, the run repeats all from step 5 on, an evaluation too: best.pt ends the same, bit for bit."""
+
+    class Killed(ToyData):
+        def batches(self, position):
+            yield from itertools.islice(super().batches(position), 6)
+            raise RuntimeError("killed")
+
+    table = dict(zip((2, 4, 6, 8, 10), losses, strict=True))
+    run(make_scripted(tmp_path / "whole", table, save_interval=4))
+    with pytest.raises(RuntimeError, match="killed"):
+        run(make_scripted(tmp_path / "parts", table, save_interval=4, data=Killed(8)))
+    assert (tmp_path / "parts" / "best.pt").exists()
+    resumed = make_scripted(tmp_path / "parts", table, save_interval=4)
+    assert resumed.step == 4
+    run(resumed)
+    assert hashes(tmp_path / "parts") == hashes(tmp_path / "whole")
+
+
+def test_the_last_step_is_evaluated(tmp_path):
+    rows = run(make_loop(tmp_path, val_data=ToyData(8), eval_interval=4, iterations=7)).rows
+    assert [step for step, scalars in rows if "held_out/loss" in scalars] == [4, 7]
+
+
+def test_findings_are_noted_and_drawn_beside_the_checkpoints(tmp_path):
+    class Telling(ToyTask):
+        def findings(self, values):
+            return f"mean position {values['position']}", {"curve": torch.zeros(2, 3, 3).numpy()}
+
+    class Listening(ListTracker):
+        said, drawn = [], []
+
+        def note(self, text):
+            self.said.append(text)
+
+        def figure(self, step, name, picture):
+            self.drawn.append((step, name, picture.shape))
+
+    tracker = Listening()
+    make_loop(tmp_path, task=Telling(), val_data=ToyData(8), eval_samples=8, eval_interval=5, name="base").run(tracker)
+    assert tracker.said == ["Step 5, base: mean position 3.5", "Step 10, base: mean position 3.5"]
+    assert tracker.drawn == [(5, "base_curve", (2, 3, 3)), (10, "base_curve", (2, 3, 3))]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -1,0 +1,182 @@
+"""What ``evaluate.py`` is set by, and how a generator, with or without a classifier, becomes a report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+import torch
+
+from . import storage
+from .classifier import Classifier, ClassifierConfig
+from .config import option, section
+from .data.grid import image_grid
+from .data.loader import DataConfig, Loader
+from .data.shapes_render import render
+from .data.shapes_shards import read_shapes_config
+from .diffusion.guidance import GuidanceConfig
+from .diffusion.sampling import SamplerConfig, to_uint8
+from .distributed import DistributedConfig, World
+from .errors import InputError
+from .evaluation.guidance_report import Score, Way, guidance_section, to_dict, ways
+from .evaluation.intervals import wilson
+from .evaluation.report import Section, write_report
+from .evaluation.retrieval import RetrievalTable, retrieval
+from .evaluation.shape_eval import evaluate_shapes
+from .evaluation.shape_prompts import shape_prompts
+from .evaluation.shape_report import picture_section, score_section, training_sections
+from .pipeline import Pipeline, load
+
+CURVE = (1.0, 2.0, 4.0, 8.0)  # classifier scales that are tried when none are given
+DISTRACTORS = 64  # captions, the right one among them, that a picture's is to be told from
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """Evaluation"""
+
+    model_path: str = option("", "checkpoint of a generator")
+    shapes_dir: str = option("", "folder of the shapes world it was trained on: its pictures are then judged by ShapeEval")
+    data_dir: tuple[str, ...] = option((), "captioned shards instead, named as for training: pictures of their captions "
+                                           "are then judged by the classifier")  # fmt: skip
+    caption_field: str = option("txt", "where captions are in data_dir: the ending of a text member, or json:FIELD")
+    num_samples: int = option(256, "captions of data_dir that are drawn; fewer if there are fewer")
+    progress: str = option("", "progress.csv of its training, to plot; empty = no plots")
+    report_dir: str = option("runs/report", "folder for report.md, scores.json and pictures")
+    prompts_per_task: int = option(64, "captions for each of ShapeEval's tasks")
+    batch_size: int = option(64, "pictures made at once by each process")
+    seed: int = option(0, "picture i follows from seed + i alone")
+
+    def __post_init__(self):
+        if not self.model_path or bool(self.shapes_dir) == bool(self.data_dir):
+            raise InputError("--model_path is needed, and either --shapes_dir or --data_dir: a checkpoint, and whose "
+                             "captions it is to draw")  # fmt: skip
+        if self.num_samples < 2 or self.batch_size < 1:
+            raise InputError(f"num_samples is {self.num_samples} and batch_size {self.batch_size}, but they must be at "
+                             "least 2 and 1")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class EvaluateRun:
+    """All settings of ``evaluate.py``."""
+
+    what: EvaluateConfig = section(EvaluateConfig)
+    sampler: SamplerConfig = section(SamplerConfig)
+    guidance: GuidanceConfig = section(GuidanceConfig)
+    classifier: ClassifierConfig = section(ClassifierConfig)
+    distributed: DistributedConfig = section(DistributedConfig)
+
+    def __post_init__(self):
+        if self.what.data_dir and not self.classifier.classifier_path:
+            raise InputError("--data_dir needs --classifier_path: pictures of any captions are judged by a noised CLIP")
+
+
+class Evaluation:
+    """An evaluation under way: what it samples with, and the report that grows. ``scores`` end in scores.json."""
+
+    def __init__(self, run: EvaluateRun, world: World):
+        self.run, self.what, self.world = run, run.what, world
+        self.pipeline: Pipeline = load(self.what.model_path, world.device)
+        self.classifier: Classifier | None = run.classifier.load(world.device)
+        self.sections: list[Section] = []
+        self.scores: dict = {"step": self.pipeline.step}
+
+    def sample(self, prompts: Sequence[str], way: Way) -> np.ndarray:
+        """Pictures of ``prompts``, guided this way: uint8 [N, H, W, 3]."""
+        return self.pipeline.sample(
+            prompts,
+            self.what.seed,
+            batch_size=self.what.batch_size,
+            sampler=self.run.sampler,
+            guidance=replace(self.run.guidance, guidance_scale=way.guidance_scale),
+            classifier=self.classifier if way.classifier_scale else None,
+            classifier_scale=way.classifier_scale,
+            classifier_gradient=self.run.classifier.classifier_gradient,
+            world=self.world,
+        )
+
+    def ways(self) -> list[Way]:
+        return ways(self.run.guidance.guidance_scale, self.run.classifier.classifier_scale or CURVE)
+
+    def shapes(self) -> str:
+        """ShapeEval of the generator and, with a classifier, of what guidance adds. Returns a table to print."""
+        config = read_shapes_config(self.what.shapes_dir)
+        prompts = shape_prompts(self.what.prompts_per_task, self.what.seed, config)
+        images = self.sample([prompt.text for prompt in prompts], Way(self.run.guidance.guidance_scale, 0.0))
+        report = evaluate_shapes(images, prompts)
+        self.scores["scores"] = report.to_dict()
+        self.sections += [picture_section(images, prompts), score_section(report)]
+        if self.classifier:
+            self._shapes_guidance(shape_prompts(self.what.prompts_per_task, self.what.seed, config, ("attributes",)))
+        if self.what.progress:
+            self.sections += training_sections(self.what.progress)
+        return report.table()
+
+    def _shapes_guidance(self, prompts) -> None:
+        texts = [prompt.text for prompt in prompts]
+        pictures = {way: self.sample(texts, way) for way in self.ways()}
+        scored = {}
+        for way, images in pictures.items():
+            row = evaluate_shapes(images, prompts)["all attributes"]
+            scored[way] = Score(row.score, row.low, row.high, row.n)
+        text = ("Single objects of which colour, size and position are said: fraction in which these, the shape and the "
+                "number are right, judged from the pixels alone.")  # fmt: skip
+        self._add_guidance(text, scored, pictures, texts)
+        first = {prompt.text: prompt for prompt in reversed(prompts)}  # each caption once: no two are true of a picture
+        real = np.stack([render(prompt.scene, self.pipeline.image_size) for prompt in first.values()])
+        self._add_retrieval(self.classifier.retrieval(real, list(first), DISTRACTORS))
+
+    def captions(self) -> str:
+        """How well the classifier finds the captions of ``data_dir`` in pictures made for them. Returns a table."""
+        size, tokenizer = self.pipeline.image_size, self.classifier.tokenizer
+        config = DataConfig(data_dir=self.what.data_dir, caption_field=self.what.caption_field)
+        data = Loader(config, size, tokenizer, self.classifier.model.config.text_length, shuffle=False)
+        batch = data.batch_at(range(min(self.what.num_samples, data.samples)))
+        texts, real = [tokenizer.decode(row) for row in batch.cond.tokens.tolist()], to_uint8(batch.images).numpy()
+        pictures = {way: self.sample(texts, way) for way in self.ways()}
+        scored = {way: self._found(images, texts) for way, images in pictures.items()}
+        ceiling = self._found(real, texts)
+        self.scores["real pictures"] = asdict(ceiling)
+        text = (f"Fraction of pictures whose caption the classifier finds among {min(DISTRACTORS, len(texts))}; in the "
+                f"real pictures it finds {ceiling.value:.3f} ({ceiling.low:.3f} – {ceiling.high:.3f}). A classifier that "
+                "guided is no impartial judge of its own pictures: compare ways that it did not guide.")  # fmt: skip
+        shown = min(8, len(real))
+        grid = image_grid(real[:shown], texts[:shown], shown, max(1, 64 // size))
+        self.sections.append(Section("Real pictures", "Of the first captions.", grid, "real.png"))
+        self._add_guidance(text, scored, pictures, texts)
+        table = self.classifier.retrieval(real, texts, DISTRACTORS)
+        self._add_retrieval(table)
+        return table.text()
+
+    def _found(self, images: np.ndarray, texts: Sequence[str]) -> Score:
+        """How many pictures find their captions in blocks of DISTRACTORS, the last of which may overlap with others."""
+        image, text = self.classifier.encode_image(images), self.classifier.encode_text(texts)
+        block = min(DISTRACTORS, len(texts))
+        found = []
+        for start in range(0, len(texts) - block + 1, block):
+            part = slice(start, start + block)
+            names = texts[part]
+            alike = torch.tensor([[a == b for b in names] for a in names], device=image.device)
+            found.append(retrieval(image[part], text[part], alike)["image_to_text_at_1"])
+        hits = torch.cat(found)
+        return Score(float(hits.mean()), *wilson(float(hits.sum()), len(hits)), len(hits))
+
+    def _add_guidance(self, text: str, scored: dict[Way, Score], pictures: dict[Way, np.ndarray], captions) -> None:
+        self.scores["guidance"] = to_dict(scored)
+        self.sections += guidance_section("What does guidance add?", text, scored, pictures, captions)
+
+    def _add_retrieval(self, table: RetrievalTable) -> None:
+        self.scores["retrieval"] = {str(t): dict(row) for t, row in table.found.items()}
+        text = "How often the classifier matches real pictures with their captions: where it is at chance, it cannot guide."
+        self.sections.append(Section("What does the classifier see through the noise?", f"{text}\n\n{table.text()}",
+                                     table.plot(), "retrieval.png"))  # fmt: skip
+
+    def write(self) -> str:
+        """Write the report and scores.json; returns the report's path."""
+        path = storage.join(self.what.report_dir, "report.md")
+        write_report(path, f"After {self.pipeline.step:,} steps", self.sections)
+        scores = json.dumps(self.scores, indent=1).encode()
+        storage.write_bytes(storage.join(self.what.report_dir, "scores.json"), scores)
+        return path

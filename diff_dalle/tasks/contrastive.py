@@ -1,0 +1,140 @@
+"""Training a noised CLIP: which caption belongs to which noisy image, among all of the global batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..batch import Batch
+from ..config import option
+from ..diffusion.gaussian_diffusion import GaussianDiffusion
+from ..diffusion.resample import ScheduleSampler, UniformSampler, create_named_schedule_sampler
+from ..distributed import World
+from ..evaluation.retrieval import RetrievalTable, retrieval, same_captions
+from ..models.layers import full_precision
+from ..models.noised_clip import NoisedClip
+from ..training.random import Draw
+from ..training.task import Forward, Piece, Task
+from .gradient_cache import cached_backward
+
+
+@dataclass(frozen=True)
+class ContrastiveConfig:
+    """Contrastive training"""
+
+    noised: bool = option(True, "train on noised images of every level; False gives an ordinary CLIP, which sees t = 0")
+    schedule_sampler: str = option("uniform", "how timesteps are drawn", choices=("uniform", "loss-second-moment"))
+
+
+class ContrastiveTask(Task):
+    """CLIP's symmetric loss (Radford et al. 2021, section 2.3) on images noised by the diffusion process.
+
+    The candidates are those of the global batch: features travel between ranks together with their gradients, so loss
+    and gradient do not depend on the number of processes, nor on the micro-batch (see gradient_cache.py).
+
+    process: the full (not respaced) process whose noise the images get.
+    world:   the processes among which the global batch is divided.
+    """
+
+    #: Held-out samples that are compared with each other: retrieval is among so many captions.
+    held_out_block = 64
+
+    def __init__(self, model: NoisedClip, process: GaussianDiffusion, config: ContrastiveConfig, world: World):
+        super().__init__()
+        self.model, self.process, self.config, self.world = model, process, config, world
+        self.schedule_sampler = create_named_schedule_sampler(config.schedule_sampler, process)
+        self.observed = () if config.schedule_sampler == "uniform" else ("t", "unweighted_loss")
+
+    def forward(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:
+        """The features of a piece of the batch: image and text [N, D], t and its weight [N], and the scale of the
+        logits, once for every sample, so that its gradient can be cached like theirs."""
+        return self._features(batch, draw, self.schedule_sampler)
+
+    def _features(self, batch: Batch, draw: Draw, steps: ScheduleSampler) -> dict[str, Tensor]:
+        if self.config.noised:
+            t, weight = steps.sample_at(draw.uniform("timestep"))
+        else:
+            t = torch.zeros(len(batch), dtype=torch.int64, device=batch.images.device)
+            weight = torch.ones(len(batch), device=batch.images.device)
+        keys = draw.keys("dropout")
+        return {
+            "image": self.encode_image(batch.images, t, draw, keys),
+            "text": self.model.encode_text(batch.cond.tokens, batch.cond.mask, keys),
+            "scale": self.model.scale.expand(len(batch)),
+            "t": t,
+            "weight": weight,
+        }
+
+    def encode_image(self, images: Tensor, t: Tensor, draw: Draw, keys: Tensor | None = None) -> Tensor:
+        """Features [N, D] of images as they look after noising step t, or as they are for an ordinary CLIP."""
+        if self.config.noised:
+            images = self.process.q_sample(images, t, draw.normal("noise", images.shape[1:]))
+        return self.model.encode_image(images, self.process._scale_timesteps(t), keys)
+
+    def backward(self, pieces: Sequence[Piece], forward: Forward, scale: Tensor | float) -> list[dict[str, Tensor]]:
+        return [cached_backward(pieces, forward, self._named_losses, scale)]
+
+    def _named_losses(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What a step reports, from this rank's features and those that the other ranks send meanwhile."""
+        everyone = self.world.interleave(torch.stack([features["image"], features["text"]], 1))
+        own = torch.arange(self.world.rank, len(everyone), self.world.size, device=everyone.device)
+        losses = contrastive_losses(features, *everyone.unbind(1), own)
+        named = {"loss": losses * features["weight"], "logit_scale": features["scale"].detach()}
+        if self.observed:
+            named |= {"t": features["t"], "unweighted_loss": losses}
+        return named
+
+    def losses(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:
+        return self._named_losses(self(batch, draw))
+
+    def held_out(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:
+        """The loss at one draw of the noise, and at each of the noise levels whether what belongs together is found:
+        for each image its caption, and for each caption its image, among all of this batch (``candidates``)."""
+        features = self._features(batch, draw, UniformSampler(self.process))
+        own = torch.arange(len(batch), device=batch.images.device)
+        loss = contrastive_losses(features, features["image"], features["text"], own)
+        named = {"loss": loss, "candidates": torch.full_like(loss, len(batch))}
+        alike = same_captions(batch.cond.tokens, batch.cond.mask)
+        for t in self.levels:
+            steps = torch.full((len(batch),), t, device=batch.images.device)
+            image = self.encode_image(batch.images, steps, draw)
+            with full_precision(image.device):
+                named |= {f"{name}_t{t:03d}": found for name, found in retrieval(image, features["text"], alike).items()}
+        return named
+
+    @property
+    def levels(self) -> list[int]:
+        """The steps at which retrieval is measured: every tenth of the process; only 0 for an ordinary CLIP."""
+        steps = self.process.num_timesteps
+        return sorted({steps * tenth // 10 for tenth in range(10)}) if self.config.noised else [0]
+
+    def findings(self, values: Mapping[str, float]) -> tuple[str, dict[str, np.ndarray]]:
+        table = RetrievalTable.from_values(values, self.levels, round(values["candidates"]))
+        return table.text(), {"retrieval": np.asarray(table.plot())}
+
+    def observe(self, values: Mapping[str, Tensor]) -> None:
+        self.schedule_sampler.update(values["t"], values["unweighted_loss"])
+
+    def extra_state(self) -> dict[str, Tensor]:
+        return self.schedule_sampler.state_dict() if self.observed else {}
+
+    def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
+        if self.observed:
+            self.schedule_sampler.load_state_dict(state)
+
+
+def contrastive_losses(features: Mapping[str, Tensor], images: Tensor, texts: Tensor, own: Tensor) -> Tensor:
+    """Half the cross-entropy of each image among all texts plus half that of its text among all images: [N] float32.
+
+    features:      "image" and "text" [N, D] of length 1, "scale" [N].
+    images, texts: [M, D], the candidates; those of sample i stand at own[i].
+    """
+    with full_precision(images.device):
+        scale = features["scale"][:, None]
+        to_text, to_image = scale * features["image"] @ texts.T, scale * features["text"] @ images.T
+        return 0.5 * (F.cross_entropy(to_text, own, reduction="none") + F.cross_entropy(to_image, own, reduction="none"))

@@ -1,0 +1,80 @@
+"""What the settings of every training command have in common, and what is built from them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+from ..config import to_dict
+from ..data.loader import DataConfig, Loader
+from ..distributed import World
+from ..errors import InputError
+from ..text.tokenizer import Tokenizer, TokenizerConfig, load_tokenizer
+from ..training.checkpoint import Identity
+from ..training.loop import TrainingConfig
+from ..training.optim import OptimConfig
+
+
+class TrainingRun:
+    """Mixed into the config of a training command, which has the sections named here and these properties.
+
+    kind:        what is trained, as its checkpoints call it.
+    image_size:  side in pixels of the training images.
+    text_length: tokens of a caption.
+    has_text, num_classes: which conditions the samples need.
+    """
+
+    kind: ClassVar[str]
+    image_size: int
+    text_length: int
+    has_text: bool = True
+    num_classes: int = 0
+    data: DataConfig
+    tokenizer: TokenizerConfig
+    training: TrainingConfig
+
+    def identity(self, tokenizer: Tokenizer | None) -> Identity:
+        """What the run's checkpoints say about themselves: all but where they lie, which is no property of theirs."""
+        config = to_dict(self)
+        del config["training"]["logdir"]
+        return Identity(self.kind, config, tokenizer.identity if tokenizer else None)
+
+    def check_annealing(self, optim: OptimConfig) -> None:
+        """InputError for steps at a learning rate of 0."""
+        last, steps = self.training.iterations, optim.lr_anneal_steps
+        if 0 < steps < last:
+            raise InputError(f"lr_anneal_steps is {steps}, so the learning rate would be 0 for the rest of the "
+                             f"{last:,} iterations: set --iterations {steps}, or raise lr_anneal_steps")  # fmt: skip
+
+    def build_tokenizer(self) -> Tokenizer | None:
+        """The run's tokenizer, or None without text."""
+        return load_tokenizer(self.tokenizer.bpe_path) if self.has_text else None
+
+    def build_loader(self, tokenizer: Tokenizer | None, world: World) -> Loader:
+        """The training data, in the order that the seed fixes. InputError when ``data_dir`` is not set or empty."""
+        if not self.data.data_dir:
+            raise InputError("--data_dir is needed: a folder of shards, a tar, a glob, a brace range or a URL")
+        return self._loader(self.data, tokenizer, world, shuffle=True)
+
+    def build_held_out(self, tokenizer: Tokenizer | None, world: World) -> Loader | None:
+        """The held-out data in the order of its shards, uncropped and unflipped; None without ``val_data_dir``."""
+        if not self.training.val_data_dir:
+            return None
+        plain = replace(self.data, random_crop=False, random_flip=False)
+        sources = {"sources": self.training.val_data_dir, "flag": "--val_data_dir"}
+        return self._loader(plain, tokenizer, world, shuffle=False, **sources)
+
+    def _loader(self, config: DataConfig, tokenizer: Tokenizer | None, world: World, **options) -> Loader:
+        return Loader(
+            config,
+            self.image_size,
+            tokenizer,
+            self.text_length,
+            seed=self.training.seed,
+            batch_size=self.training.batch_size,
+            rank=world.rank,
+            world_size=world.size,
+            num_classes=self.num_classes,
+            device=world.device,
+            **options,
+        )
