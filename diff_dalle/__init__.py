@@ -16,10 +16,10 @@ _HOMES = {
     "text.tokenizer": ("Tokenizer", "load_tokenizer"),
     "training.task": ("Task",),
     "diffusion": (
-        "SAMPLERS", "SCHEDULES", "ClassifierGuidance", "DiffusionConfig", "GaussianDiffusion", "GuidanceConfig", "LossSecondMomentResampler",
-        "LossType", "ModelMeanType", "ModelVarType", "ScheduleSampler", "SpacedDiffusion", "UniformSampler",
-        "betas_for_alpha_bar", "create_gaussian_diffusion", "create_named_schedule_sampler", "get_named_beta_schedule",
-        "space_timesteps",
+        "SAMPLERS", "SCHEDULES", "ClassifierGuidance", "DiffusionConfig", "GaussianDiffusion", "GuidanceConfig",
+        "LossSecondMomentResampler", "LossType", "ModelMeanType", "ModelVarType", "ScheduleSampler", "SpacedDiffusion",
+        "UniformSampler", "betas_for_alpha_bar", "create_gaussian_diffusion", "create_named_schedule_sampler",
+        "get_named_beta_schedule", "space_timesteps",
     ),
     "diffusion.sampling": ("SamplerConfig",),
 }  # fmt: skip

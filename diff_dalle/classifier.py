@@ -35,8 +35,8 @@ class ClassifierConfig:
     classifier_scale: tuple[float, ...] = option(
         (), "strength of its guidance: 0 = off, 1 = what Bayes' rule asks for; several values are all tried; empty = 1 "
         "with a classifier")  # fmt: skip
-    classifier_gradient: str = option("x_t", "what the classifier looks at: the noisy image, or the expected one, with "
-                                             "the gradient through the generator (slower)", choices=GRADIENTS)  # fmt: skip
+    classifier_gradient: str = option("x_t", "what the classifier looks at: the noisy image, or the expected one, and "
+                                             "through the generator (slower)", choices=GRADIENTS)  # fmt: skip
 
     def __post_init__(self):
         if self.classifier_scale and not self.classifier_path and set(self.classifier_scale) != {0.0}:
@@ -140,8 +140,8 @@ class Classifier:
         for name in ("noise_schedule", "diffusion_steps", "rescale_timesteps"):
             own, other = getattr(self.diffusion, name), getattr(diffusion, name)
             if own != other:
-                raise InputError(f"the classifier was trained with {name} {own}, the generator with {other}: they would "
-                                 "mean different noise by the same timestep")  # fmt: skip
+                raise InputError(f"the classifier was trained with {name} {own}, the generator with {other}: they "
+                                 "would mean different noise by the same timestep")  # fmt: skip
 
 
 def from_uint8(images: np.ndarray) -> Tensor:

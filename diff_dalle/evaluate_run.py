@@ -29,7 +29,7 @@ from .evaluation.shape_prompts import shape_prompts
 from .evaluation.shape_report import picture_section, score_section, training_sections
 from .pipeline import Pipeline, load
 
-CURVE = (1.0, 2.0, 4.0, 8.0)  # classifier scales that are tried when none are given
+CURVE = (1.0, 4.0, 16.0)  # classifier scales that are tried when none are given
 DISTRACTORS = 64  # captions, the right one among them, that a picture's is to be told from
 
 
@@ -38,14 +38,17 @@ class EvaluateConfig:
     """Evaluation"""
 
     model_path: str = option("", "checkpoint of a generator")
-    shapes_dir: str = option("", "folder of the shapes world it was trained on: its pictures are then judged by ShapeEval")
-    data_dir: tuple[str, ...] = option((), "captioned shards instead, named as for training: pictures of their captions "
-                                           "are then judged by the classifier")  # fmt: skip
+    shapes_dir: str = option(
+        "", "folder of the shapes world it was trained on: its pictures are then judged by ShapeEval"
+    )
+    data_dir: tuple[str, ...] = option((), "captioned shards instead, named as for training: pictures of their "
+                                           "captions are then judged by the classifier")  # fmt: skip
     caption_field: str = option("txt", "where captions are in data_dir: the ending of a text member, or json:FIELD")
     num_samples: int = option(256, "captions of data_dir that are drawn; fewer if there are fewer")
     progress: str = option("", "progress.csv of its training, to plot; empty = no plots")
     report_dir: str = option("runs/report", "folder for report.md, scores.json and pictures")
     prompts_per_task: int = option(64, "captions for each of ShapeEval's tasks")
+    guidance_prompts: int = option(0, "captions on which ways of guiding are compared; 0 = prompts_per_task")
     batch_size: int = option(64, "pictures made at once by each process")
     seed: int = option(0, "picture i follows from seed + i alone")
 
@@ -86,19 +89,21 @@ class Evaluation:
     def sample(self, prompts: Sequence[str], way: Way) -> np.ndarray:
         """Pictures of ``prompts``, guided this way: uint8 [N, H, W, 3]."""
         return self.pipeline.sample(
-            prompts,
+            prompts if way.told else [""] * len(prompts),
             self.what.seed,
             batch_size=self.what.batch_size,
             sampler=self.run.sampler,
             guidance=replace(self.run.guidance, guidance_scale=way.guidance_scale),
             classifier=self.classifier if way.classifier_scale else None,
+            classifier_prompts=prompts,
             classifier_scale=way.classifier_scale,
             classifier_gradient=self.run.classifier.classifier_gradient,
             world=self.world,
         )
 
     def ways(self) -> list[Way]:
-        return ways(self.run.guidance.guidance_scale, self.run.classifier.classifier_scale or CURVE)
+        scales = self.run.classifier.classifier_scale or CURVE
+        return ways(self.run.guidance.guidance_scale, scales, self.pipeline.tokenizer is not None)
 
     def shapes(self) -> str:
         """ShapeEval of the generator and, with a classifier, of what guidance adds. Returns a table to print."""
@@ -109,7 +114,8 @@ class Evaluation:
         self.scores["scores"] = report.to_dict()
         self.sections += [picture_section(images, prompts), score_section(report)]
         if self.classifier:
-            self._shapes_guidance(shape_prompts(self.what.prompts_per_task, self.what.seed, config, ("attributes",)))
+            count = self.what.guidance_prompts or self.what.prompts_per_task
+            self._shapes_guidance(shape_prompts(count, self.what.seed, config, ("attributes",)))
         if self.what.progress:
             self.sections += training_sections(self.what.progress)
         return report.table()
@@ -121,8 +127,9 @@ class Evaluation:
         for way, images in pictures.items():
             row = evaluate_shapes(images, prompts)["all attributes"]
             scored[way] = Score(row.score, row.low, row.high, row.n)
-        text = ("Single objects of which colour, size and position are said: fraction in which these, the shape and the "
-                "number are right, judged from the pixels alone.")  # fmt: skip
+        text = ("Single objects of which colour, size and position are said: fraction in which these, the shape and "
+                "the number are right, judged from the pixels alone. Where the caption is not told, the generator "
+                "draws anything, and only the classifier steers.")  # fmt: skip
         self._add_guidance(text, scored, pictures, texts)
         first = {prompt.text: prompt for prompt in reversed(prompts)}  # each caption once: no two are true of a picture
         real = np.stack([render(prompt.scene, self.pipeline.image_size) for prompt in first.values()])
@@ -140,8 +147,8 @@ class Evaluation:
         ceiling = self._found(real, texts)
         self.scores["real pictures"] = asdict(ceiling)
         text = (f"Fraction of pictures whose caption the classifier finds among {min(DISTRACTORS, len(texts))}; in the "
-                f"real pictures it finds {ceiling.value:.3f} ({ceiling.low:.3f} – {ceiling.high:.3f}). A classifier that "
-                "guided is no impartial judge of its own pictures: compare ways that it did not guide.")  # fmt: skip
+                f"real pictures it finds {ceiling.value:.3f} ({ceiling.low:.3f} – {ceiling.high:.3f}). A classifier "
+                "is no impartial judge of pictures that it guided: compare ways that it did not.")  # fmt: skip
         shown = min(8, len(real))
         grid = image_grid(real[:shown], texts[:shown], shown, max(1, 64 // size))
         self.sections.append(Section("Real pictures", "Of the first captions.", grid, "real.png"))
@@ -151,7 +158,7 @@ class Evaluation:
         return table.text()
 
     def _found(self, images: np.ndarray, texts: Sequence[str]) -> Score:
-        """How many pictures find their captions in blocks of DISTRACTORS, the last of which may overlap with others."""
+        """How many pictures find their captions in blocks of DISTRACTORS; an incomplete last block is left out."""
         image, text = self.classifier.encode_image(images), self.classifier.encode_text(texts)
         block = min(DISTRACTORS, len(texts))
         found = []
@@ -169,7 +176,7 @@ class Evaluation:
 
     def _add_retrieval(self, table: RetrievalTable) -> None:
         self.scores["retrieval"] = {str(t): dict(row) for t, row in table.found.items()}
-        text = "How often the classifier matches real pictures with their captions: where it is at chance, it cannot guide."
+        text = "How often the classifier matches real pictures and captions: where it is at chance, it cannot guide."
         self.sections.append(Section("What does the classifier see through the noise?", f"{text}\n\n{table.text()}",
                                      table.plot(), "retrieval.png"))  # fmt: skip
 

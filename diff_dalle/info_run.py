@@ -113,7 +113,7 @@ def _cost_text(plain: Cost, lean: Cost, size: int, flag: str) -> str:
     rows = [[n, *(f"{each.training_bytes(n) / 2**30:,.2f}" for each in (plain, lean))] for n in MICROBATCHES]
     table = markdown_table(["microbatch", "GiB to train in fp32", f"with {flag}"], rows)
     return (
-        f"{plain.parameters:,} parameters; {plain.flops / 1e9:,.1f} GFLOPs for one pass over one image of {size}×{size} "
+        f"{plain.parameters:,} parameters; {plain.flops / 1e9:,.1f} GFLOPs for a pass over one image of {size}×{size} "
         f"pixels.\nMemory: weights, gradients, AdamW's moments, one average, and the activations of a micro-batch "
         f"(half precision needs about half of those).\n\n{table}"
     )
@@ -135,7 +135,7 @@ def classifier_cost(config: NoisedClipConfig, vocab_size: int) -> Cost:
     with torch.device("meta"):
         model = NoisedClip(config, vocab_size)
         cond, (x, t) = _caption(config.text_length), _image(config.image_size)
-        return measure(model, lambda network: (network.encode_image(x, t) * network.encode_text(cond.tokens, cond.mask)))
+        return measure(model, lambda network: network.encode_image(x, t) * network.encode_text(cond.tokens, cond.mask))
 
 
 def _caption(length: int) -> Conditioning:

@@ -73,6 +73,7 @@ class Pipeline:
         sampler: SamplerConfig | None = None,
         guidance: GuidanceConfig | None = None,
         classifier: Classifier | None = None,
+        classifier_prompts: Sequence[str] | None = None,
         classifier_scale: float = 1.0,
         classifier_gradient: str = "x_t",
         progress: bool = True,
@@ -86,8 +87,9 @@ class Pipeline:
         negative_prompt: what guidance leads away from; empty = no caption.
         size:            height and width; None = as trained. Anything that the network divides.
         batch_size:      pictures at a time, per process; guidance doubles the memory that takes.
-        classifier:      a noised CLIP (``load_classifier``) that guides too, with strength ``classifier_scale``; its
-                         gradient is taken at "x_t", or at the expected "x_start" and through the generator.
+        classifier:      a noised CLIP (``load_classifier``) that guides too, with strength ``classifier_scale``,
+                         towards ``classifier_prompts`` (None = the prompts); its gradient is taken at "x_t", or at the
+                         expected "x_start" and through the generator.
         world:           the processes that share the work (``distributed.launch``); all get all pictures.
 
         Raises InputError for a size that the network does not divide, for missing or impossible labels, for prompts
@@ -95,8 +97,9 @@ class Pipeline:
         """
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
         seeds = range(seed, seed + len(prompts)) if seeds is None else seeds
-        if len(seeds) != len(prompts) or (labels is not None and len(labels) != len(prompts)):
-            raise InputError(f"{len(prompts)} prompts need as many seeds and labels")
+        steered = prompts if classifier_prompts is None else classifier_prompts
+        if any(part is not None and len(part) != len(prompts) for part in (seeds, labels, steered)):
+            raise InputError(f"{len(prompts)} prompts need as many seeds, labels and classifier_prompts")
         size = size or (self.image_size, self.image_size)
         self.model.config.unet.check_size(*size)
         world = world or World(SINGLE, self.device)
@@ -115,7 +118,7 @@ class Pipeline:
             for index in batches:
                 guide = None
                 if classifier is not None:
-                    guide = classifier.guidance([prompts[i] for i in index], classifier_scale, classifier_gradient)
+                    guide = classifier.guidance([steered[i] for i in index], classifier_scale, classifier_gradient)
                 images[index] = sample_images(
                     self.model, self.diffusion, cond.select(index), null.select(index), size,
                     [seeds[i] for i in index], sampler, guidance, guide,

@@ -14,6 +14,8 @@ from diff_dalle.distributed import run_script
 from diff_dalle.errors import InputError
 from diff_dalle.training.checkpoint import read_run
 
+PROMPTS = "a large red circle in the top left|a small blue square to the right of a yellow triangle|two green crosses"
+
 
 @dataclass(frozen=True)
 class DemoConfig:
@@ -50,10 +52,11 @@ def main():
     shutil.copy(classifier / "best.pt", home / "classifier.pt")
 
     models = ["--model_path", home / "ema.pt", "--classifier_path", home / "classifier.pt"]
-    run("sample.py", *models, "--classifier_scale", "0,2", "--logdir", home / "samples", "--prompts",
-        "a large red circle in the top left|a small blue square to the right of a yellow triangle|two green crosses")  # fmt: skip
+    run("sample.py", *models, "--classifier_scale", "0,4", "--logdir", home / "samples", "--prompts",
+        PROMPTS)  # fmt: skip
     run("evaluate.py", *models, "--shapes_dir", data, "--report_dir", report, "--progress", generator / "progress.csv",
-        "--prompts_per_task", 8 if config.quick else 100)  # fmt: skip
+        "--sampler", "ancestral", "--prompts_per_task", 8 if config.quick else 100, "--guidance_prompts",
+        8 if config.quick else 64)  # fmt: skip
     print(f"\nDone in {(time.monotonic() - started) / 60:.1f} minutes. The report is {report / 'report.md'}")
 
 

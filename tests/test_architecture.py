@@ -18,9 +18,9 @@ ROOT = PACKAGE.parent
 
 # An import may only go down this list.
 ROOMS = (
-    "scripts", "benchmarks", "sample_run", "info_run", "evaluate_run", "pipeline", "classifier", "loading", "tasks", "evaluation", "diffusion", "models",
-    "data", "text", "training",
-    "tracking", "distributed", "batch", "command_line", "config", "storage", "errors",
+    "scripts", "benchmarks", "sample_run", "info_run", "evaluate_run", "pipeline", "classifier", "loading", "tasks",
+    "evaluation", "diffusion", "models", "data", "text", "training", "tracking",
+    "distributed", "batch", "command_line", "config", "storage", "errors",
 )  # fmt: skip
 
 

@@ -72,7 +72,14 @@ def test_files_that_are_named_exist():
 
 def test_every_flag_in_the_text_exists():
     """Also those in running text, which no command shows."""
-    commands = (["sample.py"], ["train_generator.py"], ["train_classifier.py"], ["evaluate.py"], ["demo.py"], ["prepare_data.py", "folder"])
+    commands = (
+        ["sample.py"],
+        ["train_generator.py"],
+        ["train_classifier.py"],
+        ["evaluate.py"],
+        ["demo.py"],
+        ["prepare_data.py", "folder"],
+    )
     helps = [subprocess.run([sys.executable, ROOT / "scripts" / name, *rest, "--help"], capture_output=True, text=True)
              for name, *rest in commands]  # fmt: skip
     known = {flag for each in helps for flag in re.findall(r"--(\w+)", each.stdout)} | {"nproc_per_node", "ntasks"}

@@ -32,7 +32,9 @@ def _work(piece: int) -> tuple[ContrastiveTask, Callable[[], object]]:
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(BATCH, 3, 32, 32, generator=generator) * 2 - 1
     tokens = torch.randint(VOCABULARY, (BATCH, NETWORK.text_length), generator=generator)
-    batch = Batch(images, Conditioning(tokens=tokens, mask=torch.ones_like(tokens, dtype=torch.bool)), torch.arange(BATCH))
+    batch = Batch(
+        images, Conditioning(tokens=tokens, mask=torch.ones_like(tokens, dtype=torch.bool)), torch.arange(BATCH)
+    )
     pieces, task = [(part, Draw(0, part.index)) for part in batch.split(piece)], _task()
 
     def work():

@@ -116,7 +116,9 @@ def peak_memory(build: Build, threads: int) -> int:
 
 def compare_memory(benchmark: Benchmark, config: TimingConfig) -> str:
     """One line: the peak memory of both sides, each in a fresh process, and their ratio."""
-    baseline, ours = (in_fresh_process(peak_memory, build, config.threads) for build in (benchmark.baseline, benchmark.ours))
+    baseline, ours = (
+        in_fresh_process(peak_memory, build, config.threads) for build in (benchmark.baseline, benchmark.ours)
+    )
     return f"peak memory {ours / 2**20:,.0f} MiB against {baseline / 2**20:,.0f}: ratio {ours / baseline:.2f}"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
@@ -16,14 +16,17 @@ SCREEN_SIDE = 64  # screen pixels up to which small pictures are enlarged
 
 @dataclass(frozen=True)
 class Way:
-    """A way of guiding. guidance_scale: classifier-free, 1 = off; classifier_scale: the noised CLIP's, 0 = off."""
+    """A way of guiding. guidance_scale: classifier-free, 1 = off; classifier_scale: the noised CLIP's, 0 = off; told:
+    whether the generator gets the caption too, which else only the classifier knows."""
 
     guidance_scale: float
     classifier_scale: float
+    told: bool = True
 
     @property
     def name(self) -> str:
-        parts = [f"classifier-free {self.guidance_scale:g}"] if self.guidance_scale != 1 else []
+        parts = [] if self.told else ["caption not told"]
+        parts += [f"classifier-free {self.guidance_scale:g}"] if self.guidance_scale != 1 else []
         parts += [f"noised CLIP {self.classifier_scale:g}"] if self.classifier_scale != 0 else []
         return " + ".join(parts) or "none"
 
@@ -38,11 +41,12 @@ class Score:
     n: int
 
 
-def ways(guidance_scale: float, classifier_scales: Sequence[float]) -> list[Way]:
-    """Every combination of classifier-free guidance, off and at its scale, with the classifier, off and at each of its
-    scales."""
+def ways(guidance_scale: float, classifier_scales: Sequence[float], reads_text: bool) -> list[Way]:
+    """The classifier, off and at each of its scales, combined with classifier-free guidance, off and at its scale, and
+    with a generator that is not told the caption (if it reads text at all)."""
     scales = sorted({0.0, *classifier_scales})
-    return [Way(free, scale) for free in dict.fromkeys((1.0, guidance_scale)) for scale in scales]
+    others = [(free, True) for free in dict.fromkeys((1.0, guidance_scale))] + [(1.0, False)] * reads_text
+    return [Way(free, scale, told) for free, told in others for scale in scales]
 
 
 def guidance_section(
@@ -56,14 +60,14 @@ def guidance_section(
     table = markdown_table(["guidance", "score", "95 % interval", "n"], rows)
     curves: dict[str, list[tuple[float, ...]]] = {}
     for way, s in scored.items():
-        name = "noised CLIP alone" if way.guidance_scale == 1 else f"+ classifier-free {way.guidance_scale:g}"
+        name = replace(way, classifier_scale=0.0).name
         curves.setdefault(name, []).append((way.classifier_scale, s.value, s.low, s.high))
     shown = min(SHOWN, len(captions))
     cells = np.concatenate([made[:shown] for made in pictures.values()])
     labels = [f"[{way.name}] {caption}" for way in pictures for caption in captions[:shown]]
     grid = image_grid(cells, labels, shown, max(1, SCREEN_SIDE // cells.shape[1]))
     return [
-        Section(title, f"{text}\n\n{table}", line_plot(curves, "classifier_scale (0 = off)"), "guidance.png"),
+        Section(title, f"{text}\n\n{table}", line_plot(curves, "scale of the noised CLIP (0 = off)"), "guidance.png"),
         Section(f"{title} Pictures", "A row for each way, the same captions and noise.", grid, "guidance_grid.png"),
     ]
 

@@ -54,7 +54,9 @@ class RetrievalTable:
         header = ["t", *(f"{direction.replace('_', ' ')} @{depth}" for direction in DIRECTIONS for depth in DEPTHS)]
         rows = [[t, *(f"{value:.3f}" for value in row.values())] for t, row in self.found.items()]
         chance = [f"{min(1.0, depth / self.candidates):.3f}" for _ in DIRECTIONS for depth in DEPTHS]
-        return f"Retrieval among {self.candidates} by noise level\n{markdown_table(header, [*rows, ['chance', *chance]])}"
+        return (
+            f"Retrieval among {self.candidates} by noise level\n{markdown_table(header, [*rows, ['chance', *chance]])}"
+        )
 
     def plot(self) -> Image.Image:
         """The four fractions over the noising step, and chance."""

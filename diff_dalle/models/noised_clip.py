@@ -38,16 +38,19 @@ class NoisedClipConfig:
     classifier_width: int = option(128, "channels of an image tower's level whose multiplier is 1")
     classifier_depth: int = option(2, "residual blocks per level of the image tower")
     classifier_channel_mult: tuple[float, ...] = option(
-        (), "channels of each level as multiples of classifier_width; empty = the published ones for the image's size")
+        (), "channels of each level as multiples of classifier_width; empty = the published ones for the image's size"
+    )
     classifier_attention_resolutions: tuple[int, ...] = option(
         (32, 16, 8), "sides, in positions, of the image tower's feature maps with attention")  # fmt: skip
     classifier_num_heads: int = option(4, "attention heads of the image tower")
     classifier_use_scale_shift_norm: bool = option(
-        True, "let the timestep scale and shift the image tower's norms, instead of being added before them")
+        True, "let the timestep scale and shift the image tower's norms, instead of being added before them"
+    )
     classifier_resblock_updown: bool = option(True, "halve the resolution inside residual blocks")
     classifier_dropout: float = option(0.0, "fraction of activations dropped in residual blocks while training")
     classifier_use_checkpoint: bool = option(
-        False, "save memory: compute the image tower's activations a second time in the backward pass", free=True)
+        False, "save memory: compute the image tower's activations a second time in the backward pass", free=True
+    )
     classifier_patch_size: int = option(1, "side in pixels of the squares that the image tower takes in as positions")
     classifier_enc_attn_dim: int = option(512, "channels of the text tower, and of the features that are compared")
     classifier_enc_depth: int = option(6, "layers of the text tower")

@@ -68,7 +68,7 @@ class ClassifierTraining(TrainingConfig):
 
 @dataclass(frozen=True)
 class ClassifierRun(TrainingRun):
-    """Settings of ``train_classifier.py``; guiding needs ``model``, ``diffusion``, ``contrastive`` and ``tokenizer``."""
+    """Settings of ``train_classifier.py``; guiding needs all but the last four and ``data``."""
 
     kind: ClassVar[str] = "classifier"
 
@@ -85,8 +85,8 @@ class ClassifierRun(TrainingRun):
     def __post_init__(self):
         batch, piece = self.training.batch_size, self.training.microbatch
         if piece and batch % piece:
-            raise InputError(f"microbatch is {piece}, but must divide batch_size ({batch}): the contrastive loss compares "
-                             "all samples of a batch")  # fmt: skip
+            raise InputError(f"microbatch is {piece}, but must divide batch_size ({batch}): the contrastive loss "
+                             "compares all samples of a batch")  # fmt: skip
         optim = self.optim.resolved(self.training.iterations)
         self.check_annealing(optim)
         object.__setattr__(self, "optim", optim)  # so that checkpoints say what was meant

@@ -104,7 +104,9 @@ class ContrastiveTask(Task):
             steps = torch.full((len(batch),), t, device=batch.images.device)
             image = self.encode_image(batch.images, steps, draw)
             with full_precision(image.device):
-                named |= {f"{name}_t{t:03d}": found for name, found in retrieval(image, features["text"], alike).items()}
+                named |= {
+                    f"{name}_t{t:03d}": found for name, found in retrieval(image, features["text"], alike).items()
+                }
         return named
 
     @property
@@ -137,4 +139,6 @@ def contrastive_losses(features: Mapping[str, Tensor], images: Tensor, texts: Te
     with full_precision(images.device):
         scale = features["scale"][:, None]
         to_text, to_image = scale * features["image"] @ texts.T, scale * features["text"] @ images.T
-        return 0.5 * (F.cross_entropy(to_text, own, reduction="none") + F.cross_entropy(to_image, own, reduction="none"))
+        return 0.5 * (
+            F.cross_entropy(to_text, own, reduction="none") + F.cross_entropy(to_image, own, reduction="none")
+        )

@@ -20,6 +20,7 @@ from .denoising import DenoisingConfig
 from .previews import PreviewConfig, Previews
 from .training_run import TrainingRun
 
+
 @dataclass(frozen=True)
 class GeneratorRun(TrainingRun):
     """Settings of ``train_generator.py``; sampling later needs ``model``, ``diffusion`` and ``tokenizer`` only."""
