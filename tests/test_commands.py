@@ -31,7 +31,8 @@ TINY = {
 TINY_CLASSIFIER = {
     "--image_size": 16, "--classifier_width": 16, "--classifier_channel_mult": "1,2", "--classifier_depth": 1,
     "--classifier_attention_resolutions": 8, "--classifier_enc_attn_dim": 16, "--classifier_enc_depth": 1,
-    "--classifier_enc_heads": 2, "--text_length": 24, "--diffusion_steps": 100, "--log_interval": 1,
+    "--classifier_enc_heads": 2, "--text_length": 24, "--noise_schedule": "cosine", "--diffusion_steps": 100,
+    "--log_interval": 1,
     "--num_workers": 1, "--ema_rate": 0.9, "--precision": "fp32", "--device": "cpu", "--classifier_dropout": 0.1,
     "--dropout_text": 0.1, "--lr": 3e-3, "--threads": 1,
 }  # fmt: skip
@@ -188,6 +189,47 @@ def test_evaluation_writes_report_scores_and_pictures(trained, world, tmp_path):
     assert scores["all attributes"]["ceiling"] == 1.0 and scores["all attributes"]["n"] == 2
     report = (tmp_path / "report.md").read_text()
     assert all(name in report for name in ("grid.png", "loss.png", "caption_swap_gap.png", "all attributes"))
+
+
+def test_evaluation_compares_ways_of_guiding(trained, classified, world, tmp_path):
+    """ShapeEval of every way, and without ShapeEval, for captions of any data, the classifier's own judgement."""
+    models = ("--model_path", trained / "ema_0.9_000006.pt", "--classifier_path", classified / "best.pt")
+    few = ("--timestep_respacing", 2, "--classifier_scale", "0,2", "--report_dir")
+    run("evaluate.py", *models, *few, tmp_path / "a", "--shapes_dir", world, "--prompts_per_task", 2,
+        "--guidance_prompts", 3)  # fmt: skip
+    run("evaluate.py", *models, *few, tmp_path / "b", "--data_dir", world / "val", "--num_samples", 5)
+    for folder, n in ((tmp_path / "a", 3), (tmp_path / "b", 5)):
+        scores, report = json.loads((folder / "scores.json").read_text()), (folder / "report.md").read_text()
+        ways = [(way["guidance_scale"], way["classifier_scale"], way["told"]) for way in scores["guidance"]]
+        assert ways == [(1, 0, True), (1, 2, True), (3, 0, True), (3, 2, True), (1, 0, False), (1, 2, False)]
+        assert all(way["n"] == n and 0 <= way["low"] <= way["value"] <= way["high"] <= 1 for way in scores["guidance"])
+        assert len(scores["retrieval"]) == 10
+        assert all(name in report for name in ("guidance.png", "guidance_grid.png", "retrieval.png", "noised CLIP 2"))
+    assert "all attributes" in (tmp_path / "a/report.md").read_text()
+    result = run("evaluate.py", "--model_path", trained / "ema_0.9_000006.pt", "--data_dir", world / "val", ok=False)
+    assert result.returncode == 2 and "--data_dir needs --classifier_path" in result.stderr
+
+
+def test_a_sweep_makes_the_same_pictures_with_every_scale(trained, classified, tmp_path):
+    models = ("--model_path", trained / "ema_0.9_000006.pt", "--classifier_path", classified / "best.pt")
+    run("sample.py", *models, "--prompts", "a red circle|a cross", "--timestep_respacing", 3, "--logdir", tmp_path,
+        "--classifier_scale", "0,40")  # fmt: skip
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["classifier_scale_0", "classifier_scale_40", "grid.png"]
+    plain, guided = (np.load(tmp_path / f"classifier_scale_{s}/samples.npz")["arr_0"] for s in (0, 40))
+    assert plain.shape == guided.shape and (plain != guided).any()
+    run("sample.py", *models[:2], "--prompts", "a red circle|a cross", "--timestep_respacing", 3, "--logdir",
+        tmp_path / "alone")  # fmt: skip
+    assert np.array_equal(plain, np.load(tmp_path / "alone/samples.npz")["arr_0"])
+
+
+def test_prompts_come_from_a_folder_of_texts(trained, tmp_path):
+    (tmp_path / "texts").mkdir()
+    for name, text in (("b.txt", "a cross\n"), ("a.txt", "a red circle\n\na square\n")):
+        (tmp_path / "texts" / name).write_text(text)
+    run("sample.py", "--model_path", trained / "ema_0.9_000006.pt", "--data_dir", tmp_path / "texts",
+        "--timestep_respacing", 2, "--logdir", tmp_path / "out")  # fmt: skip
+    lines = (tmp_path / "out/captions.txt").read_text().splitlines()
+    assert [line.split("\t")[2] for line in lines] == ["a red circle", "a square", "a cross"]
 
 
 BAD = {

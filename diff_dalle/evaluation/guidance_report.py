@@ -64,7 +64,12 @@ def guidance_section(
         curves.setdefault(name, []).append((way.classifier_scale, s.value, s.low, s.high))
     shown = min(SHOWN, len(captions))
     cells = np.concatenate([made[:shown] for made in pictures.values()])
-    labels = [f"[{way.name}] {caption}" for way in pictures for caption in captions[:shown]]
+    # The first column says which way a row is, the first row which captions were drawn.
+    labels = [
+        f"[{way.name}] {captions[i]}" if i == row == 0 else f"[{way.name}]" if i == 0 else "" if row else captions[i]
+        for row, way in enumerate(pictures)
+        for i in range(shown)
+    ]
     grid = image_grid(cells, labels, shown, max(1, SCREEN_SIDE // cells.shape[1]))
     return [
         Section(title, f"{text}\n\n{table}", line_plot(curves, "scale of the noised CLIP (0 = off)"), "guidance.png"),

@@ -63,7 +63,6 @@ class ClassifierTraining(TrainingConfig):
     batch_size: int = option(128, "samples per process and step; those of all processes are each other's negatives",
                              free=True)  # fmt: skip
     keep_best: bool = option(True, "keep the weights with the lowest held-out loss as best.pt", free=True)
-    eval_interval: int = option(1000, "steps between evaluations on val_data_dir", free=True)
 
 
 @dataclass(frozen=True)
