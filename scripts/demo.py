@@ -43,20 +43,21 @@ def main():
     run("prepare_data.py", "inspect", "--data_dir", data / "train", "--picture", home / "examples.png")
 
     generator, classifier = home / "generator", home / "classifier"
-    size = ["--iterations", 500, "--lr_anneal_steps", 500] if config.quick else []
+    size = ["--iterations", 250] if config.quick else []
     run("train_generator.py", "--preset", "shapes_32", *splits, "--logdir", generator, *size)
     folder = read_run(str(generator))
     shutil.copy(folder.file(folder.checkpoints[-1], "ema_0.999"), home / "ema.pt")
-    size = ["--iterations", 60] if config.quick else []
+    size = ["--iterations", 40] if config.quick else []
     run("train_classifier.py", "--preset", "shapes_32_classifier", *splits, "--logdir", classifier, *size)
     shutil.copy(classifier / "best.pt", home / "classifier.pt")
 
     models = ["--model_path", home / "ema.pt", "--classifier_path", home / "classifier.pt"]
     run("sample.py", *models, "--classifier_scale", "0,4", "--logdir", home / "samples", "--prompts",
         PROMPTS)  # fmt: skip
+    counts = [4, 4] if config.quick else [100, 64]
     run("evaluate.py", *models, "--shapes_dir", data, "--report_dir", report, "--progress", generator / "progress.csv",
-        "--sampler", "ancestral", "--prompts_per_task", 8 if config.quick else 100, "--guidance_prompts",
-        8 if config.quick else 64)  # fmt: skip
+        "--sampler", "ancestral", "--timestep_respacing", 20, "--prompts_per_task", counts[0], "--guidance_prompts",
+        counts[1])  # fmt: skip
     print(f"\nDone in {(time.monotonic() - started) / 60:.1f} minutes. The report is {report / 'report.md'}")
 
 
