@@ -14,6 +14,7 @@ from .classifier import Classifier, ClassifierConfig
 from .config import option, section
 from .data.grid import image_grid
 from .data.loader import DataConfig, Loader
+from .data.shapes import ShapesConfig
 from .data.shapes_render import render
 from .data.shapes_shards import read_shapes_config
 from .diffusion.guidance import GuidanceConfig
@@ -114,13 +115,14 @@ class Evaluation:
         self.scores["scores"] = report.to_dict()
         self.sections += [picture_section(images, prompts), score_section(report)]
         if self.classifier:
-            count = self.what.guidance_prompts or self.what.prompts_per_task
-            self._shapes_guidance(shape_prompts(count, self.what.seed, config, ("attributes",)))
+            self._shapes_guidance(config)
         if self.what.progress:
             self.sections += training_sections(self.what.progress)
         return report.table()
 
-    def _shapes_guidance(self, prompts) -> None:
+    def _shapes_guidance(self, config: ShapesConfig) -> None:
+        count = self.what.guidance_prompts or self.what.prompts_per_task
+        prompts = shape_prompts(count, self.what.seed, config, ("attributes",))
         texts = [prompt.text for prompt in prompts]
         pictures = {way: self.sample(texts, way) for way in self.ways()}
         scored = {}
@@ -131,9 +133,10 @@ class Evaluation:
                 "the number are right, judged from the pixels alone. Where the caption is not told, the generator "
                 "draws anything, and only the classifier steers.")  # fmt: skip
         self._add_guidance(text, scored, pictures, texts)
-        first = {prompt.text: prompt for prompt in reversed(prompts)}  # each caption once: no two are true of a picture
-        real = np.stack([render(prompt.scene, self.pipeline.image_size) for prompt in first.values()])
-        self._add_retrieval(self.classifier.retrieval(real, list(first), DISTRACTORS))
+        many = shape_prompts(4 * DISTRACTORS, self.what.seed, config, ("attributes",))
+        once = {prompt.text: prompt for prompt in many}  # then no two captions are true of the same picture
+        real = np.stack([render(prompt.scene, self.pipeline.image_size) for prompt in once.values()])
+        self._add_retrieval(self.classifier.retrieval(real, list(once), DISTRACTORS))
 
     def captions(self) -> str:
         """How well the classifier finds the captions of ``data_dir`` in pictures made for them. Returns a table."""

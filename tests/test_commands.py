@@ -203,7 +203,7 @@ def test_evaluation_compares_ways_of_guiding(trained, classified, world, tmp_pat
         ways = [(way["guidance_scale"], way["classifier_scale"], way["told"]) for way in scores["guidance"]]
         assert ways == [(1, 0, True), (1, 2, True), (3, 0, True), (3, 2, True), (1, 0, False), (1, 2, False)]
         assert all(way["n"] == n and 0 <= way["low"] <= way["value"] <= way["high"] <= 1 for way in scores["guidance"])
-        assert len(scores["retrieval"]) == 10
+        assert len(scores["retrieval"]) == 11
         assert all(name in report for name in ("guidance.png", "guidance_grid.png", "retrieval.png", "noised CLIP 2"))
     assert "all attributes" in (tmp_path / "a/report.md").read_text()
     result = run("evaluate.py", "--model_path", trained / "ema_0.9_000006.pt", "--data_dir", world / "val", ok=False)
@@ -307,7 +307,7 @@ def test_classifier_training_leaves_what_it_promises(classified):
     rows = [json.loads(line) for line in (classified / "progress.jsonl").read_text().splitlines()]
     held_out = {row["step"]: row for row in rows if "held_out/loss" in row}
     assert list(held_out) == [3, 6]
-    assert {"held_out/image_to_text_at_1_t090", "held_out/candidates"} <= held_out[3].keys()
+    assert {"held_out/retrieval.image_to_text_at_1_t090", "held_out/candidates"} <= held_out[3].keys()
     best = json.loads((classified / "run.json").read_text())["best"][""]
     assert best["loss"] == min(row["held_out/loss"] for row in held_out.values())
     assert load_file(str(classified / "best.pt"))["step"] == best["step"]

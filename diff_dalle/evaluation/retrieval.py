@@ -43,11 +43,16 @@ class RetrievalTable:
     found: Mapping[int, Mapping[str, float]]
     candidates: int
 
+    @staticmethod
+    def value_name(name: str, t: int) -> str:
+        """What ``name`` at step t is logged as."""
+        return f"retrieval.{name}_t{t:03d}"
+
     @classmethod
     def from_values(cls, values: Mapping[str, float], levels: Sequence[int], candidates: int) -> RetrievalTable:
-        """From means named ``image_to_text_at_1_t000``, …"""
+        """From the means of all names at all levels, by ``value_name``."""
         names = [f"{direction}_at_{depth}" for direction in DIRECTIONS for depth in DEPTHS]
-        return cls({t: {name: values[f"{name}_t{t:03d}"] for name in names} for t in levels}, candidates)
+        return cls({t: {name: values[cls.value_name(name, t)] for name in names} for t in levels}, candidates)
 
     def text(self) -> str:
         """A Markdown table, with chance in its last line."""

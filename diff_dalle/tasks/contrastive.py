@@ -104,16 +104,16 @@ class ContrastiveTask(Task):
             steps = torch.full((len(batch),), t, device=batch.images.device)
             image = self.encode_image(batch.images, steps, draw)
             with full_precision(image.device):
-                named |= {
-                    f"{name}_t{t:03d}": found for name, found in retrieval(image, features["text"], alike).items()
-                }
+                found = retrieval(image, features["text"], alike)
+            named |= {RetrievalTable.value_name(name, t): values for name, values in found.items()}
         return named
 
     @property
     def levels(self) -> list[int]:
-        """The steps at which retrieval is measured: every tenth of the process; only 0 for an ordinary CLIP."""
+        """The steps at which retrieval is measured: every tenth of the process, and its last, where hardly anything can
+        be seen; only 0 for an ordinary CLIP."""
         steps = self.process.num_timesteps
-        return sorted({steps * tenth // 10 for tenth in range(10)}) if self.config.noised else [0]
+        return sorted({*(steps * tenth // 10 for tenth in range(10)), steps - 1}) if self.config.noised else [0]
 
     def findings(self, values: Mapping[str, float]) -> tuple[str, dict[str, np.ndarray]]:
         table = RetrievalTable.from_values(values, self.levels, round(values["candidates"]))

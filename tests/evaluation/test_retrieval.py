@@ -46,7 +46,9 @@ def test_equal_features_are_at_chance(size):
 
 def make_table(candidates=8):
     names = [f"{way}_at_{depth}" for way in ("image_to_text", "text_to_image") for depth in (1, 5)]
-    values = {f"{name}_t{t:03d}": (k + 1) / 10 + t / 1000 for k, name in enumerate(names) for t in (0, 50)}
+    values = {
+        RetrievalTable.value_name(name, t): (k + 1) / 10 + t / 1000 for k, name in enumerate(names) for t in (0, 50)
+    }
     return RetrievalTable.from_values({**values, "loss": 3.0}, [0, 50], candidates)
 
 

@@ -185,7 +185,7 @@ def test_an_ordinary_clip_sees_clean_images_at_step_0():
 def test_perfect_features_find_everything_and_wrong_captions_nothing():
     task, order = make_task(Pixels(), process=CLEAR), list(range(64))
     right = held_out(task, numbered(order))
-    assert len(retrieved(right, 1)) == len(retrieved(right, 5)) == 20
+    assert len(retrieved(right, 1)) == len(retrieved(right, 5)) == 22
     assert set(retrieved(right, 1) + retrieved(right, 5)) == {1.0} and right["loss"] < 1e-5
     wrong = held_out(task, numbered(order, [*order[9:], *order[:9]]))
     assert set(retrieved(wrong, 1)) == {0.0} and wrong["loss"] > 10
@@ -231,8 +231,8 @@ def test_findings_are_a_table_and_a_picture_among_as_many_as_there_were():
     task = make_task(Pixels(), process=CLEAR)
     text, pictures = task.findings(held_out(task, numbered(list(range(16)))))
     lines = text.splitlines()
-    assert "among 16" in lines[0] and len(lines) == 1 + 2 + 10 + 1
-    assert [cell.strip() for cell in lines[-2].split("|")[1:-1]] == ["18", "1.000", "1.000", "1.000", "1.000"]
+    assert "among 16" in lines[0] and len(lines) == 1 + 2 + 11 + 1
+    assert [cell.strip() for cell in lines[-2].split("|")[1:-1]] == ["19", "1.000", "1.000", "1.000", "1.000"]
     assert [cell.strip() for cell in lines[-1].split("|")[1:-1]] == ["chance", "0.062", "0.312", "0.062", "0.312"]
     assert pictures.keys() == {"retrieval"}
     assert pictures["retrieval"].dtype == np.uint8 and pictures["retrieval"].shape[2] == 3

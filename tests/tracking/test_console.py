@@ -44,3 +44,8 @@ def test_with_a_terminal(capsys, monkeypatch):
     out, err = capsys.readouterr()
     assert out == format_table({"step": 250, "loss": 0.5}) + "\n"
     assert "100/400" in err and "250/400" in err
+
+
+def test_details_are_left_to_the_files():
+    table = format_table({"step": 3, "held_out/loss": 0.5, "held_out/retrieval.at_1_t000": 0.25})
+    assert "held_out/loss" in table and "retrieval" not in table
