@@ -195,6 +195,9 @@ def _cores() -> int:
 def _meeting_point(place: Place) -> tuple[str, int, object]:
     """Address and port of rank 0's store, and the MPI communicator where there is one."""
     if place.launcher == "torchrun":
+        if not os.environ.get("MASTER_ADDR") or not os.environ.get("MASTER_PORT", "").isdigit():
+            raise InputError("RANK and WORLD_SIZE are set, but not MASTER_ADDR and MASTER_PORT, where the processes "
+                             "meet: start with torchrun, or set all four")  # fmt: skip
         return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), None
     if place.launcher == "slurm":
         nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST", "127.0.0.1")

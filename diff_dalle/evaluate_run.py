@@ -84,6 +84,8 @@ class Evaluation:
         self.run, self.what, self.world = run, run.what, world
         self.pipeline: Pipeline = load(self.what.model_path, world.device)
         self.classifier: Classifier | None = run.classifier.load(world.device)
+        if world.is_main:
+            storage.make_dirs(self.what.report_dir)  # a folder that cannot be written is better found out now
         self.sections: list[Section] = []
         self.scores: dict = {"step": self.pipeline.step}
 

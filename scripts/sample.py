@@ -1,5 +1,6 @@
 """Sample images from a generator's checkpoint."""
 
+from diff_dalle import storage
 from diff_dalle.command_line import parse
 from diff_dalle.data.output import write_samples, write_sweep
 from diff_dalle.distributed import launch, run_script
@@ -13,6 +14,9 @@ def main():
     run = parse(SampleRun, description=__doc__)
     what = run.what
     with launch(run.distributed) as world:
+        if world.is_main:
+            logdir = choose_logdir(what.logdir)
+            storage.make_dirs(logdir)  # a folder that cannot be written is better found out now
         pipeline = load(what.model_path, world.device, what.precision, what.bpe_path)
         pipeline.check(run.model)
         pipeline.check(run.diffusion)
@@ -37,7 +41,6 @@ def main():
                 world=world,
             )
         if world.is_main:
-            logdir = choose_logdir(what.logdir)
             if len(made) > 1:
                 write_sweep(logdir, made, request.prompts, request.seeds)
                 print(f"{quantity(len(request.prompts), 'picture')} for each of {len(made)} scales, and grid.png to "

@@ -218,3 +218,12 @@ def test_two_processes_have_the_contrastive_gradient_of_one_with_twice_the_batch
         for name, parameter in task.model.named_parameters():
             gap = (gradients[name] - parameter.grad).norm() / parameter.grad.norm()
             assert gap < 1e-5, (name, gap)
+
+
+def test_ranks_without_a_meeting_point_are_refused(monkeypatch):
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    monkeypatch.setattr(os, "_exit", lambda status: pytest.fail("left without the reason"))
+    with pytest.raises(InputError, match="not MASTER_ADDR and MASTER_PORT"), launch(DistributedConfig(device="cpu")):
+        pass

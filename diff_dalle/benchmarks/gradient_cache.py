@@ -15,7 +15,7 @@ from ..training.random import Draw
 
 BATCH, PIECE, VOCABULARY = 256, 16, 1000
 NETWORK = NoisedClipConfig(
-    image_size=32, classifier_width=32, classifier_depth=1, classifier_channel_mult=(1, 2, 2), classifier_dropout=0.1,
+    image_size=32, classifier_width=64, classifier_depth=1, classifier_channel_mult=(1, 2, 2), classifier_dropout=0.1,
     classifier_attention_resolutions=(16, 8), classifier_enc_attn_dim=128, classifier_enc_depth=2, text_length=24,
     dropout_text=0.1,
 )  # fmt: skip

@@ -15,6 +15,7 @@ from .recent import Recent
 from .shards import Shard, ShardFiles
 from .table import IMAGE_KINDS, About, Need, Places, Table
 
+LIMITS = (1 << 28, 1 << 20, 1 << 10)  # bytes of an image, a caption and a label that are read at most
 GAP = 1 << 16  # bytes between two members that are cheaper to read along than to ask for twice
 log = logging.getLogger(__name__)
 
@@ -23,12 +24,12 @@ Span = tuple[int, int]  # offset and size of a member; offset -1 = not there
 
 @dataclass(frozen=True)
 class Raw:
-    """The bytes of a sample's members, empty where there is none; ``whole`` = the shard holds all of them."""
+    """The bytes of a sample's members, empty where there is none. problem: why they are of no use; "" = they are."""
 
     image: bytes
     caption: bytes
     label: bytes
-    whole: bool
+    problem: str = ""
 
 
 def _describes(about: About, shard: Shard) -> bool:
@@ -83,7 +84,10 @@ class Collection:
         return [tuple(column[member].tolist()) for column in (places.image, places.caption, places.label)]
 
     def read(self, shard: int, spans: Sequence[Span]) -> Raw:
-        """A sample's members, in one read when they lie close together."""
+        """A sample's members, in one read when they lie close together; nothing is read of one that is too large."""
+        for size, limit in zip((size for _, size in spans), LIMITS, strict=True):
+            if size > limit:
+                return Raw(b"", b"", b"", f"one of its members has {size:,} bytes, more than {limit:,}")
         read, where = self.files.read, self.shards[shard]
         wanted = [(offset, size) for offset, size in spans if offset >= 0]
         begin, end = min(offset for offset, _ in wanted), max(sum(span) for span in wanted)
@@ -92,7 +96,8 @@ class Collection:
         else:
             block = read(where, begin, end - begin)
             parts = [block[offset - begin :][:size] if offset >= 0 else b"" for offset, size in spans]
-        return Raw(*parts, whole=sum(map(len, parts)) == sum(size for _, size in wanted))
+        whole = sum(map(len, parts)) == sum(size for _, size in wanted)
+        return Raw(*parts, "" if whole else "the shard ends inside it")
 
 
 def collect(

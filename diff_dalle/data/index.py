@@ -169,7 +169,7 @@ def index_shards(paths: Sequence[str], files: ShardFiles, index_cache: str = "")
     entries = _Indexer(index_cache, files).run(paths)
     damaged = [entry for entry in entries if entry.about.problem]
     for entry in damaged[:10]:
-        log.warning("%s %s; its %s are used", entry.path, entry.about.problem, quantity(entry.about.samples, "sample"))
+        log.warning("%s %s; used of it: %s", entry.path, entry.about.problem, quantity(entry.about.samples, "sample"))
     if len(damaged) > 10:
         log.warning("%s more are damaged", quantity(len(damaged) - 10, "shard"))
     return entries

@@ -42,6 +42,12 @@ class InspectionConfig:
     max_pixels: int = option(DataConfig.max_pixels, "width × height above which an image counts as broken")
     index_cache: str = option(DataConfig.index_cache, "folder for the index of the shards; empty = beside them")
 
+    def __post_init__(self):
+        if self.look_at < 0 or self.examples < 1:
+            raise InputError(
+                f"look_at is {self.look_at} and examples {self.examples}, but they must be at least 0 and 1"
+            )
+
 
 @dataclass(frozen=True)
 class Look:

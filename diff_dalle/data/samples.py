@@ -157,8 +157,8 @@ class Samples:
     def _make(self, raw: Raw, draw: np.ndarray) -> tuple[np.ndarray, str, int]:
         """Pixels [H, W, 3] uint8, caption and class of a sample. BrokenSample when they cannot be had."""
         recipe = self.recipe
-        if not raw.whole:
-            raise BrokenSample("the shard ends inside it")
+        if raw.problem:
+            raise BrokenSample(raw.problem)
         caption = read_caption(raw.caption, recipe.caption_field) if recipe.caption_field else ""
         label = _read_label(raw.label, recipe.num_classes) if recipe.num_classes else 0
         cover = random_cover(recipe.size, draw[0]) if recipe.random_crop else recipe.size

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from .. import storage
 
 BLOCK = 512
+LONGEST_NAME = 1 << 20  # bytes of an extension header that are read at most
 _ADLER = 65521  # the modulus of Adler-32
 
 
@@ -50,6 +51,8 @@ def read_members(read: Callable[[int, int], bytes], total: int) -> tuple[list[Me
         if start + length > total:
             return members, f"was cut inside {name or own_name}: {total - start:,} of its {length:,} bytes are there"
         offset = start + -(-length // BLOCK) * BLOCK
+        if kind in b"xL" and length > LONGEST_NAME:
+            return members, f"is damaged at byte {start:,}: a name of {length:,} bytes"
         if kind == b"L":
             name = _text(read(start, length))
         elif kind == b"x":

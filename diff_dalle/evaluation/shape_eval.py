@@ -141,10 +141,12 @@ def evaluate_shapes(images: np.ndarray, prompts: Sequence[ShapePrompt]) -> Shape
     """Score pictures against the prompts they were made for.
 
     images: [N, H, W, 3] uint8, picture i for prompt i, square; sizes other than 32 are resized for parsing.
-    Raises InputError when the numbers differ or a task has a single prompt.
+    Raises InputError when the numbers differ, a task has a single prompt, or the pictures are not square.
     """
     if len(images) != len(prompts):
         raise InputError(f"ShapeEval got {len(images)} pictures for {len(prompts)} prompts; give one for each")
+    if images.shape[1] != images.shape[2]:
+        raise InputError(f"ShapeEval judges square pictures, not {images.shape[2]}×{images.shape[1]}")
     real = np.stack([render(prompt.scene, images.shape[1]) for prompt in prompts])
     parsed, clean, degraded = (parse_shapes(pictures) for pictures in (images, real, degrade(real)))
     rows = []

@@ -59,6 +59,10 @@ class UNetConfig:
         for name in ("image_size", "num_channels", "num_res_blocks", "num_heads", "patch_size"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}, but must be at least 1")
+        if self.num_channels < 4:
+            raise InputError(
+                f"num_channels is {self.num_channels}, but must be at least 4: the timestep is embedded in it"
+            )
         for name in ("num_head_channels", "num_heads_upsample"):
             if getattr(self, name) < 1 and getattr(self, name) != -1:
                 raise InputError(f"{name} is {getattr(self, name)}, but must be at least 1, or -1")

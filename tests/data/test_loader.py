@@ -130,6 +130,15 @@ def test_too_many_broken_samples_stop_the_run_with_their_reasons(tmp_path):
         take(loader(nothing, replace(PLAIN, num_workers=1)), 0, 1)
 
 
+def test_a_caption_of_megabytes_is_not_read(tmp_path):
+    files = [file for i in range(3) for file in sample(f"{i:04d}", "x" * (2 << 20) if i == 1 else f"caption {i}")]
+    (tmp_path / "a.tar").write_bytes(tar_bytes(files))
+    data = loader(str(tmp_path), replace(PLAIN, streams=1, max_broken=1.0))
+    assert len(data.collection.read(0, data.collection.spans(0, 1)).caption) == 0
+    assert {caption[:9] for caption in captions_of(data.batch_at(range(3)))} == {"caption 0", "caption 2"}
+    assert data.broken == 1
+
+
 def test_captions_may_be_a_field_of_json(tmp_path):
     image = encoded(picture())
     records = [b'{"caption": " one "}', b'{"caption": null}', b"{", b'{"caption": "two"}', b'{"other": "x"}']

@@ -92,3 +92,17 @@ def test_written_shards_are_what_webdataset_reads(tmp_path):
     write_tar(str(tmp_path / "a.tar"), samples)
     read = webdataset.WebDataset(str(tmp_path / "a.tar"), shardshuffle=False)
     assert [(s["__key__"], {k: v for k, v in s.items() if k[0] != "_"}) for s in read] == samples
+
+
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_a_name_of_megabytes_is_not_read(form):
+    data = tar_bytes([("0.txt", b"abc"), ("x" * (2 << 20), b"def")], form)
+    asked = []
+
+    def read(offset, size):
+        asked.append(size)
+        return data[offset : offset + size]
+
+    members, problem = read_members(read, len(data))
+    assert [member.name for member in members] == ["0.txt"] and "a name of 2,097," in problem
+    assert max(asked) == 512
