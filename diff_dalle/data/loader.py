@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing.util import Finalize
 
 import numpy as np
 import torch
@@ -95,6 +96,8 @@ def _ready(chunk: Chunk) -> Chunk:
 def _start_worker(worker: int):
     """The training process decides when to stop: a signal sent to the whole job must not take its data away first,
     and an ended worker must not look like a failed one. So SIGTERM only takes effect after a while."""
+    # A spawned process would end by taking down torch's libraries one by one, in which it may abort.
+    Finalize(None, os._exit, args=(0,), exitpriority=-100)  # after its queue has been emptied
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "SIGALRM"):
         signal.signal(signal.SIGALRM, _leave)
@@ -126,7 +129,8 @@ def _ended_in_time(source) -> Iterator[None]:
         raise InputError(f"a data worker died: {reason} (out of memory? lower --num_workers or --prefetch)") from error
     finally:
         atexit.unregister(source._shutdown_workers)
-        source._shutdown_workers()
+        with contextlib.suppress(RuntimeError):  # a worker that dies now has nothing more to give
+            source._shutdown_workers()
 
 
 class Loader:
