@@ -132,7 +132,7 @@ def _nothing_usable(entries: Sequence[Indexed], need: Need, flag: str) -> str:
     if need.image and not kinds.keys() & set(IMAGE_KINDS):
         return f"{where} holds no images ({', '.join(IMAGE_KINDS)}); found: {found}"
     if need.caption and need.caption not in kinds:
-        return f"{where} holds no captions: no .{need.caption} beside the images; --caption_field may name: {found}"
+        return f"{where} holds no captions: no .{need.caption} beside the images (--caption_field); found: {found}"
     if need.label and need.label not in kinds:
         return f"{where} holds no labels: no .{need.label} beside the images; found: {found}"
     return f"{where} holds no sample with {_wanted(need).replace(' or ', ' and ')}; found: {found}"

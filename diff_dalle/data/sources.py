@@ -55,9 +55,11 @@ def _in_folder(folder: str, flag: str) -> list[str]:
     files = storage.list_files(folder, recursive=True)
     shards = [path for path in files if _is_tar(path)]
     if not shards:
-        found = f"{quantity(len(files), 'other file')}" if files else "nothing"
-        hint = "; pack images with `python scripts/prepare_data.py folder`" if files else ""
-        raise InputError(f"{flag} {folder} holds no .tar shards, but {found}{hint}")
+        if not files:
+            raise InputError(f"{flag} {folder} is empty: it must hold .tar shards of images and captions")
+        found = quantity(len(files), "other file")
+        hint = "pack images with `python scripts/prepare_data.py folder`"
+        raise InputError(f"{flag} {folder} holds no .tar shards, but {found}; {hint}")
     return shards
 
 

@@ -160,7 +160,7 @@ def test_damaged_shards_give_what_is_whole_and_are_named(tmp_path, caplog):
     [
         ([], "holds no samples"),
         ([("a.txt", b"x")], r"holds no images .* found: \.txt \(1\)"),
-        ([("a.jpg", b"x"), ("a.json", b"{}")], r"holds no captions: no \.txt .*--caption_field may name: \.jpg \(1\)"),
+        ([("a.jpg", b"x"), ("a.json", b"{}")], r"holds no captions: no \.txt .*--caption_field\); found: \.jpg \(1\)"),
         ([("a.jpg", b"x"), ("b.txt", b"x")], "holds no sample with an image and a .txt"),
     ],
 )
