@@ -23,7 +23,7 @@ from .distributed import DistributedConfig, World
 from .errors import InputError
 from .evaluation.guidance_report import Score, Way, guidance_section, to_dict, ways
 from .evaluation.intervals import wilson
-from .evaluation.report import Section, write_report
+from .evaluation.report import Section, markdown_table, write_report
 from .evaluation.retrieval import RetrievalTable, retrieval
 from .evaluation.shape_eval import evaluate_shapes
 from .evaluation.shape_prompts import shape_prompts
@@ -158,6 +158,7 @@ class Evaluation:
         grid = image_grid(real[:shown], texts[:shown], shown, max(1, 64 // size))
         self.sections.append(Section("Real pictures", "Of the first captions.", grid, "real.png"))
         self._add_guidance(text, scored, pictures, texts)
+        self._add_similarity({**{way.name: images for way, images in pictures.items()}, "real pictures": real}, texts)
         table = self.classifier.retrieval(real, texts, DISTRACTORS)
         self._add_retrieval(table)
         return table.text()
@@ -174,6 +175,20 @@ class Evaluation:
             found.append(retrieval(image[part], text[part], alike)["image_to_text_at_1"])
         hits = torch.cat(found)
         return Score(float(hits.mean()), *wilson(float(hits.sum()), len(hits)), len(hits))
+
+    def _add_similarity(self, pictures: dict[str, np.ndarray], texts: Sequence[str]) -> None:
+        """The noised-CLIP score of pictures: mean cosine with their own captions, and with each other's."""
+        text = self.classifier.encode_text(texts)
+        scores = {}
+        for name, images in pictures.items():
+            image = self.classifier.encode_image(images)
+            own, other = ((image * each).sum(1).mean().item() for each in (text, text.roll(1, 0)))
+            scores[name] = {"own caption": own, "another's caption": other}
+        self.scores["similarity"] = scores
+        rows = [[name, *(f"{value:.3f}" for value in row.values())] for name, row in scores.items()]
+        table = markdown_table(["guidance", "own caption", "another's caption"], rows)
+        explained = "Mean cosine of pictures and captions, from -1 to 1, in the classifier's eyes."
+        self.sections.append(Section("Noised-CLIP score", f"{explained}\n\n{table}"))
 
     def _add_guidance(self, text: str, scored: dict[Way, Score], pictures: dict[Way, np.ndarray], captions) -> None:
         self.scores["guidance"] = to_dict(scored)

@@ -206,6 +206,8 @@ def test_evaluation_compares_ways_of_guiding(trained, classified, world, tmp_pat
         assert len(scores["retrieval"]) == 11
         assert all(name in report for name in ("guidance.png", "guidance_grid.png", "retrieval.png", "noised CLIP 2"))
     assert "all attributes" in (tmp_path / "a/report.md").read_text()
+    assert "Noised-CLIP score" in report and len(scores["similarity"]) == 7
+    assert all(-1 <= value <= 1 for row in scores["similarity"].values() for value in row.values())
     result = run("evaluate.py", "--model_path", trained / "ema_0.9_000006.pt", "--data_dir", world / "val", ok=False)
     assert result.returncode == 2 and "--data_dir needs --classifier_path" in result.stderr
 
