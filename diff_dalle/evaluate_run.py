@@ -8,8 +8,10 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from . import storage
+from .batch import Conditioning
 from .classifier import Classifier, ClassifierConfig
 from .config import option, section
 from .data.grid import image_grid
@@ -21,10 +23,10 @@ from .diffusion.guidance import GuidanceConfig
 from .diffusion.sampling import SamplerConfig, to_uint8
 from .distributed import DistributedConfig, World
 from .errors import InputError
-from .evaluation.guidance_report import Score, Way, guidance_section, to_dict, ways
+from .evaluation.guidance_report import Score, Way, guidance_sections, to_dict, ways
 from .evaluation.intervals import wilson
 from .evaluation.report import Section, markdown_table, write_report
-from .evaluation.retrieval import RetrievalTable, retrieval
+from .evaluation.retrieval import RetrievalTable, retrieval, same_captions
 from .evaluation.shape_eval import evaluate_shapes
 from .evaluation.shape_prompts import shape_prompts
 from .evaluation.shape_report import picture_section, score_section, training_sections
@@ -97,7 +99,7 @@ class Evaluation:
             batch_size=self.what.batch_size,
             sampler=self.run.sampler,
             guidance=replace(self.run.guidance, guidance_scale=way.guidance_scale),
-            classifier=self.classifier if way.classifier_scale else None,
+            classifier=self.classifier,
             classifier_prompts=prompts,
             classifier_scale=way.classifier_scale,
             classifier_gradient=self.run.classifier.classifier_gradient,
@@ -148,40 +150,30 @@ class Evaluation:
         batch = data.batch_at(range(min(self.what.num_samples, data.samples)))
         texts, real = [tokenizer.decode(row) for row in batch.cond.tokens.tolist()], to_uint8(batch.images).numpy()
         pictures = {way: self.sample(texts, way) for way in self.ways()}
-        scored = {way: self._found(images, texts) for way, images in pictures.items()}
-        ceiling = self._found(real, texts)
+        seen = {way.name: self.classifier.encode_image(images) for way, images in pictures.items()}
+        seen["real pictures"] = self.classifier.encode_image(real)
+        text = self.classifier.encode_text(texts)
+        scores = _found(seen, text, batch.cond)
+        scored, ceiling = {way: scores[way.name] for way in pictures}, scores["real pictures"]
         self.scores["real pictures"] = asdict(ceiling)
-        text = (f"Fraction of pictures whose caption the classifier finds among {min(DISTRACTORS, len(texts))}; in the "
-                f"real pictures it finds {ceiling.value:.3f} ({ceiling.low:.3f} – {ceiling.high:.3f}). A classifier "
-                "is no impartial judge of pictures that it guided: compare ways that it did not.")  # fmt: skip
+        explained = (
+            f"Fraction of pictures whose caption the classifier finds among {min(DISTRACTORS, len(texts))}; in the "
+            f"real pictures it finds {ceiling.value:.3f} ({ceiling.low:.3f} – {ceiling.high:.3f}). A classifier is no "
+            "impartial judge of pictures that it guided: compare ways that it did not."
+        )
         shown = min(8, len(real))
         grid = image_grid(real[:shown], texts[:shown], shown, max(1, 64 // size))
         self.sections.append(Section("Real pictures", "Of the first captions.", grid, "real.png"))
-        self._add_guidance(text, scored, pictures, texts)
-        self._add_similarity({**{way.name: images for way, images in pictures.items()}, "real pictures": real}, texts)
+        self._add_guidance(explained, scored, pictures, texts)
+        self._add_similarity(seen, text)
         table = self.classifier.retrieval(real, texts, DISTRACTORS)
         self._add_retrieval(table)
         return table.text()
 
-    def _found(self, images: np.ndarray, texts: Sequence[str]) -> Score:
-        """How many pictures find their captions in blocks of DISTRACTORS; an incomplete last block is left out."""
-        image, text = self.classifier.encode_image(images), self.classifier.encode_text(texts)
-        block = min(DISTRACTORS, len(texts))
-        found = []
-        for start in range(0, len(texts) - block + 1, block):
-            part = slice(start, start + block)
-            names = texts[part]
-            alike = torch.tensor([[a == b for b in names] for a in names], device=image.device)
-            found.append(retrieval(image[part], text[part], alike)["image_to_text_at_1"])
-        hits = torch.cat(found)
-        return Score(float(hits.mean()), *wilson(float(hits.sum()), len(hits)), len(hits))
-
-    def _add_similarity(self, pictures: dict[str, np.ndarray], texts: Sequence[str]) -> None:
+    def _add_similarity(self, seen: dict[str, Tensor], text: Tensor) -> None:
         """The noised-CLIP score of pictures: mean cosine with their own captions, and with each other's."""
-        text = self.classifier.encode_text(texts)
         scores = {}
-        for name, images in pictures.items():
-            image = self.classifier.encode_image(images)
+        for name, image in seen.items():
             own, other = ((image * each).sum(1).mean().item() for each in (text, text.roll(1, 0)))
             scores[name] = {"own caption": own, "another's caption": other}
         self.scores["similarity"] = scores
@@ -192,7 +184,7 @@ class Evaluation:
 
     def _add_guidance(self, text: str, scored: dict[Way, Score], pictures: dict[Way, np.ndarray], captions) -> None:
         self.scores["guidance"] = to_dict(scored)
-        self.sections += guidance_section("What does guidance add?", text, scored, pictures, captions)
+        self.sections += guidance_sections("What does guidance add?", text, scored, pictures, captions)
 
     def _add_retrieval(self, table: RetrievalTable) -> None:
         self.scores["retrieval"] = {str(t): dict(row) for t, row in table.found.items()}
@@ -207,3 +199,20 @@ class Evaluation:
         scores = json.dumps(self.scores, indent=1).encode()
         storage.write_bytes(storage.join(self.what.report_dir, "scores.json"), scores)
         return path
+
+
+def _found(seen: dict[str, Tensor], text: Tensor, captions: Conditioning) -> dict[str, Score]:
+    """By name, how many pictures find their captions among DISTRACTORS (or all, if fewer); an incomplete last block is
+    left out.
+
+    seen: features [N, D] of the pictures; text: [N, D] of the captions; captions: their tokens and mask.
+    """
+    block = min(DISTRACTORS, len(text))
+    parts = [slice(start, start + block) for start in range(0, len(text) - block + 1, block)]
+    alike = [same_captions(captions.tokens[part], captions.mask[part]).to(text.device) for part in parts]
+    scores = {}
+    for name, image in seen.items():
+        found = [retrieval(image[part], text[part], same) for part, same in zip(parts, alike, strict=True)]
+        hits = torch.cat([values["image_to_text_at_1"] for values in found])
+        scores[name] = Score(float(hits.mean()), *wilson(float(hits.sum()), len(hits)), len(hits))
+    return scores

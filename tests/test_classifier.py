@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import torch
 from test_pipeline import make_file as make_generator_file
-from test_pipeline import sample
+from test_pipeline import make_run, sample, save_model
 
 from diff_dalle.classifier import from_uint8, load_classifier
-from diff_dalle.command_line import parse
 from diff_dalle.config import expectations
 from diff_dalle.diffusion import DiffusionConfig, GuidanceConfig
 from diff_dalle.diffusion.guidance import similarity_gradient
@@ -18,7 +17,6 @@ from diff_dalle.errors import InputError
 from diff_dalle.models.noised_clip import NoisedClipConfig
 from diff_dalle.pipeline import load
 from diff_dalle.tasks.classifier_run import ClassifierRun
-from diff_dalle.training.checkpoint import save_file
 
 TINY = {
     "image_size": 16, "classifier_width": 16, "classifier_channel_mult": "1,2", "classifier_depth": 1,
@@ -29,17 +27,7 @@ PROMPTS = ["a red circle", "two blue squares", "", "a star", "a ring"]
 
 
 def make_file(folder, **changed):
-    flags = {**TINY, **changed}
-    run = parse(ClassifierRun, [str(part) for name, value in flags.items() for part in (f"--{name}", value)])
-    tokenizer = run.build_tokenizer()
-    model = run.build_model(tokenizer)
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape)
-    path = str(folder / "best.pt")
-    save_file(path, "ema", run.identity(tokenizer), 7, 70, model.state_dict())
-    return path
+    return save_model(make_run(ClassifierRun, TINY, **changed), folder / "best.pt", fresh=1.0, spread=0.1)
 
 
 @pytest.fixture(scope="module")

@@ -22,21 +22,26 @@ TINY = {
 FEW = SamplerConfig(timestep_respacing="4")
 
 
-def make_run(**changed):
-    flags = {**TINY, **changed}
-    return parse(GeneratorRun, [str(part) for name, value in flags.items() for part in (f"--{name}", value)])
+def make_run(run_class=GeneratorRun, settings=TINY, **changed):
+    flags = {**settings, **changed}
+    return parse(run_class, [str(part) for name, value in flags.items() for part in (f"--{name}", value)])
+
+
+def save_model(run, path, fresh, spread):
+    """A checkpoint of the run's network, ``fresh`` times its first weights plus random numbers: left as it is, it would
+    predict 0 whatever it reads."""
+    tokenizer = run.build_tokenizer()
+    model = run.build_model(tokenizer)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(fresh * parameter + spread * torch.randn(parameter.shape))
+    save_file(str(path), "ema", run.identity(tokenizer), 7, 70, model.state_dict())
+    return str(path)
 
 
 def make_file(folder, **changed):
-    run = make_run(**changed)
-    tokenizer = run.build_tokenizer()
-    generator = run.build_model(tokenizer)
-    torch.manual_seed(1)  # a fresh network predicts 0 whatever it reads
-    for parameter in generator.parameters():
-        torch.nn.init.normal_(parameter, std=0.2)
-    path = str(folder / "ema.pt")
-    save_file(path, "ema", run.identity(tokenizer), 7, 70, generator.state_dict())
-    return path
+    return save_model(make_run(**changed), folder / "ema.pt", fresh=0.0, spread=0.2)
 
 
 @pytest.fixture(scope="module")

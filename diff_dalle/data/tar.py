@@ -58,7 +58,7 @@ def read_members(read: Callable[[int, int], bytes], total: int) -> tuple[list[Me
         elif kind == b"x":
             records = _pax_records(read(start, length))
             name, size = records.get(b"path", b"").decode("utf-8", "backslashreplace") or name, -1
-            if records.get(b"size", b"").isdigit():
+            if _is_number(records.get(b"size", b"")):
                 size = int(records[b"size"])
         elif kind not in b"gK":
             if kind in b"07\0" and not own_name.endswith("/"):
@@ -80,6 +80,11 @@ def _number(field: bytes) -> int:
     return int(digits or b"0", 8)
 
 
+def _is_number(digits: bytes) -> bool:
+    """Whether these are the digits of a size: int() refuses thousands of them."""
+    return digits.isdigit() and len(digits) < 20
+
+
 def _parse(header: bytes) -> tuple[bytes, str, int]:
     """Type, name and payload size of a member."""
     # The checksum is the sum of all bytes with its own field read as eight blanks. The low half of Adler-32 is
@@ -99,7 +104,7 @@ def _pax_records(payload: bytes) -> dict[bytes, bytes]:
     records = {}
     while payload:
         length, blank, _ = payload.partition(b" ")
-        if not blank or not length.isdigit() or int(length) <= len(length):
+        if not blank or not _is_number(length) or int(length) <= len(length):
             break
         name, _, value = payload[len(length) + 1 : int(length) - 1].partition(b"=")
         records[name] = value

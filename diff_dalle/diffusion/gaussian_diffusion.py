@@ -147,9 +147,9 @@ class GaussianDiffusion(ForwardProcess):
         eps = self._predict_eps_from_xstart(x, t, out["pred_xstart"])
         return Prediction(out["pred_xstart"], eps, out["mean"], out["log_variance"])
 
-    def model_steps(self, x: Tensor, t: int) -> Tensor:
-        """[N] step t of this process, for each sample of x, as the model wants to see it."""
-        return self._scale_timesteps(torch.full((x.shape[0],), t, device=x.device))
+    def model_steps(self, x: Tensor, t: Tensor | int) -> Tensor:
+        """[N] the steps t of this process as the model wants to see them; t [N], or one int for all samples of x."""
+        return self._scale_timesteps(torch.full((x.shape[0],), t, device=x.device) if isinstance(t, int) else t)
 
     def denoiser(
         self, model: Model, clip_denoised=True, denoised_fn=None, model_kwargs: Mapping | None = None

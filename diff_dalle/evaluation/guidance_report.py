@@ -49,7 +49,7 @@ def ways(guidance_scale: float, classifier_scales: Sequence[float], reads_text: 
     return [Way(free, scale, told) for free, told in others for scale in scales]
 
 
-def guidance_section(
+def guidance_sections(
     title: str, text: str, scored: dict[Way, Score], pictures: dict[Way, np.ndarray], captions: Sequence[str]
 ) -> list[Section]:
     """A table and a curve of the scores over the classifier's scale, and the first pictures of every way.

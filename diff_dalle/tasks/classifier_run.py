@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 
 from ..config import option, section
-from ..data.loader import DataConfig
-from ..diffusion.diffusion_config import NoiseConfig
+from ..data.loader import DataConfig, Loader
+from ..diffusion.diffusion_config import NoiseConfig, create_noise_process
 from ..distributed import DistributedConfig, World
 from ..errors import InputError
 from ..models.noised_clip import NoisedClip, NoisedClipConfig
@@ -17,7 +17,8 @@ from ..text.tokenizer import Tokenizer, TokenizerConfig
 from ..tracking.trackers import TrackingConfig
 from ..training.loop import TrainingConfig
 from ..training.optim import OptimConfig
-from .contrastive import ContrastiveConfig
+from ..training.trainee import Trainee
+from .contrastive import ContrastiveConfig, ContrastiveTask
 from .training_run import TrainingRun
 
 WARMUP_FRACTION = 0.02  # of the steps until the rate is 0: CLIP's 2000 of its 100,000-odd, nearly
@@ -67,7 +68,8 @@ class ClassifierTraining(TrainingConfig):
 
 @dataclass(frozen=True)
 class ClassifierRun(TrainingRun):
-    """Settings of ``train_classifier.py``; guiding needs all but the last four and ``data``."""
+    """Settings of ``train_classifier.py``; guiding later needs ``model``, ``diffusion``, ``contrastive`` and
+    ``tokenizer`` only."""
 
     kind: ClassVar[str] = "classifier"
 
@@ -98,13 +100,17 @@ class ClassifierRun(TrainingRun):
     def text_length(self) -> int:
         return self.model.text_length
 
+    def build_trainees(self, tokenizer: Tokenizer, shown: Loader, world: World) -> list[Trainee]:
+        process = create_noise_process(self.diffusion)
+        task = ContrastiveTask(self.build_model(tokenizer), process, self.contrastive, world)
+        return [Trainee(task, self.optim, self.training.precision, world)]
+
     def build_model(self, tokenizer: Tokenizer) -> NoisedClip:
         """The network with its initial weights, the same for the same seed on every rank."""
         torch.manual_seed(self.training.seed)
         return NoisedClip(self.model, tokenizer.vocab_size)
 
-    def check_batch(self, world: World) -> None:
-        """InputError for a global batch of a single sample."""
+    def check_world(self, world: World) -> None:
         if self.training.batch_size * world.size < 2:
             raise InputError("batch_size is 1, but a contrastive loss needs at least 2 samples: with a single caption "
                              "there is nothing to choose from")  # fmt: skip

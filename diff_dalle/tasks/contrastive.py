@@ -13,25 +13,25 @@ from torch.nn import functional as F
 from ..batch import Batch
 from ..config import option
 from ..diffusion.gaussian_diffusion import GaussianDiffusion
-from ..diffusion.resample import ScheduleSampler, UniformSampler, create_named_schedule_sampler
+from ..diffusion.resample import ScheduleSampler, UniformSampler
 from ..distributed import World
 from ..evaluation.retrieval import RetrievalTable, retrieval, same_captions
 from ..models.layers import full_precision
 from ..models.noised_clip import NoisedClip
 from ..training.random import Draw
-from ..training.task import Forward, Piece, Task
+from ..training.task import Forward, Piece
 from .gradient_cache import cached_backward
+from .timesteps import TimestepConfig, TimestepTask
 
 
 @dataclass(frozen=True)
-class ContrastiveConfig:
+class ContrastiveConfig(TimestepConfig):
     """Contrastive training"""
 
     noised: bool = option(True, "train on noised images of every level; False gives an ordinary CLIP, which sees t = 0")
-    schedule_sampler: str = option("uniform", "how timesteps are drawn", choices=("uniform", "loss-second-moment"))
 
 
-class ContrastiveTask(Task):
+class ContrastiveTask(TimestepTask):
     """CLIP's symmetric loss (Radford et al. 2021, section 2.3) on images noised by the diffusion process.
 
     The candidates are those of the global batch: features travel between ranks together with their gradients, so loss
@@ -45,10 +45,8 @@ class ContrastiveTask(Task):
     held_out_block = 64
 
     def __init__(self, model: NoisedClip, process: GaussianDiffusion, config: ContrastiveConfig, world: World):
-        super().__init__()
-        self.model, self.process, self.config, self.world = model, process, config, world
-        self.schedule_sampler = create_named_schedule_sampler(config.schedule_sampler, process)
-        self.observed = () if config.schedule_sampler == "uniform" else ("t", "unweighted_loss")
+        super().__init__(model, process, config)
+        self.world = world
 
     def forward(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:
         """The features of a piece of the batch: image and text [N, D], t and its weight [N], and the scale of the
@@ -74,7 +72,7 @@ class ContrastiveTask(Task):
         """Features [N, D] of images as they look after noising step t, or as they are for an ordinary CLIP."""
         if self.config.noised:
             images = self.process.q_sample(images, t, draw.normal("noise", images.shape[1:]))
-        return self.model.encode_image(images, self.process._scale_timesteps(t), keys)
+        return self.model.encode_image(images, self.process.model_steps(images, t), keys)
 
     def backward(self, pieces: Sequence[Piece], forward: Forward, scale: Tensor | float) -> list[dict[str, Tensor]]:
         return [cached_backward(pieces, forward, self._named_losses, scale)]
@@ -118,16 +116,6 @@ class ContrastiveTask(Task):
     def findings(self, values: Mapping[str, float]) -> tuple[str, dict[str, np.ndarray]]:
         table = RetrievalTable.from_values(values, self.levels, round(values["candidates"]))
         return table.text(), {"retrieval": np.asarray(table.plot())}
-
-    def observe(self, values: Mapping[str, Tensor]) -> None:
-        self.schedule_sampler.update(values["t"], values["unweighted_loss"])
-
-    def extra_state(self) -> dict[str, Tensor]:
-        return self.schedule_sampler.state_dict() if self.observed else {}
-
-    def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
-        if self.observed:
-            self.schedule_sampler.load_state_dict(state)
 
 
 def contrastive_losses(features: Mapping[str, Tensor], images: Tensor, texts: Tensor, own: Tensor) -> Tensor:

@@ -10,28 +10,27 @@ from torch import Tensor, nn
 from ..batch import Batch, Conditioning
 from ..config import option
 from ..diffusion.gaussian_diffusion import GaussianDiffusion
-from ..diffusion.resample import SCHEDULE_SAMPLERS, UniformSampler, create_named_schedule_sampler
+from ..diffusion.resample import UniformSampler
 from ..errors import InputError
 from ..training.random import Draw
-from ..training.task import Task
+from .timesteps import TimestepConfig, TimestepTask
 
 QUARTILES = 4  # held-out and training losses are reported per quarter of the noise levels, as in Guided-Diffusion
 
 
 @dataclass(frozen=True)
-class DenoisingConfig:
+class DenoisingConfig(TimestepConfig):
     """Denoising"""
 
     caption_dropout: float = option(0.1, "fraction of samples trained without caption and class, for classifier-free "
                                          "guidance")  # fmt: skip
-    schedule_sampler: str = option("uniform", "how timesteps are drawn", choices=tuple(SCHEDULE_SAMPLERS))
 
     def __post_init__(self):
         if not 0 <= self.caption_dropout <= 1:
             raise InputError(f"caption_dropout is {self.caption_dropout}, but must lie between 0 and 1")
 
 
-class DenoisingTask(Task):
+class DenoisingTask(TimestepTask):
     """The training losses of a diffusion model (Ho et al. 2020) with caption dropout (Ho & Salimans 2022).
 
     model:   network called as ``model(x_t, t, cond=...)``.
@@ -41,11 +40,8 @@ class DenoisingTask(Task):
 
     def __init__(self, model: nn.Module, process: GaussianDiffusion, config: DenoisingConfig, num_classes: int = 0,
                  preview=None):  # fmt: skip
-        super().__init__()
-        self.model, self.process, self.config = model, process, config
+        super().__init__(model, process, config)
         self.num_classes, self.preview = num_classes, preview
-        self.schedule_sampler = create_named_schedule_sampler(config.schedule_sampler, process)
-        self.observed = () if config.schedule_sampler == "uniform" else ("t", "unweighted_loss")
 
     def losses(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:
         cond = replace(batch.cond, dropout_keys=draw.keys("dropout"))
@@ -89,13 +85,3 @@ class DenoisingTask(Task):
 
     def previews(self):
         return self.preview(self.model) if self.preview else {}
-
-    def observe(self, values) -> None:
-        self.schedule_sampler.update(values["t"], values["unweighted_loss"])
-
-    def extra_state(self) -> dict[str, Tensor]:
-        return self.schedule_sampler.state_dict() if self.observed else {}
-
-    def load_extra_state(self, state) -> None:
-        if self.observed:
-            self.schedule_sampler.load_state_dict(state)

@@ -10,13 +10,14 @@ import torch
 from ..config import section
 from ..data.loader import DataConfig, Loader
 from ..diffusion.diffusion_config import DiffusionConfig, create_gaussian_diffusion
-from ..distributed import DistributedConfig
+from ..distributed import DistributedConfig, World
 from ..models.generator import Generator, GeneratorConfig
 from ..text.tokenizer import Tokenizer, TokenizerConfig
 from ..tracking.trackers import TrackingConfig
 from ..training.loop import TrainingConfig
 from ..training.optim import OptimConfig
-from .denoising import DenoisingConfig
+from ..training.trainee import Trainee
+from .denoising import DenoisingConfig, DenoisingTask
 from .previews import PreviewConfig, Previews
 from .training_run import TrainingRun
 
@@ -40,7 +41,7 @@ class GeneratorRun(TrainingRun):
 
     def __post_init__(self):
         self.check_annealing(self.optim)
-        if self.preview.sample_interval:  # refused now rather than at the first preview
+        if self.sample_interval:  # refused now rather than at the first preview
             create_gaussian_diffusion(self.diffusion, self.preview.sampler.timestep_respacing)
 
     @property
@@ -59,6 +60,15 @@ class GeneratorRun(TrainingRun):
     def num_classes(self) -> int:
         return self.model.unet.num_classes
 
+    @property
+    def sample_interval(self) -> int:
+        return self.preview.sample_interval
+
+    def build_trainees(self, tokenizer: Tokenizer | None, shown: Loader, world: World) -> list[Trainee]:
+        process, previews = create_gaussian_diffusion(self.diffusion), self.build_previews(tokenizer, shown)
+        task = DenoisingTask(self.build_model(tokenizer), process, self.denoising, self.num_classes, previews)
+        return [Trainee(task, self.optim, self.training.precision, world)]
+
     def build_model(self, tokenizer: Tokenizer | None) -> Generator:
         """The network with its initial weights, the same for the same seed on every rank."""
         torch.manual_seed(self.training.seed)
@@ -66,7 +76,7 @@ class GeneratorRun(TrainingRun):
 
     def build_previews(self, tokenizer: Tokenizer | None, data: Loader) -> Previews | None:
         """Previews of the first conditions of ``data``; None when the run wants none."""
-        if not self.preview.sample_interval:
+        if not self.sample_interval:
             return None
         count = self.preview.preview_samples
         cond = data.batch_at(range(count)).cond.to("cpu")

@@ -1,4 +1,4 @@
-"""What the settings of every training command have in common, and what is built from them."""
+"""What every training command does: from its settings to data, trainees and the loop."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from ..data.loader import DataConfig, Loader
 from ..distributed import World
 from ..errors import InputError
 from ..text.tokenizer import Tokenizer, TokenizerConfig, load_tokenizer
-from ..training.checkpoint import Identity
-from ..training.loop import TrainingConfig
+from ..tracking.tracker import Tracker
+from ..tracking.trackers import TrackingConfig, create_trackers
+from ..training.checkpoint import Identity, choose_logdir, open_run
+from ..training.loop import TrainingConfig, TrainLoop
 from ..training.optim import OptimConfig
+from ..training.trainee import Trainee
 
 
 class TrainingRun:
@@ -22,6 +25,9 @@ class TrainingRun:
     image_size:  side in pixels of the training images.
     text_length: tokens of a caption.
     has_text, num_classes: which conditions the samples need.
+    sample_interval: steps between previews; 0 = none.
+
+    To add something to train: such a config with ``build_trainees``, and a script that hands it to ``train``.
     """
 
     kind: ClassVar[str]
@@ -29,9 +35,18 @@ class TrainingRun:
     text_length: int
     has_text: bool = True
     num_classes: int = 0
+    sample_interval: int = 0
     data: DataConfig
     tokenizer: TokenizerConfig
     training: TrainingConfig
+    tracking: TrackingConfig
+
+    def check_world(self, world: World) -> None:
+        """InputError for what so many processes cannot train."""
+
+    def build_trainees(self, tokenizer: Tokenizer | None, shown: Loader, world: World) -> list[Trainee]:
+        """What is trained. shown: samples whose conditions previews may use."""
+        raise TypeError(f"{type(self).__name__} does not define build_trainees(tokenizer, shown, world)")
 
     def identity(self, tokenizer: Tokenizer | None) -> Identity:
         """What the run's checkpoints say about themselves: all but where they lie, which is no property of theirs."""
@@ -78,3 +93,25 @@ class TrainingRun:
             device=world.device,
             **options,
         )
+
+
+def train(run: TrainingRun, world: World) -> None:
+    """Train what ``run`` describes until one of its limits, or continue it where its log directory says.
+
+    Raises InputError for data that cannot be used and a log directory that holds another run.
+    """
+    run.check_world(world)
+    logdir = world.broadcast(choose_logdir(run.training.logdir) if world.is_main else None)
+    world.print(f"Logs and checkpoints: {logdir}")
+
+    tokenizer = run.build_tokenizer()
+    data, held_out = run.build_loader(tokenizer, world), run.build_held_out(tokenizer, world)
+    folder = world.broadcast(open_run(logdir, run.identity(tokenizer), type(run)) if world.is_main else None)
+    trainees = run.build_trainees(tokenizer, held_out or data, world)
+
+    loop = TrainLoop(run.training, trainees, data, folder, world, held_out, run.sample_interval)
+    tracker = Tracker()
+    if world.is_main:
+        tracker = create_trackers(run.tracking, logdir, to_dict(run), loop.step, loop.total_steps)
+    loop.run(tracker)
+    world.print(f"Trained for {loop.step:,} steps. Logs and checkpoints: {logdir}")

@@ -125,13 +125,13 @@ class SampleGrids(Tracker):
         storage.make_dirs(self.folder)
 
     def images(self, step: int, name: str, grid: np.ndarray) -> None:
-        _write_png(storage.join(self.folder, f"{name.replace('/', '_')}_{step:06d}.png"), grid)
+        _write_png(self.folder, f"{name}_{step:06d}", grid)
 
     def figure(self, step: int, name: str, picture: np.ndarray) -> None:
-        _write_png(storage.join(self.logdir, f"{name}.png"), picture)
+        _write_png(self.logdir, name, picture)
 
 
-def _write_png(path: str, pixels: np.ndarray) -> None:
+def _write_png(folder: str, name: str, pixels: np.ndarray) -> None:
     png = io.BytesIO()
     Image.fromarray(pixels).save(png, "PNG")
-    storage.write_bytes(path, png.getvalue())
+    storage.write_bytes(storage.join(folder, f"{name.replace('/', '_')}.png"), png.getvalue())

@@ -46,10 +46,13 @@ class Identity:
 
 
 def save_file(path: str, role: str, identity: Identity, step: int, samples: int, state: dict) -> None:
-    """Write one checkpoint file atomically: whole, or the previous one stays. InputError for a full disk, say."""
-    content = {"format": FORMAT, "role": role, "step": step, "samples": samples, **asdict(identity), "state": state}
+    """Write one checkpoint file atomically: whole, or the previous one stays. InputError for a full disk, say.
+
+    role: model, optimizer, or ema_RATE, which the file calls ema.
+    """
+    about = {"format": FORMAT, "role": role.partition("_")[0], "step": step, "samples": samples, **asdict(identity)}
     with storage.atomic_writer(path) as file:
-        torch.save(_canonical(content), file)
+        torch.save(_canonical({**about, "state": state}), file)
 
 
 def _canonical(value):
@@ -154,8 +157,7 @@ class RunFolder:
             prefix, _, short = role.rpartition("/")
             stem = {"model": "model", "optimizer": "opt"}.get(short, f"{short}_")
             files[role] = f"{prefix + '_' if prefix else ''}{stem}{step:06d}.pt"
-            base_role = "ema" if short.startswith("ema_") else short
-            save_file(storage.join(self.path, files[role]), base_role, self.identity, step, samples, state)
+            save_file(storage.join(self.path, files[role]), short, self.identity, step, samples, state)
         entry = CheckpointSet(step, samples, files)
         self.checkpoints = [other for other in self.checkpoints if other.step < step] + [entry]
         dropped = self.checkpoints[:-keep] if keep > 0 else []
@@ -173,7 +175,7 @@ class RunFolder:
         if not loss < self.best.get(name, {"loss": math.inf})["loss"]:  # NaN is never the lowest
             return
         path = storage.join(self.path, f"{name}_best.pt" if name else "best.pt")
-        save_file(path, role.partition("_")[0], self.identity, step, samples, state)
+        save_file(path, role, self.identity, step, samples, state)
         self.best[name] = {"step": step, "loss": loss}
         self.write_record()
 

@@ -101,12 +101,11 @@ class TrainLoop:
     def _load_set(self, run: RunFolder, entry: CheckpointSet) -> None:
         self._check_identity(run.identity, run.path)
         for trainee in self.trainees:
-            prefix = f"{trainee.name}/" if trainee.name else ""
-            path = run.file(entry, f"{prefix}model")
+            path = run.file(entry, f"{trainee.prefix}model")
             load_weights(trainee.task.model, load_file(path, ("model",)), path)
             for ema in trainee.emas:
-                ema.load_state(load_file(run.file(entry, prefix + ema.role), ("ema",))["state"])
-            trainee.load_optimizer(load_file(run.file(entry, f"{prefix}optimizer"), ("optimizer",))["state"])
+                ema.load_state(load_file(run.file(entry, trainee.prefix + ema.role), ("ema",))["state"])
+            trainee.load_optimizer(load_file(run.file(entry, f"{trainee.prefix}optimizer"), ("optimizer",))["state"])
         self.step, self.samples = entry.step, entry.samples
         self.world.print(f"Continuing from step {self.step:,} ({quantity(self.samples, 'sample')}) in {run.path}")
 
@@ -133,8 +132,7 @@ class TrainLoop:
         self._raise_if_diverged()
         states = {}
         for trainee in self.trainees:
-            prefix = f"{trainee.name}/" if trainee.name else ""
-            states |= {prefix + role: state for role, state in trainee.states().items()}
+            states |= {trainee.prefix + role: state for role, state in trainee.states().items()}
         if self.world.is_main:
             self.run_folder.save(self.step, self.samples, states, self.config.keep_checkpoints)
         self.saved_step = self.step
@@ -196,8 +194,7 @@ class TrainLoop:
         self._raise_if_diverged()
         scalars = {}
         for trainee in self.trainees:
-            prefix = f"{trainee.name}/" if trainee.name else ""
-            scalars |= {prefix + name: value for name, value in trainee.scalars().items()}
+            scalars |= {trainee.prefix + name: value for name, value in trainee.scalars().items()}
         now = time.monotonic()
         scalars["samples"] = self.samples
         scalars["samples_per_second"] = (self.samples - samples_then) / max(now - since, 1e-9)
@@ -242,17 +239,16 @@ class TrainLoop:
     def _evaluate(self, tracker) -> None:
         scalars = {}
         for trainee, values in zip(self.trainees, self.evaluate().values(), strict=True):
-            prefix = f"{trainee.name}/" if trainee.name else ""
-            scalars |= {f"{prefix}held_out/{name}": value for name, value in values.items()}
+            scalars |= {f"{trainee.prefix}held_out/{name}": value for name, value in values.items()}
             text, pictures = trainee.task.findings(values)
             if text:
-                tracker.note(f"Step {self.step:,}{f', {trainee.name}' if trainee.name else ''}: {text}")
+                whose = f", {trainee.name}" if trainee.name else ""
+                tracker.note(f"Step {self.step:,}{whose}: {text}")
             for name, picture in pictures.items():
-                tracker.figure(self.step, prefix.replace("/", "_") + name, picture)
+                tracker.figure(self.step, trainee.prefix + name, picture)
             if self.config.keep_best and self.world.is_main:
-                role = trainee.emas[0].role if trainee.emas else "model"
-                self.run_folder.keep_best(trainee.name, self.step, self.samples, values["loss"], trainee.states()[role],
-                                          role)  # fmt: skip
+                role, state = trainee.evaluated()
+                self.run_folder.keep_best(trainee.name, self.step, self.samples, values["loss"], state, role)
         tracker.log(self.step, scalars)
 
     def _show(self, tracker) -> None:
@@ -262,7 +258,7 @@ class TrainLoop:
             with evaluating(trainee):
                 pictures = trainee.task.previews()
             for name, picture in pictures.items():
-                tracker.images(self.step, f"{trainee.name}_{name}" if trainee.name else name, picture)
+                tracker.images(self.step, trainee.prefix + name, picture)
 
 
 @contextlib.contextmanager

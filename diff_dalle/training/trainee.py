@@ -145,6 +145,15 @@ class Trainee:
         self.bad_steps[2] = self.bad_steps[1]
         return longest
 
+    @property
+    def prefix(self) -> str:
+        """Before its names in logs and checkpoints."""
+        return f"{self.name}/" if self.name else ""
+
+    def evaluated(self) -> tuple[str, dict[str, Tensor]]:
+        """Role and state dict of what is evaluated: the first average, or the weights if there is none."""
+        return (self.emas[0].role, self.emas[0].state()) if self.emas else ("model", self.task.model.state_dict())
+
     def states(self) -> dict[str, dict]:
         """State dicts by role, for a checkpoint."""
         states = {"model": self.task.model.state_dict()}

@@ -52,5 +52,5 @@ def test_pieces_must_fill_the_batch():
 def test_one_sample_is_no_batch_and_one_a_process_is():
     run = make_run(batch_size=1)
     with pytest.raises(InputError, match="batch_size is 1, but a contrastive loss needs at least 2"):
-        run.check_batch(World(Place("single"), torch.device("cpu")))
-    run.check_batch(World(Place("mpi", 0, 2), torch.device("cpu")))
+        run.check_world(World(Place("single"), torch.device("cpu")))
+    run.check_world(World(Place("mpi", 0, 2), torch.device("cpu")))

@@ -251,7 +251,7 @@ def test_findings_are_noted_and_drawn_beside_the_checkpoints(tmp_path):
     tracker = Listening()
     make_loop(tmp_path, task=Telling(), val_data=ToyData(8), eval_samples=8, eval_interval=5, name="base").run(tracker)
     assert tracker.said == ["Step 5, base: mean position 3.5", "Step 10, base: mean position 3.5"]
-    assert tracker.drawn == [(5, "base_curve", (2, 3, 3)), (10, "base_curve", (2, 3, 3))]
+    assert tracker.drawn == [(5, "base/curve", (2, 3, 3)), (10, "base/curve", (2, 3, 3))]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

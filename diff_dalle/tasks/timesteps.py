@@ -1,0 +1,44 @@
+"""What tasks that draw a timestep for each sample have in common: the distribution, and what it learns from losses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from ..config import option
+from ..diffusion.gaussian_diffusion import GaussianDiffusion
+from ..diffusion.resample import SCHEDULE_SAMPLERS, create_named_schedule_sampler
+from ..training.task import Task
+
+
+@dataclass(frozen=True)
+class TimestepConfig:
+    """Timesteps"""
+
+    schedule_sampler: str = option("uniform", "how timesteps are drawn", choices=tuple(SCHEDULE_SAMPLERS))
+
+
+class TimestepTask(Task):
+    """A task on images noised by a diffusion process.
+
+    Where the timesteps follow the losses, ``observed`` says so, and ``losses`` must report "t" and "unweighted_loss".
+
+    process: the full (not respaced) process.
+    """
+
+    def __init__(self, model: nn.Module, process: GaussianDiffusion, config: TimestepConfig):
+        super().__init__()
+        self.model, self.process, self.config = model, process, config
+        self.schedule_sampler = create_named_schedule_sampler(config.schedule_sampler, process)
+        self.observed = () if config.schedule_sampler == "uniform" else ("t", "unweighted_loss")
+
+    def observe(self, values: Mapping[str, Tensor]) -> None:
+        self.schedule_sampler.update(values["t"], values["unweighted_loss"])
+
+    def extra_state(self) -> dict[str, Tensor]:
+        return self.schedule_sampler.state_dict()
+
+    def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
+        self.schedule_sampler.load_state_dict(state)
