@@ -22,7 +22,8 @@ class Conditioning:
                    is not encoded again at every step.
     text_pooled:   [N, D] float, the text encoder's summary vector, filled together with ``text_states``.
     low_res:       [N, C, h, w] float in [-1, 1], the image to be enlarged.
-    low_res_level: [N] float in [0, 1], how strongly ``low_res`` was noised.
+    low_res_level: [N] float in [0, 1], how strongly ``low_res`` was noised; 0 = not.
+    low_res_blur:  [N] float, sigma in its own pixels by which ``low_res`` was blurred; 0 = not.
     dropout_keys:  [N] int64, one random key a sample from which every dropout mask of the network follows;
                    None leaves dropout to torch's own generator.
     """
@@ -34,6 +35,7 @@ class Conditioning:
     text_pooled: Tensor | None = None
     low_res: Tensor | None = None
     low_res_level: Tensor | None = None
+    low_res_blur: Tensor | None = None
     dropout_keys: Tensor | None = None
 
     def present(self) -> dict[str, Tensor]:

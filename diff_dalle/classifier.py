@@ -14,6 +14,7 @@ from .batch import Batch, Conditioning
 from .config import disagreements, from_dict, option
 from .diffusion.diffusion_config import NoiseConfig, create_noise_process
 from .diffusion.guidance import GRADIENTS, ClassifierGuidance
+from .diffusion.sampling import from_uint8
 from .distributed import SINGLE, World, pick_device
 from .errors import InputError
 from .evaluation.retrieval import RetrievalTable
@@ -142,11 +143,6 @@ class Classifier:
             if own != other:
                 raise InputError(f"the classifier was trained with {name} {own}, the generator with {other}: they "
                                  "would mean different noise by the same timestep")  # fmt: skip
-
-
-def from_uint8(images: np.ndarray) -> Tensor:
-    """Pictures [N, H, W, 3] uint8 → [N, 3, H, W] float32 in [-1, 1]."""
-    return torch.from_numpy(images).permute(0, 3, 1, 2).float() / 127.5 - 1
 
 
 def load_classifier(path: str, device: str = "auto", precision: str = "auto", bpe_path: str = "") -> Classifier:

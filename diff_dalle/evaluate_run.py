@@ -23,6 +23,8 @@ from .diffusion.guidance import GuidanceConfig
 from .diffusion.sampling import SamplerConfig, to_uint8
 from .distributed import DistributedConfig, World
 from .errors import InputError
+from .evaluate_editing import edited
+from .evaluate_upsampling import judge_upsampling
 from .evaluation.guidance_report import Score, Way, guidance_sections, to_dict, ways
 from .evaluation.intervals import wilson
 from .evaluation.report import Section, markdown_table, write_report
@@ -30,7 +32,8 @@ from .evaluation.retrieval import RetrievalTable, retrieval, same_captions
 from .evaluation.shape_eval import evaluate_shapes
 from .evaluation.shape_prompts import shape_prompts
 from .evaluation.shape_report import picture_section, score_section, training_sections
-from .pipeline import Pipeline, load
+from .pipeline import Pipeline, UpsamplersConfig, load
+from .stage import PictureEdit
 
 CURVE = (1.0, 4.0, 16.0)  # classifier scales that are tried when none are given
 DISTRACTORS = 64  # captions, the right one among them, that a picture's is to be told from
@@ -40,7 +43,7 @@ DISTRACTORS = 64  # captions, the right one among them, that a picture's is to b
 class EvaluateConfig:
     """Evaluation"""
 
-    model_path: str = option("", "checkpoint of a generator")
+    model_path: str = option("", "checkpoint of a base generator; empty = up-samplers alone are judged")
     shapes_dir: str = option(
         "", "folder of the shapes world it was trained on: its pictures are then judged by ShapeEval"
     )
@@ -51,14 +54,18 @@ class EvaluateConfig:
     progress: str = option("", "progress.csv of its training, to plot; empty = no plots")
     report_dir: str = option("runs/report", "folder for report.md, scores.json and pictures")
     prompts_per_task: int = option(64, "captions for each of ShapeEval's tasks")
+    edits: int = option(0, "pictures of the shapes world that are changed in each way: inpainting, image to image, "
+                           "variations; 0 = none")  # fmt: skip
     guidance_prompts: int = option(0, "captions on which ways of guiding are compared; 0 = prompts_per_task")
     batch_size: int = option(64, "pictures made at once by each process")
     seed: int = option(0, "picture i follows from seed + i alone")
 
     def __post_init__(self):
-        if not self.model_path or bool(self.shapes_dir) == bool(self.data_dir):
-            raise InputError("--model_path is needed, and either --shapes_dir or --data_dir: a checkpoint, and whose "
-                             "captions it is to draw")  # fmt: skip
+        if bool(self.shapes_dir) == bool(self.data_dir):
+            raise InputError("either --shapes_dir or --data_dir is needed: whose captions are to be drawn")
+        if self.edits < 0 or self.edits == 1 or (self.edits and not (self.shapes_dir and self.model_path)):
+            raise InputError(f"edits is {self.edits}, but must be 0, or at least 2 where a base generator of the "
+                             "shapes world is judged")  # fmt: skip
         if self.num_samples < 2 or self.batch_size < 1:
             raise InputError(f"num_samples is {self.num_samples} and batch_size {self.batch_size}, but they must be at "
                              "least 2 and 1")  # fmt: skip
@@ -71,11 +78,14 @@ class EvaluateRun:
     what: EvaluateConfig = section(EvaluateConfig)
     sampler: SamplerConfig = section(SamplerConfig)
     guidance: GuidanceConfig = section(GuidanceConfig)
+    upsamplers: UpsamplersConfig = section(UpsamplersConfig)
     classifier: ClassifierConfig = section(ClassifierConfig)
     distributed: DistributedConfig = section(DistributedConfig)
 
     def __post_init__(self):
-        if self.what.data_dir and not self.classifier.classifier_path:
+        if not self.what.model_path and not self.upsamplers.upsampler_paths:
+            raise InputError("--model_path or --upsampler_paths is needed: what is to be judged")
+        if self.what.data_dir and self.what.model_path and not self.classifier.classifier_path:
             raise InputError("--data_dir needs --classifier_path: pictures of any captions are judged by a noised CLIP")
 
 
@@ -84,26 +94,49 @@ class Evaluation:
 
     def __init__(self, run: EvaluateRun, world: World):
         self.run, self.what, self.world = run, run.what, world
-        self.pipeline: Pipeline = load(self.what.model_path, world.device)
+        paths = run.upsamplers.upsampler_paths
+        self.pipeline: Pipeline = load(self.what.model_path, world.device, upsampler_paths=paths)
         self.classifier: Classifier | None = run.classifier.load(world.device)
         if world.is_main:
             storage.make_dirs(self.what.report_dir)  # a folder that cannot be written is better found out now
         self.sections: list[Section] = []
         self.scores: dict = {"step": self.pipeline.step}
 
+    def judge(self) -> str:
+        """Judge what there is to judge. Returns a table to print."""
+        tables = []
+        if self.pipeline.has_base:
+            tables.append(self.shapes() if self.what.shapes_dir else self.captions())
+        if self.run.upsamplers.upsampler_paths:
+            tables.append(self.upsampling())
+        if self.what.edits:
+            self.editing()
+        if self.what.progress:
+            self.sections += training_sections(self.what.progress)
+        return "\n\n".join(tables)
+
+    @property
+    def base(self) -> Pipeline:
+        return Pipeline(self.pipeline.stages[:1])
+
     def sample(self, prompts: Sequence[str], way: Way) -> np.ndarray:
-        """Pictures of ``prompts``, guided this way: uint8 [N, H, W, 3]."""
-        return self.pipeline.sample(
+        """Pictures of ``prompts``, guided this way, as the base makes them: uint8 [N, H, W, 3]."""
+        return self._sample(self.base, prompts, way)[0]
+
+    def _sample(self, pipeline: Pipeline, prompts: Sequence[str], way: Way, **options) -> list[np.ndarray]:
+        """Every stage's pictures. options: further arguments of ``Pipeline.sample_stages``."""
+        return pipeline.sample_stages(
             prompts if way.told else [""] * len(prompts),
             self.what.seed,
             batch_size=self.what.batch_size,
-            sampler=self.run.sampler,
             guidance=replace(self.run.guidance, guidance_scale=way.guidance_scale),
             classifier=self.classifier,
             classifier_prompts=prompts,
             classifier_scale=way.classifier_scale,
             classifier_gradient=self.run.classifier.classifier_gradient,
+            upsampling=self.run.upsamplers.settings() if len(pipeline.stages) > 1 else None,
             world=self.world,
+            **{"sampler": self.run.sampler, **options},
         )
 
     def ways(self) -> list[Way]:
@@ -111,18 +144,62 @@ class Evaluation:
         return ways(self.run.guidance.guidance_scale, scales, self.pipeline.tokenizer is not None)
 
     def shapes(self) -> str:
-        """ShapeEval of the generator and, with a classifier, of what guidance adds. Returns a table to print."""
+        """ShapeEval of the base's pictures, of the last up-sampler's, and, with a classifier, of what guidance adds.
+        Returns tables to print."""
         config = read_shapes_config(self.what.shapes_dir)
         prompts = shape_prompts(self.what.prompts_per_task, self.what.seed, config)
-        images = self.sample([prompt.text for prompt in prompts], Way(self.run.guidance.guidance_scale, 0.0))
-        report = evaluate_shapes(images, prompts)
-        self.scores["scores"] = report.to_dict()
-        self.sections += [picture_section(images, prompts), score_section(report)]
+        stages = self._sample(self.pipeline, [prompt.text for prompt in prompts], self.usual)
+        tables = []
+        for key, size, images in (("scores", "", stages[0]), ("scores enlarged", " enlarged", stages[-1])):
+            if size and len(stages) == 1:
+                break
+            report = evaluate_shapes(images, prompts)
+            self.scores[key] = report.to_dict()
+            self.sections += [picture_section(images, prompts, size), score_section(report, size)]
+            tables.append(report.table())
         if self.classifier:
             self._shapes_guidance(config)
-        if self.what.progress:
-            self.sections += training_sections(self.what.progress)
+        return "\n\n".join(tables)
+
+    @property
+    def usual(self) -> Way:
+        """Classifier-free guidance alone, as the settings have it."""
+        return Way(self.run.guidance.guidance_scale, 0.0)
+
+    def upsampling(self) -> str:
+        """How near the up-samplers come to real pictures that were made small. Returns a table to print."""
+        real, captions = self._real_pictures(self.pipeline.image_size)
+        settings = self.run.upsamplers.settings()
+        report, sections = judge_upsampling(self.pipeline, settings, real, captions, self.what.seed, self.world)
+        self.scores["upsampling"] = report.to_dict()
+        self.sections += sections
         return report.table()
+
+    def _real_pictures(self, size: int) -> tuple[np.ndarray, list[str]]:
+        """Pictures uint8 [N, size, size, 3] and captions that training has not seen."""
+        if self.what.shapes_dir:
+            config = read_shapes_config(self.what.shapes_dir)
+            prompts = shape_prompts(self.what.prompts_per_task, self.what.seed, config, ("held-out pairs",))
+            return np.stack([render(prompt.scene, size) for prompt in prompts]), [prompt.text for prompt in prompts]
+        stage = self.pipeline.stages[-1]
+        config = DataConfig(data_dir=self.what.data_dir, caption_field=self.what.caption_field)
+        data = Loader(config, size, stage.tokenizer, stage.config.text.text_length, shuffle=False)
+        batch = data.batch_at(range(min(self.what.num_samples, data.samples)))
+        rows = [] if stage.tokenizer is None else batch.cond.tokens.tolist()
+        captions = [stage.tokenizer.decode(row) for row in rows] or [""] * len(batch)
+        return to_uint8(batch.images).numpy(), captions
+
+    def editing(self) -> None:
+        """What comes of pictures of the shapes world that are changed."""
+        config, size = read_shapes_config(self.what.shapes_dir), self.pipeline.image_size
+
+        def sample(prompts: Sequence[str], edit: PictureEdit, sampler: SamplerConfig | None) -> np.ndarray:
+            options = {"sampler": sampler} if sampler else {}
+            return self._sample(self.pipeline, prompts, self.usual, edit=edit, **options)[-1]
+
+        exact = SamplerConfig("ddim", self.run.sampler.timestep_respacing)
+        self.scores["editing"], sections = edited(sample, size, self.what.edits, self.what.seed, config, exact)
+        self.sections += sections
 
     def _shapes_guidance(self, config: ShapesConfig) -> None:
         count = self.what.guidance_prompts or self.what.prompts_per_task
@@ -139,12 +216,12 @@ class Evaluation:
         self._add_guidance(text, scored, pictures, texts)
         many = shape_prompts(4 * DISTRACTORS, self.what.seed, config, ("attributes",))
         once = {prompt.text: prompt for prompt in many}  # then no two captions are true of the same picture
-        real = np.stack([render(prompt.scene, self.pipeline.image_size) for prompt in once.values()])
+        real = np.stack([render(prompt.scene, self.base.image_size) for prompt in once.values()])
         self._add_retrieval(self.classifier.retrieval(real, list(once), DISTRACTORS))
 
     def captions(self) -> str:
         """How well the classifier finds the captions of ``data_dir`` in pictures made for them. Returns a table."""
-        size, tokenizer = self.pipeline.image_size, self.classifier.tokenizer
+        size, tokenizer = self.base.image_size, self.classifier.tokenizer
         config = DataConfig(data_dir=self.what.data_dir, caption_field=self.what.caption_field)
         data = Loader(config, size, tokenizer, self.classifier.model.config.text_length, shuffle=False)
         batch = data.batch_at(range(min(self.what.num_samples, data.samples)))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from .batch import Conditioning
-from .command_line import parse
+from .command_line import parse, preset_names
 from .config import from_dict, option, section
+from .diffusion.augmentation import AugmentationConfig
 from .diffusion.diffusion_config import DiffusionConfig
 from .errors import InputError
 from .evaluation.report import markdown_table
@@ -21,6 +24,9 @@ from .tasks.generator_run import GeneratorRun
 from .training.checkpoint import ROLES, load_file
 
 MICROBATCHES = (1, 4, 16, 64)
+IMAGES = 4  # that are measured together: what a backward pass needs beside its activations is not needed for each
+FULL_SIZE = ("generator_64", "upsampler_256", "upsampler_1024", "classifier_64")  # presets that are used together
+ENDINGS = ("", "_small", "_tiny")  # of theirs and their siblings' names
 
 
 @dataclass(frozen=True)
@@ -55,15 +61,42 @@ def parse_any(description: str, argv: Sequence[str] | None = None) -> GeneratorI
             raise error from None
 
 
+@dataclass(frozen=True)
+class NetworkCost:
+    """What a network costs when it keeps its activations, and when it computes them again.
+
+    size: side in pixels of whole images, of which the FLOPs are. trained: side of what is trained on, of which the
+    activations are. flag: the setting that recomputes.
+    """
+
+    plain: Cost
+    recomputed: Cost
+    size: int
+    trained: int
+    flag: str
+
+    def __str__(self) -> str:
+        rows, costs = [], (self.plain, self.recomputed)
+        for n in MICROBATCHES:
+            sizes = [n * each.activation_bytes for each in costs] + [each.training_bytes(n) for each in costs]
+            rows.append([n, *(f"{size / 2**30:,.2f}" for size in sizes)])
+        header = ["microbatch", "activations, GiB", f"with {self.flag}", "in all, GiB", f"with {self.flag}"]
+        return (
+            f"{self.plain.parameters:,} parameters; {self.plain.flops / 1e9:,.1f} GFLOPs for a pass over one image of "
+            f"{self.size}×{self.size} pixels.\n"
+            f"Memory to train in fp32 on images of {self.trained}×{self.trained} pixels: a micro-batch's activations "
+            "at the worst moment, and these with weights, gradients, AdamW's moments and one average. Half precision "
+            f"saves little of it, since norms stay in fp32.\n\n{markdown_table(header, rows)}"
+        )
+
+
 def describe(run: GeneratorInfo | ClassifierInfo) -> str:
     """The text that ``info.py`` prints. InputError for a file that is no checkpoint."""
     if run.what.model_path:
         return describe_file(run.what.model_path)
-    tokenizer = run.build_tokenizer()
-    vocab_size = tokenizer.vocab_size if tokenizer else 0
-    if isinstance(run, ClassifierInfo):
-        return describe_classifier(run.model, vocab_size)
-    return describe_generator(run.model, run.diffusion, vocab_size)
+    cost = run_cost(run)
+    return (f"{cost}\n\nAs set, with {cost.flag} {recomputes(run)} and a microbatch of {microbatch(run)}: "
+            f"{training_bytes(run, cost) / 2**30:,.2f} GiB.")  # fmt: skip
 
 
 def describe_file(path: str) -> str:
@@ -71,12 +104,12 @@ def describe_file(path: str) -> str:
     content = load_file(path, roles=tuple(ROLES))
     lines = [f"{path} holds {ROLES[content['role']]} of a {content['kind']} after {content['step']:,} steps and "
              f"{content['samples']:,} samples; tokenizer {content['tokenizer'] or 'none'}."]  # fmt: skip
-    for name in ("model", "diffusion", "contrastive", "tokenizer"):
+    for name in ("model", "diffusion", "augmentation", "contrastive", "tokenizer"):
         if name in content["config"]:
             settings = ", ".join(f"{key} {value}" for key, value in _flat(content["config"][name]))
             lines.append(f"{name}: {settings}")
     if content["role"] != "optimizer":
-        lines += ["", _describe_network(content)]
+        lines += ["", str(_file_cost(content))]
     return "\n".join(lines)
 
 
@@ -85,63 +118,130 @@ def _flat(settings: dict):
         yield from _flat(value) if isinstance(value, dict) else [(key, value)]
 
 
-def _describe_network(content: Mapping) -> str:
+def _file_cost(content: Mapping) -> NetworkCost:
     """The cost of the network whose weights a checkpoint holds."""
-    settings = content["config"]["model"]
+    saved = content["config"]
     vocab_size = next((len(value) for name, value in content["state"].items() if name.endswith("token_emb.weight")), 0)
     if content["kind"] == ClassifierRun.kind:
-        return describe_classifier(from_dict(NoisedClipConfig, settings, "model"), vocab_size)
-    diffusion = from_dict(DiffusionConfig, content["config"]["diffusion"], "diffusion")
-    return describe_generator(from_dict(GeneratorConfig, settings, "model"), diffusion, vocab_size)
+        return classifier_costs(from_dict(NoisedClipConfig, saved["model"], "model"), vocab_size)
+    model = from_dict(GeneratorConfig, saved["model"], "model")
+    diffusion = from_dict(DiffusionConfig, saved["diffusion"], "diffusion")
+    augmentation = from_dict(AugmentationConfig, saved.get("augmentation", {}), "augmentation")
+    return generator_costs(model, diffusion, vocab_size, augmentation.crop_size)
 
 
-def describe_generator(config: GeneratorConfig, diffusion: DiffusionConfig, vocab_size: int) -> str:
-    """Parameters, FLOPs and memory of a generator, measured on the meta device."""
-    recomputing = replace(config, unet=replace(config.unet, use_checkpoint=True))
-    plain, lean = (generator_cost(each, diffusion, vocab_size) for each in (config, recomputing))
-    return _cost_text(plain, lean, config.unet.image_size, "use_checkpoint")
+def run_cost(run: GeneratorRun | ClassifierRun) -> NetworkCost:
+    """The cost of the network that a run trains."""
+    tokenizer = run.build_tokenizer()
+    vocab_size = tokenizer.vocab_size if tokenizer else 0
+    if isinstance(run, ClassifierRun):
+        return classifier_costs(run.model, vocab_size)
+    return generator_costs(run.model, run.diffusion, vocab_size, run.augmentation.crop_size)
 
 
-def describe_classifier(config: NoisedClipConfig, vocab_size: int) -> str:
-    """The same of a classifier, for one image and its caption."""
-    recomputing = replace(config, classifier_use_checkpoint=True)
-    plain, lean = (classifier_cost(each, vocab_size) for each in (config, recomputing))
-    return _cost_text(plain, lean, config.image_size, "classifier_use_checkpoint")
+def recomputes(run: GeneratorRun | ClassifierRun) -> bool:
+    """Whether a run has its network's activations computed again."""
+    return run.model.classifier_use_checkpoint if isinstance(run, ClassifierRun) else run.model.unet.use_checkpoint
 
 
-def _cost_text(plain: Cost, lean: Cost, size: int, flag: str) -> str:
-    rows = [[n, *(f"{each.training_bytes(n) / 2**30:,.2f}" for each in (plain, lean))] for n in MICROBATCHES]
-    table = markdown_table(["microbatch", "GiB to train in fp32", f"with {flag}"], rows)
-    return (
-        f"{plain.parameters:,} parameters; {plain.flops / 1e9:,.1f} GFLOPs for a pass over one image of {size}×{size} "
-        f"pixels.\nMemory: weights, gradients, AdamW's moments, one average, and the activations of a micro-batch "
-        f"(half precision needs about half of those).\n\n{table}"
+def microbatch(run: GeneratorRun | ClassifierRun) -> int:
+    """Images that go through a run's network at once."""
+    return run.training.microbatch or run.training.batch_size
+
+
+def training_bytes(run: GeneratorRun | ClassifierRun, cost: NetworkCost) -> int:
+    """Memory to train a run's network in fp32, with its own settings."""
+    each = cost.recomputed if recomputes(run) else cost.plain
+    return each.training_bytes(microbatch(run), averages=len(run.optim.ema_rate))
+
+
+def generator_costs(config: GeneratorConfig, diffusion: DiffusionConfig, vocab_size: int,
+                    crop_size: int = 0) -> NetworkCost:  # fmt: skip
+    """A generator's cost with and without ``use_checkpoint``. Arguments as for ``generator_cost``."""
+    size = config.unet.image_size
+    plain, recomputed = (
+        generator_cost(replace(config, unet=unet), diffusion, vocab_size, crop_size)
+        for unet in (replace(config.unet, use_checkpoint=each) for each in (False, True))
     )
+    return NetworkCost(plain, recomputed, size, crop_size or size, "use_checkpoint")
 
 
-def generator_cost(config: GeneratorConfig, diffusion: DiffusionConfig, vocab_size: int) -> Cost:
-    """Cost of a training pass over one image, for a generator built on the meta device."""
+def classifier_costs(config: NoisedClipConfig, vocab_size: int) -> NetworkCost:
+    """A classifier's cost with and without ``classifier_use_checkpoint``."""
+    plain, recomputed = (
+        classifier_cost(replace(config, classifier_use_checkpoint=each), vocab_size) for each in (False, True)
+    )
+    return NetworkCost(plain, recomputed, config.image_size, config.image_size, "classifier_use_checkpoint")
+
+
+def generator_cost(config: GeneratorConfig, diffusion: DiffusionConfig, vocab_size: int, crop_size: int = 0) -> Cost:
+    """Cost of a generator built on the meta device.
+
+    crop_size: side of the parts of the images that are trained on, of which the activations then are; 0 = the whole.
+    """
+    size = config.unet.image_size
     with torch.device("meta"):
         model = Generator(config, vocab_size, diffusion.out_channels)
-        cond = _caption(config.text.text_length) if config.text.enc_attn_dim else Conditioning()
-        if config.unet.num_classes:
-            cond = replace(cond, labels=torch.zeros(1, dtype=torch.int64))
-        x, t = _image(config.unet.image_size)
-        return measure(model, lambda network: network(x, t, cond))
+        whole, trained = (_inputs(config, side) for side in (size, crop_size or size))
+        return measure(model, lambda network: network(*whole), lambda network: network(*trained), IMAGES)
+
+
+def _inputs(config: GeneratorConfig, size: int) -> tuple[torch.Tensor, torch.Tensor, Conditioning]:
+    """(x_t, t, cond) for images of ``size`` pixels a side, with all that the network reads."""
+    cond = _caption(config.text.text_length) if config.text.enc_attn_dim else Conditioning()
+    if config.unet.num_classes:
+        cond = replace(cond, labels=torch.zeros(IMAGES, dtype=torch.int64))
+    if config.is_upsampler:
+        low_res, none = _image(size // config.factor)[0], torch.zeros(IMAGES)
+        cond = replace(cond, low_res=low_res, low_res_level=none, low_res_blur=none)
+    return *_image(size), cond
 
 
 def classifier_cost(config: NoisedClipConfig, vocab_size: int) -> Cost:
-    """Cost of a training pass over one image and its caption, for a classifier built on the meta device."""
+    """Cost of a classifier built on the meta device, for images with a caption each."""
     with torch.device("meta"):
         model = NoisedClip(config, vocab_size)
         cond, (x, t) = _caption(config.text_length), _image(config.image_size)
-        return measure(model, lambda network: network.encode_image(x, t) * network.encode_text(cond.tokens, cond.mask))
+        return measure(model, lambda network: network.encode_image(x, t) * network.encode_text(cond.tokens, cond.mask),
+                       images=IMAGES)  # fmt: skip
 
 
 def _caption(length: int) -> Conditioning:
-    tokens = torch.zeros(1, length, dtype=torch.int64)
+    tokens = torch.zeros(IMAGES, length, dtype=torch.int64)
     return Conditioning(tokens=tokens, mask=torch.ones_like(tokens, dtype=torch.bool))
 
 
 def _image(size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.zeros(1, 3, size, size), torch.zeros(1, dtype=torch.int64)
+    return torch.zeros(IMAGES, 3, size, size), torch.zeros(IMAGES, dtype=torch.int64)
+
+
+@functools.cache
+def preset_cost(name: str) -> tuple[GeneratorInfo | ClassifierInfo, NetworkCost]:
+    """The run that a preset describes, and its network's cost."""
+    run = parse_any("", ["--preset", name])
+    return run, run_cost(run)
+
+
+def family(ending: str = "") -> list[str]:
+    """Presets that make a cascade, from the base generator to the classifier; ending: "", "_small" or "_tiny"."""
+    return [name + ending for name in FULL_SIZE if name + ending in preset_names()]
+
+
+def preset_table() -> str:
+    """What the networks of the presets cost, in Markdown, for the README."""
+    rows = []
+    for name in itertools.chain.from_iterable(map(family, ENDINGS)):
+        run, cost = preset_cost(name)
+        rows.append([
+            f"`{name}`", f"{cost.plain.parameters / 1e6:,.1f}", f"{cost.plain.flops / 1e9:,.1f}",
+            *(f"{each.activation_bytes / 2**20:,.0f}" for each in (cost.plain, cost.recomputed)),
+            microbatch(run), f"{training_bytes(run, cost) / 1e9:,.1f}",
+        ])  # fmt: skip
+    header = ["preset", "parameters, M", "GFLOPs", "MiB per image", "with `use_checkpoint`", "microbatch", "GB in all"]
+    total = sum(preset_cost(name)[1].plain.parameters for name in FULL_SIZE)
+    return (
+        f"{markdown_table(header, rows)}\n\n"
+        f"{' + '.join(f'`{name}`' for name in FULL_SIZE)} = {total / 1e6:,.0f} M parameters. GFLOPs: a pass over one "
+        "image. MiB per image: what each image of a micro-batch adds to the memory in training, in fp32; for 1024 pixels "
+        "one of the parts of 256 that are trained on. GB in all: to train with the preset's own microbatch, in fp32.\n"
+    )

@@ -10,7 +10,7 @@ from torch import nn
 from .config import from_dict
 from .errors import InputError
 from .text.tokenizer import Tokenizer, TokenizerConfig, load_tokenizer
-from .training.checkpoint import load_file, load_weights
+from .training.checkpoint import check_weights, load_file, load_weights
 
 
 def read_checkpoint(path: str, kind: str, bpe_path: str = "") -> tuple[dict, Tokenizer | None]:
@@ -35,8 +35,14 @@ def read_checkpoint(path: str, kind: str, bpe_path: str = "") -> tuple[dict, Tok
 
 def restore(build: Callable[[], nn.Module], content: Mapping, path: str, device: torch.device) -> nn.Module:
     """The network that ``build`` makes, with a checkpoint's weights, for evaluation on ``device``."""
-    with torch.device("meta"):
-        model = build()
-    model.to_empty(device="cpu")
+    model = describe(build, content, path).to_empty(device="cpu")
     load_weights(model, content, path)
     return model.to(device).eval().requires_grad_(False)
+
+
+def describe(build: Callable[[], nn.Module], content: Mapping, path: str) -> nn.Module:
+    """The same network without weights, on the meta device. InputError when the checkpoint's would not fit it."""
+    with torch.device("meta"):
+        model = build()
+    check_weights(model, content, path)
+    return model

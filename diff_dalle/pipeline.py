@@ -1,66 +1,127 @@
-"""Checkpoints and prompts → images: what library users, ``sample.py`` and the evaluation call."""
+"""Checkpoints and prompts → images, through the whole cascade: what library users, ``sample.py`` and the evaluation
+call."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
-import torch
 from tqdm import tqdm
 
-from .batch import Conditioning
 from .classifier import Classifier
-from .config import disagreements, from_dict
-from .diffusion.diffusion_config import DiffusionConfig
+from .config import disagreements, option
 from .diffusion.guidance import GuidanceConfig
-from .diffusion.sampling import SamplerConfig, sample_images
-from .distributed import SINGLE, World, pick_device
-from .errors import InputError
-from .loading import read_checkpoint, restore
-from .models.generator import Generator, GeneratorConfig
-from .tasks.generator_run import GeneratorRun
+from .diffusion.samplers import SAMPLERS
+from .diffusion.sampling import SamplerConfig
+from .distributed import SINGLE, World
+from .errors import InputError, quantity
+from .stage import PictureEdit, Request, Stage, StageSettings, load_stage
 from .text.tokenizer import Tokenizer
-from .training.precision import autocast, resolve_precision
+
+
+@dataclass(frozen=True)
+class UpsamplersConfig:
+    """Up-samplers (each setting: one value for all, or a list with one for each)"""
+
+    upsampler_paths: tuple[str, ...] = option((), "checkpoints of up-samplers, in the order in which they enlarge")
+    upsampler_sampler: tuple[str, ...] = option(("dpm++2m",), f"how they sample: {', '.join(SAMPLERS)}")
+    upsampler_timestep_respacing: tuple[str, ...] = option(("20",), "steps that they take")
+    upsampler_eta: tuple[float, ...] = option((0.0,), "randomness of ddim")
+    upsampler_guidance_scale: tuple[float, ...] = option((1.0,), "strength of classifier-free guidance; 1 = off")
+    upsampler_classifier_paths: tuple[str, ...] = option((), "noised CLIPs that guide them; `none` in a list = none")
+    upsampler_classifier_scale: tuple[float, ...] = option((1.0,), "strength of that guidance; 0 = off")
+    upsampler_seed: tuple[int, ...] = option((), "picture i's details follow from this + i; none = from its seed")
+    upsampler_batch_size: tuple[int, ...] = option((4,), "pictures made at once by each process")
+    noise_level: tuple[float, ...] = option((0.0,), "level of the noise put on what is enlarged, 0 to 1; it hides "
+                                                    "flaws and invites new details")  # fmt: skip
+    blur_level: tuple[float, ...] = option((0.0,), "sigma of a blur of what is enlarged, in its pixels")
+    tile_size: tuple[int, ...] = option(
+        (0,), "side in pixels of overlapping squares that the network sees one after another, so that memory follows "
+        "these; 0 = the whole picture")  # fmt: skip
+    tile_overlap: tuple[int, ...] = option((32,), "pixels that neighbouring squares share")
+
+    def __post_init__(self):
+        count = len(self.upsampler_paths)
+        for field in fields(self):
+            given = len(getattr(self, field.name))
+            if count and given not in (0, 1, count):
+                raise InputError(f"{field.name} has {given} values for {quantity(count, 'up-sampler')}: give one for "
+                                 "all, or one for each")  # fmt: skip
+
+    def settings(self) -> list[StageSettings]:
+        """Of each up-sampler."""
+        return [self.setting(i) for i in range(len(self.upsampler_paths))]
+
+    def setting(self, i: int = 0) -> StageSettings:
+        """Of up-sampler number i."""
+
+        def at(values: tuple):
+            return values[i if len(values) > 1 else 0] if values else None
+
+        classifier = at(self.upsampler_classifier_paths)
+        return StageSettings(
+            SamplerConfig(at(self.upsampler_sampler), at(self.upsampler_timestep_respacing), at(self.upsampler_eta)),
+            GuidanceConfig(guidance_scale=at(self.upsampler_guidance_scale)),
+            classifier=None if classifier == "none" else classifier,
+            classifier_scale=at(self.upsampler_classifier_scale),
+            batch_size=at(self.upsampler_batch_size),
+            seed=at(self.upsampler_seed),
+            noise_level=at(self.noise_level),
+            blur_level=at(self.blur_level),
+            tile_size=at(self.tile_size),
+            tile_overlap=at(self.tile_overlap),
+        )
 
 
 class Pipeline:
-    """A generator with all that sampling needs. Made by ``load``.
+    """Generators, one after another: the base first, then up-samplers, each of what the one before makes; or
+    up-samplers alone, for pictures that are there already. Made by ``load``.
 
-    model, diffusion, tokenizer: the network, the settings of its process, and its tokenizer (None without text).
-    step, samples:               how long it was trained.
+    Raises InputError for a base that is not at the beginning, and for stages whose sizes do not fit together.
     """
 
-    def __init__(self, model: Generator, diffusion: DiffusionConfig, tokenizer: Tokenizer | None, precision: str,
-                 step: int = 0, samples: int = 0):  # fmt: skip
-        self.model, self.diffusion, self.tokenizer = model, diffusion, tokenizer
-        self.precision, self.step, self.samples = precision, step, samples
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.model.parameters()).device
+    def __init__(self, stages: Sequence[Stage]):
+        self.stages = list(stages)
+        for before, after in zip(self.stages, self.stages[1:], strict=False):
+            if not after.config.is_upsampler:
+                raise InputError(f"{after.path} is a base generator, not an up-sampler: only --model_path can be one")
+            small = after.config.low_res.small_size
+            if before.image_size != small:
+                raise InputError(
+                    f"{before.path} makes pictures of {before.image_size} pixels, but {after.path} enlarges ones of "
+                    f"{small} (its small_size): give stages whose sizes follow on"
+                )
 
     @property
     def image_size(self) -> int:
-        """Side in pixels of the pictures the generator was trained on."""
-        return self.model.config.unet.image_size
+        """Side in pixels of the pictures, when each stage makes what it was trained on."""
+        return self.stages[-1].image_size
 
-    def conditioning(self, prompts: Sequence[str], labels: Sequence[int] | None = None) -> Conditioning:
-        """Prompts and classes as the network takes them, on the CPU. InputError for missing or useless ones."""
-        classes = self.model.config.unet.num_classes
-        tokens = mask = None
-        if self.tokenizer is not None:
-            tokens, mask = self.tokenizer(list(prompts), self.model.config.text.text_length)
-        elif any(prompts):
-            raise InputError("prompts are given, but this generator does not read text: leave them empty")
-        if classes and labels is None:
-            raise InputError(f"this generator is conditioned on classes: give labels from 0 to {classes - 1}")
-        if labels is not None and not classes:
-            raise InputError("labels are given, but this generator is not conditioned on classes")
-        if labels is not None and not all(0 <= label <= classes for label in labels):
-            raise InputError(f"labels must lie between 0 and {classes - 1} ({classes} = no class), not {list(labels)}")
-        return Conditioning(tokens=tokens, mask=mask, labels=torch.tensor(list(labels)) if classes else None)
+    @property
+    def has_base(self) -> bool:
+        return not self.stages[0].config.is_upsampler
 
-    def sample(
+    @property
+    def factor(self) -> int:
+        """How many times larger the pictures are than those of the base, or than what is enlarged."""
+        return int(np.prod([stage.config.factor for stage in self.stages]))
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The first stage's; None when it does not read text."""
+        return self.stages[0].tokenizer
+
+    @property
+    def step(self) -> int:
+        """How long the first stage was trained."""
+        return self.stages[0].step
+
+    def sample(self, *arguments, **keywords) -> np.ndarray:
+        """The pictures of the last stage of ``sample_stages``, which has the arguments: uint8 [N, height, width, 3]."""
+        return self.sample_stages(*arguments, **keywords)[-1]
+
+    def sample_stages(
         self,
         prompts: str | Sequence[str],
         seed: int = 0,
@@ -72,94 +133,137 @@ class Pipeline:
         batch_size: int = 16,
         sampler: SamplerConfig | None = None,
         guidance: GuidanceConfig | None = None,
-        classifier: Classifier | None = None,
+        classifier: Classifier | str | None = None,
         classifier_prompts: Sequence[str] | None = None,
         classifier_scale: float = 1.0,
         classifier_gradient: str = "x_t",
+        upsampling: StageSettings | Sequence[StageSettings] | None = None,
+        low_res: np.ndarray | None = None,
+        edit: PictureEdit | None = None,
         progress: bool = True,
         world: World | None = None,
-    ) -> np.ndarray:
-        """Pictures, one a prompt: uint8 [N, height, width, 3].
+    ) -> list[np.ndarray]:
+        """Every stage's pictures, one a prompt: uint8 [N, height, width, 3] each.
 
         seed:            picture i has seed + i, and depends on that alone: not on the batch or the other prompts.
         seeds:           the pictures' own seeds, instead.
         labels:          classes, one a prompt, for a class-conditional generator.
         negative_prompt: what guidance leads away from; empty = no caption.
-        size:            height and width; None = as trained. Anything that the network divides.
+        size:            height and width of the last stage's; None = as trained. Anything that the networks divide.
         batch_size:      pictures at a time, per process; guidance doubles the memory that takes.
-        classifier:      a noised CLIP (``load_classifier``) that guides too, with strength ``classifier_scale``,
-                         towards ``classifier_prompts`` (None = the prompts); its gradient is taken at "x_t", or at the
-                         expected "x_start" and through the generator.
+        classifier:      a noised CLIP (``load_classifier``, or its path) that guides too, with strength
+                         ``classifier_scale``, towards ``classifier_prompts`` (None = the prompts); its gradient is
+                         taken at "x_t", or at the expected "x_start" and through the generator.
+        upsampling:      the same settings, from ``sampler`` to ``batch_size`` and more, of the up-samplers: one for
+                         each, one for all, or None for ``sample.py``'s defaults. Those above are the base's.
+        low_res:         pictures to be enlarged, uint8 [N, h, w, 3], for up-samplers without a base.
+        edit:            pictures to start from: image to image, inpainting, variations (see diffusion/editing.py).
         world:           the processes that share the work (``distributed.launch``); all get all pictures.
 
-        Raises InputError for a size that the network does not divide, for missing or impossible labels, for prompts
-        that nobody reads, and for a classifier that does not fit the generator.
+        Raises InputError, before anything is computed, for sizes that do not fit, for missing or impossible labels, for
+        prompts that nobody reads, and for a classifier that does not fit its generator.
         """
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
         seeds = range(seed, seed + len(prompts)) if seeds is None else seeds
-        steered = prompts if classifier_prompts is None else classifier_prompts
-        if any(part is not None and len(part) != len(prompts) for part in (seeds, labels, steered)):
-            raise InputError(f"{len(prompts)} prompts need as many seeds, labels and classifier_prompts")
-        size = size or (self.image_size, self.image_size)
-        self.model.config.unet.check_size(*size)
-        world = world or World(SINGLE, self.device)
-        if classifier is not None:
-            classifier.check_fits(size, self.diffusion, self.tokenizer)
-        unread = self.tokenizer is None and classifier is not None  # the generator's, that is
-        cond = self.conditioning([""] * len(prompts) if unread else prompts, labels)
-        null = self._null(cond, negative_prompt)
-        sampler, guidance = sampler or SamplerConfig(), guidance or GuidanceConfig()
+        request = Request(prompts, seeds, labels, negative_prompt, classifier_prompts, edit)
+        base = StageSettings(sampler or SamplerConfig(), guidance or GuidanceConfig(), classifier, classifier_scale,
+                             classifier_gradient, batch_size)  # fmt: skip
+        settings, sizes = self._settings(base, upsampling), self._sizes(size, low_res, len(prompts))
+        self._check_read(request, settings)
+        for stage, chosen, each in zip(self.stages, settings, sizes, strict=True):
+            stage.check(request, chosen, each)
 
+        world = world or World(SINGLE, self.stages[0].device)
         mine = list(range(world.rank, len(prompts), world.size))
-        images = np.empty((len(prompts), *size, 3), dtype=np.uint8)
-        batches = [mine[i : i + batch_size] for i in range(0, len(mine), batch_size)]
-        bar = tqdm(total=len(prompts), unit="image", desc="Sampling", disable=not (progress and world.is_main))
-        with bar, autocast(self.precision, self.device):
-            for index in batches:
-                guide = None
-                if classifier is not None:
-                    guide = classifier.guidance([steered[i] for i in index], classifier_scale, classifier_gradient)
-                images[index] = sample_images(
-                    self.model, self.diffusion, cond.select(index), null.select(index), size,
-                    [seeds[i] for i in index], sampler, guidance, guide,
-                )  # fmt: skip
-                bar.update(min(len(index) * world.size, len(prompts) - bar.n))
-        for rank, part in enumerate(world.gather(images[mine])):
-            images[rank :: world.size] = part
-        return images
+        made, images = [], None if low_res is None else low_res[mine]
+        for number, (stage, chosen, each) in enumerate(zip(self.stages, settings, sizes, strict=True)):
+            if stage.config.is_upsampler and request.edit is not None:
+                request = replace(request, edit=request.edit.for_upsampling())
+            name = f"Enlarging to {each[1]}×{each[0]}" if stage.config.is_upsampler else "Sampling"
+            with tqdm(total=len(prompts), unit="image", desc=name, disable=not (progress and world.is_main)) as bar:
+                images = stage.sample(request, mine, chosen, each, images, number, lambda count, bar=bar: bar.update(
+                    min(count * world.size, len(prompts) - bar.n)))  # fmt: skip
+            everyone = np.empty((len(prompts), *each, 3), dtype=np.uint8)
+            for rank, part in enumerate(world.gather(images)):
+                everyone[rank :: world.size] = part
+            made.append(everyone)
+        return made
 
-    def _null(self, cond: Conditioning, negative_prompt: str) -> Conditioning:
-        """What guidance leads away from: no caption and no class, or a negative prompt."""
-        count = next((len(value) for value in cond.present().values()), 0)
-        null = cond.drop(torch.ones(count, dtype=torch.bool), self.model.config.unet.num_classes)
-        if not negative_prompt:
-            return null
-        if self.tokenizer is None:
-            raise InputError(f"negative_prompt is {negative_prompt!r}, but this generator does not read text")
-        labels = null.labels.tolist() if null.labels is not None else None
-        return self.conditioning([negative_prompt] * count, labels)
+    def _settings(self, base: StageSettings, upsampling) -> list[StageSettings]:
+        """One for each stage. InputError unless there are as many as up-samplers."""
+        count = len(self.stages) - self.has_base
+        if upsampling is None or isinstance(upsampling, StageSettings):
+            upsampling = [upsampling or UpsamplersConfig().setting()] * count
+        if len(upsampling) != count:
+            raise InputError(f"there are settings for {len(upsampling)} up-samplers, but {count} up-samplers")
+        return [base] * self.has_base + list(upsampling)
+
+    def _sizes(self, size: tuple[int, int] | None, low_res: np.ndarray | None, count: int) -> list[tuple[int, int]]:
+        """Height and width of each stage's pictures. InputError when ``size`` or ``low_res`` does not fit."""
+        if self.has_base == (low_res is not None):
+            raise InputError("pictures to be enlarged (low_res, --low_res_dir) are needed by up-samplers without a "
+                             "base generator, and by these alone")  # fmt: skip
+        if low_res is not None and len(low_res) != count:
+            raise InputError(f"there are {len(low_res)} pictures to be enlarged for {count} prompts; give one for each")
+        side = self.image_size
+        if not size:
+            size = (side, side) if low_res is None else tuple(self.factor * edge for edge in low_res.shape[1:3])
+        elif low_res is not None:
+            raise InputError("size is given, but what is enlarged decides it: leave it (--sample_size) out")
+        if any(edge % self.factor for edge in size):
+            raise InputError(f"the size asked for is {size[1]}×{size[0]}, but must be a multiple of {self.factor}, by "
+                             "which the up-samplers enlarge; change --sample_size")  # fmt: skip
+        sizes, factor = [], self.factor
+        for stage in self.stages:
+            factor //= stage.config.factor if stage.config.is_upsampler else 1
+            sizes.append((size[0] // factor, size[1] // factor))
+        return sizes
+
+    def _check_read(self, request: Request, settings: Sequence[StageSettings]) -> None:
+        """InputError for prompts, classes and settings that nobody would look at."""
+        reads = any(stage.tokenizer is not None for stage in self.stages)
+        steered = any(chosen.classifier is not None for chosen in settings)
+        if any(request.prompts) and not reads and not steered:
+            raise InputError("prompts are given, but this generator does not read text: leave them empty")
+        if request.negative_prompt and not reads:
+            prompt = request.negative_prompt
+            raise InputError(f"negative_prompt is {prompt!r}, but this generator does not read text")
+        if request.labels is not None and not any(stage.config.unet.num_classes for stage in self.stages):
+            raise InputError("labels are given, but this generator is not conditioned on classes")
+        if request.edit is not None and not self.has_base and request.edit.masks is None:
+            raise InputError("pictures to start from are given, but there is no base generator that could start from "
+                             "them: without one, only a mask (--mask) means anything")  # fmt: skip
 
     def check(self, expected) -> None:
-        """InputError when settings asked for (see ``config.expectations``) are not the checkpoint's."""
-        wrong = disagreements(expected, self.model.config) + disagreements(expected, self.diffusion)
+        """InputError when settings asked for (see ``config.expectations``) are not those of the first checkpoint."""
+        first = self.stages[0]
+        wrong = disagreements(expected, first.config) + disagreements(expected, first.diffusion)
         if wrong:
             raise InputError(f"the checkpoint has other settings: {', '.join(wrong)}; leave these flags out")
 
 
-def load(path: str, device: str = "auto", precision: str = "auto", bpe_path: str = "") -> Pipeline:
-    """A generator ready to sample, from a model or EMA checkpoint alone.
+def load(path: str = "", device: str = "auto", precision: str = "auto", bpe_path: str = "", *,
+         upsampler_paths: Sequence[str] = (), keep_loaded: bool | None = None) -> Pipeline:  # fmt: skip
+    """Generators ready to sample, from model or EMA checkpoints alone.
 
-    path:      ``ema_….pt`` (better pictures) or ``model….pt``, local or remote.
-    device:    auto, cpu, cuda, cuda:1, mps, …; auto takes CUDA, then MPS, then the CPU.
-    precision: auto, fp32, bf16 or fp16.
-    bpe_path:  where the tokenizer's vocabulary is now, if it was a file that has moved since training.
+    path:            ``ema_….pt`` (better pictures) or ``model….pt``, local or remote; empty = up-samplers alone.
+    device:          auto, cpu, cuda, cuda:1, mps, …; auto takes CUDA, then MPS, then the CPU.
+    precision:       auto, fp32, bf16 or fp16.
+    bpe_path:        where the tokenizers' vocabulary is now, if it was a file that has moved since training.
+    upsampler_paths: checkpoints of up-samplers, in the order in which they enlarge.
+    keep_loaded:     keep the weights of all stages in memory; False = each only while it works, so that a cascade needs
+                     no more memory than its largest stage. None = only where there is a single stage.
 
-    Raises InputError for a file that is no generator's checkpoint, or whose tokenizer cannot be found.
+    Raises InputError for a file that is no generator's checkpoint, whose tokenizer cannot be found, or whose size does
+    not fit the other stages'.
     """
-    content, tokenizer = read_checkpoint(path, GeneratorRun.kind, bpe_path)
-    config = from_dict(GeneratorConfig, content["config"]["model"], "model")
-    diffusion = from_dict(DiffusionConfig, content["config"]["diffusion"], "diffusion")
-    place, vocab_size = pick_device(device), tokenizer.vocab_size if tokenizer else 0
-    model = restore(lambda: Generator(config, vocab_size, diffusion.out_channels), content, path, place)
-    precision = resolve_precision(precision, place)
-    return Pipeline(model, diffusion, tokenizer, precision, content["step"], content["samples"])
+    paths = [path] * bool(path) + list(upsampler_paths)
+    if not paths:
+        raise InputError("there is no checkpoint: give a generator's with --model_path, or up-samplers'")
+    keep = len(paths) == 1 if keep_loaded is None else keep_loaded
+    stages = [load_stage(each, device, precision, bpe_path, keep) for each in paths]
+    if path and stages[0].config.is_upsampler:
+        raise InputError(f"{path} is an up-sampler, not a base generator: give it with --upsampler_paths")
+    if not path and not stages[0].config.is_upsampler:
+        raise InputError(f"{paths[0]} is a base generator, not an up-sampler: give it with --model_path")
+    return Pipeline(stages)

@@ -6,17 +6,23 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from . import storage
 from .classifier import ClassifierConfig
 from .config import expectations, option, section
 from .data.caption_list import read_captions
+from .data.picture_files import check_mask, read_low_res, read_mask, read_picture
 from .diffusion.diffusion_config import DiffusionConfig
+from .diffusion.editing import EditConfig
 from .diffusion.guidance import GuidanceConfig
 from .diffusion.sampling import SamplerConfig
 from .distributed import DistributedConfig
-from .errors import InputError
+from .errors import InputError, quantity
 from .models.generator import GeneratorConfig
 from .models.noised_clip import NoisedClipConfig
+from .pipeline import UpsamplersConfig
+from .stage import PictureEdit
 from .training.precision import PRECISIONS
 
 ExpectedModel = expectations(GeneratorConfig, "Checks of the checkpoint's network")
@@ -36,19 +42,31 @@ class PromptConfig:
     data_dir: tuple[str, ...] = option((), "text files with one prompt a line, folders of these, or shards whose "
                                            "captions are the prompts (see caption_field)")  # fmt: skip
     caption_field: str = option("txt", "where captions are in shards: the ending of a text member, or json:FIELD")
+    low_res_dir: str = option("", "folder of pictures, all of one size, that up-samplers enlarge without a base "
+                                  "generator; prompts are taken in the order of their names")  # fmt: skip
+    init_image: tuple[str, ...] = option((), "pictures to start from, taken in turn: changed as a whole (strength), "
+                                             "varied (variation), or painted anew where a mask says so")  # fmt: skip
+    mask: tuple[str, ...] = option((), "masks of init_image, of the same sizes, taken in turn: white is painted anew, "
+                                       "black is kept")  # fmt: skip
     labels: tuple[int, ...] = option((), "classes for a class-conditional generator, taken in turn")
     negative_prompt: str = option("", "what guidance leads away from; empty = no caption")
     num_samples: int = option(0, "pictures to make, taking the prompts in turn; 0 = one a prompt")
     seed: int = option(0, "picture i follows from seed + i alone")
     batch_size: int = option(16, "pictures made at once by each process")
-    sample_size: tuple[int, ...] = option((), "HEIGHT,WIDTH of the pictures in pixels; none = as trained")
+    sample_size: tuple[int, ...] = option((), "HEIGHT,WIDTH of the pictures in pixels, after all up-samplers; none = "
+                                              "as trained")  # fmt: skip
     precision: str = option("auto", "arithmetic of the network", choices=PRECISIONS)
     bpe_path: str = option("", "where the tokenizer's merge file is now, if it has moved since training")
     logdir: str = option("", "folder for the pictures; empty = $OPENAI_LOGDIR, else a fresh temporary folder")
 
     def __post_init__(self):
-        if not self.model_path:
-            raise InputError("--model_path is needed: an ema_….pt or model….pt file that training wrote")
+        if not self.model_path and not self.low_res_dir:
+            raise InputError("--model_path is needed: an ema_….pt or model….pt file that training wrote (or, to "
+                             "enlarge pictures, --low_res_dir and --upsampler_paths)")  # fmt: skip
+        if self.mask and not self.init_image:
+            raise InputError(
+                "--mask says where a picture is painted anew, but there is none: give it with --init_image"
+            )
         if len([given for given in (self.prompts, self.prompts_file, self.data_dir) if given]) > 1:
             raise InputError("--prompts, --prompts_file and --data_dir exclude each other; give one of them")
         if len({source.endswith(".txt") for source in self.data_dir}) > 1:
@@ -67,31 +85,65 @@ class SampleRun:
     what: PromptConfig = section(PromptConfig)
     sampler: SamplerConfig = section(SamplerConfig)
     guidance: GuidanceConfig = section(GuidanceConfig)
+    upsamplers: UpsamplersConfig = section(UpsamplersConfig)
+    edit: EditConfig = section(EditConfig)
     classifier: ClassifierConfig = section(ClassifierConfig)
     model: ExpectedModel = section(ExpectedModel)
     diffusion: ExpectedDiffusion = section(ExpectedDiffusion)
     classifier_model: ExpectedClassifier = section(ExpectedClassifier)
     distributed: DistributedConfig = section(DistributedConfig)
 
+    def __post_init__(self):
+        if self.edit != EditConfig() and not self.what.init_image:
+            raise InputError("strength, variation, inpaint_resamples and inpaint_jump say how a picture is changed, "
+                             "but there is none: give it with --init_image")  # fmt: skip
+        if self.upsamplers != UpsamplersConfig() and not self.upsamplers.upsampler_paths:
+            raise InputError("settings of up-samplers are given, but none of these: give them with --upsampler_paths")
+
 
 @dataclass(frozen=True)
-class Request:
-    """One entry a picture. labels: None for a generator without classes."""
+class Wanted:
+    """What is asked for, as arguments of ``Pipeline.sample``: one entry a picture."""
 
     prompts: list[str]
     seeds: list[int]
     labels: list[int] | None
+    low_res: np.ndarray | None
+    edit: PictureEdit | None
 
 
-def read_request(config: PromptConfig) -> Request:
-    """The prompts, seeds and labels of exactly ``num_samples`` pictures. InputError when there are no prompts."""
-    prompts = _prompts(config)
-    count = config.num_samples or max(len(prompts), len(config.labels))
-    return Request(
+def read_wanted(config: PromptConfig, edit: EditConfig) -> Wanted:
+    """The prompts, seeds, … of exactly ``num_samples`` pictures. InputError for prompts or pictures that are missing or
+    cannot be used."""
+    prompts, low_res = _prompts(config), None
+    count = config.num_samples or max(len(prompts), len(config.labels), len(config.init_image))
+    if config.low_res_dir:
+        names, low_res = read_low_res(config.low_res_dir)
+        if len(prompts) > len(names) or config.num_samples:
+            raise InputError(f"there are {len(prompts)} prompts and num_samples is {config.num_samples}, but as many "
+                             f"pictures are made as {config.low_res_dir} holds ({len(names)}): give no more prompts, "
+                             "and leave num_samples out")  # fmt: skip
+        count = len(names)
+    return Wanted(
         [prompts[i % len(prompts)] for i in range(count)],
         [config.seed + i for i in range(count)],
         [config.labels[i % len(config.labels)] for i in range(count)] if config.labels else None,
+        low_res,
+        _read_edit(config, edit) if config.init_image else None,
     )
+
+
+def _read_edit(config: PromptConfig, edit: EditConfig) -> PictureEdit:
+    pictures = [read_picture(path) for path in config.init_image]
+    if not config.mask:
+        return PictureEdit(pictures, None, edit)
+    if len(config.mask) not in (1, len(pictures)):
+        raise InputError(f"there are {len(config.mask)} masks (--mask) for {quantity(len(pictures), 'picture')}: give "
+                         "one for all, or one for each")  # fmt: skip
+    masks = [read_mask(path) for path in config.mask] * (len(pictures) // len(config.mask))
+    for mask, picture in zip(masks, pictures, strict=True):
+        check_mask(mask, picture)
+    return PictureEdit(pictures, masks, edit)
 
 
 def _prompts(config: PromptConfig) -> Sequence[str]:

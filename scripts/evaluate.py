@@ -9,7 +9,7 @@ def main():
     run = parse(EvaluateRun, description=__doc__)
     with launch(run.distributed) as world:
         evaluation = Evaluation(run, world)
-        table = evaluation.shapes() if run.what.shapes_dir else evaluation.captions()
+        table = evaluation.judge()
         if world.is_main:
             print(table, f"\nReport and pictures: {evaluation.write()}", sep="\n")
 

@@ -1,13 +1,18 @@
-"""Put the present flags of the training commands into the README, between their marks."""
+"""Put the present flags of the training commands and the presets' costs into the README, between their marks."""
 
 import re
 from pathlib import Path
 
 from diff_dalle.command_line import flag_table
+from diff_dalle.info_run import preset_table
 from diff_dalle.tasks.classifier_run import ClassifierRun
 from diff_dalle.tasks.generator_run import GeneratorRun
 
-TABLES = {"flags": flag_table(GeneratorRun), "classifier flags": flag_table(ClassifierRun, known=GeneratorRun)}
+TABLES = {
+    "flags": flag_table(GeneratorRun),
+    "classifier flags": flag_table(ClassifierRun, known=GeneratorRun),
+    "presets": preset_table(),
+}
 
 
 def main():

@@ -6,7 +6,7 @@ from diff_dalle.data.output import write_samples, write_sweep
 from diff_dalle.distributed import launch, run_script
 from diff_dalle.errors import quantity
 from diff_dalle.pipeline import load
-from diff_dalle.sample_run import SampleRun, read_request
+from diff_dalle.sample_run import SampleRun, read_wanted
 from diff_dalle.training.checkpoint import choose_logdir
 
 
@@ -17,19 +17,20 @@ def main():
         if world.is_main:
             logdir = choose_logdir(what.logdir)
             storage.make_dirs(logdir)  # a folder that cannot be written is better found out now
-        pipeline = load(what.model_path, world.device, what.precision, what.bpe_path)
+        wanted = read_wanted(what, run.edit)
+        paths = run.upsamplers.upsampler_paths
+        pipeline = load(what.model_path, world.device, what.precision, what.bpe_path, upsampler_paths=paths)
         pipeline.check(run.model)
         pipeline.check(run.diffusion)
         classifier = run.classifier.load(world.device, what.precision, what.bpe_path)
         if classifier:
             classifier.check(run.classifier_model)
-        request = read_request(what)
         made = {}
         for scale in run.classifier.scales:
             made[f"classifier_scale_{scale:g}"] = pipeline.sample(
-                request.prompts,
-                seeds=request.seeds,
-                labels=request.labels,
+                wanted.prompts,
+                seeds=wanted.seeds,
+                labels=wanted.labels,
                 negative_prompt=what.negative_prompt,
                 size=what.sample_size,
                 batch_size=what.batch_size,
@@ -38,16 +39,19 @@ def main():
                 classifier=classifier,
                 classifier_scale=scale,
                 classifier_gradient=run.classifier.classifier_gradient,
+                upsampling=run.upsamplers.settings(),
+                low_res=wanted.low_res,
+                edit=wanted.edit,
                 world=world,
             )
         if world.is_main:
             if len(made) > 1:
-                write_sweep(logdir, made, request.prompts, request.seeds)
-                print(f"{quantity(len(request.prompts), 'picture')} for each of {len(made)} scales, and grid.png to "
+                write_sweep(logdir, made, wanted.prompts, wanted.seeds)
+                print(f"{quantity(len(wanted.prompts), 'picture')} for each of {len(made)} scales, and grid.png to "
                       f"compare them, are in {logdir}")  # fmt: skip
             else:
-                write_samples(logdir, *made.values(), request.prompts, request.seeds)
-                count = quantity(len(request.prompts), "picture")
+                write_samples(logdir, *made.values(), wanted.prompts, wanted.seeds)
+                count = quantity(len(wanted.prompts), "picture")
                 print(f"{count}, grid.png, captions.txt and samples.npz are in {logdir}")
 
 

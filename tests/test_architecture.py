@@ -18,7 +18,8 @@ ROOT = PACKAGE.parent
 
 # An import may only go down this list.
 ROOMS = (
-    "scripts", "benchmarks", "sample_run", "info_run", "evaluate_run", "pipeline", "classifier", "loading", "tasks",
+    "scripts", "benchmarks", "sample_run", "info_run", "evaluate_run", "evaluate_upsampling", "evaluate_editing",
+    "pipeline", "stage", "classifier", "loading", "tasks",
     "evaluation", "diffusion", "models", "data", "text", "training", "tracking",
     "distributed", "batch", "command_line", "config", "storage", "errors",
 )  # fmt: skip

@@ -9,10 +9,11 @@ import torch
 from test_pipeline import make_file as make_generator_file
 from test_pipeline import make_run, sample, save_model
 
-from diff_dalle.classifier import from_uint8, load_classifier
+from diff_dalle.classifier import load_classifier
 from diff_dalle.config import expectations
 from diff_dalle.diffusion import DiffusionConfig, GuidanceConfig
 from diff_dalle.diffusion.guidance import similarity_gradient
+from diff_dalle.diffusion.sampling import from_uint8
 from diff_dalle.errors import InputError
 from diff_dalle.models.noised_clip import NoisedClipConfig
 from diff_dalle.pipeline import load

@@ -26,6 +26,7 @@ from .samples import Chunk, Recipe, Samples, Tokenize
 from .shards import ShardFiles
 from .sources import find_shards
 from .table import Need
+from .transforms import Window
 
 CHUNK = 32  # samples a worker makes at a time: a large batch is shared by all workers
 FEW_BROKEN = 20  # so many are tolerated whatever fraction they are
@@ -144,9 +145,10 @@ class Loader:
     shuffle:     False = in the order of the shards.
     sources:     shards to read instead of ``config.data_dir``; ``flag`` is what messages call them.
     device:      where batches are wanted.
+    window:      cut out of each image at a random place, so that batches hold squares of ``window.size`` pixels.
 
     ``samples`` is the length of an epoch, ``broken`` how many unusable samples this process has met so far.
-    Raises InputError when there is nothing to read.
+    Raises InputError when there is nothing to read, or the window does not fit the images.
     """
 
     def __init__(
@@ -164,7 +166,11 @@ class Loader:
         sources: Sequence[str] | None = None,
         flag: str = "--data_dir",
         device: torch.device | str = "cpu",
+        window: Window | None = None,
     ):
+        size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+        if window:
+            window.check_size(size)
         self.config, self.batch_size, self.rank, self.world_size = config, batch_size, rank, world_size
         self.device = torch.device(device)
         field = config.caption_field if tokenize else ""
@@ -177,7 +183,8 @@ class Loader:
         self.order.check_world_size(world_size)
         self.samples = self.order.samples
         recipe = Recipe(
-            size=(image_size, image_size) if isinstance(image_size, int) else tuple(image_size),
+            size=size,
+            window=window,
             seed=seed,
             caption_field=field,
             text_length=text_length,

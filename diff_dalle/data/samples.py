@@ -19,7 +19,7 @@ from .captions import read_caption
 from .collection import Collection, Raw
 from .decode import BrokenSample, decode_image
 from .order import Order
-from .transforms import center_crop, random_cover, random_crop
+from .transforms import Window, center_crop, random_cover, random_crop, random_window
 
 REPLACEMENTS = 256  # in a row; more of them means that the data is broken, not a sample
 REQUESTS = 16  # remote reads under way at once in one worker
@@ -32,6 +32,7 @@ class Recipe:
     """How a sample is made from its members.
 
     size:          (height, width) wanted.
+    window:        what is cut out of an image of that size; None = all of it is taken.
     caption_field: where the caption is; "" = none is needed.
     text_length:   tokens a caption is cut and padded to.
     num_classes:   classes that the ``cls`` member may name; 0 = none is needed.
@@ -39,6 +40,7 @@ class Recipe:
     """
 
     size: tuple[int, int]
+    window: Window | None
     seed: int
     caption_field: str
     text_length: int
@@ -96,7 +98,8 @@ class Samples:
 
     def chunk(self, positions: Sequence[int]) -> Chunk:
         """The samples at ``positions``. InputError when one of them cannot be replaced either."""
-        height, width = self.recipe.size
+        window = self.recipe.window
+        height, width = (window.size, window.size) if window else self.recipe.size
         images = np.empty((len(positions), height, width, 3), dtype=np.uint8)
         captions, labels, broken = [], [], []
         draws = self._draws(positions)
@@ -119,8 +122,8 @@ class Samples:
         )
 
     def _draws(self, positions: Sequence[int]) -> np.ndarray:
-        """[n, 4] in [0, 1): what a random crop covers, its top, its left, and the flip."""
-        purposes = ("crop size", "crop top", "crop left", "flip")
+        """[n, 6] in [0, 1): what a random crop covers, its top, its left; the flip; a window's top and left."""
+        purposes = ("crop size", "crop top", "crop left", "flip", "window top", "window left")
         return np.stack([random_uniform(self.recipe.seed, purpose, positions) for purpose in purposes], axis=1)
 
     def _places(self, positions: Sequence[int]) -> list[tuple[int, int]]:
@@ -167,6 +170,8 @@ class Samples:
             pixels = random_crop(image, full, recipe.size, draw[:3])
         else:
             pixels = center_crop(image, full, recipe.size)
+        if recipe.window:
+            pixels = random_window(pixels, recipe.window, draw[4:])
         return (pixels[:, ::-1] if recipe.random_flip and draw[3] < 0.5 else pixels), caption, label
 
 

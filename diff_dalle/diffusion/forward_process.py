@@ -100,7 +100,7 @@ class ForwardProcess:
         variance = self.at("one_minus_alphas_cumprod", t, x_start)
         return mean, variance, self.at("log_one_minus_alphas_cumprod", t, x_start)
 
-    def q_sample(self, x_start: Tensor, t: Tensor, noise: Tensor | None = None) -> Tensor:
+    def q_sample(self, x_start: Tensor, t: Tensor | int, noise: Tensor | None = None) -> Tensor:
         """x_t = sqrt(ᾱ) x_start + sqrt(1 − ᾱ) noise. ``noise`` is drawn by ``torch.randn_like`` when not given."""
         noise = torch.randn_like(x_start) if noise is None else noise
         if noise.shape != x_start.shape:

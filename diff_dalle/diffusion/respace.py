@@ -76,8 +76,13 @@ class SpacedDiffusion(GaussianDiffusion):
         self.timestep_map = sorted(self.use_timesteps)
         if not self.use_timesteps or not self.use_timesteps <= set(range(self.original_num_steps)):
             raise InputError(f"the steps to keep must be some of 0 to {self.original_num_steps - 1}")
+        self._settings = kwargs
         kept = original.alphas_cumprod[self.timestep_map]
         super().__init__(**{**kwargs, "betas": 1 - kept / np.append(1.0, kept[:-1])})
+
+    def truncated(self, count: int) -> SpacedDiffusion:
+        """The process of the ``count`` least noisy of these steps, which have the same numbers and tables in both."""
+        return SpacedDiffusion(self.timestep_map[:count], **self._settings)
 
     def fraction(self, t: int) -> float:
         return self.timestep_map[t] / self.original_num_steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,6 +15,7 @@ from ..config import lookup, option
 from ..errors import InputError
 from ..training.random import Draw
 from .diffusion_config import DiffusionConfig, create_gaussian_diffusion
+from .editing import Edit, EditConfig, edited_steps, shortened
 from .guidance import ClassifierGuidance, GuidanceConfig, guided_denoiser
 from .samplers import SAMPLERS, Step
 
@@ -35,6 +37,13 @@ class SamplerConfig:
         if self.eta < 0:
             raise InputError(f"eta is {self.eta:g}, but must not be negative")
 
+    def check_edit(self, edit: EditConfig) -> None:
+        """InputError when this sampler cannot make that edit."""
+        if edit.variation is not None and (self.sampler == "ancestral" or self.eta):
+            used = f"ddim with eta {self.eta:g}" if self.eta else self.sampler
+            names = ", ".join(name for name in SAMPLERS if name != "ancestral")
+            raise InputError(f"--variation needs a deterministic sampler ({names}) without --eta, not {used}")
+
 
 def sample_steps(
     generator: nn.Module,
@@ -46,6 +55,8 @@ def sample_steps(
     sampler: SamplerConfig,
     guidance: GuidanceConfig,
     classifier: ClassifierGuidance | None = None,
+    edit: Edit | None = None,
+    stage: int = 0,
 ) -> Iterator[Step]:
     """Every step on the way to N images; the last step's ``x`` is [N, 3, height, width] in about [-1, 1].
 
@@ -54,21 +65,40 @@ def sample_steps(
     size:       height and width.
     seeds:      one an image. All of an image's noise follows from its seed, so it is the same in any batch.
     classifier: guides towards these N images' captions.
+    edit:       N given images of that size to start from, and what is to become of them; its steps may go up again in
+                between (see editing.py). Another seed gives another edit.
+    stage:      number of the generator in its cascade: each has noise of its own.
+
+    Raises InputError for an edit of other images than N of that size, and for one that the sampler cannot make.
     """
     device = next(generator.parameters()).device
     process = create_gaussian_diffusion(diffusion, sampler.timestep_respacing)
+    if edit is not None:
+        sampler.check_edit(edit.config)
+        wanted = (len(seeds), 3, *size)
+        if edit.images.shape != wanted:
+            raise InputError(f"images to edit have shape {list(edit.images.shape)}, but must have {list(wanted)}")
+        process, edit = shortened(process, edit.strength), edit.to(device)
     cond, null = (generator.encode_text(part.to(device)) for part in (cond, null))
-    if not cond.present():
+    if cond.mask is None and cond.labels is None:
         guidance = replace(guidance, guidance_scale=1.0)  # an unconditional generator cannot be guided
     denoise = guided_denoiser(process, generator, cond, null, guidance, classifier)
-    draw = Draw(0, torch.tensor([seed % 2**63 for seed in seeds], dtype=torch.int64), device)
+    draw = seeds_draw(seeds, stage, device)
 
-    def noise(t: int) -> Tensor:
-        return draw.normal(f"sampling step {t}", (3, *size))
+    def noise(name: str) -> Tensor:
+        return draw.normal(name, (3, *size))
 
-    options = {"eta": sampler.eta} if sampler.sampler == "ddim" else {}
-    x = draw.normal("sampling start", (3, *size))
-    yield from SAMPLERS[sampler.sampler](process, denoise, x, noise, **options)
+    walk = functools.partial(SAMPLERS[sampler.sampler], **({"eta": sampler.eta} if sampler.sampler == "ddim" else {}))
+    if edit is None:
+        yield from walk(process, denoise, noise("sampling start"), lambda t: noise(f"sampling step {t}"))
+    else:
+        unguided = guided_denoiser(process, generator, cond, None, replace(guidance, guidance_scale=1.0))
+        yield from edited_steps(process, walk, denoise, unguided, edit, noise)
+
+
+def seeds_draw(seeds: Sequence[int], stage: int, device: torch.device) -> Draw:
+    """All random numbers of images with these seeds, at a stage of a cascade."""
+    return Draw(stage, torch.tensor([seed % 2**63 for seed in seeds], dtype=torch.int64), device)
 
 
 @torch.no_grad()
@@ -82,3 +112,8 @@ def sample_images(*arguments, **keywords) -> np.ndarray:
 def to_uint8(images: Tensor) -> Tensor:
     """[N, C, H, W] in [-1, 1] → [N, H, W, C] uint8, rounded, out-of-range values clipped."""
     return ((images.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous()
+
+
+def from_uint8(images: np.ndarray) -> Tensor:
+    """Pictures [N, H, W, 3] uint8 → [N, 3, H, W] float32 in [-1, 1]."""
+    return torch.from_numpy(images).permute(0, 3, 1, 2).float() / 127.5 - 1

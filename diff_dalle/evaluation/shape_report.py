@@ -24,19 +24,22 @@ captions, as they are and blurred and noisy. *n* captions a task, 95 % intervals
 """
 
 
-def picture_section(images: np.ndarray, prompts: Sequence[ShapePrompt]) -> Section:
-    """A grid with one row of pictures for each task. images: uint8 [N, H, W, 3], picture i for prompt i."""
+def picture_section(images: np.ndarray, prompts: Sequence[ShapePrompt], kind: str = "") -> Section:
+    """A grid with one row of pictures for each task. images: uint8 [N, H, W, 3], picture i for prompt i; kind: what to
+    call them after the word, where there are others."""
     tasks = list(dict.fromkeys(prompt.task for prompt in prompts))
     chosen = [i for task in tasks for i in [k for k, prompt in enumerate(prompts) if prompt.task == task][:SHOWN]]
     columns = len(chosen) // len(tasks)
     grid = image_grid(images[chosen], [prompts[i].text for i in chosen], columns, max(1, SCALE * 32 // images.shape[1]))
     rows = "; ".join(tasks)
-    return Section("Pictures", f"The first captions of every task, not chosen by hand. Rows: {rows}.", grid, "grid.png")
+    text, name = f"The first captions of every task, not chosen by hand. Rows: {rows}.", kind.replace(" ", "_")
+    return Section(f"Pictures{kind}", text, grid, f"grid{name}.png")
 
 
-def score_section(report: ShapeReport) -> Section:
+def score_section(report: ShapeReport, kind: str = "") -> Section:
     empty = f"\n\nPictures in which nothing was found: {report.empty:.1%}."
-    return Section("Was the text understood?", EXPLANATION + "\n" + report.table() + empty)
+    title = f"Was the text understood{kind and ',' + kind}?"
+    return Section(title, EXPLANATION + "\n" + report.table() + empty)
 
 
 def training_sections(progress: str) -> list[Section]:

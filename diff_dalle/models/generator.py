@@ -10,6 +10,7 @@ from ..batch import Conditioning
 from ..config import section
 from ..errors import InputError
 from .dropout import number_dropouts
+from .super_resolution import LevelEmbedding, LowResConfig, with_low_res
 from .text_encoder import TextEncoder, TextEncoderConfig
 from .unet import UNet, UNetConfig
 
@@ -20,21 +21,38 @@ class GeneratorConfig:
 
     unet: UNetConfig = section(UNetConfig)
     text: TextEncoderConfig = section(TextEncoderConfig)
+    low_res: LowResConfig = section(LowResConfig)
+
+    def __post_init__(self):
+        self.low_res.check_size(self.unet.image_size)
+
+    @property
+    def is_upsampler(self) -> bool:
+        return self.low_res.small_size > 0
+
+    @property
+    def factor(self) -> int:
+        """How many times larger than what goes in the image is; 1 for a base generator."""
+        return self.unet.image_size // (self.low_res.small_size or self.unet.image_size)
 
 
 class Generator(nn.Module):
-    """Predicts what the diffusion process needs from a noisy image, its timestep, caption and class.
+    """Predicts what the diffusion process needs from a noisy image, its timestep, caption and class; an up-sampler
+    also from the image to be enlarged.
 
     vocab_size:   of the tokenizer; not used by a network without text (``enc_attn_dim`` 0).
     out_channels: 3, or 6 when the variance is learned too.
-    in_channels:  of the image that goes in.
     """
 
-    def __init__(self, config: GeneratorConfig, vocab_size: int, out_channels: int = 3, in_channels: int = 3):
+    def __init__(self, config: GeneratorConfig, vocab_size: int, out_channels: int = 3):
         super().__init__()
         self.config = config
         self.text_encoder = TextEncoder(config.text, vocab_size) if config.text.enc_attn_dim else None
-        self.unet = UNet(config.unet, in_channels, out_channels, config.text.enc_attn_dim)
+        channels, text_width = config.unet.num_channels, config.text.enc_attn_dim
+        if config.is_upsampler:
+            self.unet = UNet(config.unet, 6, out_channels, text_width, LevelEmbedding(channels, 4 * channels))
+        else:
+            self.unet = UNet(config.unet, 3, out_channels, text_width)
         number_dropouts(self)
 
     def encode_text(self, cond: Conditioning) -> Conditioning:
@@ -51,8 +69,9 @@ class Generator(nn.Module):
         return replace(cond, text_states=states, text_pooled=pooled)
 
     def forward(self, x: Tensor, t: Tensor, cond: Conditioning | None = None) -> Tensor:
-        """x: [N, in_channels, H, W]; t: [N], whole or fractional. Returns [N, out_channels, H, W] float32.
+        """x: [N, 3, H, W]; t: [N], whole or fractional. Returns [N, out_channels, H, W] float32.
 
         Conditions that the network was not built for are left aside; one that it needs and lacks is an InputError.
         """
-        return self.unet(x, t, self.encode_text(cond or Conditioning()))
+        cond = self.encode_text(cond or Conditioning())
+        return self.unet(with_low_res(x, cond) if self.config.is_upsampler else x, t, cond)

@@ -173,10 +173,12 @@ class UNetEncoder(nn.Module):
 
     in_channels: channels of the image.
     text_width:  channels of ``cond.text_states`` and ``cond.text_pooled``; 0 = no text.
+    cond_emb:    embeds further conditions, cond → [N, 4 · num_channels]; None = there are none.
     ``channels`` is the width of what comes out, ``skip_channels`` that of each feature map for the way up.
     """
 
-    def __init__(self, config: UNetConfig, in_channels: int = 3, text_width: int = 0):
+    def __init__(self, config: UNetConfig, in_channels: int = 3, text_width: int = 0,
+                 cond_emb: nn.Module | None = None):  # fmt: skip
         super().__init__()
         self.config = config
         build, widths = _Builder(config, text_width), config.level_channels
@@ -187,6 +189,7 @@ class UNetEncoder(nn.Module):
         # One more row than classes: "no class".
         self.label_emb = nn.Embedding(config.num_classes + 1, emb_width) if config.num_classes else None
         self.text_emb = nn.Linear(text_width, emb_width) if text_width else None
+        self.cond_emb = cond_emb
 
         channels = widths[0]
         self.input_blocks = nn.ModuleList(
@@ -208,7 +211,7 @@ class UNetEncoder(nn.Module):
         self.to(memory_format=torch.channels_last)
 
     def embed(self, t: Tensor, cond: Conditioning) -> Tensor:
-        """[N, 4 · num_channels] float32: timestep, class and text together, after the SiLU that all blocks share."""
+        """[N, 4 · num_channels] float32: timestep, class, text, … together, after the SiLU that all blocks share."""
         with full_precision(t.device):
             emb = self.time_emb(timestep_embedding(t, self.config.num_channels))
             if self.label_emb is not None:
@@ -222,6 +225,8 @@ class UNetEncoder(nn.Module):
                         "the network expects encoded text, but cond lacks text_states, text_pooled or mask"
                     )
                 emb = emb + self.text_emb(cond.text_pooled.float())
+            if self.cond_emb is not None:
+                emb = emb + self.cond_emb(cond)
             return F.silu(emb)
 
     def forward(self, x: Tensor, t: Tensor, cond: Conditioning) -> tuple[Tensor, list[Tensor], Tensor]:
@@ -243,10 +248,11 @@ class UNetEncoder(nn.Module):
 class UNet(nn.Module):
     """The whole network: a denoiser (x_t, t, cond) → out_channels maps of the image's size, 0 at the start."""
 
-    def __init__(self, config: UNetConfig, in_channels: int = 3, out_channels: int = 3, text_width: int = 0):
+    def __init__(self, config: UNetConfig, in_channels: int = 3, out_channels: int = 3, text_width: int = 0,
+                 cond_emb: nn.Module | None = None):  # fmt: skip
         super().__init__()
         self.config = config
-        self.encoder = UNetEncoder(config, in_channels, text_width)
+        self.encoder = UNetEncoder(config, in_channels, text_width, cond_emb)
         build, widths = _Builder(config, text_width), config.level_channels
         channels, skip_channels = self.encoder.channels, list(self.encoder.skip_channels)
         self.output_blocks = nn.ModuleList()

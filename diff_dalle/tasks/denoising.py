@@ -43,8 +43,12 @@ class DenoisingTask(TimestepTask):
         super().__init__(model, process, config)
         self.num_classes, self.preview = num_classes, preview
 
+    def condition(self, batch: Batch, draw: Draw) -> Conditioning:
+        """What the network is told about the samples, before any caption is dropped."""
+        return batch.cond
+
     def losses(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:
-        cond = replace(batch.cond, dropout_keys=draw.keys("dropout"))
+        cond = replace(self.condition(batch, draw), dropout_keys=draw.keys("dropout"))
         if self.config.caption_dropout > 0:
             forget = draw.uniform("caption dropout") < self.config.caption_dropout
             cond = cond.drop(forget, self.num_classes)
@@ -63,11 +67,12 @@ class DenoisingTask(TimestepTask):
         0 the model uses its text, at 0 it ignores it. NaN where the two captions are the same.
         """
         t, _ = UniformSampler(self.process).sample_at(draw.uniform("timestep"))
-        loss = self._terms(batch, batch.cond, t, draw)["loss"]
+        cond = self.condition(batch, draw)
+        loss = self._terms(batch, cond, t, draw)["loss"]
         named = {"loss": loss} | self._by_quartile("loss", loss, t)
-        if batch.cond.tokens is not None:
-            tokens = batch.cond.tokens
-            swapped = replace(batch.cond, tokens=tokens.roll(1, 0), mask=batch.cond.mask.roll(1, 0))
+        if cond.tokens is not None:
+            tokens = cond.tokens
+            swapped = replace(cond, tokens=tokens.roll(1, 0), mask=cond.mask.roll(1, 0))
             gap = self._terms(batch, swapped, t, draw)["loss"] - loss
             differs = (swapped.tokens != tokens).any(1)
             named["caption_swap_gap"] = torch.where(differs, gap, torch.nan)

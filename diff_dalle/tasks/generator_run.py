@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import numpy as np
 import torch
 
 from ..config import section
 from ..data.loader import DataConfig, Loader
+from ..data.transforms import Window
+from ..diffusion.augmentation import AugmentationConfig, downsample
 from ..diffusion.diffusion_config import DiffusionConfig, create_gaussian_diffusion
+from ..diffusion.sampling import to_uint8
 from ..distributed import DistributedConfig, World
+from ..errors import InputError
 from ..models.generator import Generator, GeneratorConfig
 from ..text.tokenizer import Tokenizer, TokenizerConfig
 from ..tracking.trackers import TrackingConfig
@@ -20,11 +25,13 @@ from ..training.trainee import Trainee
 from .denoising import DenoisingConfig, DenoisingTask
 from .previews import PreviewConfig, Previews
 from .training_run import TrainingRun
+from .upsampling import UpsamplingTask
 
 
 @dataclass(frozen=True)
 class GeneratorRun(TrainingRun):
-    """Settings of ``train_generator.py``; sampling later needs ``model``, ``diffusion`` and ``tokenizer`` only."""
+    """Settings of ``train_generator.py``, for a base generator and, with ``small_size``, an up-sampler; sampling later
+    needs ``model``, ``diffusion``, ``augmentation`` and ``tokenizer`` only."""
 
     kind: ClassVar[str] = "generator"
 
@@ -33,6 +40,7 @@ class GeneratorRun(TrainingRun):
     tokenizer: TokenizerConfig = section(TokenizerConfig)
     diffusion: DiffusionConfig = section(DiffusionConfig)
     denoising: DenoisingConfig = section(DenoisingConfig)
+    augmentation: AugmentationConfig = section(AugmentationConfig)
     optim: OptimConfig = section(OptimConfig)
     training: TrainingConfig = section(TrainingConfig)
     preview: PreviewConfig = section(PreviewConfig)
@@ -41,8 +49,21 @@ class GeneratorRun(TrainingRun):
 
     def __post_init__(self):
         self.check_annealing(self.optim)
+        self._check_upsampling()
         if self.sample_interval:  # refused now rather than at the first preview
             create_gaussian_diffusion(self.diffusion, self.preview.sampler.timestep_respacing)
+
+    def _check_upsampling(self) -> None:
+        augmentation, crop = self.augmentation, self.augmentation.crop_size
+        if not self.model.is_upsampler and augmentation != AugmentationConfig():
+            raise InputError("gaussian_blur, noise_augmentation and crop_size are for up-samplers, but this is a base "
+                             "generator: give --small_size, or leave them out")  # fmt: skip
+        if crop > self.image_size or crop % self.model.factor:
+            raise InputError(f"crop_size is {crop}, but must be at most image_size ({self.image_size}) and a multiple "
+                             f"of the factor of enlargement ({self.model.factor})")  # fmt: skip
+        if crop % self.model.unet.divisor:
+            raise InputError(f"crop_size is {crop}, but must be a multiple of {self.model.unet.divisor}, by which the "
+                             "network divides")  # fmt: skip
 
     @property
     def image_size(self) -> int:
@@ -61,12 +82,22 @@ class GeneratorRun(TrainingRun):
         return self.model.unet.num_classes
 
     @property
+    def window(self) -> Window | None:
+        crop = self.augmentation.crop_size
+        return Window(crop, self.model.factor) if crop else None
+
+    @property
     def sample_interval(self) -> int:
         return self.preview.sample_interval
 
     def build_trainees(self, tokenizer: Tokenizer | None, shown: Loader, world: World) -> list[Trainee]:
         process, previews = create_gaussian_diffusion(self.diffusion), self.build_previews(tokenizer, shown)
-        task = DenoisingTask(self.build_model(tokenizer), process, self.denoising, self.num_classes, previews)
+        model = self.build_model(tokenizer)
+        if self.model.is_upsampler:
+            task = UpsamplingTask(model, process, self.denoising, self.model.factor, self.augmentation,
+                                  self.num_classes, previews)  # fmt: skip
+        else:
+            task = DenoisingTask(model, process, self.denoising, self.num_classes, previews)
         return [Trainee(task, self.optim, self.training.precision, world)]
 
     def build_model(self, tokenizer: Tokenizer | None) -> Generator:
@@ -79,10 +110,17 @@ class GeneratorRun(TrainingRun):
         if not self.sample_interval:
             return None
         count = self.preview.preview_samples
-        cond = data.batch_at(range(count)).cond.to("cpu")
+        batch = data.batch_at(range(count))
+        cond, images = batch.cond.to("cpu"), batch.images.cpu()
         if tokenizer:
             captions = [tokenizer.decode(row) for row in cond.tokens.tolist()]
         else:
             captions = [""] * count if cond.labels is None else [str(label) for label in cond.labels.tolist()]
-        size = (self.image_size, self.image_size)
-        return Previews(self.preview, self.diffusion, cond, captions, size, self.num_classes)
+        beside: tuple[np.ndarray, ...] = ()
+        if self.model.is_upsampler:
+            low_res, none = downsample(images, self.model.factor), torch.zeros(count)
+            cond = replace(cond, low_res=low_res, low_res_level=none, low_res_blur=none)
+            enlarged = low_res.repeat_interleave(self.model.factor, 2).repeat_interleave(self.model.factor, 3)
+            beside = tuple(to_uint8(pictures).numpy() for pictures in (enlarged, images))
+        size = (images.shape[2], images.shape[3])
+        return Previews(self.preview, self.diffusion, cond, captions, size, self.num_classes, beside)

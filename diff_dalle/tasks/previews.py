@@ -40,6 +40,8 @@ class Previews:
     """Makes a grid of the same conditions from the same noise whenever it is called with a generator.
 
     cond: the conditions. captions: what to write below the pictures. size: their height and width.
+    beside: an up-sampler's inputs, enlarged, and the original pictures, uint8 [N, H, W, 3] each, to be shown on the
+            left and on the right of what it makes.
     """
 
     config: PreviewConfig
@@ -48,11 +50,17 @@ class Previews:
     captions: list[str]
     size: tuple[int, int]
     num_classes: int = 0
+    beside: tuple[np.ndarray, ...] = ()
 
     def __call__(self, generator: nn.Module) -> dict[str, np.ndarray]:
         count = len(self.captions)
         null = self.cond.drop(torch.ones(count, dtype=torch.bool), self.num_classes)
         images = sample_images(generator, self.diffusion, self.cond, null, self.size, range(count), self.config.sampler,
                                self.config.guidance)  # fmt: skip
-        scale = max(1, 96 // self.size[0])
-        return {"samples": np.asarray(image_grid(images, self.captions, scale=scale))}
+        scale, captions, columns = max(1, 96 // self.size[0]), self.captions, None
+        if self.beside:
+            inputs, originals = self.beside
+            images = np.stack([inputs, images, originals], 1).reshape(-1, *images.shape[1:])
+            captions = [text for caption in captions for text in ("input", caption, "original")]
+            columns = 6 if count > 1 else 3
+        return {"samples": np.asarray(image_grid(images, captions, columns, scale))}

@@ -7,13 +7,14 @@ from typing import ClassVar
 
 from ..config import to_dict
 from ..data.loader import DataConfig, Loader
+from ..data.transforms import Window
 from ..distributed import World
 from ..errors import InputError
 from ..text.tokenizer import Tokenizer, TokenizerConfig, load_tokenizer
 from ..tracking.tracker import Tracker
 from ..tracking.trackers import TrackingConfig, create_trackers
 from ..training.checkpoint import Identity, choose_logdir, open_run
-from ..training.loop import TrainingConfig, TrainLoop
+from ..training.loop import EVALUATION_SEED, TrainingConfig, TrainLoop
 from ..training.optim import OptimConfig
 from ..training.trainee import Trainee
 
@@ -23,6 +24,7 @@ class TrainingRun:
 
     kind:        what is trained, as its checkpoints call it.
     image_size:  side in pixels of the training images.
+    window:      the part of them that is trained on; None = all.
     text_length: tokens of a caption.
     has_text, num_classes: which conditions the samples need.
     sample_interval: steps between previews; 0 = none.
@@ -35,6 +37,7 @@ class TrainingRun:
     text_length: int
     has_text: bool = True
     num_classes: int = 0
+    window: Window | None = None
     sample_interval: int = 0
     data: DataConfig
     tokenizer: TokenizerConfig
@@ -69,14 +72,15 @@ class TrainingRun:
         """The training data, in the order that the seed fixes. InputError when ``data_dir`` is not set or empty."""
         if not self.data.data_dir:
             raise InputError("--data_dir is needed: a folder of shards, a tar, a glob, a brace range or a URL")
-        return self._loader(self.data, tokenizer, world, shuffle=True)
+        return self._loader(self.data, tokenizer, world, seed=self.training.seed, shuffle=True)
 
     def build_held_out(self, tokenizer: Tokenizer | None, world: World) -> Loader | None:
-        """The held-out data in the order of its shards, uncropped and unflipped; None without ``val_data_dir``."""
+        """The held-out data in the order of its shards, unflipped and, but for a ``window``, uncropped; None without
+        ``val_data_dir``. It does not depend on the run's seed."""
         if not self.training.val_data_dir:
             return None
         plain = replace(self.data, random_crop=False, random_flip=False)
-        sources = {"sources": self.training.val_data_dir, "flag": "--val_data_dir"}
+        sources = {"sources": self.training.val_data_dir, "flag": "--val_data_dir", "seed": EVALUATION_SEED}
         return self._loader(plain, tokenizer, world, shuffle=False, **sources)
 
     def _loader(self, config: DataConfig, tokenizer: Tokenizer | None, world: World, **options) -> Loader:
@@ -85,11 +89,11 @@ class TrainingRun:
             self.image_size,
             tokenizer,
             self.text_length,
-            seed=self.training.seed,
             batch_size=self.training.batch_size,
             rank=world.rank,
             world_size=world.size,
             num_classes=self.num_classes,
+            window=self.window,
             device=world.device,
             **options,
         )

@@ -97,8 +97,8 @@ def load_file(path: str, roles: tuple[str, ...] = ("model", "ema"), map_location
     return content
 
 
-def load_weights(module: nn.Module, content: Mapping, path: str) -> None:
-    """Copy a loaded file's weights into ``module``; InputError with the first difference if they do not fit."""
+def check_weights(module: nn.Module, content: Mapping, path: str) -> None:
+    """InputError with the first difference unless a loaded file's weights fit ``module``, which may be on "meta"."""
     own, given = module.state_dict(), content["state"]
     for name in [*own, *given]:
         if name not in given or name not in own:
@@ -108,7 +108,12 @@ def load_weights(module: nn.Module, content: Mapping, path: str) -> None:
         else:
             continue
         raise InputError(f"{path} does not fit this model: it {problem}; its settings differ from the ones asked for")
-    module.load_state_dict(given)
+
+
+def load_weights(module: nn.Module, content: Mapping, path: str) -> None:
+    """Copy a loaded file's weights into ``module``; InputError with the first difference if they do not fit."""
+    check_weights(module, content, path)
+    module.load_state_dict(content["state"])
 
 
 def choose_logdir(flag: str) -> str:

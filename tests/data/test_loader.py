@@ -3,15 +3,18 @@ import signal
 from dataclasses import replace
 from multiprocessing import active_children
 
+import numpy as np
 import pytest
 import torch
 from shard_making import Letters, captions_of, encoded, make_shards, picture, sample, tar_bytes
+from torch.nn.functional import avg_pool2d
 
 from diff_dalle.data.caption_list import read_captions
 from diff_dalle.data.decode import decode_image
 from diff_dalle.data.loader import DataConfig, Loader
-from diff_dalle.data.transforms import center_crop
+from diff_dalle.data.transforms import Window, center_crop, random_crop
 from diff_dalle.errors import InputError
+from diff_dalle.training.random import random_uniform
 
 PLAIN = DataConfig(num_workers=0, exact_decode=True)
 
@@ -90,6 +93,56 @@ def test_random_crops_and_flips_follow_the_position(shards):
     same = [torch.equal(a, b) for a, b in zip(plain, flipped, strict=True)]
     mirrored = [torch.equal(a, b.flip(-1)) for a, b in zip(plain, flipped, strict=True)]
     assert all(a != b for a, b in zip(same, mirrored, strict=True)) and 3 < sum(same) < 16
+
+
+def test_each_crop_and_flip_has_a_draw_of_its_own(shards):
+    """By their names: a new draw must not change the others, or runs under way would see other crops."""
+    config = replace(PLAIN, random_crop=True, random_flip=True)
+    data = loader(shards, config, seed=5)
+    for position in range(8):
+        u = [random_uniform(5, name, [position])[0] for name in ("crop size", "crop top", "crop left", "flip")]
+        key = data.describe(position)[-4:]
+        image, full = decode_image(dict(sample(key))[f"{key}.jpg"], 10**6)
+        expected = random_crop(image, full, (16, 16), u[:3])
+        expected = expected[:, ::-1] if u[3] < 0.5 else expected
+        images = (data.batch_at([position]).images + 1) * 127.5
+        np.testing.assert_array_equal(images[0].round().permute(1, 2, 0), expected)
+
+
+@pytest.mark.parametrize("cropped", [False, True])
+def test_a_window_is_part_of_the_image_without_one(shards, cropped):
+    """Also of a random crop; a flip mirrors the window in its place, which leaves what is shrunk the same."""
+    config, window, positions = replace(PLAIN, random_crop=cropped), Window(12, 4), range(40)
+    whole = loader(shards, config, image_size=(24, 32)).batch_at(positions)
+    parts = loader(shards, config, image_size=(24, 32), window=window).batch_at(positions)
+    mirrored = replace(config, random_flip=True)
+    flipped = loader(shards, mirrored, image_size=(24, 32), window=window).batch_at(positions).images
+    assert parts.images.shape == (40, 3, 12, 12) and torch.equal(parts.index, whole.index)
+    tops = 4 * (random_uniform(0, "window top", positions) * 4).astype(int)
+    lefts = 4 * (random_uniform(0, "window left", positions) * 6).astype(int)
+    assert len(set(zip(tops, lefts, strict=True))) > 15
+    for i, (top, left) in enumerate(zip(tops, lefts, strict=True)):
+        assert torch.equal(parts.images[i], whole.images[i, :, top : top + 12, left : left + 12])
+        small = avg_pool2d(whole.images[i], 4)[:, top // 4 : top // 4 + 3, left // 4 : left // 4 + 3]
+        torch.testing.assert_close(avg_pool2d(parts.images[i], 4), small, rtol=0, atol=1e-6)
+        assert torch.equal(flipped[i], parts.images[i]) or torch.equal(flipped[i], parts.images[i].flip(-1))
+    assert 10 < sum(torch.equal(a, b) for a, b in zip(flipped, parts.images, strict=True)) < 30
+
+
+def test_windows_do_not_depend_on_workers_and_processes(shards):
+    options = {"image_size": 32, "window": Window(16, 4)}
+    config = replace(PLAIN, random_crop=True, random_flip=True)
+    whole = take(loader(shards, config, batch_size=40, **options), 3, 1)[0]
+    workers = take(loader(shards, replace(config, num_workers=2), batch_size=40, **options), 3, 1)[0]
+    assert_equal(whole, workers)
+    for rank in range(4):
+        (part,) = take(loader(shards, config, batch_size=10, rank=rank, world_size=4, **options), 3, 1)
+        assert_equal(whole.select(slice(rank, None, 4)), part)
+
+
+def test_a_window_that_does_not_fit_is_refused(shards):
+    with pytest.raises(InputError, match="crop_size is 32, but must be at most 16"):
+        loader(shards, window=Window(32, 4))
 
 
 def broken_shards(folder, bad: dict[int, bytes | None]) -> str:

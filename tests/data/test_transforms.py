@@ -1,5 +1,7 @@
 import math
 import random
+from collections import Counter
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -7,7 +9,8 @@ from PIL import Image
 from shard_making import encoded, picture
 
 from diff_dalle.data.decode import BrokenSample, decode_image
-from diff_dalle.data.transforms import center_crop, random_crop
+from diff_dalle.data.transforms import Window, center_crop, center_crop_mask, random_crop, random_window
+from diff_dalle.errors import InputError
 
 SIZES = [(64, 64), (65, 64), (127, 128), (200, 131), (130, 333), (48, 50), (20, 30), (259, 517)]
 
@@ -94,3 +97,79 @@ def test_strips_that_would_fill_the_memory_are_refused(size):
     with pytest.raises(BrokenSample, match="too narrow"):
         center_crop(Image.new("RGB", size[::-1]), size, (64, 64))
     assert center_crop(Image.new("RGB", (64, 1)), (1, 64), (16, 16)).shape == (16, 16, 3)
+
+
+@pytest.mark.parametrize("size", [(10, 10), (1, 70), (33, 20), (7, 7)], ids=str)
+def test_small_images_are_enlarged_by_the_bicubic_filter(size):
+    image, target = picture(*size), (32, 40)
+    scale = max(target[0] / size[0], target[1] / size[1])
+    rows, columns = max(target[0], round(size[0] * scale)), max(target[1], round(size[1] * scale))
+    plain = np.asarray(image.resize((columns, rows), Image.BICUBIC))
+    top, left = (rows - target[0]) // 2, (columns - target[1]) // 2
+    np.testing.assert_array_equal(center_crop(image, size, target), plain[top:, left:][: target[0], : target[1]])
+
+
+@pytest.mark.parametrize("target", [(16, 16), (24, 40), (50, 31), (200, 300)], ids=str)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_a_mask_is_cropped_as_its_picture_and_keeps_every_part(size, target):
+    """Against the definition, in fractions: which pixels of the mask overlap the area that a pixel shows."""
+    mask = np.random.default_rng(0).random(size) < 0.02
+    covering = shrunk_size(size, target)
+    shown = np.zeros(target, dtype=bool)
+    for row, column in np.argwhere(mask):
+        reach = []
+        for place, length, covers, wanted in zip((row, column), size, covering, target, strict=True):
+            low, high = Fraction(int(place) * covers, length), Fraction(int(place + 1) * covers, length)
+            start = (covers - wanted) // 2
+            reach.append(slice(max(0, math.floor(low) - start), max(0, math.ceil(high) - start)))
+        shown[tuple(reach)] = True
+    np.testing.assert_array_equal(center_crop_mask(mask, target), shown)
+
+
+def shrunk_size(size: tuple[int, int], target: tuple[int, int]) -> tuple[int, int]:
+    """(height, width) of what is cropped: the halvings, and then the smallest that covers the target."""
+    rows, columns = size
+    while rows >= 2 * target[0] and columns >= 2 * target[1]:
+        rows, columns = rows // 2, columns // 2
+    scale = max(target[0] / rows, target[1] / columns)
+    return max(target[0], round(rows * scale)), max(target[1], round(columns * scale))
+
+
+def test_windows_lie_on_their_grid_and_reach_every_place_equally_often():
+    pixels, window = np.arange(24 * 40 * 3).reshape(24, 40, 3), Window(16, 4)
+    uniforms = np.random.default_rng(0).random((2000, 2)).tolist()
+    found = Counter()
+    for u in [*uniforms, (0.0, 0.0), (math.nextafter(1, 0), math.nextafter(1, 0))]:
+        part = random_window(pixels, window, u)
+        top, left = divmod(int(part[0, 0, 0]) // 3, 40)
+        np.testing.assert_array_equal(part, pixels[top : top + 16, left : left + 16])
+        found[top, left] += 1
+    assert set(found) == {(top, left) for top in (0, 4, 8) for left in (0, 4, 8, 12, 16, 20, 24)}
+    assert min(found.values()) > 60 and max(found.values()) < 140  # 95 expected, standard deviation 10
+    np.testing.assert_array_equal(random_window(pixels[:16, :16], window, (0.9, 0.9)), pixels[:16, :16])
+
+
+@pytest.mark.parametrize("grid", [2, 3, 8])
+def test_a_window_shrunk_is_the_window_of_the_shrunk_picture(grid):
+    pixels = np.random.default_rng(0).integers(0, 256, (48, 96, 3))
+
+    def sums(picture):
+        return picture.reshape(picture.shape[0] // grid, grid, -1, grid, 3).sum((1, 3))
+
+    for u in np.random.default_rng(1).random((50, 2)).tolist():
+        small = random_window(sums(pixels), Window(24 // grid, 1), u)
+        np.testing.assert_array_equal(sums(random_window(pixels, Window(24, grid), u)), small)
+
+
+@pytest.mark.parametrize(("size", "grid"), [(10, 4), (0, 4), (-4, 4), (4, 0)])
+def test_windows_off_their_grid_are_refused(size, grid):
+    with pytest.raises(InputError, match=f"crop_size is {size}, but must be a positive multiple of {grid}"):
+        Window(size, grid)
+
+
+def test_windows_that_do_not_fit_are_refused():
+    Window(16, 4).check_size((16, 20))
+    with pytest.raises(InputError, match="crop_size is 16, but must be at most 12"):
+        Window(16, 4).check_size((20, 12))
+    with pytest.raises(InputError, match="the image size is 20,18, but must be a multiple of 4"):
+        Window(16, 4).check_size((20, 18))

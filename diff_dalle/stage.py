@@ -1,0 +1,273 @@
+"""One generator of a cascade: what its checkpoint says about it, and the pictures it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .batch import Conditioning
+from .classifier import Classifier, load_classifier
+from .config import from_dict
+from .data.picture_files import fit_mask, fit_picture
+from .diffusion.augmentation import AugmentationConfig, augment
+from .diffusion.diffusion_config import DiffusionConfig, create_gaussian_diffusion
+from .diffusion.editing import Edit, EditConfig
+from .diffusion.guidance import GuidanceConfig
+from .diffusion.sampling import SamplerConfig, from_uint8, sample_images, seeds_draw
+from .diffusion.tiling import Tiled, check_tiles
+from .distributed import pick_device
+from .errors import InputError
+from .loading import describe, read_checkpoint, restore
+from .models.generator import Generator, GeneratorConfig
+from .tasks.generator_run import GeneratorRun
+from .text.tokenizer import Tokenizer
+from .training.checkpoint import load_file
+from .training.precision import autocast, resolve_precision
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the pictures are to show, one entry a picture.
+
+    seeds:              all of a picture's noise follows from its own.
+    labels:             classes, for class-conditional generators; None = there are none.
+    negative_prompt:    what guidance leads away from; empty = no caption.
+    classifier_prompts: what a classifier steers towards; None = the prompts.
+    edit:               the pictures that are changed; None = they are made from nothing.
+    """
+
+    prompts: Sequence[str]
+    seeds: Sequence[int]
+    labels: Sequence[int] | None = None
+    negative_prompt: str = ""
+    classifier_prompts: Sequence[str] | None = None
+    edit: PictureEdit | None = None
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def __post_init__(self):
+        parts = (self.seeds, self.labels, self.classifier_prompts)
+        if any(part is not None and len(part) != len(self) for part in parts):
+            raise InputError(f"{len(self)} prompts need as many seeds, labels and classifier_prompts")
+
+
+@dataclass(frozen=True)
+class PictureEdit:
+    """Pictures to start from, of any size: they are scaled to cover what is made, and its middle is taken.
+
+    pictures: uint8 [H, W, 3] each, taken in turn.
+    masks:    bool [H, W] each, True where new content is to be painted; None = everywhere.
+    """
+
+    pictures: Sequence[np.ndarray]
+    masks: Sequence[np.ndarray] | None = None
+    config: EditConfig = field(default_factory=EditConfig)
+
+    def at(self, index: Sequence[int], size: tuple[int, int]) -> Edit:
+        """For the pictures of these numbers, at a stage's size."""
+        images = [fit_picture(self.pictures[i % len(self.pictures)], size) for i in index]
+        unknown = None
+        if self.masks is not None:
+            masks = [fit_mask(self.masks[i % len(self.masks)], size) for i in index]
+            unknown = torch.from_numpy(np.stack(masks))[:, None]
+        return Edit(from_uint8(np.stack(images)), unknown, self.config)
+
+    def for_upsampling(self) -> PictureEdit | None:
+        """What is left of it above the base: what is known stays known, and nothing has to fit to it anew."""
+        if self.masks is None:
+            return None
+        return replace(self, config=replace(self.config, strength=None, inpaint_resamples=1))
+
+
+@dataclass(frozen=True)
+class StageSettings:
+    """How a stage makes its pictures.
+
+    classifier:  guides too: a noised CLIP, or the path of one that is loaded for this stage alone.
+    batch_size:  pictures at a time, per process; guidance doubles the memory that takes.
+    seed:        picture i has this + i here; None = its own seed.
+    noise_level: up-samplers: noise put on the image to be enlarged, 0 to 1; blur_level: sigma of a blur, in its pixels.
+    tile_size:   up-samplers: evaluate the network on overlapping squares of so many pixels, one after another, so that
+                 memory follows these; 0 = on the whole image. tile_overlap: pixels they share.
+    """
+
+    sampler: SamplerConfig = field(default_factory=SamplerConfig)
+    guidance: GuidanceConfig = field(default_factory=GuidanceConfig)
+    classifier: Classifier | str | None = None
+    classifier_scale: float = 1.0
+    classifier_gradient: str = "x_t"
+    batch_size: int = 16
+    seed: int | None = None
+    noise_level: float = 0.0
+    blur_level: float = 0.0
+    tile_size: int = 0
+    tile_overlap: int = 32
+
+
+class Stage:
+    """A generator with all that sampling needs. Made by ``load_stage``.
+
+    config, diffusion, augmentation, tokenizer: settings of the network, its process and its training images, and its
+                      tokenizer (None without text).
+    read_network:     loads the network with its weights onto ``device``.
+    keep:             leave the network in memory once it has been used.
+    step, samples:    how long it was trained. path: where it is from, for messages.
+    """
+
+    def __init__(
+        self,
+        config: GeneratorConfig,
+        diffusion: DiffusionConfig,
+        augmentation: AugmentationConfig,
+        tokenizer: Tokenizer | None,
+        precision: str,
+        device: torch.device,
+        read_network: Callable[[], Generator],
+        keep: bool = True,
+        step: int = 0,
+        samples: int = 0,
+        path: str = "the generator",
+    ):
+        self.config, self.diffusion, self.augmentation, self.tokenizer = config, diffusion, augmentation, tokenizer
+        self.precision, self.device, self.keep = precision, device, keep
+        self.step, self.samples, self.path = step, samples, path
+        self._read_network, self._network = read_network, None
+
+    @property
+    def image_size(self) -> int:
+        """Side in pixels of the pictures it was trained on."""
+        return self.config.unet.image_size
+
+    def network(self) -> Generator:
+        """The network with its weights, read unless it was kept."""
+        network = self._network or self._read_network()
+        self._network = network if self.keep else None
+        return network
+
+    def conditioning(self, prompts: Sequence[str], labels: Sequence[int] | None = None) -> Conditioning:
+        """Those of prompts and classes that the network reads, as it takes them, on the CPU. InputError when it needs
+        classes and there are none, or impossible ones."""
+        classes, tokens, mask = self.config.unet.num_classes, None, None
+        if self.tokenizer is not None:
+            tokens, mask = self.tokenizer(list(prompts), self.config.text.text_length)
+        if not classes:
+            return Conditioning(tokens=tokens, mask=mask)
+        if labels is None:
+            raise InputError(f"this generator is conditioned on classes: give labels from 0 to {classes - 1}")
+        if not all(0 <= label <= classes for label in labels):
+            raise InputError(f"labels must lie between 0 and {classes - 1} ({classes} = no class), not {list(labels)}")
+        return Conditioning(tokens=tokens, mask=mask, labels=torch.tensor(list(labels)))
+
+    def null(self, cond: Conditioning, negative_prompt: str) -> Conditioning:
+        """What guidance leads away from: no caption and no class, or a negative prompt."""
+        count = next((len(value) for value in cond.present().values()), 0)
+        null = cond.drop(torch.ones(count, dtype=torch.bool), self.config.unet.num_classes)
+        if not negative_prompt or self.tokenizer is None:
+            return null
+        return self.conditioning([negative_prompt] * count, null.labels.tolist() if null.labels is not None else None)
+
+    def check(self, request: Request, settings: StageSettings, size: tuple[int, int]) -> None:
+        """InputError for what ``sample`` could not do, before anything is computed."""
+        unet = self.config.unet
+        unet.check_size(*size)
+        self.conditioning(request.prompts, request.labels)
+        create_gaussian_diffusion(self.diffusion, settings.sampler.timestep_respacing)
+        if settings.batch_size < 1:
+            raise InputError(f"batch_size is {settings.batch_size}, but must be at least 1")
+        if self.config.is_upsampler:
+            self.augmentation.check_levels(settings.noise_level, settings.blur_level)
+            if settings.tile_size:
+                check_tiles(settings.tile_size, settings.tile_overlap, unet.divisor)
+        elif settings.noise_level or settings.blur_level or settings.tile_size:
+            raise InputError("noise_level, blur_level and tile_size are for up-samplers, not for a base generator")
+        elif request.edit is not None:
+            settings.sampler.check_edit(request.edit.config)
+        if settings.classifier is not None:
+            self._classifier(settings).check_fits(size, self.diffusion, self.tokenizer)
+
+    def sample(self, request: Request, index: Sequence[int], settings: StageSettings, size: tuple[int, int],
+               low_res: np.ndarray | None = None, number: int = 0, report: Callable[[int], object] = int
+               ) -> np.ndarray:  # fmt: skip
+        """The pictures of these numbers: uint8 [len(index), height, width, 3].
+
+        low_res: what an up-sampler enlarges, uint8 [len(index), h, w, 3].
+        number:  of the stage in its cascade; each has noise of its own.
+        report:  told how many pictures have just been made.
+        """
+        try:
+            with autocast(self.precision, self.device):
+                return self._sample(request, index, settings, size, low_res, number, report)
+        finally:
+            if self.device.type == "cuda" and not self.keep:
+                torch.cuda.empty_cache()  # what this stage used must be there for the next one
+
+    def _sample(self, request: Request, index: Sequence[int], settings: StageSettings, size: tuple[int, int],
+                low_res: np.ndarray | None, number: int, report: Callable[[int], object]) -> np.ndarray:  # fmt: skip
+        cond = self.conditioning(request.prompts, request.labels)
+        null, model, classifier = self.null(cond, request.negative_prompt), self.network(), self._classifier(settings)
+        if settings.tile_size:
+            model = Tiled(model, settings.tile_size, settings.tile_overlap, self.config.unet.divisor)
+        images = np.empty((len(index), *size, 3), dtype=np.uint8)
+        for start in range(0, len(index), settings.batch_size):
+            part = index[start : start + settings.batch_size]
+            rows = slice(start, start + len(part))
+            seeds = [request.seeds[i] if settings.seed is None else settings.seed + i for i in part]
+            both = [cond.select(part), null.select(part)]
+            if low_res is not None:
+                degraded = self._degraded(low_res[rows], seeds, settings, number)
+                both = [replace(each, **degraded) for each in both]
+            guide = None
+            if classifier is not None:
+                towards = request.prompts if request.classifier_prompts is None else request.classifier_prompts
+                guide = classifier.guidance(
+                    [towards[i] for i in part], settings.classifier_scale, settings.classifier_gradient
+                )
+            edit = request.edit.at(part, size) if request.edit else None
+            images[rows] = sample_images(
+                model, self.diffusion, *both, size, seeds, settings.sampler, settings.guidance, guide, edit,
+                stage=number,
+            )  # fmt: skip
+            report(len(part))
+        return images
+
+    def _classifier(self, settings: StageSettings) -> Classifier | None:
+        if isinstance(settings.classifier, str):
+            return load_classifier(settings.classifier, str(self.device), self.precision)
+        return settings.classifier
+
+    def _degraded(
+        self, low_res: np.ndarray, seeds: Sequence[int], settings: StageSettings, number: int
+    ) -> dict[str, Tensor]:
+        """The conditions that say what is enlarged, and how it was noised and blurred."""
+        images = from_uint8(low_res).to(self.device)
+        level, sigma = (torch.full((len(images),), float(value), device=self.device)
+                        for value in (settings.noise_level, settings.blur_level))  # fmt: skip
+        noise = seeds_draw(seeds, number, self.device).normal("low-resolution noise", images.shape[1:])
+        return {"low_res": augment(images, sigma, level, noise), "low_res_level": level, "low_res_blur": sigma}
+
+
+def load_stage(path: str, device: str | torch.device = "auto", precision: str = "auto", bpe_path: str = "",
+               keep: bool = True) -> Stage:  # fmt: skip
+    """A generator, base or up-sampler, from its checkpoint; arguments and errors as for ``pipeline.load``.
+
+    keep: False = the weights are read when they are needed and forgotten afterwards.
+    """
+    content, tokenizer = read_checkpoint(path, GeneratorRun.kind, bpe_path)
+    config = from_dict(GeneratorConfig, content["config"]["model"], "model")
+    diffusion = from_dict(DiffusionConfig, content["config"]["diffusion"], "diffusion")
+    augmentation = from_dict(AugmentationConfig, content["config"].get("augmentation", {}), "augmentation")
+    place, vocab_size = pick_device(device), tokenizer.vocab_size if tokenizer else 0
+
+    def build() -> Generator:
+        return Generator(config, vocab_size, diffusion.out_channels)
+
+    describe(build, content, path)
+    return Stage(
+        config, diffusion, augmentation, tokenizer, resolve_precision(precision, place), place,
+        lambda: restore(build, load_file(path), path, place), keep, content["step"], content["samples"], path,
+    )  # fmt: skip

@@ -1,0 +1,415 @@
+"""New pictures from given ones, with every sampler, against networks whose answer is exact."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+from test_no_waiting import CountTransfers
+from torch import nn
+
+from diff_dalle.batch import Conditioning
+from diff_dalle.diffusion import SAMPLERS, DiffusionConfig, GuidanceConfig, Prediction, create_gaussian_diffusion
+from diff_dalle.diffusion.editing import (
+    Edit,
+    EditConfig,
+    edit_start,
+    edited_steps,
+    keep_known,
+    resampled_steps,
+    shortened,
+)
+from diff_dalle.diffusion.sampling import SamplerConfig, sample_steps
+from diff_dalle.errors import InputError
+
+CONFIG = DiffusionConfig(variance="fixed_small")
+OFF = GuidanceConfig(guidance_scale=1.0, thresholding="none")
+SIZE = (4, 6)
+DETERMINISTIC = [name for name in SAMPLERS if name != "ancestral"]
+LEFT = torch.arange(6) < 3  # columns
+
+
+def seeded(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+DATA = seeded(3, 3, *SIZE).clamp(-1, 1)
+
+
+class Exact(nn.Module):
+    """Predicts eps for data that is the pictures DATA, each blurred by Gaussian noise of width ``scale``."""
+
+    def __init__(self, scale=0.0):
+        super().__init__()
+        self.data, self.scale, self.steps = nn.Parameter(DATA.flatten(1)), scale, []
+        self.alphas_cumprod = torch.tensor(create_gaussian_diffusion(CONFIG).alphas_cumprod)
+
+    def encode_text(self, cond):
+        return cond
+
+    def forward(self, x, t, cond=None):
+        self.steps.append(int(t[0]))
+        alpha_bar = self.alphas_cumprod[t].float()[:, None, None]
+        spread = alpha_bar * self.scale**2 + 1 - alpha_bar
+        away = x.flatten(1)[:, None] - alpha_bar.sqrt() * self.data
+        share = (-away.square().sum(2, keepdim=True) / (2 * spread)).softmax(1)
+        return ((1 - alpha_bar).sqrt() * (share * away / spread).sum(1, keepdim=True)).view_as(x)
+
+
+def run(edit, sampler="ddim", steps="20", seeds=None, model=None, **options):
+    """Every step, with an exact network unless there is another."""
+    seeds = range(len(edit.images)) if seeds is None else seeds
+    chosen = SamplerConfig(sampler=sampler, timestep_respacing=steps, **options)
+    with torch.no_grad():
+        return list(sample_steps(model or Exact(), CONFIG, Conditioning(), Conditioning(), SIZE, seeds, chosen, OFF,
+                                 edit=edit))  # fmt: skip
+
+
+def end(*arguments, **keywords):
+    return run(*arguments, **keywords)[-1].x
+
+
+def nearest(x):
+    """Which picture of DATA each is, and how far from it."""
+    far = (x[:, None] - DATA).abs().flatten(2).amax(2)
+    return far.argmin(1), far.amin(1)
+
+
+def right_side_open(count=3, **settings):
+    """The left side of DATA's first pictures, in turn; grey and open on the right."""
+    unknown = ~LEFT.expand(count, 1, *SIZE)
+    return Edit(DATA[torch.arange(count) % 3] * ~unknown, unknown, EditConfig(**settings))
+
+
+EDITS = {
+    "image to image": lambda: Edit(DATA + 0.1, None, EditConfig(strength=0.5)),
+    "inpainting": lambda: right_side_open(inpaint_resamples=2),
+    "inpainting from what is there": lambda: right_side_open(inpaint_resamples=3, inpaint_jump=4, strength=0.8),
+    "variation": lambda: Edit(DATA + 0.1, None, EditConfig(variation=0.5)),
+    "variation of details": lambda: Edit(DATA + 0.1, None, EditConfig(variation=0.5, strength=0.4)),
+}
+ALL = [(edit, name) for edit in EDITS for name in (DETERMINISTIC if "variation" in edit else SAMPLERS)]
+
+
+@pytest.mark.parametrize(("edit", "name"), ALL)
+def test_every_sampler_makes_every_edit_and_a_picture_does_not_depend_on_its_batch(edit, name):
+    """Without a mask they end at the data; alone as among others."""
+    edit = EDITS[edit]()
+    together, alone = end(edit, name), end(edit.select([1]), name, seeds=[1])
+    assert together.shape == DATA.shape and (edit.unknown is not None or nearest(together)[1].max() < 0.02)
+    torch.testing.assert_close(together[1:2], alone, atol=1e-5, rtol=0)
+
+
+# ------------------------------------------------------------------------------------------------------ less of T
+
+
+def test_a_shortened_process_is_the_low_end_of_the_original():
+    """Same tables at the same steps, same place in the original process; t = strength × T is not taken any more."""
+    process = create_gaussian_diffusion(replace(CONFIG, diffusion_steps=100), "25")
+    kept = [t for t in process.timestep_map if t < 50]
+    short = shortened(process, 0.5)
+    assert short.timestep_map == kept and shortened(process, 1.0).timestep_map == process.timestep_map
+    assert short.fraction(7) == process.fraction(7) == kept[7] / 100
+    for table in ("alphas_cumprod", "posterior_mean_coef1", "posterior_mean_coef2", "posterior_log_variance_clipped",
+                  "fixed_large_log_variance", "log_betas", "xstart_from_x", "xstart_from_eps"):  # fmt: skip
+        assert (getattr(short, table) == getattr(process, table)[: len(kept)]).all()
+    assert shortened(create_gaussian_diffusion(replace(CONFIG, diffusion_steps=100)), 0.07).num_timesteps == 7
+    with pytest.raises(InputError, match="--strength 0.1 leaves no step"):
+        shortened(create_gaussian_diffusion(CONFIG, "0,10"), 0.1)
+
+
+@pytest.mark.parametrize("strength", [0.3, None])
+def test_strength_is_the_part_of_the_process_that_is_walked(strength):
+    """0.75 of it by default; the pictures begin with the noise of the first step taken."""
+    model, edit = Exact(), Edit(DATA, None, EditConfig(strength=strength))
+    process, expected = create_gaussian_diffusion(CONFIG, "20"), strength or 0.75
+    run(edit, model=model)
+    assert model.steps == [t for t in process.timestep_map[::-1] if t < expected * 1000]
+    short, noise = shortened(process, expected), seeded(*DATA.shape)
+    alpha_bar = process.alphas_cumprod[short.num_timesteps - 1]
+    start = alpha_bar**0.5 * DATA + (1 - alpha_bar) ** 0.5 * noise
+    torch.testing.assert_close(edit_start(short, None, edit, noise), start)
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_low_strength_keeps_the_picture_and_strength_1_forgets_it(name):
+    near = DATA + 0.2 * seeded(*DATA.shape, seed=1)
+    found, distance = nearest(end(Edit(near, None, EditConfig(strength=0.2)), name))
+    assert found.tolist() == [0, 1, 2] and distance.max() < 0.02
+    forgotten = [end(Edit(given, None, EditConfig(strength=1.0)), name) for given in (near, -near)]
+    assert torch.equal(*forgotten)
+
+
+# ------------------------------------------------------------------------------------------------------- painting in
+
+
+class Rough(Exact):
+    """Agrees with nothing: curved, and far out of range. As many channels as it is asked for."""
+
+    def __init__(self, out_channels):
+        super().__init__()
+        self.out_channels = out_channels
+
+    def forward(self, x, t, cond=None):
+        mean = 2 * torch.tanh(3 * x.roll(1, 3)) + x.square()
+        return torch.cat([mean, x], 1)[:, : self.out_channels]
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "jsd"])
+@pytest.mark.parametrize(("prediction", "variance"), [("eps", "fixed_large"), ("x_start", "learned_range"),
+                                                      ("previous_x", "fixed_small"), ("v", "learned")])  # fmt: skip
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_known_pixels_end_as_they_were_given(name, prediction, variance, schedule):
+    """To the last bit, whatever the network says; the others do not."""
+    edit = right_side_open(inpaint_resamples=2, inpaint_jump=3)
+    config = DiffusionConfig(100, schedule, prediction=prediction, variance=variance)
+    with torch.no_grad():
+        *_, last = sample_steps(Rough(config.out_channels), config, Conditioning(), Conditioning(), SIZE, range(3),
+                                SamplerConfig(sampler=name, timestep_respacing="8"), OFF, edit=edit)  # fmt: skip
+    assert torch.equal(last.x[..., LEFT], edit.images[..., LEFT])
+    assert (last.x[..., ~LEFT] != edit.images[..., ~LEFT]).all()
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_on_the_way_known_pixels_are_as_noisy_as_the_others_should_be(name):
+    """After every step their noise, x_t less the signal, has the variance of that level."""
+    unknown = torch.zeros(400, 1, *SIZE, dtype=torch.bool)
+    unknown[..., 0] = True
+    edit = Edit(DATA[:1].expand(400, -1, -1, -1), unknown, EditConfig(inpaint_resamples=2, inpaint_jump=3))
+    process = create_gaussian_diffusion(CONFIG, "8")
+    levels = [*process.alphas_cumprod.tolist(), 1.0]
+    for step in run(edit, name, "8"):
+        alpha_bar = levels[step.t - 1]
+        noise = (step.x - alpha_bar**0.5 * edit.images)[..., 1:]
+        assert noise.square().mean().item() == pytest.approx(1 - alpha_bar, rel=0.03, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_what_is_painted_follows_what_is_known(name):
+    """Which half is known decides which picture of the data it is, the more surely the more passes."""
+    which, hits = torch.arange(120) % 3, {}
+    for passes in (1, 4, 10):
+        found, _ = nearest(end(right_side_open(120, inpaint_resamples=passes), name))
+        hits[passes] = (found == which).float().mean().item()
+    assert hits[10] > 0.95 and hits[10] >= hits[4] >= hits[1]
+
+
+def test_passes():
+    """Segments from the top, each gone through several times; one pass is the sampler's own walk, memory included."""
+
+    def walked(**settings):
+        return [step.t for step in run(right_side_open(**settings), steps="7")]
+
+    assert walked(inpaint_resamples=2, inpaint_jump=3) == [6, 5, 4, 6, 5, 4, 3, 2, 1, 3, 2, 1, 0, 0]
+    assert walked(inpaint_resamples=1, inpaint_jump=3) == [6, 5, 4, 3, 2, 1, 0]
+    assert walked(inpaint_resamples=2, inpaint_jump=9) == [6, 5, 4, 3, 2, 1, 0] * 2
+    once = [end(right_side_open(inpaint_resamples=1, inpaint_jump=jump), "dpm++2m") for jump in (3, 100)]
+    assert torch.equal(*once)
+
+
+def test_going_back_up_is_the_forward_process():
+    """From step 3, after it, to step 5, before it: the signal and the noise are those of an image noised to step 5."""
+    process, seen = create_gaussian_diffusion(CONFIG, "9"), {}
+    bottom, top = process.alphas_cumprod[[2, 5]]  # after step 3, before step 5
+
+    def one_picture(x, t):  # the noise in x is 0, so ddim goes along the picture itself
+        seen.setdefault(t, []).append(x)
+        return Prediction(DATA, torch.zeros_like(DATA), x, 0.0)
+
+    short = process.truncated(6)
+    for noise in (0.0, 1.0):
+        seen.clear()
+        steps = resampled_steps(short, SAMPLERS["ddim"], one_picture, top**0.5 * DATA,
+                                lambda name, noise=noise: torch.full_like(DATA, noise), passes=2, jump=3)  # fmt: skip
+        assert [step.t for step in itertools.islice(steps, 4)] == [5, 4, 3, 5]
+        added = (1 - top / bottom) ** 0.5  # with the noise of step 3 in its share, the variances add up to 1 − ᾱ
+        assert top / bottom * (1 - bottom) + added**2 == pytest.approx(1 - top)
+        torch.testing.assert_close(seen[5][1], top**0.5 * DATA + noise * added)
+
+
+@pytest.mark.parametrize("variance", ["fixed_large", "learned_range"])
+def test_open_pixels_are_expected_as_before_and_known_ones_as_if_the_picture_were_all_the_data(variance):
+    process = create_gaussian_diffusion(replace(CONFIG, variance=variance), "9")
+    x, unknown = seeded(3, 3, *SIZE, seed=5), seeded(3, 1, *SIZE, seed=6) > 0
+    learned = variance.startswith("learned")
+    denoise = process.denoiser(lambda x, t: torch.cat([x.sin(), x.cos()], 1) if learned else x.sin())
+    before, found = denoise(x, 4), keep_known(process, denoise, DATA, unknown)(x, 4)
+    alpha_bar, log_variance = process.alphas_cumprod[4], torch.full_like(x, process.posterior_log_variance_clipped[4])
+    expected = Prediction(DATA, (x - alpha_bar**0.5 * DATA) / (1 - alpha_bar) ** 0.5,
+                          process.posterior_mean(DATA, x, 4), log_variance)  # fmt: skip
+    for name in ("x_start", "eps", "mean", "log_variance"):
+        value, given = getattr(found, name).expand_as(x), torch.as_tensor(getattr(before, name)).expand_as(x)
+        torch.testing.assert_close(value, torch.where(unknown, given, getattr(expected, name)))
+
+
+def test_open_pixels_start_from_noise_alone_and_known_ones_from_that_noise_on_the_picture():
+    edit, fresh = right_side_open(), seeded(3, 3, *SIZE, seed=7)
+    process = create_gaussian_diffusion(CONFIG, "9").truncated(5)
+    start = edit_start(process, None, edit, fresh)
+    noised = process.q_sample(edit.images, torch.full((3,), 4), fresh)
+    torch.testing.assert_close(start, torch.where(edit.unknown, fresh, noised))
+
+
+def test_a_mask_of_nothing_is_sampling_and_of_everything_the_picture():
+    """All open: what strength 1 gives, however strange the picture beneath. None open: the picture."""
+    given, plain = 5 * seeded(*DATA.shape, seed=2), end(Edit(DATA, None, EditConfig(strength=1.0)))
+    for share in (True, False):
+        edit = Edit(given, torch.full((3, 1, *SIZE), share), EditConfig(inpaint_resamples=1))
+        torch.testing.assert_close(end(edit), plain if share else given, atol=1e-5, rtol=0)
+
+
+def test_with_a_strength_the_open_pixels_start_from_what_is_there():
+    """At a low strength, what lies beneath the mask decides, not the other side."""
+    unknown = ~LEFT.expand(3, 1, *SIZE)
+    mixed = torch.where(unknown, DATA.roll(1, 0), DATA)
+    found = end(Edit(mixed, unknown, EditConfig(strength=0.05)))
+    torch.testing.assert_close(found, mixed, atol=0.1, rtol=0)
+
+
+# -------------------------------------------------------------------------------------------------------- variations
+
+
+def varied(variation, sampler="ddim", steps="200", strength=None, model=None, seeds=None):
+    edit = Edit(DATA + 0.3, None, EditConfig(variation=variation, strength=strength))
+    return end(edit, sampler, steps, seeds, model or Exact(scale=0.3))
+
+
+@pytest.mark.parametrize("strength", [0.4, 1.0])
+def test_variation_0_gives_the_picture_back(strength):
+    """The more exactly the more steps; no seed matters."""
+    gap = {steps: (varied(0.0, steps=steps, strength=strength) - DATA - 0.3).abs().max() for steps in ("100", "400")}
+    assert gap["400"] < 0.05 and gap["400"] < 0.5 * gap["100"]
+    assert torch.equal(varied(0.0, seeds=[0, 1, 2]), varied(0.0, seeds=[3, 4, 5]))
+
+
+@pytest.mark.parametrize("strength", [0.4, 1.0])
+@pytest.mark.parametrize("name", DETERMINISTIC)
+def test_variation_1_is_fresh_noise(name, strength):
+    """The same as going through the process again from that strength."""
+    again = end(Edit(DATA + 0.3, None, EditConfig(strength=strength)), name, "10", None, Exact(scale=0.3))
+    torch.testing.assert_close(varied(1.0, name, "10", strength), again, atol=1e-5, rtol=0)
+
+
+def test_between_them_the_noise_keeps_its_variance_and_the_picture_changes_steadily():
+    model = Exact(scale=0.8)
+    process = create_gaussian_diffusion(CONFIG, "100")
+    pictures = DATA[:1] + 0.8 * seeded(300, 3, *SIZE, seed=3)
+    given, noise = Edit(pictures, None, EditConfig(variation=0.5)), seeded(300, 3, *SIZE, seed=4)
+    with torch.no_grad():
+        start = edit_start(process, process.denoiser(model, clip_denoised=False), given, noise)
+    assert start.std().item() == pytest.approx(1, abs=0.02)
+    away = [(varied(v, steps="50") - varied(0.0, steps="50")).square().mean() for v in (0.1, 0.3, 0.6)]
+    assert 0 < away[0] < away[1] < away[2]
+
+
+# ------------------------------------------------------------------------------------------------------ noise, errors
+
+
+def test_no_noise_is_used_twice_nor_is_that_of_sampling():
+    """A picture edited with the seed that made it would else meet its own noise again."""
+    names, process = [], create_gaussian_diffusion(CONFIG, "9")
+
+    def noise(name):
+        names.append(name)
+        return seeded(*DATA.shape)
+
+    denoise = process.denoiser(Exact())
+    edit = right_side_open(inpaint_resamples=3, inpaint_jump=4)
+    with torch.no_grad():
+        list(edited_steps(process, SAMPLERS["ancestral"], denoise, denoise, edit, noise))
+    assert len(set(names)) == len(names) == 1 + 3 * 9 - 3 + 2 * 3  # the start; not at t = 0; two ways back in each of 3
+    assert all(name.startswith("editing") for name in names)
+
+
+@pytest.mark.parametrize(("edit", "name"), ALL)
+def test_evaluations(edit, name):
+    """Passes × those of the sampler, and one less than there are steps to find the noise of a variation."""
+    edit, model, process = EDITS[edit](), Exact(), create_gaussian_diffusion(CONFIG, "20")
+    steps = shortened(process, edit.strength).num_timesteps
+    run(edit, name, model=model)
+    passes = 1 if edit.unknown is None else edit.config.inpaint_resamples
+    once = 2 * steps - 1 if name == "heun" else steps
+    assert len(model.steps) == passes * once + (steps - 1 if edit.config.variation is not None else 0)
+
+
+def test_inversion_is_not_guided():
+    """It runs under the captions alone; then guidance acts, from the noise that it finds."""
+    sizes = []
+
+    class Guided(Exact):
+        def forward(self, x, t, cond=None):
+            sizes.append(len(x))
+            return super().forward(x, t) * (1 + 0.01 * cond.labels.view(-1, 1, 1, 1))
+
+    cond, null = Conditioning(labels=torch.ones(3)), Conditioning(labels=torch.zeros(3))
+    edit = Edit(DATA, None, EditConfig(variation=0.0))
+    with torch.no_grad():
+        list(sample_steps(Guided(), CONFIG, cond, null, SIZE, range(3), SamplerConfig("ddim", "5"),
+                          GuidanceConfig(guidance_scale=2.0), edit=edit))  # fmt: skip
+    assert sizes == [3] * 4 + [6] * 5
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"strength": 0.0}, {"strength": 1.5}, {"variation": -0.1}, {"variation": 2.0}, {"inpaint_resamples": 0},
+     {"inpaint_jump": 0}],
+)  # fmt: skip
+def test_bad_settings(settings):
+    with pytest.raises(InputError, match=f"--{next(iter(settings))}"):
+        EditConfig(**settings)
+
+
+def test_impossible_edits_are_refused_in_words():
+    unknown, vary = torch.ones(3, 1, *SIZE, dtype=torch.bool), EditConfig(variation=0.5)
+    with pytest.raises(InputError, match="a mask and --variation"):
+        Edit(DATA, unknown, vary)
+    for mask in (unknown.float(), unknown[:2], unknown[:, 0]):
+        with pytest.raises(InputError, match="the mask is"):
+            Edit(DATA, mask)
+    with pytest.raises(InputError, match="deterministic sampler .*not ancestral"):
+        run(Edit(DATA, None, vary), "ancestral")
+    with pytest.raises(InputError, match="deterministic sampler .*eta 0.5"):
+        run(Edit(DATA, None, vary), "ddim", eta=0.5)
+    with pytest.raises(InputError, match="images to edit have shape"):
+        run(Edit(DATA, None), seeds=[0, 1])
+
+
+# ------------------------------------------------------------------------------------------------------- no waiting
+
+
+def exercise(device):
+    """Every edit by every sampler that can make it, on pictures there."""
+    config = replace(CONFIG, variance="learned_range", prediction="v")
+    process = create_gaussian_diffusion(config, "3")
+    x, unknown = torch.zeros(3, 3, *SIZE, device=device), torch.ones(3, 1, *SIZE, dtype=torch.bool, device=device)
+    denoise = process.denoiser(lambda x, t: torch.cat([x, x], 1))
+
+    def step():
+        for edit, name in ALL:
+            edit = EDITS[edit]()
+            settings = replace(edit.config, inpaint_resamples=2, inpaint_jump=2)
+            edit = Edit(x, None if edit.unknown is None else unknown, settings)
+            list(edited_steps(process, SAMPLERS[name], denoise, denoise, edit, lambda name: x))
+
+    return step
+
+
+def test_without_values():
+    """Steps can be computed without any value being known, and from the second time on no table is copied."""
+    step, counts = exercise("meta"), []
+    for _ in range(2):
+        with CountTransfers() as transfers:
+            step()
+        counts.append(transfers.count)
+    assert counts[0] > 0 and counts[1] == 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_is_never_waited_for():
+    step = exercise("cuda")
+    step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -1,0 +1,216 @@
+"""A network evaluated tile by tile against the same network on the whole image."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from test_no_waiting import CountTransfers
+from torch import nn
+from torch.nn import functional as F
+
+from diff_dalle.batch import Conditioning
+from diff_dalle.diffusion import DiffusionConfig, GuidanceConfig
+from diff_dalle.diffusion.sampling import SamplerConfig, sample_steps
+from diff_dalle.diffusion.tiling import Tiled, check_tiles, tile_starts, tile_weights
+from diff_dalle.errors import InputError
+
+SIZES = [(32, 32), (32, 48), (40, 16), (44, 68), (8, 20), (20, 36)]  # multiples of 4; the tile is 16
+
+
+def seeded(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+class Local(nn.Module):
+    """A small U-Net of 3×3 convolutions over x and low_res, for sides that 2 divides. No output pixel depends on one
+    more than 4 away. Remembers what it was called with."""
+
+    def __init__(self, out_channels=6):
+        super().__init__()
+        torch.manual_seed(0)
+        self.calls, self.encoded = [], 0
+        self.first, self.inner = nn.Conv2d(6, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.last = nn.Conv2d(16, out_channels, 1)
+
+    def encode_text(self, cond):
+        self.encoded += 1
+        return cond
+
+    def forward(self, x, t, cond):
+        self.calls.append((x, t, cond))
+        low_res = F.interpolate(cond.low_res, x.shape[2:], mode="bilinear", align_corners=False)
+        labels = 0.0 if cond.labels is None else 0.1 * cond.labels[:, None, None, None]
+        outer = torch.tanh(self.first(torch.cat([x, low_res], 1)) + labels)
+        inner = F.interpolate(torch.tanh(self.inner(F.avg_pool2d(outer, 2))), scale_factor=2)
+        return self.last(torch.cat([outer, inner], 1))
+
+
+def inputs(size, n=2):
+    height, width = size
+    cond = Conditioning(labels=torch.arange(n), low_res=seeded(n, 3, height // 4, width // 4, seed=1))
+    return seeded(n, 3, *size), torch.arange(n), cond
+
+
+@pytest.mark.parametrize("overlap", [0, 2, 6, 8, 12, 14])
+@pytest.mark.parametrize(("side", "tile"), [(16, 16), (17, 16), (31, 16), (33, 16), (100, 16), (100, 18), (7, 16)])
+def test_weights_sum_to_1_and_a_tile_does_not_count_near_its_ends(side, tile, overlap):
+    starts = tile_starts(side, tile, overlap)
+    weights = tile_weights(side, starts, tile, overlap)
+    total = torch.zeros(side, dtype=torch.float64)
+    for start, row in zip(starts, weights, strict=True):
+        total[start : start + len(row)] += row
+        if start:
+            assert (row[: overlap // 4] == 0).all()
+        if start + len(row) < side:
+            assert (row[len(row) - overlap // 4 :] == 0).all()
+    torch.testing.assert_close(total, torch.ones_like(total), atol=1e-6, rtol=0)
+    assert (weights >= 0).all() and starts[-1] + weights.shape[1] == side
+
+
+def test_one_tile_fades_linearly_into_the_next():
+    starts = tile_starts(24, 16, 8)
+    assert starts == [0, 8]
+    left, right = tile_weights(24, starts, 16, 8)
+    torch.testing.assert_close(left[8:], torch.tensor([1, 1, 0.875, 0.625, 0.375, 0.125, 0, 0]))
+    torch.testing.assert_close(right[:8], 1 - left[8:])
+    assert (left[:8] == 1).all() and (right[8:] == 1).all()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_local_network_gives_what_it_gives_for_the_whole_image(size):
+    """With an overlap of four times what it sees to a side; learned variance and what goes along with x included."""
+    network, (x, t, cond) = Local(), inputs(size)
+    with torch.no_grad():
+        found, whole = Tiled(network, 24, 16, 2)(x, t, cond=cond), network(x, t, cond)
+    assert found.shape == (2, 6, *size)
+    torch.testing.assert_close(found, whole, atol=1e-5, rtol=0)
+
+
+def test_with_too_small_an_overlap_the_borders_of_the_tiles_show():
+    """So the test above can fail."""
+    network, (x, t, cond) = Local(), inputs((32, 32))
+    with torch.no_grad():
+        assert (Tiled(network, 16, 4, 2)(x, t, cond=cond) - network(x, t, cond)).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("overlap", [0, 4, 8, 12])
+def test_low_res_is_enlarged_whole_and_constants_stay(size, overlap):
+    """From a network that returns the small image enlarged comes that of the whole image, and a constant image."""
+
+    def enlarge(x, t, cond):
+        return F.interpolate(cond.low_res, x.shape[2:], mode="bilinear", align_corners=False)
+
+    x, t, cond = inputs(size)
+    tiled = Tiled(enlarge, 16, overlap, 4)
+    torch.testing.assert_close(tiled(x, t, cond=cond), enlarge(x, t, cond), atol=1e-6, rtol=0)
+    constant = replace(cond, low_res=torch.full_like(cond.low_res, 0.7))
+    torch.testing.assert_close(tiled(x, t, cond=constant), torch.full_like(x, 0.7), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_network_sees_no_more_than_a_tile(size):
+    """As many tiles as promised, each where the network's positions begin; t and the rest of cond unchanged."""
+    network, (x, t, cond) = Local(), inputs(size)
+    height, width = size
+    with torch.no_grad():
+        Tiled(network, 16, 4, 4)(x, t, cond=cond)
+    count = -(-max(height - 4, 12) // 12) * -(-max(width - 4, 12) // 12)
+    assert len(network.calls) == count
+    for part, steps, told in network.calls:
+        assert part.shape == (2, 3, min(16, height), min(16, width)) and steps is t
+        assert told.low_res.shape == part.shape and told.labels is cond.labels
+        places = [(i, j) for i in range(0, height, 4) for j in range(0, width, 4)
+                  if torch.equal(x[..., i : i + part.shape[2], j : j + part.shape[3]], part)]  # fmt: skip
+        assert len(places) == 1
+
+
+def test_an_image_no_larger_than_a_tile_goes_through_whole():
+    network, (x, t, cond) = Local(), inputs((16, 12))
+    assert torch.equal(Tiled(network, 16, 8, 4)(x, t, cond=cond), network(x, t, cond))
+    assert all(seen is x and told is cond for seen, _, told in network.calls)
+
+
+def test_without_a_small_image_or_any_condition():
+    """Half precision, which adds up inexactly, comes back as float32."""
+
+    def network(x, t, cond):
+        assert cond is None or cond.low_res is None
+        return (x + 1).half()
+
+    x, t, _ = inputs((32, 20))
+    for cond in (None, Conditioning(labels=t)):
+        found = Tiled(network, 16, 8, 4)(x, t, cond=cond)
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found, (x + 1).half().float(), atol=1e-5, rtol=0)
+
+
+def test_gradients_pass():
+    network, (x, t, cond) = Local(3), inputs((32, 20))
+    gradients = []
+    for model in (network, Tiled(network, 24, 16, 2)):
+        leaf = x.clone().requires_grad_()
+        gradients.append(torch.autograd.grad(model(leaf, t, cond=cond).sin().sum(), leaf)[0])
+    torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_it_takes_the_networks_place_in_sampling(scale):
+    """Guided or not, the images are those of the network itself; text is encoded once."""
+    network, (_, _, cond) = Local(), inputs((32, 40))
+    null = replace(cond, labels=torch.zeros_like(cond.labels))
+    config = DiffusionConfig(100, prediction="x_start", variance="learned_range")
+
+    def images(generator):
+        steps = sample_steps(generator, config, cond, null, (32, 40), [3, 4], SamplerConfig(timestep_respacing="4"),
+                             GuidanceConfig(guidance_scale=scale))  # fmt: skip
+        with torch.no_grad():
+            return list(steps)[-1].x
+
+    whole = images(network)
+    network.encoded = 0
+    torch.testing.assert_close(images(Tiled(network, 24, 16, 2)), whole, atol=1e-4, rtol=0)
+    assert network.encoded == 2  # cond and null
+
+
+@pytest.mark.parametrize(
+    ("tile", "overlap", "message"),
+    [(18, 4, "--tile_size is 18.*multiple of 4"), (0, 0, "--tile_size is 0"), (16, 6, "--tile_overlap is 6"),
+     (16, -4, "--tile_overlap is -4"), (16, 16, "--tile_overlap is 16.*smaller than --tile_size")],
+)  # fmt: skip
+def test_impossible_tiles_are_named(tile, overlap, message):
+    for make in (check_tiles, lambda *settings: Tiled(Local(), *settings)):
+        with pytest.raises(InputError, match=message):
+            make(tile, overlap, 4)
+
+
+def test_an_image_that_the_network_does_not_divide_is_named():
+    with pytest.raises(InputError, match="20×30.*multiples of 4"):
+        Tiled(Local(), 16, 4, 4)(*inputs((30, 20)))
+
+
+def exercise(device):
+    network, (x, t, cond) = Tiled(Local(), 16, 8, 4).to(device), inputs((32, 20))
+    x, t, cond = x.to(device), t.to(device), cond.to(device)
+    return lambda: network(x, t, cond=cond)
+
+
+def test_without_values():
+    """No value is read, and from the second call on the weights are where they are needed."""
+    step, counts = exercise("meta"), []
+    for _ in range(2):
+        with CountTransfers() as transfers:
+            step()
+        counts.append(transfers.count)
+    assert counts[0] > 0 and counts[1] == 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_is_never_waited_for():
+    step = exercise("cuda")
+    step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

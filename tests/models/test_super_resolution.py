@@ -1,0 +1,174 @@
+"""A generator as an up-sampler: what it is shown of the low-resolution image, and what it refuses."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from network_making import TEXT, UNET, VOCABULARY, captions, make_generator, noisy, relative, wake
+
+from diff_dalle.batch import Conditioning
+from diff_dalle.errors import InputError
+from diff_dalle.models.generator import Generator, GeneratorConfig
+from diff_dalle.models.super_resolution import LowResConfig, with_low_res
+from diff_dalle.models.text_encoder import TextEncoderConfig
+
+NO_TEXT = TextEncoderConfig(enc_attn_dim=0)
+
+
+def make_upsampler(small_size=4, text=TEXT, out_channels=3, **unet):
+    torch.manual_seed(0)
+    config = GeneratorConfig(replace(UNET, **unet), text, LowResConfig(small_size))
+    return wake(Generator(config, VOCABULARY, out_channels))
+
+
+def small(cond=None, size=(4, 4), n=3, seed=2):
+    """``cond`` with random low-resolution images, each degraded in its own way."""
+    low_res = torch.rand(n, 3, *size, generator=torch.Generator().manual_seed(seed)) * 2 - 1
+    levels = {"low_res_level": torch.linspace(0, 0.3, n), "low_res_blur": torch.linspace(0.6, 0, n)}
+    return replace(cond or Conditioning(), low_res=low_res, **levels)
+
+
+def enlarged_plainly(image, size):
+    """[C, h, w] → [C, *size]: between the centres of the nearest four pixels, or at the border two or one, linearly."""
+    out = torch.empty(image.shape[0], *size)
+    for y in range(size[0]):
+        for x in range(size[1]):
+            corners, shares = [], []
+            for i, (position, old, new) in enumerate(((y, image.shape[1], size[0]), (x, image.shape[2], size[1]))):
+                place = min(max((position + 0.5) * old / new - 0.5, 0.0), old - 1.0)
+                corners.append((int(place), min(int(place) + 1, old - 1)))
+                shares.append(place - corners[i][0])
+            (top, bottom), (left, right), (down, across) = *corners, shares
+            upper = (1 - across) * image[:, top, left] + across * image[:, top, right]
+            lower = (1 - across) * image[:, bottom, left] + across * image[:, bottom, right]
+            out[:, y, x] = (1 - down) * upper + down * lower
+    return out
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [((4, 6), (8, 12)), ((3, 5), (12, 20)), ((2, 4), (16, 32)), ((5, 4), (8, 14)), ((1, 1), (4, 6))]
+)
+def test_the_small_image_is_enlarged_bilinearly_beside_the_noisy_one(low, high):
+    x, cond = noisy(2, high)[0], small(size=low, n=2)
+    both = with_low_res(x, cond)
+    assert both.shape == (2, 6, *high) and torch.equal(both[:, :3], x)
+    for i in range(2):
+        torch.testing.assert_close(both[i, 3:], enlarged_plainly(cond.low_res[i], high), rtol=0, atol=1e-6)
+
+
+def test_an_image_of_the_same_size_is_left_as_it_is():
+    x, cond = noisy(2, (8, 12))[0], small(size=(8, 12), n=2)
+    assert torch.equal(with_low_res(x, cond), torch.cat([x, cond.low_res], 1))
+
+
+def test_the_small_image_takes_the_precision_of_the_noisy_one():
+    x = noisy(2, (8, 8))[0].to(torch.bfloat16)
+    assert with_low_res(x, small(n=2)).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", ["low_res", "low_res_level", "low_res_blur"])
+def test_a_missing_small_image_is_named(name):
+    x, t = noisy()
+    for call in (with_low_res, lambda x, cond: make_upsampler()(x, t, cond)):
+        with pytest.raises(InputError, match="an up-sampler needs the image to be enlarged.*low_res"):
+            call(x, replace(small(captions()), **{name: None}))
+
+
+# ---------------------------------------------------------------------------------------------------------- the network
+
+
+@pytest.mark.parametrize("text", [TEXT, NO_TEXT], ids=["text", "no text"])
+def test_small_image_level_and_blur_all_count_and_each_for_its_sample_alone(text):
+    network, (x, t) = make_upsampler(text=text), noisy()
+    cond = small(captions() if text.enc_attn_dim else None)
+    out = network(x, t, cond)
+    assert out.shape == x.shape
+    for name in ("low_res", "low_res_level", "low_res_blur"):
+        value = getattr(cond, name).clone()
+        value[1] += 0.2
+        other = network(x, t, replace(cond, **{name: value}))
+        assert relative(other[1], out[1]) > 1e-3, name
+        torch.testing.assert_close(other[[0, 2]], out[[0, 2]], rtol=0, atol=1e-6)
+
+
+def test_level_and_blur_are_told_apart():
+    """The same two numbers the other way round are another degradation."""
+    network, (x, t) = make_upsampler(), noisy()
+    cond = small(captions())
+    turned = replace(cond, low_res_level=cond.low_res_blur, low_res_blur=cond.low_res_level)
+    assert relative(network(x, t, turned), network(x, t, cond)) > 1e-3
+
+
+@pytest.mark.parametrize("factor", [2, 4, 8, 16])
+def test_any_factor_and_any_shape_work(factor):
+    network = make_upsampler(16 // factor, out_channels=6)
+    assert network.config.factor == factor
+    for size in ((16, 16), (16, 32), (48, 16)):
+        x, t = noisy(size=size)
+        out = network(x, t, small(captions(), (size[0] // factor, size[1] // factor)))
+        assert out.shape == (3, 6, *size) and out.dtype == torch.float32 and out.isfinite().all()
+
+
+def test_close_levels_stay_apart_in_half_precision():
+    """As numbers of 8 bits the levels 0.5 and 0.501 would be one: 500 and 501 are, in bfloat16."""
+    encoder = make_upsampler(text=NO_TEXT).unet.encoder
+    t, levels = torch.tensor([3.0, 3.0]), torch.tensor([0.5, 0.501])
+    cond = replace(small(n=2), low_res_level=levels, low_res_blur=torch.zeros(2))
+    expected = encoder.embed(t, cond)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(encoder.embed(t, cond), expected)
+    assert relative(expected[0], expected[1]) > 1e-3
+
+
+def test_one_update_teaches_a_new_up_sampler_to_look_and_a_second_to_mind_the_levels():
+    """All branches start at 0, so that the first update reaches them through the output convolution only."""
+    torch.manual_seed(0)
+    network = Generator(GeneratorConfig(UNET, NO_TEXT, LowResConfig(4)), 0)
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
+    x, t = noisy()
+    cond, other = small(), small(seed=3)
+    unlike = replace(cond, low_res_level=cond.low_res_level + 0.3, low_res_blur=cond.low_res_blur + 0.1)
+    counts = []
+    for _ in range(3):
+        out = network(x, t, cond)
+        counts.append([not torch.equal(out, network(x, t, changed)) for changed in (other, unlike)])
+        optimizer.zero_grad()
+        (out - 1).square().mean().backward()
+        optimizer.step()
+    assert counts == [[False, False], [True, False], [True, True]]
+
+
+def test_a_dropped_caption_leaves_the_small_image():
+    network, (x, t) = make_upsampler(), noisy()
+    everywhere = torch.ones(3, dtype=torch.bool)
+    null, other = small(captions()).drop(everywhere), small(captions(), seed=3).drop(everywhere)
+    assert relative(network(x, t, null), network(x, t, other)) > 1e-3
+
+
+def test_text_encoded_once_keeps_the_small_image():
+    network, (x, t) = make_upsampler(), noisy()
+    cond = small(captions())
+    assert torch.equal(network(x, t, network.encode_text(cond)), network(x, t, cond))
+
+
+def test_a_base_generator_leaves_small_images_aside():
+    network, (x, t) = make_generator(), noisy()
+    assert network.config.factor == 1 and not network.config.is_upsampler
+    assert torch.equal(network(x, t, small(captions())), network(x, t, captions()))
+
+
+# ------------------------------------------------------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize(
+    ("small_size", "words"),
+    [
+        (16, r"small_size is 16, but must be smaller than image_size \(16\)"),
+        (32, r"small_size is 32, but must be smaller than image_size \(16\)"),
+        (5, r"small_size is 5, but must divide image_size \(16\)"),
+        (-4, "small_size is -4, but must not be negative"),
+    ],
+)
+def test_impossible_small_sizes_are_refused(small_size, words):
+    with pytest.raises(InputError, match=words):
+        GeneratorConfig(UNET, TEXT, LowResConfig(small_size))

@@ -1,0 +1,300 @@
+"""Training an up-sampler: the small images it makes, that their fate follows from the position, and what it reports."""
+
+import io
+import tarfile
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from diff_dalle.batch import Batch, Conditioning
+from diff_dalle.data.loader import DataConfig, Loader
+from diff_dalle.data.transforms import Window
+from diff_dalle.diffusion import DiffusionConfig, create_gaussian_diffusion
+from diff_dalle.diffusion.augmentation import AugmentationConfig, blur, downsample
+from diff_dalle.models.generator import Generator, GeneratorConfig
+from diff_dalle.models.super_resolution import LowResConfig
+from diff_dalle.models.text_encoder import TextEncoderConfig
+from diff_dalle.models.unet import UNetConfig
+from diff_dalle.tasks.denoising import DenoisingConfig
+from diff_dalle.tasks.upsampling import UpsamplingTask, psnr
+from diff_dalle.training.random import Draw
+
+PROCESS = create_gaussian_diffusion(DiffusionConfig(diffusion_steps=40, prediction="x_start"))
+PLAIN, BOTH = AugmentationConfig(), AugmentationConfig(gaussian_blur=True, noise_augmentation=0.3)
+KEEP = DenoisingConfig(caption_dropout=0.0)
+FIELDS = ("low_res", "low_res_level", "low_res_blur")
+
+
+class Watcher(nn.Module):
+    """Answers with what it is told to, and remembers what it was shown."""
+
+    def __init__(self, answer=None):
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(()))
+        self.answer, self.shown = answer, []
+
+    def forward(self, x, t, cond):
+        self.shown.append((x, t, cond))
+        return self.gain * (torch.zeros_like(x) if self.answer is None else self.answer)
+
+
+def make_batch(n=6, size=(4, 8), start=0, seed=0):
+    """Pictures within half of the range, each with a caption of its own."""
+    images = torch.rand(n, 3, *size, generator=torch.Generator().manual_seed(seed)) - 0.5
+    index = torch.arange(start, start + n)
+    tokens = torch.stack([torch.full((n,), 40), index % 7, torch.full((n,), 41)], 1)
+    return Batch(images, Conditioning(tokens=tokens, mask=torch.ones(n, 3, dtype=torch.bool)), index)
+
+
+def make_task(augmentation=PLAIN, answer=None, config=KEEP, factor=2):
+    return UpsamplingTask(Watcher(answer), PROCESS, config, factor, augmentation)
+
+
+def condition(task, batch, seed=0):
+    return task.condition(batch, Draw(seed, batch.index))
+
+
+# ---------------------------------------------------------------------------------------------------- the small images
+
+
+@pytest.mark.parametrize("factor", [2, 4])
+def test_small_images_are_the_batchs_own_made_small(factor):
+    batch = make_batch()
+    cond = condition(make_task(factor=factor), batch)
+    assert torch.equal(cond.low_res, downsample(batch.images, factor))
+    assert cond.low_res.shape == (6, 3, 4 // factor, 8 // factor)
+    assert torch.equal(cond.low_res_level, torch.zeros(6)) and torch.equal(cond.low_res_blur, torch.zeros(6))
+    assert torch.equal(cond.tokens, batch.cond.tokens) and torch.equal(cond.mask, batch.cond.mask)
+
+
+def test_half_are_blurred_and_all_noised_within_bounds_and_independently():
+    cond = condition(make_task(BOTH), make_batch(2000, (2, 2)))
+    sigma, level = cond.low_res_blur, cond.low_res_level
+    assert sigma.dtype == level.dtype == torch.float32
+    blurred = sigma > 0
+    assert 0.45 < blurred.float().mean() < 0.55
+    assert sigma[blurred].min() == pytest.approx(0.4, abs=0.005) and sigma[blurred].min() >= 0.4
+    assert sigma[blurred].max() == pytest.approx(0.6, abs=0.005) and sigma[blurred].max() <= 0.6
+    assert 0 <= level.min() < 0.005 and 0.295 < level.max() <= 0.3
+    assert level.mean() == pytest.approx(0.15, abs=0.01)
+    t = Draw(0, torch.arange(2000)).uniform("timestep").float()
+    for values in ([blurred.float(), level, t], [sigma[blurred], level[blurred], t[blurred]]):
+        assert torch.corrcoef(torch.stack(values)).fill_diagonal_(0).abs().max() < 0.12
+
+
+@pytest.mark.parametrize(
+    ("augmentation", "blurred", "noised"),
+    [
+        (AugmentationConfig(gaussian_blur=True), True, False),
+        (AugmentationConfig(noise_augmentation=1.0), False, True),
+        (PLAIN, False, False),
+    ],
+)
+def test_each_kind_of_degradation_has_its_own_switch(augmentation, blurred, noised):
+    cond = condition(make_task(augmentation), make_batch(50))
+    assert (cond.low_res_blur.count_nonzero() > 0) == blurred
+    assert (cond.low_res_level.count_nonzero() > 0) == noised
+
+
+def test_the_network_is_told_what_was_done():
+    """What sigma and level leave unexplained is standard normal, each sample's own, and not the noise of x_t."""
+    batch = make_batch(64, (16, 16))
+    task = make_task(BOTH)
+    cond = condition(task, batch)
+    angle = (cond.low_res_level * torch.pi / 2)[:, None, None, None]
+    clean = blur(downsample(batch.images, 2), cond.low_res_blur)
+    noise = ((cond.low_res - angle.cos() * clean) / angle.sin())[cond.low_res_level > 0.02].flatten(1)
+    assert len(noise) > 50
+    assert noise.mean().abs() < 0.03 and noise.std() == pytest.approx(1, abs=0.03)
+    assert (torch.corrcoef(noise) - torch.eye(len(noise))).abs().max() < 0.5
+    task.losses(batch, Draw(0, batch.index))
+    *_, seen = task.model.shown[-1]
+    assert all(torch.equal(getattr(seen, name), getattr(cond, name)) for name in FIELDS)
+    other = Draw(0, batch.index).normal("noise", (3, 8, 8)).flatten(1)[cond.low_res_level > 0.02]
+    assert max(abs(torch.corrcoef(torch.stack(pair))[0, 1]) for pair in zip(noise, other, strict=True)) < 0.5
+
+
+def test_a_samples_fate_follows_from_its_position_alone():
+    """Another batch, another order, other neighbours: the same sigma, level and noise; another seed: others."""
+    batch, task = make_batch(40, start=100), make_task(BOTH)
+    whole = condition(task, batch)
+    for choice in ([7], [31, 2, 5], list(range(10, 20))):
+        part = condition(task, batch.select(torch.tensor(choice)))
+        for name in FIELDS:
+            assert torch.equal(getattr(part, name), getattr(whole, name)[choice]), name
+    for other in (condition(task, batch, seed=1), condition(task, replace(batch, index=batch.index + 40))):
+        assert all(not torch.equal(getattr(other, name), getattr(whole, name)) for name in FIELDS)
+        assert (other.low_res != whole.low_res).flatten(1).any(1).all()
+
+
+def test_half_precision_leaves_the_small_images_as_they_are():
+    batch, task = make_batch(), make_task(BOTH)
+    expected = condition(task, batch)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cond = condition(task, batch)
+    for name in FIELDS:
+        assert torch.equal(getattr(cond, name), getattr(expected, name)), name
+
+
+def test_a_dropped_caption_keeps_its_small_image():
+    batch = make_batch()
+    full, dropped = make_task(BOTH), make_task(BOTH, config=DenoisingConfig(caption_dropout=1.0))
+    for task in (full, dropped):
+        task.losses(batch, Draw(0, batch.index))
+    (*_, kept), (*_, lost) = full.model.shown[-1], dropped.model.shown[-1]
+    assert torch.equal(lost.mask, torch.tensor([[True, False, False]]).expand(6, 3)) and kept.mask.all()
+    assert all(torch.equal(getattr(lost, name), getattr(kept, name)) for name in FIELDS)
+
+
+def make_network():
+    torch.manual_seed(0)
+    unet = UNetConfig(image_size=8, num_channels=8, num_res_blocks=1, channel_mult=(1, 2), attention_resolutions=(4,),
+                      num_heads=2, dropout=0.2)  # fmt: skip
+    text = TextEncoderConfig(enc_attn_dim=8, enc_depth=1, enc_heads=2, text_length=3)
+    network = Generator(GeneratorConfig(unet, text, LowResConfig(4)), 50)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return network
+
+
+def test_microbatches_give_the_gradient_and_the_losses_of_the_whole_batch():
+    """With blur, noise, dropout and caption dropout: whatever is random belongs to the sample."""
+    batch = make_batch(7, (8, 8))
+    task = UpsamplingTask(make_network(), PROCESS, DenoisingConfig(caption_dropout=0.5), 2, BOTH)
+    results = []
+    for size in (7, 3, 1):
+        task.zero_grad()
+        pieces = [(piece, Draw(0, piece.index)) for piece in batch.split(size)]
+        reports = task.backward(pieces, lambda piece, draw, sync: task(piece, draw), 1.0)
+        gradient = torch.cat([parameter.grad.flatten() for parameter in task.parameters()])
+        results.append((torch.cat([report["loss"] for report in reports]), gradient))
+    for loss, gradient in results[1:]:
+        torch.testing.assert_close(loss, results[0][0], rtol=1e-5, atol=1e-6)
+        assert (gradient - results[0][1]).norm() < 1e-5 * results[0][1].norm()
+
+
+# ------------------------------------------------------------------------------------------------------ what it reports
+
+
+def checkerboard(batch, size):
+    """A tenth up and down in turn: nothing is left of it in the mean of 2 × 2 pixels."""
+    height, width = batch.images.shape[2:]
+    return size * (1 - 2 * ((torch.arange(height)[:, None] + torch.arange(width)) % 2)).float()
+
+
+@pytest.mark.parametrize(
+    ("change", "near", "kept"),
+    [
+        (lambda batch: torch.zeros(()), 100.0, 100.0),
+        (lambda batch: torch.tensor(0.1), 26.0206, 26.0206),  # 10 log₁₀(2² / 0.1²)
+        (lambda batch: checkerboard(batch, 0.1), 26.0206, 100.0),
+        (lambda batch: 2.0 - batch.images.roll(1, 0), None, None),  # out of range: clipped to white
+    ],
+    ids=["exact", "brighter", "checkered", "out of range"],
+)
+def test_held_out_psnr_is_that_of_the_expected_image(change, near, kept):
+    batch = make_batch()
+    task = make_task(BOTH, batch.images + change(batch))
+    values = task.held_out(batch, Draw(0, batch.index))
+    if near is None:
+        error = 1 - batch.images
+        small = error.unflatten(2, (2, 2)).unflatten(4, (4, 2)).mean((3, 5))
+        near, kept = (10 * (4 / e.square().flatten(1).mean(1)).log10() for e in (error, small))
+    else:
+        near, kept = torch.full((6,), near), torch.full((6,), kept)
+    torch.testing.assert_close(values["psnr"], near, rtol=0, atol=1e-3)
+    torch.testing.assert_close(values["consistency_psnr"], kept, rtol=0, atol=1e-3)
+    assert {"loss", "loss_q0", "caption_swap_gap"} <= values.keys()
+    assert all(value.shape == (6,) for value in values.values())
+
+
+def test_the_expected_image_is_asked_for_from_noise_alone_and_the_clean_small_image():
+    batch, task = make_batch(), make_task(BOTH)
+    task.held_out(batch, Draw(0, batch.index))
+    (_, _, first), (_, _, swapped), (x, t, cond) = task.model.shown
+    assert torch.equal(t, torch.full((6,), 39))
+    assert torch.equal(x, Draw(0, batch.index).normal("noise", (3, 4, 8)))
+    assert torch.equal(cond.low_res, downsample(batch.images, 2)) and torch.equal(cond.tokens, batch.cond.tokens)
+    assert not cond.low_res_level.any() and not cond.low_res_blur.any()
+    assert first.low_res_level.all() and torch.equal(swapped.tokens, batch.cond.tokens.roll(1, 0))
+    assert all(torch.equal(getattr(swapped, name), getattr(first, name)) for name in FIELDS)
+
+
+def bicubic_plainly(length, factor, a=-0.75):
+    """[length · factor, length]: the weights of one axis (Keys 1981, with torch's a); the border's pixels repeat."""
+    weights = torch.zeros(length * factor, length)
+    for i in range(length * factor):
+        place = (i + 0.5) / factor - 0.5
+        for k in range(int(np.floor(place)) - 1, int(np.floor(place)) + 3):
+            d = abs(place - k)
+            near, far = (a + 2) * d**3 - (a + 3) * d**2 + 1, a * (d**3 - 5 * d**2 + 8 * d - 4)
+            weights[i, min(max(k, 0), length - 1)] += near if d <= 1 else far
+    return weights
+
+
+def test_the_bicubic_psnr_is_that_of_a_clipped_bicubic_enlargement():
+    batch, factor = make_batch(6, (8, 12)), 4
+    blocks = downsample(batch.images, factor).sign()  # so strong that the enlargement leaves the range
+    batch = replace(batch, images=blocks.repeat_interleave(factor, 2).repeat_interleave(factor, 3))
+    values = make_task(factor=factor).held_out(batch, Draw(0, batch.index))
+    enlarged = bicubic_plainly(2, factor) @ blocks @ bicubic_plainly(3, factor).T
+    assert enlarged.max() > 1.05
+    error = (enlarged.clamp(-1, 1) - batch.images).square().flatten(1).mean(1)
+    torch.testing.assert_close(values["bicubic_psnr"], 10 * (4 / error).log10(), rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize(("error", "value"), [(2.0, 0.0), (0.2, 20.0), (2e-3, 60.0), (1e-7, 100.0), (0.0, 100.0)])
+def test_psnr_counts_from_the_whole_range_and_ends_at_100(error, value):
+    images = torch.full((2, 3, 4, 4), -1.0)
+    torch.testing.assert_close(psnr(images + error, images), torch.full((2,), value), rtol=0, atol=1e-2)
+
+
+def test_half_precision_changes_no_measure():
+    batch, task = make_batch(), make_task()
+    task.model.answer = batch.images + 0.1
+    expected = task.held_out(batch, Draw(0, batch.index))
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        values = task.held_out(batch, Draw(0, batch.index))
+    for name in ("psnr", "bicubic_psnr", "consistency_psnr"):
+        torch.testing.assert_close(values[name], expected[name], rtol=0, atol=1e-3)
+
+
+# ------------------------------------------------------------------------------------------------ parts of the pictures
+
+
+def make_shard(folder, count=24, size=(16, 24)):
+    """A tar of pictures of noise, no part of which is like another, and captions."""
+    generator = np.random.default_rng(0)
+    with tarfile.open(folder / "0.tar", "w") as tar:
+        for number in range(count):
+            picture = io.BytesIO()
+            Image.fromarray(generator.integers(0, 256, (*size, 3), dtype=np.uint8)).save(picture, "PNG")
+            for ending, data in (("png", picture.getvalue()), ("txt", b"noise")):
+                member = tarfile.TarInfo(f"{number:03d}.{ending}")
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+    return DataConfig(data_dir=(str(folder),), num_workers=0, random_flip=True)
+
+
+@pytest.mark.parametrize(("side", "factor"), [(8, 4), (12, 4), (8, 2)])
+def test_the_small_image_of_a_part_is_that_part_of_the_small_image(tmp_path, side, factor):
+    config = make_shard(tmp_path)
+    whole = Loader(config, (16, 24), seed=3).batch_at(range(24))
+    parts = Loader(config, (16, 24), seed=3, window=Window(side, factor)).batch_at(range(24))
+    assert parts.images.shape == (24, 3, side, side)
+    small, low_res = downsample(whole.images, factor), condition(make_task(factor=factor), parts).low_res
+    places = set()
+    for i in range(24):
+        found = [(y, x) for y in range(0, 17 - side) for x in range(0, 25 - side)
+                 if torch.equal(parts.images[i], whole.images[i, :, y : y + side, x : x + side])]  # fmt: skip
+        ((top, left),) = found
+        assert top % factor == left % factor == 0
+        y, x, length = top // factor, left // factor, side // factor
+        torch.testing.assert_close(low_res[i], small[i, :, y : y + length, x : x + length], rtol=0, atol=1e-6)
+        places.add((top, left))
+    assert len(places) > 3
