@@ -8,6 +8,7 @@ from importlib import import_module
 
 _HOMES = {
     "pipeline": ("Pipeline", "load"),
+    "stage": ("PictureEdit", "StageSettings"),
     "classifier": ("Classifier", "load_classifier"),
     "errors": ("InputError",),
     "batch": ("Batch", "Conditioning"),
@@ -21,6 +22,7 @@ _HOMES = {
         "UniformSampler", "betas_for_alpha_bar", "create_gaussian_diffusion", "create_named_schedule_sampler",
         "get_named_beta_schedule", "space_timesteps",
     ),
+    "diffusion.editing": ("EditConfig",),
     "diffusion.sampling": ("SamplerConfig",),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch import nn
 
 from .batch import Conditioning
 from .command_line import parse, preset_names
@@ -16,7 +17,7 @@ from .diffusion.augmentation import AugmentationConfig
 from .diffusion.diffusion_config import DiffusionConfig
 from .errors import InputError
 from .evaluation.report import markdown_table
-from .models.cost import Cost, measure
+from .models.cost import Cost, measure, peak_bytes
 from .models.generator import Generator, GeneratorConfig
 from .models.noised_clip import NoisedClip, NoisedClipConfig
 from .tasks.classifier_run import ClassifierRun
@@ -65,8 +66,9 @@ def parse_any(description: str, argv: Sequence[str] | None = None) -> GeneratorI
 class NetworkCost:
     """What a network costs when it keeps its activations, and when it computes them again.
 
-    size: side in pixels of whole images, of which the FLOPs are. trained: side of what is trained on, of which the
-    activations are. flag: the setting that recomputes.
+    size:    side in pixels of whole images, of which the FLOPs are.
+    trained: side of what is trained on, of which the activations are.
+    flag:    the setting that decides between the two, and is_set: what it is.
     """
 
     plain: Cost
@@ -74,6 +76,12 @@ class NetworkCost:
     size: int
     trained: int
     flag: str
+    is_set: bool
+
+    @property
+    def own(self) -> Cost:
+        """With the flag as it is set."""
+        return self.recomputed if self.is_set else self.plain
 
     def __str__(self) -> str:
         rows, costs = [], (self.plain, self.recomputed)
@@ -95,7 +103,7 @@ def describe(run: GeneratorInfo | ClassifierInfo) -> str:
     if run.what.model_path:
         return describe_file(run.what.model_path)
     cost = run_cost(run)
-    return (f"{cost}\n\nAs set, with {cost.flag} {recomputes(run)} and a microbatch of {microbatch(run)}: "
+    return (f"{cost}\n\nAs set, with {cost.flag} {cost.is_set} and a microbatch of {microbatch(run)}: "
             f"{training_bytes(run, cost) / 2**30:,.2f} GiB.")  # fmt: skip
 
 
@@ -139,11 +147,6 @@ def run_cost(run: GeneratorRun | ClassifierRun) -> NetworkCost:
     return generator_costs(run.model, run.diffusion, vocab_size, run.augmentation.crop_size)
 
 
-def recomputes(run: GeneratorRun | ClassifierRun) -> bool:
-    """Whether a run has its network's activations computed again."""
-    return run.model.classifier_use_checkpoint if isinstance(run, ClassifierRun) else run.model.unet.use_checkpoint
-
-
 def microbatch(run: GeneratorRun | ClassifierRun) -> int:
     """Images that go through a run's network at once."""
     return run.training.microbatch or run.training.batch_size
@@ -151,39 +154,53 @@ def microbatch(run: GeneratorRun | ClassifierRun) -> int:
 
 def training_bytes(run: GeneratorRun | ClassifierRun, cost: NetworkCost) -> int:
     """Memory to train a run's network in fp32, with its own settings."""
-    each = cost.recomputed if recomputes(run) else cost.plain
-    return each.training_bytes(microbatch(run), averages=len(run.optim.ema_rate))
+    return cost.own.training_bytes(microbatch(run), averages=len(run.optim.ema_rate))
+
+
+def generator_cost(config: GeneratorConfig, diffusion: DiffusionConfig, vocab_size: int) -> Cost:
+    """What a generator costs as it is set."""
+    return generator_costs(config, diffusion, vocab_size).own
 
 
 def generator_costs(config: GeneratorConfig, diffusion: DiffusionConfig, vocab_size: int,
                     crop_size: int = 0) -> NetworkCost:  # fmt: skip
-    """A generator's cost with and without ``use_checkpoint``. Arguments as for ``generator_cost``."""
-    size = config.unet.image_size
-    plain, recomputed = (
-        generator_cost(replace(config, unet=unet), diffusion, vocab_size, crop_size)
-        for unet in (replace(config.unet, use_checkpoint=each) for each in (False, True))
-    )
-    return NetworkCost(plain, recomputed, size, crop_size or size, "use_checkpoint")
-
-
-def classifier_costs(config: NoisedClipConfig, vocab_size: int) -> NetworkCost:
-    """A classifier's cost with and without ``classifier_use_checkpoint``."""
-    plain, recomputed = (
-        classifier_cost(replace(config, classifier_use_checkpoint=each), vocab_size) for each in (False, True)
-    )
-    return NetworkCost(plain, recomputed, config.image_size, config.image_size, "classifier_use_checkpoint")
-
-
-def generator_cost(config: GeneratorConfig, diffusion: DiffusionConfig, vocab_size: int, crop_size: int = 0) -> Cost:
-    """Cost of a generator built on the meta device.
+    """A generator's cost with and without ``use_checkpoint``, found on the meta device.
 
     crop_size: side of the parts of the images that are trained on, of which the activations then are; 0 = the whole.
     """
     size = config.unet.image_size
+    trained = crop_size or size
+
+    def build(use_checkpoint: bool) -> Generator:
+        unet = replace(config.unet, use_checkpoint=use_checkpoint)
+        return Generator(replace(config, unet=unet), vocab_size, diffusion.out_channels)
+
     with torch.device("meta"):
-        model = Generator(config, vocab_size, diffusion.out_channels)
-        whole, trained = (_inputs(config, side) for side in (size, crop_size or size))
-        return measure(model, lambda network: network(*whole), lambda network: network(*trained), IMAGES)
+        whole, part = _inputs(config, size), _inputs(config, trained)
+        costs = _both(build, lambda network: network(*whole), lambda network: network(*part))
+    return NetworkCost(*costs, size, trained, "use_checkpoint", config.unet.use_checkpoint)
+
+
+def classifier_costs(config: NoisedClipConfig, vocab_size: int) -> NetworkCost:
+    """The same of a classifier, for images with a caption each."""
+
+    def build(use_checkpoint: bool) -> NoisedClip:
+        return NoisedClip(replace(config, classifier_use_checkpoint=use_checkpoint), vocab_size)
+
+    def compare(network: NoisedClip) -> torch.Tensor:
+        return network.encode_image(x, t) * network.encode_text(cond.tokens, cond.mask)
+
+    with torch.device("meta"):
+        cond, (x, t) = _caption(config.text_length), _image(config.image_size)
+        costs = _both(build, compare, compare)
+    size = config.image_size
+    return NetworkCost(*costs, size, size, "classifier_use_checkpoint", config.classifier_use_checkpoint)
+
+
+def _both(build: Callable[[bool], nn.Module], call: Callable, trained: Callable) -> tuple[Cost, Cost]:
+    """Costs of the network that ``build`` makes without and with recomputation, which the FLOPs do not count."""
+    plain = measure(build(False), call, trained, IMAGES)
+    return plain, replace(plain, activation_bytes=peak_bytes(build(True), trained) // IMAGES)
 
 
 def _inputs(config: GeneratorConfig, size: int) -> tuple[torch.Tensor, torch.Tensor, Conditioning]:
@@ -195,15 +212,6 @@ def _inputs(config: GeneratorConfig, size: int) -> tuple[torch.Tensor, torch.Ten
         low_res, none = _image(size // config.factor)[0], torch.zeros(IMAGES)
         cond = replace(cond, low_res=low_res, low_res_level=none, low_res_blur=none)
     return *_image(size), cond
-
-
-def classifier_cost(config: NoisedClipConfig, vocab_size: int) -> Cost:
-    """Cost of a classifier built on the meta device, for images with a caption each."""
-    with torch.device("meta"):
-        model = NoisedClip(config, vocab_size)
-        cond, (x, t) = _caption(config.text_length), _image(config.image_size)
-        return measure(model, lambda network: network.encode_image(x, t) * network.encode_text(cond.tokens, cond.mask),
-                       images=IMAGES)  # fmt: skip
 
 
 def _caption(length: int) -> Conditioning:
@@ -241,7 +249,8 @@ def preset_table() -> str:
     total = sum(preset_cost(name)[1].plain.parameters for name in FULL_SIZE)
     return (
         f"{markdown_table(header, rows)}\n\n"
-        f"{' + '.join(f'`{name}`' for name in FULL_SIZE)} = {total / 1e6:,.0f} M parameters. GFLOPs: a pass over one "
-        "image. MiB per image: what each image of a micro-batch adds to the memory in training, in fp32; for 1024 pixels "
-        "one of the parts of 256 that are trained on. GB in all: to train with the preset's own microbatch, in fp32.\n"
+        f"{' + '.join(f'`{name}`' for name in FULL_SIZE)} = {total / 1e6:,.0f} M parameters.\n\n"
+        "GFLOPs: of a pass over one image. MiB per image: what each image of a micro-batch adds to the memory in\n"
+        "training; at 1024 pixels, one of the parts of 256 that are trained on. GB in all: the memory to train with "
+        "the\npreset's own microbatch. All in fp32.\n"
     )

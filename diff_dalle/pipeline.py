@@ -3,6 +3,7 @@ call."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -11,12 +12,13 @@ from tqdm import tqdm
 
 from .classifier import Classifier
 from .config import disagreements, option
+from .diffusion.editing import EditConfig
 from .diffusion.guidance import GuidanceConfig
 from .diffusion.samplers import SAMPLERS
 from .diffusion.sampling import SamplerConfig
 from .distributed import SINGLE, World
 from .errors import InputError, quantity
-from .stage import PictureEdit, Request, Stage, StageSettings, load_stage
+from .stage import PictureEdit, Request, Stage, StageSettings, check_pixels, load_stage
 from .text.tokenizer import Tokenizer
 
 
@@ -45,9 +47,21 @@ class UpsamplersConfig:
         count = len(self.upsampler_paths)
         for field in fields(self):
             given = len(getattr(self, field.name))
+            if not given and field.default:
+                raise InputError(f"{field.name} is empty: give one value for all up-samplers, or one for each")
             if count and given not in (0, 1, count):
                 raise InputError(f"{field.name} has {given} values for {quantity(count, 'up-sampler')}: give one for "
                                  "all, or one for each")  # fmt: skip
+        if not self.upsampler_classifier_paths and set(self.upsampler_classifier_scale) - {0.0, 1.0}:
+            raise InputError("upsampler_classifier_scale is given, but there is no classifier: give its checkpoint "
+                             "with --upsampler_classifier_paths")  # fmt: skip
+        if not any(self.tile_size) and self.tile_overlap != UpsamplersConfig.tile_overlap:
+            raise InputError("tile_overlap is given, but there are no tiles: give their side with --tile_size")
+        for i, path in enumerate(self.upsampler_paths):
+            try:
+                self.setting(i)
+            except InputError as error:
+                raise InputError(f"the upsampler_ settings of {path}: {error}") from None
 
     def settings(self) -> list[StageSettings]:
         """Of each up-sampler."""
@@ -78,11 +92,13 @@ class Pipeline:
     """Generators, one after another: the base first, then up-samplers, each of what the one before makes; or
     up-samplers alone, for pictures that are there already. Made by ``load``.
 
-    Raises InputError for a base that is not at the beginning, and for stages whose sizes do not fit together.
+    Raises InputError for no stage, a base that is not at the beginning, and stages whose sizes do not fit together.
     """
 
     def __init__(self, stages: Sequence[Stage]):
         self.stages = list(stages)
+        if not self.stages:
+            raise InputError("a pipeline needs at least one generator, a base (--model_path) or an up-sampler")
         for before, after in zip(self.stages, self.stages[1:], strict=False):
             if not after.config.is_upsampler:
                 raise InputError(f"{after.path} is a base generator, not an up-sampler: only --model_path can be one")
@@ -105,7 +121,7 @@ class Pipeline:
     @property
     def factor(self) -> int:
         """How many times larger the pictures are than those of the base, or than what is enlarged."""
-        return int(np.prod([stage.config.factor for stage in self.stages]))
+        return math.prod(stage.config.factor for stage in self.stages)
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -149,7 +165,8 @@ class Pipeline:
         seeds:           the pictures' own seeds, instead.
         labels:          classes, one a prompt, for a class-conditional generator.
         negative_prompt: what guidance leads away from; empty = no caption.
-        size:            height and width of the last stage's; None = as trained. Anything that the networks divide.
+        size:            height and width of the last stage's, anything that the networks divide; None = as trained, or
+                         as ``low_res`` enlarged.
         batch_size:      pictures at a time, per process; guidance doubles the memory that takes.
         classifier:      a noised CLIP (``load_classifier``, or its path) that guides too, with strength
                          ``classifier_scale``, towards ``classifier_prompts`` (None = the prompts); its gradient is
@@ -160,8 +177,9 @@ class Pipeline:
         edit:            pictures to start from: image to image, inpainting, variations (see diffusion/editing.py).
         world:           the processes that share the work (``distributed.launch``); all get all pictures.
 
-        Raises InputError, before anything is computed, for sizes that do not fit, for missing or impossible labels, for
-        prompts that nobody reads, and for a classifier that does not fit its generator.
+        Raises InputError, before a generator's weights are read, for sizes that do not fit, for missing or impossible
+        labels, for prompts and settings that nobody reads, for settings that a stage cannot have (naming it), and for a
+        classifier that does not fit its generator.
         """
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
         seeds = range(seed, seed + len(prompts)) if seeds is None else seeds
@@ -170,18 +188,24 @@ class Pipeline:
                              classifier_gradient, batch_size)  # fmt: skip
         settings, sizes = self._settings(base, upsampling), self._sizes(size, low_res, len(prompts))
         self._check_read(request, settings)
-        for stage, chosen, each in zip(self.stages, settings, sizes, strict=True):
-            stage.check(request, chosen, each)
+        edit = request.edit and request.edit.for_upsampling()
+        requests = [replace(request, edit=edit) if stage.config.is_upsampler else request for stage in self.stages]
+        work = list(zip(self.stages, requests, settings, sizes, strict=True))
+        for stage, asked, chosen, each in work:
+            try:
+                stage.check(asked, chosen, each)
+            except InputError as error:
+                if len(work) == 1:
+                    raise
+                raise InputError(f"{stage.path}: {error}") from None
 
         world = world or World(SINGLE, self.stages[0].device)
         mine = list(range(world.rank, len(prompts), world.size))
         made, images = [], None if low_res is None else low_res[mine]
-        for number, (stage, chosen, each) in enumerate(zip(self.stages, settings, sizes, strict=True)):
-            if stage.config.is_upsampler and request.edit is not None:
-                request = replace(request, edit=request.edit.for_upsampling())
+        for number, (stage, asked, chosen, each) in enumerate(work):
             name = f"Enlarging to {each[1]}×{each[0]}" if stage.config.is_upsampler else "Sampling"
             with tqdm(total=len(prompts), unit="image", desc=name, disable=not (progress and world.is_main)) as bar:
-                images = stage.sample(request, mine, chosen, each, images, number, lambda count, bar=bar: bar.update(
+                images = stage.sample(asked, mine, chosen, each, images, number, lambda count, bar=bar: bar.update(
                     min(count * world.size, len(prompts) - bar.n)))  # fmt: skip
             everyone = np.empty((len(prompts), *each, 3), dtype=np.uint8)
             for rank, part in enumerate(world.gather(images)):
@@ -190,12 +214,19 @@ class Pipeline:
         return made
 
     def _settings(self, base: StageSettings, upsampling) -> list[StageSettings]:
-        """One for each stage. InputError unless there are as many as up-samplers."""
+        """One for each stage. InputError unless there are as many as up-samplers, and for a base's without one."""
         count = len(self.stages) - self.has_base
-        if upsampling is None or isinstance(upsampling, StageSettings):
-            upsampling = [upsampling or UpsamplersConfig().setting()] * count
+        if upsampling is None:
+            upsampling = [UpsamplersConfig().setting()] * count
+        elif isinstance(upsampling, StageSettings):
+            upsampling = [upsampling] * max(count, 1)
         if len(upsampling) != count:
-            raise InputError(f"there are settings for {len(upsampling)} up-samplers, but {count} up-samplers")
+            raise InputError(f"upsampling has settings for {quantity(len(upsampling), 'up-sampler')}, but the pipeline "
+                             f"has {count}: give one for all, or one for each")  # fmt: skip
+        if not self.has_base and replace(base, classifier_scale=1.0) != StageSettings():
+            raise InputError("sampler, timestep_respacing, guidance, classifier and batch_size are given for a base "
+                             "generator, but there is none: give the up-samplers' own (upsampling; their flags begin "
+                             "with --upsampler_)")  # fmt: skip
         return [base] * self.has_base + list(upsampling)
 
     def _sizes(self, size: tuple[int, int] | None, low_res: np.ndarray | None, count: int) -> list[tuple[int, int]]:
@@ -203,21 +234,27 @@ class Pipeline:
         if self.has_base == (low_res is not None):
             raise InputError("pictures to be enlarged (low_res, --low_res_dir) are needed by up-samplers without a "
                              "base generator, and by these alone")  # fmt: skip
-        if low_res is not None and len(low_res) != count:
-            raise InputError(f"there are {len(low_res)} pictures to be enlarged for {count} prompts; give one for each")
-        side = self.image_size
-        if not size:
-            size = (side, side) if low_res is None else tuple(self.factor * edge for edge in low_res.shape[1:3])
-        elif low_res is not None:
-            raise InputError("size is given, but what is enlarged decides it: leave it (--sample_size) out")
-        if any(edge % self.factor for edge in size):
-            raise InputError(f"the size asked for is {size[1]}×{size[0]}, but must be a multiple of {self.factor}, by "
-                             "which the up-samplers enlarge; change --sample_size")  # fmt: skip
-        sizes, factor = [], self.factor
-        for stage in self.stages:
-            factor //= stage.config.factor if stage.config.is_upsampler else 1
-            sizes.append((size[0] // factor, size[1] // factor))
-        return sizes
+        factors = [math.prod(after.config.factor for after in self.stages[i + 1 :]) for i in range(len(self.stages))]
+        divisors = [stage.config.unet.divisor for stage in self.stages]
+        least = math.lcm(*(divisor * factor for divisor, factor in zip(divisors, factors, strict=True)))
+        if low_res is None:
+            size = tuple(size or (self.image_size, self.image_size))
+            if any(edge < 1 or edge % least for edge in size):
+                raise InputError(f"pictures of {size[1]}×{size[0]} are asked for, but each side must be a multiple of "
+                                 f"{least}, by which the networks divide: change --sample_size")  # fmt: skip
+        else:
+            check_pixels("low_res", low_res, "[N, h, w, 3]")
+            if len(low_res) != count:
+                raise InputError(f"there are {quantity(len(low_res), 'picture')} to be enlarged for "
+                                 f"{quantity(count, 'prompt')}: give one for each")  # fmt: skip
+            if size:
+                raise InputError("size is given, but what is enlarged decides it: leave it (--sample_size) out")
+            size = tuple(self.factor * edge for edge in low_res.shape[1:3])
+            if any(edge < 1 or edge % least for edge in size):
+                small = least // math.gcd(least, self.factor)
+                raise InputError(f"the pictures to be enlarged are {low_res.shape[2]}×{low_res.shape[1]}, but each "
+                                 f"side must be a multiple of {small}, as the networks divide: cut them")  # fmt: skip
+        return [(size[0] // factor, size[1] // factor) for factor in factors]
 
     def _check_read(self, request: Request, settings: Sequence[StageSettings]) -> None:
         """InputError for prompts, classes and settings that nobody would look at."""
@@ -230,9 +267,11 @@ class Pipeline:
             raise InputError(f"negative_prompt is {prompt!r}, but this generator does not read text")
         if request.labels is not None and not any(stage.config.unet.num_classes for stage in self.stages):
             raise InputError("labels are given, but this generator is not conditioned on classes")
-        if request.edit is not None and not self.has_base and request.edit.masks is None:
+        edit = request.edit
+        if edit is not None and not self.has_base and (edit.masks is None or edit.config != EditConfig()):
             raise InputError("pictures to start from are given, but there is no base generator that could start from "
-                             "them: without one, only a mask (--mask) means anything")  # fmt: skip
+                             "them: without one, only a mask (--mask) means anything, and no strength, variation, "
+                             "inpaint_resamples or inpaint_jump")  # fmt: skip
 
     def check(self, expected) -> None:
         """InputError when settings asked for (see ``config.expectations``) are not those of the first checkpoint."""

@@ -12,7 +12,7 @@ from . import storage
 from .classifier import ClassifierConfig
 from .config import expectations, option, section
 from .data.caption_list import read_captions
-from .data.picture_files import check_mask, read_low_res, read_mask, read_picture
+from .data.picture_files import read_low_res, read_mask, read_picture
 from .diffusion.diffusion_config import DiffusionConfig
 from .diffusion.editing import EditConfig
 from .diffusion.guidance import GuidanceConfig
@@ -63,6 +63,9 @@ class PromptConfig:
         if not self.model_path and not self.low_res_dir:
             raise InputError("--model_path is needed: an ema_….pt or model….pt file that training wrote (or, to "
                              "enlarge pictures, --low_res_dir and --upsampler_paths)")  # fmt: skip
+        if self.model_path and self.low_res_dir:
+            raise InputError("--low_res_dir holds what up-samplers enlarge instead of what a base generator makes: "
+                             "leave --model_path or --low_res_dir out")  # fmt: skip
         if self.mask and not self.init_image:
             raise InputError(
                 "--mask says where a picture is painted anew, but there is none: give it with --init_image"
@@ -99,6 +102,9 @@ class SampleRun:
                              "but there is none: give it with --init_image")  # fmt: skip
         if self.upsamplers != UpsamplersConfig() and not self.upsamplers.upsampler_paths:
             raise InputError("settings of up-samplers are given, but none of these: give them with --upsampler_paths")
+        if self.what.low_res_dir and not self.upsamplers.upsampler_paths:
+            raise InputError("--low_res_dir holds pictures to be enlarged, but there is no up-sampler: give one with "
+                             "--upsampler_paths")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -119,10 +125,9 @@ def read_wanted(config: PromptConfig, edit: EditConfig) -> Wanted:
     count = config.num_samples or max(len(prompts), len(config.labels), len(config.init_image))
     if config.low_res_dir:
         names, low_res = read_low_res(config.low_res_dir)
-        if len(prompts) > len(names) or config.num_samples:
-            raise InputError(f"there are {len(prompts)} prompts and num_samples is {config.num_samples}, but as many "
-                             f"pictures are made as {config.low_res_dir} holds ({len(names)}): give no more prompts, "
-                             "and leave num_samples out")  # fmt: skip
+        if count > len(names) or config.num_samples:
+            raise InputError(f"{config.low_res_dir} holds {quantity(len(names), 'picture')}, and as many are made: "
+                             "give no more prompts, labels or init_image, and leave num_samples out")  # fmt: skip
         count = len(names)
     return Wanted(
         [prompts[i % len(prompts)] for i in range(count)],
@@ -134,16 +139,8 @@ def read_wanted(config: PromptConfig, edit: EditConfig) -> Wanted:
 
 
 def _read_edit(config: PromptConfig, edit: EditConfig) -> PictureEdit:
-    pictures = [read_picture(path) for path in config.init_image]
-    if not config.mask:
-        return PictureEdit(pictures, None, edit)
-    if len(config.mask) not in (1, len(pictures)):
-        raise InputError(f"there are {len(config.mask)} masks (--mask) for {quantity(len(pictures), 'picture')}: give "
-                         "one for all, or one for each")  # fmt: skip
-    masks = [read_mask(path) for path in config.mask] * (len(pictures) // len(config.mask))
-    for mask, picture in zip(masks, pictures, strict=True):
-        check_mask(mask, picture)
-    return PictureEdit(pictures, masks, edit)
+    masks = [read_mask(path) for path in config.mask]
+    return PictureEdit([read_picture(path) for path in config.init_image], masks or None, edit)
 
 
 def _prompts(config: PromptConfig) -> Sequence[str]:

@@ -12,15 +12,15 @@ from torch import Tensor
 from .batch import Conditioning
 from .classifier import Classifier, load_classifier
 from .config import from_dict
-from .data.picture_files import fit_mask, fit_picture
+from .data.picture_files import check_mask, fit_mask, fit_picture
 from .diffusion.augmentation import AugmentationConfig, augment
 from .diffusion.diffusion_config import DiffusionConfig, create_gaussian_diffusion
-from .diffusion.editing import Edit, EditConfig
+from .diffusion.editing import Edit, EditConfig, shortened
 from .diffusion.guidance import GuidanceConfig
 from .diffusion.sampling import SamplerConfig, from_uint8, sample_images, seeds_draw
 from .diffusion.tiling import Tiled, check_tiles
 from .distributed import pick_device
-from .errors import InputError
+from .errors import InputError, quantity
 from .loading import describe, read_checkpoint, restore
 from .models.generator import Generator, GeneratorConfig
 from .tasks.generator_run import GeneratorRun
@@ -61,12 +61,33 @@ class PictureEdit:
     """Pictures to start from, of any size: they are scaled to cover what is made, and its middle is taken.
 
     pictures: uint8 [H, W, 3] each, taken in turn.
-    masks:    bool [H, W] each, True where new content is to be painted; None = everywhere.
+    masks:    bool [H, W] each, True where new content is to be painted: one for all, or one for each; None =
+              everywhere.
+
+    Raises InputError for no picture, one of another type, a mask of another size than its picture, too few or too many
+    masks, and masks together with a variation.
     """
 
     pictures: Sequence[np.ndarray]
     masks: Sequence[np.ndarray] | None = None
     config: EditConfig = field(default_factory=EditConfig)
+
+    def __post_init__(self):
+        count = len(self.pictures)
+        if not count:
+            raise InputError("there is no picture to start from: give at least one (--init_image)")
+        for picture in self.pictures:
+            check_pixels("a picture to start from", picture, "[H, W, 3]")
+        if self.masks is None:
+            return
+        if self.config.variation is not None:
+            raise InputError("a mask (--mask) and --variation exclude each other; leave one of them out")
+        if len(self.masks) not in (1, count):
+            raise InputError(f"there are {len(self.masks)} masks (--mask) for {quantity(count, 'picture')}: give one "
+                             "for all, or one for each")  # fmt: skip
+        for i, picture in enumerate(self.pictures):
+            which = f"--mask (number {i + 1})" if len(self.masks) > 1 else "--mask"
+            check_mask(self.masks[i % len(self.masks)], picture, which)
 
     def at(self, index: Sequence[int], size: tuple[int, int]) -> Edit:
         """For the pictures of these numbers, at a stage's size."""
@@ -82,6 +103,12 @@ class PictureEdit:
         if self.masks is None:
             return None
         return replace(self, config=replace(self.config, strength=None, inpaint_resamples=1))
+
+
+def check_pixels(what: str, images: np.ndarray, shape: str) -> None:
+    """InputError unless ``images`` is uint8 of a shape like ``shape``: "[H, W, 3]", or "[N, h, w, 3]"."""
+    if images.dtype != np.uint8 or images.ndim != shape.count(",") + 1 or images.shape[-1] != 3:
+        raise InputError(f"{what} is {images.dtype} of shape {list(images.shape)}, but must be uint8 {shape}")
 
 
 @dataclass(frozen=True)
@@ -117,6 +144,7 @@ class Stage:
     read_network:     loads the network with its weights onto ``device``.
     keep:             leave the network in memory once it has been used.
     step, samples:    how long it was trained. path: where it is from, for messages.
+    bpe_path:         where the vocabulary of classifiers is, if it was a file that has moved.
     """
 
     def __init__(
@@ -132,10 +160,11 @@ class Stage:
         step: int = 0,
         samples: int = 0,
         path: str = "the generator",
+        bpe_path: str = "",
     ):
         self.config, self.diffusion, self.augmentation, self.tokenizer = config, diffusion, augmentation, tokenizer
         self.precision, self.device, self.keep = precision, device, keep
-        self.step, self.samples, self.path = step, samples, path
+        self.step, self.samples, self.path, self.bpe_path = step, samples, path, bpe_path
         self._read_network, self._network = read_network, None
 
     @property
@@ -176,7 +205,7 @@ class Stage:
         unet = self.config.unet
         unet.check_size(*size)
         self.conditioning(request.prompts, request.labels)
-        create_gaussian_diffusion(self.diffusion, settings.sampler.timestep_respacing)
+        process = create_gaussian_diffusion(self.diffusion, settings.sampler.timestep_respacing)
         if settings.batch_size < 1:
             raise InputError(f"batch_size is {settings.batch_size}, but must be at least 1")
         if self.config.is_upsampler:
@@ -185,10 +214,16 @@ class Stage:
                 check_tiles(settings.tile_size, settings.tile_overlap, unet.divisor)
         elif settings.noise_level or settings.blur_level or settings.tile_size:
             raise InputError("noise_level, blur_level and tile_size are for up-samplers, not for a base generator")
-        elif request.edit is not None:
+        if request.edit is not None:
             settings.sampler.check_edit(request.edit.config)
-        if settings.classifier is not None:
-            self._classifier(settings).check_fits(size, self.diffusion, self.tokenizer)
+            for i in range(len(request.edit.pictures)):  # one at a time: there may be many
+                shortened(process, request.edit.at([i], size).strength)
+        classifier = self._classifier(settings)
+        if classifier is not None:
+            classifier.check_fits(size, self.diffusion, self.tokenizer)
+            if settings.classifier_gradient == "x_t" and not classifier.noised:
+                raise InputError("the classifier was trained with --noised False, so it cannot judge noisy images: set "
+                                 "classifier_gradient to x_start")  # fmt: skip
 
     def sample(self, request: Request, index: Sequence[int], settings: StageSettings, size: tuple[int, int],
                low_res: np.ndarray | None = None, number: int = 0, report: Callable[[int], object] = int
@@ -237,7 +272,7 @@ class Stage:
 
     def _classifier(self, settings: StageSettings) -> Classifier | None:
         if isinstance(settings.classifier, str):
-            return load_classifier(settings.classifier, str(self.device), self.precision)
+            return load_classifier(settings.classifier, str(self.device), self.precision, self.bpe_path)
         return settings.classifier
 
     def _degraded(
@@ -270,4 +305,5 @@ def load_stage(path: str, device: str | torch.device = "auto", precision: str = 
     return Stage(
         config, diffusion, augmentation, tokenizer, resolve_precision(precision, place), place,
         lambda: restore(build, load_file(path), path, place), keep, content["step"], content["samples"], path,
+        bpe_path,
     )  # fmt: skip

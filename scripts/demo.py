@@ -1,4 +1,4 @@
-"""The whole job, small: render a captioned world, train a generator and a classifier, sample, score, report."""
+"""The whole job, small: render a captioned world, train generator, classifier and up-sampler, sample, score, report."""
 
 import shlex
 import shutil
@@ -12,7 +12,6 @@ from diff_dalle.command_line import parse
 from diff_dalle.config import option
 from diff_dalle.distributed import run_script
 from diff_dalle.errors import InputError
-from diff_dalle.training.checkpoint import read_run
 
 PROMPTS = "a large red circle in the top left|a small blue square to the right of a yellow triangle|two green crosses"
 
@@ -22,7 +21,7 @@ class DemoConfig:
     """Demo"""
 
     demo_dir: str = option("runs/demo", "new folder for data, checkpoints and report; an unfinished demo is continued")
-    quick: bool = option(False, "two minutes instead of sixteen: the same path, with models that have learnt little")
+    quick: bool = option(False, "two minutes instead of twenty: the same path, with models that have learnt little")
 
 
 def run(script: str, *flags):
@@ -39,25 +38,26 @@ def main():
     home = Path(config.demo_dir).resolve()
     data, report = home / "shapes", home / "report"
     splits = ["--data_dir", data / "train", "--val_data_dir", data / "val"]
-    run("prepare_data.py", "shapes", "--out_dir", data)
+    run("prepare_data.py", "shapes", "--out_dir", data, "--image_size", 64)
     run("prepare_data.py", "inspect", "--data_dir", data / "train", "--picture", home / "examples.png")
 
-    generator, classifier = home / "generator", home / "classifier"
-    size = ["--iterations", 250] if config.quick else []
-    run("train_generator.py", "--preset", "shapes_32", *splits, "--logdir", generator, *size)
-    folder = read_run(str(generator))
-    shutil.copy(folder.file(folder.checkpoints[-1], "ema_0.999"), home / "ema.pt")
-    size = ["--iterations", 40] if config.quick else []
-    run("train_classifier.py", "--preset", "shapes_32_classifier", *splits, "--logdir", classifier, *size)
-    shutil.copy(classifier / "best.pt", home / "classifier.pt")
+    for name, script, preset, steps in (
+        ("generator", "train_generator.py", "shapes_32", 250),
+        ("classifier", "train_classifier.py", "shapes_32_classifier", 40),
+        ("upsampler", "train_generator.py", "shapes_64_upsampler", 60),
+    ):
+        few = ["--iterations", steps] if config.quick else []
+        run(script, "--preset", preset, *splits, "--logdir", home / name, *few)
+        shutil.copy(home / name / "best.pt", home / f"{name}.pt")
 
-    models = ["--model_path", home / "ema.pt", "--classifier_path", home / "classifier.pt"]
-    run("sample.py", *models, "--classifier_scale", "0,4", "--logdir", home / "samples", "--prompts",
-        PROMPTS)  # fmt: skip
-    counts = [4, 4] if config.quick else [100, 64]
-    run("evaluate.py", *models, "--shapes_dir", data, "--report_dir", report, "--progress", generator / "progress.csv",
-        "--sampler", "ancestral", "--timestep_respacing", 20, "--prompts_per_task", counts[0], "--guidance_prompts",
-        counts[1])  # fmt: skip
+    cascade = ["--model_path", home / "generator.pt", "--classifier_path", home / "classifier.pt", "--upsampler_paths",
+               home / "upsampler.pt", "--upsampler_timestep_respacing", 10]  # fmt: skip
+    run("sample.py", *cascade, "--classifier_scale", "0,4", "--logdir", home / "samples", "--prompts", PROMPTS)
+    counts = [4, 4, 2] if config.quick else [100, 64, 16]
+    run("evaluate.py", *cascade, "--shapes_dir", data, "--report_dir", report, "--progress",
+        home / "generator" / "progress.csv", "--sampler", "ancestral", "--timestep_respacing", 20,
+        "--prompts_per_task", counts[0], "--guidance_prompts", counts[1], "--edits", counts[2],
+        "--upsampler_batch_size", 32)  # fmt: skip
     print(f"\nDone in {(time.monotonic() - started) / 60:.1f} minutes. The report is {report / 'report.md'}")
 
 

@@ -165,6 +165,24 @@ def test_sampling_needs_a_path_only_and_is_the_same_on_any_number_of_processes(t
     assert captions[1] == "000001\t1\ttwo blue squares" and len(captions) == 5
 
 
+def test_a_cascade_is_trained_and_sampled_on_any_number_of_processes(world, tmp_path):
+    """Base and up-samplers by one script, with and without text; then all of them by one command."""
+    few, blind = {"iterations": 2, "batch_size": 4}, {"enc_attn_dim": 0, "caption_dropout": 0}
+    enlarging = {"noise_augmentation": 0.3, "gaussian_blur": True, "crop_size": 8}
+    train(tmp_path / "8", world / "train", image_size=8, **few)
+    train(tmp_path / "16", world / "train", small_size=8, low_res_skip=True, prediction="x_start", **few, **blind)
+    train(tmp_path / "32", world / "train", image_size=32, small_size=16, **enlarging, **few)
+    base, middle, top = (tmp_path / size / "ema_0.9_000002.pt" for size in ("8", "16", "32"))
+    flags = ("--model_path", base, "--upsampler_paths", f"{middle},{top}", "--prompts", "a red circle|a cross|",
+             "--timestep_respacing", 4, "--upsampler_timestep_respacing", "3,2", "--noise_level", "0,0.2",
+             "--upsampler_seed", 50, "--sample_size", "32,48", "--device", "cpu", "--precision", "fp32")  # fmt: skip
+    run("sample.py", *flags, "--logdir", tmp_path / "one")
+    run("sample.py", *flags, "--upsampler_batch_size", 1, "--logdir", tmp_path / "two", launcher=TWO)
+    one, two = (np.load(tmp_path / name / "samples.npz")["arr_0"] for name in ("one", "two"))
+    assert one.shape == (3, 32, 48, 3) and one.std() > 5
+    assert np.abs(one.astype(int) - two).max() <= 1
+
+
 def test_sampling_by_captions_sizes_and_seed_flags(trained, world, tmp_path):
     common = ("--model_path", trained / "model000006.pt", "--timestep_respacing", "ddim5", "--use_ddim", "True")
     run("sample.py", *common, "--data_dir", world / "val", "--num_samples", 3, "--sample_size", "16,24",

@@ -5,13 +5,14 @@ import pytest
 import torch
 
 from diff_dalle.command_line import parse
-from diff_dalle.config import from_dict, to_dict
-from diff_dalle.diffusion import GuidanceConfig
+from diff_dalle.config import expectations, from_dict, to_dict
+from diff_dalle.diffusion import DiffusionConfig, GuidanceConfig
 from diff_dalle.diffusion.sampling import SamplerConfig, to_uint8
 from diff_dalle.errors import InputError
 from diff_dalle.info_run import generator_cost
-from diff_dalle.models.generator import Generator
+from diff_dalle.models.generator import Generator, GeneratorConfig
 from diff_dalle.pipeline import load
+from diff_dalle.stage import Request, StageSettings
 from diff_dalle.tasks.generator_run import GeneratorRun
 from diff_dalle.training.checkpoint import Identity, save_file
 
@@ -84,6 +85,47 @@ def test_other_sizes_work_and_impossible_ones_are_named(pipeline):
     assert sample(pipeline, "a star", size=(8, 24)).shape == (1, 8, 24, 3)
     with pytest.raises(InputError, match="multiple of 2"):
         sample(pipeline, "a star", size=(15, 16))
+
+
+def test_every_stages_pictures_are_those_of_the_only_one(pipeline):
+    (images,) = pipeline.sample_stages(["a star"], sampler=FEW, progress=False)
+    assert np.array_equal(images, sample(pipeline, ["a star"])) and np.array_equal(images, sample(pipeline, "a star"))
+    assert (pipeline.image_size, pipeline.factor, pipeline.has_base, pipeline.step) == (16, 1, True, 7)
+
+
+def test_lists_must_be_as_long_as_the_prompts(pipeline):
+    for name in ("seeds", "labels", "classifier_prompts"):
+        with pytest.raises(InputError, match="2 prompts need as many seeds, labels and classifier_prompts"):
+            sample(pipeline, ["a star", "a ring"], **{name: [1]})
+
+
+def test_settings_that_a_base_does_not_have_are_refused(pipeline):
+    stage = pipeline.stages[0]
+    for settings in ({"noise_level": 0.1}, {"blur_level": 0.5}, {"tile_size": 8}):
+        with pytest.raises(InputError, match="noise_level, blur_level and tile_size are for up-samplers"):
+            stage.check(Request(["a star"], [0]), StageSettings(**settings), (16, 16))
+    with pytest.raises(InputError, match="batch_size is 0, but must be at least 1"):
+        sample(pipeline, "a star", batch_size=0)
+    with pytest.raises(InputError, match="are needed by up-samplers without a base generator, and by these alone"):
+        sample(pipeline, "a star", low_res=np.zeros((1, 8, 8, 3), dtype=np.uint8))
+
+
+def test_settings_that_are_not_the_checkpoints_are_refused(pipeline):
+    model, diffusion = (expectations(config, "Expected") for config in (GeneratorConfig, DiffusionConfig))
+    pipeline.check(model(num_channels=16, small_size=0))
+    pipeline.check(diffusion(diffusion_steps=50))
+    with pytest.raises(InputError, match=r"num_channels \(32 asked for, 16 in the checkpoint\); leave these flags out"):
+        pipeline.check(model(num_channels=32))
+    with pytest.raises(InputError, match=r"diffusion_steps \(100 asked for, 50 in the checkpoint\)"):
+        pipeline.check(diffusion(diffusion_steps=100))
+
+
+def test_a_vocabulary_that_has_moved_is_the_classifiers_too(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("diff_dalle.stage.load_classifier", lambda *arguments: asked.append(arguments))
+    blind = load(make_file(tmp_path, enc_attn_dim=0, caption_dropout=0), "cpu", "fp32", "moved.gz")
+    sample(blind, "", classifier="clip.pt")
+    assert asked == [("clip.pt", "cpu", "fp32", "moved.gz")] * 2  # to see whether it fits, and to use it
 
 
 def test_classes(tmp_path):

@@ -1,6 +1,6 @@
 """Every claim of speed, by name. To add one: a file with its two sides and its gate, and a line here."""
 
-from . import gradient_cache, guidance, loader, train_step
+from . import cascade, gradient_cache, guidance, loader, train_step, use_checkpoint
 from .timing import Benchmark
 
 BENCHMARKS = {
@@ -23,5 +23,13 @@ BENCHMARKS = {
     "guidance": Benchmark(
         "a sampling step of a 64-pixel U-Net, batch 4: alone against guided by a noised CLIP of its width and depth",
         guidance.unguided, guidance.guided, guidance.gate, target=2.2,
+    ),
+    "use_checkpoint": Benchmark(
+        "a training step of an up-sampler to 256 pixels, batch 4: all activations kept against use_checkpoint",
+        use_checkpoint.keeping, use_checkpoint.recomputing, use_checkpoint.gate, target=1.4, memory_target=0.45,
+    ),
+    "cascade": Benchmark(
+        "a picture from three generators of which only one is in memory at a time: the largest alone against all",
+        cascade.largest_alone, cascade.whole_cascade, cascade.gate, target=0.0, memory_target=1.15,
     ),
 }  # fmt: skip

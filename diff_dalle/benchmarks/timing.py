@@ -31,7 +31,7 @@ class Benchmark:
     title:          what is done, in one line.
     baseline, ours: set one side up; the function that they return does the work once and has finished when it returns.
     gate:           the differences between the results of both sides: name → (found, largest allowed).
-    target:         the ratio ours / baseline of the times that is claimed.
+    target:         the ratio ours / baseline of the times that is claimed; 0 = nothing is claimed of them.
     memory_target:  the same of the peak memory that the work adds; 0 = nothing is claimed of it.
     """
 
@@ -122,12 +122,17 @@ def compare_memory(benchmark: Benchmark, config: TimingConfig) -> str:
     return f"peak memory {ours / 2**20:,.0f} MiB against {baseline / 2**20:,.0f}: ratio {ours / baseline:.2f}"
 
 
-def compare(benchmark: Benchmark, config: TimingConfig, run: Callable = in_fresh_process) -> Timing:
-    """Both sides' times. Raises InputError when their results differ by more than the benchmark allows."""
+def check(benchmark: Benchmark, run: Callable = in_fresh_process) -> None:
+    """Raises InputError when the results of both sides differ by more than the benchmark allows."""
     wrong = {name: found for name, found in run(benchmark.gate).items() if not found[0] <= found[1]}
     if wrong:
         names = ", ".join(f"{name} by {found:.1e} (allowed: {most:.0e})" for name, (found, most) in wrong.items())
         raise InputError(f"the two sides give different results, so their times say nothing: {names}")
+
+
+def compare(benchmark: Benchmark, config: TimingConfig, run: Callable = in_fresh_process) -> Timing:
+    """Both sides' times, of results that are alike: see ``check``."""
+    check(benchmark, run)
     seconds = {"baseline": [], "ours": []}
     for side in ("baseline", "ours", "ours", "baseline") * config.rounds:
         seconds[side].append(run(median_seconds, getattr(benchmark, side), config.repeats, config.threads))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, nn
 
 from ..batch import Conditioning
 from ..config import section
 from ..errors import InputError
 from .dropout import number_dropouts
-from .super_resolution import LevelEmbedding, LowResConfig, with_low_res
+from .super_resolution import LevelEmbedding, LowResConfig, enlarged
 from .text_encoder import TextEncoder, TextEncoderConfig
 from .unet import UNet, UNetConfig
 
@@ -74,4 +75,10 @@ class Generator(nn.Module):
         Conditions that the network was not built for are left aside; one that it needs and lacks is an InputError.
         """
         cond = self.encode_text(cond or Conditioning())
-        return self.unet(with_low_res(x, cond) if self.config.is_upsampler else x, t, cond)
+        if not self.config.is_upsampler:
+            return self.unet(x, t, cond)
+        low_res = enlarged(cond, x.shape[2:])
+        output = self.unet(torch.cat([x, low_res.to(x.dtype)], 1), t, cond)
+        if not self.config.low_res.low_res_skip:
+            return output
+        return torch.cat([output[:, :3] + low_res, output[:, 3:]], 1)

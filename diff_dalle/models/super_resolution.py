@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,10 +23,15 @@ class LowResConfig:
 
     small_size: int = option(0, "side in pixels of the image that an up-sampler enlarges to image_size, of which it "
                                 "must be a divisor; 0 = a base generator, which starts from nothing")  # fmt: skip
+    low_res_skip: bool = option(False, "let an up-sampler predict what the enlarged image lacks, instead of all of it: "
+                                       "learns much sooner; for prediction x_start")  # fmt: skip
 
     def __post_init__(self):
         if self.small_size < 0:
             raise InputError(f"small_size is {self.small_size}, but must not be negative")
+        if self.low_res_skip and not self.small_size:
+            raise InputError("low_res_skip is for up-samplers, but this is a base generator: give --small_size, or "
+                             "leave it out")  # fmt: skip
 
     def check_size(self, image_size: int) -> None:
         """InputError unless ``small_size`` can be enlarged to ``image_size``."""
@@ -49,15 +55,14 @@ class LevelEmbedding(nn.Module):
         return self.layers(torch.cat([timestep_embedding(LEVEL_SCALE * level, self.channels) for level in levels], 1))
 
 
-def with_low_res(x: Tensor, cond: Conditioning) -> Tensor:
-    """x with the low-resolution image, resized bilinearly to its size, as further channels.
+def enlarged(cond: Conditioning, size: Sequence[int]) -> Tensor:
+    """The low-resolution image, resized bilinearly to ``size`` (height, width), of any size before: [N, C, *size].
 
-    x: [N, C, H, W]; cond.low_res: [N, C, h, w] of any size. Returns [N, 2C, H, W]. InputError when it is missing.
+    InputError when it, or what was done to it, is missing.
     """
     if cond.low_res is None or cond.low_res_level is None or cond.low_res_blur is None:
         raise InputError("an up-sampler needs the image to be enlarged, but cond lacks low_res, low_res_level or "
                          "low_res_blur")  # fmt: skip
-    low_res = cond.low_res
-    if low_res.shape[2:] != x.shape[2:]:
-        low_res = F.interpolate(low_res, x.shape[2:], mode="bilinear", align_corners=False)
-    return torch.cat([x, low_res.to(x.dtype)], 1)
+    if cond.low_res.shape[2:] == tuple(size):
+        return cond.low_res
+    return F.interpolate(cond.low_res, tuple(size), mode="bilinear", align_corners=False)

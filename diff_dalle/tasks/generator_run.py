@@ -58,6 +58,9 @@ class GeneratorRun(TrainingRun):
         if not self.model.is_upsampler and augmentation != AugmentationConfig():
             raise InputError("gaussian_blur, noise_augmentation and crop_size are for up-samplers, but this is a base "
                              "generator: give --small_size, or leave them out")  # fmt: skip
+        if self.model.low_res.low_res_skip and self.diffusion.prediction != "x_start":
+            raise InputError(f"low_res_skip adds the enlarged image to what is predicted, but prediction is "
+                             f"{self.diffusion.prediction}: set --prediction x_start, or leave it out")  # fmt: skip
         if crop > self.image_size or crop % self.model.factor:
             raise InputError(f"crop_size is {crop}, but must be at most image_size ({self.image_size}) and a multiple "
                              f"of the factor of enlargement ({self.model.factor})")  # fmt: skip

@@ -7,18 +7,29 @@ import torch
 from network_making import TEXT, UNET, VOCABULARY, captions, make_generator, noisy, relative, wake
 
 from diff_dalle.batch import Conditioning
+from diff_dalle.command_line import parse
 from diff_dalle.errors import InputError
 from diff_dalle.models.generator import Generator, GeneratorConfig
-from diff_dalle.models.super_resolution import LowResConfig, with_low_res
+from diff_dalle.models.super_resolution import LowResConfig, enlarged
 from diff_dalle.models.text_encoder import TextEncoderConfig
+from diff_dalle.tasks.generator_run import GeneratorRun
 
 NO_TEXT = TextEncoderConfig(enc_attn_dim=0)
 
 
-def make_upsampler(small_size=4, text=TEXT, out_channels=3, **unet):
+def make_upsampler(small_size=4, text=TEXT, out_channels=3, skip=False, awake=True, **unet):
     torch.manual_seed(0)
-    config = GeneratorConfig(replace(UNET, **unet), text, LowResConfig(small_size))
-    return wake(Generator(config, VOCABULARY, out_channels))
+    config = GeneratorConfig(replace(UNET, **unet), text, LowResConfig(small_size, skip))
+    network = Generator(config, VOCABULARY, out_channels)
+    return wake(network) if awake else network
+
+
+class Shown(torch.nn.Module):
+    """Takes a U-Net's place and keeps what it is shown; its output is 0."""
+
+    def forward(self, x, t, cond):
+        self.x = x
+        return torch.zeros_like(x[:, :3])
 
 
 def small(cond=None, size=(4, 4), n=3, seed=2):
@@ -48,33 +59,37 @@ def enlarged_plainly(image, size):
 @pytest.mark.parametrize(
     ("low", "high"), [((4, 6), (8, 12)), ((3, 5), (12, 20)), ((2, 4), (16, 32)), ((5, 4), (8, 14)), ((1, 1), (4, 6))]
 )
-def test_the_small_image_is_enlarged_bilinearly_beside_the_noisy_one(low, high):
-    x, cond = noisy(2, high)[0], small(size=low, n=2)
-    both = with_low_res(x, cond)
-    assert both.shape == (2, 6, *high) and torch.equal(both[:, :3], x)
+def test_the_small_image_is_enlarged_bilinearly(low, high):
+    cond = small(size=low, n=2)
+    images = enlarged(cond, high)
+    assert images.shape == (2, 3, *high)
     for i in range(2):
-        torch.testing.assert_close(both[i, 3:], enlarged_plainly(cond.low_res[i], high), rtol=0, atol=1e-6)
+        torch.testing.assert_close(images[i], enlarged_plainly(cond.low_res[i], high), rtol=0, atol=1e-6)
 
 
 def test_an_image_of_the_same_size_is_left_as_it_is():
-    x, cond = noisy(2, (8, 12))[0], small(size=(8, 12), n=2)
-    assert torch.equal(with_low_res(x, cond), torch.cat([x, cond.low_res], 1))
-
-
-def test_the_small_image_takes_the_precision_of_the_noisy_one():
-    x = noisy(2, (8, 8))[0].to(torch.bfloat16)
-    assert with_low_res(x, small(n=2)).dtype == torch.bfloat16
+    cond = small(size=(8, 12), n=2)
+    assert torch.equal(enlarged(cond, (8, 12)), cond.low_res)
 
 
 @pytest.mark.parametrize("name", ["low_res", "low_res_level", "low_res_blur"])
 def test_a_missing_small_image_is_named(name):
     x, t = noisy()
-    for call in (with_low_res, lambda x, cond: make_upsampler()(x, t, cond)):
+    for call in (lambda cond: enlarged(cond, (16, 16)), lambda cond: make_upsampler()(x, t, cond)):
         with pytest.raises(InputError, match="an up-sampler needs the image to be enlarged.*low_res"):
-            call(x, replace(small(captions()), **{name: None}))
+            call(replace(small(captions()), **{name: None}))
 
 
 # ---------------------------------------------------------------------------------------------------------- the network
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_network_sees_the_enlarged_image_beside_the_noisy_one_in_its_precision(dtype):
+    network, (x, t), cond = make_upsampler(text=NO_TEXT), noisy(), small()
+    network.unet, x = Shown(), x.to(dtype)
+    network(x, t, cond)
+    assert network.unet.x.dtype == dtype and torch.equal(network.unet.x[:, :3], x)
+    assert torch.equal(network.unet.x[:, 3:], enlarged(cond, (16, 16)).to(dtype))
 
 
 @pytest.mark.parametrize("text", [TEXT, NO_TEXT], ids=["text", "no text"])
@@ -157,6 +172,32 @@ def test_a_base_generator_leaves_small_images_aside():
     assert torch.equal(network(x, t, small(captions())), network(x, t, captions()))
 
 
+# ------------------------------------------------------------------------------------------ what the enlarged one lacks
+
+
+@pytest.mark.parametrize("out_channels", [3, 6])
+@pytest.mark.parametrize("size", [(16, 16), (16, 32)])
+def test_a_new_network_that_predicts_what_is_lacking_gives_the_bilinear_enlargement(out_channels, size):
+    """Exactly, in half precision too, and a learned variance of 0, where the two bounds meet halfway."""
+    network, (x, t) = make_upsampler(skip=True, awake=False, out_channels=out_channels), noisy(size=size)
+    cond = small(captions(), (size[0] // 4, size[1] // 4))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        half = network(x, t, cond)
+    for out in (network(x, t, cond), half):
+        assert out.dtype == torch.float32 and out.shape == (3, out_channels, *size)
+        assert torch.equal(out[:, :3], enlarged(cond, size)) and not out[:, 3:].any()
+
+
+@pytest.mark.parametrize("out_channels", [3, 6])
+def test_otherwise_the_enlargement_is_added_to_what_the_network_says(out_channels):
+    plain, skip = (make_upsampler(out_channels=out_channels, skip=skip) for skip in (False, True))
+    (x, t), cond = noisy(), small(captions())
+    assert plain.state_dict().keys() == skip.state_dict().keys()
+    expected = plain(x, t, cond)
+    expected[:, :3] += enlarged(cond, (16, 16))
+    torch.testing.assert_close(skip(x, t, cond), expected, rtol=0, atol=1e-6)
+
+
 # ------------------------------------------------------------------------------------------------------------- settings
 
 
@@ -172,3 +213,21 @@ def test_a_base_generator_leaves_small_images_aside():
 def test_impossible_small_sizes_are_refused(small_size, words):
     with pytest.raises(InputError, match=words):
         GeneratorConfig(UNET, TEXT, LowResConfig(small_size))
+
+
+def make_run(**changed):
+    flags = {"image_size": 16, "num_channels": 8, "channel_mult": "1,2", "attention_resolutions": 8, **changed}
+    return parse(GeneratorRun, [str(part) for name, value in flags.items() for part in (f"--{name}", value)])
+
+
+def test_predicting_what_is_lacking_is_for_up_samplers_that_predict_the_image():
+    with pytest.raises(InputError, match="low_res_skip is for up-samplers, .* give --small_size, or leave it out"):
+        LowResConfig(low_res_skip=True)
+    with pytest.raises(InputError, match="low_res_skip is for up-samplers, .* give --small_size, or leave it out"):
+        make_run(low_res_skip=True, prediction="x_start")
+    for prediction in ("eps", "v", "previous_x"):
+        with pytest.raises(InputError, match=f"but prediction is {prediction}: set --prediction x_start"):
+            make_run(low_res_skip=True, small_size=4, prediction=prediction)
+    run = make_run(low_res_skip=True, small_size=4, prediction="x_start")
+    assert run.model.low_res == LowResConfig(4, True)
+    assert not make_run(small_size=4).model.low_res.low_res_skip
