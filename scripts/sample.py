@@ -22,9 +22,8 @@ def main():
         pipeline = load(what.model_path, world.device, what.precision, what.bpe_path, upsampler_paths=paths)
         pipeline.check(run.model)
         pipeline.check(run.diffusion)
-        classifier = run.classifier.load(world.device, what.precision, what.bpe_path)
-        if classifier:
-            classifier.check(run.classifier_model)
+        if run.classifier.classifier_path:  # looked at here, used by its stage and in memory with that alone
+            run.classifier.load(world.device, what.precision, what.bpe_path).check(run.classifier_model)
         made = {}
         for scale in run.classifier.scales:
             made[f"classifier_scale_{scale:g}"] = pipeline.sample(
@@ -36,7 +35,7 @@ def main():
                 batch_size=what.batch_size,
                 sampler=run.sampler,
                 guidance=run.guidance,
-                classifier=classifier,
+                classifier=run.classifier.classifier_path or None,
                 classifier_scale=scale,
                 classifier_gradient=run.classifier.classifier_gradient,
                 upsampling=run.upsamplers.settings(),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from diff_dalle.command_line import flag_table, parse
+from diff_dalle.info_run import preset_table
 from diff_dalle.tasks.classifier_run import ClassifierRun
 from diff_dalle.tasks.generator_run import GeneratorRun
 from diff_dalle.training.checkpoint import save_file
@@ -53,13 +54,21 @@ def test_python_runs(tmp_path, monkeypatch):
         assert names["images"].shape == (2, 16, 16, 3)
 
 
+def marked(mark):
+    """What the README has between two marks."""
+    return README.split(f"<!-- {mark} -->\n")[1].split(f"<!-- /{mark} -->")[0].strip()
+
+
 @pytest.mark.parametrize(
     ("mark", "table"),
     [("flags", flag_table(GeneratorRun)), ("classifier flags", flag_table(ClassifierRun, known=GeneratorRun))],
 )
 def test_flags_are_those_of_the_code(mark, table):
-    shown = README.split(f"<!-- {mark} -->\n")[1].split(f"<!-- /{mark} -->")[0]
-    assert shown.strip() == table.strip(), "run: python scripts/readme_flags.py"
+    assert marked(mark) == table.strip(), "run: python scripts/readme_flags.py"
+
+
+def test_costs_of_presets_are_those_of_the_code():
+    assert marked("presets") == preset_table().strip(), "run: python scripts/readme_flags.py"
 
 
 def test_files_that_are_named_exist():
