@@ -85,6 +85,11 @@ class EvaluateRun:
     def __post_init__(self):
         if not self.what.model_path and not self.upsamplers.upsampler_paths:
             raise InputError("--model_path or --upsampler_paths is needed: what is to be judged")
+        if self.upsamplers != UpsamplersConfig() and not self.upsamplers.upsampler_paths:
+            raise InputError("settings of up-samplers are given, but none of these: give them with --upsampler_paths")
+        if self.classifier.classifier_path and not self.what.model_path:
+            raise InputError("--classifier_path is given, but what it judges is a base generator's pictures: give that "
+                             "with --model_path")  # fmt: skip
         if self.what.data_dir and self.what.model_path and not self.classifier.classifier_path:
             raise InputError("--data_dir needs --classifier_path: pictures of any captions are judged by a noised CLIP")
 

@@ -31,6 +31,9 @@ def judge_upsampling(pipeline: Pipeline, settings: Sequence[StageSettings], real
         raise InputError(f"the pictures are {real.shape[2]}×{real.shape[1]}, but must be of the {alone.image_size} "
                          "pixels that the up-samplers were trained on")  # fmt: skip
     low_res = downsample(real, alone.factor)
-    ours = alone.sample(captions, seed, upsampling=settings, low_res=low_res, world=world)
+    reads = any(stage.tokenizer is not None for stage in alone.stages)
+    ours = alone.sample(
+        captions if reads else [""] * len(real), seed, upsampling=settings, low_res=low_res, world=world
+    )
     report = evaluate_upsampling(low_res, ours, real)
     return report, upsampling_sections(report, low_res, ours, real, captions)
