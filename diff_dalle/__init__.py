@@ -8,7 +8,7 @@ from importlib import import_module
 
 _HOMES = {
     "pipeline": ("Pipeline", "load"),
-    "stage": ("PictureEdit", "StageSettings"),
+    "request": ("PictureEdit", "StageSettings"),
     "classifier": ("Classifier", "load_classifier"),
     "errors": ("InputError",),
     "batch": ("Batch", "Conditioning"),

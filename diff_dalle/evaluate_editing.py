@@ -11,12 +11,11 @@ from .data.grid import image_grid
 from .data.shapes import SIZES, ShapesConfig, Thing
 from .data.shapes_render import render
 from .diffusion.editing import EditConfig
-from .diffusion.sampling import SamplerConfig
 from .evaluation.fidelity import PSNR_CAP, psnr
 from .evaluation.report import Section
 from .evaluation.shape_eval import evaluate_shapes
 from .evaluation.shape_prompts import ShapePrompt, shape_prompts
-from .stage import PictureEdit
+from .request import PictureEdit
 
 SHOWN = 6  # examples in each picture, a row for each
 STRENGTHS = (0.3, 0.5, 0.7, 0.9)
@@ -24,7 +23,7 @@ VARIATIONS = (0.0, 0.2, 0.4, 1.0)
 MARGIN = 1.4  # half the side of what is painted anew, as a multiple of half the thing's width
 SCREEN_SIDE = 96  # screen pixels up to which small pictures are enlarged
 
-Sample = Callable[[Sequence[str], PictureEdit, SamplerConfig | None], np.ndarray]
+Sample = Callable[[Sequence[str], PictureEdit], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -49,18 +48,16 @@ def changes(count: int, seed: int, config: ShapesConfig) -> list[Change]:
     return found[:count]
 
 
-def edited(sample: Sample, side: int, count: int, seed: int, config: ShapesConfig, sampler: SamplerConfig
-           ) -> tuple[dict, list[Section]]:  # fmt: skip
+def edited(sample: Sample, side: int, count: int, seed: int, config: ShapesConfig) -> tuple[dict, list[Section]]:
     """Scores and report sections of the three ways of changing a picture.
 
-    sample:  (prompts, edit, sampler or None for the usual one) → uint8 [N, side, side, 3].
-    sampler: a deterministic one, for variations.
+    sample: (prompts, edit) → uint8 [N, side, side, 3].
     """
     wanted = changes(count, seed, config)
     real = np.stack([render(change.before.scene, side) for change in wanted])
     scores, sections = {}, []
     for part in (_inpainting, _image_to_image, _variations):
-        values, section = part(sample, wanted, real, sampler)
+        values, section = part(sample, wanted, real)
         scores |= values
         sections.append(section)
     return scores, sections
@@ -73,9 +70,9 @@ def around(thing: Thing, side: int) -> np.ndarray:
     return (abs(place - thing.y) <= reach)[:, None] & (abs(place - thing.x) <= reach)
 
 
-def _inpainting(sample: Sample, wanted: Sequence[Change], real: np.ndarray, _) -> tuple[dict, Section]:
+def _inpainting(sample: Sample, wanted: Sequence[Change], real: np.ndarray) -> tuple[dict, Section]:
     masks = [around(change.before.scene.things[0], real.shape[1]) for change in wanted]
-    images = sample([change.after.text for change in wanted], PictureEdit(list(real), masks), None)
+    images = sample([change.after.text for change in wanted], PictureEdit(list(real), masks))
     row = evaluate_shapes(images, [change.after for change in wanted])["all attributes"]
     outside = ~np.stack(masks)
     kept = bool((images[outside] == real[outside]).all())
@@ -87,11 +84,11 @@ def _inpainting(sample: Sample, wanted: Sequence[Change], real: np.ndarray, _) -
     return {"inpainting": {"score": row.score, "low": row.low, "high": row.high, "n": row.n, "kept": kept}}, section
 
 
-def _image_to_image(sample: Sample, wanted: Sequence[Change], real: np.ndarray, _) -> tuple[dict, Section]:
+def _image_to_image(sample: Sample, wanted: Sequence[Change], real: np.ndarray) -> tuple[dict, Section]:
     columns, scores = {"original": real}, {}
     for strength in STRENGTHS:
         edit = PictureEdit(list(real), config=EditConfig(strength=strength))
-        images = sample([change.after.text for change in wanted], edit, None)
+        images = sample([change.after.text for change in wanted], edit)
         columns[f"strength {strength:g}"] = images
         scores[str(strength)] = evaluate_shapes(images, [change.after for change in wanted])["all attributes"].score
     found = ", ".join(f"{score:.2f} at {strength}" for strength, score in scores.items())
@@ -101,11 +98,11 @@ def _image_to_image(sample: Sample, wanted: Sequence[Change], real: np.ndarray, 
     return {"image to image": scores}, _section("Image to image", text, "image_to_image.png", wanted, columns)
 
 
-def _variations(sample: Sample, wanted: Sequence[Change], real: np.ndarray, sampler) -> tuple[dict, Section]:
+def _variations(sample: Sample, wanted: Sequence[Change], real: np.ndarray) -> tuple[dict, Section]:
     columns, scores = {"original": real}, {}
     for variation in VARIATIONS:
         edit = PictureEdit(list(real), config=EditConfig(variation=variation))
-        images = sample([change.before.text for change in wanted], edit, sampler)
+        images = sample([change.before.text for change in wanted], edit)
         columns[f"variation {variation:g}"] = images
         scores[str(variation)] = float(np.minimum(psnr(images, real), PSNR_CAP).mean())
     found = ", ".join(f"{value:.1f} dB at {variation}" for variation, value in scores.items())
@@ -117,9 +114,9 @@ def _variations(sample: Sample, wanted: Sequence[Change], real: np.ndarray, samp
 
 def _section(title: str, text: str, name: str, wanted: Sequence[Change], columns: dict[str, np.ndarray]) -> Section:
     """A row for each of the first examples, a column for each way; the caption stands below the last."""
-    cells = np.stack([images[:SHOWN] for images in columns.values()], 1)
+    cells, last = np.stack([images[:SHOWN] for images in columns.values()], 1), list(columns)[-1]
     labels = [
-        change.after.text if name == list(columns)[-1] else f"[{name}]" for change in wanted[:SHOWN] for name in columns
+        f"[{way}] {change.after.text}" if way == last else f"[{way}]" for change in wanted[:SHOWN] for way in columns
     ]
     side = cells.shape[2]
     grid = image_grid(cells.reshape(-1, *cells.shape[2:]), labels, len(columns), max(1, SCREEN_SIDE // side))

@@ -32,10 +32,11 @@ from .evaluation.retrieval import RetrievalTable, retrieval, same_captions
 from .evaluation.shape_eval import evaluate_shapes
 from .evaluation.shape_prompts import shape_prompts
 from .evaluation.shape_report import picture_section, score_section, training_sections
-from .pipeline import Pipeline, UpsamplersConfig, load
-from .stage import PictureEdit
+from .pipeline import Pipeline, load
+from .request import PictureEdit, UpsamplersConfig
 
 CURVE = (1.0, 4.0, 16.0)  # classifier scales that are tried when none are given
+INVERSION_STEPS = 100
 DISTRACTORS = 64  # captions, the right one among them, that a picture's is to be told from
 
 
@@ -198,12 +199,14 @@ class Evaluation:
         """What comes of pictures of the shapes world that are changed."""
         config, size = read_shapes_config(self.what.shapes_dir), self.pipeline.image_size
 
-        def sample(prompts: Sequence[str], edit: PictureEdit, sampler: SamplerConfig | None) -> np.ndarray:
-            options = {"sampler": sampler} if sampler else {}
-            return self._sample(self.pipeline, prompts, self.usual, edit=edit, **options)[-1]
+        def sample(prompts: Sequence[str], edit: PictureEdit) -> np.ndarray:
+            way, options = self.usual, {}
+            if edit.config.variation is not None:  # a picture is only found again without guidance, in small steps
+                steps = min(INVERSION_STEPS, self.base.stages[0].diffusion.diffusion_steps)
+                way, options = Way(1.0, 0.0), {"sampler": SamplerConfig("ddim", str(steps))}
+            return self._sample(self.pipeline, prompts, way, edit=edit, **options)[-1]
 
-        exact = SamplerConfig("ddim", self.run.sampler.timestep_respacing)
-        self.scores["editing"], sections = edited(sample, size, self.what.edits, self.what.seed, config, exact)
+        self.scores["editing"], sections = edited(sample, size, self.what.edits, self.what.seed, config)
         self.sections += sections
 
     def _shapes_guidance(self, config: ShapesConfig) -> None:

@@ -12,7 +12,7 @@ from .evaluation.fidelity import downsample
 from .evaluation.report import Section
 from .evaluation.upsampling_report import UpsamplingReport, evaluate_upsampling, upsampling_sections
 from .pipeline import Pipeline
-from .stage import StageSettings
+from .request import StageSettings
 
 
 def up_samplers(pipeline: Pipeline) -> Pipeline:

@@ -5,87 +5,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 
 import numpy as np
 from tqdm import tqdm
 
 from .classifier import Classifier
-from .config import disagreements, option
+from .config import disagreements
 from .diffusion.editing import EditConfig
 from .diffusion.guidance import GuidanceConfig
-from .diffusion.samplers import SAMPLERS
 from .diffusion.sampling import SamplerConfig
 from .distributed import SINGLE, World
 from .errors import InputError, quantity
-from .stage import PictureEdit, Request, Stage, StageSettings, check_pixels, load_stage
+from .request import PictureEdit, Request, StageSettings, UpsamplersConfig, check_pixels
+from .stage import Stage, load_stage
 from .text.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True)
-class UpsamplersConfig:
-    """Up-samplers (each setting: one value for all, or a list with one for each)"""
-
-    upsampler_paths: tuple[str, ...] = option((), "checkpoints of up-samplers, in the order in which they enlarge")
-    upsampler_sampler: tuple[str, ...] = option(("dpm++2m",), f"how they sample: {', '.join(SAMPLERS)}")
-    upsampler_timestep_respacing: tuple[str, ...] = option(("20",), "steps that they take")
-    upsampler_eta: tuple[float, ...] = option((0.0,), "randomness of ddim")
-    upsampler_guidance_scale: tuple[float, ...] = option((1.0,), "strength of classifier-free guidance; 1 = off")
-    upsampler_classifier_paths: tuple[str, ...] = option((), "noised CLIPs that guide them; `none` in a list = none")
-    upsampler_classifier_scale: tuple[float, ...] = option((1.0,), "strength of that guidance; 0 = off")
-    upsampler_seed: tuple[int, ...] = option((), "picture i's details follow from this + i; none = from its seed")
-    upsampler_batch_size: tuple[int, ...] = option((4,), "pictures made at once by each process")
-    noise_level: tuple[float, ...] = option((0.0,), "level of the noise put on what is enlarged, 0 to 1; it hides "
-                                                    "flaws and invites new details")  # fmt: skip
-    blur_level: tuple[float, ...] = option((0.0,), "sigma of a blur of what is enlarged, in its pixels")
-    tile_size: tuple[int, ...] = option(
-        (0,), "side in pixels of overlapping squares that the network sees one after another, so that memory follows "
-        "these; 0 = the whole picture")  # fmt: skip
-    tile_overlap: tuple[int, ...] = option((32,), "pixels that neighbouring squares share")
-
-    def __post_init__(self):
-        count = len(self.upsampler_paths)
-        for field in fields(self):
-            given = len(getattr(self, field.name))
-            if not given and field.default:
-                raise InputError(f"{field.name} is empty: give one value for all up-samplers, or one for each")
-            if count and given not in (0, 1, count):
-                raise InputError(f"{field.name} has {given} values for {quantity(count, 'up-sampler')}: give one for "
-                                 "all, or one for each")  # fmt: skip
-        if not self.upsampler_classifier_paths and set(self.upsampler_classifier_scale) - {0.0, 1.0}:
-            raise InputError("upsampler_classifier_scale is given, but there is no classifier: give its checkpoint "
-                             "with --upsampler_classifier_paths")  # fmt: skip
-        if not any(self.tile_size) and self.tile_overlap != UpsamplersConfig.tile_overlap:
-            raise InputError("tile_overlap is given, but there are no tiles: give their side with --tile_size")
-        for i, path in enumerate(self.upsampler_paths):
-            try:
-                self.setting(i)
-            except InputError as error:
-                raise InputError(f"the upsampler_ settings of {path}: {error}") from None
-
-    def settings(self) -> list[StageSettings]:
-        """Of each up-sampler."""
-        return [self.setting(i) for i in range(len(self.upsampler_paths))]
-
-    def setting(self, i: int = 0) -> StageSettings:
-        """Of up-sampler number i."""
-
-        def at(values: tuple):
-            return values[i if len(values) > 1 else 0] if values else None
-
-        classifier = at(self.upsampler_classifier_paths)
-        return StageSettings(
-            SamplerConfig(at(self.upsampler_sampler), at(self.upsampler_timestep_respacing), at(self.upsampler_eta)),
-            GuidanceConfig(guidance_scale=at(self.upsampler_guidance_scale)),
-            classifier=None if classifier == "none" else classifier,
-            classifier_scale=at(self.upsampler_classifier_scale),
-            batch_size=at(self.upsampler_batch_size),
-            seed=at(self.upsampler_seed),
-            noise_level=at(self.noise_level),
-            blur_level=at(self.blur_level),
-            tile_size=at(self.tile_size),
-            tile_overlap=at(self.tile_overlap),
-        )
 
 
 class Pipeline:
@@ -202,7 +136,7 @@ class Pipeline:
         world = world or World(SINGLE, self.stages[0].device)
         mine = list(range(world.rank, len(prompts), world.size))
         made, images = [], None if low_res is None else low_res[mine]
-        for number, (stage, asked, chosen, each) in enumerate(work):
+        for number, (stage, asked, chosen, each) in enumerate(work, start=0 if self.has_base else 1):
             name = f"Enlarging to {each[1]}×{each[0]}" if stage.config.is_upsampler else "Sampling"
             with tqdm(total=len(prompts), unit="image", desc=name, disable=not (progress and world.is_main)) as bar:
                 images = stage.sample(asked, mine, chosen, each, images, number, lambda count, bar=bar: bar.update(

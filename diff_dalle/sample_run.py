@@ -21,8 +21,7 @@ from .distributed import DistributedConfig
 from .errors import InputError, quantity
 from .models.generator import GeneratorConfig
 from .models.noised_clip import NoisedClipConfig
-from .pipeline import UpsamplersConfig
-from .stage import PictureEdit
+from .request import PictureEdit, UpsamplersConfig
 from .training.precision import PRECISIONS
 
 ExpectedModel = expectations(GeneratorConfig, "Checks of the checkpoint's network")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -12,128 +12,20 @@ from torch import Tensor
 from .batch import Conditioning
 from .classifier import Classifier, load_classifier
 from .config import from_dict
-from .data.picture_files import check_mask, fit_mask, fit_picture
 from .diffusion.augmentation import AugmentationConfig, augment
 from .diffusion.diffusion_config import DiffusionConfig, create_gaussian_diffusion
-from .diffusion.editing import Edit, EditConfig, shortened
-from .diffusion.guidance import GuidanceConfig
-from .diffusion.sampling import SamplerConfig, from_uint8, sample_images, seeds_draw
+from .diffusion.editing import shortened
+from .diffusion.sampling import from_uint8, sample_images, seeds_draw
 from .diffusion.tiling import Tiled, check_tiles
 from .distributed import pick_device
-from .errors import InputError, quantity
+from .errors import InputError
 from .loading import describe, read_checkpoint, restore
 from .models.generator import Generator, GeneratorConfig
+from .request import Request, StageSettings
 from .tasks.generator_run import GeneratorRun
 from .text.tokenizer import Tokenizer
 from .training.checkpoint import load_file
 from .training.precision import autocast, resolve_precision
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the pictures are to show, one entry a picture.
-
-    seeds:              all of a picture's noise follows from its own.
-    labels:             classes, for class-conditional generators; None = there are none.
-    negative_prompt:    what guidance leads away from; empty = no caption.
-    classifier_prompts: what a classifier steers towards; None = the prompts.
-    edit:               the pictures that are changed; None = they are made from nothing.
-    """
-
-    prompts: Sequence[str]
-    seeds: Sequence[int]
-    labels: Sequence[int] | None = None
-    negative_prompt: str = ""
-    classifier_prompts: Sequence[str] | None = None
-    edit: PictureEdit | None = None
-
-    def __len__(self) -> int:
-        return len(self.prompts)
-
-    def __post_init__(self):
-        parts = (self.seeds, self.labels, self.classifier_prompts)
-        if any(part is not None and len(part) != len(self) for part in parts):
-            raise InputError(f"{len(self)} prompts need as many seeds, labels and classifier_prompts")
-
-
-@dataclass(frozen=True)
-class PictureEdit:
-    """Pictures to start from, of any size: they are scaled to cover what is made, and its middle is taken.
-
-    pictures: uint8 [H, W, 3] each, taken in turn.
-    masks:    bool [H, W] each, True where new content is to be painted: one for all, or one for each; None =
-              everywhere.
-
-    Raises InputError for no picture, one of another type, a mask of another size than its picture, too few or too many
-    masks, and masks together with a variation.
-    """
-
-    pictures: Sequence[np.ndarray]
-    masks: Sequence[np.ndarray] | None = None
-    config: EditConfig = field(default_factory=EditConfig)
-
-    def __post_init__(self):
-        count = len(self.pictures)
-        if not count:
-            raise InputError("there is no picture to start from: give at least one (--init_image)")
-        for picture in self.pictures:
-            check_pixels("a picture to start from", picture, "[H, W, 3]")
-        if self.masks is None:
-            return
-        if self.config.variation is not None:
-            raise InputError("a mask (--mask) and --variation exclude each other; leave one of them out")
-        if len(self.masks) not in (1, count):
-            raise InputError(f"there are {len(self.masks)} masks (--mask) for {quantity(count, 'picture')}: give one "
-                             "for all, or one for each")  # fmt: skip
-        for i, picture in enumerate(self.pictures):
-            which = f"--mask (number {i + 1})" if len(self.masks) > 1 else "--mask"
-            check_mask(self.masks[i % len(self.masks)], picture, which)
-
-    def at(self, index: Sequence[int], size: tuple[int, int]) -> Edit:
-        """For the pictures of these numbers, at a stage's size."""
-        images = [fit_picture(self.pictures[i % len(self.pictures)], size) for i in index]
-        unknown = None
-        if self.masks is not None:
-            masks = [fit_mask(self.masks[i % len(self.masks)], size) for i in index]
-            unknown = torch.from_numpy(np.stack(masks))[:, None]
-        return Edit(from_uint8(np.stack(images)), unknown, self.config)
-
-    def for_upsampling(self) -> PictureEdit | None:
-        """What is left of it above the base: what is known stays known, and nothing has to fit to it anew."""
-        if self.masks is None:
-            return None
-        return replace(self, config=replace(self.config, strength=None, inpaint_resamples=1))
-
-
-def check_pixels(what: str, images: np.ndarray, shape: str) -> None:
-    """InputError unless ``images`` is uint8 of a shape like ``shape``: "[H, W, 3]", or "[N, h, w, 3]"."""
-    if images.dtype != np.uint8 or images.ndim != shape.count(",") + 1 or images.shape[-1] != 3:
-        raise InputError(f"{what} is {images.dtype} of shape {list(images.shape)}, but must be uint8 {shape}")
-
-
-@dataclass(frozen=True)
-class StageSettings:
-    """How a stage makes its pictures.
-
-    classifier:  guides too: a noised CLIP, or the path of one that is loaded for this stage alone.
-    batch_size:  pictures at a time, per process; guidance doubles the memory that takes.
-    seed:        picture i has this + i here; None = its own seed.
-    noise_level: up-samplers: noise put on the image to be enlarged, 0 to 1; blur_level: sigma of a blur, in its pixels.
-    tile_size:   up-samplers: evaluate the network on overlapping squares of so many pixels, one after another, so that
-                 memory follows these; 0 = on the whole image. tile_overlap: pixels they share.
-    """
-
-    sampler: SamplerConfig = field(default_factory=SamplerConfig)
-    guidance: GuidanceConfig = field(default_factory=GuidanceConfig)
-    classifier: Classifier | str | None = None
-    classifier_scale: float = 1.0
-    classifier_gradient: str = "x_t"
-    batch_size: int = 16
-    seed: int | None = None
-    noise_level: float = 0.0
-    blur_level: float = 0.0
-    tile_size: int = 0
-    tile_overlap: int = 32
 
 
 class Stage:

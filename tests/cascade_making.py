@@ -10,7 +10,8 @@ from test_pipeline import FEW, make_run, save_model
 
 from diff_dalle.diffusion import GuidanceConfig
 from diff_dalle.pipeline import Pipeline
-from diff_dalle.stage import Stage, StageSettings
+from diff_dalle.request import StageSettings
+from diff_dalle.stage import Stage
 
 SMALL = {
     "image_size": 8, "num_channels": 8, "attention_resolutions": 4, "enc_attn_dim": 8, "text_length": 8,

@@ -19,7 +19,7 @@ ROOT = PACKAGE.parent
 # An import may only go down this list.
 ROOMS = (
     "scripts", "benchmarks", "sample_run", "info_run", "evaluate_run", "evaluate_upsampling", "evaluate_editing",
-    "pipeline", "stage", "classifier", "loading", "tasks",
+    "pipeline", "stage", "request", "classifier", "loading", "tasks",
     "evaluation", "diffusion", "models", "data", "text", "training", "tracking",
     "distributed", "batch", "command_line", "config", "storage", "errors",
 )  # fmt: skip

@@ -26,7 +26,7 @@ from diff_dalle.diffusion.editing import EditConfig
 from diff_dalle.diffusion.sampling import SamplerConfig
 from diff_dalle.errors import InputError
 from diff_dalle.pipeline import Pipeline, load
-from diff_dalle.stage import PictureEdit
+from diff_dalle.request import PictureEdit
 from diff_dalle.tasks.upsampling import UpsamplingTask
 from diff_dalle.training.checkpoint import save_file
 from diff_dalle.training.random import Draw

@@ -12,7 +12,7 @@ from diff_dalle.errors import InputError
 from diff_dalle.info_run import generator_cost
 from diff_dalle.models.generator import Generator, GeneratorConfig
 from diff_dalle.pipeline import load
-from diff_dalle.stage import Request, StageSettings
+from diff_dalle.request import Request, StageSettings
 from diff_dalle.tasks.generator_run import GeneratorRun
 from diff_dalle.training.checkpoint import Identity, save_file
 

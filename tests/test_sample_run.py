@@ -7,7 +7,7 @@ from PIL import Image
 from diff_dalle.command_line import parse
 from diff_dalle.diffusion import GuidanceConfig
 from diff_dalle.errors import InputError
-from diff_dalle.pipeline import UpsamplersConfig
+from diff_dalle.request import UpsamplersConfig
 from diff_dalle.sample_run import SampleRun, read_wanted
 
 CASCADE = {

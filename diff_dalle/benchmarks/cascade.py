@@ -16,7 +16,7 @@ from ..models.super_resolution import LowResConfig
 from ..models.text_encoder import TextEncoderConfig
 from ..models.unet import UNetConfig
 from ..pipeline import Pipeline, load
-from ..stage import StageSettings
+from ..request import StageSettings
 from ..tasks.generator_run import GeneratorRun
 from ..tasks.previews import PreviewConfig
 from ..training.checkpoint import save_file
