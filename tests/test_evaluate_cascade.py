@@ -25,7 +25,7 @@ def folder(tmp_path_factory):
     """A shapes world and generators that make 16 pixels, and 32 of 16, with and without text."""
     folder = tmp_path_factory.mktemp("evaluate")
     write_shapes(CONFIG, str(folder / "world"))
-    make_stage(folder / "base.pt", image_size=16)
+    make_stage(folder / "base.pt", image_size=16, diffusion_steps=8, noise_schedule="cosine", sample_interval=0)
     make_stage(folder / "up.pt", image_size=32, small_size=16, low_res_skip=True)
     make_stage(folder / "blind.pt", image_size=32, small_size=16, **BLIND)
     return folder
@@ -70,7 +70,7 @@ def test_up_samplers_alone_are_judged_by_real_pictures_with_and_without_text(fol
     [
         ({"edits": 2}, "edits is 2, .* base generator"),
         ({"edits": 1, "model_path": "base.pt"}, "edits is 1"),
-        ({"upsampler_paths": None}, "settings of up-samplers are given, but none of these"),
+        ({"upsampler_paths": None, "model_path": "base.pt"}, "settings of up-samplers are given, but none of these"),
         ({"classifier_path": "c.pt"}, "--classifier_path is given, but what it judges"),
         ({"data_dir": "x"}, "either --shapes_dir or --data_dir"),
     ],
@@ -87,8 +87,8 @@ def test_a_change_replaces_a_thing_by_another_of_its_size_and_place():
         before, after = change.before.scene.things[0], change.after.scene.things[0]
         assert (before.size, before.position) == (after.size, after.position)
         assert before.colour != after.colour and before.shape != after.shape
-    texts = [prompt.text for change in found for prompt in (change.before, change.after)]
-    assert len(set(texts)) == len(texts)
+    scenes = [prompt.scene for change in found for prompt in (change.before, change.after)]
+    assert len(set(scenes)) == len(scenes)
 
 
 def test_the_mask_covers_the_thing():
