@@ -12,6 +12,7 @@ from ..batch import Batch, Conditioning
 from ..diffusion.augmentation import BLUR_FRACTION, BLUR_SIGMAS, AugmentationConfig, augment, downsample
 from ..diffusion.gaussian_diffusion import GaussianDiffusion
 from ..diffusion.parametrisation import ModelMeanType
+from ..evaluation.fidelity import PSNR_CAP
 from ..training.random import Draw
 from .denoising import DenoisingConfig, DenoisingTask
 
@@ -61,6 +62,6 @@ class UpsamplingTask(DenoisingTask):
 
 
 def psnr(images: Tensor, others: Tensor) -> Tensor:
-    """[N] dB, of images in [-1, 1]; at most 100, so that means stay finite."""
+    """[N] dB, of images in [-1, 1]; at most ``PSNR_CAP``, so that flat pictures do not decide a mean."""
     mse = (images.float() - others).square().flatten(1).mean(1)
-    return 10 * torch.log10(4 / mse.clamp(min=4e-10))
+    return (10 * torch.log10(4 / mse)).clamp(max=PSNR_CAP)

@@ -15,6 +15,7 @@ from diff_dalle.data.loader import DataConfig, Loader
 from diff_dalle.data.transforms import Window
 from diff_dalle.diffusion import DiffusionConfig, create_gaussian_diffusion
 from diff_dalle.diffusion.augmentation import AugmentationConfig, blur, downsample
+from diff_dalle.evaluation.fidelity import PSNR_CAP
 from diff_dalle.models.generator import Generator, GeneratorConfig
 from diff_dalle.models.super_resolution import LowResConfig
 from diff_dalle.models.text_encoder import TextEncoderConfig
@@ -190,9 +191,9 @@ def checkerboard(batch, size):
 @pytest.mark.parametrize(
     ("change", "near", "kept"),
     [
-        (lambda batch: torch.zeros(()), 100.0, 100.0),
+        (lambda batch: torch.zeros(()), PSNR_CAP, PSNR_CAP),
         (lambda batch: torch.tensor(0.1), 26.0206, 26.0206),  # 10 log₁₀(2² / 0.1²)
-        (lambda batch: checkerboard(batch, 0.1), 26.0206, 100.0),
+        (lambda batch: checkerboard(batch, 0.1), 26.0206, PSNR_CAP),
         (lambda batch: 2.0 - batch.images.roll(1, 0), None, None),  # out of range: clipped to white
     ],
     ids=["exact", "brighter", "checkered", "out of range"],
@@ -248,8 +249,10 @@ def test_the_bicubic_psnr_is_that_of_a_clipped_bicubic_enlargement():
     torch.testing.assert_close(values["bicubic_psnr"], 10 * (4 / error).log10(), rtol=0, atol=1e-3)
 
 
-@pytest.mark.parametrize(("error", "value"), [(2.0, 0.0), (0.2, 20.0), (2e-3, 60.0), (1e-7, 100.0), (0.0, 100.0)])
-def test_psnr_counts_from_the_whole_range_and_ends_at_100(error, value):
+@pytest.mark.parametrize(
+    ("error", "value"), [(2.0, 0.0), (0.2, 20.0), (4e-3, 53.98), (1e-7, PSNR_CAP), (0.0, PSNR_CAP)]
+)
+def test_psnr_counts_from_the_whole_range_and_ends_at_its_cap(error, value):
     images = torch.full((2, 3, 4, 4), -1.0)
     torch.testing.assert_close(psnr(images + error, images), torch.full((2,), value), rtol=0, atol=1e-2)
 
