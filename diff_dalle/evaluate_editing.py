@@ -85,31 +85,35 @@ def _inpainting(sample: Sample, wanted: Sequence[Change], real: np.ndarray) -> t
 
 
 def _image_to_image(sample: Sample, wanted: Sequence[Change], real: np.ndarray) -> tuple[dict, Section]:
-    columns, scores = {"original": real}, {}
-    for strength in STRENGTHS:
-        edit = PictureEdit(list(real), config=EditConfig(strength=strength))
-        images = sample([change.after.text for change in wanted], edit)
-        columns[f"strength {strength:g}"] = images
-        scores[str(strength)] = evaluate_shapes(images, [change.after for change in wanted])["all attributes"].score
-    found = ", ".join(f"{score:.2f} at {strength}" for strength, score in scores.items())
+    prompts = [change.after for change in wanted]
+    columns = _each(sample, prompts, real, "strength", STRENGTHS)
+    scores = {way: evaluate_shapes(images, prompts)["all attributes"].score for way, images in columns.items()}
+    found = ", ".join(f"{score:.2f} at {way}" for way, score in scores.items())
     text = (f"The original is noised to a part of the process and drawn again under another caption. What this says is "
             f"then found in {found} ({len(wanted)} pictures): a low strength keeps the picture, a high one follows the "
             "caption.")  # fmt: skip
+    columns = {"original": real, **columns}
     return {"image to image": scores}, _section("Image to image", text, "image_to_image.png", wanted, columns)
 
 
 def _variations(sample: Sample, wanted: Sequence[Change], real: np.ndarray) -> tuple[dict, Section]:
-    columns, scores = {"original": real}, {}
-    for variation in VARIATIONS:
-        edit = PictureEdit(list(real), config=EditConfig(variation=variation))
-        images = sample([change.before.text for change in wanted], edit)
-        columns[f"variation {variation:g}"] = images
-        scores[str(variation)] = float(np.minimum(psnr(images, real), PSNR_CAP).mean())
-    found = ", ".join(f"{value:.1f} dB at {variation}" for variation, value in scores.items())
+    columns = _each(sample, [change.before for change in wanted], real, "variation", VARIATIONS)
+    scores = {way: float(np.minimum(psnr(images, real), PSNR_CAP).mean()) for way, images in columns.items()}
+    found = ", ".join(f"{value:.1f} dB at {way}" for way, value in scores.items())
     text = (f"The original is traced back to its noise (DDIM inversion), which is turned towards fresh noise by a part "
             f"of a right angle and drawn under the same caption. PSNR with the original: {found}.")  # fmt: skip
-    whose = [replace(change, after=change.before) for change in wanted]
+    whose, columns = [replace(change, after=change.before) for change in wanted], {"original": real, **columns}
     return {"variation": scores}, _section("Variations", text, "variations.png", whose, columns)
+
+
+def _each(sample: Sample, prompts: Sequence[ShapePrompt], real: np.ndarray, setting: str, values: Sequence[float]
+          ) -> dict[str, np.ndarray]:  # fmt: skip
+    """What comes of the pictures under these prompts with each value of a setting, by its name and value."""
+    texts = [prompt.text for prompt in prompts]
+    return {
+        f"{setting} {value:g}": sample(texts, PictureEdit(list(real), config=EditConfig(**{setting: value})))
+        for value in values
+    }
 
 
 def _section(title: str, text: str, name: str, wanted: Sequence[Change], columns: dict[str, np.ndarray]) -> Section:

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_no_waiting import CountTransfers
 from torch import nn
 from torch.nn import functional as F
+from waiting import run_without_waiting, transfers
 
 from diff_dalle.batch import Conditioning
 from diff_dalle.diffusion import DiffusionConfig, GuidanceConfig
@@ -197,20 +197,10 @@ def exercise(device):
 
 def test_without_values():
     """No value is read, and from the second call on the weights are where they are needed."""
-    step, counts = exercise("meta"), []
-    for _ in range(2):
-        with CountTransfers() as transfers:
-            step()
-        counts.append(transfers.count)
-    assert counts[0] > 0 and counts[1] == 0
+    first, second = transfers(exercise("meta"))
+    assert first > 0 and second == 0
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_is_never_waited_for():
-    step = exercise("cuda")
-    step()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    run_without_waiting(exercise("cuda"))
