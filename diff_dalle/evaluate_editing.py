@@ -19,7 +19,7 @@ from .request import PictureEdit
 
 SHOWN = 6  # examples in each picture, a row for each
 STRENGTHS = (0.3, 0.5, 0.7, 0.9)
-VARIATIONS = (0.0, 0.2, 0.4, 1.0)
+VARIATIONS = (0.0, 0.3, 1.0)
 MARGIN = 1.4  # half the side of what is painted anew, as a multiple of half the thing's width
 SCREEN_SIDE = 96  # screen pixels up to which small pictures are enlarged
 

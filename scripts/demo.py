@@ -53,7 +53,7 @@ def main():
     cascade = ["--model_path", home / "generator.pt", "--classifier_path", home / "classifier.pt", "--upsampler_paths",
                home / "upsampler.pt", "--upsampler_timestep_respacing", 10]  # fmt: skip
     run("sample.py", *cascade, "--classifier_scale", "0,4", "--logdir", home / "samples", "--prompts", PROMPTS)
-    counts = [4, 4, 2] if config.quick else [100, 64, 16]
+    counts = [4, 4, 2] if config.quick else [100, 64, 8]
     run("evaluate.py", *cascade, "--shapes_dir", data, "--report_dir", report, "--progress",
         home / "generator" / "progress.csv", "--sampler", "ancestral", "--timestep_respacing", 20,
         "--prompts_per_task", counts[0], "--guidance_prompts", counts[1], "--edits", counts[2],
