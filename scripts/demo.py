@@ -21,7 +21,7 @@ class DemoConfig:
     """Demo"""
 
     demo_dir: str = option("runs/demo", "new folder for data, checkpoints and report; an unfinished demo is continued")
-    quick: bool = option(False, "two minutes instead of twenty: the same path, with models that have learnt little")
+    quick: bool = option(False, "three minutes instead of twenty: the same path, with models that have learnt little")
 
 
 def run(script: str, *flags):
