@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
-from waiting import run_without_waiting, transfers
+from waiting import needs_cuda, run_without_waiting, transfers
 
 from diff_dalle.batch import Conditioning
 from diff_dalle.diffusion import SAMPLERS, DiffusionConfig, GuidanceConfig, Prediction, create_gaussian_diffusion
@@ -400,6 +400,6 @@ def test_without_values():
     assert first > 0 and second == 0
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@needs_cuda
 def test_cuda_is_never_waited_for():
     run_without_waiting(exercise("cuda"))

@@ -6,7 +6,7 @@ host waits for it.
 
 import pytest
 import torch
-from waiting import run_without_waiting, transfers
+from waiting import needs_cuda, run_without_waiting, transfers
 
 from diff_dalle.batch import Conditioning
 from diff_dalle.diffusion import (
@@ -54,7 +54,7 @@ def test_without_values(loss):
     assert first > 0 and second == 0
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@needs_cuda
 @pytest.mark.parametrize("loss", LOSSES)
 def test_cuda_is_never_waited_for(loss):
     """Once its tables are on the GPU, a step makes no synchronising call."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from waiting import run_without_waiting, transfers
+from waiting import needs_cuda, run_without_waiting, transfers
 
 from diff_dalle.batch import Conditioning
 from diff_dalle.diffusion import DiffusionConfig, GuidanceConfig
@@ -201,6 +201,6 @@ def test_without_values():
     assert first > 0 and second == 0
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@needs_cuda
 def test_cuda_is_never_waited_for():
     run_without_waiting(exercise("cuda"))
