@@ -7,9 +7,9 @@ enumerations have Guided-Diffusion's names and numbers. Names are imported when 
 from importlib import import_module
 
 _HOMES = {
-    "pipeline": ("Pipeline", "load"),
-    "request": ("PictureEdit", "StageSettings"),
-    "classifier": ("Classifier", "load_classifier"),
+    "sampling.pipeline": ("Pipeline", "load"),
+    "sampling.request": ("PictureEdit", "StageSettings"),
+    "sampling.classifier": ("Classifier", "load_classifier"),
     "errors": ("InputError",),
     "batch": ("Batch", "Conditioning"),
     "models.generator": ("Generator", "GeneratorConfig"),

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 from torch import Tensor
 
+from .errors import InputError
+
 
 @dataclass(frozen=True)
 class Conditioning:
-    """What a network is told about each image, apart from the noisy image and its timestep.
+    """What a network knows about each image besides the noisy image and its timestep.
 
     Every field is a Tensor whose first axis is the sample, or None where that kind of condition is not used.
 
-    tokens:        [N, L] int64, token ids, padded to a common length.
-    mask:          [N, L] bool, True = a real token. Position 0 (the start token) is always real.
-    labels:        [N] int64, class ids; ``num_classes`` (one past the last) stands for "no class".
-    text_states:   [N, L, D] float, the text encoder's output, filled once per sampling run so that the text
-                   is not encoded again at every step.
-    text_pooled:   [N, D] float, the text encoder's summary vector, filled together with ``text_states``.
-    low_res:       [N, C, h, w] float in [-1, 1], the image to be enlarged.
-    low_res_level: [N] float in [0, 1], how strongly ``low_res`` was noised; 0 = not.
-    low_res_blur:  [N] float, sigma in its own pixels by which ``low_res`` was blurred; 0 = not.
-    dropout_keys:  [N] int64, one random key a sample from which every dropout mask of the network follows;
-                   None leaves dropout to torch's own generator.
+    tokens:          [N, L] int64, token ids, padded to a common length.
+    mask:            [N, L] bool, True = a real token. Position 0 (the start token) is always real.
+    labels:          [N] int64, class ids; ``num_classes`` (one past the last) stands for "no class".
+    text_states:     [N, L, D] float, a text encoder's output: filled once per sampling run from ``tokens``, or given
+                     from outside, without ``tokens``, by an encoder that is not part of the network.
+    text_pooled:     [N, D] float, the text encoder's summary vector, filled or given together with ``text_states``.
+    image_embedding: [N, E] float, such as a CLIP image embedding.
+    embedding_mask:  [N] bool, False = the image embedding is dropped; None = all of them count.
+    low_res:         [N, C, h, w] float, the image to be upsampled.
+    low_res_level:   [N] float in [0, 1], the noise level of ``low_res``; 0 = none.
+    low_res_blur:    [N] float, standard deviation in its own pixels of the blur of ``low_res``; 0 = none.
+    control:         [N, K, H, W] float, an image that steers the layout.
+    dropout_keys:    [N] int64, one random key per sample from which all dropout masks of the network follow; None
+                     leaves dropout to torch's own generator.
+    extra:           further conditions by name, for networks that need ones of their own (a second tokenizer's ids).
     """
 
     tokens: Tensor | None = None
@@ -33,18 +39,29 @@ class Conditioning:
     labels: Tensor | None = None
     text_states: Tensor | None = None
     text_pooled: Tensor | None = None
+    image_embedding: Tensor | None = None
+    embedding_mask: Tensor | None = None
     low_res: Tensor | None = None
     low_res_level: Tensor | None = None
     low_res_blur: Tensor | None = None
+    control: Tensor | None = None
     dropout_keys: Tensor | None = None
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
 
     def present(self) -> dict[str, Tensor]:
-        """The fields that are set, by name."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        """The fields that are set, by name; ``extra`` ones as ``extra.NAME``."""
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "extra"}
+        values |= {f"extra.{name}": value for name, value in self.extra.items()}
         return {name: value for name, value in values.items() if value is not None}
 
-    def _map(self, function) -> Conditioning:
-        return replace(self, **{name: function(value) for name, value in self.present().items()})
+    @staticmethod
+    def of(values: Mapping[str, Tensor]) -> Conditioning:
+        """The inverse of ``present``."""
+        extra = {name.removeprefix("extra."): value for name, value in values.items() if name.startswith("extra.")}
+        return Conditioning(**{name: values[name] for name in values if not name.startswith("extra.")}, extra=extra)
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Conditioning:
+        return Conditioning.of({name: function(value) for name, value in self.present().items()})
 
     def to(self, device, non_blocking: bool = False) -> Conditioning:
         return self._map(lambda value: value.to(device, non_blocking=non_blocking))
@@ -53,42 +70,74 @@ class Conditioning:
         """Pieces of ``size`` samples, the last one perhaps smaller."""
         pieces = {name: value.split(size) for name, value in self.present().items()}
         count = max((len(piece) for piece in pieces.values()), default=0)
-        return [Conditioning(**{name: piece[i] for name, piece in pieces.items()}) for i in range(count)]
+        return [Conditioning.of({name: piece[i] for name, piece in pieces.items()}) for i in range(count)]
 
     def select(self, index) -> Conditioning:
-        """The samples that ``index`` (a slice, a list or an index tensor) picks, in its order."""
+        """The samples that ``index`` (a slice, a list or an index tensor) selects, in its order."""
         return self._map(lambda value: value[index])
 
     @staticmethod
     def concat(parts: Sequence[Conditioning]) -> Conditioning:
         """Join along the sample axis. Every part must have the same fields set, else ValueError."""
-        names = [set(part.present()) for part in parts]
-        if any(name != names[0] for name in names):
-            raise ValueError(f"cannot join conditionings with different fields: {sorted(map(sorted, names))}")
-        return Conditioning(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names[0]})
+        values = [part.present() for part in parts]
+        if any(value.keys() != values[0].keys() for value in values):
+            raise ValueError(f"cannot join conditionings with different fields: {sorted(map(sorted, values))}")
+        return Conditioning.of({name: torch.cat([value[name] for value in values]) for name in values[0]})
+
+    @property
+    def droppable(self) -> bool:
+        """Whether there is anything that classifier-free guidance can drop: text, class or image embedding."""
+        return any(value is not None for value in (self.mask, self.labels, self.image_embedding))
 
     def drop(self, where: Tensor, num_classes: int = 0) -> Conditioning:
-        """Forget caption and class of the samples where ``where`` [N] bool is True (Ho & Salimans 2022).
+        """Drop text, class and image embedding of the samples where ``where`` [N] bool is True (Ho & Salimans 2022).
 
-        A dropped caption keeps its start token alone, which is also what an empty caption is; a dropped class
-        becomes ``num_classes``. Already encoded text is discarded, because it belongs to the full captions.
+        Raises InputError when there is none of them.
         """
-        changed = {}
-        if self.mask is not None:
-            first = torch.arange(self.mask.shape[1], device=self.mask.device) == 0
-            changed["mask"] = self.mask & (first | ~where[:, None])
-            changed["text_states"] = changed["text_pooled"] = None
-        if self.labels is not None:
-            changed["labels"] = torch.where(where, torch.full_like(self.labels, num_classes), self.labels)
-        return replace(self, **changed)
+        if not self.droppable:
+            raise InputError("there is no caption, class or image embedding to drop, so classifier-free guidance is "
+                             "impossible: set guidance_scale to 1")  # fmt: skip
+        return self.drop_text(where).drop_labels(where, num_classes).drop_embedding(where)
+
+    def drop_text(self, where: Tensor) -> Conditioning:
+        """Drop the text of the samples where ``where`` [N] bool is True; nothing changes without text.
+
+        A dropped caption keeps its start token alone, which is also what an empty caption is. Text encoded from
+        ``tokens`` is discarded, because it belongs to the full captions; text states from outside become 0.
+        """
+        if self.mask is None:
+            return self
+        first = torch.arange(self.mask.shape[1], device=self.mask.device) == 0
+        mask = self.mask & (first | ~where[:, None])
+        if self.tokens is not None:
+            return replace(self, mask=mask, text_states=None, text_pooled=None)
+        states, pooled = (
+            None if text is None else text.masked_fill(where.view(-1, *[1] * (text.dim() - 1)), 0.0)
+            for text in (self.text_states, self.text_pooled)
+        )
+        return replace(self, mask=mask, text_states=states, text_pooled=pooled)
+
+    def drop_labels(self, where: Tensor, num_classes: int) -> Conditioning:
+        """Replace the class of the samples where ``where`` [N] bool is True by ``num_classes``, "no class"."""
+        if self.labels is None:
+            return self
+        return replace(self, labels=torch.where(where, torch.full_like(self.labels, num_classes), self.labels))
+
+    def drop_embedding(self, where: Tensor) -> Conditioning:
+        """Drop the image embedding of the samples where ``where`` [N] bool is True: it becomes 0 and is masked."""
+        if self.image_embedding is None:
+            return self
+        kept = ~where if self.embedding_mask is None else self.embedding_mask & ~where
+        embedding = self.image_embedding.masked_fill(~kept[:, None], 0.0)
+        return replace(self, image_embedding=embedding, embedding_mask=kept)
 
 
 @dataclass(frozen=True)
 class Batch:
     """Training samples.
 
-    images: [N, C, H, W] float32 in [-1, 1].
-    cond:   what goes with them.
+    images: [N, C, H, W] float32 in [-1, 1]. H and W may differ from batch to batch.
+    cond:   their conditions.
     index:  [N] int64, ALWAYS on the CPU: each sample's position in the run (samples consumed before it), the key
             of everything random about it.
     """
@@ -111,5 +160,5 @@ class Batch:
         return [Batch(*piece) for piece in zip(images, conds, index, strict=True)]
 
     def select(self, index) -> Batch:
-        """The samples that ``index`` picks, in its order."""
+        """The samples that ``index`` selects, in its order."""
         return Batch(self.images[index], self.cond.select(index), self.index[index])

@@ -28,14 +28,15 @@ import yaml
 from .errors import InputError
 
 
-def option(default, help: str, choices: Sequence[str] = (), free: bool = False):
+def option(default, help: str, choices: Sequence[str] = (), free: bool = False, was: Sequence[str] = ()):
     """A setting: a dataclass field with its default and a help text that gives the unit.
 
     choices: the only strings allowed.
-    free:    the setting may change when a run is continued (how fast, how long, what is shown), because it does not
-             change what a step computes.
+    free:    the setting may change when a run is resumed (speed, duration, logging), because it does not change what a
+             step computes.
+    was:     earlier names, still accepted in flags, files and checkpoints.
     """
-    metadata = {"help": help, "choices": tuple(choices), "free": free}
+    metadata = {"help": help, "choices": tuple(choices), "free": free, "was": tuple(was)}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -54,6 +55,7 @@ class Leaf:
     help: str
     choices: tuple[str, ...]
     free: bool
+    was: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -74,7 +76,7 @@ def leaves(config_class, path: tuple[str, ...] = ()) -> Iterator[Leaf]:
         else:
             meta = field.metadata
             default = None if field.default is MISSING else field.default
-            yield Leaf(here, kind, default, meta["help"], meta["choices"], meta["free"])
+            yield Leaf(here, kind, default, meta["help"], meta["choices"], meta["free"], meta.get("was", ()))
 
 
 def nearest(name: str, names: Sequence[str]) -> str:
@@ -172,8 +174,12 @@ def from_dict(config_class, mapping: Mapping, where: str = ""):
         raise InputError(f"{where or 'the configuration'} must be a mapping of settings, not {mapping!r}")
     hints, prefix = type_hints(config_class), f"{where}." if where else ""
     known = {leaf.path[0]: leaf for leaf in leaves(config_class) if len(leaf.path) == 1}
+    renamed = {old: leaf.name for leaf in known.values() for old in leaf.was}
     values = {}
     for key, value in mapping.items():
+        key = renamed.get(key, key)
+        if key in values:
+            raise InputError(f"setting {prefix}{key} is given twice, under its present and an earlier name")
         if key not in hints:
             raise InputError(f"unknown setting {prefix}{key}{nearest(str(key), list(hints))}")
         if key in known:
@@ -243,11 +249,12 @@ def differences(saved: Mapping, current: Mapping, config_class) -> list[str]:
 
 def _at_path(mapping: Mapping, leaf: Leaf):
     """The plain value of a setting in a nested dict, its default where it is missing."""
-    for key in leaf.path:
-        if key not in mapping:
-            return list(leaf.default) if isinstance(leaf.default, tuple) else leaf.default
-        mapping = mapping[key]
-    return mapping
+    for key in leaf.path[:-1]:
+        mapping = mapping.get(key, {})
+    for name in (leaf.name, *leaf.was):
+        if name in mapping:
+            return mapping[name]
+    return list(leaf.default) if isinstance(leaf.default, tuple) else leaf.default
 
 
 def expectations(config_class, title: str, leave_out: Sequence[str] = ()) -> type:

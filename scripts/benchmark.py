@@ -3,11 +3,11 @@
 import os
 from dataclasses import dataclass
 
-from diff_dalle.benchmarks.table import BENCHMARKS
+from diff_dalle.benchmarks.registry import BENCHMARKS
 from diff_dalle.benchmarks.timing import TimingConfig, check, compare, compare_memory
-from diff_dalle.command_line import parse
+from diff_dalle.commands.command_line import parse
 from diff_dalle.config import lookup, option, section
-from diff_dalle.distributed import run_script
+from diff_dalle.distributed.launch import run_script
 
 
 @dataclass(frozen=True)

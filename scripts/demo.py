@@ -8,9 +8,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from diff_dalle.command_line import parse
+from diff_dalle.commands.command_line import parse
 from diff_dalle.config import option
-from diff_dalle.distributed import run_script
+from diff_dalle.distributed.launch import run_script
 from diff_dalle.errors import InputError
 
 PROMPTS = "a large red circle in the top left|a small blue square to the right of a yellow triangle|two green crosses"

@@ -1,8 +1,8 @@
 """Score a generator, and what guidance adds: sample captions, judge the pictures, write a report."""
 
-from diff_dalle.command_line import parse
-from diff_dalle.distributed import launch, run_script
-from diff_dalle.evaluate_run import EvaluateRun, Evaluation
+from diff_dalle.commands.command_line import parse
+from diff_dalle.commands.evaluate import EvaluateRun, Evaluation
+from diff_dalle.distributed.launch import launch, run_script
 
 
 def main():

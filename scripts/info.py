@@ -1,7 +1,7 @@
 """Say what is in a checkpoint file, or what a network with these settings costs, without allocating it."""
 
-from diff_dalle.distributed import run_script
-from diff_dalle.info_run import describe, parse_any
+from diff_dalle.commands.info import describe, parse_any
+from diff_dalle.distributed.launch import run_script
 
 
 def main():

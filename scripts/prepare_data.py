@@ -5,15 +5,15 @@ import sys
 from dataclasses import dataclass
 
 from diff_dalle import storage
-from diff_dalle.command_line import parse
+from diff_dalle.commands.command_line import parse
 from diff_dalle.config import option, section
 from diff_dalle.data.inspection import InspectionConfig, inspect_shards
-from diff_dalle.data.output import png_bytes
 from diff_dalle.data.packing import PackingConfig, pack_folder
-from diff_dalle.data.shapes import ShapesConfig
-from diff_dalle.data.shapes_shards import write_shapes
-from diff_dalle.distributed import run_script
+from diff_dalle.distributed.launch import run_script
 from diff_dalle.errors import quantity
+from diff_dalle.images.output import png_bytes
+from diff_dalle.shapes.scenes import ShapesConfig
+from diff_dalle.shapes.shards import write_shapes
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,10 @@
 import re
 from pathlib import Path
 
-from diff_dalle.command_line import flag_table
-from diff_dalle.info_run import preset_table
-from diff_dalle.tasks.classifier_run import ClassifierRun
-from diff_dalle.tasks.generator_run import GeneratorRun
+from diff_dalle.commands.command_line import flag_table
+from diff_dalle.commands.info import preset_table
+from diff_dalle.commands.train_classifier import ClassifierRun
+from diff_dalle.commands.train_generator import GeneratorRun
 
 TABLES = {
     "flags": flag_table(GeneratorRun),

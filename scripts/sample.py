@@ -1,13 +1,13 @@
 """Sample images from a generator's checkpoint."""
 
 from diff_dalle import storage
-from diff_dalle.command_line import parse
-from diff_dalle.data.output import write_samples, write_sweep
-from diff_dalle.distributed import launch, run_script
+from diff_dalle.checkpoints.run_folder import choose_logdir
+from diff_dalle.commands.command_line import parse
+from diff_dalle.commands.sample import SampleRun, read_wanted
+from diff_dalle.distributed.launch import launch, run_script
 from diff_dalle.errors import quantity
-from diff_dalle.pipeline import load
-from diff_dalle.sample_run import SampleRun, read_wanted
-from diff_dalle.training.checkpoint import choose_logdir
+from diff_dalle.images.output import write_samples, write_sweep
+from diff_dalle.sampling.pipeline import load
 
 
 def main():

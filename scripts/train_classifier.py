@@ -1,9 +1,9 @@
 """Train a noised CLIP, which tells how well a noisy image fits a caption, on shards of captioned images."""
 
-from diff_dalle.command_line import parse
-from diff_dalle.distributed import launch, run_script
-from diff_dalle.tasks.classifier_run import ClassifierRun
-from diff_dalle.tasks.training_run import train
+from diff_dalle.commands.command_line import parse
+from diff_dalle.commands.train_classifier import ClassifierRun
+from diff_dalle.commands.training import train
+from diff_dalle.distributed.launch import launch, run_script
 
 
 def main():

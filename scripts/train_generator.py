@@ -1,9 +1,9 @@
 """Train a text-to-image generator (text encoder and U-Net) on shards of captioned images."""
 
-from diff_dalle.command_line import parse
-from diff_dalle.distributed import launch, run_script
-from diff_dalle.tasks.generator_run import GeneratorRun
-from diff_dalle.tasks.training_run import train
+from diff_dalle.commands.command_line import parse
+from diff_dalle.commands.train_generator import GeneratorRun
+from diff_dalle.commands.training import train
+from diff_dalle.distributed.launch import launch, run_script
 
 
 def main():

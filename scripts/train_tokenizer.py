@@ -6,8 +6,8 @@ This is how ``diff_dalle/text/vocabulary.txt`` was made, byte for byte, in about
     python scripts/train_tokenizer.py --out diff_dalle/text/vocabulary.txt
 """
 
-from diff_dalle.command_line import parse
-from diff_dalle.distributed import run_script
+from diff_dalle.commands.command_line import parse
+from diff_dalle.distributed.launch import run_script
 from diff_dalle.text.bpe_training import VocabularyConfig, count_words, learn_merges, wordnet_glosses
 from diff_dalle.text.tokenizer import load_tokenizer
 from diff_dalle.text.vocabulary import OWN_HEADER, write_merge_file

@@ -6,12 +6,12 @@ import contextlib
 from pathlib import Path
 
 import numpy as np
-from test_pipeline import FEW, make_run, save_model
+from checkpoint_making import FEW, make_run, save_model
 
 from diff_dalle.diffusion import GuidanceConfig
-from diff_dalle.pipeline import Pipeline
-from diff_dalle.request import StageSettings
-from diff_dalle.stage import Stage
+from diff_dalle.sampling.pipeline import Pipeline
+from diff_dalle.sampling.request import StageSettings
+from diff_dalle.sampling.stage import Stage
 
 SMALL = {
     "image_size": 8, "num_channels": 8, "attention_resolutions": 4, "enc_attn_dim": 8, "text_length": 8,

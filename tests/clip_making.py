@@ -10,10 +10,11 @@ from torch import nn
 
 from diff_dalle.batch import Batch, Conditioning
 from diff_dalle.diffusion import DiffusionConfig, create_gaussian_diffusion
-from diff_dalle.distributed import SINGLE, World
+from diff_dalle.diffusion.resample import ContrastiveConfig
+from diff_dalle.distributed.world import SINGLE, World
 from diff_dalle.models.noised_clip import NoisedClip, NoisedClipConfig
-from diff_dalle.tasks.contrastive import ContrastiveConfig, ContrastiveTask
-from diff_dalle.training.random import Draw
+from diff_dalle.randomness import Draw
+from diff_dalle.tasks.contrastive import ContrastiveTask
 
 VOCABULARY = 40
 # 12 channels make 4 groups of 3: with one channel a group, the gradients of biases before a norm would be 0.

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from diff_dalle.batch import Batch, Conditioning
+from diff_dalle.errors import InputError
 
 
 def make(n=5):
@@ -42,3 +43,39 @@ def test_drop_leaves_the_start_token_and_the_empty_class():
 def test_index_stays_on_the_cpu():
     assert make().to("meta").index.device.type == "cpu"
     assert make().to("meta").images.device.type == "meta"
+
+
+def test_everything_that_guidance_can_drop_is_dropped():
+    """An image embedding and text states from outside leave nothing behind; a second drop adds to the first."""
+    where = torch.tensor([True, False, True, False, False])
+    cond = Conditioning(
+        mask=torch.ones(5, 3, dtype=torch.bool),
+        text_states=torch.ones(5, 3, 2),
+        text_pooled=torch.ones(5, 2),
+        image_embedding=torch.ones(5, 4),
+    )
+    dropped = cond.drop(where)
+    assert not dropped.text_states[where].any() and not dropped.text_pooled[where].any()
+    assert not dropped.image_embedding[where].any() and dropped.embedding_mask.tolist() == (~where).tolist()
+    for name in ("text_states", "text_pooled", "image_embedding"):
+        assert getattr(dropped, name)[~where].all()
+    assert dropped.mask.sum(1).tolist() == [1, 3, 1, 3, 3]
+    again = dropped.drop_embedding(torch.arange(5) == 4)
+    assert again.embedding_mask.tolist() == [False, True, False, True, False]
+    assert cond.drop_text(where).image_embedding.all() and cond.drop_embedding(where).mask.all()
+
+
+def test_nothing_to_drop_is_an_error():
+    cond = Conditioning(low_res=torch.zeros(2, 3, 4, 4))
+    assert not cond.droppable
+    with pytest.raises(InputError, match="no caption, class or image embedding to drop"):
+        cond.drop(torch.ones(2, dtype=torch.bool))
+
+
+def test_extra_conditions_travel_with_the_others():
+    cond = Conditioning(labels=torch.arange(4), extra={"clip_tokens": torch.arange(8).view(4, 2)})
+    assert cond.split(3)[1].extra["clip_tokens"].tolist() == [[6, 7]]
+    assert cond.select([1, 0]).extra["clip_tokens"].tolist() == [[2, 3], [0, 1]]
+    joined = Conditioning.concat(cond.split(1))
+    assert torch.equal(joined.extra["clip_tokens"], cond.extra["clip_tokens"])
+    assert cond.to("meta").extra["clip_tokens"].device.type == "meta"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from diff_dalle.command_line import ALIASES, by_name, flag_table, parse, preset_names, preset_text
+from diff_dalle.commands.command_line import ALIASES, by_name, flag_table, parse, preset_names, preset_text
 from diff_dalle.config import differences, disagreements, dump, expectations, from_dict, option, section, to_dict
 from diff_dalle.errors import InputError
 

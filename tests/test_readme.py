@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from diff_dalle.command_line import flag_table, parse
-from diff_dalle.info_run import preset_table
-from diff_dalle.tasks.classifier_run import ClassifierRun
-from diff_dalle.tasks.generator_run import GeneratorRun
-from diff_dalle.training.checkpoint import save_file
+from diff_dalle.checkpoints.checkpoint import save_file
+from diff_dalle.commands.command_line import flag_table, parse
+from diff_dalle.commands.info import preset_table
+from diff_dalle.commands.train_classifier import ClassifierRun
+from diff_dalle.commands.train_generator import GeneratorRun
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

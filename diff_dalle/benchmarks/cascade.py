@@ -10,16 +10,16 @@ from pathlib import Path
 
 import numpy as np
 
+from ..checkpoints.checkpoint import save_file
+from ..commands.train_generator import GeneratorRun
 from ..diffusion.sampling import SamplerConfig
 from ..models.generator import GeneratorConfig
 from ..models.super_resolution import LowResConfig
 from ..models.text_encoder import TextEncoderConfig
 from ..models.unet import UNetConfig
-from ..pipeline import Pipeline, load
-from ..request import StageSettings
-from ..tasks.generator_run import GeneratorRun
+from ..sampling.pipeline import Pipeline, load
+from ..sampling.request import StageSettings
 from ..tasks.previews import PreviewConfig
-from ..training.checkpoint import save_file
 from .timing import in_fresh_process
 
 # Sides of what goes in and comes out, and channels: stages of 18, 18 and 28 million parameters, which weigh more than

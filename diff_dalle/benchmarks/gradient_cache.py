@@ -8,10 +8,12 @@ import torch
 
 from ..batch import Batch, Conditioning
 from ..diffusion.diffusion_config import NoiseConfig, create_noise_process
-from ..distributed import SINGLE, World
+from ..diffusion.resample import ContrastiveConfig
+from ..distributed.world import SINGLE, World
+from ..models.layers import to_channels_last
 from ..models.noised_clip import NoisedClip, NoisedClipConfig
-from ..tasks.contrastive import ContrastiveConfig, ContrastiveTask
-from ..training.random import Draw
+from ..randomness import Draw
+from ..tasks.contrastive import ContrastiveTask
 
 BATCH, PIECE, VOCABULARY = 256, 16, 1000
 NETWORK = NoisedClipConfig(
@@ -25,7 +27,7 @@ def _task() -> ContrastiveTask:
     torch.manual_seed(0)
     world = World(SINGLE, torch.device("cpu"))
     process = create_noise_process(NoiseConfig(noise_schedule="cosine"))
-    return ContrastiveTask(NoisedClip(NETWORK, VOCABULARY), process, ContrastiveConfig(), world)
+    return ContrastiveTask(to_channels_last(NoisedClip(NETWORK, VOCABULARY)), process, ContrastiveConfig(), world)
 
 
 def _work(piece: int) -> tuple[ContrastiveTask, Callable[[], object]]:

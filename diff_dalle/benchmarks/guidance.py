@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..diffusion.diffusion_config import DiffusionConfig, create_gaussian_diffusion
 from ..diffusion.guidance import ClassifierGuidance, GuidanceConfig, guided_denoiser
+from ..models.layers import to_channels_last
 from ..models.noised_clip import NoisedClip, NoisedClipConfig
 from ..models.unet import UNet, UNetConfig
 
@@ -26,8 +27,8 @@ class _Problem:
 
     def __init__(self):
         torch.manual_seed(0)
-        self.unet = UNet(NETWORK).eval().requires_grad_(False)
-        self.clip = NoisedClip(CLASSIFIER, 100).eval().requires_grad_(False)
+        self.unet = to_channels_last(UNet(NETWORK)).eval().requires_grad_(False)
+        self.clip = to_channels_last(NoisedClip(CLASSIFIER, 100)).eval().requires_grad_(False)
         self.text = torch.nn.functional.normalize(torch.randn(BATCH_SIZE, CLASSIFIER.classifier_enc_attn_dim), dim=1)
         self.x = torch.randn(BATCH_SIZE, 3, NETWORK.image_size, NETWORK.image_size)
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from ..data.decode import decode_image
 from ..data.loader import DataConfig, Loader
 from ..data.tar import write_tar
-from ..data.transforms import center_crop
+from ..images.decode import decode_image
+from ..images.transforms import center_crop
 
 SIZE = (64, 64)
 SIDES = ((256, 256), (256, 379), (320, 427), (384, 384), (512, 512), (767, 512))  # height, width of the jpegs

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from ..models.layers import to_channels_last
 from ..models.unet import UNet, UNetConfig
 from ..training.ema import Ema
 from ..training.optim import OptimConfig, build_optimizer
@@ -32,7 +33,7 @@ def problem() -> tuple[Tensor, Tensor, Tensor]:
 
 def networks() -> tuple[UNet, BaselineUNet]:
     """The two networks with the same weights, none of them 0 (a new network is, and would hide every difference)."""
-    ours, baseline = UNet(NETWORK), BaselineUNet(NETWORK)
+    ours, baseline = to_channels_last(UNet(NETWORK)), BaselineUNet(NETWORK)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in ours.parameters():
@@ -64,7 +65,7 @@ def gate() -> dict[str, tuple[float, float]]:
 
 def ours() -> Callable[[], object]:
     """Fused AdamW; the gradient's norm and the EMA computed on lists of tensors; nothing read back."""
-    network, batch = UNet(NETWORK), problem()
+    network, batch = to_channels_last(UNet(NETWORK)), problem()
     optimizer, ema = build_optimizer(OptimConfig(lr=LR), network), Ema(EMA_RATE, network)
     parameters = list(network.parameters())
 

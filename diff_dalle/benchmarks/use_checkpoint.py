@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..batch import Conditioning
 from ..models.generator import Generator, GeneratorConfig
+from ..models.layers import to_channels_last
 from ..models.super_resolution import LowResConfig
 from ..models.text_encoder import TextEncoderConfig
 from ..models.unet import UNetConfig
@@ -35,7 +36,7 @@ def network(use_checkpoint: bool) -> Generator:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.02 * torch.randn(parameter.shape)
-    return model
+    return to_channels_last(model)
 
 
 def step(model: Generator, size: int) -> Tensor:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..images.decode import BrokenSample
 from .captions import caption_kind, read_caption
 from .collection import collect
-from .decode import BrokenSample
+from .shard_table import Required
 from .shards import ShardFiles
 from .sources import find_shards
-from .table import Need
 
 
 def read_captions(sources: Sequence[str], caption_field: str = "txt", limit: int = 0) -> list[str]:
@@ -17,7 +17,7 @@ def read_captions(sources: Sequence[str], caption_field: str = "txt", limit: int
 
     InputError when there are no shards or no captions.
     """
-    need = Need(image=False, caption=caption_kind(caption_field))
+    need = Required(image=False, caption=caption_kind(caption_field))
     found = collect(find_shards(sources), need, ShardFiles())
     captions: list[str] = []
     for shard, count in enumerate(found.counts.tolist()):

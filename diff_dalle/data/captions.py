@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from ..errors import InputError
-from .decode import BrokenSample
+from ..images.decode import BrokenSample
 
 
 def caption_kind(field: str) -> str:

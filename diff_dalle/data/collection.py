@@ -9,11 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import InputError, quantity
-from . import table
+from ..images.decode import IMAGE_KINDS
+from . import shard_table as table
 from .index import Indexed, count_kinds, examine, index_shards
-from .recent import Recent
+from .lru_cache import LRUCache
+from .shard_table import Places, Required, ShardSummary, Table
 from .shards import Shard, ShardFiles
-from .table import IMAGE_KINDS, About, Need, Places, Table
 
 LIMITS = (1 << 28, 1 << 20, 1 << 10)  # bytes of an image, a caption and a label that are read at most
 GAP = 1 << 16  # bytes between two members that are cheaper to read along than to ask for twice
@@ -32,7 +33,7 @@ class Raw:
     problem: str = ""
 
 
-def _describes(about: About, shard: Shard) -> bool:
+def _describes(about: ShardSummary, shard: Shard) -> bool:
     return (about.size, about.tag) == (shard.size, shard.tag)
 
 
@@ -44,14 +45,14 @@ class Collection:
     ``counts`` [shards] int64: usable samples of each; ``samples``: of all; ``left_out``: those that lack something.
     """
 
-    def __init__(self, entries: Sequence[Indexed], need: Need, files: ShardFiles, remembered: int = 64):
+    def __init__(self, entries: Sequence[Indexed], need: Required, files: ShardFiles, remembered: int = 64):
         self.need, self.files = need, files
         self.shards = [entry.shard for entry in entries]
         self.tables = [entry.table for entry in entries]
         self.counts = np.array([entry.about.count(need) for entry in entries], dtype=np.int64)
         self.samples = int(self.counts.sum())
         self.left_out = sum(entry.about.samples for entry in entries) - self.samples
-        self._members: Recent[Places] = Recent(remembered)
+        self._members: LRUCache[Places] = LRUCache(remembered)
 
     def _table(self, shard: int) -> Table:
         """The table, read from the shard again where its file is gone or speaks of another state of the shard."""
@@ -102,7 +103,7 @@ class Collection:
 
 def collect(
     paths: Sequence[str],
-    need: Need,
+    need: Required,
     files: ShardFiles,
     index_cache: str = "",
     flag: str = "--data_dir",
@@ -118,12 +119,12 @@ def collect(
     return found
 
 
-def _wanted(need: Need) -> str:
+def _wanted(need: Required) -> str:
     wanted = ["an image"] * need.image + [f"a .{kind}" for kind in (need.caption, need.label) if kind]
     return " or ".join(wanted)
 
 
-def _nothing_usable(entries: Sequence[Indexed], need: Need, flag: str) -> str:
+def _nothing_usable(entries: Sequence[Indexed], need: Required, flag: str) -> str:
     where = f"{flag} ({quantity(len(entries), 'shard')}, the first {entries[0].path})"
     kinds = count_kinds(entries)
     if not kinds:

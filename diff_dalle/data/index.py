@@ -20,9 +20,9 @@ from tqdm import tqdm
 
 from .. import storage
 from ..errors import InputError, quantity
-from . import table
+from . import shard_table as table
+from .shard_table import ShardSummary, Table
 from .shards import Shard, ShardFiles, cache_home
-from .table import About, Table
 from .tar import read_members
 
 FOLDER, SUMMARY = ".diff_dalle_index", "summary.json"
@@ -36,7 +36,7 @@ class Indexed:
 
     path: str
     table: str
-    about: About
+    about: ShardSummary
 
     @property
     def shard(self) -> Shard:
@@ -69,21 +69,23 @@ def _writable(places: Sequence[str]) -> str:
     return places[-1]
 
 
-def _load_summary(folder: str) -> dict[str, About]:
+def _load_summary(folder: str) -> dict[str, ShardSummary]:
     try:
         with open(os.path.join(folder, SUMMARY), encoding="utf-8") as file:
             record = json.load(file)
-        return {name: About(**about) for name, about in record["shards"].items() if record["format"] == table.FORMAT}
+        if record["format"] != table.FORMAT:
+            return {}
+        return {name: ShardSummary(**about) for name, about in record["shards"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}  # absent, of another version or damaged: it is written anew
 
 
-def _save_summary(folder: str, shards: dict[str, About]):
+def _save_summary(folder: str, shards: dict[str, ShardSummary]):
     record = {"format": table.FORMAT, "shards": {name: asdict(about) for name, about in shards.items()}}
     storage.write_bytes(os.path.join(folder, SUMMARY), json.dumps(record).encode())
 
 
-def _holds(about: About | None, size: int, tag: str) -> bool:
+def _holds(about: ShardSummary | None, size: int, tag: str) -> bool:
     """Whether what is known of a shard still describes it; a pipe has neither size nor tag and is trusted."""
     return about is not None and size in (-1, about.size) and tag == about.tag
 
@@ -93,7 +95,7 @@ class _Indexer:
 
     def __init__(self, index_cache: str, files: ShardFiles):
         self.index_cache, self.files = index_cache, files
-        self.known: dict[str, dict[str, About]] = {}  # the summaries, by folder
+        self.known: dict[str, dict[str, ShardSummary]] = {}  # the summaries, by folder
 
     def find(self, path: str) -> Indexed | None:
         """The shard with its table, when there is one that still holds."""
@@ -141,7 +143,7 @@ class _Indexer:
         return [found[path] for path in paths]
 
     def _save_summaries(self, entries: Iterable[Indexed]):
-        news: dict[str, dict[str, About]] = {}
+        news: dict[str, dict[str, ShardSummary]] = {}
         for entry in entries:
             folder, name = os.path.split(entry.table.removesuffix(".npz"))
             if self.known[folder].get(name) != entry.about:
@@ -151,14 +153,14 @@ class _Indexer:
                 _save_summary(folder, {**_load_summary(folder), **shards})
 
 
-def examine(path: str, files: ShardFiles) -> tuple[About, Table]:
+def examine(path: str, files: ShardFiles) -> tuple[ShardSummary, Table]:
     """Read a shard's headers."""
     size, tag = storage.size_and_tag(path)
     read, total, by_offset = files.reader(path, size, tag)
     with storage.explained(path):
         members, problem = read_members(read, total)
     contents = Table.of(members)
-    return About(total, tag, by_offset, problem, contents.signatures()), contents
+    return ShardSummary(total, tag, by_offset, problem, contents.signatures()), contents
 
 
 def index_shards(paths: Sequence[str], files: ShardFiles, index_cache: str = "") -> list[Indexed]:

@@ -13,16 +13,16 @@ from tqdm import tqdm
 
 from ..config import option
 from ..errors import InputError, quantity
+from ..images.decode import IMAGE_KINDS, BrokenSample, decode_image
+from ..images.grid import image_grid
+from ..images.transforms import center_crop
 from .captions import caption_kind, read_caption
 from .collection import Collection
-from .decode import BrokenSample, decode_image
-from .grid import image_grid
 from .index import Indexed, count_kinds, index_shards
 from .loader import DataConfig
+from .shard_table import Required
 from .shards import ShardFiles
 from .sources import find_shards
-from .table import IMAGE_KINDS, Need
-from .transforms import center_crop
 
 SIDES = (64, 128, 256, 512, 1024)  # pixels of the shorter side, between which images are counted
 EXAMPLE = 128  # pixels of an example
@@ -72,7 +72,7 @@ def inspect_shards(config: InspectionConfig) -> tuple[list[str], Image.Image | N
     captioned = kind in kinds
     if not captioned:
         lines.append(f"no captions: no .{kind} members (--caption_field)")
-    found = Collection(entries, Need(caption=kind if captioned else ""), files)
+    found = Collection(entries, Required(caption=kind if captioned else ""), files)
     if not found.samples:
         return [*lines, "no sample has both an image and a caption"], None
     if captioned:

@@ -18,15 +18,15 @@ from torch.utils.data import DataLoader
 from ..batch import Batch, Conditioning
 from ..config import option
 from ..errors import InputError, quantity
+from ..images.decode import MAX_PIXELS
+from ..images.transforms import Window
 from .captions import caption_kind
 from .collection import collect
-from .decode import MAX_PIXELS
 from .order import Order
 from .samples import Chunk, Recipe, Samples, Tokenize
+from .shard_table import Required
 from .shards import ShardFiles
 from .sources import find_shards
-from .table import Need
-from .transforms import Window
 
 CHUNK = 32  # samples a worker makes at a time: a large batch is shared by all workers
 FEW_BROKEN = 20  # so many are tolerated whatever fraction they are
@@ -174,7 +174,7 @@ class Loader:
         self.config, self.batch_size, self.rank, self.world_size = config, batch_size, rank, world_size
         self.device = torch.device(device)
         field = config.caption_field if tokenize else ""
-        need = Need(caption=caption_kind(field) if field else "", label="cls" if num_classes else "")
+        need = Required(caption=caption_kind(field) if field else "", label="cls" if num_classes else "")
         paths = find_shards(config.data_dir if sources is None else sources, flag)
         files = ShardFiles(config.shard_cache, int(config.shard_cache_gb * 1e9), config.copy_shards)
         remembered = 2 * config.streams * config.shuffle_window  # of each stream, the window it leaves and the next

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..errors import InputError
-from ..training.random import permutation
-from .recent import Recent
+from ..randomness import permutation
+from .lru_cache import LRUCache
 
 
 class Order:
@@ -40,8 +40,8 @@ class Order:
         self.seed, self.streams, self.window, self.shuffle = seed, streams, window, shuffle
         lengths = (self.samples - np.arange(streams) + streams - 1) // streams  # of the pieces: as even as can be
         self._starts = np.cumsum(lengths) - lengths
-        self._epochs: Recent[tuple[np.ndarray, np.ndarray]] = Recent(2)  # one ends while the next begins
-        self._mixes: Recent[np.ndarray] = Recent(2 * streams)  # of each piece, the window it leaves and the next
+        self._epochs: LRUCache[tuple[np.ndarray, np.ndarray]] = LRUCache(2)  # one ends while the next begins
+        self._mixes: LRUCache[np.ndarray] = LRUCache(2 * streams)  # of each piece, the window it leaves and the next
 
     def check_world_size(self, world_size: int):
         """InputError unless the streams can be dealt evenly to that many processes."""

@@ -16,9 +16,8 @@ from tqdm import tqdm
 from .. import storage
 from ..config import option
 from ..errors import InputError
+from ..images.decode import IMAGE_KINDS, MAX_PIXELS, BrokenSample, decode_image
 from .captions import read_caption
-from .decode import MAX_PIXELS, BrokenSample, decode_image
-from .table import IMAGE_KINDS
 from .tar import write_tar
 
 METADATA = ("metadata.jsonl", "metadata.csv")

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..training.random import random_uniform
+from ..images.decode import BrokenSample, decode_image
+from ..images.transforms import Window, center_crop, random_cover, random_crop, random_window
+from ..randomness import random_uniform
 from .captions import read_caption
 from .collection import Collection, Raw
-from .decode import BrokenSample, decode_image
 from .order import Order
-from .transforms import Window, center_crop, random_cover, random_crop, random_window
 
 REPLACEMENTS = 256  # in a row; more of them means that the data is broken, not a sample
 REQUESTS = 16  # remote reads under way at once in one worker

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from .. import storage
 from ..errors import InputError
-from .recent import Recent
+from .lru_cache import LRUCache
 
 OPEN_FILES = 128
 BLOCK = 1 << 20  # of remote read-ahead while indexing: most of a shard's headers lie closer together than this
@@ -63,7 +63,7 @@ class ShardFiles:
     def __init__(self, cache_dir: str = "", cache_bytes: int = 20 << 30, copy_remote: bool = False):
         self.cache_dir = cache_dir or os.path.join(cache_home(), "shards")
         self.cache_bytes, self.copy_remote = cache_bytes, copy_remote
-        self._files: Recent[_Open] = Recent(OPEN_FILES)
+        self._files: LRUCache[_Open] = LRUCache(OPEN_FILES)
 
     def in_place(self, shard: Shard) -> bool:
         """Whether the shard is remote and read there, so that several reads at once are faster than one by one."""

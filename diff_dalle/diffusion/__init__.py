@@ -3,7 +3,7 @@
 from .diffusion_config import DiffusionConfig, create_gaussian_diffusion
 from .gaussian_diffusion import GaussianDiffusion
 from .guidance import ClassifierGuidance, GuidanceConfig, guided_denoiser
-from .parametrisation import LossType, ModelMeanType, ModelVarType
+from .parametrization import LossType, ModelMeanType, ModelVarType
 from .resample import LossSecondMomentResampler, ScheduleSampler, UniformSampler, create_named_schedule_sampler
 from .respace import SpacedDiffusion, space_timesteps
 from .samplers import SAMPLERS, Prediction, Step

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from ..config import lookup, option
 from ..errors import InputError
 from .losses import min_snr_weights, p2_weights
-from .parametrisation import LOSSES, PREDICTIONS, VARIANCES
+from .parametrization import LOSSES, PREDICTIONS, VARIANCES
 from .respace import SpacedDiffusion, space_timesteps
 from .schedules import SCHEDULES, get_named_beta_schedule
 
@@ -62,9 +62,9 @@ class DiffusionConfig(NoiseConfig):
             raise InputError(f"p2_gamma is {self.p2_gamma}, but must be at least 0")
 
     @property
-    def out_channels(self) -> int:
-        """Channels that the network returns for an RGB image: the prediction's, and as many for a learned variance."""
-        return 6 if VARIANCES[self.variance].is_learned else 3
+    def variance_is_learned(self) -> bool:
+        """Whether the network returns as many channels again for the variance."""
+        return VARIANCES[self.variance].is_learned
 
 
 def create_gaussian_diffusion(config: DiffusionConfig, respacing: str = "") -> SpacedDiffusion:

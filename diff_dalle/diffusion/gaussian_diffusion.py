@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from ..errors import InputError
 from .forward_process import ForwardProcess, full_precision
 from .losses import discretized_gaussian_log_likelihood, mean_flat, normal_kl
-from .parametrisation import LossType, ModelMeanType, ModelVarType
+from .parametrization import LossType, ModelMeanType, ModelVarType
 from .samplers import Denoise, Prediction, ddim_move, ddim_sigma
 
 Model = Callable[..., Tensor]

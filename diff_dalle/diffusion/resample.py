@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..config import lookup
+from ..config import lookup, option
 from ..errors import InputError
 from .forward_process import ForwardProcess
 
@@ -133,3 +134,17 @@ SCHEDULE_SAMPLERS: dict[str, type[ScheduleSampler]] = {
 def create_named_schedule_sampler(name: str, diffusion: ForwardProcess) -> ScheduleSampler:
     """A sampler of SCHEDULE_SAMPLERS with its default settings."""
     return lookup(SCHEDULE_SAMPLERS, name, "schedule_sampler")(diffusion)
+
+
+@dataclass(frozen=True)
+class TimestepConfig:
+    """Timesteps"""
+
+    schedule_sampler: str = option("uniform", "how timesteps are drawn", choices=tuple(SCHEDULE_SAMPLERS))
+
+
+@dataclass(frozen=True)
+class ContrastiveConfig(TimestepConfig):
+    """Contrastive training"""
+
+    noised: bool = option(True, "train on noised images of every level; False gives an ordinary CLIP, which sees t = 0")

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from ..batch import Conditioning
 from ..config import lookup, option
 from ..errors import InputError
-from ..training.random import Draw
+from ..images.pixels import to_uint8
+from ..randomness import Draw
 from .diffusion_config import DiffusionConfig, create_gaussian_diffusion
 from .editing import Edit, EditConfig, edited_steps, shortened
 from .guidance import ClassifierGuidance, GuidanceConfig, guided_denoiser
@@ -107,13 +108,3 @@ def sample_images(*arguments, **keywords) -> np.ndarray:
     for step in sample_steps(*arguments, **keywords):
         images = step.x
     return to_uint8(images).cpu().numpy()
-
-
-def to_uint8(images: Tensor) -> Tensor:
-    """[N, C, H, W] in [-1, 1] → [N, H, W, C] uint8, rounded, out-of-range values clipped."""
-    return ((images.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous()
-
-
-def from_uint8(images: np.ndarray) -> Tensor:
-    """Pictures [N, H, W, 3] uint8 → [N, 3, H, W] float32 in [-1, 1]."""
-    return torch.from_numpy(images).permute(0, 3, 1, 2).float() / 127.5 - 1

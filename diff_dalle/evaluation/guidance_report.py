@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from ..data.grid import image_grid
+from ..images.grid import image_grid
 from .report import Section, line_plot, markdown_table
 
 SHOWN = 8  # pictures of each way in the grid

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from ..data.grid import image_grid
 from ..errors import InputError
+from ..images.grid import image_grid
 from .fidelity import PSNR_CAP, bicubic, consistency, enlargement, psnr, sharpness, ssim
 from .intervals import mean_interval, ratio_interval
 from .report import Section, markdown_table

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..batch import Conditioning
-from ..config import section
+from ..config import option, section
 from ..errors import InputError
 from .dropout import number_dropouts
 from .super_resolution import LevelEmbedding, LowResConfig, enlarged
@@ -23,9 +23,17 @@ class GeneratorConfig:
     unet: UNetConfig = section(UNetConfig)
     text: TextEncoderConfig = section(TextEncoderConfig)
     low_res: LowResConfig = section(LowResConfig)
+    image_channels: int = option(3, "channels of the images: 3 = RGB, 1 = grayscale")
 
     def __post_init__(self):
+        if self.image_channels not in (1, 3):
+            raise InputError(f"image_channels is {self.image_channels}, but must be 3 (RGB) or 1 (grayscale)")
         self.low_res.check_size(self.unet.image_size)
+
+    @property
+    def channels(self) -> int:
+        """Channels of the signal that is denoised."""
+        return self.image_channels
 
     @property
     def is_upsampler(self) -> bool:
@@ -41,19 +49,20 @@ class Generator(nn.Module):
     """Predicts what the diffusion process needs from a noisy image, its timestep, caption and class; an up-sampler
     also from the image to be enlarged.
 
-    vocab_size:   of the tokenizer; not used by a network without text (``enc_attn_dim`` 0).
-    out_channels: 3, or 6 when the variance is learned too.
+    vocab_size:       of the tokenizer; not used by a network without text (``enc_attn_dim`` 0).
+    learned_variance: return as many channels again for the variance.
     """
 
-    def __init__(self, config: GeneratorConfig, vocab_size: int, out_channels: int = 3):
+    def __init__(self, config: GeneratorConfig, vocab_size: int, learned_variance: bool = False):
         super().__init__()
         self.config = config
         self.text_encoder = TextEncoder(config.text, vocab_size) if config.text.enc_attn_dim else None
-        channels, text_width = config.unet.num_channels, config.text.enc_attn_dim
+        width, text_width, channels = config.unet.num_channels, config.text.enc_attn_dim, config.channels
+        out_channels = 2 * channels if learned_variance else channels
         if config.is_upsampler:
-            self.unet = UNet(config.unet, 6, out_channels, text_width, LevelEmbedding(channels, 4 * channels))
+            self.unet = UNet(config.unet, 2 * channels, out_channels, text_width, LevelEmbedding(width, 4 * width))
         else:
-            self.unet = UNet(config.unet, 3, out_channels, text_width)
+            self.unet = UNet(config.unet, channels, out_channels, text_width)
         number_dropouts(self)
 
     def encode_text(self, cond: Conditioning) -> Conditioning:
@@ -70,7 +79,8 @@ class Generator(nn.Module):
         return replace(cond, text_states=states, text_pooled=pooled)
 
     def forward(self, x: Tensor, t: Tensor, cond: Conditioning | None = None) -> Tensor:
-        """x: [N, 3, H, W]; t: [N], whole or fractional. Returns [N, out_channels, H, W] float32.
+        """x: [N, C, H, W]; t: [N], whole or fractional. Returns [N, C, H, W], or [N, 2C, H, W] with a learned variance,
+        float32.
 
         Conditions that the network was not built for are left aside; one that it needs and lacks is an InputError.
         """
@@ -81,4 +91,5 @@ class Generator(nn.Module):
         output = self.unet(torch.cat([x, low_res.to(x.dtype)], 1), t, cond)
         if not self.config.low_res.low_res_skip:
             return output
-        return torch.cat([output[:, :3] + low_res, output[:, 3:]], 1)
+        channels = self.config.channels
+        return torch.cat([output[:, :channels] + low_res, output[:, channels:]], 1)

@@ -63,6 +63,14 @@ def to_image(tokens: Tensor, size: Sequence[int]) -> Tensor:
     return tokens.unflatten(1, size).permute(0, 3, 1, 2)
 
 
+def to_channels_last(module: nn.Module) -> nn.Module:
+    """The module with its convolutions' weights stored channels last, as its activations are.
+
+    Done by whoever runs the network, not by the network: sharded parameters must stay contiguous.
+    """
+    return module.to(memory_format=torch.channels_last)
+
+
 def zero_init(module: nn.Module) -> nn.Module:
     """The module with all parameters 0: the last layer of a branch, so that the branch starts as nothing."""
     for parameter in module.parameters():

@@ -208,7 +208,6 @@ class UNetEncoder(nn.Module):
         self.middle = Layers(build.res(channels, channels), build.attention(channels), build.res(channels, channels))
         self.channels = channels
         number_dropouts(self)
-        self.to(memory_format=torch.channels_last)
 
     def embed(self, t: Tensor, cond: Conditioning) -> Tensor:
         """[N, 4 · num_channels] float32: timestep, class, text, … together, after the SiLU that all blocks share."""
@@ -268,7 +267,6 @@ class UNet(nn.Module):
         self.out_norm = GroupNorm32(channels)
         self.out_conv = zero_init(nn.Conv2d(channels, out_channels * config.patch_size**2, 3, padding=1))
         number_dropouts(self)
-        self.to(memory_format=torch.channels_last)
 
     def forward(self, x: Tensor, t: Tensor, cond: Conditioning | None = None) -> Tensor:
         """x: [N, in_channels, H, W]; t: [N]. Returns [N, out_channels, H, W] float32. Errors as for the encoder."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -11,24 +10,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..batch import Batch
-from ..config import option
 from ..diffusion.gaussian_diffusion import GaussianDiffusion
-from ..diffusion.resample import ScheduleSampler, UniformSampler
-from ..distributed import World
+from ..diffusion.resample import ContrastiveConfig, ScheduleSampler, UniformSampler
+from ..distributed.world import World
 from ..evaluation.retrieval import RetrievalTable, retrieval, same_captions
 from ..models.layers import full_precision
 from ..models.noised_clip import NoisedClip
-from ..training.random import Draw
+from ..randomness import Draw
 from ..training.task import Forward, Piece
 from .gradient_cache import cached_backward
-from .timesteps import TimestepConfig, TimestepTask
-
-
-@dataclass(frozen=True)
-class ContrastiveConfig(TimestepConfig):
-    """Contrastive training"""
-
-    noised: bool = option(True, "train on noised images of every level; False gives an ordinary CLIP, which sees t = 0")
+from .timesteps import TimestepTask
 
 
 class ContrastiveTask(TimestepTask):

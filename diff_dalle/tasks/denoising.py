@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from ..batch import Batch, Conditioning
 from ..config import option
 from ..diffusion.gaussian_diffusion import GaussianDiffusion
-from ..diffusion.resample import UniformSampler
+from ..diffusion.resample import TimestepConfig, UniformSampler
 from ..errors import InputError
-from ..training.random import Draw
-from .timesteps import TimestepConfig, TimestepTask
+from ..randomness import Draw
+from .timesteps import TimestepTask
 
 QUARTILES = 4  # held-out and training losses are reported per quarter of the noise levels, as in Guided-Diffusion
 
@@ -49,7 +49,7 @@ class DenoisingTask(TimestepTask):
 
     def losses(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:
         cond = replace(self.condition(batch, draw), dropout_keys=draw.keys("dropout"))
-        if self.config.caption_dropout > 0:
+        if self.config.caption_dropout > 0 and cond.droppable:
             forget = draw.uniform("caption dropout") < self.config.caption_dropout
             cond = cond.drop(forget, self.num_classes)
         t, weights = self.schedule_sampler.sample_at(draw.uniform("timestep"))

@@ -10,11 +10,11 @@ from torch import nn
 
 from ..batch import Conditioning
 from ..config import option, section
-from ..data.grid import image_grid
 from ..diffusion.diffusion_config import DiffusionConfig
 from ..diffusion.guidance import GuidanceConfig
 from ..diffusion.sampling import SamplerConfig, sample_images
 from ..errors import InputError
+from ..images.grid import image_grid
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,9 @@ class Previews:
 
     def __call__(self, generator: nn.Module) -> dict[str, np.ndarray]:
         count = len(self.captions)
-        null = self.cond.drop(torch.ones(count, dtype=torch.bool), self.num_classes)
+        null = self.cond
+        if null.droppable:
+            null = null.drop(torch.ones(count, dtype=torch.bool), self.num_classes)
         images = sample_images(generator, self.diffusion, self.cond, null, self.size, range(count), self.config.sampler,
                                self.config.guidance)  # fmt: skip
         scale, captions, columns = max(1, 96 // self.size[0]), self.captions, None

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from ..config import option
 from ..diffusion.gaussian_diffusion import GaussianDiffusion
-from ..diffusion.resample import SCHEDULE_SAMPLERS, create_named_schedule_sampler
+from ..diffusion.resample import TimestepConfig, create_named_schedule_sampler
 from ..training.task import Task
-
-
-@dataclass(frozen=True)
-class TimestepConfig:
-    """Timesteps"""
-
-    schedule_sampler: str = option("uniform", "how timesteps are drawn", choices=tuple(SCHEDULE_SAMPLERS))
 
 
 class TimestepTask(Task):

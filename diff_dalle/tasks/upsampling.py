@@ -11,9 +11,9 @@ from torch.nn import functional as F
 from ..batch import Batch, Conditioning
 from ..diffusion.augmentation import BLUR_FRACTION, BLUR_SIGMAS, AugmentationConfig, augment, downsample
 from ..diffusion.gaussian_diffusion import GaussianDiffusion
-from ..diffusion.parametrisation import ModelMeanType
+from ..diffusion.parametrization import ModelMeanType
 from ..evaluation.fidelity import PSNR_CAP
-from ..training.random import Draw
+from ..randomness import Draw
 from .denoising import DenoisingConfig, DenoisingTask
 
 

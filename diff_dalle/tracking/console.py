@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from tqdm import tqdm
 
-from .table import format_table
+from .scalar_table import format_table
 from .tracker import Run, Tracker
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 from .. import storage
 from ..errors import InputError
-from .table import format_table
+from .scalar_table import format_table
 from .tracker import Run, Tracker
 
 

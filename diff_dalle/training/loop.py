@@ -11,12 +11,13 @@ from dataclasses import dataclass
 import torch
 
 from ..batch import Batch
+from ..checkpoints.checkpoint import Identity, load_file, load_weights
+from ..checkpoints.run_folder import CheckpointSet, RunFolder, changed_settings, find_set
 from ..config import option
-from ..distributed import Vote, World
+from ..distributed.world import Vote, World
 from ..errors import InputError, quantity
-from .checkpoint import CheckpointSet, Identity, RunFolder, changed_settings, find_set, load_file, load_weights
+from ..randomness import Draw
 from .precision import PRECISIONS, autocast
-from .random import Draw
 from .trainee import Meter, Trainee
 
 EVALUATION_SEED = 20210511  # held-out losses use the same draws in every run, so that runs can be compared

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from ..batch import Batch
-from .random import Draw
+from ..randomness import Draw
 
 Piece = tuple[Batch, Draw]
 Forward = Callable[[Batch, Draw, bool], dict[str, Tensor]]

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from ..batch import Batch
-from ..distributed import World
+from ..distributed.world import World
+from ..randomness import Draw
 from .ema import Ema
 from .optim import OptimConfig, build_optimizer, learning_rate
 from .precision import LossScale, autocast, resolve_precision
-from .random import Draw
 from .task import Piece, Task
 
 

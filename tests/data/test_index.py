@@ -8,17 +8,17 @@ import pytest
 from file_server import serving
 from shard_making import make_shards, sample, tar_bytes
 
-from diff_dalle.data import table
+from diff_dalle.data import shard_table as table
 from diff_dalle.data.collection import Collection, collect
 from diff_dalle.data.index import FOLDER, index_shards
+from diff_dalle.data.shard_table import Required, Table, split_name
 from diff_dalle.data.shards import ShardFiles
 from diff_dalle.data.sources import find_shards
-from diff_dalle.data.table import Need, Table, split_name
 from diff_dalle.data.tar import Member
 from diff_dalle.errors import InputError
 from diff_dalle.storage import failures
 
-CAPTIONED = Need(caption="txt")
+CAPTIONED = Required(caption="txt")
 
 
 @pytest.fixture(autouse=True)
@@ -63,12 +63,12 @@ def test_members_are_joined_by_key_wherever_they_are():
     usable = found.select(CAPTIONED)
     assert usable.rows.tolist() == [0, 1]
     assert usable.image.tolist() == [[0, 5], [10, 5]] and usable.caption.tolist() == [[30, 5], [20, 5]]
-    assert len(found.select(Need()).rows) == 3 and len(found.select(Need(image=False, caption="txt")).rows) == 3
+    assert len(found.select(Required()).rows) == 3 and len(found.select(Required(image=False, caption="txt")).rows) == 3
 
 
 def test_a_table_survives_its_file(tmp_path):
     written = Table.of([Member("ü/a.jpg", 512, 5), Member("b.txt", 2048, 6)])
-    about = table.About(4096, "tag", True, "was cut", written.signatures())
+    about = table.ShardSummary(4096, "tag", True, "was cut", written.signatures())
     path = str(tmp_path / "t.npz")
     table.save(path, about, written)
     assert table.load_about(path) == about

@@ -10,11 +10,11 @@ from shard_making import Letters, captions_of, encoded, make_shards, picture, sa
 from torch.nn.functional import avg_pool2d
 
 from diff_dalle.data.caption_list import read_captions
-from diff_dalle.data.decode import decode_image
 from diff_dalle.data.loader import DataConfig, Loader
-from diff_dalle.data.transforms import Window, center_crop, random_crop
 from diff_dalle.errors import InputError
-from diff_dalle.training.random import random_uniform
+from diff_dalle.images.decode import decode_image
+from diff_dalle.images.transforms import Window, center_crop, random_crop
+from diff_dalle.randomness import random_uniform
 
 PLAIN = DataConfig(num_workers=0, exact_decode=True)
 

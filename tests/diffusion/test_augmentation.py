@@ -6,14 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from diff_dalle.diffusion.augmentation import (
-    BLUR_SIGMAS,
-    AugmentationConfig,
-    add_noise,
-    augment,
-    blur,
-    downsample,
-)
+from diff_dalle.diffusion.augmentation import BLUR_SIGMAS, AugmentationConfig, add_noise, augment, blur, downsample
 from diff_dalle.errors import InputError
 
 EVERYTHING = AugmentationConfig(gaussian_blur=True, noise_augmentation=0.3)

@@ -9,7 +9,7 @@ import torch
 
 from diff_dalle.diffusion import SCHEDULES, DiffusionConfig, LossType, ModelMeanType, create_gaussian_diffusion
 from diff_dalle.diffusion.diffusion_config import WEIGHTINGS
-from diff_dalle.diffusion.parametrisation import LOSSES, PREDICTIONS, VARIANCES
+from diff_dalle.diffusion.parametrization import LOSSES, PREDICTIONS, VARIANCES
 from diff_dalle.errors import InputError
 
 
@@ -33,7 +33,7 @@ def test_every_combination_trains_or_is_refused():
                 DiffusionConfig(**settings)
             continue
         config = DiffusionConfig(diffusion_steps=30, **settings)
-        output = torch.zeros(2, config.out_channels, 2, 2)
+        output = torch.zeros(2, 6 if config.variance_is_learned else 3, 2, 2)
         assert create_gaussian_diffusion(config).training_losses(lambda x, t: output, x, t)["loss"].isfinite().all()  # noqa: B023
 
 

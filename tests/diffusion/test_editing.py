@@ -164,7 +164,8 @@ def test_known_pixels_end_as_they_were_given(name, prediction, variance, schedul
     edit = right_side_open(inpaint_resamples=2, inpaint_jump=3)
     config = DiffusionConfig(100, schedule, prediction=prediction, variance=variance)
     with torch.no_grad():
-        *_, last = sample_steps(Rough(config.out_channels), config, Conditioning(), Conditioning(), SIZE, range(3),
+        network = Rough(6 if config.variance_is_learned else 3)
+        *_, last = sample_steps(network, config, Conditioning(), Conditioning(), SIZE, range(3),
                                 SamplerConfig(sampler=name, timestep_respacing="8"), OFF, edit=edit)  # fmt: skip
     assert torch.equal(last.x[..., LEFT], edit.images[..., LEFT])
     assert (last.x[..., ~LEFT] != edit.images[..., ~LEFT]).all()

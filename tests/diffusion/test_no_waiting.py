@@ -17,7 +17,7 @@ from diff_dalle.diffusion import (
     create_gaussian_diffusion,
     guided_denoiser,
 )
-from diff_dalle.diffusion.parametrisation import LOSSES
+from diff_dalle.diffusion.parametrization import LOSSES
 
 
 def train(process, sampler, x_start, u):

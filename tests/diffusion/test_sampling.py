@@ -6,7 +6,8 @@ from torch import nn
 
 from diff_dalle.batch import Conditioning
 from diff_dalle.diffusion import DiffusionConfig, GuidanceConfig
-from diff_dalle.diffusion.sampling import SamplerConfig, from_uint8, sample_images, seeds_draw, to_uint8
+from diff_dalle.diffusion.sampling import SamplerConfig, sample_images, seeds_draw
+from diff_dalle.images.pixels import from_uint8, to_uint8
 
 
 class Half(nn.Conv2d):

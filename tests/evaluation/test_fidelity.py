@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from diff_dalle.data.shapes_render import render
 from diff_dalle.errors import InputError
 from diff_dalle.evaluation.fidelity import (
     PSNR_CAP,
@@ -19,7 +18,8 @@ from diff_dalle.evaluation.fidelity import (
     ssim,
 )
 from diff_dalle.evaluation.intervals import mean_interval, ratio_interval
-from diff_dalle.evaluation.shape_prompts import shape_prompts
+from diff_dalle.shapes.prompts import shape_prompts
+from diff_dalle.shapes.render import render
 
 
 def noise(seed, *shape):

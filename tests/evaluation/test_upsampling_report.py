@@ -7,13 +7,13 @@ import re
 import numpy as np
 import pytest
 
-from diff_dalle.data.grid import MARGIN
-from diff_dalle.data.shapes_render import render
 from diff_dalle.errors import InputError
 from diff_dalle.evaluation.fidelity import PSNR_CAP, bicubic, consistency, downsample, psnr, sharpness, ssim
 from diff_dalle.evaluation.report import write_report
-from diff_dalle.evaluation.shape_prompts import shape_prompts
 from diff_dalle.evaluation.upsampling_report import SHOWN, evaluate_upsampling, upsampling_sections
+from diff_dalle.images.grid import MARGIN
+from diff_dalle.shapes.prompts import shape_prompts
+from diff_dalle.shapes.render import render
 
 PROMPTS = shape_prompts(2, 0)[:8]
 CAPTIONS = [prompt.text for prompt in PROMPTS]

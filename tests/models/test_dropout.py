@@ -3,7 +3,7 @@ import torch
 from network_making import make_generator
 
 from diff_dalle.models.dropout import Dropout, keep_mask
-from diff_dalle.training.random import Draw
+from diff_dalle.randomness import Draw
 
 GOLDEN = [[0, 1, 1, 0, 1, 1, 1, 1, 0, 1, 1, 1], [1, 1, 1, 0, 1, 1, 1, 1, 1, 1, 0, 1]]
 COUNT = 20_001  # odd: the last hash serves one element only

@@ -7,12 +7,12 @@ import torch
 from network_making import TEXT, UNET, VOCABULARY, captions, make_generator, noisy, relative, wake
 
 from diff_dalle.batch import Conditioning
-from diff_dalle.command_line import parse
+from diff_dalle.commands.command_line import parse
+from diff_dalle.commands.train_generator import GeneratorRun
 from diff_dalle.errors import InputError
 from diff_dalle.models.generator import Generator, GeneratorConfig
 from diff_dalle.models.super_resolution import LowResConfig, enlarged
 from diff_dalle.models.text_encoder import TextEncoderConfig
-from diff_dalle.tasks.generator_run import GeneratorRun
 
 NO_TEXT = TextEncoderConfig(enc_attn_dim=0)
 
@@ -20,7 +20,7 @@ NO_TEXT = TextEncoderConfig(enc_attn_dim=0)
 def make_upsampler(small_size=4, text=TEXT, out_channels=3, skip=False, awake=True, **unet):
     torch.manual_seed(0)
     config = GeneratorConfig(replace(UNET, **unet), text, LowResConfig(small_size, skip))
-    network = Generator(config, VOCABULARY, out_channels)
+    network = Generator(config, VOCABULARY, learned_variance=out_channels == 6)
     return wake(network) if awake else network
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from diff_dalle.batch import Batch, Conditioning
 from diff_dalle.diffusion import GaussianDiffusion, LossType, ModelMeanType, ModelVarType
-from diff_dalle.training.random import Draw
+from diff_dalle.randomness import Draw
 
 BATCH, DRAW = make_batch(range(8)), Draw(0, torch.arange(8))
 LOSS_AWARE = {"schedule_sampler": "loss-second-moment"}

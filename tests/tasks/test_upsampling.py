@@ -12,17 +12,17 @@ from torch import nn
 
 from diff_dalle.batch import Batch, Conditioning
 from diff_dalle.data.loader import DataConfig, Loader
-from diff_dalle.data.transforms import Window
 from diff_dalle.diffusion import DiffusionConfig, create_gaussian_diffusion
 from diff_dalle.diffusion.augmentation import AugmentationConfig, blur, downsample
 from diff_dalle.evaluation.fidelity import PSNR_CAP
+from diff_dalle.images.transforms import Window
 from diff_dalle.models.generator import Generator, GeneratorConfig
 from diff_dalle.models.super_resolution import LowResConfig
 from diff_dalle.models.text_encoder import TextEncoderConfig
 from diff_dalle.models.unet import UNetConfig
+from diff_dalle.randomness import Draw
 from diff_dalle.tasks.denoising import DenoisingConfig
 from diff_dalle.tasks.upsampling import UpsamplingTask, psnr
-from diff_dalle.training.random import Draw
 
 PROCESS = create_gaussian_diffusion(DiffusionConfig(diffusion_steps=40, prediction="x_start"))
 PLAIN, BOTH = AugmentationConfig(), AugmentationConfig(gaussian_blur=True, noise_augmentation=0.3)

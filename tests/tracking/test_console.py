@@ -3,7 +3,7 @@ import sys
 import pytest
 
 from diff_dalle.tracking.console import ConsoleTracker
-from diff_dalle.tracking.table import format_table
+from diff_dalle.tracking.scalar_table import format_table
 from diff_dalle.tracking.tracker import Run
 
 

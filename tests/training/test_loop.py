@@ -11,14 +11,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from toy import ListTracker, ToyData, ToyTask
 
-from diff_dalle.distributed import Place, World
+from diff_dalle.checkpoints.checkpoint import Identity, load_file, load_weights
+from diff_dalle.checkpoints.run_folder import find_set, open_run
+from diff_dalle.distributed.world import ProcessInfo, World
 from diff_dalle.errors import InputError
-from diff_dalle.training.checkpoint import Identity, find_set, load_file, load_weights, open_run
 from diff_dalle.training.loop import TrainingConfig, TrainLoop
 from diff_dalle.training.optim import OptimConfig
 from diff_dalle.training.trainee import Trainee
 
-WORLD = World(Place("single"), torch.device("cpu"))
+WORLD = World(ProcessInfo("single"), torch.device("cpu"))
 OPTIM = OptimConfig(lr=1e-2, ema_rate=(0.9, 0.99), warmup_steps=3, grad_clip=0.5)
 
 
@@ -81,7 +82,7 @@ def test_reported_means_are_exact_and_leave_out_what_does_not_apply(tmp_path):
     task = ToyTask()
     loop = make_loop(tmp_path, task=task, optim=OptimConfig(lr=1e-9), iterations=2)
     with torch.no_grad():
-        from diff_dalle.training.random import Draw
+        from diff_dalle.randomness import Draw
 
         batch = loop.data.batch_at(range(16))
         expected = task.losses(batch, Draw(0, batch.index))

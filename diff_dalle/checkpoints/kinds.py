@@ -1,0 +1,154 @@
+"""What a checkpoint can hold: for each kind, the settings that using it needs and how its network is built.
+
+To add a kind: a dataclass of its settings, the function that builds its network from them, and an entry in ``KINDS``.
+Training, resuming, sampling and ``info.py`` read this table and need no further change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..batch import Conditioning
+from ..config import from_dict, lookup, section, type_hints
+from ..diffusion.augmentation import AugmentationConfig
+from ..diffusion.diffusion_config import DiffusionConfig, NoiseConfig
+from ..diffusion.resample import ContrastiveConfig
+from ..models.generator import Generator, GeneratorConfig
+from ..models.noised_clip import NoisedClip, NoisedClipConfig
+from ..text.tokenizer import TokenizerConfig
+
+
+@dataclass(frozen=True)
+class GeneratorSettings:
+    """What sampling with a generator needs to know."""
+
+    model: GeneratorConfig = section(GeneratorConfig)
+    tokenizer: TokenizerConfig = section(TokenizerConfig)
+    diffusion: DiffusionConfig = section(DiffusionConfig)
+    augmentation: AugmentationConfig = section(AugmentationConfig)
+
+
+@dataclass(frozen=True)
+class ClassifierSettings:
+    """What guidance by a classifier needs to know."""
+
+    model: NoisedClipConfig = section(NoisedClipConfig)
+    tokenizer: TokenizerConfig = section(TokenizerConfig)
+    diffusion: NoiseConfig = section(NoiseConfig)
+    contrastive: ContrastiveConfig = section(ContrastiveConfig)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A forward pass on zeros, from which a network's cost is found.
+
+    sizes:           side in pixels of a whole image, and of the crop that is trained on.
+    forward:         (network, images, side) → output, on torch's default device.
+    checkpoint_flag: the setting that turns activation checkpointing on, and ``checkpointed`` whether it is set.
+    with_checkpoint: the settings with that flag on or off.
+    """
+
+    sizes: tuple[int, int]
+    forward: Callable[[nn.Module, int, int], Tensor]
+    checkpoint_flag: str
+    checkpointed: bool
+    with_checkpoint: Callable[[bool], Any]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of network.
+
+    name:     what its checkpoints call it.
+    settings: dataclass of the config sections that a checkpoint must say.
+    build:    (settings, vocab_size) → the network with its initial weights.
+    probe:    settings → how to find the network's cost.
+    """
+
+    name: str
+    settings: type
+    build: Callable[[Any, int], nn.Module]
+    probe: Callable[[Any], Probe]
+
+    def read_settings(self, config: Mapping) -> Any:
+        """The settings in a checkpoint's config. Raises InputError for one that does not exist or is mistyped; a
+        section that the checkpoint is too old to have takes its defaults."""
+        hints = type_hints(self.settings)
+        return self.settings(**{name: from_dict(hints[name], config.get(name, {}), name) for name in hints})
+
+    def settings_of(self, run: Any) -> Any:
+        """The settings of a training run, whose config has them among its sections."""
+        return self.settings(**{field.name: getattr(run, field.name) for field in fields(self.settings)})
+
+
+def find_kind(name: str) -> Kind:
+    """The entry of ``KINDS``; InputError for a name that is not there."""
+    return lookup(KINDS, name, "kind")
+
+
+# -------------------------------------------------------------------------------------------------------- the networks
+
+
+def _build_generator(settings: GeneratorSettings, vocab_size: int) -> Generator:
+    return Generator(settings.model, vocab_size, settings.diffusion.variance_is_learned)
+
+
+def _build_classifier(settings: ClassifierSettings, vocab_size: int) -> NoisedClip:
+    return NoisedClip(settings.model, vocab_size)
+
+
+def _probe_generator(settings: GeneratorSettings) -> Probe:
+    config = settings.model
+
+    def forward(network: nn.Module, images: int, side: int) -> Tensor:
+        cond = _captions(images, config.text.text_length) if config.text.enc_attn_dim else Conditioning()
+        if config.unet.num_classes:
+            cond = replace(cond, labels=torch.zeros(images, dtype=torch.int64))
+        if config.is_upsampler:
+            low_res, level = _images(images, config.channels, side // config.factor), torch.zeros(images)
+            cond = replace(cond, low_res=low_res, low_res_level=level, low_res_blur=level)
+        return network(_images(images, config.channels, side), torch.zeros(images, dtype=torch.int64), cond)
+
+    def with_checkpoint(value: bool) -> GeneratorSettings:
+        return replace(settings, model=replace(config, unet=replace(config.unet, use_checkpoint=value)))
+
+    size = config.unet.image_size
+    sizes = (size, settings.augmentation.crop_size or size)
+    return Probe(sizes, forward, "use_checkpoint", config.unet.use_checkpoint, with_checkpoint)
+
+
+def _probe_classifier(settings: ClassifierSettings) -> Probe:
+    config = settings.model
+
+    def forward(network: nn.Module, images: int, side: int) -> Tensor:
+        cond, t = _captions(images, config.text_length), torch.zeros(images, dtype=torch.int64)
+        return network.encode_image(_images(images, 3, side), t) * network.encode_text(cond.tokens, cond.mask)
+
+    def with_checkpoint(value: bool) -> ClassifierSettings:
+        return replace(settings, model=replace(config, classifier_use_checkpoint=value))
+
+    sizes = (config.image_size, config.image_size)
+    return Probe(sizes, forward, "classifier_use_checkpoint", config.classifier_use_checkpoint, with_checkpoint)
+
+
+def _captions(count: int, length: int) -> Conditioning:
+    tokens = torch.zeros(count, length, dtype=torch.int64)
+    return Conditioning(tokens=tokens, mask=torch.ones_like(tokens, dtype=torch.bool))
+
+
+def _images(count: int, channels: int, side: int) -> Tensor:
+    return torch.zeros(count, channels, side, side)
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind("generator", GeneratorSettings, _build_generator, _probe_generator),
+        Kind("classifier", ClassifierSettings, _build_classifier, _probe_classifier),
+    )
+}

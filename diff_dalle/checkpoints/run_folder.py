@@ -1,0 +1,156 @@
+"""The folder of a run: what is being run in it, and its complete checkpoints.
+
+A checkpoint of step 200 is a set of files, ``model000200.pt``, ``ema_0.9999_000200.pt``, ``opt000200.pt``. ``run.json``
+names the sets that are complete; it is replaced last, so a kill at any moment leaves a run that continues from a
+complete set. Nothing is read from file names.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+from .. import storage
+from ..config import differences, load_mapping
+from ..errors import InputError
+from .checkpoint import Identity, load_file, save_file
+
+RECORD = "run.json"
+
+
+def choose_logdir(flag: str) -> str:
+    """``--logdir``, else ``OPENAI_LOGDIR``, else a fresh folder under the system's temporary one."""
+    return flag or os.environ.get("OPENAI_LOGDIR", "") or tempfile.mkdtemp(prefix="diff_dalle-")
+
+
+@dataclass
+class CheckpointSet:
+    """A complete checkpoint: file names by role, relative to the run's folder. EMA roles are ``ema_RATE``."""
+
+    step: int
+    samples: int
+    files: dict[str, str]
+
+
+@dataclass
+class RunFolder:
+    """A log directory, what is being run in it, and its complete checkpoints, oldest first.
+
+    best: step and held-out loss of the best weights kept, by trainee's name.
+    """
+
+    path: str
+    identity: Identity
+    checkpoints: list[CheckpointSet] = field(default_factory=list)
+    best: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def write_record(self) -> None:
+        entries = [asdict(entry) for entry in self.checkpoints]
+        record = {**asdict(self.identity), "checkpoints": entries, "best": self.best}
+        with storage.atomic_writer(storage.join(self.path, RECORD)) as file:
+            file.write(json.dumps(record, indent=1, ensure_ascii=False).encode())
+
+    def file(self, entry: CheckpointSet, role: str) -> str:
+        if role not in entry.files:
+            raise InputError(f"the checkpoint of step {entry.step} in {self.path} has no {role}")
+        return storage.join(self.path, entry.files[role])
+
+    def save(self, step: int, samples: int, states: Mapping[str, dict], keep: int = 0) -> CheckpointSet:
+        """Write a complete set. ``states`` maps roles (``model``, ``ema_RATE``, ``optimizer``, perhaps with a prefix
+        per trainee, ``NAME/model``) to state dicts. ``keep`` > 0 removes all but the latest ``keep`` sets.
+        """
+        files = {}
+        for role, state in states.items():
+            prefix, _, short = role.rpartition("/")
+            stem = {"model": "model", "optimizer": "opt"}.get(short, f"{short}_")
+            files[role] = f"{prefix + '_' if prefix else ''}{stem}{step:06d}.pt"
+            save_file(storage.join(self.path, files[role]), short, self.identity, step, samples, state)
+        entry = CheckpointSet(step, samples, files)
+        self.checkpoints = [other for other in self.checkpoints if other.step < step] + [entry]
+        dropped = self.checkpoints[:-keep] if keep > 0 else []
+        self.checkpoints = self.checkpoints[len(dropped) :]
+        self.write_record()
+        for old in dropped:
+            for path in (storage.join(self.path, name) for name in old.files.values()):
+                if storage.exists(path):  # else someone has made room by hand
+                    storage.remove(path)
+        return entry
+
+    def keep_best(self, name: str, step: int, samples: int, loss: float, state: dict, role: str) -> None:
+        """Write the weights ``state``, of ``role`` model or ``ema_RATE``, as best.pt (NAME_best.pt for a named trainee)
+        if their held-out loss is the lowest so far."""
+        if not loss < self.best.get(name, {"loss": math.inf})["loss"]:  # NaN is never the lowest
+            return
+        path = storage.join(self.path, f"{name}_best.pt" if name else "best.pt")
+        save_file(path, role, self.identity, step, samples, state)
+        self.best[name] = {"step": step, "loss": loss}
+        self.write_record()
+
+
+def read_run(path: str) -> RunFolder | None:
+    """The run recorded in a folder, or None when there is none."""
+    record = storage.join(path, RECORD)
+    if not storage.exists(record):
+        return None
+    saved = load_mapping(storage.read_text(record), record)
+    try:
+        identity = Identity(saved["kind"], saved["config"], saved["tokenizer"])
+        return RunFolder(path, identity, [CheckpointSet(**entry) for entry in saved["checkpoints"]],
+                         dict(saved.get("best", {})))  # fmt: skip
+    except (KeyError, TypeError):
+        raise InputError(f"{record} is damaged or was not written by diff_dalle; choose another --logdir") from None
+
+
+def open_run(path: str, identity: Identity, config_class: type) -> RunFolder:
+    """The folder for a run: a new one, or the same run to be continued.
+
+    Raises InputError when the folder holds a run whose settings differ in more than the free ones.
+    """
+    storage.make_dirs(path)
+    saved = read_run(path)
+    if saved is None:
+        return RunFolder(path, identity)
+    if saved.identity.kind != identity.kind:
+        raise InputError(
+            f"{path} holds a run of a {saved.identity.kind}, not of a {identity.kind}; choose another --logdir"
+        )
+    changed = differences(saved.identity.config, identity.config, config_class)
+    if saved.identity.tokenizer != identity.tokenizer:
+        changed.append(f"tokenizer ({saved.identity.tokenizer} → {identity.tokenizer})")
+    if changed:
+        raise InputError(
+            f"{path} holds a run with other settings: {', '.join(changed)}; choose another --logdir, or give the "
+            "settings it was started with"
+        )
+    return RunFolder(path, identity, saved.checkpoints, saved.best)
+
+
+def changed_settings(old: Mapping, new: Mapping) -> list[str]:
+    """``name (old → new)`` for every setting of two nested configs that differs."""
+    changed = []
+    for name in dict.fromkeys([*old, *new]):
+        before, after = old.get(name), new.get(name)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            changed += changed_settings(before, after)
+        elif before != after:
+            changed.append(f"{name} ({before} → {after})")
+    return changed
+
+
+def find_set(path: str) -> tuple[RunFolder, CheckpointSet]:
+    """The complete checkpoint that the file ``path`` belongs to, for ``--resume_checkpoint``."""
+    content = load_file(path, roles=("model", "ema", "optimizer"))
+    run = read_run(os.path.dirname(path) or ".")
+    if run is None:
+        raise InputError(
+            f"{path} lies alone: its folder has no {RECORD} that names the optimizer's state, so the run cannot be "
+            "continued; use --init_checkpoint to start a new run from these weights"
+        )
+    for entry in run.checkpoints:
+        if entry.step == content["step"]:
+            return run, entry
+    raise InputError(f"{path} is of step {content['step']}, but {run.path} has no complete checkpoint of that step")

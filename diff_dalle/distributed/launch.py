@@ -1,0 +1,258 @@
+"""Processes and devices: who am I, on which device, and how do we speak to each other.
+
+Started by ``mpiexec``, ``torchrun``, ``srun`` or plain ``python``, every script gets the same ``World``; on one
+process all of its collectives do nothing. This is the only module that imports mpi4py, and it does so only when
+``mpiexec`` started more than one process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+
+from ..config import option
+from ..errors import InputError, quantity
+from .devices import pick_device
+from .world import SINGLE, ProcessInfo, World
+
+
+@dataclass(frozen=True)
+class DistributedConfig:
+    """Processes and devices"""
+
+    device: str = option("auto", "where to compute; auto takes CUDA, then MPS, then the CPU", free=True,
+                         choices=("auto", "cpu", "cuda", "mps"))  # fmt: skip
+    threads: int = option(0, "CPU threads per process; 0 = the cores shared evenly by the processes of a machine",
+                          free=True)  # fmt: skip
+    start_timeout: float = option(300.0, "seconds to wait for all processes to appear at the start", free=True)
+    timeout: float = option(1800.0, "seconds a process may wait for the others before the job is given up", free=True)
+
+    def __post_init__(self):
+        for name in ("threads", "start_timeout", "timeout"):
+            if getattr(self, name) < 0:
+                raise InputError(f"{name} is {getattr(self, name)}, but must not be negative")
+
+
+def detect(env: Mapping[str, str] = os.environ) -> ProcessInfo:
+    """Read the launcher's environment variables; nothing is started or imported."""
+
+    def number(*names: str, default: int = 0) -> int:
+        return next((int(env[name]) for name in names if env.get(name, "").isdigit()), default)
+
+    if "RANK" in env and "WORLD_SIZE" in env:
+        place = ("torchrun", number("RANK"), number("WORLD_SIZE"), number("LOCAL_RANK"))
+        return ProcessInfo(*place, number("LOCAL_WORLD_SIZE", default=1))
+    if number("OMPI_COMM_WORLD_SIZE") > 1:  # Open MPI
+        place = ("mpi", number("OMPI_COMM_WORLD_RANK"), number("OMPI_COMM_WORLD_SIZE"))
+        local_size = number("OMPI_COMM_WORLD_LOCAL_SIZE", default=1)
+        return ProcessInfo(*place, number("OMPI_COMM_WORLD_LOCAL_RANK"), local_size)
+    tasks = number("SLURM_STEP_NUM_TASKS")  # set by srun, not by a batch script that runs python directly
+    if number("PMI_SIZE") > 1 and number("PMI_SIZE") != tasks:  # MPICH, Intel MPI
+        local_size = number("MPI_LOCALNRANKS", default=number("PMI_SIZE"))
+        return ProcessInfo("mpi", number("PMI_RANK"), number("PMI_SIZE"), number("MPI_LOCALRANKID"), local_size)
+    if tasks > 1:
+        per_node = re.match(r"\d+", env.get("SLURM_STEP_TASKS_PER_NODE", "1"))
+        local_size = int(per_node.group()) if per_node else 1
+        return ProcessInfo("slurm", number("SLURM_PROCID"), tasks, number("SLURM_LOCALID"), local_size)
+    return SINGLE
+
+
+# ------------------------------------------------------------------------------------------------------ start and end
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _meeting_point(place: ProcessInfo) -> tuple[str, int, object]:
+    """Address and port of rank 0's store, and the MPI communicator where there is one."""
+    if place.launcher == "torchrun":
+        if not os.environ.get("MASTER_ADDR") or not os.environ.get("MASTER_PORT", "").isdigit():
+            raise InputError("RANK and WORLD_SIZE are set, but not MASTER_ADDR and MASTER_PORT, where the processes "
+                             "meet: start with torchrun, or set all four")  # fmt: skip
+        return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), None
+    if place.launcher == "slurm":
+        nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST", "127.0.0.1")
+        first = re.sub(r"\[(\w+).*", r"\1", nodes.split(",")[0])  # node[003-007,9] -> node003
+        unique = int(os.environ.get("SLURM_JOB_ID", 0)) * 31 + int(os.environ.get("SLURM_STEP_ID", 0))
+        return os.environ.get("MASTER_ADDR", first), int(os.environ.get("MASTER_PORT", 20000 + unique % 20000)), None
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:  # RuntimeError: mpi4py is there, but no MPI library
+        raise InputError(f"mpiexec started {place.size} processes, but mpi4py cannot be used ({error})") from None
+    comm = MPI.COMM_WORLD
+    if comm.Get_size() != place.size:
+        raise InputError(
+            f"mpiexec started {place.size} processes, but mpi4py's MPI library sees {comm.Get_size()}: they belong to "
+            "different MPI installations; use the mpiexec of the library that mpi4py loads"
+        )
+    hosts = comm.allgather(socket.gethostname())
+    port = None
+    if place.rank == 0:
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port = probe.getsockname()[1]
+    address = "127.0.0.1" if len(set(hosts)) == 1 else hosts[0]
+    return address, comm.bcast(port, root=0), comm
+
+
+def _connect(place: ProcessInfo, address: str, port: int, seconds: float):
+    """A store that all ranks have reached; after ``seconds`` rank 0 names the ranks that are missing."""
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    serves = place.rank == 0 and not agent
+    try:
+        store = torch.distributed.TCPStore(
+            address, port, None, is_master=serves, timeout=timedelta(seconds=seconds), wait_for_workers=False
+        )
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"cannot {'open' if serves else 'reach'} rank 0's port {address}:{port}: {reason}") from error
+    store = torch.distributed.PrefixStore(f"diff_dalle/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+    store.set(f"arrived/{place.rank}", "yes")
+    if place.rank == 0:
+        deadline = time.monotonic() + seconds
+        missing = set(range(place.size))
+        while missing := {rank for rank in missing if not store.check([f"arrived/{rank}"])}:
+            if time.monotonic() > deadline:
+                raise InputError(
+                    f"after {seconds:.0f} s these processes have not appeared: ranks {sorted(missing)} of {place.size} "
+                    "(--start_timeout sets how long to wait)"
+                )
+            time.sleep(0.05)
+    return store
+
+
+def _say(message: str) -> None:
+    sys.stdout.flush()
+    print(message, file=sys.stderr, flush=True)
+
+
+def _watch(store, rank: int, done: threading.Event) -> None:
+    """Leave when another rank has failed, even if this one waits inside a collective."""
+    while not done.wait(1.0):
+        try:
+            failed = store.check(["failure"])
+        except RuntimeError:  # rank 0 held the store and is gone
+            failed = None
+        if done.is_set() or failed is False:
+            continue
+        time.sleep(2.0)  # give the launcher, or this rank's own error, the chance to end things in an orderly way
+        if done.is_set():
+            return
+        reason = store.get("failure").decode() if failed else "rank 0 is gone"
+        _say(f"rank {rank} stops because {reason}")
+        os._exit(1)
+
+
+def _enter(config: DistributedConfig, place: ProcessInfo) -> World:
+    """The world of this process, whose device is now torch's."""
+    device = pick_device(config.device, place)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return World(place, device)
+
+
+@contextlib.contextmanager
+def launch(config: DistributedConfig) -> Iterator[World]:
+    """Join the job: pick the device, meet the other processes, and see to it that all of them end together.
+
+    An exception inside the block, on any rank, ends every rank with a non-zero status; the first rank to fail tells
+    why. Raises InputError for a device that is not there and for a launcher whose parts do not fit.
+    """
+    place = detect()
+    torch.set_num_threads(config.threads or max(1, _cores() // place.local_size))
+    if place.size == 1:
+        world = _enter(config, place)
+        spare = torch.cuda.device_count() - 1 if world.device.type == "cuda" else 0
+        if spare > 0:
+            more = f"mpiexec -n {spare + 1} (or torchrun --nproc_per_node {spare + 1})"
+            print(f"Note: {quantity(spare, 'further GPU')} stays idle; start with {more} to use all.", flush=True)
+        yield world
+        return
+
+    address, port, comm = _meeting_point(place)
+    done = threading.Event()
+    store = None
+    try:
+        store = _connect(place, address, port, config.start_timeout)
+        watched = _connect_again(address, port)
+        threading.Thread(target=_watch, args=(watched, place.rank, done), daemon=True).start()
+        world = _enter(config, place)  # only now: a rank that has no device can tell the others
+        torch.distributed.init_process_group(
+            "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo",
+            store=torch.distributed.PrefixStore("group", store),
+            rank=place.rank,
+            world_size=place.size,
+            timeout=timedelta(seconds=config.timeout),
+        )
+        yield world
+        world.barrier()
+        done.set()
+        torch.distributed.destroy_process_group()
+    except BaseException as error:
+        if isinstance(error, SystemExit) and not error.code:
+            raise
+        first = _first_to_fail(store, place.rank, error)
+        if first:
+            _report(error, f"rank {place.rank}: ")
+        done.set()
+        if comm is not None:
+            time.sleep(0.2)  # let the message out before the whole job is killed
+            comm.Abort(_status(error))  # an exception would wait for the others in MPI_Finalize, for ever
+        sys.stderr.flush()
+        os._exit(_status(error))  # the process group's own clean-up may wait for the others too
+
+
+def _connect_again(address: str, port: int):
+    """A second connection for the watching thread: a store connection serves one waiting call at a time."""
+    store = torch.distributed.TCPStore(address, port, None, is_master=False, wait_for_workers=False)
+    return torch.distributed.PrefixStore(f"diff_dalle/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+
+
+def _first_to_fail(store, rank: int, error: BaseException) -> bool:
+    """Whether no other rank has reported a failure before; leaves ours for the others to read."""
+    if store is None:
+        return True
+    try:
+        reason = f"rank {rank} failed: {type(error).__name__}: {error}"
+        return store.compare_set("failure", "", reason).decode() == reason
+    except RuntimeError:  # the store went down with rank 0, which has reported
+        return False
+
+
+def _status(error: BaseException) -> int:
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else 1
+    return 2 if isinstance(error, InputError) else 130 if isinstance(error, KeyboardInterrupt) else 1
+
+
+def _report(error: BaseException, who: str = "") -> None:
+    if isinstance(error, InputError):
+        _say(f"error: {who}{error}")
+    elif isinstance(error, KeyboardInterrupt):
+        _say(f"{who}interrupted")
+    elif isinstance(error, SystemExit):
+        _say(f"{who}{error.code if isinstance(error.code, str) else 'left with status ' + str(error.code)}")
+    else:
+        _say(who + "".join(traceback.format_exception(error)))
+
+
+def run_script(main: Callable[[], None]) -> None:
+    """Run a script's ``main``: bad input becomes one line on stderr and status 2, from rank 0 only."""
+    try:
+        main()
+    except (InputError, KeyboardInterrupt) as error:
+        if detect().rank == 0:
+            _report(error)
+        sys.exit(_status(error))

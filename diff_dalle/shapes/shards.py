@@ -1,0 +1,72 @@
+"""The shapes world as webdataset shards: a picture (png), its caption (txt) and what is in it (json)."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+
+from PIL import Image
+
+from .. import storage
+from ..config import from_dict, load_mapping, to_dict
+from ..data.tar import write_tar
+from ..errors import InputError
+from .captions import training_caption
+from .render import render
+from .scenes import ShapesConfig, scene
+
+RECORD = "shapes.json"  # which config a folder was written with
+
+
+def sample_files(config: ShapesConfig, i: int, split: str) -> dict[str, bytes]:
+    """The members of one sample, by extension."""
+    content = scene(config, i, split)
+    text = training_caption(config, content, i, split)
+    png = io.BytesIO()
+    Image.fromarray(render(content, config.image_size)).save(png, "PNG", compress_level=1)
+    truth = {"caption": text, **dataclasses.asdict(content)}
+    return {"png": png.getvalue(), "txt": text.encode(), "json": json.dumps(truth).encode()}
+
+
+def _claim(config: ShapesConfig, out_dir: str) -> None:
+    """Record the config in a new folder, or make sure that it is the one an earlier call recorded."""
+    record, resolved = storage.join(out_dir, RECORD), to_dict(config)
+    storage.make_dirs(out_dir)
+    if storage.exists(record):
+        if load_mapping(storage.read_text(record), record) != resolved:
+            raise InputError(f"{out_dir} holds a shapes world with other settings; choose another --out_dir")
+    elif storage.list_files(out_dir, recursive=True):
+        raise InputError(f"{out_dir} is not empty and holds no shapes world; choose another --out_dir")
+    else:
+        storage.write_bytes(record, json.dumps(resolved, indent=1).encode())
+
+
+def write_shapes(config: ShapesConfig, out_dir: str) -> dict[str, dict[str, int]]:
+    """Write ``out_dir/train`` and ``out_dir/val``, local or remote; shards that an earlier call finished are kept.
+
+    Returns, for each split, the numbers of ``shards``, ``samples`` and ``bytes``. Raises InputError when the folder
+    holds anything but shards of this very config.
+    """
+    _claim(config, out_dir)
+    report = {}
+    for split, count in (("train", config.train_samples), ("val", config.val_samples)):
+        folder = storage.join(out_dir, split)
+        storage.make_dirs(folder)
+        sizes = []
+        for number, start in enumerate(range(0, count, config.samples_per_shard)):
+            path = storage.join(folder, f"shapes-{split}-{number:05d}.tar")
+            if not storage.exists(path):
+                members = range(start, min(start + config.samples_per_shard, count))
+                write_tar(path, ((f"{i:08d}", sample_files(config, i, split)) for i in members))
+            sizes.append(storage.size_and_tag(path)[0])
+        report[split] = {"shards": len(sizes), "samples": count, "bytes": sum(sizes)}
+    return report
+
+
+def read_shapes_config(out_dir: str) -> ShapesConfig:
+    """The config that a folder of ``write_shapes`` was made with. InputError when it is no such folder."""
+    record = storage.join(out_dir, RECORD)
+    if not storage.exists(record):
+        raise InputError(f"{out_dir or 'the empty path'} is no folder of the shapes world: it has no {RECORD}")
+    return from_dict(ShapesConfig, load_mapping(storage.read_text(record), record))

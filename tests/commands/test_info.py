@@ -1,0 +1,167 @@
+"""What networks and presets cost, and that the presets of a cascade belong together."""
+
+import pytest
+import torch
+from checkpoint_making import TINY, make_run
+from torch import nn
+from torch.nn import functional as F
+
+from diff_dalle.checkpoints.checkpoint import save_file
+from diff_dalle.checkpoints.kinds import KINDS
+from diff_dalle.commands.command_line import parse, preset_names
+from diff_dalle.commands.info import (
+    ENDINGS,
+    FULL_SIZE,
+    InfoConfig,
+    describe,
+    describe_file,
+    family,
+    network_cost,
+    parse_any,
+    preset_cost,
+    training_bytes,
+)
+from diff_dalle.commands.train_classifier import ClassifierRun
+from diff_dalle.commands.train_generator import GeneratorRun
+from diff_dalle.models.attention import SelfAttention
+from diff_dalle.models.cost import measure, peak_bytes
+from diff_dalle.models.generator import Generator
+
+UPSAMPLER = {**TINY, "image_size": 32, "small_size": 8, "attention_resolutions": "none"}
+CASCADE = [name for ending in ENDINGS for name in family(ending)]
+
+
+def run_class(name):
+    return ClassifierRun if name.startswith("classifier") else GeneratorRun
+
+
+def costs_of(run, vocab_size=100):
+    kind = KINDS[run.kind]
+    return network_cost(kind, kind.settings_of(run), vocab_size)
+
+
+def parsed(name):
+    return parse(run_class(name), ["--preset", name])
+
+
+# ---------------------------------------------------------------------------------------------------------- the costs
+
+
+def test_peak_of_a_chain_is_what_can_be_counted_by_hand():
+    """Each squaring keeps its input; the way back adds two gradients while one kept input still lives."""
+
+    class Chain(nn.Module):
+        def forward(self, x):
+            for _ in range(4):
+                x = x.square()
+            return x
+
+    x = torch.zeros(256, device="meta", requires_grad=True)
+    forward = 4 * 1024  # the results of all four; the first input was there before
+    found = peak_bytes(Chain(), lambda model: model(x))
+    assert forward + 1024 <= found <= forward + 4 * 1024
+
+
+def test_parameters_and_their_gradients_are_no_activations():
+    with torch.device("meta"):
+        model, x = nn.Linear(1000, 1000, bias=False), torch.zeros(1, 1000)
+        cost = measure(model, lambda network: network(x))
+    assert cost.parameters == 10**6 and cost.flops == 2 * 10**6
+    assert cost.activation_bytes < 4 * 10**6 + 3 * 4000  # one temporary gradient of the weights
+    assert cost.training_bytes(2, averages=1) == 20 * 10**6 + 2 * cost.activation_bytes
+
+
+def test_attention_is_measured_without_the_weights_of_all_pairs():
+    """As fused kernels compute it: in proportion to the tokens; and torch is left as it was."""
+    plain, sizes = F.scaled_dot_product_attention, []
+    for tokens in (4096, 8192):
+        with torch.device("meta"):
+            model, x = SelfAttention(8, 2), torch.zeros(1, tokens, 8)
+            sizes.append(peak_bytes(model, lambda network, x=x: network(x)))
+    assert sizes[1] < 2.1 * sizes[0] and sizes[1] < 8192**2
+    assert F.scaled_dot_product_attention is plain
+
+
+def test_recomputed_activations_count_while_they_live():
+    """With use_checkpoint the peak is that of the largest block, not only what is kept between blocks."""
+    run = make_run(image_size=64, channel_mult="1", attention_resolutions="none")
+    costs = costs_of(run)
+    one_map = 4 * 16 * 64 * 64  # bytes of a feature map of one image
+    kept = (1 + 1 + 3 * 2) * one_map  # the inputs of all blocks, on the way up twice as wide
+    assert kept < costs.checkpointed.activation_bytes < 0.75 * costs.plain.activation_bytes
+
+
+def test_an_upsampler_on_parts_has_the_memory_of_a_part_and_the_flops_of_the_whole():
+    run = make_run(settings=UPSAMPLER)
+    whole, part = (costs_of(make_run(settings=UPSAMPLER, crop_size=crop)).own for crop in (0, 16))
+    smaller = make_run(settings={**UPSAMPLER, "image_size": 16, "small_size": 4})
+    alone = costs_of(smaller).own
+    assert part.flops == whole.flops > 3 * alone.flops
+    assert part.activation_bytes == alone.activation_bytes < whole.activation_bytes
+    assert part.parameters == sum(p.numel() for p in Generator(run.model, 100).parameters())
+
+
+def test_files_of_upsamplers_are_described(tmp_path):
+    run = make_run(settings=UPSAMPLER, crop_size=16, noise_augmentation=0.25)
+    tokenizer = run.build_tokenizer()
+    state = run.build_model(tokenizer).state_dict()
+    save_file(str(tmp_path / "ema.pt"), "ema", run.identity(tokenizer), 3, 24, state)
+    text = describe_file(str(tmp_path / "ema.pt"))
+    assert "small_size 8" in text and "noise_augmentation 0.25" in text
+    assert str(costs_of(run, tokenizer.vocab_size)) in text
+    flags = [part for name, value in UPSAMPLER.items() for part in (f"--{name}", str(value))]
+    asked = describe(parse_any("", [*flags, "--crop_size", "16", "--microbatch", "8"]))
+    assert "16×16 pixels" in asked and "one image of 32×32" in asked and "a microbatch of 8" in asked
+    assert InfoConfig().model_path == ""
+
+
+# --------------------------------------------------------------------------------------------------------- the presets
+
+
+def test_every_preset_of_a_cascade_is_in_a_family():
+    """So that none is missing from the README's table."""
+    known = {name for name in preset_names() if name.split("_")[0] in ("generator", "upsampler", "classifier")}
+    assert set(CASCADE) == known and len(CASCADE) == len(ENDINGS) * len(FULL_SIZE)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_stages_of_a_cascade_follow_each_other(ending):
+    base, middle, last, classifier = map(parsed, family(ending))
+    assert not base.model.is_upsampler and base.image_size == 64
+    assert (middle.model.low_res.small_size, middle.image_size) == (base.image_size, 256)
+    assert (last.model.low_res.small_size, last.image_size) == (middle.image_size, 1024)
+    assert classifier.image_size == base.image_size
+    for name in ("noise_schedule", "diffusion_steps", "rescale_timesteps"):
+        assert getattr(classifier.diffusion, name) == getattr(base.diffusion, name)
+    assert classifier.tokenizer == base.tokenizer
+    assert last.augmentation.crop_size == middle.image_size
+
+
+def test_the_full_size_family_has_the_size_that_it_is_known_by():
+    total = 0
+    for name in FULL_SIZE:
+        run = parsed(name)
+        vocab_size = run.build_tokenizer().vocab_size
+        with torch.device("meta"):
+            model = KINDS[run.kind].build(KINDS[run.kind].settings_of(run), vocab_size)
+        total += sum(parameter.numel() for parameter in model.parameters())
+    assert 1.4e9 <= total <= 1.6e9
+
+
+@pytest.mark.parametrize("name", family("_small"))
+def test_small_presets_fit_a_card_of_12_gb(name):
+    """In fp32, with their own microbatch."""
+    run, cost = preset_cost(name)
+    assert training_bytes(run, cost) < 12e9
+
+
+@pytest.mark.parametrize("name", ["upsampler_256", "upsampler_256_small"])
+def test_recomputing_saves_most_of_the_activations(name):
+    cost = preset_cost(name)[1]
+    assert cost.checkpointed.activation_bytes <= 0.45 * cost.plain.activation_bytes
+
+
+@pytest.mark.parametrize("name", family("_tiny"))
+def test_tiny_presets_are_tiny(name):
+    run, cost = preset_cost(name)
+    assert cost.plain.parameters < 6e6 and training_bytes(run, cost) < 1e9

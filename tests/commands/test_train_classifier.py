@@ -1,0 +1,56 @@
+"""The settings of a classifier's training."""
+
+import pytest
+import torch
+
+from diff_dalle.commands.train_classifier import ClassifierOptim, ClassifierRun, ClassifierTraining
+from diff_dalle.distributed.world import ProcessInfo, World
+from diff_dalle.errors import InputError
+from diff_dalle.training.optim import learning_rate
+
+
+def make_run(optim=None, **training):
+    return ClassifierRun(optim=ClassifierOptim(**optim or {}), training=ClassifierTraining(**training))
+
+
+@pytest.mark.parametrize(
+    ("optim", "iterations", "found"),
+    [({}, 1000, (20, 1000)), ({"warmup_steps": 5}, 1000, (5, 1000)), ({"lr_anneal_steps": 5000}, 1000, (100, 5000)),
+     ({"lr_anneal_steps": 0}, 1000, (0, 0)), ({"warmup_steps": 0}, 10, (0, 10))],
+)  # fmt: skip
+def test_the_rate_warms_up_and_falls_over_the_run_unless_told_otherwise(optim, iterations, found):
+    """The checkpoint says what was meant, not -1."""
+    optim = make_run(optim, iterations=iterations).optim
+    assert (optim.warmup_steps, optim.lr_anneal_steps) == found
+
+
+def test_the_rate_rises_in_a_line_and_falls_as_a_cosine():
+    optim = make_run({"lr": 1.0}, iterations=1000).optim
+    assert [learning_rate(optim, step) for step in (0, 9, 19, 20)] == pytest.approx([0.05, 0.5, 1.0, 1.0])
+    assert [learning_rate(optim, step) for step in (265, 510, 755, 1000)] == pytest.approx(
+        [0.5 + 0.5**1.5, 0.5, 0.5 - 0.5**1.5, 0.0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("optim", "words"),
+    [({"warmup_steps": -2}, "warmup_steps is -2"), ({"lr_anneal_steps": -5}, "lr_anneal_steps is -5"),
+     ({"lr": 0.0}, "lr is 0"), ({"warmup_steps": 1000}, "warmup_steps is 1000"),
+     ({"lr_anneal_steps": 500}, "lr_anneal_steps is 500, so the learning rate would be 0")],
+)  # fmt: skip
+def test_impossible_rates_are_refused(optim, words):
+    with pytest.raises(InputError, match=words):
+        make_run(optim, iterations=1000)
+
+
+def test_pieces_must_fill_the_batch():
+    with pytest.raises(InputError, match=r"microbatch is 24, but must divide batch_size \(128\)"):
+        make_run(microbatch=24)
+    assert make_run(microbatch=32).training.microbatch == 32
+
+
+def test_one_sample_is_no_batch_and_one_a_process_is():
+    run = make_run(batch_size=1)
+    with pytest.raises(InputError, match="batch_size is 1, but a contrastive loss needs at least 2"):
+        run.check_world(World(ProcessInfo("single"), torch.device("cpu")))
+    run.check_world(World(ProcessInfo("mpi", 0, 2), torch.device("cpu")))

@@ -1,0 +1,154 @@
+"""A generator's run as an up-sampler: what it refuses, what it builds, what it shows, and that it continues exactly."""
+
+import numpy as np
+import pytest
+import torch
+from script_running import TINY, hashes, losses, train
+
+from diff_dalle.batch import Batch, Conditioning
+from diff_dalle.commands.command_line import parse
+from diff_dalle.commands.train_generator import GeneratorRun
+from diff_dalle.distributed.world import SINGLE, World
+from diff_dalle.errors import InputError
+from diff_dalle.images.pixels import to_uint8
+from diff_dalle.images.transforms import Window
+from diff_dalle.shapes.scenes import ShapesConfig
+from diff_dalle.shapes.shards import write_shapes
+from diff_dalle.tasks.denoising import DenoisingTask
+from diff_dalle.tasks.upsampling import UpsamplingTask
+
+WORLD = World(SINGLE, torch.device("cpu"))
+FEW = {"timestep_respacing": 2, "sample_interval": 1}  # previews that do not take long
+
+
+def make_run(**changed):
+    flags = {**TINY, **{f"--{name}": value for name, value in changed.items()}}
+    return parse(GeneratorRun, [str(part) for pair in flags.items() for part in pair])
+
+
+@pytest.mark.parametrize(
+    "flags", [{"gaussian_blur": True}, {"noise_augmentation": 0.1}, {"crop_size": 8}, {"gaussian_blur": True} | FEW]
+)
+def test_settings_of_up_samplers_are_refused_for_a_base_generator(flags):
+    with pytest.raises(InputError, match="are for up-samplers, but this is a base generator: give --small_size"):
+        make_run(**flags)
+    make_run(small_size=8, **flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"small_size": 8, "crop_size": 18}, r"crop_size is 18, but must be at most image_size \(16\)"),
+        ({"small_size": 4, "crop_size": 6}, r"crop_size is 6, but must be .* a multiple of the factor .*\(4\)"),
+        ({"small_size": 8, "crop_size": 10, "channel_mult": "1,1,2"},
+         "crop_size is 10, but must be a multiple of 4, by which the network divides"),
+        ({"small_size": 16}, r"small_size is 16, but must be smaller than image_size \(16\)"),
+        ({"small_size": 6}, r"small_size is 6, but must divide image_size \(16\)"),
+    ],
+)  # fmt: skip
+def test_sizes_that_do_not_fit_each_other_are_refused(flags, words):
+    with pytest.raises(InputError, match=words):
+        make_run(**flags)
+
+
+def test_a_part_of_the_images_is_trained_on_when_asked():
+    assert make_run(small_size=8).window is None and make_run().window is None
+    assert make_run(small_size=4, crop_size=8).window == Window(8, 4)
+    assert make_run(small_size=8, crop_size=16).window == Window(16, 2)
+
+
+# ------------------------------------------------------------------------------------------------------------- previews
+
+
+class Pictures:
+    """Smooth random pictures with the caption "a" each, of which previews are made."""
+
+    def __init__(self, tokenizer, size=(16, 16)):
+        self.tokenizer, self.size = tokenizer, size
+
+    def batch_at(self, positions):
+        index = torch.tensor(list(positions))
+        rough = torch.rand(100, 3, 4, 4, generator=torch.Generator().manual_seed(0))[index] * 2 - 1
+        images = torch.nn.functional.interpolate(rough, self.size, mode="bilinear")
+        tokens, mask = self.tokenizer(["a"] * len(index), 24) if self.tokenizer else (None, None)
+        return Batch(images, Conditioning(tokens=tokens, mask=mask), index)
+
+
+def build(count, size=(16, 16), **flags):
+    """The task of a run, and the pictures that its previews show."""
+    run = make_run(**{"small_size": 8, "preview_samples": count, **FEW, **flags})
+    tokenizer = run.build_tokenizer()
+    data = Pictures(tokenizer, size)
+    (trainee,) = run.build_trainees(tokenizer, data, WORLD)
+    return trainee.task, data.batch_at(range(count)).images
+
+
+def cells(grid, size, columns):
+    """The pictures in the first row of a captioned grid: cells of 96 screen pixels, with 4 white ones before each."""
+    scale = 96 // size
+    return [grid[4:100:scale, 4 + 100 * column : 100 + 100 * column : scale] for column in range(columns)]
+
+
+def test_previews_show_input_result_and_original_side_by_side():
+    task, images = build(2)
+    (grid,) = task.previews().values()
+    shown = cells(grid, 16, 6)
+    originals = to_uint8(images).numpy()
+    for i, original in enumerate(originals):
+        small = images[i].unflatten(1, (8, 2)).unflatten(3, (8, 2)).mean((2, 4))
+        enlarged = to_uint8(small[None].repeat_interleave(2, 2).repeat_interleave(2, 3))[0].numpy()
+        assert np.array_equal(shown[3 * i + 2], original)
+        assert np.array_equal(shown[3 * i], enlarged)
+        result = shown[3 * i + 1]
+        assert not np.array_equal(result, enlarged) and not np.array_equal(result, original)
+
+
+@pytest.mark.parametrize(("count", "across", "down"), [(1, 3, 1), (2, 6, 1), (3, 6, 2)])
+def test_two_pictures_share_a_row_of_previews(count, across, down):
+    task, _ = build(count)
+    (grid,) = task.previews().values()
+    assert grid.shape[1] == across * 100 + 4 and 100 * down < grid.shape[0] < 130 * down + 4
+
+
+@pytest.mark.parametrize("flags", [{"crop_size": 8}, {"enc_attn_dim": 0}, {"gaussian_blur": True}])
+def test_previews_of_parts_without_text_and_of_degraded_images(flags):
+    """Previews of an up-sampler that is trained with degraded images enlarge clean ones, of the size of the data's."""
+    size = flags.get("crop_size", 16)
+    task, images = build(2, (size, size), **flags)
+    (grid,) = task.previews().values()
+    shown = cells(grid, size, 6)
+    assert np.array_equal(shown[2], to_uint8(images)[0].numpy())
+    assert not task.preview.cond.low_res_level.any() and not task.preview.cond.low_res_blur.any()
+
+
+def test_base_generators_are_trained_and_shown_as_before():
+    run = make_run(**FEW, preview_samples=4)
+    tokenizer = run.build_tokenizer()
+    (trainee,) = run.build_trainees(tokenizer, Pictures(tokenizer), WORLD)
+    assert type(trainee.task) is DenoisingTask and trainee.task.preview.cond.low_res is None
+    (grid,) = trainee.task.previews().values()
+    assert grid.shape[1] == 2 * 100 + 4
+    assert type(build(1)[0]) is UpsamplingTask
+
+
+# ---------------------------------------------------------------------------------------------------------- the command
+
+
+def test_an_interrupted_up_sampler_continues_exactly(tmp_path):
+    """Blurred, noised and cropped images, two steps and two more: the files of four steps, bit for bit."""
+    world = tmp_path / "world"
+    write_shapes(ShapesConfig(image_size=16, train_samples=32, val_samples=16, samples_per_shard=16), str(world))
+    flags = {"small_size": 8, "image_size": 16, "gaussian_blur": True, "noise_augmentation": 0.3, "crop_size": 8,
+             "batch_size": 8, "save_interval": 2, "num_workers": 0, "val_data_dir": world / "val", "eval_interval": 4,
+                 "prediction": "x_start",             "eval_samples": 8}  # fmt: skip
+    train(tmp_path / "whole", world / "train", iterations=4, **flags)
+    train(tmp_path / "parts", world / "train", iterations=2, **flags)
+    result = train(tmp_path / "parts", world / "train", iterations=4, **flags)
+    assert "Continuing from step 2" in result.stdout
+    assert losses(tmp_path / "whole") == losses(tmp_path / "parts")
+    whole, parts = hashes(tmp_path / "whole"), hashes(tmp_path / "parts")
+    assert whole.keys() == parts.keys()
+    latest = [name for name in whole if "000004" in name]
+    assert len(latest) == 3 and all(whole[name] == parts[name] for name in latest)
+    measures = ("psnr", "bicubic_psnr", "consistency_psnr", "caption_swap_gap")
+    assert all(np.isfinite(losses(tmp_path / "whole", f"held_out/{name}")[4]) for name in measures)

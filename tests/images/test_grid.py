@@ -1,0 +1,31 @@
+import numpy as np
+import pytest
+
+from diff_dalle.images.grid import MARGIN, image_grid
+
+
+def test_every_image_is_in_the_grid_unchanged():
+    images = np.random.default_rng(0).integers(0, 256, (5, 6, 8, 3), dtype=np.uint8)
+    grid = np.asarray(image_grid(images, columns=2, scale=3))
+    for i, image in enumerate(images):
+        top, left = MARGIN + i // 2 * (18 + MARGIN), MARGIN + i % 2 * (24 + MARGIN)
+        np.testing.assert_array_equal(grid[top : top + 18, left : left + 24][::3, ::3], image)
+
+
+def test_captions_are_written_below_and_wrapped():
+    images = np.full((2, 32, 32, 3), 255, dtype=np.uint8)
+    bare, short, long = (
+        np.asarray(image_grid(images, captions, columns=2))
+        for captions in (None, ["a cat", "ä"], ["a cat " * 12, "w" * 500])
+    )
+    assert bare.min() == 255 and short.min() < 128
+    assert short.shape[0] < long.shape[0] < 200 and short.shape[1] == long.shape[1]
+    assert (long[:, :MARGIN] == 255).all() and (long[:, -MARGIN:] == 255).all()
+
+
+def test_wrong_shapes_are_refused():
+    for images in (np.zeros((0, 4, 4, 3), np.uint8), np.zeros((1, 3, 4, 4), np.uint8), np.zeros((1, 4, 4, 3))):
+        with pytest.raises(ValueError, match="uint8"):
+            image_grid(images)
+    with pytest.raises(ValueError, match="1 captions for 2"):
+        image_grid(np.zeros((2, 4, 4, 3), np.uint8), ["one"])

@@ -1,0 +1,175 @@
+import math
+import random
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from PIL import Image
+from shard_making import encoded, picture
+
+from diff_dalle.errors import InputError
+from diff_dalle.images.decode import BrokenSample, decode_image
+from diff_dalle.images.transforms import Window, center_crop, center_crop_mask, random_crop, random_window
+
+SIZES = [(64, 64), (65, 64), (127, 128), (200, 131), (130, 333), (48, 50), (20, 30), (259, 517)]
+
+
+def shrunk_plainly(image: Image.Image, side: int) -> np.ndarray:
+    """What the two functions of Guided-Diffusion do, restated: halve by boxes, then bicubic to the shorter side."""
+    width, height = image.size
+    while min(width, height) // 2 >= side and min(width, height) >= 2 * side:
+        width, height = width // 2, height // 2
+        image = image.resize((width, height), Image.BOX)
+    factor = side / min(width, height)
+    return np.array(image.resize((round(width * factor), round(height * factor)), Image.BICUBIC))
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("side", [16, 31, 64])
+def test_the_centre_crop_equals_guided_diffusion_bit_for_bit(size, side):
+    image = picture(*size)
+    plain = shrunk_plainly(image, side)
+    top, left = (plain.shape[0] - side) // 2, (plain.shape[1] - side) // 2
+    np.testing.assert_array_equal(center_crop(image, size, (side, side)), plain[top:, left:][:side, :side])
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_the_random_crop_equals_guided_diffusion_for_the_same_choices(size):
+    image, side, source = picture(*size), 24, random.Random(1)
+    choices = set()
+    for _ in range(30):
+        u = [source.random() for _ in range(3)]
+        larger = range(math.ceil(side / 1.0), math.ceil(side / 0.8) + 1)
+        plain = shrunk_plainly(image, larger[int(u[0] * len(larger))])
+        tops, lefts = range(plain.shape[0] - side + 1), range(plain.shape[1] - side + 1)
+        top, left = tops[int(u[1] * len(tops))], lefts[int(u[2] * len(lefts))]
+        choices.add((plain.shape, top, left))
+        np.testing.assert_array_equal(random_crop(image, size, (side, side), u), plain[top:, left:][:side, :side])
+    assert len(choices) > 10
+
+
+@pytest.mark.parametrize("target", [(16, 32), (40, 24), (31, 31)])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_any_target_is_covered_without_distortion(size, target):
+    """A horizontal and a vertical ramp keep their slope ratio: the picture is not stretched."""
+    rows, columns = np.mgrid[: size[0], : size[1]]
+    scale = max(target[0] / size[0], target[1] / size[1])
+    ramp = np.stack([rows, columns, 0 * rows], -1) * min(1.0, 255 / max(size))
+    image = Image.fromarray(ramp.astype(np.uint8))
+    for crop in (center_crop(image, size, target), random_crop(image, size, target, (0.99, 0.99, 0.99))):
+        assert crop.shape == (*target, 3) and crop.dtype == np.uint8
+    crop = center_crop(image, size, target).astype(float)
+    slope = min(1.0, 255 / max(size)) / scale
+    down = (crop[-2, :, 0] - crop[1, :, 0]).mean() / (target[0] - 3)
+    across = (crop[:, -2, 1] - crop[:, 1, 1]).mean() / (target[1] - 3)
+    assert down == pytest.approx(slope, rel=0.12, abs=0.08) and across == pytest.approx(slope, rel=0.12, abs=0.08)
+
+
+def photograph(height: int, width: int) -> Image.Image:
+    """Noise with the spectrum of photographs, amplitude about 1/f (Field 1987), and with paler colours than lights."""
+    frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.fftfreq(width)[None])
+    frequency[0, 0] = 1
+    noise = np.fft.fft2(np.random.default_rng(0).standard_normal((3, height, width))) / frequency**1.2
+    light = np.fft.ifft2(noise + 3 * noise[:1]).real
+    light = 128 + 50 * (light - light.mean()) / light.std()
+    return Image.fromarray(light.clip(0, 255).astype(np.uint8).transpose(1, 2, 0))
+
+
+@pytest.mark.parametrize("size", [(256, 256), (256, 379), (300, 451), (512, 767), (701, 512), (513, 513)], ids=str)
+@pytest.mark.parametrize("crop", ["center", "random"])
+def test_decoding_at_a_fraction_stays_within_40_db(size, crop):
+    """Sizes that the fraction does not divide included: there a naive way falls to 28 dB."""
+    data = encoded(photograph(*size), quality=90)
+    results = []
+    for cover in (None, (64, 64)):
+        image, full = decode_image(data, 1 << 20, cover)
+        assert (image.height < size[0]) == (cover is not None)
+        if crop == "center":
+            results.append(center_crop(image, full, (64, 64)).astype(float))
+        else:
+            results.append(random_crop(image, full, (64, 64), (0.0, 0.3, 0.9)).astype(float))
+    assert 10 * np.log10(255**2 / np.mean((results[0] - results[1]) ** 2)) > 40
+
+
+@pytest.mark.parametrize("size", [(1, 10_000), (10_000, 1), (64, 64 * 65)])
+def test_strips_that_would_fill_the_memory_are_refused(size):
+    with pytest.raises(BrokenSample, match="too narrow"):
+        center_crop(Image.new("RGB", size[::-1]), size, (64, 64))
+    assert center_crop(Image.new("RGB", (64, 1)), (1, 64), (16, 16)).shape == (16, 16, 3)
+
+
+@pytest.mark.parametrize("size", [(10, 10), (1, 70), (33, 20), (7, 7)], ids=str)
+def test_small_images_are_enlarged_by_the_bicubic_filter(size):
+    image, target = picture(*size), (32, 40)
+    scale = max(target[0] / size[0], target[1] / size[1])
+    rows, columns = max(target[0], round(size[0] * scale)), max(target[1], round(size[1] * scale))
+    plain = np.asarray(image.resize((columns, rows), Image.BICUBIC))
+    top, left = (rows - target[0]) // 2, (columns - target[1]) // 2
+    np.testing.assert_array_equal(center_crop(image, size, target), plain[top:, left:][: target[0], : target[1]])
+
+
+@pytest.mark.parametrize("target", [(16, 16), (24, 40), (50, 31), (200, 300)], ids=str)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_a_mask_is_cropped_as_its_picture_and_keeps_every_part(size, target):
+    """Against the definition, in fractions: which pixels of the mask overlap the area that a pixel shows."""
+    mask = np.random.default_rng(0).random(size) < 0.02
+    covering = shrunk_size(size, target)
+    shown = np.zeros(target, dtype=bool)
+    for row, column in np.argwhere(mask):
+        reach = []
+        for place, length, covers, wanted in zip((row, column), size, covering, target, strict=True):
+            low, high = Fraction(int(place) * covers, length), Fraction(int(place + 1) * covers, length)
+            start = (covers - wanted) // 2
+            reach.append(slice(max(0, math.floor(low) - start), max(0, math.ceil(high) - start)))
+        shown[tuple(reach)] = True
+    np.testing.assert_array_equal(center_crop_mask(mask, target), shown)
+
+
+def shrunk_size(size: tuple[int, int], target: tuple[int, int]) -> tuple[int, int]:
+    """(height, width) of what is cropped: the halvings, and then the smallest that covers the target."""
+    rows, columns = size
+    while rows >= 2 * target[0] and columns >= 2 * target[1]:
+        rows, columns = rows // 2, columns // 2
+    scale = max(target[0] / rows, target[1] / columns)
+    return max(target[0], round(rows * scale)), max(target[1], round(columns * scale))
+
+
+def test_windows_lie_on_their_grid_and_reach_every_place_equally_often():
+    pixels, window = np.arange(24 * 40 * 3).reshape(24, 40, 3), Window(16, 4)
+    uniforms = np.random.default_rng(0).random((2000, 2)).tolist()
+    found = Counter()
+    for u in [*uniforms, (0.0, 0.0), (math.nextafter(1, 0), math.nextafter(1, 0))]:
+        part = random_window(pixels, window, u)
+        top, left = divmod(int(part[0, 0, 0]) // 3, 40)
+        np.testing.assert_array_equal(part, pixels[top : top + 16, left : left + 16])
+        found[top, left] += 1
+    assert set(found) == {(top, left) for top in (0, 4, 8) for left in (0, 4, 8, 12, 16, 20, 24)}
+    assert min(found.values()) > 60 and max(found.values()) < 140  # 95 expected, standard deviation 10
+    np.testing.assert_array_equal(random_window(pixels[:16, :16], window, (0.9, 0.9)), pixels[:16, :16])
+
+
+@pytest.mark.parametrize("grid", [2, 3, 8])
+def test_a_window_shrunk_is_the_window_of_the_shrunk_picture(grid):
+    pixels = np.random.default_rng(0).integers(0, 256, (48, 96, 3))
+
+    def sums(picture):
+        return picture.reshape(picture.shape[0] // grid, grid, -1, grid, 3).sum((1, 3))
+
+    for u in np.random.default_rng(1).random((50, 2)).tolist():
+        small = random_window(sums(pixels), Window(24 // grid, 1), u)
+        np.testing.assert_array_equal(sums(random_window(pixels, Window(24, grid), u)), small)
+
+
+@pytest.mark.parametrize(("size", "grid"), [(10, 4), (0, 4), (-4, 4), (4, 0)])
+def test_windows_off_their_grid_are_refused(size, grid):
+    with pytest.raises(InputError, match=f"crop_size is {size}, but must be a positive multiple of {grid}"):
+        Window(size, grid)
+
+
+def test_windows_that_do_not_fit_are_refused():
+    Window(16, 4).check_size((16, 20))
+    with pytest.raises(InputError, match="crop_size is 16, but must be at most 12"):
+        Window(16, 4).check_size((20, 12))
+    with pytest.raises(InputError, match="the image size is 20,18, but must be a multiple of 4"):
+        Window(16, 4).check_size((20, 18))

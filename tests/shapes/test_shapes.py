@@ -1,0 +1,272 @@
+"""The shapes world: scenes are pure functions of an index, captions are true, held-out things stay out."""
+
+import itertools
+import json
+import re
+import tarfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from diff_dalle.errors import InputError
+from diff_dalle.shapes import scenes as shapes
+from diff_dalle.shapes.captions import HELD_OUT_PHRASING, PHRASINGS, caption, phrasing_key, training_caption
+from diff_dalle.shapes.render import coverage, render
+from diff_dalle.shapes.scenes import BACKGROUNDS, COLOURS, OPPOSITE, POSITIONS, SHAPES, SIZES, ShapesConfig, scene
+from diff_dalle.shapes.shards import RECORD, write_shapes
+
+SMALL = ShapesConfig(train_samples=7, val_samples=2, samples_per_shard=3)
+EVERYTHING = ShapesConfig(
+    backgrounds=tuple(BACKGROUNDS), shapes=SHAPES, colours=tuple(COLOURS), positions=tuple(POSITIONS)
+)
+CONFIGS = {"default": ShapesConfig(), "everything": EVERYTHING}
+
+# ------------------------------------------------------- an independent reading of captions, from their wording alone
+
+THING = rf"(?:an? )?(?:(?P<size>small|large) )?(?:(?P<colour>{'|'.join(COLOURS)}) )?(?P<shape>{'|'.join(SHAPES)})"
+WHERE = r"(?:in the (?P<cell>(?:top|bottom) (?:left|right)|center)|(?:at|on) the (?P<side>top|bottom|left|right))"
+MEANING = {
+    "to the left of": "left of", "left of": "left of", "to the right of": "right of", "right of": "right of",
+    "above": "above", "over": "above", "below": "below", "under": "below",
+}  # fmt: skip
+
+
+def numbered(pattern: str, n: int) -> str:
+    return re.sub(r"\?P<(\w+)>", rf"?P<\g<1>{n}>", pattern)
+
+
+def read(text: str) -> dict:
+    """What a caption claims: things as (size, colour, shape) with None for what is not said, and the rest by name."""
+    claim = {"background": None, "relation": None, "position": None, "number": None}
+    behind = re.search(rf" on a ({'|'.join(BACKGROUNDS)}) background$", text)
+    if behind:
+        claim["background"], text = behind[1], text[: behind.start()]
+    looks = re.fullmatch(rf"the (?P<shape>\w+) {WHERE} is (?:(?P<size>small|large) and )?(?P<colour>\w+)", text)
+    text = re.sub(r"^(a picture of|there is|there are) ", "", text)
+    many = re.fullmatch(rf"(?P<number>two|three) {THING}e?s", text)
+    pair = re.fullmatch(rf"{numbered(THING, 1)} (?P<how>and|{'|'.join(MEANING)}) {numbered(THING, 2)}", text)
+    single = re.fullmatch(rf"{THING}(?: {WHERE})?", text) or re.fullmatch(rf"{WHERE} (?:there )?is {THING}", text)
+    match = looks or many or pair or single
+    assert match, text
+    found = match.groupdict()
+    if pair:
+        claim["things"] = [tuple(found[f"{field}{n}"] for field in ("size", "colour", "shape")) for n in (1, 2)]
+        claim["relation"] = MEANING.get(found["how"])
+        return claim
+    claim["number"] = {"two": 2, "three": 3}.get(found.get("number"))
+    claim["things"] = [tuple(found[field] for field in ("size", "colour", "shape"))] * (claim["number"] or 1)
+    claim["position"] = found.get("cell") or found.get("side")
+    return claim
+
+
+def assert_true(text: str, truth: shapes.Scene) -> None:
+    claim, things, relation = read(text), truth.things, truth.relation
+    assert len(claim["things"]) == len(things), text
+    if truth.kind == "pair" and claim["things"][0][2] != things[0].shape:
+        things, relation = things[::-1], OPPOSITE[relation]
+    for said, thing in zip(claim["things"], things, strict=True):
+        for word, fact in zip(said, (thing.size, thing.colour, thing.shape), strict=True):
+            assert word in (None, fact), text
+    assert claim["background"] in (None, truth.background), text
+    assert claim["relation"] in (None, relation), text
+    assert claim["position"] in (None, things[0].position), text
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_training_captions_are_true(name):
+    """2 000 captions, read by another grammar, agree with their scenes; each attribute is said in some, not in all."""
+    config, claims = CONFIGS[name], []
+    for i in range(2000):
+        truth = scene(config, i)
+        text = training_caption(config, truth, i)
+        assert_true(text, truth)
+        size, colour, _ = read(text)["things"][0]
+        claims.append({**read(text), "size": size, "colour": colour})
+    for field in ("size", "colour", "background", "relation", "position", "number"):
+        assert {claim[field] is None for claim in claims} == {True, False}, field
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_phrasing_with_every_choice_of_attributes_reads_back(name):
+    """Each template, each subset of what can be said, swapped or not: exactly the said attributes are recovered."""
+    config = CONFIGS[name]
+    own = {"single": ["position"], "pair": ["relation"], "count": []}
+    for kind in ("single", "pair", "count"):
+        truth = next(s for s in (scene(config, i) for i in itertools.count()) if s.kind == kind)
+        can = ["size", "colour", "background", *own[kind]]
+        for bits in itertools.product((False, True), repeat=len(can)):
+            say = {field for field, bit in zip(can, bits, strict=True) if bit}
+            for phrasing, swap in itertools.product(PHRASINGS[phrasing_key(truth, say)], (False, True)):
+                text = caption(truth, phrasing, say, swap=swap, variant=int(swap))
+                assert_true(text, truth)
+                claim = read(text)
+                told = {field for field in ("background", "relation", "position") if claim[field]}
+                told |= {f for f, word in zip(("size", "colour"), claim["things"][0][:2], strict=True) if word}
+                assert told == say, text
+
+
+def test_held_out_phrasing_says_the_truth_in_known_words_and_is_never_trained():
+    """Its wording reads back; all its words occur in training captions; no training caption has its form."""
+    config = ShapesConfig(pair_fraction=0, count_fraction=0)
+    say, texts = {"colour", "size", "position"}, [training_caption(config, scene(config, i), i) for i in range(1500)]
+    known = {word for text in texts for word in text.split()} | {"and"}  # "and" joins pairs, which are off here
+    for i in range(200):
+        truth = scene(config, i)
+        text = caption(truth, HELD_OUT_PHRASING, say)
+        assert_true(text, truth)
+        assert set(text.split()) <= known
+    assert not any(text.startswith("the ") for text in texts)
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_held_out_pairs_are_neither_drawn_nor_named(split):
+    """Over 3 000 scenes no held-out pair appears, and every other pair does."""
+    config, drawn = ShapesConfig(), set()
+    banned = re.compile("|".join(config.held_out))
+    for i in range(3000):
+        content = scene(config, i, split)
+        drawn |= {f"{thing.colour} {thing.shape}" for thing in content.things}
+        assert not banned.search(training_caption(config, content, i, split))
+    every = {f"{colour} {shape}" for colour, shape in itertools.product(config.colours, config.shapes)}
+    assert drawn == every - set(config.held_out)
+
+
+def test_a_sample_depends_on_seed_split_and_index_alone():
+    """Any order of access gives the same scene, caption and pixels; another seed, split or index gives another."""
+    config = ShapesConfig()
+    forwards = [scene(config, i) for i in range(50)]
+    assert [scene(config, i) for i in reversed(range(50))] == forwards[::-1]
+    assert np.array_equal(render(forwards[7]), render(scene(config, 7)))
+    assert training_caption(config, forwards[7], 7) == training_caption(config, scene(config, 7), 7)
+    others = [scene(ShapesConfig(seed=1), 7), scene(config, 7, "val"), scene(config, 8)]
+    assert all(other != forwards[7] for other in others)
+
+
+def test_kinds_come_in_the_fractions_asked_for():
+    """4 000 scenes: pairs and counts within five standard errors of their fractions."""
+    config = ShapesConfig(pair_fraction=0.4, count_fraction=0.2)
+    kinds = [scene(config, i).kind for i in range(4000)]
+    for kind, share in (("pair", 0.4), ("count", 0.2)):
+        assert abs(kinds.count(kind) / 4000 - share) < 5 * (share * (1 - share) / 4000) ** 0.5
+
+
+def test_a_lone_size_is_never_named():
+    """With one size to draw no caption mentions size."""
+    config = ShapesConfig(sizes=("large",), say_size=1.0)
+    assert not any("large" in training_caption(config, scene(config, i), i) for i in range(200))
+
+
+def test_things_lie_inside_the_picture_and_never_touch():
+    """Coverage masks of a scene do not overlap, and each is as large as far from the border."""
+    config = EVERYTHING
+    whole = {(s, z): coverage(s, SIZES[z] * 32, 16, 16, 32).sum() for s, z in itertools.product(SHAPES, SIZES)}
+    for i in range(400):
+        things = scene(config, i).things
+        masks = [coverage(t.shape, SIZES[t.size] * 32, t.x * 32, t.y * 32, 32) for t in things]
+        assert (sum(masks) <= 1).all()
+        for thing, mask in zip(things, masks, strict=True):
+            assert abs(mask.sum() / whole[thing.shape, thing.size] - 1) < 0.06
+
+
+def test_relations_hold():
+    """The first thing of a pair lies where the relation says, by half a picture less the jitter."""
+    config = ShapesConfig(pair_fraction=1.0, count_fraction=0.0)
+    axis = {"left of": (0, -1), "right of": (0, 1), "above": (1, -1), "below": (1, 1)}
+    for i in range(300):
+        content = scene(config, i)
+        first, second = ((thing.x, thing.y) for thing in content.things)
+        k, sign = axis[content.relation]
+        assert sign * (first[k] - second[k]) >= 0.5 - 2 * config.jitter - 1e-4
+        assert abs(first[1 - k] - second[1 - k]) <= 2 * config.jitter + 1e-4
+
+
+def test_antialiasing_agrees_between_resolutions():
+    """A picture drawn at 128 and averaged down to 32 is the picture drawn at 32, to a few levels at the edges."""
+    for i in range(40):
+        content = scene(EVERYTHING, i)
+        if content.texture == "grainy":
+            continue
+        fine = render(content, 128).reshape(32, 4, 32, 4, 3).mean((1, 3))
+        error = np.abs(fine - render(content, 32))
+        assert error.max() < 50 and error.mean() < 0.6 * len(content.things)  # each thing has edges of its own
+
+
+def test_colours_are_far_from_each_other_and_from_backgrounds():
+    """The palette keeps the distance that its comment promises."""
+    tones = [np.array(tone) for tone in COLOURS.values()]
+    others = [np.array(tone) for tone in BACKGROUNDS.values()]
+    assert min(np.linalg.norm(a - b) for a, b in itertools.combinations(tones, 2)) >= 100
+    assert min(np.linalg.norm(a - b) for a, b in itertools.product(tones, others)) >= 100
+
+
+@pytest.mark.parametrize(
+    "settings, word",
+    [
+        ({"shapes": ("circle", "sqare")}, "did you mean square"),
+        ({"colours": ()}, "--colours"),
+        ({"positions": ("top", "top")}, "each once"),
+        ({"held_out": ("red hexagon",)}, "red hexagon"),
+        ({"held_out": tuple(f"red {shape}" for shape in SHAPES[:4])}, "nothing red"),
+        ({"pair_fraction": 0.8, "count_fraction": 0.3}, "more than 1"),
+        ({"say_size": 1.5}, "--say_size"),
+        ({"max_count": 5}, "--max_count"),
+        ({"jitter": 0.2}, "--jitter"),
+        ({"train_samples": 0}, "--train_samples"),
+        ({"shapes": ("circle",), "held_out": ()}, "--pair_fraction"),
+    ],
+)
+def test_impossible_worlds_are_refused(settings, word):
+    """Each bad setting is named in one sentence, before anything is drawn."""
+    with pytest.raises(InputError, match=word):
+        ShapesConfig(**settings)
+
+
+def contents(folder) -> dict[str, bytes]:
+    found = {}
+    for path in sorted(folder.glob("*/*.tar")):
+        with tarfile.open(path) as tar:
+            for member in tar:
+                found[f"{path.parent.name}/{member.name}"] = tar.extractfile(member).read()
+    return found
+
+
+def test_shards_hold_what_the_world_says(tmp_path):
+    """Every sample has its png, txt and json; the json is the scene, the png its render, the txt its caption."""
+    report = write_shapes(SMALL, str(tmp_path))
+    assert report["train"]["shards"] == 3 and report["train"]["samples"] == 7 and report["val"]["samples"] == 2
+    found = contents(tmp_path)
+    assert len(found) == 3 * 9
+    truth = scene(SMALL, 5)
+    described = json.loads(found["train/00000005.json"])
+    assert described["things"][0] == vars(truth.things[0]) and described["relation"] == truth.relation
+    assert described["caption"] == found["train/00000005.txt"].decode() == training_caption(SMALL, truth, 5)
+    (tmp_path / "one.png").write_bytes(found["train/00000005.png"])
+    assert np.array_equal(np.asarray(Image.open(tmp_path / "one.png")), render(truth))
+
+
+def test_writing_again_finishes_an_interrupted_folder(tmp_path):
+    """A shard that is missing comes back byte for byte; shards already there are left alone."""
+    write_shapes(SMALL, str(tmp_path))
+    first, second = sorted((tmp_path / "train").glob("*.tar"))[:2]
+    before, written = first.read_bytes(), second.stat().st_mtime_ns
+    first.unlink()
+    write_shapes(SMALL, str(tmp_path))
+    assert first.read_bytes() == before and second.stat().st_mtime_ns == written
+
+
+def test_samples_do_not_depend_on_how_they_are_packed(tmp_path):
+    """Other shard sizes hold the same samples."""
+    write_shapes(SMALL, str(tmp_path / "a"))
+    write_shapes(ShapesConfig(train_samples=7, val_samples=2, samples_per_shard=100), str(tmp_path / "b"))
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_foreign_folders_are_refused(tmp_path):
+    """Shards of another config, or any other files, are never mixed with new ones."""
+    write_shapes(SMALL, str(tmp_path / "a"))
+    with pytest.raises(InputError, match="other settings"):
+        write_shapes(ShapesConfig(seed=3), str(tmp_path / "a"))
+    (tmp_path / "a" / RECORD).unlink()
+    with pytest.raises(InputError, match="not empty"):
+        write_shapes(SMALL, str(tmp_path / "a"))
