@@ -11,7 +11,11 @@ setup(
     license="MIT",
     python_requires=">=3.10",
     packages=find_packages(include=["diff_dalle", "diff_dalle.*"]),
-    package_data={"diff_dalle.presets": ["*.yaml"], "diff_dalle.text": ["*.txt", "*.gz", "*.LICENSE"]},
+    package_data={
+        "diff_dalle": ["py.typed"],
+        "diff_dalle.presets": ["*.yaml"],
+        "diff_dalle.text": ["*.txt", "*.LICENSE"],
+    },
     install_requires=[
         "torch>=2.6,<2.14",
         "mpi4py>=4.0",
@@ -27,12 +31,10 @@ setup(
         "pillow>=10.0",
     ],
     extras_require={
-        "eval": ["torchmetrics", "torch-fidelity"],
+        "plot": ["matplotlib"],
         "s3": ["boto3"],
         "wandb": ["wandb"],
         "tensorboard": ["tensorboard"],
-        "hub": ["huggingface_hub", "safetensors"],
-        "web": ["gradio"],
-        "test": ["pytest"],
+        "test": ["pytest", "pytest-xdist", "matplotlib", "ruff", "mypy", "types-PyYAML", "types-regex", "types-tqdm"],
     },
 )

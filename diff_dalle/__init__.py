@@ -8,7 +8,7 @@ from importlib import import_module
 
 _HOMES = {
     "sampling.pipeline": ("Pipeline", "load"),
-    "sampling.request": ("PictureEdit", "StageSettings"),
+    "sampling.request": ("ImageEdit", "Request", "StageSettings"),
     "sampling.classifier": ("Classifier", "load_classifier"),
     "errors": ("InputError",),
     "batch": ("Batch", "Conditioning"),
@@ -18,7 +18,8 @@ _HOMES = {
     "training.task": ("Task",),
     "diffusion": (
         "SAMPLERS", "SCHEDULES", "ClassifierGuidance", "DiffusionConfig", "GaussianDiffusion", "GuidanceConfig",
-        "LossSecondMomentResampler", "LossType", "ModelMeanType", "ModelVarType", "ScheduleSampler", "SpacedDiffusion",
+        "LogSnrProcess", "LossSecondMomentResampler", "LossType", "ModelMeanType", "ModelVarType", "ScheduleSampler",
+        "SpacedDiffusion",
         "UniformSampler", "betas_for_alpha_bar", "create_gaussian_diffusion", "create_named_schedule_sampler",
         "get_named_beta_schedule", "space_timesteps",
     ),

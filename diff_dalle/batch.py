@@ -85,6 +85,13 @@ class Conditioning:
         return Conditioning.of({name: torch.cat([value[name] for value in values]) for name in values[0]})
 
     @property
+    def caption(self) -> tuple[Tensor, Tensor]:
+        """``tokens`` and ``mask``. InputError when there is no caption."""
+        if self.tokens is None or self.mask is None:
+            raise InputError("captions are required, but cond has no tokens or mask")
+        return self.tokens, self.mask
+
+    @property
     def droppable(self) -> bool:
         """Whether there is anything that classifier-free guidance can drop: text, class or image embedding."""
         return any(value is not None for value in (self.mask, self.labels, self.image_embedding))
@@ -95,8 +102,10 @@ class Conditioning:
         Raises InputError when there is none of them.
         """
         if not self.droppable:
-            raise InputError("there is no caption, class or image embedding to drop, so classifier-free guidance is "
-                             "impossible: set guidance_scale to 1")  # fmt: skip
+            raise InputError(
+                "there is no caption, class or image embedding to drop, so classifier-free guidance is "
+                "impossible: set guidance_scale to 1"
+            )
         return self.drop_text(where).drop_labels(where, num_classes).drop_embedding(where)
 
     def drop_text(self, where: Tensor) -> Conditioning:
@@ -136,7 +145,7 @@ class Conditioning:
 class Batch:
     """Training samples.
 
-    images: [N, C, H, W] float32 in [-1, 1]. H and W may differ from batch to batch.
+    images: [N, C, H, W] float32 in [-1, 1]. H and W may differ from batch to batch. [N, 0, 0, 0] without images.
     cond:   their conditions.
     index:  [N] int64, ALWAYS on the CPU: each sample's position in the run (samples consumed before it), the key
             of everything random about it.

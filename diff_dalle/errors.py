@@ -1,10 +1,10 @@
-"""The errors a person can mend: one sentence naming the value, the rule and the flag or field to change."""
+"""Errors that a user can fix: one sentence naming the value, the rule, and the flag or field to change."""
 
 
 class InputError(ValueError):
     """Bad input of any kind: a flag, a file, a dataset, a log directory.
 
-    Scripts print its message as one line and exit with status 2; a library user catches it as a ValueError.
+    Scripts print its message as one line and exit with status 2; library users catch it as a ValueError.
     """
 
 

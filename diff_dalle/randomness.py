@@ -1,7 +1,7 @@
 """Random numbers as a pure function of (seed, position, purpose).
 
-Nothing here has a state: the same sample gets the same crop, timestep, noise and dropout whichever process, worker
-or micro-batch handles it, so a run resumes exactly and does not depend on how many processes share it.
+Nothing here has state: a sample gets the same crop, timestep, noise and dropout in any process, worker and micro-batch,
+so a run resumes exactly and does not depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 def mix64(values: np.ndarray) -> np.ndarray:
-    """SplitMix64's output function on an array of uint64: a bijection whose results look independent."""
-    with np.errstate(over="ignore"):  # 64-bit wrap-around is the point
+    """SplitMix64's output function on an array of uint64: a bijection with independent-looking results."""
+    with np.errstate(over="ignore"):  # 64-bit wrap-around is intended
         z = np.asarray(values, dtype=np.uint64) + _GOLDEN
         z = (z ^ (z >> np.uint64(30))) * _MIX_1
         z = (z ^ (z >> np.uint64(27))) * _MIX_2
@@ -29,9 +29,9 @@ def mix64(values: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=1024)
 def _key(seed: int, purpose: str) -> np.ndarray:
-    """A uint64 array of one element (an array, because numpy warns of overflow on scalars)."""
+    """The key of a stream: uint64 [1]. (An array, because numpy warns about overflow on scalars.)"""
     name = np.frombuffer(hashlib.blake2b(purpose.encode(), digest_size=8).digest(), dtype="<u8")
-    # Mixed twice: with the seed's and the position's mixtures merely XORed, seed 1 at position 2 would be seed 2 at 1.
+    # Mixed twice: with a plain XOR of mixed seed and mixed position, seed 1 at position 2 would equal seed 2 at 1.
     return mix64(mix64(np.array([seed % 2**64], dtype=np.uint64)) ^ name)
 
 
@@ -46,7 +46,7 @@ def random_uniform(seed: int, purpose: str, positions: Sequence[int] | np.ndarra
 
 
 def permutation(seed: int, purpose: str, n: int) -> np.ndarray:
-    """A permutation of 0..n-1 as int64: the order of n random keys. Stable over versions of numpy."""
+    """A permutation of 0..n-1 as int64: the argsort of n random keys. The same in every version of numpy."""
     return np.argsort(random_bits(seed, purpose, np.arange(n, dtype=np.uint64)), kind="stable")
 
 
@@ -55,8 +55,8 @@ class Draw:
 
     seed:   the run's seed.
     index:  [N] int64 on the CPU, the samples' positions.
-    device: where the numbers are wanted. Normal numbers are drawn by that device's own generator, so the CPU's and
-            a GPU's differ; everything else is the same on every device.
+    device: device of the returned tensors. Normal numbers come from its own generator and so differ between CPU and
+            GPU; all other numbers are the same on every device.
     """
 
     def __init__(self, seed: int, index: Tensor, device: torch.device | str = "cpu"):

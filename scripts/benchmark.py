@@ -1,4 +1,4 @@
-"""Time what is claimed to be fast against a plain reference of the same function, and print the ratios."""
+"""Compare the time and memory of our implementations with baselines, and print the ratios."""
 
 import os
 from dataclasses import dataclass
@@ -12,24 +12,24 @@ from diff_dalle.distributed.launch import run_script
 
 @dataclass(frozen=True)
 class BenchmarkRun:
-    benchmarks: tuple[str, ...] = option(tuple(BENCHMARKS), f"what to time: {', '.join(BENCHMARKS)}")
+    benchmarks: tuple[str, ...] = option(tuple(BENCHMARKS), f"benchmarks to run, of {', '.join(BENCHMARKS)}")
     timing: TimingConfig = section(TimingConfig)
 
 
 def main():
     run = parse(BenchmarkRun, description=__doc__)
-    # Threads that wait actively keep a busy machine's cores from those that they wait for. Read when a process starts.
+    # On a busy machine, spinning threads take cores from the threads they wait for. Read when a process starts.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     chosen = {name: lookup(BENCHMARKS, name, "benchmark") for name in run.benchmarks}
     for name, benchmark in chosen.items():
         print(f"{name}: {benchmark.title}", flush=True)
         if benchmark.target:
             timing = compare(benchmark, run.timing)
-            print(f"{timing.report()}, claimed at most {benchmark.target:.2f}", flush=True)
+            print(f"{timing.report()}, target at most {benchmark.target:.2f}", flush=True)
         else:
             check(benchmark)
         if benchmark.memory_target:
-            print(f"{compare_memory(benchmark, run.timing)}, claimed at most {benchmark.memory_target:.2f}", flush=True)
+            print(f"{compare_memory(benchmark, run.timing)}, target at most {benchmark.memory_target:.2f}", flush=True)
         print(flush=True)
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The whole job, small, on a fresh machine: data → training → pictures → scores. bash scripts/demo.sh [--quick True] …
+# The whole pipeline at small scale on a fresh machine: data, training, images, scores. bash scripts/demo.sh [--quick]
 set -euo pipefail
-. "$(dirname "${BASH_SOURCE[0]}")/environment.sh" ""  # "": else it would see our arguments
+. "$(dirname "${BASH_SOURCE[0]}")/environment.sh" "[plot]"
 exec python scripts/demo.py "$@"

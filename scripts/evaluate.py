@@ -1,4 +1,4 @@
-"""Score a generator, and what guidance adds: sample captions, judge the pictures, write a report."""
+"""Evaluate a generator: sample captions, score the samples, write a report."""
 
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.evaluate import EvaluateRun, Evaluation
@@ -9,9 +9,9 @@ def main():
     run = parse(EvaluateRun, description=__doc__)
     with launch(run.distributed) as world:
         evaluation = Evaluation(run, world)
-        table = evaluation.judge()
+        tables = evaluation.run()
         if world.is_main:
-            print(table, f"\nReport and pictures: {evaluation.write()}", sep="\n")
+            print(tables, f"\nReport: {evaluation.write()}", sep="\n")
 
 
 if __name__ == "__main__":

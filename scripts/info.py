@@ -1,11 +1,12 @@
-"""Say what is in a checkpoint file, or what a network with these settings costs, without allocating it."""
+"""Describe a checkpoint file, or the parameters, FLOPs and training memory of the network that the flags of a training
+command describe. Nothing is allocated; ``--kind generator`` or ``--kind classifier`` selects the training command."""
 
-from diff_dalle.commands.info import describe, parse_any
+from diff_dalle.commands.info import describe, parse_info
 from diff_dalle.distributed.launch import run_script
 
 
 def main():
-    print(describe(parse_any(__doc__)))
+    print(describe(parse_info(description=__doc__)))
 
 
 if __name__ == "__main__":

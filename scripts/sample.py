@@ -3,7 +3,7 @@
 from diff_dalle import storage
 from diff_dalle.checkpoints.run_folder import choose_logdir
 from diff_dalle.commands.command_line import parse
-from diff_dalle.commands.sample import SampleRun, read_wanted
+from diff_dalle.commands.sample import SampleRun, read_request
 from diff_dalle.distributed.launch import launch, run_script
 from diff_dalle.errors import quantity
 from diff_dalle.images.output import write_samples, write_sweep
@@ -16,41 +16,26 @@ def main():
     with launch(run.distributed) as world:
         if world.is_main:
             logdir = choose_logdir(what.logdir)
-            storage.make_dirs(logdir)  # a folder that cannot be written is better found out now
-        wanted = read_wanted(what, run.edit)
+            storage.make_dirs(logdir)  # raises now, not after sampling, if the folder cannot be written
+        request = read_request(what, run.edit)
         paths = run.upsamplers.upsampler_paths
         pipeline = load(what.model_path, world.device, what.precision, what.bpe_path, upsampler_paths=paths)
         pipeline.check(run.model)
         pipeline.check(run.diffusion)
-        if run.classifier.classifier_path:  # looked at here, used by its stage and in memory with that alone
+        if run.classifier.classifier_path:  # only checked here; its stage loads it for its part of the work
             run.classifier.load(world.device, what.precision, what.bpe_path).check(run.classifier_model)
-        made = {}
+        sweep = {}
         for scale in run.classifier.scales:
-            made[f"classifier_scale_{scale:g}"] = pipeline.sample(
-                wanted.prompts,
-                seeds=wanted.seeds,
-                labels=wanted.labels,
-                negative_prompt=what.negative_prompt,
-                size=what.sample_size,
-                batch_size=what.batch_size,
-                sampler=run.sampler,
-                guidance=run.guidance,
-                classifier=run.classifier.classifier_path or None,
-                classifier_scale=scale,
-                classifier_gradient=run.classifier.classifier_gradient,
-                upsampling=run.upsamplers.settings(),
-                low_res=wanted.low_res,
-                edit=wanted.edit,
-                world=world,
-            )
+            settings = pipeline.stage_settings(run.base_settings(scale), run.upsamplers.settings())
+            sweep[f"classifier_scale_{scale:g}"] = pipeline.sample_stages(request, settings, world=world)[-1]
         if world.is_main:
-            if len(made) > 1:
-                write_sweep(logdir, made, wanted.prompts, wanted.seeds)
-                print(f"{quantity(len(wanted.prompts), 'picture')} for each of {len(made)} scales, and grid.png to "
-                      f"compare them, are in {logdir}")  # fmt: skip
+            count = quantity(len(request), "image")
+            if len(sweep) > 1:
+                write_sweep(logdir, sweep, request.prompts, request.seeds)
+                print(f"{count} for each of {len(sweep)} scales, and grid.png to compare them, are in {logdir}")
             else:
-                write_samples(logdir, *made.values(), wanted.prompts, wanted.seeds)
-                count = quantity(len(wanted.prompts), "picture")
+                (images,) = sweep.values()
+                write_samples(logdir, images, request.prompts, request.seeds)
                 print(f"{count}, grid.png, captions.txt and samples.npz are in {logdir}")
 
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Run the tests in a fresh environment: bash scripts/test.sh [pytest arguments]
+# Run the tests in parallel, one process per core: bash scripts/test.sh [pytest arguments]
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/environment.sh" "[test]"
-exec python -m pytest tests "$@"
+# worksteal: contiguous halves, so that a file's fixtures are built in one process; idle processes take over the rest.
+exec python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal "$@"

@@ -1,38 +1,46 @@
-"""Tiny generators that follow one another, and what they make."""
+"""Tiny cascades, and sampling with them."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
 from checkpoint_making import FEW, make_run, save_model
 
+from diff_dalle.checkpoints.loading import SavedNetwork
 from diff_dalle.diffusion import GuidanceConfig
+from diff_dalle.diffusion.editing import EditConfig
 from diff_dalle.sampling.pipeline import Pipeline
-from diff_dalle.sampling.request import StageSettings
+from diff_dalle.sampling.request import ImageEdit, Request, StageSettings, UpsamplersConfig
 from diff_dalle.sampling.stage import Stage
 
 SMALL = {
-    "image_size": 8, "num_channels": 8, "attention_resolutions": 4, "enc_attn_dim": 8, "text_length": 8,
+    "image_size": 8,
+    "num_channels": 8,
+    "attention_resolutions": 4,
+    "enc_attn_dim": 8,
+    "text_length": 8,
     "prediction": "x_start",
-}  # fmt: skip
-BLIND = {"enc_attn_dim": 0, "caption_dropout": 0}
+}
+NO_TEXT = {"enc_attn_dim": 0, "caption_dropout": 0}
 DEGRADED = {"noise_augmentation": 0.5, "gaussian_blur": True}
 KINDS = {
     "base": {},
-    "middle": {"image_size": 16, "small_size": 8, **BLIND, **DEGRADED},
+    "middle": {"image_size": 16, "small_size": 8, **NO_TEXT, **DEGRADED},
     "top": {"image_size": 32, "small_size": 16, **DEGRADED},
-    "classes": {"image_size": 64, "small_size": 16, "num_classes": 3, **BLIND},
-    # What it expects of a picture with little noise is nearly right, whatever it answers.
-    "exact": {"diffusion_steps": 1000, "noise_schedule": "cosine", "prediction": "eps", **BLIND},
+    "classes": {"image_size": 64, "small_size": 16, "num_classes": 3, **NO_TEXT},
+    # With little noise, its x_start is nearly correct whatever it predicts.
+    "exact": {"diffusion_steps": 1000, "noise_schedule": "cosine", "prediction": "eps", **NO_TEXT},
 }  # 8 → 16 → 32 pixels, or 64
 FAST = StageSettings(FEW, GuidanceConfig(guidance_scale=1.0))
 PROMPTS = ["a red circle", "", "two blue squares"]
 
 
 def make_stage(path: Path, **changed) -> str:
-    """A checkpoint whose pictures are neither black nor white nor grey, and follow all that the network is shown."""
+    """A checkpoint whose images are neither black nor white nor gray, and depend on all inputs of the network."""
     return save_model(make_run(**{**SMALL, **changed}), path, fresh=1.0, spread=0.05)
 
 
@@ -41,61 +49,91 @@ def make_stages(folder: Path) -> dict[str, str]:
     return {name: make_stage(folder / f"{name}.pt", **settings) for name, settings in KINDS.items()}
 
 
-def stages(pipeline: Pipeline, prompts=PROMPTS, *arguments, **options) -> list[np.ndarray]:
-    """Every stage's pictures after a few steps, as signed numbers."""
-    usual = {"progress": False}
+def stages(pipeline: Pipeline, prompts=PROMPTS, seed=0, *, upsampling=None, world=None, **options) -> list[np.ndarray]:
+    """Every stage's images after a few steps, as signed integers.
+
+    options: of Request and StageSettings, the latter for the base.
+    """
+    names = {field.name for field in fields(StageSettings)}
+    settings = {name: options.pop(name) for name in names & options.keys()}
     if pipeline.has_base:
-        usual["sampler"] = FEW
-    if len(pipeline.stages) > pipeline.has_base:
-        usual["upsampling"] = FAST
-    return [made.astype(int) for made in pipeline.sample_stages(prompts, *arguments, **{**usual, **options})]
+        settings.setdefault("sampler", FEW)
+    if upsampling is None and len(pipeline.stages) > pipeline.has_base:
+        upsampling = FAST
+    request = Request(prompts, **{"seeds": range(seed, seed + len(prompts)), **options})
+    chosen = pipeline.stage_settings(StageSettings(**settings), upsampling)
+    images = pipeline.sample_stages(request, chosen, world=world, progress=False)
+    return [each.astype(int) for each in images]
 
 
-def pictures(n: int, height: int, width: int, seed: int = 0) -> np.ndarray:
+def random_images(n: int, height: int, width: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (n, height, width, 3), dtype=np.uint8)
 
 
-def reading(pipeline: Pipeline, read) -> Pipeline:
-    """The same pipeline, keeping nothing, whose stages get their networks from ``read(stage)``."""
-    return Pipeline([
-        Stage(stage.config, stage.diffusion, stage.augmentation, stage.tokenizer, stage.precision, stage.device,
-              lambda stage=stage: read(stage), False, path=stage.path)
-        for stage in pipeline.stages
-    ])  # fmt: skip
+def upsamplers(**lists):
+    """Settings of two upsamplers, as the command line makes them."""
+    defaults = {"upsampler_paths": ("a", "b"), "upsampler_timestep_respacing": ("4",)}
+    return UpsamplersConfig(**{**defaults, **lists}).settings()
+
+
+def edited(count=1, size=(16, 16), mask=None, **settings):
+    """An ImageEdit of random images, as an option of ``stages``."""
+    masks = None if mask is None else [mask]
+    return {"edit": ImageEdit(list(random_images(count, *size)), masks, EditConfig(**settings))}
+
+
+@dataclass(frozen=True)
+class Intercepted(SavedNetwork):
+    """A checkpoint whose weights come from ``read``."""
+
+    read: Callable | None = None
+
+    def load(self, device):
+        return self.read()
+
+
+def reading(pipeline: Pipeline, read: Callable) -> Pipeline:
+    """The same pipeline, without keeping weights, whose stages load their networks by ``read(stage)``."""
+
+    def intercepted(stage: Stage) -> Stage:
+        saved = Intercepted(**vars(stage.saved), read=lambda: read(stage))
+        return Stage(saved, stage.device, stage.precision, keep=False)
+
+    return Pipeline([intercepted(stage) for stage in pipeline.stages])
 
 
 def idle(pipeline: Pipeline) -> Pipeline:
-    """The same pipeline, whose networks nobody may read."""
+    """The same pipeline, which fails when a network is loaded."""
 
     def read(stage):
-        raise AssertionError(f"{stage.path} was read")
+        raise AssertionError(f"{stage.path} was loaded")
 
     return reading(pipeline, read)
 
 
 @contextlib.contextmanager
 def watching(stage: Stage):
-    """What a network that is kept is shown: (x, cond) of every evaluation."""
-    shown = []
+    """The inputs of a network that is kept: (x, cond) of every evaluation."""
+    seen = []
     handle = stage.network().register_forward_pre_hook(
-        lambda module, arguments, keywords: shown.append((arguments[0], keywords["cond"])), with_kwargs=True
+        lambda module, arguments, keywords: seen.append((arguments[0], keywords["cond"])), with_kwargs=True
     )
     try:
-        yield shown
+        yield seen
     finally:
         handle.remove()
 
 
 def same(one, other, numbers) -> bool:
-    """Whether these stages' pictures are all the same."""
+    """Whether the images of these stages are identical."""
     return all(np.array_equal(one[n], other[n]) for n in numbers)
 
 
 def different(one, other, numbers) -> bool:
-    """Whether none of these stages' pictures are all the same."""
+    """Whether the images differ at each of these stages."""
     return all(not np.array_equal(one[n], other[n]) for n in numbers)
 
 
 def close(one, other) -> bool:
-    """Whether all stages' pictures are the same, but for the rounding of another batch."""
+    """Whether all stages' images are the same up to the rounding of another batch."""
     return all(np.abs(a - b).max() <= 1 for a, b in zip(one, other, strict=True))

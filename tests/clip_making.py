@@ -19,10 +19,17 @@ from diff_dalle.tasks.contrastive import ContrastiveTask
 VOCABULARY = 40
 # 12 channels make 4 groups of 3: with one channel a group, the gradients of biases before a norm would be 0.
 CONFIG = NoisedClipConfig(
-    image_size=8, classifier_width=12, classifier_depth=1, classifier_channel_mult=(1, 2),
-    classifier_attention_resolutions=(4,), classifier_num_heads=2, classifier_enc_attn_dim=12, classifier_enc_depth=2,
-    classifier_enc_heads=3, text_length=7,
-)  # fmt: skip
+    image_size=8,
+    classifier_width=12,
+    classifier_depth=1,
+    classifier_channel_mult=(1, 2),
+    classifier_attention_resolutions=(4,),
+    classifier_num_heads=2,
+    classifier_enc_attn_dim=12,
+    classifier_enc_depth=2,
+    classifier_enc_heads=3,
+    text_length=7,
+)
 DROPOUT = {"classifier_dropout": 0.3, "dropout_text": 0.3}
 ONE_PROCESS = World(SINGLE, torch.device("cpu"))
 

@@ -1,4 +1,4 @@
-"""A web server on loopback for files held in memory, with the faults that tests ask for."""
+"""A web server on loopback for files in memory, with faults on demand."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class FileServer(ThreadingHTTPServer):
-    """files: bytes by path. ranges: whether parts are served. cut: replies to break off half-way. requests: a log."""
+    """files: bytes by path. ranges: whether range requests are served. cut: number of replies to break off half-way.
+    busy: number of requests to refuse. requests: the paths asked for. sent: bytes of files sent."""
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.files: dict[str, bytes] = {}
         self.ranges, self.cut, self.busy = True, 0, 0
         self.requests: list[str] = []
+        self.sent = 0
 
     def url(self, path: str) -> str:
         return f"http://127.0.0.1:{self.server_port}{path}"
@@ -51,7 +53,8 @@ class _Handler(BaseHTTPRequestHandler):
         if server.cut and len(data) > 1:
             server.cut -= 1
             data = data[: len(data) // 2]
-        with contextlib.suppress(ConnectionError):  # a client that only wanted the headers
+        with contextlib.suppress(ConnectionError):  # a client that only reads the headers
+            server.sent += len(data)
             self.wfile.write(data)
 
     def log_message(self, *args):

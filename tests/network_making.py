@@ -1,8 +1,9 @@
-"""Tiny networks and conditions, with no parameter left at the zero that hides what lies behind it."""
+"""Tiny networks with all parameters randomized (zero-initialized layers would hide those before them), and inputs."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -19,8 +20,11 @@ UNET = UNetConfig(
 TEXT = TextEncoderConfig(enc_attn_dim=12, enc_depth=2, enc_heads=3, text_length=10)
 
 
-def wake(network: nn.Module, seed: int = 0) -> nn.Module:
-    """Add noise to all parameters, so that layers which start at 0 pass something on."""
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def randomize(network: Module, seed: int = 0) -> Module:
+    """Add noise to all parameters, so that zero-initialized layers have an effect."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in network.parameters():
@@ -28,10 +32,10 @@ def wake(network: nn.Module, seed: int = 0) -> nn.Module:
     return network
 
 
-def make_generator(text=None, **unet) -> Generator:
+def make_generator(text=None, image_channels: int = 3, learned_variance: bool = False, **unet) -> Generator:
     torch.manual_seed(0)
-    config = GeneratorConfig(replace(UNET, **unet), TEXT if text is None else text)
-    return wake(Generator(config, VOCABULARY))
+    config = GeneratorConfig(replace(UNET, **unet), TEXT if text is None else text, image_channels=image_channels)
+    return randomize(Generator(config, VOCABULARY, learned_variance))
 
 
 def captions(lengths=(3, 7, 1), total: int = 8, seed: int = 0) -> Conditioning:
@@ -42,11 +46,12 @@ def captions(lengths=(3, 7, 1), total: int = 8, seed: int = 0) -> Conditioning:
     return Conditioning(tokens=tokens, mask=mask)
 
 
-def noisy(n: int = 3, size: tuple[int, int] = (16, 16)) -> tuple[torch.Tensor, torch.Tensor]:
+def noisy(n: int = 3, size: tuple[int, int] = (16, 16), channels: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
     """(x_t, t)."""
-    x = torch.randn(n, 3, *size, generator=torch.Generator().manual_seed(1))
+    x = torch.randn(n, channels, *size, generator=torch.Generator().manual_seed(1))
     return x, torch.linspace(0, 999, n)
 
 
 def relative(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Relative error of a with respect to b."""
     return ((a - b).norm() / b.norm()).item()

@@ -1,32 +1,67 @@
-"""The scripts as a person runs them, at tiny sizes."""
+"""The scripts as users run them, at tiny sizes."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
+
+import torch
 
 ROOT = Path(__file__).parent.parent
 TWO = [os.path.join(os.path.dirname(sys.executable), "mpiexec"), "-n", "2", sys.executable]
 TINY = {
-    "--image_size": 16, "--num_channels": 16, "--channel_mult": "1,2", "--num_res_blocks": 1,
-    "--attention_resolutions": 8, "--enc_attn_dim": 16, "--enc_depth": 1, "--enc_heads": 2, "--text_length": 24,
-    "--noise_schedule": "cosine", "--diffusion_steps": 100, "--sample_interval": 0, "--log_interval": 1,
-    "--num_workers": 1, "--ema_rate": 0.9, "--precision": "fp32", "--device": "cpu", "--dropout": 0.1,
-    "--random_flip": True, "--threads": 1,
-}  # fmt: skip
+    "--image_size": 16,
+    "--num_channels": 16,
+    "--channel_mult": "1,2",
+    "--num_res_blocks": 1,
+    "--attention_resolutions": 8,
+    "--enc_attn_dim": 16,
+    "--enc_depth": 1,
+    "--enc_heads": 2,
+    "--text_length": 24,
+    "--noise_schedule": "cosine",
+    "--diffusion_steps": 100,
+    "--sample_interval": 0,
+    "--log_interval": 1,
+    "--num_workers": 1,
+    "--ema_rate": 0.9,
+    "--precision": "fp32",
+    "--device": "cpu",
+    "--dropout": 0.1,
+    "--random_flip": True,
+    "--threads": 1,
+}
 
 TINY_CLASSIFIER = {
-    "--image_size": 16, "--classifier_width": 16, "--classifier_channel_mult": "1,2", "--classifier_depth": 1,
-    "--classifier_attention_resolutions": 8, "--classifier_enc_attn_dim": 16, "--classifier_enc_depth": 1,
-    "--classifier_enc_heads": 2, "--text_length": 24, "--noise_schedule": "cosine", "--diffusion_steps": 100,
+    "--image_size": 16,
+    "--classifier_width": 16,
+    "--classifier_channel_mult": "1,2",
+    "--classifier_depth": 1,
+    "--classifier_attention_resolutions": 8,
+    "--classifier_enc_attn_dim": 16,
+    "--classifier_enc_depth": 1,
+    "--classifier_enc_heads": 2,
+    "--text_length": 24,
+    "--noise_schedule": "cosine",
+    "--diffusion_steps": 100,
     "--log_interval": 1,
-    "--num_workers": 1, "--ema_rate": 0.9, "--precision": "fp32", "--device": "cpu", "--classifier_dropout": 0.1,
-    "--dropout_text": 0.1, "--lr": 3e-3, "--threads": 1,
-}  # fmt: skip
+    "--num_workers": 1,
+    "--ema_rate": 0.9,
+    "--precision": "fp32",
+    "--device": "cpu",
+    "--classifier_dropout": 0.1,
+    "--dropout_text": 0.1,
+    "--lr": 3e-3,
+    "--threads": 1,
+}
 SETTINGS = {"train_generator.py": TINY, "train_classifier.py": TINY_CLASSIFIER}
 
 
@@ -36,9 +71,32 @@ def environment():
     return {**env, "OMP_NUM_THREADS": "1"}
 
 
-def run(script, *flags, launcher=(), ok=True):
-    command = [*(launcher or [sys.executable]), str(ROOT / "scripts" / script), *map(str, flags)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment())
+def run_here(script, flags):
+    """Run a script's file as ``__main__`` in this process, where torch is already imported."""
+    out, err, status, threads = io.StringIO(), io.StringIO(), 0, torch.get_num_threads()
+    with (
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        mock.patch.object(sys, "argv", [script, *flags]),
+        mock.patch.dict(os.environ, environment(), clear=True),
+    ):
+        try:
+            runpy.run_path(str(ROOT / "scripts" / script), run_name="__main__")
+        except SystemExit as error:
+            status = error.code or 0
+        finally:
+            torch.set_num_threads(threads)
+    return subprocess.CompletedProcess([script, *flags], status, out.getvalue(), err.getvalue())
+
+
+def run(script, *flags, launcher=(), ok=True, process=False):
+    """Run a script; with a launcher or if ``process``, in new processes, which take two seconds to import torch."""
+    flags = list(map(str, flags))
+    if launcher or process:
+        command = [*(launcher or [sys.executable]), str(ROOT / "scripts" / script), *flags]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment())
+    else:
+        result = run_here(script, flags)
     if ok:
         assert result.returncode == 0, result.stdout + result.stderr
     return result

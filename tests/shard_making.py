@@ -1,4 +1,4 @@
-"""Small pictures and shards for the tests of the data room."""
+"""Small images and shards for the tests of the data room."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 
-def picture(height: int = 20, width: int = 24, seed: int = 0) -> Image.Image:
-    """A smooth random picture: what jpeg and resizing are made for."""
+def random_image(height: int = 20, width: int = 24, seed: int = 0) -> Image.Image:
+    """A smooth random image, which jpeg and resizing preserve well."""
     rough = np.random.default_rng(seed).integers(0, 256, (4, 5, 3), dtype=np.uint8)
     return Image.fromarray(rough).resize((width, height), Image.Resampling.BICUBIC)
 
@@ -38,12 +38,12 @@ def tar_bytes(files: Iterable[tuple[str, bytes]], form: int = tarfile.USTAR_FORM
 
 def sample(key: str, caption: str | None = None, image: bytes | None = None) -> list[tuple[str, bytes]]:
     number = int(key) if key.isdigit() else 0
-    files = [(f"{key}.jpg", encoded(picture(seed=number)) if image is None else image)]
+    files = [(f"{key}.jpg", encoded(random_image(seed=number)) if image is None else image)]
     return files + ([(f"{key}.txt", caption.encode())] if caption is not None else [])
 
 
 def make_shards(folder: Path, counts: Iterable[int]) -> str:
-    """Tars with so many samples, keys counted through and captions ``caption of KEY``."""
+    """Tars with these numbers of samples, consecutive keys and captions ``caption of KEY``."""
     number = 0
     for shard, count in enumerate(counts):
         keys = [f"{number + i:04d}" for i in range(count)]
@@ -51,6 +51,12 @@ def make_shards(folder: Path, counts: Iterable[int]) -> str:
         (folder / f"{shard:05d}.tar").write_bytes(tar_bytes(files))
         number += count
     return str(folder)
+
+
+def npy_bytes(array: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
 
 
 class Letters:

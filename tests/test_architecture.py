@@ -1,9 +1,13 @@
-"""The rooms and the order in which they may import each other, read from the syntax trees."""
+"""Rules for the code base, checked on the syntax trees: rooms, imports, settings, names, spelling."""
 
 import ast
+import collections
 import dataclasses
+import functools
+import graphlib
 import importlib
 import pkgutil
+import re
 import sys
 from pathlib import Path
 
@@ -24,93 +28,202 @@ ROOMS = (
 )  # fmt: skip
 
 
-def sources():
-    for path in sorted(PACKAGE.rglob("*.py")):
-        yield path, path.relative_to(PACKAGE).with_suffix("").parts
-    for path in sorted((ROOT / "scripts").glob("*.py")):
-        yield path, ("scripts", path.stem)
+@functools.cache
+def sources() -> dict[Path, ast.Module]:
+    """The syntax trees of package and scripts."""
+    paths = [*sorted(PACKAGE.rglob("*.py")), *sorted((ROOT / "scripts").glob("*.py"))]
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
 
 
-def imported(path, parts):
-    """(room or outside package, whether at module level) of every import in a file."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    top = {id(node) for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))} - {
-        id(node) for outer in ast.walk(tree) if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef))
+def module_name(path: Path) -> tuple[str, ...]:
+    """("diff_dalle", room, …) or ("scripts", name)."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return parts[:-1] if parts[-1] == "__init__" else parts
+
+
+def room(module: tuple[str, ...]) -> str:
+    return module[0] if module[0] == "scripts" else module[1]
+
+
+def is_module(name: tuple[str, ...]) -> bool:
+    path = ROOT.joinpath(*name)
+    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+
+
+def imports(path: Path) -> list[tuple[tuple[str, ...], bool]]:
+    """(module, whether at module level) of every import in a file."""
+    tree, package = sources()[path], path.relative_to(ROOT).parts[:-1]
+    nested = {
+        id(node)
+        for outer in ast.walk(tree)
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef))
         for node in ast.walk(outer)
-    }  # fmt: skip
-    package = ["diff_dalle", *parts[:-1]] if parts[0] != "scripts" else []
+    }
+    found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            names = [tuple(alias.name.split(".")) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            stem = ".".join([*base, *([node.module] if node.module else [])])
-            names = [f"{stem}.{alias.name}" for alias in node.names] if stem == "diff_dalle" else [stem]
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            stem = (*base, *(node.module.split(".") if node.module else ()))
+            names = [(*stem, alias.name) if is_module((*stem, alias.name)) else stem for alias in node.names]
         else:
             continue
-        for name in names:
-            yield name.split("."), id(node) in top
+        found += [(name, id(node) not in nested) for name in names]
+    return found
 
 
-def test_every_room_is_in_the_list_and_the_root_holds_the_ground_only():
-    rooms = {parts[0] for _, parts in sources()} - {"__init__", "presets"}
+def test_rooms_are_listed_and_the_root_is_small():
+    rooms = {room(module_name(path)) for path in sources() if module_name(path) != ("diff_dalle",)} - {"presets"}
     assert rooms == set(ROOMS)
-    assert {path.stem for path in PACKAGE.glob("*.py")} == {"__init__", "batch", "config", "errors", "randomness"}
+    assert {path.stem for path in PACKAGE.glob("*.py")} <= {"__init__", "batch", "config", "errors", "randomness"}
+
+
+def test_the_code_map_lists_the_rooms_in_order():
+    rows = re.findall(
+        r"^\| (?:\[)?`(\w+)(?:/|\.py)`", (PACKAGE / "README.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert tuple(rows[: len(ROOMS) - 1]) == ROOMS[1:]
 
 
 def test_imports_only_go_down():
-    for path, parts in sources():
-        if parts == ("__init__",):
-            continue  # the package's front door re-exports from everywhere
-        for name, _ in imported(path, parts):
+    for path in sources():
+        here = module_name(path)
+        if here == ("diff_dalle",):
+            continue  # re-exports from everywhere
+        for name, _ in imports(path):
             if name[0] == "diff_dalle" and len(name) > 1:
-                here, there = ROOMS.index(parts[0]), ROOMS.index(name[1])
-                assert here <= there, f"{path.relative_to(ROOT)} imports diff_dalle.{name[1]}, which is above it"
+                message = f"{path.relative_to(ROOT)} imports {'.'.join(name)}, which is above it"
+                assert ROOMS.index(room(here)) <= ROOMS.index(room(name)), message
 
 
-@pytest.mark.parametrize(("module", "room"), [("mpi4py", "distributed"), ("blobfile", "storage")])
-def test_some_packages_are_imported_in_one_file_only(module, room):
-    users = {parts[0] for path, parts in sources() for name, _ in imported(path, parts) if name[0] == module}
-    assert users == {room}
+@pytest.mark.parametrize("unit", ["room", "module"])
+def test_there_is_no_import_cycle(unit):
+    """Rooms: with imports inside functions; modules: at module level."""
+    graph = collections.defaultdict(set)
+    for path in sources():
+        here = module_name(path)
+        if here == ("diff_dalle",):
+            continue
+        for name, at_top in imports(path):
+            if name[0] == "diff_dalle" and len(name) > 1 and (at_top or unit == "room"):
+                edge = (room(here), room(name)) if unit == "room" else (here, name)
+                if edge[0] != edge[1]:
+                    graph[edge[0]].add(edge[1])
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which shows the cycle
+
+
+@pytest.mark.parametrize(("package", "only_room"), [("mpi4py", "distributed"), ("blobfile", "storage")])
+def test_some_packages_are_imported_in_one_room_only(package, only_room):
+    users = {room(module_name(path)) for path in sources() for name, _ in imports(path) if name[0] == package}
+    assert users == {only_room}
 
 
 def test_extras_are_imported_where_they_are_used():
-    """Nothing optional at module level: a missing extra must not break what does not need it."""
+    """No optional package at module level: a missing extra must not affect what does not use it."""
     core = {"torch", "numpy", "webdataset", "ftfy", "regex", "tqdm", "PIL", "yaml", "diff_dalle", "braceexpand"}
-    for path, parts in sources():
-        for name, at_top in imported(path, parts):
+    for path in sources():
+        own = {other.stem for other in path.parent.glob("*.py")} if path.parent.name == "scripts" else set()
+        for name, at_top in imports(path):
             if at_top and name[0] not in sys.stdlib_module_names:
-                assert name[0] in core, f"{path.relative_to(ROOT)} imports {name[0]} at module level"
+                assert name[0] in core | own, f"{path.relative_to(ROOT)} imports {name[0]} at module level"
 
 
-def test_the_text_tower_of_rooms_knows_no_diffusion():
-    for path, parts in sources():
-        if parts[0] == "training":
-            assert "diffusion" not in path.read_text(encoding="utf-8").lower().replace("diff_dalle", ""), path
+def test_training_does_not_depend_on_diffusion():
+    for path in (PACKAGE / "training").glob("*.py"):
+        assert "diffusion" not in path.read_text(encoding="utf-8").lower(), path
 
 
-def config_classes():
+def test_public_functions_are_defined_once():
+    """The same name in two rooms would have two meanings. Modules of one room may implement the same contract."""
+    rooms = collections.defaultdict(set)
+    for path, tree in sources().items():
+        for node in tree.body:
+            if (
+                isinstance(node, ast.FunctionDef)
+                and not node.name.startswith("_")
+                and room(module_name(path)) != "scripts"
+            ):
+                rooms[node.name].add(room(module_name(path)))
+    assert len(rooms) > 200
+    assert not {name: sorted(found) for name, found in rooms.items() if len(found) > 1}
+
+
+# ------------------------------------------------------------------------------------------------------------- settings
+
+
+def config_classes() -> set[type]:
+    """All dataclasses of the package that declare settings."""
+    found = set()
     for info in pkgutil.walk_packages([str(PACKAGE)], "diff_dalle."):
         module = importlib.import_module(info.name)
         for value in vars(module).values():
-            if isinstance(value, type) and dataclasses.is_dataclass(value) and value.__name__.endswith("Config"):
-                yield value
+            if isinstance(value, type) and dataclasses.is_dataclass(value) and value.__module__ == module.__name__:
+                found |= {value} if settings(value) else set()
+    return found
 
 
-def test_every_setting_is_read_somewhere():
-    """A flag that nothing reads is a lie: its name must occur as an attribute outside its own declaration."""
-    used = set()
-    for path, _ in sources():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Attribute):
-                used.add(node.attr)
-            elif isinstance(node, ast.JoinedStr):  # getattr(config, f"say_{what}")
-                used |= {part.value for part in node.values if isinstance(part, ast.Constant)}
+def settings(config: type) -> list[dataclasses.Field]:
+    """The settings that a class itself declares."""
+    return [field for field in dataclasses.fields(config) if "help" in field.metadata]
+
+
+class Reads(ast.NodeVisitor):
+    """Attributes that are read. Validation in ``__post_init__`` does not count.
+
+    own:      (class, attribute) of ``self.attribute`` in a method of the class.
+    other:    attributes of anything else, except imported names (``torch.device``).
+    prefixes: of attributes that are read as ``getattr(…, f"prefix{…}")``.
+    """
+
+    def __init__(self):
+        self.own, self.other, self.prefixes = set(), set(), set()
+        self.classes, self.imported = [], set()
+
+    def visit_Module(self, node):
+        statements = [each for each in ast.walk(node) if isinstance(each, (ast.Import, ast.ImportFrom))]
+        self.imported = {(name.asname or name.name).split(".")[0] for each in statements for name in each.names}
+        self.generic_visit(node)
+
+    def visit_ClassDef(self, node):
+        self.classes.append(node.name)
+        self.generic_visit(node)
+        self.classes.pop()
+
+    def visit_FunctionDef(self, node):
+        if node.name != "__post_init__":
+            self.generic_visit(node)
+
+    def visit_Attribute(self, node):
+        owner = node.value.id if isinstance(node.value, ast.Name) else None
+        if owner == "self" and self.classes:
+            self.own.add((self.classes[-1], node.attr))
+        elif isinstance(node.ctx, ast.Load) and owner not in self.imported:
+            self.other.add(node.attr)
+        self.generic_visit(node)
+
+    def visit_Call(self, node):
+        if isinstance(node.func, ast.Name) and node.func.id == "getattr" and isinstance(node.args[1], ast.JoinedStr):
+            self.prefixes.add(node.args[1].values[0].value)
+        self.generic_visit(node)
+
+
+# Reads its settings by computed names. tests/models/test_noised_clip.py tests the effect of each.
+READ_BY_NAME = {"NoisedClipConfig"}
+
+
+def test_every_setting_is_read_and_has_a_help_text():
+    """A flag without effect is a bug."""
+    reads = Reads()
+    for tree in sources().values():
+        reads.visit(tree)
+    assert len(config_classes()) > 20 and reads.prefixes == {"say_"}
     for config in config_classes():
-        for leaf in leaves(config):
-            stems = {leaf.name, leaf.name.split("_")[0] + "_"}
-            assert stems & used, f"{config.__name__}.{leaf.name} is never read"
-            assert leaf.help, f"{config.__name__}.{leaf.name} has no help text"
+        for field in settings(config):
+            read = field.name in reads.other or any((base.__name__, field.name) in reads.own for base in config.__mro__)
+            read = read or field.name.startswith(tuple(reads.prefixes)) or config.__name__ in READ_BY_NAME
+            assert read, f"{config.__name__}.{field.name} is never read"
+            assert field.metadata["help"], f"{config.__name__}.{field.name} has no help text"
 
 
 def test_aliases_point_at_settings_and_hide_none():
@@ -119,12 +232,59 @@ def test_aliases_point_at_settings_and_hide_none():
         assert old not in names and alias.field in names
 
 
-def test_files_stay_readable():
-    for path, parts in sources():
+# ---------------------------------------------------------------------------------------------------------------- style
+
+
+def texts() -> dict[Path, str]:
+    """All sources and documents that people write; this file, which holds the patterns, is left out."""
+    folders = ("diff_dalle", "scripts", "tests", ".github", ".ci")
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*")] + [
+        ROOT / "README.md",
+        ROOT / "setup.py",
+    ]
+    endings = (".py", ".md", ".sh", ".yaml", ".yml", "")
+    paths = [path for path in paths if path.is_file() and path.suffix in endings and path != Path(__file__).resolve()]
+    return {path.relative_to(ROOT): path.read_text(encoding="utf-8") for path in sorted(paths)}
+
+
+# Words that captions use, from which the vocabulary is trained.
+ANY_SPELLING = {Path("diff_dalle/text/bpe_training.py")}
+BRITISH = re.compile(
+    r"colour|grey|behaviour|\bcentre|neighbour|favour|licence|catalogue|learnt|judgement|artefact|whilst|labell|modell"
+    r"|cancell(ed|ing)|analys(ed|ing)"
+    r"|(parametr|normal|optim|minim|maxim|initial|synchron|discret|quant|summar|general|token|serial|random|util|visual"
+    r"|recogn|organ|vector|regular|special|emphas|local|final)is(e|ed|es|ing|er|ation)\b",
+    re.IGNORECASE,
+)
+
+
+def test_the_spelling_is_american():
+    """Except in earlier names of settings."""
+    earlier = {name for config in config_classes() for field in settings(config) for name in field.metadata["was"]}
+    exempt = re.compile("|".join(rf"\b{name}\b" for name in earlier))
+    found = [
+        f"{path}:{number}: {line.strip()}"
+        for path, text in texts().items()
+        if path not in ANY_SPELLING
+        for number, line in enumerate(text.splitlines(), 1)
+        if BRITISH.search(exempt.sub("", line))
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_only_tables_are_exempt_from_formatting():
+    counts = {path: text.count("# fmt: skip") + text.count("# fmt: off") for path, text in texts().items()}
+    most = sorted(counts, key=counts.__getitem__, reverse=True)
+    assert sum(counts.values()) <= 60, "\n".join(f"{counts[path]} {path}" for path in most if counts[path])
+
+
+def test_files_are_short():
+    for path in sources():
         lines = len(path.read_text(encoding="utf-8").splitlines())
-        assert lines <= (80 if parts[0] == "scripts" else 400), f"{path.relative_to(ROOT)} has {lines} lines"
+        most = 80 if room((*module_name(path), "")) == "scripts" else 400
+        assert lines <= most, f"{path.relative_to(ROOT)} has {lines} lines"
 
 
-def test_top_level_is_the_owners_frame():
+def test_nothing_else_is_at_the_top_level():
     names = {p.name for p in ROOT.iterdir() if not p.name.startswith(".") and not p.name.endswith(".egg-info")}
     assert names - {"build", "runs"} == {"setup.py", "diff_dalle", "scripts", "tests", "README.md", "LICENSE"}

@@ -33,6 +33,28 @@ class ToyTask(Task):
         self.seen.append(values["position"].tolist())
 
 
+class TwoOptimizers(Task):
+    """A model and a critic that pull in opposite directions, as an autoencoder and its discriminator do."""
+
+    parts = ("", "critic")
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.model = nn.Sequential(nn.Linear(12, 4), nn.BatchNorm1d(4), nn.Linear(4, 12))
+        self.critic = nn.Linear(12, 1)
+
+    def part_modules(self, part):
+        return {"critic": self.critic} if part == "critic" else {"model": self.model}
+
+    def part_losses(self, part, batch, draw):
+        x = batch.images.flatten(1)
+        made = self.model(x)
+        if part == "critic":
+            return {"loss": (self.critic(made) - self.critic(x))[:, 0].square()}
+        return {"loss": (made - x).square().mean(1) - 0.1 * self.critic(made)[:, 0]}
+
+
 class ToyData:
     """Images that are a function of their position; rank r of R gets positions r, r + R, …"""
 

@@ -1,7 +1,7 @@
-"""Guided-Diffusion's U-Net in the form in which it was published, as the yardstick of every speed claim.
+"""Guided-Diffusion's U-Net as published: the baseline for speed.
 
-The same function as ``models.unet.UNet`` without text: NCHW throughout, group norms through fp32 casts, attention as
-1-D convolutions and two einsums around an explicit softmax, and attention always recomputed in the backward pass.
+The same function as ``models.unet.UNet`` without text, in NCHW layout, with attention as 1-D convolutions and two
+einsums around an explicit softmax, and with activation checkpointing of all attention layers.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class Norm(nn.GroupNorm):
     def __init__(self, channels: int):
         super().__init__(32, channels)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.float()).type(x.dtype)
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.float()).type(input.dtype)
 
 
 class Res(nn.Module):
@@ -62,7 +62,7 @@ class Attention(nn.Module):
         x = x.reshape(n, c, -1)
         width = c // self.heads
         q, k, v = self.qkv(self.norm(x)).reshape(n * self.heads, 3 * width, -1).split(width, dim=1)
-        scale = width**-0.25  # on both factors, against overflow in fp16
+        scale = width**-0.25  # applied to both factors against overflow in fp16
         weights = torch.einsum("bct,bcs->bts", q * scale, k * scale).float().softmax(dim=-1).type(q.dtype)
         h = torch.einsum("bts,bcs->bct", weights, v).reshape(n, c, -1)
         return (x + self.proj(h)).reshape(n, c, *size)
@@ -87,13 +87,20 @@ class Up(nn.Module):
         return x if self.conv is None else self.conv(x)
 
 
-class First(nn.Conv2d):
+class InputLayer(nn.Conv2d):
+    def forward(self, input: Tensor, emb: Tensor | None = None) -> Tensor:
+        return super().forward(input)
+
+
+class LayerList(nn.ModuleList):
     def forward(self, x: Tensor, emb: Tensor) -> Tensor:
-        return super().forward(x)
+        for layer in self:
+            x = layer(x, emb)
+        return x
 
 
 class BaselineUNet(nn.Module):
-    """Takes the same config; dropout, classes, text and patches are left out, and so is checkpointing by choice."""
+    """Has the config of our ``UNet``, but no dropout, classes, text or patches, and its checkpointing is fixed."""
 
     def __init__(self, config: UNetConfig, in_channels: int = 3, out_channels: int = 3):
         super().__init__()
@@ -101,69 +108,65 @@ class BaselineUNet(nn.Module):
         emb = 4 * c.num_channels
         self.time_emb = nn.Sequential(nn.Linear(c.num_channels, emb), nn.SiLU(), nn.Linear(emb, emb))
 
-        def res(before: int, after: int, resample: nn.Module | None = None) -> Res:
-            return Res(before, after, emb, c.use_scale_shift_norm, resample)
+        def res(channels: int, out_channels: int, resample: nn.Module | None = None) -> Res:
+            return Res(channels, out_channels, emb, c.use_scale_shift_norm, resample)
 
-        def resample(kind: type[nn.Module], channels: int) -> nn.Module:
-            return (
-                res(channels, channels, kind(channels, False)) if c.resblock_updown else kind(channels, c.conv_resample)
-            )
+        def resample(kind: type[Down] | type[Up], channels: int) -> nn.Module:
+            if c.resblock_updown:
+                return res(channels, channels, kind(channels, False))
+            return kind(channels, c.conv_resample)
 
         channels = widths[0]
-        self.down, skips = nn.ModuleList([nn.ModuleList([First(in_channels, channels, 3, padding=1)])]), [channels]
+        self.down, skips = nn.ModuleList([LayerList([InputLayer(in_channels, channels, 3, padding=1)])]), [channels]
         for level, width in enumerate(widths):
             for _ in range(c.num_res_blocks):
                 attention = [Attention(width, c.heads(width))] if c.has_attention(level) else []
-                self.down.append(nn.ModuleList([res(channels, width), *attention]))
+                self.down.append(LayerList([res(channels, width), *attention]))
                 channels = width
                 skips.append(channels)
             if level < c.levels - 1:
-                self.down.append(nn.ModuleList([resample(Down, channels)]))
+                self.down.append(LayerList([resample(Down, channels)]))
                 skips.append(channels)
         middle = Attention(channels, c.heads(channels))
-        self.middle = nn.ModuleList([res(channels, channels), middle, res(channels, channels)])
+        self.middle = LayerList([res(channels, channels), middle, res(channels, channels)])
         self.up = nn.ModuleList()
         for level, width in reversed(list(enumerate(widths))):
             for i in range(c.num_res_blocks + 1):
-                layers = [res(channels + skips.pop(), width)]
+                layers: list[nn.Module] = [res(channels + skips.pop(), width)]
                 channels = width
                 if c.has_attention(level):
-                    layers.append(Attention(channels, c.heads(channels, upward=True)))
+                    layers.append(Attention(channels, c.heads(channels, decoder=True)))
                 if level and i == c.num_res_blocks:
                     layers.append(resample(Up, channels))
-                self.up.append(nn.ModuleList(layers))
+                self.up.append(LayerList(layers))
         self.out_norm, self.out_conv = Norm(channels), nn.Conv2d(channels, out_channels, 3, padding=1)
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
         emb, skips = self.time_emb(timestep_embedding(t, self.width)), []
         for layers in self.down:
-            for layer in layers:
-                x = layer(x, emb)
+            x = layers(x, emb)
             skips.append(x)
-        for layer in self.middle:
-            x = layer(x, emb)
+        x = self.middle(x, emb)
         for layers in self.up:
-            x = torch.cat([x, skips.pop()], dim=1)
-            for layer in layers:
-                x = layer(x, emb)
+            x = layers(torch.cat([x, skips.pop()], dim=1), emb)
         return self.out_conv(F.silu(self.out_norm(x)))
 
 
 def to_baseline(network: UNet, tensors: list[Tensor]) -> list[Tensor]:
-    """Tensors shaped like ``network``'s parameters (weights or gradients) in the baseline's shapes and order.
+    """Convert tensors shaped like ``network``'s parameters (weights or gradients) to the baseline's layout.
 
-    Both networks register their parameters in the same order. The baseline orders the rows of a qkv projection by head
-    and then by role, ours by role and then by head.
+    Both networks register their parameters in the same order. The rows of a qkv projection are ordered by (head, role)
+    in the baseline and by (role, head) in ours.
     """
-    heads = {}
+    heads: dict[int, int] = {}
     for module in network.modules():
         if isinstance(module, SelfAttention):
             heads[id(module.qkv.weight)] = heads[id(module.qkv.bias)] = module.heads
     with torch.device("meta"):
-        baseline = BaselineUNet(network.config, 3, network.out_conv.out_channels)
-    mapped = []
+        baseline = BaselineUNet(network.config)
+    converted = []
     for own, tensor, other in zip(network.parameters(), tensors, baseline.parameters(), strict=True):
         if id(own) in heads:
             tensor = tensor.unflatten(0, (3, heads[id(own)], -1)).transpose(0, 1)
-        mapped.append(tensor.reshape(other.shape))
-    return mapped
+        converted.append(tensor.reshape(other.shape))
+    return converted

@@ -1,4 +1,4 @@
-"""A sampling step guided by a noised CLIP's gradient, against one without."""
+"""Time of a sampling step with classifier guidance, relative to one without."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ from ..models.unet import UNet, UNetConfig
 BATCH_SIZE, STEP, SCALE = 4, 500, 3.0
 NETWORK = UNetConfig(image_size=64, num_channels=64, num_res_blocks=2, attention_resolutions=(16, 8))
 CLASSIFIER = NoisedClipConfig(
-    image_size=64, classifier_width=64, classifier_depth=2, classifier_attention_resolutions=(16, 8),
-    classifier_enc_attn_dim=128, classifier_enc_depth=1,
-)  # fmt: skip
+    image_size=64,
+    classifier_width=64,
+    classifier_depth=2,
+    classifier_attention_resolutions=(16, 8),
+    classifier_enc_attn_dim=128,
+    classifier_enc_depth=1,
+)
 PROCESS = create_gaussian_diffusion(DiffusionConfig(noise_schedule="cosine"))
 
 
 class _Problem:
-    """A generator without text (which is not what is timed), a classifier, encoded captions and a noisy image."""
+    """A generator without text encoder (which is not timed), a classifier, encoded captions and noisy images."""
 
     def __init__(self):
         torch.manual_seed(0)
@@ -56,7 +60,7 @@ def guided() -> Callable[[], Tensor]:
 
 
 def gate() -> dict[str, tuple[float, float]]:
-    """Largest difference between the guided image and the unguided one plus the shift found by plain autograd."""
+    """Maximum difference between the guided image and the unguided one plus the shift computed by plain autograd."""
     problem = _Problem()
     x = problem.x.clone().requires_grad_()
     problem.similarity(x, torch.full((BATCH_SIZE,), STEP)).sum().backward()

@@ -1,4 +1,4 @@
-"""How fast pictures come: decoding against Guided-Diffusion's way, and the loader against decoding alone."""
+"""Image throughput: decoding against Guided-Diffusion's, and the loader against decoding alone."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from ..batch import Batch
 from ..data.loader import DataConfig, Loader
+from ..data.spec import ImageSpec, SampleSpec
 from ..data.tar import write_tar
 from ..images.decode import decode_image
 from ..images.transforms import center_crop
 
 SIZE = (64, 64)
-SIDES = ((256, 256), (256, 379), (320, 427), (384, 384), (512, 512), (767, 512))  # height, width of the jpegs
+SIDES = ((256, 256), (256, 379), (320, 427), (384, 384), (512, 512), (767, 512))  # (height, width) of the jpegs
 COUNT = 48
 
 
 def photograph(height: int, width: int, seed: int) -> Image.Image:
-    """Noise with the spectrum of photographs, amplitude about 1/f (Field 1987), and with pale colours."""
+    """Noise with the spectrum of photographs, amplitude about 1/f (Field 1987), and with pale colors."""
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.fftfreq(width)[None])
     frequency[0, 0] = 1
     noise = np.fft.fft2(np.random.default_rng(seed).standard_normal((3, height, width))) / frequency**1.2
@@ -34,7 +36,7 @@ def photograph(height: int, width: int, seed: int) -> Image.Image:
 
 @functools.cache
 def jpegs() -> tuple[bytes, ...]:
-    """Pictures of 256 to 512 pixels, as a data set of web images has them."""
+    """Images of 256 to 767 pixels, as in data sets of web images."""
     files = []
     for i in range(COUNT):
         buffer = io.BytesIO()
@@ -44,7 +46,7 @@ def jpegs() -> tuple[bytes, ...]:
 
 
 def decode_plainly(data: bytes) -> np.ndarray:
-    """Guided-Diffusion's way: everything in full, halved by boxes, resized, cut."""
+    """Guided-Diffusion's procedure: decode at full size, halve with a box filter, resize, crop."""
     image = Image.open(io.BytesIO(data)).convert("RGB")
     side = SIZE[0]
     while min(image.size) >= 2 * side:
@@ -59,11 +61,11 @@ def decode_fast(data: bytes) -> np.ndarray:
     return center_crop(*decode_image(data, DataConfig.max_pixels, SIZE), SIZE)
 
 
-def plainly() -> Callable[[], object]:
+def plainly() -> Callable[[], np.ndarray]:
     return functools.partial(_decode_all, decode_plainly, jpegs())
 
 
-def fast() -> Callable[[], object]:
+def fast() -> Callable[[], np.ndarray]:
     return functools.partial(_decode_all, decode_fast, jpegs())
 
 
@@ -72,22 +74,22 @@ def _decode_all(decode, files) -> np.ndarray:
 
 
 def decoding_gate() -> Mapping[str, tuple[float, float]]:
-    """Both ways give pictures that are 40 dB alike, which is a mean squared difference of 6.5 levels."""
+    """Both give the same images to 40 dB PSNR, which is a mean squared difference of 6.5 levels."""
     difference = plainly()().astype(np.float64) - fast()()
     return {"mean squared difference": (float(np.mean(difference**2)), 255**2 / 10**4)}
 
 
-def from_shards() -> Callable[[], object]:
-    """The loader in one process, from shards with captions to a batch of floats."""
+def from_shards() -> Callable[[], Batch]:
+    """The loader in one process, from captioned shards to a batch of float images."""
     folder = tempfile.TemporaryDirectory(prefix="diff_dalle_benchmark_")
     atexit.register(folder.cleanup)
-    samples = ((f"{i:05d}", {"jpg": data, "txt": b"a picture", "json": b"{}"}) for i, data in enumerate(jpegs()))
+    samples = ((f"{i:05d}", {"jpg": data, "txt": b"an image", "json": b"{}"}) for i, data in enumerate(jpegs()))
     write_tar(str(Path(folder.name) / "00000.tar"), samples)
-    loader = Loader(DataConfig((folder.name,), num_workers=0), SIZE)
+    loader = Loader(DataConfig((folder.name,), num_workers=0), SampleSpec(ImageSpec(SIZE)))
     return functools.partial(loader.batch_at, range(COUNT))
 
 
 def loader_gate() -> Mapping[str, tuple[float, float]]:
-    """The shards hold the same pictures, in another order."""
+    """The loader gives the same images, in another order."""
     levels = np.sort(np.round((from_shards()().images.permute(0, 2, 3, 1).numpy() + 1) * 127.5).mean((1, 2, 3)))
     return {"difference of means": (float(np.abs(levels - np.sort(fast()().mean((1, 2, 3)))).max()), 1e-3)}

@@ -1,8 +1,8 @@
-"""Timing two ways of doing the same thing against each other, on a machine whose speed drifts.
+"""Timing of two implementations of the same function against each other, robust to drift of the machine's speed.
 
-Every run is a fresh process, because identical code in two processes can differ by 20 %. The runs go A B B A, so that
-a drift meets both sides alike; medians are compared; and each side is also compared with itself (A/A), which tells how
-far a ratio can be trusted. Nothing is timed before both sides have been shown to give the same result.
+Every run is a fresh process, because identical code in two processes can differ by 20 %. Runs alternate in the order
+A B B A, so that drift affects both sides equally. Medians are compared, and each side is also compared with itself (A/A
+control), which shows the noise of a ratio. Timing starts only after a check that both sides give the same result.
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from ..config import option
 from ..errors import InputError
 
-Build = Callable[[], Callable[[], object]]
+Build = Callable[[], Callable[[], Any]]
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A claim of speed. Its functions are module-level ones, since each runs in a process of its own.
+    """Two implementations to compare. The functions must be module-level, because each runs in its own process.
 
-    title:          what is done, in one line.
-    baseline, ours: set one side up; the function that they return does the work once and has finished when it returns.
-    gate:           the differences between the results of both sides: name → (found, largest allowed).
-    target:         the ratio ours / baseline of the times that is claimed; 0 = nothing is claimed of them.
-    memory_target:  the same of the peak memory that the work adds; 0 = nothing is claimed of it.
+    title:          one-line description.
+    baseline, ours: set up one side and return a function that does the work once, synchronously.
+    gate:           differences between the results of both sides: name → (found, maximum).
+    target:         maximum ratio ours / baseline of the times; 0 = no time target.
+    memory_target:  maximum ratio ours / baseline of the peak memory that the work adds; 0 = no memory target.
     """
 
     title: str
@@ -47,9 +48,9 @@ class Benchmark:
 class TimingConfig:
     """Timing"""
 
-    rounds: int = option(2, "times the order A B B A is gone through")
-    repeats: int = option(5, "how often each process does the work; its median counts")
-    threads: int = option(2, "threads of each process")
+    rounds: int = option(2, "rounds of four processes in the order A B B A")
+    repeats: int = option(5, "repetitions per process, of which the median counts")
+    threads: int = option(2, "threads per process")
 
     def __post_init__(self):
         for name in ("rounds", "repeats", "threads"):
@@ -59,7 +60,7 @@ class TimingConfig:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one piece of work on each side, one value per process, in the order in which they ran."""
+    """Seconds per repetition, one value per process in order of execution."""
 
     baseline: tuple[float, ...]
     ours: tuple[float, ...]
@@ -70,11 +71,11 @@ class Timing:
 
     @property
     def ratio_of_fastest(self) -> float:
-        """Nearer to the truth than the medians' on a machine that others use too: they only ever make runs slower."""
+        """More accurate than the ratio of medians on a shared machine, where other load only makes runs slower."""
         return min(self.ours) / min(self.baseline)
 
     def control(self, side: Sequence[float]) -> float:
-        """A side against itself: its runs dealt to two parts in the order A B B A, median over median. 1 = no noise."""
+        """The A/A control: a side's runs split into two halves in the order A B B A, ratio of medians. 1 = no noise."""
         outer = [seconds for i, seconds in enumerate(side) if i % 4 in (0, 3)]
         inner = [seconds for i, seconds in enumerate(side) if i % 4 in (1, 2)]
         return statistics.median(outer) / statistics.median(inner)
@@ -84,18 +85,20 @@ class Timing:
         for name, side in (("baseline", self.baseline), ("ours", self.ours)):
             median, least, most = (1000 * value for value in (statistics.median(side), min(side), max(side)))
             control = self.control(side)
-            rows.append(f"{name:8}  {median:.1f} ms (from {least:.1f} to {most:.1f}), against itself {control:.2f}")
-        return "\n".join([*rows, f"ours / baseline {self.ratio:.2f} (fastest runs {self.ratio_of_fastest:.2f})"])
+            rows.append(f"{name:8}  {median:.1f} ms (range {least:.1f} to {most:.1f}), A/A control {control:.2f}")
+        return "\n".join(
+            [*rows, f"ours / baseline {self.ratio:.2f} (of the fastest runs: {self.ratio_of_fastest:.2f})"]
+        )
 
 
 def in_fresh_process(function: Callable, *args):
-    """``function(*args)`` in a process of its own; its exceptions are raised here."""
+    """``function(*args)`` in a fresh process; its exceptions are raised in the caller."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *args).result()
 
 
 def median_seconds(build: Build, repeats: int, threads: int) -> float:
-    """Median time of one piece of work, after one that is not counted."""
+    """Median time of one repetition, after one warm-up repetition."""
     torch.set_num_threads(threads)
     work, seconds = build(), []
     for _ in range(1 + repeats):
@@ -106,7 +109,7 @@ def median_seconds(build: Build, repeats: int, threads: int) -> float:
 
 
 def peak_memory(build: Build, threads: int) -> int:
-    """Bytes by which one piece of work raises the process's largest size in memory."""
+    """Increase of the process's peak resident set size by one repetition, in bytes."""
     torch.set_num_threads(threads)
     work, unit = build(), 1 if sys.platform == "darwin" else 1024
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -115,7 +118,7 @@ def peak_memory(build: Build, threads: int) -> int:
 
 
 def compare_memory(benchmark: Benchmark, config: TimingConfig) -> str:
-    """One line: the peak memory of both sides, each in a fresh process, and their ratio."""
+    """A line with the peak memory of both sides, each in a fresh process, and their ratio."""
     baseline, ours = (
         in_fresh_process(peak_memory, build, config.threads) for build in (benchmark.baseline, benchmark.ours)
     )
@@ -123,17 +126,17 @@ def compare_memory(benchmark: Benchmark, config: TimingConfig) -> str:
 
 
 def check(benchmark: Benchmark, run: Callable = in_fresh_process) -> None:
-    """Raises InputError when the results of both sides differ by more than the benchmark allows."""
+    """Raises InputError when the results of both sides differ by more than the gate's maximum."""
     wrong = {name: found for name, found in run(benchmark.gate).items() if not found[0] <= found[1]}
     if wrong:
-        names = ", ".join(f"{name} by {found:.1e} (allowed: {most:.0e})" for name, (found, most) in wrong.items())
-        raise InputError(f"the two sides give different results, so their times say nothing: {names}")
+        names = ", ".join(f"{name} by {found:.1e} (maximum {most:.0e})" for name, (found, most) in wrong.items())
+        raise InputError(f"the two sides give different results, so their times are not comparable: {names}")
 
 
 def compare(benchmark: Benchmark, config: TimingConfig, run: Callable = in_fresh_process) -> Timing:
-    """Both sides' times, of results that are alike: see ``check``."""
+    """Times of both sides. Raises InputError when their results differ: see ``check``."""
     check(benchmark, run)
-    seconds = {"baseline": [], "ours": []}
+    seconds: dict[str, list[float]] = {"baseline": [], "ours": []}
     for side in ("baseline", "ours", "ours", "baseline") * config.rounds:
         seconds[side].append(run(median_seconds, getattr(benchmark, side), config.repeats, config.threads))
     return Timing(tuple(seconds["baseline"]), tuple(seconds["ours"]))

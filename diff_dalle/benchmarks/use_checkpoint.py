@@ -1,12 +1,13 @@
-"""A training step that computes activations a second time in the backward pass, against one that keeps them all.
+"""A training step with activation checkpointing (``use_checkpoint``) against one without.
 
-The network is an up-sampler to 256 pixels like that of the presets, narrow and without text, so that two cores can
-train it.
+The network is an upsampler to 256 pixels like that of the presets, but narrow and without text, so that two cores
+suffice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,30 +18,38 @@ from ..models.layers import to_channels_last
 from ..models.super_resolution import LowResConfig
 from ..models.text_encoder import TextEncoderConfig
 from ..models.unet import UNetConfig
+from .train_step import gradients
 
 IMAGE_SIZE, FACTOR, WARM_UP_SIZE = 256, 4, 32
-BATCH_SIZE = 4  # so that the largest tensors have 32 MiB: glibc keeps freed smaller ones, which would count as memory
-NETWORK = {
-    "num_channels": 32, "num_res_blocks": 2, "channel_mult": (1, 1, 2, 2), "attention_resolutions": (32,),
-    "num_head_channels": 32, "resblock_updown": True,
-}  # fmt: skip
+BATCH_SIZE = (
+    4  # makes the largest tensors 32 MiB: glibc does not return freed smaller ones, which would distort the memory
+)
+NETWORK = UNetConfig(
+    image_size=IMAGE_SIZE,
+    num_channels=32,
+    num_res_blocks=2,
+    channel_mult=(1, 1, 2, 2),
+    attention_resolutions=(32,),
+    num_head_channels=32,
+    resblock_updown=True,
+)
 
 
 def network(use_checkpoint: bool) -> Generator:
-    """The same weights either way, none of them 0 (as some of a new network are, which hides what lies behind)."""
+    """The network with equal weights for both values, none of them 0 (zero-initialized layers hide those before)."""
     torch.manual_seed(0)
-    unet = UNetConfig(image_size=IMAGE_SIZE, use_checkpoint=use_checkpoint, **NETWORK)
+    unet = replace(NETWORK, image_size=IMAGE_SIZE, use_checkpoint=use_checkpoint)
     model = Generator(
         GeneratorConfig(unet, TextEncoderConfig(enc_attn_dim=0), LowResConfig(small_size=IMAGE_SIZE // FACTOR)), 0
     )
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += 0.02 * torch.randn(parameter.shape)
+            parameter.add_(0.02 * torch.randn(parameter.shape))
     return to_channels_last(model)
 
 
 def step(model: Generator, size: int) -> Tensor:
-    """Forward and backward pass on ``BATCH_SIZE`` images of ``size`` pixels a side. Returns the loss."""
+    """Forward and backward pass on ``BATCH_SIZE`` images of ``size``×``size`` pixels. Returns the loss."""
     generator = torch.Generator().manual_seed(0)
     x, target = torch.randn(2, BATCH_SIZE, 3, size, size, generator=generator)
     low_res = torch.randn(BATCH_SIZE, 3, size // FACTOR, size // FACTOR, generator=generator)
@@ -54,22 +63,22 @@ def step(model: Generator, size: int) -> Tensor:
 
 def _work(use_checkpoint: bool) -> Callable[[], Tensor]:
     model = network(use_checkpoint)
-    step(model, WARM_UP_SIZE)  # so that the memory of the libraries' start is not taken for that of the activations
+    step(model, WARM_UP_SIZE)  # allocates the libraries' own memory, which must not count as activations
     return lambda: step(model, IMAGE_SIZE)
 
 
-def keeping() -> Callable[[], Tensor]:
+def without_checkpoint() -> Callable[[], Tensor]:
     return _work(False)
 
 
-def recomputing() -> Callable[[], Tensor]:
+def with_checkpoint() -> Callable[[], Tensor]:
     return _work(True)
 
 
 def gate() -> dict[str, tuple[float, float]]:
-    """Relative difference of the losses, and the largest of any parameter's gradient."""
+    """Relative difference of the losses, and maximum relative error of a parameter's gradient."""
     models = [network(use_checkpoint) for use_checkpoint in (False, True)]
     loss, other_loss = (step(model, IMAGE_SIZE) for model in models)
-    pairs = zip(*([parameter.grad for parameter in model.parameters()] for model in models), strict=True)
+    pairs = zip(*map(gradients, models), strict=True)
     gradient = max(((b - a).norm() / a.norm()).item() for a, b in pairs)
     return {"losses": (((other_loss - loss).abs() / loss).item(), 1e-6), "gradients": (gradient, 1e-6)}

@@ -1,7 +1,7 @@
-"""What a checkpoint can hold: for each kind, the settings that using it needs and how its network is built.
+"""What a checkpoint can hold: for each kind, the settings required to use it and how its network is built.
 
-To add a kind: a dataclass of its settings, the function that builds its network from them, and an entry in ``KINDS``.
-Training, resuming, sampling and ``info.py`` read this table and need no further change.
+To add a kind: a dataclass of its settings, a function that builds its network from them, and an entry in ``KINDS``.
+Training, resuming, sampling and ``info.py`` read this table.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ..config import from_dict, lookup, section, type_hints
 from ..diffusion.augmentation import AugmentationConfig
 from ..diffusion.diffusion_config import DiffusionConfig, NoiseConfig
 from ..diffusion.resample import ContrastiveConfig
+from ..images.signal import PixelSignal, Signal
 from ..models.generator import Generator, GeneratorConfig
 from ..models.noised_clip import NoisedClip, NoisedClipConfig
 from ..text.tokenizer import TokenizerConfig
@@ -25,7 +26,7 @@ from ..text.tokenizer import TokenizerConfig
 
 @dataclass(frozen=True)
 class GeneratorSettings:
-    """What sampling with a generator needs to know."""
+    """The settings required to sample from a generator."""
 
     model: GeneratorConfig = section(GeneratorConfig)
     tokenizer: TokenizerConfig = section(TokenizerConfig)
@@ -35,7 +36,7 @@ class GeneratorSettings:
 
 @dataclass(frozen=True)
 class ClassifierSettings:
-    """What guidance by a classifier needs to know."""
+    """The settings required for classifier guidance."""
 
     model: NoisedClipConfig = section(NoisedClipConfig)
     tokenizer: TokenizerConfig = section(TokenizerConfig)
@@ -45,16 +46,16 @@ class ClassifierSettings:
 
 @dataclass(frozen=True)
 class Probe:
-    """A forward pass on zeros, from which a network's cost is found.
+    """A forward pass on zeros that measures a network's cost.
 
-    sizes:           side in pixels of a whole image, and of the crop that is trained on.
-    forward:         (network, images, side) → output, on torch's default device.
+    sizes:           image resolution in pixels, and the resolution of the crops that are trained on.
+    forward:         (network, number of images, resolution) → output, on torch's default device.
     checkpoint_flag: the setting that turns activation checkpointing on, and ``checkpointed`` whether it is set.
     with_checkpoint: the settings with that flag on or off.
     """
 
     sizes: tuple[int, int]
-    forward: Callable[[nn.Module, int, int], Tensor]
+    forward: Callable[[Any, int, int], Tensor]
     checkpoint_flag: str
     checkpointed: bool
     with_checkpoint: Callable[[bool], Any]
@@ -68,12 +69,14 @@ class Kind:
     settings: dataclass of the config sections that a checkpoint must say.
     build:    (settings, vocab_size) → the network with its initial weights.
     probe:    settings → how to find the network's cost.
+    signal:   settings → the signal that the network denoises or sees.
     """
 
     name: str
     settings: type
     build: Callable[[Any, int], nn.Module]
     probe: Callable[[Any], Probe]
+    signal: Callable[[Any], Signal]
 
     def read_settings(self, config: Mapping) -> Any:
         """The settings in a checkpoint's config. Raises InputError for one that does not exist or is mistyped; a
@@ -125,15 +128,23 @@ def _probe_generator(settings: GeneratorSettings) -> Probe:
 def _probe_classifier(settings: ClassifierSettings) -> Probe:
     config = settings.model
 
-    def forward(network: nn.Module, images: int, side: int) -> Tensor:
+    def forward(network: NoisedClip, images: int, side: int) -> Tensor:
         cond, t = _captions(images, config.text_length), torch.zeros(images, dtype=torch.int64)
-        return network.encode_image(_images(images, 3, side), t) * network.encode_text(cond.tokens, cond.mask)
+        return network.encode_image(_images(images, 3, side), t) * network.encode_text(*cond.caption)
 
     def with_checkpoint(value: bool) -> ClassifierSettings:
         return replace(settings, model=replace(config, classifier_use_checkpoint=value))
 
     sizes = (config.image_size, config.image_size)
     return Probe(sizes, forward, "classifier_use_checkpoint", config.classifier_use_checkpoint, with_checkpoint)
+
+
+def _generator_signal(settings: GeneratorSettings) -> Signal:
+    return PixelSignal(settings.model.channels)
+
+
+def _classifier_signal(settings: ClassifierSettings) -> Signal:
+    return PixelSignal(3)
 
 
 def _captions(count: int, length: int) -> Conditioning:
@@ -148,7 +159,7 @@ def _images(count: int, channels: int, side: int) -> Tensor:
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind("generator", GeneratorSettings, _build_generator, _probe_generator),
-        Kind("classifier", ClassifierSettings, _build_classifier, _probe_classifier),
+        Kind("generator", GeneratorSettings, _build_generator, _probe_generator, _generator_signal),
+        Kind("classifier", ClassifierSettings, _build_classifier, _probe_classifier, _classifier_signal),
     )
 }

@@ -54,17 +54,24 @@ class SavedNetwork:
 def open_network(path: str, kind: str, bpe_path: str = "") -> SavedNetwork:
     """The network in a model or EMA checkpoint.
 
-    bpe_path: where the tokenizer's vocabulary is now, if it was a file that has moved since training. Raises InputError
-    for a file that holds no weights of this ``kind``, weights that do not fit its settings, or a tokenizer that cannot
-    be found.
+    bpe_path: the tokenizer's merge file, if it has moved since training.
+
+    Raises InputError for a file without weights of this ``kind``, for weights that do not fit the file's settings, and
+    for a missing tokenizer.
     """
     content = load_file(path)
     if content["kind"] != kind:
-        raise InputError(f"{path} holds a {content['kind']}, but a {kind} is needed here")
+        raise InputError(f"{path} holds a {content['kind']}, but a {kind} is required here")
     found = find_kind(kind)
     settings = found.read_settings(content["config"])
-    saved = SavedNetwork(path, found, settings, _tokenizer(content, settings.tokenizer.bpe_path, path, bpe_path),
-                         content["step"], content["samples"])  # fmt: skip
+    saved = SavedNetwork(
+        path,
+        found,
+        settings,
+        _tokenizer(content, settings.tokenizer.bpe_path, path, bpe_path),
+        content["step"],
+        content["samples"],
+    )
     saved.check(content)
     return saved
 
@@ -74,7 +81,9 @@ def _tokenizer(content: Mapping, saved_path: str, path: str, bpe_path: str) -> T
         return None
     tokenizer = load_tokenizer(bpe_path or saved_path)
     if tokenizer.identity != content["tokenizer"]:
-        raise InputError(f"{path} was trained with tokenizer {content['tokenizer']}, but "
-                         f"{bpe_path or saved_path or 'the built-in one'} is {tokenizer.identity}; "
-                         "give the right vocabulary with --bpe_path")  # fmt: skip
+        raise InputError(
+            f"{path} was trained with tokenizer {content['tokenizer']}, but "
+            f"{bpe_path or saved_path or 'the built-in one'} is {tokenizer.identity}; "
+            "give the vocabulary it was trained with by --bpe_path"
+        )
     return tokenizer

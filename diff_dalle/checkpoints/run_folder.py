@@ -1,8 +1,8 @@
-"""The folder of a run: what is being run in it, and its complete checkpoints.
+"""The folder of a run: its settings and its complete checkpoints.
 
-A checkpoint of step 200 is a set of files, ``model000200.pt``, ``ema_0.9999_000200.pt``, ``opt000200.pt``. ``run.json``
-names the sets that are complete; it is replaced last, so a kill at any moment leaves a run that continues from a
-complete set. Nothing is read from file names.
+The checkpoint of step 200 is a set of files, ``model000200.pt``, ``ema_0.9999_000200.pt``, ``opt000200.pt``.
+``run.json`` names the sets that are complete; it is replaced last, so that a run killed at any moment resumes from a
+complete set. Nothing is parsed from file names.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from .. import storage
 from ..config import differences, load_mapping
@@ -23,13 +24,14 @@ RECORD = "run.json"
 
 
 def choose_logdir(flag: str) -> str:
-    """``--logdir``, else ``OPENAI_LOGDIR``, else a fresh folder under the system's temporary one."""
+    """``--logdir``, else ``OPENAI_LOGDIR``, else a new folder under the system's temporary one."""
     return flag or os.environ.get("OPENAI_LOGDIR", "") or tempfile.mkdtemp(prefix="diff_dalle-")
 
 
 @dataclass
 class CheckpointSet:
-    """A complete checkpoint: file names by role, relative to the run's folder. EMA roles are ``ema_RATE``."""
+    """A complete checkpoint: file names by role, relative to the run's folder. EMA roles are ``ema_RATE``; in a run of
+    several trainees, roles have a prefix, ``NAME/model``."""
 
     step: int
     samples: int
@@ -38,9 +40,9 @@ class CheckpointSet:
 
 @dataclass
 class RunFolder:
-    """A log directory, what is being run in it, and its complete checkpoints, oldest first.
+    """A log directory, the identity of its run, and its complete checkpoints, oldest first.
 
-    best: step and held-out loss of the best weights kept, by trainee's name.
+    best: step and held-out loss of the best weights, by trainee's name.
     """
 
     path: str
@@ -54,21 +56,25 @@ class RunFolder:
         with storage.atomic_writer(storage.join(self.path, RECORD)) as file:
             file.write(json.dumps(record, indent=1, ensure_ascii=False).encode())
 
-    def file(self, entry: CheckpointSet, role: str) -> str:
-        if role not in entry.files:
-            raise InputError(f"the checkpoint of step {entry.step} in {self.path} has no {role}")
-        return storage.join(self.path, entry.files[role])
+    def load(self, entry: CheckpointSet, trainee: str, role: str) -> tuple[dict[str, Any], str]:
+        """The content and path of one file of a set. InputError when there is none for this trainee and role."""
+        key = f"{trainee}/{role}" if trainee else role
+        if key not in entry.files:
+            raise InputError(f"the checkpoint of step {entry.step} in {self.path} has no {key}")
+        path = storage.join(self.path, entry.files[key])
+        content = load_file(path, (role.partition("_")[0],))
+        if content["trainee"] not in ("", trainee):  # files of earlier versions carry no name
+            raise InputError(f"{path} belongs to the trainee {content['trainee']!r}, not to {trainee!r}")
+        return content, path
 
     def save(self, step: int, samples: int, states: Mapping[str, dict], keep: int = 0) -> CheckpointSet:
-        """Write a complete set. ``states`` maps roles (``model``, ``ema_RATE``, ``optimizer``, perhaps with a prefix
-        per trainee, ``NAME/model``) to state dicts. ``keep`` > 0 removes all but the latest ``keep`` sets.
-        """
+        """Write a complete set. ``states`` maps roles to state dicts; ``keep`` > 0 removes all but the latest sets."""
         files = {}
-        for role, state in states.items():
-            prefix, _, short = role.rpartition("/")
-            stem = {"model": "model", "optimizer": "opt"}.get(short, f"{short}_")
-            files[role] = f"{prefix + '_' if prefix else ''}{stem}{step:06d}.pt"
-            save_file(storage.join(self.path, files[role]), short, self.identity, step, samples, state)
+        for key, state in states.items():
+            trainee, _, role = key.rpartition("/")
+            stem = {"model": "model", "optimizer": "opt"}.get(role, f"{role}_")
+            files[key] = f"{trainee + '_' if trainee else ''}{stem}{step:06d}.pt"
+            save_file(storage.join(self.path, files[key]), role, self.identity, step, samples, state, trainee)
         entry = CheckpointSet(step, samples, files)
         self.checkpoints = [other for other in self.checkpoints if other.step < step] + [entry]
         dropped = self.checkpoints[:-keep] if keep > 0 else []
@@ -76,18 +82,18 @@ class RunFolder:
         self.write_record()
         for old in dropped:
             for path in (storage.join(self.path, name) for name in old.files.values()):
-                if storage.exists(path):  # else someone has made room by hand
+                if storage.exists(path):  # unless somebody removed it by hand
                     storage.remove(path)
         return entry
 
-    def keep_best(self, name: str, step: int, samples: int, loss: float, state: dict, role: str) -> None:
-        """Write the weights ``state``, of ``role`` model or ``ema_RATE``, as best.pt (NAME_best.pt for a named trainee)
-        if their held-out loss is the lowest so far."""
-        if not loss < self.best.get(name, {"loss": math.inf})["loss"]:  # NaN is never the lowest
+    def keep_best(self, trainee: str, step: int, samples: int, loss: float, state: dict, role: str) -> None:
+        """Write the weights ``state``, of ``role`` model or ``ema_RATE``, as best.pt (TRAINEE_best.pt in a run of
+        several) if their held-out loss is the lowest so far."""
+        if not loss < self.best.get(trainee, {"loss": math.inf})["loss"]:  # NaN is never the lowest
             return
-        path = storage.join(self.path, f"{name}_best.pt" if name else "best.pt")
-        save_file(path, role, self.identity, step, samples, state)
-        self.best[name] = {"step": step, "loss": loss}
+        path = storage.join(self.path, f"{trainee}_best.pt" if trainee else "best.pt")
+        save_file(path, role, self.identity, step, samples, state, trainee)
+        self.best[trainee] = {"step": step, "loss": loss}
         self.write_record()
 
 
@@ -99,14 +105,15 @@ def read_run(path: str) -> RunFolder | None:
     saved = load_mapping(storage.read_text(record), record)
     try:
         identity = Identity(saved["kind"], saved["config"], saved["tokenizer"])
-        return RunFolder(path, identity, [CheckpointSet(**entry) for entry in saved["checkpoints"]],
-                         dict(saved.get("best", {})))  # fmt: skip
+        return RunFolder(
+            path, identity, [CheckpointSet(**entry) for entry in saved["checkpoints"]], dict(saved.get("best", {}))
+        )
     except (KeyError, TypeError):
-        raise InputError(f"{record} is damaged or was not written by diff_dalle; choose another --logdir") from None
+        raise InputError(f"{record} is damaged or was not written by diff_dalle: choose another --logdir") from None
 
 
 def open_run(path: str, identity: Identity, config_class: type) -> RunFolder:
-    """The folder for a run: a new one, or the same run to be continued.
+    """The folder of a run: a new one, or one in which the same run is resumed.
 
     Raises InputError when the folder holds a run whose settings differ in more than the free ones.
     """
@@ -116,7 +123,7 @@ def open_run(path: str, identity: Identity, config_class: type) -> RunFolder:
         return RunFolder(path, identity)
     if saved.identity.kind != identity.kind:
         raise InputError(
-            f"{path} holds a run of a {saved.identity.kind}, not of a {identity.kind}; choose another --logdir"
+            f"{path} holds a run of a {saved.identity.kind}, not of a {identity.kind}: choose another --logdir"
         )
     changed = differences(saved.identity.config, identity.config, config_class)
     if saved.identity.tokenizer != identity.tokenizer:
@@ -130,7 +137,7 @@ def open_run(path: str, identity: Identity, config_class: type) -> RunFolder:
 
 
 def changed_settings(old: Mapping, new: Mapping) -> list[str]:
-    """``name (old → new)`` for every setting of two nested configs that differs."""
+    """``name (old → new)`` for every setting that differs between two nested configs."""
     changed = []
     for name in dict.fromkeys([*old, *new]):
         before, after = old.get(name), new.get(name)
@@ -147,8 +154,8 @@ def find_set(path: str) -> tuple[RunFolder, CheckpointSet]:
     run = read_run(os.path.dirname(path) or ".")
     if run is None:
         raise InputError(
-            f"{path} lies alone: its folder has no {RECORD} that names the optimizer's state, so the run cannot be "
-            "continued; use --init_checkpoint to start a new run from these weights"
+            f"{path} is alone: its folder has no {RECORD} that names the optimizer's state, so the run cannot be "
+            "resumed; use --init_checkpoint to start a new run from these weights"
         )
     for entry in run.checkpoints:
         if entry.step == content["step"]:

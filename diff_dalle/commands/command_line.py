@@ -1,234 +1,183 @@
-"""The command line of every script, made from the config classes.
+"""The command line of every script, made from its config class.
 
-``parse`` turns it into an instance: defaults, then ``--preset NAME``, then ``--config FILE``, then flags. Anything
-unknown, given twice or of the wrong type stops with an InputError that names the nearest valid spelling.
+Settings come from defaults, then ``--preset NAME``, then ``--config FILE``, then flags and ``--set``. Anything unknown,
+given twice or of the wrong type stops with an InputError that names the nearest valid spelling.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
+from typing import Any, NoReturn
 
-from .. import storage
-from ..config import Leaf, checked, dump, from_dict, leaves, load_mapping, nearest, shown, type_hints, type_name
+from ..config import Leaf, Section, checked, dump, leaves, lookup, members, nearest, shown, type_name
 from ..errors import InputError
+from .settings import ALIASES, Settings, aliases_of, by_name, present_names
+from .sources import Source, preset_names, preset_text, presets_of, read_config, read_preset
+
+__all__ = ["ALIASES", "Group", "by_name", "groups", "parse", "parse_kind", "preset_names", "preset_text"]
+
+DRY_RUN = Leaf(("dry_run",), bool, False, "print the resolved settings as YAML and exit")
+GENERAL = ("preset", "config", "set", "dry_run")  # flags of every command
 
 
 @dataclass(frozen=True)
-class Alias:
-    """An old flag that sets a field under its present name.
+class Group:
+    """Settings that ``--help`` and the flag tables show together: a section, or the command's own."""
 
-    true_value: what a True flag sets, for a boolean alias (False returns the field to its default when it holds that
-                value); None passes the value on as it is.
-    """
-
-    field: str
-    true_value: str | None = None
+    title: str
+    config: Any
+    flags: tuple[Leaf, ...]
+    lists: tuple[Leaf, ...]  # lists of sections, which have no flag
 
 
-ALIASES = {
-    "use_fp16": Alias("precision", "fp16"),
-    "predict_xstart": Alias("prediction", "x_start"),
-    "use_kl": Alias("loss_type", "rescaled_kl"),
-    "rescale_learned_sigmas": Alias("loss_type", "rescaled_mse"),
-    "learn_sigma": Alias("variance", "learned_range"),
-    "sigma_small": Alias("variance", "fixed_small"),
-    "use_ddim": Alias("sampler", "ddim"),
-    "index_dir": Alias("data_dir"),
-    "index_dir_val": Alias("val_data_dir"),
-}
-PRESETS = "diff_dalle.presets"  # the package whose data files they are
-DRY_RUN = Leaf(("dry_run",), bool, False, "print the resolved settings as YAML and leave", (), True)
-
-
-def by_name(config_class) -> dict[str, Leaf]:
-    """Settings by flag name. Raises TypeError when two sections share a name: flags are flat."""
-    table: dict[str, Leaf] = {}
-    for leaf in leaves(config_class):
-        if leaf.name in table or leaf.name in ALIASES:
-            raise TypeError(f"{config_class.__name__} has two settings called {leaf.name}")
-        table[leaf.name] = leaf
-    return table
-
-
-def earlier_names(table: Mapping[str, Leaf]) -> dict[str, str]:
-    """Present names of settings by their earlier ones."""
-    return {old: name for name, leaf in table.items() for old in leaf.was}
-
-
-def preset_names() -> list[str]:
-    folder = resources.files(PRESETS)
-    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
-
-
-def preset_text(name: str) -> str:
-    if name not in preset_names():
-        raise InputError(
-            f"there is no preset {name!r}{nearest(name, preset_names())} (known: {', '.join(preset_names())})"
-        )
-    return (resources.files(PRESETS) / f"{name}.yaml").read_text(encoding="utf-8")
-
-
-class _Values:
-    """Settings collected from several sources, later ones winning."""
-
-    def __init__(self, config_class):
-        self.config_class = config_class
-        self.table = by_name(config_class)
-        self.renamed = earlier_names(self.table)
-        self.values: dict[str, object] = {}
-        self.claims: dict[str, object] = {}  # field → what the present source has set it to
-
-    def set(self, name: str, value, from_text: bool, spelled: str):
-        name = self.renamed.get(name, name)
-        if name in ALIASES and ALIASES[name].field in self.table:
-            self._set_alias(ALIASES[name], value, from_text, spelled)
-            return
-        if name not in self.table:
-            hint = nearest(name, [*self.table, *ALIASES])
-            raise InputError(f"unknown setting {spelled}{hint}")
-        self._claim(name, checked(self.table[name], value, from_text, spelled), spelled)
-
-    def _claim(self, field: str, value, spelled: str):
-        """Set a field. InputError when the same source has set it otherwise, under this name or another."""
-        other = self.claims.setdefault(field, value)
-        if other != value:
-            raise InputError(f"{spelled} asks for {field} {shown(value)}, but {shown(other)} was asked for too")
-        self.values[field] = value
-
-    def _set_alias(self, alias: Alias, value, from_text: bool, spelled: str):
-        leaf = self.table[alias.field]
-        if alias.true_value is None:
-            self._claim(leaf.name, checked(leaf, value, from_text, spelled), spelled)
-        elif checked(dataclasses.replace(leaf, type=bool, choices=()), value, from_text, spelled):
-            self._claim(leaf.name, alias.true_value, spelled)
-        elif self.values.get(leaf.name) == alias.true_value:
-            self._claim(leaf.name, leaf.default, spelled)
-
-    def update(self, mapping: Mapping, source: str, path: tuple[str, ...] = ()):
-        """Take settings from a mapping: flat by name, nested by section, or both."""
-        if not path:
-            self.claims.clear()
-        sections = {leaf.path[: len(path) + 1] for leaf in self.table.values() if leaf.path[: len(path)] == path}
-        sections = {entry[-1] for entry in sections if (*path, entry[-1]) not in {x.path for x in self.table.values()}}
-        for key, value in mapping.items():
-            spelled = f"{key} in {source}"
-            if key in sections and isinstance(value, Mapping):
-                self.update(value, f"{source} under {key}", (*path, key))
-            elif path and key in self.table and self.table[key].path[: len(path)] != path:
-                right = ".".join(self.table[key].path[:-1])
-                raise InputError(f"{spelled} belongs under {right}")
-            else:
-                self.set(str(key), value, False, spelled)
-
-    def build(self):
-        nested: dict = {}
-        for name, value in self.values.items():
-            *parents, last = self.table[name].path
-            place = nested
-            for parent in parents:
-                place = place.setdefault(parent, {})
-            place[last] = value
-        return from_dict(self.config_class, nested)
-
-
-def _titles(config_class) -> Iterator[tuple[str, list[Leaf]]]:
-    """Settings grouped by the section that holds them, with the section's title."""
+def groups(config_class) -> Iterator[Group]:
+    """The groups of a command's settings, in order of declaration."""
     own = [leaf for leaf in leaves(config_class) if len(leaf.path) == 1]
+    sections = {key: member for key, member in members(config_class).items() if isinstance(member, Section)}
     if own:
-        yield "This command", own
-    for field in dataclasses.fields(config_class):
-        kind = type_hints(config_class)[field.name]
-        if dataclasses.is_dataclass(kind):
-            yield kind.__doc__.strip().splitlines()[0].rstrip("."), list(leaves(kind))
+        yield _group("This command", config_class, own)
+    for key, member in sections.items():
+        title = title_of(member.config) + (f" (flags with {member.prefix})" if member.prefix else "")
+        yield _group(title, member.config, list(leaves(member.config, (key,), member.prefix)))
 
 
-def _parser(config_class, description: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=description, allow_abbrev=False, add_help=False)
-    general = parser.add_argument_group("Where settings come from (defaults < preset < config file < flags)")
-    general.add_argument("--help", "-h", action="help", help="show this and leave")
-    _add_flag(general, "preset", f"named settings: {', '.join(preset_names())}", metavar="NAME")
+def title_of(config_class) -> str:
+    """The first line of a config class's docstring."""
+    return (config_class.__doc__ or config_class.__name__).strip().splitlines()[0].rstrip(".")
+
+
+def _group(title: str, config_class, found: Sequence[Leaf]) -> Group:
+    flags, lists = [leaf for leaf in found if not leaf.item], [leaf for leaf in found if leaf.item]
+    return Group(title, config_class, tuple(flags), tuple(lists))
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise InputError(message)
+
+
+def _parser(config_class, description: str, kinds: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser of a command; kinds: for ``--kind``, if the command serves several."""
+    usage = "%(prog)s [flags]"  # a list of all of them would fill a screen
+    parser = _Parser(usage=usage, description=description, allow_abbrev=False, add_help=False)
+    general = parser.add_argument_group("Where settings come from (defaults < preset < config file < flags and --set)")
+    general.add_argument("--help", "-h", action="help", help="show this message and exit")
+    if kinds:
+        text = f"kind of network: {', '.join(kinds)}; default: that of the preset or config file, else {kinds[0]}"
+        _add_flag(general, "kind", text, metavar="KIND")
+    presets = presets_of(_kind_of(config_class))
+    usable = f"named settings: {', '.join(presets)}" if presets else argparse.SUPPRESS
+    _add_flag(general, "preset", usable, metavar="NAME")
     _add_flag(general, "config", "YAML or JSON file of settings, local or remote", metavar="FILE")
+    _add_flag(general, "set", "any setting by its path in a config file; may be repeated", metavar="PATH=VALUE")
     _add_flag(general, "dry_run", DRY_RUN.help, boolean=True)
+    for group in groups(config_class):
+        section = parser.add_argument_group(group.title)
+        for leaf in group.flags:
+            kind = "|".join(leaf.choices) or type_name(leaf.type)
+            _add_flag(section, leaf.name, f"{leaf.help} [{kind}; default {shown(leaf.default)}]", _is_boolean(leaf))
+        for leaf in group.lists:
+            path, names = ".".join(leaf.path), ", ".join(inner.name for inner in leaves(leaf.item))
+            text = f"{leaf.help}, each with {names}; in a config file, or --set {path}.0.NAME=VALUE"
+            parser.add_argument_group(f"{group.title}: {path}", text.replace("%", "%%"))
     table = by_name(config_class)
-    for title, members in _titles(config_class):
-        group = parser.add_argument_group(title)
-        for leaf in members:
-            text = f"{leaf.help} [{'|'.join(leaf.choices) or type_name(leaf.type)}; default {shown(leaf.default)}]"
-            _add_flag(group, leaf.name, text, leaf.type is bool)
-    for old, name in earlier_names(table).items():
-        boolean = {"nargs": "?", "const": "True"} if table[name].type is bool else {}
-        parser.add_argument(f"--{old}", action="append", help=argparse.SUPPRESS, **boolean)
-    olds = {name: alias for name, alias in ALIASES.items() if alias.field in table}
-    if olds:
-        group = parser.add_argument_group("Older spellings")
-        for name, alias in olds.items():
+    for old, name in present_names(config_class).items():
+        _add_flag(parser, old, argparse.SUPPRESS, _is_boolean(table[name]))
+    if aliases := aliases_of(config_class):
+        section = parser.add_argument_group("Names in Guided-Diffusion")
+        for name, alias in aliases.items():
             target = f"--{alias.field}" + (f" {alias.true_value}" if alias.true_value else "")
-            _add_flag(group, name, f"same as {target}", alias.true_value is not None)
+            _add_flag(section, name, f"same as {target}", alias.true_value is not None)
     return parser
 
 
-def _add_flag(group, name: str, help: str, boolean: bool = False, metavar: str = "VALUE"):
-    optional = {"nargs": "?", "const": "True", "metavar": "BOOL"} if boolean else {"metavar": metavar}
-    group.add_argument(f"--{name}", action="append", help=help.replace("%", "%%"), **optional)
+def _add_flag(group, name: str, help: str, boolean: bool = False, metavar: str = "VALUE") -> None:
+    optional: dict[str, Any] = {"nargs": "?", "const": "True", "metavar": "BOOL"} if boolean else {"metavar": metavar}
+    text = help if help == argparse.SUPPRESS else help.replace("%", "%%")
+    group.add_argument(f"--{name}", action="append", help=text, **optional)
 
 
-def parse(config_class, argv: Sequence[str] | None = None, description: str = ""):
+def _is_boolean(leaf: Leaf) -> bool:
+    return leaf.type in (bool, bool | None)
+
+
+def _kind_of(config_class) -> str | None:
+    """The kind of network that a command trains; None for a command that trains nothing."""
+    return None if "kind" in members(config_class) else getattr(config_class, "kind", None)
+
+
+def parse(config_class, argv: Sequence[str] | None = None, description: str = "") -> Any:
     """The command line as an instance of ``config_class``.
 
-    ``--help`` and ``--dry_run`` print and raise SystemExit(0). Raises InputError for bad settings.
+    ``--help`` and ``--dry_run`` print and raise SystemExit(0). Raises InputError for bad settings, and for a preset or
+    config file of another kind than ``config_class.kind``.
+    """
+    return _parse(config_class, list(sys.argv[1:] if argv is None else argv), description)
+
+
+def parse_kind(classes: Mapping[str, Any], argv: Sequence[str] | None = None, description: str = "") -> Any:
+    """``parse`` for a command that serves several kinds, with the config class of the kind: that of the flag
+    ``--kind``, of the preset or of the config file, else the first of ``classes``.
+
+    Raises InputError as well for an unknown kind and for a flag that contradicts the preset or file.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    parser = _parser(config_class, description)
-    parser.error = _raise_input_error
-    given, unknown = parser.parse_known_args(argv)
-    given, values = {name: texts for name, texts in vars(given).items() if texts is not None}, _Values(config_class)
-    if unknown:
-        flags = [f"--{name}" for name in [*values.table, *ALIASES, "config", "preset", "dry_run"]]
-        bad = unknown[0].split("=")[0]
-        raise InputError(f"unknown flag or stray word {bad!r}{nearest(bad, flags)} (--help lists all flags)")
+    chooser = _Parser(allow_abbrev=False, add_help=False)
+    for name in ("kind", "preset", "config"):
+        _add_flag(chooser, name, argparse.SUPPRESS)
+    chosen = _single(vars(chooser.parse_known_args(argv)[0]))
+    flag, default = chosen.get("kind", ""), next(iter(classes))
+    if flag and flag not in classes:
+        raise InputError(f"--kind is {flag!r}, but must be one of {', '.join(classes)}{nearest(flag, classes)}")
+    said = [source for source in _sources(chosen) if source.kind]
+    for source in said:
+        if flag and flag != source.kind:
+            raise InputError(f"--kind is {flag}, but {source.name} is for a {source.kind}: leave --kind out")
+    kind = flag or next((source.kind for source in said if source.kind), default)
+    return _parse(lookup(classes, kind, "kind"), argv, description, list(classes))
+
+
+def _single(given: Mapping[str, list[str] | None]) -> dict[str, str]:
+    """Flags with their texts. Raises InputError for one that is given twice."""
     for name, texts in given.items():
-        if len(texts) > 1:
+        if texts and len(texts) > 1:
             raise InputError(f"--{name} is given {len(texts)} times; give it once")
-    preset, file, dry_run = (given.pop(name, [""])[0] for name in ("preset", "config", "dry_run"))
-    if preset:
-        values.update(load_mapping(preset_text(preset), f"preset {preset}"), f"preset {preset}")
-    if file:
-        values.update(load_mapping(storage.read_text(file), file), file)
-    values.claims.clear()
-    for name, (text,) in given.items():
-        values.set(name, text, True, f"--{name}")
-    config = values.build()
-    if dry_run and checked(DRY_RUN, dry_run, True, "--dry_run"):
-        sys.stdout.write(dump(config))
+    return {name: texts[0] for name, texts in given.items() if texts is not None}
+
+
+def _sources(given: Mapping[str, str]) -> list[Source]:
+    """The preset and the config file, in the order of their precedence."""
+    preset, file = given.get("preset"), given.get("config")
+    return [*([read_preset(preset)] if preset else []), *([read_config(file)] if file else [])]
+
+
+def _parse(config_class, argv: Sequence[str], description: str, kinds: Sequence[str] = ()) -> Any:
+    parser, settings, kind = _parser(config_class, description, kinds), Settings(config_class), _kind_of(config_class)
+    namespace, unknown = parser.parse_known_args(argv)
+    if unknown:
+        flags = [leaf.name for leaf in leaves(config_class) if not leaf.item]
+        known = [*flags, *aliases_of(config_class), *GENERAL, *(["kind"] if kinds else [])]
+        bad = unknown[0].split("=")[0]
+        hint = nearest(bad, [f"--{name}" for name in known])
+        raise InputError(f"unknown flag or argument {bad!r}{hint} (--help lists all flags)")
+    texts = vars(namespace)
+    assignments = texts.pop("set") or []
+    given = _single(texts)
+    for source in _sources(given):
+        source.check_kind(kind)
+        settings.next_source()
+        settings.update(source.settings, source.name)
+    settings.next_source()
+    for name, text in given.items():
+        if name not in GENERAL and not (kinds and name == "kind"):
+            settings.set_flag(name, text)
+    for assignment in assignments:
+        settings.set_path(assignment)
+    config = settings.build()
+    if "dry_run" in given and checked(DRY_RUN, given["dry_run"], True, "--dry_run"):
+        sys.stdout.write((f"kind: {kind}\n" if kind else "") + dump(config))
         raise SystemExit(0)
     return config
-
-
-def _raise_input_error(message: str):
-    raise InputError(message)
-
-
-def flag_table(config_class, known: type | None = None) -> str:
-    """Flags of a command as Markdown tables, one per section, for the README.
-
-    known: a command whose flags need not be shown again, unless their defaults differ.
-    """
-    shown_before = {leaf.name: leaf.default for leaf in leaves(known)} if known else {}
-    lines = []
-    for title, members in _titles(config_class):
-        new = [leaf for leaf in members if shown_before.get(leaf.name, leaf) != leaf.default]
-        if not new:
-            continue
-        lines += [f"**{title}**", "", "| flag | default | meaning |", "|---|---|---|"]
-        for leaf in new:
-            choices = f" ({', '.join(leaf.choices)})" if leaf.choices else ""
-            lines.append(
-                f"| `--{leaf.name}` | `{shown(leaf.default)}` | {leaf.help}{choices} |".replace("||", "\\|\\|")
-            )
-        lines.append("")
-    return "\n".join(lines)

@@ -1,7 +1,8 @@
-"""What every training command does: from its settings to data, trainees and the loop."""
+"""What all training commands share: from settings to data, trainees and the loop."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import ClassVar
 
@@ -13,6 +14,8 @@ from ..checkpoints.kinds import find_kind
 from ..checkpoints.run_folder import choose_logdir, open_run
 from ..config import to_dict
 from ..data.loader import DataConfig, Loader
+from ..data.spec import CaptionSpec, ImageSpec, SampleSpec
+from ..distributed.parallel import build_shared
 from ..distributed.world import World
 from ..errors import InputError
 from ..images.transforms import Window
@@ -25,96 +28,124 @@ from ..training.optim import OptimConfig
 from ..training.trainee import Trainee
 
 
-class TrainingRun:
-    """Mixed into the config of a training command, which has the sections named here and these properties.
+class TrainingRun(ABC):
+    """Base of the config of a training command, a dataclass with at least the sections annotated here.
 
-    kind:        what is trained, as its checkpoints call it.
-    image_size:  side in pixels of the training images.
-    window:      the part of them that is trained on; None = all.
-    text_length: tokens of a caption.
-    has_text, num_classes: which conditions the samples need.
-    sample_interval: steps between previews; 0 = none.
+    kind: what is trained; an entry of checkpoints.kinds.KINDS.
 
-    To add something to train: such a config with ``build_trainees``, and a script that hands it to ``train``.
+    To train something new: such a config with ``build_trainees``, and a script that passes it to ``train``.
     """
 
     kind: ClassVar[str]
-    image_size: int
-    text_length: int
-    has_text: bool = True
-    num_classes: int = 0
-    window: Window | None = None
-    sample_interval: int = 0
     data: DataConfig
     tokenizer: TokenizerConfig
+    optim: OptimConfig
     training: TrainingConfig
     tracking: TrackingConfig
 
-    def check_world(self, world: World) -> None:
-        """InputError for what so many processes cannot train."""
+    @property
+    @abstractmethod
+    def image_size(self) -> int:
+        """Width and height of the training images in pixels."""
 
+    @property
+    @abstractmethod
+    def text_length(self) -> int:
+        """Tokens per caption."""
+
+    @property
+    def has_text(self) -> bool:
+        """Whether samples must have a caption."""
+        return True
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes, if samples must have one; else 0."""
+        return 0
+
+    @property
+    def window(self) -> Window | None:
+        """The crop that is trained on; None = whole images."""
+        return None
+
+    @property
+    def sample_interval(self) -> int:
+        """Steps between previews; 0 = none."""
+        return 0
+
+    @abstractmethod
     def build_trainees(self, tokenizer: Tokenizer | None, shown: Loader, world: World) -> list[Trainee]:
-        """What is trained. shown: samples whose conditions previews may use."""
-        raise TypeError(f"{type(self).__name__} does not define build_trainees(tokenizer, shown, world)")
+        """What is trained. shown: samples whose conditions previews use."""
+
+    def check_world(self, world: World) -> None:  # noqa: B027  (optional)
+        """InputError if this many processes cannot train it."""
 
     def identity(self, tokenizer: Tokenizer | None) -> Identity:
-        """What the run's checkpoints say about themselves: all but where they lie, which is no property of theirs."""
+        """What the run's checkpoints say about their origin: all settings except their location."""
         config = to_dict(self)
         del config["training"]["logdir"]
         return Identity(self.kind, config, tokenizer.identity if tokenizer else None)
 
     def check_annealing(self, optim: OptimConfig) -> None:
-        """InputError for steps at a learning rate of 0."""
+        """InputError for steps at learning rate 0."""
         last, steps = self.training.iterations, optim.lr_anneal_steps
         if 0 < steps < last:
-            raise InputError(f"lr_anneal_steps is {steps}, so the learning rate would be 0 for the rest of the "
-                             f"{last:,} iterations: set --iterations {steps}, or raise lr_anneal_steps")  # fmt: skip
+            raise InputError(
+                f"lr_anneal_steps is {steps}, so the learning rate would be 0 for the rest of "
+                f"the {last:,} iterations: set --iterations {steps} or raise lr_anneal_steps"
+            )
 
     def build_tokenizer(self) -> Tokenizer | None:
         """The run's tokenizer, or None without text."""
         return load_tokenizer(self.tokenizer.bpe_path) if self.has_text else None
 
-    def build_model(self, tokenizer: Tokenizer | None) -> nn.Module:
-        """The network with its initial weights, the same for the same seed on every rank."""
-        torch.manual_seed(self.training.seed)
-        kind = find_kind(self.kind)
-        return to_channels_last(kind.build(kind.settings_of(self), tokenizer.vocab_size if tokenizer else 0))
+    def build_model(self, tokenizer: Tokenizer | None, world: World | None = None) -> nn.Module:
+        """The network with its initial weights, a function of the seed. With a ``world``, every rank calls it."""
+        kind, vocab_size = find_kind(self.kind), tokenizer.vocab_size if tokenizer else 0
+
+        def build() -> nn.Module:
+            torch.manual_seed(self.training.seed)
+            return kind.build(kind.settings_of(self), vocab_size)
+
+        return to_channels_last(build_shared(build, world) if world else build())
 
     def build_loader(self, tokenizer: Tokenizer | None, world: World) -> Loader:
-        """The training data, in the order that the seed fixes. InputError when ``data_dir`` is not set or empty."""
+        """The training data, in an order determined by the seed. InputError when ``data_dir`` is unset or empty."""
         if not self.data.data_dir:
-            raise InputError("--data_dir is needed: a folder of shards, a tar, a glob, a brace range or a URL")
+            raise InputError("--data_dir is required: a folder of shards, a tar, a glob, a brace range or a URL")
         return self._loader(self.data, tokenizer, world, seed=self.training.seed, shuffle=True)
 
     def build_held_out(self, tokenizer: Tokenizer | None, world: World) -> Loader | None:
-        """The held-out data in the order of its shards, unflipped and, but for a ``window``, uncropped; None without
-        ``val_data_dir``. It does not depend on the run's seed."""
+        """The held-out data in the order of its shards, without augmentation except a ``window``; None without
+        ``val_data_dir``. Independent of the run's seed."""
         if not self.training.val_data_dir:
             return None
         plain = replace(self.data, random_crop=False, random_flip=False)
         sources = {"sources": self.training.val_data_dir, "flag": "--val_data_dir", "seed": EVALUATION_SEED}
         return self._loader(plain, tokenizer, world, shuffle=False, **sources)
 
+    def sample_spec(self, tokenizer: Tokenizer | None) -> SampleSpec:
+        """What a training sample must hold. Nothing else is read from the shards."""
+        image = ImageSpec((self.image_size, self.image_size), window=self.window)
+        captions = (CaptionSpec(tokenizer, self.text_length),) if tokenizer else ()
+        return SampleSpec(image, captions, self.num_classes)
+
     def _loader(self, config: DataConfig, tokenizer: Tokenizer | None, world: World, **options) -> Loader:
         return Loader(
             config,
-            self.image_size,
-            tokenizer,
-            self.text_length,
+            self.sample_spec(tokenizer),
             batch_size=self.training.batch_size,
             rank=world.rank,
             world_size=world.size,
-            num_classes=self.num_classes,
-            window=self.window,
             device=world.device,
             **options,
         )
 
 
 def train(run: TrainingRun, world: World) -> None:
-    """Train what ``run`` describes until one of its limits, or continue it where its log directory says.
+    """Train what ``run`` describes until one of its limits, resuming from its log directory if it holds this run.
 
-    Raises InputError for data that cannot be used and a log directory that holds another run.
+    Raises InputError for unusable data and for a log directory that holds another run.
     """
     run.check_world(world)
     logdir = world.broadcast(choose_logdir(run.training.logdir) if world.is_main else None)

@@ -1,4 +1,4 @@
-"""The captions of shards alone, to sample from: no images are needed or read."""
+"""The captions of shards as prompts: images are neither required nor read."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from .sources import find_shards
 
 
 def read_captions(sources: Sequence[str], caption_field: str = "txt", limit: int = 0) -> list[str]:
-    """Captions in the order of the shards, at most ``limit`` (0 = all); empty and unreadable ones are passed over.
+    """Captions in the order of the shards, at most ``limit`` (0 = all); empty and unreadable ones are skipped.
 
-    InputError when there are no shards or no captions.
+    Raises InputError when there are no shards or no captions.
     """
-    need = Required(image=False, caption=caption_kind(caption_field))
-    found = collect(find_shards(sources), need, ShardFiles())
+    kind = caption_kind(caption_field)
+    found = collect(find_shards(sources), Required({kind: "captions"}), ShardFiles())
     captions: list[str] = []
     for shard, count in enumerate(found.counts.tolist()):
         for member in range(count):
             if limit and len(captions) == limit:
                 return captions
-            raw = found.read(shard, found.spans(shard, member))
+            raw = found.read(found.place(shard, member))
             try:
-                captions.append(read_caption(raw.caption, caption_field))
+                captions.append(read_caption(raw.members.get(kind, b""), caption_field))
             except BrokenSample:
                 continue
     return captions

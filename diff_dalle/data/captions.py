@@ -1,4 +1,4 @@
-"""Captions: where ``--caption_field`` says they are, and how they are read."""
+"""Captions: which member holds them, according to ``--caption_field``, and how they are read."""
 
 from __future__ import annotations
 
@@ -12,23 +12,30 @@ def caption_kind(field: str) -> str:
     """The kind of member that holds captions: "txt" for ``txt``, "json" for ``json:caption``."""
     kind, colon, name = field.partition(":")
     if not kind or (colon and (kind != "json" or not name)) or (kind == "json" and not colon):
-        raise InputError(f"--caption_field is {field!r}, but must be the ending of a text member (txt) or json:FIELD")
+        raise InputError(f"--caption_field is {field!r}, but must be the extension of a text member (txt) or json:NAME")
     return kind.lower()
 
 
 def read_caption(data: bytes, field: str) -> str:
-    """The caption in a member's bytes. BrokenSample where there is none."""
-    text = data.decode("utf-8-sig", "replace")
+    """The caption in a member's bytes. Raises BrokenSample when there is none."""
+    text: object = data.decode("utf-8-sig", "replace")
     _, colon, name = field.partition(":")
     if colon:
-        try:
-            record = json.loads(text)
-        except (ValueError, RecursionError):
-            raise BrokenSample("its json is not valid") from None
-        text = record.get(name) if isinstance(record, dict) else None
+        text = read_record(data).get(name)
         if not isinstance(text, str):
             raise BrokenSample(f"its json has no text under {name!r}")
-    text = text.strip()
+    text = str(text).strip()
     if not text:
         raise BrokenSample("its caption is empty")
     return text
+
+
+def read_record(data: bytes) -> dict:
+    """The object in a json member's bytes. Raises BrokenSample for anything else."""
+    try:
+        record = json.loads(data.decode("utf-8-sig", "replace"))
+    except (ValueError, RecursionError):
+        raise BrokenSample("its json is not valid") from None
+    if not isinstance(record, dict):
+        raise BrokenSample("its json is not an object")
+    return record

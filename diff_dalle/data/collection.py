@@ -1,139 +1,207 @@
-"""The usable samples of many shards: how many there are, where they lie, and their bytes."""
+"""The usable samples of many shards: how many there are, where they are, and their bytes."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ..errors import InputError, quantity
-from ..images.decode import IMAGE_KINDS
+from ..images.decode import IMAGE_KINDS, BrokenSample
 from . import shard_table as table
 from .index import Indexed, count_kinds, examine, index_shards
 from .lru_cache import LRUCache
-from .shard_table import Places, Required, ShardSummary, Table
+from .shard_table import IMAGE, Members, Required, ShardSummary, Table, alternatives
 from .shards import Shard, ShardFiles
+from .sidecars import Sidecar, SidecarFiles
 
-LIMITS = (1 << 28, 1 << 20, 1 << 10)  # bytes of an image, a caption and a label that are read at most
-GAP = 1 << 16  # bytes between two members that are cheaper to read along than to ask for twice
+MAX_BYTES = {IMAGE: 1 << 28, "cls": 1 << 10}  # of a member, by kind; larger ones are not read
+MAX_OTHER = 1 << 20  # bytes of any other member: captions, json, embeddings
+HEADERS = 1536  # bytes between two members below which there are only headers and padding: no third member fits
+REMOTE_GAP = 1 << 16  # bytes between two remote members that cost less to read than a second request
 log = logging.getLogger(__name__)
 
-Span = tuple[int, int]  # offset and size of a member; offset -1 = not there
+Span = tuple[int, int]  # offset and size of a member
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the parts of a sample are.
+
+    spans: its members' in the shard, by kind. rows: the rows of its embeddings, by sidecar.
+    """
+
+    shard: int
+    spans: dict[str, Span]
+    rows: dict[Sidecar, int]
 
 
 @dataclass(frozen=True)
 class Raw:
-    """The bytes of a sample's members, empty where there is none. problem: why they are of no use; "" = they are."""
+    """A sample as it is stored.
 
-    image: bytes
-    caption: bytes
-    label: bytes
+    members: bytes, by kind. embeddings: float32 [width], by sidecar. problem: why neither can be used, or "".
+    """
+
+    members: dict[str, bytes] = field(default_factory=dict)
+    embeddings: dict[Sidecar, np.ndarray] = field(default_factory=dict)
     problem: str = ""
 
 
-def _describes(about: ShardSummary, shard: Shard) -> bool:
-    return (about.size, about.tag) == (shard.size, shard.tag)
+def _describes(summary: ShardSummary, shard: Shard) -> bool:
+    return (summary.size, summary.tag) == (shard.size, shard.tag)
 
 
 class Collection:
-    """The usable samples of a list of shards.
+    """The usable samples of a list of shards: those with all required members.
 
-    remembered: how many shards' tables are kept in memory.
+    sidecars:  embeddings that are required from files beside the shards, with their widths.
+    remembered: number of shards whose tables are kept in memory.
 
-    ``counts`` [shards] int64: usable samples of each; ``samples``: of all; ``left_out``: those that lack something.
+    ``counts`` [shards] int64: usable samples per shard; ``samples``: their sum; ``left_out``: the other samples.
+    Raises InputError for sidecars that do not fit their shards.
     """
 
-    def __init__(self, entries: Sequence[Indexed], need: Required, files: ShardFiles, remembered: int = 64):
-        self.need, self.files = need, files
+    def __init__(
+        self,
+        entries: Sequence[Indexed],
+        required: Required,
+        files: ShardFiles,
+        remembered: int = 64,
+        sidecars: Iterable[tuple[Sidecar, int]] = (),
+    ):
+        self.required, self.files = required, files
         self.shards = [entry.shard for entry in entries]
         self.tables = [entry.table for entry in entries]
-        self.counts = np.array([entry.about.count(need) for entry in entries], dtype=np.int64)
+        self.counts = np.array([entry.summary.count(required) for entry in entries], dtype=np.int64)
         self.samples = int(self.counts.sum())
-        self.left_out = sum(entry.about.samples for entry in entries) - self.samples
-        self._members: LRUCache[Places] = LRUCache(remembered)
+        total = [entry.summary.samples for entry in entries]
+        self.left_out = sum(total) - self.samples
+        paths = [entry.path for entry in entries]
+        self._sidecars = {each: SidecarFiles(each, width, paths, total, files) for each, width in sidecars}
+        self._members: LRUCache[Members] = LRUCache(remembered)
+        self._key_rows: LRUCache[np.ndarray] = LRUCache(remembered)
 
     def _table(self, shard: int) -> Table:
-        """The table, read from the shard again where its file is gone or speaks of another state of the shard."""
-        where = self.shards[shard]
+        """A shard's table; read from the shard again when its file is missing or describes another state of it."""
+        state = self.shards[shard]
         found = table.load(self.tables[shard])
-        if found is None or not _describes(found[0], where):
-            found = examine(where.path, self.files)
-            if not _describes(found[0], where):
-                raise InputError(f"{where.path} changed while in use: start again")
+        if found is None or not _describes(found[0], state):
+            found = examine(state.path, self.files)
+            if not _describes(found[0], state):
+                raise InputError(f"{state.path} changed while in use: start again")
         return found[1]
 
-    def members(self, shard: int) -> Places:
-        """Where the usable samples of a shard lie."""
-        return self._members.get(shard, lambda: self._table(shard).select(self.need))
+    def members(self, shard: int) -> Members:
+        """Where the members of a shard's usable samples are."""
+        return self._members.get(shard, lambda: self._table(shard).select(self.required))
 
     def key(self, shard: int, member: int) -> str:
-        """The key of a usable sample; reads the shard's table again, for messages only."""
+        """The key of a usable sample. Reads the shard's table again: for messages only."""
         return self._table(shard).keys[self.members(shard).rows[member]]
 
     def describe(self, shard: int, member: int) -> str:
+        """``shard : key`` of a usable sample, for messages."""
         return f"{self.shards[shard].path} : {self.key(shard, member)}"
 
     def in_place(self, shard: int) -> bool:
-        """Whether samples are read where the shard is, on another machine: best several at once."""
-        return self.files.in_place(self.shards[shard])
+        """Whether samples are read by range requests, where concurrent reads are faster than consecutive ones."""
+        from_tar = bool(self.required.members) and self.files.in_place(self.shards[shard])
+        return from_tar or any(sidecar.in_place(shard) for sidecar in self._sidecars.values())
 
-    def spans(self, shard: int, member: int) -> list[Span]:
-        """Where a sample's image, caption and label are."""
-        places = self.members(shard)
-        return [tuple(column[member].tolist()) for column in (places.image, places.caption, places.label)]
+    def place(self, shard: int, member: int, kinds: Iterable[str] | None = None) -> Place:
+        """Where a usable sample is. kinds: of its members alone; None = all of it."""
+        members = self.members(shard)
+        spans = {}
+        for kind in self.required.members if kinds is None else kinds:
+            offset, size = members.spans[kind][member].tolist()
+            spans[kind] = offset, size
+        rows = {} if kinds is not None else {each: self._row(each, shard, member) for each in self._sidecars}
+        return Place(shard, spans, rows)
 
-    def read(self, shard: int, spans: Sequence[Span]) -> Raw:
-        """A sample's members, in one read when they lie close together; nothing is read of one that is too large."""
-        for size, limit in zip((size for _, size in spans), LIMITS, strict=True):
+    def _row(self, sidecar: Sidecar, shard: int, member: int) -> int:
+        rows = self.members(shard).rows
+        if sidecar.index_width:
+            width = sidecar.index_width
+            rows = self._key_rows.get((shard, width), lambda: _rows_of_keys(self._table(shard), rows, width))
+        return int(rows[member])
+
+    def read(self, place: Place) -> Raw:
+        """Read a sample, in one read where its members are adjacent. Nothing is read of one with a member too large."""
+        for kind, (_, size) in place.spans.items():
+            limit = MAX_BYTES.get(kind, MAX_OTHER)
             if size > limit:
-                return Raw(b"", b"", b"", f"one of its members has {size:,} bytes, more than {limit:,}")
-        read, where = self.files.read, self.shards[shard]
-        wanted = [(offset, size) for offset, size in spans if offset >= 0]
-        begin, end = min(offset for offset, _ in wanted), max(sum(span) for span in wanted)
-        if end - begin > sum(size for _, size in wanted) + GAP:
-            parts = [read(where, offset, size) if offset >= 0 else b"" for offset, size in spans]
-        else:
-            block = read(where, begin, end - begin)
-            parts = [block[offset - begin :][:size] if offset >= 0 else b"" for offset, size in spans]
-        whole = sum(map(len, parts)) == sum(size for _, size in wanted)
-        return Raw(*parts, "" if whole else "the shard ends inside it")
+                return Raw(problem=f"one of its members has {size:,} bytes, more than {limit:,}")
+        members = self._read_members(place)
+        if any(len(members[kind]) < size for kind, (_, size) in place.spans.items()):
+            return Raw(problem="the shard ends inside it")
+        try:
+            rows = {each: self._sidecars[each].read(place.shard, row) for each, row in place.rows.items()}
+        except BrokenSample as reason:
+            return Raw(problem=str(reason))
+        return Raw(members, rows)
+
+    def _read_members(self, place: Place) -> dict[str, bytes]:
+        shard = self.shards[place.shard]
+        gap = REMOTE_GAP if self.files.in_place(shard) else HEADERS - 1
+        groups: list[list[str]] = []  # of kinds that are read together
+        end = 0
+        for kind, (offset, size) in sorted(place.spans.items(), key=lambda item: item[1]):
+            if groups and offset - end <= gap:
+                groups[-1].append(kind)
+            else:
+                groups.append([kind])
+            end = offset + size
+        members: dict[str, bytes] = {}
+        for group in groups:
+            begin = place.spans[group[0]][0]
+            block = self.files.read(shard, begin, sum(place.spans[group[-1]]) - begin)
+            for kind in group:
+                offset, size = place.spans[kind]
+                members[kind] = block[offset - begin :][:size]
+        return members
+
+
+def _rows_of_keys(found: Table, rows: np.ndarray, index_width: int) -> np.ndarray:
+    """The rows that the samples' keys name: the number that their last characters form, -1 where it is none."""
+    ends = [found.keys[row][-index_width:] for row in rows.tolist()]
+    return np.array([int(end) if end.isascii() and end.isdigit() else -1 for end in ends], dtype=np.int64)
 
 
 def collect(
     paths: Sequence[str],
-    need: Required,
+    required: Required,
     files: ShardFiles,
     index_cache: str = "",
     flag: str = "--data_dir",
     remembered: int = 64,
+    sidecars: Iterable[tuple[Sidecar, int]] = (),
 ) -> Collection:
-    """The samples of ``paths`` that have what is needed. InputError naming ``flag`` when there are none."""
+    """The samples of ``paths`` with all required members. Raises InputError naming ``flag`` when there are none."""
     entries = index_shards(paths, files, index_cache)
-    found = Collection(entries, need, files, remembered)
+    found = Collection(entries, required, files, remembered, sidecars)
     if not found.samples:
-        raise InputError(_nothing_usable(entries, need, flag))
+        raise InputError(_nothing_usable(entries, required, flag))
     if found.left_out:
-        log.warning("%s left out for want of %s", quantity(found.left_out, "sample"), _wanted(need))
+        log.warning("%s left out: without %s", quantity(found.left_out, "sample"), _listed(required, "or"))
     return found
 
 
-def _wanted(need: Required) -> str:
-    wanted = ["an image"] * need.image + [f"a .{kind}" for kind in (need.caption, need.label) if kind]
-    return " or ".join(wanted)
+def _listed(required: Required, conjunction: str) -> str:
+    return f" {conjunction} ".join("an image" if kind == IMAGE else f"a .{kind}" for kind in required.members)
 
 
-def _nothing_usable(entries: Sequence[Indexed], need: Required, flag: str) -> str:
-    where = f"{flag} ({quantity(len(entries), 'shard')}, the first {entries[0].path})"
+def _nothing_usable(entries: Sequence[Indexed], required: Required, flag: str) -> str:
+    source = f"{flag} ({quantity(len(entries), 'shard')}, the first {entries[0].path})"
     kinds = count_kinds(entries)
     if not kinds:
-        return f"{where} holds no samples; the first shard {entries[0].about.problem or 'is empty'}"
+        return f"{source} holds no samples; the first shard {entries[0].summary.problem or 'is empty'}"
     found = ", ".join(f".{kind} ({count:,})" for kind, count in kinds.most_common(8))
-    if need.image and not kinds.keys() & set(IMAGE_KINDS):
-        return f"{where} holds no images ({', '.join(IMAGE_KINDS)}); found: {found}"
-    if need.caption and need.caption not in kinds:
-        return f"{where} holds no captions: no .{need.caption} beside the images (--caption_field); found: {found}"
-    if need.label and need.label not in kinds:
-        return f"{where} holds no labels: no .{need.label} beside the images; found: {found}"
-    return f"{where} holds no sample with {_wanted(need).replace(' or ', ' and ')}; found: {found}"
+    for kind, purpose in required.members.items():
+        if kinds.keys().isdisjoint(alternatives(kind)):
+            missing = ", ".join(IMAGE_KINDS) if kind == IMAGE else f"no .{kind} members"
+            hint = "; set --caption_field" if purpose == "captions" else ""
+            return f"{source} holds no {purpose} ({missing}{hint}); found: {found}"
+    return f"{source} holds no sample with {_listed(required, 'and')}; found: {found}"

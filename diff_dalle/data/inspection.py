@@ -1,4 +1,4 @@
-"""What is in shards: how much of what, captions, image sizes, what is broken, and a look at a few samples."""
+"""Inspecting shards: counts of members, caption lengths, image sizes, broken samples, and a grid of examples."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from .captions import caption_kind, read_caption
 from .collection import Collection
 from .index import Indexed, count_kinds, index_shards
 from .loader import DataConfig
-from .shard_table import Required
+from .shard_table import IMAGE, Required
 from .shards import ShardFiles
 from .sources import find_shards
 
-SIDES = (64, 128, 256, 512, 1024)  # pixels of the shorter side, between which images are counted
-EXAMPLE = 128  # pixels of an example
+SIDES = (64, 128, 256, 512, 1024)  # histogram edges for the shorter side of images, in pixels
+EXAMPLE = 128  # width and height of an example in pixels
 
 
 @dataclass(frozen=True)
 class InspectionConfig:
     """Inspecting shards"""
 
-    data_dir: tuple[str, ...] = option((), "shards: a folder, a tar, a glob, a brace range, a URL, pipe:COMMAND")
+    data_dir: tuple[str, ...] = option((), "shards: folders, tars, globs, brace ranges, URLs or pipe:COMMAND")
     caption_field: str = option(
-        DataConfig.caption_field, "where captions are: the ending of a text member, or json:FIELD"
+        DataConfig.caption_field, "location of captions: extension of a text member, or json:NAME"
     )
-    look_at: int = option(1000, "samples to decode, spread evenly over all shards; 0 = all of them")
-    examples: int = option(8, "samples in the picture")
-    picture: str = option("inspect.png", "file for a picture of examples with their captions; empty = none")
-    max_pixels: int = option(DataConfig.max_pixels, "width × height above which an image counts as broken")
-    index_cache: str = option(DataConfig.index_cache, "folder for the index of the shards; empty = beside them")
+    look_at: int = option(1000, "samples to decode, spread evenly over all shards; 0 = all")
+    examples: int = option(8, "samples in the grid")
+    grid: str = option("inspect.png", "file for a grid of examples with captions; empty = none", was=("picture",))
+    max_pixels: int = option(DataConfig.max_pixels, "maximum width × height of an image; larger ones count as broken")
+    index_cache: str = option(DataConfig.index_cache, "folder for the index of the shards; empty = beside the shards")
 
     def __post_init__(self):
         if self.look_at < 0 or self.examples < 1:
@@ -51,7 +51,7 @@ class InspectionConfig:
 
 @dataclass(frozen=True)
 class Look:
-    """A decoded sample: its middle in small, its (height, width), its caption ("" when there is none)."""
+    """A decoded sample: a small center crop, the image's (height, width), and the caption, "" when there is none."""
 
     pixels: np.ndarray
     size: tuple[int, int]
@@ -59,9 +59,9 @@ class Look:
 
 
 def inspect_shards(config: InspectionConfig) -> tuple[list[str], Image.Image | None]:
-    """Lines of text about the shards, and a picture of examples (None when no sample can be shown).
+    """Lines of text about the shards, and a grid of examples (None when no sample can be decoded).
 
-    InputError when there are no samples at all.
+    Raises InputError when there are no samples at all.
     """
     files = ShardFiles()
     entries = index_shards(find_shards(config.data_dir), files, config.index_cache)
@@ -72,44 +72,48 @@ def inspect_shards(config: InspectionConfig) -> tuple[list[str], Image.Image | N
     captioned = kind in kinds
     if not captioned:
         lines.append(f"no captions: no .{kind} members (--caption_field)")
-    found = Collection(entries, Required(caption=kind if captioned else ""), files)
+    required = {IMAGE: "images", kind: "captions"} if captioned else {IMAGE: "images"}
+    found = Collection(entries, Required(required), files)
     if not found.samples:
         return [*lines, "no sample has both an image and a caption"], None
     if captioned:
         lines.append(f"{quantity(found.samples, 'sample')} with image and caption, {found.left_out:,} without")
     looks, broken = _look(found, config, captioned)
     lines += _findings(looks, broken, captioned)
-    shown = looks[:: max(1, len(looks) // config.examples)][: config.examples] if config.examples else []
-    if not shown:
+    examples = looks[:: max(1, len(looks) // config.examples)][: config.examples]
+    if not examples:
         return lines, None
-    return lines, image_grid(
-        np.stack([look.pixels for look in shown]), [look.caption or "(no caption)" for look in shown], columns=4
-    )
+    captions = [look.caption or "(no caption)" for look in examples]
+    return lines, image_grid(np.stack([look.pixels for look in examples]), captions, columns=4)
 
 
 def _contents(entries: Sequence[Indexed], kinds: Counter[str]) -> list[str]:
-    samples = sum(entry.about.samples for entry in entries)
+    samples = sum(entry.summary.samples for entry in entries)
     if not samples:
-        raise InputError(f"--data_dir holds no samples; {entries[0].path} {entries[0].about.problem or 'is empty'}")
-    size = sum(entry.about.size for entry in entries)
+        raise InputError(f"--data_dir holds no samples; {entries[0].path} {entries[0].summary.problem or 'is empty'}")
+    size = sum(entry.summary.size for entry in entries)
     lines = [f"{quantity(len(entries), 'shard')}, {quantity(samples, 'sample')}, {size / 1e6:,.1f} MB"]
     lines.append("members: " + ", ".join(f".{kind} {count:,}" for kind, count in kinds.most_common(12)))
-    lines += [f"damaged: {entry.path} {entry.about.problem}" for entry in entries if entry.about.problem]
+    lines += [f"damaged: {entry.path} {entry.summary.problem}" for entry in entries if entry.summary.problem]
     return lines
 
 
 def _look(found: Collection, config: InspectionConfig, captioned: bool) -> tuple[list[Look], list[str]]:
-    """Samples spread evenly over the shards, and what is wrong with those that cannot be used."""
+    """Samples spread evenly over the shards, and what is wrong with the broken ones."""
+    kind = caption_kind(config.caption_field)
     ends = np.cumsum(found.counts)
     count = min(config.look_at or found.samples, found.samples)
-    looks, broken = [], []
-    for number in tqdm(np.arange(count) * found.samples // count, desc="looking", unit="sample", disable=None):
+    looks: list[Look] = []
+    broken: list[str] = []
+    for number in tqdm(np.arange(count) * found.samples // count, desc="decoding", unit="sample", disable=None):
         shard = int(np.searchsorted(ends, number, side="right"))
         member = int(number - (ends[shard] - found.counts[shard]))
-        raw = found.read(shard, found.spans(shard, member))
+        raw = found.read(found.place(shard, member))
         try:
-            image, size = decode_image(raw.image, config.max_pixels, (EXAMPLE, EXAMPLE))
-            caption = read_caption(raw.caption, config.caption_field) if captioned else ""
+            if raw.problem:
+                raise BrokenSample(raw.problem)
+            image, size = decode_image(raw.members[IMAGE], config.max_pixels, (EXAMPLE, EXAMPLE))
+            caption = read_caption(raw.members[kind], config.caption_field) if captioned else ""
             looks.append(Look(center_crop(image, size, (EXAMPLE, EXAMPLE)), size, caption))
         except BrokenSample as reason:
             broken.append(f"{found.describe(shard, member)}: {reason}")
@@ -117,7 +121,7 @@ def _look(found: Collection, config: InspectionConfig, captioned: bool) -> tuple
 
 
 def _findings(looks: Sequence[Look], broken: Sequence[str], captioned: bool) -> list[str]:
-    lines = [f"looked at {quantity(len(looks) + len(broken), 'sample')}: {len(broken):,} broken"]
+    lines = [f"decoded {quantity(len(looks) + len(broken), 'sample')}: {len(broken):,} broken"]
     lines += [f"  {reason}" for reason in broken[:10]]
     if not looks:
         return lines
@@ -126,8 +130,8 @@ def _findings(looks: Sequence[Look], broken: Sequence[str], captioned: bool) -> 
             ("characters", [len(look.caption) for look in looks]),
             ("words", [len(look.caption.split()) for look in looks]),
         ):
-            low, middle, high, most = np.percentile(lengths, [0, 50, 95, 100]).round().astype(int)
-            lines.append(f"captions in {unit}: shortest {low}, median {middle}, 95 % up to {high}, longest {most}")
+            low, median, high, top = np.percentile(lengths, [0, 50, 95, 100]).round().astype(int)
+            lines.append(f"captions in {unit}: shortest {low}, median {median}, 95 % up to {high}, longest {top}")
     sides = np.digitize([min(look.size) for look in looks], SIDES)
     names = [f"< {SIDES[0]}", *(f"{a}-{b - 1}" for a, b in itertools.pairwise(SIDES)), f"≥ {SIDES[-1]}"]
     lines.append("shorter side in pixels:")

@@ -1,4 +1,4 @@
-"""Shards → batches: the order of ``order.py``, made by worker processes, handed over in turn."""
+"""Shards → batches, in the order of ``order.py``, prepared by worker processes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.util import Finalize
@@ -19,18 +20,18 @@ from ..batch import Batch, Conditioning
 from ..config import option
 from ..errors import InputError, quantity
 from ..images.decode import MAX_PIXELS
-from ..images.transforms import Window
+from .buckets import BucketOrder, Buckets
 from .captions import caption_kind
 from .collection import collect
 from .order import Order
-from .samples import Chunk, Recipe, Samples, Tokenize
-from .shard_table import Required
+from .samples import Chunk, Recipe, Samples
 from .shards import ShardFiles
 from .sources import find_shards
+from .spec import SampleSpec
 
-CHUNK = 32  # samples a worker makes at a time: a large batch is shared by all workers
-FEW_BROKEN = 20  # so many are tolerated whatever fraction they are
-GRACE_SECONDS = 30  # what Slurm leaves between SIGTERM and SIGKILL
+CHUNK = 32  # samples that a worker prepares at a time: all workers share a large batch
+FEW_BROKEN = 20  # broken samples that are tolerated, whatever fraction they are
+GRACE_SECONDS = 30  # between Slurm's SIGTERM and its SIGKILL
 log = logging.getLogger(__name__)
 
 
@@ -39,30 +40,35 @@ class DataConfig:
     """Data"""
 
     data_dir: tuple[str, ...] = option(
-        (), "shards of images and captions: a folder (with those below), a tar, a glob, a brace range, a URL "
-        "(http, s3, gs, az), pipe:COMMAND, or several of these")  # fmt: skip
-    caption_field: str = option("txt", "where captions are: the ending of a text member, or json:FIELD")
-    random_crop: bool = option(False, "cut out a random 80 to 100 % of each image instead of its middle")
-    random_flip: bool = option(False, "mirror half of the images; wrong where captions mention sides or text is seen")
-    exact_decode: bool = option(
-        False, "decode jpegs in full before shrinking: slower, equal to Guided-Diffusion's pixels instead of close to "
-        "them (45 dB)")  # fmt: skip
-    max_pixels: int = option(MAX_PIXELS, "width × height above which an image is refused")
-    max_broken: float = option(0.02, "fraction of unusable samples (they are replaced) above which the run stops",
-                               free=True)  # fmt: skip
-    streams: int = option(
-        8, "pieces of the epoch that are read side by side; it must divide the number of processes or be a multiple"
+        (),
+        "shards of images and captions: one or several folders (searched recursively), tars, globs, brace ranges, URLs "
+        "(http, s3, gs, az) or pipe:COMMAND",
     )
-    shuffle_window: int = option(4, "shards whose samples are mixed with each other within a piece")
-    num_workers: int = option(2, "processes per training process that prepare batches; 0 = none, in turn", free=True)
-    prefetch: int = option(4, "batches prepared ahead, by all workers together", free=True)
-    worker_start: str = option("default", "how workers are started", free=True,
-                               choices=("default", "fork", "spawn", "forkserver"))  # fmt: skip
-    index_cache: str = option("", "folder for the index of the shards; empty = beside them, or else the user's cache",
-                              free=True)  # fmt: skip
-    copy_shards: bool = option(False, "copy remote shards whole instead of reading samples where they are", free=True)
+    caption_field: str = option("txt", "location of captions: extension of a text member, or json:NAME")
+    random_crop: bool = option(False, "random crop, 80–100 % of the shorter side, instead of a center crop")
+    random_flip: bool = option(
+        False, "horizontal flip, p = 0.5; unsuitable where captions mention left or right, or images show text"
+    )
+    exact_decode: bool = option(
+        False, "decode jpegs at full size: slower, pixels equal to Guided-Diffusion's instead of close (45 dB)"
+    )
+    max_pixels: int = option(MAX_PIXELS, "maximum width × height of an image; larger ones count as broken")
+    max_broken: float = option(
+        0.02, "maximum fraction of broken samples, which are replaced; the run stops above it", free=True
+    )
+    streams: int = option(8, "interleaved streams of an epoch; a multiple or a divisor of the number of processes")
+    shuffle_window: int = option(4, "shards of a stream whose samples are shuffled together")
+    num_workers: int = option(2, "data workers per training process; 0 = load in the training process", free=True)
+    prefetch: int = option(4, "batches prepared in advance by all workers together", free=True)
+    worker_start: str = option(
+        "default", "start method of workers", free=True, choices=("default", "fork", "spawn", "forkserver")
+    )
+    index_cache: str = option(
+        "", "folder for the index of the shards; empty = beside the shards, else in the user's cache", free=True
+    )
+    copy_shards: bool = option(False, "copy remote shards as a whole instead of reading by range requests", free=True)
     shard_cache: str = option("", "folder for copies of remote shards; empty = the user's cache", free=True)
-    shard_cache_gb: float = option(20.0, "size of that folder in GB (10^9 bytes)", free=True)
+    shard_cache_gb: float = option(20.0, "maximum size of shard_cache in GB (10^9 bytes)", free=True)
 
     def __post_init__(self):
         least = {"max_pixels": 1, "streams": 1, "shuffle_window": 1, "num_workers": 0, "prefetch": 1}
@@ -75,7 +81,7 @@ class DataConfig:
 
 
 class _Positions:
-    """The positions of one rank's samples, chunk by chunk, without end: what DataLoader calls a batch sampler."""
+    """DataLoader's batch sampler: the positions of one rank's samples, chunk by chunk, without end."""
 
     def __init__(self, start: int, batch_size: int, rank: int, world_size: int):
         self.start, self.batch_size, self.rank, self.world_size = start, batch_size, rank, world_size
@@ -89,15 +95,15 @@ class _Positions:
             start += self.batch_size * self.world_size
 
 
-def _ready(chunk: Chunk) -> Chunk:
-    """What DataLoader collates with: a chunk is put together already."""
+def _collate(chunk):
+    """DataLoader's collate function: a chunk is complete already."""
     return chunk
 
 
 def _start_worker(worker: int):
-    """The training process decides when to stop: a signal sent to the whole job must not take its data away first,
-    and an ended worker must not look like a failed one. So SIGTERM only takes effect after a while."""
-    # A spawned process would end by taking down torch's libraries one by one, in which it may abort.
+    """Let the training process decide when to stop: a signal sent to the whole job must not end its workers first, and
+    an ended worker must not look like a failed one. So SIGTERM takes effect with a delay."""
+    # At its end a spawned process would unload torch's libraries one by one, which may abort.
     Finalize(None, os._exit, args=(0,), exitpriority=-100)  # after its queue has been emptied
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "SIGALRM"):
@@ -115,10 +121,10 @@ def _leave_later(*_):
 
 @contextlib.contextmanager
 def _ended_in_time(source) -> Iterator[None]:
-    """End the workers with the block, or with the program.
+    """End the workers with the block, or with the program. Raises InputError when a worker died.
 
-    Left to the garbage collector (an error's traceback may keep ``source`` until it comes), DataLoader's queues go
-    first, and then it waits for workers that it can no longer tell to end. InputError when a worker died.
+    Left to the garbage collector (the traceback of an error may hold ``source`` until then), DataLoader's queues are
+    closed first, and it then waits for workers that it can no longer tell to end.
     """
     atexit.register(source._shutdown_workers)
     try:
@@ -130,80 +136,86 @@ def _ended_in_time(source) -> Iterator[None]:
         raise InputError(f"a data worker died: {reason} (out of memory? lower --num_workers or --prefetch)") from error
     finally:
         atexit.unregister(source._shutdown_workers)
-        with contextlib.suppress(RuntimeError):  # a worker that dies now has nothing more to give
+        with contextlib.suppress(RuntimeError):  # a worker that dies now does no harm
             source._shutdown_workers()
 
 
 class Loader:
-    """Batches of images with captions, in an order fixed by the seed and the position alone.
+    """Batches of training samples, in an order that the seed and the position determine.
 
-    image_size:  height and width, or one number for both.
-    tokenize:    ``tokenize(texts, length) -> (tokens, mask)``; None = captions are not needed and not read.
-    text_length: tokens a caption is cut and padded to.
-    batch_size:  samples per process. rank, world_size: this process among all that share the batches.
-    num_classes: above 0, each sample's class is given, a number below it from its ``cls`` member.
-    shuffle:     False = in the order of the shards.
-    sources:     shards to read instead of ``config.data_dir``; ``flag`` is what messages call them.
-    device:      where batches are wanted.
-    window:      cut out of each image at a random place, so that batches hold squares of ``window.size`` pixels.
+    spec:       what a sample must hold; nothing else is read.
+    batch_size: samples per process and step. rank, world_size: this process among those that share the batches.
+    shuffle:    False = in the order of the shards.
+    sources:    shards to read instead of ``config.data_dir``; ``flag`` is their name in messages.
+    device:     where batches are put.
+    buckets:    the image size of every sample; batches then have the sizes of ``BucketOrder``. None = all images have
+                the size of ``spec.image``.
 
-    ``samples`` is the length of an epoch, ``broken`` how many unusable samples this process has met so far.
-    Raises InputError when there is nothing to read, or the window does not fit the images.
+    ``samples`` is the length of an epoch. ``seen`` counts the samples this process has looked at, ``broken`` the
+    broken ones among them, ``rejected`` those that filters rejected, by the filter's name.
+    Raises InputError when there are no usable samples, or the spec does not fit the buckets.
     """
 
     def __init__(
         self,
         config: DataConfig,
-        image_size: int | tuple[int, int],
-        tokenize: Tokenize | None = None,
-        text_length: int = 48,
+        spec: SampleSpec,
         seed: int = 0,
         batch_size: int = 1,
         rank: int = 0,
         world_size: int = 1,
-        num_classes: int = 0,
         shuffle: bool = True,
         sources: Sequence[str] | None = None,
         flag: str = "--data_dir",
         device: torch.device | str = "cpu",
-        window: Window | None = None,
+        buckets: Buckets | None = None,
     ):
-        size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
-        if window:
-            window.check_size(size)
-        self.config, self.batch_size, self.rank, self.world_size = config, batch_size, rank, world_size
+        self.config, self.spec, self.batch_size = config, spec, batch_size
+        self.rank, self.world_size = rank, world_size
         self.device = torch.device(device)
-        field = config.caption_field if tokenize else ""
-        need = Required(caption=caption_kind(field) if field else "", label="cls" if num_classes else "")
         paths = find_shards(config.data_dir if sources is None else sources, flag)
         files = ShardFiles(config.shard_cache, int(config.shard_cache_gb * 1e9), config.copy_shards)
-        remembered = 2 * config.streams * config.shuffle_window  # of each stream, the window it leaves and the next
-        self.collection = collect(paths, need, files, config.index_cache, flag, remembered)
-        self.order = Order(self.collection.counts, seed, config.streams, config.shuffle_window, shuffle)
+        remembered = 2 * config.streams * config.shuffle_window  # per stream: its window and the next
+        required = spec.required(config.caption_field)
+        self.collection = collect(
+            paths, required, files, config.index_cache, flag, remembered, sidecars=spec.sidecars.items()
+        )
+        self.order = self._order(buckets, seed, shuffle)
         self.order.check_world_size(world_size)
         self.samples = self.order.samples
         recipe = Recipe(
-            size=size,
-            window=window,
+            spec=spec,
             seed=seed,
-            caption_field=field,
-            text_length=text_length,
-            num_classes=num_classes,
+            caption_field=config.caption_field,
             random_crop=config.random_crop,
             random_flip=config.random_flip,
             exact_decode=config.exact_decode,
             max_pixels=config.max_pixels,
         )
-        self.dataset = Samples(self.collection, self.order, recipe, tokenize)
+        self.dataset = Samples(self.collection, self.order, recipe)
         self.seen = self.broken = 0
-        self._reasons: dict[tuple[int, int], str] = {}  # of the broken samples met, each named in the log once
+        self.rejected: Counter[str] = Counter()
+        self._reasons: dict[tuple[int, int], str] = {}  # of the broken samples met; each is named in the log once
+
+    def _order(self, buckets: Buckets | None, seed: int, shuffle: bool) -> Order | BucketOrder:
+        streams, window = self.config.streams, self.config.shuffle_window
+        if buckets is None:
+            return Order(self.collection.counts, seed, streams, window, shuffle)
+        buckets.check_counts(self.collection.counts)
+        if self.spec.image and self.spec.image.window:
+            for size in buckets.sizes:
+                self.spec.image.window.check_size(size)
+        return BucketOrder(buckets, seed, self.batch_size * self.world_size, streams, window, shuffle)
 
     def batches(self, position: int) -> Iterator[Batch]:
-        """This rank's part of successive global batches from ``position`` on, without end.
+        """This rank's part of consecutive global batches from ``position`` on, without end.
 
-        Batch k consists of the samples at position + (k · batch_size + j) · world_size + rank for j = 0 … batch_size-1.
-        InputError when too many samples are broken or a worker dies. Workers end when the iterator is closed.
+        Batch k holds the samples at position + (k · batch_size + j) · world_size + rank for j = 0 … batch_size-1.
+        Workers end when the iterator is closed. Raises InputError when too many samples are broken, a worker dies, or,
+        with buckets, ``position`` is not a multiple of the global batch size.
         """
+        if isinstance(self.order, BucketOrder):
+            self.order.check_position(position)
         config, chunks = self.config, -(-self.batch_size // CHUNK)
         workers: dict = {}
         if config.num_workers:
@@ -217,9 +229,9 @@ class Loader:
             DataLoader(
                 self.dataset,
                 batch_sampler=_Positions(position, self.batch_size, self.rank, self.world_size),
-                collate_fn=_ready,
+                collate_fn=_collate,
                 pin_memory=self.device.type == "cuda",
-                generator=torch.Generator(),  # its draws decide nothing here, and must not come from the global one
+                generator=torch.Generator(),  # its draws have no effect here, but must not come from the global one
                 **workers,
             )
         )
@@ -228,11 +240,11 @@ class Loader:
                 yield self._batch([next(source) for _ in range(chunks)])
 
     def batch_at(self, positions: Sequence[int]) -> Batch:
-        """The samples at any positions, made in this process."""
+        """The samples at any positions, with buckets of one size, prepared in this process."""
         return self._batch([self.dataset.chunk(list(positions))])
 
     def describe(self, position: int) -> str:
-        """``shard : key`` of the sample at ``position``."""
+        """``shard : key`` of the sample at ``position``, for messages."""
         return self.collection.describe(*self.order.sample_at(position))
 
     def _batch(self, parts: Sequence[Chunk]) -> Batch:
@@ -240,17 +252,24 @@ class Loader:
             if part.failure:
                 raise InputError(part.failure)
             self._count(part)
-        joined = {
-            name: torch.cat([getattr(part, name).to(self.device, non_blocking=True) for part in parts])
-            for name in ("images", "tokens", "mask", "labels")
-            if getattr(parts[0], name) is not None
+        index = torch.cat([part.index for part in parts])
+        pixels = torch.cat([part.images.to(self.device, non_blocking=True) for part in parts])
+        cond = {
+            name: torch.cat([part.cond[name].to(self.device, non_blocking=True) for part in parts])
+            for name in parts[0].cond
         }
-        images = joined.pop("images").permute(0, 3, 1, 2).float().div_(127.5).sub_(1.0)
-        return Batch(images, Conditioning(**joined), torch.cat([part.index for part in parts]))
+        return Batch(pixels.permute(0, 3, 1, 2).float().div_(127.5).sub_(1.0), Conditioning.of(cond), index)
 
     def _count(self, part: Chunk):
-        """Keep count of broken samples. InputError when they are too many."""
-        self.seen += len(part.index)
+        """Count and log broken and rejected samples. Raises InputError when too many are broken."""
+        for name, (count, reason) in part.rejected.items():
+            before, after = self.rejected[name], self.rejected[name] + count
+            self.rejected[name] = after
+            if len(str(after)) > len(str(before)) or before == 0:  # the first, and then every power of ten
+                log.warning(
+                    "the filter %r has rejected %s so far; the last: %s", name, quantity(after, "sample"), reason
+                )
+        self.seen += len(part.index) + sum(count for count, _ in part.rejected.values())
         self.broken += len(part.broken)
         for bad in part.broken:
             if (bad.shard, bad.member) not in self._reasons:
@@ -260,6 +279,6 @@ class Loader:
             latest = list(self._reasons.items())[-3:]
             named = "; ".join(f"{self.collection.describe(*place)}: {reason}" for place, reason in latest)
             raise InputError(
-                f"{self.broken:,} of {quantity(self.seen, 'sample')} cannot be used, more than --max_broken "
+                f"{self.broken:,} of {quantity(self.seen, 'sample')} are broken, more than --max_broken "
                 f"{self.config.max_broken} allows: {named}"
             )

@@ -1,14 +1,16 @@
-"""Which sample is at position i: a pure function of the seed, so that one integer is the whole state of the data.
+"""The order of samples: a pure function of seed and position, so that one integer is the whole state of the data.
 
-An epoch visits every sample once. Its shards are permuted; ``window`` consecutive ones form a window, whose samples
-are permuted together; the windows one after another are the epoch's sequence. The sequence is cut into ``streams``
-contiguous pieces, and position p of the epoch is the next sample of piece p mod ``streams``. So each piece reads its
-shards nearly in order, and rank r of R, which takes every R-th position, reads only pieces that are its own.
-Neither the number of processes nor that of workers appears here: neither changes what position i is.
+An epoch visits every sample once. Its shards are permuted; ``window`` consecutive shards form a window, whose samples
+are permuted together; the windows in succession are the epoch's sequence. The sequence is cut into ``streams``
+contiguous parts, and position p of the epoch is the next sample of stream p mod ``streams``. So each stream reads its
+shards nearly in order, and rank r of R, which takes every R-th position, reads only its own streams. The order does
+not depend on the number of processes or workers.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,14 +20,25 @@ from ..randomness import permutation
 from .lru_cache import LRUCache
 
 
+def check_world_size(streams: int, world_size: int):
+    """Raise InputError unless the streams can be distributed evenly to that many processes."""
+    if streams % world_size and world_size % streams:
+        raise InputError(
+            f"--streams is {streams}, which neither divides the number of processes ({world_size}) nor is a multiple "
+            f"of it: set --streams {world_size} (this changes the order of the samples)"
+        )
+
+
 class Order:
     """The order of samples over all epochs.
 
-    counts:  [shards] how many samples each shard has.
+    counts:  [shards] the number of samples of each shard.
     seed:    the run's seed.
-    streams: pieces of the epoch that are read side by side.
-    window:  shards whose samples are mixed; the reach of the shuffling, its memory and how much is read at once.
-    shuffle: False keeps the shards and the samples in them in order, the same in every epoch.
+    streams: interleaved streams of an epoch.
+    window:  shards whose samples are shuffled together; memory and open shards grow with it.
+    shuffle: False = every epoch visits the shards, and the samples in them, in the given order.
+
+    ``samples`` is the length of an epoch. Raises InputError when there are no samples.
     """
 
     def __init__(
@@ -38,26 +51,24 @@ class Order:
         if self.samples == 0:
             raise InputError("there are no samples to put in order")
         self.seed, self.streams, self.window, self.shuffle = seed, streams, window, shuffle
-        lengths = (self.samples - np.arange(streams) + streams - 1) // streams  # of the pieces: as even as can be
+        lengths = (
+            self.samples - np.arange(streams) + streams - 1
+        ) // streams  # of the streams: they differ by at most 1
         self._starts = np.cumsum(lengths) - lengths
         self._epochs: LRUCache[tuple[np.ndarray, np.ndarray]] = LRUCache(2)  # one ends while the next begins
-        self._mixes: LRUCache[np.ndarray] = LRUCache(2 * streams)  # of each piece, the window it leaves and the next
+        self._mixes: LRUCache[np.ndarray] = LRUCache(2 * streams)  # per stream: its window and the next
 
     def check_world_size(self, world_size: int):
-        """InputError unless the streams can be dealt evenly to that many processes."""
-        if self.streams % world_size and world_size % self.streams:
-            raise InputError(
-                f"--streams is {self.streams}, which neither divides the number of processes ({world_size}) nor is "
-                f"a multiple of it; --streams {world_size} is (it changes the order of the samples)"
-            )
+        """Raise InputError unless the streams can be distributed evenly to that many processes."""
+        check_world_size(self.streams, world_size)
 
     def sample_at(self, position: int) -> tuple[int, int]:
-        """The shard at ``position`` (counted from the start of training) and the sample's number in it."""
+        """The shard of the sample at ``position`` (samples since the start of training) and its number in the shard."""
         shard, member = self.samples_at([position])
         return int(shard[0]), int(member[0])
 
     def samples_at(self, positions: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """``sample_at`` for many positions at once: two int64 arrays."""
+        """``sample_at`` for many positions: two int64 arrays."""
         epochs, places = np.divmod(np.asarray(positions, dtype=np.int64), self.samples)
         sequence = self._starts[places % self.streams] + places // self.streams
         shards, members = np.empty_like(places), np.empty_like(places)
@@ -66,24 +77,34 @@ class Order:
             shards[here], members[here] = self._in_epoch(epoch, sequence[here])
         return shards, members
 
+    def successors(self, position: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """The samples that may replace the one at ``position``: ``count`` of those after it in its stream.
+
+        first: 1 = from the next one on. Without shuffling, where the stream of later epochs may repeat the same
+        samples, the neighboring streams follow when all of these have had their turn.
+        """
+        steps = np.arange(first, first + count)
+        rounds = 0 if self.shuffle else steps // (self.samples // math.gcd(self.samples, self.streams))
+        return self.samples_at(position + self.streams * steps + rounds)
+
     def _in_epoch(self, epoch: int, sequence: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         shards, ends = self._epochs.get(epoch, lambda: self._shards(epoch))
-        rank = np.searchsorted(ends, sequence, side="right")  # of the shard in the epoch's order
+        number = np.searchsorted(ends, sequence, side="right")  # of the shard in the epoch's order
         if self.shuffle:
             sequence = sequence.copy()
-            windows = rank // self.window
+            windows = number // self.window
             for window in np.unique(windows).tolist():
                 first = window * self.window
                 begin = ends[first - 1] if first else 0
                 size = int(ends[min(first + self.window, len(ends)) - 1] - begin)
-                mix = self._mixes.get((epoch, window), lambda w=window, n=size: self._mix(epoch, w, n))
+                mix = self._mixes.get((epoch, window), functools.partial(self._mix, epoch, window, size))
                 here = windows == window
                 sequence[here] = begin + mix[sequence[here] - begin]
-            rank = np.searchsorted(ends, sequence, side="right")
-        return shards[rank], sequence - (ends[rank] - self.counts[shards[rank]])
+            number = np.searchsorted(ends, sequence, side="right")
+        return shards[number], sequence - (ends[number] - self.counts[shards[number]])
 
     def _shards(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """The epoch's order of shards, and where in its sequence each of them ends."""
+        """The epoch's order of shards, and the end of each in the epoch's sequence."""
         n = len(self.counts)
         shards = permutation(self.seed, f"order of shards {epoch}", n) if self.shuffle else np.arange(n)
         return shards, np.cumsum(self.counts[shards])

@@ -1,4 +1,4 @@
-"""A folder of captioned images → shards, with a report of what was left out and why."""
+"""Packing a folder of captioned images into shards, with a report of what was skipped and why."""
 
 from __future__ import annotations
 
@@ -29,34 +29,41 @@ JPEG_QUALITY = 95
 class PackingConfig:
     """Packing a folder"""
 
-    source: str = option("", "folder of images (with those below), each with a caption: a .txt of the same name beside "
-                         "it, or a line of metadata.jsonl or metadata.csv with its file_name")  # fmt: skip
+    source: str = option(
+        "",
+        "folder of images (searched recursively), each with a caption: a .txt of the same name beside it, or a row of "
+        "metadata.jsonl or metadata.csv with its file_name",
+    )
     out_dir: str = option("", "new or empty folder for the shards, local or remote")
-    caption_column: str = option("caption", "field of metadata.jsonl or .csv that holds captions")
-    captions: bool = option(True, "leave out images without a caption")
-    resize: int = option(0, "shrink images to so many pixels on the shorter side; 0 = keep the files as they are")
-    samples_per_shard: int = option(1000, "images in a shard, at most")
-    max_pixels: int = option(MAX_PIXELS, "width × height above which an image is left out")
+    caption_column: str = option("caption", "field of metadata.jsonl or metadata.csv that holds captions")
+    captions: bool = option(True, "skip images without a caption")
+    resize: int = option(0, "shorter side in pixels to which larger images are downsampled; 0 = keep the files")
+    samples_per_shard: int = option(1000, "maximum number of images per shard")
+    max_pixels: int = option(MAX_PIXELS, "maximum width × height of an image; larger ones are skipped")
 
 
 class _Skipped(Exception):
-    """An image that is left out; the message says why."""
+    """An image that is skipped; the message says why."""
 
 
 def pack_folder(config: PackingConfig) -> dict:
     """Write the images of ``source`` as ``00000.tar``, ``00001.tar``, … and ``report.json`` into ``out_dir``.
 
-    Each sample has its image (the file's own bytes unless resized), ``txt`` and a ``json`` with its file name, size in
-    pixels and whatever else the metadata says. The same folder gives the same bytes. Links that lead out of the folder
-    are not followed. Returns the report. InputError when there is nothing to pack or something would be overwritten.
+    Each sample has its image (the file's own bytes unless downsampled), its caption as ``txt``, and a ``json`` with the
+    file name, the size in pixels and all other metadata. The same folder gives the same bytes. Links that lead out of
+    the folder are not followed. Returns the report. Raises InputError when there is nothing to pack or something would
+    be overwritten.
     """
     source = storage.local_path(config.source)
     if not config.source or not os.path.isdir(source):
-        raise InputError(f"--source {config.source or '(not given)'} is not a folder")
+        raise InputError(f"--source {config.source or '(not set)'} is not a folder")
     if not config.out_dir:
-        raise InputError("--out_dir is not given: name a new folder for the shards")
+        raise InputError("--out_dir is not set: name a new folder for the shards")
     if config.samples_per_shard < 1 or config.resize < 0:
-        raise InputError("--samples_per_shard must be at least 1 and --resize at least 0")
+        raise InputError(
+            f"--samples_per_shard is {config.samples_per_shard} and --resize {config.resize}, but they must be at "
+            "least 1 and 0"
+        )
     if storage.exists(config.out_dir) and storage.list_files(config.out_dir, recursive=True):
         raise InputError(f"--out_dir {config.out_dir} is not empty; choose another, nothing is overwritten")
     rows = _metadata(source, config.caption_column)
@@ -65,24 +72,25 @@ def pack_folder(config: PackingConfig) -> dict:
         raise InputError(f"--source {config.source} holds no images ({', '.join(IMAGE_KINDS)})")
     storage.make_dirs(config.out_dir)
     folder = _Folder(config, source, rows)
-    sizes = []
+    sizes: list[int] = []
     samples = folder.samples(tqdm(names, desc="packing", unit="image", disable=None))
     while first := next(samples, None):
         path = storage.join(config.out_dir, f"{len(sizes):05d}.tar")
         write_tar(path, _take(first, samples, config.samples_per_shard))
         sizes.append(storage.size_and_tag(path)[0])
+    reasons = Counter(reason.partition(":")[0] for _, reason in folder.skipped)
     report = {
         "images": len(names),
         "written": folder.written,
         "shards": len(sizes),
         "bytes": sum(sizes),
-        "skipped": dict(Counter(reason.partition(":")[0] for _, reason in folder.skipped).most_common()),
+        "skipped": dict(reasons.most_common()),
         "skipped_files": [{"file_name": name, "reason": reason} for name, reason in folder.skipped],
     }
     storage.write_bytes(storage.join(config.out_dir, REPORT), json.dumps(report, indent=1, ensure_ascii=False).encode())
     if not folder.written:
-        reasons = "; ".join(f"{count} × {reason}" for reason, count in report["skipped"].items())
-        raise InputError(f"none of the {len(names)} images in --source {config.source} could be packed: {reasons}")
+        listed = "; ".join(f"{count} × {reason}" for reason, count in reasons.most_common())
+        raise InputError(f"none of the {len(names)} images in --source {config.source} can be packed: {listed}")
     return report
 
 
@@ -95,14 +103,14 @@ def _take(first, rest: Iterator, count: int) -> Iterator:
 
 
 def _images(source: str) -> Iterator[str]:
-    """Paths of images relative to the folder, with forward slashes on every system."""
+    """Paths of images relative to the folder, with forward slashes."""
     for path in storage.list_files(source, recursive=True):
         if path.rpartition(".")[2].lower() in IMAGE_KINDS:
             yield os.path.relpath(path, source).replace(os.sep, "/")
 
 
 def _metadata(source: str, column: str) -> dict[str, dict]:
-    """The rows of metadata.jsonl or metadata.csv by file name; empty without such a file."""
+    """The rows of metadata.jsonl or metadata.csv by file name; empty without either file."""
     name = next((name for name in METADATA if os.path.exists(os.path.join(source, name))), None)
     if name is None:
         return {}
@@ -111,10 +119,11 @@ def _metadata(source: str, column: str) -> dict[str, dict]:
         rows = list(csv.DictReader(io.StringIO(text, newline=""), restkey="more"))
     else:
         rows = [_json_line(line, f"{name}, line {i}") for i, line in enumerate(text.splitlines(), 1) if line.strip()]
-    for needed in ("file_name", column):
-        if rows and not any(needed in row for row in rows):
-            hint = "; --caption_column names the field with the captions" if needed == column else ""
-            raise InputError(f"{name} in --source has no field {needed!r}, only {', '.join(map(str, rows[0]))}{hint}")
+    for required in ("file_name", column):
+        if rows and not any(required in row for row in rows):
+            hint = "; set --caption_column to the field with the captions" if required == column else ""
+            found = ", ".join(map(str, rows[0]))
+            raise InputError(f"{name} in --source has no field {required!r}, only {found}{hint}")
     named = [{**row, "caption": row.get(column)} for row in rows if row.get("file_name")]
     return {os.path.normpath(str(row["file_name"])).replace(os.sep, "/"): row for row in named}
 
@@ -130,7 +139,7 @@ def _json_line(line: str, where: str) -> dict:
 
 
 class _Folder:
-    """The samples of a folder, and the account of what was left out."""
+    """The samples of a folder, and a record of the skipped images."""
 
     def __init__(self, config: PackingConfig, source: str, rows: dict[str, dict]):
         self.config, self.source, self.rows = config, source, rows
@@ -151,19 +160,19 @@ class _Folder:
     def _members(self, name: str) -> dict[str, bytes]:
         data = self._read(name)
         if data is None:
-            raise _Skipped("named in the metadata, but not there")
+            raise _Skipped("named in the metadata, but missing")
         image, (height, width) = decode_image(data, self.config.max_pixels)
         kind = name.rpartition(".")[2].lower().replace("jpeg", "jpg")
         if kind not in IMAGE_KINDS:
-            raise _Skipped(f"its ending is none of {', '.join(IMAGE_KINDS)}")
+            raise _Skipped(f"its extension is none of {', '.join(IMAGE_KINDS)}")
         if 0 < self.config.resize < min(height, width):
             image = _resized(image, self.config.resize)
             kind, data = "png" if kind == "png" else "jpg", _encoded(image, "PNG" if kind == "png" else "JPEG")
         caption = self._caption(name)
         text = {} if caption is None else {"txt": caption.encode()}
-        about = {**self.rows.get(name, {}), "file_name": name, "width": image.width, "height": image.height}
-        record = json.dumps({**about, "caption": caption}, ensure_ascii=False, sort_keys=True)
-        return {kind: data, **text, "json": record.encode()}
+        record = {**self.rows.get(name, {}), "file_name": name, "width": image.width, "height": image.height}
+        record["caption"] = caption
+        return {kind: data, **text, "json": json.dumps(record, ensure_ascii=False, sort_keys=True).encode()}
 
     def _caption(self, name: str) -> str | None:
         caption = self.rows.get(name, {}).get("caption")
@@ -178,20 +187,23 @@ class _Folder:
         return caption and caption.strip()
 
     def _read(self, name: str) -> bytes | None:
-        """A file of the folder, or None where there is none. Skipped when it lies elsewhere in truth."""
+        """A file of the folder, or None when it is missing. Raises _Skipped for a link that leads out of the folder."""
         path = os.path.realpath(os.path.join(self.root, name))
         if not path.startswith(os.path.join(self.root, "")):
-            raise _Skipped("lies outside the folder")
+            raise _Skipped("outside the folder")
         return storage.read_bytes(path) if os.path.isfile(path) else None
 
 
 def _resized(image: Image.Image, short: int) -> Image.Image:
     scale = short / min(image.size)
-    size = tuple(max(short, round(length * scale)) for length in image.size)
-    return image.resize(size, Image.Resampling.BICUBIC, reducing_gap=3.0)
+    width, height = (max(short, round(length * scale)) for length in image.size)
+    return image.resize((width, height), Image.Resampling.BICUBIC, reducing_gap=3.0)
 
 
 def _encoded(image: Image.Image, form: str) -> bytes:
     buffer = io.BytesIO()
-    image.save(buffer, form, **({"quality": JPEG_QUALITY} if form == "JPEG" else {}))
+    if form == "JPEG":
+        image.save(buffer, form, quality=JPEG_QUALITY)
+    else:
+        image.save(buffer, form)
     return buffer.getvalue()

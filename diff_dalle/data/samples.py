@@ -1,50 +1,48 @@
-"""The samples at given positions: read, decoded, cropped and tokenized. What the worker processes run.
+"""Positions → samples: read, decoded, cropped and tokenized. This is what the worker processes run.
 
-A sample that cannot be used is replaced by the next one of its stream, the same one every time.
+A sample that cannot be used is replaced by the next usable one of its stream, the same one every time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from ..errors import InputError
 from ..images.decode import BrokenSample, decode_image
-from ..images.transforms import Window, center_crop, random_cover, random_crop, random_window
+from ..images.transforms import center_crop, random_cover, random_crop, random_window
 from ..randomness import random_uniform
-from .captions import read_caption
-from .collection import Collection, Raw
+from .buckets import BucketOrder
+from .captions import caption_kind, read_caption, read_record
+from .collection import Collection, Place, Raw
+from .npy import read_embedding
 from .order import Order
+from .shard_table import IMAGE
+from .spec import ImageSpec, Rejected, SampleSpec
 
-REPLACEMENTS = 256  # in a row; more of them means that the data is broken, not a sample
-REQUESTS = 16  # remote reads under way at once in one worker
-
-Tokenize = Callable[[Sequence[str], int], tuple[Tensor, Tensor]]
+MAX_BROKEN = 256  # broken samples that are passed over for one position; more mean that the data set is broken
+MAX_REJECTED = 10_000  # samples that filters reject for one position: even 1 % of usable ones are found in these
+LOOKAHEAD = 16  # replacements whose places are looked up at once
+REQUESTS = 16  # concurrent remote reads per worker
+NO_PIXELS = np.empty((0, 0, 0), dtype=np.uint8)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a sample is made from its members.
+    """How a sample is made: what it must hold, and the settings of ``DataConfig`` that concern it."""
 
-    size:          (height, width) wanted.
-    window:        what is cut out of an image of that size; None = all of it is taken.
-    caption_field: where the caption is; "" = none is needed.
-    text_length:   tokens a caption is cut and padded to.
-    num_classes:   classes that the ``cls`` member may name; 0 = none is needed.
-    exact_decode:  decode jpegs in full.
-    """
-
-    size: tuple[int, int]
-    window: Window | None
+    spec: SampleSpec
     seed: int
     caption_field: str
-    text_length: int
-    num_classes: int
     random_crop: bool
     random_flip: bool
     exact_decode: bool
@@ -53,7 +51,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Broken:
-    """A sample that was replaced, and why."""
+    """A broken sample that was replaced."""
 
     shard: int
     member: int
@@ -64,119 +62,219 @@ class Broken:
 class Chunk:
     """Samples on their way to the training process.
 
-    images: [n, H, W, 3] uint8. tokens, mask, labels: as in ``Conditioning``. index: [n] int64 positions.
-    failure: why there is nothing in it, when something went wrong that no other sample can make up for.
+    index:    [n] int64 positions.
+    images:   [n, H, W, C] uint8; [n, 0, 0, 0] when the spec asks for no images.
+    cond:     conditions, named as by ``Conditioning.present``.
+    broken:   the broken samples that were replaced.
+    rejected: the number of samples that each filter rejected, and the reason for the last one.
+    failure:  why the chunk is empty, when no sample could replace a broken one.
     """
 
-    images: Tensor | None = None
-    tokens: Tensor | None = None
-    mask: Tensor | None = None
-    labels: Tensor | None = None
-    index: Tensor | None = None
+    index: Tensor
+    images: Tensor
+    cond: dict[str, Tensor] = field(default_factory=dict)
     broken: tuple[Broken, ...] = ()
+    rejected: dict[str, tuple[int, str]] = field(default_factory=dict)
     failure: str = ""
 
     def pin_memory(self) -> Chunk:
-        tensors = {name: value.pin_memory() for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return replace(self, **tensors)
+        return replace(
+            self,
+            index=self.index.pin_memory(),
+            images=self.images.pin_memory(),
+            cond={name: value.pin_memory() for name, value in self.cond.items()},
+        )
 
 
-class Samples:
-    """A map from positions to samples, of which torch's DataLoader asks for many at once (``__getitems__``).
+@dataclass(frozen=True)
+class _Sample:
+    """A decoded sample: pixels [H, W, C] uint8, its caption, class and embeddings; empty where not asked for."""
 
-    Without state, safe to send to a process.
+    pixels: np.ndarray
+    caption: str
+    label: int
+    embeddings: list[np.ndarray]
+
+
+class _Lost:
+    """The samples that were passed over in a chunk."""
+
+    def __init__(self):
+        self.broken: list[Broken] = []
+        self.rejected: Counter[str] = Counter()
+        self.reasons: dict[str, str] = {}
+
+    def add(self, shard: int, member: int, error: BrokenSample):
+        if isinstance(error, Rejected):
+            self.rejected[error.filter] += 1
+            self.reasons[error.filter] = str(error)
+        else:
+            self.broken.append(Broken(shard, member, str(error)))
+
+
+class Samples(Dataset[Chunk]):
+    """A map from positions to samples; torch's DataLoader asks for many at once (``__getitems__``).
+
+    Stateless but for caches, and safe to send to another process.
     """
 
-    def __init__(self, collection: Collection, order: Order, recipe: Recipe, tokenize: Tokenize | None):
-        self.collection, self.order, self.recipe, self.tokenize = collection, order, recipe, tokenize
+    def __init__(self, collection: Collection, order: Order | BucketOrder, recipe: Recipe):
+        self.collection, self.order, self.recipe = collection, order, recipe
+        self.caption_kind = caption_kind(recipe.caption_field)
 
     def __getitems__(self, positions: Sequence[int]) -> Chunk:
         try:
             return self.chunk(positions)
-        except InputError as error:  # through a process border an exception would become a traceback in a string
-            return Chunk(failure=str(error))
+        except InputError as error:  # DataLoader would turn an exception in a worker into a traceback in a string
+            return Chunk(torch.tensor(positions), torch.empty(0), failure=str(error))
 
     def chunk(self, positions: Sequence[int]) -> Chunk:
-        """The samples at ``positions``. InputError when one of them cannot be replaced either."""
-        window = self.recipe.window
-        height, width = (window.size, window.size) if window else self.recipe.size
-        images = np.empty((len(positions), height, width, 3), dtype=np.uint8)
-        captions, labels, broken = [], [], []
-        draws = self._draws(positions)
-        for i, raw in enumerate(self._read_all(self._places(positions))):
+        """The samples at ``positions``. Raises InputError when a sample cannot be used and none can replace it."""
+        image = self._image_spec(positions)
+        images = np.empty((len(positions), *(image.shape if image else NO_PIXELS.shape)), dtype=np.uint8)
+        captions, labels, embeddings, lost = [], [], [], _Lost()
+        draws, places = self._draws(positions), self._places(*self.order.samples_at(positions))
+        for i, raw in enumerate(self._read_all(places)):
             try:
-                images[i], caption, label = self._make(raw, draws[i])
-            except BrokenSample:
-                images[i], caption, label, bad = self._replacement(positions[i], draws[i])
-                broken += bad
-            captions.append(caption)
-            labels.append(label)
-        tokens, mask = self.tokenize(captions, self.recipe.text_length) if self.tokenize else (None, None)
+                sample = self._decode(raw, image, draws[i])
+            except BrokenSample as error:
+                sample = self._replacement(positions[i], places[i], error, image, draws[i], lost)
+            images[i] = sample.pixels
+            captions.append(sample.caption)
+            labels.append(sample.label)
+            embeddings.append(sample.embeddings)
         return Chunk(
-            images=torch.from_numpy(images),
-            tokens=tokens,
-            mask=mask,
-            labels=torch.tensor(labels) if self.recipe.num_classes else None,
-            index=torch.tensor(positions, dtype=torch.int64),
-            broken=tuple(broken),
+            torch.tensor(positions, dtype=torch.int64),
+            torch.from_numpy(images),
+            self._conditions(captions, labels, embeddings),
+            tuple(lost.broken),
+            {name: (count, lost.reasons[name]) for name, count in lost.rejected.items()},
         )
 
-    def _draws(self, positions: Sequence[int]) -> np.ndarray:
-        """[n, 6] in [0, 1): what a random crop covers, its top, its left; the flip; a window's top and left."""
-        purposes = ("crop size", "crop top", "crop left", "flip", "window top", "window left")
-        return np.stack([random_uniform(self.recipe.seed, purpose, positions) for purpose in purposes], axis=1)
+    def _image_spec(self, positions: Sequence[int]) -> ImageSpec | None:
+        """What the images at these positions are to be: with buckets, of the size of theirs."""
+        image = self.recipe.spec.image
+        if image is None or not isinstance(self.order, BucketOrder):
+            return image
+        sizes = {self.order.size_at(position) for position in positions}
+        if len(sizes) != 1:
+            raise ValueError(f"samples of different buckets cannot form a batch: their sizes are {sorted(sizes)}")
+        return replace(image, size=sizes.pop())
 
-    def _places(self, positions: Sequence[int]) -> list[tuple[int, int]]:
-        shards, members = self.order.samples_at(positions)
+    def _conditions(self, captions: list[str], labels: list[int], embeddings: list[list[np.ndarray]]):
+        spec = self.recipe.spec
+        cond: dict[str, Tensor] = {}
+        for caption in spec.captions:
+            cond |= zip(caption.fields, caption.tokenize(captions, caption.length), strict=True)
+        if spec.num_classes:
+            cond["labels"] = torch.tensor(labels)
+        for i, embedding in enumerate(spec.embeddings):
+            cond[embedding.field] = torch.from_numpy(np.stack([row[i] for row in embeddings]))
+        return cond
+
+    def _draws(self, positions: Sequence[int]) -> list[list[float]]:
+        """[n, 6] in [0, 1): a random crop's scale, top and left; the flip; a window's top and left."""
+        purposes = ("crop size", "crop top", "crop left", "flip", "window top", "window left")
+        columns = [random_uniform(self.recipe.seed, purpose, positions) for purpose in purposes]
+        return np.stack(columns, axis=1).tolist()
+
+    def _places(self, shards: np.ndarray, members: np.ndarray) -> list[tuple[int, int]]:
         return list(zip(shards.tolist(), members.tolist(), strict=True))
 
-    def _replacement(self, position: int, draw: np.ndarray) -> tuple[np.ndarray, str, int, list[Broken]]:
-        """The first usable sample at ``position`` or after it in its stream, and the broken ones before it."""
-        broken = []
-        for k in range(REPLACEMENTS):
-            place = self._places([position + self.order.streams * k])[0]
-            try:
-                return *self._make(self._read(place), draw), broken
-            except BrokenSample as error:
-                broken.append(Broken(*place, str(error)))
-        last = self.collection.describe(*place)
-        raise InputError(f"{REPLACEMENTS} samples in a row cannot be used, the last {last}: {broken[-1].reason}")
+    def _replacement(
+        self,
+        position: int,
+        place: tuple[int, int],
+        error: BrokenSample,
+        image: ImageSpec | None,
+        draws: list[float],
+        lost: _Lost,
+    ) -> _Sample:
+        """The first usable sample after ``position`` in its stream.
 
-    def _read(self, place: tuple[int, int]) -> Raw:
-        return self.collection.read(place[0], self.collection.spans(*place))
+        place, error: of the sample to be replaced. lost: where those passed over are added.
+        Raises InputError when too many samples in succession are broken or rejected.
+        """
+        here = _Lost()
+        for step in itertools.count(1):
+            here.add(*place, error)
+            lost.add(*place, error)
+            if len(here.broken) >= MAX_BROKEN or here.rejected.total() >= MAX_REJECTED:
+                break
+            if step % LOOKAHEAD == 1:
+                ahead = self._places(*self.order.successors(position, step, LOOKAHEAD))
+            place = ahead[(step - 1) % LOOKAHEAD]
+            try:
+                if self.recipe.spec.filters:  # the json alone is read of what they reject
+                    self._filter(self.collection.read(self.collection.place(*place, ["json"])))
+                return self._decode(self.collection.read(self.collection.place(*place)), image, draws)
+            except BrokenSample as reason:
+                error = reason
+        last = self.collection.describe(*place)
+        if len(here.broken) >= MAX_BROKEN:
+            raise InputError(f"{MAX_BROKEN} consecutive samples cannot be used, the last {last}: {error}")
+        (name, count), *_ = here.rejected.most_common(1)
+        raise InputError(
+            f"the filter {name!r} rejected {count:,} of {here.rejected.total() + len(here.broken):,} consecutive "
+            f"samples and none was usable, the last {last}: {here.reasons[name]}; relax the filter"
+        )
 
     def _read_all(self, places: Sequence[tuple[int, int]]) -> Iterator[Raw]:
-        """Read samples in order; remote ones several at once."""
-        remote = [i for i, (shard, _) in enumerate(places) if self.collection.in_place(shard)]
+        """Read samples in order; remote ones concurrently."""
+        found: list[Place] = [self.collection.place(*place) for place in places]  # in this thread: may load a table
+        remote = [i for i, place in enumerate(found) if self.collection.in_place(place.shard)]
         if not remote:
-            yield from map(self._read, places)
+            yield from map(self.collection.read, found)
             return
-        spans = [self.collection.spans(*place) for place in places]  # not in threads: it may load a table
         with ThreadPoolExecutor(REQUESTS) as pool:
-            ahead = {i: pool.submit(self.collection.read, places[i][0], spans[i]) for i in remote}
-            for i, place in enumerate(places):
-                yield ahead[i].result() if i in ahead else self._read(place)
+            ahead = {i: pool.submit(self.collection.read, found[i]) for i in remote}
+            for i, place in enumerate(found):
+                yield ahead[i].result() if i in ahead else self.collection.read(place)
 
-    def _make(self, raw: Raw, draw: np.ndarray) -> tuple[np.ndarray, str, int]:
-        """Pixels [H, W, 3] uint8, caption and class of a sample. BrokenSample when they cannot be had."""
-        recipe = self.recipe
+    def _filter(self, raw: Raw) -> None:
+        """Raise Rejected, naming the filter, unless all filters accept the sample's json."""
         if raw.problem:
             raise BrokenSample(raw.problem)
-        caption = read_caption(raw.caption, recipe.caption_field) if recipe.caption_field else ""
-        label = _read_label(raw.label, recipe.num_classes) if recipe.num_classes else 0
-        cover = random_cover(recipe.size, draw[0]) if recipe.random_crop else recipe.size
-        image, full = decode_image(raw.image, recipe.max_pixels, None if recipe.exact_decode else cover)
+        record = read_record(raw.members["json"])
+        for each in self.recipe.spec.filters:
+            each.check(record)
+
+    def _decode(self, raw: Raw, image: ImageSpec | None, draws: list[float]) -> _Sample:
+        """A sample from its members. Raises BrokenSample when one of them cannot be used."""
+        recipe, spec = self.recipe, self.recipe.spec
+        if raw.problem:
+            raise BrokenSample(raw.problem)
+        if spec.filters:
+            self._filter(raw)
+        caption = read_caption(raw.members[self.caption_kind], recipe.caption_field) if spec.captions else ""
+        label = _read_label(raw.members["cls"], spec.num_classes) if spec.num_classes else 0
+        embeddings = [
+            read_embedding(raw.members[each.source.lower()], each.width)
+            if isinstance(each.source, str)
+            else raw.embeddings[each.source]
+            for each in spec.embeddings
+        ]
+        pixels = self._pixels(raw.members[IMAGE], image, draws) if image else NO_PIXELS
+        return _Sample(pixels, caption, label, embeddings)
+
+    def _pixels(self, data: bytes, image: ImageSpec, draws: list[float]) -> np.ndarray:
+        """[H, W, C] uint8, cropped and flipped. Raises BrokenSample when the image cannot be decoded."""
+        recipe = self.recipe
+        cover = random_cover(image.size, draws[0]) if recipe.random_crop else image.size
+        decoded, full = decode_image(data, recipe.max_pixels, None if recipe.exact_decode else cover)
         if recipe.random_crop:
-            pixels = random_crop(image, full, recipe.size, draw[:3])
+            pixels = random_crop(decoded, full, image.size, draws[:3])
         else:
-            pixels = center_crop(image, full, recipe.size)
-        if recipe.window:
-            pixels = random_window(pixels, recipe.window, draw[4:])
-        return (pixels[:, ::-1] if recipe.random_flip and draw[3] < 0.5 else pixels), caption, label
+            pixels = center_crop(decoded, full, image.size)
+        if image.window:
+            pixels = random_window(pixels, image.window, draws[4:])
+        if image.channels == 1:
+            pixels = np.asarray(Image.fromarray(np.ascontiguousarray(pixels)).convert("L"))[..., None]
+        return pixels[:, ::-1] if recipe.random_flip and draws[3] < 0.5 else pixels
 
 
 def _read_label(data: bytes, num_classes: int) -> int:
     text = data.decode("ascii", "replace").strip()
     if not (text.isdigit() and len(text) < 20 and int(text) < num_classes):
-        raise BrokenSample(f"its class {text[:20]!r} is not a number below --num_classes {num_classes}")
+        raise BrokenSample(f"its class is {text[:20]!r}, but must be an integer below --num_classes {num_classes}")
     return int(text)

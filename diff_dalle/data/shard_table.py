@@ -1,4 +1,4 @@
-"""The samples of one shard: which members belong together, where they lie, and the file that remembers it."""
+"""The samples of one shard: which members form a sample, where they are, and the file that stores this."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import json
 import re
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
@@ -16,31 +16,37 @@ from .. import storage
 from ..images.decode import IMAGE_KINDS
 from .tar import Member
 
-FORMAT = 1
+FORMAT = 1  # of the files that hold tables; the summaries of a folder carry it too
+IMAGE = "image/*"  # stands for IMAGE_KINDS where a kind of member is named; a real kind contains no slash
 _NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)")  # the path up to the base name's first dot, and the rest
+
+
+def alternatives(kind: str) -> tuple[str, ...]:
+    """The kinds of members that can serve as ``kind``, in order of preference."""
+    return IMAGE_KINDS if kind == IMAGE else (kind,)
 
 
 @dataclass(frozen=True)
 class Required:
-    """What a sample must have to be used. ``caption`` and ``label`` are kinds of members: "txt", "json", "cls"."""
+    """The members that a sample must have.
 
-    image: bool = True
-    caption: str = ""
-    label: str = ""
+    members: their kinds ("txt", "json", or IMAGE for any image), each with what it is needed for ("captions").
+    """
+
+    members: Mapping[str, str] = field(default_factory=dict)
 
     def met_by(self, kinds: set[str]) -> bool:
-        image = not self.image or not kinds.isdisjoint(IMAGE_KINDS)
-        return image and {kind for kind in (self.caption, self.label) if kind} <= kinds
+        return all(not kinds.isdisjoint(alternatives(kind)) for kind in self.members)
 
 
 @dataclass(frozen=True)
 class ShardSummary:
-    """A shard in short: enough to plan with and to see whether its table still holds.
+    """The contents of a shard in short: enough to count samples and to detect that its table is out of date.
 
-    size, tag:  of the tar, as ``storage.size_and_tag`` gave them when it was indexed (-1 and "" for a pipe).
-    by_offset:  False where the shard must be copied whole before parts of it can be read.
+    size, tag:  of the tar when it was indexed, from ``storage.size_and_tag`` (-1 and "" for a pipe).
+    by_offset:  False when the shard must be copied as a whole before parts of it can be read.
     problem:    what is wrong with the tar, or "".
-    signatures: how many samples have which kinds of members: {"jpg/json/txt": 9871, …}.
+    signatures: the number of samples by their kinds of members: {"jpg/json/txt": 9871, …}.
     """
 
     size: int
@@ -49,8 +55,9 @@ class ShardSummary:
     problem: str
     signatures: dict[str, int]
 
-    def count(self, need: Required) -> int:
-        return sum(n for kinds, n in self.signatures.items() if need.met_by(set(kinds.split("/"))))
+    def count(self, required: Required) -> int:
+        """The number of samples that have all required members."""
+        return sum(n for kinds, n in self.signatures.items() if required.met_by(set(kinds.split("/"))))
 
     @property
     def samples(self) -> int:
@@ -58,7 +65,7 @@ class ShardSummary:
 
 
 def split_name(name: str) -> tuple[str, str] | None:
-    """Key and kind of a member as webdataset has them: the path up to the base name's first dot, and the rest in
+    """Key and kind of a member, as webdataset defines them: the path up to the base name's first dot, and the rest in
     lower case. None for hidden files (macOS's ``._x.jpg``) and for names without a dot."""
     match = _NAME.fullmatch(name.removeprefix("./"))
     return (match.group(1), match.group(2).lower()) if match else None
@@ -68,9 +75,9 @@ def split_name(name: str) -> tuple[str, str] | None:
 class Table:
     """Members grouped into samples.
 
-    keys:    [S] the samples' keys.
+    keys:    [S] the samples' keys, in the order of the tar.
     kinds:   the kinds of members that occur.
-    sample, kind, offset, size: [M] each member's sample, kind (a number into ``kinds``), first byte and length.
+    sample, kind, offset, size: [M] each member's sample, kind (an index into ``kinds``), first byte and length.
     """
 
     keys: list[str]
@@ -82,11 +89,11 @@ class Table:
 
     @classmethod
     def of(cls, members: Sequence[Member]) -> Table:
-        """Group members by key, wherever in the tar they are. A second member of the same key and kind begins another
-        sample. Empty files count as absent."""
+        """Group members by key, wherever in the tar they are. A second member of the same key and kind starts a new
+        sample. Empty files count as missing."""
         keys: list[str] = []
         numbers: dict[str, int] = {}
-        latest: dict[str, tuple[int, set[int]]] = {}  # the newest sample under each key, and the kinds it has
+        latest: dict[str, tuple[int, set[int]]] = {}  # the latest sample under each key, and its kinds
         rows = []
         for name, offset, size in members:
             parts = split_name(name)
@@ -96,57 +103,55 @@ class Table:
             if key not in latest or kind in latest[key][1]:
                 latest[key] = len(keys), set()
                 keys.append(key)
-            sample, has = latest[key]
-            has.add(kind)
+            sample, present = latest[key]
+            present.add(kind)
             rows.append((sample, kind, offset, size))
         columns = np.array(rows, dtype=np.int64).reshape(-1, 4).T
         return cls(keys, list(numbers), columns[0].astype(np.int32), columns[1].astype(np.int32), *columns[2:])
 
     def signatures(self) -> dict[str, int]:
-        has: list[list[str]] = [[] for _ in self.keys]
+        """The number of samples by their kinds of members, joined with slashes."""
+        present: list[list[str]] = [[] for _ in self.keys]
         for sample, kind in zip(self.sample.tolist(), self.kind.tolist(), strict=True):
-            has[sample].append(self.kinds[kind])
-        return dict(Counter("/".join(sorted(kinds)) for kinds in has))
+            present[sample].append(self.kinds[kind])
+        return dict(Counter("/".join(sorted(kinds)) for kinds in present))
 
-    def place(self, wanted: Sequence[str]) -> np.ndarray:
-        """[S, 2] int64: offset and size of each sample's member of the first wanted kind it has, or -1 and 0."""
-        places = np.tile(np.array([-1, 0], dtype=np.int64), (len(self.keys), 1))
-        for name in reversed(wanted):
+    def spans(self, kinds: Sequence[str]) -> np.ndarray:
+        """[S, 2] int64: offset and size of each sample's first member of these kinds, or -1 and 0 without one."""
+        spans = np.tile(np.array([-1, 0], dtype=np.int64), (len(self.keys), 1))
+        for name in reversed(kinds):
             if name in self.kinds:
                 rows = np.flatnonzero(self.kind == self.kinds.index(name))
-                places[self.sample[rows], 0] = self.offset[rows]
-                places[self.sample[rows], 1] = self.size[rows]
-        return places
+                spans[self.sample[rows], 0] = self.offset[rows]
+                spans[self.sample[rows], 1] = self.size[rows]
+        return spans
 
-    def select(self, need: Required) -> Places:
-        """The samples that have what is needed."""
-        wanted = (IMAGE_KINDS if need.image else (), [need.caption], [need.label])
-        places = [self.place([kind for kind in kinds if kind]) for kinds in wanted]
-        use = np.ones(len(self.keys), dtype=bool)
-        for place, needed in zip(places, (need.image, need.caption, need.label), strict=True):
-            if needed:
-                use &= place[:, 0] >= 0
-        rows = np.flatnonzero(use)
-        return Places(rows, *(place[rows] for place in places))
+    def select(self, required: Required) -> Members:
+        """The samples that have all required members."""
+        spans = {kind: self.spans(alternatives(kind)) for kind in required.members}
+        usable = np.ones(len(self.keys), dtype=bool)
+        for column in spans.values():
+            usable &= column[:, 0] >= 0
+        rows = np.flatnonzero(usable)
+        return Members(rows, {kind: column[rows] for kind, column in spans.items()})
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where the needed members of a shard's usable samples are.
+class Members:
+    """Where the required members of a shard's usable samples are.
 
-    rows: [n] the samples' numbers in the table. image, caption, label: [n, 2] offset and size, or -1 and 0.
+    rows:  [n] int64, the samples' numbers in the table, which count every sample of the tar.
+    spans: by kind, [n, 2] int64: offset and size.
     """
 
     rows: np.ndarray
-    image: np.ndarray
-    caption: np.ndarray
-    label: np.ndarray
+    spans: dict[str, np.ndarray]
 
 
-def save(path: str, about: ShardSummary, table: Table):
+def save(path: str, summary: ShardSummary, table: Table):
     """Write both to one npz file, atomically."""
     keys = [key.encode() for key in table.keys]
-    text = json.dumps({"format": FORMAT, "about": asdict(about), "kinds": table.kinds})
+    text = json.dumps({"format": FORMAT, "about": asdict(summary), "kinds": table.kinds})
     buffer = io.BytesIO()
     np.savez(
         buffer,
@@ -161,13 +166,13 @@ def save(path: str, about: ShardSummary, table: Table):
     storage.write_bytes(path, buffer.getvalue())
 
 
-def load_about(path: str) -> ShardSummary | None:
-    """As ``load``, without reading the table."""
+def load_summary(path: str) -> ShardSummary | None:
+    """Like ``load``, without reading the table."""
     return _load(path, lambda file, header: ShardSummary(**header["about"]))
 
 
 def load(path: str) -> tuple[ShardSummary, Table] | None:
-    """What ``save`` wrote, or None where there is no such file or it is of no use."""
+    """What ``save`` wrote, or None when the file is missing, damaged or of another format."""
 
     def read(file, header) -> tuple[ShardSummary, Table]:
         ends, text = file["key_ends"].tolist(), file["keys"].tobytes()
@@ -184,4 +189,4 @@ def _load(path: str, read: Callable):
             header = json.loads(file["header"].tobytes())
             return read(file, header) if header["format"] == FORMAT else None
     except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
-        return None  # absent, of another version or damaged: a cache is rebuilt, not repaired
+        return None  # missing, of another format or damaged: a cache is rebuilt, not repaired

@@ -1,9 +1,10 @@
-"""Reading pieces of shards: local ones through files kept open, remote ones by range or from a local copy."""
+"""Reading parts of shards: local ones through open files, remote ones by range requests or from a local copy."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from ..errors import InputError
 from .lru_cache import LRUCache
 
 OPEN_FILES = 128
-BLOCK = 1 << 20  # of remote read-ahead while indexing: most of a shard's headers lie closer together than this
+BLOCK = 1 << 20  # bytes of remote read-ahead while indexing: many headers lie within one block
 
 
 def cache_home() -> str:
@@ -21,7 +22,8 @@ def cache_home() -> str:
 
 @dataclass(frozen=True)
 class Shard:
-    """A tar and its state when it was indexed: bytes, version tag, whether parts of it can be read."""
+    """A file of the data set and its state when it was indexed: size in bytes, version tag, and whether parts of it can
+    be read by offset."""
 
     path: str
     size: int
@@ -30,11 +32,12 @@ class Shard:
 
 
 class _Open:
-    """A local file to read pieces of, closed when nobody holds it any more."""
+    """A local file to read parts of, closed with its last reference."""
 
     def __init__(self, path: str):
         # Windows would translate line ends without O_BINARY.
         self.descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        self.seeking = threading.Lock()
 
     def __del__(self):
         if "descriptor" in vars(self):
@@ -45,8 +48,9 @@ class _Open:
 
     def read(self, offset: int, size: int) -> bytes:
         if not hasattr(os, "pread"):  # Windows
-            os.lseek(self.descriptor, offset, os.SEEK_SET)
-            return os.read(self.descriptor, size)
+            with self.seeking:
+                os.lseek(self.descriptor, offset, os.SEEK_SET)
+                return os.read(self.descriptor, size)
         data = os.pread(self.descriptor, size, offset)
         while len(data) < size and (more := os.pread(self.descriptor, size - len(data), offset + len(data))):
             data += more
@@ -54,10 +58,10 @@ class _Open:
 
 
 class ShardFiles:
-    """Access to shards; one object a process, its copies in other processes start with nothing open.
+    """Access to shards; one object per process: a copy sent to another process starts without open files.
 
-    cache_dir, cache_bytes: where copies of shards lie, and how much they may take.
-    copy_remote:            copy every remote shard whole, instead of only those that cannot be read by offset.
+    cache_dir, cache_bytes: the folder for copies of remote shards and its maximum size.
+    copy_remote:            copy every remote shard as a whole, not only those that cannot be read by offset.
     """
 
     def __init__(self, cache_dir: str = "", cache_bytes: int = 20 << 30, copy_remote: bool = False):
@@ -66,11 +70,11 @@ class ShardFiles:
         self._files: LRUCache[_Open] = LRUCache(OPEN_FILES)
 
     def in_place(self, shard: Shard) -> bool:
-        """Whether the shard is remote and read there, so that several reads at once are faster than one by one."""
+        """Whether the shard is read by range requests, where concurrent reads are faster than consecutive ones."""
         return storage.is_remote(shard.path) and shard.by_offset and not self.copy_remote
 
     def read(self, shard: Shard, offset: int, size: int) -> bytes:
-        """``size`` bytes of a shard; fewer where it ends."""
+        """``size`` bytes of a shard from ``offset`` on; fewer at its end."""
         if self.in_place(shard):
             return storage.read_bytes(shard.path, offset, size)
         with storage.explained(shard.path):
@@ -82,20 +86,29 @@ class ShardFiles:
         file = self._open_copy(shard.path, shard.tag)
         if file.size() != shard.size:
             raise InputError(
-                f"{shard.path} had {shard.size:,} bytes when it was indexed, now {file.size():,}: give another "
-                "--index_cache to index it anew"
+                f"{shard.path} had {shard.size:,} bytes when it was indexed, but has {file.size():,} now: set another "
+                "--index_cache to index it again"
             )
         return file
 
     def _open_copy(self, path: str, tag: str) -> _Open:
         for _ in range(8):
             copy = storage.fetch_to_cache(path, self.cache_dir, self.cache_bytes, tag)
-            with contextlib.suppress(FileNotFoundError):  # made room for another process's before it was opened
+            with contextlib.suppress(FileNotFoundError):  # evicted for another process's copy before it was opened
                 return _Open(copy)
         raise InputError(f"{self.cache_dir} is too small for all processes that share it: raise --shard_cache_gb")
 
+    def examine(self, path: str) -> Shard:
+        """The present state of a file, which is copied when parts of it cannot be read in place."""
+        size, tag = storage.size_and_tag(path)
+        by_offset = storage.reads_by_offset(path)
+        if storage.is_remote(path) and (self.copy_remote or not by_offset or size < 0):
+            with storage.explained(path):
+                size = self._open_copy(path, tag).size()
+        return Shard(path, size, tag, by_offset)
+
     def reader(self, path: str, size: int, tag: str) -> tuple[Callable[[int, int], bytes], int, bool]:
-        """``read(offset, size)``, the shard's bytes and whether it can be read by offset, to index it with."""
+        """``read(offset, size)``, the shard's size in bytes and whether it can be read by offset: for indexing."""
         by_offset = storage.reads_by_offset(path)
         if storage.is_remote(path) and by_offset and size >= 0 and not self.copy_remote:
             return _read_ahead(path), size, True
@@ -105,7 +118,7 @@ class ShardFiles:
 
 
 def _read_ahead(path: str) -> Callable[[int, int], bytes]:
-    """Read a remote file in blocks: one request for many headers that lie close together."""
+    """Read a remote file in blocks: one request for many headers that are close together."""
     start, block = 0, b""
 
     def read(offset: int, size: int) -> bytes:

@@ -1,4 +1,4 @@
-"""What a person writes after ``--data_dir`` → the list of shards it means."""
+"""The value of ``--data_dir`` → the list of shards it stands for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Sequence
 
-from braceexpand import UnbalancedBracesError, braceexpand
+from braceexpand import braceexpand
 
 from .. import storage
 from ..errors import InputError, quantity
@@ -17,13 +17,13 @@ from ..errors import InputError, quantity
 def find_shards(sources: Sequence[str] | str, flag: str = "--data_dir") -> list[str]:
     """The shards of all sources, in order.
 
-    A source is a folder (all ``*.tar`` in it and below), a tar, a glob, a brace range ``{00000..00099}.tar``, a URL
-    (on s3, gs and az also a folder) or ``pipe:COMMAND``, whose output is a tar. InputError naming ``flag`` for a
-    source that does not exist or holds no shard.
+    A source is a folder (all ``*.tar`` in it and its subfolders), a tar, a glob, a brace range
+    ``{00000..00099}.tar``, a URL (on s3, gs and az also a folder) or ``pipe:COMMAND``, whose output is a tar. Raises
+    InputError naming ``flag`` for a source that does not exist or holds no shard.
     """
     sources = [source for source in ([sources] if isinstance(sources, str) else sources) if source]
     if not sources:
-        raise InputError(f"{flag} is not given: name a folder with .tar shards")
+        raise InputError(f"{flag} is not set: name a folder with .tar shards")
     return [shard for source in sources for shard in _expand(source, flag)]
 
 
@@ -34,7 +34,7 @@ def _expand(source: str, flag: str) -> list[str]:
         return _in_folder(path, flag) if os.path.isdir(path) else [path]
     try:
         paths = list(braceexpand(source))
-    except UnbalancedBracesError:
+    except ValueError:
         raise InputError(f"{flag} {source} has unbalanced braces") from None
     if len(paths) > 1:
         return [shard for path in paths for shard in _expand(path, flag)]

@@ -1,6 +1,6 @@
-"""Tars: their table of contents, read from the headers alone without any payload, and writing them reproducibly.
+"""Tars: reading the table of contents from the headers alone, and writing reproducibly.
 
-Formats read: v7, ustar, GNU (long names, large sizes) and pax. What is whole before a cut or a damaged header counts.
+Formats read: v7, ustar, GNU (long names, large sizes) and pax. Members before a cut or a damaged header are used.
 Layout of the header: POSIX.1-2008, pax, section "ustar Interchange Format"; GNU tar manual, "Basic Tar Format".
 """
 
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from .. import storage
 
 BLOCK = 512
-LONGEST_NAME = 1 << 20  # bytes of an extension header that are read at most
+LONGEST_NAME = 1 << 20  # maximum bytes of an extension header that are read
 _ADLER = 65521  # the modulus of Adler-32
 
 
@@ -26,13 +26,13 @@ class Member(NamedTuple):
 
 
 class _Damaged(Exception):
-    """A block that is no tar header."""
+    """A block that is not a tar header."""
 
 
 def read_members(read: Callable[[int, int], bytes], total: int) -> tuple[list[Member], str]:
-    """The files of a tar of ``total`` bytes, in order, and what is wrong with it ("" when nothing is).
+    """The files of a tar of ``total`` bytes, in order, and what is wrong with it, or "".
 
-    read: ``read(offset, size)`` gives the bytes there, fewer at the end.
+    read: ``read(offset, size)`` returns the bytes at an offset, fewer at the end.
     """
     members: list[Member] = []
     offset, name, size = 0, "", -1  # name and size announced by an extension header for the next member
@@ -71,36 +71,36 @@ def _text(field: bytes) -> str:
 
 
 def _number(field: bytes) -> int:
-    """Octal digits, or a big-endian number marked by its first bit (GNU, for more than 8 GiB)."""
+    """Octal digits, or a big-endian integer marked by its first bit (GNU, for more than 8 GiB)."""
     if field[0] & 0x80:
         return int.from_bytes(bytes([field[0] & 0x7F]) + field[1:], "big")
     digits = field.strip(b" \0")
-    if digits.strip(b"01234567"):  # int() would take a sign too, and a negative size leads back to the same header
+    if digits.strip(b"01234567"):  # int() accepts a sign, and a negative size leads back to the same header
         raise _Damaged
     return int(digits or b"0", 8)
 
 
 def _is_number(digits: bytes) -> bool:
-    """Whether these are the digits of a size: int() refuses thousands of them."""
+    """Whether these are the digits of a size; int() refuses thousands of digits."""
     return digits.isdigit() and len(digits) < 20
 
 
 def _parse(header: bytes) -> tuple[bytes, str, int]:
     """Type, name and payload size of a member."""
-    # The checksum is the sum of all bytes with its own field read as eight blanks. The low half of Adler-32 is
-    # one plus the sum of all bytes (modulo 65521): much faster than adding 512 numbers here.
+    # The checksum is the sum of all bytes, with its own field read as eight blanks. The low half of Adler-32 is one
+    # plus the sum of all bytes (modulo 65521): much faster than adding 512 numbers in Python.
     expected = _number(header[148:156]) + sum(header[148:156]) - 8 * 32
     if ((zlib.adler32(header) & 0xFFFF) - 1 - expected) % _ADLER:
         raise _Damaged
     kind, name = header[156:157], _text(header[:100])
     if header[257:263] == b"ustar\0" and header[345]:
         name = f"{_text(header[345:500])}/{name}"
-    has_payload = kind not in b"123456"  # links, devices and directories have none, whatever their size says
+    has_payload = kind not in b"123456"  # links, devices and directories have none, whatever their size field
     return kind, name, _number(header[124:136]) if has_payload else 0
 
 
 def _pax_records(payload: bytes) -> dict[bytes, bytes]:
-    """``b"12 path=name\\n…"`` → names and values; the length counts itself, the blank and the line end."""
+    """``b"12 path=name\\n…"`` → names and values; the length includes itself, the blank and the newline."""
     records = {}
     while payload:
         length, blank, _ = payload.partition(b" ")
@@ -114,7 +114,7 @@ def _pax_records(payload: bytes) -> dict[bytes, bytes]:
 
 def write_tar(path: str, samples: Iterable[tuple[str, Mapping[str, bytes]]]) -> None:
     """Write samples (key, members by kind) as a webdataset shard, atomically. The same samples give the same bytes."""
-    from webdataset import TarWriter  # here: whoever only reads need not wait for its import
+    from webdataset import TarWriter  # here, because reading does not need this slow import
 
     with storage.atomic_writer(path) as file, TarWriter(file, encoder=False, mtime=0) as tar:
         for key, members in samples:

@@ -1,8 +1,9 @@
-"""Diffusion mathematics: torch and numpy only; no files, processes or networks."""
+"""Diffusion mathematics on torch and numpy: no files, no process groups, no networks."""
 
 from .diffusion_config import DiffusionConfig, create_gaussian_diffusion
 from .gaussian_diffusion import GaussianDiffusion
 from .guidance import ClassifierGuidance, GuidanceConfig, guided_denoiser
+from .log_snr import LOG_SNR_SCHEDULES, LogSnrProcess
 from .parametrization import LossType, ModelMeanType, ModelVarType
 from .resample import LossSecondMomentResampler, ScheduleSampler, UniformSampler, create_named_schedule_sampler
 from .respace import SpacedDiffusion, space_timesteps
@@ -10,12 +11,14 @@ from .samplers import SAMPLERS, Prediction, Step
 from .schedules import SCHEDULES, betas_for_alpha_bar, get_named_beta_schedule
 
 __all__ = [
+    "LOG_SNR_SCHEDULES",
     "SAMPLERS",
     "SCHEDULES",
     "ClassifierGuidance",
     "DiffusionConfig",
     "GaussianDiffusion",
     "GuidanceConfig",
+    "LogSnrProcess",
     "LossSecondMomentResampler",
     "LossType",
     "ModelMeanType",

@@ -1,4 +1,4 @@
-"""The settings of a diffusion process, and the process made from them."""
+"""Settings of a diffusion process, and the process built from them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ WEIGHTINGS = ("none", "min_snr", "p2")
 class NoiseConfig:
     """Diffusion process"""
 
-    diffusion_steps: int = option(1000, "noising steps T of the process that the network is trained on")
-    noise_schedule: str = option("linear", "how the noise grows over the steps", choices=tuple(SCHEDULES))
-    rescale_timesteps: bool = option(False, "show the network timesteps spread over 0 to 1000, whatever T is")
+    diffusion_steps: int = option(1000, "number of noising steps T in training")
+    noise_schedule: str = option("linear", "noise schedule", choices=tuple(SCHEDULES))
+    rescale_timesteps: bool = option(False, "scale the network's timesteps to 0–1000, whatever T is")
 
     def __post_init__(self):
         get_named_beta_schedule(self.noise_schedule, self.diffusion_steps)
@@ -31,19 +31,22 @@ class NoiseConfig:
 class DiffusionConfig(NoiseConfig):
     """Diffusion process"""
 
-    prediction: str = option("eps", "what the network predicts", choices=tuple(PREDICTIONS))
+    prediction: str = option("eps", "prediction type of the network", choices=tuple(PREDICTIONS))
     variance: str = option(
-        "fixed_large", "variance of a sampling step; the learned ones double the output channels",
+        "fixed_large",
+        "variance of a sampling step; learned variances double the output channels",
         choices=tuple(VARIANCES),
-    )  # fmt: skip
+    )
     loss_type: str = option(
-        "mse", "what is minimised: an error (plus the variational term of a learned variance), or the variational "
-        "bound itself (kl, rescaled_kl)", choices=tuple(LOSSES),
-    )  # fmt: skip
-    loss_weighting: str = option("none", "weight of the error by signal-to-noise ratio (SNR)", choices=WEIGHTINGS)
-    min_snr_gamma: float = option(5.0, "SNR above which min_snr lowers the weight of the eps-loss as gamma / SNR")
-    p2_k: float = option(1.0, "k in the weight 1 / (k + SNR)^gamma of the eps-loss under p2")
-    p2_gamma: float = option(1.0, "gamma in the weight 1 / (k + SNR)^gamma of the eps-loss under p2")
+        "mse",
+        "training loss: an error (plus the variational term of a learned variance), or the variational bound "
+        "(kl, rescaled_kl)",
+        choices=tuple(LOSSES),
+    )
+    loss_weighting: str = option("none", "weighting of the error by signal-to-noise ratio (SNR)", choices=WEIGHTINGS)
+    min_snr_gamma: float = option(5.0, "min_snr: SNR above which the weight of the eps loss is gamma / SNR")
+    p2_k: float = option(1.0, "p2: k in the weight 1 / (k + SNR)^gamma of the eps loss")
+    p2_gamma: float = option(1.0, "p2: gamma in the weight 1 / (k + SNR)^gamma of the eps loss")
 
     def __post_init__(self):
         super().__post_init__()
@@ -52,8 +55,8 @@ class DiffusionConfig(NoiseConfig):
         lookup(dict.fromkeys(WEIGHTINGS), self.loss_weighting, "loss_weighting")
         if self.loss_weighting != "none" and LOSSES[self.loss_type].is_vb():
             raise InputError(
-                f"loss_weighting {self.loss_weighting} weights an error, but loss_type {self.loss_type} is a bound "
-                "with weights of its own: set loss_weighting none, or loss_type rescaled_mse"
+                f"loss_weighting is {self.loss_weighting}, but the variational bound (loss_type {self.loss_type}) has "
+                "its own weights: set loss_weighting none, or loss_type rescaled_mse"
             )
         for name in ("min_snr_gamma", "p2_k"):
             if getattr(self, name) <= 0:
@@ -63,14 +66,14 @@ class DiffusionConfig(NoiseConfig):
 
     @property
     def variance_is_learned(self) -> bool:
-        """Whether the network returns as many channels again for the variance."""
+        """Whether the network has twice the output channels, the second half for the variance."""
         return VARIANCES[self.variance].is_learned
 
 
 def create_gaussian_diffusion(config: DiffusionConfig, respacing: str = "") -> SpacedDiffusion:
-    """The process that ``config`` describes.
+    """The process described by ``config``.
 
-    respacing: which steps to keep, as for ``space_timesteps``; empty = every step.
+    respacing: steps to keep, as for ``space_timesteps``; empty = all steps.
     """
     weighting = {
         "none": None,
@@ -89,5 +92,5 @@ def create_gaussian_diffusion(config: DiffusionConfig, respacing: str = "") -> S
 
 
 def create_noise_process(config: NoiseConfig) -> SpacedDiffusion:
-    """The process of that noise, for a network that does not denoise but must know how images get noisy."""
+    """The noising process, for a network that sees noisy images but does not denoise."""
     return create_gaussian_diffusion(DiffusionConfig(**{f.name: getattr(config, f.name) for f in fields(NoiseConfig)}))

@@ -1,7 +1,7 @@
-"""New pictures from given ones: going through part of the process again, painting what a mask leaves open, variations.
+"""Image editing: image to image, inpainting, variations.
 
-Nothing here replaces a sampler: all of them work unchanged on a process that was cut short, under a denoiser that knows
-some pixels already, or from a start that was made of the given picture.
+Nothing here replaces a sampler: each works unchanged on a truncated process, under a denoiser that knows some pixels
+already, or from a start computed from the given image.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from torch import Tensor
 
 from ..config import option
 from ..errors import InputError
-from .gaussian_diffusion import GaussianDiffusion
-from .respace import SpacedDiffusion
+from .process import SamplingProcess
 from .samplers import Denoise, Prediction, Sampler, Step, ddim_inversion
 
 NamedNoise = Callable[[str], Tensor]
@@ -29,16 +28,25 @@ class EditConfig:
     """Editing"""
 
     strength: float | None = option(
-        None, "fraction of the process that given pictures go through again, above 0 to 1: low keeps them, 1 forgets "
-        "them (unless masked or varied); none = 0.75, or 1 with a mask or variation", free=True)  # fmt: skip
+        None,
+        "fraction of the process repeated on the given images, above 0, at most 1; small values preserve them, "
+        "1 ignores them (without mask and variation); none = 0.75, or 1 with a mask or variation",
+        free=True,
+    )
     variation: float | None = option(
-        None, "make variations of given pictures, 0 to 1: 0 gives them back, 1 shares nothing with them but the "
-        "caption (and what strength keeps); none = no variations", free=True)  # fmt: skip
+        None,
+        "strength of variations of the given images, 0–1; 0 = reconstruction, 1 = nothing in common but the caption "
+        "(and what strength preserves); none = no variations",
+        free=True,
+    )
     inpaint_resamples: int = option(
-        4, "times that every part of the process is gone through when painting in, so that new and given pixels agree; "
-        "the time grows with it; 1 = once", free=True)  # fmt: skip
+        4,
+        "inpainting: passes through each part of the process, to harmonize new and given pixels; time is proportional; "
+        "1 = no resampling",
+        free=True,
+    )
     inpaint_jump: int = option(
-        5, "steps (of those that timestep_respacing keeps) in such a part; not used at inpaint_resamples 1", free=True
+        5, "inpainting: length of such a part in sampling steps; not used with inpaint_resamples 1", free=True
     )
 
     def __post_init__(self):
@@ -51,13 +59,13 @@ class EditConfig:
                 raise InputError(f"--{name} is {getattr(self, name)}, but must be at least 1")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Edit:
-    """Pictures to start from, and what is to become of them.
+    """Images to edit, in the form in which they are denoised.
 
-    images:  [N, C, H, W] float in [-1, 1].
-    unknown: [N, 1, H, W] bool, True where new content is to be painted, all else stays; None = everywhere, nothing has
-             to stay.
+    images:  [N, C, H, W] float.
+    unknown: [N, 1, H, W] bool, True where new content is generated, False where ``images`` stay; None = everywhere
+             True, without any constraint.
 
     Raises InputError for a mask of another shape or type, or together with a variation.
     """
@@ -70,12 +78,12 @@ class Edit:
         if self.unknown is None:
             return
         if self.config.variation is not None:
-            raise InputError("a mask and --variation exclude each other; leave one of them out")
+            raise InputError("a mask and --variation exclude each other: leave one of them out")
         n, _, height, width = self.images.shape
         if self.unknown.dtype != torch.bool or self.unknown.shape != (n, 1, height, width):
             raise InputError(
-                f"the mask is {self.unknown.dtype} of shape {list(self.unknown.shape)}, but pictures of shape "
-                f"{list(self.images.shape)} need torch.bool of shape {[n, 1, height, width]}"
+                f"the mask is {self.unknown.dtype} of shape {list(self.unknown.shape)}, but images of shape "
+                f"{list(self.images.shape)} require torch.bool of shape {[n, 1, height, width]}"
             )
 
     @property
@@ -90,37 +98,37 @@ class Edit:
         return replace(self, images=self.images.to(device), unknown=unknown)
 
     def select(self, index) -> Edit:
-        """The pictures that ``index`` (a slice, a list or an index tensor) picks, in its order."""
+        """The images selected by ``index`` (a slice, a list or an index tensor), in its order."""
         return replace(self, images=self.images[index], unknown=None if self.unknown is None else self.unknown[index])
 
 
-def shortened(process: SpacedDiffusion, strength: float) -> SpacedDiffusion:
+def shortened(process: SamplingProcess, strength: float) -> SamplingProcess:
     """The steps of ``process`` in the least noisy ``strength`` of the original process (SDEdit, Meng et al. 2022).
 
-    strength: in (0, 1]. Steps keep their numbers. Raises InputError when there is no step so low.
+    strength: in (0, 1]. Steps keep their numbers. Raises InputError if no step is left.
     """
-    kept = sum(process.fraction(t) < strength for t in range(process.num_timesteps))
-    if not kept:
+    count = sum(process.fraction(t) < strength for t in range(process.num_timesteps))
+    if not count:
         raise InputError(
             f"--strength {strength:g} leaves no step of timestep_respacing, whose first is at "
-            f"{process.fraction(0):g} of the process; raise strength"
+            f"{process.fraction(0):g} of the process: raise strength"
         )
-    return process.truncated(kept)
+    return process.truncated(count)
 
 
 def edited_steps(
-    process: SpacedDiffusion, sampler: Sampler, denoise: Denoise, unguided: Denoise, edit: Edit, noise: NamedNoise
+    process: SamplingProcess, sampler: Sampler, denoise: Denoise, unguided: Denoise, edit: Edit, noise: NamedNoise
 ) -> Iterator[Step]:
-    """Every step from the pictures of ``edit`` to the edited ones [N, C, H, W]; known pixels end as they were given.
+    """Every step from the images of ``edit`` to the edited ones [N, C, H, W]; known pixels end at their given values.
 
     process:  as ``shortened`` by the edit's strength.
     sampler:  of SAMPLERS; deterministic for a variation.
-    denoise:  what leads to the edited pictures.
-    unguided: the same without guidance, by which a variation goes up to the noise.
-    noise:    a name → standard normal numbers of the pictures' shape, the same for the same name.
+    denoise:  the guided denoiser.
+    unguided: the same without guidance, for the inversion of a variation.
+    noise:    a name → standard normal noise of the images' shape, the same for the same name.
 
-    The network is evaluated as often as the sampler does on ``process``: times ``inpaint_resamples`` with a mask, and
-    T - 1 times more, before the first step, for a variation.
+    The network is evaluated as often as the sampler does on ``process``: times ``inpaint_resamples`` with a mask, plus
+    T - 1 times before the first step for a variation.
     """
     x, passes = edit_start(process, unguided, edit, noise("editing start")), 1
     if edit.unknown is not None:
@@ -128,62 +136,63 @@ def edited_steps(
     yield from resampled_steps(process, sampler, denoise, x, noise, passes, edit.config.inpaint_jump)
 
 
-def edit_start(process: GaussianDiffusion, unguided: Denoise, edit: Edit, fresh: Tensor) -> Tensor:
-    """The noisy pictures from which the last step of ``process`` begins.
+def edit_start(process: SamplingProcess, unguided: Denoise, edit: Edit, fresh: Tensor) -> Tensor:
+    """The noisy images from which the last step of ``process`` starts.
 
-    They are ``sqrt(ᾱ) image + sqrt(1 − ᾱ) fresh``; at strength 1 ``fresh`` alone, as in sampling from nothing, because
-    the little signal that a process leaves at its end still shows in colour and brightness. Known pixels keep it.
+    They are ``sqrt(ᾱ) image + sqrt(1 − ᾱ) fresh``; at strength 1 ``fresh`` alone, as in sampling from noise, because
+    the little signal that remains at the end of a process shows in color and brightness. Known pixels keep theirs.
 
-    A variation takes instead the noise that ``ddim_inversion`` finds (Song et al. 2021, section 4.3), turned towards
-    ``fresh`` by variation · π/2, which keeps its variance.
+    A variation starts from the noise found by ``ddim_inversion`` (Song et al. 2021, section 4.3), rotated towards
+    ``fresh`` by variation · π/2, which preserves its variance.
     """
     last = process.num_timesteps - 1
     noised = process.q_sample(edit.images, last, fresh)
     if edit.strength < 1:
-        signal, x = process.at("sqrt_alphas_cumprod", last, fresh) * edit.images, noised
+        signal, x = math.sqrt(process.alphas_cumprod[last]) * edit.images, noised
     else:
         signal, x = torch.zeros_like(fresh), fresh
     if edit.config.variation is not None:
-        found = edit.images
+        inverted = edit.images
         for step in ddim_inversion(process, unguided, edit.images):
-            found = step.x
+            inverted = step.x
         angle = edit.config.variation * math.pi / 2
-        x = signal + math.cos(angle) * (found - signal) + math.sin(angle) * (x - signal)
+        x = signal + math.cos(angle) * (inverted - signal) + math.sin(angle) * (x - signal)
     return x if edit.unknown is None else torch.where(edit.unknown, x, noised)
 
 
-def keep_known(process: GaussianDiffusion, denoise: Denoise, images: Tensor, unknown: Tensor) -> Denoise:
-    """``denoise`` that expects ``images`` [N, C, H, W] wherever ``unknown`` [N, 1, H, W] is False.
+def keep_known(process: SamplingProcess, denoise: Denoise, images: Tensor, unknown: Tensor) -> Denoise:
+    """``denoise`` with ``images`` [N, C, H, W] as its expected image wherever ``unknown`` [N, 1, H, W] is False.
 
-    There x_t is drawn, step by step, from what leads to the known image, with the noise that x_t has already; any
-    sampler ends exactly at it.
+    There every step follows the posterior of the known image, with the noise that x_t already contains, so that any
+    sampler ends exactly at the image.
     """
     share = unknown.to(images.dtype)
 
     def known(x: Tensor, t: int) -> Prediction:
         p = denoise(x, t)
-        signal, sigma = (process.at(name, t, x) for name in ("sqrt_alphas_cumprod", "sqrt_one_minus_alphas_cumprod"))
-        variance = process.at("posterior_log_variance_clipped", t, x)
+        alpha_bar = float(process.alphas_cumprod[t])
+        signal, sigma = math.sqrt(alpha_bar), math.sqrt(1 - alpha_bar)
+        variance = float(process.posterior_log_variance_clipped[t])
         return Prediction(
             x_start=torch.where(unknown, p.x_start, images),
             eps=torch.where(unknown, p.eps, (x - signal * images) / sigma),
             mean=torch.where(unknown, p.mean, process.posterior_mean(images, x, t)),
-            log_variance=variance + share * (p.log_variance - variance),  # both may be floats
+            log_variance=variance + share * (p.log_variance - variance),  # p's may be a float
         )
 
     return known
 
 
 def resampled_steps(
-    process: SpacedDiffusion, sampler: Sampler, denoise: Denoise, x: Tensor, noise: NamedNoise, passes: int, jump: int
+    process: SamplingProcess, sampler: Sampler, denoise: Denoise, x: Tensor, noise: NamedNoise, passes: int, jump: int
 ) -> Iterator[Step]:
-    """``sampler`` down ``process`` from x, ``jump`` steps at a time, each such segment ``passes`` times in a row.
+    """``sampler`` down ``process`` from x in segments of ``jump`` steps, with ``passes`` consecutive passes of each.
 
-    Before every further pass the sample is noised again, to where the segment began (RePaint, Lugmayr et al. 2022,
-    algorithm 1): so what is painted has several tries to agree with what is known. ``passes`` × T steps; a multistep
-    sampler starts anew in each segment. One pass is the plain sampler.
+    Before every further pass the sample is noised again, to the start of the segment (RePaint, Lugmayr et al. 2022,
+    algorithm 1), which gives new content several attempts to match the known pixels. ``passes`` × T steps; a multistep
+    sampler restarts in each segment. One pass is the plain sampler.
     """
-    levels = [*process.alphas_cumprod.tolist(), 1.0]  # by step; the last is [-1], the image itself
+    levels = [*process.alphas_cumprod.tolist(), 1.0]  # by step; the last is [-1], the clean image
     jump = jump if passes > 1 else process.num_timesteps
     for top in range(process.num_timesteps - 1, -1, -jump):
         bottom = max(top - jump, -1)
@@ -200,6 +209,6 @@ def resampled_steps(
 
 
 def _step_noise(noise: NamedNoise, number: int, t: int) -> Tensor:
-    # Not the names of sampling from nothing: a picture made by its seed contains that noise, and an edit of it with the
-    # same seed would add the same again.
+    # Not the names of plain sampling: an image sampled with the same seed contains that noise, and editing it would
+    # add the same noise again.
     return noise(f"editing step {t}, pass {number}")

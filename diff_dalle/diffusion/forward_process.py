@@ -1,6 +1,8 @@
-"""q: how an image turns into noise, and how x_start, eps, v and x_{t-1} follow from one another."""
+"""q: the forward noising process, and the conversions between x_start, eps, v and x_{t-1}."""
 
 from __future__ import annotations
+
+from typing import overload
 
 import numpy as np
 import torch
@@ -8,12 +10,12 @@ from torch import Tensor
 
 from ..errors import InputError
 
-# Stands for 1/sqrt(ᾱ) where ᾱ = 0 (a last beta of exactly 1), so that no table holds an infinity.
+# Replaces 1/sqrt(ᾱ) where ᾱ = 0 (a last beta of exactly 1), so that no table contains an infinity.
 _NO_SIGNAL = 1e10
 
 
-def full_precision(x: Tensor) -> Tensor:
-    """x in float32 if it is in half precision."""
+def at_least_float32(x: Tensor) -> Tensor:
+    """x converted to float32 if it is in half precision."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -52,15 +54,15 @@ class ForwardProcess:
         self.posterior_variance = betas * (1.0 - self.alphas_cumprod_prev) / self.one_minus_alphas_cumprod
         self.posterior_mean_coef1 = betas * np.sqrt(self.alphas_cumprod_prev) / self.one_minus_alphas_cumprod
         self.posterior_mean_coef2 = (1.0 - self.alphas_cumprod_prev) * np.sqrt(alphas) / self.one_minus_alphas_cumprod
-        # The posterior variance is 0 at t = 0, where a sampler adds no noise but a likelihood needs a width: that of
-        # t = 1, as in Guided-Diffusion; a process of one step has only its beta.
+        # The posterior variance is 0 at t = 0, where a sampler adds no noise but a likelihood needs a scale: the one
+        # of t = 1, as in Guided-Diffusion; a process of one step has only its beta.
         first = self.posterior_variance[1:2] if self.num_timesteps > 1 else betas
         self.posterior_log_variance_clipped = np.log(np.append(first, self.posterior_variance[1:]))
         self.fixed_large_variance = np.append(first, betas[1:])
         self.fixed_large_log_variance = np.log(self.fixed_large_variance)
         self.log_betas = np.log(betas)
 
-        # x_start from eps and from x_{t-1}. Where no signal is left, eps tells nothing of x_start: 0 (grey).
+        # x_start from eps and from x_{t-1}. Without any signal, eps says nothing about x_start: 0 (gray).
         self.xstart_from_x = np.where(has_signal, self.sqrt_recip_alphas_cumprod, 0.0)
         self.xstart_from_eps = np.where(has_signal, self.sqrt_recipm1_alphas_cumprod, 0.0)
         self.xstart_from_xprev = 1.0 / self.posterior_mean_coef1
@@ -74,13 +76,22 @@ class ForwardProcess:
         return self.alphas_cumprod / self.one_minus_alphas_cumprod
 
     def fraction(self, t: int) -> float:
-        """How far step t lies along the original process: 0 for its first step, just below 1 for its last."""
+        """The position of step t in the original process: 0 for its first step, just below 1 for its last."""
         return t / self.num_timesteps
 
-    def at(self, table: str, t: Tensor | int, x: Tensor) -> Tensor | float:
-        """The values of a table, by its attribute's name, at t, to be multiplied with x.
+    @overload
+    def at(self, table: str, t: Tensor, x: Tensor) -> Tensor: ...
 
-        t [N] int64 on x's device → float32 expanded to x's shape; t one int for all samples → a float. Neither waits
+    @overload
+    def at(self, table: str, t: int, x: Tensor) -> float: ...
+
+    @overload
+    def at(self, table: str, t: Tensor | int, x: Tensor) -> Tensor | float: ...
+
+    def at(self, table, t, x):
+        """The values of a table, given by attribute name, at t, for arithmetic with x.
+
+        t [N] int64 on x's device → float32 expanded to x's shape; one int t for all samples → a float. Neither waits
         for the device.
         """
         if isinstance(t, int):
@@ -88,7 +99,7 @@ class ForwardProcess:
         return self._table(table, t.device, torch.float32)[t].view(-1, *[1] * (x.dim() - 1)).expand(x.shape)
 
     def _table(self, table: str, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """A table's copy on a device, made once."""
+        """A table's copy on a device, cached."""
         key = (table, device, dtype)
         if key not in self._on_device:
             self._on_device[key] = torch.tensor(getattr(self, table), dtype=dtype).to(device)
@@ -101,7 +112,7 @@ class ForwardProcess:
         return mean, variance, self.at("log_one_minus_alphas_cumprod", t, x_start)
 
     def q_sample(self, x_start: Tensor, t: Tensor | int, noise: Tensor | None = None) -> Tensor:
-        """x_t = sqrt(ᾱ) x_start + sqrt(1 − ᾱ) noise. ``noise`` is drawn by ``torch.randn_like`` when not given."""
+        """x_t = sqrt(ᾱ) x_start + sqrt(1 − ᾱ) noise. ``noise`` defaults to ``torch.randn_like``."""
         noise = torch.randn_like(x_start) if noise is None else noise
         if noise.shape != x_start.shape:
             raise InputError(f"noise has shape {list(noise.shape)}, but x_start {list(x_start.shape)}")

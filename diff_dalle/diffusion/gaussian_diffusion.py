@@ -1,13 +1,13 @@
-"""p: what a network's output says about x_start and x_{t-1}, its training losses, and its likelihood.
+"""GaussianDiffusion: sampling loops, training losses and likelihood under Guided-Diffusion's names.
 
-The methods, their arguments and return keys are Guided-Diffusion's, and so are the numbers, down to the order in which
-random numbers are drawn; where 16-bit outputs come in, everything after the network is float32.
+Methods, arguments, return keys and numbers are Guided-Diffusion's, including the order in which random numbers are
+drawn.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import torch
@@ -15,24 +15,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..errors import InputError
-from .forward_process import ForwardProcess, full_precision
 from .losses import discretized_gaussian_log_likelihood, mean_flat, normal_kl
 from .parametrization import LossType, ModelMeanType, ModelVarType
-from .samplers import Denoise, Prediction, ddim_move, ddim_sigma
+from .process import Model
+from .reverse_process import ReverseProcess
+from .samplers import ddim_move, ddim_sigma
 
-Model = Callable[..., Tensor]
 
+class GaussianDiffusion(ReverseProcess):
+    """A diffusion process with its training loss (Ho et al. 2020; Nichol & Dhariwal 2021).
 
-class GaussianDiffusion(ForwardProcess):
-    """A diffusion process and the reading of a network's output (Ho et al. 2020; Nichol & Dhariwal 2021).
-
-    A model is called as ``model(x [N, C, …], t [N], **model_kwargs)`` and returns [N, C, …], or [N, 2C, …] when the
-    variance is learned.
-
-    betas:             [T], each in (0, 1].
-    rescale_timesteps: the model sees float timesteps spread over 0 to 1000, whatever T is.
-    loss_weighting:    SNR [T] → weight [T] of the squared error of eps, such as ``losses.min_snr_weights``; converted
-                       to what the network predicts. It leaves the variational term alone.
+    betas, model_mean_type, model_var_type, rescale_timesteps: as for ``ReverseProcess``.
+    loss_weighting: SNR [T] → weight [T] of the squared error of eps, such as ``losses.min_snr_weights``; converted to
+                    the network's prediction type. It does not apply to the variational term.
     """
 
     def __init__(
@@ -45,15 +40,14 @@ class GaussianDiffusion(ForwardProcess):
         rescale_timesteps: bool = False,
         loss_weighting: Callable[[np.ndarray], np.ndarray] | None = None,
     ):
-        super().__init__(betas)
-        self.model_mean_type = model_mean_type
-        self.model_var_type = model_var_type
+        super().__init__(betas, model_mean_type, model_var_type, rescale_timesteps)
         self.loss_type = loss_type
-        self.rescale_timesteps = rescale_timesteps
         self.loss_weights = None
         if loss_weighting is not None:
             if loss_type.is_vb():
-                raise InputError(f"loss_weighting weights an error, but the loss {loss_type.name} has its own weights")
+                raise InputError(
+                    f"loss_weighting is set, but the loss {loss_type.name} has its own weights: leave one of them out"
+                )
             # The squared error of each target in units of that of eps at the same x_t.
             eps_per_target = {
                 ModelMeanType.EPSILON: 1.0,
@@ -62,106 +56,6 @@ class GaussianDiffusion(ForwardProcess):
                 ModelMeanType.PREVIOUS_X: self.snr / self.posterior_mean_coef1**2,
             }[model_mean_type]
             self.loss_weights = loss_weighting(self.snr) * eps_per_target
-
-    def _scale_timesteps(self, t: Tensor) -> Tensor:
-        """t of this process as the model wants to see it."""
-        return t.float() * (1000.0 / self.num_timesteps) if self.rescale_timesteps else t
-
-    # ------------------------------------------------------------------------------------------ the network's output
-
-    def _read(self, model_output: Tensor, x: Tensor, t: Tensor | int, clip_denoised, denoised_fn) -> dict:
-        """A model's output → the dict that ``p_mean_variance`` returns. An int t gives a fixed variance as floats."""
-        output, var_values = self._split(model_output, x)
-        if self.model_var_type == ModelVarType.LEARNED:
-            variance, log_variance = torch.exp(var_values), var_values
-        elif self.model_var_type == ModelVarType.LEARNED_RANGE:
-            fraction = (var_values + 1) / 2
-            low, high = self.at("posterior_log_variance_clipped", t, x), self.at("log_betas", t, x)
-            log_variance = fraction * high + (1 - fraction) * low
-            variance = torch.exp(log_variance)
-        elif self.model_var_type == ModelVarType.FIXED_SMALL:
-            variance = self.at("posterior_variance", t, x)
-            log_variance = self.at("posterior_log_variance_clipped", t, x)
-        else:
-            variance = self.at("fixed_large_variance", t, x)
-            log_variance = self.at("fixed_large_log_variance", t, x)
-
-        x_start = self._x_start(output, x, t)
-        if denoised_fn is not None:
-            x_start = denoised_fn(x_start)
-        if clip_denoised:
-            x_start = x_start.clamp(-1, 1)
-        mean = output if self.model_mean_type == ModelMeanType.PREVIOUS_X else self.posterior_mean(x_start, x, t)
-        return {"mean": mean, "variance": variance, "log_variance": log_variance, "pred_xstart": x_start}
-
-    def _split(self, model_output: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The channels about the mean and those about the variance, at least float32.
-
-        Half precision ends here: the coefficients that follow span more than its range, and sums over pixels need more
-        digits.
-        """
-        channels = x.shape[1]
-        learned = self.model_var_type.is_learned
-        expected = (x.shape[0], channels * (2 if learned else 1), *x.shape[2:])
-        if model_output.shape != expected:
-            raise InputError(
-                f"the model returned shape {list(model_output.shape)}, but variance {self.model_var_type.name.lower()} "
-                f"needs {list(expected)}"
-            )
-        output = full_precision(model_output)
-        return (output[:, :channels], output[:, channels:]) if learned else (output, None)
-
-    def _x_start(self, output: Tensor, x: Tensor, t: Tensor | int) -> Tensor:
-        """x_start from what the network predicts."""
-        if self.model_mean_type == ModelMeanType.EPSILON:
-            return self._predict_xstart_from_eps(x, t, output)
-        if self.model_mean_type == ModelMeanType.VELOCITY:
-            return self._predict_xstart_from_v(x, t, output)
-        if self.model_mean_type == ModelMeanType.PREVIOUS_X:
-            return self._predict_xstart_from_xprev(x, t, output)
-        return output
-
-    def _target(self, x_start: Tensor, x_t: Tensor, t: Tensor, noise: Tensor) -> Tensor:
-        """What the network should have predicted."""
-        if self.model_mean_type == ModelMeanType.EPSILON:
-            return noise
-        if self.model_mean_type == ModelMeanType.VELOCITY:
-            return self._velocity(x_start, t, noise)
-        if self.model_mean_type == ModelMeanType.PREVIOUS_X:
-            return self.posterior_mean(x_start, x_t, t)
-        return x_start
-
-    def p_mean_variance(
-        self, model: Model, x: Tensor, t: Tensor, clip_denoised=True, denoised_fn=None, model_kwargs=None
-    ) -> dict[str, Tensor]:
-        """p(x_{t-1} | x_t): "mean", "variance", "log_variance" and "pred_xstart", each of x's shape.
-
-        denoised_fn: applied to the expected x_start; then ``clip_denoised`` clamps it to [-1, 1].
-        """
-        output = model(x, self._scale_timesteps(t), **(model_kwargs or {}))
-        return self._read(output, x, t, clip_denoised, denoised_fn)
-
-    def predict(self, model_output: Tensor, x: Tensor, t: int, clip_denoised=True, denoised_fn=None) -> Prediction:
-        """A model's output for a batch at one common step t, as samplers want it."""
-        out = self._read(model_output, x, t, clip_denoised, denoised_fn)
-        eps = self._predict_eps_from_xstart(x, t, out["pred_xstart"])
-        return Prediction(out["pred_xstart"], eps, out["mean"], out["log_variance"])
-
-    def model_steps(self, x: Tensor, t: Tensor | int) -> Tensor:
-        """[N] the steps t of this process as the model wants to see them; t [N], or one int for all samples of x."""
-        return self._scale_timesteps(torch.full((x.shape[0],), t, device=x.device) if isinstance(t, int) else t)
-
-    def denoiser(
-        self, model: Model, clip_denoised=True, denoised_fn=None, model_kwargs: Mapping | None = None
-    ) -> Denoise:
-        """The model as the ``denoise(x, t) -> Prediction`` that samplers call."""
-        model_kwargs = model_kwargs or {}
-
-        def denoise(x: Tensor, t: int) -> Prediction:
-            output = model(x, self.model_steps(x, t), **model_kwargs)
-            return self.predict(output, x, t, clip_denoised, denoised_fn)
-
-        return denoise
 
     # ------------------------------------------------------------------------------------------------------ guidance
 
@@ -220,14 +114,22 @@ class GaussianDiffusion(ForwardProcess):
         return {"sample": sample, "pred_xstart": out["pred_xstart"]}
 
     def p_sample_loop(
-        self, model, shape, noise=None, clip_denoised=True, denoised_fn=None, cond_fn=None, model_kwargs=None,
-        device=None, progress=False,
-    ) -> Tensor:  # fmt: skip
-        """Samples [N, C, …] after every step of ``p_sample``.
+        self,
+        model,
+        shape,
+        noise=None,
+        clip_denoised=True,
+        denoised_fn=None,
+        cond_fn=None,
+        model_kwargs=None,
+        device=None,
+        progress=False,
+    ) -> Tensor:
+        """Samples [N, C, …] after all steps of ``p_sample``.
 
-        noise:    x_T; drawn when not given.
-        device:   where to draw it; the model's own device by default.
-        progress: show a bar.
+        noise:    x_T; default: drawn.
+        device:   where to draw it; default: the model's device.
+        progress: show a progress bar.
         """
         steps = self.p_sample_loop_progressive(
             model, shape, noise, clip_denoised, denoised_fn, cond_fn, model_kwargs, device, progress
@@ -235,18 +137,39 @@ class GaussianDiffusion(ForwardProcess):
         return _last(steps)["sample"]
 
     def p_sample_loop_progressive(
-        self, model, shape, noise=None, clip_denoised=True, denoised_fn=None, cond_fn=None, model_kwargs=None,
-        device=None, progress=False,
-    ) -> Iterator[dict[str, Tensor]]:  # fmt: skip
-        """As ``p_sample_loop``, yielding what ``p_sample`` returns at each step."""
-        arguments = dict(clip_denoised=clip_denoised, denoised_fn=denoised_fn, cond_fn=cond_fn,
-                         model_kwargs=model_kwargs)  # fmt: skip
+        self,
+        model,
+        shape,
+        noise=None,
+        clip_denoised=True,
+        denoised_fn=None,
+        cond_fn=None,
+        model_kwargs=None,
+        device=None,
+        progress=False,
+    ) -> Iterator[dict[str, Tensor]]:
+        """As ``p_sample_loop``, yielding the result of ``p_sample`` at each step."""
+        arguments = {
+            "clip_denoised": clip_denoised,
+            "denoised_fn": denoised_fn,
+            "cond_fn": cond_fn,
+            "model_kwargs": model_kwargs,
+        }
         yield from self._loop(self.p_sample, model, shape, noise, device, progress, arguments)
 
     def ddim_sample_loop(
-        self, model, shape, noise=None, clip_denoised=True, denoised_fn=None, cond_fn=None, model_kwargs=None,
-        device=None, progress=False, eta=0.0,
-    ) -> Tensor:  # fmt: skip
+        self,
+        model,
+        shape,
+        noise=None,
+        clip_denoised=True,
+        denoised_fn=None,
+        cond_fn=None,
+        model_kwargs=None,
+        device=None,
+        progress=False,
+        eta=0.0,
+    ) -> Tensor:
         """As ``p_sample_loop``, by ``ddim_sample``."""
         steps = self.ddim_sample_loop_progressive(
             model, shape, noise, clip_denoised, denoised_fn, cond_fn, model_kwargs, device, progress, eta
@@ -254,20 +177,34 @@ class GaussianDiffusion(ForwardProcess):
         return _last(steps)["sample"]
 
     def ddim_sample_loop_progressive(
-        self, model, shape, noise=None, clip_denoised=True, denoised_fn=None, cond_fn=None, model_kwargs=None,
-        device=None, progress=False, eta=0.0,
-    ) -> Iterator[dict[str, Tensor]]:  # fmt: skip
-        """As ``ddim_sample_loop``, yielding what ``ddim_sample`` returns at each step."""
-        arguments = dict(clip_denoised=clip_denoised, denoised_fn=denoised_fn, cond_fn=cond_fn,
-                         model_kwargs=model_kwargs, eta=eta)  # fmt: skip
+        self,
+        model,
+        shape,
+        noise=None,
+        clip_denoised=True,
+        denoised_fn=None,
+        cond_fn=None,
+        model_kwargs=None,
+        device=None,
+        progress=False,
+        eta=0.0,
+    ) -> Iterator[dict[str, Tensor]]:
+        """As ``ddim_sample_loop``, yielding the result of ``ddim_sample`` at each step."""
+        arguments = {
+            "clip_denoised": clip_denoised,
+            "denoised_fn": denoised_fn,
+            "cond_fn": cond_fn,
+            "model_kwargs": model_kwargs,
+            "eta": eta,
+        }
         yield from self._loop(self.ddim_sample, model, shape, noise, device, progress, arguments)
 
     def _loop(self, step, model, shape, noise, device, progress: bool, arguments: dict):
-        """Calls ``step`` for t = T-1 … 0. The samplers' own loops share one t; this one keeps ``p_sample``'s contract
-        of a t for each sample, and torch's global generator, so that a seed gives Guided-Diffusion's images."""
+        """Calls ``step`` for t = T-1 … 0. Unlike in samplers.py, each sample has its own t, as in ``p_sample``, and
+        noise comes from torch's global generator, so that a seed gives Guided-Diffusion's images."""
         device = next(model.parameters()).device if device is None else device
         x = torch.randn(*shape, device=device) if noise is None else noise
-        indices = range(self.num_timesteps)[::-1]
+        indices: Iterable[int] = range(self.num_timesteps)[::-1]
         if progress:
             from tqdm.auto import tqdm
 
@@ -280,13 +217,23 @@ class GaussianDiffusion(ForwardProcess):
 
     # ------------------------------------------------------------------------------------------------------ training
 
+    def _target(self, x_start: Tensor, x_t: Tensor, t: Tensor, noise: Tensor) -> Tensor:
+        """The training target."""
+        if self.model_mean_type == ModelMeanType.EPSILON:
+            return noise
+        if self.model_mean_type == ModelMeanType.VELOCITY:
+            return self._velocity(x_start, t, noise)
+        if self.model_mean_type == ModelMeanType.PREVIOUS_X:
+            return self.posterior_mean(x_start, x_t, t)
+        return x_start
+
     def training_losses(
         self, model: Model, x_start: Tensor, t: Tensor, model_kwargs=None, noise: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """Named losses [N], at least float32, of the steps t [N]: "loss" is to be minimised, the others are its parts.
+        """Named losses [N], at least float32, of the steps t [N]: "loss" is minimized, the others are its terms.
 
-        "mse", "l1" or "huber": the error of what the network predicts, unweighted. "vb": the variational term of a
-        learned variance in bits per dimension, scaled as ``LossType`` says; its gradient reaches the variance only.
+        "mse", "l1" or "huber": the unweighted error of the network's prediction. "vb": the variational term of a
+        learned variance in bits per dimension, scaled as in ``LossType``; its gradient reaches the variance only.
         """
         noise = torch.randn_like(x_start) if noise is None else noise
         x_t = self.q_sample(x_start, t, noise)
@@ -301,9 +248,9 @@ class GaussianDiffusion(ForwardProcess):
         if self.loss_weights is not None:
             loss = self.at("loss_weights", t, loss) * loss
         if var_values is not None:
-            frozen = torch.cat([output.detach(), var_values], dim=1)  # the bound must not move the mean
+            frozen = torch.cat([output.detach(), var_values], dim=1)  # the bound must not train the mean
             bound = self._vb_terms_bpd(lambda *_: frozen, x_start, x_t, t, clip_denoised=False)["output"]
-            # T/1000: with the whole sum over T the bound would drown the error (Nichol & Dhariwal, λ = 0.001).
+            # T/1000: the sum over all T steps would dominate the error (Nichol & Dhariwal, λ = 0.001).
             terms["vb"] = bound if self.loss_type == LossType.MSE else bound * (self.num_timesteps / 1000)
             loss = loss + terms["vb"]
         return {"loss": loss, **terms}
@@ -313,7 +260,7 @@ class GaussianDiffusion(ForwardProcess):
     def _vb_terms_bpd(self, model, x_start, x_t, t, clip_denoised=True, model_kwargs=None) -> dict[str, Tensor]:
         """Step t's term of the variational bound in bits per dimension: "output" [N], and "pred_xstart".
 
-        At t = 0 that is the negative log-likelihood of the 8-bit x_start, else the KL divergence between the two
+        At t = 0 it is the negative log-likelihood of the 8-bit x_start, else the KL divergence between the two
         distributions of x_{t-1} (Ho et al. 2020, equation 5).
         """
         true_mean, _, true_log_variance = self.q_posterior_mean_variance(x_start, x_t, t)
@@ -330,7 +277,7 @@ class GaussianDiffusion(ForwardProcess):
         return mean_flat(normal_kl(mean, log_variance, 0.0, 0.0)) / math.log(2)
 
     def calc_bpd_loop(self, model: Model, x_start: Tensor, clip_denoised=True, model_kwargs=None) -> dict[str, Tensor]:
-        """The whole variational bound in bits per dimension, with one draw of noise per step.
+        """The full variational bound in bits per dimension, with one draw of noise per step.
 
         "total_bpd" and "prior_bpd" [N]; per step from T-1 down to 0, [N, T]: "vb", and the mean squared errors of
         x_start ("xstart_mse") and eps ("mse").
@@ -363,7 +310,7 @@ def _huber(target: Tensor, output: Tensor) -> Tensor:
     return F.huber_loss(output, target, reduction="none")
 
 
-#: Per loss: the name under which it is reported, and the error of one element.
+#: Per loss: its name in the reported terms, and the error of one element.
 _ERRORS = {
     LossType.MSE: ("mse", _squared),
     LossType.RESCALED_MSE: ("mse", _squared),
@@ -373,7 +320,7 @@ _ERRORS = {
 
 
 def _above_zero(t: Tensor, x: Tensor) -> Tensor:
-    """1 where a step adds noise, 0 at t = 0; [N, 1, …]."""
+    """1 at steps that add noise, 0 at t = 0; [N, 1, …]."""
     return (t != 0).float().view(-1, *[1] * (x.dim() - 1))
 
 

@@ -1,18 +1,19 @@
-"""Guidance and thresholding: wrappers of the denoiser, of which neither network nor sampler knows.
+"""Guidance and thresholding: wrappers of the denoiser, independent of network and sampler.
 
-Two places to stand (the layers are at the top of samplers.py):
+They wrap one of two layers (see the top of samplers.py):
 
-- around a network, where the channels can still be told apart: ``classifier_free`` has a network's call
-  ``(x, t [N]) → output`` and can be given to any sampler, or to ``p_sample_loop`` as its model;
-- around ``denoise(x, t int) → Prediction``: ``guidance_interval``.
+- the network, where channels can still be told apart: ``classifier_free`` has a network's call ``(x, t [N]) → output``
+  and works with any sampler, or as the model of ``p_sample_loop``;
+- ``denoise(x, t int) → Prediction``: ``guidance_interval``.
 
-``classifier_guided`` stands at both: it needs the network's output, and shifts the expected image that follows from it.
-``thresholding`` gives the ``denoised_fn`` of a prediction. ``guided_denoiser`` puts them together as configured.
+``classifier_guided`` needs both: it reads the network's output, and shifts the expected image that follows from it.
+``thresholding`` returns the ``denoised_fn`` of a prediction. ``guided_denoiser`` combines them as configured.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -22,32 +23,42 @@ from torch import Tensor
 from ..batch import Conditioning
 from ..config import lookup, option
 from ..errors import InputError
-from .forward_process import ForwardProcess, full_precision
-from .gaussian_diffusion import GaussianDiffusion, Model
+from .forward_process import at_least_float32
+from .process import Model, SamplingProcess
 from .samplers import Denoise, Prediction
 
 THRESHOLDING = ("none", "static", "dynamic")
 GRADIENTS = ("x_t", "x_start")
+DEFAULT_SCALE = 3.0  # of classifier-free guidance, where there is a condition
 
 Similarity = Callable[[Tensor, Tensor], Tensor]
-_GRADIENT_UNIT = 2.0**6  # keeps a half-precision backward pass away from the smallest numbers; a power of two is exact
+Range = tuple[float, float]
+_GRADIENT_SCALE = 2.0**6  # keeps half-precision gradients clear of underflow; a power of two is exact
 
 
 @dataclass(frozen=True)
 class GuidanceConfig:
     """Guidance"""
 
-    guidance_scale: float = option(
-        3.0, "strength of classifier-free guidance: 1 = off, above 1 follows the caption more closely", free=True
+    guidance_scale: float | None = option(
+        None,
+        "scale of classifier-free guidance; 1 = off, larger values follow the caption more closely; "
+        f"none = {DEFAULT_SCALE:g} for a conditional generator, else 1",
+        free=True,
     )
     guidance_interval: tuple[float, ...] = option(
-        (0.0, 1.0), "part of the process that is guided, LOW,HIGH as fractions of T (0 = image, 1 = noise)", free=True
+        (0.0, 1.0), "guided part of the process, LOW,HIGH as fractions of T; 0 = image, 1 = noise", free=True
     )
     thresholding: str = option(
-        "static", "limit the expected image: static clips it to [-1, 1]; dynamic divides it by its percentile, which "
-        "suits guidance scales above about 5", choices=THRESHOLDING, free=True,
-    )  # fmt: skip
-    dynamic_percentile: float = option(0.995, "quantile of |x_start| that dynamic thresholding maps to 1", free=True)
+        "static",
+        "limit of the predicted image: static clips it to the valid range, dynamic rescales it by its percentile "
+        "(for guidance scales above about 5)",
+        choices=THRESHOLDING,
+        free=True,
+    )
+    dynamic_percentile: float = option(
+        0.995, "percentile of |x_start|, as a fraction, that dynamic thresholding maps to the limit", free=True
+    )
 
     def __post_init__(self):
         lookup(dict.fromkeys(THRESHOLDING), self.thresholding, "thresholding")
@@ -57,33 +68,56 @@ class GuidanceConfig:
         if not 0 < self.dynamic_percentile <= 1:
             raise InputError(f"dynamic_percentile is {self.dynamic_percentile}, but must be above 0 and at most 1")
 
+    def scale(self, conditional: bool) -> float:
+        """The scale of classifier-free guidance; 1 = off.
+
+        conditional: whether there is a caption, class or image embedding to guide by. Without one, a ``guidance_scale``
+                     other than 1 raises InputError.
+        """
+        if self.guidance_scale is None:
+            return DEFAULT_SCALE if conditional else 1.0
+        if self.guidance_scale != 1 and not conditional:
+            raise InputError(
+                f"guidance_scale is {self.guidance_scale:g}, but there is no caption, class or image embedding to "
+                "guide by: set it to 1, or leave it out"
+            )
+        return self.guidance_scale
+
 
 def classifier_free(model: Model, cond: Conditioning, null: Conditioning, scale: float) -> Model:
     """A network ``(x, t) → null + scale × (cond − null)`` (Ho & Salimans 2022, with scale = w + 1).
 
-    Both halves go through ``model`` as one batch. Only the C channels about the mean are guided; those of a learned
-    variance are the conditional ones, because extrapolated they leave the range that they were trained in.
+    Both halves go through ``model`` as one batch. Only the C mean channels are guided; those of a learned variance are
+    the conditional ones, because extrapolation takes them out of the range of training.
 
     cond, null: of N samples each, with the same fields; ``null`` holds a negative prompt or ``cond.drop(...)``.
     """
-    both = Conditioning.concat([cond, null])
+    both = Conditioning.concat([_with_embedding_mask(cond), _with_embedding_mask(null)])
 
     def guided(x: Tensor, t: Tensor) -> Tensor:
-        output, baseline = full_precision(model(torch.cat([x, x]), torch.cat([t, t]), cond=both)).chunk(2)
+        output, baseline = at_least_float32(model(torch.cat([x, x]), torch.cat([t, t]), cond=both)).chunk(2)
         mean, null_mean = output[:, : x.shape[1]], baseline[:, : x.shape[1]]
         return torch.cat([torch.lerp(null_mean, mean, scale), output[:, x.shape[1] :]], dim=1)
 
     return guided
 
 
+def _with_embedding_mask(cond: Conditioning) -> Conditioning:
+    """``cond`` with an explicit ``embedding_mask``, because both halves must have the same fields."""
+    if cond.image_embedding is None or cond.embedding_mask is not None:
+        return cond
+    count, device = len(cond.image_embedding), cond.image_embedding.device
+    return replace(cond, embedding_mask=torch.ones(count, dtype=torch.bool, device=device))
+
+
 @dataclass(frozen=True)
 class ClassifierGuidance:
-    """Guidance by a classifier that knows what the image is to show.
+    """Guidance by a classifier.
 
-    similarity: (x [N, C, H, W], t [N] as the network sees it) → [N], log p(caption | x) up to a constant.
-    scale:      strength; 0 = off, 1 = what Bayes' rule asks for.
-    gradient:   "x_t" = the classifier looks at the noisy image, at its level of noise; "x_start" = it looks at the
-                expected image, at t = 0, and the gradient passes through the generator (slower).
+    similarity: (x [N, C, H, W], t [N] as the network's time input) → [N], log p(caption | x) up to a constant.
+    scale:      0 = off, 1 = Bayes' rule.
+    gradient:   "x_t" = of the similarity of the noisy image, at its noise level; "x_start" = of the predicted image, at
+                t = 0, backpropagated through the generator (slower).
     """
 
     similarity: Similarity
@@ -98,16 +132,16 @@ def similarity_gradient(similarity: Callable[[Tensor], Tensor], x: Tensor) -> Te
     """∇_x of each sample's similarity, of x's shape."""
     with torch.enable_grad():
         x = x.detach().requires_grad_()
-        return torch.autograd.grad(similarity(x).sum() * _GRADIENT_UNIT, x)[0] / _GRADIENT_UNIT
+        return torch.autograd.grad(similarity(x).sum() * _GRADIENT_SCALE, x)[0] / _GRADIENT_SCALE
 
 
 def classifier_guided(
-    process: GaussianDiffusion, model: Model, classifier: ClassifierGuidance, limit: Callable[[Tensor], Tensor] | None
+    process: SamplingProcess, model: Model, classifier: ClassifierGuidance, limit: Callable[[Tensor], Tensor] | None
 ) -> Denoise:
     """``model`` as a denoiser whose score is shifted by scale × ∇ log p(caption | x_t).
 
-    eps − σ·scale·∇ (Dhariwal & Nichol 2021, algorithm 2) is, for the expected image, x_start + (σ²/α)·scale·∇. In that
-    form it holds for every prediction type and every sampler; ``limit`` applies to what comes out.
+    eps − σ·scale·∇ (Dhariwal & Nichol 2021, algorithm 2) is equivalent to x_start + (σ²/α)·scale·∇. In that form it
+    works for every prediction type and every sampler; ``limit`` applies to the result.
     """
 
     def denoise(x: Tensor, t: int) -> Prediction:
@@ -117,25 +151,23 @@ def classifier_guided(
             gradient = similarity_gradient(lambda noisy: classifier.similarity(noisy, steps), x)
         else:
             output, gradient = _through_model(x, t, steps)
-        # σ²/α, and 0 where no signal is left: there nothing can be said about the image.
-        gain = process.at("xstart_from_eps", t, x) * process.at("sqrt_one_minus_alphas_cumprod", t, x)
-        shift = classifier.scale * gain * gradient
+        shift = classifier.scale * _gain(float(process.alphas_cumprod[t])) * gradient
 
         def shifted(x_start: Tensor) -> Tensor:
             return x_start + shift if limit is None else limit(x_start + shift)
 
         p = process.predict(output, x, t, clip_denoised=False, denoised_fn=shifted)
-        # A network that predicts the mean itself must have it follow x_start here, as it does with the others.
+        # The mean of a network that predicts the mean itself must follow x_start too, as with the other predictions.
         return replace(p, mean=process.posterior_mean(p.x_start, x, t))
 
     def _through_model(x: Tensor, t: int, steps: Tensor) -> tuple[Tensor, Tensor]:
-        """The model's output, and the gradient of its expected image's similarity. One evaluation of the model."""
+        """The model's output, and the gradient of its predicted image's similarity. One evaluation of the model."""
         outputs = []
 
         def expected(noisy: Tensor) -> Tensor:
             outputs.append(model(noisy, steps))
             x_start = process.predict(outputs[0], noisy, t, clip_denoised=False).x_start
-            if limit is not None:  # what the classifier sees is limited; the gradient passes as if it were not
+            if limit is not None:  # straight-through: the classifier's input is limited, the gradient ignores the limit
                 x_start = x_start + (limit(x_start) - x_start).detach()
             return classifier.similarity(x_start, torch.zeros_like(steps))
 
@@ -145,10 +177,15 @@ def classifier_guided(
     return denoise
 
 
-def guidance_interval(process: ForwardProcess, inside: Denoise, outside: Denoise, low: float, high: float) -> Denoise:
-    """``inside`` for steps at [low, high] of the original process, as fractions of T; ``outside`` for the others.
+def _gain(alpha_bar: float) -> float:
+    """σ²/α; 0 without any signal, where nothing is known about the image."""
+    return math.sqrt(1 / alpha_bar - 1) * math.sqrt(1 - alpha_bar) if alpha_bar > 0 else 0.0
 
-    Guidance harms at high noise and is idle at low noise (Kynkäänniemi et al. 2024).
+
+def guidance_interval(process: SamplingProcess, inside: Denoise, outside: Denoise, low: float, high: float) -> Denoise:
+    """``inside`` for steps in [low, high] of the original process, as fractions of T; ``outside`` for the others.
+
+    Guidance harms at high noise and has no effect at low noise (Kynkäänniemi et al. 2024).
     """
 
     def denoise(x: Tensor, t: int) -> Prediction:
@@ -161,52 +198,67 @@ def dynamic_threshold(x_start: Tensor, percentile: float) -> Tensor:
     """Clip each sample to [-s, s] and divide by s, its ``percentile`` of |x_start|, at least 1 (Saharia et al. 2022,
     section 2.3)."""
     size = x_start[0].numel()
-    place = percentile * (size - 1)  # between the order statistics at floor(place) and the next, counted from 0
-    below = min(int(place), size - 1)
-    # topk, because torch.quantile refuses more than 16 million numbers
+    rank = percentile * (size - 1)  # between the order statistics floor(rank) and floor(rank) + 1, counted from 0
+    below = min(int(rank), size - 1)
+    # topk, because torch.quantile is limited to 16 million elements
     top = x_start.abs().flatten(1).topk(size - below).values
     lower, upper = top[:, -1], top[:, max(size - below - 2, 0)]
-    s = torch.lerp(lower, upper, place - below).clamp(min=1).view(-1, *[1] * (x_start.dim() - 1))
+    s = torch.lerp(lower, upper, rank - below).clamp(min=1).view(-1, *[1] * (x_start.dim() - 1))
     return x_start.clamp(-s, s) / s
 
 
-def thresholding(config: GuidanceConfig) -> Callable[[Tensor], Tensor] | None:
-    """What ``config`` does to an expected image; None for nothing."""
-    return {
-        "none": None,
-        "static": functools.partial(torch.clamp, min=-1, max=1),
-        "dynamic": functools.partial(dynamic_threshold, percentile=config.dynamic_percentile),
-    }[config.thresholding]
+def thresholding(config: GuidanceConfig, value_range: Range | None) -> Callable[[Tensor], Tensor] | None:
+    """The thresholding of an expected image, or None.
+
+    value_range: smallest and largest valid value; None = unbounded, as for latents, for which any thresholding raises
+                 InputError.
+    """
+    if config.thresholding == "none":
+        return None
+    if value_range is None:
+        raise InputError(
+            f"thresholding is {config.thresholding}, but the generator's values have no limits: set --thresholding none"
+        )
+    low, high = value_range
+    if config.thresholding == "static":
+        return functools.partial(torch.clamp, min=low, max=high)
+    limit = functools.partial(dynamic_threshold, percentile=config.dynamic_percentile)
+    if (low, high) == (-1, 1):
+        return limit
+    middle, half = (low + high) / 2, (high - low) / 2
+    return lambda x_start: limit((x_start - middle) / half) * half + middle
 
 
 def guided_denoiser(
-    process: GaussianDiffusion,
+    process: SamplingProcess,
     model: Model,
     cond: Conditioning | None,
     null: Conditioning | None,
     config: GuidanceConfig,
     classifier: ClassifierGuidance | None = None,
+    value_range: Range | None = (-1.0, 1.0),
 ) -> Denoise:
     """The denoiser of N samples under ``cond``, guided and thresholded as configured, for a sampler.
 
-    null:       what to be guided away from; not used at scale 1, where the network is evaluated once.
-    classifier: guides too, inside the same interval.
+    null:        the negative condition of classifier-free guidance; not used at scale 1, where the network is evaluated
+                 once.
+    classifier:  guides too, in the same interval.
+    value_range: of valid images; None = unbounded.
 
-    Everything that does not depend on x is prepared here, once for a run. Raises InputError for classifier-free
-    guidance without ``cond`` or ``null``.
+    Everything that does not depend on x is computed here, once. Raises InputError for classifier-free guidance without
+    a condition or ``null``, and for thresholding of unbounded values.
     """
-    limit = thresholding(config)
-    network = functools.partial(model, cond=cond)
+    limit = thresholding(config, value_range)
+    network: Model = functools.partial(model, cond=cond)
     plain = process.denoiser(network, clip_denoised=False, denoised_fn=limit)
-    if config.guidance_scale != 1:
+    scale = config.scale(cond is not None and cond.droppable)
+    if scale != 1:
         if cond is None or null is None:
-            raise InputError(
-                f"guidance_scale is {config.guidance_scale}, but there is no caption or class to guide by: set it to 1"
-            )
-        network = classifier_free(model, cond, null, config.guidance_scale)
+            raise InputError(f"guidance_scale is {scale:g}, but null is missing: give it, or set guidance_scale to 1")
+        network = classifier_free(model, cond, null, scale)
     if classifier is not None and classifier.scale != 0:
         guided = classifier_guided(process, network, classifier, limit)
-    elif config.guidance_scale != 1:
+    elif scale != 1:
         guided = process.denoiser(network, clip_denoised=False, denoised_fn=limit)
     else:
         return plain

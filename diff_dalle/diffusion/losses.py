@@ -24,27 +24,27 @@ def normal_kl(mean1, logvar1, mean2, logvar2) -> Tensor:
         value if isinstance(value, Tensor) else torch.full((), value, dtype=like.dtype, device=like.device)
         for value in (logvar1, logvar2)
     )
-    # Summed in Guided-Diffusion's order: the terms nearly cancel, so another order gives another fifth digit.
+    # Summed in Guided-Diffusion's order: the terms nearly cancel, so another order changes the fifth digit.
     spread = -1.0 + logvar2 - logvar1 + torch.exp(logvar1 - logvar2)
     return 0.5 * (spread + (mean1 - mean2) ** 2 * torch.exp(-logvar2))
 
 
 def approx_standard_normal_cdf(x: Tensor) -> Tensor:
-    """The standard normal distribution function in its tanh form (Page 1977): cheap, and within 2e-4."""
+    """Tanh approximation of the standard normal distribution function (Page 1977): fast, error below 2e-4."""
     return 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
 def discretized_gaussian_log_likelihood(x: Tensor, *, means: Tensor, log_scales: Tensor) -> Tensor:
     """log P(x) in nats, elementwise, for 8-bit values under a Gaussian (Ho et al. 2020, equation 13).
 
-    x:          8-bit values spread over [-1, 1], so that neighbours are 2/255 apart. The first and the last value
-                take the whole tail.
+    x:          8-bit values scaled to [-1, 1], so that neighbors are 2/255 apart. The first and the last value get
+                the entire tail.
     log_scales: log of the standard deviation.
     """
-    centred, precision = x - means, torch.exp(-log_scales)
-    cdf_above = approx_standard_normal_cdf(precision * (centred + 1 / 255))
-    cdf_below = approx_standard_normal_cdf(precision * (centred - 1 / 255))
-    lowest, highest, tiny = x < -0.999, x > 0.999, 1e-12  # tiny keeps the logarithm of an improbable value finite
+    centered, precision = x - means, torch.exp(-log_scales)
+    cdf_above = approx_standard_normal_cdf(precision * (centered + 1 / 255))
+    cdf_below = approx_standard_normal_cdf(precision * (centered - 1 / 255))
+    lowest, highest, tiny = x < -0.999, x > 0.999, 1e-12  # tiny keeps the logarithm finite
     inner = torch.log((cdf_above - cdf_below).clamp(min=tiny))
     upper_tail = torch.log((1 - cdf_below).clamp(min=tiny))
     lower_tail = torch.log(cdf_above.clamp(min=tiny))

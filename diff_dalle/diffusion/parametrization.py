@@ -1,4 +1,4 @@
-"""What a network's output stands for, and what it is trained on."""
+"""What a network predicts, and its loss function."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class ModelMeanType(enum.Enum):
 
 
 class ModelVarType(enum.Enum):
-    """Where the variance of x_{t-1} given x_t comes from. With the learned ones the network has 2C output channels."""
+    """The variance of x_{t-1} given x_t. With a learned variance the network has 2C output channels."""
 
     LEARNED = enum.auto()  #: the last C channels are its logarithm
     FIXED_SMALL = enum.auto()  #: the variance of q(x_{t-1} | x_t, x_start)
     FIXED_LARGE = enum.auto()  #: beta
-    LEARNED_RANGE = enum.auto()  #: the last C channels, from -1 to 1, go from the small to the large one, in logarithm
+    LEARNED_RANGE = enum.auto()  #: the last C channels, from -1 to 1, interpolate the logarithm from small to large
 
     @property
     def is_learned(self) -> bool:
@@ -28,12 +28,12 @@ class ModelVarType(enum.Enum):
 
 
 class LossType(enum.Enum):
-    """What is minimised. All but KL and RESCALED_KL add the variational term of a learned variance."""
+    """The training loss. All but KL and RESCALED_KL add the variational term of a learned variance."""
 
-    MSE = enum.auto()  #: squared error, plus the variational term as it is
+    MSE = enum.auto()  #: squared error, plus the unscaled variational term
     RESCALED_MSE = enum.auto()  #: squared error, plus the variational term × T/1000
     KL = enum.auto()  #: the variational term of step t, in bits per dimension
-    RESCALED_KL = enum.auto()  #: the same × T, which estimates the whole bound
+    RESCALED_KL = enum.auto()  #: the same × T, an estimate of the full bound
     L1 = enum.auto()  #: absolute error, plus the variational term × T/1000
     HUBER = enum.auto()  #: squared error / 2 up to 1, then absolute error − 1/2, plus the variational term × T/1000
 
@@ -41,7 +41,7 @@ class LossType(enum.Enum):
         return self in (LossType.KL, LossType.RESCALED_KL)
 
 
-#: The names of these in flags and configuration files.
+#: Their names in flags and configuration files.
 PREDICTIONS = {
     "eps": ModelMeanType.EPSILON,
     "x_start": ModelMeanType.START_X,

@@ -1,7 +1,7 @@
-"""Which timesteps to train on, and the weights that keep the loss unbiased.
+"""Distributions of training timesteps, with the weights that keep the loss unbiased.
 
-A sampler turns uniform numbers into timesteps through the inverse of its distribution, so the caller decides what a
-sample's timestep depends on, and everything stays on the device.
+A sampler maps uniform numbers to timesteps by inverse transform sampling, so the caller controls what a sample's
+timestep depends on, and everything stays on the device.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class ScheduleSampler(ABC):
         return t.to(device), weights.to(device)
 
     def update(self, ts: Tensor, losses: Tensor) -> None:  # noqa: B027  (optional)
-        """Take in the losses [N] found at the steps ts [N]. Only loss-aware samplers have a use for them."""
+        """Record the losses [N] at the steps ts [N]. Only loss-aware samplers use them."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What a resumed run needs."""
+        """The state to save for resuming."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:  # noqa: B027  (optional)
-        """Take back what ``state_dict`` gave."""
+        """Restore the result of ``state_dict``."""
 
 
 class UniformSampler(ScheduleSampler):
@@ -57,16 +57,16 @@ class UniformSampler(ScheduleSampler):
 class LossSecondMomentResampler(ScheduleSampler):
     """Steps in proportion to the root mean square of their latest losses (Nichol & Dhariwal 2021, section 3.3).
 
-    Uniform until every step has its full history.
+    Uniform until every step has a full history.
 
-    history_per_term: losses remembered for each step.
+    history_per_term: number of losses stored for each step.
     uniform_prob:     share of the distribution that stays uniform.
     """
 
     def __init__(self, diffusion: ForwardProcess, history_per_term: int = 10, uniform_prob: float = 0.001):
         super().__init__(diffusion)
         self.history_per_term, self.uniform_prob = history_per_term, uniform_prob
-        # One row more than there are steps: what ``update`` must forget is written there.
+        # One extra row, to which ``update`` writes discarded losses.
         self._history = torch.zeros(self.num_timesteps + 1, history_per_term)
         self._counts = torch.zeros(self.num_timesteps + 1, dtype=torch.int64)
 
@@ -91,21 +91,21 @@ class LossSecondMomentResampler(ScheduleSampler):
 
     @torch.no_grad()
     def update(self, ts: Tensor, losses: Tensor) -> None:
-        """As if the pairs came one by one, each pushing the oldest loss out of its step's full history.
+        """Equivalent to one update per pair, each replacing the oldest loss in its step's full history.
 
-        A loss that is not finite is left out: it would stay in the distribution for good.
+        Non-finite losses are discarded: they would corrupt the distribution permanently.
         """
         self._move(ts.device)
         last = self.history_per_term
         ts = torch.where(losses.isfinite(), ts, self.num_timesteps)
-        # rank[i]: how many earlier entries of this batch have the same step. A stable sort puts equals side by side.
+        # ranks[i]: number of earlier entries of this batch with the same step. The stable sort groups equal steps.
         ordered, order = ts.sort(stable=True)
         ranks = torch.empty_like(ts)
         ranks[order] = torch.arange(len(ts), device=ts.device) - torch.searchsorted(ordered, ordered)
         arrivals = torch.zeros_like(self._counts).scatter_add_(0, ts, torch.ones_like(ts))
-        pushed_out = (self._counts + arrivals - last).clamp(min=0)
-        slots = self._counts[ts] + ranks - pushed_out[ts]  # negative: pushed out again within this batch
-        shifted = (torch.arange(last, device=ts.device) + pushed_out[:, None]).clamp(max=last - 1)
+        overflow = (self._counts + arrivals - last).clamp(min=0)
+        slots = self._counts[ts] + ranks - overflow[ts]  # negative: replaced again within this batch
+        shifted = (torch.arange(last, device=ts.device) + overflow[:, None]).clamp(max=last - 1)
         self._history = self._history.gather(1, shifted)
         rows = torch.where(slots < 0, self.num_timesteps, ts)
         self._history[rows, slots.clamp(min=0)] = losses.to(self._history.dtype)
@@ -119,8 +119,8 @@ class LossSecondMomentResampler(ScheduleSampler):
         shape = (self.num_timesteps, self.history_per_term)
         if tuple(history.shape) != shape:
             raise InputError(
-                f"the saved losses of loss-second-moment have shape {list(history.shape)}, but this process needs "
-                f"{list(shape)}: diffusion_steps must stay as it was"
+                f"the saved losses of loss-second-moment have shape {list(history.shape)}, but this process requires "
+                f"{list(shape)}: do not change diffusion_steps"
             )
         self._history[:-1], self._counts[:-1] = history.to(self._history), counts.to(self._counts)
 
@@ -140,11 +140,11 @@ def create_named_schedule_sampler(name: str, diffusion: ForwardProcess) -> Sched
 class TimestepConfig:
     """Timesteps"""
 
-    schedule_sampler: str = option("uniform", "how timesteps are drawn", choices=tuple(SCHEDULE_SAMPLERS))
+    schedule_sampler: str = option("uniform", "distribution of training timesteps", choices=tuple(SCHEDULE_SAMPLERS))
 
 
 @dataclass(frozen=True)
 class ContrastiveConfig(TimestepConfig):
     """Contrastive training"""
 
-    noised: bool = option(True, "train on noised images of every level; False gives an ordinary CLIP, which sees t = 0")
+    noised: bool = option(True, "train on noised images of all noise levels; False = ordinary CLIP, at t = 0")

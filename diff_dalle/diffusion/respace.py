@@ -1,4 +1,4 @@
-"""Fewer steps: keep a subset of a process's steps and rebuild the process around it."""
+"""Respacing: a process on a subset of another process's steps."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .gaussian_diffusion import GaussianDiffusion
 
 
 def space_timesteps(num_timesteps: int, section_counts: str | Sequence[int]) -> set[int]:
-    """Which steps of a process to keep.
+    """The steps of a process to keep.
 
-    section_counts: "N" for N steps from the first to the last, evenly spread; "10,15,20" (or a list of numbers) for
-                    that many in each of as many equal parts of the process, the least noisy part first; "ddimN" for N
-                    steps at one whole-number stride from the first, as in the DDIM paper.
+    section_counts: "N" for N evenly spaced steps from the first to the last; "10,15,20" (or a list of numbers) for the
+                    number of steps in each of as many equal sections of the process, the least noisy section first;
+                    "ddimN" for N steps with a constant integer stride from the first, as in the DDIM paper.
 
-    Raises InputError when there is no such subset.
+    Raises InputError if there is no such subset.
     """
     if isinstance(section_counts, str):
         stride, numbers = section_counts.startswith("ddim"), section_counts.removeprefix("ddim").split(",")
@@ -34,19 +34,23 @@ def space_timesteps(num_timesteps: int, section_counts: str | Sequence[int]) -> 
     else:
         counts = list(section_counts)
     if min(counts, default=0) < 0 or sum(counts) < 1:
-        raise InputError(f"timestep_respacing {section_counts!r} keeps no step; ask for at least 1")
+        raise InputError(f"timestep_respacing {section_counts!r} keeps no step: set at least 1")
 
     steps: set[int] = set()
     start = 0
     for i, count in enumerate(counts):
         size = num_timesteps // len(counts) + (i < num_timesteps % len(counts))
         if size < count:
-            raise InputError(f"timestep_respacing {section_counts!r} asks for {count} steps from a part of only {size}")
-        stride = (size - 1) / (count - 1) if count > 1 else 1
-        place = 0.0
+            raise InputError(
+                f"timestep_respacing {section_counts!r} takes {count} steps from a section of only {size}: set fewer"
+            )
+        spacing = (size - 1) / (count - 1) if count > 1 else 1
+        position = 0.0
         for _ in range(count):
-            steps.add(start + round(place))
-            place += stride  # summed, not multiplied: the rounding decides between neighbours as in Guided-Diffusion
+            steps.add(start + round(position))
+            position += (
+                spacing  # summed, not multiplied: the rounding decides between neighbours as in Guided-Diffusion
+            )
         start += size
     return steps
 
@@ -57,16 +61,16 @@ def _strided(num_timesteps: int, count: int) -> set[int]:
         if len(steps) == count:
             return set(steps)
     raise InputError(
-        f"timestep_respacing ddim{count} needs a whole-number stride that gives exactly {count} of {num_timesteps} "
-        f"steps, and there is none; {count} without ddim always works up to {num_timesteps}"
+        f"timestep_respacing ddim{count} requires an integer stride that gives exactly {count} of {num_timesteps} "
+        f"steps, but there is none: set {count} without ddim, which works up to {num_timesteps}"
     )
 
 
 class SpacedDiffusion(GaussianDiffusion):
-    """A process that takes only some steps of another. The model still sees the steps of the original process.
+    """A process on some steps of another. The model's time input is still that of the original process.
 
     use_timesteps: the steps to keep, each in 0 … T-1, else InputError.
-    kwargs:        what makes the original process, as for GaussianDiffusion.
+    kwargs:        arguments of the original process, as for GaussianDiffusion.
     """
 
     def __init__(self, use_timesteps: Collection[int], **kwargs):
@@ -81,7 +85,7 @@ class SpacedDiffusion(GaussianDiffusion):
         super().__init__(**{**kwargs, "betas": 1 - kept / np.append(1.0, kept[:-1])})
 
     def truncated(self, count: int) -> SpacedDiffusion:
-        """The process of the ``count`` least noisy of these steps, which have the same numbers and tables in both."""
+        """The process of the ``count`` least noisy of these steps, with the same numbers and tables in both."""
         return SpacedDiffusion(self.timestep_map[:count], **self._settings)
 
     def fraction(self, t: int) -> float:

@@ -1,4 +1,4 @@
-"""Named tables of betas: how much noise each step adds. Float64 throughout.
+"""Named schedules of betas, the noise added at each step. Float64 throughout.
 
 A new schedule is one function ``num_diffusion_timesteps -> betas`` and one line in SCHEDULES.
 """
@@ -22,12 +22,12 @@ def _linear_ends(steps: int) -> tuple[float, float]:
 
 
 def linear(steps: int) -> np.ndarray:
-    """Betas in a straight line (Ho et al. 2020, section 4)."""
+    """Linear betas (Ho et al. 2020, section 4)."""
     return np.linspace(*_linear_ends(steps), steps, dtype=np.float64)
 
 
 def quadratic(steps: int) -> np.ndarray:
-    """Square roots of beta in a straight line between those of ``linear`` (from Ho et al. 2020's code)."""
+    """Linear square roots of beta, between those of ``linear`` (from Ho et al. 2020's code)."""
     first, last = _linear_ends(steps)
     return np.linspace(math.sqrt(first), math.sqrt(last), steps, dtype=np.float64) ** 2
 
@@ -39,7 +39,7 @@ def sigmoid(steps: int) -> np.ndarray:
 
 
 def jsd(steps: int) -> np.ndarray:
-    """1/T, 1/(T-1), …, 1 (Sohl-Dickstein et al. 2015, section 2.4.1): alpha-bar falls in a straight line to 0."""
+    """1/T, 1/(T-1), …, 1 (Sohl-Dickstein et al. 2015, section 2.4.1): alpha-bar falls linearly to 0."""
     return 1 / np.linspace(steps, 1, steps, dtype=np.float64)
 
 
@@ -51,9 +51,9 @@ def cosine(steps: int) -> np.ndarray:
 def betas_for_alpha_bar(
     num_diffusion_timesteps: int, alpha_bar: Callable[[float], float], max_beta: float = 0.999
 ) -> np.ndarray:
-    """The betas whose products of (1 - beta) follow ``alpha_bar``, a function of time from 0 to 1.
+    """Betas for a given ``alpha_bar``, the cumulative product of (1 - beta) as a function of time from 0 to 1.
 
-    max_beta: upper limit of each beta; below 1 it keeps some signal in the last step.
+    max_beta: upper limit of each beta; below 1 the last step keeps some signal.
     """
     levels = [alpha_bar(i / num_diffusion_timesteps) for i in range(num_diffusion_timesteps + 1)]
     return np.array([min(1 - after / before, max_beta) for before, after in itertools.pairwise(levels)])
@@ -71,16 +71,16 @@ SCHEDULES: dict[str, Callable[[int], np.ndarray]] = {
 def get_named_beta_schedule(schedule_name: str, num_diffusion_timesteps: int) -> np.ndarray:
     """[T] float64 betas, each in (0, 1].
 
-    Raises InputError for an unknown name, for T < 1, and where the formula leaves (0, 1]: linear, quadratic and
-    sigmoid with 2 to 19 steps.
+    Raises InputError for an unknown name, for T < 1, and if the formula leaves (0, 1]: linear, quadratic and sigmoid
+    with 2 to 19 steps.
     """
     schedule = lookup(SCHEDULES, schedule_name, "noise_schedule")
     if num_diffusion_timesteps < 1:
-        raise InputError(f"diffusion_steps is {num_diffusion_timesteps}, but a process needs at least 1 step")
+        raise InputError(f"diffusion_steps is {num_diffusion_timesteps}, but must be at least 1")
     betas = schedule(num_diffusion_timesteps)
     if not (betas > 0).all() or not (betas <= 1).all():
         raise InputError(
-            f"noise_schedule {schedule_name} needs betas up to {betas.max():.3g} to fit into {num_diffusion_timesteps} "
-            "steps, more than 1: set diffusion_steps to 20 or more, or noise_schedule to cosine"
+            f"noise_schedule {schedule_name} with {num_diffusion_timesteps} steps has betas up to {betas.max():.3g}, "
+            "above 1: set diffusion_steps to 20 or more, or noise_schedule to cosine"
         )
     return betas

@@ -9,7 +9,7 @@ from .world import SINGLE, ProcessInfo
 
 
 def pick_device(name: str | torch.device, place: ProcessInfo = SINGLE) -> torch.device:
-    """The device that ``--device`` names for the process at ``place``. InputError when torch does not have it."""
+    """The device that ``--device`` names, for the process ``place``. InputError when it is not available."""
     name = str(name)
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
@@ -21,7 +21,7 @@ def pick_device(name: str | torch.device, place: ProcessInfo = SINGLE) -> torch.
             return torch.device("cuda", 0)  # srun --gpus-per-task 1 shows each process its own GPU alone
         if place.local_size > count:
             processes, devices = quantity(place.local_size, "process"), quantity(count, "GPU")
-            raise InputError(f"{processes} were started on a machine with {devices}; start at most one per GPU")
+            raise InputError(f"{processes} were started on a machine with {devices}: start at most one per GPU")
         return torch.device("cuda", place.local_rank)
     if name == "mps" and not torch.backends.mps.is_available():
         raise InputError("--device mps was asked for, but this torch has no MPS; use --device cpu")

@@ -1,8 +1,7 @@
-"""Processes and devices: who am I, on which device, and how do we speak to each other.
+"""Starting and ending a job: launchers, rendezvous, failure.
 
-Started by ``mpiexec``, ``torchrun``, ``srun`` or plain ``python``, every script gets the same ``World``; on one
-process all of its collectives do nothing. This is the only module that imports mpi4py, and it does so only when
-``mpiexec`` started more than one process.
+Started by ``mpiexec``, ``torchrun``, ``srun`` or plain ``python``, every script gets the same ``World``. This is the
+only module that imports mpi4py, and it does so only when ``mpiexec`` started more than one process.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 
@@ -31,12 +31,12 @@ from .world import SINGLE, ProcessInfo, World
 class DistributedConfig:
     """Processes and devices"""
 
-    device: str = option("auto", "where to compute; auto takes CUDA, then MPS, then the CPU", free=True,
-                         choices=("auto", "cpu", "cuda", "mps"))  # fmt: skip
-    threads: int = option(0, "CPU threads per process; 0 = the cores shared evenly by the processes of a machine",
-                          free=True)  # fmt: skip
-    start_timeout: float = option(300.0, "seconds to wait for all processes to appear at the start", free=True)
-    timeout: float = option(1800.0, "seconds a process may wait for the others before the job is given up", free=True)
+    device: str = option(
+        "auto", "compute device; auto = CUDA, else MPS, else CPU", free=True, choices=("auto", "cpu", "cuda", "mps")
+    )
+    threads: int = option(0, "CPU threads per process; 0 = the machine's cores divided by its processes", free=True)
+    start_timeout: float = option(300.0, "seconds to wait for all processes at the start", free=True)
+    timeout: float = option(1800.0, "seconds that a collective may wait before the job is aborted", free=True)
 
     def __post_init__(self):
         for name in ("threads", "start_timeout", "timeout"):
@@ -51,12 +51,12 @@ def detect(env: Mapping[str, str] = os.environ) -> ProcessInfo:
         return next((int(env[name]) for name in names if env.get(name, "").isdigit()), default)
 
     if "RANK" in env and "WORLD_SIZE" in env:
-        place = ("torchrun", number("RANK"), number("WORLD_SIZE"), number("LOCAL_RANK"))
-        return ProcessInfo(*place, number("LOCAL_WORLD_SIZE", default=1))
+        local_size = number("LOCAL_WORLD_SIZE", default=1)
+        return ProcessInfo("torchrun", number("RANK"), number("WORLD_SIZE"), number("LOCAL_RANK"), local_size)
     if number("OMPI_COMM_WORLD_SIZE") > 1:  # Open MPI
-        place = ("mpi", number("OMPI_COMM_WORLD_RANK"), number("OMPI_COMM_WORLD_SIZE"))
+        rank, size = number("OMPI_COMM_WORLD_RANK"), number("OMPI_COMM_WORLD_SIZE")
         local_size = number("OMPI_COMM_WORLD_LOCAL_SIZE", default=1)
-        return ProcessInfo(*place, number("OMPI_COMM_WORLD_LOCAL_RANK"), local_size)
+        return ProcessInfo("mpi", rank, size, number("OMPI_COMM_WORLD_LOCAL_RANK"), local_size)
     tasks = number("SLURM_STEP_NUM_TASKS")  # set by srun, not by a batch script that runs python directly
     if number("PMI_SIZE") > 1 and number("PMI_SIZE") != tasks:  # MPICH, Intel MPI
         local_size = number("MPI_LOCALNRANKS", default=number("PMI_SIZE"))
@@ -68,19 +68,17 @@ def detect(env: Mapping[str, str] = os.environ) -> ProcessInfo:
     return SINGLE
 
 
-# ------------------------------------------------------------------------------------------------------ start and end
-
-
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _meeting_point(place: ProcessInfo) -> tuple[str, int, object]:
+def _meeting_point(place: ProcessInfo) -> tuple[str, int, Any]:
     """Address and port of rank 0's store, and the MPI communicator where there is one."""
     if place.launcher == "torchrun":
         if not os.environ.get("MASTER_ADDR") or not os.environ.get("MASTER_PORT", "").isdigit():
-            raise InputError("RANK and WORLD_SIZE are set, but not MASTER_ADDR and MASTER_PORT, where the processes "
-                             "meet: start with torchrun, or set all four")  # fmt: skip
+            raise InputError(
+                "RANK and WORLD_SIZE are set, but not MASTER_ADDR and MASTER_PORT: start with torchrun, or set all four"
+            )
         return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), None
     if place.launcher == "slurm":
         nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST", "127.0.0.1")
@@ -108,17 +106,17 @@ def _meeting_point(place: ProcessInfo) -> tuple[str, int, object]:
 
 
 def _connect(place: ProcessInfo, address: str, port: int, seconds: float):
-    """A store that all ranks have reached; after ``seconds`` rank 0 names the ranks that are missing."""
+    """A store that all ranks have reached; after ``seconds`` rank 0 names the missing ranks."""
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     serves = place.rank == 0 and not agent
     try:
-        store = torch.distributed.TCPStore(
+        store: torch.distributed.Store = torch.distributed.TCPStore(
             address, port, None, is_master=serves, timeout=timedelta(seconds=seconds), wait_for_workers=False
         )
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"cannot {'open' if serves else 'reach'} rank 0's port {address}:{port}: {reason}") from error
-    store = torch.distributed.PrefixStore(f"diff_dalle/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+    store = _prefixed(store)
     store.set(f"arrived/{place.rank}", "yes")
     if place.rank == 0:
         deadline = time.monotonic() + seconds
@@ -126,7 +124,7 @@ def _connect(place: ProcessInfo, address: str, port: int, seconds: float):
         while missing := {rank for rank in missing if not store.check([f"arrived/{rank}"])}:
             if time.monotonic() > deadline:
                 raise InputError(
-                    f"after {seconds:.0f} s these processes have not appeared: ranks {sorted(missing)} of {place.size} "
+                    f"after {seconds:.0f} s these processes are missing: ranks {sorted(missing)} of {place.size} "
                     "(--start_timeout sets how long to wait)"
                 )
             time.sleep(0.05)
@@ -139,7 +137,7 @@ def _say(message: str) -> None:
 
 
 def _watch(store, rank: int, done: threading.Event) -> None:
-    """Leave when another rank has failed, even if this one waits inside a collective."""
+    """Exit when another rank has failed, even if this one waits inside a collective."""
     while not done.wait(1.0):
         try:
             failed = store.check(["failure"])
@@ -147,7 +145,7 @@ def _watch(store, rank: int, done: threading.Event) -> None:
             failed = None
         if done.is_set() or failed is False:
             continue
-        time.sleep(2.0)  # give the launcher, or this rank's own error, the chance to end things in an orderly way
+        time.sleep(2.0)  # let the launcher, or this rank's own error, end the job in an orderly way
         if done.is_set():
             return
         reason = store.get("failure").decode() if failed else "rank 0 is gone"
@@ -156,7 +154,7 @@ def _watch(store, rank: int, done: threading.Event) -> None:
 
 
 def _enter(config: DistributedConfig, place: ProcessInfo) -> World:
-    """The world of this process, whose device is now torch's."""
+    """The world of this process; its device becomes torch's current one."""
     device = pick_device(config.device, place)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -165,10 +163,10 @@ def _enter(config: DistributedConfig, place: ProcessInfo) -> World:
 
 @contextlib.contextmanager
 def launch(config: DistributedConfig) -> Iterator[World]:
-    """Join the job: pick the device, meet the other processes, and see to it that all of them end together.
+    """Join the job: choose the device, connect to the other processes, and make all of them end together.
 
-    An exception inside the block, on any rank, ends every rank with a non-zero status; the first rank to fail tells
-    why. Raises InputError for a device that is not there and for a launcher whose parts do not fit.
+    An exception inside the block, on any rank, ends every rank with a non-zero status; the first rank to fail reports
+    the reason. Raises InputError for a missing device and for inconsistent launchers.
     """
     place = detect()
     torch.set_num_threads(config.threads or max(1, _cores() // place.local_size))
@@ -177,7 +175,7 @@ def launch(config: DistributedConfig) -> Iterator[World]:
         spare = torch.cuda.device_count() - 1 if world.device.type == "cuda" else 0
         if spare > 0:
             more = f"mpiexec -n {spare + 1} (or torchrun --nproc_per_node {spare + 1})"
-            print(f"Note: {quantity(spare, 'further GPU')} stays idle; start with {more} to use all.", flush=True)
+            print(f"Note: {quantity(spare, 'further GPU')} idle; start with {more} to use all.", flush=True)
         yield world
         return
 
@@ -188,7 +186,7 @@ def launch(config: DistributedConfig) -> Iterator[World]:
         store = _connect(place, address, port, config.start_timeout)
         watched = _connect_again(address, port)
         threading.Thread(target=_watch, args=(watched, place.rank, done), daemon=True).start()
-        world = _enter(config, place)  # only now: a rank that has no device can tell the others
+        world = _enter(config, place)  # after connecting: a rank without its device can report it
         torch.distributed.init_process_group(
             "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo",
             store=torch.distributed.PrefixStore("group", store),
@@ -208,20 +206,24 @@ def launch(config: DistributedConfig) -> Iterator[World]:
             _report(error, f"rank {place.rank}: ")
         done.set()
         if comm is not None:
-            time.sleep(0.2)  # let the message out before the whole job is killed
-            comm.Abort(_status(error))  # an exception would wait for the others in MPI_Finalize, for ever
+            time.sleep(0.2)  # flush the message before the whole job is killed
+            comm.Abort(_status(error))  # an exception would wait for the other ranks in MPI_Finalize forever
         sys.stderr.flush()
         os._exit(_status(error))  # the process group's own clean-up may wait for the others too
 
 
 def _connect_again(address: str, port: int):
-    """A second connection for the watching thread: a store connection serves one waiting call at a time."""
-    store = torch.distributed.TCPStore(address, port, None, is_master=False, wait_for_workers=False)
+    """A second connection, for the watching thread: a store connection serves one blocking call at a time."""
+    return _prefixed(torch.distributed.TCPStore(address, port, None, is_master=False, wait_for_workers=False))
+
+
+def _prefixed(store: torch.distributed.Store) -> torch.distributed.Store:
+    """The store, with names of its own for each restart by torchrun."""
     return torch.distributed.PrefixStore(f"diff_dalle/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
 
 
 def _first_to_fail(store, rank: int, error: BaseException) -> bool:
-    """Whether no other rank has reported a failure before; leaves ours for the others to read."""
+    """Whether no other rank has reported a failure before; publishes ours."""
     if store is None:
         return True
     try:

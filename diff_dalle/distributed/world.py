@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,8 @@ class ProcessInfo:
 SINGLE = ProcessInfo("single")
 
 
-
 class _Interleave(torch.autograd.Function):
-    """Every rank's rows in turn; see ``World.interleave``."""
+    """The rows of all ranks in turn; see ``World.interleave``."""
 
     @staticmethod
     def forward(ctx, tensor: Tensor, rank: int, size: int) -> Tensor:
@@ -35,7 +34,7 @@ class _Interleave(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None]:
-        gradient = gradient.clone(memory_format=torch.contiguous_format)  # others may hold the one that came in
+        gradient = gradient.clone(memory_format=torch.contiguous_format)  # the incoming one may be shared
         torch.distributed.all_reduce(gradient)
         return gradient[ctx.rank :: ctx.size], None, None
 
@@ -78,12 +77,10 @@ class World:
         """
         return tensor if self.size == 1 else _Interleave.apply(tensor, self.rank, self.size)
 
-    def parallel(self, module: nn.Module) -> nn.Module:
-        """``module`` with its gradients averaged over ranks (DistributedDataParallel), or as it is on one process."""
-        if self.size == 1:
-            return module
-        ids = [self.device.index] if self.device.type == "cuda" else None
-        return nn.parallel.DistributedDataParallel(module, device_ids=ids, gradient_as_bucket_view=True)
+    def broadcast_tensor(self, tensor: Tensor) -> None:
+        """Overwrite ``tensor``, of the same shape and dtype on every rank, with rank 0's values."""
+        if self.size > 1:
+            torch.distributed.broadcast(tensor, src=0)
 
     def print(self, *words) -> None:
         """Print on rank 0 only."""
@@ -92,11 +89,12 @@ class World:
 
 
 class Vote:
-    """Repeated votes among all ranks, answered one call late, so that nothing waits: the ballots travel meanwhile."""
+    """Repeated votes among all ranks, each answered one call later, so that the communication overlaps with work."""
 
     def __init__(self, world: World):
         self.world = world
-        self.ballot, self.work = torch.zeros(1), None
+        self.ballot = torch.zeros(1)
+        self.work: torch.distributed.Work | None = None
 
     def cast(self, yes: bool) -> bool:
         """Whether any rank voted yes at the PREVIOUS call: the same answer on every rank."""

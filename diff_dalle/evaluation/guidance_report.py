@@ -1,4 +1,5 @@
-"""What guidance adds: the same captions drawn without it, with classifier-free guidance, a noised CLIP, or both."""
+"""The effect of guidance: the same captions sampled without guidance, with classifier-free guidance, guided by a noised
+CLIP, and with both."""
 
 from __future__ import annotations
 
@@ -8,24 +9,25 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 
 from ..images.grid import image_grid
-from .report import Section, line_plot, markdown_table
+from .plots import line_plot
+from .report import Section, markdown_table
 
-SHOWN = 8  # pictures of each way in the grid
-SCREEN_SIDE = 64  # screen pixels up to which small pictures are enlarged
+GRID_COLUMNS = 8  # images per guidance setting in the grid
+CELL_SIZE = 64  # pixels up to which small images are magnified in the grid
 
 
 @dataclass(frozen=True)
-class Way:
-    """A way of guiding. guidance_scale: classifier-free, 1 = off; classifier_scale: the noised CLIP's, 0 = off; told:
-    whether the generator gets the caption too, which else only the classifier knows."""
+class GuidanceSetting:
+    """guidance_scale: classifier-free guidance, 1 = off. classifier_scale: noised-CLIP guidance, 0 = off.
+    text_conditional: whether the generator is conditioned on the caption, or only the classifier reads it."""
 
     guidance_scale: float
     classifier_scale: float
-    told: bool = True
+    text_conditional: bool = True
 
     @property
     def name(self) -> str:
-        parts = [] if self.told else ["caption not told"]
+        parts = [] if self.text_conditional else ["text-unconditional"]
         parts += [f"classifier-free {self.guidance_scale:g}"] if self.guidance_scale != 1 else []
         parts += [f"noised CLIP {self.classifier_scale:g}"] if self.classifier_scale != 0 else []
         return " + ".join(parts) or "none"
@@ -33,7 +35,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Score:
-    """A fraction in [0, 1] with its 95 % interval, of n pictures."""
+    """A fraction in [0, 1] of n images with its 95 % interval."""
 
     value: float
     low: float
@@ -41,42 +43,54 @@ class Score:
     n: int
 
 
-def ways(guidance_scale: float, classifier_scales: Sequence[float], reads_text: bool) -> list[Way]:
-    """The classifier, off and at each of its scales, combined with classifier-free guidance, off and at its scale, and
-    with a generator that is not told the caption (if it reads text at all)."""
+def guidance_settings(
+    guidance_scale: float, classifier_scales: Sequence[float], reads_text: bool
+) -> list[GuidanceSetting]:
+    """All combinations of the classifier scales and 0 with: no classifier-free guidance, classifier-free guidance, and
+    (if the generator reads text) a text-unconditional generator."""
     scales = sorted({0.0, *classifier_scales})
-    others = [(free, True) for free in dict.fromkeys((1.0, guidance_scale))] + [(1.0, False)] * reads_text
-    return [Way(free, scale, told) for free, told in others for scale in scales]
+    bases = [(free, True) for free in dict.fromkeys((1.0, guidance_scale))] + [(1.0, False)] * reads_text
+    return [GuidanceSetting(free, scale, conditional) for free, conditional in bases for scale in scales]
 
 
 def guidance_sections(
-    title: str, text: str, scored: dict[Way, Score], pictures: dict[Way, np.ndarray], captions: Sequence[str]
+    text: str,
+    scores: dict[GuidanceSetting, Score],
+    images: dict[GuidanceSetting, np.ndarray],
+    captions: Sequence[str],
 ) -> list[Section]:
-    """A table and a curve of the scores over the classifier's scale, and the first pictures of every way.
+    """A table, a plot of the score over the classifier scale, and a grid of the first images of every setting.
 
-    pictures: by way, uint8 [N, H, W, 3], picture i for captions[i].
+    text: what the score is; images: uint8 [N, H, W, 3] by setting, image i sampled for captions[i].
     """
-    rows = [[way.name, f"{s.value:.3f}", f"{s.low:.3f} – {s.high:.3f}", s.n] for way, s in scored.items()]
+    title = "Effect of guidance"
+    rows = [[setting.name, f"{s.value:.3f}", f"{s.low:.3f} – {s.high:.3f}", s.n] for setting, s in scores.items()]
     table = markdown_table(["guidance", "score", "95 % interval", "n"], rows)
     curves: dict[str, list[tuple[float, ...]]] = {}
-    for way, s in scored.items():
-        name = replace(way, classifier_scale=0.0).name
-        curves.setdefault(name, []).append((way.classifier_scale, s.value, s.low, s.high))
-    shown = min(SHOWN, len(captions))
-    cells = np.concatenate([made[:shown] for made in pictures.values()])
-    # The first column says which way a row is, the first row which captions were drawn.
-    labels = [
-        f"[{way.name}] {captions[i]}" if i == row == 0 else f"[{way.name}]" if i == 0 else "" if row else captions[i]
-        for row, way in enumerate(pictures)
-        for i in range(shown)
-    ]
-    grid = image_grid(cells, labels, shown, max(1, SCREEN_SIDE // cells.shape[1]))
+    for setting, s in scores.items():
+        name = replace(setting, classifier_scale=0.0).name
+        curves.setdefault(name, []).append((setting.classifier_scale, s.value, s.low, s.high))
+    plot = line_plot(curves, "noised-CLIP guidance scale (0 = off)", "score")
+    columns = min(GRID_COLUMNS, len(captions))
+    cells = np.concatenate([sampled[:columns] for sampled in images.values()])
+    grid = image_grid(cells, _labels(list(images), captions[:columns]), columns, max(1, CELL_SIZE // cells.shape[1]))
+    rows_text = "One row per setting, with the same captions and noise."
     return [
-        Section(title, f"{text}\n\n{table}", line_plot(curves, "scale of the noised CLIP (0 = off)"), "guidance.png"),
-        Section(f"{title} Pictures", "A row for each way, the same captions and noise.", grid, "guidance_grid.png"),
+        Section(title, f"{text}\n\n{table}", plot, "guidance.png"),
+        Section(f"{title}: samples", rows_text, grid, "guidance_grid.png"),
     ]
 
 
-def to_dict(scored: dict[Way, Score]) -> list[dict]:
+def _labels(settings: Sequence[GuidanceSetting], captions: Sequence[str]) -> list[str]:
+    """Setting names in the first column, captions in the first row."""
+    labels = []
+    for row, setting in enumerate(settings):
+        for column, caption in enumerate(captions):
+            parts = [f"[{setting.name}]"] if column == 0 else []
+            labels.append(" ".join([*parts, caption] if row == 0 else parts))
+    return labels
+
+
+def scores_to_dict(scores: dict[GuidanceSetting, Score]) -> list[dict]:
     """For JSON."""
-    return [{**asdict(way), **asdict(score)} for way, score in scored.items()]
+    return [{**asdict(setting), **asdict(score)} for setting, score in scores.items()]

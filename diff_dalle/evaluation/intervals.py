@@ -1,4 +1,4 @@
-"""Intervals of proportions, means and ratios of means."""
+"""95 % confidence intervals of proportions, means and ratios of means."""
 
 from __future__ import annotations
 
@@ -9,37 +9,39 @@ import numpy as np
 
 from ..errors import InputError
 
-Z_95 = 1.959964  # the normal distribution's 97.5 % point: 95 % two-sided
+Z_95 = 1.959964  # 97.5 % quantile of the normal distribution: 95 %, two-sided
 
 
-def wilson(right: float, n: int, z: float = Z_95) -> tuple[float, float]:
-    """The interval that holds the true proportion after ``right`` successes in ``n`` trials (Wilson 1927).
+def wilson(successes: float, n: int, z: float = Z_95) -> tuple[float, float]:
+    """Score interval of a proportion after ``successes`` in ``n`` trials (Wilson 1927).
 
-    Unlike the textbook interval it stays inside [0, 1] and is honest at 0 and at n successes. n = 0 gives (0, 1).
+    Unlike the normal interval it lies in [0, 1] and has a width at 0 and at n successes. n = 0 gives (0, 1).
     """
     if n == 0:
         return 0.0, 1.0
-    share, spread = right / n, z * z / n
-    centre = (share + spread / 2) / (1 + spread)
+    share, spread = successes / n, z * z / n
+    center = (share + spread / 2) / (1 + spread)
     half = z / (1 + spread) * math.sqrt(share * (1 - share) / n + spread / (4 * n))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    return max(0.0, center - half), min(1.0, center + half)
 
 
-def mean_interval(values: Sequence[float], z: float = Z_95) -> tuple[float, float]:
-    """The normal interval of the mean of what ``values``, at least 2, were drawn from: mean ± z s / √n."""
+def mean_interval(values: Sequence[float] | np.ndarray, z: float = Z_95) -> tuple[float, float]:
+    """Normal interval of a mean: mean ± z s / √n. values: one per image. InputError for fewer than 2."""
     if len(values) < 2:
-        raise InputError(f"an interval needs at least 2 pictures, not {len(values)}; give more")
+        raise InputError(f"a confidence interval needs at least 2 images, not {len(values)}; pass more")
     mean, half = float(np.mean(values)), z * float(np.std(values, ddof=1)) / math.sqrt(len(values))
     return mean - half, mean + half
 
 
-def ratio_interval(values: Sequence[float], others: Sequence[float], z: float = Z_95) -> tuple[float, float]:
-    """The interval of mean(values) / mean(others), pairs from the same pictures, at least 2.
+def ratio_interval(
+    numerators: Sequence[float] | np.ndarray, denominators: Sequence[float] | np.ndarray, z: float = Z_95
+) -> tuple[float, float]:
+    """Interval of mean(numerators) / mean(denominators), one pair per image. InputError for fewer than 2.
 
-    The ratio is linearised around the two means (the delta method). Unlike the mean of single ratios it bears pictures
-    in which ``others`` is 0.
+    The ratio is linearized around the two means (delta method). Unlike the mean of the single ratios it is defined for
+    images whose denominator is 0.
     """
-    values, others = np.asarray(values, np.float64), np.asarray(others, np.float64)
-    ratio = values.mean() / others.mean()
-    low, high = mean_interval((values - ratio * others) / others.mean(), z)
-    return float(ratio + low), float(ratio + high)
+    above, below = np.asarray(numerators, np.float64), np.asarray(denominators, np.float64)
+    ratio = float(above.mean() / below.mean())
+    low, high = mean_interval((above - ratio * below) / below.mean(), z)
+    return ratio + low, ratio + high

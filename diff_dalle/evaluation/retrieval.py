@@ -1,4 +1,4 @@
-"""Retrieval: how often an image finds its caption, and a caption its image, among others; by noise level."""
+"""Retrieval: how often an image retrieves its caption, and a caption its image, among N candidates; by noise level."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from .report import line_plot, markdown_table
+from .plots import line_plot
+from .report import markdown_table
 
 DIRECTIONS = ("image_to_text", "text_to_image")
 DEPTHS = (1, 5)
@@ -17,35 +18,40 @@ DEPTHS = (1, 5)
 
 def same_captions(tokens: Tensor, mask: Tensor) -> Tensor:
     """[N, N] bool: whether captions i and j, tokens and mask [N, L], are the same text."""
-    real = torch.where(mask, tokens, -1)
-    return (real[:, None] == real[None]).all(2)
+    text = torch.where(mask, tokens, -1)
+    return (text[:, None] == text[None]).all(2)
 
 
-def retrieval(images: Tensor, texts: Tensor, alike: Tensor) -> dict[str, Tensor]:
-    """Whether sample i's own is among the best 1 and the best 5 of the N candidates, in both directions.
+def retrieval(images: Tensor, texts: Tensor, same: Tensor) -> dict[str, Tensor]:
+    """Whether a correct candidate is among the best 1 and the best 5 of N, for every query, in both directions.
 
-    images, texts: [N, D] features of length 1. alike: [N, N] bool, pairs whose captions are equal, so that either is
-    right. Returns ``image_to_text_at_1``, … each [N] float32, 0 or 1.
+    images, texts: [N, D] features of length 1, row i of the same sample. same: [N, N] bool, pairs with equal captions,
+    all of which are correct. Returns ``image_to_text_at_1``, … each [N] float32, 0 or 1.
     """
-    found, similarity = {}, images @ texts.T
+    hits, similarity = {}, images @ texts.T
     for direction, rows in zip(DIRECTIONS, (similarity, similarity.T), strict=True):
         order = rows.argsort(dim=1, descending=True, stable=True)
-        right = alike.gather(1, order)
+        correct = same.gather(1, order)
         for depth in DEPTHS:
-            found[f"{direction}_at_{depth}"] = right[:, :depth].any(1).float()
-    return found
+            hits[f"{direction}_at_{depth}"] = correct[:, :depth].any(1).float()
+    return hits
+
+
+def column_name(direction: str, depth: int) -> str:
+    """The column of a table or legend: "image to text R@1", … with R@k the recall at k."""
+    return f"{direction.replace('_', ' ')} R@{depth}"
 
 
 @dataclass(frozen=True)
 class RetrievalTable:
-    """Fractions found, by noising step and then by name (``image_to_text_at_1``, …), among ``candidates``."""
+    """Recall by noising step t, then by name (``image_to_text_at_1``, …), among ``candidates``."""
 
-    found: Mapping[int, Mapping[str, float]]
+    recall: Mapping[int, Mapping[str, float]]
     candidates: int
 
     @staticmethod
     def value_name(name: str, t: int) -> str:
-        """What ``name`` at step t is logged as."""
+        """The name under which ``name`` at step t is logged."""
         return f"retrieval.{name}_t{t:03d}"
 
     @classmethod
@@ -55,21 +61,19 @@ class RetrievalTable:
         return cls({t: {name: values[cls.value_name(name, t)] for name in names} for t in levels}, candidates)
 
     def text(self) -> str:
-        """A Markdown table, with chance in its last line."""
-        header = ["t", *(f"{direction.replace('_', ' ')} @{depth}" for direction in DIRECTIONS for depth in DEPTHS)]
-        rows = [[t, *(f"{value:.3f}" for value in row.values())] for t, row in self.found.items()]
+        """A Markdown table; its last row is the chance level."""
+        header = ["t", *(column_name(direction, depth) for direction in DIRECTIONS for depth in DEPTHS)]
+        rows = [[t, *(f"{value:.3f}" for value in row.values())] for t, row in self.recall.items()]
         chance = [f"{min(1.0, depth / self.candidates):.3f}" for _ in DIRECTIONS for depth in DEPTHS]
-        return (
-            f"Retrieval among {self.candidates} by noise level\n{markdown_table(header, [*rows, ['chance', *chance]])}"
-        )
+        table = markdown_table(header, [*rows, ["chance", *chance]])
+        return f"Retrieval among {self.candidates} by noise level\n{table}"
 
     def plot(self) -> Image.Image:
-        """The four fractions over the noising step, and chance."""
-        series = {}
-        for direction in DIRECTIONS:
-            for depth in DEPTHS:
-                name = f"{direction}_at_{depth}"
-                series[f"{direction.replace('_', ' ')} @{depth}"] = [(t, row[name]) for t, row in self.found.items()]
-        ends = (min(self.found), max(self.found))
-        series["chance @1"] = [(t, 1 / self.candidates) for t in ends]
-        return line_plot(series, f"noising step t (among {self.candidates})")
+        """The four recalls over the noising step, and the chance level of R@1. Raises MissingMatplotlib."""
+        series = {
+            column_name(direction, depth): [(t, row[f"{direction}_at_{depth}"]) for t, row in self.recall.items()]
+            for direction in DIRECTIONS
+            for depth in DEPTHS
+        }
+        chance = {"chance R@1": 1 / self.candidates}
+        return line_plot(series, "noising step t", f"recall among {self.candidates} candidates", references=chance)

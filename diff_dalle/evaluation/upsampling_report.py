@@ -1,4 +1,4 @@
-"""What a reader wants to see of an up-sampler: is it nearer to the real pictures than bicubic ones, and as sharp?"""
+"""Upsamplers on real images: fidelity to the originals and sharpness, compared with bicubic upsampling."""
 
 from __future__ import annotations
 
@@ -9,45 +9,43 @@ import numpy as np
 
 from ..errors import InputError
 from ..images.grid import image_grid
-from .fidelity import PSNR_CAP, bicubic, consistency, enlargement, psnr, sharpness, ssim
+from .fidelity import PSNR_CAP, bicubic_upsample, consistency, psnr_uint8, sharpness, ssim, upsampling_factor
 from .intervals import mean_interval, ratio_interval
 from .report import Section, markdown_table
 
-SHOWN = 6  # pictures in the grid, a row for each
-SCREEN_SIDE = 128  # screen pixels up to which small pictures are enlarged
-WINDOW = 256  # pixels of larger pictures that are shown: their middle, as details would be lost in a smaller copy
+GRID_ROWS = 6  # images in the grid
+CELL_SIZE = 128  # pixels up to which small images are magnified in the grid
+CROP = 256  # larger images are center-cropped to so many pixels in the grid, at full resolution
 
 EXPLANATION = f"""
-*Bicubic* is the plain enlargement that an up-sampler must beat. *PSNR* and *SSIM* compare with the real pictures, pixel
-by pixel and in the structure of small windows; both prefer a blurred picture to a sharp one whose details lie a little
-off. *Sharpness*, the size of gradients where the real pictures' is 1, tells these apart, but noise raises it too.
-*Consistency*: the picture averaged down again, compared with its input. Means over *n* pictures, with 95 % intervals;
-no picture counts more than {PSNR_CAP:g} dB.
+*Bicubic* is the baseline. *PSNR* and *SSIM* compare with the real images, by pixel and by the structure of small
+windows; both prefer blur to sharp details that are slightly displaced. *Sharpness*, the RMS gradient relative to the
+real images, separates the two, but noise raises it too. *Consistency*: PSNR of the downsampled result to its input.
+Means over *n* images with 95 % intervals; PSNR per image is capped at {PSNR_CAP:g} dB.
 """
-EXPLANATION_ALONE = f"""
-*Consistency*: the picture averaged down again, compared with its input. *Bicubic* is the plain enlargement. Means over
-*n* pictures, with 95 % intervals; no picture counts more than {PSNR_CAP:g} dB. There are no real pictures to compare
-with, so how near and how sharp these are is not known.
+EXPLANATION_WITHOUT_REAL = f"""
+*Consistency*: PSNR of the downsampled result to its input. *Bicubic* is the baseline. Means over *n* images with 95 %
+intervals; PSNR per image is capped at {PSNR_CAP:g} dB. Without real images, fidelity and sharpness are not measured.
 """
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over pictures with its 95 % interval."""
+    """A mean over images with its 95 % interval."""
 
     value: float
     low: float
     high: float
 
     def text(self, digits: int) -> str:
-        """Without the interval where it has no width."""
+        """The interval is omitted if its width is 0."""
         value, low, high = (f"{number:.{digits}f}" for number in (self.value, self.low, self.high))
         return value if self.low == self.high else f"{value} ({low} – {high})"
 
 
 @dataclass(frozen=True)
 class Row:
-    """consistency, psnr: dB; sharpness: relative to the real pictures. None: there is nothing to compare with."""
+    """consistency, psnr: dB; sharpness: relative to the real images. None: not measured."""
 
     name: str
     consistency: Estimate
@@ -56,7 +54,7 @@ class Row:
     sharpness: Estimate | None = None
 
 
-# Columns of the table: field of a row, heading, digits after the point.
+# Columns of the table: field of a row, heading, decimals.
 COLUMNS = (
     ("psnr", "PSNR (dB)", 2),
     ("ssim", "SSIM", 3),
@@ -67,8 +65,8 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class UpsamplingReport:
-    """rows: bicubic, ours and, where there are any, real pictures; n: pictures in each; psnr_gain: how many dB ours are
-    nearer to the real pictures than bicubic, from differences picture by picture."""
+    """rows: bicubic, ours and, if given, real images; n: images per row; psnr_gain: mean of the paired differences in
+    PSNR between ours and bicubic, in dB."""
 
     rows: tuple[Row, ...]
     n: int
@@ -78,7 +76,7 @@ class UpsamplingReport:
         return {row.name: row for row in self.rows}[name]
 
     def to_dict(self) -> dict:
-        """For JSON: what was not measured is left out."""
+        """For JSON, without what was not measured."""
         scores: dict = {"n": self.n}
         if self.psnr_gain is not None:
             scores["psnr_gain"] = asdict(self.psnr_gain)
@@ -87,13 +85,13 @@ class UpsamplingReport:
         return scores
 
     def table(self) -> str:
-        """A Markdown table; columns in which nothing was measured are left out."""
+        """A Markdown table, without empty columns."""
         columns = [column for column in COLUMNS if any(getattr(row, column[0]) is not None for row in self.rows)]
         rows = []
         for row in self.rows:
             cells = [(getattr(row, field), digits) for field, _, digits in columns]
             rows.append([row.name, *("–" if cell is None else cell.text(digits) for cell, digits in cells), self.n])
-        return markdown_table(["pictures", *(heading for _, heading, _ in columns), "n"], rows)
+        return markdown_table(["images", *(heading for _, heading, _ in columns), "n"], rows)
 
 
 def _mean(values: np.ndarray) -> Estimate:
@@ -105,72 +103,71 @@ def _sharpness_ratio(values: np.ndarray, real: np.ndarray) -> Estimate:
 
 
 def evaluate_upsampling(low_res: np.ndarray, ours: np.ndarray, real: np.ndarray | None = None) -> UpsamplingReport:
-    """Compare enlarged pictures, and bicubic enlargements of the same inputs, with the inputs and the real pictures.
+    """Compare upsampled images, and bicubic upsampling of the same inputs, with the inputs and the real images.
 
-    low_res: uint8 [N, h, w, 3]; ours: uint8 [N, H, W, 3], picture i made from input i; real: uint8 [N, H, W, 3], or
-    None, and only consistency is measured. Raises InputError when numbers or sizes do not fit, N < 2, a side of the
-    real pictures is below 11 pixels, or each of them is of a single colour.
+    low_res: uint8 [N, h, w, 3]; ours: uint8 [N, H, W, 3], image i from input i; real: uint8 [N, H, W, 3], or None to
+    measure consistency only. Raises InputError for numbers or sizes that do not match, N < 2, real images below 11 × 11
+    pixels, and real images of a single color each.
     """
-    enlargement(ours, low_res)
-    pictures = {"bicubic": bicubic(low_res, ours.shape[1:3]), "ours": ours}
+    upsampling_factor(ours, low_res)
+    images = {"bicubic": bicubic_upsample(low_res, (ours.shape[1], ours.shape[2])), "ours": ours}
     if real is not None:
-        pictures["real pictures"] = real
-    kept = {name: _mean(np.minimum(consistency(made, low_res), PSNR_CAP)) for name, made in pictures.items()}
+        images["real images"] = real
+    consistent = {name: _mean(np.minimum(consistency(made, low_res), PSNR_CAP)) for name, made in images.items()}
     if real is None:
-        return UpsamplingReport(tuple(Row(name, value) for name, value in kept.items()), len(ours))
+        return UpsamplingReport(tuple(Row(name, value) for name, value in consistent.items()), len(ours))
     edges = sharpness(real)
     if not edges.any():
-        raise InputError("every real picture is of one colour: there is no sharpness to compare with; give others")
-    near = {name: np.minimum(psnr(pictures[name], real), PSNR_CAP) for name in ("bicubic", "ours")}
-    rows = [
-        Row(name, kept[name], _mean(near[name]), _mean(ssim(pictures[name], real)),
-            _sharpness_ratio(sharpness(pictures[name]), edges))
-        for name in near
-    ]  # fmt: skip
-    rows.append(Row("real pictures", kept["real pictures"], sharpness=_sharpness_ratio(edges, edges)))
+        raise InputError("every real image has a single color, so relative sharpness is undefined; use other images")
+    near = {name: np.minimum(psnr_uint8(images[name], real), PSNR_CAP) for name in ("bicubic", "ours")}
+    rows = []
+    for name, values in near.items():
+        sharp = _sharpness_ratio(sharpness(images[name]), edges)
+        rows.append(Row(name, consistent[name], _mean(values), _mean(ssim(images[name], real)), sharp))
+    rows.append(Row("real images", consistent["real images"], sharpness=_sharpness_ratio(edges, edges)))
     return UpsamplingReport(tuple(rows), len(ours), _mean(near["ours"] - near["bicubic"]))
 
 
 def _score_section(report: UpsamplingReport) -> Section:
-    text = f"{EXPLANATION_ALONE if report.psnr_gain is None else EXPLANATION}\n{report.table()}"
+    text = f"{EXPLANATION_WITHOUT_REAL if report.psnr_gain is None else EXPLANATION}\n{report.table()}"
     if report.psnr_gain is not None:
-        text += f"\n\nOurs − bicubic in PSNR, picture by picture: {report.psnr_gain.text(2)} dB."
-    return Section("How good is the enlargement?", text)
+        text += f"\n\nPaired difference in PSNR, ours − bicubic: {report.psnr_gain.text(2)} dB."
+    return Section("Upsampling", text)
 
 
-def _picture_section(
-    low_res: np.ndarray, ours: np.ndarray, real: np.ndarray | None, captions: Sequence[str]
-) -> Section:
-    factor, (height, width) = enlargement(ours, low_res), ours.shape[1:3]
-    ways = {
-        "input": low_res[:SHOWN].repeat(factor, 1).repeat(factor, 2),
-        "bicubic": bicubic(low_res[:SHOWN], (height, width)),
-        "ours": ours[:SHOWN],
+def _grid_section(low_res: np.ndarray, ours: np.ndarray, real: np.ndarray | None, captions: Sequence[str]) -> Section:
+    factor, (height, width) = upsampling_factor(ours, low_res), ours.shape[1:3]
+    columns = {
+        "input": low_res[:GRID_ROWS].repeat(factor, 1).repeat(factor, 2),
+        "bicubic": bicubic_upsample(low_res[:GRID_ROWS], (height, width)),
+        "ours": ours[:GRID_ROWS],
     }
     if real is not None:
-        ways["original"] = real[:SHOWN]
-    (top, bottom), (left, right) = (_middle(length, factor) for length in (height, width))
-    cells = np.stack(list(ways.values()), 1)[:, :, top:bottom, left:right].reshape(-1, bottom - top, right - left, 3)
+        columns["original"] = real[:GRID_ROWS]
+    (top, bottom), (left, right) = (_center_crop(length, factor) for length in (height, width))
+    cells = np.stack(list(columns.values()), 1)[:, :, top:bottom, left:right].reshape(-1, bottom - top, right - left, 3)
     labels = [
         f"[{name}] {caption}" if column == 0 else f"[{name}]"
-        for caption in captions[:SHOWN]
-        for column, name in enumerate(ways)
+        for caption in captions[:GRID_ROWS]
+        for column, name in enumerate(columns)
     ]
-    small, large = (f"{pictures.shape[2]} × {pictures.shape[1]}" for pictures in (low_res, ours))
-    text = (f"The first {len(ours[:SHOWN])}, not chosen by hand. From left to right: the input ({small}, its pixels "
-            f"repeated), and at {large}: {', '.join(list(ways)[1:])}.")  # fmt: skip
+    small, large = (f"{images.shape[2]} × {images.shape[1]}" for images in (low_res, ours))
+    text = (
+        f"The first {len(ours[:GRID_ROWS])} images, not selected. From left to right: the input ({small}, pixels "
+        f"repeated), then at {large}: {', '.join(list(columns)[1:])}."
+    )
     if cells.shape[1:3] != (height, width):
-        text += f" Shown is the middle, {right - left} × {bottom - top}."
-    grid = image_grid(cells, labels, len(ways), max(1, SCREEN_SIDE // max(cells.shape[1:3])))
-    return Section("Enlarged pictures", text, grid, "upsampling.png")
+        text += f" Center crops of {right - left} × {bottom - top} are shown."
+    grid = image_grid(cells, labels, len(columns), max(1, CELL_SIZE // max(cells.shape[1:3])))
+    return Section("Upsampled images", text, grid, "upsampling.png")
 
 
-def _middle(length: int, factor: int) -> tuple[int, int]:
-    """Where the part of ``length`` pixels that is shown begins and ends, in whole pixels of the input."""
+def _center_crop(length: int, factor: int) -> tuple[int, int]:
+    """Start and end of the center crop of ``length`` pixels, both multiples of the upsampling factor."""
     pixels = length // factor
-    shown = min(pixels, max(1, WINDOW // factor))
-    start = (pixels - shown) // 2
-    return start * factor, (start + shown) * factor
+    cropped = min(pixels, max(1, CROP // factor))
+    start = (pixels - cropped) // 2
+    return start * factor, (start + cropped) * factor
 
 
 def upsampling_sections(
@@ -180,10 +177,10 @@ def upsampling_sections(
     real: np.ndarray | None,
     captions: Sequence[str],
 ) -> list[Section]:
-    """The scores, and the first pictures beside their inputs, bicubic enlargements and originals (where there are any).
+    """The scores, and a grid of the first images beside their inputs, bicubic upsampling and originals (if given).
 
-    low_res, ours, real: what ``evaluate_upsampling`` made the report of; captions: one for each picture, may be empty.
+    low_res, ours, real: as passed to ``evaluate_upsampling``; captions: one per image, may be empty.
     """
     if len(captions) != len(ours):
-        raise InputError(f"there are {len(captions)} captions for {len(ours)} enlarged pictures; give one for each")
-    return [_score_section(report), _picture_section(low_res, ours, real, captions)]
+        raise InputError(f"there are {len(captions)} captions for {len(ours)} upsampled images; pass one per image")
+    return [_score_section(report), _grid_section(low_res, ours, real, captions)]

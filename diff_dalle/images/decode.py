@@ -1,4 +1,4 @@
-"""Bytes of a png, jpeg or webp → an RGB image, with limits on what a file may ask for."""
+"""Decoding of png, jpeg and webp files to RGB images, with a limit on the number of pixels."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 FORMATS = ("JPEG", "PNG", "WEBP")
-IMAGE_KINDS = ("jpg", "jpeg", "png", "webp")  # endings, in order of preference where a sample has several
-MAX_PIXELS = 1 << 26  # what settings allow by default: 200 MB as RGB
+IMAGE_KINDS = ("jpg", "jpeg", "png", "webp")  # file extensions, in order of preference where a sample has several
+MAX_PIXELS = 1 << 26  # the default limit: 200 MB as RGB
 ORIENTATION = 0x0112  # EXIF tag; 1 to 8, of which 5 to 8 swap rows and columns
 WHITE = (255, 255, 255)
 
@@ -22,21 +22,21 @@ class BrokenSample(Exception):
 def decode_image(
     data: bytes, max_pixels: int, cover: tuple[int, int] | None = None
 ) -> tuple[Image.Image, tuple[int, int]]:
-    """An 8-bit RGB image as a viewer would show it, and the (height, width) of it in full.
+    """Decode an image to 8-bit RGB, as a viewer would show it. Returns it and its full (height, width).
 
-    Transparency is laid on white (what lies under it is arbitrary); 16-bit greys are scaled to 8; CMYK and palettes
-    are converted; of an animation the first frame is taken. The orientation in the EXIF data is applied, which
-    Guided-Diffusion does not do: captions describe pictures the right way up.
+    Transparent images are composited on white (the colors of transparent pixels are arbitrary); 16-bit gray is scaled
+    to 8 bits; CMYK and palettes are converted; the first frame of an animation is used. The EXIF orientation is
+    applied, which Guided-Diffusion does not do: captions describe images the right way up.
 
-    max_pixels: width × height allowed, checked in the header, before anything is decoded.
-    cover:      (height, width) that the image will be shrunk to cover. A jpeg is then decoded at 1/2, 1/4 or 1/8 of
-                its size where that is still twice as large: 1.5 to 2.5 times as fast, and after shrinking at least
-                40 dB alike. None decodes everything in full.
+    max_pixels: maximum width × height, checked in the header, before anything is decoded.
+    cover:      (height, width) that the image will be downsampled to cover. A jpeg is then decoded at 1/2, 1/4 or 1/8
+                of its size as long as that is at least twice as large: 1.5 to 2.5 times as fast, and at least 40 dB
+                PSNR to the full decoding after downsampling. None decodes at full size.
 
-    Raises BrokenSample for anything else: an unknown format, a truncated or damaged file, too many pixels.
+    Raises BrokenSample for any other format, a truncated or damaged file, or too many pixels.
     """
     try:
-        with warnings.catch_warnings():  # of what nobody here can mend: odd EXIF data, large pictures, …
+        with warnings.catch_warnings():  # about odd EXIF data, large images, …: nobody here can fix those
             warnings.simplefilter("ignore")
             return _decode(data, max_pixels, cover)
     except BrokenSample:
@@ -48,7 +48,7 @@ def decode_image(
 
 
 def _decode(data: bytes, max_pixels: int, cover: tuple[int, int] | None) -> tuple[Image.Image, tuple[int, int]]:
-    image = Image.open(io.BytesIO(data), formats=FORMATS)
+    image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
     width, height = image.size
     if width * height > max_pixels:
         raise BrokenSample(f"too many pixels: {width} × {height}, where --max_pixels allows {max_pixels}")
@@ -57,7 +57,7 @@ def _decode(data: bytes, max_pixels: int, cover: tuple[int, int] | None) -> tupl
     if cover is not None and image.format == "JPEG":
         rows, columns = cover[::-1] if sideways else cover
         image.draft("RGB", (2 * columns, 2 * rows))
-    if orientation is not None:  # before the conversions, of which some lose the EXIF data
+    if orientation is not None:  # before the conversions, some of which lose the EXIF data
         image = ImageOps.exif_transpose(image)
     return _to_rgb(image), ((width, height) if sideways else (height, width))
 
@@ -66,11 +66,11 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "RGB" and "transparency" not in image.info:
         image.load()
         return image
-    if image.mode.startswith("I"):  # 16-bit greys: convert() would clip them at 255
-        grey = np.asarray(image).astype(np.float32) / 257.0  # 65535 / 255
-        return Image.fromarray(grey.round().clip(0, 255).astype(np.uint8)).convert("RGB")
+    if image.mode.startswith("I"):  # 16-bit gray: convert() would clip it at 255
+        gray = np.asarray(image).astype(np.float32) / 257.0  # 65535 / 255
+        return Image.fromarray(gray.round().clip(0, 255).astype(np.uint8)).convert("RGB")
     if image.has_transparency_data:
         image = image.convert("RGBA")
-        paper = Image.new("RGBA", image.size, (*WHITE, 255))
-        return Image.alpha_composite(paper, image).convert("RGB")
+        background = Image.new("RGBA", image.size, (*WHITE, 255))
+        return Image.alpha_composite(background, image).convert("RGB")
     return image.convert("RGB")

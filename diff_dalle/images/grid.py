@@ -1,4 +1,4 @@
-"""Many images in one picture, with their captions below them."""
+"""Image grids with captions."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from PIL import Image, ImageDraw, ImageFont
 
 MARGIN = 4
 FONT_SIZE = 12
-MIN_CELL = 96  # pixels a captioned cell is wide at least, so that a line holds a few words
+MIN_CELL = 96  # minimum width in pixels of a captioned cell, so that a line holds a few words
 MAX_LINES = 5
 
 
 def image_grid(
     images: np.ndarray, captions: Sequence[str] | None = None, columns: int | None = None, scale: int = 1
 ) -> Image.Image:
-    """An RGB picture of all images, row by row, each with its caption wrapped below it.
+    """An RGB image that shows all images, row by row, each with its caption wrapped below it.
 
-    images: [N, H, W, 3] uint8. columns: None = about as many as rows. scale: each pixel becomes scale × scale.
+    images: [N, H, W, 3] uint8. columns: None = a square grid. scale: integer upsampling factor (nearest neighbor).
     """
     images = np.asarray(images)
     if images.ndim != 4 or images.shape[-1] != 3 or images.dtype != np.uint8 or not len(images):
@@ -48,9 +48,9 @@ def image_grid(
 
 
 def _wrap(text: str, font, width: int) -> str:
-    """``text`` in lines of at most ``width`` pixels; words longer than a line are broken, and too many lines cut."""
+    """Wrap ``text`` to lines of at most ``width`` pixels; longer words are broken, lines beyond MAX_LINES dropped."""
     lines = [""]
-    plain = unicodedata.normalize("NFKD", text)  # Pillow's own font has letters, but no accents
+    plain = unicodedata.normalize("NFKD", text)  # Pillow's built-in font has no accented letters
     for word in "".join(letter for letter in plain if not unicodedata.combining(letter)).split():
         joined = f"{lines[-1]} {word}".strip()
         if font.getlength(joined) <= width:

@@ -1,4 +1,4 @@
-"""Samples on disk: pictures, captions, a grid, and one array of all."""
+"""Writing samples to disk: images, captions, a grid, and one array of all images."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from PIL import Image
 from .. import storage
 from .grid import image_grid
 
-GRID_LIMIT = 64  # pictures in the grid; more would be too small to look at
-SHOWN_SIDE = 96  # screen pixels up to which small pictures are enlarged in a grid
+GRID_LIMIT = 64  # maximum number of images in a grid; more would be too small to look at
+DISPLAY_SIZE = 96  # pixels up to which small images are upsampled in a grid
 
 
 def write_samples(folder: str, images: np.ndarray, captions: Sequence[str], seeds: Sequence[int]) -> None:
-    """Write pictures to a local or remote folder.
+    """Write images to a local or remote folder.
 
-    images: uint8 [N, H, W, 3]; captions, seeds: one for each.
+    images: uint8 [N, H, W, 3]; captions, seeds: one per image.
     Files: ``000000.png`` …; ``captions.txt`` with number, seed and caption, tab-separated; ``grid.png`` of the first
-    64; ``samples.npz`` with ``arr_0`` = all images, the name under which Guided-Diffusion's evaluator looks for them.
+    64; ``samples.npz`` with ``arr_0`` = all images, the name that Guided-Diffusion's evaluator reads.
     """
     storage.make_dirs(folder)
     for i, image in enumerate(images):
@@ -34,23 +34,27 @@ def write_samples(folder: str, images: np.ndarray, captions: Sequence[str], seed
 
 
 def write_grid(path: str, images: np.ndarray, captions: Sequence[str], columns: int | None = None) -> None:
-    """One picture of all images, uint8 [N, H, W, 3], small ones enlarged, with their captions; see ``image_grid``."""
-    grid = image_grid(images, captions, columns, max(1, SHOWN_SIDE // images.shape[1]))
+    """Write a grid of images, uint8 [N, H, W, 3], with their captions; small ones are upsampled. See ``image_grid``."""
+    grid = image_grid(images, captions, columns, max(1, DISPLAY_SIZE // images.shape[1]))
     storage.write_bytes(path, png_bytes(grid))
 
 
 def write_sweep(folder: str, images: Mapping[str, np.ndarray], captions: Sequence[str], seeds: Sequence[int]) -> None:
-    """Write the same pictures made in several ways: each way's to a folder of its name, as ``write_samples`` does, and
-    grid.png with a row a picture (as many as the limit allows) and a column a way."""
-    for name, made in images.items():
-        write_samples(storage.join(folder, name), made, captions, seeds)
+    """Write samples of the same captions and seeds under several settings.
+
+    images: uint8 [N, H, W, 3] by the name of the setting. Each is written to a folder of that name, as
+    ``write_samples`` does; ``grid.png`` has one row per caption (at most 64 cells) and one column per setting.
+    """
+    for name, samples in images.items():
+        write_samples(storage.join(folder, name), samples, captions, seeds)
     rows = min(len(captions), max(1, GRID_LIMIT // len(images)))
-    cells = np.stack([made[:rows] for made in images.values()], 1).reshape(-1, *next(iter(images.values())).shape[1:])
+    columns = np.stack([samples[:rows] for samples in images.values()], axis=1)
+    cells = columns.reshape(-1, *columns.shape[2:])
     labels = [f"[{name}] {caption}" for caption in captions[:rows] for name in images]
     write_grid(storage.join(folder, "grid.png"), cells, labels, len(images))
 
 
-def png_bytes(picture: Image.Image) -> bytes:
+def png_bytes(image: Image.Image) -> bytes:
     buffer = io.BytesIO()
-    picture.save(buffer, "png")
+    image.save(buffer, "png")
     return buffer.getvalue()

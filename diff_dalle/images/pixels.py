@@ -1,4 +1,4 @@
-"""Pixels ↔ the numbers that networks compute with."""
+"""Conversion between uint8 images and the float tensors that networks compute with."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torch import Tensor
 
 
 def to_uint8(images: Tensor) -> Tensor:
-    """[N, C, H, W] in [-1, 1] → [N, H, W, C] uint8, rounded, out-of-range values clipped."""
+    """[N, C, H, W] in [-1, 1] → [N, H, W, C] uint8, rounded; values out of range are clipped."""
     return ((images.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous()
 
 
 def from_uint8(images: np.ndarray) -> Tensor:
-    """Pictures [N, H, W, 3] uint8 → [N, 3, H, W] float32 in [-1, 1]."""
+    """Images [N, H, W, C] uint8 → [N, C, H, W] float32 in [-1, 1]."""
     return torch.from_numpy(images).permute(0, 3, 1, 2).float() / 127.5 - 1

@@ -1,6 +1,6 @@
-"""Attention between the positions of an image, and from them to a text.
+"""Self-attention over image positions or tokens, and cross-attention from them to text.
 
-Tokens are [N, T, C]: an image stored channels last is such a sequence without a copy.
+Tokens are [N, T, C]. An image in channels-last layout can be viewed as tokens without a copy.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from ..batch import Conditioning
 from .layers import GroupNorm32, Linear, recompute, to_image, to_tokens, zero_init
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, heads: int, visible: Tensor | None) -> Tensor:
-    """Scaled dot-product attention (Vaswani et al. 2017, eq. 1) in ``heads`` independent parts of the channels.
+def attend(q: Tensor, k: Tensor, v: Tensor, heads: int, mask: Tensor | None) -> Tensor:
+    """Multi-head scaled dot-product attention (Vaswani et al. 2017, eq. 1).
 
-    q: [N, T, C]; k, v: [N, S, C]; visible: [N, S] bool, the keys that may be looked at (at least one), None = all.
+    q: [N, T, C]; k, v: [N, S, C]; mask: [N, S] bool, True = attend to this key (at least one per sample), None = all.
     Returns [N, T, C].
     """
     q, k, v = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (q, k, v))
-    mask = None if visible is None else visible[:, None, None, :]
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
+    attn_mask = None if mask is None else mask[:, None, None, :]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask).transpose(1, 2).flatten(2)
 
 
 class SelfAttention(nn.Module):
-    """Every token looks at every token, and at ``context`` as well when the layer has a ``context_width``."""
+    """Self-attention; with a ``context_width`` the context's keys and values are appended to the tokens' own."""
 
     def __init__(self, width: int, heads: int, context_width: int = 0):
         super().__init__()
@@ -34,17 +34,17 @@ class SelfAttention(nn.Module):
         self.context_kv = Linear(context_width, 2 * width) if context_width else None
         self.proj = Linear(width, width)
 
-    def forward(self, x: Tensor, visible: Tensor | None = None, context: Tensor | None = None) -> Tensor:
-        """x: [N, T, width]; context: [N, S, context_width]; visible: [N, T] or, with context, [N, T + S]."""
+    def forward(self, x: Tensor, mask: Tensor | None = None, context: Tensor | None = None) -> Tensor:
+        """x: [N, T, width]; context: [N, S, context_width]; mask: [N, T] or, with context, [N, T + S]."""
         q, k, v = self.qkv(x).chunk(3, dim=-1)
         if self.context_kv is not None:
             context_k, context_v = self.context_kv(context).chunk(2, dim=-1)
             k, v = torch.cat([k, context_k], 1), torch.cat([v, context_v], 1)
-        return self.proj(attend(q, k, v, self.heads, visible))
+        return self.proj(attend(q, k, v, self.heads, mask))
 
 
 class CrossAttention(nn.Module):
-    """Every token looks at the context."""
+    """Encoder-decoder attention: queries from the tokens, keys and values from the context."""
 
     def __init__(self, width: int, heads: int, context_width: int):
         super().__init__()
@@ -53,18 +53,18 @@ class CrossAttention(nn.Module):
         self.kv = Linear(context_width, 2 * width)
         self.proj = Linear(width, width)
 
-    def forward(self, x: Tensor, context: Tensor, visible: Tensor) -> Tensor:
-        """x: [N, T, width]; context: [N, S, context_width]; visible: [N, S]."""
+    def forward(self, x: Tensor, context: Tensor, mask: Tensor) -> Tensor:
+        """x: [N, T, width]; context: [N, S, context_width]; mask: [N, S]."""
         k, v = self.kv(context).chunk(2, dim=-1)
-        return self.proj(attend(self.q(x), k, v, self.heads, visible))
+        return self.proj(attend(self.q(x), k, v, self.heads, mask))
 
 
 class AttentionBlock(nn.Module):
-    """A residual block in which the positions of an image look at each other and at the text.
+    """Residual attention over the positions of a feature map, with optional text conditioning.
 
     text_width:     channels of ``cond.text_states``; 0 = no text.
-    text_attention: "cross" lets a second, encoder-decoder attention follow the first (Vaswani et al. 2017, §3.2.3);
-                    "joint" adds the text to the keys and values of the first (Nichol et al. 2022, GLIDE).
+    text_attention: "cross" adds a cross-attention layer after self-attention (Vaswani et al. 2017, §3.2.3);
+                    "joint" appends the text to the keys and values of self-attention (Nichol et al. 2022, GLIDE).
     """
 
     def __init__(self, channels: int, heads: int, text_width: int, text_attention: str, use_checkpoint: bool):
@@ -76,7 +76,7 @@ class AttentionBlock(nn.Module):
         zero_init(self.attention.proj)
         self.text_norm = GroupNorm32(channels) if cross else None
         self.text_attention = CrossAttention(channels, heads, text_width) if cross else None
-        if cross:
+        if self.text_attention is not None:
             zero_init(self.text_attention.proj)
 
     def forward(self, x: Tensor, emb: Tensor, cond: Conditioning) -> Tensor:
@@ -87,11 +87,12 @@ class AttentionBlock(nn.Module):
     def _forward(self, x: Tensor, text: Tensor | None, mask: Tensor | None) -> Tensor:
         size = x.shape[2:]
         if self.joint:
-            pixels = size[0] * size[1]
-            h = self.attention(to_tokens(self.norm(x)), F.pad(mask, (pixels, 0), value=True), text)
+            assert mask is not None  # checked by UNetEncoder.embed
+            positions = size[0] * size[1]
+            h = self.attention(to_tokens(self.norm(x)), F.pad(mask, (positions, 0), value=True), text)
         else:
             h = self.attention(to_tokens(self.norm(x)))
         x = x + to_image(h, size)
-        if self.text_attention is not None:
+        if self.text_attention is not None and self.text_norm is not None:
             x = x + to_image(self.text_attention(to_tokens(self.text_norm(x)), text, mask), size)
         return x

@@ -1,10 +1,10 @@
-"""What a network costs, found on the meta device: nothing is allocated and nothing is computed."""
+"""Parameters, FLOPs and memory of a network, measured on the meta device: no allocation and no computation."""
 
 from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -13,26 +13,31 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-ADAMW_BYTES = 4 + 4 + 4 + 4  # weight, gradient and AdamW's two moments, each fp32
+ADAMW_BYTES = 4 + 4 + 4 + 4  # per parameter: weight, gradient and AdamW's two moments, each fp32
 
 
 @dataclass(frozen=True)
 class Cost:
-    """parameters: their number. flops: of one forward pass over an image (a multiply-add counts as two).
-    activation_bytes: what an image, or the part of it that is trained on, adds to the memory at the worst moment of a
-    forward and a backward pass in fp32, without what a device's libraries need for themselves."""
+    """The cost of a network.
+
+    parameters:       number of parameters.
+    flops:            FLOPs of a forward pass over one image; a multiply-add counts as two.
+    activation_bytes: peak memory per image, or per crop when trained on crops, during forward and backward pass in
+                      fp32; without the workspace of a device's libraries.
+    """
 
     parameters: int
     flops: int
     activation_bytes: int
 
-    def training_bytes(self, microbatch: int, averages: int = 1) -> int:
-        """Memory of training: weights, gradients, AdamW's moments, ``averages`` EMAs, a micro-batch's activations."""
-        return self.parameters * (ADAMW_BYTES + 4 * averages) + microbatch * self.activation_bytes
+    def training_bytes(self, microbatch: int, emas: int = 1) -> int:
+        """Memory of training: weights, gradients, AdamW's moments, ``emas`` sets of EMA weights, and the activations of
+        one micro-batch."""
+        return self.parameters * (ADAMW_BYTES + 4 * emas) + microbatch * self.activation_bytes
 
 
 def storage_key(tensor: Tensor) -> int:
-    """Identifies the memory behind a tensor, also on the meta device, where every data pointer is 0."""
+    """An identifier of the tensor's storage, also on the meta device, where every data pointer is 0."""
     return tensor.untyped_storage()._cdata
 
 
@@ -44,32 +49,35 @@ def _group_norm_backward(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, we
     return torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
 
 
-# On the meta device torch finds these results' shapes in Python, which took half of the time of everything.
-_RESULTS = {
+# On the meta device torch infers the shapes of these results in Python, which took half of the total time.
+_META_KERNELS = {
     torch.ops.aten.native_group_norm.default: _group_norm,
     torch.ops.aten.native_group_norm_backward.default: _group_norm_backward,
 }
 
 
 class _LiveBytes(TorchDispatchMode):
-    """Follows every tensor that an operation makes until it is freed. ``peak``: the most bytes alive at a time."""
+    """Tracks every tensor from the operation that allocates it until it is freed. ``peak``: maximum live bytes.
 
-    def __init__(self, model: nn.Module):
+    ignored: tensors that do not count.
+    """
+
+    def __init__(self, ignored: Iterable[Tensor]):
         super().__init__()
-        self.own = {storage_key(tensor) for p in model.parameters() for tensor in (p, p.grad)}
+        self.ignored = {storage_key(tensor) for tensor in ignored}
         self.alive: dict[int, tuple[weakref.ref, int]] = {}  # by storage: views of one activation count once
         self.now = self.peak = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = _RESULTS.get(func, func)(*args, **(kwargs or {}))
-        for made in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(made, Tensor):
-                self._count(made.untyped_storage())
+        out = _META_KERNELS.get(func, func)(*args, **(kwargs or {}))
+        for result in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(result, Tensor):
+                self._count(result.untyped_storage())
         return out
 
     def _count(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
-        if key not in self.alive and key not in self.own:
+        if key not in self.alive and key not in self.ignored:
             self.alive[key] = weakref.ref(storage, lambda _: self._free(key)), storage.nbytes()
             self.now += storage.nbytes()
             self.peak = max(self.peak, self.now)
@@ -79,7 +87,7 @@ class _LiveBytes(TorchDispatchMode):
 
 
 class _FusedAttention(torch.autograd.Function):
-    """What a real device's kernels keep of attention for the backward pass: nothing of the size tokens × tokens."""
+    """Saves what fused attention kernels save for the backward pass: nothing of size tokens × tokens."""
 
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -89,19 +97,21 @@ class _FusedAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, ...]:
-        return tuple(torch.empty_like(each) for each in ctx.saved_tensors[:3])
+        return tuple(torch.empty_like(saved) for saved in ctx.saved_tensors[:3])
 
 
 @contextlib.contextmanager
 def _fused_attention() -> Iterator[None]:
-    """On the meta device torch takes attention apart. (Its mode for functions would be off in the backward pass, where
-    activations are computed again.)"""
+    """Replace attention, which torch decomposes on the meta device, by its fused form.
+
+    A TorchFunctionMode does not work: it is inactive in the backward pass, where activations are recomputed.
+    """
     plain = F.scaled_dot_product_attention
 
     def fused(q: Tensor, k: Tensor, v: Tensor, *args, **kwargs) -> Tensor:
         return _FusedAttention.apply(q, k, v) if q.is_meta else plain(q, k, v, *args, **kwargs)
 
-    F.scaled_dot_product_attention = fused
+    F.scaled_dot_product_attention = fused  # type: ignore[assignment]  # positional arguments are enough here
     try:
         yield
     finally:
@@ -116,25 +126,31 @@ def count_flops(model: nn.Module, call: Callable[[nn.Module], Tensor]) -> int:
 
 
 def peak_bytes(model: nn.Module, call: Callable[[nn.Module], Tensor]) -> int:
-    """Most memory that ``call(model)`` and its backward pass take, for a model built on the meta device.
+    """Peak memory in bytes of ``call(model)`` and its backward pass, for a model built on the meta device.
 
-    Weights and gradients are left out; the latter lie there from the beginning, as from the second micro-batch on.
+    Weights and gradients do not count. Gradients exist before the pass, as they do from the second micro-batch on.
     """
     model.train()
-    for parameter in model.parameters():
-        parameter.grad = torch.empty_like(parameter)
-    live = _LiveBytes(model)
+    parameters = list(model.parameters())
+    gradients = [torch.empty_like(parameter) for parameter in parameters]
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    live = _LiveBytes([*parameters, *gradients])
     with _fused_attention(), live:
         out = call(model)
         out.backward(torch.empty_like(out))
     return live.peak
 
 
-def measure(model: nn.Module, call: Callable[[nn.Module], Tensor], trained: Callable[[nn.Module], Tensor] | None = None,
-            images: int = 1) -> Cost:  # fmt: skip
-    """Cost of ``call(model)``, a pass over ``images`` images, for a model built on the meta device.
+def measure(
+    model: nn.Module,
+    call: Callable[[nn.Module], Tensor],
+    trained: Callable[[nn.Module], Tensor] | None = None,
+    images: int = 1,
+) -> Cost:
+    """Cost per image of ``call(model)``, a forward pass over ``images`` images, for a model built on the meta device.
 
-    trained: the pass over those parts of the images which are trained on, where they are not the whole.
+    trained: the forward pass whose memory counts, when training runs on crops of the images; None = ``call``.
     """
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return Cost(parameters, count_flops(model, call) // images, peak_bytes(model, trained or call) // images)

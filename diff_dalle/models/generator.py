@@ -1,4 +1,4 @@
-"""A generator: text encoder and U-Net, trained together."""
+"""The generator: a text encoder and a U-Net, trained jointly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..batch import Conditioning
 from ..config import option, section
 from ..errors import InputError
 from .dropout import number_dropouts
-from .super_resolution import LevelEmbedding, LowResConfig, enlarged
+from .super_resolution import LevelEmbedding, LowResConfig, upsample_low_res
 from .text_encoder import TextEncoder, TextEncoderConfig
 from .unet import UNet, UNetConfig
 
@@ -23,7 +23,7 @@ class GeneratorConfig:
     unet: UNetConfig = section(UNetConfig)
     text: TextEncoderConfig = section(TextEncoderConfig)
     low_res: LowResConfig = section(LowResConfig)
-    image_channels: int = option(3, "channels of the images: 3 = RGB, 1 = grayscale")
+    image_channels: int = option(3, "image channels: 3 = RGB, 1 = grayscale")
 
     def __post_init__(self):
         if self.image_channels not in (1, 3):
@@ -32,7 +32,7 @@ class GeneratorConfig:
 
     @property
     def channels(self) -> int:
-        """Channels of the signal that is denoised."""
+        """Channels of the denoised signal."""
         return self.image_channels
 
     @property
@@ -41,16 +41,20 @@ class GeneratorConfig:
 
     @property
     def factor(self) -> int:
-        """How many times larger than what goes in the image is; 1 for a base generator."""
+        """Upsampling factor from input to output; 1 for a base generator."""
         return self.unet.image_size // (self.low_res.small_size or self.unet.image_size)
 
 
 class Generator(nn.Module):
-    """Predicts what the diffusion process needs from a noisy image, its timestep, caption and class; an up-sampler
-    also from the image to be enlarged.
+    """A denoiser conditioned on timestep, caption and class; an upsampler also on a low-resolution image.
 
-    vocab_size:       of the tokenizer; not used by a network without text (``enc_attn_dim`` 0).
-    learned_variance: return as many channels again for the variance.
+    vocab_size:       vocabulary size of the tokenizer; unused without text (``enc_attn_dim`` 0).
+    learned_variance: output twice the channels; the second half parametrizes the variance.
+
+    Conditions that the network requires: with text, ``mask`` and either ``tokens`` or, from an external encoder,
+    ``text_states`` and ``text_pooled``; with ``num_classes``, ``labels``; an upsampler, ``low_res``, ``low_res_level``
+    and ``low_res_blur``. A missing one is an InputError. ``dropout_keys`` is optional. Conditions that the network was
+    not built for are ignored, so that one ``Conditioning`` can serve all stages of a cascade.
     """
 
     def __init__(self, config: GeneratorConfig, vocab_size: int, learned_variance: bool = False):
@@ -66,9 +70,10 @@ class Generator(nn.Module):
         number_dropouts(self)
 
     def encode_text(self, cond: Conditioning) -> Conditioning:
-        """``cond`` with ``text_states`` and ``text_pooled`` filled in, unless they are or the network has no text.
+        """``cond`` with ``text_states`` and ``text_pooled`` from ``tokens``; unchanged if they are set or unused.
 
-        Sampling calls it once, so that the text is not encoded at every step. Raises InputError without a caption.
+        Sampling calls this once, so that the text is not encoded again at every step. Raises InputError when the
+        network requires captions and ``cond`` has none.
         """
         if self.text_encoder is None or cond.text_states is not None:
             return cond
@@ -79,15 +84,15 @@ class Generator(nn.Module):
         return replace(cond, text_states=states, text_pooled=pooled)
 
     def forward(self, x: Tensor, t: Tensor, cond: Conditioning | None = None) -> Tensor:
-        """x: [N, C, H, W]; t: [N], whole or fractional. Returns [N, C, H, W], or [N, 2C, H, W] with a learned variance,
-        float32.
+        """x: [N, C, H, W]; t: [N], integer or fractional steps of the original process.
 
-        Conditions that the network was not built for are left aside; one that it needs and lacks is an InputError.
+        Returns [N, C, H, W] float32, or [N, 2C, H, W] with a learned variance. Raises InputError for a missing
+        condition and for an image size that the network does not support.
         """
         cond = self.encode_text(cond or Conditioning())
         if not self.config.is_upsampler:
             return self.unet(x, t, cond)
-        low_res = enlarged(cond, x.shape[2:])
+        low_res = upsample_low_res(cond, x.shape[2:])
         output = self.unet(torch.cat([x, low_res.to(x.dtype)], 1), t, cond)
         if not self.config.low_res.low_res_skip:
             return output

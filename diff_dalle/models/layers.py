@@ -1,15 +1,16 @@
-"""The parts that the networks are made of: norms, the timestep's embedding, residual blocks, changes of resolution.
+"""Building blocks of the networks: norms, linear layers, timestep embedding, residual blocks, resampling.
 
-Every layer of the U-Net is called as ``layer(x, emb, cond)``: x [N, C, H, W] stored channels last, emb [N, E] the
-embedding of timestep, class and text after its last SiLU, cond the Conditioning. Weights are fp32; under autocast the
-norms still compute in fp32 and hand on the precision that they were given.
+Every layer of the U-Net has the signature ``layer(x, emb, cond)``: x [N, C, H, W] in channels-last layout; emb [N, E],
+the embedding of timestep, class and text after its final SiLU; cond, the Conditioning. Weights are fp32. Under autocast
+the norms still compute in fp32 and return their input's dtype.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,9 @@ from torch.utils.checkpoint import checkpoint
 from ..batch import Conditioning
 from .dropout import Dropout
 
-GROUPS = 32  # of every group norm, as in Guided-Diffusion; fewer where the channels do not divide by it
+Module = TypeVar("Module", bound=nn.Module)
+
+GROUPS = 32  # of every group norm, as in Guided-Diffusion; gcd(32, channels) when 32 does not divide the channels
 
 
 class GroupNorm32(nn.GroupNorm):
@@ -28,76 +31,77 @@ class GroupNorm32(nn.GroupNorm):
     def __init__(self, channels: int):
         super().__init__(math.gcd(GROUPS, channels), channels)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.float()).to(x.dtype)
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.float()).to(input.dtype)
 
 
 class LayerNorm32(nn.LayerNorm):
     """Layer norm in fp32 (Ba et al. 2016)."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.float()).to(x.dtype)
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.float()).to(input.dtype)
 
 
 class Linear(nn.Linear):
-    """The same map of every token of [N, T, C].
+    """A linear layer on tokens [N, T, C].
 
-    On a CPU it is computed as a 1×1 convolution: for those oneDNN has kernels of its own, which took half the time of
-    ``F.linear``'s matrix product on an AMD processor.
+    On CPU it runs as a 1×1 convolution: oneDNN's convolution kernels took half the time of the matrix product of
+    ``F.linear`` on an AMD processor.
     """
 
-    def forward(self, x: Tensor) -> Tensor:
-        if x.device.type != "cpu":
-            return super().forward(x)
-        row = x.transpose(1, 2).unsqueeze(2)  # [N, C, 1, T]: an image of one row, stored channels last
+    def forward(self, input: Tensor) -> Tensor:
+        if input.device.type != "cpu":
+            return super().forward(input)
+        row = input.transpose(1, 2).unsqueeze(2)  # [N, C, 1, T]: a channels-last image of height 1
         return F.conv2d(row, self.weight[:, :, None, None], self.bias).squeeze(2).transpose(1, 2)
 
 
 def to_tokens(x: Tensor) -> Tensor:
-    """[N, C, H, W] → [N, H · W, C]: no copy where channels are stored last."""
+    """[N, C, H, W] → [N, H · W, C], without a copy for channels-last input."""
     return x.permute(0, 2, 3, 1).flatten(1, 2)
 
 
 def to_image(tokens: Tensor, size: Sequence[int]) -> Tensor:
-    """[N, H · W, C] → [N, C, H, W] stored channels last, without a copy; size: (H, W)."""
+    """[N, H · W, C] → [N, C, H, W] in channels-last layout, without a copy; size: (H, W)."""
     return tokens.unflatten(1, size).permute(0, 3, 1, 2)
 
 
-def to_channels_last(module: nn.Module) -> nn.Module:
-    """The module with its convolutions' weights stored channels last, as its activations are.
+def to_channels_last(module: Module) -> Module:
+    """Store the convolution weights channels last, like the activations. Returns the module.
 
-    Done by whoever runs the network, not by the network: sharded parameters must stay contiguous.
+    The caller that runs a network does this, not the network itself: sharded parameters must stay contiguous.
     """
-    return module.to(memory_format=torch.channels_last)
+    return module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stubs
 
 
-def zero_init(module: nn.Module) -> nn.Module:
-    """The module with all parameters 0: the last layer of a branch, so that the branch starts as nothing."""
+def zero_init(module: Module) -> Module:
+    """Set all parameters to 0 and return the module: the last layer of a residual branch starts as the identity."""
     for parameter in module.parameters():
         nn.init.zeros_(parameter)
     return module
 
 
-def full_precision(device: torch.device):
-    """The context in which autocast is off."""
+def autocast_disabled(device: torch.device) -> contextlib.AbstractContextManager:
+    """A context with autocast disabled, for computations that must run in their inputs' dtype."""
     if not torch.amp.is_autocast_available(device.type):  # the meta device
         return contextlib.nullcontext()
     return torch.autocast(device.type, enabled=False)
 
 
-def recompute(function, x: Tensor, *args, keys: Tensor | None) -> Tensor:
-    """``function(x, *args)``, whose inner activations are computed again in the backward pass instead of kept.
+def recompute(function: Callable[..., Tensor], x: Tensor, *args: Tensor | None, keys: Tensor | None) -> Tensor:
+    """``function(x, *args)`` with activation checkpointing.
 
-    Keyed dropout repeats itself; only without keys must the generator's state be kept for the second time.
+    keys: the dropout keys used by the function. Keyed dropout is reproducible; without keys the generator's state is
+          saved and restored for the recomputation.
     """
     return checkpoint(function, x, *args, use_reentrant=False, preserve_rng_state=keys is None)
 
 
 def timestep_embedding(t: Tensor, width: int, max_period: float = 10000.0) -> Tensor:
-    """Cosines, then sines, of t at width // 2 frequencies from 1 down to nearly 1 / max_period.
+    """Sinusoidal embedding: cosines, then sines, of t at width // 2 frequencies from 1 to almost 1 / max_period.
 
-    After Vaswani et al. (2017, §3.5). t: [N], whole or fractional steps. Returns [N, width] float32; an odd width ends
-    in a 0.
+    After Vaswani et al. (2017, §3.5). t: [N], integer or fractional steps. Returns [N, width] float32; an odd width is
+    padded with a 0.
     """
     half = width // 2
     frequencies = torch.exp(-math.log(max_period) / half * torch.arange(half, dtype=torch.float32, device=t.device))
@@ -106,7 +110,7 @@ def timestep_embedding(t: Tensor, width: int, max_period: float = 10000.0) -> Te
 
 
 class Downsample(nn.Module):
-    """Halve height and width, by a 3×3 convolution of stride 2 or by the mean of 2×2 pixels."""
+    """Halve the resolution by a 3×3 convolution of stride 2 (learned) or 2×2 average pooling."""
 
     def __init__(self, channels: int, learned: bool):
         super().__init__()
@@ -117,7 +121,7 @@ class Downsample(nn.Module):
 
 
 class Upsample(nn.Module):
-    """Double height and width by repeating pixels, then perhaps a 3×3 convolution."""
+    """Double the resolution by nearest-neighbor interpolation, followed by a 3×3 convolution if learned."""
 
     def __init__(self, channels: int, learned: bool):
         super().__init__()
@@ -131,12 +135,20 @@ class Upsample(nn.Module):
 class ResBlock(nn.Module):
     """The residual block of Dhariwal & Nichol (2021, §3): norm, SiLU, convolution, twice.
 
-    The embedding enters after the second norm as scale and shift of each channel (``use_scale_shift_norm``), else it is
-    added before it. ``resample`` (without weights) changes the resolution of branch and shortcut alike.
+    The embedding scales and shifts the output of the second norm (``use_scale_shift_norm``) or is added to its input.
+    ``resample``, a layer without weights, changes the resolution of both branch and shortcut.
     """
 
-    def __init__(self, channels: int, out_channels: int, emb_width: int, dropout: float, use_scale_shift_norm: bool,
-                 use_checkpoint: bool, resample: nn.Module | None = None):  # fmt: skip
+    def __init__(
+        self,
+        channels: int,
+        out_channels: int,
+        emb_width: int,
+        dropout: float,
+        use_scale_shift_norm: bool,
+        use_checkpoint: bool,
+        resample: nn.Module | None = None,
+    ):
         super().__init__()
         self.use_scale_shift_norm, self.use_checkpoint = use_scale_shift_norm, use_checkpoint
         self.resample = resample

@@ -1,4 +1,4 @@
-"""What makes a generator an up-sampler: it also sees the image that is to be enlarged, and how that was degraded."""
+"""Super-resolution conditioning (Saharia et al. 2022): the low-resolution image, its noise level and its blur."""
 
 from __future__ import annotations
 
@@ -14,27 +14,33 @@ from ..config import option
 from ..errors import InputError
 from .layers import timestep_embedding
 
-LEVEL_SCALE = 1000.0  # levels from 0 to 1 are embedded like timesteps from 0 to 1000
+LEVEL_SCALE = 1000.0  # levels in [0, 1] are embedded like timesteps in [0, 1000]
 
 
 @dataclass(frozen=True)
 class LowResConfig:
-    """Up-sampling"""
+    """Upsampling"""
 
-    small_size: int = option(0, "side in pixels of the image that an up-sampler enlarges to image_size, of which it "
-                                "must be a divisor; 0 = a base generator, which starts from nothing")  # fmt: skip
-    low_res_skip: bool = option(False, "let an up-sampler predict what the enlarged image lacks, instead of all of it: "
-                                       "learns much sooner; for prediction x_start")  # fmt: skip
+    small_size: int = option(
+        0, "input resolution of an upsampler in pixels, a divisor of image_size; 0 = base generator"
+    )
+    low_res_skip: bool = option(
+        False,
+        "upsamplers: predict the residual to the bilinearly upsampled input, which converges much faster; "
+        "requires prediction x_start",
+    )
 
     def __post_init__(self):
         if self.small_size < 0:
-            raise InputError(f"small_size is {self.small_size}, but must not be negative")
+            raise InputError(f"small_size is {self.small_size}, but must be at least 0")
         if self.low_res_skip and not self.small_size:
-            raise InputError("low_res_skip is for up-samplers, but this is a base generator: give --small_size, or "
-                             "leave it out")  # fmt: skip
+            raise InputError(
+                "low_res_skip is for upsamplers, but this is a base generator: set --small_size, or "
+                "--low_res_skip False"
+            )
 
     def check_size(self, image_size: int) -> None:
-        """InputError unless ``small_size`` can be enlarged to ``image_size``."""
+        """InputError unless ``small_size`` is 0 or a proper divisor of ``image_size``."""
         if self.small_size >= image_size:
             raise InputError(f"small_size is {self.small_size}, but must be smaller than image_size ({image_size})")
         if self.small_size and image_size % self.small_size:
@@ -42,8 +48,8 @@ class LowResConfig:
 
 
 class LevelEmbedding(nn.Module):
-    """How strongly the low-resolution image was noised and blurred: cond → [N, emb_width], to be added to the
-    timestep's embedding (Saharia et al. 2022, section 2.4)."""
+    """Embeds the noise level and blur of the low-resolution image: cond → [N, emb_width], which is added to the
+    timestep embedding (Saharia et al. 2022, §2.4)."""
 
     def __init__(self, channels: int, emb_width: int):
         super().__init__()
@@ -51,18 +57,20 @@ class LevelEmbedding(nn.Module):
         self.layers = nn.Sequential(nn.Linear(2 * channels, emb_width), nn.SiLU(), nn.Linear(emb_width, emb_width))
 
     def forward(self, cond: Conditioning) -> Tensor:
-        levels = [cond.low_res_level, cond.low_res_blur]
+        assert cond.low_res_level is not None and cond.low_res_blur is not None  # checked by upsample_low_res
+        levels = (cond.low_res_level, cond.low_res_blur)
         return self.layers(torch.cat([timestep_embedding(LEVEL_SCALE * level, self.channels) for level in levels], 1))
 
 
-def enlarged(cond: Conditioning, size: Sequence[int]) -> Tensor:
-    """The low-resolution image, resized bilinearly to ``size`` (height, width), of any size before: [N, C, *size].
+def upsample_low_res(cond: Conditioning, size: Sequence[int]) -> Tensor:
+    """``cond.low_res`` bilinearly resized to ``size`` (height, width): [N, C, *size].
 
-    InputError when it, or what was done to it, is missing.
+    Raises InputError when ``cond`` lacks low_res, low_res_level or low_res_blur.
     """
     if cond.low_res is None or cond.low_res_level is None or cond.low_res_blur is None:
-        raise InputError("an up-sampler needs the image to be enlarged, but cond lacks low_res, low_res_level or "
-                         "low_res_blur")  # fmt: skip
+        raise InputError(
+            "an upsampler requires a low-resolution image, but cond lacks low_res, low_res_level or low_res_blur"
+        )
     if cond.low_res.shape[2:] == tuple(size):
         return cond.low_res
     return F.interpolate(cond.low_res, tuple(size), mode="bilinear", align_corners=False)

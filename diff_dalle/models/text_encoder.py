@@ -1,4 +1,4 @@
-"""A transformer that turns a caption's tokens into states for attention and one summary vector."""
+"""The text encoder: a transformer that maps a caption's tokens to states for attention and one pooled vector."""
 
 from __future__ import annotations
 
@@ -19,25 +19,29 @@ from .layers import LayerNorm32, Linear
 class TextEncoderConfig:
     """Text encoder"""
 
-    enc_attn_dim: int = option(512, "channels of the text encoder; 0 = a network without text")
-    enc_depth: int = option(6, "layers of the text encoder")
+    enc_attn_dim: int = option(512, "width of the text encoder; 0 = text-unconditional")
+    enc_depth: int = option(6, "transformer layers of the text encoder")
     enc_heads: int = option(8, "attention heads of the text encoder")
-    text_length: int = option(48, "tokens per caption, start and end included; longer captions are cut")
-    dropout_text: float = option(0.0, "fraction of activations dropped in the text encoder while training")
+    text_length: int = option(
+        48, "maximum caption length in tokens, start and end tokens included; longer captions are truncated"
+    )
+    dropout_text: float = option(0.0, "dropout rate in the text encoder")
 
     def __post_init__(self):
         for name in ("enc_depth", "enc_heads", "text_length"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}, but must be at least 1")
         if self.enc_attn_dim < 0 or self.enc_attn_dim % self.enc_heads:
-            raise InputError(f"enc_attn_dim is {self.enc_attn_dim}, but must be a multiple of enc_heads "
-                             f"({self.enc_heads}), or 0 for no text")  # fmt: skip
+            raise InputError(
+                f"enc_attn_dim is {self.enc_attn_dim}, but must be a multiple of enc_heads ({self.enc_heads}), "
+                "or 0 for no text"
+            )
         if not 0 <= self.dropout_text < 1:
-            raise InputError(f"dropout_text is {self.dropout_text:g}, but must be from 0 up to, not including, 1")
+            raise InputError(f"dropout_text is {self.dropout_text:g}, but must be at least 0 and less than 1")
 
 
 class TextBlock(nn.Module):
-    """Attention and a feed-forward layer, each after a norm and beside a shortcut (pre-LN, Xiong et al. 2020)."""
+    """A pre-LN transformer layer (Xiong et al. 2020): self-attention and MLP, each with norm, dropout and shortcut."""
 
     def __init__(self, width: int, heads: int, drop: float, depth: int):
         super().__init__()
@@ -45,7 +49,7 @@ class TextBlock(nn.Module):
         self.mlp_norm = LayerNorm32(width)
         self.mlp_in, self.mlp_out = Linear(width, 4 * width), Linear(4 * width, width)
         self.attention_dropout, self.mlp_dropout = Dropout(drop), Dropout(drop)
-        # The sum of 2 · depth branches then has the size of one (Radford et al. 2019, §2.3).
+        # Keeps the variance of the residual stream, a sum of 2 · depth branches, near 1 (Radford et al. 2019, §2.3).
         with torch.no_grad():
             for last in (self.attention.proj, self.mlp_out):
                 last.weight.mul_((2 * depth) ** -0.5)
@@ -59,8 +63,7 @@ class TextBlock(nn.Module):
 class TextEncoder(nn.Module):
     """A bidirectional transformer with learned positions.
 
-    summary: what the caption's one vector is made of: "mean" of all real tokens' states, or the state at the "end"
-             token.
+    summary: pooling: "mean" of the states of all real tokens, or the state of the "end" token.
     """
 
     def __init__(self, config: TextEncoderConfig, vocab_size: int, summary: str = "mean"):
@@ -70,8 +73,8 @@ class TextEncoder(nn.Module):
         self.token_emb = nn.Embedding(vocab_size, width)
         self.position_emb = nn.Parameter(torch.empty(config.text_length, width))
         for table in (self.token_emb.weight, self.position_emb):
-            # As large as what the layers add to it: with GPT's 0.02 the words drown in the first layers' output, and a
-            # generator takes several times as long until it looks at its captions.
+            # Standard deviation 1, the scale of the layers' outputs. With GPT's 0.02 the first layers' outputs
+            # dominate the embeddings, and a generator takes several times as many steps to start following captions.
             nn.init.normal_(table)
         self.blocks = nn.ModuleList(
             TextBlock(width, config.enc_heads, config.dropout_text, config.enc_depth) for _ in range(config.enc_depth)
@@ -81,10 +84,14 @@ class TextEncoder(nn.Module):
         number_dropouts(self)
 
     def forward(self, tokens: Tensor, mask: Tensor, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """tokens: [N, L] int64, L up to text_length; mask: [N, L] bool, position 0 always real; keys: dropout's, [N].
+        """Encode captions.
 
-        Returns the states [N, L, enc_attn_dim] and the summary [N, enc_attn_dim], a projection. What stands at
-        positions that are not real changes neither (their own states are meaningless).
+        tokens: [N, L] int64, L ≤ text_length.
+        mask:   [N, L] bool, True = a real token; position 0 is always real.
+        keys:   [N] int64, dropout keys; None = torch's generator.
+
+        Returns the states [N, L, enc_attn_dim] and the projected summary [N, enc_attn_dim]. Padding affects neither;
+        the states at padded positions are meaningless. Raises InputError for captions longer than text_length.
         """
         length = tokens.shape[1]
         if length > self.config.text_length:
@@ -96,7 +103,7 @@ class TextEncoder(nn.Module):
         if self.summary == "end":
             last = mask.sum(1) - 1
             return states, self.pool(states.gather(1, last[:, None, None].expand(-1, 1, states.shape[2])).squeeze(1))
-        # A sum of independent states has the size of one after division by the root of their number. In our trials the
-        # generator followed captions twice as soon as with the last token's state, which first has to gather them.
+        # Dividing the sum by √length keeps the variance of independent states. In our trials the generator followed its
+        # captions in half the steps that the last token's state took, which must first aggregate the others.
         real = mask.unsqueeze(2)
         return states, self.pool((states * real).sum(1) / real.sum(1).sqrt())

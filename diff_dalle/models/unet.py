@@ -1,4 +1,4 @@
-"""The U-Net of Guided-Diffusion (Dhariwal & Nichol 2021), with text: one trunk, whole or as its encoder half."""
+"""The U-Net of Guided-Diffusion (Dhariwal & Nichol 2021) with text conditioning, and its encoder half."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ..config import option
 from ..errors import InputError
 from .attention import AttentionBlock
 from .dropout import number_dropouts
-from .layers import Downsample, GroupNorm32, ResBlock, Upsample, full_precision, timestep_embedding, zero_init
+from .layers import Downsample, GroupNorm32, ResBlock, Upsample, autocast_disabled, timestep_embedding, zero_init
 
-# Guided-Diffusion's multipliers by side of the outermost feature map; those of 32 are Improved Diffusion's. A side in
-# between takes the next smaller one's, so that the deepest feature map of 32 pixels and more keeps 4 positions a side.
+# Guided-Diffusion's channel multipliers by resolution of the first feature map; those below 64 are Improved Diffusion's
+# for 32. A resolution in between takes the next lower entry, so that from 32 up the last feature map is at least 4×4.
 CHANNEL_MULTS = {
     512: (0.5, 1, 1, 2, 2, 4, 4),
     256: (1, 1, 2, 2, 4, 4),
@@ -30,30 +30,44 @@ CHANNEL_MULTS = {
 class UNetConfig:
     """Network (U-Net)"""
 
-    image_size: int = option(64, "side of the images in pixels; other sizes and shapes that the network divides work")
-    num_channels: int = option(128, "channels of a level whose multiplier is 1")
-    num_res_blocks: int = option(2, "residual blocks per level on the way down; on the way up there is one more")
+    image_size: int = option(
+        64, "training resolution in pixels; other sizes and aspect ratios work if the network's levels divide them"
+    )
+    num_channels: int = option(128, "base channels: those of a level with multiplier 1")
+    num_res_blocks: int = option(2, "residual blocks per level of the encoder; the decoder has one more")
     channel_mult: tuple[float, ...] = option(
-        (), "channels of each level as multiples of num_channels, each level at half the resolution of the one before; "
-            "empty = the published ones for image_size / patch_size")  # fmt: skip
+        (),
+        "channel multiplier of each level, each at half the resolution of the previous one; "
+        "empty = Guided-Diffusion's for image_size / patch_size",
+    )
     attention_resolutions: tuple[int, ...] = option(
-        (16, 8), "sides, in positions, of the feature maps with attention; a side that no level has means the next "
-                 "smaller one. The middle always has attention")  # fmt: skip
+        (16, 8),
+        "feature-map resolutions with attention; a value between two levels selects the lower one. "
+        "The middle block always has attention",
+    )
     num_heads: int = option(4, "attention heads")
-    num_head_channels: int = option(-1, "channels of one attention head, instead of a number of heads; -1 = num_heads")
-    num_heads_upsample: int = option(-1, "attention heads on the way up; -1 = num_heads")
+    num_head_channels: int = option(-1, "channels per attention head, overrides num_heads; -1 = use num_heads")
+    num_heads_upsample: int = option(-1, "attention heads of the decoder; -1 = num_heads")
     use_scale_shift_norm: bool = option(
-        True, "let timestep, class and text scale and shift the norms, instead of being added before them")  # fmt: skip
-    resblock_updown: bool = option(False, "change resolution inside residual blocks")
-    conv_resample: bool = option(True, "learned convolutions where the resolution changes (without resblock_updown)")
-    dropout: float = option(0.0, "fraction of activations dropped in residual blocks while training")
+        True,
+        "adaptive group norm: timestep, class and text embeddings scale and shift the normalized activations; "
+        "False = they are added before the norm",
+    )
+    resblock_updown: bool = option(False, "change the resolution inside residual blocks")
+    conv_resample: bool = option(True, "learned convolutions for up- and downsampling; no effect with resblock_updown")
+    dropout: float = option(0.0, "dropout rate in residual blocks")
     use_checkpoint: bool = option(
-        False, "save memory: compute activations a second time in the backward pass", free=True)  # fmt: skip
-    num_classes: int = option(0, "classes of a class-conditional network; 0 = none")
+        False,
+        "activation checkpointing: recompute activations in the backward pass to save memory",
+        free=True,
+    )
+    num_classes: int = option(0, "number of classes; 0 = class-unconditional")
     text_attention: str = option(
-        "cross", "how attention blocks see the text: by a second attention, or joined to the keys of the first",
-        choices=("cross", "joint"))  # fmt: skip
-    patch_size: int = option(1, "side in pixels of the squares that the network takes in as single positions")
+        "cross",
+        "text conditioning: cross-attention after self-attention, or text joined to self-attention's keys and values",
+        choices=("cross", "joint"),
+    )
+    patch_size: int = option(1, "patch size in pixels: space-to-depth at the input, depth-to-space at the output")
 
     def __post_init__(self):
         for name in ("image_size", "num_channels", "num_res_blocks", "num_heads", "patch_size"):
@@ -65,34 +79,34 @@ class UNetConfig:
             )
         for name in ("num_head_channels", "num_heads_upsample"):
             if getattr(self, name) < 1 and getattr(self, name) != -1:
-                raise InputError(f"{name} is {getattr(self, name)}, but must be at least 1, or -1")
+                raise InputError(f"{name} is {getattr(self, name)}, but must be at least 1, or -1 for the default")
         if not 0 <= self.dropout < 1:
-            raise InputError(f"dropout is {self.dropout:g}, but must be from 0 up to, not including, 1")
+            raise InputError(f"dropout is {self.dropout:g}, but must be at least 0 and less than 1")
         if self.num_classes < 0:
-            raise InputError(f"num_classes is {self.num_classes}, but must not be negative")
+            raise InputError(f"num_classes is {self.num_classes}, but must be at least 0")
         if self.text_attention not in ("cross", "joint"):
             raise InputError(f"text_attention is {self.text_attention!r}, but must be cross or joint")
         for mult in self.mults:
-            if mult <= 0 or abs(mult * self.num_channels - round(mult * self.num_channels)) > 1e-6:
-                channels = self.num_channels
+            base = self.num_channels
+            if round(mult * base) < 1 or abs(mult * base - round(mult * base)) > 1e-6:
                 raise InputError(
-                    f"channel_mult has {mult:g}, but times num_channels ({channels}) it must be a whole number"
+                    f"channel_mult has {mult:g}, but times num_channels ({base}) must be a positive integer"
                 )
         self.check_size(self.image_size, self.image_size)
         for level, channels in enumerate(self.level_channels):
             if self.has_attention(level) or level == self.levels - 1:
                 self.heads(channels)
-                self.heads(channels, upward=True)
+                self.heads(channels, decoder=True)
 
     @property
     def mults(self) -> tuple[float, ...]:
-        """Multipliers of every level, the outermost first."""
-        side = self.image_size // self.patch_size
-        return self.channel_mult or next(mults for least, mults in CHANNEL_MULTS.items() if side >= least)
+        """Channel multipliers of all levels, from the highest resolution to the lowest."""
+        resolution = self.image_size // self.patch_size
+        return self.channel_mult or next(mults for least, mults in CHANNEL_MULTS.items() if resolution >= least)
 
     @property
     def level_channels(self) -> tuple[int, ...]:
-        """Channels of every level, the outermost first."""
+        """Channels of all levels, from the highest resolution to the lowest."""
         return tuple(round(mult * self.num_channels) for mult in self.mults)
 
     @property
@@ -101,11 +115,11 @@ class UNetConfig:
 
     @property
     def divisor(self) -> int:
-        """What height and width of an image must be multiples of."""
+        """Height and width of an image must be multiples of this."""
         return self.patch_size * 2 ** (self.levels - 1)
 
     def check_size(self, height: int, width: int) -> None:
-        """InputError unless the network takes images of this size."""
+        """InputError unless height and width are multiples of ``divisor``."""
         if height % self.divisor or width % self.divisor:
             size = f"{height}" if height == width else f"{width}×{height}"
             raise InputError(
@@ -114,15 +128,15 @@ class UNetConfig:
             )
 
     def has_attention(self, level: int) -> bool:
-        """Whether the level's feature map, on a square of ``image_size``, is the largest not above a listed side."""
-        side = self.image_size // (self.patch_size * 2**level)
-        return any(side <= resolution < 2 * side for resolution in self.attention_resolutions)
+        """Whether one of ``attention_resolutions`` selects this level, at ``image_size``."""
+        resolution = self.image_size // (self.patch_size * 2**level)
+        return any(resolution <= listed < 2 * resolution for listed in self.attention_resolutions)
 
-    def heads(self, channels: int, upward: bool = False) -> int:
-        """Attention heads on a feature map of so many channels. InputError when they do not divide."""
+    def heads(self, channels: int, decoder: bool = False) -> int:
+        """Attention heads for a feature map with ``channels`` channels. InputError if they do not divide evenly."""
         if self.num_head_channels != -1:
             name, divisor = "num_head_channels", self.num_head_channels
-        elif upward and self.num_heads_upsample != -1:
+        elif decoder and self.num_heads_upsample != -1:
             name, divisor = "num_heads_upsample", self.num_heads_upsample
         else:
             name, divisor = "num_heads", self.num_heads
@@ -131,8 +145,8 @@ class UNetConfig:
         return channels // divisor if name == "num_head_channels" else divisor
 
 
-class Layers(nn.Sequential):
-    """Layers of the trunk, one after another."""
+class Layers(nn.ModuleList):
+    """Layers applied one after another, each to (x, emb, cond)."""
 
     def forward(self, x: Tensor, emb: Tensor, cond: Conditioning) -> Tensor:
         for layer in self:
@@ -141,26 +155,28 @@ class Layers(nn.Sequential):
 
 
 class InputConv(nn.Conv2d):
-    """The 3×3 convolution that takes the image in."""
+    """The input layer: a 3×3 convolution with the signature of the other layers."""
 
-    def forward(self, x: Tensor, emb: Tensor, cond: Conditioning) -> Tensor:
-        return super().forward(x)
+    def forward(self, input: Tensor, emb: Tensor | None = None, cond: Conditioning | None = None) -> Tensor:
+        return super().forward(input)
 
 
 class _Builder:
-    """Makes the trunk's layers of one config."""
+    """Builds the layers of a U-Net from its config."""
 
     def __init__(self, config: UNetConfig, text_width: int):
         self.config, self.text_width = config, text_width
 
     def res(self, channels: int, out_channels: int, resample: nn.Module | None = None) -> ResBlock:
         c = self.config
-        return ResBlock(channels, out_channels, 4 * c.num_channels, c.dropout, c.use_scale_shift_norm, c.use_checkpoint,
-                        resample)  # fmt: skip
+        emb_width = 4 * c.num_channels
+        return ResBlock(
+            channels, out_channels, emb_width, c.dropout, c.use_scale_shift_norm, c.use_checkpoint, resample
+        )
 
-    def attention(self, channels: int, upward: bool = False) -> AttentionBlock:
+    def attention(self, channels: int, decoder: bool = False) -> AttentionBlock:
         c = self.config
-        return AttentionBlock(channels, c.heads(channels, upward), self.text_width, c.text_attention, c.use_checkpoint)
+        return AttentionBlock(channels, c.heads(channels, decoder), self.text_width, c.text_attention, c.use_checkpoint)
 
     def resample(self, kind: type[Downsample] | type[Upsample], channels: int) -> nn.Module:
         if self.config.resblock_updown:
@@ -169,16 +185,18 @@ class _Builder:
 
 
 class UNetEncoder(nn.Module):
-    """The way down and the middle.
+    """The encoder half of the U-Net, middle block included.
 
-    in_channels: channels of the image.
+    in_channels: channels of the input image.
     text_width:  channels of ``cond.text_states`` and ``cond.text_pooled``; 0 = no text.
-    cond_emb:    embeds further conditions, cond → [N, 4 · num_channels]; None = there are none.
-    ``channels`` is the width of what comes out, ``skip_channels`` that of each feature map for the way up.
+    cond_emb:    embedding of further conditions, cond → [N, 4 · num_channels]; None = no further conditions.
+
+    Attributes: ``channels``, output channels; ``skip_channels``, channels of each skip connection.
     """
 
-    def __init__(self, config: UNetConfig, in_channels: int = 3, text_width: int = 0,
-                 cond_emb: nn.Module | None = None):  # fmt: skip
+    def __init__(
+        self, config: UNetConfig, in_channels: int = 3, text_width: int = 0, cond_emb: nn.Module | None = None
+    ):
         super().__init__()
         self.config = config
         build, widths = _Builder(config, text_width), config.level_channels
@@ -186,32 +204,35 @@ class UNetEncoder(nn.Module):
         self.time_emb = nn.Sequential(
             nn.Linear(config.num_channels, emb_width), nn.SiLU(), nn.Linear(emb_width, emb_width)
         )
-        # One more row than classes: "no class".
+        # The additional row stands for "no class".
         self.label_emb = nn.Embedding(config.num_classes + 1, emb_width) if config.num_classes else None
         self.text_emb = nn.Linear(text_width, emb_width) if text_width else None
         self.cond_emb = cond_emb
 
         channels = widths[0]
         self.input_blocks = nn.ModuleList(
-            [Layers(InputConv(in_channels * config.patch_size**2, channels, 3, padding=1))]
+            [Layers([InputConv(in_channels * config.patch_size**2, channels, 3, padding=1)])]
         )
         self.skip_channels = [channels]
         for level, width in enumerate(widths):
             for _ in range(config.num_res_blocks):
                 attention = [build.attention(width)] if config.has_attention(level) else []
-                self.input_blocks.append(Layers(build.res(channels, width), *attention))
+                self.input_blocks.append(Layers([build.res(channels, width), *attention]))
                 channels = width
                 self.skip_channels.append(channels)
             if level < config.levels - 1:
-                self.input_blocks.append(Layers(build.resample(Downsample, channels)))
+                self.input_blocks.append(Layers([build.resample(Downsample, channels)]))
                 self.skip_channels.append(channels)
-        self.middle = Layers(build.res(channels, channels), build.attention(channels), build.res(channels, channels))
+        self.middle = Layers([build.res(channels, channels), build.attention(channels), build.res(channels, channels)])
         self.channels = channels
         number_dropouts(self)
 
     def embed(self, t: Tensor, cond: Conditioning) -> Tensor:
-        """[N, 4 · num_channels] float32: timestep, class, text, … together, after the SiLU that all blocks share."""
-        with full_precision(t.device):
+        """The sum of all embeddings (timestep, class, pooled text, ``cond_emb``) after a SiLU.
+
+        Returns [N, 4 · num_channels] float32. Raises InputError for a missing condition.
+        """
+        with autocast_disabled(t.device):
             emb = self.time_emb(timestep_embedding(t, self.config.num_channels))
             if self.label_emb is not None:
                 if cond.labels is None:
@@ -229,10 +250,11 @@ class UNetEncoder(nn.Module):
             return F.silu(emb)
 
     def forward(self, x: Tensor, t: Tensor, cond: Conditioning) -> tuple[Tensor, list[Tensor], Tensor]:
-        """x: [N, in_channels, H, W]; t: [N], whole or fractional steps of the original process.
+        """x: [N, in_channels, H, W]; t: [N], integer or fractional steps of the original process.
 
-        Returns the middle's output [N, channels, H / divisor, W / divisor], the outputs of all input blocks, and the
-        embedding. Raises InputError for an image that the network does not divide and for a condition that is missing.
+        Returns the middle block's output [N, channels, H / divisor, W / divisor], the skip connections, and the
+        embedding. Raises InputError for an image whose size is not a multiple of ``divisor`` and for a missing
+        condition.
         """
         self.config.check_size(*x.shape[2:])
         emb = self.embed(t, cond)
@@ -245,10 +267,16 @@ class UNetEncoder(nn.Module):
 
 
 class UNet(nn.Module):
-    """The whole network: a denoiser (x_t, t, cond) → out_channels maps of the image's size, 0 at the start."""
+    """The full U-Net, a denoiser whose output is 0 at initialization. Arguments: see ``UNetEncoder``."""
 
-    def __init__(self, config: UNetConfig, in_channels: int = 3, out_channels: int = 3, text_width: int = 0,
-                 cond_emb: nn.Module | None = None):  # fmt: skip
+    def __init__(
+        self,
+        config: UNetConfig,
+        in_channels: int = 3,
+        out_channels: int = 3,
+        text_width: int = 0,
+        cond_emb: nn.Module | None = None,
+    ):
         super().__init__()
         self.config = config
         self.encoder = UNetEncoder(config, in_channels, text_width, cond_emb)
@@ -257,23 +285,23 @@ class UNet(nn.Module):
         self.output_blocks = nn.ModuleList()
         for level, width in reversed(list(enumerate(widths))):
             for i in range(config.num_res_blocks + 1):
-                layers = [build.res(channels + skip_channels.pop(), width)]
+                layers: list[nn.Module] = [build.res(channels + skip_channels.pop(), width)]
                 channels = width
                 if config.has_attention(level):
-                    layers.append(build.attention(channels, upward=True))
+                    layers.append(build.attention(channels, decoder=True))
                 if level and i == config.num_res_blocks:
                     layers.append(build.resample(Upsample, channels))
-                self.output_blocks.append(Layers(*layers))
+                self.output_blocks.append(Layers(layers))
         self.out_norm = GroupNorm32(channels)
         self.out_conv = zero_init(nn.Conv2d(channels, out_channels * config.patch_size**2, 3, padding=1))
         number_dropouts(self)
 
     def forward(self, x: Tensor, t: Tensor, cond: Conditioning | None = None) -> Tensor:
-        """x: [N, in_channels, H, W]; t: [N]. Returns [N, out_channels, H, W] float32. Errors as for the encoder."""
+        """x: [N, in_channels, H, W]; t: [N]. Returns [N, out_channels, H, W] float32. Errors: see ``UNetEncoder``."""
         cond = cond or Conditioning()
         h, skips, emb = self.encoder(x, t, cond)
         for block in self.output_blocks:
             h = block(torch.cat([h, skips.pop()], 1), emb, cond)
-        with full_precision(h.device):  # the prediction's last bits matter at low noise
+        with autocast_disabled(h.device):  # at low noise the prediction needs full precision
             h = self.out_conv(F.silu(self.out_norm(h.float())))
             return F.pixel_shuffle(h, self.config.patch_size)

@@ -1,4 +1,4 @@
-"""What is asked of a pipeline: what its pictures are to show, what they start from, and how each stage makes them."""
+"""Records of a sampling run: the images to sample, the images to start from, and the settings of each stage."""
 
 from __future__ import annotations
 
@@ -14,20 +14,26 @@ from ..diffusion.guidance import GuidanceConfig
 from ..diffusion.samplers import SAMPLERS
 from ..diffusion.sampling import SamplerConfig
 from ..errors import InputError, quantity
-from ..images.files import check_mask, fit_mask, fit_picture
-from ..images.pixels import from_uint8
+from ..images.files import check_mask, fit_image, fit_mask
+from ..images.signal import Signal
 from .classifier import Classifier
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Request:
-    """What the pictures are to show, one entry a picture.
+    """N images to sample.
 
-    seeds:              all of a picture's noise follows from its own.
-    labels:             classes, for class-conditional generators; None = there are none.
-    negative_prompt:    what guidance leads away from; empty = no caption.
-    classifier_prompts: what a classifier steers towards; None = the prompts.
-    edit:               the pictures that are changed; None = they are made from nothing.
+    prompts:            N captions.
+    seeds:              N integers; all noise of an image follows from its seed.
+    labels:             N classes, for class-conditional generators; None = no classes.
+    negative_prompt:    the negative condition of classifier-free guidance; empty = no caption.
+    classifier_prompts: N captions for the classifier; None = the prompts.
+    size:               height and width of the last stage's images, which the networks must divide; None = as trained,
+                        or as ``low_res`` upsampled.
+    low_res:            N images for upsamplers without a base generator, uint8 [N, h, w, 3].
+    edit:               the images to edit; None = sample from noise.
+
+    Raises InputError for lists of other lengths and other arrays.
     """
 
     prompts: Sequence[str]
@@ -35,82 +41,96 @@ class Request:
     labels: Sequence[int] | None = None
     negative_prompt: str = ""
     classifier_prompts: Sequence[str] | None = None
-    edit: PictureEdit | None = None
+    size: tuple[int, int] | None = None
+    low_res: np.ndarray | None = None
+    edit: ImageEdit | None = None
 
     def __len__(self) -> int:
         return len(self.prompts)
 
     def __post_init__(self):
-        parts = (self.seeds, self.labels, self.classifier_prompts)
-        if any(part is not None and len(part) != len(self) for part in parts):
-            raise InputError(f"{len(self)} prompts need as many seeds, labels and classifier_prompts")
+        count = quantity(len(self), "prompt")
+        for name in ("seeds", "labels", "classifier_prompts"):
+            given = getattr(self, name)
+            if given is not None and len(given) != len(self):
+                raise InputError(f"{name} has {quantity(len(given), 'value')} for {count}: give one for each")
+        if self.low_res is not None:
+            check_pixels("low_res", self.low_res, "[N, h, w, 3]")
+            if len(self.low_res) != len(self):
+                raise InputError(f"low_res has {quantity(len(self.low_res), 'image')} for {count}: give one for each")
 
 
-@dataclass(frozen=True)
-class PictureEdit:
-    """Pictures to start from, of any size: they are scaled to cover what is made, and its middle is taken.
+@dataclass(frozen=True, eq=False)
+class ImageEdit:
+    """Images to edit, of any size: scaled to cover the generated size and center-cropped.
 
-    pictures: uint8 [H, W, 3] each, taken in turn.
-    masks:    bool [H, W] each, True where new content is to be painted: one for all, or one for each; None =
-              everywhere.
+    images: uint8 [H, W, 3] each, used in turn.
+    masks:  bool [H, W] each, True where new content is generated: one for all, or one for each; None = everywhere.
 
-    Raises InputError for no picture, one of another type, a mask of another size than its picture, too few or too many
+    Raises InputError for no image, an image of another type, a mask of another size than its image, too few or too many
     masks, and masks together with a variation.
     """
 
-    pictures: Sequence[np.ndarray]
+    images: Sequence[np.ndarray]
     masks: Sequence[np.ndarray] | None = None
     config: EditConfig = field(default_factory=EditConfig)
 
     def __post_init__(self):
-        count = len(self.pictures)
+        count = len(self.images)
         if not count:
-            raise InputError("there is no picture to start from: give at least one (--init_image)")
-        for picture in self.pictures:
-            check_pixels("a picture to start from", picture, "[H, W, 3]")
+            raise InputError("there is no image to edit: give at least one (--init_image)")
+        for image in self.images:
+            check_pixels("an image to edit", image, "[H, W, 3]")
         if self.masks is None:
             return
         if self.config.variation is not None:
-            raise InputError("a mask (--mask) and --variation exclude each other; leave one of them out")
+            raise InputError("a mask (--mask) and --variation exclude each other: leave one of them out")
         if len(self.masks) not in (1, count):
-            raise InputError(f"there are {len(self.masks)} masks (--mask) for {quantity(count, 'picture')}: give one "
-                             "for all, or one for each")  # fmt: skip
-        for i, picture in enumerate(self.pictures):
-            which = f"--mask (number {i + 1})" if len(self.masks) > 1 else "--mask"
-            check_mask(self.masks[i % len(self.masks)], picture, which)
+            raise InputError(
+                f"there are {len(self.masks)} masks (--mask) for {quantity(count, 'image')}: give one for all, or one "
+                "for each"
+            )
+        for i, image in enumerate(self.images):
+            flag = f"--mask (number {i + 1})" if len(self.masks) > 1 else "--mask"
+            check_mask(self.masks[i % len(self.masks)], image, flag)
 
-    def at(self, index: Sequence[int], size: tuple[int, int]) -> Edit:
-        """For the pictures of these numbers, at a stage's size."""
-        images = [fit_picture(self.pictures[i % len(self.pictures)], size) for i in index]
+    def at(self, index: Sequence[int], size: tuple[int, int], signal: Signal) -> Edit:
+        """The edit of the images with these indices, in a stage's signal of this height and width."""
+        pixels = (signal.scale * size[0], signal.scale * size[1])
+        images = [fit_image(self.images[i % len(self.images)], pixels) for i in index]
         unknown = None
         if self.masks is not None:
             masks = [fit_mask(self.masks[i % len(self.masks)], size) for i in index]
             unknown = torch.from_numpy(np.stack(masks))[:, None]
-        return Edit(from_uint8(np.stack(images)), unknown, self.config)
+        return Edit(signal.from_pixels(np.stack(images)), unknown, self.config)
 
-    def for_upsampling(self) -> PictureEdit | None:
-        """What is left of it above the base: what is known stays known, and nothing has to fit to it anew."""
+    def for_upsampling(self) -> ImageEdit | None:
+        """The edit of the upsamplers: known pixels stay known. No resampling: the low-resolution image fits already."""
         if self.masks is None:
             return None
         return replace(self, config=replace(self.config, strength=None, inpaint_resamples=1))
 
 
-def check_pixels(what: str, images: np.ndarray, shape: str) -> None:
+def check_pixels(name: str, images: np.ndarray, shape: str) -> None:
     """InputError unless ``images`` is uint8 of a shape like ``shape``: "[H, W, 3]", or "[N, h, w, 3]"."""
     if images.dtype != np.uint8 or images.ndim != shape.count(",") + 1 or images.shape[-1] != 3:
-        raise InputError(f"{what} is {images.dtype} of shape {list(images.shape)}, but must be uint8 {shape}")
+        raise InputError(f"{name} is {images.dtype} of shape {list(images.shape)}, but must be uint8 {shape}")
 
 
 @dataclass(frozen=True)
 class StageSettings:
-    """How a stage makes its pictures.
+    """Sampling settings of one stage.
 
-    classifier:  guides too: a noised CLIP, or the path of one that is loaded for this stage alone.
-    batch_size:  pictures at a time, per process; guidance doubles the memory that takes.
-    seed:        picture i has this + i here; None = its own seed.
-    noise_level: up-samplers: noise put on the image to be enlarged, 0 to 1; blur_level: sigma of a blur, in its pixels.
-    tile_size:   up-samplers: evaluate the network on overlapping squares of so many pixels, one after another, so that
-                 memory follows these; 0 = on the whole image. tile_overlap: pixels they share.
+    classifier:          guides too: a noised CLIP, or the path of one to load for this stage only.
+    classifier_scale:    scale of classifier guidance; 0 = off, 1 = Bayes' rule.
+    classifier_gradient: "x_t", or "x_start" through the generator (see ``ClassifierGuidance``).
+    batch_size:          images per batch and process; guidance doubles their memory.
+    seed:                image i has seed + i at this stage; None = its own seed.
+    noise_level:         upsamplers: level of the noise added to the low-resolution image, 0–1.
+    blur_level:          upsamplers: standard deviation of its blur, in its pixels.
+    tile_size:           upsamplers: width and height in pixels of overlapping tiles, which the network processes one
+                         after another; 0 = the whole image.
+    tile_overlap:        pixels shared by neighboring tiles.
     """
 
     sampler: SamplerConfig = field(default_factory=SamplerConfig)
@@ -128,39 +148,49 @@ class StageSettings:
 
 @dataclass(frozen=True)
 class UpsamplersConfig:
-    """Up-samplers (each setting: one value for all, or a list with one for each)"""
+    """Upsamplers (each setting: one value for all, or a list with one for each)"""
 
-    upsampler_paths: tuple[str, ...] = option((), "checkpoints of up-samplers, in the order in which they enlarge")
-    upsampler_sampler: tuple[str, ...] = option(("dpm++2m",), f"how they sample: {', '.join(SAMPLERS)}")
-    upsampler_timestep_respacing: tuple[str, ...] = option(("20",), "steps that they take")
-    upsampler_eta: tuple[float, ...] = option((0.0,), "randomness of ddim")
-    upsampler_guidance_scale: tuple[float, ...] = option((1.0,), "strength of classifier-free guidance; 1 = off")
-    upsampler_classifier_paths: tuple[str, ...] = option((), "noised CLIPs that guide them; `none` in a list = none")
-    upsampler_classifier_scale: tuple[float, ...] = option((1.0,), "strength of that guidance; 0 = off")
-    upsampler_seed: tuple[int, ...] = option((), "picture i's details follow from this + i; none = from its seed")
-    upsampler_batch_size: tuple[int, ...] = option((4,), "pictures made at once by each process")
-    noise_level: tuple[float, ...] = option((0.0,), "level of the noise put on what is enlarged, 0 to 1; it hides "
-                                                    "flaws and invites new details")  # fmt: skip
-    blur_level: tuple[float, ...] = option((0.0,), "sigma of a blur of what is enlarged, in its pixels")
+    upsampler_paths: tuple[str, ...] = option((), "upsampler checkpoints, in order of increasing resolution")
+    upsampler_sampler: tuple[str, ...] = option(("dpm++2m",), f"sampling algorithm: {', '.join(SAMPLERS)}")
+    upsampler_timestep_respacing: tuple[str, ...] = option(("20",), "sampling steps")
+    upsampler_eta: tuple[float, ...] = option((0.0,), "randomness of ddim; 0 = deterministic")
+    upsampler_guidance_scale: tuple[float, ...] = option((1.0,), "scale of classifier-free guidance; 1 = off")
+    upsampler_classifier_paths: tuple[str, ...] = option((), "noised CLIP checkpoints; `none` in a list = none")
+    upsampler_classifier_scale: tuple[float, ...] = option((1.0,), "scale of classifier guidance; 0 = off")
+    upsampler_seed: tuple[int, ...] = option((), "seed of the upsampling noise: image i uses seed + i; none = as base")
+    upsampler_batch_size: tuple[int, ...] = option((4,), "images per batch and process")
+    noise_level: tuple[float, ...] = option(
+        (0.0,),
+        "noise level of the low-resolution image, 0–1; higher values hide artifacts and generate more new detail",
+    )
+    blur_level: tuple[float, ...] = option(
+        (0.0,), "standard deviation of the blur of the low-resolution image, in its pixels; 0 = no blur"
+    )
     tile_size: tuple[int, ...] = option(
-        (0,), "side in pixels of overlapping squares that the network sees one after another, so that memory follows "
-        "these; 0 = the whole picture")  # fmt: skip
-    tile_overlap: tuple[int, ...] = option((32,), "pixels that neighbouring squares share")
+        (0,),
+        "width and height in pixels of overlapping tiles that the network processes one after another to save memory; "
+        "0 = the whole image",
+    )
+    tile_overlap: tuple[int, ...] = option((32,), "pixels shared by neighboring tiles")
 
     def __post_init__(self):
         count = len(self.upsampler_paths)
-        for each in fields(self):
-            given = len(getattr(self, each.name))
-            if not given and each.default:
-                raise InputError(f"{each.name} is empty: give one value for all up-samplers, or one for each")
+        for setting in fields(self):
+            given = len(getattr(self, setting.name))
+            if not given and setting.default:
+                raise InputError(f"{setting.name} is empty: give one value for all upsamplers, or one for each")
             if count and given not in (0, 1, count):
-                raise InputError(f"{each.name} has {given} values for {quantity(count, 'up-sampler')}: give one for "
-                                 "all, or one for each")  # fmt: skip
+                raise InputError(
+                    f"{setting.name} has {given} values for {quantity(count, 'upsampler')}: give one for all, or one "
+                    "for each"
+                )
         if not self.upsampler_classifier_paths and set(self.upsampler_classifier_scale) - {0.0, 1.0}:
-            raise InputError("upsampler_classifier_scale is given, but there is no classifier: give its checkpoint "
-                             "with --upsampler_classifier_paths")  # fmt: skip
+            raise InputError(
+                "upsampler_classifier_scale is set, but there is no classifier: give its checkpoint with "
+                "--upsampler_classifier_paths"
+            )
         if not any(self.tile_size) and self.tile_overlap != UpsamplersConfig.tile_overlap:
-            raise InputError("tile_overlap is given, but there are no tiles: give their side with --tile_size")
+            raise InputError("tile_overlap is set, but there are no tiles: set --tile_size")
         for i, path in enumerate(self.upsampler_paths):
             try:
                 self.setting(i)
@@ -168,11 +198,11 @@ class UpsamplersConfig:
                 raise InputError(f"the upsampler_ settings of {path}: {error}") from None
 
     def settings(self) -> list[StageSettings]:
-        """Of each up-sampler."""
+        """The settings of all upsamplers."""
         return [self.setting(i) for i in range(len(self.upsampler_paths))]
 
     def setting(self, i: int = 0) -> StageSettings:
-        """Of up-sampler number i."""
+        """The settings of upsampler ``i``."""
 
         def at(values: tuple):
             return values[i if len(values) > 1 else 0] if values else None

@@ -1,6 +1,6 @@
-"""Captions of the shapes world: a grammar with several phrasings, of which one is kept for evaluation.
+"""Captions of the shapes world: a grammar with several phrasings, one of which is held out for evaluation.
 
-What a caption says is always true of its scene; it need not say everything. To add a phrasing: one line in
+Every statement of a caption is true of its scene; a caption may omit attributes. To add a phrasing: one line in
 ``PHRASINGS``.
 """
 
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from .scenes import OPPOSITE, SAYABLE, Dice, Scene, ShapesConfig, Thing
+from .scenes import OPPOSITE, SAYABLE, Dice, Scene, SceneObject, ShapesConfig
 
-# By what the caption tells: {a}, {b} things with their article, {where} a position, {relation} how a lies to b,
-# {many} a number and a plural, {shape} a bare noun, {looks} its adjectives joined by "and".
+# By scene kind and the attributes named. {a}, {b}: objects with their article; {where}: a position; {relation}: that of
+# a to b; {many}: a number and a plural; {shape}: a bare noun; {looks}: its adjectives joined by "and".
 PHRASINGS = {
     "single": ("{a}", "a picture of {a}", "there is {a}"),
     "single, position": (
@@ -25,10 +25,10 @@ PHRASINGS = {
     "pair, relation": ("{a} {relation} {b}", "a picture of {a} {relation} {b}", "there is {a} {relation} {b}"),
     "count": ("{many}", "a picture of {many}", "there are {many}"),
 }
-HELD_OUT_PHRASING = "the {shape} {where} is {looks}"  # every word of it is known from other phrasings
+HELD_OUT_PHRASING = "the {shape} {where} is {looks}"  # all of its words occur in other phrasings
 
 _WHERE = {"top": "at the top", "bottom": "at the bottom", "left": "on the left", "right": "on the right"}
-# The first is the plain form, which evaluation uses.
+# Evaluation uses the first form.
 _RELATIONS = {
     "left of": ("to the left of", "left of"),
     "right of": ("to the right of", "right of"),
@@ -42,63 +42,62 @@ def plural(shape: str) -> str:
     return shape + ("es" if shape.endswith("s") else "s")
 
 
-def _adjectives(thing: Thing, say: Collection[str]) -> list[str]:
-    return [word for field, word in (("size", thing.size), ("colour", thing.colour)) if field in say]
+def _adjectives(item: SceneObject, say: Collection[str]) -> list[str]:
+    return [word for field, word in (("size", item.size), ("color", item.color)) if field in say]
 
 
-def _with_article(thing: Thing, say: Collection[str]) -> str:
-    words = " ".join([*_adjectives(thing, say), thing.shape])
+def _with_article(item: SceneObject, say: Collection[str]) -> str:
+    words = " ".join([*_adjectives(item, say), item.shape])
     return ("an " if words[0] in "aeiou" else "a ") + words
 
 
 def sayable(scene: Scene, config: ShapesConfig) -> frozenset[str]:
-    """Attributes that a caption of this scene can name: those that exist in it and of which there is a choice."""
-    can = {"colour", "background"}
+    """Attributes that a caption of this scene can name: those that apply to it and of which the world has several."""
+    attributes = {"color", "background"}
     if scene.kind == "single":
-        can.add("position")
+        attributes.add("position")
     if scene.kind == "pair":
-        can.add("relation")
+        attributes.add("relation")
     if len(config.sizes) > 1:
-        can.add("size")
-    return frozenset(can)
+        attributes.add("size")
+    return frozenset(attributes)
 
 
 def phrasing_key(scene: Scene, say: Collection[str]) -> str:
-    """The entry of ``PHRASINGS`` for a scene when the attributes in ``say`` are to be named."""
-    told = [field for field in ("position", "relation") if field in say]
-    return ", ".join([scene.kind, *told])
+    """The entry of ``PHRASINGS`` for a scene and the attributes to name."""
+    return ", ".join([scene.kind, *(field for field in ("position", "relation") if field in say)])
 
 
 def caption(scene: Scene, phrasing: str, say: Collection[str], swap: bool = False, variant: int = 0) -> str:
     """A caption.
 
-    phrasing: a template that fits ``phrasing_key(scene, say)``.
-    say:      what is named, of ``sayable``; shapes always are.
-    swap:     name the second thing of a pair first, with the opposite relation.
-    variant:  which of the words for a relation.
+    phrasing: a template of ``PHRASINGS[phrasing_key(scene, say)]``.
+    say:      attributes to name, of ``sayable``; the shapes are always named.
+    swap:     name the second object of a pair first, with the opposite relation.
+    variant:  index of the wording of the relation.
     """
-    things, relation = scene.things, scene.relation
+    objects, relation = scene.objects, scene.relation
     if swap and relation:
-        things, relation = things[::-1], OPPOSITE[relation]
-    first, last = things[0], things[-1]
+        objects, relation = objects[::-1], OPPOSITE[relation]
+    first, last = objects[0], objects[-1]
     adjectives = _adjectives(first, say)
-    words = _RELATIONS.get(relation, ("",))
+    wordings = _RELATIONS[relation] if relation else ("",)
     text = phrasing.format(
         a=_with_article(first, say),
         b=_with_article(last, say),
         shape=first.shape,
         looks=" and ".join(adjectives),
-        many=" ".join([_NUMBERS.get(len(things), ""), *adjectives, plural(first.shape)]),
+        many=" ".join([_NUMBERS.get(len(objects), ""), *adjectives, plural(first.shape)]),
         where=_WHERE.get(first.position, f"in the {first.position}"),
-        relation=words[variant % len(words)],
+        relation=wordings[variant % len(wordings)],
     )
     return f"{text} on a {scene.background} background" if "background" in say else text
 
 
 def training_caption(config: ShapesConfig, scene: Scene, i: int, split: str = "train") -> str:
-    """The caption of scene number i of a split: a pure function of its arguments; never the held-out phrasing."""
+    """The caption of scene i of a split: a function of its arguments. It never uses the held-out phrasing."""
     dice = Dice(config.seed, f"captions {split}", i)
-    can = sayable(scene, config)
-    said = [field for field in SAYABLE if dice.chance(getattr(config, f"say_{field}")) and field in can]
-    phrasing = dice.choose(PHRASINGS[phrasing_key(scene, said)])
-    return caption(scene, phrasing, said, swap=dice.chance(0.5), variant=dice.choose((0, 1)))
+    attributes = sayable(scene, config)
+    say = [field for field in SAYABLE if dice.chance(getattr(config, f"say_{field}")) and field in attributes]
+    phrasing = dice.choose(PHRASINGS[phrasing_key(scene, say)])
+    return caption(scene, phrasing, say, swap=dice.chance(0.5), variant=dice.choose((0, 1)))

@@ -1,127 +1,143 @@
-"""Pictures of the shapes world changed by a generator: painted anew in a part, changed as a whole, varied."""
+"""Image editing in the shapes world: inpainting, image to image and variations of real renders, scored and shown."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ..diffusion.editing import EditConfig
-from ..evaluation.fidelity import PSNR_CAP, psnr
+from ..evaluation.fidelity import PSNR_CAP, psnr_uint8
 from ..evaluation.report import Section
 from ..images.grid import image_grid
-from ..sampling.request import PictureEdit
+from ..sampling.request import ImageEdit
 from .prompts import ShapePrompt, shape_prompts
 from .render import render
-from .scenes import SIZES, ShapesConfig, Thing
+from .scenes import SIZES, SceneObject, ShapesConfig
 from .shape_eval import evaluate_shapes
 
-SHOWN = 6  # examples in each picture, a row for each
+GRID_ROWS = 6  # examples in each grid
+CELL_SIZE = 96  # pixels up to which small images are magnified in a grid
 STRENGTHS = (0.3, 0.5, 0.7, 0.9)
 VARIATIONS = (0.0, 0.3, 1.0)
-MARGIN = 1.4  # half the side of what is painted anew, as a multiple of half the thing's width
-SCREEN_SIDE = 96  # screen pixels up to which small pictures are enlarged
+MARGIN = 1.4  # half width of the mask of an object, in units of the object's half width
 
-Sample = Callable[[Sequence[str], PictureEdit], np.ndarray]
+# (prompts, edit) → uint8 [N, H, W, 3]
+Sample = Callable[[Sequence[str], ImageEdit], np.ndarray]
 
 
 @dataclass(frozen=True)
-class Change:
-    """A picture that exists, and another thing of the same size and place that is to be in it instead."""
+class Replacement:
+    """A scene, and a prompt for another object of the same size and position."""
 
     before: ShapePrompt
     after: ShapePrompt
 
 
-def changes(count: int, seed: int, config: ShapesConfig) -> list[Change]:
-    """So many changes, or fewer where the world has too few things of the same size and place."""
+def replacements(count: int, seed: int, config: ShapesConfig) -> list[Replacement]:
+    """``count`` replacements, or fewer if too few objects of the world share size and position."""
     prompts = shape_prompts(8 * count, seed, config, ("attributes",))
-    found, taken = [], set()
+    found: list[Replacement] = []
+    used: set[int] = set()
     for i, before in enumerate(prompts):
         for j, after in enumerate(prompts):
-            a, b = before.scene.things[0], after.scene.things[0]
-            alike = (a.size, a.position) == (b.size, b.position)
-            if alike and a.colour != b.colour and a.shape != b.shape and not {i, j} & taken:
-                found.append(Change(before, after))
-                taken |= {i, j}
+            a, b = before.scene.objects[0], after.scene.objects[0]
+            compatible = (a.size, a.position) == (b.size, b.position)
+            if compatible and a.color != b.color and a.shape != b.shape and not {i, j} & used:
+                found.append(Replacement(before, after))
+                used |= {i, j}
     return found[:count]
 
 
-def edited(sample: Sample, side: int, count: int, seed: int, config: ShapesConfig) -> tuple[dict, list[Section]]:
-    """Scores and report sections of the three ways of changing a picture.
+def evaluate_editing(
+    sample: Sample, image_size: int, count: int, seed: int, config: ShapesConfig
+) -> tuple[dict, list[Section]]:
+    """Scores and report sections of inpainting, image to image and variations.
 
-    sample: (prompts, edit) → uint8 [N, side, side, 3].
+    sample: (prompts, edit) → uint8 [N, image_size, image_size, 3]; count: images per kind of edit.
     """
-    wanted = changes(count, seed, config)
-    real = np.stack([render(change.before.scene, side) for change in wanted])
-    scores, sections = {}, []
-    for part in (_inpainting, _image_to_image, _variations):
-        values, section = part(sample, wanted, real)
+    chosen = replacements(count, seed, config)
+    real = np.stack([render(replacement.before.scene, image_size) for replacement in chosen])
+    scores: dict = {}
+    sections = []
+    for evaluate in (_inpainting, _image_to_image, _variations):
+        values, section = evaluate(sample, chosen, real)
         scores |= values
         sections.append(section)
     return scores, sections
 
 
-def around(thing: Thing, side: int) -> np.ndarray:
-    """A mask of the square around a thing: bool [side, side]."""
-    place = (np.arange(side) + 0.5) / side
-    reach = MARGIN * SIZES[thing.size]
-    return (abs(place - thing.y) <= reach)[:, None] & (abs(place - thing.x) <= reach)
+def object_mask(item: SceneObject, image_size: int) -> np.ndarray:
+    """A square around an object: bool [image_size, image_size]."""
+    center = (np.arange(image_size) + 0.5) / image_size
+    reach = MARGIN * SIZES[item.size]
+    return (abs(center - item.y) <= reach)[:, None] & (abs(center - item.x) <= reach)
 
 
-def _inpainting(sample: Sample, wanted: Sequence[Change], real: np.ndarray) -> tuple[dict, Section]:
-    masks = [around(change.before.scene.things[0], real.shape[1]) for change in wanted]
-    images = sample([change.after.text for change in wanted], PictureEdit(list(real), masks))
-    row = evaluate_shapes(images, [change.after for change in wanted])["all attributes"]
+def _inpainting(sample: Sample, chosen: Sequence[Replacement], real: np.ndarray) -> tuple[dict, Section]:
+    masks = [object_mask(replacement.before.scene.objects[0], real.shape[1]) for replacement in chosen]
+    images = sample([replacement.after.text for replacement in chosen], ImageEdit(list(real), masks))
+    row = evaluate_shapes(images, [replacement.after for replacement in chosen])["all attributes"]
     outside = ~np.stack(masks)
-    kept = bool((images[outside] == real[outside]).all())
-    shown = np.where(np.stack(masks)[..., None], np.uint8(128), real)
-    text = (f"A square (grey) is painted anew under another caption. In {row.score:.2f} ({row.low:.2f} – "
-            f"{row.high:.2f}) of {row.n} pictures ShapeEval then finds what the new caption says; the pixels outside "
-            f"the square are {'exactly' if kept else 'NOT'} those of the original.")  # fmt: skip
-    section = _section("Inpainting", text, "inpainting.png", wanted, {"original": real, "masked": shown, "new": images})
-    return {"inpainting": {"score": row.score, "low": row.low, "high": row.high, "n": row.n, "kept": kept}}, section
+    unchanged = bool((images[outside] == real[outside]).all())
+    masked = np.where(np.stack(masks)[..., None], np.uint8(128), real)
+    text = (
+        f"A square (gray) is inpainted under a new caption. ShapeEval finds {row.score:.2f} ({row.low:.2f} – "
+        f"{row.high:.2f}) of {row.n} images correct. The pixels outside the square "
+        f"{'equal' if unchanged else 'DIFFER FROM'} those of the original."
+    )
+    columns = {"original": real, "masked": masked, "inpainted": images}
+    scores = {"score": row.score, "low": row.low, "high": row.high, "n": row.n, "unmasked_identical": unchanged}
+    return {"inpainting": scores}, _section("Inpainting", text, "inpainting.png", chosen, columns)
 
 
-def _image_to_image(sample: Sample, wanted: Sequence[Change], real: np.ndarray) -> tuple[dict, Section]:
-    prompts = [change.after for change in wanted]
-    columns = _each(sample, prompts, real, "strength", STRENGTHS)
-    scores = {way: evaluate_shapes(images, prompts)["all attributes"].score for way, images in columns.items()}
-    found = ", ".join(f"{score:.2f} at {way}" for way, score in scores.items())
-    text = (f"The original is noised to a part of the process and drawn again under another caption. What this says is "
-            f"then found in {found} ({len(wanted)} pictures): a low strength keeps the picture, a high one follows the "
-            "caption.")  # fmt: skip
+def _image_to_image(sample: Sample, chosen: Sequence[Replacement], real: np.ndarray) -> tuple[dict, Section]:
+    prompts = [replacement.after for replacement in chosen]
+    configs = {f"strength {strength:g}": EditConfig(strength=strength) for strength in STRENGTHS}
+    columns = _sweep(sample, prompts, real, configs)
+    scores = {name: evaluate_shapes(images, prompts)["all attributes"].score for name, images in columns.items()}
+    listed = ", ".join(f"{score:.2f} at {name}" for name, score in scores.items())
+    text = (
+        f"The original is noised to a fraction of the process (strength) and denoised under a new caption. Correct by "
+        f"ShapeEval: {listed} ({len(chosen)} images). Low strength preserves the image, high strength follows the "
+        "caption."
+    )
     columns = {"original": real, **columns}
-    return {"image to image": scores}, _section("Image to image", text, "image_to_image.png", wanted, columns)
+    return {"image to image": scores}, _section("Image to image", text, "image_to_image.png", chosen, columns)
 
 
-def _variations(sample: Sample, wanted: Sequence[Change], real: np.ndarray) -> tuple[dict, Section]:
-    columns = _each(sample, [change.before for change in wanted], real, "variation", VARIATIONS)
-    scores = {way: float(np.minimum(psnr(images, real), PSNR_CAP).mean()) for way, images in columns.items()}
-    found = ", ".join(f"{value:.1f} dB at {way}" for way, value in scores.items())
-    text = (f"The original is traced back to its noise (DDIM inversion), which is turned towards fresh noise by a part "
-            f"of a right angle and drawn under the same caption. PSNR with the original: {found}.")  # fmt: skip
-    whose, columns = [replace(change, after=change.before) for change in wanted], {"original": real, **columns}
-    return {"variation": scores}, _section("Variations", text, "variations.png", whose, columns)
+def _variations(sample: Sample, chosen: Sequence[Replacement], real: np.ndarray) -> tuple[dict, Section]:
+    configs = {f"variation {variation:g}": EditConfig(variation=variation) for variation in VARIATIONS}
+    columns = _sweep(sample, [replacement.before for replacement in chosen], real, configs)
+    scores = {name: float(np.minimum(psnr_uint8(images, real), PSNR_CAP).mean()) for name, images in columns.items()}
+    listed = ", ".join(f"{value:.1f} dB at {name}" for name, value in scores.items())
+    text = (
+        f"The original is inverted to noise by DDIM; the noise is rotated toward fresh noise by a fraction of 90° "
+        f"(variation) and denoised under the same caption. PSNR to the original: {listed}."
+    )
+    same, columns = [replace(item, after=item.before) for item in chosen], {"original": real, **columns}
+    return {"variation": scores}, _section("Variations", text, "variations.png", same, columns)
 
 
-def _each(sample: Sample, prompts: Sequence[ShapePrompt], real: np.ndarray, setting: str, values: Sequence[float]
-          ) -> dict[str, np.ndarray]:  # fmt: skip
-    """What comes of the pictures under these prompts with each value of a setting, by its name and value."""
+def _sweep(
+    sample: Sample, prompts: Sequence[ShapePrompt], real: np.ndarray, configs: Mapping[str, EditConfig]
+) -> dict[str, np.ndarray]:
+    """The images edited under these prompts with each config, by the config's name."""
     texts = [prompt.text for prompt in prompts]
-    return {
-        f"{setting} {value:g}": sample(texts, PictureEdit(list(real), config=EditConfig(**{setting: value})))
-        for value in values
-    }
+    return {name: sample(texts, ImageEdit(list(real), config=config)) for name, config in configs.items()}
 
 
-def _section(title: str, text: str, name: str, wanted: Sequence[Change], columns: dict[str, np.ndarray]) -> Section:
-    """A row for each of the first examples, a column for each way; the caption stands below the last."""
-    cells, last = np.stack([images[:SHOWN] for images in columns.values()], 1), list(columns)[-1]
+def _section(
+    title: str, text: str, image_name: str, chosen: Sequence[Replacement], columns: dict[str, np.ndarray]
+) -> Section:
+    """A row per example, a column per setting; the caption is below the last column."""
+    cells, last = np.stack([images[:GRID_ROWS] for images in columns.values()], 1), list(columns)[-1]
     labels = [
-        f"[{way}] {change.after.text}" if way == last else f"[{way}]" for change in wanted[:SHOWN] for way in columns
+        f"[{name}] {replacement.after.text}" if name == last else f"[{name}]"
+        for replacement in chosen[:GRID_ROWS]
+        for name in columns
     ]
-    side = cells.shape[2]
-    grid = image_grid(cells.reshape(-1, *cells.shape[2:]), labels, len(columns), max(1, SCREEN_SIDE // side))
-    return Section(title, text, grid, name)
+    scale = max(1, CELL_SIZE // cells.shape[2])
+    grid = image_grid(cells.reshape(-1, *cells.shape[2:]), labels, len(columns), scale)
+    return Section(title, text, grid, image_name)

@@ -1,9 +1,8 @@
-"""Which coloured shapes are in a picture: rendered templates fitted by least squares.
+"""Object detection in images of the shapes world: rendered templates fitted by least squares.
 
-The parser sees pixels only, never a caption. A smooth background is fitted to the picture's border; then, one after
-another, the template (shape, size, place) that explains most of what the background leaves over is taken out, in the
-colour that fits best. Where two candidates compete the better explanation of all the pixels wins, so mild blur and
-noise lower the quality of a fit and hardly ever change its answer.
+The parser reads pixels only, never a caption. It fits a smooth background to the image's border. Then it repeatedly
+subtracts the template (shape, size, position), in its best-fitting color, that explains most of the residual. Competing
+templates are compared on all pixels, so mild blur and noise lower the quality of a fit but rarely change the answer.
 """
 
 from __future__ import annotations
@@ -20,32 +19,32 @@ from torch.nn import functional as F
 
 from ..errors import InputError
 from .render import coverage
-from .scenes import COLOURS, POSITIONS, SHAPES, SIZES
+from .scenes import COLORS, POSITIONS, SHAPES, SIZES
 
-SIDE = 32  # pictures of any other size are resized to it: enough for every shape, and fast
-MOST_THINGS = 4  # one more than the world draws, so that a surplus thing is noticed
-LEAST_FIT = 0.7  # fraction of the energy around a thing that it must explain; clean renders explain 0.83 and more
-LEAST_CONTRAST = 45.0  # levels between a thing and its background; the world's least is 100
-MOST_OFF_COLOUR = 75.0  # levels between a thing and the nearest colour of the palette
+SIDE = 32  # width and height to which all images are resized: enough for every shape, and fast
+MAX_OBJECTS = 4  # one more than a scene contains, so that a surplus object is detected
+MIN_FIT = 0.7  # fraction of the energy around an object that its template must explain; clean renders reach 0.83
+MIN_CONTRAST = 45.0  # levels between an object and its background; the minimum in the shapes world is 100
+MAX_COLOR_DISTANCE = 75.0  # levels between an object's color and the nearest of the palette
 
-_HOPELESS = 0.4  # a fit this poor is dropped before the others are refined: it explains their edges, or texture
-_SAME_PLACE = 0.75  # of a half width: centres this near are one thing, caught twice because it lies between pixels
-_MARGIN = 2.0  # pixels around a thing that its fit is judged on
-_MOST_NOISE = 20.0  # standard deviation in levels that is forgiven as noise
-_CHUNK = 64  # pictures at once: the largest array has 5 MB
+_DROP_FIT = 0.4  # a poorer fit explains edges of other objects, or texture: dropped before the others are refined
+_SAME_POSITION = 0.75  # half widths; closer centers are one object between two pixels, detected twice
+_MARGIN = 2.0  # pixels around an object that count toward its fit
+_MAX_NOISE = 20.0  # standard deviation, in levels, up to which noise is discounted
+_CHUNK = 64  # images per chunk: the largest array takes 5 MB
 
 
 @dataclass(frozen=True)
-class Found:
-    """A thing in a picture.
+class DetectedObject:
+    """A detected object.
 
-    colour:   the nearest of the palette, or ``other`` when none is near.
+    color:    the nearest of the palette, or ``other`` when none is near.
     position: the nearest of all nine, whichever the world uses.
-    x, y:     its centre as a fraction of the picture's width and height.
-    fit:      fraction of the energy around it that it explains, noise apart, at most 1.
+    x, y:     its center as a fraction of the image's width and height.
+    fit:      fraction of the energy around it that its template explains, discounting noise; at most 1.
     """
 
-    colour: str
+    color: str
     shape: str
     size: str
     position: str
@@ -56,35 +55,35 @@ class Found:
 
 @dataclass(frozen=True)
 class Templates:
-    """Every thing at every whole pixel where it lies inside the picture.
+    """Every shape and size, centered on every whole pixel at which it lies inside the image.
 
-    masks: [T, SIDE²] coverage; energy: [T] sum of squared coverage; centres: [T, 2] x, y in pixels; halves: [T]
-    half widths in pixels; names: (shape, size) of each.
+    masks: [T, SIDE²] coverage; energy: [T] sum of squared coverage; centers: [T, 2] x, y in pixels; half_widths: [T] in
+    pixels; names: (shape, size) of each.
     """
 
     masks: Tensor
     energy: Tensor
-    centres: Tensor
-    halves: Tensor
+    centers: Tensor
+    half_widths: Tensor
     names: tuple[tuple[str, str], ...]
 
 
 @functools.cache
 def templates() -> Templates:
-    names, places, masks = [], [], []
+    names, geometry, masks = [], [], []
     for shape, size in itertools.product(SHAPES, SIZES):
-        half = SIZES[size] * SIDE
-        line = np.arange(np.floor(half), np.ceil(SIDE - half) + 1)
-        for x, y in itertools.product(line, line):
+        half_width = SIZES[size] * SIDE
+        grid = np.arange(np.floor(half_width), np.ceil(SIDE - half_width) + 1)
+        for x, y in itertools.product(grid, grid):
             names.append((shape, size))
-            places.append((x, y, half))
-            masks.append(coverage(shape, half, x, y, SIDE).ravel())
-    stacked, place = torch.from_numpy(np.stack(masks)), torch.tensor(places, dtype=torch.float32)
-    return Templates(stacked, stacked.square().sum(1), place[:, :2], place[:, 2], tuple(names))
+            geometry.append((x, y, half_width))
+            masks.append(coverage(shape, half_width, x, y, SIDE).ravel())
+    stacked, placed = torch.from_numpy(np.stack(masks)), torch.tensor(geometry, dtype=torch.float32)
+    return Templates(stacked, stacked.square().sum(1), placed[:, :2], placed[:, 2], tuple(names))
 
 
 def _pixels() -> Tensor:
-    """[SIDE², 2] x and y of pixel centres, in pixels."""
+    """[SIDE², 2] x and y of the pixel centers, in pixels."""
     line = torch.arange(SIDE) + 0.5
     return torch.stack(torch.meshgrid(line, line, indexing="xy"), -1).reshape(-1, 2)
 
@@ -92,128 +91,132 @@ def _pixels() -> Tensor:
 def _resized(images: np.ndarray) -> Tensor:
     """[N, H, W, 3] uint8 → [N, 3, SIDE, SIDE] float32 in 0..255."""
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
-        raise InputError(f"pictures to parse must be [N, H, W, 3] uint8, not {images.shape} {images.dtype}")
-    pictures = torch.from_numpy(np.ascontiguousarray(images)).permute(0, 3, 1, 2).float()
-    if pictures.shape[2:] != (SIDE, SIDE):
-        pictures = F.interpolate(pictures, (SIDE, SIDE), mode="bilinear", antialias=True, align_corners=False)
-    return pictures
+        raise InputError(f"images to parse must be [N, H, W, 3] uint8, not {list(images.shape)} {images.dtype}")
+    pixels = torch.from_numpy(np.ascontiguousarray(images)).permute(0, 3, 1, 2).float()
+    if pixels.shape[2:] != (SIDE, SIDE):
+        pixels = F.interpolate(pixels, (SIDE, SIDE), mode="bilinear", antialias=True, align_corners=False)
+    return pixels
 
 
-def background(pictures: Tensor) -> Tensor:
-    """A plane per channel through the outermost two pixels, deaf to things that reach them: [N, 3, SIDE²].
+def background(images: Tensor) -> Tensor:
+    """A plane per channel, fitted robustly to the outermost two pixels: [N, 3, SIDE²].
 
-    Iteratively reweighted least squares: what lies far from the plane, in units of the median, counts little.
+    Iteratively reweighted least squares: pixels far from the plane, in units of the median distance, such as those of
+    objects that reach the border, have a low weight.
     """
     xy = _pixels() / (SIDE / 2) - 1
     basis = torch.cat([torch.ones(len(xy), 1), xy], 1)
     outer = xy.abs().amax(1) > 1 - 2 / (SIDE / 2)
-    rim, rim_basis = pictures.flatten(2)[:, :, outer], basis[outer]
-    away = (rim - rim.median(2, keepdim=True).values).norm(dim=1)
+    rim, rim_basis = images.flatten(2)[:, :, outer], basis[outer]
+    distance = (rim - rim.median(2, keepdim=True).values).norm(dim=1)
     for _ in range(5):
-        scale = 2 * away.median(1, keepdim=True).values.clamp(min=3.0)
-        weights = (1 + (away / scale).square()).pow(-2)
+        scale = 2 * distance.median(1, keepdim=True).values.clamp(min=3.0)
+        weights = (1 + (distance / scale).square()).pow(-2)
         normal = torch.einsum("np,pi,pj->nij", weights, rim_basis, rim_basis)
         plane = torch.linalg.solve(normal, torch.einsum("np,pi,ncp->nic", weights, rim_basis, rim))
-        away = (rim - torch.einsum("pi,nic->ncp", rim_basis, plane)).norm(dim=1)
+        distance = (rim - torch.einsum("pi,nic->ncp", rim_basis, plane)).norm(dim=1)
     return torch.einsum("pi,nic->ncp", basis, plane)
 
 
-def _noise_variance(pictures: Tensor) -> Tensor:
-    """[N] variance of pixel noise per channel, from the median response to a mask blind to planes and edges.
+def _noise_variance(images: Tensor) -> Tensor:
+    """[N] variance of the pixel noise per channel, from the median response of a filter that cancels planes and edges.
 
-    The mask is that of Immerkær, "Fast noise variance estimation" (1996); the median instead of its mean ignores the
-    few pixels where an outline bends.
+    The filter is that of Immerkær, "Fast noise variance estimation" (1996); the median, instead of the mean, ignores
+    the few pixels at corners.
     """
     mask = torch.tensor([[1.0, -2.0, 1.0], [-2.0, 4.0, -2.0], [1.0, -2.0, 1.0]])  # sum of squares 36
-    response = F.conv2d(pictures.flatten(0, 1)[:, None], mask[None, None]).abs()
-    median = response.view(len(pictures), -1).median(1).values
-    return (median / (6 * 0.6745)).clamp(max=_MOST_NOISE).square()  # 0.6745: median of |normal|
+    response = F.conv2d(images.flatten(0, 1)[:, None], mask[None, None]).abs()
+    median = response.view(len(images), -1).median(1).values
+    return (median / (6 * 0.6745)).clamp(max=_MAX_NOISE).square()  # 0.6745: median of |N(0, 1)|
 
 
-class _Explanation:
-    """The things found so far in a chunk of pictures, and what they leave unexplained."""
+class _Fit:
+    """The objects fitted so far to a chunk of images, and the residual. Each image has MAX_OBJECTS slots."""
 
-    def __init__(self, left_over: Tensor, bank: Templates):
-        n = len(left_over)
+    def __init__(self, residual: Tensor, bank: Templates):
+        n = len(residual)
         self.bank = bank
-        self.left_over = left_over  # [N, 3, P]
-        self.chosen = torch.zeros(n, MOST_THINGS, dtype=torch.long)
-        self.colours = torch.zeros(n, MOST_THINGS, 3)  # relative to the background; zero = no thing in this slot
+        self.residual = residual  # [N, 3, P]
+        self.template = torch.zeros(n, MAX_OBJECTS, dtype=torch.long)
+        self.colors = torch.zeros(n, MAX_OBJECTS, 3)  # relative to the background; zero = an empty slot
 
-    def drawn(self, slot: int, rows: Tensor) -> Tensor:
-        return self.colours[rows, slot, :, None] * self.bank.masks[self.chosen[rows, slot]][:, None]
+    def rendered(self, slot: int, rows: Tensor) -> Tensor:
+        """[R, 3, P]: the object in this slot of these images."""
+        return self.colors[rows, slot, :, None] * self.bank.masks[self.template[rows, slot]][:, None]
 
-    def fit(self, slot: int, rows: Tensor) -> None:
-        """Replace what is in this slot, in these pictures, by the template that now explains most."""
-        free = self.left_over[rows] + self.drawn(slot, rows)
-        overlap = (free.flatten(0, 1) @ self.bank.masks.T).view(len(rows), 3, len(self.bank.energy))
+    def update(self, slot: int, rows: Tensor) -> None:
+        """Refit this slot in these images with the template that now explains most."""
+        target = self.residual[rows] + self.rendered(slot, rows)
+        overlap = (target.flatten(0, 1) @ self.bank.masks.T).view(len(rows), 3, len(self.bank.energy))
         best = (overlap.square().sum(1) / self.bank.energy).argmax(1)
-        colour = overlap.gather(2, best[:, None, None].expand(-1, 3, 1)).squeeze(2) / self.bank.energy[best, None]
-        colour[colour.norm(dim=1) < LEAST_CONTRAST] = 0
-        self.chosen[rows, slot], self.colours[rows, slot] = best, colour
-        self.left_over[rows] = free - self.drawn(slot, rows)
+        color = overlap.gather(2, best[:, None, None].expand(-1, 3, 1)).squeeze(2) / self.bank.energy[best, None]
+        color[color.norm(dim=1) < MIN_CONTRAST] = 0
+        self.template[rows, slot], self.colors[rows, slot] = best, color
+        self.residual[rows] = target - self.rendered(slot, rows)
 
     def remove(self, slot: int, rows: Tensor) -> None:
-        self.left_over[rows] += self.drawn(slot, rows)
-        self.colours[rows, slot] = 0
+        self.residual[rows] += self.rendered(slot, rows)
+        self.colors[rows, slot] = 0
 
-    def present(self, slot: int) -> Tensor:
-        return self.colours[:, slot].any(1).nonzero().squeeze(1)
+    def occupied(self, slot: int) -> Tensor:
+        """Indices of the images with an object in this slot."""
+        return self.colors[:, slot].any(1).nonzero().squeeze(1)
 
     def repeated(self, slot: int) -> Tensor:
-        """[N] bool: an earlier slot holds a thing at the same place."""
-        centres, halves = self.bank.centres[self.chosen], self.bank.halves[self.chosen]
-        offset = (centres[:, :slot] - centres[:, slot : slot + 1]).abs().amax(2)
-        return ((offset < _SAME_PLACE * halves[:, :slot]) & self.colours[:, :slot].any(2)).any(1)
+        """[N] bool: an earlier slot has an object at the same position."""
+        centers, half_widths = self.bank.centers[self.template], self.bank.half_widths[self.template]
+        offset = (centers[:, :slot] - centers[:, slot : slot + 1]).abs().amax(2)
+        return ((offset < _SAME_POSITION * half_widths[:, :slot]) & self.colors[:, :slot].any(2)).any(1)
 
     def quality(self, slot: int, noise: Tensor) -> Tensor:
-        """[N] fraction of the energy around each thing that it explains, noise apart."""
-        chosen = self.chosen[:, slot]
-        offset = (_pixels()[None] - self.bank.centres[chosen][:, None]).abs().amax(2)
-        near = (offset <= self.bank.halves[chosen][:, None] + _MARGIN).float()
-        forgiven = 3 * noise * near.sum(1)
-        with_thing = self.left_over + self.drawn(slot, torch.arange(len(chosen)))
-        before, after = ((rest.square().sum(1) * near).sum(1) - forgiven for rest in (with_thing, self.left_over))
+        """[N] fraction of the energy around each object that it explains, discounting noise of variance ``noise``."""
+        template = self.template[:, slot]
+        offset = (_pixels()[None] - self.bank.centers[template][:, None]).abs().amax(2)
+        near = (offset <= self.bank.half_widths[template][:, None] + _MARGIN).float()
+        discount = 3 * noise * near.sum(1)
+        with_object = self.residual + self.rendered(slot, torch.arange(len(template)))
+        before, after = ((rest.square().sum(1) * near).sum(1) - discount for rest in (with_object, self.residual))
         return 1 - after.clamp(min=0) / before.clamp(min=1)
 
 
-def _describe(name: tuple[str, str], centre: Tensor, tone: Tensor, fit: float) -> Found:
-    """A template in words. tone: [3] sRGB levels."""
-    palette = torch.tensor(list(COLOURS.values()), dtype=torch.float32)
-    away, nearest = (palette - tone).norm(dim=1).min(0)
-    colour = list(COLOURS)[int(nearest)] if away <= MOST_OFF_COLOUR else "other"
-    x, y = (centre / SIDE).tolist()
+def _describe(name: tuple[str, str], center: Tensor, rgb: Tensor, fit: float) -> DetectedObject:
+    """name: shape and size; center: [2] in pixels; rgb: [3] sRGB levels."""
+    palette = torch.tensor(list(COLORS.values()), dtype=torch.float32)
+    distance, nearest = (palette - rgb).norm(dim=1).min(0)
+    color = list(COLORS)[int(nearest)] if distance <= MAX_COLOR_DISTANCE else "other"
+    x, y = (center / SIDE).tolist()
     position = min(POSITIONS, key=lambda name: math.dist(POSITIONS[name], (x, y)))
-    return Found(colour, *name, position, x, y, fit)
+    return DetectedObject(color, *name, position, x, y, fit)
 
 
-def _parse_chunk(pictures: Tensor) -> list[list[Found]]:
-    bank, behind, noise = templates(), background(pictures), _noise_variance(pictures)
-    found = _Explanation(pictures.flatten(2) - behind, bank)
-    rows = torch.arange(len(pictures))
-    for slot in range(MOST_THINGS):
-        found.fit(slot, rows)
-        rows = found.present(slot)
-    for slot in range(MOST_THINGS):
-        spurious = (found.quality(slot, noise) < _HOPELESS) | found.repeated(slot)
-        found.remove(slot, spurious.nonzero().squeeze(1))
-    for slot in range(MOST_THINGS):
-        found.fit(slot, found.present(slot))
-    fits = torch.stack([found.quality(slot, noise) for slot in range(MOST_THINGS)], 1)
-    good = found.colours.any(2) & (fits >= LEAST_FIT)
-    results: list[list[Found]] = [[] for _ in range(len(pictures))]
-    for n, slot in good.nonzero().tolist():
-        chosen = int(found.chosen[n, slot])
-        centre = bank.centres[chosen]
-        x, y = centre.long().clamp(max=SIDE - 1).tolist()
-        tone = found.colours[n, slot] + behind[n, :, y * SIDE + x]
-        results[n].append(_describe(bank.names[chosen], centre, tone, float(fits[n, slot])))
+def _parse_chunk(images: Tensor) -> list[list[DetectedObject]]:
+    bank, plane, noise = templates(), background(images), _noise_variance(images)
+    fit = _Fit(images.flatten(2) - plane, bank)
+    rows = torch.arange(len(images))
+    for slot in range(MAX_OBJECTS):
+        fit.update(slot, rows)
+        rows = fit.occupied(slot)
+    for slot in range(MAX_OBJECTS):
+        spurious = (fit.quality(slot, noise) < _DROP_FIT) | fit.repeated(slot)
+        fit.remove(slot, spurious.nonzero().squeeze(1))
+    for slot in range(MAX_OBJECTS):
+        fit.update(slot, fit.occupied(slot))
+    qualities = torch.stack([fit.quality(slot, noise) for slot in range(MAX_OBJECTS)], 1)
+    detected = fit.colors.any(2) & (qualities >= MIN_FIT)
+    results: list[list[DetectedObject]] = [[] for _ in range(len(images))]
+    for n, slot in detected.nonzero().tolist():
+        template = int(fit.template[n, slot])
+        center = bank.centers[template]
+        x, y = center.long().clamp(max=SIDE - 1).tolist()
+        rgb = fit.colors[n, slot] + plane[n, :, y * SIDE + x]
+        results[n].append(_describe(bank.names[template], center, rgb, float(qualities[n, slot])))
     return results
 
 
-def parse_shapes(images: np.ndarray) -> list[list[Found]]:
-    """The things in each picture, the one that explains most first.
+def parse_shapes(images: np.ndarray) -> list[list[DetectedObject]]:
+    """The objects in each image, by decreasing explained energy.
 
-    images: [N, H, W, 3] uint8. A picture that shapes on a smooth background do not explain yields an empty list.
+    images: [N, H, W, 3] uint8. An image that is not explained by shapes on a smooth background yields an empty list.
+    Raises InputError for arrays of another type or shape.
     """
-    return [things for chunk in _resized(images).split(_CHUNK) for things in _parse_chunk(chunk)]
+    return [objects for chunk in _resized(images).split(_CHUNK) for objects in _parse_chunk(chunk)]

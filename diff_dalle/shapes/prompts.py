@@ -1,8 +1,8 @@
 """Prompts for the shapes world in the task split of GenEval (Ghosh et al. 2023, arXiv 2310.11513).
 
-GenEval's tasks are single object, two objects, counting, colours, position and colour attribution. Here ``attributes``
-asks for colour, size and position of one thing at once, ``relation`` is GenEval's position and ``binding`` its colour
-attribution; two tasks ask for what training never showed. To add a task: one entry in ``TASKS``.
+GenEval's tasks are single object, two objects, counting, colors, position and color attribution. Here ``attributes``
+names color, size and position of one object, ``relation`` is GenEval's position and ``binding`` its color attribution.
+Two further tasks use held-out (color, shape) pairs and the held-out phrasing. To add a task: one entry in ``TASKS``.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from ..errors import InputError
 from ..randomness import permutation
 from .captions import HELD_OUT_PHRASING, PHRASINGS, caption, phrasing_key, sayable
 from .scenes import (
-    ALIGNED,
     LAYOUTS,
     OPPOSITE,
     Dice,
     Scene,
     ShapesConfig,
+    add_background,
     held_out_pairs,
     pairs_of_pairs,
-    place,
-    surround,
+    place_object,
+    place_pair,
     trained_pairs,
 )
 
 
 @dataclass(frozen=True)
 class ShapePrompt:
-    """A caption and what a right picture shows.
+    """A caption and the content of a correct image.
 
-    scene: one right picture; only its shapes, the number of its things and the attributes in ``said`` are asked for.
+    scene: one correct image; only its shapes, its number of objects and the attributes in ``said`` are required.
     """
 
     text: str
@@ -44,7 +44,7 @@ class ShapePrompt:
 
 @dataclass(frozen=True)
 class Task:
-    """kind: of scene; say: the attributes named; unseen: ``pairs`` or ``phrasing`` that training never showed."""
+    """kind: of scene; say: attributes named; unseen: ``pairs`` or ``phrasing``, if held out from training."""
 
     kind: str
     say: frozenset[str]
@@ -53,18 +53,18 @@ class Task:
 
 TASKS = {
     "single object": Task("single", frozenset()),
-    "attributes": Task("single", frozenset({"colour", "size", "position"})),
-    "held-out pairs": Task("single", frozenset({"colour", "size", "position"}), unseen="pairs"),
-    "held-out phrasing": Task("single", frozenset({"colour", "size", "position"}), unseen="phrasing"),
+    "attributes": Task("single", frozenset({"color", "size", "position"})),
+    "held-out pairs": Task("single", frozenset({"color", "size", "position"}), unseen="pairs"),
+    "held-out phrasing": Task("single", frozenset({"color", "size", "position"}), unseen="phrasing"),
     "two objects": Task("pair", frozenset()),
-    "binding": Task("pair", frozenset({"colour"})),
-    "relation": Task("pair", frozenset({"colour", "relation"})),
-    "counting": Task("count", frozenset({"colour"})),
+    "binding": Task("pair", frozenset({"color"})),
+    "relation": Task("pair", frozenset({"color", "relation"})),
+    "counting": Task("count", frozenset({"color"})),
 }
 
 
 class _Deck:
-    """Options dealt to n prompts so that each comes up equally often, give or take one, in random order."""
+    """Assigns options to n prompts in random order, each equally often to within one."""
 
     def __init__(self, seed: int, task: str, n: int):
         self.seed, self.task, self.n = seed, task, n
@@ -80,15 +80,10 @@ def _scenes(config: ShapesConfig, task: Task, deck: _Deck, dice: list[Dice]) -> 
     if task.kind == "pair":
         couples = deck.deal("pairs", pairs_of_pairs(config))
         relations = deck.deal("relation", tuple(OPPOSITE))
-        scenes = []
-        for throw, couple, relation in zip(dice, couples, relations, strict=True):
-            where = throw.choose(ALIGNED[relation])
-            things = [
-                place(throw, config, pair, throw.choose(config.sizes), position)
-                for pair, position in zip(couple, where, strict=True)
-            ]
-            scenes.append(surround(throw, config, "pair", things, relation))
-        return scenes
+        return [
+            place_pair(throw, config, couple, relation)
+            for throw, couple, relation in zip(dice, couples, relations, strict=True)
+        ]
     pairs = deck.deal("pairs", held_out_pairs(config) if task.unseen == "pairs" else trained_pairs(config))
     sizes = deck.deal("size", config.sizes)
     if task.kind == "count":
@@ -96,22 +91,23 @@ def _scenes(config: ShapesConfig, task: Task, deck: _Deck, dice: list[Dice]) -> 
         layouts = [throw.choose(LAYOUTS[number]) for throw, number in zip(dice, numbers, strict=True)]
     else:
         layouts = [(position,) for position in deck.deal("position", config.positions)]
-    return [
-        surround(throw, config, task.kind, [place(throw, config, pair, size, where) for where in layout])
-        for throw, pair, size, layout in zip(dice, pairs, sizes, layouts, strict=True)
-    ]
+    scenes = []
+    for throw, pair, size, layout in zip(dice, pairs, sizes, layouts, strict=True):
+        objects = [place_object(throw, config, pair, size, position) for position in layout]
+        scenes.append(add_background(throw, config, task.kind, objects))
+    return scenes
 
 
 def shape_prompts(
     n: int, seed: int = 0, config: ShapesConfig | None = None, tasks: Sequence[str] = tuple(TASKS)
 ) -> list[ShapePrompt]:
-    """``n`` prompts for each task, task after task, every attribute equally often: a pure function of its arguments.
+    """``n`` prompts per task, task after task, with every attribute equally often: a function of its arguments.
 
-    Tasks that the world cannot pose (no pair held out, a single colour) are left out. Raises InputError for an
-    unknown task or n < 2 (chance needs captions to swap).
+    Tasks that do not exist in this world (no held-out pairs, a single color) are omitted. Raises InputError for an
+    unknown task and for n < 2 (the chance level needs captions to swap).
     """
     if n < 2:
-        raise InputError(f"ShapeEval needs at least 2 prompts a task, not {n}")
+        raise InputError(f"ShapeEval needs at least 2 prompts per task, not {n}: set --prompts_per_task")
     config = config or ShapesConfig()
     prompts = []
     for name in tasks:
@@ -121,6 +117,6 @@ def shape_prompts(
         dice = [Dice(seed, f"prompts {name}", i) for i in range(n)]
         for scene in _scenes(config, task, _Deck(seed, name, n), dice):
             say = task.say & sayable(scene, config)
-            known = HELD_OUT_PHRASING if task.unseen == "phrasing" else PHRASINGS[phrasing_key(scene, say)][0]
-            prompts.append(ShapePrompt(caption(scene, known, say), name, scene, say))
+            phrasing = HELD_OUT_PHRASING if task.unseen == "phrasing" else PHRASINGS[phrasing_key(scene, say)][0]
+            prompts.append(ShapePrompt(caption(scene, phrasing, say), name, scene, say))
     return prompts

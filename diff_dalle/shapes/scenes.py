@@ -1,11 +1,11 @@
-"""The shapes world: scenes of coloured shapes, drawn from a seed by index.
+"""The shapes world: scenes of colored shapes, each a function of a seed and an index.
 
-A small world whose pictures and captions are known exactly, so that a text-to-image model can be trained on a laptop
-and its pictures judged attribute by attribute. ``scene`` decides what is in picture number i,
-``shapes_render.render`` draws it, ``shapes_captions`` describes it, ``shapes_shards.write_shapes`` packs both.
+Images and captions of this small world are known exactly, so a text-to-image model can be trained on a laptop and its
+samples scored attribute by attribute. ``scene`` draws the content of image i, ``render.render`` its pixels,
+``captions.training_caption`` its text; ``shards.write_shapes`` packs both into webdataset shards.
 
-To add a shape: one outline in ``shapes_render.OUTLINES`` and its name in ``SHAPES``. A colour, a background, a
-position: one line in the table below. Everything else, the scorer included, follows from the tables.
+To add a shape: an outline in ``render.OUTLINES`` and its name in ``SHAPES``. To add a color, background or position: a
+line in the table below. Captions, prompts and ShapeEval follow from the tables.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ..randomness import random_uniform
 
 SHAPES = ("circle", "square", "triangle", "cross", "ring", "star")
 
-# sRGB, 0..255. Far apart, and saturated where the backgrounds are not: no two entries of the two tables are closer
-# than 100 levels (Euclidean), ten times the noise under which the scorer must still tell them apart.
-COLOURS = {
+# sRGB, 0..255. Any two entries of these two tables are at least 100 levels apart (Euclidean distance), ten times the
+# standard deviation of the noise under which ShapeEval must still separate them.
+COLORS = {
     "red": (205, 20, 45),
     "green": (30, 165, 60),
     "blue": (35, 70, 225),
@@ -38,28 +38,28 @@ COLOURS = {
 BACKGROUNDS = {"white": (238, 238, 236), "gray": (128, 128, 130), "black": (30, 30, 34), "beige": (212, 200, 176)}
 TEXTURES = ("plain", "gradient", "grainy")
 
-# Centre of an object, as a fraction of the picture's width and height, from the top left.
+# Center of an object (x, y) as a fraction of the image's width and height, from the top left.
 POSITIONS = {
     "top left": (0.25, 0.25), "top": (0.50, 0.25), "top right": (0.75, 0.25),
     "left": (0.25, 0.50), "center": (0.50, 0.50), "right": (0.75, 0.50),
     "bottom left": (0.25, 0.75), "bottom": (0.50, 0.75), "bottom right": (0.75, 0.75),
 }  # fmt: skip
 
-# Half the width of an object, as a fraction of the picture's: 10 and 14 pixels wide at 32. Two large ones half a
-# picture apart do not touch, jitter included.
+# Half the width of an object as a fraction of the image's width: 10 and 14 pixels wide at 32. Two large objects half an
+# image apart do not touch, jitter included.
 SIZES = {"small": 0.155, "large": 0.22}
 
 OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
-SAYABLE = ("colour", "size", "position", "relation", "background")  # what a caption may leave out
+SAYABLE = ("color", "size", "position", "relation", "background")  # attributes that a caption may omit
 
-_GRADIENT = 12.0  # largest change of brightness from centre to edge of a gradient, in levels of 255
+_GRADIENT = 12.0  # maximum change of brightness from the center to an edge, in levels of 255
 
 
 @dataclass(frozen=True)
-class Thing:
-    """One object. x, y: its centre as a fraction of the picture, from the top left."""
+class SceneObject:
+    """One object. x, y: its center as a fraction of the image's width and height, from the top left."""
 
-    colour: str
+    color: str
     shape: str
     size: str
     position: str
@@ -69,16 +69,17 @@ class Thing:
 
 @dataclass(frozen=True)
 class Scene:
-    """What is in a picture, completely.
+    """The complete content of an image.
 
-    kind:     ``single`` (one thing), ``pair`` (two, differing in colour and shape), ``count`` (2 or more alike).
-    relation: of a pair, how the first thing lies to the second; a key of ``OPPOSITE``. Else None.
-    slope:    change of background brightness from the centre to the right and to the lower edge, in levels of 255.
-    grain:    key of the background's noise; used by the ``grainy`` texture only.
+    kind:     ``single`` (one object), ``pair`` (two objects that differ in color and shape) or ``count`` (2 or more
+              objects of the same color, shape and size).
+    relation: of a pair, the position of the first object relative to the second, a key of ``OPPOSITE``; else None.
+    slope:    change of background brightness from the center to the right and to the lower edge, in levels of 255.
+    grain:    random key of the background noise; used by the ``grainy`` texture only.
     """
 
     kind: str
-    things: tuple[Thing, ...]
+    objects: tuple[SceneObject, ...]
     relation: str | None
     background: str
     texture: str
@@ -90,36 +91,40 @@ class Scene:
 class ShapesConfig:
     """Shapes world"""
 
-    image_size: int = option(32, "width and height of the pictures in pixels")
-    train_samples: int = option(16384, "captioned pictures to train on")
-    val_samples: int = option(512, "captioned pictures held back for validation, from other scenes")
-    samples_per_shard: int = option(1024, "captioned pictures in one tar")
-    seed: int = option(0, "picture i follows from (seed, i) alone")
-    shapes: tuple[str, ...] = option(SHAPES[:4], f"shapes to draw, of {', '.join(SHAPES)}")
-    colours: tuple[str, ...] = option(tuple(COLOURS)[:6], f"colours to draw, of {', '.join(COLOURS)}")
-    sizes: tuple[str, ...] = option(tuple(SIZES), f"sizes to draw, of {', '.join(SIZES)}; a single one is never named")
+    image_size: int = option(32, "image width and height in pixels")
+    train_samples: int = option(16384, "captioned images in the training split")
+    val_samples: int = option(512, "captioned images in the validation split, of different scenes")
+    samples_per_shard: int = option(1024, "captioned images per shard")
+    seed: int = option(0, "random seed; image i is a function of (seed, i)")
+    shapes: tuple[str, ...] = option(SHAPES[:4], f"shapes, of {', '.join(SHAPES)}")
+    colors: tuple[str, ...] = option(tuple(COLORS)[:6], f"colors, of {', '.join(COLORS)}", was=("colours",))
+    sizes: tuple[str, ...] = option(
+        tuple(SIZES), f"object sizes, of {', '.join(SIZES)}; captions never name the size if there is only one"
+    )
     positions: tuple[str, ...] = option(
         ("top left", "top right", "center", "bottom left", "bottom right"),
-        f"where a lone thing may be, of {', '.join(POSITIONS)}",
+        f"positions of single objects, of {', '.join(POSITIONS)}",
     )
     backgrounds: tuple[str, ...] = option(
-        ("white", "beige"), f"tones behind, of {', '.join(BACKGROUNDS)}; light and dark ones together are hard to "
-        "learn: the tone of all pixels then outweighs everything else")  # fmt: skip
+        ("white", "beige"),
+        f"background colors, of {', '.join(BACKGROUNDS)}; light and dark ones together slow down training, because the "
+        "background then dominates the loss",
+    )
     held_out: tuple[str, ...] = option(
         ("blue triangle", "green circle", "yellow square", "purple cross"),
-        "`colour shape` pairs that are never drawn nor named, kept for evaluation",
+        "held-out pairs `color shape`: absent from all images and captions, used by ShapeEval only",
     )
-    pair_fraction: float = option(0.2, "fraction of pictures with two different things in a relation")
-    count_fraction: float = option(0.05, "fraction of pictures with two or more things alike")
-    max_count: int = option(3, "largest number of things alike, 2 or 3")
-    jitter: float = option(0.03, "largest shift of a thing off its position, as a fraction of the picture's width")
+    pair_fraction: float = option(0.2, "fraction of images with two different objects in a spatial relation")
+    count_fraction: float = option(0.05, "fraction of images with two or more identical objects")
+    max_count: int = option(3, "maximum number of identical objects: 2 or 3")
+    jitter: float = option(0.03, "maximum offset of an object from its position, as a fraction of the image's width")
     plain_fraction: float = option(
-        0.5, "fraction of backgrounds in one flat tone; the others are half gradient, half grainy"
+        0.5, "fraction of uniform backgrounds; half of the others have a gradient, half are grainy"
     )
-    say_colour: float = option(0.95, "probability that a caption names the colour")
+    say_color: float = option(0.95, "probability that a caption names the color", was=("say_colour",))
     say_size: float = option(0.9, "probability that a caption names the size")
-    say_position: float = option(0.95, "probability that a caption says where a lone thing is")
-    say_relation: float = option(0.75, "probability that a caption says how a pair lies")
+    say_position: float = option(0.95, "probability that the caption of a single object names its position")
+    say_relation: float = option(0.75, "probability that the caption of a pair names the relation")
     say_background: float = option(0.5, "probability that a caption names the background")
 
     def __post_init__(self):
@@ -129,23 +134,23 @@ class ShapesConfig:
 
 
 def _check_names(config: ShapesConfig) -> None:
-    tables = {"shapes": SHAPES, "colours": COLOURS, "sizes": SIZES, "positions": POSITIONS, "backgrounds": BACKGROUNDS}
+    tables = {"shapes": SHAPES, "colors": COLORS, "sizes": SIZES, "positions": POSITIONS, "backgrounds": BACKGROUNDS}
     for field, table in tables.items():
         names = getattr(config, field)
         if not names or len(set(names)) < len(names):
-            raise InputError(f"--{field} must name at least one entry, each once, not {','.join(names) or 'none'}")
+            raise InputError(f"--{field} is {','.join(names) or 'none'}, but must have at least one entry, each once")
         for name in names:
             if name not in table:
-                raise InputError(f"--{field} has no {name!r}{nearest(name, table)} (known: {', '.join(table)})")
+                raise InputError(f"--{field} has no {name!r}{nearest(name, list(table))} (known: {', '.join(table)})")
 
 
 def _check_held_out(config: ShapesConfig) -> None:
-    pairs = [f"{colour} {shape}" for colour, shape in itertools.product(config.colours, config.shapes)]
+    pairs = [f"{color} {shape}" for color, shape in itertools.product(config.colors, config.shapes)]
     for pair in config.held_out:
         if pair not in pairs:
-            raise InputError(f"--held_out {pair!r} is not a colour and a shape of this world{nearest(pair, pairs)}")
+            raise InputError(f"--held_out {pair!r} is not a color and a shape of this world{nearest(pair, pairs)}")
     drawn = {word for pair in trained_pairs(config) for word in pair}
-    for name in (*config.colours, *config.shapes):
+    for name in (*config.colors, *config.shapes):
         if name not in drawn:
             raise InputError(f"--held_out leaves nothing {name} to draw; hold out fewer pairs")
 
@@ -153,77 +158,86 @@ def _check_held_out(config: ShapesConfig) -> None:
 def _check_numbers(config: ShapesConfig) -> None:
     for field in ("pair_fraction", "count_fraction", "plain_fraction", *(f"say_{field}" for field in SAYABLE)):
         if not 0 <= getattr(config, field) <= 1:
-            raise InputError(f"--{field} must lie between 0 and 1, not {getattr(config, field)}")
+            raise InputError(f"--{field} is {getattr(config, field)}, but must lie between 0 and 1")
     if config.pair_fraction + config.count_fraction > 1:
         raise InputError("--pair_fraction and --count_fraction add up to more than 1; lower one of them")
     if config.pair_fraction and not pairs_of_pairs(config):
-        raise InputError("--pair_fraction needs things that differ in colour and shape; add some or set it to 0")
+        raise InputError("--pair_fraction needs objects that differ in color and shape; add some or set it to 0")
     if config.max_count not in LAYOUTS:
-        raise InputError(f"--max_count must be 2 or 3, not {config.max_count}")
+        raise InputError(f"--max_count is {config.max_count}, but must be 2 or 3")
     if not 0 <= config.jitter <= 0.03:
-        raise InputError(f"--jitter must lie between 0 and 0.03, or things would touch, not {config.jitter}")
-    for field, least in (("image_size", 16), ("train_samples", 1), ("val_samples", 0), ("samples_per_shard", 1)):
-        if getattr(config, field) < least:
-            raise InputError(f"--{field} must be at least {least}, not {getattr(config, field)}")
+        raise InputError(f"--jitter is {config.jitter}, but must lie between 0 and 0.03, or objects would touch")
+    for field, minimum in (("image_size", 16), ("train_samples", 1), ("val_samples", 0), ("samples_per_shard", 1)):
+        if getattr(config, field) < minimum:
+            raise InputError(f"--{field} is {getattr(config, field)}, but must be at least {minimum}")
 
 
 @functools.lru_cache(maxsize=64)
 def trained_pairs(config: ShapesConfig) -> tuple[tuple[str, str], ...]:
-    """The (colour, shape) pairs that are drawn for training and validation."""
-    every = itertools.product(config.colours, config.shapes)
-    return tuple(pair for pair in every if " ".join(pair) not in config.held_out)
+    """The (color, shape) pairs of the training and validation splits."""
+    pairs = itertools.product(config.colors, config.shapes)
+    return tuple(pair for pair in pairs if " ".join(pair) not in config.held_out)
 
 
 def held_out_pairs(config: ShapesConfig) -> tuple[tuple[str, str], ...]:
-    """The (colour, shape) pairs kept for evaluation."""
-    return tuple(tuple(pair.split()) for pair in config.held_out)
+    """The (color, shape) pairs reserved for evaluation."""
+    pairs = itertools.product(config.colors, config.shapes)
+    by_name = {" ".join(pair): pair for pair in pairs}
+    return tuple(by_name[name] for name in config.held_out)
 
 
 @functools.lru_cache(maxsize=64)
-def pairs_of_pairs(config: ShapesConfig) -> tuple:
-    """Ordered couples of trained pairs that differ in colour and in shape."""
+def pairs_of_pairs(config: ShapesConfig) -> tuple[tuple[tuple[str, str], tuple[str, str]], ...]:
+    """Ordered pairs of trained (color, shape) pairs that differ in color and in shape."""
     couples = itertools.permutations(trained_pairs(config), 2)
     return tuple((a, b) for a, b in couples if a[0] != b[0] and a[1] != b[1])
 
 
 def _layouts(count: int) -> tuple[tuple[str, ...], ...]:
-    """Sets of positions that are pairwise half a picture apart along x or y, so that nothing touches."""
+    """Sets of positions that are pairwise at least half an image apart along x or y, so that no objects touch."""
 
     def apart(a: str, b: str) -> bool:
         return max(abs(u - v) for u, v in zip(POSITIONS[a], POSITIONS[b], strict=True)) >= 0.5
 
     return tuple(
-        chosen for chosen in itertools.combinations(POSITIONS, count)
-        if all(apart(a, b) for a, b in itertools.combinations(chosen, 2))
-    )  # fmt: skip
+        positions
+        for positions in itertools.combinations(POSITIONS, count)
+        if all(apart(a, b) for a, b in itertools.combinations(positions, 2))
+    )
 
 
 LAYOUTS = {count: _layouts(count) for count in (2, 3)}
 
 
 def relation_of(first: tuple[float, float], second: tuple[float, float]) -> str:
-    """How a thing centred at ``first`` lies to one at ``second``: along the axis on which they are further apart."""
+    """Relation of an object centered at ``first`` to one at ``second``, along the axis of their larger distance."""
     dx, dy = first[0] - second[0], first[1] - second[1]
     if abs(dx) >= abs(dy):
         return "left of" if dx < 0 else "right of"
     return "above" if dy < 0 else "below"
 
 
-# Couples in one row or one column: how they lie is then beyond doubt.
+def _aligned(a: str, b: str) -> bool:
+    """Whether two positions lie in one row or one column, half an image apart: their relation is then unambiguous."""
+    in_line = any(u == v for u, v in zip(POSITIONS[a], POSITIONS[b], strict=True))
+    return in_line and {a, b} in map(set, LAYOUTS[2])
+
+
+# Pairs of positions by their relation.
 ALIGNED = {
     relation: tuple(
-        (a, b) for a, b in itertools.permutations(POSITIONS, 2)
-        if {a, b} in map(set, LAYOUTS[2]) and any(u == v for u, v in zip(POSITIONS[a], POSITIONS[b], strict=True))
-        and relation_of(POSITIONS[a], POSITIONS[b]) == relation
+        (a, b)
+        for a, b in itertools.permutations(POSITIONS, 2)
+        if _aligned(a, b) and relation_of(POSITIONS[a], POSITIONS[b]) == relation
     )
     for relation in OPPOSITE
-}  # fmt: skip
+}
 
 
 class Dice:
-    """A short run of random numbers that belongs to one picture: the k-th throw depends on (seed, purpose, i, k)."""
+    """The random numbers of one image: draw k is a function of (seed, purpose, i, k)."""
 
-    THROWS = 32  # more than any picture needs
+    THROWS = 32  # more than any image needs
 
     def __init__(self, seed: int, purpose: str, i: int):
         positions = np.arange(self.THROWS, dtype=np.uint64) + np.uint64(i * self.THROWS)
@@ -239,38 +253,45 @@ class Dice:
         return options[int(next(self._values) * len(options))]
 
 
-def place(dice: Dice, config: ShapesConfig, pair: tuple[str, str], size: str, position: str) -> Thing:
-    """A thing near a position."""
+def place_object(dice: Dice, config: ShapesConfig, pair: tuple[str, str], size: str, position: str) -> SceneObject:
+    """An object of this (color, shape) pair at a position, with jitter."""
     x, y = POSITIONS[position]
     dx, dy = (dice.uniform(-config.jitter, config.jitter) for _ in range(2))
-    return Thing(*pair, size, position, round(x + dx, 4), round(y + dy, 4))
+    return SceneObject(*pair, size, position, round(x + dx, 4), round(y + dy, 4))
 
 
-def surround(
-    dice: Dice, config: ShapesConfig, kind: str, things: Sequence[Thing], relation: str | None = None
+def place_pair(dice: Dice, config: ShapesConfig, couple: Sequence[tuple[str, str]], relation: str) -> Scene:
+    """A scene of two objects, of these (color, shape) pairs, in a relation."""
+    positions = dice.choose(ALIGNED[relation])
+    objects = [
+        place_object(dice, config, pair, dice.choose(config.sizes), position)
+        for pair, position in zip(couple, positions, strict=True)
+    ]
+    return add_background(dice, config, "pair", objects, relation)
+
+
+def add_background(
+    dice: Dice, config: ShapesConfig, kind: str, objects: Sequence[SceneObject], relation: str | None = None
 ) -> Scene:
-    """Things on a random background."""
+    """A scene of these objects on a random background."""
     texture = "plain" if dice.chance(config.plain_fraction) else dice.choose(TEXTURES[1:])
-    steepness = (dice.uniform(-_GRADIENT, _GRADIENT) for _ in range(2))
-    slope = tuple(round(s, 1) if texture == "gradient" else 0.0 for s in steepness)
+    right, down = (dice.uniform(-_GRADIENT, _GRADIENT) for _ in range(2))
+    slope = (round(right, 1), round(down, 1)) if texture == "gradient" else (0.0, 0.0)
     grain = int(dice.uniform() * 2**31) if texture == "grainy" else 0
-    return Scene(kind, tuple(things), relation, dice.choose(config.backgrounds), texture, slope, grain)
+    return Scene(kind, tuple(objects), relation, dice.choose(config.backgrounds), texture, slope, grain)
 
 
 def scene(config: ShapesConfig, i: int, split: str = "train") -> Scene:
-    """Scene number i of a split: a pure function of (config, i, split). Never holds a held-out pair."""
+    """Scene i of a split: a function of (config, i, split). It contains no held-out pair."""
     dice = Dice(config.seed, f"shapes {split}", i)
     share = dice.uniform()
     if share < config.pair_fraction:
         relation = dice.choose(tuple(OPPOSITE))
-        couple, where = dice.choose(pairs_of_pairs(config)), dice.choose(ALIGNED[relation])
-        things = [
-            place(dice, config, pair, dice.choose(config.sizes), position)
-            for pair, position in zip(couple, where, strict=True)
-        ]
-        return surround(dice, config, "pair", things, relation)
+        return place_pair(dice, config, dice.choose(pairs_of_pairs(config)), relation)
     pair, size = dice.choose(trained_pairs(config)), dice.choose(config.sizes)
     if share < config.pair_fraction + config.count_fraction:
         layout = dice.choose(LAYOUTS[dice.choose(range(2, config.max_count + 1))])
-        return surround(dice, config, "count", [place(dice, config, pair, size, where) for where in layout])
-    return surround(dice, config, "single", [place(dice, config, pair, size, dice.choose(config.positions))])
+        objects = [place_object(dice, config, pair, size, position) for position in layout]
+        return add_background(dice, config, "count", objects)
+    position = dice.choose(config.positions)
+    return add_background(dice, config, "single", [place_object(dice, config, pair, size, position)])

@@ -1,7 +1,7 @@
-"""ShapeEval: do pictures of the shapes world show what their captions say?
+"""ShapeEval: do images of the shapes world show what their captions say?
 
-Every score comes with what it has to be compared with: the same pictures under wrong captions (chance), real renders of
-the prompts (ceiling), the same renders blurred and noisy, the number of prompts and a 95 % interval.
+Every score comes with its references: the same images under wrong captions (chance level), real renders of the prompts
+(ceiling), the same renders with blur and noise, the number of prompts and a 95 % interval.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from torch.nn import functional as F
 
 from ..errors import InputError
 from ..evaluation.intervals import wilson
-from .parser import Found, parse_shapes
+from .parser import DetectedObject, parse_shapes
 from .prompts import ShapePrompt
 from .render import render
 from .scenes import relation_of
 
-# Rows of the report: name, task whose prompts count, and what has to hold. ``correct`` is everything that is asked.
+# Rows of the report: name, task whose prompts count, and the criterion. ``correct``: everything that the caption says.
 ROWS = (
     ("single object", "single object", "correct"),
-    ("colour", "attributes", "colour"),
+    ("color", "attributes", "color"),
     ("shape", "attributes", "shape"),
     ("size", "attributes", "size"),
     ("position", "attributes", "position"),
@@ -36,10 +36,10 @@ ROWS = (
     ("relation", "relation", "correct"),
     ("counting", "counting", "correct"),
 )
-BLUR = 0.5  # pixels at 32, standard deviation, of the degraded ceiling
-NOISE = 10.0  # levels of 255, standard deviation, of the degraded ceiling
-_LEAST_OFFSET = 0.15  # of the picture's width, between things in a relation
-_SHIFTS = 16  # wrong captions tried on each picture
+BLUR = 0.5  # standard deviation of the degraded ceiling's blur, in pixels at 32
+NOISE = 10.0  # standard deviation of the degraded ceiling's noise, in levels of 255
+_MIN_OFFSET = 0.15  # minimum distance of two objects in a relation, as a fraction of the image's width
+_SHIFTS = 16  # wrong captions per image for the chance level
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Row:
 
 @dataclass(frozen=True)
 class ShapeReport:
-    """rows: one for each score; empty: fraction of pictures in which no thing was found."""
+    """rows: one per score; empty: fraction of images without a detected object."""
 
     rows: tuple[Row, ...]
     empty: float
@@ -70,7 +70,7 @@ class ShapeReport:
         return {"empty": self.empty, **{row.name: asdict(row) for row in self.rows}}
 
     def table(self) -> str:
-        """A Markdown table, readable as plain text too."""
+        """A Markdown table, aligned for the console."""
         lines = [
             "| task              | score | 95 % interval | chance | ceiling | ceiling, degraded |   n |",
             "|-------------------|-------|---------------|--------|---------|-------------------|-----|",
@@ -83,38 +83,38 @@ class ShapeReport:
         return "\n".join(lines)
 
 
-def _agreement(prompt: ShapePrompt, found: Sequence[Found]) -> dict[str, bool]:
-    """What holds when the prompt's things are these, in this order; colour, size, … whether said or not."""
-    things = prompt.scene.things
-    holds = {
-        field: all(getattr(a, field) == getattr(b, field) for a, b in zip(things, found, strict=True))
-        for field in ("shape", "colour", "size", "position")
+def _agreement(prompt: ShapePrompt, detected: Sequence[DetectedObject]) -> dict[str, bool]:
+    """Which attributes of the prompt's objects agree with these, in this order, named in the caption or not."""
+    objects = prompt.scene.objects
+    agrees = {
+        field: all(getattr(a, field) == getattr(b, field) for a, b in zip(objects, detected, strict=True))
+        for field in ("shape", "color", "size", "position")
     }
     if prompt.scene.relation:
-        first, second = ((thing.x, thing.y) for thing in found)
-        apart = max(abs(u - v) for u, v in zip(first, second, strict=True)) >= _LEAST_OFFSET
-        holds["relation"] = apart and relation_of(first, second) == prompt.scene.relation
-    return holds
+        first, second = ((item.x, item.y) for item in detected)
+        apart = max(abs(u - v) for u, v in zip(first, second, strict=True)) >= _MIN_OFFSET
+        agrees["relation"] = apart and relation_of(first, second) == prompt.scene.relation
+    return agrees
 
 
-def judge(prompt: ShapePrompt, found: Sequence[Found]) -> dict[str, bool]:
-    """What a parsed picture has right. ``correct``: the number of things, their shapes and everything said.
+def judge(prompt: ShapePrompt, detected: Sequence[DetectedObject]) -> dict[str, bool]:
+    """Which attributes of a parsed image are right. ``correct``: number of objects, shapes and everything said.
 
-    Where there are more things than asked for, the attributes are judged on those that agree best, for a single
-    prompt on the one that explains most of the picture.
+    With surplus objects, the attributes are those of the best-matching ones; for a prompt with a single object, those
+    of the object that explains most of the image.
     """
-    asked = len(prompt.scene.things)
-    needed = {"shape", *prompt.said}
-    if len(found) < asked:
-        return dict.fromkeys([*needed, "correct"], False)
-    orders = [found[:1]] if asked == 1 else itertools.permutations(found, asked)
-    best = max((_agreement(prompt, order) for order in orders), key=lambda holds: sum(holds[f] for f in needed))
-    judged = {field: best[field] for field in needed}
-    return {**judged, "correct": len(found) == asked and all(judged.values())}
+    count = len(prompt.scene.objects)
+    required = {"shape", *prompt.said}
+    if len(detected) < count:
+        return dict.fromkeys([*required, "correct"], False)
+    orders = [detected[:1]] if count == 1 else itertools.permutations(detected, count)
+    best = max((_agreement(prompt, order) for order in orders), key=lambda agrees: sum(agrees[f] for f in required))
+    judged = {field: best[field] for field in required}
+    return {**judged, "correct": len(detected) == count and all(judged.values())}
 
 
 def degrade(images: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Mild Gaussian blur and noise, as a good but imperfect generator leaves them. [N, H, W, 3] uint8 → same."""
+    """Mild Gaussian blur and noise, like the errors of a good generator. [N, H, W, 3] uint8 → same."""
     sigma = BLUR * images.shape[1] / 32
     reach = max(1, round(3 * sigma))
     kernel = torch.exp(-0.5 * (torch.arange(-reach, reach + 1) / sigma).square())
@@ -126,39 +126,40 @@ def degrade(images: np.ndarray, seed: int = 0) -> np.ndarray:
     return (blurred + NOISE * noise).round().clamp(0, 255).byte().permute(0, 2, 3, 1).numpy()
 
 
-def _mean(prompts: Sequence[ShapePrompt], parsed: Sequence[Sequence[Found]], key: str) -> float:
-    return float(np.mean([judge(prompt, found)[key] for prompt, found in zip(prompts, parsed, strict=True)]))
+def _mean(prompts: Sequence[ShapePrompt], parsed: Sequence[Sequence[DetectedObject]], key: str) -> float:
+    return float(np.mean([judge(prompt, detected)[key] for prompt, detected in zip(prompts, parsed, strict=True)]))
 
 
-def _chance(prompts: Sequence[ShapePrompt], parsed: Sequence[Sequence[Found]], key: str) -> float:
-    """The score when every picture is judged by the captions of others of its task."""
+def _chance(prompts: Sequence[ShapePrompt], parsed: Sequence[Sequence[DetectedObject]], key: str) -> float:
+    """Mean score of the images under other captions of their task."""
     n = len(prompts)
     shifts = range(1, min(n, _SHIFTS + 1))
     return float(np.mean([_mean(prompts, [*parsed[s:], *parsed[:s]], key) for s in shifts]))
 
 
 def evaluate_shapes(images: np.ndarray, prompts: Sequence[ShapePrompt]) -> ShapeReport:
-    """Score pictures against the prompts they were made for.
+    """Score images against their prompts.
 
-    images: [N, H, W, 3] uint8, picture i for prompt i, square; sizes other than 32 are resized for parsing.
-    Raises InputError when the numbers differ, a task has a single prompt, or the pictures are not square.
+    images: [N, H, W, 3] uint8, square, image i sampled for prompt i; resized to 32 pixels for parsing.
+    Raises InputError for different numbers of images and prompts, a task with a single prompt, and images that are not
+    square.
     """
     if len(images) != len(prompts):
-        raise InputError(f"ShapeEval got {len(images)} pictures for {len(prompts)} prompts; give one for each")
+        raise InputError(f"ShapeEval got {len(images)} images for {len(prompts)} prompts; pass one image per prompt")
     if images.shape[1] != images.shape[2]:
-        raise InputError(f"ShapeEval judges square pictures, not {images.shape[2]}×{images.shape[1]}")
+        raise InputError(f"ShapeEval requires square images, not {images.shape[2]}×{images.shape[1]}")
     real = np.stack([render(prompt.scene, images.shape[1]) for prompt in prompts])
-    parsed, clean, degraded = (parse_shapes(pictures) for pictures in (images, real, degrade(real)))
+    parsed, clean, degraded = (parse_shapes(pixels) for pixels in (images, real, degrade(real)))
     rows = []
     for name, task, key in ROWS:
         chosen = [i for i, prompt in enumerate(prompts) if prompt.task == task]
         if not chosen or (key != "correct" and key not in {"shape", *prompts[chosen[0]].said}):
             continue
         if len(chosen) < 2:
-            raise InputError(f"ShapeEval needs at least 2 prompts of the task {task!r} to measure chance, not 1")
-        mine = [prompts[i] for i in chosen]
-        score, top, top_degraded = (_mean(mine, [p[i] for i in chosen], key) for p in (parsed, clean, degraded))
-        chance = _chance(mine, [parsed[i] for i in chosen], key)
-        low, high = wilson(score * len(mine), len(mine))
-        rows.append(Row(name, len(mine), score, low, high, chance, top, top_degraded))
-    return ShapeReport(tuple(rows), float(np.mean([not found for found in parsed])))
+            raise InputError(f"ShapeEval needs at least 2 prompts of the task {task!r} for the chance level, not 1")
+        own = [prompts[i] for i in chosen]
+        score, top, top_degraded = (_mean(own, [p[i] for i in chosen], key) for p in (parsed, clean, degraded))
+        chance = _chance(own, [parsed[i] for i in chosen], key)
+        low, high = wilson(score * len(own), len(own))
+        rows.append(Row(name, len(own), score, low, high, chance, top, top_degraded))
+    return ShapeReport(tuple(rows), float(np.mean([not detected for detected in parsed])))

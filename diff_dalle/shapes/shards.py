@@ -1,4 +1,4 @@
-"""The shapes world as webdataset shards: a picture (png), its caption (txt) and what is in it (json)."""
+"""The shapes world as webdataset shards: image (png), caption (txt) and scene (json) per sample."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .captions import training_caption
 from .render import render
 from .scenes import ShapesConfig, scene
 
-RECORD = "shapes.json"  # which config a folder was written with
+RECORD = "shapes.json"  # the config of the folder
 
 
 def sample_files(config: ShapesConfig, i: int, split: str) -> dict[str, bytes]:
-    """The members of one sample, by extension."""
+    """The members of sample i, by extension."""
     content = scene(config, i, split)
     text = training_caption(config, content, i, split)
     png = io.BytesIO()
@@ -30,23 +30,23 @@ def sample_files(config: ShapesConfig, i: int, split: str) -> dict[str, bytes]:
 
 
 def _claim(config: ShapesConfig, out_dir: str) -> None:
-    """Record the config in a new folder, or make sure that it is the one an earlier call recorded."""
-    record, resolved = storage.join(out_dir, RECORD), to_dict(config)
+    """Record the config in a new folder, or check it against the record of an earlier call."""
+    record = storage.join(out_dir, RECORD)
     storage.make_dirs(out_dir)
     if storage.exists(record):
-        if load_mapping(storage.read_text(record), record) != resolved:
-            raise InputError(f"{out_dir} holds a shapes world with other settings; choose another --out_dir")
+        if read_shapes_config(out_dir) != config:
+            raise InputError(f"{out_dir} contains a shapes world with different settings; choose another --out_dir")
     elif storage.list_files(out_dir, recursive=True):
-        raise InputError(f"{out_dir} is not empty and holds no shapes world; choose another --out_dir")
+        raise InputError(f"{out_dir} is not empty and contains no shapes world; choose another --out_dir")
     else:
-        storage.write_bytes(record, json.dumps(resolved, indent=1).encode())
+        storage.write_bytes(record, json.dumps(to_dict(config), indent=1).encode())
 
 
 def write_shapes(config: ShapesConfig, out_dir: str) -> dict[str, dict[str, int]]:
-    """Write ``out_dir/train`` and ``out_dir/val``, local or remote; shards that an earlier call finished are kept.
+    """Write ``out_dir/train`` and ``out_dir/val``, local or remote. Complete shards of an earlier call are kept.
 
-    Returns, for each split, the numbers of ``shards``, ``samples`` and ``bytes``. Raises InputError when the folder
-    holds anything but shards of this very config.
+    Returns the numbers of ``shards``, ``samples`` and ``bytes`` of each split. Raises InputError for a folder that
+    contains other files, or a shapes world with different settings.
     """
     _claim(config, out_dir)
     report = {}
@@ -65,8 +65,8 @@ def write_shapes(config: ShapesConfig, out_dir: str) -> dict[str, dict[str, int]
 
 
 def read_shapes_config(out_dir: str) -> ShapesConfig:
-    """The config that a folder of ``write_shapes`` was made with. InputError when it is no such folder."""
+    """The config of a folder written by ``write_shapes``. InputError for any other folder."""
     record = storage.join(out_dir, RECORD)
     if not storage.exists(record):
-        raise InputError(f"{out_dir or 'the empty path'} is no folder of the shapes world: it has no {RECORD}")
+        raise InputError(f"{out_dir or 'the empty path'} is not a shapes world: {RECORD} is missing")
     return from_dict(ShapesConfig, load_mapping(storage.read_text(record), record))

@@ -1,10 +1,10 @@
-"""Local and remote files behind one set of functions, and writes that are never half visible.
+"""Local and remote files through one set of functions, with atomic writes.
 
 A path is local (also ``file:``), ``s3://`` (boto3, the extra ``s3``), ``gs://`` or ``az://`` (blobfile), ``http(s)://``
-(read only), or ``pipe:COMMAND``, whose output is the file (read only, from its start). What goes wrong comes out as an
-InputError naming the path: no such file, no permission, a full disk, a connection that stays lost.
+(read-only), or ``pipe:COMMAND``, the output of a shell command (read-only, sequential). Failures raise an InputError
+that names the path: missing file, no permission, full disk, lost connection.
 
-To add a kind of storage: a class with the methods of ``Local`` in a file beside this, and a line in ``_BACKENDS``.
+To add a kind of storage: a class with the methods of ``Local`` in a file of this folder, and a line in ``_BACKENDS``.
 """
 
 from __future__ import annotations
@@ -26,10 +26,25 @@ from .pipe import Pipe
 from .s3 import S3
 
 __all__ = [
-    "atomic_writer", "exists", "explained", "fetch_to_cache", "is_remote", "join", "list_files", "local_path",
-    "make_dirs", "open_read", "read_bytes", "read_text", "reads_by_offset", "remove", "scheme", "size_and_tag",
-    "split", "write_bytes",
-]  # fmt: skip
+    "atomic_writer",
+    "exists",
+    "explained",
+    "fetch_to_cache",
+    "is_remote",
+    "join",
+    "list_files",
+    "local_path",
+    "make_dirs",
+    "open_read",
+    "read_bytes",
+    "read_text",
+    "reads_by_offset",
+    "remove",
+    "scheme",
+    "size_and_tag",
+    "split",
+    "write_bytes",
+]
 
 _BACKENDS = {
     "": Local(),
@@ -45,7 +60,9 @@ _BACKENDS = {
 def _backend(path: str):
     kind = scheme(path)
     if kind not in _BACKENDS:
-        raise InputError(f"{path}: {kind}:// is not supported (local paths, {', '.join(filter(None, _BACKENDS))} are)")
+        raise InputError(
+            f"{path}: {kind}:// is not supported: use a local path or {', '.join(filter(None, _BACKENDS))}"
+        )
     return _BACKENDS[kind]
 
 
@@ -55,20 +72,20 @@ def exists(path: str) -> bool:
 
 
 def list_files(folder: str, recursive: bool = False) -> list[str]:
-    """The files of a folder, sorted, without hidden ones; with those of all folders below when ``recursive``."""
+    """The files of a folder, sorted, without hidden ones; recursive: including subfolders."""
     with explained(folder):
         found = _backend(folder).list_files(folder, recursive)
         return sorted(path for path in found if not split(path)[1].startswith("."))
 
 
 def size_and_tag(path: str) -> tuple[int, str]:
-    """Size in bytes (-1 when unknown) and a tag that changes with the content: modification time or ETag."""
+    """Size in bytes (-1 = unknown) and a tag that changes with the content: modification time or ETag."""
     with explained(path):
         return _backend(path).size_and_tag(path)
 
 
 def reads_by_offset(path: str) -> bool:
-    """Whether parts of the file can be read without reading what lies before them."""
+    """Whether byte ranges of the file can be read without reading everything before them."""
     if scheme(path) in ("http", "https"):
         with explained(path):
             return _backend(path).by_offset(path)
@@ -76,7 +93,7 @@ def reads_by_offset(path: str) -> bool:
 
 
 def read_bytes(path: str, offset: int = 0, size: int | None = None) -> bytes:
-    """``size`` bytes (None: all) from ``offset`` on; fewer where the file ends."""
+    """``size`` bytes (None = all) from ``offset``; fewer at the end of the file."""
     with explained(path):
         return _backend(path).read(path, offset, size)
 
@@ -85,11 +102,11 @@ def read_text(path: str) -> str:
     try:
         return read_bytes(path).decode("utf-8")
     except UnicodeDecodeError:
-        raise InputError(f"{path} is not a text file in UTF-8") from None
+        raise InputError(f"{path} is not a UTF-8 text file") from None
 
 
 def open_read(path: str) -> BinaryIO:
-    """A binary stream from the start of the file, to be closed by the caller."""
+    """A binary stream from the start of the file; the caller closes it."""
     with explained(path):
         return _backend(path).open_read(path)
 
@@ -106,17 +123,17 @@ def remove(path: str):
 
 @contextlib.contextmanager
 def atomic_writer(path: str) -> Iterator[BinaryIO]:
-    """A binary file that appears under ``path`` when the block ends well, and not at all otherwise.
+    """A binary file that appears at ``path`` when the block ends without an error, and not at all otherwise.
 
-    Written to a hidden temporary beside it, flushed to the disk and renamed; a remote file is uploaded whole from a
-    local temporary. After any error, a full disk included, the temporary is gone and what was there before is intact.
+    It is written to a hidden temporary file in the same folder, flushed to disk and renamed; a remote file is uploaded
+    from a local temporary file. After any error the temporary file is removed and an existing file is unchanged.
     """
     backend, remote = _backend(path), is_remote(path)
-    target = path if remote else os.path.realpath(local_path(path))  # a link stays a link
+    target = path if remote else os.path.realpath(local_path(path))  # a symbolic link stays one
     folder, name = (tempfile.gettempdir(), "upload") if remote else os.path.split(target)
     temporary = os.path.join(folder, f".{name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
     with explained(folder):
-        file = open(temporary, "xb")  # noqa: SIM115 (closed in finish)
+        file = open(temporary, "xb")  # noqa: SIM115 (closed in finally)
     try:
         yield file
         with explained(path):
@@ -136,18 +153,19 @@ def atomic_writer(path: str) -> Iterator[BinaryIO]:
 
 
 def write_bytes(path: str, data: bytes):
-    """Write a whole file as ``atomic_writer`` does."""
+    """Write a whole file atomically, see ``atomic_writer``."""
     with atomic_writer(path) as file:
         file.write(data)
 
 
 def fetch_to_cache(url: str, cache_dir: str, limit_bytes: int, tag: str = "") -> str:
-    """The path of a local copy of ``url`` in ``cache_dir``, fetched unless it is there.
+    """The path of a local copy of ``url`` in ``cache_dir``, downloaded if necessary.
 
-    The copies that were not used for longest go when all together exceed ``limit_bytes``; the one just asked for
-    stays. tag: the version wanted, as from ``size_and_tag``. Any number of processes may share the folder: one
-    fetches, the others wait. A download shorter than announced, or from a command that failed, is tried again and
-    never kept; InputError after the last try.
+    limit_bytes: maximum size of the folder; the least recently used copies are removed, never the requested one.
+    tag:         the version of the file, from ``size_and_tag``.
+
+    Processes may share the folder: one downloads, the others wait. An incomplete download, or one from a command that
+    failed, is retried and never kept. Raises InputError after the last attempt.
     """
     make_dirs(cache_dir)
     return fetch(_backend(url), url, local_path(cache_dir), limit_bytes, tag)

@@ -1,4 +1,4 @@
-"""gs:// and az:// through blobfile, which is imported here only, and only when such a path is used."""
+"""gs:// and az:// through blobfile, imported only when such a path is used."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import BinaryIO
 
 
 class Blob:
-    """gs:// and az:// through blobfile, which is imported here only."""
-
     @property
     def _library(self):
         import blobfile
@@ -20,8 +18,8 @@ class Blob:
 
     def list_files(self, folder: str, recursive: bool) -> Iterator[str]:
         if recursive:
-            for place, _, names in self._library.walk(folder):
-                yield from (self._library.join(place, name) for name in names)
+            for root, _, names in self._library.walk(folder):
+                yield from (self._library.join(root, name) for name in names)
         else:
             yield from (entry.path for entry in self._library.scandir(folder) if entry.is_file)
 

@@ -1,4 +1,4 @@
-"""Failures of disks and networks: which are worth another try, and what the others are called."""
+"""Failures of disks and networks: retries for temporary ones, clear messages for the others."""
 
 from __future__ import annotations
 
@@ -13,32 +13,36 @@ from typing import TypeVar
 from ..errors import InputError
 
 TRIES = 4
-RETRY_SECONDS = 0.5  # doubled after each try
+RETRY_SECONDS = 0.5  # doubled after each attempt
 Result = TypeVar("Result")
-
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _BUSY = (408, 429, 500, 502, 503, 504)
-_STATUS = {401: PermissionError, 403: PermissionError, 404: FileNotFoundError, 410: FileNotFoundError}
+_STATUS: dict[int | None, type[OSError]] = {
+    401: PermissionError,
+    403: PermissionError,
+    404: FileNotFoundError,
+    410: FileNotFoundError,
+}
 _REASONS = {
     FileNotFoundError: "does not exist",
     NotADirectoryError: "is not a folder",
     IsADirectoryError: "is a folder, not a file",
-    PermissionError: "may not be read or written: permission denied",
+    PermissionError: "cannot be read or written: permission denied",
 }
 
 
-def raise_it(error: Exception):
+def reraise(error: Exception):
     raise error
 
 
 def pause(attempt: int):
-    """Wait before another try; ``attempt`` counts from 0."""
+    """Wait before the next attempt; ``attempt`` counts from 0."""
     time.sleep(RETRY_SECONDS * 2**attempt)
 
 
 def retry(call: Callable[[], Result]) -> Result:
-    """``call()``, tried again after a failure that may pass: a lost connection or a busy server."""
+    """``call()``, repeated after a temporary failure: a lost connection or a busy server."""
     for attempt in range(TRIES - 1):
         try:
             return call()
@@ -60,7 +64,7 @@ def _status(error: BaseException) -> int | None:
 
 
 def full_disk(error: BaseException | None) -> bool:
-    """Whether a full disk or quota is behind an error: torch.save reports one as a RuntimeError."""
+    """Whether an error is caused by a full disk or quota, which torch.save reports as a RuntimeError."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _FULL:
             return True
@@ -74,17 +78,17 @@ def no_space(path: str) -> InputError:
 
 @contextlib.contextmanager
 def explained(path: str) -> Iterator[None]:
-    """Turn what an operation on ``path`` raises into an InputError."""
+    """Turn errors of an operation on ``path`` into an InputError that names the path and the reason."""
     try:
         yield
     except InputError:
         raise
     except Exception as error:
-        library = type(error).__module__.split(".")[0]  # of an error whose library need not be installed
+        library = type(error).__module__.split(".")[0]  # by name: it may not be installed
         if not isinstance(error, OSError) and library not in ("botocore", "boto3", "blobfile", "http"):
             raise
         if full_disk(error):
             raise no_space(path) from error
-        kind = _STATUS.get(_status(error), type(error))
+        kind: type[Exception] = _STATUS.get(_status(error)) or type(error)
         reason = next((text for known, text in _REASONS.items() if issubclass(kind, known)), f"failed: {error}")
         raise InputError(f"{path} {reason}") from error

@@ -1,4 +1,4 @@
-"""http and https, read with urllib: whole, or a range of bytes where the server allows it."""
+"""http and https through urllib: whole files, and byte ranges if the server supports them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..errors import InputError
 from .failures import retry
 from .read_only import ReadOnly
 
-TIMEOUT_SECONDS = 60.0  # without a single byte
+TIMEOUT_SECONDS = 60.0  # without receiving a byte
 
 
 def _open(path: str, headers: Mapping[str, str]):
@@ -20,10 +20,10 @@ def _open(path: str, headers: Mapping[str, str]):
 
 
 def _part(path: str, span: str) -> tuple[int, Mapping[str, str], bytes]:
-    """Status, headers and content of a range of bytes: 206, 416 when it begins beyond the end, 200 without the content
-    when the server does not serve parts. (Asked with GET even for the headers: some servers refuse HEAD.)"""
+    """Status, headers and content of a byte range: 206; 416 if it starts after the end; 200 without content if the
+    server does not support ranges. Uses GET even for headers only, since some servers reject HEAD."""
 
-    def ask():
+    def request():
         try:
             with _open(path, {"Range": f"bytes={span}"}) as reply:
                 return reply.status, reply.headers, reply.read() if reply.status == 206 else b""
@@ -32,7 +32,7 @@ def _part(path: str, span: str) -> tuple[int, Mapping[str, str], bytes]:
                 return error.code, error.headers, b""
             raise
 
-    return retry(ask)
+    return retry(request)
 
 
 class Http(ReadOnly):
@@ -64,7 +64,7 @@ class Http(ReadOnly):
             return b""
         status, _, data = _part(path, f"{offset}-{'' if size is None else offset + size - 1}")
         if status == 200:
-            raise InputError(f"{path}: the server does not serve parts of files; download it first")
+            raise InputError(f"{path}: the server does not support byte ranges: download the file first")
         return data
 
 

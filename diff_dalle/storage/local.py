@@ -1,4 +1,4 @@
-"""Files of this machine."""
+"""Local files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from .failures import raise_it
+from .failures import reraise
 from .paths import local_path
 
 
@@ -15,15 +15,15 @@ class Local:
         return os.path.exists(local_path(path))
 
     def list_files(self, folder: str, recursive: bool) -> Iterator[str]:
-        seen = set()
-        for place, folders, names in os.walk(local_path(folder), followlinks=True, onerror=raise_it):
-            real = os.path.realpath(place)
-            if real in seen or (seen and not recursive):  # links may lead in circles
+        seen: set[str] = set()
+        for root, folders, names in os.walk(local_path(folder), followlinks=True, onerror=reraise):
+            real = os.path.realpath(root)
+            if real in seen or (seen and not recursive):  # symbolic links may form cycles
                 folders.clear()
                 continue
             seen.add(real)
             folders[:] = [name for name in folders if not name.startswith(".")]
-            yield from (os.path.join(place, name) for name in names)
+            yield from (os.path.join(root, name) for name in names)
 
     def size_and_tag(self, path: str) -> tuple[int, str]:
         status = os.stat(local_path(path))
@@ -44,7 +44,7 @@ class Local:
         os.remove(local_path(path))
 
     def put(self, local: str, path: str):
-        """Rename a file of the same folder, so that it lasts through a power failure."""
+        """Rename a file within its folder, durably: the new name survives a power failure."""
         os.replace(local, path)
         if os.name == "posix":
             folder = os.open(os.path.dirname(path), os.O_RDONLY)

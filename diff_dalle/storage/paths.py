@@ -1,4 +1,4 @@
-"""Paths: which of them are remote, and how they are joined and split."""
+"""Paths: local or remote, joining and splitting."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def is_remote(path: str) -> bool:
 
 
 def local_path(path: str) -> str:
-    """A local path without the ``file:`` it may carry."""
+    """A local path without ``file:``, and with ``~`` expanded."""
     if path.startswith("file:"):
         return urllib.request.url2pathname(urllib.parse.urlsplit(path).path)
     return os.path.expanduser(path)
@@ -32,7 +32,7 @@ def join(folder: str, name: str) -> str:
 
 
 def split(path: str) -> tuple[str, str]:
-    """Folder and name; the query of a URL is not part of the name."""
+    """Folder and name; the name excludes the query of a URL."""
     if not is_remote(path):
         return os.path.split(local_path(path))
     folder, _, name = path.partition("?")[0].rpartition("/")

@@ -1,10 +1,10 @@
-"""``pipe:COMMAND``: the output of a shell command as a file."""
+"""``pipe:COMMAND``: the output of a shell command as a read-only file."""
 
 from __future__ import annotations
 
 import io
 import subprocess
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from ..errors import InputError
 from .read_only import ReadOnly
@@ -13,24 +13,25 @@ CHUNK = 1 << 20
 
 
 class _PipeOutput(io.RawIOBase):
-    """The output of a shell command; its end is only accepted from a command that succeeded."""
+    """The output of a shell command. Its end raises InputError if the command failed."""
 
     def __init__(self, path: str):
         self.path = path
         self.process = subprocess.Popen(path.removeprefix("pipe:"), shell=True, stdout=subprocess.PIPE)
+        self.output = cast(io.BufferedReader, self.process.stdout)  # because of PIPE
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer) -> int:
-        count = self.process.stdout.readinto(buffer)
+        count = self.output.readinto(buffer)
         if count == 0 and self.process.wait() != 0:
-            raise InputError(f"{self.path}: the command ended with status {self.process.returncode}")
+            raise InputError(f"{self.path}: the command failed with status {self.process.returncode}")
         return count
 
     def close(self):
         if not self.closed:
-            self.process.stdout.close()
+            self.output.close()
             self.process.wait()
         super().close()
 

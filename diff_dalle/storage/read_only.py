@@ -1,4 +1,4 @@
-"""What is common to places that can be read only."""
+"""Backends without listing and writing."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from ..errors import InputError
 
 
 class ReadOnly:
-    """What cannot be listed or written."""
+    """Base class of backends that only read."""
 
     def list_files(self, folder: str, recursive: bool) -> Iterator[str]:
-        raise InputError(f"{folder} cannot be listed; name its files one by one or as a brace range {{000..123}}")
+        raise InputError(f"{folder} cannot be listed: name its files one by one or as a brace range {{000..123}}")
 
     def put(self, local: str, path: str):
-        raise InputError(f"{path} can only be read; write to a local folder, s3://, gs:// or az://")
+        raise InputError(f"{path} is read-only: write to a local folder, s3://, gs:// or az://")
 
     def remove(self, path: str):
         self.put("", path)

@@ -1,4 +1,4 @@
-"""s3:// through boto3, the extra ``s3``; the server is AWS_ENDPOINT_URL where that is set."""
+"""s3:// through boto3, the extra ``s3``. AWS_ENDPOINT_URL selects another server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .failures import TRIES
 
 @functools.cache
 def _client_of(process: int):
-    """One client per process: a forked copy of a connection pool must not be used."""
+    """One client per process, since a forked copy of a connection pool must not be used."""
     try:
         import boto3
         from botocore.config import Config
@@ -69,7 +69,7 @@ class S3:
         self._client().upload_file(local, *self._where(path).values())
 
     def make_dirs(self, folder: str):
-        """Object stores have no folders."""
+        """Nothing: object stores have no folders."""
 
     def remove(self, path: str):
         self._client().delete_object(**self._where(path))

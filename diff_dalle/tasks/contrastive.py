@@ -1,4 +1,4 @@
-"""Training a noised CLIP: which caption belongs to which noisy image, among all of the global batch."""
+"""Training a noised CLIP: match noisy images with their captions within the global batch."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from ..batch import Batch
 from ..diffusion.gaussian_diffusion import GaussianDiffusion
 from ..diffusion.resample import ContrastiveConfig, ScheduleSampler, UniformSampler
 from ..distributed.world import World
+from ..evaluation.plots import MissingMatplotlib
 from ..evaluation.retrieval import RetrievalTable, retrieval, same_captions
-from ..models.layers import full_precision
+from ..models.layers import autocast_disabled
 from ..models.noised_clip import NoisedClip
 from ..randomness import Draw
 from ..training.task import Forward, Piece
@@ -25,23 +26,27 @@ from .timesteps import TimestepTask
 class ContrastiveTask(TimestepTask):
     """CLIP's symmetric loss (Radford et al. 2021, section 2.3) on images noised by the diffusion process.
 
-    The candidates are those of the global batch: features travel between ranks together with their gradients, so loss
-    and gradient do not depend on the number of processes, nor on the micro-batch (see gradient_cache.py).
+    The candidates are the whole global batch: features are gathered from all ranks, and their gradients are returned,
+    so loss and gradient depend neither on the number of processes nor on the micro-batch (see gradient_cache.py).
 
-    process: the full (not respaced) process whose noise the images get.
-    world:   the processes among which the global batch is divided.
+    process: the full (not respaced) process that noises the images.
+    world:   the processes that share the global batch.
     """
 
-    #: Held-out samples that are compared with each other: retrieval is among so many captions.
+    model: NoisedClip
+    config: ContrastiveConfig
+
+    #: Number of candidates in held-out retrieval.
     held_out_block = 64
 
     def __init__(self, model: NoisedClip, process: GaussianDiffusion, config: ContrastiveConfig, world: World):
         super().__init__(model, process, config)
         self.world = world
+        self.plot_omitted = False  # whether the log already says so
 
-    def forward(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:
-        """The features of a piece of the batch: image and text [N, D], t and its weight [N], and the scale of the
-        logits, once for every sample, so that its gradient can be cached like theirs."""
+    def forward(self, batch: Batch, draw: Draw, part: str = "") -> dict[str, Tensor]:
+        """Features of a micro-batch: image and text [N, D], t and its weight [N], and the logit scale, repeated for
+        each sample so that its gradient can be cached like theirs."""
         return self._features(batch, draw, self.schedule_sampler)
 
     def _features(self, batch: Batch, draw: Draw, steps: ScheduleSampler) -> dict[str, Tensor]:
@@ -53,14 +58,14 @@ class ContrastiveTask(TimestepTask):
         keys = draw.keys("dropout")
         return {
             "image": self.encode_image(batch.images, t, draw, keys),
-            "text": self.model.encode_text(batch.cond.tokens, batch.cond.mask, keys),
+            "text": self.model.encode_text(*batch.cond.caption, keys),
             "scale": self.model.scale.expand(len(batch)),
             "t": t,
             "weight": weight,
         }
 
     def encode_image(self, images: Tensor, t: Tensor, draw: Draw, keys: Tensor | None = None) -> Tensor:
-        """Features [N, D] of images as they look after noising step t, or as they are for an ordinary CLIP."""
+        """Features [N, D] of images noised to timestep t, or of clean images for an ordinary CLIP."""
         if self.config.noised:
             images = self.process.q_sample(images, t, draw.normal("noise", images.shape[1:]))
         return self.model.encode_image(images, self.process.model_steps(images, t), keys)
@@ -69,10 +74,11 @@ class ContrastiveTask(TimestepTask):
         return [cached_backward(pieces, forward, self._named_losses, scale)]
 
     def _named_losses(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What a step reports, from this rank's features and those that the other ranks send meanwhile."""
-        everyone = self.world.interleave(torch.stack([features["image"], features["text"]], 1))
-        own = torch.arange(self.world.rank, len(everyone), self.world.size, device=everyone.device)
-        losses = contrastive_losses(features, *everyone.unbind(1), own)
+        """Losses of this rank's features against those of all ranks."""
+        candidates = self.world.interleave(torch.stack([features["image"], features["text"]], 1))
+        own = torch.arange(self.world.rank, len(candidates), self.world.size, device=candidates.device)
+        images, texts = candidates.unbind(1)
+        losses = contrastive_losses(features, images, texts, own)
         named = {"loss": losses * features["weight"], "logit_scale": features["scale"].detach()}
         if self.observed:
             named |= {"t": features["t"], "unweighted_loss": losses}
@@ -82,40 +88,45 @@ class ContrastiveTask(TimestepTask):
         return self._named_losses(self(batch, draw))
 
     def held_out(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:
-        """The loss at one draw of the noise, and at each of the noise levels whether what belongs together is found:
-        for each image its caption, and for each caption its image, among all of this batch (``candidates``)."""
+        """The loss at one draw of the noise, and at each noise level whether each image retrieves its caption, and each
+        caption its image, among this batch (``candidates``)."""
         features = self._features(batch, draw, UniformSampler(self.process))
         own = torch.arange(len(batch), device=batch.images.device)
         loss = contrastive_losses(features, features["image"], features["text"], own)
         named = {"loss": loss, "candidates": torch.full_like(loss, len(batch))}
-        alike = same_captions(batch.cond.tokens, batch.cond.mask)
+        alike = same_captions(*batch.cond.caption)
         for t in self.levels:
             steps = torch.full((len(batch),), t, device=batch.images.device)
             image = self.encode_image(batch.images, steps, draw)
-            with full_precision(image.device):
+            with autocast_disabled(image.device):
                 found = retrieval(image, features["text"], alike)
             named |= {RetrievalTable.value_name(name, t): values for name, values in found.items()}
         return named
 
     @property
     def levels(self) -> list[int]:
-        """The steps at which retrieval is measured: every tenth of the process, and its last, where hardly anything can
-        be seen; only 0 for an ordinary CLIP."""
+        """The timesteps at which retrieval is measured: every tenth of the process and its last; only 0 for an ordinary
+        CLIP."""
         steps = self.process.num_timesteps
         return sorted({*(steps * tenth // 10 for tenth in range(10)), steps - 1}) if self.config.noised else [0]
 
     def findings(self, values: Mapping[str, float]) -> tuple[str, dict[str, np.ndarray]]:
         table = RetrievalTable.from_values(values, self.levels, round(values["candidates"]))
-        return table.text(), {"retrieval": np.asarray(table.plot())}
+        try:
+            return table.text(), {"retrieval": np.asarray(table.plot())}
+        except MissingMatplotlib as error:  # a plot is not worth ending a run for
+            note = "" if self.plot_omitted else f"\n\nThe plot retrieval.png is omitted: {error}"
+            self.plot_omitted = True
+            return table.text() + note, {}
 
 
 def contrastive_losses(features: Mapping[str, Tensor], images: Tensor, texts: Tensor, own: Tensor) -> Tensor:
-    """Half the cross-entropy of each image among all texts plus half that of its text among all images: [N] float32.
+    """Mean of each image's cross-entropy over all texts and its text's cross-entropy over all images: [N] float32.
 
-    features:      "image" and "text" [N, D] of length 1, "scale" [N].
-    images, texts: [M, D], the candidates; those of sample i stand at own[i].
+    features:      "image" and "text" [N, D] of unit length, "scale" [N].
+    images, texts: [M, D], the candidates; sample i's own are at index own[i].
     """
-    with full_precision(images.device):
+    with autocast_disabled(images.device):
         scale = features["scale"][:, None]
         to_text, to_image = scale * features["image"] @ texts.T, scale * features["text"] @ images.T
         return 0.5 * (

@@ -1,4 +1,4 @@
-"""Training a generator: noise an image, ask the network what was there, compare."""
+"""Training a generator: denoise images at random timesteps."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from ..errors import InputError
 from ..randomness import Draw
 from .timesteps import TimestepTask
 
-QUARTILES = 4  # held-out and training losses are reported per quarter of the noise levels, as in Guided-Diffusion
+QUARTILES = 4  # losses are reported by quarter of the timesteps, as in Guided-Diffusion
 
 
 @dataclass(frozen=True)
 class DenoisingConfig(TimestepConfig):
     """Denoising"""
 
-    caption_dropout: float = option(0.1, "fraction of samples trained without caption and class, for classifier-free "
-                                         "guidance")  # fmt: skip
+    caption_dropout: float = option(0.1, "probability of dropping caption and class, for classifier-free guidance")
 
     def __post_init__(self):
         if not 0 <= self.caption_dropout <= 1:
@@ -35,23 +34,26 @@ class DenoisingTask(TimestepTask):
 
     model:   network called as ``model(x_t, t, cond=...)``.
     process: the full (not respaced) process.
-    preview: makes named pictures of the model's present state; None = no previews.
+    preview: model → named preview images; None = no previews.
     """
 
-    def __init__(self, model: nn.Module, process: GaussianDiffusion, config: DenoisingConfig, num_classes: int = 0,
-                 preview=None):  # fmt: skip
+    config: DenoisingConfig
+
+    def __init__(
+        self, model: nn.Module, process: GaussianDiffusion, config: DenoisingConfig, num_classes: int = 0, preview=None
+    ):
         super().__init__(model, process, config)
         self.num_classes, self.preview = num_classes, preview
 
     def condition(self, batch: Batch, draw: Draw) -> Conditioning:
-        """What the network is told about the samples, before any caption is dropped."""
+        """The conditions of the samples, before caption dropout."""
         return batch.cond
 
     def losses(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:
         cond = replace(self.condition(batch, draw), dropout_keys=draw.keys("dropout"))
         if self.config.caption_dropout > 0 and cond.droppable:
-            forget = draw.uniform("caption dropout") < self.config.caption_dropout
-            cond = cond.drop(forget, self.num_classes)
+            dropped = draw.uniform("caption dropout") < self.config.caption_dropout
+            cond = cond.drop(dropped, self.num_classes)
         t, weights = self.schedule_sampler.sample_at(draw.uniform("timestep"))
         terms = self._terms(batch, cond, t, draw)
         named = {**terms, "loss": terms["loss"] * weights}
@@ -61,20 +63,21 @@ class DenoisingTask(TimestepTask):
         return named
 
     def held_out(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:
-        """Loss overall and by noise quartile, and the caption-swap gap.
+        """Loss overall and by quartile of the timesteps, and the caption-swap gap.
 
-        The gap is the loss with another sample's caption minus the loss with the right one, at the same noise: above
-        0 the model uses its text, at 0 it ignores it. NaN where the two captions are the same.
+        The gap is the loss with another sample's caption minus the loss with the sample's own, at the same noise. It is
+        0 when the model ignores text, and positive when it uses it. NaN where the two captions are equal.
         """
         t, _ = UniformSampler(self.process).sample_at(draw.uniform("timestep"))
         cond = self.condition(batch, draw)
         loss = self._terms(batch, cond, t, draw)["loss"]
         named = {"loss": loss} | self._by_quartile("loss", loss, t)
         if cond.tokens is not None:
-            tokens = cond.tokens
-            swapped = replace(cond, tokens=tokens.roll(1, 0), mask=cond.mask.roll(1, 0))
+            tokens, mask = cond.caption
+            others = tokens.roll(1, 0)
+            swapped = replace(cond, tokens=others, mask=mask.roll(1, 0))
             gap = self._terms(batch, swapped, t, draw)["loss"] - loss
-            differs = (swapped.tokens != tokens).any(1)
+            differs = torch.ne(others, tokens).any(1)
             named["caption_swap_gap"] = torch.where(differs, gap, torch.nan)
             named |= self._by_quartile("caption_swap_gap", named["caption_swap_gap"], t)
         return named
@@ -84,7 +87,7 @@ class DenoisingTask(TimestepTask):
         return self.process.training_losses(self.model, batch.images, t, {"cond": cond}, noise)
 
     def _by_quartile(self, name: str, values: Tensor, t: Tensor) -> dict[str, Tensor]:
-        """``values`` split by the quarter of the process that t falls in: quartile 0 has the least noise."""
+        """``values`` by quarter of the process: quartile 0 has the least noise."""
         quarter = QUARTILES * t // self.process.num_timesteps
         return {f"{name}_q{q}": torch.where(quarter == q, values.detach(), torch.nan) for q in range(QUARTILES)}
 

@@ -1,4 +1,4 @@
-"""Large contrastive batches in pieces: the exact gradient of a loss over all samples, in the memory of a few."""
+"""Gradient caching: the exact gradient of a loss over a large batch, with the memory of a micro-batch."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def cached_backward(
     """Accumulate the gradient of ``scale`` × the mean of ``loss(features)["loss"]`` (Gao et al. 2021, GradCache).
 
     pieces, forward, scale: as in ``Task.backward``; ``forward`` returns named features, each [N, …].
-    loss:                   values [N] from the features of all pieces together; it may look at any of them.
+    loss:                   features of all pieces together → named values [N].
 
-    A first pass, without gradient, finds the features of every piece; the loss gives their gradients; a second pass
-    carries these through the network piece by piece. It must find the same features again: randomness keyed by the
-    sample sees to that, dropout included. Returns what ``loss`` returned, detached.
+    The first pass computes the features of every piece without gradient; the loss gives the features' gradients; the
+    second pass backpropagates them through the network piece by piece. Both passes compute the same features, because
+    all randomness, including dropout, is keyed by the sample. Returns the detached values of ``loss``.
     """
-    if len(pieces) == 1:  # a single pass does
+    if len(pieces) == 1:  # one pass suffices
         values = loss(forward(*pieces[0], True))
         (values["loss"].mean() * scale).backward()
         return {name: value.detach() for name, value in values.items()}

@@ -1,4 +1,4 @@
-"""Pictures of fixed prompts, to watch a generator learn."""
+"""Previews: images of fixed prompts during training of a generator."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from torch import nn
 
 from ..batch import Conditioning
 from ..config import option, section
-from ..diffusion.diffusion_config import DiffusionConfig
-from ..diffusion.guidance import GuidanceConfig
-from ..diffusion.sampling import SamplerConfig, sample_images
+from ..diffusion.diffusion_config import DiffusionConfig, create_gaussian_diffusion
+from ..diffusion.guidance import GuidanceConfig, thresholding
+from ..diffusion.sampling import SampleBatch, SamplerConfig, sample_batch
 from ..errors import InputError
 from ..images.grid import image_grid
+from ..images.signal import Signal
 
 
 @dataclass(frozen=True)
 class PreviewConfig:
     """Preview grids"""
 
-    sample_interval: int = option(5000, "steps between preview grids; 0 = none", free=True)
-    preview_samples: int = option(16, "pictures in a preview grid, with the first captions of val_data_dir, or else of "
-                                      "data_dir", free=True)  # fmt: skip
+    sample_interval: int = option(5000, "steps between preview grids; 0 = no previews", free=True)
+    preview_samples: int = option(
+        16, "images in a preview grid, of the first captions of val_data_dir, or else of data_dir", free=True
+    )
     sampler: SamplerConfig = section(SamplerConfig)
     guidance: GuidanceConfig = section(GuidanceConfig)
 
@@ -31,38 +33,53 @@ class PreviewConfig:
         if self.sample_interval < 0:
             raise InputError(f"sample_interval is {self.sample_interval}, but must not be negative")
         if self.preview_samples < 1:
-            raise InputError(f"preview_samples is {self.preview_samples}, but must be at least 1 (--sample_interval 0 "
-                             "switches previews off)")  # fmt: skip
+            raise InputError(
+                f"preview_samples is {self.preview_samples}, but must be at least 1 (--sample_interval 0 turns "
+                "previews off)"
+            )
+
+    def check(self, diffusion: DiffusionConfig, signal: Signal, conditional: bool) -> None:
+        """InputError for previews that cannot be sampled, before training instead of at the first preview.
+
+        conditional: whether the generator has captions or classes.
+        """
+        if self.sample_interval:
+            create_gaussian_diffusion(diffusion, self.sampler.timestep_respacing)
+            self.guidance.scale(conditional)
+            thresholding(self.guidance, signal.value_range)
 
 
 @dataclass(frozen=True)
 class Previews:
-    """Makes a grid of the same conditions from the same noise whenever it is called with a generator.
+    """Called with a generator, samples a grid of images: always of the same conditions, from the same noise.
 
-    cond: the conditions. captions: what to write below the pictures. size: their height and width.
-    beside: an up-sampler's inputs, enlarged, and the original pictures, uint8 [N, H, W, 3] each, to be shown on the
-            left and on the right of what it makes.
+    cond:     the conditions, of one sample per caption.
+    captions: to show below the images.
+    size:     height and width of the images, in the generator's signal.
+    context:  of an upsampler: the upsampled inputs and the original images, uint8 [N, H, W, 3] each, to show to the
+              left and right of its images.
     """
 
     config: PreviewConfig
     diffusion: DiffusionConfig
+    signal: Signal
     cond: Conditioning
     captions: list[str]
     size: tuple[int, int]
     num_classes: int = 0
-    beside: tuple[np.ndarray, ...] = ()
+    context: tuple[np.ndarray, np.ndarray] | None = None
 
     def __call__(self, generator: nn.Module) -> dict[str, np.ndarray]:
         count = len(self.captions)
-        null = self.cond
-        if null.droppable:
-            null = null.drop(torch.ones(count, dtype=torch.bool), self.num_classes)
-        images = sample_images(generator, self.diffusion, self.cond, null, self.size, range(count), self.config.sampler,
-                               self.config.guidance)  # fmt: skip
-        scale, captions, columns = max(1, 96 // self.size[0]), self.captions, None
-        if self.beside:
-            inputs, originals = self.beside
+        null = self.cond.drop(torch.ones(count, dtype=torch.bool), self.num_classes) if self.cond.droppable else None
+        process = create_gaussian_diffusion(self.diffusion, self.config.sampler.timestep_respacing)
+        batch = SampleBatch(self.signal, self.size, range(count), self.cond, null)
+        x = sample_batch(generator, process, batch, self.config.sampler, self.config.guidance)
+        images, captions, columns = self.signal.to_pixels(x), self.captions, None
+        if self.context:
+            inputs, originals = self.context
             images = np.stack([inputs, images, originals], 1).reshape(-1, *images.shape[1:])
             captions = [text for caption in captions for text in ("input", caption, "original")]
             columns = 6 if count > 1 else 3
+        scale = max(1, 96 // images.shape[1])
         return {"samples": np.asarray(image_grid(images, captions, columns, scale))}

@@ -1,4 +1,4 @@
-"""What tasks that draw a timestep for each sample have in common: the distribution, and what it learns from losses."""
+"""The base of tasks that draw a timestep for each sample."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..training.task import Task
 class TimestepTask(Task):
     """A task on images noised by a diffusion process.
 
-    Where the timesteps follow the losses, ``observed`` says so, and ``losses`` must report "t" and "unweighted_loss".
+    With a loss-aware schedule sampler, ``observed`` is set and ``losses`` must report "t" and "unweighted_loss".
 
     process: the full (not respaced) process.
     """

@@ -1,4 +1,4 @@
-"""Training an up-sampler: denoise an image with its own small version beside it."""
+"""Training an upsampler: denoise images conditioned on their low-resolution versions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..batch import Batch, Conditioning
-from ..diffusion.augmentation import BLUR_FRACTION, BLUR_SIGMAS, AugmentationConfig, augment, downsample
+from ..diffusion.augmentation import BLUR_FRACTION, BLUR_SIGMAS, AugmentationConfig, area_downsample, augment
 from ..diffusion.gaussian_diffusion import GaussianDiffusion
 from ..diffusion.parametrization import ModelMeanType
 from ..evaluation.fidelity import PSNR_CAP
@@ -18,18 +18,26 @@ from .denoising import DenoisingConfig, DenoisingTask
 
 
 class UpsamplingTask(DenoisingTask):
-    """The task of ``denoising.py`` for a network that enlarges ``factor`` times (Ho et al. 2022, section 2.2).
+    """Denoising conditioned on a low-resolution image, ``factor`` times smaller (Ho et al. 2022, section 2.2).
 
-    The small images are made from the batch's own, by the area filter, and degraded as ``augmentation`` says.
+    Low-resolution images are the batch's images after an area filter, degraded as ``augmentation`` says.
     """
 
-    def __init__(self, model: nn.Module, process: GaussianDiffusion, config: DenoisingConfig, factor: int,
-                 augmentation: AugmentationConfig, num_classes: int = 0, preview=None):  # fmt: skip
+    def __init__(
+        self,
+        model: nn.Module,
+        process: GaussianDiffusion,
+        config: DenoisingConfig,
+        factor: int,
+        augmentation: AugmentationConfig,
+        num_classes: int = 0,
+        preview=None,
+    ):
         super().__init__(model, process, config, num_classes, preview)
         self.factor, self.augmentation = factor, augmentation
 
     def condition(self, batch: Batch, draw: Draw) -> Conditioning:
-        low_res = downsample(batch.images, self.factor)
+        low_res = area_downsample(batch.images, self.factor)
         sigma = level = torch.zeros(len(batch), device=low_res.device)
         if self.augmentation.gaussian_blur:
             least, most = BLUR_SIGMAS
@@ -38,30 +46,32 @@ class UpsamplingTask(DenoisingTask):
         if self.augmentation.noise_augmentation:
             level = (self.augmentation.noise_augmentation * draw.uniform("low-resolution level")).float()
         noise = draw.normal("low-resolution noise", low_res.shape[1:])
-        return replace(batch.cond, low_res=augment(low_res, sigma, level, noise), low_res_level=level,
-                       low_res_blur=sigma)  # fmt: skip
+        return replace(
+            batch.cond, low_res=augment(low_res, sigma, level, noise), low_res_level=level, low_res_blur=sigma
+        )
 
     def held_out(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:
-        """Further, in dB, of the image that is expected at the last step, from noise and the undegraded small image:
-        PSNR, that of torch's bicubic enlargement, and that of its own small version (``consistency_psnr``). Not with
-        eps-prediction, from which no image follows where there is nothing but noise."""
+        """As for a base generator, and in dB the PSNR of the x_start predicted at the last timestep from noise and the
+        undegraded low-resolution image (``psnr``), that of bicubic interpolation (``bicubic_psnr``), and that of the
+        downsampled prediction with its input (``consistency_psnr``). Not for eps-prediction, which does not determine
+        x_start at the last timestep."""
         named, none = super().held_out(batch, draw), torch.zeros(len(batch), device=batch.images.device)
         if self.process.model_mean_type is ModelMeanType.EPSILON:
             return named
-        low_res = downsample(batch.images, self.factor)
+        low_res = area_downsample(batch.images, self.factor)
         cond = replace(batch.cond, low_res=low_res, low_res_level=none, low_res_blur=none)
         last = self.process.num_timesteps - 1
         x = draw.normal("noise", batch.images.shape[1:])
         expected = self.process.denoiser(self.model, model_kwargs={"cond": cond})(x, last).x_start
         bicubic = F.interpolate(low_res, batch.images.shape[2:], mode="bicubic", align_corners=False).clamp(-1, 1)
         return named | {
-            "psnr": psnr(expected, batch.images),
-            "bicubic_psnr": psnr(bicubic, batch.images),
-            "consistency_psnr": psnr(downsample(expected, self.factor), low_res),
+            "psnr": signal_psnr(expected, batch.images),
+            "bicubic_psnr": signal_psnr(bicubic, batch.images),
+            "consistency_psnr": signal_psnr(area_downsample(expected, self.factor), low_res),
         }
 
 
-def psnr(images: Tensor, others: Tensor) -> Tensor:
-    """[N] dB, of images in [-1, 1]; at most ``PSNR_CAP``, so that flat pictures do not decide a mean."""
-    mse = (images.float() - others).square().flatten(1).mean(1)
+def signal_psnr(images: Tensor, references: Tensor) -> Tensor:
+    """PSNR in dB, [N], of images in [-1, 1]; at most ``PSNR_CAP``, so that flat images do not dominate a mean."""
+    mse = (images.float() - references).square().flatten(1).mean(1)
     return (10 * torch.log10(4 / mse)).clamp(max=PSNR_CAP)

@@ -1,4 +1,4 @@
-"""Byte-pair encoding of one word: joining neighbours in the order in which the merges were learnt."""
+"""Byte-pair encoding of one word."""
 
 from __future__ import annotations
 
@@ -6,36 +6,38 @@ import heapq
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+REMOVED = -1  # in place of the right token of a merge
+
 
 def merge_word(ids: Sequence[int], merges: Mapping[tuple[int, int], int]) -> list[int]:
     """The tokens of a word.
 
     ids:    token ids of the word's bytes.
-    merges: pair of token ids → id of the token that joins them. Merges learnt earlier have smaller ids.
+    merges: pair of token ids → id of the merged token. Merges learned earlier have smaller ids.
 
-    As long as some pair of neighbours can be joined, the pair with the earliest merge is, wherever it occurs, from
-    left to right (Sennrich et al. 2016). A heap of places makes that O(n log n), so that a word of a million letters
-    is no trap; a joined neighbour leaves a gap, which the links ``before`` and ``after`` step over.
+    While any two neighbors can be merged, the merge learned first is applied wherever it occurs, from left to right
+    (Sennrich et al. 2016). A heap of positions makes this O(n log n), so that very long words stay fast; a merge
+    removes its right token, and the linked lists ``before`` and ``after`` skip removed tokens.
     """
-    ids: list[int | None] = list(ids)
-    end = len(ids)
+    tokens = list(ids)
+    end = len(tokens)
     before, after = list(range(-1, end - 1)), list(range(1, end + 1))
-    heap = [(merges[pair], i) for i, pair in enumerate(pairwise(ids)) if pair in merges]
+    heap = [(merges[pair], i) for i, pair in enumerate(pairwise(tokens)) if pair in merges]
     heapq.heapify(heap)
     while heap:
-        joined = heap[0][0]
-        places = []
-        while heap and heap[0][0] == joined:
-            places.append(heapq.heappop(heap)[1])
-        for left in places:
+        merged = heap[0][0]
+        positions = []
+        while heap and heap[0][0] == merged:
+            positions.append(heapq.heappop(heap)[1])
+        for left in positions:
             right = after[left]
-            if right == end or merges.get((ids[left], ids[right])) != joined:
-                continue  # one of the two has been joined to another neighbour since
-            ids[left], ids[right] = joined, None
+            if right == end or merges.get((tokens[left], tokens[right])) != merged:
+                continue  # one of the two has been merged with its other neighbor since
+            tokens[left], tokens[right] = merged, REMOVED
             after[left] = after[right]
             if after[left] < end:
                 before[after[left]] = left
             for first, second in ((before[left], left), (left, after[left])):
-                if first >= 0 and second < end and (ids[first], ids[second]) in merges:
-                    heapq.heappush(heap, (merges[ids[first], ids[second]], first))
-    return [token for token in ids if token is not None]
+                if first >= 0 and second < end and (tokens[first], tokens[second]) in merges:
+                    heapq.heappush(heap, (merges[tokens[first], tokens[second]], first))
+    return [token for token in tokens if token != REMOVED]

@@ -1,8 +1,7 @@
 """Learning a byte-pair vocabulary from text (Sennrich et al. 2016, on bytes as Radford et al. 2019).
 
-The result is a pure function of the text: words are counted, and each merge joins the pair of neighbouring symbols
-that is the most frequent now; among equally frequent pairs, the one that comes first when (left, right) are compared
-by code point.
+The result is a pure function of the text: words are counted, and each merge joins the most frequent pair of adjacent
+symbols; of equally frequent pairs, the first one when (left, right) are compared by code point.
 """
 
 from __future__ import annotations
@@ -21,10 +20,11 @@ from ..errors import InputError, quantity
 from .cleaning import clean, split_words
 from .vocabulary import Pair, byte_symbols
 
-MIN_COUNT = 2  # a pair seen once teaches nothing about words
+MIN_COUNT = 2  # a pair that occurs once says nothing about words
 
-# Captions name colours, shapes, places and pictures far more often than a dictionary does (it says "cyan" once). Each
-# of these counts this much extra, well above the 13 of the last merge, so that it becomes one token.
+# Captions name colors, shapes, positions and kinds of images far more often than a dictionary (which has "cyan" once).
+# Each of these words gets this much added to its count, well above the 13 of the last merge, and so becomes one token.
+# British spellings are included, because captions use them.
 CAPTION_WORD_COUNT = 100
 CAPTION_WORDS = (
     "red green blue yellow purple orange white black gray grey pink brown cyan magenta turquoise beige golden silver "
@@ -41,43 +41,45 @@ class VocabularyConfig:
     """Vocabulary"""
 
     wordnet_dir: str = option("/usr/share/wordnet", "folder with WordNet's data.* files (Debian: package wordnet-base)")
-    num_merges: int = option(16384, "merges to learn; tokens are these, 512 bytes, start and end")
-    out: str = option("vocabulary.txt", "merge file to write")
+    num_merges: int = option(16384, "number of merges to learn; the vocabulary adds 512 byte tokens, start and end")
+    out: str = option("vocabulary.txt", "output merge file")
 
 
 def wordnet_glosses(folder: str) -> Iterator[str]:
-    """Definitions and example sentences from WordNet's ``data.*`` files: what follows the bar on each line.
+    """Definitions and example sentences from WordNet's ``data.*`` files: the text after the bar on each line.
 
-    Raises InputError when the folder holds none.
+    Raises InputError when the folder has no such file.
     """
     paths = sorted(Path(folder).glob("data.*"))
     if not paths:
-        raise InputError(f"wordnet_dir {folder} has no data.* files; they come with Debian's package wordnet-base")
+        raise InputError(
+            f"wordnet_dir {folder} has no data.* files: install Debian's package wordnet-base, or set --wordnet_dir"
+        )
     for path in paths:
         for line in path.read_text(encoding="utf-8").splitlines():
-            if not line.startswith("  "):  # the licence at the top is indented
+            if not line.startswith("  "):  # the license at the top is indented
                 yield line.partition("|")[2]
 
 
 def count_words(texts: Iterable[str]) -> Counter[str]:
-    """How often each word occurs in the texts, after cleaning; caption words count extra."""
+    """Number of occurrences of each word in the cleaned texts, plus CAPTION_WORD_COUNT for caption words."""
     counts = Counter(word for text in texts for word in split_words(clean(text)))
     counts.update(dict.fromkeys(CAPTION_WORDS.split(), CAPTION_WORD_COUNT))
     return counts
 
 
 class _Words:
-    """Distinct words as symbols, with the count and the places of every pair of neighbours kept up to date."""
+    """Distinct words as symbols, with up-to-date counts and occurrences of every pair of adjacent symbols."""
 
     def __init__(self, counts: Mapping[str, int]):
         self.counts = list(counts.values())
         self.symbols = [byte_symbols(word) for word in counts]
         self.pair_counts: Counter[Pair] = Counter()
-        self.places: dict[Pair, set[int]] = defaultdict(set)  # pair → words that hold it, or held it once
+        self.words_with: dict[Pair, set[int]] = defaultdict(set)  # pair → words that contain it, or once did
         for i in range(len(self.symbols)):
             self._add(i, +1)
             for pair in pairwise(self.symbols[i]):
-                self.places[pair].add(i)
+                self.words_with[pair].add(i)
 
     def _add(self, i: int, sign: int) -> list[Pair]:
         pairs = list(pairwise(self.symbols[i]))
@@ -85,19 +87,19 @@ class _Words:
             self.pair_counts[pair] += sign * self.counts[i]
         return pairs
 
-    def join(self, pair: Pair) -> set[Pair]:
-        """Join the pair wherever it occurs. Returns the pairs whose count has changed."""
+    def merge(self, pair: Pair) -> set[Pair]:
+        """Merge every occurrence of the pair. Returns the pairs whose count has changed."""
         changed = set()
-        for i in self.places.pop(pair):
+        for i in self.words_with.pop(pair):
             changed.update(self._add(i, -1))
-            self.symbols[i] = _joined(self.symbols[i], pair)
+            self.symbols[i] = _merged(self.symbols[i], pair)
             for new in self._add(i, +1):
                 changed.add(new)
-                self.places[new].add(i)
+                self.words_with[new].add(i)
         return changed
 
 
-def _joined(symbols: list[str], pair: Pair) -> list[str]:
+def _merged(symbols: list[str], pair: Pair) -> list[str]:
     out: list[str] = []
     i = 0
     while i < len(symbols):
@@ -111,9 +113,9 @@ def _joined(symbols: list[str], pair: Pair) -> list[str]:
 
 
 def learn_merges(counts: Mapping[str, int], num_merges: int) -> list[Pair]:
-    """The first ``num_merges`` pairs to join, in order, with a progress bar.
+    """The first ``num_merges`` merges, in order, with a progress bar.
 
-    Raises InputError when the words hold too few pairs that occur twice.
+    Raises InputError when too few pairs occur twice.
     """
     words = _Words(counts)
     queue = [(-count, pair) for pair, count in words.pair_counts.items()]
@@ -122,13 +124,13 @@ def learn_merges(counts: Mapping[str, int], num_merges: int) -> list[Pair]:
     with tqdm(total=num_merges, desc="learning merges", unit="merge", disable=None) as bar:
         while len(merges) < num_merges:
             if not queue or -queue[0][0] < MIN_COUNT:
-                have = quantity(len(merges), "merge")
-                raise InputError(f"the text gives only {have}; use more text, or lower num_merges ({num_merges})")
+                found = quantity(len(merges), "merge")
+                raise InputError(f"the text gives only {found}: use more text, or lower --num_merges ({num_merges})")
             count, pair = heapq.heappop(queue)
-            if -count != words.pair_counts[pair]:  # changed since it was queued, and queued again then
+            if -count != words.pair_counts[pair]:  # outdated: the pair was queued again when its count changed
                 continue
             merges.append(pair)
             bar.update()
-            for changed in words.join(pair):
+            for changed in words.merge(pair):
                 heapq.heappush(queue, (-words.pair_counts[changed], changed))
     return merges

@@ -18,8 +18,8 @@ from .bpe import merge_word
 from .cleaning import WORD_PATTERN, clean, split_words
 from .vocabulary import BYTE_LETTERS, Vocabulary, byte_symbols, read_vocabulary
 
-CACHED_WORDS = 2**15  # more than most caption sets have different words; some 10 MB when full
-CACHED_LETTERS = 64  # longer words are encoded anew each time, so that the cache stays small whatever comes
+CACHED_WORDS = 2**15  # more than the distinct words of most caption sets; about 10 MB when full
+CACHED_CHARACTERS = 64  # longer words are not cached, which bounds the memory of the cache
 PAD = 0
 
 
@@ -29,22 +29,20 @@ class TokenizerConfig:
 
     bpe_path: str = option(
         "",
-        "byte-pair merge file, plain or .gz; empty takes the vocabulary that comes with the package, `clip` that of an"
-        " installed open_clip or clip package",
+        "byte-pair merge file, plain or .gz; empty = the built-in vocabulary, clip = that of an installed open_clip or"
+        " clip package",
     )
 
 
 class Tokenizer:
     """Encodes texts as token ids and back.
 
-    A text is cleaned (`clean`) and split into words (`split_words`), and the bytes of each word's UTF-8 form are joined
-    into tokens by the vocabulary's merges. So there is no text that cannot be encoded, and ``decode(encode(text))`` is
-    the words of ``clean(text)`` with one space between each two: "it's 42" comes back as "it 's 4 2", and nothing but
-    white space and what cleaning changed differs. With CLIP's vocabulary the ids are CLIP's, save that the spelled-out
-    names of its special tokens are ordinary text inside a caption.
+    A text is cleaned (`clean`) and split into words (`split_words`), and the UTF-8 bytes of each word are merged into
+    tokens. Any text can be encoded, and ``decode(encode(text))`` is the words of ``clean(text)``, separated by single
+    spaces: "it's 42" becomes "it 's 4 2". With CLIP's vocabulary the ids are CLIP's, except that the names of its
+    special tokens, spelled out in a caption, are ordinary text.
 
-    Token ids: the bytes, the bytes as ends of words, the merges in their order, start, end. The tokenizer can be
-    pickled.
+    Token ids: the bytes, the bytes at the end of a word, the merges in order, start, end. The tokenizer can be pickled.
     """
 
     def __init__(self, vocabulary: Vocabulary):
@@ -66,16 +64,16 @@ class Tokenizer:
         for left, right in pairs:
             self._bytes.append(self._bytes[left] + self._bytes[right])
         self._cached_word = functools.lru_cache(CACHED_WORDS)(self._encode_word)
-        self._said_cut = False
+        self._warned = False
 
     def __reduce__(self):
         return Tokenizer, (self.vocabulary,)
 
     def encode(self, text: str) -> list[int]:
-        """All token ids of a text, from the start to the end token, however many."""
+        """All token ids of a text, from the start to the end token, not truncated."""
         ids = [self.start]
         for word in split_words(clean(text)):
-            ids += self._cached_word(word) if len(word) <= CACHED_LETTERS else self._encode_word(word)
+            ids += self._cached_word(word) if len(word) <= CACHED_CHARACTERS else self._encode_word(word)
         return [*ids, self.end]
 
     def _encode_word(self, word: str) -> list[int]:
@@ -84,15 +82,15 @@ class Tokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         """The text of token ids, up to the first end token.
 
-        Bytes that are no UTF-8, as when a cut went through a letter, become U+FFFD. Raises InputError for an id outside
-        the vocabulary.
+        Bytes that are not valid UTF-8, e.g. of a truncated character, become U+FFFD. Raises InputError for an id
+        outside the vocabulary.
         """
         pieces = []
         for token in map(int, ids):
             if token == self.end:
                 break
             if not 0 <= token < self.vocab_size:
-                raise InputError(f"{token} is no token id of {self.identity}, whose ids are below {self.vocab_size}")
+                raise InputError(f"{token} is not a token id of {self.identity}: ids are 0 to {self.vocab_size - 1}")
             if token != self.start:
                 pieces.append(self._bytes[token])
         return b"".join(pieces).decode("utf-8", errors="replace").removesuffix(" ")
@@ -100,36 +98,36 @@ class Tokenizer:
     def __call__(self, texts: Sequence[str], length: int) -> tuple[Tensor, Tensor]:
         """Token ids [N, length] int64, padded, and their mask [N, length] bool, True = a real token.
 
-        A longer text is cut before its end token; the first one is warned of. An empty text shows its start token
-        alone, as `Conditioning.drop` leaves it: that is the condition "no caption". Raises InputError when ``length``
-        has no room for start and end.
+        Longer texts are truncated before the end token, with a warning for the first one. The mask of an empty text
+        covers the start token only, like a caption dropped by `Conditioning.drop`: the condition "no caption". Raises
+        InputError when ``length`` is too small for start and end.
         """
         if isinstance(texts, str):
-            raise TypeError("texts must be a sequence of texts, not a single one")
+            raise TypeError("texts must be a sequence of strings, not a single string")
         if length < 2:
-            raise InputError(f"text_length is {length}, but must be at least 2: a text has a start and an end token")
+            raise InputError(f"text_length is {length}, but must be at least 2, for the start and the end token")
         tokens = np.full((len(texts), length), PAD, dtype=np.int64)
         mask = np.zeros((len(texts), length), dtype=bool)
         for row, text in enumerate(texts):
             ids = self.encode(text)
             if len(ids) > length:
-                self._say_cut(text, len(ids), length)
+                self._warn_truncated(text, len(ids), length)
                 ids = [*ids[: length - 1], self.end]
             tokens[row, : len(ids)] = ids
             mask[row, : len(ids) if len(ids) > 2 else 1] = True
         return torch.from_numpy(tokens), torch.from_numpy(mask)
 
-    def _say_cut(self, text: str, count: int, length: int) -> None:
-        if not self._said_cut:
-            self._said_cut = True
-            shown = text if len(text) <= 60 else text[:57] + "..."
+    def _warn_truncated(self, text: str, count: int, length: int) -> None:
+        if not self._warned:
+            self._warned = True
+            excerpt = text if len(text) <= 60 else text[:57] + "..."
             warnings.warn(
-                f"texts of more than {length} tokens are cut; raise text_length to keep more."
-                f" The first one has {count}: {shown!r}",
+                f"captions longer than {length} tokens are truncated: raise text_length to keep more; the first one has"
+                f" {count}: {excerpt!r}",
                 stacklevel=3,
             )
 
 
 def load_tokenizer(bpe_path: str = "") -> Tokenizer:
-    """The tokenizer that ``TokenizerConfig.bpe_path`` names. Raises InputError as `read_vocabulary` does."""
+    """The tokenizer for a ``TokenizerConfig.bpe_path``. Raises InputError as `read_vocabulary` does."""
     return Tokenizer(read_vocabulary(bpe_path))

@@ -1,7 +1,7 @@
-"""Merge files: which pairs of symbols are joined into tokens, and in which order.
+"""Merge files: the merges of a byte-pair vocabulary, in order.
 
-The format is that of CLIP's ``bpe_simple_vocab_16e6.txt``: a header line, then one merge a line as ``left right``. A
-symbol is written in letters that stand for bytes, and ends in ``</w>`` where it ends a word.
+The format is that of CLIP's ``bpe_simple_vocab_16e6.txt``: a header line, then one merge per line as ``left right``. In
+a symbol each letter stands for a byte; ``</w>`` marks the end of a word.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from ..errors import InputError
 Pair = tuple[str, str]
 
 WORD_END = "</w>"
-OWN_FILE = str(Path(__file__).with_name("vocabulary.txt"))  # learnt by scripts/train_tokenizer.py
+OWN_FILE = str(Path(__file__).with_name("vocabulary.txt"))  # learned by scripts/train_tokenizer.py
 OWN_HEADER = "#diff_dalle byte pairs: wordnet"
 CLIP_HEADER = '"bpe_simple_vocab_16e6.txt#version: 0.2'
-CLIP_MERGES = 49_152 - 256 - 2  # CLIP uses only the head of its file: so many merges make its 49 408 tokens
+CLIP_MERGES = 49_152 - 256 - 2  # CLIP uses only the first merges of its file, which give 49,408 tokens
 CLIP_FILE = "bpe_simple_vocab_16e6.txt.gz"
 CLIP_PACKAGES = ("open_clip", "clip")  # import names of open_clip_torch and of clip-anytorch
-NAMES = {OWN_HEADER: "wordnet", CLIP_HEADER: "clip"}  # a file with another header is called "bpe"
-MAX_BYTES = 64 * 2**20  # twenty times CLIP's file unpacked
+NAMES = {OWN_HEADER: "wordnet", CLIP_HEADER: "clip"}  # files with other headers are called "bpe"
+MAX_BYTES = 64 * 2**20  # 20 times the size of CLIP's file, unpacked
 
 
 def _byte_letters() -> dict[int, str]:
-    """One visible letter for each byte, in the order of the first 256 token ids (Radford et al. 2019, GPT-2).
+    """One printable letter per byte, in the order of the first 256 token ids (Radford et al. 2019, GPT-2).
 
-    Bytes that are visible in Latin-1 come first and stand for themselves; the others take the letters from U+0100 on.
+    Bytes that are printable in Latin-1 come first and represent themselves; the others get the letters from U+0100 on.
     """
-    visible = [byte for byte in range(ord("!"), 256) if chr(byte).isprintable()]
-    hidden = [byte for byte in range(256) if byte not in visible]
-    return {byte: chr(byte) for byte in visible} | {byte: chr(256 + i) for i, byte in enumerate(hidden)}
+    printable = [byte for byte in range(ord("!"), 256) if chr(byte).isprintable()]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
 
 
 BYTE_LETTERS = _byte_letters()
 
 
 def byte_symbols(word: str) -> list[str]:
-    """A word before any merge: the letter of each byte of its UTF-8 form, the last one marked as the word's end."""
+    """A word before any merge: the letters of its UTF-8 bytes, the last one marked as the end of the word."""
     symbols = [BYTE_LETTERS[byte] for byte in word.encode("utf-8")]
     symbols[-1] += WORD_END
     return symbols
@@ -52,28 +52,28 @@ def byte_symbols(word: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Merges in the order in which they were learnt, and where they come from: wordnet (ours), clip, bpe (others)."""
+    """Merges in the order in which they were learned, and their origin: wordnet (ours), clip, or bpe (others)."""
 
     name: str
     merges: tuple[Pair, ...]
 
     def symbols(self) -> list[str]:
-        """Every symbol in the order of its token id: the bytes, the bytes as ends of words, the merges."""
+        """All symbols in the order of their token ids: the bytes, the bytes at the end of a word, the merges."""
         letters = list(BYTE_LETTERS.values())
         return letters + [letter + WORD_END for letter in letters] + [left + right for left, right in self.merges]
 
 
 def write_merge_file(path: str, header: str, merges: Sequence[Pair]) -> None:
-    """Write a merge file, as plain text: the bytes of a gzip file would depend on the version of zlib as well."""
+    """Write a merge file as plain text; the bytes of a gzip file would depend on the version of zlib."""
     lines = [header, *(f"{left} {right}" for left, right in merges)]
     storage.write_bytes(path, ("\n".join(lines) + "\n").encode("utf-8"))
 
 
 def find_vocabulary(bpe_path: str) -> str:
-    """The file that the setting ``bpe_path`` means: "" is ours, ``clip`` an installed package's, else the path itself.
+    """The merge file for ``bpe_path``: "" = the built-in one, ``clip`` = that of an installed package, else the path.
 
-    The packages are not imported: they would load torchvision. Raises InputError when ``clip`` is asked for and
-    neither is there.
+    The packages are not imported, since they would load torchvision. Raises InputError for ``clip`` when neither is
+    installed.
     """
     if bpe_path == "":
         return OWN_FILE
@@ -85,21 +85,21 @@ def find_vocabulary(bpe_path: str) -> str:
             if (path := Path(folder) / CLIP_FILE).is_file():
                 return str(path)
     raise InputError(
-        f"bpe_path clip needs {CLIP_FILE} from the package open_clip_torch or clip-anytorch, and neither is installed:"
-        " run `pip install --no-deps open_clip_torch`, or give the file itself as bpe_path"
+        f"bpe_path clip needs {CLIP_FILE} from the package open_clip_torch or clip-anytorch, but neither is installed:"
+        " run `pip install --no-deps open_clip_torch`, or set bpe_path to the file itself"
     )
 
 
 def read_vocabulary(bpe_path: str = "") -> Vocabulary:
-    """Read and check a merge file, plain or gzip-compressed, local or remote; ``bpe_path`` as in `find_vocabulary`.
+    """Read and validate a merge file, plain or gzip-compressed, local or remote; ``bpe_path`` as in `find_vocabulary`.
 
-    Raises InputError for a file that is missing, damaged or too large, and for a line that is no merge, naming it.
+    Raises InputError for a file that is missing, damaged or too large, and for an invalid line.
     """
     path = find_vocabulary(bpe_path)
     where = f"bpe_path: {path}"
     header, *lines = _read_text(path).splitlines() or [""]
     if "#" not in header:
-        raise InputError(f"{where} is no merge file: its first line must be a header with a # in it")
+        raise InputError(f"{where} is not a merge file: its first line must be a header that contains #")
     if header == CLIP_HEADER:
         lines = lines[:CLIP_MERGES]
         if len(lines) < CLIP_MERGES:
@@ -107,22 +107,23 @@ def read_vocabulary(bpe_path: str = "") -> Vocabulary:
     known = set(Vocabulary("", ()).symbols())
     merges = []
     for number, line in enumerate(lines, start=2):
-        pair = tuple(line.split(" "))
-        if len(pair) != 2:
-            raise InputError(f"{where} line {number} is {line[:60]!r}, but a merge is two symbols and a space between")
-        for symbol in pair:
+        parts = line.split(" ")
+        if len(parts) != 2:
+            raise InputError(f"{where} line {number} is {line[:60]!r}, but a merge is two symbols separated by a space")
+        left, right = parts
+        for symbol in parts:
             if symbol not in known:
-                raise InputError(f"{where} line {number} joins {symbol[:60]!r}, which no earlier line makes")
-        joined = pair[0] + pair[1]
-        if joined in known:
-            raise InputError(f"{where} line {number} makes {joined[:60]!r} a second time")
-        known.add(joined)
-        merges.append(pair)
+                raise InputError(f"{where} line {number} joins {symbol[:60]!r}, which no earlier line produces")
+        merged = left + right
+        if merged in known:
+            raise InputError(f"{where} line {number} produces {merged[:60]!r} a second time")
+        known.add(merged)
+        merges.append((left, right))
     return Vocabulary(NAMES.get(header, "bpe"), tuple(merges))
 
 
 def _read_text(path: str) -> str:
-    """The text of a plain or compressed file, unpacked no further than MAX_BYTES."""
+    """The text of a plain or compressed file, unpacked up to MAX_BYTES."""
     try:
         with storage.open_read(path) as file:
             data = file.read(MAX_BYTES + 1)
@@ -130,9 +131,9 @@ def _read_text(path: str) -> str:
             with gzip.open(io.BytesIO(data)) as file:
                 data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
-            raise InputError(f"{path} holds more than {MAX_BYTES // 2**20} MiB, so it is no merge file")
+            raise InputError(f"{path} holds more than {MAX_BYTES // 2**20} MiB, so it is not a merge file")
         return data.decode("utf-8")
     except InputError as error:
         raise InputError(f"bpe_path: {error}") from None
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise InputError(f"bpe_path: {path} is damaged, or no merge file: {error}") from None
+        raise InputError(f"bpe_path: {path} is damaged or not a merge file: {error}") from None

@@ -15,7 +15,8 @@ from .tracker import Run, Tracker
 class ConsoleTracker(Tracker):
     """A progress bar on stderr, tables and notes on stdout.
 
-    Where stderr is no terminal there is no bar, and a line with the time passed and left precedes each table instead.
+    If stderr is not a terminal, there is no bar, and a line with the elapsed and remaining time precedes each
+    table.
     """
 
     def __init__(self, run: Run):
@@ -28,16 +29,16 @@ class ConsoleTracker(Tracker):
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         self.progress(step)
         if self.bar.disable:
-            self.note(self._passed(step))
+            self.note(self._timing(step))
         self.note(format_table({"step": step, **scalars}))
 
-    def _passed(self, step: int) -> str:
-        """``step 200 of 1,000, 03:12 passed, 12:48 left`` in words that need no terminal."""
-        passed = time.monotonic() - self.started
+    def _timing(self, step: int) -> str:
+        """``step 200 of 1,000, 03:12 elapsed, 12:48 remaining``, for output without a terminal."""
+        elapsed = time.monotonic() - self.started
         if self.total_steps is None:
-            return f"step {step:,}, {tqdm.format_interval(passed)} passed"
-        left = passed / max(step - self.first_step, 1) * max(self.total_steps - step, 0)
-        times = f"{tqdm.format_interval(passed)} passed, {tqdm.format_interval(left)} left"
+            return f"step {step:,}, {tqdm.format_interval(elapsed)} elapsed"
+        remaining = elapsed / max(step - self.first_step, 1) * max(self.total_steps - step, 0)
+        times = f"{tqdm.format_interval(elapsed)} elapsed, {tqdm.format_interval(remaining)} remaining"
         return f"step {step:,} of {self.total_steps:,}, {times}"
 
     def progress(self, step: int) -> None:

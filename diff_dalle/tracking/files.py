@@ -1,4 +1,4 @@
-"""Progress as files in the log directory: log.txt, progress.csv, progress.jsonl and pictures under samples/."""
+"""Progress as files in the log directory: log.txt, progress.csv, progress.jsonl and images in samples/."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from .tracker import Run, Tracker
 
 
 def read_lines(path: str) -> list[str]:
-    """The complete lines of a text file, ends included; none if there is no file.
+    """The complete lines of a text file, with their line ends; none if the file does not exist.
 
-    What follows the last line end was torn off by a crash and is left out.
+    An incomplete last line, written during a crash, is left out.
     """
     text = storage.read_text(path) if storage.exists(path) else ""
     return text[: text.rfind("\n") + 1].splitlines(keepends=True)
 
 
 def append(path: str, text: str) -> None:
-    """Add to a text file; object stores cannot, so a remote file is written anew. Raises InputError when it fails."""
+    """Append to a text file; a remote file is rewritten, since object stores cannot append. InputError on failure."""
     if storage.is_remote(path):
         storage.write_bytes(path, ("".join(read_lines(path)) + text).encode("utf-8"))
         return
@@ -42,19 +42,19 @@ def append(path: str, text: str) -> None:
 
 @contextlib.contextmanager
 def _damage_named(path: str) -> Iterator[None]:
-    """Turn what reading a damaged line raises into an InputError."""
+    """Turn the errors of a damaged line into an InputError."""
     try:
         yield
     except (ValueError, TypeError, KeyError) as error:
-        raise InputError(f"{path} is damaged ({error}): mend it, or move it away and start a new one") from error
+        raise InputError(f"{path} is damaged ({error}): repair it, or move it away to start a new one") from error
 
 
 class TextLog(Tracker):
-    """log.txt: tables and notes with the time, for people. It only grows."""
+    """log.txt: tables and time-stamped notes, for people. It only grows."""
 
     def __init__(self, run: Run):
         self.path = storage.join(run.logdir, "log.txt")
-        self.note(f"continued from step {run.step}" if run.step else "started")
+        self.note(f"resumed at step {run.step}" if run.step else "started")
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         append(self.path, format_table({"step": step, **scalars}) + "\n")
@@ -64,10 +64,10 @@ class TextLog(Tracker):
 
 
 class CsvLog(Tracker):
-    """progress.csv: a row for each call of ``log``, a column for each name.
+    """progress.csv: one row per call of ``log``, one column per name.
 
-    A new name adds a column, which is empty in the earlier rows. A continued run drops the rows beyond its step.
-    Raises InputError when the log directory holds a progress.csv that is damaged or has no column ``step``.
+    A new name adds a column, empty in earlier rows. A resumed run drops the rows after its step. Raises InputError when
+    the log directory has a progress.csv that is damaged or lacks the column ``step``.
     """
 
     def __init__(self, run: Run):
@@ -75,10 +75,10 @@ class CsvLog(Tracker):
         lines = read_lines(self.path)
         self.columns = next(csv.reader(lines), ["step"])
         if "step" not in self.columns:
-            raise InputError(f"{self.path} has no column step, so it is not this program's; move it away")
+            raise InputError(f"{self.path} has no column step, so it was not written by diff_dalle: move it away")
         with _damage_named(self.path):
-            kept = [row for row in csv.DictReader(lines) if run.step and float(row["step"]) <= run.step]
-        self._write(kept)
+            rows = [row for row in csv.DictReader(lines) if run.step and float(row["step"]) <= run.step]
+        self._write(rows)
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         row = {"step": step, **scalars}
@@ -101,16 +101,16 @@ class CsvLog(Tracker):
 
 
 class JsonLog(Tracker):
-    """progress.jsonl: an object for each call of ``log``. A value that is not finite becomes null.
+    """progress.jsonl: one object per call of ``log``. Values that are not finite become null.
 
-    A continued run drops the lines beyond its step. Raises InputError when one is damaged.
+    A resumed run drops the lines after its step. Raises InputError when one is damaged.
     """
 
     def __init__(self, run: Run):
         self.path = storage.join(run.logdir, "progress.jsonl")
         with _damage_named(self.path):
-            kept = [line for line in read_lines(self.path) if run.step and json.loads(line)["step"] <= run.step]
-        storage.write_bytes(self.path, "".join(kept).encode("utf-8"))
+            lines = [line for line in read_lines(self.path) if run.step and json.loads(line)["step"] <= run.step]
+        storage.write_bytes(self.path, "".join(lines).encode("utf-8"))
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         finite = {name: value if math.isfinite(value) else None for name, value in scalars.items()}
@@ -118,7 +118,7 @@ class JsonLog(Tracker):
 
 
 class SampleGrids(Tracker):
-    """samples/NAME_STEP.png: each picture as a file; NAME.png beside the checkpoints: the latest of each figure."""
+    """samples/NAME_STEP.png: every image grid; NAME.png in the log directory: the latest version of each figure."""
 
     def __init__(self, run: Run):
         self.logdir, self.folder = run.logdir, storage.join(run.logdir, "samples")
@@ -127,8 +127,8 @@ class SampleGrids(Tracker):
     def images(self, step: int, name: str, grid: np.ndarray) -> None:
         _write_png(self.folder, f"{name}_{step:06d}", grid)
 
-    def figure(self, step: int, name: str, picture: np.ndarray) -> None:
-        _write_png(self.logdir, name, picture)
+    def figure(self, step: int, name: str, image: np.ndarray) -> None:
+        _write_png(self.logdir, name, image)
 
 
 def _write_png(folder: str, name: str, pixels: np.ndarray) -> None:

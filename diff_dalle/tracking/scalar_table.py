@@ -1,17 +1,17 @@
-"""Scalars as a table of text, in the look of Guided-Diffusion's log.txt."""
+"""Scalars as a text table, in the format of Guided-Diffusion's log.txt."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-WIDTH = 40  # characters of a name; longer ones lose their middle
+WIDTH = 40  # maximum characters of a name; longer names are shortened in the middle
 
 
 def format_table(scalars: Mapping[str, float]) -> str:
-    """Lines of ``| name | value |`` in the order of the names, between two rules.
+    """Lines of ``| name | value |``, sorted by name, between two rules.
 
-    Whole numbers are written out, others with three significant digits. Names with a dot are left out: they are the
-    details of something (``table.cell``) that is too much to read here.
+    Integers are printed in full, other numbers with three significant digits. Names with a dot are left out: they are
+    cells of a table (``table.cell``), too many to read here.
     """
     scalars = {name: value for name, value in scalars.items() if "." not in name}
     names = [name if len(name) <= WIDTH else f"{name[:18]}...{name[-19:]}" for name in sorted(scalars)]

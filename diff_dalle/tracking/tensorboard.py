@@ -1,4 +1,4 @@
-"""Progress for TensorBoard, in the log directory's folder ``tensorboard``."""
+"""Progress for TensorBoard, in the folder ``tensorboard`` of the log directory."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ class TensorboardTracker(Tracker):
     def __init__(self, run: Run):
         summary = import_extra("torch.utils.tensorboard", "tensorboard")
         if storage.is_remote(run.logdir):
-            raise InputError(f"tensorboard cannot write to {run.logdir}: take it out of --trackers, or log locally")
-        # Events from purge_step on are hidden: those that an interrupted session wrote after its last checkpoint.
+            raise InputError(
+                f"tensorboard cannot write to {run.logdir}: remove it from --trackers or set a local --logdir"
+            )
+        # Hides events from purge_step on, which an interrupted session wrote after its last checkpoint.
         purge_step = run.step + 1 if run.step else 0
         self.writer = summary.SummaryWriter(storage.join(run.logdir, "tensorboard"), purge_step=purge_step)
 

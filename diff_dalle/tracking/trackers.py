@@ -1,4 +1,4 @@
-"""Several trackers as one, chosen by name."""
+"""The table of trackers, and several of them as one."""
 
 from __future__ import annotations
 
@@ -34,79 +34,79 @@ class TrackingConfig:
 
     trackers: tuple[str, ...] = option(
         ("console", "log", "csv", "jsonl", "samples"),
-        "where progress goes: console; log (log.txt), csv and jsonl (progress.*) and samples (pictures) in the log"
-        " directory; the extras tensorboard and wandb",
+        "trackers: console; log (log.txt), csv, jsonl (progress.*) and samples (image grids) in the log directory;"
+        " tensorboard and wandb (extras)",
         free=True,
     )
-    wandb_project: str = option("diff_dalle", "project on wandb (WANDB_MODE=offline keeps the run on disk)", free=True)
-    wandb_entity: str = option("", "user or team on wandb; empty = the one logged in", free=True)
-    wandb_run_name: str = option("", "name of the run on wandb; empty = chosen by wandb", free=True)
+    wandb_project: str = option("diff_dalle", "wandb project (WANDB_MODE=offline keeps the run on disk)", free=True)
+    wandb_entity: str = option("", "wandb user or team; empty = the one logged in", free=True)
+    wandb_run_name: str = option("", "name of the wandb run; empty = chosen by wandb", free=True)
 
     def __post_init__(self):
         for name in self.trackers:
             lookup(TRACKERS, name, "tracker")
             if self.trackers.count(name) > 1:
-                raise InputError(f"trackers names {name} twice")
+                raise InputError(f"trackers lists {name} twice: give each tracker once")
 
 
 class Trackers(Tracker):
-    """Passes everything on to its members.
+    """Forwards every call to its members.
 
-    A member that is ``optional`` and fails is reported once, through the others, and left out from then on.
+    An ``optional`` member that fails is reported once, by the others, and then removed.
     """
 
     def __init__(self, members: Mapping[str, Tracker]):
         self.members = dict(members)
 
     def log(self, step: int, scalars: Mapping[str, float | Tensor]) -> None:
-        """As `Tracker.log`; values may also be tensors of one element."""
+        """`Tracker.log`; values may also be one-element tensors."""
         plain = {name: value if isinstance(value, int) else float(value) for name, value in scalars.items()}
-        self._tell(lambda member: member.log(step, plain))
+        self._forward(lambda member: member.log(step, plain))
 
     def images(self, step: int, name: str, grid: np.ndarray | Tensor) -> None:
-        """As `Tracker.images`; the grid may also be a tensor."""
+        """`Tracker.images`; the grid may also be a tensor."""
         pixels = _pixels(grid)
-        self._tell(lambda member: member.images(step, name, pixels))
+        self._forward(lambda member: member.images(step, name, pixels))
 
-    def figure(self, step: int, name: str, picture: np.ndarray | Tensor) -> None:
-        """As `Tracker.figure`; the picture may also be a tensor."""
-        pixels = _pixels(picture)
-        self._tell(lambda member: member.figure(step, name, pixels))
+    def figure(self, step: int, name: str, image: np.ndarray | Tensor) -> None:
+        """`Tracker.figure`; the image may also be a tensor."""
+        pixels = _pixels(image)
+        self._forward(lambda member: member.figure(step, name, pixels))
 
     def progress(self, step: int) -> None:
-        self._tell(lambda member: member.progress(step))
+        self._forward(lambda member: member.progress(step))
 
     def note(self, text: str) -> None:
-        self._tell(lambda member: member.note(text))
+        self._forward(lambda member: member.note(text))
 
     def finish(self) -> None:
-        self._tell(lambda member: member.finish())
+        self._forward(lambda member: member.finish())
 
-    def _tell(self, call: Callable[[Tracker], None]) -> None:
+    def _forward(self, call: Callable[[Tracker], None]) -> None:
         for name, member in list(self.members.items()):
             try:
                 call(member)
-            except Exception as error:  # whatever a service's client raises must not end a run of weeks
+            except Exception as error:  # no error of a service's client may end a run of weeks
                 if not member.optional:
                     raise
                 del self.members[name]
                 reason = f"{type(error).__name__}: {error}"
-                self.note(f"Tracker {name} is switched off, training goes on without it: {reason}")
+                self.note(f"Tracker {name} is turned off after an error; training continues: {reason}")
 
 
-def _pixels(picture: np.ndarray | Tensor) -> np.ndarray:
-    picture = picture.cpu().numpy() if isinstance(picture, Tensor) else picture
-    if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
-        raise TypeError(f"a picture must be uint8 [H, W, 3], not {picture.dtype} {list(picture.shape)}")
-    return np.ascontiguousarray(picture)
+def _pixels(image: np.ndarray | Tensor) -> np.ndarray:
+    image = image.cpu().numpy() if isinstance(image, Tensor) else image
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+        raise TypeError(f"an image must be uint8 [H, W, 3], not {image.dtype} {list(image.shape)}")
+    return np.ascontiguousarray(image)
 
 
 def create_trackers(
     config: TrackingConfig, logdir: str, settings: Mapping[str, object], step: int = 0, total_steps: int | None = None
 ) -> Trackers:
-    """The trackers of a run that starts at ``step``; see `Run` for the arguments. For the first rank only.
+    """The trackers of a run that starts at ``step``, for the first rank only; see `Run` for the arguments.
 
-    Raises InputError for a missing extra, and when a service refuses the run.
+    Raises InputError for a missing extra, and when a service rejects the run.
     """
     storage.make_dirs(logdir)
     names = (config.wandb_project, config.wandb_entity, config.wandb_run_name)

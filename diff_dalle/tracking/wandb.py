@@ -16,8 +16,8 @@ ID_FILE = "wandb_run_id.txt"
 class WandbTracker(Tracker):
     """A run on Weights & Biases, or in a local folder with WANDB_MODE=offline.
 
-    The run's id is kept in the log directory, so that a continued training continues the same run. Charts have the
-    training step as their axis: after a resume, repeated steps are drawn over each other.
+    The run's id is stored in the log directory, so that a resumed training continues the same run. The x axis of charts
+    is the training step: after a resume, repeated steps are drawn on top of each other.
     """
 
     optional = True
@@ -34,13 +34,13 @@ class WandbTracker(Tracker):
                 id=run_id,
                 resume="allow",
                 config=dict(run.settings),
-                allow_val_change=True,  # settings that are free may differ in a continued run
+                allow_val_change=True,  # free settings may differ in a resumed run
                 dir=None if storage.is_remote(run.logdir) else storage.local_path(run.logdir),
             )
         except self.wandb.errors.Error as error:
             raise InputError(
-                f"wandb does not start: {error} (WANDB_MODE=offline keeps the run on disk; else take wandb out of"
-                " --trackers)"
+                f"wandb does not start ({error}): set WANDB_MODE=offline to keep the run on disk, or remove wandb from"
+                " --trackers"
             ) from error
         storage.write_bytes(id_path, self.run.id.encode())
         self.run.define_metric("*", step_metric="step")

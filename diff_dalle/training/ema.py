@@ -3,54 +3,57 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
+from ..distributed.parallel import local
+
 
 def effective_rate(rate: float, step: int) -> float:
-    """The decay used at update number ``step`` (from 1).
+    """The decay of update number ``step`` (from 1): min(rate, (1 + step) / (10 + step)).
 
-    min(rate, (1 + step) / (10 + step)): a young average forgets its start quickly, so that a short run's average is of
-    use too; with rate 0.9999 the limit is reached after 90 000 steps.
+    The warm-up makes the average of a short run useful: with rate 0.9999 the limit is reached after 90,000 steps.
     """
     return min(rate, (1 + step) / (10 + step))
 
 
 class Ema:
-    """The moving average of a model's parameters, in fp32.
+    """The moving average of a model's trained parameters, in fp32. Frozen parameters and buffers are not averaged; in
+    ``state`` they have the model's present values.
 
-    rate: the limit of the decay, in [0, 1); its horizon is about 1 / (1 - rate) steps.
+    rate: limit of the decay, in [0, 1); the horizon is about 1 / (1 - rate) steps.
     """
 
     def __init__(self, rate: float, model: nn.Module):
-        self.rate = rate
-        self.names = [name for name, _ in model.named_parameters()]
-        self.sources = list(model.parameters())
-        self.averages = [parameter.detach().clone() for parameter in self.sources]
+        self.rate, self.model = rate, model
+        self.sources = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.averages = {name: p.detach().clone() for name, p in self.sources.items()}
 
     @property
     def role(self) -> str:
-        """What it is called in a checkpoint."""
+        """Its name in a checkpoint."""
         return f"ema_{self.rate:.12g}"
 
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Move towards the present weights, after update number ``step`` (from 1)."""
-        torch._foreach_lerp_(self.averages, self.sources, 1 - effective_rate(self.rate, step))
+        averages, sources = local(self.averages.values()), local(self.sources.values())
+        torch._foreach_lerp_(averages, sources, 1 - effective_rate(self.rate, step))
 
     def state(self) -> dict[str, Tensor]:
-        return dict(zip(self.names, self.averages, strict=True))
+        """A state dict of the model with the averages in it."""
+        return {name: self.averages.get(name, value) for name, value in self.model.state_dict().items()}
 
     @torch.no_grad()
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        for name, average in zip(self.names, self.averages, strict=True):
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        for name, average in self.averages.items():
             average.copy_(state[name])
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """Let the model hold the average inside the block, for previews and evaluation."""
+        """The model has the averaged weights inside the block, for previews and evaluation."""
         self._swap()
         try:
             yield
@@ -59,7 +62,7 @@ class Ema:
 
     @torch.no_grad()
     def _swap(self) -> None:
-        for source, average in zip(self.sources, self.averages, strict=True):
-            kept = source.clone()
-            source.copy_(average)
+        for name, average in self.averages.items():
+            kept = self.sources[name].clone()
+            self.sources[name].copy_(average)
             average.copy_(kept)

@@ -1,4 +1,4 @@
-"""The one training loop: when to update, log, evaluate, show, save and stop."""
+"""The one training loop: when to update, log, evaluate, preview, save and stop."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from ..config import option
 from ..distributed.world import Vote, World
 from ..errors import InputError, quantity
 from ..randomness import Draw
+from .meter import Meter
 from .precision import PRECISIONS, autocast
-from .trainee import Meter, Trainee
+from .trainee import Trainee
 
-EVALUATION_SEED = 20210511  # held-out losses use the same draws in every run, so that runs can be compared
+EVALUATION_SEED = 20210511  # the same draws in every run, so that held-out losses are comparable
 
 
 @dataclass(frozen=True)
@@ -28,29 +29,34 @@ class TrainingConfig:
     """Training"""
 
     batch_size: int = option(64, "samples per process and step", free=True)
-    microbatch: int = option(0, "samples that go through the network at once (memory follows it, the result does not); "
-                             "0 = the whole batch", free=True)  # fmt: skip
-    iterations: int = option(300_000, "stop after so many steps, counted from the beginning of the run; 0 = no limit",
-                             free=True)  # fmt: skip
-    samples: int = option(
-        0, "stop after so many samples, counted from the beginning of the run; 0 = no limit", free=True
+    microbatch: int = option(
+        0, "samples per forward pass; memory depends on it, results do not; 0 = batch_size", free=True
     )
-    hours: float = option(0.0, "save and stop after so many hours of this session; 0 = no limit", free=True)
-    seed: int = option(0, "key of the data order and of every random number")
-    precision: str = option("auto", "arithmetic of the network; auto takes bf16 on GPUs that have it, else fp32",
-                            choices=PRECISIONS)  # fmt: skip
-    logdir: str = option("", "folder for logs and checkpoints; empty = $OPENAI_LOGDIR, else a fresh temporary folder",
-                         free=True)  # fmt: skip
-    resume_checkpoint: str = option("", "a checkpoint file of another log directory to continue from", free=True)
-    init_checkpoint: str = option("", "a model or EMA file whose weights the run starts from", free=True)
+    iterations: int = option(300_000, "total training steps, including resumed ones; 0 = no limit", free=True)
+    samples: int = option(0, "total training samples, including resumed ones; 0 = no limit", free=True)
+    hours: float = option(0.0, "save and stop after this many hours of the session; 0 = no limit", free=True)
+    seed: int = option(0, "seed of the data order and of all random numbers")
+    precision: str = option(
+        "auto", "arithmetic of the network; auto = bf16 on GPUs that support it, else fp32", choices=PRECISIONS
+    )
+    logdir: str = option(
+        "", "folder for logs and checkpoints; none = $OPENAI_LOGDIR, else a new temporary folder", free=True
+    )
+    resume_checkpoint: str = option("", "checkpoint file in another log directory to resume from", free=True)
+    init_checkpoint: tuple[str, ...] = option(
+        (), "model or EMA file to initialize the weights from; with several networks, one file for each", free=True
+    )
+    init_exclude: tuple[str, ...] = option(
+        (), "weights of init_checkpoint to skip: patterns of parameter names such as unet.label_emb.*", free=True
+    )
     log_interval: int = option(50, "steps between log lines", free=True)
-    save_interval: int = option(5000, "steps between checkpoints; one more is written at the end", free=True)
-    keep_checkpoints: int = option(0, "how many of the latest checkpoints to keep; 0 = all", free=True)
+    save_interval: int = option(5000, "steps between checkpoints; a last one is written at the end", free=True)
+    keep_checkpoints: int = option(0, "number of latest checkpoints to keep; 0 = all", free=True)
     eval_interval: int = option(1000, "steps between evaluations on val_data_dir", free=True)
-    eval_samples: int = option(1024, "held-out samples per evaluation; fewer if there are fewer", free=True)
-    val_data_dir: tuple[str, ...] = option((), "held-out shards, named like data_dir; none = no evaluation", free=True)
+    eval_samples: int = option(1024, "maximum number of held-out samples per evaluation", free=True)
+    val_data_dir: tuple[str, ...] = option((), "held-out shards, as data_dir; none = no evaluation", free=True)
     keep_best: bool = option(False, "keep the weights with the lowest held-out loss as best.pt", free=True)
-    max_bad_steps: int = option(20, "stop when so many steps in a row have a gradient that is not finite", free=True)
+    max_bad_steps: int = option(20, "stop after this many consecutive steps with a non-finite gradient", free=True)
 
     def __post_init__(self):
         for name in ("batch_size", "log_interval", "save_interval", "eval_interval", "eval_samples", "max_bad_steps"):
@@ -60,25 +66,39 @@ class TrainingConfig:
             if getattr(self, name) < 0:
                 raise InputError(f"{name} is {getattr(self, name)}, but must not be negative")
         if not (self.iterations or self.samples or self.hours):
-            raise InputError("iterations, samples and hours are all 0: the run would never end; set one of them")
+            raise InputError("iterations, samples and hours are all 0, so the run would never end: set one of them")
         if self.resume_checkpoint and self.init_checkpoint:
-            raise InputError("resume_checkpoint and init_checkpoint exclude each other: continue a run, or start one")
+            raise InputError("resume_checkpoint and init_checkpoint exclude each other: resume a run or start one")
+        if self.init_exclude and not self.init_checkpoint:
+            raise InputError("init_exclude is given without init_checkpoint, whose weights it excludes")
 
 
 class TrainLoop:
     """Trains one or several trainees on the same batches.
 
-    data:     its ``batches(position)`` yields this rank's slice of successive global batches, without end.
-    val_data: its ``batch_at(positions)`` gives held-out samples, ``samples`` their number; None = no evaluation.
+    data:     ``data.batches(position)`` yields this rank's slice of successive global batches, endlessly.
+    val_data: ``val_data.batch_at(positions)`` returns held-out samples, ``samples`` is their number; None = no
+              evaluation.
     sample_interval: steps between the tasks' previews; 0 = none.
 
-    The state of a run is its trainees' states, ``step`` (updates done) and ``samples`` (the position in the data);
-    everything else follows from them, so continuing is exact.
+    The state of a run is the state of its trainees, ``step`` (completed updates) and ``samples`` (position in the
+    data). Everything else is a function of these, so resuming is exact.
+
+    Every rank executes the same forward passes and collectives, also in evaluation and previews: sharded parameters
+    need all ranks in each of them.
     """
 
-    def __init__(self, config: TrainingConfig, trainees: Sequence[Trainee], data, run: RunFolder, world: World,
-                 val_data=None, sample_interval: int = 0):  # fmt: skip
-        self.config, self.trainees, self.data, self.run_folder = config, trainees, data, run
+    def __init__(
+        self,
+        config: TrainingConfig,
+        trainees: Sequence[Trainee],
+        data,
+        run: RunFolder,
+        world: World,
+        val_data=None,
+        sample_interval: int = 0,
+    ):
+        self.config, self.trainees, self.data, self.run_folder = config, list(trainees), data, run
         self.world, self.val_data, self.sample_interval = world, val_data, sample_interval
         self.step = self.samples = self.saved_step = 0
         self.restore()
@@ -86,7 +106,7 @@ class TrainLoop:
     # ------------------------------------------------------------------------------------------- saving and restoring
 
     def restore(self) -> None:
-        """Continue from the log directory's latest complete checkpoint, or start as the settings say."""
+        """Resume from the log directory's latest complete checkpoint, or start as the settings say."""
         if self.run_folder.checkpoints:
             self._load_set(self.run_folder, self.run_folder.checkpoints[-1])
         elif self.config.resume_checkpoint:
@@ -94,7 +114,7 @@ class TrainLoop:
             self._load_set(other, entry)
             changed = changed_settings(other.identity.config, self.run_folder.identity.config)
             if changed:
-                self.world.print(f"Note: settings that are not those of {other.path}: {', '.join(changed)}")
+                self.world.print(f"Note: settings that differ from those of {other.path}: {', '.join(changed)}")
         elif self.config.init_checkpoint:
             self._start_from_weights(self.config.init_checkpoint)
         self.saved_step = self.step
@@ -102,36 +122,47 @@ class TrainLoop:
     def _load_set(self, run: RunFolder, entry: CheckpointSet) -> None:
         self._check_identity(run.identity, run.path)
         for trainee in self.trainees:
-            path = run.file(entry, f"{trainee.prefix}model")
-            load_weights(trainee.task.model, load_file(path, ("model",)), path)
+            load_weights(trainee.task.model, *run.load(entry, trainee.name, "model"))
             for ema in trainee.emas:
-                ema.load_state(load_file(run.file(entry, trainee.prefix + ema.role), ("ema",))["state"])
-            trainee.load_optimizer(load_file(run.file(entry, f"{trainee.prefix}optimizer"), ("optimizer",))["state"])
+                ema.load_state(run.load(entry, trainee.name, ema.role)[0]["state"])
+            trainee.load_optimizer(run.load(entry, trainee.name, "optimizer")[0]["state"])
         self.step, self.samples = entry.step, entry.samples
-        self.world.print(f"Continuing from step {self.step:,} ({quantity(self.samples, 'sample')}) in {run.path}")
+        self.world.print(f"Resuming at step {self.step:,} ({quantity(self.samples, 'sample')}) of {run.path}")
 
-    def _start_from_weights(self, path: str) -> None:
-        content = load_file(path)
-        self._check_identity(Identity(content["kind"], content["config"], content["tokenizer"]), path)
-        for trainee in self.trainees:
-            load_weights(trainee.task.model, content, path)
+    def _start_from_weights(self, paths: Sequence[str]) -> None:
+        """Initialize each trainee from the file that carries its name; in a run of one, from the only file."""
+        remaining = {trainee.name: trainee for trainee in self.trainees}
+        for path in paths:
+            content = load_file(path)
+            self._check_identity(Identity(content["kind"], content["config"], content["tokenizer"]), path)
+            name = content["trainee"] if len(self.trainees) > 1 else self.trainees[0].name
+            if name not in remaining:
+                names = ", ".join(repr(trainee.name) for trainee in self.trainees)
+                raise InputError(
+                    f"init_checkpoint {path} holds the trainee {name!r}, but this run trains {names}, "
+                    "each of which takes one file"
+                )
+            trainee = remaining.pop(name)
+            loaded = load_weights(trainee.task.model, content, path, self.config.init_exclude)
             for ema in trainee.emas:
-                ema.load_state(content["state"])
-        self.world.print(f"Starting from the weights of {path}")
+                ema.load_state({**ema.state(), **{key: content["state"][key] for key in loaded.taken}})
+            self.world.print(f"Starting from the weights of {path}: {loaded}")
 
     def _check_identity(self, found: Identity, path: str) -> None:
-        """InputError when what ``path`` holds is of another kind or reads other tokens than this run."""
+        """InputError when ``path`` holds another kind or was trained with another tokenizer."""
         own = self.run_folder.identity
         if found.kind != own.kind:
             raise InputError(f"{path} holds a {found.kind}, not a {own.kind}")
         if found.tokenizer != own.tokenizer:
-            raise InputError(f"{path} was trained with tokenizer {found.tokenizer}, this run has {own.tokenizer}; "
-                             "set --bpe_path to match")  # fmt: skip
+            raise InputError(
+                f"{path} was trained with tokenizer {found.tokenizer}, this run has {own.tokenizer}: "
+                "set --bpe_path to match"
+            )
 
     def save(self) -> None:
         """Write a complete checkpoint, from rank 0. InputError when training has diverged."""
         self._raise_if_diverged()
-        states = {}
+        states: dict[str, dict] = {}
         for trainee in self.trainees:
             states |= {trainee.prefix + role: state for role, state in trainee.states().items()}
         if self.world.is_main:
@@ -141,7 +172,7 @@ class TrainLoop:
     # -------------------------------------------------------------------------------------------------- the loop itself
 
     def run(self, tracker) -> None:
-        """Train until the limit, a signal, or the end of the hours; SIGTERM and Ctrl-C save before they leave."""
+        """Train until a limit or a signal; SIGTERM and Ctrl-C save and exit."""
         config, started, logged = self.config, time.monotonic(), (time.monotonic(), self.samples)
         try:
             with _stop_on_signal() as stop:
@@ -149,7 +180,7 @@ class TrainLoop:
                 while not self._finished():
                     out_of_time = bool(config.hours) and time.monotonic() - started > config.hours * 3600
                     if leave.cast(out_of_time or stop.requested):
-                        tracker.note(f"Stopping early at step {self.step:,}; the same command continues the run.")
+                        tracker.note(f"Stopping early at step {self.step:,}; the same command resumes the run.")
                         break
                     self._update(next(batches))
                     tracker.progress(self.step)
@@ -168,23 +199,23 @@ class TrainLoop:
 
     @property
     def total_steps(self) -> int | None:
-        """Updates after which the run ends, from its beginning; None when only ``hours`` ends it."""
+        """Number of updates after which the run ends; None when only ``hours`` limits it."""
         config = self.config
         left = max(0, config.samples - self.samples)
         by_samples = self.step + -(-left // (config.batch_size * self.world.size)) if config.samples else 0
         return min((steps for steps in (config.iterations, by_samples) if steps), default=None)
 
     def _finished(self) -> bool:
-        """Whether the run has done what its limits in steps and samples ask for."""
+        """Whether the run has reached its limit in steps or samples."""
         steps, samples = self.config.iterations, self.config.samples
         return bool((steps and self.step >= steps) or (samples and self.samples >= samples))
 
     def _update(self, batch: Batch) -> None:
-        """One step of every trainee on this rank's slice of the global batch."""
+        """One step of each trainee on this rank's slice of the global batch."""
         device = self.world.device
-        pieces = batch.split(self.config.microbatch or len(batch))
         pieces = [
-            (piece.to(device, non_blocking=True), Draw(self.config.seed, piece.index, device)) for piece in pieces
+            (piece.to(device, non_blocking=True), Draw(self.config.seed, piece.index, device))
+            for piece in batch.split(self.config.microbatch or len(batch))
         ]
         for trainee in self.trainees:
             trainee.update(pieces, self.step)
@@ -193,7 +224,7 @@ class TrainLoop:
 
     def _log(self, tracker, since: float, samples_then: int) -> tuple[float, int]:
         self._raise_if_diverged()
-        scalars = {}
+        scalars: dict[str, float] = {}
         for trainee in self.trainees:
             scalars |= {trainee.prefix + name: value for name, value in trainee.scalars().items()}
         now = time.monotonic()
@@ -203,75 +234,82 @@ class TrainLoop:
         return now, self.samples
 
     def _raise_if_diverged(self) -> None:
-        """Stop when too many steps in a row were not finite, naming the samples of the last one."""
+        """InputError after too many consecutive non-finite steps, naming the samples of the last one."""
         for trainee in self.trainees:
-            row = trainee.longest_bad_row()
-            if row < self.config.max_bad_steps:
+            count = trainee.consecutive_bad_steps()
+            if count < self.config.max_bad_steps:
                 continue
-            positions = sorted(p for part in self.world.gather(trainee.bad_samples.tolist()) for p in part)
+            samples = [] if trainee.bad_samples is None else trainee.bad_samples.tolist()
+            positions = sorted(position for part in self.world.gather(samples) for position in part)
             names = ", ".join(self.data.describe(position) for position in positions[:8])
             raise InputError(
-                f"the gradient was not finite in {row} steps in a row (max_bad_steps is {self.config.max_bad_steps}), "
-                f"so training has diverged; lower --lr or raise --warmup_steps. The last such step had the samples "
-                f"{names}{', …' if len(positions) > 8 else ''}. The checkpoints written so far are intact"
+                f"the gradient was not finite in {count} consecutive steps (max_bad_steps is "
+                f"{self.config.max_bad_steps}), so training has diverged: lower --lr or raise --warmup_steps. The last "
+                f"of these steps had the samples {names}{', …' if len(positions) > 8 else ''}. The checkpoints written "
+                "so far are intact"
             )
 
-    # --------------------------------------------------------------------------------------------- looking at the model
+    # ------------------------------------------------------------------------------------------ evaluation and previews
 
     def evaluate(self) -> dict[str, dict[str, float]]:
-        """By trainee's name, held-out values of its first average (of its weights if it has none), at fixed draws.
+        """Held-out values of each trainee by name, with all trainees' first EMA weights in place, at fixed draws.
 
         Blocks of samples are dealt to the ranks, so the values depend neither on their number nor on the micro-batch.
         """
-        values = {}
-        for trainee in self.trainees:
-            total = min(self.config.eval_samples, self.val_data.samples)
-            block = min(trainee.task.held_out_block, total)
-            starts = range(self.world.rank * block, total - block + 1, self.world.size * block)
-            meter = Meter(self.world.device)
-            with evaluating(trainee):
-                for start in starts:
-                    batch = self.val_data.batch_at(range(start, start + block))
-                    draw = Draw(EVALUATION_SEED, batch.index, self.world.device)
-                    meter.add(trainee.task.held_out(batch.to(self.world.device), draw))
-            values[trainee.name] = meter.read(self.world)
-        return values
+        with evaluating(self.trainees):
+            return {trainee.name: self._held_out(trainee) for trainee in self.trainees}
+
+    def _held_out(self, trainee: Trainee) -> dict[str, float]:
+        total = min(self.config.eval_samples, self.val_data.samples)
+        block = min(trainee.task.held_out_block, total)
+        count, meter = total // block, Meter(self.world.device)
+        for first in range(0, count, self.world.size):
+            # A rank for which no block is left repeats the last one, uncounted: every rank executes as many forwards.
+            number = first + self.world.rank
+            start = min(number, count - 1) * block
+            batch = self.val_data.batch_at(range(start, start + block))
+            draw = Draw(EVALUATION_SEED, batch.index, self.world.device)
+            values = trainee.task.held_out(batch.to(self.world.device), draw)
+            if number < count:
+                meter.add(values)
+        return meter.read(self.world)
 
     def _evaluate(self, tracker) -> None:
-        scalars = {}
+        scalars: dict[str, float] = {}
         for trainee, values in zip(self.trainees, self.evaluate().values(), strict=True):
             scalars |= {f"{trainee.prefix}held_out/{name}": value for name, value in values.items()}
-            text, pictures = trainee.task.findings(values)
+            text, figures = trainee.task.findings(values)
             if text:
-                whose = f", {trainee.name}" if trainee.name else ""
-                tracker.note(f"Step {self.step:,}{whose}: {text}")
-            for name, picture in pictures.items():
-                tracker.figure(self.step, trainee.prefix + name, picture)
-            if self.config.keep_best and self.world.is_main:
+                owner = f", {trainee.name}" if trainee.name else ""
+                tracker.note(f"Step {self.step:,}{owner}: {text}")
+            for name, figure in figures.items():
+                tracker.figure(self.step, trainee.prefix + name, figure)
+            if self.config.keep_best:
                 role, state = trainee.evaluated()
-                self.run_folder.keep_best(trainee.name, self.step, self.samples, values["loss"], state, role)
+                if self.world.is_main:
+                    self.run_folder.keep_best(trainee.name, self.step, self.samples, values["loss"], state, role)
         tracker.log(self.step, scalars)
 
     def _show(self, tracker) -> None:
-        if not self.world.is_main:
-            return
-        for trainee in self.trainees:
-            with evaluating(trainee):
-                pictures = trainee.task.previews()
-            for name, picture in pictures.items():
-                tracker.images(self.step, trainee.prefix + name, picture)
+        with evaluating(self.trainees):
+            grids = [(trainee.prefix, trainee.task.previews()) for trainee in self.trainees]
+        for prefix, named in grids:
+            for name, grid in named.items():
+                tracker.images(self.step, prefix + name, grid)
 
 
 @contextlib.contextmanager
-def evaluating(trainee: Trainee) -> Iterator[None]:
-    """The trainee's network in evaluation mode, holding its first average."""
-    average = trainee.emas[0].in_place() if trainee.emas else contextlib.nullcontext()
-    trainee.task.eval()
-    try:
-        with average, torch.no_grad(), autocast(trainee.precision, trainee.world.device):
-            yield
-    finally:
-        trainee.task.train()
+def evaluating(trainees: Sequence[Trainee]) -> Iterator[None]:
+    """The trainees' networks in evaluation mode, with their first EMA weights in place, without gradients."""
+    with contextlib.ExitStack() as stack:
+        for trainee in trainees:
+            if trainee.emas:
+                stack.enter_context(trainee.emas[0].in_place())
+            trainee.task.eval()
+            stack.callback(trainee.task.train)
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(autocast(trainees[0].precision, trainees[0].world.device))
+        yield
 
 
 @dataclass
@@ -281,7 +319,7 @@ class _Stop:
 
 @contextlib.contextmanager
 def _stop_on_signal() -> Iterator[_Stop]:
-    """Inside the block, SIGTERM and the first Ctrl-C only set ``requested``; a second Ctrl-C interrupts."""
+    """SIGTERM and the first Ctrl-C only set ``requested`` inside the block; a second Ctrl-C interrupts."""
     stop = _Stop()
 
     def request(number, frame):

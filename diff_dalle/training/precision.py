@@ -1,4 +1,4 @@
-"""Where half precision is decided: one autocast, one loss scale."""
+"""Half precision: one autocast, one loss scale."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 
 
 def resolve_precision(name: str, device: torch.device) -> str:
-    """``auto`` is bf16 where the hardware computes in it, else fp32. CPUs get fp32: bf16 is slower there."""
+    """The precision that ``auto`` stands for: bf16 on GPUs that support it, else fp32 (bf16 is slower on most CPUs)."""
     if name == "auto":
         return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
     if name not in PRECISIONS:
@@ -23,7 +23,7 @@ def resolve_precision(name: str, device: torch.device) -> str:
 
 
 def autocast(precision: str, device: torch.device):
-    """The context in which networks run. Weights, losses and the optimizer stay in fp32."""
+    """The context of forward passes. Weights, losses and the optimizer stay in fp32."""
     if precision == "fp32":
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype=torch.bfloat16 if precision == "bf16" else torch.float16)
@@ -31,10 +31,10 @@ def autocast(precision: str, device: torch.device):
 
 @dataclass
 class LossScale:
-    """Dynamic loss scaling for fp16 (Micikevicius et al. 2018, §3.2), kept on the device so that nothing waits.
+    """Dynamic loss scaling for fp16 (Micikevicius et al. 2018, §3.2), kept on the device so that nothing waits for it.
 
-    The scale doubles after ``growth_interval`` good steps in a row and halves after a step that overflowed. For other
-    precisions it stays 1.
+    The scale doubles after ``growth_interval`` consecutive finite steps and halves after an overflow. For other
+    precisions it is 1.
     """
 
     scale: Tensor

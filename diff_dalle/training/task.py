@@ -17,34 +17,60 @@ Forward = Callable[[Batch, Draw, bool], dict[str, Tensor]]
 class Task(nn.Module):
     """Turns a batch into named losses.
 
-    A task knows neither optimizer nor EMA, device, process or file. It is a module so that whatever wraps modules
-    (DistributedDataParallel, torch.compile) can wrap it; ``model`` is the network whose weights are saved.
+    A task knows no optimizer, EMA, device, process or file. It is a module so that DistributedDataParallel and
+    torch.compile can wrap it.
+
+    ``model`` is the network whose weights are saved and averaged. Parameters with ``requires_grad`` False are frozen:
+    no gradient, no optimizer state, no average. A task with several optimizers (an autoencoder and its discriminator)
+    names them in ``parts`` and overrides ``part_modules`` and ``part_losses``.
     """
 
     model: nn.Module
 
-    #: Names of entries of ``losses`` that ``observe`` wants to see, gathered from all ranks, after every step.
+    #: One name for each optimizer, in the order of their updates within a step.
+    parts: tuple[str, ...] = ("",)
+
+    #: Names of entries of ``losses`` that are passed to ``observe``, gathered from all ranks, after every step.
     observed: tuple[str, ...] = ()
 
-    #: Samples that ``held_out`` gets at a time, whatever the batch is in training: what it finds may depend on it.
+    #: Number of samples passed to ``held_out`` at a time, whatever the training batch size.
     held_out_block: int = 8
 
-    def losses(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:
-        """Named values [N] float32. "loss" is minimised, the rest is reported; NaN = does not apply to this sample.
+    def __init__(self) -> None:
+        super().__init__()
+        # In a plain dict: companions are not saved, trained, or switched to training mode with the task.
+        self.companions: dict[str, nn.Module] = {}
 
-        ``draw`` supplies every random number.
+    def add_companion(self, name: str, network: nn.Module) -> None:
+        """Give the task a frozen network, such as an autoencoder or a CLIP from a checkpoint, as
+        ``companions[name]``. It must be on the task's device; it is put in evaluation mode and gets no gradients."""
+        self.companions[name] = network.eval().requires_grad_(False)
+
+    def part_modules(self, part: str) -> Mapping[str, nn.Module]:
+        """The modules that the optimizer ``part`` trains, by name. Modules outside ``model`` are saved with the
+        optimizer's state, under these names."""
+        return {"model": self.model}
+
+    def losses(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:
+        """Named values [N] float32. "loss" is minimized, the others are reported; NaN = not applicable to this sample.
+
+        ``draw`` supplies all random numbers.
         """
         raise TypeError(f"{type(self).__name__} does not define losses(batch, draw)")
 
-    def forward(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:
+    def part_losses(self, part: str, batch: Batch, draw: Draw) -> dict[str, Tensor]:
+        """``losses`` of one of several ``parts``."""
         return self.losses(batch, draw)
+
+    def forward(self, batch: Batch, draw: Draw, part: str = "") -> dict[str, Tensor]:
+        return self.part_losses(part, batch, draw)
 
     def backward(self, pieces: Sequence[Piece], forward: Forward, scale: Tensor | float) -> list[dict[str, Tensor]]:
         """Accumulate the gradient of ``scale`` × the mean loss over all pieces (the micro-batches of one batch).
 
-        ``forward(batch, draw, sync)`` is ``self.losses`` under autocast and whatever wraps the task; ``sync`` asks for
-        the exchange of gradients between ranks during the following backward pass: True for the last one only.
-        Returns the losses of each piece, detached.
+        ``forward(batch, draw, sync)`` calls the task under autocast and data parallelism; ``sync`` requests that the
+        following backward pass exchanges gradients between ranks: True for the last piece only. Returns the detached
+        losses of each piece.
         """
         total = sum(len(batch) for batch, _ in pieces)
         reports = []
@@ -55,24 +81,24 @@ class Task(nn.Module):
         return reports
 
     def held_out(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:
-        """What to report about unseen samples, as ``losses`` does; called without gradient, in evaluation mode."""
-        return self.losses(batch, draw)
+        """What to report about held-out samples, as ``losses``; called without gradient, in evaluation mode."""
+        return self.part_losses(self.parts[0], batch, draw)
 
     def findings(self, values: Mapping[str, float]) -> tuple[str, dict[str, np.ndarray]]:
-        """What the means of ``held_out`` say, for people: a text for the log ("" = nothing to add), and named pictures
-        (uint8 [H, W, 3]), each of which replaces the one of the evaluation before."""
+        """A summary of the means of ``held_out`` for people: a text for the log ("" = none), and named figures (uint8
+        [H, W, 3]), each of which replaces the one of the evaluation before."""
         return "", {}
 
     def previews(self) -> dict[str, np.ndarray]:
-        """Named pictures (uint8 [H, W, 3]) that show where training stands; empty when there are none."""
+        """Named images (uint8 [H, W, 3]) that show the progress of training; called on every rank."""
         return {}
 
     def observe(self, values: Mapping[str, Tensor]) -> None:
-        """Take in the ``observed`` entries [global N] of the step just done, in order of position."""
+        """Receive the ``observed`` entries [global N] of the step just done, in order of position."""
 
     def extra_state(self) -> dict[str, Tensor]:
         """State beyond the weights that a resumed run needs, such as a timestep resampler's history."""
         return {}
 
     def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take back what ``extra_state`` gave."""
+        """Restore the result of ``extra_state``."""

@@ -1,117 +1,142 @@
-"""One network in training: its optimizer, averages and loss scale, and the update step."""
+"""One task in training: its optimizers, EMA weights and loss scales, and the update step."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..batch import Batch
+from ..distributed.parallel import Replicas, local, total_norm
 from ..distributed.world import World
+from ..errors import InputError
 from ..randomness import Draw
 from .ema import Ema
+from .meter import Meter
 from .optim import OptimConfig, build_optimizer, learning_rate
 from .precision import LossScale, autocast, resolve_precision
 from .task import Piece, Task
 
 
-class Meter:
-    """Running means of named per-sample values, summed up on the device; reading them is the only wait.
+class Optimization:
+    """One optimizer of a task: its parameters, learning-rate schedule, loss scale and gradient clipping."""
 
-    NaN in a value other than "loss" means that it does not apply to that sample.
-    """
+    def __init__(self, config: OptimConfig, modules: Mapping[str, nn.Module], precision: str, device: torch.device):
+        self.config, self.modules = config, modules
+        self.optimizer = build_optimizer(config, *modules.values())
+        self.parameters = [p for module in modules.values() for p in module.parameters() if p.requires_grad]
+        self.loss_scale = LossScale.create(precision, device)
 
-    def __init__(self, device: torch.device):
-        self.device = device
-        self.names: tuple[str, ...] = ()
-        self.dtype = torch.float32 if device.type == "mps" else torch.float64
-        self.sums = self.counts = torch.zeros(0, device=device, dtype=self.dtype)
-
-    def add(self, values: Mapping[str, Tensor]) -> None:
-        if tuple(values) != self.names:
-            if self.names:
-                raise ValueError(f"a task reported {tuple(values)} after {self.names}: the names must stay the same")
-            self.names = tuple(values)
-            self.sums = torch.zeros(len(values), device=self.device, dtype=self.dtype)
-            self.counts = torch.zeros_like(self.sums)
-        table = torch.stack([value.detach().float() for value in values.values()])  # [names, samples]
-        applies = ~table.isnan()
-        applies[self.names.index("loss") if "loss" in self.names else slice(0, 0)] = True
-        self.sums += torch.where(applies, table, 0.0).sum(1)
-        self.counts += applies.sum(1)
-
-    def read(self, world: World) -> dict[str, float]:
-        """The means over all ranks since the last reading. Waits for the device; every rank calls it."""
-        both = torch.stack([self.sums, self.counts]).tolist()
-        mine = dict(zip(self.names, zip(*both, strict=True), strict=True))
-        self.sums.zero_()
-        self.counts.zero_()
-        means = {}
-        everyone = world.gather(mine)  # by name: a rank may have had nothing to add
-        for name in dict.fromkeys(name for part in everyone for name in part):
-            total, count = (sum(part[name][i] for part in everyone if name in part) for i in (0, 1))
-            if count > 0:
-                means[name] = total / count
-        return means
-
-
-class Trainee:
-    """A task together with everything that changes while its network is trained.
-
-    name: prefix of its checkpoint files and log entries; empty when the run trains a single network.
-    """
-
-    def __init__(self, task: Task, config: OptimConfig, precision: str, world: World, name: str = ""):
-        self.name, self.config, self.world = name, config, world
-        self.task = task.to(world.device)
-        self.precision = resolve_precision(precision, world.device)
-        self.parallel = world.parallel(self.task)
-        self.optimizer = build_optimizer(config, self.task.model)
-        self.parameters = [p for p in self.task.model.parameters() if p.requires_grad]
-        self.emas = [Ema(rate, self.task.model) for rate in config.ema_rate]
-        self.loss_scale = LossScale.create(self.precision, world.device)
-        self.meter, self.norms = Meter(world.device), Meter(world.device)
-        self.bad_steps = torch.zeros(3, device=world.device)  # in all, in a row just now, longest row
-        self.bad_samples: Tensor | None = None  # positions in the latest step that was not finite
-
-    def _forward(self, batch: Batch, draw: Draw, sync: bool) -> dict[str, Tensor]:
-        if self.world.size > 1:
-            self.parallel.require_backward_grad_sync = sync  # what DDP's own no_sync() sets
-        with autocast(self.precision, self.world.device):
-            return self.parallel(batch, draw)
-
-    def update(self, pieces: Sequence[Piece], step: int) -> None:
-        """The update that follows ``step`` finished ones. Nothing in it waits for the device.
-
-        A step whose gradient is not finite leaves weights and optimizer as they are and is counted.
-        """
+    def begin(self, step: int) -> None:
+        """Prepare the update that follows ``step`` completed ones."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config, step)
         self.optimizer.zero_grad(set_to_none=True)
-        reports = self.task.backward(pieces, self._forward, self.loss_scale.scale)
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients) / self.loss_scale.scale
-        overflowed = (~norm.isfinite()).float()
-        self._rescale(gradients, norm)
-        # Fused AdamW leaves out the whole update, its step count included, where found_inf is 1.
-        self.optimizer.grad_scale, self.optimizer.found_inf = None, overflowed
-        self.optimizer.step()
-        for ema in self.emas:
-            ema.update(step + 1)
-        self.loss_scale.update(overflowed)
-        self._count(overflowed, pieces)
-        for values in reports:
-            self.meter.add({name: value for name, value in values.items() if name not in self.task.observed})
-        self.norms.add({"grad_norm": torch.where(norm.isfinite(), norm, torch.nan)[None]})
-        self._observe(reports)
 
-    def _rescale(self, gradients: list[Tensor], norm: Tensor) -> None:
+    def finish(self) -> tuple[Tensor, Tensor]:
+        """Update from the accumulated gradients; a non-finite gradient leaves parameters and optimizer unchanged.
+
+        Returns the gradient's norm and whether it was not finite (0 or 1), float32 scalars on the device.
+        """
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        norm = total_norm(gradients) / self.loss_scale.scale
+        overflowed = (~norm.isfinite()).float()
         factor = 1 / self.loss_scale.scale
         if self.config.grad_clip > 0:
             factor = factor * (self.config.grad_clip / (norm + 1e-6)).clamp(max=1.0)
         if self.config.grad_clip > 0 or self.loss_scale.dynamic:
-            torch._foreach_mul_(gradients, factor)
+            torch._foreach_mul_(local(gradients), factor)
+        # Fused AdamW skips the whole update, including its step count, where found_inf is 1.
+        fused: Any = self.optimizer
+        fused.grad_scale, fused.found_inf = None, overflowed
+        self.optimizer.step()
+        self.loss_scale.update(overflowed)
+        return norm, overflowed
+
+    def state(self) -> dict[str, Any]:
+        return {"optimizer": self.optimizer.state_dict(), "loss_scale": self.loss_scale.state()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        own = [{**group} for group in self.optimizer.param_groups]
+        self.optimizer.load_state_dict(state["optimizer"])
+        for group, settings in zip(self.optimizer.param_groups, own, strict=True):
+            group.update(settings)  # this run's weight decay and betas, not the file's
+        self.loss_scale.load_state(state["loss_scale"])
+
+
+class Trainee:
+    """A task together with everything that changes while it is trained.
+
+    config: of its optimizer, or one for each of ``task.parts``.
+    name:   prefix of its checkpoint files and log entries; empty when the run has a single trainee.
+    """
+
+    def __init__(
+        self, task: Task, config: OptimConfig | Mapping[str, OptimConfig], precision: str, world: World, name: str = ""
+    ):
+        self.name, self.world = name, world
+        self.task = task.to(world.device)
+        self.precision = resolve_precision(precision, world.device)
+        configs = dict.fromkeys(task.parts, config) if isinstance(config, OptimConfig) else dict(config)
+        if list(configs) != list(task.parts):
+            raise InputError(f"optimizers are configured for {list(configs)}, but the task has {list(task.parts)}")
+        self.optimizations = {
+            part: Optimization(configs[part], task.part_modules(part), self.precision, world.device)
+            for part in task.parts
+        }
+        self.replicas = {part: Replicas(self.task, each.parameters, world) for part, each in self.optimizations.items()}
+        first = configs[task.parts[0]]
+        self.emas = [Ema(rate, self.task.model) for rate in first.ema_rate]
+        self.meter, self.norms = Meter(world.device), Meter(world.device)
+        self.bad_steps = torch.zeros(3, device=world.device)  # in all, consecutive until now, longest run of them
+        self.bad_samples: Tensor | None = None  # positions in the latest step that was not finite
+
+    def update(self, pieces: Sequence[Piece], step: int) -> None:
+        """The update that follows ``step`` completed ones: one of each optimizer. Nothing in it waits for the device.
+
+        A step whose gradient is not finite leaves weights and optimizer unchanged and is counted.
+        """
+        report: dict[str, Tensor] = {}
+        norms, overflows = {}, []
+        for part, optimization in self.optimizations.items():
+            optimization.begin(step)
+            with self._training_only(part):
+                found = self.task.backward(pieces, self._forward(part), optimization.loss_scale.scale)
+            norm, overflowed = optimization.finish()
+            norms[_named(part, "grad_norm")] = torch.where(norm.isfinite(), norm, torch.nan)[None]
+            overflows.append(overflowed)
+            report |= {_named(part, name): torch.cat([values[name] for values in found]) for name in found[0]}
+        for ema in self.emas:
+            ema.update(step + 1)
+        self._count(torch.stack(overflows).amax(0), pieces)
+        self.meter.add({name: value for name, value in report.items() if name not in self.task.observed})
+        self.norms.add(norms)
+        if self.task.observed:
+            self.task.observe({name: self.world.interleave(report[name]) for name in self.task.observed})
+
+    def _forward(self, part: str):
+        """The task's forward pass of one part, under autocast and data parallelism."""
+
+        def forward(batch: Batch, draw: Draw, sync: bool) -> dict[str, Tensor]:
+            with autocast(self.precision, self.world.device):
+                return self.replicas[part](batch, draw, part, sync=sync)
+
+        return forward
+
+    @contextlib.contextmanager
+    def _training_only(self, part: str) -> Iterator[None]:
+        """Gradients for the parameters of one part only, inside the block."""
+        others = [p for name, each in self.optimizations.items() if name != part for p in each.parameters]
+        for parameter in others:
+            parameter.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for parameter in others:
+                parameter.requires_grad_(True)
 
     def _count(self, overflowed: Tensor, pieces: Sequence[Piece]) -> None:
         total, row, longest = self.bad_steps.unbind()
@@ -124,53 +149,67 @@ class Trainee:
             index = torch.where(overflowed > 0, index, before)
         self.bad_samples = index
 
-    def _observe(self, reports: Sequence[Mapping[str, Tensor]]) -> None:
-        if self.task.observed:
-            self.task.observe(
-                {name: self.world.interleave(torch.cat([r[name] for r in reports])) for name in self.task.observed}
-            )
-
     def scalars(self) -> dict[str, float]:
-        """What to log, averaged since the last call. Waits for the device; every rank calls it."""
+        """What to log, averaged since the last call. Waits for the device; a collective: every rank calls it."""
         norms = self.norms.read(self.world)
-        values = {**self.meter.read(self.world), **norms, "lr": self.optimizer.param_groups[0]["lr"]}
+        values = {**self.meter.read(self.world), **norms}
+        for part, optimization in self.optimizations.items():
+            values[_named(part, "lr")] = optimization.optimizer.param_groups[0]["lr"]
+            if optimization.loss_scale.dynamic:
+                values[_named(part, "loss_scale")] = float(optimization.loss_scale.scale)
         values["skipped_steps"] = float(self.bad_steps[0])
-        if self.loss_scale.dynamic:
-            values["loss_scale"] = float(self.loss_scale.scale)
         return values
 
-    def longest_bad_row(self) -> int:
-        """The longest row of non-finite steps since the last call. Waits for the device."""
+    def consecutive_bad_steps(self) -> int:
+        """The largest number of consecutive non-finite steps since the last call. Waits for the device."""
         longest = int(self.bad_steps[2])
         self.bad_steps[2] = self.bad_steps[1]
         return longest
 
     @property
     def prefix(self) -> str:
-        """Before its names in logs and checkpoints."""
+        """Prefix of its names in logs and checkpoints."""
         return f"{self.name}/" if self.name else ""
 
     def evaluated(self) -> tuple[str, dict[str, Tensor]]:
-        """Role and state dict of what is evaluated: the first average, or the weights if there is none."""
+        """Role and state dict of what is evaluated: the first EMA weights, or the weights if there are none."""
         return (self.emas[0].role, self.emas[0].state()) if self.emas else ("model", self.task.model.state_dict())
 
-    def states(self) -> dict[str, dict]:
-        """State dicts by role, for a checkpoint."""
-        states = {"model": self.task.model.state_dict()}
+    def states(self) -> dict[str, dict[str, Any]]:
+        """State dicts by role, for a checkpoint. Every rank calls it."""
+        states: dict[str, dict[str, Any]] = {"model": self.task.model.state_dict()}
         states |= {ema.role: ema.state() for ema in self.emas}
+        first, *others = self.task.parts
         states["optimizer"] = {
-            "optimizer": self.optimizer.state_dict(),
-            "loss_scale": self.loss_scale.state(),
+            **self.optimizations[first].state(),
             "bad_steps": self.bad_steps,
             "task": self.task.extra_state(),
         }
+        if others:
+            states["optimizer"]["parts"] = {part: self.optimizations[part].state() for part in others}
+            states["optimizer"]["modules"] = {name: module.state_dict() for name, module in self._beside_model()}
         return states
 
-    def load_optimizer(self, state: dict) -> None:
-        own = [{**group} for group in self.optimizer.param_groups]
-        self.optimizer.load_state_dict(state["optimizer"])
-        for group, settings in zip(self.optimizer.param_groups, own, strict=True):
-            group.update(settings)  # this run's weight decay and betas, not the file's
-        self.loss_scale.load_state(state["loss_scale"])
+    def load_optimizer(self, state: Mapping[str, Any]) -> None:
+        """Restore the "optimizer" entry of ``states``."""
+        first, *others = self.task.parts
+        self.optimizations[first].load_state(state)
+        for part in others:
+            self.optimizations[part].load_state(state["parts"][part])
+        for name, module in self._beside_model():
+            module.load_state_dict(state["modules"][name])
         self.bad_steps.copy_(state["bad_steps"])
         self.task.load_extra_state(state["task"])
+
+    def _beside_model(self) -> Iterator[tuple[str, nn.Module]]:
+        """The trained modules that are not part of ``task.model``, by name."""
+        inside = set(self.task.model.modules())
+        for part in self.task.parts:
+            for name, module in self.task.part_modules(part).items():
+                if module not in inside:
+                    yield name, module
+
+
+def _named(part: str, name: str) -> str:
+    """What a value of an optimizer's part is called in logs."""
+    return f"{part}_{name}" if part else name

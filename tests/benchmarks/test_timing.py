@@ -39,7 +39,7 @@ def test_runs_go_a_b_b_a_after_the_gate():
     assert len(timing.ours) == len(timing.baseline) == 4
 
 
-def test_medians_decide_and_the_control_compares_a_side_with_itself():
+def test_ratio_of_medians_and_a_a_control():
     timing = Timing(baseline=(1.0, 4.0, 4.0, 1.0), ours=(2.0, 2.0, 2.0, 9.0))
     assert timing.ratio == pytest.approx(2.0 / 2.5) and timing.ratio_of_fastest == pytest.approx(2.0)
     assert timing.control(timing.baseline) == pytest.approx(0.25)

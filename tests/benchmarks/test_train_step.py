@@ -6,7 +6,7 @@ import torch
 from diff_dalle.benchmarks import train_step
 from diff_dalle.models.unet import UNetConfig
 
-# 64 channels: with groups of a single channel, biases in front of a norm would have no gradient to compare.
+# 64 channels: with one channel per group, biases before a norm would have no gradient to compare.
 TINY = UNetConfig(
     image_size=16, num_channels=64, num_res_blocks=1, channel_mult=(1, 2), attention_resolutions=(8,), num_heads=4
 )
@@ -21,14 +21,14 @@ TINY = UNetConfig(
     ],
 )
 def test_baseline_and_our_network_are_the_same_function(change, monkeypatch):
-    """Outputs to 1e-5 and every parameter's gradient to 1e-4, with the weights carried over."""
+    """With equal weights: outputs to 1e-5 and every parameter's gradient to 1e-4."""
     monkeypatch.setattr(train_step, "NETWORK", replace(TINY, **change))
     for found, most in train_step.gate().values():
         assert 0 < found <= most
 
 
 def test_both_sides_train(monkeypatch):
-    """Each timed step lowers its own loss, so neither side leaves out the work."""
+    """The timed steps lower the loss on both sides, so neither skips the work."""
     monkeypatch.setattr(train_step, "NETWORK", TINY)
     losses = []
     loss_of = train_step.loss_of

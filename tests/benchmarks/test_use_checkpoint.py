@@ -15,30 +15,30 @@ def test_both_sides_give_the_same_loss_and_gradients():
 
 
 def test_the_gate_sees_a_difference(monkeypatch):
-    made = use_checkpoint.network
+    original = use_checkpoint.network
 
-    def network(recomputes):
-        model = made(recomputes)
+    def network(checkpointed):
+        model = original(checkpointed)
         with torch.no_grad():
-            model.unet.out_conv.bias += 0.01 * recomputes
+            model.unet.out_conv.bias += 0.01 * checkpointed
         return model
 
     monkeypatch.setattr(use_checkpoint, "network", network)
     assert all(found > allowed for found, allowed in use_checkpoint.gate().values())
 
 
-def test_one_side_keeps_everything_and_the_other_a_part():
-    """Bytes saved for the backward pass of the work that is timed, views of one tensor counted once."""
+def test_the_checkpointed_side_saves_less_for_the_backward_pass():
+    """Bytes saved by the timed work; views of one tensor count once."""
     sizes = []
-    for side in (use_checkpoint.keeping, use_checkpoint.recomputing):
-        work, kept = side(), {}
+    for side in (use_checkpoint.without_checkpoint, use_checkpoint.with_checkpoint):
+        work, saved = side(), {}
 
-        def keep(tensor, kept=kept):
-            kept[tensor.untyped_storage().data_ptr()] = tensor  # held, so that no other takes its place
+        def save(tensor, saved=saved):
+            saved[tensor.untyped_storage().data_ptr()] = tensor  # a reference, so that the address is not reused
             return tensor
 
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
             loss = work()
         assert loss.isfinite()
-        sizes.append(sum(tensor.untyped_storage().nbytes() for tensor in kept.values()))
+        sizes.append(sum(tensor.untyped_storage().nbytes() for tensor in saved.values()))
     assert sizes[1] < 0.45 * sizes[0]

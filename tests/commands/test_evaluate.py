@@ -1,70 +1,100 @@
-"""The report on a cascade: both sizes scored, up-samplers judged by real pictures, pictures changed."""
+"""Evaluation of a cascade: which evaluators run, what they measure, and that nothing is sampled twice."""
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from cascade_making import BLIND, make_stage
+from cascade_making import NO_TEXT, make_stage
+from checkpoint_making import make_classifier_file
 
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.evaluate import EvaluateRun, Evaluation
+from diff_dalle.commands.evaluators.table import EVALUATORS
 from diff_dalle.distributed.world import SINGLE, World
 from diff_dalle.errors import InputError
-from diff_dalle.shapes.editing import VARIATIONS, around, changes
+from diff_dalle.evaluation.metrics import METRICS
+from diff_dalle.sampling.pipeline import Pipeline
+from diff_dalle.shapes.editing import VARIATIONS, object_mask, replacements
 from diff_dalle.shapes.render import render
 from diff_dalle.shapes.scenes import ShapesConfig
 from diff_dalle.shapes.shards import write_shapes
 
 CONFIG = ShapesConfig(image_size=32, train_samples=8, val_samples=8, samples_per_shard=8)
+NOISE = {"text_length": 24, "diffusion_steps": 8, "noise_schedule": "cosine"}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A shapes world and generators that make 16 pixels, and 32 of 16, with and without text."""
+    """A shapes world, generators of 16 and 16 → 32 pixels, the latter also without text, and a classifier."""
     folder = tmp_path_factory.mktemp("evaluate")
     write_shapes(CONFIG, str(folder / "world"))
-    make_stage(
-        folder / "base.pt", image_size=16, text_length=24, diffusion_steps=8, noise_schedule="cosine", sample_interval=0
-    )
+    make_stage(folder / "base.pt", image_size=16, sample_interval=0, **NOISE)
     make_stage(folder / "up.pt", image_size=32, text_length=24, small_size=16, low_res_skip=True)
-    make_stage(folder / "blind.pt", image_size=32, small_size=16, **BLIND)
+    make_stage(folder / "no_text.pt", image_size=32, small_size=16, **NO_TEXT)
+    make_stage(folder / "gray.pt", image_size=32, small_size=16, image_channels=1, **NO_TEXT)
+    make_classifier_file(folder, **NOISE)  # best.pt
+    (folder / "progress.csv").write_text("step,held_out/loss_q0\n1,0.5\n2,0.4\n")
     return folder
 
 
-def evaluation(folder, **flags):
+def make_run(folder, **flags):
+    """A run with the upsampler, on the shapes world; flags that are None are left out."""
     usual = {"shapes_dir": folder / "world", "report_dir": folder / "report", "prompts_per_task": 2}
     usual |= {"upsampler_paths": folder / "up.pt", "upsampler_timestep_respacing": 2, "upsampler_batch_size": 8}
     if "model_path" in flags:
         usual["timestep_respacing"] = 2
     flags = {**usual, **flags}
-    argv = [str(part) for name, value in flags.items() for part in (f"--{name}", value) if value is not None]
-    return Evaluation(parse(EvaluateRun, argv), World(SINGLE, torch.device("cpu")))
+    return parse(EvaluateRun, [str(part) for name, v in flags.items() for part in (f"--{name}", v) if v is not None])
 
 
-def test_a_cascade_is_scored_at_both_sizes_and_its_pictures_are_changed(folder):
-    under_way = evaluation(folder, model_path=folder / "base.pt", edits=2)
-    tables = under_way.judge()
-    report = under_way.write()
+def evaluation(folder, **flags):
+    return Evaluation(make_run(folder, **flags), World(SINGLE, torch.device("cpu")))
+
+
+def base_and_classifier(folder, **flags):
+    no_upsamplers = {"upsampler_paths": None, "upsampler_timestep_respacing": None, "upsampler_batch_size": None}
+    models = {"model_path": folder / "base.pt", "classifier_path": folder / "best.pt", "classifier_scale": "0,2"}
+    return {**no_upsamplers, **models, **flags}
+
+
+def on_shards(folder, count=5):
+    return {"shapes_dir": None, "data_dir": folder / "world" / "val", "num_samples": count}
+
+
+def test_a_cascade_is_scored_at_both_sizes_and_its_images_are_edited(folder):
+    result = evaluation(folder, model_path=folder / "base.pt", edits=2, progress=folder / "progress.csv")
+    tables = result.run()
+    report = result.write()
     assert tables.count("all attributes") == 2 and "bicubic" in tables
     text = Path(report).read_text(encoding="utf-8")
-    for name in ("grid", "grid_enlarged", "upsampling", "inpainting", "image_to_image", "variations"):
+    for name in ("grid", "grid_upsampled", "upsampling", "inpainting", "image_to_image", "variations", "loss"):
         assert (folder / "report" / f"{name}.png").exists() and f"({name}.png)" in text
     scores = json.loads((folder / "report" / "scores.json").read_text())
-    assert {"scores", "scores enlarged", "upsampling", "editing"} <= scores.keys()
+    assert set(scores) == {"step", "scores", "scores upsampled", "upsampling", "editing"}
+    assert "color" in scores["scores"] and scores["step"] == 7
     assert scores["upsampling"]["n"] == 2 and scores["upsampling"]["ours"]["consistency"]["value"] > 0
-    assert scores["editing"]["inpainting"]["kept"] is True
+    assert scores["editing"]["inpainting"]["unmasked_identical"] is True
     assert set(scores["editing"]["variation"]) == {f"variation {v:g}" for v in VARIATIONS}
 
 
-def test_up_samplers_alone_are_judged_by_real_pictures_with_and_without_text(folder):
-    for name in ("up.pt", "blind.pt"):
-        under_way = evaluation(folder, upsampler_paths=folder / name)
-        assert "all attributes" not in under_way.judge() and "upsampling" in under_way.scores
-    shards = evaluation(folder, shapes_dir=None, data_dir=folder / "world" / "val", num_samples=5)
-    shards.judge()
+def test_upsamplers_alone_are_evaluated_on_real_images_with_and_without_text(folder):
+    for name in ("up.pt", "no_text.pt"):
+        result = evaluation(folder, upsampler_paths=folder / name)
+        assert "all attributes" not in result.run() and "upsampling" in result.scores
+    shards = evaluation(folder, **on_shards(folder))
+    shards.run()
     assert shards.scores["upsampling"]["n"] == 5
+
+
+def test_a_grayscale_upsampler_is_compared_with_grayscale_images(folder):
+    result = evaluation(folder, upsampler_paths=folder / "gray.pt")
+    real, _ = result.context.real_images()
+    assert (real == real[..., :1]).all() and real.std() > 10
+    result.run()
+    assert result.scores["upsampling"]["real images"]["consistency"]["value"] == 60.0
 
 
 @pytest.mark.parametrize(
@@ -72,31 +102,113 @@ def test_up_samplers_alone_are_judged_by_real_pictures_with_and_without_text(fol
     [
         ({"edits": 2}, "edits is 2, .* base generator"),
         ({"edits": 1, "model_path": "base.pt"}, "edits is 1"),
-        ({"upsampler_paths": None, "model_path": "base.pt"}, "settings of up-samplers are given, but none of these"),
-        ({"classifier_path": "c.pt"}, "--classifier_path is given, but what it judges"),
+        ({"upsampler_paths": None, "model_path": "base.pt"}, "settings of upsamplers are given, but no upsamplers"),
+        ({"classifier_path": "c.pt"}, "--classifier_path is given, but it only scores and guides"),
         ({"data_dir": "x"}, "either --shapes_dir or --data_dir"),
+        (
+            {"evaluators": "shapes"},
+            r"shapes needs a base generator \(--model_path\): set it, or remove shapes",
+        ),
+        (
+            {"evaluators": "similarity"},
+            r"\(--model_path\) and a noised CLIP \(.*\) and captioned shards",
+        ),
+        ({"evaluators": "upsampling,editing", "model_path": "base.pt"}, r"editing needs a number .* \(--edits\)"),
+        ({"evaluators": "upsamplng"}, "did you mean upsampling"),
     ],
 )
-def test_what_cannot_be_judged_is_refused(folder, flags, words):
+def test_settings_that_do_not_fit_are_refused_before_anything_is_loaded(folder, flags, words):
     with pytest.raises(InputError, match=words):
-        evaluation(folder, **flags)
+        make_run(folder, **flags)
 
 
-def test_a_change_replaces_a_thing_by_another_of_its_size_and_place():
-    found = changes(6, 0, CONFIG)
+def test_by_default_all_evaluators_run_whose_needs_are_met(folder):
+    names = lambda **flags: [evaluator.name for evaluator in evaluation(folder, **flags).evaluators]  # noqa: E731
+    models = base_and_classifier(folder)
+    assert names() == ["upsampling"]
+    assert names(progress="p.csv") == ["upsampling", "training_curves"]
+    assert names(**models) == ["shapes", "guidance", "retrieval"]
+    assert names(**models, **on_shards(folder)) == ["captions", "guidance", "similarity", "retrieval"]
+    everything = {"upsampler_paths": folder / "up.pt", "edits": 2, "progress": "p.csv"}
+    ran = names(**{**models, **everything})
+    assert ran == ["shapes", "guidance", "retrieval", "upsampling", "editing", "training_curves"]
+    assert names(**models, evaluators="retrieval,shapes") == ["shapes", "retrieval"]  # in the order of the table
+    assert list(EVALUATORS) == [evaluator.name for evaluator in EVALUATORS.values()]
+
+
+@pytest.fixture()
+def sampled(monkeypatch):
+    """What is sampled during a test: (number of stages, prompts, settings of the first stage) of every call."""
+    calls, sample_stages = [], Pipeline.sample_stages
+
+    def recording(self, request, settings, **options):
+        first = settings[0]
+        key = (len(self.stages), tuple(request.prompts), tuple(request.classifier_prompts or ()))
+        calls.append((*key, first.guidance.guidance_scale, first.classifier_scale))
+        return sample_stages(self, request, settings, **options)
+
+    monkeypatch.setattr(Pipeline, "sample_stages", recording)
+    return calls
+
+
+def test_equal_samples_are_made_once_and_shared_between_evaluators(folder, sampled):
+    """On shards five evaluators read the same samples: one call for each of the six guidance settings."""
+    names = "captions,guidance,similarity,retrieval,feature_metrics"
+    flags = base_and_classifier(folder, **on_shards(folder, 8), evaluators=names)
+    result = evaluation(folder, **flags)
+    result.run()
+    assert len(sampled) == len(set(sampled)) == 6
+    assert len(result.scores["similarity"]) == 7 and len(result.scores["guidance"]) == 6
+    assert {"real images", "retrieval", "feature_metrics"} <= set(result.scores)
+
+
+def test_feature_metrics_read_the_samples_of_shape_eval(folder, sampled):
+    """In the shapes world too, also when ShapeEval sampled the whole cascade; none but ShapeEval's are made."""
+    upsampler = {"upsampler_paths": folder / "up.pt", "upsampler_timestep_respacing": 2}
+    flags = base_and_classifier(folder, **upsampler, evaluators="shapes,feature_metrics")
+    result = evaluation(folder, **flags)
+    result.run()
+    assert [call[0] for call in sampled] == [2] and result.scores["feature_metrics"]["n"] == 16
+
+
+def test_feature_metrics_are_those_of_the_classifiers_features(folder):
+    flags = base_and_classifier(folder, **on_shards(folder, 8), evaluators="feature_metrics")
+    result = evaluation(folder, **flags)
+    result.run()
+    context, found = result.context, result.scores["feature_metrics"]
+    images = context.sample(context.captioned.captions, context.default_guidance)[0]
+    real, fake = (context.classifier.encode_image(x) for x in (context.captioned.images, images))
+    expected = {name: value for metric in METRICS.values() for name, value in metric(real, fake).items()}
+    assert found["generated"] == pytest.approx(expected) and set(found["real halves"]) == set(expected)
+    assert "best.pt at t = 0" in found["features"] and found["dimensions"] == real.shape[1] == 16
+    assert "best.pt" in result.sections[0].text and "frechet_distance" in result.sections[0].text
+    few = evaluation(folder, **{**flags, "num_samples": 7})
+    with pytest.raises(InputError, match="feature_metrics has 7 images, .* raise --num_samples"):
+        few.run()
+
+
+def test_missing_matplotlib_is_found_before_anything_is_sampled_and_only_if_plots_are_drawn(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(InputError, match="diff_dalle.plot"):
+        evaluation(folder, **base_and_classifier(folder))
+    assert evaluation(folder, **base_and_classifier(folder), evaluators="shapes").evaluators
+
+
+def test_a_replacement_has_the_size_and_position_of_the_object_but_another_color_and_shape():
+    found = replacements(6, 0, CONFIG)
     assert len(found) == 6
-    for change in found:
-        before, after = change.before.scene.things[0], change.after.scene.things[0]
+    for replacement in found:
+        before, after = replacement.before.scene.objects[0], replacement.after.scene.objects[0]
         assert (before.size, before.position) == (after.size, after.position)
-        assert before.colour != after.colour and before.shape != after.shape
-    scenes = [prompt.scene for change in found for prompt in (change.before, change.after)]
+        assert before.color != after.color and before.shape != after.shape
+    scenes = [prompt.scene for replacement in found for prompt in (replacement.before, replacement.after)]
     assert len(set(scenes)) == len(scenes)
 
 
-def test_the_mask_covers_the_thing():
-    for change in changes(6, 1, CONFIG):
-        scene = change.before.scene
-        empty = render(scene.__class__(**{**vars(scene), "things": ()}), 32).astype(int)
+def test_the_mask_covers_the_object():
+    for replacement in replacements(6, 1, CONFIG):
+        scene = replacement.before.scene
+        empty = render(scene.__class__(**{**vars(scene), "objects": ()}), 32).astype(int)
         drawn = np.abs(render(scene, 32).astype(int) - empty).max(2) > 0
-        mask = around(scene.things[0], 32)
+        mask = object_mask(scene.objects[0], 32)
         assert drawn.any() and not (drawn & ~mask).any() and mask.mean() < 0.6

@@ -1,38 +1,38 @@
-"""What networks and presets cost, and that the presets of a cascade belong together."""
+"""Costs of networks and presets, descriptions of files, and that the presets of a cascade belong together."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_making import TINY, make_run
+from checkpoint_making import TINY, TINY_CLASSIFIER, make_run
 from torch import nn
 from torch.nn import functional as F
 
 from diff_dalle.checkpoints.checkpoint import save_file
 from diff_dalle.checkpoints.kinds import KINDS
-from diff_dalle.commands.command_line import parse, preset_names
+from diff_dalle.commands.command_line import preset_names
 from diff_dalle.commands.info import (
     ENDINGS,
     FULL_SIZE,
-    InfoConfig,
     describe,
     describe_file,
     family,
     network_cost,
-    parse_any,
+    parse_info,
     preset_cost,
     training_bytes,
 )
 from diff_dalle.commands.train_classifier import ClassifierRun
-from diff_dalle.commands.train_generator import GeneratorRun
 from diff_dalle.models.attention import SelfAttention
 from diff_dalle.models.cost import measure, peak_bytes
 from diff_dalle.models.generator import Generator
 
+ROOT = Path(__file__).parent.parent.parent
 UPSAMPLER = {**TINY, "image_size": 32, "small_size": 8, "attention_resolutions": "none"}
 CASCADE = [name for ending in ENDINGS for name in family(ending)]
-
-
-def run_class(name):
-    return ClassifierRun if name.startswith("classifier") else GeneratorRun
 
 
 def costs_of(run, vocab_size=100):
@@ -41,14 +41,14 @@ def costs_of(run, vocab_size=100):
 
 
 def parsed(name):
-    return parse(run_class(name), ["--preset", name])
+    return parse_info(["--preset", name])
 
 
 # ---------------------------------------------------------------------------------------------------------- the costs
 
 
 def test_peak_of_a_chain_is_what_can_be_counted_by_hand():
-    """Each squaring keeps its input; the way back adds two gradients while one kept input still lives."""
+    """Each squaring saves its input; the backward pass adds two gradients while one saved input is still alive."""
 
     class Chain(nn.Module):
         def forward(self, x):
@@ -62,17 +62,17 @@ def test_peak_of_a_chain_is_what_can_be_counted_by_hand():
     assert forward + 1024 <= found <= forward + 4 * 1024
 
 
-def test_parameters_and_their_gradients_are_no_activations():
+def test_parameters_and_their_gradients_are_not_activations():
     with torch.device("meta"):
         model, x = nn.Linear(1000, 1000, bias=False), torch.zeros(1, 1000)
         cost = measure(model, lambda network: network(x))
     assert cost.parameters == 10**6 and cost.flops == 2 * 10**6
     assert cost.activation_bytes < 4 * 10**6 + 3 * 4000  # one temporary gradient of the weights
-    assert cost.training_bytes(2, averages=1) == 20 * 10**6 + 2 * cost.activation_bytes
+    assert cost.training_bytes(2, emas=1) == 20 * 10**6 + 2 * cost.activation_bytes
 
 
-def test_attention_is_measured_without_the_weights_of_all_pairs():
-    """As fused kernels compute it: in proportion to the tokens; and torch is left as it was."""
+def test_attention_is_measured_without_its_weights():
+    """As computed by fused kernels: memory is proportional to the tokens; and torch is unchanged afterwards."""
     plain, sizes = F.scaled_dot_product_attention, []
     for tokens in (4096, 8192):
         with torch.device("meta"):
@@ -82,44 +82,84 @@ def test_attention_is_measured_without_the_weights_of_all_pairs():
     assert F.scaled_dot_product_attention is plain
 
 
-def test_recomputed_activations_count_while_they_live():
-    """With use_checkpoint the peak is that of the largest block, not only what is kept between blocks."""
+def test_recomputed_activations_count_while_they_are_alive():
+    """With use_checkpoint the peak includes the largest block, not only the activations saved between blocks."""
     run = make_run(image_size=64, channel_mult="1", attention_resolutions="none")
     costs = costs_of(run)
     one_map = 4 * 16 * 64 * 64  # bytes of a feature map of one image
-    kept = (1 + 1 + 3 * 2) * one_map  # the inputs of all blocks, on the way up twice as wide
-    assert kept < costs.checkpointed.activation_bytes < 0.75 * costs.plain.activation_bytes
+    saved = (1 + 1 + 3 * 2) * one_map  # the inputs of all blocks, in the decoder twice as wide
+    assert saved < costs.checkpointed.activation_bytes < 0.75 * costs.plain.activation_bytes
 
 
-def test_an_upsampler_on_parts_has_the_memory_of_a_part_and_the_flops_of_the_whole():
+def test_an_upsampler_trained_on_crops_has_the_memory_of_a_crop_and_the_flops_of_the_whole_image():
     run = make_run(settings=UPSAMPLER)
-    whole, part = (costs_of(make_run(settings=UPSAMPLER, crop_size=crop)).own for crop in (0, 16))
+    whole, crop = (costs_of(make_run(settings=UPSAMPLER, crop_size=size)).own for size in (0, 16))
     smaller = make_run(settings={**UPSAMPLER, "image_size": 16, "small_size": 4})
     alone = costs_of(smaller).own
-    assert part.flops == whole.flops > 3 * alone.flops
-    assert part.activation_bytes == alone.activation_bytes < whole.activation_bytes
-    assert part.parameters == sum(p.numel() for p in Generator(run.model, 100).parameters())
+    assert crop.flops == whole.flops > 3 * alone.flops
+    assert crop.activation_bytes == alone.activation_bytes < whole.activation_bytes
+    assert crop.parameters == sum(p.numel() for p in Generator(run.model, 100).parameters())
+
+
+# ---------------------------------------------------------------------------------------------------- the description
+
+
+def save_network(run, path, role="ema", state=None):
+    tokenizer = run.build_tokenizer()
+    state = run.build_model(tokenizer).state_dict() if state is None else state
+    save_file(str(path), role, run.identity(tokenizer), 3, 24, state)
+    return tokenizer.vocab_size
 
 
 def test_files_of_upsamplers_are_described(tmp_path):
     run = make_run(settings=UPSAMPLER, crop_size=16, noise_augmentation=0.25)
-    tokenizer = run.build_tokenizer()
-    state = run.build_model(tokenizer).state_dict()
-    save_file(str(tmp_path / "ema.pt"), "ema", run.identity(tokenizer), 3, 24, state)
+    vocab_size = save_network(run, tmp_path / "ema.pt")
     text = describe_file(str(tmp_path / "ema.pt"))
-    assert "small_size 8" in text and "noise_augmentation 0.25" in text
-    assert str(costs_of(run, tokenizer.vocab_size)) in text
+    assert "holds EMA weights of a generator after 3 steps and 24 samples; tokenizer wordnet-" in text
+    assert "small_size 8" in text and "noise_augmentation 0.25" in text and "channel_mult 1.0,2.0," in text
+    assert str(costs_of(run, vocab_size)) in text
     flags = [part for name, value in UPSAMPLER.items() for part in (f"--{name}", str(value))]
-    asked = describe(parse_any("", [*flags, "--crop_size", "16", "--microbatch", "8"]))
-    assert "16×16 pixels" in asked and "one image of 32×32" in asked and "a microbatch of 8" in asked
-    assert InfoConfig().model_path == ""
+    cost = describe(parse_info([*flags, "--crop_size", "16", "--microbatch", "8"]))
+    assert "16×16 pixels" in cost and "one image of 32×32" in cost and "microbatch 8, as set: " in cost
+    assert describe(parse_info(["--model_path", str(tmp_path / "ema.pt")])) == text
+
+
+def test_the_sections_are_those_of_the_kind(tmp_path):
+    """Each section of what the kind's networks are set by, and no other."""
+    for run in (make_run(), make_run(ClassifierRun, TINY_CLASSIFIER)):
+        save_network(run, tmp_path / "model.pt", "model")
+        text = describe_file(str(tmp_path / "model.pt"))
+        settings = [field.name for field in dataclasses.fields(KINDS[run.kind].settings)]
+        shown = [line.partition(":")[0] for line in text.splitlines()[1 : 1 + len(settings)]]
+        assert shown == settings and text.splitlines()[1 + len(settings)] == ""
+    assert "classifier_width 16" in text and "noised True" in text
+
+
+def test_optimizer_files_say_what_they_are(tmp_path):
+    save_network(make_run(), tmp_path / "opt.pt", "optimizer", {"step": 3})
+    text = describe_file(str(tmp_path / "opt.pt"))
+    assert "holds an optimizer's state of a generator after 3 steps" in text
+    assert text.endswith(
+        "It resumes training and holds no weights: those are in model….pt and ema_….pt of the same step."
+    )
+
+
+def test_the_kind_is_that_of_the_preset_or_flag():
+    assert parsed("classifier_64_tiny").kind == "classifier" and parsed("shapes_32").kind == "generator"
+    assert parse_info([]).kind == "generator" and parse_info(["--kind", "classifier"]).kind == "classifier"
+    result = subprocess.run(
+        [sys.executable, "scripts/info.py", "--kind", "classifier", "--num_channels", "3"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 2 and result.stderr.startswith("error: unknown flag or argument '--num_channels'")
 
 
 # --------------------------------------------------------------------------------------------------------- the presets
 
 
 def test_every_preset_of_a_cascade_is_in_a_family():
-    """So that none is missing from the README's table."""
     known = {name for name in preset_names() if name.split("_")[0] in ("generator", "upsampler", "classifier")}
     assert set(CASCADE) == known and len(CASCADE) == len(ENDINGS) * len(FULL_SIZE)
 
@@ -137,7 +177,7 @@ def test_stages_of_a_cascade_follow_each_other(ending):
     assert last.augmentation.crop_size == middle.image_size
 
 
-def test_the_full_size_family_has_the_size_that_it_is_known_by():
+def test_the_full_size_family_has_about_one_and_a_half_billion_parameters():
     total = 0
     for name in FULL_SIZE:
         run = parsed(name)

@@ -1,53 +1,78 @@
-"""What sample.py is asked for: up-samplers, pictures to enlarge, pictures to change, all of it in a file."""
+"""Settings of sample.py: upsamplers, images to upsample, images to edit, config files."""
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from diff_dalle.commands.command_line import parse
-from diff_dalle.commands.sample import SampleRun, read_wanted
+from diff_dalle.commands.sample import SampleRun, read_request
 from diff_dalle.diffusion import GuidanceConfig
 from diff_dalle.errors import InputError
+from diff_dalle.images.signal import PixelSignal
 from diff_dalle.sampling.request import UpsamplersConfig
 
 CASCADE = {
-    "model_path": "base.pt", "prompts": "a red circle|a star", "labels": "1,2", "num_samples": 5, "seed": 7,
-    "sample_size": "64,128", "sampler": "ddim", "eta": 0.5, "timestep_respacing": "10,15,20", "guidance_scale": 4,
-    "upsampler_paths": "up.pt,more.pt", "upsampler_sampler": "heun,ddim", "upsampler_timestep_respacing": "9,ddim25",
-    "upsampler_eta": "0,0.3", "upsampler_guidance_scale": "1,2.5", "upsampler_classifier_paths": "none,clip.pt",
-    "upsampler_classifier_scale": 2, "upsampler_seed": 3, "upsampler_batch_size": "4,1", "noise_level": "0.1,0",
-    "blur_level": 0.5, "tile_size": "0,256", "tile_overlap": 64, "init_image": "a.png,b.png", "mask": "m.png",
-    "strength": 0.8, "inpaint_resamples": 2, "inpaint_jump": 3, "classifier_path": "clip.pt",
-    "classifier_scale": "0,1,2", "num_channels": 32, "small_size": "none",
-}  # fmt: skip
-ENLARGING = {"low_res_dir": "pictures", "upsampler_paths": "up.pt"}
+    "model_path": "base.pt",
+    "prompts": "a red circle|a star",
+    "labels": "1,2",
+    "num_samples": 5,
+    "seed": 7,
+    "sample_size": "64,128",
+    "sampler": "ddim",
+    "eta": 0.5,
+    "timestep_respacing": "10,15,20",
+    "guidance_scale": 4,
+    "upsampler_paths": "up.pt,more.pt",
+    "upsampler_sampler": "heun,ddim",
+    "upsampler_timestep_respacing": "9,ddim25",
+    "upsampler_eta": "0,0.3",
+    "upsampler_guidance_scale": "1,2.5",
+    "upsampler_classifier_paths": "none,clip.pt",
+    "upsampler_classifier_scale": 2,
+    "upsampler_seed": 3,
+    "upsampler_batch_size": "4,1",
+    "noise_level": "0.1,0",
+    "blur_level": 0.5,
+    "tile_size": "0,256",
+    "tile_overlap": 64,
+    "init_image": "a.png,b.png",
+    "mask": "m.png",
+    "strength": 0.8,
+    "inpaint_resamples": 2,
+    "inpaint_jump": 3,
+    "classifier_path": "clip.pt",
+    "classifier_scale": "0,1,2",
+    "num_channels": 32,
+    "small_size": "none",
+}
+UPSAMPLING = {"low_res_dir": "images", "upsampler_paths": "up.pt"}
 
 
 def parsed(**flags):
     return parse(SampleRun, [str(part) for name, value in flags.items() for part in (f"--{name}", value)])
 
 
-def wanted(**flags):
+def request(**flags):
     run = parsed(**flags)
-    return read_wanted(run.what, run.edit)
+    return read_request(run.what, run.edit)
 
 
 def save(path, height=4, width=6, level=100, mode="RGB"):
-    """A plain picture; its path."""
+    """A uniform image; its path."""
     Image.new(mode, (width, height), (level,) * 3 if mode == "RGB" else level).save(path)
     return str(path)
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """Three pictures of one size, each of its own grey."""
-    (tmp_path / "pictures").mkdir()
+    """Three images of one size and different gray levels."""
+    (tmp_path / "images").mkdir()
     for level, name in enumerate("cab"):
-        save(tmp_path / "pictures" / f"{name}.png", level=level)
-    return str(tmp_path / "pictures")
+        save(tmp_path / "images" / f"{name}.png", level=level)
+    return str(tmp_path / "images")
 
 
-def test_what_a_dry_run_prints_is_read_back(tmp_path, capsys):
+def test_the_output_of_a_dry_run_is_read_back(tmp_path, capsys):
     """A whole cascade, with every kind of setting."""
     with pytest.raises(SystemExit) as left:
         parsed(**CASCADE, dry_run=True)
@@ -63,36 +88,43 @@ def test_what_a_dry_run_prints_is_read_back(tmp_path, capsys):
     assert changed.upsamplers.noise_level == (0.3,) and changed.what.prompts == "a ring"
 
 
-def test_a_file_may_give_an_up_sampler_steps_by_thirds(tmp_path):
-    """On the command line commas part the up-samplers."""
+def test_a_file_from_before_guidance_had_a_default_of_its_own_still_loads(tmp_path):
+    """Its guidance_scale is 3.0, which is now spelled none; both are accepted, in files and flags."""
+    (tmp_path / "old.yaml").write_text("what: {model_path: base.pt}\nguidance: {guidance_scale: 3.0}\n")
+    assert parsed(config=tmp_path / "old.yaml").guidance == GuidanceConfig(guidance_scale=3.0)
+    assert parsed(config=tmp_path / "old.yaml", guidance_scale="none").guidance == GuidanceConfig()
+
+
+def test_a_file_may_set_an_upsamplers_steps_by_thirds(tmp_path):
+    """On the command line, commas separate the upsamplers."""
     (tmp_path / "settings.yaml").write_text(
         "what: {model_path: base.pt}\nupsamplers: {upsampler_paths: up.pt, upsampler_timestep_respacing: ['3,4,5']}\n"
     )
     settings = parsed(config=tmp_path / "settings.yaml").upsamplers.settings()
-    assert [each.sampler.timestep_respacing for each in settings] == ["3,4,5"]
+    assert [stage.sampler.timestep_respacing for stage in settings] == ["3,4,5"]
 
 
 REFUSED = {
-    "nothing to sample": ({}, "--model_path is needed.* --low_res_dir and --upsampler_paths"),
-    "up-samplers alone": ({"upsampler_paths": "up.pt"}, "--model_path is needed"),
-    "base and pictures": ({**ENLARGING, "model_path": "base.pt"}, "leave --model_path or --low_res_dir out"),
-    "no up-sampler": ({"low_res_dir": "pictures"}, "there is no up-sampler: give one with --upsampler_paths"),
-    "settings of none": ({"model_path": "base.pt", "noise_level": 0.1}, "none of these: .* --upsampler_paths"),
+    "nothing to sample": ({}, "--model_path is required.* --low_res_dir and --upsampler_paths"),
+    "upsamplers alone": ({"upsampler_paths": "up.pt"}, "--model_path is required"),
+    "base and images": ({**UPSAMPLING, "model_path": "base.pt"}, "leave --model_path or --low_res_dir out"),
+    "no upsampler": ({"low_res_dir": "images"}, "there is no upsampler: give it with --upsampler_paths"),
+    "settings of none": ({"model_path": "base.pt", "noise_level": 0.1}, "but no upsampler: .* --upsampler_paths"),
     "too many values": (
         {"model_path": "base.pt", "upsampler_paths": "a.pt,b.pt", "blur_level": "0,0,0.5"},
-        "blur_level has 3 values for 2 up-samplers: give one for all, or one for each",
+        "blur_level has 3 values for 2 upsamplers: give one for all, or one for each",
     ),
     "strength of none": ({"model_path": "base.pt", "strength": 0.5}, "strength, .* give it with --init_image"),
     "variation of none": ({"model_path": "base.pt", "variation": 0}, "variation, .* give it with --init_image"),
     "jump in none": ({"model_path": "base.pt", "inpaint_jump": 3}, "inpaint_jump .* give it with --init_image"),
-    "mask of none": ({"model_path": "base.pt", "mask": "m.png"}, "--mask says .* give it with --init_image"),
+    "mask of none": ({"model_path": "base.pt", "mask": "m.png"}, "--mask is set, .* give it with --init_image"),
     "size": ({"model_path": "base.pt", "sample_size": 64}, "sample_size is 64, but must be HEIGHT,WIDTH"),
     "no size": ({"model_path": "base.pt", "sample_size": "0,64"}, "sample_size is 0,64, but must be HEIGHT,WIDTH"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_settings_that_do_not_fit_together_are_named(case):
+def test_incompatible_settings_are_refused(case):
     flags, words = REFUSED[case]
     with pytest.raises(InputError, match=words):
         parsed(**flags)
@@ -101,25 +133,30 @@ def test_settings_that_do_not_fit_together_are_named(case):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"noise_level": (0.1, 0.2, 0.3)}, "noise_level has 3 values for 2 up-samplers: give one for all, or one for"),
-        ({"upsampler_seed": (1, 2, 3)}, "upsampler_seed has 3 values for 2 up-samplers"),
-        ({"upsampler_classifier_paths": ("a", "b", "c")}, "upsampler_classifier_paths has 3 values for 2 up-samplers"),
-        ({"tile_size": ()}, "tile_size is empty: give one value for all up-samplers"),
+        ({"noise_level": (0.1, 0.2, 0.3)}, "noise_level has 3 values for 2 upsamplers: give one for all, or one for"),
+        ({"upsampler_seed": (1, 2, 3)}, "upsampler_seed has 3 values for 2 upsamplers"),
+        ({"upsampler_classifier_paths": ("a", "b", "c")}, "upsampler_classifier_paths has 3 values for 2 upsamplers"),
+        ({"tile_size": ()}, "tile_size is empty: give one value for all upsamplers"),
         ({"upsampler_timestep_respacing": ()}, "upsampler_timestep_respacing is empty"),
         ({"upsampler_sampler": ("ddim", "ddmi")}, "settings of b: sampler 'ddmi' is unknown; did you mean ddim"),
         ({"upsampler_sampler": ("ddim", "heun"), "upsampler_eta": (0.5,)}, "settings of b: eta is 0.5, but only"),
         ({"upsampler_classifier_scale": (2.0,)}, "upsampler_classifier_scale .* with --upsampler_classifier_paths"),
-        ({"tile_overlap": (8,)}, "tile_overlap is given, but there are no tiles"),
+        ({"tile_overlap": (8,)}, "tile_overlap is set, but there are no tiles"),
     ],
 )
-def test_lists_of_up_samplers_settings_that_do_not_fit_are_named(settings, words):
+def test_incompatible_lists_of_upsampler_settings_are_refused(settings, words):
     with pytest.raises(InputError, match=words):
         UpsamplersConfig(**{"upsampler_paths": ("a", "b"), **settings})
 
 
 def test_a_list_of_one_is_for_all_and_a_longer_one_for_each():
-    config = UpsamplersConfig(("a", "b"), upsampler_guidance_scale=(2.0,), upsampler_classifier_paths=("none", "c"),
-                              upsampler_seed=(7,), noise_level=(0.1, 0.2))  # fmt: skip
+    config = UpsamplersConfig(
+        ("a", "b"),
+        upsampler_guidance_scale=(2.0,),
+        upsampler_classifier_paths=("none", "c"),
+        upsampler_seed=(7,),
+        noise_level=(0.1, 0.2),
+    )
     one, two = config.settings()
     assert (one.noise_level, two.noise_level) == (0.1, 0.2) and one.seed == two.seed == 7
     assert (one.classifier, two.classifier) == (None, "c")
@@ -127,18 +164,18 @@ def test_a_list_of_one_is_for_all_and_a_longer_one_for_each():
     assert UpsamplersConfig(("a",)).setting().seed is None and UpsamplersConfig().settings() == []
 
 
-# -------------------------------------------------------------------------------------------------- pictures to enlarge
+# -------------------------------------------------------------------------------------------------- images to upsample
 
 
-def test_as_many_pictures_are_made_as_there_are_to_enlarge(folder):
-    found = wanted(**{**ENLARGING, "low_res_dir": folder}, prompts="a star|a ring", labels="1,2", seed=5)
+def test_there_is_one_image_per_low_resolution_image(folder):
+    found = request(**{**UPSAMPLING, "low_res_dir": folder}, prompts="a star|a ring", labels="1,2", seed=5)
     assert found.prompts == ["a star", "a ring", "a star"] and found.labels == [1, 2, 1]
     assert found.seeds == [5, 6, 7] and found.edit is None
     assert found.low_res.shape == (3, 4, 6, 3) and found.low_res[:, 0, 0, 0].tolist() == [1, 2, 0]  # a, b, c
-    assert wanted(**{**ENLARGING, "low_res_dir": folder}).prompts == ["", "", ""]
+    assert request(**{**UPSAMPLING, "low_res_dir": folder}).prompts == ["", "", ""]
 
 
-def test_pictures_to_enlarge_that_do_not_fit_what_is_asked_for_are_refused(folder, tmp_path):
+def test_unsuitable_low_resolution_images_are_refused(folder, tmp_path):
     image = save(tmp_path / "a.png")
     for flags in (
         {"prompts": "a|b|c|d"},
@@ -147,52 +184,54 @@ def test_pictures_to_enlarge_that_do_not_fit_what_is_asked_for_are_refused(folde
         {"num_samples": 2},
         {"num_samples": 3},
     ):
-        with pytest.raises(InputError, match="holds 3 pictures, and as many are made: .* leave num_samples out"):
-            wanted(**{**ENLARGING, "low_res_dir": folder}, **flags)
+        with pytest.raises(
+            InputError, match="holds 3 images, which is .* leave num_samples out"
+        ):
+            request(**{**UPSAMPLING, "low_res_dir": folder}, **flags)
     save(f"{folder}/d.png", height=5)
-    with pytest.raises(InputError, match="pictures of one size, but a.png has 6 × 4 pixels and d.png 6 × 5 pixels"):
-        wanted(**{**ENLARGING, "low_res_dir": folder})
+    with pytest.raises(InputError, match="images of one size, but a.png has 6 × 4 pixels and d.png 6 × 5 pixels"):
+        request(**{**UPSAMPLING, "low_res_dir": folder})
     with pytest.raises(InputError, match="--low_res_dir .*nowhere"):
-        wanted(**{**ENLARGING, "low_res_dir": f"{folder}/nowhere"})
+        request(**{**UPSAMPLING, "low_res_dir": f"{folder}/nowhere"})
 
 
-# --------------------------------------------------------------------------------------------------- pictures to change
+# --------------------------------------------------------------------------------------------------- images to edit
 
 
-def test_pictures_and_masks_are_read_and_taken_in_turn(tmp_path):
+def test_images_and_masks_are_read_and_used_in_turn(tmp_path):
     images = [save(tmp_path / f"{level}.png", level=level) for level in (10, 20)]
     masks = [save(tmp_path / f"mask {level}.png", level=level, mode="L") for level in (0, 255)]
     flags = {"model_path": "base.pt", "init_image": ",".join(images), "strength": 0.3}
-    found = wanted(**flags)
+    found = request(**flags)
     assert found.prompts == ["", ""] and found.edit.masks is None and found.edit.config.strength == 0.3
-    assert [picture[0, 0, 0] for picture in found.edit.pictures] == [10, 20]
-    found = wanted(**flags, mask=",".join(masks), prompts="a star", num_samples=3)
+    assert [image[0, 0, 0] for image in found.edit.images] == [10, 20]
+    found = request(**flags, mask=",".join(masks), prompts="a star", num_samples=3)
     assert len(found.prompts) == 3 and [mask.any() for mask in found.edit.masks] == [False, True]
-    edit = found.edit.at([0, 1, 2], (4, 6))
+    edit = found.edit.at([0, 1, 2], (4, 6), PixelSignal())
     assert edit.unknown.flatten(1).any(1).tolist() == [False, True, False]
     assert ((edit.images[:, 0, 0, 0] + 1) * 127.5).round().tolist() == [10, 20, 10]
-    one = wanted(**flags, mask=masks[1]).edit
-    assert one.at([0, 1], (4, 6)).unknown.all()
+    one = request(**flags, mask=masks[1]).edit
+    assert one.at([0, 1], (4, 6), PixelSignal()).unknown.all()
 
 
-def test_masks_that_do_not_fit_are_refused(tmp_path):
+def test_unsuitable_masks_are_refused(tmp_path):
     images = [save(tmp_path / f"{level}.png", level=level) for level in (10, 20, 30)]
     masks = [save(tmp_path / f"mask {i}.png", level=255, mode="L") for i in range(2)]
     flags = {"model_path": "base.pt", "init_image": ",".join(images)}
-    with pytest.raises(InputError, match="2 masks .--mask. for 3 pictures: give one for all, or one for each"):
-        wanted(**flags, mask=",".join(masks))
+    with pytest.raises(InputError, match="2 masks .--mask. for 3 images: give one for all, or one for each"):
+        request(**flags, mask=",".join(masks))
     small = save(tmp_path / "small.png", height=2, level=255, mode="L")
-    with pytest.raises(InputError, match="--mask has 6 × 2 pixels, but must be of the size of its picture, 6 × 4"):
-        wanted(**flags, mask=small)
+    with pytest.raises(InputError, match="--mask has 6 × 2 pixels, but must have the size of its image, 6 × 4"):
+        request(**flags, mask=small)
     with pytest.raises(InputError, match=r"--mask \(number 3\) has 6 × 2"):
-        wanted(**flags, mask=",".join([*masks, small]))
+        request(**flags, mask=",".join([*masks, small]))
     with pytest.raises(InputError, match="--mask.* and --variation exclude each other"):
-        wanted(**flags, mask=masks[0], variation=0.5)
+        request(**flags, mask=masks[0], variation=0.5)
     with pytest.raises(InputError, match="nowhere.png does not exist"):
-        wanted(**flags, mask=tmp_path / "nowhere.png")
+        request(**flags, mask=tmp_path / "nowhere.png")
 
 
-def test_an_up_sampler_alone_may_keep_what_a_mask_says(folder, tmp_path):
+def test_an_upsampler_alone_supports_masks(folder, tmp_path):
     image, mask = save(tmp_path / "a.png", 8, 12), save(tmp_path / "m.png", 8, 12, 255, "L")
-    found = wanted(**{**ENLARGING, "low_res_dir": folder}, init_image=image, mask=mask)
+    found = request(**{**UPSAMPLING, "low_res_dir": folder}, init_image=image, mask=mask)
     assert len(found.prompts) == 3 and np.all(found.edit.masks[0]) and found.low_res.shape == (3, 4, 6, 3)

@@ -1,4 +1,4 @@
-"""The scripts as users run them, at tiny sizes: train, kill, resume, many processes, sample, bad input."""
+"""The scripts at tiny sizes: train, kill, resume, several processes, sample, evaluate, invalid input."""
 
 import json
 import os
@@ -10,18 +10,15 @@ import time
 import numpy as np
 import pytest
 from PIL import Image
-from script_running import (
-    TWO,
-    hashes,
-    losses,
-    run,
-    start_training,
-    train,
-)
+from script_running import TWO, hashes, losses, run, start_training, train
 
 from diff_dalle.checkpoints.checkpoint import load_file
 from diff_dalle.shapes.scenes import ShapesConfig
 from diff_dalle.shapes.shards import write_shapes
+
+
+GENERATOR = {"iterations": 6, "batch_size": 8, "save_interval": 3, "eval_interval": 3, "eval_samples": 16}
+CLASSIFIER = {"iterations": 6, "batch_size": 8, "save_interval": 3, "eval_interval": 3}
 
 
 @pytest.fixture(scope="module")
@@ -34,22 +31,20 @@ def world(tmp_path_factory):
 @pytest.fixture(scope="module")
 def trained(world, tmp_path_factory):
     logdir = tmp_path_factory.mktemp("trained")
-    train(logdir, world / "train", iterations=6, batch_size=8, save_interval=3, val_data_dir=world / "val",
-          eval_interval=3, eval_samples=16)  # fmt: skip
+    train(logdir, world / "train", **GENERATOR, val_data_dir=world / "val")
     return logdir
 
 
-def test_training_leaves_what_it_promises(trained):
-    assert {"model000003.pt", "ema_0.9_000003.pt", "opt000006.pt", "run.json", "progress.csv", "log.txt"} <= set(
-        os.listdir(trained)
-    )
+def test_training_writes_checkpoints_and_logs(trained):
+    expected = {"model000003.pt", "ema_0.9_000003.pt", "opt000006.pt", "run.json", "progress.csv", "log.txt"}
+    assert expected <= set(os.listdir(trained))
     rows = [json.loads(line) for line in (trained / "progress.jsonl").read_text().splitlines()]
     held_out = [row for row in rows if "held_out/loss" in row]
     assert [row["step"] for row in held_out] == [3, 6]
     assert {"held_out/loss_q0", "held_out/caption_swap_gap"} <= held_out[0].keys()
 
 
-def kill_and_continue(logdir, data, **flags):
+def kill_and_resume(logdir, data, **flags):
     """SIGKILL after the first checkpoint, then the same command again."""
     first = start_training(logdir, data, **flags)
     while not checkpoints(logdir) and first.poll() is None:  # best.pt is recorded before
@@ -57,7 +52,7 @@ def kill_and_continue(logdir, data, **flags):
     first.send_signal(signal.SIGKILL)
     first.wait()
     result = train(logdir, data, **flags)
-    assert "Continuing from step 3" in result.stdout or "Continuing from step 6" in result.stdout
+    assert "Resuming at step 3" in result.stdout or "Resuming at step 6" in result.stdout
 
 
 def checkpoints(logdir):
@@ -65,10 +60,9 @@ def checkpoints(logdir):
     return json.loads(record.read_text())["checkpoints"] if record.exists() else []
 
 
-def test_kill_and_the_same_command_again_is_exact(trained, world, tmp_path):
-    """All files must equal those of the run that was left alone."""
-    kill_and_continue(tmp_path, world / "train", iterations=6, batch_size=8, save_interval=3,
-                      val_data_dir=world / "val", eval_interval=3, eval_samples=16)  # fmt: skip
+def test_a_killed_run_resumes_exactly(trained, world, tmp_path):
+    """All files equal those of the uninterrupted run."""
+    kill_and_resume(tmp_path, world / "train", **GENERATOR, val_data_dir=world / "val")
     assert hashes(tmp_path) == hashes(trained)
 
 
@@ -84,23 +78,24 @@ def test_two_processes_equal_one_with_twice_the_batch(trained, world, tmp_path, 
     assert all(abs(one[step] - two[step]) < 1e-5 for step in one)
 
 
-def test_one_two_one_processes_continue_each_other(trained, world, tmp_path):
+def test_one_two_one_processes_resume_each_other(trained, world, tmp_path):
     for iterations, batch, launcher in ((2, 8, ()), (4, 4, TWO), (6, 8, ())):
         train(tmp_path, world / "train", launcher, iterations=iterations, batch_size=batch)
     assert all(abs(losses(trained)[step] - loss) < 1e-5 for step, loss in losses(tmp_path).items())
 
 
 def test_microbatches_and_loss_aware_timesteps(world, tmp_path):
-    for name, micro in (("whole", 0), ("pieces", 3)):
-        train(tmp_path / name, world / "train", iterations=4, batch_size=8, microbatch=micro, learn_sigma=True,
-              rescale_learned_sigmas=True, schedule_sampler="loss-second-moment")  # fmt: skip
-    whole, pieces = losses(tmp_path / "whole"), losses(tmp_path / "pieces")
-    assert all(abs(whole[step] - pieces[step]) < 1e-5 for step in whole)
+    flags = {"learn_sigma": True, "rescale_learned_sigmas": True, "schedule_sampler": "loss-second-moment"}
+    for size in (0, 3):
+        train(tmp_path / str(size), world / "train", iterations=4, batch_size=8, microbatch=size, **flags)
+    whole, pieces = losses(tmp_path / "0"), losses(tmp_path / "3")
+    assert len(whole) == 4 and all(abs(whole[step] - pieces[step]) < 1e-5 for step in whole)
 
 
 def test_sampling_needs_a_path_only_and_is_the_same_on_any_number_of_processes(trained, tmp_path):
-    flags = ("--model_path", trained / "ema_0.9_000006.pt", "--prompts", "a red circle|two blue squares|",
-             "--num_samples", 5, "--timestep_respacing", 4, "--device", "cpu", "--sampler", "ancestral")  # fmt: skip
+    prompts = ("--prompts", "a red circle|two blue squares|", "--num_samples", 5)
+    flags = ("--model_path", trained / "ema_0.9_000006.pt", *prompts, "--timestep_respacing", 4, "--device", "cpu")
+    flags = (*flags, "--sampler", "ancestral")
     run("sample.py", *flags, "--logdir", tmp_path / "one")
     run("sample.py", *flags, "--batch_size", 1, "--logdir", tmp_path / "two", launcher=TWO)
     one, other = (np.load(tmp_path / name / "samples.npz")["arr_0"] for name in ("one", "two"))
@@ -113,16 +108,16 @@ def test_sampling_needs_a_path_only_and_is_the_same_on_any_number_of_processes(t
 
 
 def test_a_cascade_is_trained_and_sampled_on_any_number_of_processes(world, tmp_path):
-    """Base and up-samplers by one script, with and without text; then all of them by one command."""
-    few, blind = {"iterations": 2, "batch_size": 4}, {"enc_attn_dim": 0, "caption_dropout": 0}
-    enlarging = {"noise_augmentation": 0.3, "gaussian_blur": True, "crop_size": 8}
-    train(tmp_path / "8", world / "train", image_size=8, **few)
-    train(tmp_path / "16", world / "train", small_size=8, low_res_skip=True, prediction="x_start", **few, **blind)
-    train(tmp_path / "32", world / "train", image_size=32, small_size=16, **enlarging, **few)
+    """The same script trains base and upsamplers, with and without text; one command samples from all of them."""
+    short, no_text = {"iterations": 2, "batch_size": 4}, {"enc_attn_dim": 0, "caption_dropout": 0}
+    augmented = {"noise_augmentation": 0.3, "gaussian_blur": True, "crop_size": 8}
+    train(tmp_path / "8", world / "train", image_size=8, **short)
+    train(tmp_path / "16", world / "train", small_size=8, low_res_skip=True, prediction="x_start", **short, **no_text)
+    train(tmp_path / "32", world / "train", image_size=32, small_size=16, **augmented, **short)
     base, middle, top = (tmp_path / size / "ema_0.9_000002.pt" for size in ("8", "16", "32"))
-    flags = ("--model_path", base, "--upsampler_paths", f"{middle},{top}", "--prompts", "a red circle|a cross|",
-             "--timestep_respacing", 4, "--upsampler_timestep_respacing", "3,2", "--noise_level", "0,0.2",
-             "--upsampler_seed", 50, "--sample_size", "32,48", "--device", "cpu", "--precision", "fp32")  # fmt: skip
+    flags = ("--model_path", base, "--upsampler_paths", f"{middle},{top}", "--prompts", "a red circle|a cross|")
+    flags = (*flags, "--timestep_respacing", 4, "--upsampler_timestep_respacing", "3,2", "--noise_level", "0,0.2")
+    flags = (*flags, "--upsampler_seed", 50, "--sample_size", "32,48", "--device", "cpu", "--precision", "fp32")
     run("sample.py", *flags, "--logdir", tmp_path / "one")
     run("sample.py", *flags, "--upsampler_batch_size", 1, "--logdir", tmp_path / "two", launcher=TWO)
     one, two = (np.load(tmp_path / name / "samples.npz")["arr_0"] for name in ("one", "two"))
@@ -132,8 +127,8 @@ def test_a_cascade_is_trained_and_sampled_on_any_number_of_processes(world, tmp_
 
 def test_sampling_by_captions_sizes_and_seed_flags(trained, world, tmp_path):
     common = ("--model_path", trained / "model000006.pt", "--timestep_respacing", "ddim5", "--use_ddim", "True")
-    run("sample.py", *common, "--data_dir", world / "val", "--num_samples", 3, "--sample_size", "16,24",
-        "--image_size", 16, "--num_channels", 16, "--noise_schedule", "cosine", "--logdir", tmp_path / "a")  # fmt: skip
+    size = ("--sample_size", "16,24", "--image_size", 16, "--num_channels", 16, "--noise_schedule", "cosine")
+    run("sample.py", *common, "--data_dir", world / "val", "--num_samples", 3, *size, "--logdir", tmp_path / "a")
     assert np.load(tmp_path / "a" / "samples.npz")["arr_0"].shape == (3, 16, 24, 3)
     (tmp_path / "texts.txt").write_text("a red circle\n\na blue square\n")
     run("sample.py", *common, "--prompts_file", tmp_path / "texts.txt", "--logdir", tmp_path / "b")
@@ -142,14 +137,15 @@ def test_sampling_by_captions_sizes_and_seed_flags(trained, world, tmp_path):
 
 def test_info_describes_files_and_presets(trained):
     text = run("info.py", "--model_path", trained / "ema_0.9_000006.pt").stdout
-    assert "averaged weights of a generator after 6 steps and 48 samples" in text and "num_channels 16" in text
+    assert "EMA weights of a generator after 6 steps and 48 samples" in text and "num_channels 16" in text
     text = run("info.py", "--preset", "generator_64").stdout
     assert "809,499,398 parameters" in text and "GFLOPs" in text
 
 
 def test_evaluation_writes_report_scores_and_pictures(trained, world, tmp_path):
-    run("evaluate.py", "--model_path", trained / "ema_0.9_000006.pt", "--shapes_dir", world, "--prompts_per_task", 2,
-        "--timestep_respacing", 2, "--report_dir", tmp_path, "--progress", trained / "progress.csv")  # fmt: skip
+    few = ("--prompts_per_task", 2, "--timestep_respacing", 2)
+    paths = ("--shapes_dir", world, "--report_dir", tmp_path, "--progress", trained / "progress.csv")
+    run("evaluate.py", "--model_path", trained / "ema_0.9_000006.pt", *paths, *few, process=True)
     scores = json.loads((tmp_path / "scores.json").read_text())["scores"]
     assert scores["all attributes"]["ceiling"] == 1.0 and scores["all attributes"]["n"] == 2
     report = (tmp_path / "report.md").read_text()
@@ -160,12 +156,12 @@ def test_evaluation_compares_ways_of_guiding(trained, classified, world, tmp_pat
     """ShapeEval of every way, and without ShapeEval, for captions of any data, the classifier's own judgement."""
     models = ("--model_path", trained / "ema_0.9_000006.pt", "--classifier_path", classified / "best.pt")
     few = ("--timestep_respacing", 2, "--classifier_scale", "0,2", "--report_dir")
-    run("evaluate.py", *models, *few, tmp_path / "a", "--shapes_dir", world, "--prompts_per_task", 2,
-        "--guidance_prompts", 3)  # fmt: skip
+    counts = ("--prompts_per_task", 2, "--guidance_prompts", 3)
+    run("evaluate.py", *models, *few, tmp_path / "a", "--shapes_dir", world, *counts)
     run("evaluate.py", *models, *few, tmp_path / "b", "--data_dir", world / "val", "--num_samples", 5)
     for folder, n in ((tmp_path / "a", 3), (tmp_path / "b", 5)):
         scores, report = json.loads((folder / "scores.json").read_text()), (folder / "report.md").read_text()
-        ways = [(way["guidance_scale"], way["classifier_scale"], way["told"]) for way in scores["guidance"]]
+        ways = [(way["guidance_scale"], way["classifier_scale"], way["text_conditional"]) for way in scores["guidance"]]
         assert ways == [(1, 0, True), (1, 2, True), (3, 0, True), (3, 2, True), (1, 0, False), (1, 2, False)]
         assert all(way["n"] == n and 0 <= way["low"] <= way["value"] <= way["high"] <= 1 for way in scores["guidance"])
         assert len(scores["retrieval"]) == 11
@@ -179,13 +175,12 @@ def test_evaluation_compares_ways_of_guiding(trained, classified, world, tmp_pat
 
 def test_a_sweep_makes_the_same_pictures_with_every_scale(trained, classified, tmp_path):
     models = ("--model_path", trained / "ema_0.9_000006.pt", "--classifier_path", classified / "best.pt")
-    run("sample.py", *models, "--prompts", "a red circle|a cross", "--timestep_respacing", 3, "--logdir", tmp_path,
-        "--classifier_scale", "0,40")  # fmt: skip
+    prompts = ("--prompts", "a red circle|a cross", "--timestep_respacing", 3)
+    run("sample.py", *models, *prompts, "--logdir", tmp_path, "--classifier_scale", "0,40")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["classifier_scale_0", "classifier_scale_40", "grid.png"]
     plain, guided = (np.load(tmp_path / f"classifier_scale_{s}/samples.npz")["arr_0"] for s in (0, 40))
     assert plain.shape == guided.shape and (plain != guided).any()
-    run("sample.py", *models[:2], "--prompts", "a red circle|a cross", "--timestep_respacing", 3, "--logdir",
-        tmp_path / "alone")  # fmt: skip
+    run("sample.py", *models[:2], *prompts, "--logdir", tmp_path / "alone")
     assert np.array_equal(plain, np.load(tmp_path / "alone/samples.npz")["arr_0"])
 
 
@@ -193,38 +188,44 @@ def test_prompts_come_from_a_folder_of_texts(trained, tmp_path):
     (tmp_path / "texts").mkdir()
     for name, text in (("b.txt", "a cross\n"), ("a.txt", "a red circle\n\na square\n")):
         (tmp_path / "texts" / name).write_text(text)
-    run("sample.py", "--model_path", trained / "ema_0.9_000006.pt", "--data_dir", tmp_path / "texts",
-        "--timestep_respacing", 2, "--logdir", tmp_path / "out")  # fmt: skip
+    flags = ("--model_path", trained / "ema_0.9_000006.pt", "--timestep_respacing", 2)
+    run("sample.py", *flags, "--data_dir", tmp_path / "texts", "--logdir", tmp_path / "out")
     lines = (tmp_path / "out/captions.txt").read_text().splitlines()
     assert [line.split("\t")[2] for line in lines] == ["a red circle", "a square", "a cross"]
 
 
 BAD = {
-    "mistyped flag": ({"num_chanels": 8}, "did you mean --num_channels"),
+    "misspelled flag": ({"num_chanels": 8}, "did you mean --num_channels"),
     "impossible size": ({"image_size": 15}, "image_size is 15, but must be a multiple of 2"),
     "no folder": ({"data_dir": "nowhere"}, "nowhere"),
     "no limit": ({"iterations": 0}, "iterations"),
-    "wrong value": ({"lr": "quick"}, "--lr is 'quick', but must be number"),
+    "wrong value": ({"lr": "quick"}, "--lr is 'quick', but must be a number"),
     "no such preset": ({"preset": "generator_46"}, "did you mean generator_64"),
 }
 
 
+def test_invalid_input_ends_a_process_with_status_2():
+    result = run("train_generator.py", "--num_chanels", 8, ok=False, process=True)
+    assert result.returncode == 2 and result.stdout == ""
+    assert result.stderr.startswith("error: ") and len(result.stderr.splitlines()) == 1
+
+
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_sentence_and_status_2(world, tmp_path, case):
+def test_invalid_input_is_one_sentence_and_status_2(world, tmp_path, case):
     flags, words = BAD[case]
     result = train(tmp_path, world / "train", ok=False, **{"iterations": 1, **flags})
     assert result.returncode == 2
     assert words in result.stderr and len(result.stderr.strip().splitlines()) == 1, result.stderr
 
 
-def test_another_configurations_folder_is_refused_and_kept(trained, world):
+def test_the_folder_of_another_configuration_is_refused_and_unchanged(trained, world):
     before = hashes(trained)
     result = train(trained, world / "train", ok=False, iterations=6, batch_size=8, lr=1e-5)
     assert result.returncode == 2 and "lr (0.0003 → 1e-05)" in result.stderr
     assert hashes(trained) == before
 
 
-@pytest.mark.parametrize(("name", "words"), [("opt000006.pt", "optimizer's state"), ("short.pt", "cut short")])
+@pytest.mark.parametrize(("name", "words"), [("opt000006.pt", "optimizer's state"), ("short.pt", "truncated")])
 def test_wrong_model_files_are_named(trained, tmp_path, name, words):
     path = trained / name
     if name == "short.pt":
@@ -234,12 +235,12 @@ def test_wrong_model_files_are_named(trained, tmp_path, name, words):
     assert result.returncode == 2 and words in result.stderr
 
 
-def test_settings_that_are_not_the_checkpoints_are_refused(trained):
+def test_settings_that_differ_from_the_checkpoint_are_refused(trained):
     result = run("sample.py", "--model_path", trained / "model000006.pt", "--num_channels", 64, ok=False)
-    assert result.returncode == 2 and "num_channels (64 asked for, 16 in the checkpoint)" in result.stderr
+    assert result.returncode == 2 and "num_channels (64 given, 16 in the checkpoint)" in result.stderr
 
 
-def test_terminated_training_saves_and_continues(world, tmp_path):
+def test_terminated_training_saves_and_resumes(world, tmp_path):
     process = start_training(tmp_path, world / "train", iterations=100_000, batch_size=4)
     for line in process.stdout:
         if "step 3 of" in line:
@@ -250,15 +251,15 @@ def test_terminated_training_saves_and_continues(world, tmp_path):
     saved = json.loads((tmp_path / "run.json").read_text())["checkpoints"][-1]["step"]
     assert saved >= 3
     result = train(tmp_path, world / "train", iterations=saved + 1, batch_size=4)
-    assert f"Continuing from step {saved:,}" in result.stdout
+    assert f"Resuming at step {saved:,}" in result.stdout
 
 
 # ---------------------------------------------------------------------------------------------------- the classifier
 
 
 def train_classifier(logdir, world, launcher=(), ok=True, **changed):
-    flags = {"iterations": 6, "batch_size": 8, "save_interval": 3, "val_data_dir": world / "val", "eval_interval": 3}
-    return train(logdir, world / "train", launcher, ok, "train_classifier.py", **{**flags, **changed})
+    flags = {**CLASSIFIER, "val_data_dir": world / "val", **changed}
+    return train(logdir, world / "train", launcher, ok, "train_classifier.py", **flags)
 
 
 @pytest.fixture(scope="module")
@@ -268,9 +269,9 @@ def classified(world, tmp_path_factory):
     return logdir
 
 
-def test_classifier_training_leaves_what_it_promises(classified):
-    promised = {"model000003.pt", "ema_0.9_000006.pt", "opt000006.pt", "best.pt", "retrieval.png"}
-    assert promised <= set(os.listdir(classified))
+def test_classifier_training_writes_checkpoints_and_logs(classified):
+    expected = {"model000003.pt", "ema_0.9_000006.pt", "opt000006.pt", "best.pt", "retrieval.png"}
+    assert expected <= set(os.listdir(classified))
     rows = [json.loads(line) for line in (classified / "progress.jsonl").read_text().splitlines()]
     held_out = {row["step"]: row for row in rows if "held_out/loss" in row}
     assert list(held_out) == [3, 6]
@@ -283,14 +284,13 @@ def test_classifier_training_leaves_what_it_promises(classified):
     assert log.count("Retrieval among 16 by noise level") == 2 and "| chance | 0.062 |" in log
 
 
-def test_a_killed_classifier_continues_exactly(classified, world, tmp_path):
-    kill_and_continue(tmp_path, world / "train", script="train_classifier.py", iterations=6, batch_size=8,
-                      save_interval=3, val_data_dir=world / "val", eval_interval=3)  # fmt: skip
+def test_a_killed_classifier_resumes_exactly(classified, world, tmp_path):
+    kill_and_resume(tmp_path, world / "train", script="train_classifier.py", **CLASSIFIER, val_data_dir=world / "val")
     assert hashes(tmp_path) == hashes(classified) and "best.pt" in hashes(tmp_path)
     assert (tmp_path / "retrieval.png").read_bytes() == (classified / "retrieval.png").read_bytes()
 
 
-def test_two_processes_in_pieces_train_the_classifier_of_one(classified, world, tmp_path):
+def test_two_processes_with_microbatches_train_the_classifier_of_one(classified, world, tmp_path):
     train_classifier(tmp_path, world, TWO, batch_size=4, microbatch=2)
     one, two = losses(classified), losses(tmp_path)
     assert len(one) == 6 and all(abs(one[step] - two[step]) < 1e-5 * one[step] for step in one)
@@ -300,23 +300,23 @@ def test_two_processes_in_pieces_train_the_classifier_of_one(classified, world, 
 
 BAD_CLASSIFIER = {
     "a single sample": ({"batch_size": 1}, "batch_size is 1, but a contrastive loss needs at least 2 samples"),
-    "uneven pieces": ({"microbatch": 3}, "microbatch is 3, but must divide batch_size (8)"),
+    "microbatch that does not divide": ({"microbatch": 3}, "microbatch is 3, but must divide batch_size (8)"),
     "nothing held out": ({"val_data_dir": "EMPTY"}, "--val_data_dir"),
-    "no captions": ({"data_dir": "SILENT"}, "holds no captions"),
+    "no captions": ({"data_dir": "NO_CAPTIONS"}, "holds no captions"),
 }
 
 
 @pytest.mark.parametrize("case", BAD_CLASSIFIER)
-def test_bad_input_for_a_classifier_is_one_sentence_and_status_2(world, tmp_path, case):
+def test_invalid_input_for_a_classifier_is_one_sentence_and_status_2(world, tmp_path, case):
     flags, words = BAD_CLASSIFIER[case]
-    folders = {"EMPTY": tmp_path / "empty", "SILENT": tmp_path / "silent"}
+    folders = {"EMPTY": tmp_path / "empty", "NO_CAPTIONS": tmp_path / "no_captions"}
     for folder in folders.values():
         folder.mkdir()
-    picture = next((world / "val").glob("*.tar"))
-    with tarfile.open(picture) as full, tarfile.open(tmp_path / "silent" / "0.tar", "w") as silent:
+    shard = next((world / "val").glob("*.tar"))
+    with tarfile.open(shard) as full, tarfile.open(tmp_path / "no_captions" / "0.tar", "w") as images:
         for member in full.getmembers():
             if member.name.endswith(".png"):
-                silent.addfile(member, full.extractfile(member))
+                images.addfile(member, full.extractfile(member))
     flags = {name: folders.get(value, value) for name, value in flags.items()}
     result = train_classifier(tmp_path / "run", world, ok=False, **{"iterations": 1, **flags})
     assert result.returncode == 2

@@ -15,9 +15,14 @@ def make_run(optim=None, **training):
 
 @pytest.mark.parametrize(
     ("optim", "iterations", "found"),
-    [({}, 1000, (20, 1000)), ({"warmup_steps": 5}, 1000, (5, 1000)), ({"lr_anneal_steps": 5000}, 1000, (100, 5000)),
-     ({"lr_anneal_steps": 0}, 1000, (0, 0)), ({"warmup_steps": 0}, 10, (0, 10))],
-)  # fmt: skip
+    [
+        ({}, 1000, (20, 1000)),
+        ({"warmup_steps": 5}, 1000, (5, 1000)),
+        ({"lr_anneal_steps": 5000}, 1000, (100, 5000)),
+        ({"lr_anneal_steps": 0}, 1000, (0, 0)),
+        ({"warmup_steps": 0}, 10, (0, 10)),
+    ],
+)
 def test_the_rate_warms_up_and_falls_over_the_run_unless_told_otherwise(optim, iterations, found):
     """The checkpoint says what was meant, not -1."""
     optim = make_run(optim, iterations=iterations).optim
@@ -34,10 +39,14 @@ def test_the_rate_rises_in_a_line_and_falls_as_a_cosine():
 
 @pytest.mark.parametrize(
     ("optim", "words"),
-    [({"warmup_steps": -2}, "warmup_steps is -2"), ({"lr_anneal_steps": -5}, "lr_anneal_steps is -5"),
-     ({"lr": 0.0}, "lr is 0"), ({"warmup_steps": 1000}, "warmup_steps is 1000"),
-     ({"lr_anneal_steps": 500}, "lr_anneal_steps is 500, so the learning rate would be 0")],
-)  # fmt: skip
+    [
+        ({"warmup_steps": -2}, "warmup_steps is -2"),
+        ({"lr_anneal_steps": -5}, "lr_anneal_steps is -5"),
+        ({"lr": 0.0}, "lr is 0"),
+        ({"warmup_steps": 1000}, "warmup_steps is 1000"),
+        ({"lr_anneal_steps": 500}, "lr_anneal_steps is 500, so the learning rate would be 0"),
+    ],
+)
 def test_impossible_rates_are_refused(optim, words):
     with pytest.raises(InputError, match=words):
         make_run(optim, iterations=1000)

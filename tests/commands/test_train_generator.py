@@ -40,12 +40,14 @@ def test_settings_of_up_samplers_are_refused_for_a_base_generator(flags):
     [
         ({"small_size": 8, "crop_size": 18}, r"crop_size is 18, but must be at most image_size \(16\)"),
         ({"small_size": 4, "crop_size": 6}, r"crop_size is 6, but must be .* a multiple of the factor .*\(4\)"),
-        ({"small_size": 8, "crop_size": 10, "channel_mult": "1,1,2"},
-         "crop_size is 10, but must be a multiple of 4, by which the network divides"),
+        (
+            {"small_size": 8, "crop_size": 10, "channel_mult": "1,1,2"},
+            "crop_size is 10, but must be a multiple of 4, by which the network divides",
+        ),
         ({"small_size": 16}, r"small_size is 16, but must be smaller than image_size \(16\)"),
         ({"small_size": 6}, r"small_size is 6, but must divide image_size \(16\)"),
     ],
-)  # fmt: skip
+)
 def test_sizes_that_do_not_fit_each_other_are_refused(flags, words):
     with pytest.raises(InputError, match=words):
         make_run(**flags)
@@ -138,9 +140,20 @@ def test_an_interrupted_up_sampler_continues_exactly(tmp_path):
     """Blurred, noised and cropped images, two steps and two more: the files of four steps, bit for bit."""
     world = tmp_path / "world"
     write_shapes(ShapesConfig(image_size=16, train_samples=32, val_samples=16, samples_per_shard=16), str(world))
-    flags = {"small_size": 8, "image_size": 16, "gaussian_blur": True, "noise_augmentation": 0.3, "crop_size": 8,
-             "batch_size": 8, "save_interval": 2, "num_workers": 0, "val_data_dir": world / "val", "eval_interval": 4,
-                 "prediction": "x_start",             "eval_samples": 8}  # fmt: skip
+    flags = {
+        "small_size": 8,
+        "image_size": 16,
+        "gaussian_blur": True,
+        "noise_augmentation": 0.3,
+        "crop_size": 8,
+        "batch_size": 8,
+        "save_interval": 2,
+        "num_workers": 0,
+        "val_data_dir": world / "val",
+        "eval_interval": 4,
+        "prediction": "x_start",
+        "eval_samples": 8,
+    }
     train(tmp_path / "whole", world / "train", iterations=4, **flags)
     train(tmp_path / "parts", world / "train", iterations=2, **flags)
     result = train(tmp_path / "parts", world / "train", iterations=4, **flags)

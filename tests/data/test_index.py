@@ -1,3 +1,4 @@
+import json
 import logging
 import os
 import sys
@@ -8,17 +9,18 @@ import pytest
 from file_server import serving
 from shard_making import make_shards, sample, tar_bytes
 
+from diff_dalle import storage
 from diff_dalle.data import shard_table as table
 from diff_dalle.data.collection import Collection, collect
 from diff_dalle.data.index import FOLDER, index_shards
-from diff_dalle.data.shard_table import Required, Table, split_name
+from diff_dalle.data.shard_table import IMAGE, Required, Table, split_name
 from diff_dalle.data.shards import ShardFiles
 from diff_dalle.data.sources import find_shards
 from diff_dalle.data.tar import Member
 from diff_dalle.errors import InputError
 from diff_dalle.storage import failures
 
-CAPTIONED = Required(caption="txt")
+CAPTIONED = Required({IMAGE: "images", "txt": "captions"})
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +32,7 @@ def own_cache(tmp_path, monkeypatch):
 def contents(found: Collection) -> dict[str, bytes]:
     """Caption by key of every usable sample, read through the index."""
     places = [(shard, member) for shard, count in enumerate(found.counts) for member in range(count)]
-    return {found.key(*place): found.read(place[0], found.spans(*place)).caption for place in places}
+    return {found.key(*place): found.read(found.place(*place)).members["txt"] for place in places}
 
 
 @pytest.mark.parametrize(
@@ -62,22 +64,51 @@ def test_members_are_joined_by_key_wherever_they_are():
     assert found.signatures() == {"jpg/txt": 2, "jpg": 1, "txt": 1}
     usable = found.select(CAPTIONED)
     assert usable.rows.tolist() == [0, 1]
-    assert usable.image.tolist() == [[0, 5], [10, 5]] and usable.caption.tolist() == [[30, 5], [20, 5]]
-    assert len(found.select(Required()).rows) == 3 and len(found.select(Required(image=False, caption="txt")).rows) == 3
+    assert usable.spans[IMAGE].tolist() == [[0, 5], [10, 5]] and usable.spans["txt"].tolist() == [[30, 5], [20, 5]]
+    for kind, rows in ((IMAGE, [0, 1, 2]), ("txt", [0, 1, 3]), ("jpg", [0, 1, 2]), ("png", [])):
+        only = found.select(Required({kind: "tests"}))
+        assert only.rows.tolist() == rows and list(only.spans) == [kind]
+    assert found.select(Required()).rows.tolist() == [0, 1, 2, 3]
 
 
 def test_a_table_survives_its_file(tmp_path):
     written = Table.of([Member("ü/a.jpg", 512, 5), Member("b.txt", 2048, 6)])
-    about = table.ShardSummary(4096, "tag", True, "was cut", written.signatures())
+    summary = table.ShardSummary(4096, "tag", True, "was cut", written.signatures())
     path = str(tmp_path / "t.npz")
-    table.save(path, about, written)
-    assert table.load_about(path) == about
+    table.save(path, summary, written)
+    assert table.load_summary(path) == summary
     found, read = table.load(path)
-    assert found == about and read.keys == written.keys and read.kinds == written.kinds
+    assert found == summary and read.keys == written.keys and read.kinds == written.kinds
     for name in ("sample", "kind", "offset", "size"):
         np.testing.assert_array_equal(getattr(read, name), getattr(written, name))
     (tmp_path / "t.npz").write_bytes(b"damaged")
-    assert table.load(path) is None and table.load_about(str(tmp_path / "none.npz")) is None
+    assert table.load(path) is None and table.load_summary(str(tmp_path / "none.npz")) is None
+
+
+def test_the_file_format_of_the_index_stays_readable(tmp_path, monkeypatch):
+    """Files as every version so far wrote them; the tar is not read again."""
+    make_shards(tmp_path, [2])
+    path = tmp_path / "00000.tar"
+    start_of_jpeg = path.read_bytes().index(b"\xff\xd8")
+    summary: dict = {"by_offset": True, "problem": "", "signatures": {"jpg": 1}}
+    summary["size"], summary["tag"] = storage.size_and_tag(str(path))
+    header = json.dumps({"format": 1, "about": summary, "kinds": ["jpg"]})
+    (tmp_path / FOLDER).mkdir()
+    np.savez(
+        tmp_path / FOLDER / "00000.tar.npz",
+        header=np.frombuffer(header.encode(), dtype=np.uint8),
+        keys=np.frombuffer(b"x", dtype=np.uint8),
+        key_ends=np.array([1]),
+        sample=np.array([0], dtype=np.int32),
+        kind=np.array([0], dtype=np.int32),
+        offset=np.array([start_of_jpeg]),
+        size=np.array([2]),
+    )
+    (tmp_path / FOLDER / "summary.json").write_text(json.dumps({"format": 1, "shards": {"00000.tar": summary}}))
+    monkeypatch.setattr(ShardFiles, "reader", None)
+    found = collect([str(path)], Required({IMAGE: "images"}), ShardFiles())
+    assert found.samples == 1 and found.key(0, 0) == "x"
+    assert found.read(found.place(0, 0)).members == {IMAGE: b"\xff\xd8"}
 
 
 def test_img2dataset_and_odd_shards_work(tmp_path):
@@ -90,8 +121,8 @@ def test_img2dataset_and_odd_shards_work(tmp_path):
     assert found.left_out == 1
 
 
-def test_the_index_is_used_while_it_holds(tmp_path, monkeypatch):
-    """Headers are read once; again only for a shard that changed, or whose table is gone."""
+def test_the_index_is_used_while_it_is_current(tmp_path, monkeypatch):
+    """Headers are read once; again only for a shard that changed, or whose table is missing."""
     make_shards(tmp_path, [2, 3])
     paths = find_shards([str(tmp_path)])
     walked = []
@@ -133,7 +164,7 @@ def test_a_shard_that_changes_while_in_use_is_noticed(tmp_path):
         first.members(1)
 
 
-def test_the_index_goes_elsewhere_when_told_to_or_when_it_must(tmp_path, monkeypatch):
+def test_the_index_goes_elsewhere_by_request_or_of_necessity(tmp_path, monkeypatch):
     folder = tmp_path / "shards"
     folder.mkdir()
     paths = find_shards([make_shards(folder, [2])])
@@ -145,7 +176,7 @@ def test_the_index_goes_elsewhere_when_told_to_or_when_it_must(tmp_path, monkeyp
     assert not (folder / FOLDER).exists() and list((tmp_path / "cache").rglob("*.npz"))
 
 
-def test_damaged_shards_give_what_is_whole_and_are_named(tmp_path, caplog):
+def test_damaged_shards_give_their_whole_samples_and_are_named(tmp_path, caplog):
     data = tar_bytes([file for i in range(4) for file in sample(f"{i}", f"caption {i}", b"i" * 600)])
     (tmp_path / "cut.tar").write_bytes(data[: 2 * 2560 + 700])  # a sample takes 2560 bytes
     (tmp_path / "junk.tar").write_bytes(b"junk" * 300)
@@ -159,12 +190,15 @@ def test_damaged_shards_give_what_is_whole_and_are_named(tmp_path, caplog):
     ("files", "message"),
     [
         ([], "holds no samples"),
-        ([("a.txt", b"x")], r"holds no images .* found: \.txt \(1\)"),
-        ([("a.jpg", b"x"), ("a.json", b"{}")], r"holds no captions: no \.txt .*--caption_field\); found: \.jpg \(1\)"),
+        ([("a.txt", b"x")], r"holds no images \(jpg, .*\); found: \.txt \(1\)"),
+        (
+            [("a.jpg", b"x"), ("a.json", b"{}")],
+            r"holds no captions \(no \.txt members; set --caption_field\); found: \.jpg \(1\), \.json \(1\)",
+        ),
         ([("a.jpg", b"x"), ("b.txt", b"x")], "holds no sample with an image and a .txt"),
     ],
 )
-def test_nothing_usable_is_said_with_the_flag_and_what_there_is(tmp_path, files, message):
+def test_without_usable_samples_the_error_names_the_flag_and_the_contents(tmp_path, files, message):
     (tmp_path / "a.tar").write_bytes(tar_bytes(files))
     with pytest.raises(InputError, match=f"--val_data_dir.*{message}"):
         collect(find_shards([str(tmp_path)]), CAPTIONED, ShardFiles(), flag="--val_data_dir")
@@ -191,7 +225,7 @@ def test_sources_of_all_kinds_mean_the_same_shards(tmp_path, monkeypatch):
         f"{tmp_path}/sub/{{00000..00004}}.tar": "00003.tar does not exist",
         f"{tmp_path}/*.nothing": "matches no file",
         f"{tmp_path}/{{0..": "unbalanced braces|does not exist",
-        "": "--data_dir is not given",
+        "": "--data_dir is not set",
     }.items():
         with pytest.raises(InputError, match=message):
             find_shards([source])

@@ -6,11 +6,12 @@ from multiprocessing import active_children
 import numpy as np
 import pytest
 import torch
-from shard_making import Letters, captions_of, encoded, make_shards, picture, sample, tar_bytes
+from shard_making import Letters, captions_of, encoded, make_shards, random_image, sample, tar_bytes
 from torch.nn.functional import avg_pool2d
 
 from diff_dalle.data.caption_list import read_captions
 from diff_dalle.data.loader import DataConfig, Loader
+from diff_dalle.data.spec import CaptionSpec, ImageSpec, SampleSpec
 from diff_dalle.errors import InputError
 from diff_dalle.images.decode import decode_image
 from diff_dalle.images.transforms import Window, center_crop, random_crop
@@ -24,9 +25,12 @@ def shards(tmp_path):
     return make_shards(tmp_path, [7, 3, 5, 4])
 
 
-def loader(folder, config=PLAIN, **options) -> Loader:
-    options = {"tokenize": Letters(), "text_length": 20, "batch_size": 4, **options}
-    return Loader(replace(config, data_dir=(str(folder),)), options.pop("image_size", 16), **options)
+def spec_of(size=(16, 16), tokenize=Letters(), window=None, num_classes=0) -> SampleSpec:  # noqa: B008 (stateless)
+    return SampleSpec(ImageSpec(size, window=window), (CaptionSpec(tokenize, 20),) if tokenize else (), num_classes)
+
+
+def loader(folder, config=PLAIN, spec=None, **options) -> Loader:
+    return Loader(replace(config, data_dir=(str(folder),)), spec or spec_of(), **{"batch_size": 4, **options})
 
 
 def take(data: Loader, position: int, count: int) -> list:
@@ -53,7 +57,7 @@ def test_a_sample_is_its_image_and_its_caption(shards):
 
 @pytest.mark.parametrize("workers, start", [(1, "default"), (2, "default"), (2, "spawn")])
 def test_workers_change_nothing(shards, workers, start):
-    """Batches larger than what one worker makes at a time, random crops and flips, over three epochs."""
+    """Batches larger than a worker's chunk, with random crops and flips, over three epochs."""
     config = replace(PLAIN, random_crop=True, random_flip=True)
     expected = take(loader(shards, config, batch_size=40), 5, 2)
     parallel = replace(config, num_workers=workers, worker_start=start)
@@ -71,7 +75,7 @@ def test_processes_share_the_same_samples(shards, world):
             assert_equal(whole[step].select(slice(rank, None, world)), parts[rank][step])
 
 
-def test_continuing_anywhere_gives_what_would_have_come(shards):
+def test_continuing_anywhere_gives_the_same_batches(shards):
     whole = take(loader(shards), 0, 8)
     for start in range(0, 8, 3):
         for one, other in zip(whole[start:], take(loader(shards), 4 * start, 8 - start), strict=True):
@@ -96,7 +100,7 @@ def test_random_crops_and_flips_follow_the_position(shards):
 
 
 def test_each_crop_and_flip_has_a_draw_of_its_own(shards):
-    """By their names: a new draw must not change the others, or runs under way would see other crops."""
+    """Keyed by name: a new draw must not change the others, or running jobs would see other crops."""
     config = replace(PLAIN, random_crop=True, random_flip=True)
     data = loader(shards, config, seed=5)
     for position in range(8):
@@ -111,12 +115,12 @@ def test_each_crop_and_flip_has_a_draw_of_its_own(shards):
 
 @pytest.mark.parametrize("cropped", [False, True])
 def test_a_window_is_part_of_the_image_without_one(shards, cropped):
-    """Also of a random crop; a flip mirrors the window in its place, which leaves what is shrunk the same."""
+    """Also with random crops; a flip mirrors the window in place, so the window's downsampled area is the same."""
     config, window, positions = replace(PLAIN, random_crop=cropped), Window(12, 4), range(40)
-    whole = loader(shards, config, image_size=(24, 32)).batch_at(positions)
-    parts = loader(shards, config, image_size=(24, 32), window=window).batch_at(positions)
+    whole = loader(shards, config, spec_of((24, 32))).batch_at(positions)
+    parts = loader(shards, config, spec_of((24, 32), window=window)).batch_at(positions)
     mirrored = replace(config, random_flip=True)
-    flipped = loader(shards, mirrored, image_size=(24, 32), window=window).batch_at(positions).images
+    flipped = loader(shards, mirrored, spec_of((24, 32), window=window)).batch_at(positions).images
     assert parts.images.shape == (40, 3, 12, 12) and torch.equal(parts.index, whole.index)
     tops = 4 * (random_uniform(0, "window top", positions) * 4).astype(int)
     lefts = 4 * (random_uniform(0, "window left", positions) * 6).astype(int)
@@ -130,7 +134,7 @@ def test_a_window_is_part_of_the_image_without_one(shards, cropped):
 
 
 def test_windows_do_not_depend_on_workers_and_processes(shards):
-    options = {"image_size": 32, "window": Window(16, 4)}
+    options = {"spec": spec_of((32, 32), window=Window(16, 4))}
     config = replace(PLAIN, random_crop=True, random_flip=True)
     whole = take(loader(shards, config, batch_size=40, **options), 3, 1)[0]
     workers = take(loader(shards, replace(config, num_workers=2), batch_size=40, **options), 3, 1)[0]
@@ -140,9 +144,9 @@ def test_windows_do_not_depend_on_workers_and_processes(shards):
         assert_equal(whole.select(slice(rank, None, 4)), part)
 
 
-def test_a_window_that_does_not_fit_is_refused(shards):
+def test_a_window_that_does_not_fit_is_refused():
     with pytest.raises(InputError, match="crop_size is 32, but must be at most 16"):
-        loader(shards, window=Window(32, 4))
+        spec_of((16, 16), window=Window(32, 4))
 
 
 def broken_shards(folder, bad: dict[int, bytes | None]) -> str:
@@ -155,11 +159,11 @@ def broken_shards(folder, bad: dict[int, bytes | None]) -> str:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_broken_samples_are_replaced_by_the_next_of_their_stream_and_named(tmp_path, caplog, workers):
-    bomb = encoded(picture(400, 400), "PNG")
+    bomb = encoded(random_image(400, 400), "PNG")
     config = replace(PLAIN, streams=4, max_pixels=100_000, num_workers=workers, max_broken=0.5)
     order = [captions_of(loader(broken_shards(tmp_path, {}), config).batch_at([p]))[0] for p in range(16)]
     number = [int(caption[-4:]) for caption in order]
-    bad = {number[2]: b"no image", number[6]: bomb, number[15]: encoded(picture(99, 99))[:-100]}
+    bad = {number[2]: b"no image", number[6]: bomb, number[15]: encoded(random_image(99, 99))[:-100]}
     data = loader(broken_shards(tmp_path, bad), config, batch_size=16)
     (batch,) = take(data, 0, 1)
     assert captions_of(batch) == [*order[:2], order[10], *order[3:6], order[10], *order[7:15], captions_of(batch)[15]]
@@ -174,26 +178,32 @@ def test_broken_samples_are_replaced_by_the_next_of_their_stream_and_named(tmp_p
 def test_too_many_broken_samples_stop_the_run_with_their_reasons(tmp_path):
     half = broken_shards(tmp_path, dict.fromkeys(range(8), b"no image"))
     data = loader(half, replace(PLAIN, streams=1, num_workers=1))
-    with pytest.raises(
-        InputError, match=r"cannot be used, more than --max_broken 0\.02 allows: .*a\.tar : 000\d: not a"
-    ):
+    with pytest.raises(InputError, match=r"are broken, more than --max_broken 0\.02 allows: .*a\.tar : 000\d: not a"):
         take(data, 0, 40)
     nothing = broken_shards(tmp_path, dict.fromkeys(range(16), b"no image"))
-    with pytest.raises(InputError, match="256 samples in a row cannot be used"):
+    with pytest.raises(InputError, match="256 consecutive samples cannot be used"):
         take(loader(nothing, replace(PLAIN, num_workers=1)), 0, 1)
+
+
+def test_a_broken_stream_of_held_out_data_is_replaced_from_the_others(tmp_path):
+    """Unshuffled, all epochs of a stream may hold the same few samples."""
+    folder = broken_shards(tmp_path, dict.fromkeys((2, 3), b"no image"))
+    data = loader(folder, replace(PLAIN, streams=8), shuffle=False)
+    assert captions_of(data.batch_at([1, 9])) == ["caption of 0004", "caption of 0005"]
 
 
 def test_a_caption_of_megabytes_is_not_read(tmp_path):
     files = [file for i in range(3) for file in sample(f"{i:04d}", "x" * (2 << 20) if i == 1 else f"caption {i}")]
     (tmp_path / "a.tar").write_bytes(tar_bytes(files))
     data = loader(str(tmp_path), replace(PLAIN, streams=1, max_broken=1.0))
-    assert len(data.collection.read(0, data.collection.spans(0, 1)).caption) == 0
+    raw = data.collection.read(data.collection.place(0, 1))
+    assert raw.members == {} and "2,097,152 bytes, more than 1,048,576" in raw.problem
     assert {caption[:9] for caption in captions_of(data.batch_at(range(3)))} == {"caption 0", "caption 2"}
     assert data.broken == 1
 
 
 def test_captions_may_be_a_field_of_json(tmp_path):
-    image = encoded(picture())
+    image = encoded(random_image())
     records = [b'{"caption": " one "}', b'{"caption": null}', b"{", b'{"caption": "two"}', b'{"other": "x"}']
     records.append(b"[" * 100_000)
     files = [pair for i, r in enumerate(records) for pair in ((f"{i}.jpg", image), (f"{i}.json", r))]
@@ -208,8 +218,8 @@ def test_captions_may_be_a_field_of_json(tmp_path):
 def test_samples_without_a_caption_are_left_out_only_where_captions_are_needed(tmp_path, caplog):
     (tmp_path / "a.tar").write_bytes(tar_bytes(sample("1", "one") + sample("2") + sample("3", "")))
     assert loader(tmp_path).samples == 1
-    assert "2 samples left out for want of an image or a .txt" in caplog.text
-    without = loader(tmp_path, tokenize=None)
+    assert "2 samples left out: without an image or a .txt" in caplog.text
+    without = loader(tmp_path, spec=spec_of(tokenize=None))
     assert without.samples == 3 and without.batch_at([0]).cond.present() == {}
 
 
@@ -217,12 +227,12 @@ def test_classes_come_from_cls_members(tmp_path):
     classes = (b"7\n", b"seven", b"8", b"9" * 5000)
     files = [file for i in range(4) for file in [*sample(f"{i}"), (f"{i}.cls", classes[i])]]
     (tmp_path / "a.tar").write_bytes(tar_bytes(files))
-    batch = loader(tmp_path, tokenize=None, num_classes=8).batch_at(range(4))
+    batch = loader(tmp_path, spec=spec_of(tokenize=None, num_classes=8)).batch_at(range(4))
     assert batch.cond.labels.tolist() == [7] * 4 and batch.cond.tokens is None
 
 
-def test_any_image_size_and_an_empty_cond(shards):
-    assert loader(shards, image_size=(8, 24), tokenize=None).batch_at([0]).images.shape == (1, 3, 8, 24)
+def test_images_need_not_be_square(shards):
+    assert loader(shards, spec=spec_of((8, 24), tokenize=None)).batch_at([0]).images.shape == (1, 3, 8, 24)
 
 
 def test_a_sample_is_named_by_shard_and_key(shards):
@@ -263,9 +273,9 @@ class Wrong(Letters):
 def test_a_dead_worker_is_noticed_and_a_bug_in_one_is_passed_on(shards):
     config = replace(PLAIN, num_workers=2)
     with pytest.raises(InputError, match="a data worker died: .*--num_workers"):
-        take(loader(shards, config, tokenize=Stuck()), 0, 1)
+        take(loader(shards, config, spec_of(tokenize=Stuck())), 0, 1)
     with pytest.raises(KeyError, match="a bug in the tokenizer"):
-        take(loader(shards, config, tokenize=Wrong()), 0, 1)
+        take(loader(shards, config, spec_of(tokenize=Wrong())), 0, 1)
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="needs POSIX signals")
@@ -298,12 +308,12 @@ def test_impossible_settings_are_refused(change, message):
         replace(PLAIN, **change)
 
 
-def test_a_world_that_does_not_fit_the_streams_is_refused(shards):
-    with pytest.raises(InputError, match="--streams 3 is"):
+def test_a_world_size_that_does_not_fit_the_streams_is_refused(shards):
+    with pytest.raises(InputError, match="set --streams 3"):
         loader(shards, world_size=3)
 
 
-def test_batches_are_in_the_range_of_the_networks(shards):
+def test_images_are_between_minus_one_and_one(shards):
     images = loader(shards).batch_at(range(19)).images
     assert images.min() >= -1 and images.max() <= 1 and images.std() > 0.2
     levels = (images + 1) * 127.5

@@ -54,7 +54,7 @@ def test_each_shard_is_read_by_about_one_process_and_nearly_in_order(world):
         shards, _ = order.samples_at(np.arange(rank, order.samples, world))
         readers[shards, rank] = True
         one_stream = shards[:: 8 // world]
-        for i in range(0, len(one_stream) - 100, 50):  # so many in a row come from two windows at most
+        for i in range(0, len(one_stream) - 100, 50):  # as many consecutive samples come from two windows at most
             assert len(np.unique(one_stream[i : i + 100])) <= 4
     assert readers.sum(1).mean() <= 1.25  # only the windows that two streams share
 
@@ -64,7 +64,7 @@ def test_without_shuffling_the_streams_read_the_shards_in_order():
     assert shards.tolist() == [0] * 4 + [1] * 4 and members.tolist() == [0, 1, 2, 3] * 2
 
 
-def test_a_world_that_the_streams_do_not_fit_is_refused():
+def test_a_world_size_that_the_streams_do_not_fit_is_refused():
     order = Order([100], 0, streams=8)
     for world in (1, 2, 4, 8, 16, 24):
         order.check_world_size(world)
@@ -73,6 +73,20 @@ def test_a_world_that_the_streams_do_not_fit_is_refused():
             order.check_world_size(world)
     with pytest.raises(InputError, match="--streams is 0"):
         Order([1], 0, streams=0)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("samples", [2, 7, 16, 24, 40])
+def test_replacements_follow_the_stream_and_reach_every_sample(samples, shuffle):
+    """Also where the streams of all epochs hold the same samples."""
+    order = Order([samples], 0, streams=8, shuffle=shuffle)
+    for position in (0, 3, 100):
+        others_of_stream = max(0, samples // 8 - 1)
+        _, stream = order.samples_at(position + 8 * np.arange(1, others_of_stream + 1))
+        assert order.successors(position, 1, others_of_stream)[1].tolist() == stream.tolist()
+        others = set(range(samples)) - {order.sample_at(position)[1]}
+        assert others <= set(order.successors(position, 1, 40 * samples if shuffle else samples - 1)[1].tolist())
+        assert order.successors(position, 5, 3)[1].tolist() == order.successors(position, 1, 7)[1][4:].tolist()
 
 
 def test_memory_is_bounded():

@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from shard_making import Letters, captions_of, encoded, picture
+from shard_making import Letters, captions_of, encoded, random_image
 
 from diff_dalle.data.inspection import InspectionConfig, inspect_shards
 from diff_dalle.data.loader import DataConfig, Loader
 from diff_dalle.data.packing import PackingConfig, pack_folder
+from diff_dalle.data.spec import CaptionSpec, ImageSpec, SampleSpec
 from diff_dalle.errors import InputError
 
 
@@ -21,9 +22,9 @@ def pack(tmp_path: Path, **changes) -> dict:
 
 
 def packed(tmp_path: Path) -> dict[str, np.ndarray]:
-    """Captions and pixels, as training would see them."""
+    """Captions and pixels, as training reads them."""
     config = DataConfig((str(tmp_path / "out"),), num_workers=0, exact_decode=True)
-    data = Loader(config, 16, Letters(), 60)
+    data = Loader(config, SampleSpec(ImageSpec((16, 16)), (CaptionSpec(Letters(), 60),)))
     batch = data.batch_at(range(data.samples))
     return dict(zip(captions_of(batch), batch.images.numpy(), strict=True))
 
@@ -34,16 +35,15 @@ def folder(tmp_path) -> Path:
     (folder / "sub.d").mkdir(parents=True)
     for i, name in enumerate(("b.JPG", "a.png", "sub.d/c.v2.webp")):
         form = {"jpg": "JPEG"}.get(name.rpartition(".")[2].lower(), name.rpartition(".")[2].upper())
-        (folder / name).write_bytes(encoded(picture(30 + 10 * i, 40, seed=i), form))
+        (folder / name).write_bytes(encoded(random_image(30 + 10 * i, 40, seed=i), form))
         (folder / name).with_suffix(".txt").write_text(f"Ünïcode {i}\n", encoding="utf-8")
     return folder
 
 
 def test_a_folder_comes_back_out_of_its_shards(tmp_path, folder):
     report = pack(tmp_path, samples_per_shard=2)
-    assert {name: report[name] for name in ("images", "written", "shards", "skipped")} == {
-        "images": 3, "written": 3, "shards": 2, "skipped": {},
-    }  # fmt: skip
+    counts = {"images": 3, "written": 3, "shards": 2, "skipped": {}}
+    assert {name: report[name] for name in counts} == counts
     assert report["bytes"] == sum(path.stat().st_size for path in (tmp_path / "out").glob("*.tar"))
     assert json.loads((tmp_path / "out" / "report.json").read_text()) == report
     assert sorted(packed(tmp_path)) == [f"Ünïcode {i}" for i in range(3)]
@@ -61,29 +61,28 @@ def test_packing_keeps_bytes_and_repeats_itself(tmp_path, folder):
         pack(tmp_path)
 
 
-def test_images_are_shrunk_but_never_enlarged(tmp_path, folder):
+def test_images_are_downsampled_but_never_upsampled(tmp_path, folder):
     pack(tmp_path, resize=35)
     with tarfile.open(tmp_path / "out" / "00000.tar") as tar:
         members = {member.name: tar.extractfile(member).read() for member in tar}
     images = {name: Image.open(io.BytesIO(data)) for name, data in members.items() if name[-4:] in (".jpg", ".png")}
-    assert {name: (image.format, min(image.size)) for name, image in images.items()} == {
-        "00000000.png": ("PNG", 35), "00000001.jpg": ("JPEG", 30), "00000002.jpg": ("JPEG", 35),
-    }  # fmt: skip
+    sizes = {"00000000.png": ("PNG", 35), "00000001.jpg": ("JPEG", 30), "00000002.jpg": ("JPEG", 35)}
+    assert {name: (image.format, min(image.size)) for name, image in images.items()} == sizes
     record = json.loads(members["00000002.json"])
     assert (record["file_name"], record["width"], record["height"]) == ("sub.d/c.v2.webp", 35, 44)
 
 
-def test_captions_may_stand_in_one_file(tmp_path, folder):
+def test_captions_may_come_from_one_file(tmp_path, folder):
     rows = [
         {"file_name": "b.JPG", "text": "from the list", "artist": "x"},
         {"file_name": "./sub.d/c.v2.webp", "text": "also, with a comma"},
         {"file_name": "gone.jpg", "text": "no such file"},
         {"file_name": "../secret.jpg", "text": "outside"},
     ]
-    (tmp_path / "secret.jpg").write_bytes(encoded(picture()))
+    (tmp_path / "secret.jpg").write_bytes(encoded(random_image()))
     (folder / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
     report = pack(tmp_path, caption_column="text")
-    assert report["skipped"] == {"named in the metadata, but not there": 1, "lies outside the folder": 1}
+    assert report["skipped"] == {"named in the metadata, but missing": 1, "outside the folder": 1}
     assert sorted(packed(tmp_path)) == ["also, with a comma", "from the list", "Ünïcode 1"]
     (folder / "metadata.jsonl").unlink()
     with open(folder / "metadata.csv", "w", newline="") as file:
@@ -98,23 +97,25 @@ def test_captions_may_stand_in_one_file(tmp_path, folder):
         pack(tmp_path, out_dir=str(tmp_path / "x"))
 
 
-def test_what_cannot_be_packed_is_reported_with_reasons(tmp_path, folder):
-    (folder / "broken.jpg").write_bytes(encoded(picture())[:300])
+def test_skipped_images_are_reported_with_reasons(tmp_path, folder):
+    (folder / "broken.jpg").write_bytes(encoded(random_image())[:300])
     (folder / "broken.txt").write_text("broken")
-    (folder / "silent.jpg").write_bytes(encoded(picture()))
-    (folder / "blank.png").write_bytes(encoded(picture(), "PNG"))
+    (folder / "silent.jpg").write_bytes(encoded(random_image()))
+    (folder / "blank.png").write_bytes(encoded(random_image(), "PNG"))
     (folder / "blank.txt").write_text(" \n")
     (folder / "huge.png").write_bytes(encoded(Image.new("1", (1500, 1500)), "PNG"))
     (folder / "huge.txt").write_text("huge")
     (folder / "link.jpg").symlink_to(tmp_path / "elsewhere.jpg")
-    (tmp_path / "elsewhere.jpg").write_bytes(encoded(picture()))
+    (tmp_path / "elsewhere.jpg").write_bytes(encoded(random_image()))
     report = pack(tmp_path, max_pixels=10**6)
     reasons = {entry["file_name"]: entry["reason"].partition(":")[0] for entry in report["skipped_files"]}
     assert reasons.pop("broken.jpg").startswith("not a")
     assert reasons == {
-        "silent.jpg": "no caption", "blank.png": "no caption", "huge.png": "too many pixels",
-        "link.jpg": "lies outside the folder",
-    }  # fmt: skip
+        "silent.jpg": "no caption",
+        "blank.png": "no caption",
+        "huge.png": "too many pixels",
+        "link.jpg": "outside the folder",
+    }
     assert report["written"] == 3 and sum(report["skipped"].values()) == 5
     assert pack(tmp_path, captions=False, out_dir=str(tmp_path / "all"))["written"] == 6
 
@@ -122,10 +123,10 @@ def test_what_cannot_be_packed_is_reported_with_reasons(tmp_path, folder):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"source": ""}, r"--source \(not given\) is not a folder"),
+        ({"source": ""}, r"--source \(not set\) is not a folder"),
         ({"source": "/nowhere"}, "--source /nowhere is not a folder"),
-        ({"out_dir": ""}, "--out_dir is not given"),
-        ({"samples_per_shard": 0}, "--samples_per_shard must be at least 1"),
+        ({"out_dir": ""}, "--out_dir is not set"),
+        ({"samples_per_shard": 0}, "--samples_per_shard is 0 and --resize 0, but they must be at least 1 and 0"),
     ],
 )
 def test_bad_settings_are_refused(tmp_path, folder, changes, message):
@@ -137,13 +138,13 @@ def test_a_folder_without_images_or_captions_is_refused(tmp_path):
     (tmp_path / "in").mkdir()
     with pytest.raises(InputError, match="holds no images"):
         pack(tmp_path)
-    (tmp_path / "in" / "a.jpg").write_bytes(encoded(picture()))
-    with pytest.raises(InputError, match="none of the 1 images in --source .* could be packed: 1 × no caption"):
+    (tmp_path / "in" / "a.jpg").write_bytes(encoded(random_image()))
+    with pytest.raises(InputError, match="none of the 1 images in --source .* can be packed: 1 × no caption"):
         pack(tmp_path)
 
 
-def test_inspecting_shows_what_is_there(tmp_path, folder):
-    (folder / "d.jpg").write_bytes(encoded(picture(300, 300)))
+def test_inspection_reports_contents_and_broken_samples(tmp_path, folder):
+    (folder / "d.jpg").write_bytes(encoded(random_image(300, 300)))
     (folder / "d.txt").write_text("one two three four")
     pack(tmp_path)
     out = tmp_path / "out" / "00000.tar"
@@ -151,8 +152,9 @@ def test_inspecting_shows_what_is_there(tmp_path, folder):
     out.write_bytes(out.read_bytes().replace(image, b"x" * len(image)))
     lines, grid = inspect_shards(InspectionConfig((str(tmp_path / "out"),)))
     text = "\n".join(lines)
-    for part in ("1 shard, 4 samples", ".txt 4", "looked at 4 samples: 1 broken", "00000.tar : 00000001: not a",
-                 "longest 18", "shortest 2, median 2", "256-511"):  # fmt: skip
+    for part in ("1 shard, 4 samples", ".txt 4", "decoded 4 samples: 1 broken", "00000.tar : 00000001: not a"):
+        assert part in text
+    for part in ("longest 18", "shortest 2, median 2", "256-511"):
         assert part in text
     assert grid.width > 3 * 96 and len(np.unique(np.asarray(grid))) > 100
     lines, grid = inspect_shards(InspectionConfig((str(tmp_path / "out"),), caption_field="json:nothing"))

@@ -38,7 +38,7 @@ def test_ustar_prefixes_and_links():
 
 
 def test_sizes_beyond_eight_gigabytes():
-    """Only headers are read, so a payload of 9 GiB can be pretended."""
+    """Only headers are read, so a payload of 9 GiB need not exist."""
     header = tarfile.TarInfo("big.jpg")
     header.size = 9 << 30
     for form in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
@@ -58,7 +58,7 @@ def test_a_negative_size_is_damage_and_no_endless_loop():
     assert members_of(bytes(data)) == ([], "is not a tar")
 
 
-def test_what_lies_before_a_cut_or_a_damage_is_kept():
+def test_members_before_a_cut_or_damage_are_kept():
     data = tar_bytes([(f"{i}.txt", bytes([65 + i]) * 600) for i in range(4)])
     third = 2 * (512 + 1024)
     damaged = data[:third] + b"\xff" * 512 + data[third + 512 :]
@@ -87,7 +87,7 @@ def test_written_tars_are_read_back_and_reproducible(tmp_path):
 
 
 def test_written_shards_are_what_webdataset_reads(tmp_path):
-    """Shards made here must serve other programs of the field too."""
+    """Shards written here must be usable by other programs."""
     samples = [("0", {"jpg": b"1" * 600, "txt": b"one"}), ("1", {"txt": b"two"})]
     write_tar(str(tmp_path / "a.tar"), samples)
     read = webdataset.WebDataset(str(tmp_path / "a.tar"), shardshuffle=False)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from diff_dalle.diffusion.augmentation import BLUR_SIGMAS, AugmentationConfig, add_noise, augment, blur, downsample
+from diff_dalle.diffusion.augmentation import BLUR_SIGMAS, AugmentationConfig, add_noise, area_downsample, augment, blur
 from diff_dalle.errors import InputError
 
 EVERYTHING = AugmentationConfig(gaussian_blur=True, noise_augmentation=0.3)
@@ -40,7 +40,7 @@ def blurred_plainly(image: np.ndarray, sigma: float, reach: int = 5) -> np.ndarr
 @pytest.mark.parametrize("factor", [1, 2, 3, 4])
 def test_each_pixel_is_the_mean_of_its_block(factor):
     images = pictures(2, 2 * factor, 5 * factor)
-    small = downsample(images, factor)
+    small = area_downsample(images, factor)
     assert small.shape == (2, 3, 2, 5)
     for y in range(2):
         for x in range(5):

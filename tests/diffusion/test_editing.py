@@ -1,4 +1,4 @@
-"""New pictures from given ones, with every sampler, against networks whose answer is exact."""
+"""Image editing with every sampler, against exact denoisers."""
 
 import itertools
 from dataclasses import replace
@@ -19,8 +19,9 @@ from diff_dalle.diffusion.editing import (
     resampled_steps,
     shortened,
 )
-from diff_dalle.diffusion.sampling import SamplerConfig, sample_steps
+from diff_dalle.diffusion.sampling import SampleBatch, SamplerConfig, sample_batch, sample_steps
 from diff_dalle.errors import InputError
+from diff_dalle.images.signal import PixelSignal
 
 CONFIG = DiffusionConfig(variance="fixed_small")
 OFF = GuidanceConfig(guidance_scale=1.0, thresholding="none")
@@ -37,7 +38,7 @@ DATA = seeded(3, 3, *SIZE).clamp(-1, 1)
 
 
 class Exact(nn.Module):
-    """Predicts eps for data that is the pictures DATA, each blurred by Gaussian noise of width ``scale``."""
+    """Predicts eps for a mixture of Gaussians of standard deviation ``scale`` around the images DATA."""
 
     def __init__(self, scale=0.0):
         super().__init__()
@@ -56,13 +57,13 @@ class Exact(nn.Module):
         return ((1 - alpha_bar).sqrt() * (share * away / spread).sum(1, keepdim=True)).view_as(x)
 
 
-def run(edit, sampler="ddim", steps="20", seeds=None, model=None, **options):
-    """Every step, with an exact network unless there is another."""
+def run(edit, sampler="ddim", steps="20", seeds=None, model=None, process=None, **options):
+    """Every step, by default with an exact network."""
     seeds = range(len(edit.images)) if seeds is None else seeds
-    chosen = SamplerConfig(sampler=sampler, timestep_respacing=steps, **options)
+    process = process or create_gaussian_diffusion(CONFIG, steps)
+    batch = SampleBatch(PixelSignal(), SIZE, seeds, Conditioning(), edit=edit)
     with torch.no_grad():
-        return list(sample_steps(model or Exact(), CONFIG, Conditioning(), Conditioning(), SIZE, seeds, chosen, OFF,
-                                 edit=edit))  # fmt: skip
+        return list(sample_steps(model or Exact(), process, batch, SamplerConfig(sampler, **options), OFF))
 
 
 def end(*arguments, **keywords):
@@ -70,21 +71,21 @@ def end(*arguments, **keywords):
 
 
 def nearest(x):
-    """Which picture of DATA each is, and how far from it."""
-    far = (x[:, None] - DATA).abs().flatten(2).amax(2)
-    return far.argmin(1), far.amin(1)
+    """The index of the nearest image of DATA, and the distance to it."""
+    distance = (x[:, None] - DATA).abs().flatten(2).amax(2)
+    return distance.argmin(1), distance.amin(1)
 
 
-def right_side_open(count=3, **settings):
-    """The left side of DATA's first pictures, in turn; grey and open on the right."""
+def inpaint_right(count=3, **settings):
+    """The left half of DATA's first images, in turn; gray and to be inpainted on the right."""
     unknown = ~LEFT.expand(count, 1, *SIZE)
     return Edit(DATA[torch.arange(count) % 3] * ~unknown, unknown, EditConfig(**settings))
 
 
 EDITS = {
     "image to image": lambda: Edit(DATA + 0.1, None, EditConfig(strength=0.5)),
-    "inpainting": lambda: right_side_open(inpaint_resamples=2),
-    "inpainting from what is there": lambda: right_side_open(inpaint_resamples=3, inpaint_jump=4, strength=0.8),
+    "inpainting": lambda: inpaint_right(inpaint_resamples=2),
+    "inpainting with strength": lambda: inpaint_right(inpaint_resamples=3, inpaint_jump=4, strength=0.8),
     "variation": lambda: Edit(DATA + 0.1, None, EditConfig(variation=0.5)),
     "variation of details": lambda: Edit(DATA + 0.1, None, EditConfig(variation=0.5, strength=0.4)),
 }
@@ -92,19 +93,19 @@ ALL = [(edit, name) for edit in EDITS for name in (DETERMINISTIC if "variation" 
 
 
 @pytest.mark.parametrize(("edit", "name"), ALL)
-def test_every_sampler_makes_every_edit_and_a_picture_does_not_depend_on_its_batch(edit, name):
-    """Without a mask they end at the data; alone as among others."""
+def test_every_sampler_performs_every_edit_and_an_image_does_not_depend_on_its_batch(edit, name):
+    """Without a mask they end at the data; alone or in a batch."""
     edit = EDITS[edit]()
     together, alone = end(edit, name), end(edit.select([1]), name, seeds=[1])
     assert together.shape == DATA.shape and (edit.unknown is not None or nearest(together)[1].max() < 0.02)
     torch.testing.assert_close(together[1:2], alone, atol=1e-5, rtol=0)
 
 
-# ------------------------------------------------------------------------------------------------------ less of T
+# ------------------------------------------------------------------------------------------------------ strength
 
 
 def test_a_shortened_process_is_the_low_end_of_the_original():
-    """Same tables at the same steps, same place in the original process; t = strength × T is not taken any more."""
+    """Same tables at the same steps, same position in the original process; t = strength × T is excluded."""
     process = create_gaussian_diffusion(replace(CONFIG, diffusion_steps=100), "25")
     kept = [t for t in process.timestep_map if t < 50]
     short = shortened(process, 0.5)
@@ -119,8 +120,8 @@ def test_a_shortened_process_is_the_low_end_of_the_original():
 
 
 @pytest.mark.parametrize("strength", [0.3, None])
-def test_strength_is_the_part_of_the_process_that_is_walked(strength):
-    """0.75 of it by default; the pictures begin with the noise of the first step taken."""
+def test_strength_is_the_fraction_of_the_process_that_is_sampled(strength):
+    """0.75 by default; the images start with the noise of the first step taken."""
     model, edit = Exact(), Edit(DATA, None, EditConfig(strength=strength))
     process, expected = create_gaussian_diffusion(CONFIG, "20"), strength or 0.75
     run(edit, model=model)
@@ -132,19 +133,19 @@ def test_strength_is_the_part_of_the_process_that_is_walked(strength):
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_a_low_strength_keeps_the_picture_and_strength_1_forgets_it(name):
+def test_a_low_strength_preserves_the_image_and_strength_1_ignores_it(name):
     near = DATA + 0.2 * seeded(*DATA.shape, seed=1)
     found, distance = nearest(end(Edit(near, None, EditConfig(strength=0.2)), name))
     assert found.tolist() == [0, 1, 2] and distance.max() < 0.02
-    forgotten = [end(Edit(given, None, EditConfig(strength=1.0)), name) for given in (near, -near)]
-    assert torch.equal(*forgotten)
+    ignored = [end(Edit(given, None, EditConfig(strength=1.0)), name) for given in (near, -near)]
+    assert torch.equal(*ignored)
 
 
-# ------------------------------------------------------------------------------------------------------- painting in
+# ------------------------------------------------------------------------------------------------------- inpainting
 
 
 class Rough(Exact):
-    """Agrees with nothing: curved, and far out of range. As many channels as it is asked for."""
+    """Inconsistent predictions, nonlinear and far out of range."""
 
     def __init__(self, out_channels):
         super().__init__()
@@ -156,24 +157,24 @@ class Rough(Exact):
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine", "jsd"])
-@pytest.mark.parametrize(("prediction", "variance"), [("eps", "fixed_large"), ("x_start", "learned_range"),
-                                                      ("previous_x", "fixed_small"), ("v", "learned")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("prediction", "variance"),
+    [("eps", "fixed_large"), ("x_start", "learned_range"), ("previous_x", "fixed_small"), ("v", "learned")],
+)
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_known_pixels_end_as_they_were_given(name, prediction, variance, schedule):
-    """To the last bit, whatever the network says; the others do not."""
-    edit = right_side_open(inpaint_resamples=2, inpaint_jump=3)
+def test_known_pixels_end_at_their_given_values(name, prediction, variance, schedule):
+    """Bit for bit, whatever the network predicts; the others do not."""
+    edit = inpaint_right(inpaint_resamples=2, inpaint_jump=3)
     config = DiffusionConfig(100, schedule, prediction=prediction, variance=variance)
-    with torch.no_grad():
-        network = Rough(6 if config.variance_is_learned else 3)
-        *_, last = sample_steps(network, config, Conditioning(), Conditioning(), SIZE, range(3),
-                                SamplerConfig(sampler=name, timestep_respacing="8"), OFF, edit=edit)  # fmt: skip
-    assert torch.equal(last.x[..., LEFT], edit.images[..., LEFT])
-    assert (last.x[..., ~LEFT] != edit.images[..., ~LEFT]).all()
+    network = Rough(6 if config.variance_is_learned else 3)
+    last = end(edit, name, model=network, process=create_gaussian_diffusion(config, "8"))
+    assert torch.equal(last[..., LEFT], edit.images[..., LEFT])
+    assert (last[..., ~LEFT] != edit.images[..., ~LEFT]).all()
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_on_the_way_known_pixels_are_as_noisy_as_the_others_should_be(name):
-    """After every step their noise, x_t less the signal, has the variance of that level."""
+def test_known_pixels_have_the_noise_of_each_step(name):
+    """After every step their noise, x_t minus the signal, has the variance of that level."""
     unknown = torch.zeros(400, 1, *SIZE, dtype=torch.bool)
     unknown[..., 0] = True
     edit = Edit(DATA[:1].expand(400, -1, -1, -1), unknown, EditConfig(inpaint_resamples=2, inpaint_jump=3))
@@ -186,81 +187,83 @@ def test_on_the_way_known_pixels_are_as_noisy_as_the_others_should_be(name):
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_what_is_painted_follows_what_is_known(name):
-    """Which half is known decides which picture of the data it is, the more surely the more passes."""
+def test_inpainted_pixels_match_known_ones(name):
+    """The known half determines the image of the data, more reliably with more passes."""
     which, hits = torch.arange(120) % 3, {}
     for passes in (1, 4, 10):
-        found, _ = nearest(end(right_side_open(120, inpaint_resamples=passes), name))
+        found, _ = nearest(end(inpaint_right(120, inpaint_resamples=passes), name))
         hits[passes] = (found == which).float().mean().item()
     assert hits[10] > 0.95 and hits[10] >= hits[4] >= hits[1]
 
 
 def test_passes():
-    """Segments from the top, each gone through several times; one pass is the sampler's own walk, memory included."""
+    """Segments from the top, each repeated; one pass is the plain sampler, with its history."""
 
-    def walked(**settings):
-        return [step.t for step in run(right_side_open(**settings), steps="7")]
+    def steps_taken(**settings):
+        return [step.t for step in run(inpaint_right(**settings), steps="7")]
 
-    assert walked(inpaint_resamples=2, inpaint_jump=3) == [6, 5, 4, 6, 5, 4, 3, 2, 1, 3, 2, 1, 0, 0]
-    assert walked(inpaint_resamples=1, inpaint_jump=3) == [6, 5, 4, 3, 2, 1, 0]
-    assert walked(inpaint_resamples=2, inpaint_jump=9) == [6, 5, 4, 3, 2, 1, 0] * 2
-    once = [end(right_side_open(inpaint_resamples=1, inpaint_jump=jump), "dpm++2m") for jump in (3, 100)]
+    assert steps_taken(inpaint_resamples=2, inpaint_jump=3) == [6, 5, 4, 6, 5, 4, 3, 2, 1, 3, 2, 1, 0, 0]
+    assert steps_taken(inpaint_resamples=1, inpaint_jump=3) == [6, 5, 4, 3, 2, 1, 0]
+    assert steps_taken(inpaint_resamples=2, inpaint_jump=9) == [6, 5, 4, 3, 2, 1, 0] * 2
+    once = [end(inpaint_right(inpaint_resamples=1, inpaint_jump=jump), "dpm++2m") for jump in (3, 100)]
     assert torch.equal(*once)
 
 
-def test_going_back_up_is_the_forward_process():
+def test_noising_again_is_the_forward_process():
     """From step 3, after it, to step 5, before it: the signal and the noise are those of an image noised to step 5."""
     process, seen = create_gaussian_diffusion(CONFIG, "9"), {}
     bottom, top = process.alphas_cumprod[[2, 5]]  # after step 3, before step 5
 
-    def one_picture(x, t):  # the noise in x is 0, so ddim goes along the picture itself
+    def one_image(x, t):  # the noise in x is 0, so ddim follows the image itself
         seen.setdefault(t, []).append(x)
         return Prediction(DATA, torch.zeros_like(DATA), x, 0.0)
 
     short = process.truncated(6)
     for noise in (0.0, 1.0):
         seen.clear()
-        steps = resampled_steps(short, SAMPLERS["ddim"], one_picture, top**0.5 * DATA,
-                                lambda name, noise=noise: torch.full_like(DATA, noise), passes=2, jump=3)  # fmt: skip
+        fresh = torch.full_like(DATA, noise)
+        steps = resampled_steps(
+            short, SAMPLERS["ddim"], one_image, top**0.5 * DATA, lambda name, fresh=fresh: fresh, passes=2, jump=3
+        )
         assert [step.t for step in itertools.islice(steps, 4)] == [5, 4, 3, 5]
-        added = (1 - top / bottom) ** 0.5  # with the noise of step 3 in its share, the variances add up to 1 − ᾱ
+        added = (1 - top / bottom) ** 0.5  # with the scaled noise of step 3, the variances add up to 1 − ᾱ
         assert top / bottom * (1 - bottom) + added**2 == pytest.approx(1 - top)
         torch.testing.assert_close(seen[5][1], top**0.5 * DATA + noise * added)
 
 
 @pytest.mark.parametrize("variance", ["fixed_large", "learned_range"])
-def test_open_pixels_are_expected_as_before_and_known_ones_as_if_the_picture_were_all_the_data(variance):
+def test_keep_known_changes_known_pixels_to_their_posterior_and_no_others(variance):
     process = create_gaussian_diffusion(replace(CONFIG, variance=variance), "9")
     x, unknown = seeded(3, 3, *SIZE, seed=5), seeded(3, 1, *SIZE, seed=6) > 0
     learned = variance.startswith("learned")
     denoise = process.denoiser(lambda x, t: torch.cat([x.sin(), x.cos()], 1) if learned else x.sin())
     before, found = denoise(x, 4), keep_known(process, denoise, DATA, unknown)(x, 4)
     alpha_bar, log_variance = process.alphas_cumprod[4], torch.full_like(x, process.posterior_log_variance_clipped[4])
-    expected = Prediction(DATA, (x - alpha_bar**0.5 * DATA) / (1 - alpha_bar) ** 0.5,
-                          process.posterior_mean(DATA, x, 4), log_variance)  # fmt: skip
+    eps = (x - alpha_bar**0.5 * DATA) / (1 - alpha_bar) ** 0.5
+    expected = Prediction(DATA, eps, process.posterior_mean(DATA, x, 4), log_variance)
     for name in ("x_start", "eps", "mean", "log_variance"):
         value, given = getattr(found, name).expand_as(x), torch.as_tensor(getattr(before, name)).expand_as(x)
         torch.testing.assert_close(value, torch.where(unknown, given, getattr(expected, name)))
 
 
-def test_open_pixels_start_from_noise_alone_and_known_ones_from_that_noise_on_the_picture():
-    edit, fresh = right_side_open(), seeded(3, 3, *SIZE, seed=7)
+def test_unknown_pixels_start_from_noise_and_known_ones_from_the_noised_image():
+    edit, fresh = inpaint_right(), seeded(3, 3, *SIZE, seed=7)
     process = create_gaussian_diffusion(CONFIG, "9").truncated(5)
     start = edit_start(process, None, edit, fresh)
     noised = process.q_sample(edit.images, torch.full((3,), 4), fresh)
     torch.testing.assert_close(start, torch.where(edit.unknown, fresh, noised))
 
 
-def test_a_mask_of_nothing_is_sampling_and_of_everything_the_picture():
-    """All open: what strength 1 gives, however strange the picture beneath. None open: the picture."""
+def test_a_full_mask_is_plain_sampling_and_an_empty_mask_the_image():
+    """All unknown: the same as strength 1, whatever the image. None unknown: the image."""
     given, plain = 5 * seeded(*DATA.shape, seed=2), end(Edit(DATA, None, EditConfig(strength=1.0)))
     for share in (True, False):
         edit = Edit(given, torch.full((3, 1, *SIZE), share), EditConfig(inpaint_resamples=1))
         torch.testing.assert_close(end(edit), plain if share else given, atol=1e-5, rtol=0)
 
 
-def test_with_a_strength_the_open_pixels_start_from_what_is_there():
-    """At a low strength, what lies beneath the mask decides, not the other side."""
+def test_with_a_strength_the_unknown_pixels_start_from_the_image():
+    """At a low strength, the image under the mask determines the result, not the other half."""
     unknown = ~LEFT.expand(3, 1, *SIZE)
     mixed = torch.where(unknown, DATA.roll(1, 0), DATA)
     found = end(Edit(mixed, unknown, EditConfig(strength=0.05)))
@@ -276,8 +279,8 @@ def varied(variation, sampler="ddim", steps="200", strength=None, model=None, se
 
 
 @pytest.mark.parametrize("strength", [0.4, 1.0])
-def test_variation_0_gives_the_picture_back(strength):
-    """The more exactly the more steps; no seed matters."""
+def test_variation_0_reconstructs_the_image(strength):
+    """More exactly with more steps; independent of the seed."""
     gap = {steps: (varied(0.0, steps=steps, strength=strength) - DATA - 0.3).abs().max() for steps in ("100", "400")}
     assert gap["400"] < 0.05 and gap["400"] < 0.5 * gap["100"]
     assert torch.equal(varied(0.0, seeds=[0, 1, 2]), varied(0.0, seeds=[3, 4, 5]))
@@ -286,28 +289,28 @@ def test_variation_0_gives_the_picture_back(strength):
 @pytest.mark.parametrize("strength", [0.4, 1.0])
 @pytest.mark.parametrize("name", DETERMINISTIC)
 def test_variation_1_is_fresh_noise(name, strength):
-    """The same as going through the process again from that strength."""
+    """The same as image to image with that strength."""
     again = end(Edit(DATA + 0.3, None, EditConfig(strength=strength)), name, "10", None, Exact(scale=0.3))
     torch.testing.assert_close(varied(1.0, name, "10", strength), again, atol=1e-5, rtol=0)
 
 
-def test_between_them_the_noise_keeps_its_variance_and_the_picture_changes_steadily():
+def test_in_between_the_noise_keeps_its_variance_and_the_image_changes_monotonically():
     model = Exact(scale=0.8)
     process = create_gaussian_diffusion(CONFIG, "100")
-    pictures = DATA[:1] + 0.8 * seeded(300, 3, *SIZE, seed=3)
-    given, noise = Edit(pictures, None, EditConfig(variation=0.5)), seeded(300, 3, *SIZE, seed=4)
+    images = DATA[:1] + 0.8 * seeded(300, 3, *SIZE, seed=3)
+    given, noise = Edit(images, None, EditConfig(variation=0.5)), seeded(300, 3, *SIZE, seed=4)
     with torch.no_grad():
         start = edit_start(process, process.denoiser(model, clip_denoised=False), given, noise)
     assert start.std().item() == pytest.approx(1, abs=0.02)
-    away = [(varied(v, steps="50") - varied(0.0, steps="50")).square().mean() for v in (0.1, 0.3, 0.6)]
-    assert 0 < away[0] < away[1] < away[2]
+    change = [(varied(v, steps="50") - varied(0.0, steps="50")).square().mean() for v in (0.1, 0.3, 0.6)]
+    assert 0 < change[0] < change[1] < change[2]
 
 
 # ------------------------------------------------------------------------------------------------------ noise, errors
 
 
 def test_no_noise_is_used_twice_nor_is_that_of_sampling():
-    """A picture edited with the seed that made it would else meet its own noise again."""
+    """Otherwise an image edited with its own seed would be noised with the same noise again."""
     names, process = [], create_gaussian_diffusion(CONFIG, "9")
 
     def noise(name):
@@ -315,7 +318,7 @@ def test_no_noise_is_used_twice_nor_is_that_of_sampling():
         return seeded(*DATA.shape)
 
     denoise = process.denoiser(Exact())
-    edit = right_side_open(inpaint_resamples=3, inpaint_jump=4)
+    edit = inpaint_right(inpaint_resamples=3, inpaint_jump=4)
     with torch.no_grad():
         list(edited_steps(process, SAMPLERS["ancestral"], denoise, denoise, edit, noise))
     assert len(set(names)) == len(names) == 1 + 3 * 9 - 3 + 2 * 3  # the start; not at t = 0; two ways back in each of 3
@@ -324,7 +327,7 @@ def test_no_noise_is_used_twice_nor_is_that_of_sampling():
 
 @pytest.mark.parametrize(("edit", "name"), ALL)
 def test_evaluations(edit, name):
-    """Passes × those of the sampler, and one less than there are steps to find the noise of a variation."""
+    """Passes × those of the sampler, plus T - 1 for the inversion of a variation."""
     edit, model, process = EDITS[edit](), Exact(), create_gaussian_diffusion(CONFIG, "20")
     steps = shortened(process, edit.strength).num_timesteps
     run(edit, name, model=model)
@@ -334,7 +337,7 @@ def test_evaluations(edit, name):
 
 
 def test_inversion_is_not_guided():
-    """It runs under the captions alone; then guidance acts, from the noise that it finds."""
+    """Guidance applies to the steps from the inverted noise only."""
     sizes = []
 
     class Guided(Exact):
@@ -344,23 +347,29 @@ def test_inversion_is_not_guided():
 
     cond, null = Conditioning(labels=torch.ones(3)), Conditioning(labels=torch.zeros(3))
     edit = Edit(DATA, None, EditConfig(variation=0.0))
-    with torch.no_grad():
-        list(sample_steps(Guided(), CONFIG, cond, null, SIZE, range(3), SamplerConfig("ddim", "5"),
-                          GuidanceConfig(guidance_scale=2.0), edit=edit))  # fmt: skip
+    batch = SampleBatch(PixelSignal(), SIZE, range(3), cond, null, edit)
+    process, guidance = create_gaussian_diffusion(CONFIG, "5"), GuidanceConfig(guidance_scale=2.0)
+    sample_batch(Guided(), process, batch, SamplerConfig("ddim"), guidance)
     assert sizes == [3] * 4 + [6] * 5
 
 
 @pytest.mark.parametrize(
     "settings",
-    [{"strength": 0.0}, {"strength": 1.5}, {"variation": -0.1}, {"variation": 2.0}, {"inpaint_resamples": 0},
-     {"inpaint_jump": 0}],
-)  # fmt: skip
+    [
+        {"strength": 0.0},
+        {"strength": 1.5},
+        {"variation": -0.1},
+        {"variation": 2.0},
+        {"inpaint_resamples": 0},
+        {"inpaint_jump": 0},
+    ],
+)
 def test_bad_settings(settings):
     with pytest.raises(InputError, match=f"--{next(iter(settings))}"):
         EditConfig(**settings)
 
 
-def test_impossible_edits_are_refused_in_words():
+def test_impossible_edits_are_refused():
     unknown, vary = torch.ones(3, 1, *SIZE, dtype=torch.bool), EditConfig(variation=0.5)
     with pytest.raises(InputError, match="a mask and --variation"):
         Edit(DATA, unknown, vary)
@@ -379,7 +388,7 @@ def test_impossible_edits_are_refused_in_words():
 
 
 def exercise(device):
-    """Every edit by every sampler that can make it, on pictures there."""
+    """Every edit by every sampler that supports it, on a device."""
     config = replace(CONFIG, variance="learned_range", prediction="v")
     process = create_gaussian_diffusion(config, "3")
     x, unknown = torch.zeros(3, 3, *SIZE, device=device), torch.ones(3, 1, *SIZE, dtype=torch.bool, device=device)

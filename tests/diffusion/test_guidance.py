@@ -1,4 +1,4 @@
-"""Wrappers of the denoiser."""
+"""Guidance and thresholding."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from diff_dalle.diffusion import (
     create_gaussian_diffusion,
     guided_denoiser,
 )
-from diff_dalle.diffusion.guidance import classifier_free, dynamic_threshold, similarity_gradient
+from diff_dalle.diffusion.guidance import classifier_free, dynamic_threshold, similarity_gradient, thresholding
 from diff_dalle.errors import InputError
 
 CONFIG = DiffusionConfig(diffusion_steps=100, noise_schedule="cosine", prediction="x_start", variance="learned_range")
@@ -21,7 +21,7 @@ COND, NULL = Conditioning(labels=torch.tensor([1, 2])), Conditioning(labels=torc
 
 
 class Network:
-    """Half-precision mean and variance channels that depend on the label; remembers the batch sizes it saw."""
+    """Half-precision mean and variance channels that depend on the label; records its batch sizes."""
 
     def __init__(self):
         self.sizes = []
@@ -33,7 +33,7 @@ class Network:
 
 
 def test_only_the_mean_is_guided():
-    """The mean is null + scale × (cond − null), the variance the conditional one, from one call with both halves."""
+    """The mean is null + scale × (cond − null), the variance the conditional one, in one call with both halves."""
     network, x, t = Network(), torch.randn(2, 3, 4, 4), torch.tensor([5, 5])
     output = classifier_free(network, COND, NULL, 3.0)(x, t)
     given, baseline = network(x, t, COND).float(), network(x, t, NULL).float()
@@ -43,7 +43,7 @@ def test_only_the_mean_is_guided():
 
 
 def test_scale_one_is_off():
-    """At scale 1 the network runs once on the N samples, needs no null condition, and equals plain sampling."""
+    """At scale 1 the network runs once on the N samples, without a null condition, and equals plain sampling."""
     network, process, x = Network(), create_gaussian_diffusion(CONFIG), torch.randn(2, 3, 4, 4)
     found = guided_denoiser(process, network, COND, None, GuidanceConfig(guidance_scale=1.0))(x, 50)
     plain = process.denoiser(network, model_kwargs={"cond": COND})(x, 50)
@@ -51,14 +51,34 @@ def test_scale_one_is_off():
     assert torch.equal(found.x_start, plain.x_start) and torch.equal(found.mean, plain.mean)
 
 
-def test_guidance_needs_something_to_guide_by():
-    """Guidance without a condition is refused in words."""
-    with pytest.raises(InputError, match="guidance_scale is 2"):
-        guided_denoiser(create_gaussian_diffusion(CONFIG), Network(), None, None, GuidanceConfig(guidance_scale=2.0))
+def test_guidance_requires_a_condition():
+    """Neither missing conditions nor those with nothing to drop are silently left unguided."""
+    process, config = create_gaussian_diffusion(CONFIG), GuidanceConfig(guidance_scale=2.0)
+    low_res = Conditioning(low_res=torch.zeros(2, 3, 4, 4))
+    for cond, null in ((None, None), (low_res, low_res)):
+        with pytest.raises(InputError, match="guidance_scale is 2, but there is no caption, class or image embedding"):
+            guided_denoiser(process, Network(), cond, null, config)
+    with pytest.raises(InputError, match="guidance_scale is 2, but null is missing"):
+        guided_denoiser(process, Network(), COND, None, config)
+
+
+def test_an_embedding_mask_may_be_left_out():
+    """Where nothing is dropped; the halves are joined all the same."""
+    masks, x = [], torch.randn(2, 3, 4, 4)
+
+    def network(x, t, cond):
+        masks.append(cond.embedding_mask)
+        return x * cond.image_embedding.sum(1).view(-1, 1, 1, 1)
+
+    cond = Conditioning(image_embedding=torch.ones(2, 5))
+    null = cond.drop(torch.ones(2, dtype=torch.bool))
+    output = classifier_free(network, cond, null, 3.0)(x, torch.tensor([5, 5]))
+    torch.testing.assert_close(output, 15 * x)
+    assert masks[0].tolist() == [True, True, False, False]
 
 
 def test_interval_in_steps_of_the_original_process():
-    """Inside the interval both halves run, outside only the conditional one; respacing does not move the interval."""
+    """Inside the interval both halves run, outside only the conditional one, independently of respacing."""
     process = create_gaussian_diffusion(CONFIG, "5")  # steps 0, 25, 50, 74, 99 of 100
     network, x = Network(), torch.randn(2, 3, 4, 4)
     config = GuidanceConfig(guidance_scale=2.0, guidance_interval=(0.25, 0.7))
@@ -70,10 +90,9 @@ def test_interval_in_steps_of_the_original_process():
 
 @pytest.mark.parametrize("percentile", [0.3, 0.9, 0.995, 1.0])
 def test_dynamic_threshold(percentile):
-    """The percentile of |x_start|, as torch.quantile finds it, becomes 1, sample by sample; small images stay."""
-    x = torch.randn(3, 3, 8, 8, generator=torch.Generator().manual_seed(0)) * torch.tensor([0.01, 2, 5]).view(
-        3, 1, 1, 1
-    )
+    """Each sample is divided by its percentile of |x_start|, as by torch.quantile; small values stay."""
+    scale = torch.tensor([0.01, 2, 5]).view(3, 1, 1, 1)
+    x = scale * torch.randn(3, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     s = x.abs().flatten(1).quantile(percentile, dim=1).clamp(min=1).view(3, 1, 1, 1)
     torch.testing.assert_close(dynamic_threshold(x, percentile), x.clamp(-s, s) / s)
     torch.testing.assert_close(dynamic_threshold(x, percentile)[1:2], dynamic_threshold(x[1:2], percentile))
@@ -81,7 +100,7 @@ def test_dynamic_threshold(percentile):
 
 @pytest.mark.parametrize(("kind", "largest"), [("none", 7.0), ("static", 1.0), ("dynamic", 1.0)])
 def test_thresholding(kind, largest):
-    """Each kind limits x_start as it says, and eps follows x_start."""
+    """Each kind limits x_start as documented, and eps follows x_start."""
     process, x = create_gaussian_diffusion(CONFIG), torch.randn(1, 3, 4, 4)
 
     def network(x, t, cond):
@@ -91,6 +110,22 @@ def test_thresholding(kind, largest):
     assert found.x_start.abs().max().item() == pytest.approx(largest, rel=1e-5)
     alpha_bar = process.alphas_cumprod[50]
     torch.testing.assert_close(alpha_bar**0.5 * found.x_start + (1 - alpha_bar) ** 0.5 * found.eps, x)
+
+
+def test_thresholding_uses_the_value_range():
+    x = 3 * torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    static, dynamic, none = (GuidanceConfig(thresholding=kind) for kind in ("static", "dynamic", "none"))
+    assert torch.equal(thresholding(static, (0.0, 4.0))(x), x.clamp(0, 4))
+    torch.testing.assert_close(thresholding(dynamic, (0.0, 4.0))(x), 2 * dynamic_threshold((x - 2) / 2, 0.995) + 2)
+    assert torch.equal(thresholding(dynamic, (-1.0, 1.0))(x), dynamic_threshold(x, 0.995))
+    assert thresholding(none, None) is None
+    for config in (static, dynamic):
+        with pytest.raises(InputError, match=f"thresholding is {config.thresholding}, .* set --thresholding none"):
+            thresholding(config, None)
+    process, network = create_gaussian_diffusion(CONFIG), Network()
+    denoise = guided_denoiser(process, network, COND, None, GuidanceConfig(guidance_scale=1.0), None, (0.15, 0.25))
+    found = denoise(torch.zeros(2, 3, 4, 4), 50).x_start  # 0.1 and 0.2 before the limits
+    torch.testing.assert_close(found.amax((1, 2, 3)), torch.tensor([0.15, 0.2]), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -103,14 +138,14 @@ def test_thresholding(kind, largest):
     ],
 )
 def test_bad_settings(settings):
-    """Impossible settings are refused by name."""
+    """Impossible settings are refused, naming them."""
     with pytest.raises(InputError, match=next(iter(settings))):
         GuidanceConfig(**settings)
 
 
-# ------------------------------------------------------------------------------------------------- by a classifier
+# ------------------------------------------------------------------------------------------------- classifiers
 
-WIDTH, ERROR, CENTRE = 0.8, 0.5, 0.3
+WIDTH, ERROR, CENTER = 0.8, 0.5, 0.3
 ORIGINAL = create_gaussian_diffusion(DiffusionConfig(diffusion_steps=100, noise_schedule="cosine"))
 OFF = GuidanceConfig(guidance_scale=1.0, thresholding="none")
 SHAPE = (4, 3, 2, 2)
@@ -121,9 +156,9 @@ def seeded(*shape, seed=0):
 
 
 class Gaussian:
-    """Data x_start ~ N(CENTRE, WIDTH²) and an observation of it, y ~ N(x_start, ERROR²): everything is a formula.
+    """Data x_start ~ N(CENTER, WIDTH²) and an observation of it, y ~ N(x_start, ERROR²), in closed form.
 
-    Called as a network, it predicts what ``process`` asks for. t counts steps of ORIGINAL.
+    Called as a network, it has the prediction type of ``process``. t counts steps of ORIGINAL.
     """
 
     def __init__(self, process, y=None):
@@ -134,7 +169,7 @@ class Gaussian:
         alpha_bar = torch.tensor(ORIGINAL.alphas_cumprod)[t].view(-1, 1, 1, 1)
         spread = alpha_bar * WIDTH**2 + 1 - alpha_bar
         slope = alpha_bar.sqrt() * WIDTH**2 / spread
-        return CENTRE + slope * (x - alpha_bar.sqrt() * CENTRE), slope, WIDTH**2 * (1 - alpha_bar) / spread
+        return CENTER + slope * (x - alpha_bar.sqrt() * CENTER), slope, WIDTH**2 * (1 - alpha_bar) / spread
 
     def __call__(self, x, t, cond=None):
         x_start, alpha_bar = self.expected(x, t)[0], torch.tensor(ORIGINAL.alphas_cumprod)[t].view(-1, 1, 1, 1)
@@ -168,8 +203,8 @@ def denoiser(process, model, scale=1.0, gradient="x_t", config=OFF, similarity=N
 @pytest.mark.parametrize("variance", ["fixed_small", "learned_range"])
 @pytest.mark.parametrize("prediction", ["eps", "x_start", "v", "previous_x"])
 def test_the_guided_denoiser_is_that_of_the_posterior(prediction, variance):
-    """Bayes' rule: at scale 1 it expects what is to be expected given x_t and y, at every step that respacing leaves.
-    A learned variance stays as it was."""
+    """Bayes' rule: at scale 1 its x_start is the posterior mean given x_t and y, at every step after respacing. A
+    learned variance is unchanged."""
     config = DiffusionConfig(100, "cosine", prediction=prediction, variance=variance)
     process, x = create_gaussian_diffusion(config, "5"), seeded(*SHAPE)
     model = Gaussian(process, seeded(*SHAPE, seed=1))
@@ -187,7 +222,7 @@ def test_the_guided_denoiser_is_that_of_the_posterior(prediction, variance):
 
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_every_sampler_follows_the_sign_and_draws_from_the_posterior(name):
-    """The score rises with guidance and falls when the sign is flipped; at scale 1 the samples are the posterior's."""
+    """Guidance raises the score, and lowers it with the sign flipped; at scale 1 samples follow the posterior."""
     process = create_gaussian_diffusion(DiffusionConfig(100, "cosine", variance="fixed_small"))
     x, model = seeded(500, 3, 2, 2), Gaussian(process, torch.full((1, 3, 2, 2), -0.9, dtype=torch.float64))
 
@@ -202,13 +237,13 @@ def test_every_sampler_follows_the_sign_and_draws_from_the_posterior(name):
     score = {scale: -(x - model.y).square().mean() for scale, x in found.items()}
     assert score[-0.3] < score[0] < score[1.0]
     share = WIDTH**2 / (WIDTH**2 + ERROR**2)
-    assert found[1.0].mean().item() == pytest.approx(CENTRE + share * (-0.9 - CENTRE), abs=0.03)
+    assert found[1.0].mean().item() == pytest.approx(CENTER + share * (-0.9 - CENTER), abs=0.03)
     assert found[1.0].std().item() == pytest.approx(share**0.5 * ERROR, rel=0.06)
-    assert found[0].mean().item() == pytest.approx(CENTRE, abs=0.05)
+    assert found[0].mean().item() == pytest.approx(CENTER, abs=0.05)
 
 
 @pytest.mark.parametrize(("gradient", "seen"), [("x_t", [[250.0], [500.0]]), ("x_start", [[0.0], [0.0]])])
-def test_the_classifier_sees_steps_as_the_network_does_and_only_inside_the_interval(gradient, seen):
+def test_the_classifier_has_the_networks_time_input_and_is_used_inside_the_interval_only(gradient, seen):
     process = create_gaussian_diffusion(DiffusionConfig(100, "cosine", rescale_timesteps=True), "5")
     steps, x = [], seeded(*SHAPE).float()
 
@@ -225,7 +260,7 @@ def test_the_classifier_sees_steps_as_the_network_does_and_only_inside_the_inter
 
 
 def curved(x, t, cond=None):
-    """A network that is not linear, in every output pixel of its neighbours too."""
+    """A nonlinear network whose output pixels depend on their neighbors."""
     return torch.tanh(x + 0.5 * x.roll(1, 3)) * (1 + x.mean(1, keepdim=True))
 
 
@@ -246,10 +281,10 @@ def test_the_gradient_of_x_start_passes_through_the_model():
     assert len(calls) == 1 and not found.x_start.requires_grad
     expected = process.denoiser(curved, clip_denoised=False)
     numeric = torch.zeros_like(x)
-    for place in range(x[0].numel()):
-        step = 1e-5 * torch.eye(x[0].numel(), dtype=x.dtype)[place].view(1, *x.shape[1:])
+    for position in range(x[0].numel()):
+        step = 1e-5 * torch.eye(x[0].numel(), dtype=x.dtype)[position].view(1, *x.shape[1:])
         up, down = (curved_similarity(expected(x + sign * step, 50).x_start, None) for sign in (1, -1))
-        numeric.flatten(1)[:, place] = (up - down) / 2e-5
+        numeric.flatten(1)[:, position] = (up - down) / 2e-5
     alpha_bar = ORIGINAL.alphas_cumprod[50]
     shift = 1.7 * (1 - alpha_bar) / alpha_bar**0.5 * numeric
     torch.testing.assert_close(found.x_start - expected(x, 50).x_start, shift, rtol=1e-6, atol=1e-7)
@@ -258,13 +293,13 @@ def test_the_gradient_of_x_start_passes_through_the_model():
 @pytest.mark.parametrize("gradient", ["x_t", "x_start"])
 @pytest.mark.parametrize("kind", ["static", "dynamic"])
 def test_thresholding_comes_after_the_shift(gradient, kind):
-    """However strong the pull, the image stays in range; what the classifier is shown of x_start is in range too."""
+    """With any gradient, the image stays in range; the classifier's input x_start is in range too."""
     process = create_gaussian_diffusion(DiffusionConfig(100, "cosine", prediction="x_start"))
-    x, shown = seeded(*SHAPE), []
+    x, seen = seeded(*SHAPE), []
     limited = GuidanceConfig(guidance_scale=1.0, thresholding=kind)
 
     def similarity(x, t):
-        shown.append(x.detach())
+        seen.append(x.detach())
         return 5 * x.flatten(1).sum(1)
 
     def network(x, t, cond):
@@ -275,11 +310,11 @@ def test_thresholding_comes_after_the_shift(gradient, kind):
     assert free.x_start.abs().max() > 10
     limit = {"static": lambda x: x.clamp(-1, 1), "dynamic": lambda x: dynamic_threshold(x, 0.995)}[kind]
     torch.testing.assert_close(found.x_start, limit(free.x_start))
-    torch.testing.assert_close(shown[0], limit(3 * x) if gradient == "x_start" else x)
+    torch.testing.assert_close(seen[0], limit(3 * x) if gradient == "x_start" else x)
 
 
 def test_both_guidances_add_up():
-    """The classifier's shift is the same beside classifier-free guidance, and outside the interval neither acts."""
+    """The classifier's shift is the same with classifier-free guidance; outside the interval neither applies."""
     process, x = create_gaussian_diffusion(CONFIG), seeded(2, 3, 2, 2).float()
     network = Network()
     guide = ClassifierGuidance(curved_similarity, 2.0)
@@ -310,10 +345,10 @@ def test_the_gradient_of_x_start_passes_through_classifier_free_guidance():
 
 
 def test_scale_zero_is_off():
-    """Exactly the unguided result, and the classifier is never asked."""
+    """Exactly the unguided result, and the classifier is never evaluated."""
 
     def refuse(x, t):
-        raise AssertionError("asked")
+        raise AssertionError("evaluated")
 
     process, x = create_gaussian_diffusion(CONFIG), torch.randn(2, 3, 4, 4)
     config = GuidanceConfig(guidance_scale=1.0)
@@ -322,19 +357,19 @@ def test_scale_zero_is_off():
     assert torch.equal(found.x_start, plain.x_start) and torch.equal(found.mean, plain.mean)
 
 
-def test_the_unit_of_the_gradient_only_saves_small_numbers(monkeypatch):
-    """In full precision it changes no bit; in half precision 2^-26 would be 0 on its way back."""
+def test_the_scale_of_the_gradient_only_prevents_underflow(monkeypatch):
+    """In full precision it changes no bit; in half precision 2^-26 would underflow in the backward pass."""
 
     def half(x):
         return (x.half() * 2.0**-13 * 2.0**-13).float().flatten(1).sum(1)
 
     x = seeded(*SHAPE).float()
-    with_unit = [similarity_gradient(lambda x: curved_similarity(x, None), x), similarity_gradient(half, x)]
-    monkeypatch.setattr("diff_dalle.diffusion.guidance._GRADIENT_UNIT", 1.0)
-    assert torch.equal(similarity_gradient(lambda x: curved_similarity(x, None), x), with_unit[0])
-    assert with_unit[1].eq(2.0**-26).all() and similarity_gradient(half, x).eq(0).all()
+    scaled = [similarity_gradient(lambda x: curved_similarity(x, None), x), similarity_gradient(half, x)]
+    monkeypatch.setattr("diff_dalle.diffusion.guidance._GRADIENT_SCALE", 1.0)
+    assert torch.equal(similarity_gradient(lambda x: curved_similarity(x, None), x), scaled[0])
+    assert scaled[1].eq(2.0**-26).all() and similarity_gradient(half, x).eq(0).all()
 
 
-def test_an_unknown_gradient_is_named():
+def test_an_unknown_gradient_is_refused():
     with pytest.raises(InputError, match="classifier_gradient"):
         ClassifierGuidance(curved_similarity, 1.0, "x_0")

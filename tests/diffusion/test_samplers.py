@@ -1,11 +1,11 @@
-"""Samplers against networks whose answer is exact."""
+"""Samplers against exact denoisers."""
 
 import itertools
 import math
 
 import pytest
 import torch
-from exact_denoisers import CENTRES, ExactModel, even_betas
+from exact_denoisers import CENTERS, ExactModel, check_distribution, check_ends_at_the_data, even_betas, solve
 
 from diff_dalle.diffusion import (
     SAMPLERS,
@@ -21,10 +21,14 @@ from diff_dalle.diffusion.samplers import ancestral, ddim, ddim_inversion
 
 EPS, X_START, V = ModelMeanType.EPSILON, ModelMeanType.START_X, ModelMeanType.VELOCITY
 FIXED, LEARNED = ModelVarType.FIXED_SMALL, ModelVarType.LEARNED_RANGE
-PROCESSES = [  # eps says nothing about x_start in the last step of jsd, so it is not among these
-    ("linear", EPS, FIXED), ("linear", EPS, LEARNED), ("cosine", X_START, FIXED), ("cosine", V, LEARNED),
-    ("jsd", X_START, LEARNED), ("jsd", V, FIXED),
-]  # fmt: skip
+PROCESSES = [  # without jsd and eps: in the last step of jsd, eps does not determine x_start
+    ("linear", EPS, FIXED),
+    ("linear", EPS, LEARNED),
+    ("cosine", X_START, FIXED),
+    ("cosine", V, LEARNED),
+    ("jsd", X_START, LEARNED),
+    ("jsd", V, FIXED),
+]
 EVALUATIONS = {"ancestral": 10, "ddim": 10, "dpm++2m": 10, "unipc": 10, "heun": 19}  # of 10 steps
 ORDERS = {"ddim": 1, "dpm++2m": 2, "unipc": 2, "heun": 2}
 
@@ -33,81 +37,65 @@ def settings(betas, mean=EPS, variance=FIXED):
     return {"betas": betas, "model_mean_type": mean, "model_var_type": variance, "loss_type": LossType.MSE}
 
 
-def run(name, process, model, count=256, clip=False, dtype=torch.float32):
-    """The result of a sampler, from seeded noise."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(count, 2, 1, 1, generator=generator, dtype=dtype)
-    denoise = process.denoiser(model, clip_denoised=clip)
-    *_, last = SAMPLERS[name](process, denoise, x, lambda t: torch.randn(x.shape, generator=generator, dtype=dtype))
-    return last.x.flatten(1)
-
-
 @pytest.mark.parametrize(("schedule", "mean", "variance"), PROCESSES)
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_every_sampler_ends_at_the_data(name, schedule, mean, variance):
-    """With three points as data, 25 of 1000 steps end on them, each point in its share; also without signal at T."""
+    """With three points as data, 25 of 1000 steps end at them, each point in its share; also without signal at T."""
     kwargs = settings(get_named_beta_schedule(schedule, 1000), mean, variance)
     process = SpacedDiffusion(space_timesteps(1000, "25"), **kwargs)
-    x = run(name, process, ExactModel(process, GaussianDiffusion(**kwargs)), clip=True)
-    distances = (x[:, None] - CENTRES).norm(dim=2)
-    assert (distances.min(1).values < 0.05).float().mean() > 0.97  # the rest end on the border between two points
-    shares = distances.argmin(1).bincount(minlength=3) / len(x)
-    assert (shares - 1 / 3).abs().max() < 0.13  # four standard errors, and the solver's own
+    check_ends_at_the_data(solve(name, process, ExactModel(process, GaussianDiffusion(**kwargs)), clip=True))
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_every_sampler_has_the_right_distribution(name):
     """For a mixture of Gaussians, mean and covariance of 2 000 samples in 100 steps are the data's."""
     process = GaussianDiffusion(**settings(even_betas(100)))
-    x = run(name, process, ExactModel(process, scale=0.3), count=2000)
-    covariance = torch.cov(CENTRES.T, correction=0) + 0.3**2 * torch.eye(2)
-    assert (x.mean(0) - CENTRES.mean(0)).abs().max() < 0.05
-    assert (x.T.cov() - covariance).abs().max() < 0.05
+    check_distribution(solve(name, process, ExactModel(process, scale=0.3), count=2000), 0.3)
 
 
 @pytest.mark.parametrize("name", ORDERS)
 def test_order_of_accuracy(name):
     """Halving the steps divides the error by 2^order, with a learned variance too."""
 
-    def solve(name, steps):
+    def result(name, steps):
         process = GaussianDiffusion(**settings(even_betas(steps + 1), variance=LEARNED))
-        return run(name, process, ExactModel(process, scale=0.4), count=64, dtype=torch.float64)
+        return solve(name, process, ExactModel(process, scale=0.4), count=64, dtype=torch.float64)
 
-    exact = solve("unipc", 1280)
-    errors = [(solve(name, steps) - exact).square().mean().sqrt() for steps in (40, 80, 160)]
+    exact = result("unipc", 1280)
+    errors = [(result(name, steps) - exact).square().mean().sqrt() for steps in (40, 80, 160)]
     for coarse, fine in itertools.pairwise(errors):
         assert math.log2(coarse / fine) > ORDERS[name] - 0.2
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_second_order_pays_with_few_uneven_steps(schedule):
-    """With 20 evaluations, evenly spaced in t, the multistep solvers are at least twice as exact as DDIM."""
+    """With 20 evaluations, evenly spaced in t, the multistep solvers are at least twice as accurate as DDIM."""
     kwargs = settings(get_named_beta_schedule(schedule, 1000))
     original = GaussianDiffusion(**kwargs)
 
-    def solve(name, steps):
+    def result(name, steps):
         process = SpacedDiffusion(space_timesteps(1000, [steps]), **kwargs)
-        return run(name, process, ExactModel(process, original, scale=0.3), dtype=torch.float64)
+        return solve(name, process, ExactModel(process, original, scale=0.3), dtype=torch.float64)
 
-    exact = solve("unipc", 500)
-    error = {name: (solve(name, 20) - exact).square().mean().sqrt() for name in ("ddim", "dpm++2m", "unipc")}
+    exact = result("unipc", 500)
+    error = {name: (result(name, 20) - exact).square().mean().sqrt() for name in ("ddim", "dpm++2m", "unipc")}
     assert error["dpm++2m"] < error["ddim"] / 2
     assert error["unipc"] < error["ddim"] / 2
 
 
 def test_evaluations():
-    """Each sampler calls the network as often as its docstring says."""
+    """Each sampler evaluates the network as often as documented."""
     assert EVALUATIONS.keys() == SAMPLERS.keys()
     for name, expected in EVALUATIONS.items():
         process = GaussianDiffusion(**settings(even_betas(10)))
         model = ExactModel(process)
-        run(name, process, model, count=1)
+        solve(name, process, model, count=1)
         assert model.calls == expected
 
 
 def test_inversion_and_back():
-    """DDIM from the noise that inversion finds returns the image, the more exactly the more steps there are."""
-    images = CENTRES[..., None, None] + 0.2
+    """DDIM from the inverted noise reconstructs the image, more exactly with more steps."""
+    images = CENTERS[..., None, None] + 0.2
 
     def gap(steps):
         process = GaussianDiffusion(**settings(even_betas(steps), variance=LEARNED))
@@ -126,15 +114,14 @@ def test_all_steps_kept_is_the_original(name):
     kwargs = settings(get_named_beta_schedule("cosine", 40))
     original = GaussianDiffusion(**kwargs)
     spaced = SpacedDiffusion(space_timesteps(40, "40"), **kwargs)
-    torch.testing.assert_close(
-        run(name, spaced, ExactModel(spaced)), run(name, original, ExactModel(original)), atol=1e-5, rtol=0
-    )
+    found, expected = (solve(name, process, ExactModel(process)) for process in (spaced, original))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("variance", ModelVarType)
 @pytest.mark.parametrize("mean", ModelMeanType)
 def test_samplers_agree_with_guided_diffusions_loops(mean, variance):
-    """``ancestral`` and ``ddim`` with float64 coefficients make the images of p_sample_loop and ddim_sample_loop."""
+    """``ancestral`` and ``ddim`` with float64 coefficients equal p_sample_loop and ddim_sample_loop."""
     process = GaussianDiffusion(**settings(get_named_beta_schedule("linear", 30), mean, variance))
 
     def model(x, t):
@@ -157,7 +144,7 @@ def test_samplers_agree_with_guided_diffusions_loops(mean, variance):
 
 
 def test_a_sample_does_not_depend_on_its_batch():
-    """With noise of its own, a sample comes out the same alone and among others."""
+    """With its own noise, a sample is the same alone and in a batch."""
     process = GaussianDiffusion(**settings(even_betas(10)))
     denoise = process.denoiser(ExactModel(process, scale=0.3))
     x = torch.randn(4, 2, 1, 1, generator=torch.Generator().manual_seed(0))

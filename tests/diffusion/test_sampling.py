@@ -1,43 +1,69 @@
-"""From settings and seeds to images, where it is not the sampler's or the guidance's doing."""
+"""From seeds and conditions to samples, apart from samplers and guidance."""
 
-import numpy as np
+import pytest
 import torch
 from torch import nn
 
 from diff_dalle.batch import Conditioning
-from diff_dalle.diffusion import DiffusionConfig, GuidanceConfig
-from diff_dalle.diffusion.sampling import SamplerConfig, sample_images, seeds_draw
-from diff_dalle.images.pixels import from_uint8, to_uint8
+from diff_dalle.diffusion import DiffusionConfig, GuidanceConfig, create_gaussian_diffusion
+from diff_dalle.diffusion.sampling import SampleBatch, SamplerConfig, sample_batch, sample_steps, seeds_draw
+from diff_dalle.errors import InputError
+from diff_dalle.images.signal import PixelSignal
+
+PROCESS = create_gaussian_diffusion(DiffusionConfig(100, prediction="x_start"), "3")
 
 
 class Half(nn.Conv2d):
-    """Expects half of what it sees."""
+    """Predicts half of its input, times the labels."""
 
     def __init__(self):
         super().__init__(3, 3, 1)
+        self.sizes = []
 
     def encode_text(self, cond):
         return cond
 
     def forward(self, x, t, cond):
-        return 0.5 * x
+        self.sizes.append(len(x))
+        return 0.5 * x if cond.labels is None else 0.5 * x * cond.labels.view(-1, 1, 1, 1)
 
 
-def test_each_stage_of_a_cascade_has_noise_of_its_own():
-    config, nothing = DiffusionConfig(100, prediction="x_start"), Conditioning()
+def sample(network=None, cond=Conditioning(), guidance=GuidanceConfig(), channels=3, **options):  # noqa: B008
+    batch = SampleBatch(PixelSignal(channels), (4, 6), [3, 2**63 - 1, -1], cond, **options)
+    return sample_batch(network or Half(), PROCESS, batch, SamplerConfig(), guidance)
 
-    def images(**options):
-        return sample_images(Half(), config, nothing, nothing, (4, 6), [3, 2**63 - 1, -1],
-                             SamplerConfig(timestep_respacing="3"), GuidanceConfig(), **options)  # fmt: skip
 
-    assert images().shape == (3, 4, 6, 3) and (images() == images(stage=0)).all()
-    assert (images() != images(stage=1)).mean() > 0.9
+def test_each_stage_of_a_cascade_has_its_own_noise():
+    assert sample().shape == (3, 3, 4, 6) and (sample() == sample(stage=0)).all()
+    assert (sample() != sample(stage=1)).float().mean() > 0.9
     first, second = (seeds_draw([3, 4], stage, "cpu").normal("x", (1000,)) for stage in (0, 1))
     assert torch.corrcoef(torch.cat([first, second])).fill_diagonal_(0).abs().max() < 0.13  # four standard errors
 
 
-def test_pictures_there_and_back():
-    pictures = np.arange(256, dtype=np.uint8).reshape(1, 8, 32, 1).repeat(3, axis=3)
-    images = from_uint8(pictures)
-    assert images.shape == (1, 3, 8, 32) and images.min() == -1 and images.max() == 1
-    assert (to_uint8(images).numpy() == pictures).all()
+@pytest.mark.parametrize("channels", [1, 4])
+def test_samples_have_the_channels_of_their_signal(channels):
+    assert sample(channels=channels).shape == (3, channels, 4, 6)
+
+
+def test_classifier_free_guidance_is_on_where_there_is_a_condition_and_never_silently_off():
+    cond, null = (Conditioning(labels=torch.full((3,), value)) for value in (1.0, 0.0))
+    assert GuidanceConfig().scale(True) == 3 and GuidanceConfig().scale(False) == 1
+    for guidance, expected in ((GuidanceConfig(), 6), (GuidanceConfig(guidance_scale=1.0), 3)):
+        network = Half()
+        sample(network, cond, guidance, null=null)
+        assert network.sizes == [expected] * 3
+    unconditional = Half()
+    sample(unconditional)
+    assert unconditional.sizes == [3] * 3
+    with pytest.raises(InputError, match="guidance_scale is 2, but there is no caption, class or image embedding"):
+        sample(guidance=GuidanceConfig(guidance_scale=2.0))
+    with pytest.raises(InputError, match="guidance_scale is 3, but null is missing"):
+        sample(cond=cond)
+
+
+def test_what_is_sampled_is_the_last_step():
+    batch = SampleBatch(PixelSignal(), (4, 6), [1], Conditioning())
+    with torch.no_grad():
+        *_, last = sample_steps(Half(), PROCESS, batch, SamplerConfig("heun"), GuidanceConfig())
+    x = sample_batch(Half(), PROCESS, batch, SamplerConfig("heun"), GuidanceConfig())
+    assert last.t == 0 and torch.equal(x, last.x)

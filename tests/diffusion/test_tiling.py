@@ -1,4 +1,4 @@
-"""A network evaluated tile by tile against the same network on the whole image."""
+"""Tiled evaluation of a network against the same network on the whole image."""
 
 from dataclasses import replace
 
@@ -9,10 +9,11 @@ from torch.nn import functional as F
 from waiting import needs_cuda, run_without_waiting, transfers
 
 from diff_dalle.batch import Conditioning
-from diff_dalle.diffusion import DiffusionConfig, GuidanceConfig
-from diff_dalle.diffusion.sampling import SamplerConfig, sample_steps
+from diff_dalle.diffusion import DiffusionConfig, GuidanceConfig, create_gaussian_diffusion
+from diff_dalle.diffusion.sampling import SampleBatch, SamplerConfig, sample_batch
 from diff_dalle.diffusion.tiling import Tiled, check_tiles, tile_starts, tile_weights
 from diff_dalle.errors import InputError
+from diff_dalle.images.signal import PixelSignal
 
 SIZES = [(32, 32), (32, 48), (40, 16), (44, 68), (8, 20), (20, 36)]  # multiples of 4; the tile is 16
 
@@ -22,8 +23,8 @@ def seeded(*shape, seed=0):
 
 
 class Local(nn.Module):
-    """A small U-Net of 3×3 convolutions over x and low_res, for sides that 2 divides. No output pixel depends on one
-    more than 4 away. Remembers what it was called with."""
+    """A small U-Net of 3×3 convolutions over x and low_res, for even sizes. No output pixel depends on one more than 4
+    away. Records its calls."""
 
     def __init__(self, out_channels=6):
         super().__init__()
@@ -52,22 +53,22 @@ def inputs(size, n=2):
 
 
 @pytest.mark.parametrize("overlap", [0, 2, 6, 8, 12, 14])
-@pytest.mark.parametrize(("side", "tile"), [(16, 16), (17, 16), (31, 16), (33, 16), (100, 16), (100, 18), (7, 16)])
-def test_weights_sum_to_1_and_a_tile_does_not_count_near_its_ends(side, tile, overlap):
-    starts = tile_starts(side, tile, overlap)
-    weights = tile_weights(side, starts, tile, overlap)
-    total = torch.zeros(side, dtype=torch.float64)
+@pytest.mark.parametrize(("length", "tile"), [(16, 16), (17, 16), (31, 16), (33, 16), (100, 16), (100, 18), (7, 16)])
+def test_weights_sum_to_1_and_are_0_near_the_ends_of_a_tile(length, tile, overlap):
+    starts = tile_starts(length, tile, overlap)
+    weights = tile_weights(length, starts, tile, overlap)
+    total = torch.zeros(length, dtype=torch.float64)
     for start, row in zip(starts, weights, strict=True):
         total[start : start + len(row)] += row
         if start:
             assert (row[: overlap // 4] == 0).all()
-        if start + len(row) < side:
+        if start + len(row) < length:
             assert (row[len(row) - overlap // 4 :] == 0).all()
     torch.testing.assert_close(total, torch.ones_like(total), atol=1e-6, rtol=0)
-    assert (weights >= 0).all() and starts[-1] + weights.shape[1] == side
+    assert (weights >= 0).all() and starts[-1] + weights.shape[1] == length
 
 
-def test_one_tile_fades_linearly_into_the_next():
+def test_tiles_are_blended_linearly():
     starts = tile_starts(24, 16, 8)
     assert starts == [0, 8]
     left, right = tile_weights(24, starts, 16, 8)
@@ -77,8 +78,8 @@ def test_one_tile_fades_linearly_into_the_next():
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_local_network_gives_what_it_gives_for_the_whole_image(size):
-    """With an overlap of four times what it sees to a side; learned variance and what goes along with x included."""
+def test_a_local_network_returns_the_same_as_for_the_whole_image(size):
+    """With an overlap of four times its receptive field's radius; learned variance and conditions included."""
     network, (x, t, cond) = Local(), inputs(size)
     with torch.no_grad():
         found, whole = Tiled(network, 24, 16, 2)(x, t, cond=cond), network(x, t, cond)
@@ -86,7 +87,7 @@ def test_a_local_network_gives_what_it_gives_for_the_whole_image(size):
     torch.testing.assert_close(found, whole, atol=1e-5, rtol=0)
 
 
-def test_with_too_small_an_overlap_the_borders_of_the_tiles_show():
+def test_with_too_small_an_overlap_seams_are_visible():
     """So the test above can fail."""
     network, (x, t, cond) = Local(), inputs((32, 32))
     with torch.no_grad():
@@ -95,44 +96,44 @@ def test_with_too_small_an_overlap_the_borders_of_the_tiles_show():
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("overlap", [0, 4, 8, 12])
-def test_low_res_is_enlarged_whole_and_constants_stay(size, overlap):
-    """From a network that returns the small image enlarged comes that of the whole image, and a constant image."""
+def test_low_res_is_upsampled_as_a_whole_and_constants_stay(size, overlap):
+    """A network that returns its upsampled low-resolution image gives that of the whole image, and a constant image."""
 
-    def enlarge(x, t, cond):
+    def upsample(x, t, cond):
         return F.interpolate(cond.low_res, x.shape[2:], mode="bilinear", align_corners=False)
 
     x, t, cond = inputs(size)
-    tiled = Tiled(enlarge, 16, overlap, 4)
-    torch.testing.assert_close(tiled(x, t, cond=cond), enlarge(x, t, cond), atol=1e-6, rtol=0)
+    tiled = Tiled(upsample, 16, overlap, 4)
+    torch.testing.assert_close(tiled(x, t, cond=cond), upsample(x, t, cond), atol=1e-6, rtol=0)
     constant = replace(cond, low_res=torch.full_like(cond.low_res, 0.7))
     torch.testing.assert_close(tiled(x, t, cond=constant), torch.full_like(x, 0.7), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_the_network_sees_no_more_than_a_tile(size):
-    """As many tiles as promised, each where the network's positions begin; t and the rest of cond unchanged."""
+    """The documented number of tiles, each at a multiple of the divisor; t and the other conditions unchanged."""
     network, (x, t, cond) = Local(), inputs(size)
     height, width = size
     with torch.no_grad():
         Tiled(network, 16, 4, 4)(x, t, cond=cond)
     count = -(-max(height - 4, 12) // 12) * -(-max(width - 4, 12) // 12)
     assert len(network.calls) == count
-    for part, steps, told in network.calls:
+    corners = [(i, j) for i in range(0, height, 4) for j in range(0, width, 4)]
+    for part, steps, seen in network.calls:
         assert part.shape == (2, 3, min(16, height), min(16, width)) and steps is t
-        assert told.low_res.shape == part.shape and told.labels is cond.labels
-        places = [(i, j) for i in range(0, height, 4) for j in range(0, width, 4)
-                  if torch.equal(x[..., i : i + part.shape[2], j : j + part.shape[3]], part)]  # fmt: skip
-        assert len(places) == 1
+        assert seen.low_res.shape == part.shape and seen.labels is cond.labels
+        h, w = part.shape[2:]
+        assert len([1 for i, j in corners if torch.equal(x[..., i : i + h, j : j + w], part)]) == 1
 
 
-def test_an_image_no_larger_than_a_tile_goes_through_whole():
+def test_an_image_no_larger_than_a_tile_is_evaluated_as_a_whole():
     network, (x, t, cond) = Local(), inputs((16, 12))
     assert torch.equal(Tiled(network, 16, 8, 4)(x, t, cond=cond), network(x, t, cond))
-    assert all(seen is x and told is cond for seen, _, told in network.calls)
+    assert all(seen is x and conditions is cond for seen, _, conditions in network.calls)
 
 
-def test_without_a_small_image_or_any_condition():
-    """Half precision, which adds up inexactly, comes back as float32."""
+def test_without_low_res_or_any_condition():
+    """Half precision, in which sums are inexact, becomes float32."""
 
     def network(x, t, cond):
         assert cond is None or cond.low_res is None
@@ -145,7 +146,7 @@ def test_without_a_small_image_or_any_condition():
         torch.testing.assert_close(found, (x + 1).half().float(), atol=1e-5, rtol=0)
 
 
-def test_gradients_pass():
+def test_gradients_pass_through():
     network, (x, t, cond) = Local(3), inputs((32, 20))
     gradients = []
     for model in (network, Tiled(network, 24, 16, 2)):
@@ -155,17 +156,15 @@ def test_gradients_pass():
 
 
 @pytest.mark.parametrize("scale", [1.0, 3.0])
-def test_it_takes_the_networks_place_in_sampling(scale):
+def test_it_replaces_the_network_in_sampling(scale):
     """Guided or not, the images are those of the network itself; text is encoded once."""
     network, (_, _, cond) = Local(), inputs((32, 40))
     null = replace(cond, labels=torch.zeros_like(cond.labels))
-    config = DiffusionConfig(100, prediction="x_start", variance="learned_range")
+    process = create_gaussian_diffusion(DiffusionConfig(100, prediction="x_start", variance="learned_range"), "4")
+    batch = SampleBatch(PixelSignal(), (32, 40), [3, 4], cond, null)
 
     def images(generator):
-        steps = sample_steps(generator, config, cond, null, (32, 40), [3, 4], SamplerConfig(timestep_respacing="4"),
-                             GuidanceConfig(guidance_scale=scale))  # fmt: skip
-        with torch.no_grad():
-            return list(steps)[-1].x
+        return sample_batch(generator, process, batch, SamplerConfig(), GuidanceConfig(guidance_scale=scale))
 
     whole = images(network)
     network.encoded = 0
@@ -175,17 +174,22 @@ def test_it_takes_the_networks_place_in_sampling(scale):
 
 @pytest.mark.parametrize(
     ("tile", "overlap", "message"),
-    [(18, 4, "--tile_size is 18.*multiple of 4"), (0, 0, "--tile_size is 0"), (16, 6, "--tile_overlap is 6"),
-     (16, -4, "--tile_overlap is -4"), (16, 16, "--tile_overlap is 16.*smaller than --tile_size")],
-)  # fmt: skip
-def test_impossible_tiles_are_named(tile, overlap, message):
+    [
+        (18, 4, "--tile_size is 18.*multiple of 4"),
+        (0, 0, "--tile_size is 0"),
+        (16, 6, "--tile_overlap is 6"),
+        (16, -4, "--tile_overlap is -4"),
+        (16, 16, "--tile_overlap is 16.*smaller than --tile_size"),
+    ],
+)
+def test_impossible_tiles_are_refused(tile, overlap, message):
     for make in (check_tiles, lambda *settings: Tiled(Local(), *settings)):
         with pytest.raises(InputError, match=message):
             make(tile, overlap, 4)
 
 
-def test_an_image_that_the_network_does_not_divide_is_named():
-    with pytest.raises(InputError, match="20×30.*multiples of 4"):
+def test_an_image_that_the_network_does_not_divide_is_refused():
+    with pytest.raises(InputError, match="20×30, but both must be multiples of 4"):
         Tiled(Local(), 16, 4, 4)(*inputs((30, 20)))
 
 
@@ -196,7 +200,7 @@ def exercise(device):
 
 
 def test_without_values():
-    """No value is read, and from the second call on the weights are where they are needed."""
+    """No value is read, and from the second call on the weights are on the device."""
     first, second = transfers(exercise("meta"))
     assert first > 0 and second == 0
 

@@ -28,8 +28,12 @@ BIN = os.path.dirname(sys.executable)
             ProcessInfo("mpi", 3, 4, 1, 2),
         ),
         (
-            {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-             "OMPI_COMM_WORLD_LOCAL_RANK": "1"},
+            {
+                "OMPI_COMM_WORLD_SIZE": "2",
+                "OMPI_COMM_WORLD_RANK": "1",
+                "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+                "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+            },
             ProcessInfo("mpi", 1, 2, 1, 2),
         ),
         (
@@ -37,13 +41,17 @@ BIN = os.path.dirname(sys.executable)
             ProcessInfo("torchrun", 5, 8, 1, 4),
         ),
         (
-            {"SLURM_STEP_NUM_TASKS": "6", "SLURM_PROCID": "4", "SLURM_LOCALID": "1",
-             "SLURM_STEP_TASKS_PER_NODE": "3(x2)"},
+            {
+                "SLURM_STEP_NUM_TASKS": "6",
+                "SLURM_PROCID": "4",
+                "SLURM_LOCALID": "1",
+                "SLURM_STEP_TASKS_PER_NODE": "3(x2)",
+            },
             ProcessInfo("slurm", 4, 6, 1, 3),
         ),
         ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, ProcessInfo("single")),  # python run directly in a batch script
     ],
-)  # fmt: skip
+)
 def test_detect(env, place):
     assert detect(env) == place
 
@@ -80,8 +88,10 @@ def test_one_gpu_per_process_or_an_error(monkeypatch):
 
 def test_quantity():
     assert [quantity(1, "process"), quantity(2, "process"), quantity(1200, "sample")] == [
-        "1 process", "2 processes", "1,200 samples",
-    ]  # fmt: skip
+        "1 process",
+        "2 processes",
+        "1,200 samples",
+    ]
 
 
 LAUNCHERS = {
@@ -90,7 +100,9 @@ LAUNCHERS = {
 }
 PREAMBLE = """
 import torch
-from diff_dalle.distributed.launch import DistributedConfig, Vote, launch, run_script
+from diff_dalle.distributed.launch import DistributedConfig, launch, run_script
+from diff_dalle.distributed.parallel import Replicas
+from diff_dalle.distributed.world import Vote
 from diff_dalle.errors import InputError
 """
 
@@ -110,7 +122,10 @@ def run_job(launcher, tmp_path, body):
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_two_processes_agree(launcher, tmp_path):
-    result = run_job(launcher, tmp_path, """
+    result = run_job(
+        launcher,
+        tmp_path,
+        """
         def main():
             with launch(DistributedConfig(device="cpu", start_timeout=60)) as world:
                 assert world.size == 2
@@ -122,19 +137,23 @@ def test_two_processes_agree(launcher, tmp_path):
                 votes = [vote.cast(world.rank == 1 and i == 0) for i in range(3)]
                 assert votes == [False, True, False], votes
                 layer = torch.nn.Linear(1, 1, bias=False)
-                parallel = world.parallel(layer)
-                parallel(torch.tensor([[1.0 + world.rank]])).sum().backward()
+                replicas = Replicas(layer, layer.parameters(), world)
+                replicas(torch.tensor([[1.0 + world.rank]]), sync=True).sum().backward()
                 assert layer.weight.grad.item() == 1.5
                 world.print("fine")
         run_script(main)
-    """)  # fmt: skip
+    """,
+    )
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("fine") == 1
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_rank_without_its_device_is_named(launcher, tmp_path):
-    result = run_job(launcher, tmp_path, """
+    result = run_job(
+        launcher,
+        tmp_path,
+        """
         from diff_dalle.distributed.launch import detect
         def main():
             torch.cuda.device_count = lambda: 0
@@ -142,7 +161,8 @@ def test_a_rank_without_its_device_is_named(launcher, tmp_path):
             with launch(DistributedConfig(device=device, start_timeout=60)):
                 pass
         run_script(main)
-    """)  # fmt: skip
+    """,
+    )
     assert result.returncode != 0 and "rank 1: --device cuda" in result.stderr
 
 
@@ -152,7 +172,10 @@ def test_a_rank_without_its_device_is_named(launcher, tmp_path):
 )
 def test_one_failing_rank_ends_the_job_with_its_reason(launcher, failure, tmp_path):
     """The other rank waits in a collective; with a plain exception in one rank MPI would wait for ever."""
-    result = run_job(launcher, tmp_path, f"""
+    result = run_job(
+        launcher,
+        tmp_path,
+        f"""
         import sys
         def main():
             with launch(DistributedConfig(device="cpu", start_timeout=60)) as world:
@@ -160,7 +183,8 @@ def test_one_failing_rank_ends_the_job_with_its_reason(launcher, failure, tmp_pa
                     {failure}
                 world.barrier()
         run_script(main)
-    """)  # fmt: skip
+    """,
+    )
     assert result.returncode != 0
     reason = {"Inp": "the flag is wrong", "Run": "RuntimeError: broken", "exi": "status 3"}
     assert "rank 1: " in result.stderr
@@ -169,7 +193,10 @@ def test_one_failing_rank_ends_the_job_with_its_reason(launcher, failure, tmp_pa
 
 def test_gradients_come_back_to_the_rank_that_sent_the_values(tmp_path):
     """Summed over the ranks that used them; the gradients of others that met them on the way stay as they are."""
-    result = run_job("torchrun", tmp_path, """
+    result = run_job(
+        "torchrun",
+        tmp_path,
+        """
         def main():
             with launch(DistributedConfig(device="cpu", start_timeout=60)) as world:
                 mine = torch.tensor([[1.0], [2.0]], requires_grad=True)
@@ -181,13 +208,17 @@ def test_gradients_come_back_to_the_rank_that_sent_the_values(tmp_path):
                 assert mine.grad.tolist() == expected, mine.grad
                 assert torch.equal(beside.grad, weights), beside.grad
         run_script(main)
-    """)  # fmt: skip
+    """,
+    )
     assert result.returncode == 0, result.stderr
 
 
 def test_two_processes_have_the_contrastive_gradient_of_one_with_twice_the_batch(tmp_path):
     """Loss and every gradient, in one piece and in several, with dropout and loss-aware weights."""
-    result = run_job("mpiexec", tmp_path, f"""
+    result = run_job(
+        "mpiexec",
+        tmp_path,
+        f"""
         from clip_making import make_batch, make_task, with_draws
         from diff_dalle.training.optim import OptimConfig
         from diff_dalle.training.trainee import Trainee
@@ -200,13 +231,14 @@ def test_two_processes_have_the_contrastive_gradient_of_one_with_twice_the_batch
                 for size in (4, 1, 3):
                     task.zero_grad()
                     pieces = with_draws(make_batch(range(world.rank, 8, 2)).split(size))
-                    (values,) = task.backward(pieces, trainee._forward, 1.0)
+                    (values,) = task.backward(pieces, trainee._forward(""), 1.0)
                     gradients = {{name: p.grad.clone() for name, p in task.model.named_parameters()}}
                     found.append((world.interleave(values["loss"]), world.interleave(values["t"]), gradients))
                 if world.is_main:
                     torch.save(found, {str(tmp_path / "found.pt")!r})
         run_script(main)
-    """)  # fmt: skip
+    """,
+    )
     assert result.returncode == 0, result.stderr
     task = make_task(schedule_sampler="loss-second-moment")
     task.observe({"t": torch.arange(8).repeat(10), "unweighted_loss": 1.0 + torch.arange(80) % 8})

@@ -1,4 +1,4 @@
-"""Nearness of pictures against closed forms, Pillow, and SSIM as scikit-image computes it."""
+"""Nearness of images against closed forms, Pillow, and SSIM as scikit-image computes it."""
 
 import math
 
@@ -9,13 +9,13 @@ from PIL import Image
 from diff_dalle.errors import InputError
 from diff_dalle.evaluation.fidelity import (
     PSNR_CAP,
-    bicubic,
+    average_pool_uint8,
+    bicubic_upsample,
     consistency,
-    downsample,
-    enlargement,
-    psnr,
+    psnr_uint8,
     sharpness,
     ssim,
+    upsampling_factor,
 )
 from diff_dalle.evaluation.intervals import mean_interval, ratio_interval
 from diff_dalle.shapes.prompts import shape_prompts
@@ -31,24 +31,24 @@ def blocks(seed, n, height, width):
     return noise(seed, n, height // 4, width // 4, 3).repeat(4, 1).repeat(4, 2)
 
 
-def things(size, count=8):
+def renders(size, count=8):
     return np.stack([render(prompt.scene, size) for prompt in shape_prompts(count, 0)[:count]])
 
 
 @pytest.mark.parametrize("levels", [1, 5, 255])
-def test_psnr_of_pictures_some_levels_apart_has_a_closed_form(levels):
+def test_psnr_of_images_some_levels_apart_has_a_closed_form(levels):
     """Also when the difference is negative, and 255 levels, which must not wrap around, are 0 dB."""
     low, high = np.zeros((2, 3, 4, 3), np.uint8), np.full((2, 3, 4, 3), levels, np.uint8)
-    for found in (psnr(low, high), psnr(high, low)):
+    for found in (psnr_uint8(low, high), psnr_uint8(high, low)):
         assert found.dtype == np.float64 and found == pytest.approx([20 * math.log10(255 / levels)] * 2)
 
 
-def test_psnr_averages_the_error_over_pixels_and_channels_of_each_picture_alone():
+def test_psnr_averages_the_error_over_pixels_and_channels_of_each_image_alone():
     a = noise(0, 3, 4, 5, 3) // 2
     b = a.copy()
     b[1, 2, 3, 1] += 60
     b[2, :, :, 0] += 3
-    found = psnr(a, b)
+    found = psnr_uint8(a, b)
     assert found[0] == math.inf
     assert found[1:] == pytest.approx([10 * math.log10(255**2 * 60 / 60**2), 10 * math.log10(255**2 * 3 / 3**2)])
 
@@ -75,7 +75,7 @@ def test_ssim_is_what_scikit_image_computes(name):
     assert ssim(a, b) == pytest.approx([expected], abs=1e-12)
 
 
-def test_ssim_does_not_depend_on_the_order_or_on_other_pictures():
+def test_ssim_does_not_depend_on_the_order_or_on_other_images():
     a, b = noise(0, 3, 45, 14, 3), noise(1, 3, 45, 14, 3)
     a[2] = b[2]
     found = ssim(a, b)
@@ -84,10 +84,10 @@ def test_ssim_does_not_depend_on_the_order_or_on_other_pictures():
 
 
 def test_sharpness_of_a_slope_is_its_steepness():
-    """3 levels a pixel across, 4 down, of grey: 5; of blue alone: what blue counts in luminance. A flat one: 0."""
+    """3 levels a pixel across, 4 down, of gray: 5; of blue alone: what blue counts in luminance. A flat one: 0."""
     slope = 3 * np.arange(20)[None, :, None] + 4 * np.arange(12)[:, None, None] + np.zeros(3)
-    pictures = np.stack([slope, slope * [0, 0, 1], np.full_like(slope, 77)]).astype(np.uint8)
-    assert sharpness(pictures) == pytest.approx([5.0, 5.0 * 0.114, 0.0], abs=1e-12)
+    images = np.stack([slope, slope * [0, 0, 1], np.full_like(slope, 77)]).astype(np.uint8)
+    assert sharpness(images) == pytest.approx([5.0, 5.0 * 0.114, 0.0], abs=1e-12)
 
 
 def test_a_smeared_edge_is_less_sharp():
@@ -99,29 +99,29 @@ def test_a_smeared_edge_is_less_sharp():
 
 
 def test_blur_lowers_sharpness_and_noise_raises_it():
-    real = things(32)
+    real = renders(32)
     rough = np.clip(real + np.random.RandomState(0).normal(0, 10, real.shape), 0, 255).astype(np.uint8)
-    assert (sharpness(bicubic(downsample(real, 4), (32, 32))) < sharpness(real)).all()
+    assert (sharpness(bicubic_upsample(average_pool_uint8(real, 4), (32, 32))) < sharpness(real)).all()
     assert (sharpness(rough) > sharpness(real)).all()
 
 
 @pytest.mark.parametrize("factor", [1, 2, 4, 8])
 def test_downsampling_averages_squares_as_pillow_does(factor):
     """Pillow's ``reduce`` rounds halves up too (and is exact for powers of 2)."""
-    pictures = noise(0, 3, 16, 24, 3)
-    expected = [np.asarray(Image.fromarray(picture).reduce(factor)) for picture in pictures]
-    found = downsample(pictures, factor)
+    images = noise(0, 3, 16, 24, 3)
+    expected = [np.asarray(Image.fromarray(image).reduce(factor)) for image in images]
+    found = average_pool_uint8(images, factor)
     assert found.dtype == np.uint8 and np.array_equal(found, expected)
 
 
 def test_downsampling_by_three_rounds_the_mean_to_the_nearest_level():
-    pictures = noise(0, 3, 12, 24, 3)
-    exact = np.stack([pictures[:, y::3, x::3].astype(float) for y in range(3) for x in range(3)]).mean(0)
-    assert np.array_equal(downsample(pictures, 3), np.rint(exact))  # ninths: never a half
+    images = noise(0, 3, 12, 24, 3)
+    exact = np.stack([images[:, y::3, x::3].astype(float) for y in range(3) for x in range(3)]).mean(0)
+    assert np.array_equal(average_pool_uint8(images, 3), np.rint(exact))  # ninths: never a half
 
 
 def test_what_averages_to_its_input_is_consistent():
-    """Pixels repeated, also with a pattern that averages out; a picture too bright by d levels is off by just that."""
+    """Pixels repeated, also with a pattern that averages out; an image too bright by d levels is off by just that."""
     low = noise(0, 3, 5, 7, 3) // 2 + 50
     high = low.repeat(4, 1).repeat(4, 2)
     high[1, ::2] += 30
@@ -138,19 +138,19 @@ def _cubic(x):
     return np.where(x < 1, inner, np.where(x < 2, outer, 0.0))
 
 
-def test_bicubic_enlargement_is_keys_kernel():
+def test_bicubic_upsampling_is_keys_kernel():
     """Pixels are areas; beyond the border there is nothing, so weights are made to add up to 1 again."""
-    picture = noise(0, 1, 6, 5, 3) // 2 + 64  # so that nothing is clipped
+    image = noise(0, 1, 6, 5, 3) // 2 + 64  # so that nothing is clipped
 
     def weights(large, small):
         matrix = _cubic((np.arange(large)[:, None] + 0.5) * small / large - 0.5 - np.arange(small))
         return matrix / matrix.sum(1, keepdims=True)
 
-    expected = np.einsum("yh,xw,hwc->yxc", weights(24, 6), weights(15, 5), picture[0].astype(float))
-    found = bicubic(picture, (24, 15))
+    expected = np.einsum("yh,xw,hwc->yxc", weights(24, 6), weights(15, 5), image[0].astype(float))
+    found = bicubic_upsample(image, (24, 15))
     assert found.shape == (1, 24, 15, 3) and found.dtype == np.uint8
     assert np.abs(found[0] - expected).max() < 1.2  # Pillow rounds after each direction
-    assert np.array_equal(bicubic(picture, (6, 5)), picture)
+    assert np.array_equal(bicubic_upsample(image, (6, 5)), image)
 
 
 def test_the_interval_of_a_mean_holds_it_as_often_as_it_says():
@@ -173,7 +173,7 @@ def test_the_interval_of_a_ratio_holds_it_as_often_as_it_says():
         mean_interval([1.0])
 
 
-@pytest.mark.parametrize("measure", [psnr, ssim])
+@pytest.mark.parametrize("measure", [psnr_uint8, ssim])
 def test_what_cannot_be_compared_is_refused(measure):
     good = noise(0, 2, 16, 16, 3)
     for bad, words in (
@@ -189,17 +189,17 @@ def test_what_cannot_be_compared_is_refused(measure):
 
 
 def test_sizes_that_do_not_fit_are_refused():
-    pictures = noise(0, 2, 12, 16, 3)
+    images = noise(0, 2, 12, 16, 3)
     for action, words in (
-        (lambda: ssim(pictures[:, :10], pictures[:, :10]), "16×10 are too small"),
-        (lambda: sharpness(pictures[:, :1]), "16×1 are too small"),
-        (lambda: downsample(pictures, 8), "16×12 cannot be made 8 times smaller"),
-        (lambda: downsample(pictures, 0), "0 times"),
-        (lambda: consistency(pictures, pictures[:, :5]), "no enlargement of 16×5"),
-        (lambda: consistency(pictures, pictures[:, :6]), "no enlargement of 16×6"),
-        (lambda: consistency(pictures, pictures[:1]), "2 pictures for 1 inputs"),
-        (lambda: bicubic(pictures, (24, 8)), "cannot be enlarged to 8×24"),
+        (lambda: ssim(images[:, :10], images[:, :10]), "16×10 are too small"),
+        (lambda: sharpness(images[:, :1]), "16×1 are too small"),
+        (lambda: average_pool_uint8(images, 8), "16×12 cannot be downsampled 8 times"),
+        (lambda: average_pool_uint8(images, 0), "downsampled 0 times"),
+        (lambda: consistency(images, images[:, :5]), "no upsampled 16×5"),
+        (lambda: consistency(images, images[:, :6]), "no upsampled 16×6"),
+        (lambda: consistency(images, images[:1]), "2 images for 1 low-resolution"),
+        (lambda: bicubic_upsample(images, (24, 8)), "cannot be upsampled to 8×24"),
     ):
         with pytest.raises(InputError, match=words):
             action()
-    assert enlargement(pictures, pictures[:, ::4, ::4]) == 4
+    assert upsampling_factor(images, images[:, ::4, ::4]) == 4

@@ -39,14 +39,14 @@ def test_every_metric_returns_plain_finite_numbers(name):
 
 @pytest.mark.parametrize("name", METRICS)
 def test_every_metric_refuses_what_it_cannot_compare(name):
-    """Different D, a missing axis, too few pictures."""
+    """Different D, a missing axis, too few images."""
     for real, fake in ((normal(0, 9), normal(0, 9, 4)), (normal(0, 9)[0], normal(0, 9)), (normal(0, 9), normal(0, 1))):
         with pytest.raises(InputError):
             METRICS[name](real, fake)
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_every_metric_ignores_the_order_of_pictures(name):
+def test_every_metric_ignores_the_order_of_images(name):
     """Shuffling either side changes nothing beyond rounding."""
     real, fake = normal(0, 700), normal(1, 600) + 0.3
     shuffled = METRICS[name](real.flip(0), fake[torch.randperm(600)])
@@ -78,7 +78,7 @@ def test_frechet_distance_matches_the_eigenvalues_of_the_product():
 
 
 def test_frechet_distance_survives_singular_covariances():
-    """Fewer pictures than dimensions: finite, and the shift of the mean is still in it."""
+    """Fewer images than dimensions: finite, and the shift of the mean is still in it."""
     real = normal(0, 8, 32)
     assert frechet_distance(real, real + 1)["frechet_distance"] == pytest.approx(32, rel=1e-6)
 
@@ -114,13 +114,21 @@ def test_precision_and_recall_at_their_extremes():
     assert stuck["precision"] == 1.0 and 0.5 <= stuck["recall"] < 0.55
 
 
+def test_repeated_images_lie_inside_their_own_manifold():
+    """Four equal images have balls of radius 0, which must contain them: distances of equal rows are exactly 0."""
+    features = normal(0, 120)
+    features[60:] = features[torch.arange(60) % 15]
+    assert precision_recall(features, features) == {"precision": 1.0, "recall": 1.0}
+    assert precision_recall(features, features[60:64].repeat(5, 1)) == {"precision": 1.0, "recall": 4 * 5 / 120}
+
+
 def test_precision_and_recall_match_plain_numpy():
-    """Radii and membership from a full distance matrix, third neighbours excluding oneself."""
+    """Radii and membership from a full distance matrix, third neighbors excluding oneself."""
     real, fake = normal(0, 60), normal(1, 50) * 1.3
 
-    def covered(points, centres):
-        own = np.sort(np.linalg.norm(centres[:, None] - centres[None], axis=-1), axis=1)[:, 3]
-        return (np.linalg.norm(points[:, None] - centres[None], axis=-1) <= own).any(1).mean()
+    def covered(points, centers):
+        own = np.sort(np.linalg.norm(centers[:, None] - centers[None], axis=-1), axis=1)[:, 3]
+        return (np.linalg.norm(points[:, None] - centers[None], axis=-1) <= own).any(1).mean()
 
     expected = {"precision": covered(fake.numpy(), real.numpy()), "recall": covered(real.numpy(), fake.numpy())}
     assert precision_recall(real, fake) == pytest.approx(expected)

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from diff_dalle.evaluation.plots import COLORS, REFERENCE
 from diff_dalle.evaluation.retrieval import RetrievalTable, retrieval, same_captions
 
 
-def test_equal_captions_are_told_by_their_real_tokens():
+def test_captions_are_equal_if_their_real_tokens_are():
     tokens = torch.tensor([[1, 2, 9, 9], [1, 2, 7, 7], [1, 2, 9, 9], [1, 3, 9, 9]])
     mask = torch.tensor([[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 0]]).bool()
     expected = torch.eye(4).bool()
@@ -30,10 +31,10 @@ def test_both_directions_and_depths_are_counted():
 
 
 def test_either_of_two_equal_captions_is_right():
-    images, texts = torch.eye(3), torch.eye(3)[[1, 0, 2]]  # each of the first two pictures finds the other's caption
-    alike = torch.tensor([[1, 1, 0], [1, 1, 0], [0, 0, 1]]).bool()
+    images, texts = torch.eye(3), torch.eye(3)[[1, 0, 2]]  # each of the first two images finds the other's caption
+    same = torch.tensor([[1, 1, 0], [1, 1, 0], [0, 0, 1]]).bool()
     assert retrieval(images, texts, torch.eye(3).bool())["image_to_text_at_1"].tolist() == [0, 0, 1]
-    assert retrieval(images, texts, alike)["image_to_text_at_1"].tolist() == [1, 1, 1]
+    assert retrieval(images, texts, same)["image_to_text_at_1"].tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize("size", [2, 64])
@@ -45,7 +46,7 @@ def test_equal_features_are_at_chance(size):
 
 
 def make_table(candidates=8):
-    names = [f"{way}_at_{depth}" for way in ("image_to_text", "text_to_image") for depth in (1, 5)]
+    names = [f"{direction}_at_{depth}" for direction in ("image_to_text", "text_to_image") for depth in (1, 5)]
     values = {
         RetrievalTable.value_name(name, t): (k + 1) / 10 + t / 1000 for k, name in enumerate(names) for t in (0, 50)
     }
@@ -55,7 +56,7 @@ def make_table(candidates=8):
 def test_the_table_says_what_was_found_and_what_chance_is():
     lines = make_table().text().splitlines()
     assert lines[0] == "Retrieval among 8 by noise level"
-    assert lines[1] == "| t | image to text @1 | image to text @5 | text to image @1 | text to image @5 |"
+    assert lines[1] == "| t | image to text R@1 | image to text R@5 | text to image R@1 | text to image R@5 |"
     assert lines[3:] == [
         "| 0 | 0.100 | 0.200 | 0.300 | 0.400 |",
         "| 50 | 0.150 | 0.250 | 0.350 | 0.450 |",
@@ -66,8 +67,14 @@ def test_the_table_says_what_was_found_and_what_chance_is():
 
 def test_the_plot_shows_four_lines_and_chance():
     pixels = np.asarray(make_table().plot())
-    for colour in ((0, 114, 178), (213, 94, 0), (0, 158, 115), (204, 121, 167), (230, 159, 0)):
-        rows, columns = np.nonzero((pixels[:, :480] == colour).all(2))
+    for color, rises in (*((color, True) for color in COLORS[:4]), (REFERENCE, False)):  # chance is level
+        rows, columns = find(pixels, color)
         assert columns.max() - columns.min() > 300
-        rise = rows[columns == columns.min()].mean() - rows[columns == columns.max()].mean()
-        assert (rise > 5) == (colour != (230, 159, 0))  # chance is level
+        left, right = (rows[columns == end].mean() for end in (columns.min(), columns.max()))
+        assert (left - right > 5) == rises
+
+
+def find(pixels, color):
+    """Rows and columns of the pixels of a color inside the axes, without tick labels and legend."""
+    rgb = [int(color[k : k + 2], 16) for k in (1, 3, 5)]
+    return np.nonzero((pixels[:460, 100:650] == rgb).all(2))

@@ -1,4 +1,4 @@
-"""The up-sampler's report: its numbers from fidelity's, its picture pixel by pixel."""
+"""The upsampler's report: its numbers from fidelity's, its image pixel by pixel."""
 
 import json
 import math
@@ -8,9 +8,17 @@ import numpy as np
 import pytest
 
 from diff_dalle.errors import InputError
-from diff_dalle.evaluation.fidelity import PSNR_CAP, bicubic, consistency, downsample, psnr, sharpness, ssim
+from diff_dalle.evaluation.fidelity import (
+    PSNR_CAP,
+    average_pool_uint8,
+    bicubic_upsample,
+    consistency,
+    psnr_uint8,
+    sharpness,
+    ssim,
+)
 from diff_dalle.evaluation.report import write_report
-from diff_dalle.evaluation.upsampling_report import SHOWN, evaluate_upsampling, upsampling_sections
+from diff_dalle.evaluation.upsampling_report import GRID_ROWS, evaluate_upsampling, upsampling_sections
 from diff_dalle.images.grid import MARGIN
 from diff_dalle.shapes.prompts import shape_prompts
 from diff_dalle.shapes.render import render
@@ -26,22 +34,22 @@ def real():
 
 @pytest.fixture(scope="module")
 def low_res(real):
-    return downsample(real, 4)
+    return average_pool_uint8(real, 4)
 
 
 @pytest.fixture(scope="module")
 def ours(real):
-    """An up-sampler that is nearly right."""
+    """An upsampler that is nearly right."""
     return np.clip(real + np.random.RandomState(0).normal(0, 6, real.shape), 0, 255).astype(np.uint8)
 
 
 def test_every_number_is_the_mean_of_what_fidelity_measures(low_res, ours, real):
     report = evaluate_upsampling(low_res, ours, real)
-    plain = bicubic(low_res, (32, 32))
-    assert report.n == 8 and [row.name for row in report.rows] == ["bicubic", "ours", "real pictures"]
+    plain = bicubic_upsample(low_res, (32, 32))
+    assert report.n == 8 and [row.name for row in report.rows] == ["bicubic", "ours", "real images"]
     for name, made in (("bicubic", plain), ("ours", ours)):
         row = report[name]
-        assert row.psnr.value == pytest.approx(psnr(made, real).mean())
+        assert row.psnr.value == pytest.approx(psnr_uint8(made, real).mean())
         assert row.ssim.value == pytest.approx(ssim(made, real).mean())
         assert row.consistency.value == pytest.approx(consistency(made, low_res).mean())
         assert row.sharpness.value == pytest.approx(sharpness(made).mean() / sharpness(real).mean())
@@ -50,20 +58,20 @@ def test_every_number_is_the_mean_of_what_fidelity_measures(low_res, ours, real)
     assert report["ours"].psnr.low > report["bicubic"].psnr.high and report["bicubic"].sharpness.high < 0.6
 
 
-def test_the_gain_is_judged_picture_by_picture(low_res, ours, real):
+def test_the_gain_is_judged_image_by_image(low_res, ours, real):
     """Its interval is that of the differences: much narrower than what two separate means allow for."""
-    gains = psnr(ours, real) - psnr(bicubic(low_res, (32, 32)), real)
+    gains = psnr_uint8(ours, real) - psnr_uint8(bicubic_upsample(low_res, (32, 32)), real)
     found = evaluate_upsampling(low_res, ours, real).psnr_gain
     assert found.value == pytest.approx(gains.mean())
     assert found.high - found.value == pytest.approx(1.959964 * gains.std(ddof=1) / math.sqrt(8))
-    same = evaluate_upsampling(low_res, bicubic(low_res, (32, 32)), real).psnr_gain
+    same = evaluate_upsampling(low_res, bicubic_upsample(low_res, (32, 32)), real).psnr_gain
     assert (same.value, same.low, same.high) == (0.0, 0.0, 0.0)
 
 
-def test_perfect_pictures_leave_every_number_finite(low_res, real):
+def test_perfect_images_leave_every_number_finite(low_res, real):
     """Equal to the real ones, which are infinitely many dB: the cap, and valid JSON."""
     report = evaluate_upsampling(low_res, real, real)
-    for name in ("ours", "real pictures"):
+    for name in ("ours", "real images"):
         assert report[name].consistency.value == PSNR_CAP and report[name].sharpness.value == 1.0
     assert report["ours"].psnr.value == PSNR_CAP and report["ours"].ssim.value == pytest.approx(1.0)
     json.dumps(report.to_dict(), allow_nan=False)
@@ -71,9 +79,9 @@ def test_perfect_pictures_leave_every_number_finite(low_res, real):
 
 def test_scores_hold_only_what_was_measured(low_res, ours, real):
     scores = evaluate_upsampling(low_res, ours, real).to_dict()
-    assert scores["n"] == 8 and set(scores) == {"n", "psnr_gain", "bicubic", "ours", "real pictures"}
+    assert scores["n"] == 8 and set(scores) == {"n", "psnr_gain", "bicubic", "ours", "real images"}
     assert set(scores["ours"]) == {"psnr", "ssim", "sharpness", "consistency"}
-    assert set(scores["real pictures"]) == {"sharpness", "consistency"}
+    assert set(scores["real images"]) == {"sharpness", "consistency"}
     assert set(scores["ours"]["psnr"]) == {"value", "low", "high"}
     alone = evaluate_upsampling(low_res, ours).to_dict()
     assert alone == {"n": 8, **{name: {"consistency": scores[name]["consistency"]} for name in ("bicubic", "ours")}}
@@ -82,56 +90,56 @@ def test_scores_hold_only_what_was_measured(low_res, ours, real):
 def test_the_table_shows_numbers_with_their_intervals(low_res, ours, real):
     report = evaluate_upsampling(low_res, ours, real)
     header, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in report.table().splitlines())
-    assert header == ["pictures", "PSNR (dB)", "SSIM", "sharpness", "consistency (dB)", "n"]
+    assert header == ["images", "PSNR (dB)", "SSIM", "sharpness", "consistency (dB)", "n"]
     found = report["bicubic"].psnr
     assert rows[0][:2] == ["bicubic", f"{found.value:.2f} ({found.low:.2f} – {found.high:.2f})"]
-    assert rows[2] == ["real pictures", "–", "–", "1.000", "60.00", "8"]
+    assert rows[2] == ["real images", "–", "–", "1.000", "60.00", "8"]
     alone = evaluate_upsampling(low_res, ours).table().splitlines()
-    assert alone[0] == "| pictures | consistency (dB) | n |" and len(alone) == 4
+    assert alone[0] == "| images | consistency (dB) | n |" and len(alone) == 4
 
 
 @pytest.mark.parametrize("with_real", [True, False])
-def test_the_picture_shows_input_bicubic_ours_and_original(tmp_path, low_res, ours, real, with_real):
-    """Rows are the first pictures; every pixel is where it belongs, four times as large."""
+def test_the_image_shows_input_bicubic_ours_and_original(tmp_path, low_res, ours, real, with_real):
+    """Rows are the first images; every pixel is where it belongs, four times as large."""
     given = real if with_real else None
-    scores, pictures = upsampling_sections(evaluate_upsampling(low_res, ours, given), low_res, ours, given, CAPTIONS)
-    columns = [low_res.repeat(4, 1).repeat(4, 2), bicubic(low_res, (32, 32)), ours, *[real] * with_real]
-    grid = np.asarray(pictures.picture)
+    scores, images = upsampling_sections(evaluate_upsampling(low_res, ours, given), low_res, ours, given, CAPTIONS)
+    columns = [low_res.repeat(4, 1).repeat(4, 2), bicubic_upsample(low_res, (32, 32)), ours, *[real] * with_real]
+    grid = np.asarray(images.image)
     assert grid.shape[1] == MARGIN + len(columns) * (128 + MARGIN)
-    height = (grid.shape[0] - MARGIN) // SHOWN
-    for i in range(SHOWN):
+    height = (grid.shape[0] - MARGIN) // GRID_ROWS
+    for i in range(GRID_ROWS):
         for k, column in enumerate(columns):
             top, left = MARGIN + i * height, MARGIN + k * (128 + MARGIN)
             np.testing.assert_array_equal(grid[top : top + 128, left : left + 128][::4, ::4], column[i])
-    assert "The first 6" in pictures.text and "(8 × 8," in pictures.text and "middle" not in pictures.text
-    assert ("original" in pictures.text) == ("Ours − bicubic" in scores.text) == with_real
-    write_report(str(tmp_path / "report.md"), "Up-sampler", [scores, pictures])
+    assert "The first 6" in images.text and "(8 × 8," in images.text and "crops" not in images.text
+    assert ("original" in images.text) == ("ours − bicubic" in scores.text) == with_real
+    write_report(str(tmp_path / "report.md"), "Upsampler", [scores, images])
     (link,) = re.findall(r"!\[.*?\]\((.*?)\)", (tmp_path / "report.md").read_text(encoding="utf-8"))
     assert (tmp_path / link).exists()
 
 
-def test_of_large_pictures_the_same_middle_is_shown_in_whole_pixels_of_the_input():
-    """Of 100 pixels enlarged 3 times, 85 fit into 256."""
+def test_of_large_images_the_same_center_is_shown_in_whole_pixels_of_the_input():
+    """Of 100 pixels upsampled 3 times, 85 fit into 256."""
     low_res = np.random.RandomState(0).randint(0, 256, (2, 100, 100, 3)).astype(np.uint8)
     ours = low_res.repeat(3, 1).repeat(3, 2)
-    pictures = upsampling_sections(evaluate_upsampling(low_res, ours), low_res, ours, None, ["", ""])[1]
-    assert "Shown is the middle, 255 × 255" in pictures.text and "The first 2," in pictures.text
-    grid = np.asarray(pictures.picture)
+    images = upsampling_sections(evaluate_upsampling(low_res, ours), low_res, ours, None, ["", ""])[1]
+    assert "Center crops of 255 × 255" in images.text and "The first 2 images" in images.text
+    grid = np.asarray(images.image)
     shown = [grid[MARGIN : MARGIN + 255, left : left + 255] for left in (MARGIN, MARGIN + 2 * (255 + MARGIN))]
     for cell in shown:
         np.testing.assert_array_equal(cell[::3, ::3], low_res[0, 7:92, 7:92])
         np.testing.assert_array_equal(cell, ours[0, 21:276, 21:276])
 
 
-def test_pictures_that_do_not_belong_together_are_refused(low_res, ours, real):
+def test_images_that_do_not_belong_together_are_refused(low_res, ours, real):
     flat = np.full_like(real, 7)
     for action, words in (
-        (lambda: evaluate_upsampling(low_res[:5], ours, real), "8 pictures for 5 inputs"),
-        (lambda: evaluate_upsampling(low_res[:, :7], ours, real), "no enlargement"),
+        (lambda: evaluate_upsampling(low_res[:5], ours, real), "8 images for 5 low-resolution"),
+        (lambda: evaluate_upsampling(low_res[:, :7], ours, real), "no upsampled"),
         (lambda: evaluate_upsampling(low_res, ours, real[:, :16, :16]), "same size"),
-        (lambda: evaluate_upsampling(low_res, ours, real[:4]), "4 pictures for 8"),
+        (lambda: evaluate_upsampling(low_res, ours, real[:4]), "4 images for 8"),
         (lambda: evaluate_upsampling(low_res[:1], ours[:1], real[:1]), "at least 2"),
-        (lambda: evaluate_upsampling(low_res, ours, flat), "one colour"),
+        (lambda: evaluate_upsampling(low_res, ours, flat), "single color"),
         (
             lambda: upsampling_sections(evaluate_upsampling(low_res, ours), low_res, ours, None, ["one"]),
             "1 captions for 8",

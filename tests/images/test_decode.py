@@ -3,12 +3,12 @@ import io
 import numpy as np
 import pytest
 from PIL import Image
-from shard_making import encoded, picture
+from shard_making import encoded, random_image
 
 from diff_dalle.images.decode import BrokenSample, decode_image
 
 LIMIT = 1 << 20
-GREY = np.linspace(0, 65535, 32 * 32).reshape(32, 32).astype(np.uint16)
+GRAY = np.linspace(0, 65535, 32 * 32).reshape(32, 32).astype(np.uint16)
 
 
 def pixels(data: bytes) -> np.ndarray:
@@ -19,20 +19,20 @@ def pixels(data: bytes) -> np.ndarray:
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
 def test_plain_images_are_what_pillow_decodes(form):
-    data = encoded(picture(), form)
+    data = encoded(random_image(), form)
     np.testing.assert_array_equal(pixels(data), np.asarray(Image.open(io.BytesIO(data)).convert("RGB")))
 
 
-def test_every_mode_becomes_the_colours_a_viewer_shows():
-    colour = picture(32, 32)
-    exact = np.asarray(colour).astype(int)
-    palette = colour.quantize(256)
+def test_every_mode_has_the_colors_that_a_viewer_shows():
+    color = random_image(32, 32)
+    exact = np.asarray(color).astype(int)
+    palette = color.quantize(256)
     cases = {
-        "grey": (colour.convert("L"), np.asarray(colour.convert("L").convert("RGB"))),
-        "16-bit grey": (Image.fromarray(GREY), np.repeat((GREY / 257.0).round()[..., None], 3, 2)),
+        "gray": (color.convert("L"), np.asarray(color.convert("L").convert("RGB"))),
+        "16-bit gray": (Image.fromarray(GRAY), np.repeat((GRAY / 257.0).round()[..., None], 3, 2)),
         "palette": (palette, np.asarray(palette.convert("RGB"))),
-        "black and white": (colour.convert("1"), np.asarray(colour.convert("1").convert("RGB"))),
-        "opaque": (colour.convert("RGBA"), exact),
+        "black and white": (color.convert("1"), np.asarray(color.convert("1").convert("RGB"))),
+        "opaque": (color.convert("RGBA"), exact),
         "invisible": (Image.new("RGBA", (32, 32), (9, 9, 9, 0)), np.full((32, 32, 3), 255)),
         "half": (Image.new("LA", (32, 32), (0, 128)), np.full((32, 32, 3), 127)),
     }
@@ -41,23 +41,23 @@ def test_every_mode_becomes_the_colours_a_viewer_shows():
     see_through = palette.copy()
     see_through.putpixel((0, 0), 3)
     assert pixels(encoded(see_through, "PNG", transparency=3))[0, 0].tolist() == [255] * 3
-    cmyk = pixels(encoded(colour.convert("CMYK"), quality=95))
+    cmyk = pixels(encoded(color.convert("CMYK"), quality=95))
     assert np.abs(cmyk - exact).mean() < 4
 
 
-def test_of_an_animation_the_first_frame_is_taken():
-    first, second = picture(seed=1), picture(seed=2)
+def test_the_first_frame_of_an_animation_is_used():
+    first, second = random_image(seed=1), random_image(seed=2)
     for form, options in (("WEBP", {"lossless": True}), ("PNG", {})):
         data = encoded(first, form, save_all=True, append_images=[second], **options)
         np.testing.assert_array_equal(pixels(data), np.asarray(first))
 
 
 @pytest.mark.parametrize("cover", [None, (8, 10)])
-def test_pictures_are_turned_the_right_way_up(cover):
-    """A camera's sideways picture: EXIF orientation 6, to be turned clockwise; the size swaps with it."""
+def test_exif_orientation_is_applied(cover):
+    """A camera's sideways image: EXIF orientation 6, rotate clockwise; height and width are swapped."""
     exif = Image.Exif()
     exif[0x0112] = 6
-    upright = picture(80, 50)
+    upright = random_image(80, 50)
     data = encoded(upright.rotate(90, expand=True), exif=exif, quality=95)
     image, size = decode_image(data, LIMIT, cover)
     assert size == (80, 50) and (image.height, image.width) == ((80, 50) if cover is None else (40, 25))
@@ -66,15 +66,15 @@ def test_pictures_are_turned_the_right_way_up(cover):
 
 
 @pytest.mark.parametrize("form", ["PNG", "WEBP"])
-@pytest.mark.parametrize("image", [Image.new("RGBA", (50, 80), (1, 2, 3, 99)), Image.fromarray(GREY[:, :20])])
-def test_a_picture_that_must_be_converted_is_turned_too(form, image):
+@pytest.mark.parametrize("image", [Image.new("RGBA", (50, 80), (1, 2, 3, 99)), Image.fromarray(GRAY[:, :20])])
+def test_exif_orientation_is_applied_to_converted_images(form, image):
     exif = Image.Exif()
     exif[0x0112] = 6
     assert pixels(encoded(image, form, exif=exif)).shape == (image.width, image.height, 3)
 
 
-def test_a_jpeg_is_decoded_at_a_fraction_that_is_still_twice_as_large():
-    data = encoded(picture(256, 300))
+def test_jpegs_are_decoded_at_a_fraction_at_least_twice_as_large_as_the_target():
+    data = encoded(random_image(256, 300))
     for cover, expected in {(64, 64): (128, 150), (32, 32): (64, 75), (16, 37): (64, 75), (65, 65): (256, 300)}.items():
         image, size = decode_image(data, LIMIT, cover)
         assert (image.height, image.width) == expected and size == (256, 300)
@@ -82,9 +82,9 @@ def test_a_jpeg_is_decoded_at_a_fraction_that_is_still_twice_as_large():
 
 def test_too_large_and_damaged_files_are_refused():
     bomb = encoded(Image.new("1", (2000, 2000)), "PNG")
-    whole = {form: encoded(picture(64, 64, seed=3), form) for form in ("JPEG", "PNG", "WEBP")}
+    whole = {form: encoded(random_image(64, 64, seed=3), form) for form in ("JPEG", "PNG", "WEBP")}
     cases = {bomb: "too many pixels: 2000 × 2000, where --max_pixels allows 1048576", b"": "not a jpeg, png or webp"}
-    cases |= {encoded(picture(), "BMP"): "not a jpeg, png or webp", b"<svg></svg>": "not a jpeg, png or webp"}
+    cases |= {encoded(random_image(), "BMP"): "not a jpeg, png or webp", b"<svg></svg>": "not a jpeg, png or webp"}
     cases |= {data[: len(data) // 2]: "not a" for data in whole.values()}
     cases |= {data[:100] + bytes(60) + data[160:]: "not a readable image" for data in (whole["PNG"],)}
     for data, reason in cases.items():

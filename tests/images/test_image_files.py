@@ -4,18 +4,18 @@ import numpy as np
 import pytest
 from file_server import serving
 from PIL import Image
-from shard_making import encoded, picture
+from shard_making import encoded, random_image
 
 from diff_dalle.errors import InputError
 from diff_dalle.images.decode import MAX_PIXELS
 from diff_dalle.images.files import (
     check_mask,
+    fit_image,
     fit_mask,
-    fit_picture,
-    picture_names,
+    image_names,
+    read_image,
     read_low_res,
     read_mask,
-    read_picture,
 )
 from diff_dalle.images.output import write_samples
 from diff_dalle.images.transforms import center_crop
@@ -23,7 +23,7 @@ from diff_dalle.images.transforms import center_crop
 
 def sideways() -> Image.Exif:
     exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned clockwise
+    exif[0x0112] = 6  # rotate clockwise
     return exif
 
 
@@ -38,8 +38,8 @@ def widened(mask: np.ndarray, pixels: int) -> np.ndarray:
     return np.any([framed[i : i + height, j : j + width] for i in places for j in places], axis=0)
 
 
-def test_a_picture_is_read_as_it_is_seen(tmp_path):
-    plain, see_through = picture(30, 50), picture(30, 50).convert("RGBA")
+def test_images_are_read_as_a_viewer_shows_them(tmp_path):
+    plain, see_through = random_image(30, 50), random_image(30, 50).convert("RGBA")
     see_through.paste((9, 9, 9, 0), (0, 0, 10, 30))
     plain.save(tmp_path / "plain.png")
     plain.save(tmp_path / "lossless.webp", lossless=True)
@@ -47,28 +47,28 @@ def test_a_picture_is_read_as_it_is_seen(tmp_path):
     (tmp_path / "turned.jpg").write_bytes(encoded(plain.rotate(90, expand=True), exif=sideways(), quality=95))
     exact = np.asarray(plain)
     for name in ("plain.png", "lossless.webp"):
-        pixels = read_picture(str(tmp_path / name))
+        pixels = read_image(str(tmp_path / name))
         assert pixels.dtype == np.uint8 and pixels.flags.writeable
         np.testing.assert_array_equal(pixels, exact)
-    on_white = read_picture(str(tmp_path / "see_through.png"))
+    on_white = read_image(str(tmp_path / "see_through.png"))
     assert (on_white[:, :10] == 255).all() and (on_white[:, 10:] == exact[:, 10:]).all()
-    turned = read_picture(str(tmp_path / "turned.jpg"))
+    turned = read_image(str(tmp_path / "turned.jpg"))
     assert turned.shape == (30, 50, 3) and np.abs(turned.astype(int) - exact).mean() < 6
 
 
-def test_pictures_may_be_remote():
+def test_images_may_be_remote():
     with serving() as server:
-        server.files["/a/cat.png"] = encoded(picture(), "PNG")
-        np.testing.assert_array_equal(read_picture(server.url("/a/cat.png")), np.asarray(picture()))
+        server.files["/a/cat.png"] = encoded(random_image(), "PNG")
+        np.testing.assert_array_equal(read_image(server.url("/a/cat.png")), np.asarray(random_image()))
         with pytest.raises(InputError, match=r"/a/dog\.png does not exist"):
-            read_picture(server.url("/a/dog.png"))
+            read_image(server.url("/a/dog.png"))
 
 
-@pytest.mark.parametrize("read", [read_picture, read_mask])
+@pytest.mark.parametrize("read", [read_image, read_mask])
 def test_files_that_cannot_be_used_are_named(tmp_path, read):
     side = int(MAX_PIXELS**0.5) + 1
-    (tmp_path / "text.png").write_text("no picture")
-    (tmp_path / "cut.jpg").write_bytes(encoded(picture(90, 90))[:-200])
+    (tmp_path / "text.png").write_text("not an image")
+    (tmp_path / "cut.jpg").write_bytes(encoded(random_image(90, 90))[:-200])
     (tmp_path / "huge.png").write_bytes(encoded(Image.new("1", (side, side)), "PNG"))
     (tmp_path / "empty.webp").write_bytes(b"")
     cases = {
@@ -85,53 +85,53 @@ def test_files_that_cannot_be_used_are_named(tmp_path, read):
         assert "--max_pixels" not in str(caught.value)
 
 
-def test_white_and_transparent_parts_of_a_mask_are_painted(tmp_path):
-    """Whatever mode the mask was saved in."""
+def test_white_and_transparent_parts_of_a_mask_are_inpainted(tmp_path):
+    """In every image mode."""
     painted = disc(30, 50)
-    grey = Image.fromarray(np.where(painted, 255, 0).astype(np.uint8))
-    holes = Image.merge("RGBA", [Image.new("L", grey.size)] * 3 + [Image.fromarray(255 - np.asarray(grey))])
-    saved = {"grey": grey, "1-bit": grey.convert("1"), "rgb": grey.convert("RGB"), "rgba": grey.convert("RGBA")}
-    saved |= {"palette": grey.convert("RGB").quantize(2), "holes": holes}
+    gray = Image.fromarray(np.where(painted, 255, 0).astype(np.uint8))
+    holes = Image.merge("RGBA", [Image.new("L", gray.size)] * 3 + [Image.fromarray(255 - np.asarray(gray))])
+    saved = {"gray": gray, "1-bit": gray.convert("1"), "rgb": gray.convert("RGB"), "rgba": gray.convert("RGBA")}
+    saved |= {"palette": gray.convert("RGB").quantize(2), "holes": holes}
     for name, image in saved.items():
         image.save(tmp_path / f"{name}.png")
         mask = read_mask(str(tmp_path / f"{name}.png"))
         assert mask.dtype == bool
         np.testing.assert_array_equal(mask, painted, err_msg=name)
-    (tmp_path / "turned.jpg").write_bytes(encoded(grey.rotate(90, expand=True), exif=sideways(), quality=95))
+    (tmp_path / "turned.jpg").write_bytes(encoded(gray.rotate(90, expand=True), exif=sideways(), quality=95))
     assert (read_mask(str(tmp_path / "turned.jpg")) == painted).mean() > 0.99
-    Image.fromarray(np.array([[0, 127, 128, 255]], np.uint8)).save(tmp_path / "greys.png")
-    assert read_mask(str(tmp_path / "greys.png")).tolist() == [[False, False, True, True]]
+    Image.fromarray(np.array([[0, 127, 128, 255]], np.uint8)).save(tmp_path / "grays.png")
+    assert read_mask(str(tmp_path / "grays.png")).tolist() == [[False, False, True, True]]
 
 
-def test_the_pictures_of_a_folder_come_sorted_by_name(tmp_path):
+def test_the_images_of_a_folder_are_sorted_by_name(tmp_path):
     for name in ("b.PNG", "10.webp", "a.jpg", "2.jpeg"):
-        (tmp_path / name).write_bytes(encoded(picture(), {"b": "PNG", "1": "WEBP"}.get(name[0], "JPEG")))
+        (tmp_path / name).write_bytes(encoded(random_image(), {"b": "PNG", "1": "WEBP"}.get(name[0], "JPEG")))
     for name in ("notes.txt", ".hidden.png", "c.gif", "png"):
         (tmp_path / name).write_bytes(b"")
     (tmp_path / "below").mkdir()
-    (tmp_path / "below" / "d.png").write_bytes(encoded(picture(), "PNG"))
+    (tmp_path / "below" / "d.png").write_bytes(encoded(random_image(), "PNG"))
     (tmp_path / "folder.png").mkdir()
-    assert picture_names(str(tmp_path)) == ["10.webp", "2.jpeg", "a.jpg", "b.PNG"]
+    assert image_names(str(tmp_path)) == ["10.webp", "2.jpeg", "a.jpg", "b.PNG"]
     names, pixels = read_low_res(str(tmp_path))
-    assert names == picture_names(str(tmp_path)) and pixels.shape == (4, 20, 24, 3) and pixels.dtype == np.uint8
+    assert names == image_names(str(tmp_path)) and pixels.shape == (4, 20, 24, 3) and pixels.dtype == np.uint8
     for name, one in zip(names, pixels, strict=True):
-        np.testing.assert_array_equal(one, read_picture(str(tmp_path / name)))
+        np.testing.assert_array_equal(one, read_image(str(tmp_path / name)))
 
 
-def test_samples_are_read_back_without_their_overview(tmp_path):
-    images = np.stack([np.asarray(picture(16, 16, seed)) for seed in range(3)])
+def test_samples_are_read_back_without_their_grid(tmp_path):
+    images = np.stack([np.asarray(random_image(16, 16, seed)) for seed in range(3)])
     write_samples(str(tmp_path), images, ["one", "two", "three"], [0, 1, 2])
     names, pixels = read_low_res(str(tmp_path))
     assert names == ["000000.png", "000001.png", "000002.png"]
     np.testing.assert_array_equal(pixels, images)
     (tmp_path / "samples.npz").unlink()
-    assert picture_names(str(tmp_path)) == [*names, "grid.png"]
+    assert image_names(str(tmp_path)) == [*names, "grid.png"]
 
 
-def test_folders_without_pictures_are_refused(tmp_path):
+def test_folders_without_images_are_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("")
     for folder, message in {
-        "": r"--low_res_dir .* holds no pictures \(\.jpg, \.jpeg, \.png, \.webp\)",
+        "": r"--low_res_dir .* holds no images \(\.jpg, \.jpeg, \.png, \.webp\)",
         "none": "--low_res_dir .*none does not exist",
         "notes.txt": r"--low_res_dir .*notes\.txt is not a folder",
     }.items():
@@ -139,41 +139,41 @@ def test_folders_without_pictures_are_refused(tmp_path):
             read_low_res(str(tmp_path / folder))
 
 
-def test_a_folder_with_a_broken_picture_or_several_sizes_is_refused(tmp_path):
+def test_folders_with_a_broken_image_or_several_sizes_are_refused(tmp_path):
     for name, size in {"a": (20, 24), "b": (20, 24), "c": (24, 20), "d": (8, 8)}.items():
-        picture(*size).save(tmp_path / f"{name}.png")
+        random_image(*size).save(tmp_path / f"{name}.png")
     with pytest.raises(InputError, match=r"but a\.png has 24 × 20 pixels and c\.png 20 × 24 pixels"):
         read_low_res(str(tmp_path))
-    (tmp_path / "b.png").write_bytes(b"no picture")
+    (tmp_path / "b.png").write_bytes(b"not an image")
     with pytest.raises(InputError, match=r"b\.png cannot be used: not a jpeg, png or webp"):
         read_low_res(str(tmp_path))
 
 
 @pytest.mark.parametrize("size", [(64, 64), (130, 97), (40, 90), (7, 9)], ids=str)
-def test_a_picture_is_fitted_as_training_images_are(size):
-    image = picture(*size)
-    fitted = fit_picture(np.asarray(image), (32, 48))
+def test_images_are_fitted_as_training_images_are(size):
+    image = random_image(*size)
+    fitted = fit_image(np.asarray(image), (32, 48))
     assert fitted.dtype == np.uint8 and fitted.flags.writeable
     np.testing.assert_array_equal(fitted, center_crop(image, size, (32, 48)))
-    np.testing.assert_array_equal(fit_picture(np.asarray(image), size), np.asarray(image))
+    np.testing.assert_array_equal(fit_image(np.asarray(image), size), np.asarray(image))
 
 
-def test_a_picture_enlarged_keeps_its_colours_and_edges():
+def test_upsampled_images_keep_colors_and_edges():
     halves = np.zeros((8, 8, 3), np.uint8)
     halves[:, 4:] = (255, 128, 0)
-    fitted = fit_picture(halves, (64, 64)).astype(int)
+    fitted = fit_image(halves, (64, 64)).astype(int)
     assert (fitted[:, :16] == 0).all() and (fitted[:, 48:] == (255, 128, 0)).all()
     assert (fitted[:, :30, 0] < 128).all() and (fitted[:, 34:, 0] > 128).all()
 
 
 @pytest.mark.parametrize("target", [(32, 32), (48, 31), (160, 200)], ids=str)
 @pytest.mark.parametrize("size", [(64, 64), (129, 200), (257, 131), (100, 48), (20, 30)], ids=str)
-def test_a_mask_goes_with_its_picture(size, target):
-    """A mask drawn as a picture: what becomes white in that is painted, and little more. (Enlarged, the picture has
+def test_masks_are_fitted_like_their_images(size, target):
+    """A mask drawn as an image: the pixels that stay white are inpainted, and few others. (Upsampled, the image has
     round corners where the mask has steps.)"""
     mask = disc(*size)
     drawn = np.repeat(np.where(mask, 255, 0).astype(np.uint8)[..., None], 3, 2)
-    white, fitted = fit_picture(drawn, target)[..., 0] >= 128, fit_mask(mask, target)
+    white, fitted = fit_image(drawn, target)[..., 0] >= 128, fit_mask(mask, target)
     assert fitted.shape == target and fitted.dtype == bool and 0.02 < fitted.mean() < 0.9
     scale = max(wanted / length for wanted, length in zip(target, size, strict=True))
     assert not (white & ~(widened(fitted, math.ceil(scale / 4)) if scale > 1 else fitted)).any()
@@ -189,13 +189,13 @@ def test_the_thinnest_line_of_a_mask_is_not_lost():
     np.testing.assert_array_equal(fit_mask(mask, (500, 700)), mask)
 
 
-def test_strips_are_refused():
-    for fit, strip in ((fit_picture, np.zeros((1, 9000, 3), np.uint8)), (fit_mask, np.zeros((1, 9000), bool))):
-        with pytest.raises(InputError, match="a picture of 9000 × 1 pixels is too narrow to be cut to 64 × 32"):
+def test_images_that_are_too_narrow_are_refused():
+    for fit, strip in ((fit_image, np.zeros((1, 9000, 3), np.uint8)), (fit_mask, np.zeros((1, 9000), bool))):
+        with pytest.raises(InputError, match="an image of 9000 × 1 pixels is too narrow to be cropped to 64 × 32"):
             fit(strip, (32, 64))
 
 
-def test_a_mask_of_another_size_than_its_picture_is_refused():
+def test_masks_of_another_size_than_their_image_are_refused():
     check_mask(np.zeros((20, 30), bool), np.zeros((20, 30, 3), np.uint8))
-    with pytest.raises(InputError, match="--mask has 30 × 20 pixels, but must be of the size of its picture, 20 × 30"):
+    with pytest.raises(InputError, match="--mask has 30 × 20 pixels, but must have the size of its image, 20 × 30"):
         check_mask(np.zeros((20, 30), bool), np.zeros((30, 20, 3), np.uint8))

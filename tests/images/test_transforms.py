@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from PIL import Image
-from shard_making import encoded, picture
+from shard_making import encoded, random_image
 
 from diff_dalle.errors import InputError
 from diff_dalle.images.decode import BrokenSample, decode_image
@@ -15,8 +15,8 @@ from diff_dalle.images.transforms import Window, center_crop, center_crop_mask, 
 SIZES = [(64, 64), (65, 64), (127, 128), (200, 131), (130, 333), (48, 50), (20, 30), (259, 517)]
 
 
-def shrunk_plainly(image: Image.Image, side: int) -> np.ndarray:
-    """What the two functions of Guided-Diffusion do, restated: halve by boxes, then bicubic to the shorter side."""
+def downsampled_plainly(image: Image.Image, side: int) -> np.ndarray:
+    """Guided-Diffusion's two functions, restated: halve with a box filter, then bicubic to the shorter side."""
     width, height = image.size
     while min(width, height) // 2 >= side and min(width, height) >= 2 * side:
         width, height = width // 2, height // 2
@@ -27,21 +27,21 @@ def shrunk_plainly(image: Image.Image, side: int) -> np.ndarray:
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("side", [16, 31, 64])
-def test_the_centre_crop_equals_guided_diffusion_bit_for_bit(size, side):
-    image = picture(*size)
-    plain = shrunk_plainly(image, side)
+def test_the_center_crop_equals_guided_diffusion_bit_for_bit(size, side):
+    image = random_image(*size)
+    plain = downsampled_plainly(image, side)
     top, left = (plain.shape[0] - side) // 2, (plain.shape[1] - side) // 2
     np.testing.assert_array_equal(center_crop(image, size, (side, side)), plain[top:, left:][:side, :side])
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_the_random_crop_equals_guided_diffusion_for_the_same_choices(size):
-    image, side, source = picture(*size), 24, random.Random(1)
+    image, side, source = random_image(*size), 24, random.Random(1)
     choices = set()
     for _ in range(30):
         u = [source.random() for _ in range(3)]
         larger = range(math.ceil(side / 1.0), math.ceil(side / 0.8) + 1)
-        plain = shrunk_plainly(image, larger[int(u[0] * len(larger))])
+        plain = downsampled_plainly(image, larger[int(u[0] * len(larger))])
         tops, lefts = range(plain.shape[0] - side + 1), range(plain.shape[1] - side + 1)
         top, left = tops[int(u[1] * len(tops))], lefts[int(u[2] * len(lefts))]
         choices.add((plain.shape, top, left))
@@ -52,7 +52,7 @@ def test_the_random_crop_equals_guided_diffusion_for_the_same_choices(size):
 @pytest.mark.parametrize("target", [(16, 32), (40, 24), (31, 31)])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_any_target_is_covered_without_distortion(size, target):
-    """A horizontal and a vertical ramp keep their slope ratio: the picture is not stretched."""
+    """A horizontal and a vertical ramp keep their slope ratio: the image is not distorted."""
     rows, columns = np.mgrid[: size[0], : size[1]]
     scale = max(target[0] / size[0], target[1] / size[1])
     ramp = np.stack([rows, columns, 0 * rows], -1) * min(1.0, 255 / max(size))
@@ -67,7 +67,7 @@ def test_any_target_is_covered_without_distortion(size, target):
 
 
 def photograph(height: int, width: int) -> Image.Image:
-    """Noise with the spectrum of photographs, amplitude about 1/f (Field 1987), and with paler colours than lights."""
+    """Noise with the spectrum of photographs, amplitude about 1/f (Field 1987), and with pale colors."""
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.fftfreq(width)[None])
     frequency[0, 0] = 1
     noise = np.fft.fft2(np.random.default_rng(0).standard_normal((3, height, width))) / frequency**1.2
@@ -79,7 +79,7 @@ def photograph(height: int, width: int) -> Image.Image:
 @pytest.mark.parametrize("size", [(256, 256), (256, 379), (300, 451), (512, 767), (701, 512), (513, 513)], ids=str)
 @pytest.mark.parametrize("crop", ["center", "random"])
 def test_decoding_at_a_fraction_stays_within_40_db(size, crop):
-    """Sizes that the fraction does not divide included: there a naive way falls to 28 dB."""
+    """Includes sizes that the fraction does not divide, where the naive method gives 28 dB."""
     data = encoded(photograph(*size), quality=90)
     results = []
     for cover in (None, (64, 64)):
@@ -93,15 +93,15 @@ def test_decoding_at_a_fraction_stays_within_40_db(size, crop):
 
 
 @pytest.mark.parametrize("size", [(1, 10_000), (10_000, 1), (64, 64 * 65)])
-def test_strips_that_would_fill_the_memory_are_refused(size):
+def test_images_that_are_too_narrow_are_refused(size):
     with pytest.raises(BrokenSample, match="too narrow"):
         center_crop(Image.new("RGB", size[::-1]), size, (64, 64))
     assert center_crop(Image.new("RGB", (64, 1)), (1, 64), (16, 16)).shape == (16, 16, 3)
 
 
 @pytest.mark.parametrize("size", [(10, 10), (1, 70), (33, 20), (7, 7)], ids=str)
-def test_small_images_are_enlarged_by_the_bicubic_filter(size):
-    image, target = picture(*size), (32, 40)
+def test_small_images_are_upsampled_with_the_bicubic_filter(size):
+    image, target = random_image(*size), (32, 40)
     scale = max(target[0] / size[0], target[1] / size[1])
     rows, columns = max(target[0], round(size[0] * scale)), max(target[1], round(size[1] * scale))
     plain = np.asarray(image.resize((columns, rows), Image.BICUBIC))
@@ -111,7 +111,7 @@ def test_small_images_are_enlarged_by_the_bicubic_filter(size):
 
 @pytest.mark.parametrize("target", [(16, 16), (24, 40), (50, 31), (200, 300)], ids=str)
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_a_mask_is_cropped_as_its_picture_and_keeps_every_part(size, target):
+def test_masks_are_cropped_like_their_images_and_keep_every_part(size, target):
     """Against the definition, in fractions: which pixels of the mask overlap the area that a pixel shows."""
     mask = np.random.default_rng(0).random(size) < 0.02
     covering = shrunk_size(size, target)
@@ -150,11 +150,11 @@ def test_windows_lie_on_their_grid_and_reach_every_place_equally_often():
 
 
 @pytest.mark.parametrize("grid", [2, 3, 8])
-def test_a_window_shrunk_is_the_window_of_the_shrunk_picture(grid):
+def test_windows_and_downsampling_commute(grid):
     pixels = np.random.default_rng(0).integers(0, 256, (48, 96, 3))
 
-    def sums(picture):
-        return picture.reshape(picture.shape[0] // grid, grid, -1, grid, 3).sum((1, 3))
+    def sums(image):
+        return image.reshape(image.shape[0] // grid, grid, -1, grid, 3).sum((1, 3))
 
     for u in np.random.default_rng(1).random((50, 2)).tolist():
         small = random_window(sums(pixels), Window(24 // grid, 1), u)

@@ -6,19 +6,19 @@ from diff_dalle.models.dropout import Dropout, keep_mask
 from diff_dalle.randomness import Draw
 
 GOLDEN = [[0, 1, 1, 0, 1, 1, 1, 1, 0, 1, 1, 1], [1, 1, 1, 0, 1, 1, 1, 1, 1, 1, 0, 1]]
-COUNT = 20_001  # odd: the last hash serves one element only
+COUNT = 20_001  # odd, so that half of the last hash is unused
 
 
 def masks(salt, drop, n=32):
-    """Masks in units of standard deviations, so that sums of products are numbers of known size."""
+    """Masks normalized to mean 0 and variance 1, so that the expected size of their correlations is known."""
     keys = Draw(0, torch.arange(n)).keys("dropout")
-    kept = keep_mask(keys, salt, COUNT, drop).double()
-    return (kept - (1 - drop)) / (drop * (1 - drop)) ** 0.5
+    keep = keep_mask(keys, salt, COUNT, drop).double()
+    return (keep - (1 - drop)) / (drop * (1 - drop)) ** 0.5
 
 
 @pytest.mark.parametrize("drop", [0.1, 0.5, 0.9])
-def test_masks_are_as_random_as_coins(drop):
-    """Mean and, between samples, layers, neighbours and rows, correlation: each within 5 standard errors of 0."""
+def test_masks_are_statistically_independent(drop):
+    """The mean, and the correlations between samples, layers, neighbors and rows, are within 5 standard errors of 0."""
     a, b = masks(1, drop), masks(2, drop)
     bound = 5 / COUNT**0.5
     assert a.mean(1).abs().max() < bound and a.mean().abs() < bound / 32**0.5
@@ -26,15 +26,14 @@ def test_masks_are_as_random_as_coins(drop):
     assert between_samples.abs().max() < bound and (a @ b.T / COUNT).abs().max() < bound
     for lag in (1, 2, 16, 64, 4096):
         assert (a[:, lag:] * a[:, :-lag]).mean().abs() < bound / 32**0.5 * 1.2
-    spread = a.mean(0).square().mean() * 32  # of the same element over samples: 1 for independent coins
-    assert abs(spread - 1) < 5 * (2 / COUNT) ** 0.5
+    variance = a.mean(0).square().mean() * 32  # of one element over the samples: 1 if they are independent
+    assert abs(variance - 1) < 5 * (2 / COUNT) ** 0.5
 
 
-def test_weak_keys_are_no_weaker():
-    """Keys that differ in few bits give unrelated masks."""
+def test_keys_that_differ_in_few_bits_give_uncorrelated_masks():
     keys = torch.cat([torch.arange(16), torch.arange(1, 17) << 32])
-    kept = (keep_mask(keys, 1, COUNT, 0.5).double() - 0.5) * 2
-    assert (kept @ kept.T / COUNT).fill_diagonal_(0).abs().max() < 5 / COUNT**0.5
+    keep = (keep_mask(keys, 1, COUNT, 0.5).double() - 0.5) * 2
+    assert (keep @ keep.T / COUNT).fill_diagonal_(0).abs().max() < 5 / COUNT**0.5
 
 
 def test_a_mask_is_a_function_of_sample_layer_and_element():
@@ -42,7 +41,7 @@ def test_a_mask_is_a_function_of_sample_layer_and_element():
     whole = keep_mask(keys, 3, 101, 0.3)
     assert torch.equal(torch.cat([keep_mask(part, 3, 101, 0.3) for part in keys.split(2)]), whole)
     assert torch.equal(keep_mask(keys, 3, 64, 0.3), whole[:, :64])
-    # Golden: a run that is continued must meet the same masks.
+    # Golden values: a resumed run must get the same masks.
     assert keep_mask(torch.tensor([12345, -(2**63)]), 1, 12, 0.5).int().tolist() == GOLDEN
 
 

@@ -24,7 +24,7 @@ def run(network, cond):
 
 @pytest.mark.parametrize("text_attention", ["cross", "joint"])
 def test_padding_never_leaks(text_attention):
-    """Other tokens behind the end, or more of them, change neither the output nor any gradient."""
+    """Other padding tokens, or more of them, change neither the output nor any gradient."""
     network = make_generator(text_attention=text_attention)
     cond = captions(total=8)
     out, gradients = run(network, cond)
@@ -37,8 +37,8 @@ def test_padding_never_leaks(text_attention):
 
 
 @pytest.mark.parametrize("text_attention", ["cross", "joint"])
-def test_every_real_token_matters_in_both_ways(text_attention):
-    """A changed token changes the output through the attention alone and through the summary alone."""
+def test_tokens_act_through_attention_and_through_the_summary(text_attention):
+    """A changed token changes the output through text_states alone and through text_pooled alone."""
     network = make_generator(text_attention=text_attention)
     cond, (x, t) = captions(lengths=(6, 6, 6)), noisy()
     other = replace(cond, tokens=torch.where(torch.arange(8) == 2, (cond.tokens + 1) % VOCABULARY, cond.tokens))
@@ -48,8 +48,8 @@ def test_every_real_token_matters_in_both_ways(text_attention):
     assert relative(network(x, t, replace(cond, text_pooled=other.text_pooled)), out) > 1e-4
 
 
-def test_a_dropped_caption_is_forgotten():
-    """The null condition does not depend on the caption, and differs from it."""
+def test_a_dropped_caption_has_no_effect():
+    """The null condition does not depend on the caption, and its output differs from the caption's."""
     network, (x, t) = make_generator(), noisy()
     everywhere = torch.ones(3, dtype=torch.bool)
     cond, other = captions(seed=0), captions(seed=1)
@@ -58,7 +58,7 @@ def test_a_dropped_caption_is_forgotten():
     assert relative(network(x, t, cond)[:2], network(x, t, cond.drop(everywhere))[:2]) > 1e-3
 
 
-def test_text_encoded_once_is_the_same_text():
+def test_text_can_be_encoded_in_advance():
     network, (x, t) = make_generator(), noisy()
     encoded = network.encode_text(captions())
     assert encoded.text_states.shape == (3, 8, 12) and encoded.text_pooled.shape == (3, 12)
@@ -66,8 +66,8 @@ def test_text_encoded_once_is_the_same_text():
     assert network.encode_text(encoded) is encoded
 
 
-def test_two_updates_teach_a_new_network_to_listen():
-    """The first update moves the output convolution only, as all branches start at 0; after the second, text counts."""
+def test_after_two_updates_a_new_network_depends_on_the_text():
+    """All residual branches start at 0, so that the first update changes the output convolution only."""
     torch.manual_seed(0)
     network = Generator(GeneratorConfig(TINY, TEXT), VOCABULARY)
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
@@ -80,9 +80,38 @@ def test_two_updates_teach_a_new_network_to_listen():
     assert not torch.allclose(network(x, t, cond), network(x, t, other))
 
 
-def test_without_text_captions_are_left_aside():
+def test_conditions_that_the_network_was_not_built_for_are_ignored():
+    """So that one Conditioning can serve several networks."""
     network, (x, t) = make_generator(text=TextEncoderConfig(enc_attn_dim=0)), noisy()
-    assert torch.equal(network(x, t), network(x, t, captions()))
+    others = replace(captions(), labels=torch.tensor([1, 2, 3]), image_embedding=torch.randn(3, 5))
+    assert torch.equal(network(x, t), network(x, t, others))
+
+
+def test_text_states_from_an_external_encoder_replace_the_tokens():
+    network, (x, t) = make_generator(), noisy()
+    states, mask = torch.randn(3, 20, 12), captions(total=20).mask
+    cond = Conditioning(mask=mask, text_states=states, text_pooled=torch.randn(3, 12))
+    out = network(x, t, cond)
+    assert relative(network(x, t, replace(cond, text_states=states.flip(1))), out) > 1e-4
+    with pytest.raises(InputError, match="expects encoded text.*text_pooled"):
+        network(x, t, replace(cond, text_pooled=None))
+
+
+@pytest.mark.parametrize("learned_variance", [False, True])
+def test_grayscale_images(learned_variance):
+    network = make_generator(image_channels=1, learned_variance=learned_variance)
+    assert network.config.channels == 1
+    x, t = noisy(size=(16, 32), channels=1)
+    out = network(x, t, captions())
+    assert out.shape == (3, 1 + learned_variance, 16, 32) and out.dtype == torch.float32
+    out.square().mean().backward()
+    assert not [name for name, p in network.named_parameters() if p.grad is None or not p.grad.any()]
+
+
+@pytest.mark.parametrize("image_channels", [0, 2, 4])
+def test_other_numbers_of_image_channels_are_refused(image_channels):
+    with pytest.raises(InputError, match=f"image_channels is {image_channels}, but must be 3 .RGB. or 1 .grayscale."):
+        GeneratorConfig(image_channels=image_channels)
 
 
 def test_missing_captions_are_named():
@@ -116,7 +145,7 @@ def test_impossible_text_settings_are_refused(change):
 
 @pytest.mark.parametrize("text_attention", ["cross", "joint"])
 def test_keyed_dropout_does_not_depend_on_the_batch(text_attention):
-    """The gradient of a batch is the sum of the gradients of its samples, each with its own mask."""
+    """The gradient of a batch is the sum of its samples' gradients, each with the sample's own masks."""
     network = make_generator(text=replace(TEXT, dropout_text=0.2), dropout=0.2, text_attention=text_attention)
     x, t = noisy()
     cond = replace(captions(), dropout_keys=torch.tensor([3, 2**50, -9]))

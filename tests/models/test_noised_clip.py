@@ -1,4 +1,4 @@
-"""The noised CLIP: its features, its scale, and what it refuses."""
+"""Noised CLIP: features, logit scale, invalid settings."""
 
 import contextlib
 import re
@@ -21,7 +21,7 @@ def features(clip, batch=BATCH, t=T, keys=None):
 
 
 @pytest.mark.parametrize("half", [False, True])
-def test_features_have_length_one_in_full_precision(half):
+def test_features_are_normalized_in_float32(half):
     clip = make_clip()
     with torch.autocast("cpu", torch.bfloat16) if half else contextlib.nullcontext():
         found = features(clip)
@@ -32,7 +32,7 @@ def test_features_have_length_one_in_full_precision(half):
 
 
 def test_padding_never_leaks():
-    """Other tokens behind the end, or fewer of them, change nothing; a real token does."""
+    """Other padding tokens, or fewer of them, change nothing; another real token does."""
     clip, (tokens, mask) = make_clip(), (BATCH.cond.tokens, BATCH.cond.mask)
     text, shortest = clip.encode_text(tokens, mask), int(mask.sum(1).min())
     torch.testing.assert_close(clip.encode_text(torch.where(mask, tokens, 3), mask), text)
@@ -50,16 +50,16 @@ def test_the_feature_is_taken_at_the_end_token():
     torch.testing.assert_close(clip.encode_text(tokens, mask), F.normalize(clip.text_tower.pool(ends), dim=1))
 
 
-def test_the_timestep_counts():
+def test_image_features_depend_on_the_timestep():
     clip = make_clip()
     one, other = (features(clip, t=torch.full((5,), t))[0] for t in (0, 500))
     assert (one - other).norm(dim=1).min() > 1e-3
 
 
-def test_positions_count():
-    """Attention pooling knows where things are: without its position embedding a mirror image would be the same."""
+def test_pooling_depends_on_positions():
+    """Without the position embedding of attention pooling, an image and its mirror image have equal features."""
     clip = make_clip(classifier_patch_size=4, classifier_channel_mult=(1,), classifier_attention_resolutions=())
-    with torch.no_grad():  # nothing but the pooling may tell left from right
+    with torch.no_grad():  # only the pooling may distinguish left from right
         for parameter in clip.image_tower.parameters():
             if parameter.dim() == 4 and parameter.shape[2] == 3:
                 parameter[..., [0, 2]] = 0
@@ -72,7 +72,7 @@ def test_positions_count():
     torch.testing.assert_close(features(clip, flat)[0], features(clip, mirrored)[0], rtol=0, atol=1e-5)
 
 
-def test_the_scale_starts_as_published_and_never_passes_100():
+def test_the_scale_starts_as_published_and_stays_below_100():
     clip = NoisedClip(CONFIG, VOCABULARY)
     assert clip.scale.item() == pytest.approx(1 / 0.07, rel=1e-5)
     scales = []
@@ -80,7 +80,7 @@ def test_the_scale_starts_as_published_and_never_passes_100():
         clip.scale_logit.data.fill_(value)
         scales.append(clip.scale.item())
         (gradient,) = torch.autograd.grad(clip.scale, clip.scale_logit)
-        assert gradient > 0  # a clamp would have none, and stay where it is
+        assert gradient > 0  # unlike that of a clamp
     assert scales == sorted(scales) and 99 < scales[-1] < 100
 
 
@@ -92,13 +92,24 @@ def test_images_of_another_size_are_refused(size):
 
 @pytest.mark.parametrize(
     "change",
-    [{"classifier_width": 0}, {"classifier_depth": 0}, {"classifier_channel_mult": (0.3,)}, {"classifier_num_heads": 5},
-     {"classifier_dropout": 1.0}, {"classifier_patch_size": 0}, {"classifier_enc_attn_dim": 0},
-     {"classifier_enc_attn_dim": 13}, {"classifier_enc_depth": 0}, {"classifier_enc_heads": 5}, {"text_length": 0},
-     {"dropout_text": -0.1}, {"image_size": 9}],
-)  # fmt: skip
-def test_impossible_settings_are_called_by_their_flags(change):
-    """Never by the names that the towers' own settings have."""
+    [
+        {"classifier_width": 0},
+        {"classifier_depth": 0},
+        {"classifier_channel_mult": (0.3,)},
+        {"classifier_num_heads": 5},
+        {"classifier_dropout": 1.0},
+        {"classifier_patch_size": 0},
+        {"classifier_enc_attn_dim": 0},
+        {"classifier_enc_attn_dim": 13},
+        {"classifier_enc_depth": 0},
+        {"classifier_enc_heads": 5},
+        {"text_length": 0},
+        {"dropout_text": -0.1},
+        {"image_size": 9},
+    ],
+)
+def test_impossible_settings_are_named_by_their_flags(change):
+    """Not by the names of the towers' settings."""
     with pytest.raises(InputError) as error:
         replace(CONFIG, **change)
     (name,), text = change, str(error.value)
@@ -107,11 +118,21 @@ def test_impossible_settings_are_called_by_their_flags(change):
 
 
 CHANGES = [
-    {"image_size": 16}, {"classifier_width": 24}, {"classifier_depth": 2}, {"classifier_channel_mult": (1, 3)},
-    {"classifier_attention_resolutions": (8,)}, {"classifier_num_heads": 4}, {"classifier_use_scale_shift_norm": False},
-    {"classifier_resblock_updown": False}, {"classifier_dropout": 0.5}, {"classifier_patch_size": 2},
-    {"classifier_enc_attn_dim": 24}, {"classifier_enc_depth": 1}, {"classifier_enc_heads": 2}, {"dropout_text": 0.5},
-]  # fmt: skip
+    {"image_size": 16},
+    {"classifier_width": 24},
+    {"classifier_depth": 2},
+    {"classifier_channel_mult": (1, 3)},
+    {"classifier_attention_resolutions": (8,)},
+    {"classifier_num_heads": 4},
+    {"classifier_use_scale_shift_norm": False},
+    {"classifier_resblock_updown": False},
+    {"classifier_dropout": 0.5},
+    {"classifier_patch_size": 2},
+    {"classifier_enc_attn_dim": 24},
+    {"classifier_enc_depth": 1},
+    {"classifier_enc_heads": 2},
+    {"dropout_text": 0.5},
+]
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -122,7 +143,7 @@ def test_every_setting_changes_something(change):
     assert any(a.shape != b.shape or not torch.allclose(a, b) for a, b in zip(plain, other, strict=True))
 
 
-def test_checkpointing_only_saves_memory():
+def test_activation_checkpointing_changes_nothing():
     gradients = []
     for checkpointed in (False, True):
         clip = make_clip(**DROPOUT, classifier_use_checkpoint=checkpointed)
@@ -131,10 +152,11 @@ def test_checkpointing_only_saves_memory():
     torch.testing.assert_close(*gradients)
 
 
-def test_weight_decay_leaves_out_norms_biases_embeddings_and_scale():
+def test_weight_decay_excludes_norms_biases_embeddings_and_scale():
     clip = make_clip()
+    with_decay = decayed(clip)
     names = {name for name, _ in clip.named_parameters()}
-    left_out = names - decayed(clip)
+    excluded = {name for name, parameter in clip.named_parameters() if id(parameter) not in with_decay}
     tables = {"scale_logit", "pool.position_emb", "text_tower.position_emb", "text_tower.token_emb.weight"}
     norms = {name for name in names if "norm" in name}
-    assert norms and left_out == tables | norms | {name for name in names if name.endswith(".bias")}
+    assert norms and excluded == tables | norms | {name for name in names if name.endswith(".bias")}

@@ -2,7 +2,7 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from network_making import UNET, captions, make_generator, noisy, relative, wake
+from network_making import UNET, captions, make_generator, noisy, randomize, relative
 
 from diff_dalle.batch import Conditioning
 from diff_dalle.errors import InputError
@@ -14,7 +14,7 @@ from diff_dalle.models.unet import UNet, UNetConfig, UNetEncoder
 
 PUBLISHED = {"attention_resolutions": (32, 16, 8), "resblock_updown": True}
 
-# A value other than UNET's for every setting; what it is compared in is the shape of the weights or the output.
+# For every setting a value that differs from UNET's.
 OTHER = {
     "image_size": 32,
     "num_channels": 16,
@@ -44,14 +44,14 @@ def count(network):
 
 
 def settings(network):
-    """What tells two networks apart, apart from their weights."""
+    """Settings of the layers that their weights' shapes do not show."""
     heads = [(name, m.heads) for name, m in network.named_modules() if isinstance(m, (SelfAttention, CrossAttention))]
     drops = [m.drop for m in network.modules() if isinstance(m, Dropout)]
     checkpoints = [m.use_checkpoint for m in network.modules() if isinstance(m, (ResBlock, AttentionBlock))]
     return heads, drops, checkpoints
 
 
-# Sizes in millions from the hyper-parameter tables of Dhariwal & Nichol (2021).
+# Millions of parameters, from the hyperparameter tables of Dhariwal & Nichol (2021).
 @pytest.mark.parametrize(
     ("config", "millions"),
     [
@@ -64,13 +64,13 @@ def settings(network):
 def test_published_networks_have_their_published_size(config, millions):
     with torch.device("meta"):
         network = UNet(config, out_channels=6)
-    without_empty_class = count(network) - 4 * config.num_channels
-    assert round(without_empty_class / 1e6) == millions
+    without_null_class = count(network) - 4 * config.num_channels
+    assert round(without_null_class / 1e6) == millions
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(UNetConfig)])
 def test_every_setting_changes_the_network(name):
-    # The image size counts where it chooses the levels.
+    # image_size selects the default channel_mult.
     base = replace(UNET, image_size=64, channel_mult=()) if name == "image_size" else UNET
     with torch.device("meta"):
         one, other = UNet(base, text_width=4), UNet(replace(base, **{name: OTHER[name]}), text_width=4)
@@ -82,7 +82,7 @@ def test_every_setting_changes_the_network(name):
     "names", [*([name] for name in OTHER), ["resblock_updown", "patch_size", "text_attention"]], ids=str
 )
 def test_every_option_runs_forward_and_backward(names, size):
-    """Right shape, also for an image that is not square; a gradient for every parameter, as processes exchange them."""
+    """Correct output shape, also for non-square images, and a gradient for every parameter, as DDP requires."""
     network = make_generator(**{name: OTHER[name] for name in names})
     cond = replace(captions(), labels=torch.tensor([0, 4, 5]))
     x, t = noisy(size=size)
@@ -93,8 +93,8 @@ def test_every_option_runs_forward_and_backward(names, size):
 
 
 def test_the_encoder_half_is_the_same_network():
-    """Its weights fit UNetEncoder as they are, and give the same features."""
-    network = wake(UNet(UNET))
+    """The encoder's weights load into UNetEncoder and give the same features."""
+    network = randomize(UNet(UNET))
     half = UNetEncoder(UNET)
     half.load_state_dict(network.encoder.state_dict())
     x, t = noisy()
@@ -105,12 +105,12 @@ def test_the_encoder_half_is_the_same_network():
     assert middle.shape == (3, half.channels, 8, 8) and [s.shape[1] for s in skips] == half.skip_channels
 
 
-def test_a_new_network_says_nothing():
+def test_the_output_is_zero_at_initialization():
     x, t = noisy()
     assert not UNet(UNET, out_channels=6)(x, t).any()
 
 
-def test_classes_and_the_empty_class_differ():
+def test_classes_and_the_null_class_differ():
     network = make_generator(text=TextEncoderConfig(enc_attn_dim=0), num_classes=5)
     x, t = noisy(1)
     outs = [network(x, t, Conditioning(labels=torch.tensor([label]))) for label in (0, 1, 5)]
@@ -119,25 +119,25 @@ def test_classes_and_the_empty_class_differ():
         network(x, t)
 
 
-def test_whole_and_fractional_timesteps():
-    network = wake(UNet(UNET))
+def test_integer_and_fractional_timesteps():
+    network = randomize(UNet(UNET))
     x, _ = noisy(1)
     a, b, c = (network(x, torch.tensor([t])) for t in (500, 500.0, 500.5))
     assert torch.equal(a, b) and not torch.equal(b, c)
 
 
-def test_a_network_on_the_meta_device_costs_nothing_and_becomes_real():
+def test_a_network_can_be_built_on_the_meta_device():
     with torch.device("meta"):
         network = UNet(UNET)
         assert network(torch.empty(2, 3, 16, 16), torch.empty(2)).shape == (2, 3, 16, 16)
-    real = wake(UNet(UNET))
+    real = randomize(UNet(UNET))
     network.to_empty(device="cpu").load_state_dict(real.state_dict())
     assert torch.equal(network(*noisy()), real(*noisy()))
 
 
-def test_patches_are_pixels_in_another_place():
-    """patch_size 2 equals a network on the unshuffled image, shuffled back."""
-    network = wake(UNet(replace(UNET, patch_size=2)))
+def test_patch_size_is_pixel_unshuffle():
+    """patch_size 2 equals a network without patches between pixel_unshuffle and pixel_shuffle."""
+    network = randomize(UNet(replace(UNET, patch_size=2)))
     inner = UNet(replace(UNET, image_size=8), in_channels=12, out_channels=12)
     inner.load_state_dict(network.state_dict())
     x, t = noisy()
@@ -145,18 +145,18 @@ def test_patches_are_pixels_in_another_place():
     torch.testing.assert_close(network(x, t), expected)
 
 
-def test_attention_sits_at_the_listed_sides():
-    """A side that no level has means the next smaller one; one below the deepest means none."""
+def test_attention_is_at_the_listed_resolutions():
+    """A value between two levels selects the lower one; a value below the lowest level selects none."""
     config = UNetConfig(image_size=96, channel_mult=(1, 1, 1, 1), attention_resolutions=(48, 16, 8))
     assert [config.has_attention(level) for level in range(4)] == [False, True, False, True]
-    sides = [64, 32, 16, 8]
+    resolutions = [64, 32, 16, 8]
     config = UNetConfig(attention_resolutions=(32, 8))
-    assert [side for level, side in enumerate(sides) if config.has_attention(level)] == [32, 8]
+    assert [resolution for level, resolution in enumerate(resolutions) if config.has_attention(level)] == [32, 8]
 
 
 @pytest.mark.parametrize("text_attention", ["cross", "joint"])
-def test_recomputing_activations_changes_nothing(text_attention):
-    """use_checkpoint: same output and gradients, with keyed dropout, and with torch's own."""
+def test_activation_checkpointing_changes_nothing(text_attention):
+    """The same output and gradients, with keyed dropout and with torch's generator."""
     x, t = noisy()
     for keys in (torch.tensor([5, -7, 2**40]), None):
         gradients = []
@@ -168,8 +168,8 @@ def test_recomputing_activations_changes_nothing(text_attention):
         assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
-def test_recomputing_keeps_fewer_activations():
-    kept = []
+def test_activation_checkpointing_saves_fewer_activations():
+    saved = []
     for use_checkpoint in (False, True):
         total = 0
 
@@ -178,15 +178,15 @@ def test_recomputing_keeps_fewer_activations():
             total += tensor.numel()
             return tensor
 
-        network = wake(UNet(replace(UNET, use_checkpoint=use_checkpoint)))
+        network = randomize(UNet(replace(UNET, use_checkpoint=use_checkpoint)))
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             network(*noisy())
-        kept.append(total)
-    assert kept[1] < 0.7 * kept[0]
+        saved.append(total)
+    assert saved[1] < 0.7 * saved[0]
 
 
 def test_bfloat16_stays_close_to_float32():
-    """And the output is float32, from a network whose weights stay float32."""
+    """Output and weights are float32, the computation is not."""
     network, (x, t) = make_generator(), noisy()
     exact = network(x, t, captions())
     with torch.autocast("cpu", torch.bfloat16):
@@ -195,7 +195,7 @@ def test_bfloat16_stays_close_to_float32():
 
 
 def test_activations_stay_channels_last():
-    network, seen = wake(UNet(UNET)), []
+    network, seen = randomize(UNet(UNET)), []
     for name, module in network.named_modules():
         if name.count(".") in (2, 3) and "blocks" in name:
             module.register_forward_hook(lambda module, inputs, out: seen.append(out))
@@ -214,6 +214,7 @@ def test_activations_stay_channels_last():
         ({"num_head_channels": 100}, "num_head_channels is 100"),
         ({"num_heads_upsample": 5}, "num_heads_upsample is 5"),
         ({"channel_mult": (0.3, 1)}, "channel_mult has 0.3"),
+        ({"channel_mult": (0, 1)}, "channel_mult has 0"),
         ({"dropout": 1.0}, "dropout is 1"),
         ({"text_attention": "both"}, "text_attention is 'both'"),
         ({"num_classes": -1}, "num_classes is -1"),
@@ -224,6 +225,6 @@ def test_impossible_settings_are_refused(options, message):
         UNetConfig(**options)
 
 
-def test_an_image_that_does_not_divide_is_refused():
+def test_image_sizes_that_the_levels_do_not_divide_are_refused():
     with pytest.raises(InputError, match="image_size is 20×17.*multiple of 2"):
         UNet(UNET)(torch.zeros(1, 3, 17, 20), torch.zeros(1))

@@ -1,4 +1,4 @@
-"""A classifier from its checkpoint: what it fits, how it guides a generator, and what it knows by noise level."""
+"""Classifiers: loading, compatibility with a generator, guidance, and retrieval by noise level."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from cascade_making import random_images
 from checkpoint_making import make_classifier_file, sample
 from checkpoint_making import make_file as make_generator_file
 
@@ -14,6 +15,7 @@ from diff_dalle.diffusion import DiffusionConfig, GuidanceConfig
 from diff_dalle.diffusion.guidance import similarity_gradient
 from diff_dalle.errors import InputError
 from diff_dalle.images.pixels import from_uint8
+from diff_dalle.images.signal import PixelSignal
 from diff_dalle.models.noised_clip import NoisedClipConfig
 from diff_dalle.sampling.classifier import load_classifier
 from diff_dalle.sampling.pipeline import load
@@ -31,58 +33,57 @@ def pipeline(tmp_path_factory):
     return load(make_generator_file(tmp_path_factory.mktemp("generator")), device="cpu")
 
 
-def pictures(n, side=16):
-    return np.random.default_rng(0).integers(0, 256, (n, side, side, 3), dtype=np.uint8)
-
-
-def test_a_checkpoint_says_all_that_is_needed(classifier):
+def test_a_classifier_is_loaded_from_its_checkpoint_alone(classifier):
     assert (classifier.step, classifier.noised, classifier.model.config.classifier_width) == (7, True, 16)
     assert classifier.diffusion.diffusion_steps == 50 and not classifier.model.training
-    text, images = classifier.encode_text(PROMPTS), classifier.encode_image(pictures(5), batch_size=2)
+    text, images = classifier.encode_text(PROMPTS), classifier.encode_image(random_images(5, 16, 16), batch_size=2)
     assert text.shape == images.shape == (5, 16)
     torch.testing.assert_close(images.norm(dim=1), torch.ones(5))
-    expected = classifier.model.encode_image(from_uint8(pictures(5)), torch.zeros(5, dtype=torch.int64))
+    expected = classifier.model.encode_image(from_uint8(random_images(5, 16, 16)), torch.zeros(5, dtype=torch.int64))
     torch.testing.assert_close(images, expected)
 
 
 def test_files_of_the_other_kind_are_refused(tmp_path):
     generator, classifier = make_generator_file(tmp_path), make_classifier_file(tmp_path)
-    with pytest.raises(InputError, match="holds a generator, but a classifier is needed"):
+    with pytest.raises(InputError, match="holds a generator, but a classifier is required"):
         load_classifier(generator)
-    with pytest.raises(InputError, match="holds a classifier, but a generator is needed"):
+    with pytest.raises(InputError, match="holds a classifier, but a generator is required"):
         load(classifier)
 
 
 def test_a_classifier_must_fit_the_generator(classifier):
     fits, process, tokenizer = classifier.check_fits, DiffusionConfig(diffusion_steps=50), classifier.tokenizer
-    fits((16, 16), process, tokenizer)
-    fits((16, 16), replace(process, prediction="v", variance="learned_range"), None)
-    with pytest.raises(InputError, match="pictures of 16×16 pixels and cannot guide ones of 32×16"):
-        fits((16, 32), process, tokenizer)
+    rgb = PixelSignal(3)
+    fits((16, 16), rgb, process, tokenizer)
+    fits((16, 16), rgb, replace(process, prediction="v", variance="learned_range"), None)
+    with pytest.raises(InputError, match="on 16×16 images and cannot guide 32×16 images"):
+        fits((16, 32), rgb, process, tokenizer)
+    with pytest.raises(InputError, match="on images with 3 channels, but the generator's have 1: leave"):
+        fits((16, 16), PixelSignal(1), process, tokenizer)
     with pytest.raises(InputError, match="the classifier's vocabulary is .*, the generator's other-1:0"):
-        fits((16, 16), process, SimpleNamespace(identity="other-1:0"))
+        fits((16, 16), rgb, process, SimpleNamespace(identity="other-1:0"))
     for name, other in (("noise_schedule", "cosine"), ("diffusion_steps", 100), ("rescale_timesteps", True)):
         with pytest.raises(InputError, match=f"trained with {name} .*, the generator with {other}"):
-            fits((16, 16), replace(process, **{name: other}), tokenizer)
+            fits((16, 16), rgb, replace(process, **{name: other}), tokenizer)
 
 
 def test_sampling_refuses_what_does_not_fit(classifier, pipeline, tmp_path):
-    with pytest.raises(InputError, match="cannot guide ones of 24×8"):
+    with pytest.raises(InputError, match="cannot guide 24×8 images"):
         sample(pipeline, "a star", size=(8, 24), classifier=classifier)
     other = load(make_generator_file(tmp_path, noise_schedule="cosine"), device="cpu")
     with pytest.raises(InputError, match="noise_schedule"):
         sample(other, "a star", classifier=classifier)
 
 
-def test_settings_that_are_not_the_checkpoints_are_refused(classifier):
+def test_settings_other_than_the_checkpoints_are_refused(classifier):
     expected = expectations(NoisedClipConfig, "Expected")
     classifier.check(expected(classifier_width=16))
-    with pytest.raises(InputError, match=r"classifier_width \(32 asked for, 16 in the checkpoint\)"):
+    with pytest.raises(InputError, match=r"classifier_width \(32 given, 16 in the checkpoint\)"):
         classifier.check(expected(classifier_width=32))
 
 
 @pytest.mark.parametrize("gradient", ["x_t", "x_start"])
-def test_guidance_changes_the_pictures_and_they_do_not_depend_on_the_batch(classifier, pipeline, gradient):
+def test_guidance_changes_images_independently_of_their_batch(classifier, pipeline, gradient):
     guidance = GuidanceConfig(guidance_scale=2.0)
     options = {"classifier": classifier, "classifier_gradient": gradient, "guidance": guidance}
     plain = sample(pipeline, PROMPTS, seed=3, guidance=guidance)
@@ -102,7 +103,7 @@ def test_a_generator_without_text_is_guided_by_captions(classifier, tmp_path):
     assert (images[0] != images[1]).any()
 
 
-def test_the_text_tower_runs_once_a_batch(classifier, pipeline, monkeypatch):
+def test_the_text_tower_runs_once_per_batch(classifier, pipeline, monkeypatch):
     sizes, encode = [], classifier.model.encode_text
 
     def counted(tokens, mask):
@@ -114,16 +115,16 @@ def test_the_text_tower_runs_once_a_batch(classifier, pipeline, monkeypatch):
     assert sizes == [2, 2, 1]
 
 
-def test_a_classifier_of_clean_pictures_guides_through_x_start_only(pipeline, tmp_path):
+def test_a_classifier_of_clean_images_guides_through_x_start_only(pipeline, tmp_path):
     clean = load_classifier(make_classifier_file(tmp_path, noised=False), device="cpu")
     with pytest.raises(InputError, match="--noised False.*classifier_gradient to x_start"):
         sample(pipeline, "a star", classifier=clean)
     assert sample(pipeline, "a star", classifier=clean, classifier_gradient="x_start").shape == (1, 16, 16, 3)
-    assert list(clean.retrieval(pictures(2), ["a", "b"]).found) == [0]
+    assert list(clean.retrieval(random_images(2, 16, 16), ["a", "b"]).recall) == [0]
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_gradients_in_half_precision_point_the_same_way(classifier, precision, monkeypatch):
+def test_gradients_in_half_precision_have_the_same_direction(classifier, precision, monkeypatch):
     x, t = torch.randn(5, 3, 16, 16, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 10, 20, 30, 49])
     gradients = []
     for name in ("fp32", precision):
@@ -134,19 +135,19 @@ def test_gradients_in_half_precision_point_the_same_way(classifier, precision, m
     assert torch.nn.functional.cosine_similarity(*gradients).min() > 0.99
 
 
-def test_retrieval_leaves_out_an_incomplete_block(classifier):
-    images, prompts = pictures(7), [f"picture {i}" for i in range(7)]
+def test_retrieval_discards_an_incomplete_block(classifier):
+    images, prompts = random_images(7, 16, 16), [f"image {i}" for i in range(7)]
     table = classifier.retrieval(images, prompts, block=3)
-    assert table.candidates == 3 and list(table.found) == [*range(0, 50, 5), 49]
+    assert table.candidates == 3 and list(table.recall) == [*range(0, 50, 5), 49]
     assert table == classifier.retrieval(images[:6], prompts[:6], block=3)
     assert classifier.retrieval(images, prompts).candidates == 7
-    for row in table.found.values():
+    for row in table.recall.values():
         assert all(value * 6 == pytest.approx(round(value * 6)) for value in row.values())
         assert row["image_to_text_at_5"] == row["text_to_image_at_5"] == 1.0
 
 
-def test_retrieval_needs_two_pictures_of_the_right_size(classifier):
-    with pytest.raises(InputError, match="needs at least 2 pictures"):
-        classifier.retrieval(pictures(1), ["a star"])
+def test_retrieval_requires_two_images_of_the_right_size(classifier):
+    with pytest.raises(InputError, match="requires at least 2 images"):
+        classifier.retrieval(random_images(1, 16, 16), ["a star"])
     with pytest.raises(InputError, match="takes images of 16×16 pixels"):
-        classifier.retrieval(pictures(2, side=8), ["a star", "a ring"])
+        classifier.retrieval(random_images(2, 8, 8), ["a star", "a ring"])

@@ -1,4 +1,4 @@
-"""Checkpoints and prompts → images."""
+"""Sampling from a checkpoint of one generator."""
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from diff_dalle.images.pixels import to_uint8
 from diff_dalle.models.generator import Generator, GeneratorConfig
 from diff_dalle.sampling.pipeline import load
 from diff_dalle.sampling.request import Request, StageSettings
+from diff_dalle.sampling.stage import StageJob
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +24,7 @@ def pipeline(tmp_path_factory):
     return load(make_file(tmp_path_factory.mktemp("pipeline")), device="cpu")
 
 
-def test_images_have_the_right_form_and_follow_their_seeds(pipeline):
+def test_images_have_the_documented_form_and_depend_on_their_seeds(pipeline):
     images = sample(pipeline, ["a red circle"] * 3, seed=5)
     assert images.shape == (3, 16, 16, 3) and images.dtype == np.uint8
     assert np.array_equal(images, sample(pipeline, ["a red circle"] * 3, seed=5))
@@ -39,6 +40,16 @@ def test_an_image_is_the_same_in_any_batch(pipeline, sampler):
     assert np.abs(together[3].astype(int) - alone[0]).max() <= 1
 
 
+def test_guidance_needs_a_condition(pipeline, tmp_path):
+    """By default it is 3 with a condition and off without; an explicit scale without one is refused."""
+    unconditional = load(make_file(tmp_path, enc_attn_dim=0, caption_dropout=0), "cpu")
+    three, one = (GuidanceConfig(guidance_scale=scale) for scale in (3.0, 1.0))
+    assert np.array_equal(sample(pipeline, "a star"), sample(pipeline, "a star", guidance=three))
+    assert np.array_equal(sample(unconditional, ""), sample(unconditional, "", guidance=one))
+    with pytest.raises(InputError, match="guidance_scale is 3, but there is no caption, class or image embedding"):
+        sample(unconditional, "", guidance=three)
+
+
 def test_prompt_guidance_and_negative_prompt_matter(pipeline):
     def guided(scale, prompt="a red circle", **options):
         return sample(pipeline, [prompt], guidance=GuidanceConfig(guidance_scale=scale), **options).astype(int)
@@ -50,51 +61,54 @@ def test_prompt_guidance_and_negative_prompt_matter(pipeline):
     assert (guided(1.0, "") == guided(4.0, "")).all()  # an empty prompt is the null condition itself
 
 
-def test_other_sizes_work_and_impossible_ones_are_named(pipeline):
+def test_other_sizes_work_and_impossible_ones_are_refused(pipeline):
     assert sample(pipeline, "a star", size=(8, 24)).shape == (1, 8, 24, 3)
-    with pytest.raises(InputError, match="multiple of 2"):
+    with pytest.raises(InputError, match="size is 16×15, but width and height must be multiples of 2"):
         sample(pipeline, "a star", size=(15, 16))
 
 
-def test_every_stages_pictures_are_those_of_the_only_one(pipeline):
-    (images,) = pipeline.sample_stages(["a star"], sampler=FEW, progress=False)
+def test_sample_stages_and_sample_agree(pipeline):
+    settings = [StageSettings(FEW)]
+    (images,) = pipeline.sample_stages(Request(["a star"], [0]), settings, progress=False)
     assert np.array_equal(images, sample(pipeline, ["a star"])) and np.array_equal(images, sample(pipeline, "a star"))
+    with pytest.raises(InputError, match="settings has 2 values, but the pipeline has 1 stage: give one for each"):
+        pipeline.sample_stages(Request(["a star"], [0]), settings * 2)
     assert (pipeline.image_size, pipeline.factor, pipeline.has_base, pipeline.step) == (16, 1, True, 7)
 
 
 def test_lists_must_be_as_long_as_the_prompts(pipeline):
     for name in ("seeds", "labels", "classifier_prompts"):
-        with pytest.raises(InputError, match="2 prompts need as many seeds, labels and classifier_prompts"):
+        with pytest.raises(InputError, match=f"{name} has 1 value for 2 prompts: give one for each"):
             sample(pipeline, ["a star", "a ring"], **{name: [1]})
 
 
-def test_settings_that_a_base_does_not_have_are_refused(pipeline):
+def test_settings_of_upsamplers_are_refused_for_a_base(pipeline):
     stage = pipeline.stages[0]
     for settings in ({"noise_level": 0.1}, {"blur_level": 0.5}, {"tile_size": 8}):
-        with pytest.raises(InputError, match="noise_level, blur_level and tile_size are for up-samplers"):
-            stage.check(Request(["a star"], [0]), StageSettings(**settings), (16, 16))
+        with pytest.raises(InputError, match="noise_level, blur_level and tile_size are for upsamplers"):
+            stage.check(StageJob(Request(["a star"], [0]), StageSettings(**settings), (16, 16)))
     with pytest.raises(InputError, match="batch_size is 0, but must be at least 1"):
         sample(pipeline, "a star", batch_size=0)
-    with pytest.raises(InputError, match="are needed by up-samplers without a base generator, and by these alone"):
+    with pytest.raises(InputError, match="are required by upsamplers without a base generator, and by these only"):
         sample(pipeline, "a star", low_res=np.zeros((1, 8, 8, 3), dtype=np.uint8))
 
 
-def test_settings_that_are_not_the_checkpoints_are_refused(pipeline):
+def test_settings_other_than_the_checkpoints_are_refused(pipeline):
     model, diffusion = (expectations(config, "Expected") for config in (GeneratorConfig, DiffusionConfig))
     pipeline.check(model(num_channels=16, small_size=0))
     pipeline.check(diffusion(diffusion_steps=50))
-    with pytest.raises(InputError, match=r"num_channels \(32 asked for, 16 in the checkpoint\); leave these flags out"):
+    with pytest.raises(InputError, match=r"num_channels \(32 given, 16 in the checkpoint\); leave these flags out"):
         pipeline.check(model(num_channels=32))
-    with pytest.raises(InputError, match=r"diffusion_steps \(100 asked for, 50 in the checkpoint\)"):
+    with pytest.raises(InputError, match=r"diffusion_steps \(100 given, 50 in the checkpoint\)"):
         pipeline.check(diffusion(diffusion_steps=100))
 
 
-def test_a_vocabulary_that_has_moved_is_the_classifiers_too(tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr("diff_dalle.sampling.stage.load_classifier", lambda *arguments: asked.append(arguments))
+def test_a_moved_vocabulary_is_passed_to_classifiers(tmp_path, monkeypatch):
+    loaded = []
+    monkeypatch.setattr("diff_dalle.sampling.stage.load_classifier", lambda *arguments: loaded.append(arguments))
     blind = load(make_file(tmp_path, enc_attn_dim=0, caption_dropout=0), "cpu", "fp32", "moved.gz")
     sample(blind, "", classifier="clip.pt")
-    assert asked == [("clip.pt", "cpu", "fp32", "moved.gz")] * 2  # to see whether it fits, and to use it
+    assert loaded == [("clip.pt", "cpu", "fp32", "moved.gz")] * 2  # to check it, and to use it
 
 
 def test_classes(tmp_path):
@@ -105,7 +119,7 @@ def test_classes(tmp_path):
         sample(by_class, ["", ""])
     with pytest.raises(InputError, match="between 0 and 2"):
         sample(by_class, [""], labels=[4])
-    with pytest.raises(InputError, match="does not read text"):
+    with pytest.raises(InputError, match="no text encoder"):
         sample(by_class, [""], labels=[1], negative_prompt="blur")
 
 
@@ -113,9 +127,9 @@ def test_without_conditions(tmp_path):
     free = load(make_file(tmp_path, enc_attn_dim=0, caption_dropout=0), "cpu")
     images = sample(free, ["", ""], seed=1)
     assert images.shape == (2, 16, 16, 3) and (images[0] != images[1]).any()
-    with pytest.raises(InputError, match="does not read text"):
+    with pytest.raises(InputError, match="no text encoder"):
         sample(free, ["a star"])
-    with pytest.raises(InputError, match="not conditioned on classes"):
+    with pytest.raises(InputError, match="not class-conditional"):
         sample(free, [""], labels=[0])
 
 
@@ -130,7 +144,7 @@ def test_loading_checks_kind_and_tokenizer(tmp_path):
         load(path)
 
 
-def test_uint8_rounds_and_clips():
+def test_to_uint8_rounds_and_clips():
     values = torch.tensor([-2.0, -1.0, 0.0, 0.999, 1.0, 3.0]).view(1, 1, 1, 6)
     assert to_uint8(values).flatten().tolist() == [0, 0, 128, 255, 255, 255]
 
@@ -141,4 +155,4 @@ def test_cost_equals_a_real_network_and_shrinks_with_checkpointing():
     cost, lean = costs.plain, costs.checkpointed
     assert cost.parameters == sum(p.numel() for p in Generator(run.model, 100).parameters())
     assert lean.activation_bytes < 0.7 * cost.activation_bytes and lean.parameters == cost.parameters
-    assert cost.training_bytes(3, averages=2) == cost.parameters * 24 + 3 * cost.activation_bytes
+    assert cost.training_bytes(3, emas=2) == cost.parameters * 24 + 3 * cost.activation_bytes

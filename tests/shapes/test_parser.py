@@ -9,68 +9,78 @@ import pytest
 from diff_dalle.errors import InputError
 from diff_dalle.shapes.parser import parse_shapes
 from diff_dalle.shapes.render import render
-from diff_dalle.shapes.scenes import BACKGROUNDS, COLOURS, POSITIONS, SHAPES, SIZES, Scene, ShapesConfig, Thing, scene
+from diff_dalle.shapes.scenes import (
+    BACKGROUNDS,
+    COLORS,
+    POSITIONS,
+    SHAPES,
+    SIZES,
+    Scene,
+    SceneObject,
+    ShapesConfig,
+    scene,
+)
 from diff_dalle.shapes.shape_eval import degrade
 
 EVERYTHING = ShapesConfig(
-    backgrounds=tuple(BACKGROUNDS), shapes=SHAPES, colours=tuple(COLOURS), positions=tuple(POSITIONS), held_out=()
+    backgrounds=tuple(BACKGROUNDS), shapes=SHAPES, colors=tuple(COLORS), positions=tuple(POSITIONS), held_out=()
 )
 MIXED = [scene(EVERYTHING, i) for i in range(300)]
-ATTRIBUTES = ("shape", "colour", "size", "position")
+ATTRIBUTES = ("shape", "color", "size", "position")
 
 
-def pictures(scenes, image_size=32) -> np.ndarray:
+def renders(scenes, image_size=32) -> np.ndarray:
     return np.stack([render(content, image_size) for content in scenes])
 
 
 def accuracy(scenes, parsed) -> dict[str, float]:
-    """Fraction of pictures in which all things have the attribute, found things matched to true ones by place."""
+    """Fraction of images in which all objects have the attribute, found objects matched to true ones by place."""
     right = dict.fromkeys(ATTRIBUTES, 0)
     for content, found in zip(scenes, parsed, strict=True):
-        if len(found) != len(content.things):
+        if len(found) != len(content.objects):
             continue
-        rows = [min(found, key=lambda f, t=t: (f.x - t.x) ** 2 + (f.y - t.y) ** 2) for t in content.things]
+        rows = [min(found, key=lambda f, t=t: (f.x - t.x) ** 2 + (f.y - t.y) ** 2) for t in content.objects]
         for field in ATTRIBUTES:
             right[field] += all(
-                getattr(f, field) == getattr(t, field) for f, t in zip(rows, content.things, strict=True)
+                getattr(f, field) == getattr(t, field) for f, t in zip(rows, content.objects, strict=True)
             )
     return {field: count / len(scenes) for field, count in right.items()}
 
 
 def test_exact_on_every_combination():
-    """All 864 combinations of shape, colour, size and position, on every background in turn, parse exactly."""
-    combinations = itertools.product(SHAPES, COLOURS, SIZES, POSITIONS)
+    """All 864 combinations of shape, color, size and position, on every background in turn, parse exactly."""
+    combinations = itertools.product(SHAPES, COLORS, SIZES, POSITIONS)
     scenes = [
-        Scene("single", (Thing(c, s, z, p, *POSITIONS[p]),), None, tone, "plain", (0.0, 0.0), 0)
+        Scene("single", (SceneObject(c, s, z, p, *POSITIONS[p]),), None, tone, "plain", (0.0, 0.0), 0)
         for (s, c, z, p), tone in zip(combinations, itertools.cycle(BACKGROUNDS), strict=False)
     ]
     assert len(scenes) == 864
-    assert accuracy(scenes, parse_shapes(pictures(scenes))) == dict.fromkeys(ATTRIBUTES, 1.0)
+    assert accuracy(scenes, parse_shapes(renders(scenes))) == dict.fromkeys(ATTRIBUTES, 1.0)
 
 
 @pytest.mark.parametrize("image_size", [32, 64])
 def test_exact_on_whole_scenes(image_size):
-    """Jitter, gradients, grain and up to three things: at least 0.995 of pictures right in each attribute."""
-    found = accuracy(MIXED, parse_shapes(pictures(MIXED, image_size)))
+    """Jitter, gradients, grain and up to three objects: at least 0.995 of images right in each attribute."""
+    found = accuracy(MIXED, parse_shapes(renders(MIXED, image_size)))
     assert min(found.values()) >= 0.995, found
 
 
 def test_mild_blur_and_noise_cost_little():
-    """Blur 0.5 pixels and noise 10/255: at least 0.97 of pictures right in each attribute."""
-    found = accuracy(MIXED, parse_shapes(degrade(pictures(MIXED))))
+    """Blur 0.5 pixels and noise 10/255: at least 0.97 of images right in each attribute."""
+    found = accuracy(MIXED, parse_shapes(degrade(renders(MIXED))))
     assert min(found.values()) >= 0.97, found
 
 
-def test_centres_are_found_to_a_pixel():
-    """Found centres lie within one pixel of the true ones."""
-    for content, found in zip(MIXED, parse_shapes(pictures(MIXED)), strict=True):
-        for thing in content.things:
-            assert min(max(abs(f.x - thing.x), abs(f.y - thing.y)) for f in found) <= 1 / 32
+def test_centers_are_found_to_a_pixel():
+    """Found centers lie within one pixel of the true ones."""
+    for content, found in zip(MIXED, parse_shapes(renders(MIXED)), strict=True):
+        for item in content.objects:
+            assert min(max(abs(f.x - item.x), abs(f.y - item.y)) for f in found) <= 1 / 32
 
 
-def test_a_picture_parses_alike_alone_and_among_others():
-    """No picture's answer depends on which others are in the batch."""
-    images = pictures(MIXED[:70])
+def test_an_image_parses_the_same_alone_and_among_others():
+    """No image's answer depends on which others are in the batch."""
+    images = renders(MIXED[:70])
     together = parse_shapes(images)
     for i in (0, 31, 69):
         (alone,) = parse_shapes(images[i : i + 1])
@@ -91,27 +101,29 @@ GARBAGE = {
     "gradient": lambda g: np.broadcast_to(
         np.linspace(0, 255, 32).astype(np.uint8)[:, None, None], (8, 32, 32, 3)
     ).copy(),
-    "shuffled pixels": lambda g: g.permuted(pictures(MIXED[:64]).reshape(64, 1024, 3), axis=1).reshape(64, 32, 32, 3),
+    "shuffled pixels": lambda g: g.permuted(renders(MIXED[:64]).reshape(64, 1024, 3), axis=1).reshape(64, 32, 32, 3),
     "average of scenes": lambda g: np.stack(
-        [pictures([MIXED[i] for i in g.permutation(300)[:30]]).mean(0).astype(np.uint8) for _ in range(32)]
+        [renders([MIXED[i] for i in g.permutation(300)[:30]]).mean(0).astype(np.uint8) for _ in range(32)]
     ),
 }
 
 
 @pytest.mark.parametrize("name", GARBAGE)
 def test_garbage_holds_no_shapes(name):
-    """Pictures without shapes yield an empty list (one in twenty may slip through)."""
+    """Images without shapes yield an empty list (one in twenty may slip through)."""
     found = parse_shapes(GARBAGE[name](np.random.default_rng(0)))
-    assert np.mean([bool(things) for things in found]) <= 0.05
+    assert np.mean([bool(objects) for objects in found]) <= 0.05
 
 
-def test_a_washed_out_colour_is_no_colour():
-    """A grey shape on a white background is found, and its colour is ``other``."""
-    content = Scene("single", (Thing("red", "square", "large", "center", 0.5, 0.5),), None, "white", "plain", (0, 0), 0)
+def test_a_washed_out_color_is_no_color():
+    """A gray shape on a white background is found, and its color is ``other``."""
+    content = Scene(
+        "single", (SceneObject("red", "square", "large", "center", 0.5, 0.5),), None, "white", "plain", (0, 0), 0
+    )
     image = render(content)
     image[(image != image[0, 0]).any(2)] = 128
-    ((thing,),) = parse_shapes(image[None])
-    assert (thing.colour, thing.shape) == ("other", "square")
+    ((item,),) = parse_shapes(image[None])
+    assert (item.color, item.shape) == ("other", "square")
 
 
 @pytest.mark.parametrize("images", [np.zeros((1, 32, 32), np.uint8), np.zeros((1, 32, 32, 3), np.float32)])

@@ -14,7 +14,7 @@ from diff_dalle.storage.blob import Blob
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch):
+def fast_retries(monkeypatch):
     monkeypatch.setattr(failures, "RETRY_SECONDS", 0.001)
 
 
@@ -39,7 +39,7 @@ def command(text: str) -> str:
         ("C:\\a", "", ("", "C:\\a")),
     ],
 )
-def test_paths_are_told_apart_and_split(path, scheme, parts):
+def test_paths_are_classified_and_split(path, scheme, parts):
     if os.name == "posix":
         assert (storage.scheme(path), storage.split(path)) == (scheme, parts)
         assert storage.is_remote(path) == bool(scheme)
@@ -95,20 +95,20 @@ def test_a_missing_folder_is_named(tmp_path):
         storage.write_bytes(str(tmp_path / "nowhere" / "a.txt"), b"")
 
 
-def test_an_error_of_the_writer_is_passed_on_as_it_is(tmp_path):
+def test_an_error_of_the_writer_is_passed_on_unchanged(tmp_path):
     with pytest.raises(FileNotFoundError, match="other"), storage.atomic_writer(str(tmp_path / "a")):
         os.stat("/nowhere/other")
     assert not os.listdir(tmp_path)
 
 
-def test_writing_replaces_what_a_link_points_to(tmp_path):
+def test_writing_replaces_the_target_of_a_link(tmp_path):
     (tmp_path / "real").write_bytes(b"old")
     (tmp_path / "link").symlink_to(tmp_path / "real")
     storage.write_bytes(str(tmp_path / "link"), b"new")
     assert (tmp_path / "real").read_bytes() == b"new" and (tmp_path / "link").is_symlink()
 
 
-def test_http_is_read_whole_and_in_parts(server):
+def test_http_is_read_whole_and_by_byte_range(server):
     server.files["/a.bin"] = bytes(range(200))
     url = server.url("/a.bin")
     assert storage.exists(url) and not storage.exists(server.url("/b.bin"))
@@ -117,11 +117,11 @@ def test_http_is_read_whole_and_in_parts(server):
     assert storage.read_bytes(url, 10, 5) == bytes(range(10, 15))
     assert storage.read_bytes(url, 190, 50) == bytes(range(190, 200))
     assert storage.read_bytes(url, 500, 5) == b""
-    server.busy = 2  # passes
+    server.busy = 2  # temporarily
     assert storage.read_bytes(url, 1, 1) == b"\1"
     server.ranges = False
     assert not storage.reads_by_offset(url)
-    with pytest.raises(InputError, match="does not serve parts"):
+    with pytest.raises(InputError, match="does not support byte ranges"):
         storage.read_bytes(url, 10, 5)
 
 
@@ -130,13 +130,13 @@ def test_failures_name_the_path_and_the_reason(tmp_path, server):
         str(tmp_path / "none"): "none does not exist",
         str(tmp_path): "is a folder, not a file",
         server.url("/none"): "none does not exist",
-        server.url("/secret"): "secret may not be read or written: permission denied",
+        server.url("/secret"): "secret cannot be read or written: permission denied",
         "ftp://host/a": "ftp:// is not supported",
     }
     for path, reason in cases.items():
         with pytest.raises(InputError, match=reason):
             storage.read_bytes(path)
-    with pytest.raises(InputError, match="can only be read"):
+    with pytest.raises(InputError, match="is read-only"):
         storage.write_bytes(server.url("/a"), b"")
     with pytest.raises(InputError, match="cannot be listed"):
         storage.list_files(server.url("/"))
@@ -150,8 +150,8 @@ def test_a_missing_boto3_is_named_with_its_extra(monkeypatch):
         storage.read_bytes("s3://bucket/key")
 
 
-def test_blobfile_is_spoken_to_as_it_expects(tmp_path):
-    """Its local paths stand for gs:// and az://, which need a server."""
+def test_blobfile_is_called_correctly(tmp_path):
+    """With blobfile's local paths in place of gs:// and az://, which need a server."""
     blob, folder = Blob(), str(tmp_path / "made")
     blob.make_dirs(folder + "/below")
     (tmp_path / "upload").write_bytes(b"0123456789")
@@ -165,14 +165,14 @@ def test_blobfile_is_spoken_to_as_it_expects(tmp_path):
     assert not blob.exists(f"{folder}/a")
 
 
-def test_a_pipe_is_read_and_its_failure_noticed():
+def test_a_pipe_is_read_and_its_failure_detected():
     assert storage.read_bytes(command("print('x' * 5)")).strip() == b"xxxxx"
     assert storage.read_bytes(command("print('abcdef')"), 2, 3) == b"cde"
-    with pytest.raises(InputError, match="ended with status 3"):
+    with pytest.raises(InputError, match="failed with status 3"):
         storage.read_bytes(command("print('half'); raise SystemExit(3)"))
 
 
-def test_a_copy_is_fetched_once_by_all(server, tmp_path):
+def test_concurrent_requests_download_once(server, tmp_path):
     server.files["/a.tar"] = b"x" * 1000
     url, found = server.url("/a.tar"), []
 
@@ -188,20 +188,20 @@ def test_a_copy_is_fetched_once_by_all(server, tmp_path):
     assert len(server.requests) == 2  # its size, and the file
 
 
-def test_an_interrupted_download_is_repeated_and_never_kept(server, tmp_path):
+def test_an_interrupted_download_is_retried_and_never_kept(server, tmp_path):
     server.files["/a.tar"] = bytes(100_000)
     server.cut = 2
     copy = storage.fetch_to_cache(server.url("/a.tar"), str(tmp_path), 10**6)
     assert storage.read_bytes(copy) == bytes(100_000)
     server.files["/b.tar"], server.cut = bytes(50_000), 100
-    with pytest.raises(InputError, match=r"cannot fetch http.*/b\.tar after 4 tries: .*25,000 of 50,000 bytes"):
+    with pytest.raises(InputError, match=r"cannot download http.*/b\.tar after 4 attempts: .*25,000 of 50,000 bytes"):
         storage.fetch_to_cache(server.url("/b.tar"), str(tmp_path), 10**6)
-    with pytest.raises(InputError, match="after 4 tries"):
+    with pytest.raises(InputError, match="after 4 attempts"):
         storage.fetch_to_cache(command("print('half'); raise SystemExit(3)"), str(tmp_path), 10**6)
     assert [name for name in os.listdir(tmp_path) if not name.endswith(".lock")] == [os.path.basename(copy)]
 
 
-def test_copies_not_used_for_longest_go_first(server, tmp_path):
+def test_least_recently_used_copies_are_removed_first(server, tmp_path):
     copies = {}
     for i, name in enumerate("abc"):
         server.files[f"/{name}"] = bytes(100)
@@ -212,7 +212,5 @@ def test_copies_not_used_for_longest_go_first(server, tmp_path):
     storage.fetch_to_cache(server.url("/d"), str(tmp_path), 250)
     assert [os.path.exists(copies[name]) for name in "abc"] == [True, False, False]
     big = storage.fetch_to_cache(server.url("/d"), str(tmp_path), 250, tag="other")
-    assert (
-        os.path.exists(storage.fetch_to_cache(server.url("/d"), str(tmp_path), 1, tag="third"))
-        and os.path.exists(big) is False
-    )
+    only = storage.fetch_to_cache(server.url("/d"), str(tmp_path), 1, tag="third")
+    assert os.path.exists(only) and not os.path.exists(big)

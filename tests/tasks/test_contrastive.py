@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -18,8 +19,12 @@ from diff_dalle.randomness import Draw
 BATCH, DRAW = make_batch(range(8)), Draw(0, torch.arange(8))
 LOSS_AWARE = {"schedule_sampler": "loss-second-moment"}
 # Nearly without noise, so that a model can be right at every step.
-CLEAR = GaussianDiffusion(betas=np.full(20, 1e-9), model_mean_type=ModelMeanType.EPSILON,
-                          model_var_type=ModelVarType.FIXED_SMALL, loss_type=LossType.MSE)  # fmt: skip
+CLEAR = GaussianDiffusion(
+    betas=np.full(20, 1e-9),
+    model_mean_type=ModelMeanType.EPSILON,
+    model_var_type=ModelVarType.FIXED_SMALL,
+    loss_type=LossType.MSE,
+)
 
 
 def make_loss_aware(task):
@@ -236,6 +241,16 @@ def test_findings_are_a_table_and_a_picture_among_as_many_as_there_were():
     assert [cell.strip() for cell in lines[-1].split("|")[1:-1]] == ["chance", "0.062", "0.312", "0.062", "0.312"]
     assert pictures.keys() == {"retrieval"}
     assert pictures["retrieval"].dtype == np.uint8 and pictures["retrieval"].shape[2] == 3
+
+
+def test_without_matplotlib_the_table_remains_and_the_missing_plot_is_named_once(monkeypatch):
+    task = make_task(Pixels(), process=CLEAR)
+    values = held_out(task, numbered(list(range(16))))
+    table, _ = task.findings(values)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    text, images = task.findings(values)
+    assert text.startswith(table) and "retrieval.png is omitted" in text and "diff_dalle[plot]" in text
+    assert images == {} and task.findings(values) == (table, {})
 
 
 def test_loss_aware_timesteps_observe_and_survive_a_checkpoint():

@@ -12,8 +12,9 @@ from torch import nn
 
 from diff_dalle.batch import Batch, Conditioning
 from diff_dalle.data.loader import DataConfig, Loader
+from diff_dalle.data.spec import ImageSpec, SampleSpec
 from diff_dalle.diffusion import DiffusionConfig, create_gaussian_diffusion
-from diff_dalle.diffusion.augmentation import AugmentationConfig, blur, downsample
+from diff_dalle.diffusion.augmentation import AugmentationConfig, area_downsample, blur
 from diff_dalle.evaluation.fidelity import PSNR_CAP
 from diff_dalle.images.transforms import Window
 from diff_dalle.models.generator import Generator, GeneratorConfig
@@ -66,7 +67,7 @@ def condition(task, batch, seed=0):
 def test_small_images_are_the_batchs_own_made_small(factor):
     batch = make_batch()
     cond = condition(make_task(factor=factor), batch)
-    assert torch.equal(cond.low_res, downsample(batch.images, factor))
+    assert torch.equal(cond.low_res, area_downsample(batch.images, factor))
     assert cond.low_res.shape == (6, 3, 4 // factor, 8 // factor)
     assert torch.equal(cond.low_res_level, torch.zeros(6)) and torch.equal(cond.low_res_blur, torch.zeros(6))
     assert torch.equal(cond.tokens, batch.cond.tokens) and torch.equal(cond.mask, batch.cond.mask)
@@ -107,7 +108,7 @@ def test_the_network_is_told_what_was_done():
     task = make_task(BOTH)
     cond = condition(task, batch)
     angle = (cond.low_res_level * torch.pi / 2)[:, None, None, None]
-    clean = blur(downsample(batch.images, 2), cond.low_res_blur)
+    clean = blur(area_downsample(batch.images, 2), cond.low_res_blur)
     noise = ((cond.low_res - angle.cos() * clean) / angle.sin())[cond.low_res_level > 0.02].flatten(1)
     assert len(noise) > 50
     assert noise.mean().abs() < 0.03 and noise.std() == pytest.approx(1, abs=0.03)
@@ -153,8 +154,15 @@ def test_a_dropped_caption_keeps_its_small_image():
 
 def make_network():
     torch.manual_seed(0)
-    unet = UNetConfig(image_size=8, num_channels=8, num_res_blocks=1, channel_mult=(1, 2), attention_resolutions=(4,),
-                      num_heads=2, dropout=0.2)  # fmt: skip
+    unet = UNetConfig(
+        image_size=8,
+        num_channels=8,
+        num_res_blocks=1,
+        channel_mult=(1, 2),
+        attention_resolutions=(4,),
+        num_heads=2,
+        dropout=0.2,
+    )
     text = TextEncoderConfig(enc_attn_dim=8, enc_depth=1, enc_heads=2, text_length=3)
     network = Generator(GeneratorConfig(unet, text, LowResConfig(4)), 50)
     with torch.no_grad():
@@ -220,7 +228,7 @@ def test_the_expected_image_is_asked_for_from_noise_alone_and_the_clean_small_im
     (_, _, first), (_, _, swapped), (x, t, cond) = task.model.shown
     assert torch.equal(t, torch.full((6,), 39))
     assert torch.equal(x, Draw(0, batch.index).normal("noise", (3, 4, 8)))
-    assert torch.equal(cond.low_res, downsample(batch.images, 2)) and torch.equal(cond.tokens, batch.cond.tokens)
+    assert torch.equal(cond.low_res, area_downsample(batch.images, 2)) and torch.equal(cond.tokens, batch.cond.tokens)
     assert not cond.low_res_level.any() and not cond.low_res_blur.any()
     assert first.low_res_level.all() and torch.equal(swapped.tokens, batch.cond.tokens.roll(1, 0))
     assert all(torch.equal(getattr(swapped, name), getattr(first, name)) for name in FIELDS)
@@ -240,7 +248,7 @@ def bicubic_plainly(length, factor, a=-0.75):
 
 def test_the_bicubic_psnr_is_that_of_a_clipped_bicubic_enlargement():
     batch, factor = make_batch(6, (8, 12)), 4
-    blocks = downsample(batch.images, factor).sign()  # so strong that the enlargement leaves the range
+    blocks = area_downsample(batch.images, factor).sign()  # so strong that the enlargement leaves the range
     batch = replace(batch, images=blocks.repeat_interleave(factor, 2).repeat_interleave(factor, 3))
     values = make_task(factor=factor).held_out(batch, Draw(0, batch.index))
     enlarged = bicubic_plainly(2, factor) @ blocks @ bicubic_plainly(3, factor).T
@@ -287,14 +295,19 @@ def make_shard(folder, count=24, size=(16, 24)):
 @pytest.mark.parametrize(("side", "factor"), [(8, 4), (12, 4), (8, 2)])
 def test_the_small_image_of_a_part_is_that_part_of_the_small_image(tmp_path, side, factor):
     config = make_shard(tmp_path)
-    whole = Loader(config, (16, 24), seed=3).batch_at(range(24))
-    parts = Loader(config, (16, 24), seed=3, window=Window(side, factor)).batch_at(range(24))
+    whole = Loader(config, SampleSpec(ImageSpec((16, 24))), seed=3).batch_at(range(24))
+    windows = SampleSpec(ImageSpec((16, 24), window=Window(side, factor)))
+    parts = Loader(config, windows, seed=3).batch_at(range(24))
     assert parts.images.shape == (24, 3, side, side)
-    small, low_res = downsample(whole.images, factor), condition(make_task(factor=factor), parts).low_res
+    small, low_res = area_downsample(whole.images, factor), condition(make_task(factor=factor), parts).low_res
     places = set()
     for i in range(24):
-        found = [(y, x) for y in range(0, 17 - side) for x in range(0, 25 - side)
-                 if torch.equal(parts.images[i], whole.images[i, :, y : y + side, x : x + side])]  # fmt: skip
+        found = [
+            (y, x)
+            for y in range(0, 17 - side)
+            for x in range(0, 25 - side)
+            if torch.equal(parts.images[i], whole.images[i, :, y : y + side, x : x + side])
+        ]
         ((top, left),) = found
         assert top % factor == left % factor == 0
         y, x, length = top // factor, left // factor, side // factor

@@ -7,7 +7,7 @@ from diff_dalle.text.bpe import merge_word
 
 
 def merge_plainly(ids, merges):
-    """The definition: find the earliest merge that applies anywhere, apply it from left to right, start again."""
+    """The definition: find the earliest applicable merge, apply it from left to right, repeat."""
     ids = list(ids)
     while possible := [merges[pair] for pair in pairwise(ids) if pair in merges]:
         first, out = min(possible), []
@@ -22,7 +22,7 @@ def merge_plainly(ids, merges):
 
 @pytest.mark.parametrize("seed", range(40))
 def test_equals_the_definition(seed):
-    """Any table of merges, also one in which a merge comes before those that make its parts."""
+    """Any table of merges, also one in which a merge precedes those that produce its parts."""
     rng = random.Random(seed)
     merges = {}
     while len(merges) < 30:
@@ -33,6 +33,6 @@ def test_equals_the_definition(seed):
 
 
 def test_a_word_of_a_hundred_thousand_letters():
-    """Merging is not quadratic in the letters of a word: the plain way would take hours here."""
+    """Merging is not quadratic in the length of a word: the definition would take hours here."""
     merges = {(i, 0): i + 1 for i in range(1, 100_000)}
     assert merge_word([1] + [0] * 99_999, merges) == [100_000]

@@ -17,7 +17,7 @@ WORDNET_NOUNS = "fea17d2f9656611334eac790e5d69e47645fa180c4aa481fb4cd9b3520754ca
 
 
 def learn_plainly(counts, num_merges):
-    """The definition: count all pairs anew before each merge."""
+    """The definition: count all pairs again before each merge."""
     merges, ids = {}, {}
     words = {word: [ids.setdefault(symbol, len(ids)) for symbol in byte_symbols(word)] for word in counts}
     symbols, out = {i: symbol for symbol, i in ids.items()}, []
@@ -34,7 +34,7 @@ def learn_plainly(counts, num_merges):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_equals_the_definition(seed):
-    """Counts kept up to date give the merges that recounting gives, ties and repeated letters included."""
+    """Incremental counts give the same merges as recounting, including ties and repeated letters."""
     rng = random.Random(seed)
     counts = {"".join(rng.choices("aab", k=rng.randint(1, 9))): rng.randint(1, 4) for _ in range(60)}
     assert learn_merges(counts, 40) == learn_plainly(counts, 40)
@@ -46,8 +46,8 @@ def test_too_little_text():
 
 
 def test_glosses(tmp_path):
-    """The licence lines and the synsets are left out."""
-    (tmp_path / "data.adj").write_text('  1 A licence | of sorts\n0001 00 a 01 red 0 000 | like blood; "red ink"\n')
+    """License lines and synsets are left out."""
+    (tmp_path / "data.adj").write_text('  1 A license | of sorts\n0001 00 a 01 red 0 000 | like blood; "red ink"\n')
     assert [gloss.strip() for gloss in wordnet_glosses(tmp_path)] == ['like blood; "red ink"']
     with pytest.raises(InputError, match="wordnet-base"):
         list(wordnet_glosses(tmp_path / "nothing"))
@@ -59,7 +59,7 @@ def test_caption_words_are_single_tokens():
 
 
 def test_the_vocabulary_is_reproduced(tmp_path):
-    """The file in the package is what the script makes of WordNet 3.0, byte for byte."""
+    """The script reproduces the built-in file from WordNet 3.0, byte for byte."""
     nouns = WORDNET / "data.noun"
     if not nouns.is_file() or hashlib.sha256(nouns.read_bytes()).hexdigest() != WORDNET_NOUNS:
         pytest.skip("needs WordNet 3.0 (Debian: apt-get install wordnet-base)")

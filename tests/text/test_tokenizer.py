@@ -17,14 +17,14 @@ BYTES = Tokenizer(Vocabulary("bpe", ()))
 
 
 def random_text(rng):
-    """Letters from all of Unicode, the common ranges more often; lone surrogates too."""
+    """Characters from all of Unicode, common ranges more often, including lone surrogates."""
     tops = rng.choices([0x7F, 0x24F, 0xFFFF, 0x10FFFF], k=rng.randrange(40))
     return "".join(chr(rng.randint(0, top)) for top in tops)
 
 
 @pytest.mark.parametrize("tokenizer", [OURS, BYTES], ids=lambda tokenizer: tokenizer.identity)
 def test_round_trip(tokenizer):
-    """Any text comes back as its clean words with a space between each two."""
+    """Any text decodes to its clean words, separated by single spaces."""
     rng = random.Random(0)
     for text in ["a red circle", "", "it's 42", "</w> <|endoftext|>", *(random_text(rng) for _ in range(2000))]:
         ids = tokenizer.encode(text)
@@ -35,24 +35,24 @@ def test_round_trip(tokenizer):
 
 
 def test_decode_repairs_and_refuses():
-    """A letter cut in two is shown as such, what follows the end is not shown, and a foreign id is an error."""
+    """A truncated character is replaced, tokens after the end are dropped, and an invalid id is an error."""
     snowman = BYTES.encode("☃ a")
     assert BYTES.decode([*snowman[:3], BYTES.end, 5, 6]) == "\ufffd"
     assert BYTES.decode(torch.tensor(snowman)) == "☃ a"
     for token in (-1, BYTES.vocab_size):
-        with pytest.raises(InputError, match=f"{token} is no token id"):
+        with pytest.raises(InputError, match=f"{token} is not a token id"):
             BYTES.decode([token])
 
 
-def test_identity_follows_what_decides_the_ids():
-    """The vocabulary in the package must not change under existing checkpoints; other merges are another identity."""
+def test_identity_changes_with_the_token_ids():
+    """The built-in vocabulary must not change, since checkpoints depend on it; other merges change the identity."""
     assert OURS.identity == "wordnet-16898:298031d37ea0"
     first, second, *rest = OURS.vocabulary.merges
     assert OURS.identity != Tokenizer(Vocabulary("wordnet", (second, first, *rest))).identity
 
 
 def test_batches():
-    """Shapes, padding, and the empty text as the condition that dropping a caption gives."""
+    """Shapes, padding, and the empty text as the condition of a dropped caption."""
     tokens, mask = OURS(["a red circle", "", " \n"], 8)
     assert (tokens.dtype, mask.dtype, tokens.shape, mask.shape) == (torch.int64, torch.bool, (3, 8), (3, 8))
     assert tokens[0].tolist() == [*OURS.encode("a red circle"), 0, 0, 0]
@@ -63,13 +63,13 @@ def test_batches():
     assert [part.shape for part in OURS([], 8)] == [(0, 8), (0, 8)]
 
 
-def test_long_texts_are_cut_and_said_once():
-    """The end token stays last, a text that just fits is whole, and one warning names the flag and the text."""
+def test_long_texts_are_truncated_with_one_warning():
+    """The end token stays last, a text that just fits is unchanged, and one warning names the flag and the text."""
     tokenizer = copy.deepcopy(OURS)
-    with pytest.warns(UserWarning, match="text_length.*has 6: 'one two three four'") as said:
+    with pytest.warns(UserWarning, match="text_length.*has 6: 'one two three four'") as warned:
         tokens, mask = tokenizer(["one two three", "one two three four", "one " * 50], 5)
         tokenizer(["one " * 50], 5)
-    assert len(said) == 1
+    assert len(warned) == 1
     assert tokens[0].tolist() == tokenizer.encode("one two three")
     assert tokens[1].tolist() == tokens[0].tolist()
     assert tokens[2].tolist() == [tokenizer.start, *tokenizer.encode("one one one")[1:-1], tokenizer.end]
@@ -79,12 +79,12 @@ def test_long_texts_are_cut_and_said_once():
 def test_misuse():
     with pytest.raises(InputError, match="text_length is 1"):
         OURS(["a"], 1)
-    with pytest.raises(TypeError, match="sequence of texts"):
+    with pytest.raises(TypeError, match="sequence of strings"):
         OURS("a red circle", 8)
 
 
-def test_pickled_copies_encode_alike():
-    """As a data worker gets it: same ids, same identity, and little to send."""
+def test_pickled_copies_are_equal():
+    """As sent to a data worker: same ids, same identity, and a small pickle."""
     packed = pickle.dumps(OURS)
     copied = pickle.loads(packed)
     with warnings.catch_warnings():

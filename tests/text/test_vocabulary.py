@@ -12,12 +12,12 @@ LETTERS = list(vocabulary.BYTE_LETTERS.values())
 
 
 def clip_like_merges(count):
-    """As many different merges of two letters as wanted."""
+    """``count`` distinct merges of two letters."""
     return [(LETTERS[i // 256], LETTERS[i % 256]) for i in range(count)]
 
 
 def test_a_written_file_is_read_back(tmp_path):
-    """Plain and compressed alike; an unknown header is called bpe."""
+    """Plain and compressed; an unknown header is called bpe."""
     merges = [("a", "b"), ("ab", "c</w>"), ("Ġ", "ł</w>")]
     write_merge_file(str(tmp_path / "plain.txt"), "#version: 1", merges)
     (tmp_path / "packed").write_bytes(gzip.compress((tmp_path / "plain.txt").read_bytes()))
@@ -37,7 +37,7 @@ def test_a_written_file_is_read_back(tmp_path):
         (b"#\na b c\n", "line 2 is 'a b c'"),
         (b"#\na b\n\nc d\n", "line 3 is ''"),
         (b"#\na b\nabc d\n", "line 3 joins 'abc'"),
-        (b"#\na b\na b\n", "line 3 makes 'ab' a second time"),
+        (b"#\na b\na b\n", "line 3 produces 'ab' a second time"),
         (b"#\n\xff\xfe\n", "damaged"),
         (b"#" * 1001, "more than"),
         (gzip.compress(b"#" * 10**5), "more than"),
@@ -47,7 +47,7 @@ def test_a_written_file_is_read_back(tmp_path):
     ],
 )
 def test_bad_files(tmp_path, monkeypatch, content, reason):
-    """Each kind of damage is refused with its place, and a decompression bomb before it goes off."""
+    """Every kind of damage is refused with its line, and a decompression bomb before it is unpacked."""
     monkeypatch.setattr(vocabulary, "MAX_BYTES", 1000)
     (tmp_path / "merges.txt").write_bytes(content)
     with pytest.raises(InputError, match=reason):
@@ -60,8 +60,8 @@ def test_missing_file(tmp_path):
 
 
 @pytest.mark.parametrize("package", ["open_clip", "clip"])
-def test_clip_takes_the_file_of_an_installed_package(tmp_path, monkeypatch, package):
-    """The head of the file becomes CLIP's 49 408 ids, and the package is not imported."""
+def test_clip_uses_the_file_of_an_installed_package(tmp_path, monkeypatch, package):
+    """The first merges of the file give CLIP's 49,408 ids, and the package is not imported."""
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     folder = tmp_path / package
     folder.mkdir()

@@ -8,7 +8,7 @@ from diff_dalle.tracking.tracker import Run
 
 
 def test_table():
-    """Sorted names, whole numbers whole, others short, and every line of one length whatever the names."""
+    """Sorted names, integers in full, other numbers shortened, and all lines of equal length."""
     table = format_table({"step": 1200000, "loss": 0.0123456, "x" * 60: float("nan"), "rate": 3e-5})
     lines = table.splitlines()
     assert {len(line) for line in lines} == {len(lines[0])} and len(lines[0]) < 70
@@ -18,9 +18,9 @@ def test_table():
     assert format_table({}) == "-------\n-------"
 
 
-@pytest.mark.parametrize(("total", "shown"), [(1000, "step 200 of 1,000, "), (None, "step 200, ")])
-def test_without_a_terminal(capsys, total, shown):
-    """No bar in a log file; a line says how far the run is, the table follows, and notes are passed on."""
+@pytest.mark.parametrize(("total", "start"), [(1000, "step 200 of 1,000, "), (None, "step 200, ")])
+def test_without_a_terminal(capsys, total, start):
+    """No bar in a log file; a line with the progress precedes the table, and notes are printed."""
     console = ConsoleTracker(Run("", step=100, total_steps=total))
     for step in range(101, 201):
         console.progress(step)
@@ -28,7 +28,7 @@ def test_without_a_terminal(capsys, total, shown):
     console.note("saved")
     console.finish()
     out, err = capsys.readouterr()
-    assert out.startswith(shown) and " passed" in out and (" left" in out) == (total is not None)
+    assert out.startswith(start) and " elapsed" in out and (" remaining" in out) == (total is not None)
     assert out.endswith(format_table({"step": 200, "loss": 0.5}) + "\nsaved\n")
     assert err == ""
 
@@ -46,6 +46,6 @@ def test_with_a_terminal(capsys, monkeypatch):
     assert "100/400" in err and "250/400" in err
 
 
-def test_details_are_left_to_the_files():
+def test_cells_of_tables_are_not_printed():
     table = format_table({"step": 3, "held_out/loss": 0.5, "held_out/retrieval.at_1_t000": 0.25})
     assert "held_out/loss" in table and "retrieval" not in table

@@ -23,7 +23,7 @@ def objects(folder):
 
 
 def test_csv_grows_columns(tmp_path):
-    """A name that appears later gets a column, and no earlier row is lost or moved."""
+    """A name that appears later gets a column, and no earlier row changes."""
     log = CsvLog(Run(str(tmp_path)))
     log.log(1, {"loss": 0.1})
     log.log(2, {"loss": 1 / 3, 'a, "b"': 2})
@@ -37,7 +37,7 @@ def test_csv_grows_columns(tmp_path):
 
 @pytest.mark.parametrize(("tracker", "read"), [(CsvLog, rows), (JsonLog, objects)])
 def test_resume_drops_what_will_be_logged_again(tmp_path, tracker, read):
-    """Rows beyond the resumed step go, the torn last line too, and the file ends as in an uninterrupted run."""
+    """Rows after the resumed step and an incomplete last line are dropped; the file ends as in an uninterrupted run."""
     folders = [tmp_path / name for name in ("whole", "resumed")]
     for folder in folders:
         folder.mkdir()
@@ -80,7 +80,7 @@ def test_damage_is_named(tmp_path, tracker, name, content):
 
 
 def test_json_stays_json(tmp_path):
-    """Values that are not finite have no number in JSON."""
+    """JSON has no numbers that are not finite."""
     JsonLog(Run(str(tmp_path))).log(5, {"loss": math.inf, "samples": 7})
     assert objects(tmp_path) == [{"step": 5, "loss": None, "samples": 7}]
 
@@ -92,15 +92,15 @@ def test_text_log_keeps_everything(tmp_path):
         log.log(step + 10, {"loss": 0.012345, "samples": 128000.0})
         log.note("saved")
     text = (tmp_path / "log.txt").read_text()
-    words = ["started", "| step    | 10     |", "saved", "continued from step 20", "| step    | 30     |", "saved"]
-    places = [text.index(words[0])]
-    for word in words[1:]:
-        places.append(text.index(word, places[-1] + 1))
+    words = ["started", "| step    | 10     |", "saved", "resumed at step 20", "| step    | 30     |", "saved"]
+    position = -1
+    for word in words:
+        position = text.index(word, position + 1)
     assert "-" * 20 + "\n| loss    | 0.0123 |\n| samples | 128000 |\n| step    | 10     |\n" + "-" * 20 + "\n" in text
 
 
 def test_sample_grids(tmp_path):
-    """The picture that comes out is the picture that went in; a name with a slash makes no folder."""
+    """The written image equals the grid; a slash in its name makes no folder."""
     grid = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
     SampleGrids(Run(str(tmp_path))).images(200, "ema/fixed", grid)
     with Image.open(tmp_path / "samples" / "ema_fixed_000200.png") as image:
@@ -108,7 +108,7 @@ def test_sample_grids(tmp_path):
 
 
 def test_remote_log_directory(tmp_path, monkeypatch):
-    """Where nothing can be appended to, whole files are written, with the same content."""
+    """Files that cannot be appended to are rewritten, with the same content."""
     store = {}
     monkeypatch.setattr(storage, "is_remote", lambda path: True)
     monkeypatch.setattr(storage, "exists", store.__contains__)

@@ -12,7 +12,7 @@ GRID = np.zeros((4, 6, 3), dtype=np.uint8)
 
 
 class Recorder(Tracker):
-    """Remembers what it was told; fails from the ``limit``-th call on."""
+    """Records its calls; fails from call number ``limit`` on."""
 
     def __init__(self, limit=100, optional=False):
         self.calls, self.limit, self.optional = [], limit, optional
@@ -37,7 +37,7 @@ class Recorder(Tracker):
 
 @pytest.mark.parametrize("name", TRACKERS)
 def test_every_tracker(name, tmp_path, monkeypatch):
-    """Each takes everything a run can tell, twice in the same log directory, as when a run is continued."""
+    """Each accepts all calls, twice in the same log directory, as in a resumed run."""
     if name in ("tensorboard", "wandb"):
         pytest.importorskip(name)
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -55,7 +55,7 @@ def test_every_tracker(name, tmp_path, monkeypatch):
 
 
 def test_one_failing_service_stops_neither_the_run_nor_the_others():
-    """It is reported once and left out; everyone else hears everything."""
+    """It is reported once and removed; the others get all calls."""
     before, broken, after = Recorder(), Recorder(limit=1, optional=True), Recorder()
     trackers = Trackers({"before": before, "service": broken, "after": after})
     for step in (1, 2, 3):
@@ -64,7 +64,7 @@ def test_one_failing_service_stops_neither_the_run_nor_the_others():
     assert broken.calls == [("log", 1, {"loss": 1})]
     for other in (before, after):
         notes = [call[1] for call in other.calls if call[0] == "note"]
-        assert notes == ["Tracker service is switched off, training goes on without it: OSError: gone"]
+        assert notes == ["Tracker service is turned off after an error; training continues: OSError: gone"]
         assert [call[1] for call in other.calls if call[0] == "log"] == [1, 2, 3]
         assert other.calls[-1] == ("finish",)
 
@@ -76,7 +76,7 @@ def test_a_failing_local_file_ends_the_run():
 
 
 def test_values_and_grids_arrive_plain():
-    """Tensors become numbers once, whole numbers stay whole, and what is no picture is refused."""
+    """Tensors become numbers, integers stay integers, and arrays that are not images are refused."""
     recorder = Recorder()
     trackers = Trackers({"recorder": recorder})
     trackers.log(1, {"loss": torch.tensor([0.5]), "rate": np.float32(0.25), "samples": 10**17 + 1})
@@ -90,13 +90,13 @@ def test_values_and_grids_arrive_plain():
 def test_unknown_and_repeated_names():
     with pytest.raises(InputError, match="'tensorbord' is unknown; did you mean tensorboard"):
         TrackingConfig(("console", "tensorbord"))
-    with pytest.raises(InputError, match="names csv twice"):
+    with pytest.raises(InputError, match="lists csv twice"):
         TrackingConfig(("csv", "console", "csv"))
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
 def test_missing_extra(name, tmp_path, monkeypatch):
-    """The error names what to install."""
+    """The error names the extra to install."""
     for module in (name, "torch.utils.tensorboard"):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(InputError, match=rf"pip install 'diff_dalle\[{name}\]'"):
@@ -104,7 +104,7 @@ def test_missing_extra(name, tmp_path, monkeypatch):
 
 
 def test_tensorboard_hides_repeated_steps(tmp_path):
-    """After a resume every step has one value, the later session's."""
+    """After a resume every step has one value, that of the later session."""
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -118,7 +118,7 @@ def test_tensorboard_hides_repeated_steps(tmp_path):
 
 
 def test_wandb_continues_the_same_run(tmp_path, monkeypatch):
-    """Two sessions in one log directory are one run on wandb, also when a setting has changed."""
+    """Two sessions in one log directory are one wandb run, also when a setting has changed."""
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")

@@ -1,0 +1,181 @@
+"""What evaluators share: models, captions, real images, and samples, each of which is made once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from torch import Tensor
+
+from ...batch import Conditioning
+from ...data.loader import DataConfig, Loader
+from ...data.spec import CaptionSpec, ImageSpec, SampleSpec
+from ...diffusion.sampling import SamplerConfig
+from ...distributed.world import World
+from ...evaluation.guidance_report import GuidanceSetting
+from ...images.pixels import to_uint8
+from ...sampling.classifier import Classifier
+from ...sampling.pipeline import Pipeline, load
+from ...sampling.request import ImageEdit, Request, StageSettings
+from ...shapes.prompts import TASKS, ShapePrompt, shape_prompts
+from ...shapes.render import render
+from ...shapes.scenes import ShapesConfig
+from ...shapes.shards import read_shapes_config
+from ...text.tokenizer import Tokenizer
+from .settings import EvaluateInputs
+
+
+@dataclass(frozen=True)
+class CaptionedImages:
+    """images: uint8 [N, H, W, 3]; captions: N texts; cond: their tokens and mask [N, L], None without a tokenizer."""
+
+    images: np.ndarray
+    captions: list[str]
+    cond: Conditioning
+
+
+class Context:
+    """Models, data and samples of an evaluation. Its methods are collective: all ranks call them, in the same order."""
+
+    def __init__(self, run: EvaluateInputs, world: World):
+        self.run, self.settings, self.world = run, run.evaluation, world
+        paths = run.upsamplers.upsampler_paths
+        self.pipeline: Pipeline = load(self.settings.model_path, str(world.device), upsampler_paths=paths)
+        self._classifier = run.classifier.load(world.device)
+        self._samples: dict[tuple[tuple[str, ...], GuidanceSetting], list[np.ndarray]] = {}
+        self._features: dict[tuple[tuple[str, ...], GuidanceSetting], Tensor] = {}
+
+    # ---------------------------------------------------------------------------------------------------------- models
+
+    @property
+    def classifier(self) -> Classifier:
+        assert self._classifier is not None  # evaluators that use it declare the need
+        return self._classifier
+
+    @property
+    def base(self) -> Pipeline:
+        return Pipeline(self.pipeline.stages[:1])
+
+    @property
+    def upsamplers(self) -> Pipeline:
+        """The pipeline without its base."""
+        return Pipeline([stage for stage in self.pipeline.stages if stage.is_upsampler])
+
+    @property
+    def guidance_scale(self) -> float:
+        """The scale of classifier-free guidance of the base; 1 = off."""
+        return self.run.guidance.scale(self.base.tokenizer is not None)
+
+    @property
+    def default_guidance(self) -> GuidanceSetting:
+        """Classifier-free guidance alone."""
+        return GuidanceSetting(self.guidance_scale, 0.0)
+
+    # --------------------------------------------------------------------------------------------------------- samples
+
+    def sample(self, prompts: Sequence[str], guidance: GuidanceSetting, all_stages: bool = False) -> list[np.ndarray]:
+        """Samples of the base, or of every stage: uint8 [N, H, W, 3] each. Equal requests are sampled once."""
+        key, count = (tuple(prompts), guidance), len(self.pipeline.stages) if all_stages else 1
+        if len(self._samples.get(key, ())) < count:
+            self._samples[key] = self._sample(self.pipeline if all_stages else self.base, prompts, guidance)
+        return self._samples[key][:count]
+
+    def features(self, prompts: Sequence[str], guidance: GuidanceSetting) -> Tensor:
+        """The classifier's features [N, D] of the base's samples."""
+        key = (tuple(prompts), guidance)
+        if key not in self._features:
+            self._features[key] = self.classifier.encode_image(self.sample(prompts, guidance)[0])
+        return self._features[key]
+
+    def edit(
+        self, prompts: Sequence[str], edit: ImageEdit, guidance: GuidanceSetting, sampler: SamplerConfig | None = None
+    ) -> np.ndarray:
+        """Edited images of the last stage: uint8 [N, H, W, 3]. sampler: of the base, instead of the run's."""
+        return self._sample(self.pipeline, prompts, guidance, edit, sampler)[-1]
+
+    def upsample(self, prompts: Sequence[str], low_res: np.ndarray) -> np.ndarray:
+        """Images upsampled without a base: uint8 [N, H, W, 3]. prompts: ignored by upsamplers without text."""
+        pipeline = self.upsamplers
+        if all(stage.tokenizer is None for stage in pipeline.stages):
+            prompts = [""] * len(low_res)
+        request = Request(prompts, self._seeds(len(low_res)), low_res=low_res)
+        return pipeline.sample_stages(request, self.run.upsamplers.settings(), world=self.world)[-1]
+
+    def _sample(
+        self,
+        pipeline: Pipeline,
+        prompts: Sequence[str],
+        guidance: GuidanceSetting,
+        edit: ImageEdit | None = None,
+        sampler: SamplerConfig | None = None,
+    ) -> list[np.ndarray]:
+        base = StageSettings(
+            sampler=sampler or self.run.sampler,
+            guidance=replace(self.run.guidance, guidance_scale=guidance.guidance_scale),
+            classifier=self._classifier,
+            classifier_scale=guidance.classifier_scale,
+            classifier_gradient=self.run.classifier.classifier_gradient,
+            batch_size=self.settings.batch_size,
+        )
+        upsampling = self.run.upsamplers.settings()[: len(pipeline.stages) - 1]
+        captions = prompts if guidance.text_conditional else [""] * len(prompts)
+        request = Request(captions, self._seeds(len(prompts)), classifier_prompts=prompts, edit=edit)
+        return pipeline.sample_stages(request, [base, *upsampling], world=self.world)
+
+    def _seeds(self, count: int) -> range:
+        return range(self.settings.seed, self.settings.seed + count)
+
+    # ------------------------------------------------------------------------------------------------------------ data
+
+    @cached_property
+    def shapes(self) -> ShapesConfig:
+        return read_shapes_config(self.settings.shapes_dir)
+
+    def shape_prompts(self, tasks: Sequence[str] | None = None, count: int = 0) -> list[ShapePrompt]:
+        """Prompts of these ShapeEval tasks, by default of all; count per task, 0 = prompts_per_task."""
+        count = count or self.settings.prompts_per_task
+        return shape_prompts(count, self.settings.seed, self.shapes, tuple(TASKS) if tasks is None else tasks)
+
+    @cached_property
+    def captioned(self) -> CaptionedImages:
+        """The first images of data_dir at the base's resolution, with captions as the classifier reads them."""
+        tokenizer, length = self.classifier.tokenizer, self.classifier.model.config.text_length
+        return self._read_shards(self.base.image_size, tokenizer, length)
+
+    @cached_property
+    def real_features(self) -> Tensor:
+        """The classifier's features [N, D] of the images of ``captioned``."""
+        return self.classifier.encode_image(self.captioned.images)
+
+    @cached_property
+    def text_features(self) -> Tensor:
+        """The classifier's features [N, D] of the captions of ``captioned``."""
+        return self.classifier.encode_text(self.captioned.captions)
+
+    def real_images(self) -> tuple[np.ndarray, list[str]]:
+        """Held-out images as the last stage would generate them, uint8 [N, H, W, 3], and their captions."""
+        stage = self.pipeline.stages[-1]
+        if self.settings.shapes_dir:
+            prompts = self.shape_prompts(("held-out pairs",))
+            images, captions = rendered(prompts, stage.image_size), [prompt.text for prompt in prompts]
+        else:
+            data = self._read_shards(stage.image_size, stage.tokenizer, stage.config.text.text_length)
+            images, captions = data.images, data.captions
+        return stage.signal.to_pixels(stage.signal.from_pixels(images)), captions  # gray for a grayscale generator
+
+    def _read_shards(self, image_size: int, tokenizer: Tokenizer | None, text_length: int) -> CaptionedImages:
+        config = DataConfig(data_dir=self.settings.data_dir, caption_field=self.settings.caption_field)
+        captions = () if tokenizer is None else (CaptionSpec(tokenizer, text_length),)
+        data = Loader(config, SampleSpec(ImageSpec((image_size, image_size)), captions), shuffle=False)
+        batch = data.batch_at(range(min(self.settings.num_samples, data.samples)))
+        texts = [""] * len(batch)
+        if tokenizer is not None and batch.cond.tokens is not None:
+            texts = [tokenizer.decode(row) for row in batch.cond.tokens.tolist()]
+        return CaptionedImages(to_uint8(batch.images).numpy(), texts, batch.cond)
+
+
+def rendered(prompts: Sequence[ShapePrompt], image_size: int) -> np.ndarray:
+    """Real images of ShapeEval prompts: uint8 [N, image_size, image_size, 3]."""
+    return np.stack([render(prompt.scene, image_size) for prompt in prompts])

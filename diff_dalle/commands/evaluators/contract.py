@@ -1,0 +1,59 @@
+"""The contract of evaluators: what one needs, and what it returns.
+
+To add an evaluator: a file in this folder with an ``Evaluator``, and a line in ``table.EVALUATORS``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ...evaluation.report import Section
+from .context import Context
+from .settings import EvaluateInputs
+
+
+@dataclass(frozen=True)
+class Need:
+    """An input of an evaluator. name: noun phrase for messages; flag: the setting that supplies it."""
+
+    name: str
+    flag: str
+    met: Callable[[EvaluateInputs], bool]
+
+
+BASE = Need("a base generator", "--model_path", lambda run: bool(run.evaluation.model_path))
+UPSAMPLERS = Need("upsamplers", "--upsampler_paths", lambda run: bool(run.upsamplers.upsampler_paths))
+CLASSIFIER = Need("a noised CLIP", "--classifier_path", lambda run: bool(run.classifier.classifier_path))
+SHAPES_WORLD = Need("a shapes world", "--shapes_dir", lambda run: bool(run.evaluation.shapes_dir))
+CAPTIONED_DATA = Need("captioned shards", "--data_dir", lambda run: bool(run.evaluation.data_dir))
+EDITS = Need("a number of images to edit", "--edits", lambda run: bool(run.evaluation.edits))
+PROGRESS = Need("a training log", "--progress", lambda run: bool(run.evaluation.progress))
+
+
+@dataclass(frozen=True)
+class Findings:
+    """sections: of the report; scores: entries of scores.json; table: Markdown, also printed to the console."""
+
+    sections: Sequence[Section] = ()
+    scores: dict = field(default_factory=dict)
+    table: str = ""
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """An entry of the table.
+
+    run:     samples with the context (all ranks call it) and returns its findings.
+    plots:   whether it draws plots, which require matplotlib.
+    default: whether it runs when its needs are met and --evaluators is empty.
+    """
+
+    name: str
+    needs: tuple[Need, ...]
+    run: Callable[[Context], Findings]
+    plots: bool = False
+    default: bool = True
+
+    def missing(self, run: EvaluateInputs) -> list[Need]:
+        return [need for need in self.needs if not need.met(run)]

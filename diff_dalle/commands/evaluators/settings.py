@@ -1,0 +1,73 @@
+"""Settings of ``evaluate.py`` that evaluators read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...config import option, section
+from ...diffusion.guidance import GuidanceConfig
+from ...diffusion.sampling import SamplerConfig
+from ...distributed.launch import DistributedConfig
+from ...errors import InputError
+from ...sampling.classifier import ClassifierConfig
+from ...sampling.request import UpsamplersConfig
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """Evaluation"""
+
+    model_path: str = option("", "checkpoint of a base generator; empty = upsamplers only")
+    shapes_dir: str = option("", "folder of the shapes world of the training data: samples are scored by ShapeEval")
+    data_dir: tuple[str, ...] = option(
+        (), "captioned shards, instead of shapes_dir: samples of their captions are scored by the classifier"
+    )
+    caption_field: str = option("txt", "source of captions in data_dir: extension of a text member, or json:FIELD")
+    num_samples: int = option(256, "captions of data_dir to sample; fewer if it has fewer")
+    progress: str = option("", "progress.csv of the training run, to plot; empty = no plots")
+    report_dir: str = option("runs/report", "folder for report.md, scores.json and images")
+    prompts_per_task: int = option(64, "captions per ShapeEval task")
+    edits: int = option(
+        0, "images of the shapes world per kind of edit (inpainting, image to image, variations); 0 = none"
+    )
+    guidance_prompts: int = option(0, "captions per guidance setting in the shapes world; 0 = prompts_per_task")
+    batch_size: int = option(64, "images per batch and process in the base generator")
+    seed: int = option(0, "random seed; image i is a function of seed + i")
+
+    def __post_init__(self):
+        if bool(self.shapes_dir) == bool(self.data_dir):
+            raise InputError("evaluation needs captions: set either --shapes_dir or --data_dir")
+        if self.edits < 0 or self.edits == 1 or (self.edits and not (self.shapes_dir and self.model_path)):
+            raise InputError(
+                f"edits is {self.edits}, but must be 0, or at least 2 with a base generator of the shapes world "
+                "(--model_path and --shapes_dir)"
+            )
+        if self.num_samples < 2 or self.batch_size < 1:
+            raise InputError(
+                f"num_samples is {self.num_samples} and batch_size {self.batch_size}, but they must be at least 2 and 1"
+            )
+
+
+@dataclass(frozen=True)
+class EvaluateInputs:
+    """What is evaluated, on which captions, and how it samples."""
+
+    evaluation: EvaluateConfig = section(EvaluateConfig)
+    sampler: SamplerConfig = section(SamplerConfig)
+    guidance: GuidanceConfig = section(GuidanceConfig)
+    upsamplers: UpsamplersConfig = section(UpsamplersConfig)
+    classifier: ClassifierConfig = section(ClassifierConfig)
+    distributed: DistributedConfig = section(DistributedConfig)
+
+    def __post_init__(self):
+        model, upsamplers = self.evaluation.model_path, self.upsamplers.upsampler_paths
+        if not model and not upsamplers:
+            raise InputError("there is no generator to evaluate: set --model_path or --upsampler_paths")
+        if self.upsamplers != UpsamplersConfig() and not upsamplers:
+            raise InputError("settings of upsamplers are given, but no upsamplers: set --upsampler_paths")
+        if self.classifier.classifier_path and not model:
+            raise InputError(
+                "--classifier_path is given, but it only scores and guides a base generator: set --model_path"
+            )
+        if self.evaluation.data_dir and model and not self.classifier.classifier_path:
+            raise InputError("--data_dir needs --classifier_path: a noised CLIP scores samples of arbitrary captions")

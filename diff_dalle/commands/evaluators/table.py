@@ -1,0 +1,49 @@
+"""The table of evaluators. They run, and their sections appear in the report, in this order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...config import lookup
+from ...errors import InputError
+from .captions import CAPTIONS
+from .contract import Evaluator
+from .editing import EDITING
+from .feature_metrics import FEATURE_METRICS
+from .guidance import GUIDANCE
+from .retrieval import RETRIEVAL
+from .settings import EvaluateInputs
+from .shapes import SHAPES
+from .similarity import SIMILARITY
+from .training_curves import TRAINING_CURVES
+from .upsampling import UPSAMPLING
+
+EVALUATORS: dict[str, Evaluator] = {
+    evaluator.name: evaluator
+    for evaluator in (
+        SHAPES,
+        CAPTIONS,
+        GUIDANCE,
+        SIMILARITY,
+        RETRIEVAL,
+        FEATURE_METRICS,
+        UPSAMPLING,
+        EDITING,
+        TRAINING_CURVES,
+    )
+}
+
+
+def choose_evaluators(names: Sequence[str], run: EvaluateInputs) -> list[Evaluator]:
+    """The evaluators with these names; without names, the default ones whose needs are met. In order of the table.
+
+    Raises InputError for an unknown name and for one whose needs are not met.
+    """
+    if not names:
+        return [evaluator for evaluator in EVALUATORS.values() if evaluator.default and not evaluator.missing(run)]
+    for name in names:
+        missing = lookup(EVALUATORS, name, "evaluator").missing(run)
+        if missing:
+            inputs = " and ".join(f"{need.name} ({need.flag})" for need in missing)
+            raise InputError(f"the evaluator {name} needs {inputs}: set it, or remove {name} from --evaluators")
+    return [evaluator for evaluator in EVALUATORS.values() if evaluator.name in names]

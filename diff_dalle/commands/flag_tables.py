@@ -1,0 +1,137 @@
+"""The commands and their flags in Markdown: what ``scripts/README.md`` holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..config import Leaf, leaves, shown
+from ..evaluation.report import markdown_table
+from .command_line import Group, groups, title_of
+
+HEADER = ("flag", "default", "meaning")
+Row = tuple[str, str, str]
+
+INTRODUCTION = """# Commands
+
+Every setting is a flag. Later sources win: default < `--preset NAME` < `--config FILE` < flag or `--set PATH=VALUE`.
+
+* `--preset NAME` takes the settings of a [preset](../diff_dalle/presets/README.md), `--config FILE` those of a YAML or
+  JSON file, with the keys grouped by section or not.
+* `--dry_run` prints the resolved settings as such a file and exits. `--help` lists all flags.
+* `--set optim.lr=1e-4` sets any setting by its path in that file, also one without a flag, such as those in lists of
+  sections. It may be repeated.
+* Lists are separated by commas; `none` is the empty list or text. Booleans take `True` or `False`; the flag alone
+  means `True`.
+* `mpiexec -n 8 python`, `torchrun --nproc_per_node 8` and `srun python` run training, sampling and evaluation in
+  several processes, one per GPU.
+
+`bash scripts/test.sh` runs the tests. `python scripts/readme_flags.py` writes this file and the table of presets."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A script.
+
+    script:      its file name.
+    description: its docstring.
+    examples:    command lines.
+    configs:     its config class; several by name of the subcommand.
+    """
+
+    script: str
+    description: str
+    examples: Sequence[str]
+    configs: Mapping[str, Any]
+
+
+def flag_table(config_class) -> str:
+    """All flags of a command, one table per section."""
+    return "\n\n".join(_titled(group.title, _rows(group)) for group in groups(config_class))
+
+
+def _rows(group: Group) -> list[Row]:
+    rows = [_row(f"--{leaf.name}", leaf) for leaf in group.flags]
+    for leaf in group.lists:
+        path = f"--set {'.'.join(leaf.path)}.N"
+        rows.append((f"`{path}`", f"{len(leaf.default)}", f"{leaf.help}: a list of sections, N = 0, 1, …"))
+        rows += [_row(f"{path}.{'.'.join(inner.path)}", inner) for inner in leaves(leaf.item) if not inner.item]
+    return rows
+
+
+def _row(name: str, leaf: Leaf) -> Row:
+    choices = f" ({', '.join(leaf.choices)})" if leaf.choices else ""
+    return f"`{name}`", f"`{shown(leaf.default)}`", f"{leaf.help}{choices}"
+
+
+def _titled(title: str, rows: Iterable[Row]) -> str:
+    return f"**{title}**\n\n{markdown_table(HEADER, list(rows))}"
+
+
+def command_page(commands: Sequence[Command]) -> str:
+    """Every command with its description, examples and flags; sections that several commands have come once, last."""
+    shared = _shared_sections(commands)
+    contents = [f"* [`{command.script}`](#{_anchor(command.script)})" for command in commands]
+    parts = [INTRODUCTION, "\n".join(contents)]
+    parts += [_command_section(command, shared) for command in commands]
+    parts.append("## Shared settings")
+    parts += [f"### {group.title}\n\n{markdown_table(HEADER, _rows(group))}" for group in shared.values()]
+    return "\n\n".join(parts) + "\n"
+
+
+def _base(config_class) -> Any:
+    """The config class that this one and others like it derive from: the same settings with other defaults."""
+    return [base for base in config_class.__mro__ if dataclasses.is_dataclass(base)][-1]
+
+
+def _shared_sections(commands: Sequence[Command]) -> dict[Any, Group]:
+    """The sections that several commands have, by their base class."""
+    configs = [config for command in commands for config in command.configs.values()]
+    uses = Counter(_base(group.config) for config in configs for group in _without_prefix(config))
+    shared = {}
+    for base in (base for base, count in uses.items() if count > 1):
+        shared[base] = Group(title_of(base), base, tuple(leaf for leaf in leaves(base) if not leaf.item), ())
+    return shared
+
+
+def _without_prefix(config_class) -> list[Group]:
+    """The groups that another command could have too: all but the sections under a prefix."""
+    return [group for group in groups(config_class) if not any(leaf.prefix for leaf in group.flags)]
+
+
+def _anchor(title: str) -> str:
+    """The anchor of a heading, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
+def _command_section(command: Command, shared: Mapping[Any, Group]) -> str:
+    parts = [f"## `{command.script}`", command.description, "```bash\n" + "\n".join(command.examples) + "\n```"]
+    for name, config in command.configs.items():
+        if name:
+            parts.append(f"### `{command.script} {name}`")
+        links, tables = [], []
+        for group in groups(config):
+            known = shared.get(_base(group.config))
+            rows = _rows(group)
+            if getattr(group.config, "is_expectation", False):
+                tables.append(_expectation(group))
+                continue
+            other = [row for row in rows if known is None or row not in _rows(known)]
+            if known and len(other) < len(rows):
+                links.append(f"[{known.title.partition(' (')[0]}](#{_anchor(known.title)})")
+            if other:
+                tables.append(_titled(group.title, other))
+        if links:
+            rest = " Its own, and those with other defaults:" if tables else ""
+            parts.append(f"Settings shared with other commands: {', '.join(links)}.{rest}")
+        parts += tables
+    return "\n\n".join(parts)
+
+
+def _expectation(group: Group) -> str:
+    names = ", ".join(f"`--{leaf.name}`" for leaf in group.flags)
+    return f"**{group.title}** (if given, each must equal the checkpoint's setting): {names}."

@@ -1,0 +1,78 @@
+"""Presets and config files: their settings, and the kind of command they are for.
+
+The key ``kind:`` at the root of a preset or config file says which kind of network its settings train. A command
+refuses a file of another kind; a file without the key is accepted where its keys fit.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from importlib import resources
+
+from .. import storage
+from ..config import load_mapping, lookup, nearest
+from ..errors import InputError
+
+PRESETS = "diff_dalle.presets"  # the package that holds their files
+TRAINING_SCRIPTS = {
+    "generator": "scripts/train_generator.py",
+    "classifier": "scripts/train_classifier.py",
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A preset or config file.
+
+    name:     what messages call it.
+    kind:     the kind of network that its settings train; None = it does not say.
+    settings: the rest of the file.
+    """
+
+    name: str
+    kind: str | None
+    settings: dict
+
+    def check_kind(self, kind: str | None) -> None:
+        """Raise InputError, which names the right script, unless a command of this kind may use it. kind: None for
+        commands that train nothing."""
+        if self.kind not in (None, kind):
+            script = lookup(TRAINING_SCRIPTS, self.kind, "kind")
+            raise InputError(f"{self.name} holds settings for training a {self.kind}: use it with {script}")
+
+
+def preset_names() -> list[str]:
+    folder = resources.files(PRESETS)
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def preset_text(name: str) -> str:
+    lookup({known: known for known in preset_names()}, name, "preset")
+    return (resources.files(PRESETS) / f"{name}.yaml").read_text(encoding="utf-8")
+
+
+@functools.cache
+def presets_of(kind: str | None) -> list[str]:
+    """Names of the presets that a command of this kind may use."""
+    return [name for name in preset_names() if read_preset(name).kind == kind]
+
+
+def read_preset(name: str) -> Source:
+    return _source(preset_text(name), f"preset {name}")
+
+
+def read_config(path: str) -> Source:
+    """A YAML or JSON file of settings, local or remote."""
+    return _source(storage.read_text(path), path)
+
+
+def _source(text: str, name: str) -> Source:
+    settings = load_mapping(text, name)
+    kind = settings.pop("kind", None)
+    if kind is not None and kind not in TRAINING_SCRIPTS:
+        known = ", ".join(TRAINING_SCRIPTS)
+        raise InputError(
+            f"kind in {name} is {kind!r}, but must be one of {known}{nearest(str(kind), TRAINING_SCRIPTS)}"
+        )
+    return Source(name, kind, settings)

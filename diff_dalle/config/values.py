@@ -1,0 +1,99 @@
+"""Single values: their types, and how they are read and written."""
+
+from __future__ import annotations
+
+import re
+import types
+import typing
+from collections.abc import Sequence
+
+from ..errors import InputError
+from .declaration import Leaf
+from .names import nearest
+
+_NAMES = {int: ("an ", "integer"), float: ("a ", "number"), str: ("", "text"), bool: ("", "True or False")}
+_PLURALS = {int: "integers", float: "numbers", str: "texts"}
+MAX_QUOTED = 80  # characters of a bad value in a message
+
+
+def type_name(kind, article: bool = False) -> str:
+    """How messages and help call a type: ``integer`` (with its article ``an integer``), ``comma-separated numbers``."""
+    if kind in _NAMES:
+        return "".join(_NAMES[kind]) if article else _NAMES[kind][1]
+    args = typing.get_args(kind)
+    if typing.get_origin(kind) is tuple:
+        return f"comma-separated {_PLURALS[args[0]]}"
+    return " or ".join("none" if arg is types.NoneType else type_name(arg, article) for arg in args)
+
+
+def _split_list(text: str) -> list[str]:
+    """Split at commas outside braces, so that brace ranges stay whole; ``none`` is the empty list."""
+    return [] if text.lower() == "none" else [part for part in re.split(r",(?![^{]*\})", text) if part]
+
+
+def _convert(value, kind, from_text: bool):
+    """``value`` as ``kind``, or ValueError. Texts from the command line are parsed; YAML values must have the type."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):  # optional
+        if value is None or (from_text and value.lower() in ("none", "null", "")):
+            return None
+        return _convert(value, next(arg for arg in args if arg is not types.NoneType), from_text)
+    if origin is tuple:
+        items = _split_list(value) if isinstance(value, str) else value
+        if not isinstance(items, (list, tuple)):
+            items = [items]
+        return tuple(_convert(item, args[0], isinstance(value, str)) for item in items)
+    if kind is bool:
+        if isinstance(value, bool):
+            return value
+        if from_text and value.lower() in ("true", "false", "1", "0", "yes", "no"):
+            return value.lower() in ("true", "1", "yes")
+    elif kind is str:
+        if isinstance(value, str) or (not from_text and type(value) in (int, float)):
+            return str(value)
+    elif isinstance(value, bool):
+        pass
+    elif kind is int:
+        if from_text or isinstance(value, int):
+            return int(value)
+    elif kind is float and (from_text or isinstance(value, (int, float))):
+        return float(value)
+    raise ValueError
+
+
+def quoted(value) -> str:
+    """A value for a message, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}…"
+
+
+def checked(leaf: Leaf, value, from_text: bool, spelled: str):
+    """``value`` as the setting's type.
+
+    from_text: the value is a text from the command line, to be parsed.
+    spelled:   how messages call the setting.
+
+    Raises InputError for a value of another type or outside the setting's choices.
+    """
+    try:
+        value = _convert(value, leaf.type, from_text)
+    except (ValueError, TypeError, OverflowError):  # the last: an integer too large for a float
+        raise InputError(f"{spelled} is {quoted(value)}, but must be {type_name(leaf.type, article=True)}") from None
+    if leaf.choices and value not in leaf.choices and value is not None:
+        hint = nearest(str(value), leaf.choices)
+        raise InputError(f"{spelled} is {quoted(value)}, but must be one of {', '.join(leaf.choices)}{hint}")
+    return value
+
+
+def checked_list(value, spelled: str) -> Sequence:
+    """``value``, if it can be a list of sections. Raises InputError if not."""
+    if not isinstance(value, (list, tuple)):
+        raise InputError(f"{spelled} is {quoted(value)}, but must be a list of sections")
+    return value
+
+
+def shown(value) -> str:
+    """A setting's value as a flag spells it."""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value)) or "none"
+    return "none" if value is None or value == "" else str(value)

@@ -1,0 +1,141 @@
+"""Sidecar embeddings: one .npy file per shard, read row by row by offset, locally or remotely, never as a whole."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from .. import storage
+from ..errors import InputError
+from ..images.decode import BrokenSample
+from .npy import MAX_HEADER, check_embedding, parse_header
+from .shards import Shard, ShardFiles
+
+THREADS = 16  # they wait for disks and networks, not for each other
+_FIELD = re.compile(r"\{(?:(name)|:0?(\d+)d?)?\}")
+
+
+@dataclass(frozen=True)
+class Sidecar:
+    """Which .npy file belongs to a shard, and which of its rows to a sample.
+
+    pattern:     the file's path, local or remote, with one field: ``{}`` = the last digits in the shard's name
+                 ("laion-00012.tar": 00012), ``{:04d}`` = the same number padded with zeros to four digits, ``{name}`` =
+                 the shard's name without ".tar". A pattern without a folder stands for a file beside the shard.
+    index_width: 0 = row i belongs to the shard's i-th sample, in the order of the tar; N = the last N characters of a
+                 sample's key are its row's number, as in files that were made from img2dataset's shards.
+
+    Raises InputError for a pattern without exactly one field.
+    """
+
+    pattern: str
+    index_width: int = 0
+
+    def __post_init__(self):
+        if len(_FIELD.findall(self.pattern)) != 1:
+            raise InputError(f"the pattern of embeddings is {self.pattern!r}, but must contain {{}} or {{name}} once")
+        if self.index_width < 0:
+            raise InputError(f"index_width is {self.index_width}, but must be at least 0")
+
+    def path(self, shard: str) -> str:
+        """The path of the file that belongs to a shard. Raises InputError when the shard's name does not give it."""
+        if storage.scheme(shard) == "pipe":
+            folder, names = "", re.findall(r"[^/\s'\"=]+\.tar\b", shard, re.IGNORECASE)
+            name = names[-1] if names else ""
+        else:
+            folder, name = storage.split(shard)
+        name = re.sub(r"\.tar$", "", name, flags=re.IGNORECASE)
+        digits = re.findall(r"\d+", name)
+
+        def fill(field: re.Match) -> str:
+            if field[1]:
+                return name
+            return f"{int(digits[-1]):0{field[2]}d}" if field[2] else digits[-1]
+
+        if not (name if "{name}" in self.pattern else digits):
+            raise InputError(f"{shard} has no number in its name to put into the pattern of embeddings {self.pattern}")
+        path = _FIELD.sub(fill, self.pattern)
+        if storage.is_remote(path) or path != os.path.basename(path):
+            return path
+        if storage.scheme(shard) == "pipe":
+            raise InputError(f"{shard} has no folder for the embeddings {path}: put a folder or a URL before the name")
+        return storage.join(folder, path)
+
+
+@dataclass(frozen=True)
+class _Array:
+    """An open sidecar file: where it is, how many rows it has, and where and of what type they are."""
+
+    file: Shard
+    rows: int
+    offset: int
+    dtype: np.dtype
+
+
+class SidecarFiles:
+    """The sidecar files of a list of shards.
+
+    width:   elements of a row.
+    shards:  the shards' paths.
+    samples: the shards' numbers of samples; a shard without any needs no file.
+
+    All headers are read at once. Raises InputError, naming the file, unless it is there, holds a floating-point array
+    [rows, width] in C order, whole, with a row for every sample of its shard.
+    """
+
+    def __init__(self, sidecar: Sidecar, width: int, shards: Sequence[str], samples: Sequence[int], files: ShardFiles):
+        self.sidecar, self.width, self.files = sidecar, width, files
+        paths = {shard: sidecar.path(shard) for shard, count in zip(shards, samples, strict=True) if count}
+        owners: dict[str, str] = {}
+        for shard, path in paths.items():
+            if owners.setdefault(path, shard) != shard:
+                raise InputError(
+                    f"{owners[path]} and {shard} would share the embeddings {path}: use {{name}}, or a pattern without "
+                    "a folder, which stands for a file beside the shard"
+                )
+        pool = ThreadPoolExecutor(THREADS)
+        try:
+            arrays = dict(zip(paths, pool.map(self._open, paths.values()), strict=True))
+        finally:
+            pool.shutdown(cancel_futures=True)
+        self._arrays = [arrays.get(shard) for shard in shards]
+        for shard, array, count in zip(shards, self._arrays, samples, strict=True):
+            if array and not sidecar.index_width and array.rows < count:
+                raise InputError(f"{array.file.path} has {array.rows:,} embeddings, but {shard} has {count:,} samples")
+
+    def _open(self, path: str) -> _Array:
+        try:
+            file = self.files.examine(path)
+            header = parse_header(self.files.read(file, 0, min(file.size, MAX_HEADER)))
+        except ValueError as error:  # InputError too
+            raise InputError(f"the embeddings {path} cannot be read: {error}") from error
+        shape = header.shape
+        if len(shape) != 2 or shape[1] != self.width or not header.is_float:
+            kind = f"{header.dtype} {list(shape)}"
+            raise InputError(f"{path} holds {kind}, but must hold floating-point embeddings [rows, {self.width}]")
+        if header.fortran_order:
+            raise InputError(f"{path} is in Fortran order: save it again with numpy.ascontiguousarray")
+        if file.size < header.offset + shape[0] * shape[1] * header.dtype.itemsize:
+            raise InputError(f"{path} is truncated: {shape[0]:,} embeddings do not fit in its {file.size:,} bytes")
+        return _Array(file, shape[0], header.offset, header.dtype)
+
+    def in_place(self, shard: int) -> bool:
+        """Whether rows are read where the file is, on another machine: best several at once."""
+        array = self._arrays[shard]
+        return array is not None and self.files.in_place(array.file)
+
+    def read(self, shard: int, row: int) -> np.ndarray:
+        """A row, float32 [width]. Raises BrokenSample when there is none, or it is not a usable embedding."""
+        array = self._arrays[shard]
+        if array is None or not 0 <= row < array.rows:
+            raise BrokenSample(f"its embedding would be row {row} of {array.rows if array else 0:,}")
+        size = self.width * array.dtype.itemsize
+        data = self.files.read(array.file, array.offset + row * size, size)
+        if len(data) < size:
+            raise BrokenSample(f"its embedding is beyond the end of {array.file.path}")
+        return check_embedding(np.frombuffer(data, array.dtype))

@@ -1,0 +1,180 @@
+"""What a training sample must hold. Whoever trains declares it; nothing else is read from the shards.
+
+Every class here is frozen and can be sent to worker processes, provided that the functions in it can: a tokenizer
+object, a function at module level, a ``functools.partial`` of one, but no lambda.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..errors import InputError
+from ..images.decode import BrokenSample
+from ..images.transforms import Window
+from .captions import caption_kind
+from .shard_table import IMAGE, Required
+from .sidecars import Sidecar
+
+Tokenize = Callable[[Sequence[str], int], tuple[Tensor, Tensor]]
+
+
+class Rejected(BrokenSample):
+    """A sample that a filter does not accept. ``filter`` is the filter's name."""
+
+    def __init__(self, filter_name: str, reason: str):
+        super().__init__(reason)
+        self.filter = filter_name
+
+
+@dataclass(frozen=True)
+class ImageSpec:
+    """The image of a sample, which fills ``Batch.images``.
+
+    size:     (height, width) in pixels that images are resized and cropped to. With buckets, each batch has the size
+              of its bucket instead.
+    channels: 3 = RGB, 1 = gray.
+    window:   a random square crop of the image of that size; None = all of it.
+    """
+
+    size: tuple[int, int]
+    channels: int = 3
+    window: Window | None = None
+
+    def __post_init__(self):
+        if len(self.size) != 2 or min(self.size) < 1:
+            raise InputError(f"the image size is {self.size}, but must be a height and a width of at least 1 pixel")
+        if self.channels not in (1, 3):
+            raise InputError(f"images have {self.channels} channels, but must have 3 (RGB) or 1 (gray)")
+        if self.window:
+            self.window.check_size(self.size)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(height, width, channels) of the result."""
+        height, width = (self.window.size, self.window.size) if self.window else self.size
+        return height, width, self.channels
+
+
+@dataclass(frozen=True)
+class CaptionSpec:
+    """The caption of a sample, as tokens.
+
+    tokenize: ``tokenize(texts, length) -> (tokens, mask)``, both [N, length]; mask True = a real token.
+    length:   tokens that a caption is truncated and padded to.
+    name:     "" fills ``Conditioning.tokens`` and ``.mask``; NAME fills ``Conditioning.extra["NAME_tokens"]`` and
+              ``["NAME_mask"]``.
+    """
+
+    tokenize: Tokenize
+    length: int
+    name: str = ""
+
+    @property
+    def fields(self) -> tuple[str, str]:
+        """What it fills, in the names of ``Conditioning.present``."""
+        return (f"extra.{self.name}_tokens", f"extra.{self.name}_mask") if self.name else ("tokens", "mask")
+
+
+@dataclass(frozen=True)
+class EmbeddingSpec:
+    """An embedding of a sample, float32 [width]. One with NaN, infinite values or only zeros is a broken sample.
+
+    source: the kind of a .npy member of the tar, such as "npy" or "img_emb.npy", or a ``Sidecar``.
+    name:   "" fills ``Conditioning.image_embedding``; NAME fills ``Conditioning.extra["NAME_embedding"]``.
+    """
+
+    width: int
+    source: str | Sidecar
+    name: str = ""
+
+    def __post_init__(self):
+        if self.width < 1:
+            raise InputError(f"the width of an embedding is {self.width}, but must be at least 1")
+        if isinstance(self.source, str) and (not self.source or self.source[0] == "." or "/" in self.source):
+            raise InputError(
+                f"the source of an embedding is {self.source!r}, but must be the extension of a member, such as npy "
+                "or img_emb.npy, or a Sidecar"
+            )
+
+    @property
+    def field(self) -> str:
+        """What it fills, in the names of ``Conditioning.present``."""
+        return f"extra.{self.name}_embedding" if self.name else "image_embedding"
+
+
+@dataclass(frozen=True)
+class JsonFilter:
+    """A condition on the ``json`` member of a sample. Rejected samples are replaced, and counted by the filter's name.
+
+    name:   the filter's name, for counts and messages.
+    fields: keys of the json object. A sample that lacks one is rejected.
+    accept: ``accept(*values)``, the fields' values in order, says whether to use the sample. An exception (a value of
+            the wrong type) counts as no.
+    """
+
+    name: str
+    fields: tuple[str, ...]
+    accept: Callable[..., bool]
+
+    def check(self, record: dict) -> None:
+        """Raise Rejected unless the filter accepts the json object."""
+        missing = [field for field in self.fields if field not in record]
+        if missing:
+            raise Rejected(self.name, f"its json has no {missing[0]!r}")
+        values = [record[field] for field in self.fields]
+        try:
+            accepted = self.accept(*values)
+        except Exception as error:  # values come from anywhere: one of the wrong type is a property of the sample
+            raise Rejected(self.name, f"{type(error).__name__}: {error}") from error
+        if not accepted:
+            found = ", ".join(f"{field} = {value!r:.40}" for field, value in zip(self.fields, values, strict=True))
+            raise Rejected(self.name, found)
+
+
+@dataclass(frozen=True)
+class SampleSpec:
+    """What every sample must hold. Samples without it are left out, and nothing else is read.
+
+    num_classes: above 0, the ``cls`` member holds a class, an integer below it, which fills ``Conditioning.labels``.
+
+    Raises InputError for a spec that asks for nothing or fills a field twice.
+    """
+
+    image: ImageSpec | None = None
+    captions: tuple[CaptionSpec, ...] = ()
+    num_classes: int = 0
+    embeddings: tuple[EmbeddingSpec, ...] = ()
+    filters: tuple[JsonFilter, ...] = ()
+
+    def __post_init__(self):
+        filled = [name for caption in self.captions for name in caption.fields]
+        filled += [embedding.field for embedding in self.embeddings]
+        if not (self.image or filled or self.num_classes):
+            raise InputError("a sample must hold something: an image, a caption, a class or an embedding")
+        for names, what in ((filled, "fields"), ([each.name for each in self.filters], "filters")):
+            twice = {name for name in names if names.count(name) > 1}
+            if twice:
+                raise InputError(f"the {what} of a sample must have different names, but {min(twice)} occurs twice")
+        widths = {(each.source, each.width) for each in self.embeddings if isinstance(each.source, Sidecar)}
+        if len(widths) > len(self.sidecars):
+            raise InputError("the embeddings of one Sidecar have one width, but the spec gives two")
+
+    @property
+    def sidecars(self) -> dict[Sidecar, int]:
+        """The embeddings from files beside the shards, with their widths."""
+        return {each.source: each.width for each in self.embeddings if isinstance(each.source, Sidecar)}
+
+    def required(self, caption_field: str) -> Required:
+        """The members of the tar that this reads. caption_field: as in ``DataConfig``."""
+        members = {IMAGE: "images"} if self.image else {}
+        if self.captions:
+            members[caption_kind(caption_field)] = "captions"
+        if self.num_classes:
+            members["cls"] = "labels"
+        members |= {each.source.lower(): "embeddings" for each in self.embeddings if isinstance(each.source, str)}
+        if self.filters:
+            members.setdefault("json", "json records")
+        return Required(members)

@@ -1,0 +1,73 @@
+"""Data parallelism: modules whose gradients are averaged over ranks, and tensors that may be sharded."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .world import World
+
+
+class Replicas:
+    """A module replicated on every rank (DistributedDataParallel); on one process the module itself.
+
+    parameters: those whose gradients are exchanged, a subset of the module's.
+    """
+
+    def __init__(self, module: nn.Module, parameters: Iterable[nn.Parameter], world: World):
+        self.module, self.world = module, world
+        self.parallel: nn.Module = module
+        if world.size > 1:
+            exchanged = {id(parameter) for parameter in parameters}
+            trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+            others = [parameter for parameter in trained if id(parameter) not in exchanged]
+            for parameter in others:  # DDP exchanges what requires a gradient when it is constructed
+                parameter.requires_grad_(False)
+            ids = [world.device.index] if world.device.type == "cuda" else None
+            self.parallel = nn.parallel.DistributedDataParallel(module, device_ids=ids, gradient_as_bucket_view=True)
+            for parameter in others:
+                parameter.requires_grad_(True)
+
+    def __call__(self, *arguments: Any, sync: bool) -> Any:
+        """The module's output; ``sync`` requests the exchange of gradients in the following backward pass."""
+        if isinstance(self.parallel, nn.parallel.DistributedDataParallel):
+            self.parallel.require_backward_grad_sync = sync  # what its own no_sync() sets
+        return self.parallel(*arguments)
+
+
+def _is_sharded(tensor: Tensor) -> bool:
+    """Whether a tensor is a DTensor. Its module takes half a second to import and is loaded by whoever shards."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def local(tensors: Iterable[Any]) -> list[Tensor]:
+    """This rank's shard of each tensor: the tensor itself unless it is sharded. Shares its memory."""
+    return [tensor.to_local() if _is_sharded(tensor) else tensor for tensor in tensors]
+
+
+def total_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """The 2-norm of all gradients together, over all shards: the same scalar on every rank."""
+    norm: Any = torch.nn.utils.get_total_norm(gradients)
+    return norm.full_tensor() if _is_sharded(norm) else norm
+
+
+def build_shared(build: Callable[[], nn.Module], world: World) -> nn.Module:
+    """The module that ``build`` makes, with rank 0's initial values on every rank.
+
+    The other ranks build it on the meta device, so that no random number is drawn and nothing is initialized twice,
+    and receive the values tensor by tensor. All tensors of the module must be parameters or buffers.
+    """
+    if world.is_main:
+        module = build()
+    else:
+        with torch.device("meta"):
+            module = build()
+        module = module.to_empty(device="cpu")
+    for tensor in [*module.parameters(), *module.buffers()]:
+        world.broadcast_tensor(tensor.data)
+    return module

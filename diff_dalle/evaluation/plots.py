@@ -1,0 +1,93 @@
+"""Line plots with matplotlib (the extra ``plot``), which is imported when the first plot is drawn.
+
+Figures are drawn on the Agg canvas without pyplot: no display, no global state.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from PIL import Image
+
+from ..errors import InputError
+
+INSTALL = "pip install 'diff_dalle[plot]'"
+
+# Okabe & Ito's palette, which readers with color vision deficiency can distinguish, without its yellow, which is too
+# light on white.
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # one more, so that color and marker repeat together only late
+REFERENCE = "#666666"  # color of reference lines
+_INCHES = (6.8, 3.4)
+_DPI = 160  # 1088 pixels wide: sharp in a README on high-density displays
+_STYLE: dict = {
+    "font.size": 9.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#888888",
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.8,
+    "legend.frameon": False,
+}
+
+
+class MissingMatplotlib(InputError):
+    """matplotlib is not installed."""
+
+
+def require_matplotlib() -> None:
+    """Raise MissingMatplotlib, an InputError that names the extra, if plots cannot be drawn."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise MissingMatplotlib(f"plots require matplotlib, which is not installed ({error}): {INSTALL}") from None
+
+
+def line_plot(
+    series: Mapping[str, Sequence[tuple[float, ...]]],
+    x_label: str,
+    y_label: str = "",
+    y_range: tuple[float, float] = (0.0, 1.0),
+    references: Mapping[str, float] | None = None,
+) -> Image.Image:
+    """Lines with markers and error bars, a grid, and a legend beside the axes: an RGB image.
+
+    series:     points (x, y) or (x, y, low, high) by name; low and high are the ends of the error bar.
+    references: horizontal dashed lines by name, such as the chance level.
+
+    Raises MissingMatplotlib.
+    """
+    require_matplotlib()
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with rc_context(_STYLE):
+        figure = Figure(figsize=_INCHES, dpi=_DPI, layout="constrained")
+        canvas = FigureCanvasAgg(figure)
+        axes = figure.add_subplot()
+        styles = zip(itertools.cycle(COLORS), itertools.cycle(MARKERS), strict=False)
+        lines = [
+            _draw_line(axes, name, points, color, marker)
+            for (name, points), (color, marker) in zip(series.items(), styles, strict=False)
+        ]
+        for name, level in (references or {}).items():
+            lines.append(axes.axhline(level, color=REFERENCE, linestyle="--", linewidth=1.2, zorder=1, label=name))
+        padding = 0.03 * (y_range[1] - y_range[0])  # room for the markers at the ends of the range
+        axes.set(xlabel=x_label, ylabel=y_label, ylim=(y_range[0] - padding, y_range[1] + padding))
+        figure.legend(handles=lines, loc="outside right upper")
+        canvas.draw()
+        return Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3].copy())
+
+
+def _draw_line(axes, name: str, points: Sequence[tuple[float, ...]], color: str, marker: str):
+    """Returns what the legend shows."""
+    x, y, *ends = zip(*points, strict=True)
+    # matplotlib takes lengths, which rounding must not make negative.
+    bars = np.maximum([np.subtract(y, ends[0]), np.subtract(ends[1], y)], 0) if ends else None
+    style = {"color": color, "marker": marker, "markersize": 4.5, "linewidth": 1.6, "capsize": 2.5}
+    return axes.errorbar(x, y, bars, label=name, **style)

@@ -1,0 +1,45 @@
+"""Training curves from a run's progress.csv: held-out loss by noise level, and the caption-swap gap."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+from .. import storage
+from .plots import line_plot
+from .report import Section
+
+# Column of progress.csv, title and explanation of its plot.
+CURVES = (
+    (
+        "loss",
+        "Held-out loss by noise level",
+        "Mean loss on held-out scenes at fixed noise, by quartile of the timesteps: q0 has the least noise.",
+    ),
+    (
+        "caption_swap_gap",
+        "Caption-swap gap",
+        "Increase of the held-out loss when captions are swapped between images: above 0, the model uses its text.",
+    ),
+)
+
+
+def training_sections(progress: str) -> list[Section]:
+    """Plots of a run's progress.csv, local or remote: held-out loss by noise level, and the caption-swap gap.
+
+    Empty for a run without held-out data. Raises MissingMatplotlib.
+    """
+    rows = list(csv.DictReader(io.StringIO(storage.read_text(progress))))
+    sections = []
+    for key, title, text in CURVES:
+        series: dict[str, list[tuple[float, ...]]] = {}
+        for quartile in ("q0", "q1", "q2", "q3"):
+            name = f"held_out/{key}_{quartile}"
+            points: list[tuple[float, ...]] = [(float(row["step"]), float(row[name])) for row in rows if row.get(name)]
+            if points:
+                series[quartile] = points
+        if series:
+            values = [y for line in series.values() for _, y in line]
+            span = (min(0.0, *values), max(values) * 1.05 or 1.0)
+            sections.append(Section(title, text, line_plot(series, "step", title.lower(), span), f"{key}.png"))
+    return sections

@@ -1,0 +1,65 @@
+"""What a generator produces: its channels, the range of its values, and how it becomes pixels."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from .pixels import from_uint8, to_uint8
+
+# ITU-R BT.601 luma in 16-bit fixed point, as in Pillow's mode "L". The weights sum to 65536, so gray stays gray.
+LUMA = np.array([19595, 38470, 7471], dtype=np.uint32)
+
+
+class Signal(ABC):
+    """The tensors [N, channels, h, w] that a generator denoises and that the stages of a cascade pass on.
+
+    channels:    number of channels.
+    value_range: smallest and largest valid value; None = unbounded, as for latents.
+    scale:       pixels per position: H = scale × h, W = scale × w.
+    """
+
+    channels: int
+    value_range: tuple[float, float] | None
+    scale: int = 1
+
+    def finish(self, x: Tensor) -> Tensor:
+        """A sampled signal in the form in which it is stored and passed to the next stage, of x's shape."""
+        return x
+
+    @abstractmethod
+    def to_pixels(self, x: Tensor) -> np.ndarray:
+        """[N, channels, h, w] → RGB images, uint8 [N, H, W, 3]."""
+
+    @abstractmethod
+    def from_pixels(self, images: np.ndarray) -> Tensor:
+        """RGB images, uint8 [N, H, W, 3] → [N, channels, h, w] float32 on the CPU."""
+
+
+@dataclass(frozen=True)
+class PixelSignal(Signal):
+    """Images in [-1, 1]: RGB (3 channels) or grayscale (1 channel)."""
+
+    channels: int = 3
+    value_range = (-1.0, 1.0)
+
+    def finish(self, x: Tensor) -> Tensor:
+        """Rounded to 8-bit levels and clipped: exactly what is read back from a PNG of the image."""
+        return ((x.clamp(-1, 1) + 1) * 127.5).round() / 127.5 - 1
+
+    def to_pixels(self, x: Tensor) -> np.ndarray:
+        """Grayscale images get three equal channels."""
+        images = to_uint8(x).cpu().numpy()
+        return images if self.channels == 3 else images.repeat(3, axis=3)
+
+    def from_pixels(self, images: np.ndarray) -> Tensor:
+        """Grayscale is the luma of ITU-R BT.601."""
+        return from_uint8(images if self.channels == 3 else _luma(images))
+
+
+def _luma(images: np.ndarray) -> np.ndarray:
+    """uint8 [N, H, W, 3] → uint8 [N, H, W, 1]."""
+    return ((images @ LUMA + 2**15) >> 16).astype(np.uint8)[..., None]

@@ -1,0 +1,50 @@
+"""Running means of what a task reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ..distributed.world import World
+
+
+class Meter:
+    """Running means of named per-sample values, summed on the device: only ``read`` waits for it.
+
+    NaN in a value other than "loss" marks a sample to which the value does not apply.
+    """
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.names: tuple[str, ...] = ()
+        self.dtype = torch.float32 if device.type == "mps" else torch.float64
+        self.sums = self.counts = torch.zeros(0, device=device, dtype=self.dtype)
+
+    def add(self, values: Mapping[str, Tensor]) -> None:
+        if tuple(values) != self.names:
+            if self.names:
+                raise ValueError(f"a task reported {tuple(values)} after {self.names}: the names must stay the same")
+            self.names = tuple(values)
+            self.sums = torch.zeros(len(values), device=self.device, dtype=self.dtype)
+            self.counts = torch.zeros_like(self.sums)
+        table = torch.stack([value.detach().float() for value in values.values()])  # [names, samples]
+        applies = ~table.isnan()
+        applies[self.names.index("loss") if "loss" in self.names else slice(0, 0)] = True
+        self.sums += torch.where(applies, table, 0.0).sum(1)
+        self.counts += applies.sum(1)
+
+    def read(self, world: World) -> dict[str, float]:
+        """The means over all ranks since the last call. Waits for the device; a collective: every rank calls it."""
+        both = torch.stack([self.sums, self.counts]).tolist()
+        mine = dict(zip(self.names, zip(*both, strict=True), strict=True))
+        self.sums.zero_()
+        self.counts.zero_()
+        means = {}
+        gathered = world.gather(mine)  # by name: a rank may have had nothing to add
+        for name in dict.fromkeys(name for part in gathered for name in part):
+            total, count = (sum(part[name][i] for part in gathered if name in part) for i in (0, 1))
+            if count > 0:
+                means[name] = total / count
+        return means

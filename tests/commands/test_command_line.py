@@ -1,0 +1,358 @@
+"""Flags, files, presets, ``--set`` and kinds become one config, or one sentence."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+from config_making import Cascade, Model, Run, Training, UNet, from_text
+
+from diff_dalle.commands import sources
+from diff_dalle.commands.command_line import parse, parse_kind
+from diff_dalle.commands.settings import ALIASES, by_name
+from diff_dalle.config import option, section
+from diff_dalle.errors import InputError
+
+
+@dataclass(frozen=True)
+class GeneratorLike(Run):
+    kind: ClassVar[str] = "generator"
+
+
+@dataclass(frozen=True)
+class ClassifierLike:
+    kind: ClassVar[str] = "classifier"
+
+    training: Training = section(Training)
+
+
+KINDS = {"generator": GeneratorLike, "classifier": ClassifierLike}
+
+
+def message_of(call, *arguments):
+    with pytest.raises(InputError) as error:
+        call(*arguments)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+# ------------------------------------------------------------------------------------------------------------- values
+
+
+def test_precedence_is_defaults_then_file_then_flags():
+    config = from_text(Run, "lr: 1e-3\nmodel: {num_channels: 64}", "--num_channels", "32")
+    assert (config.training.lr, config.model.num_channels, config.training.flip) == (1e-3, 32, False)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--flip"], ("flip", True)),
+        (["--flip", "False"], ("flip", False)),
+        (["--limit", "none"], ("limit", None)),
+        (["--limit", "7"], ("limit", 7)),
+        (["--data_dir", "none"], ("data_dir", ())),
+        (["--data_dir", "a/{000..010,12}.tar,b"], ("data_dir", ("a/{000..010,12}.tar", "b"))),
+        (["--set", "training.limit=7"], ("limit", 7)),
+        (["--set", "training.limit=none"], ("limit", None)),
+        (["--set", "training.data_dir=a=1,b"], ("data_dir", ("a=1", "b"))),
+        (["--set", "training.flip=yes"], ("flip", True)),
+    ],
+)
+def test_values_of_flags(flags, expected):
+    assert getattr(parse(Run, flags).training, expected[0]) == expected[1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--num_chanels", "3"], ["--num_chanels", "did you mean --num_channels"]),
+        (["--lr", "fast"], ["--lr is 'fast', but must be a number"]),
+        (["--lr"], ["--lr", "expected one argument"]),
+        (["--lr", "1", "--lr", "2"], ["--lr is given 2 times"]),
+        (["--variance", "learned"], ["--variance", "learned_range"]),
+        (["--num", "3"], ["unknown flag"]),
+        (["stray"], ["stray"]),
+        (["--preset", "nothing"], ["preset 'nothing' is unknown"]),
+        (["--config", "a", "--config", "b"], ["--config", "2 times"]),
+        (["--dry_run", "ture"], ["--dry_run", "ture", "True or False"]),
+    ],
+)
+def test_bad_flags_are_one_sentence(flags, words):
+    message = message_of(parse, Run, flags)
+    assert all(word in message for word in words)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("lr: 1\ntraining: {lr: 2}", "training.lr in run.yaml sets training.lr to 2.0, but it is set to 1.0 too"),
+        ("training: {num_channels: 2}", "training.num_channels in run.yaml belongs under model"),
+        ("model: {learn_sigma: true, variance: fixed_small}", "sets model.variance to fixed_small"),
+        ("modle: {num_channels: 2}", "unknown setting modle in run.yaml; did you mean model?"),
+        ("model: 3", "model in run.yaml is 3, but must be a mapping of settings"),
+        ("num_channels: 1.5", "num_channels in run.yaml is 1.5, but must be an integer"),
+        ("num_channels: true", "must be an integer"),
+        ("variance: no", "must be text"),
+        ("1: 2", "unknown setting 1 in run.yaml"),
+        ("a: &a [*a]", "run.yaml: an alias stands inside"),
+    ],
+)
+def test_bad_files_are_one_sentence(text, words):
+    assert words in message_of(from_text, Run, text)
+
+
+def test_aliases_set_and_unset_their_field():
+    assert parse(Run, ["--learn_sigma", "True"]).model.variance == "learned_range"
+    assert from_text(Run, "variance: learned_range", "--learn_sigma", "False").model.variance == "fixed_large"
+    assert from_text(Run, "variance: fixed_small", "--learn_sigma", "False").model.variance == "fixed_small"
+    assert parse(Run, ["--index_dir", "x"]).training.data_dir == ("x",)
+
+
+@pytest.mark.parametrize("other", [["--sigma_small", "True"], ["--variance", "fixed_small"]])
+def test_contradicting_aliases_are_refused(other):
+    assert "variance" in message_of(parse, Run, ["--learn_sigma", "True", *other])
+    assert "variance" in message_of(parse, Run, ["--variance", "learned_range", "--learn_sigma", "False"])
+
+
+def test_aliases_may_agree_and_may_override_an_earlier_source():
+    assert from_text(Run, "learn_sigma: true\nsigma_small: false").model.variance == "learned_range"
+    assert from_text(Run, "learn_sigma: true", "--sigma_small", "True").model.variance == "fixed_small"
+    assert parse(Run, ["--variance", "learned_range", "--learn_sigma", "True"]).model.variance == "learned_range"
+
+
+# ------------------------------------------------------------------------------------------ earlier names and prefixes
+
+
+def test_earlier_names_are_accepted_everywhere():
+    assert parse(Run, ["--width", "7"]).model.num_channels == 7
+    assert parse(Run, ["--set", "model.width=7", "--width", "7"]).model.num_channels == 7
+    assert from_text(Run, "width: 7").model.num_channels == 7
+    assert from_text(Run, "model: {width: 7}", "--num_channels", "8").model.num_channels == 8
+    assert parse(Cascade, ["--upsampler_method", "heun"]).upsampling.sampler == "heun"
+    assert from_text(Cascade, "upsampler_method: heun").upsampling.sampler == "heun"
+    config = from_text(Cascade, "upsampling: {method: heun}\nunets: [{start_dim: 3}]")
+    assert (config.upsampling.sampler, config.decoder.unets) == ("heun", (UNet(3),))
+
+
+@pytest.mark.parametrize(
+    ("text", "flags"),
+    [
+        ("", ["--width", "7", "--num_channels", "7"]),
+        ("", ["--width", "7", "--set", "model.num_channels=7"]),
+        ("width: 7\nmodel: {num_channels: 7}", []),
+        ("model: {width: 7, num_channels: 8}", []),
+    ],
+)
+def test_both_names_of_a_setting_are_refused(text, flags):
+    call = (from_text, Run, text, *flags) if text else (parse, Run, flags)
+    assert "model.num_channels is given twice, under its present and an earlier name" in message_of(*call)
+
+
+def test_prefixed_sections():
+    """Flags and flat keys have the prefix, keys inside the section do not."""
+    text = "sampler: heun\nupsampler_eta: 0.25\nupsampling: {sampler: ddim}"
+    config = from_text(Cascade, text, "--eta", "0.5")
+    assert dataclasses.astuple(config.sampling) == ("heun", 0.5)
+    assert dataclasses.astuple(config.upsampling) == ("ddim", 0.25)
+    assert parse(Cascade, ["--set", "upsampling.eta=0.5"]).upsampling.eta == 0.5
+    assert "did you mean --upsampler_sampler" in message_of(parse, Cascade, ["--upsampler_samler", "heun"])
+    message = message_of(from_text, Cascade, "upsampling: {upsampler_eta: 1}")
+    assert message == "unknown setting upsampling.upsampler_eta in run.yaml; did you mean eta?"
+    assert "upsampling.sampler in run.yaml is 'heum'" in message_of(from_text, Cascade, "upsampling: {sampler: heum}")
+    message = message_of(parse, Cascade, ["--upsampler_eta", "1", "--set", "upsampling.eta=2"])
+    assert message.startswith("--set upsampling.eta sets upsampling.eta to 2.0, but it is set to 1.0 too")
+
+
+def composed(**fields):
+    return dataclasses.make_dataclass("Composed", [(name, kind, field) for name, (kind, field) in fields.items()])
+
+
+def test_names_of_flags_are_unique():
+    with pytest.raises(TypeError, match="two settings called lr"):
+        by_name(composed(lr=(float, option(1.0, "x")), t=(Training, section(Training))))
+    with pytest.raises(TypeError, match="two settings called lr"):
+        by_name(composed(a=(Training, section(Training)), b=(Training, section(Training))))
+    with pytest.raises(TypeError, match="two settings called x_lr"):
+        by_name(composed(x_lr=(float, option(1.0, "x")), t=(Training, section(Training, prefix="x_"))))
+    with pytest.raises(TypeError, match="a setting called width, which is an earlier name"):
+        by_name(composed(width=(int, option(1, "x")), m=(Model, section(Model))))
+    with pytest.raises(TypeError, match="two settings called use_ddim"):
+        by_name(composed(use_ddim=(bool, option(False, "x"))))
+    assert len(by_name(composed(a=(Training, section(Training)), b=(Training, section(Training, prefix="b_"))))) == 8
+
+
+# -------------------------------------------------------------------------------------------------- lists of sections
+
+
+def test_lists_of_sections_in_files():
+    nested = from_text(Cascade, "decoder: {unets: [{dim: 3}, {}, {mults: [1, 2, 3]}]}")
+    assert nested.decoder.unets == (UNet(3), UNet(), UNet(mults=(1, 2, 3)))
+    assert from_text(Cascade, "unets: [{dim: 3}]").decoder.unets == (UNet(3),)
+    assert from_text(Cascade, '{"decoder": {"unets": [{"dim": 3}]}}').decoder.unets == (UNet(3),)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("decoder: {unets: [{}, {dmi: 3}]}", "unknown setting decoder.unets[1].dmi in run.yaml; did you mean dim?"),
+        ("decoder: {unets: [{}, {dim: x}]}", "decoder.unets[1].dim in run.yaml is 'x', but must be an integer"),
+        ("decoder: {unets: [{}, {dim: 0}]}", "decoder.unets[1]: dim is 0, but must be at least 1"),
+        ("decoder: {unets: {dim: 1}}", "decoder.unets in run.yaml is {'dim': 1}, but must be a list of sections"),
+        ("decoder: {unets: [3]}", "decoder.unets[0] in run.yaml is 3, but must be a mapping of settings"),
+        ("decoder: {unets: [{eta: 3}]}", "decoder.unets[0].eta in run.yaml belongs under sampling"),
+        ("unets: []\ndecoder: {unets: []}", "decoder.unets in run.yaml is given twice"),
+        (
+            "decoder: {unets: [{dim: 1, start_dim: 1}]}",
+            "decoder.unets[0].start_dim in run.yaml: decoder.unets[0].dim is given twice, under its present",
+        ),
+    ],
+)
+def test_bad_lists_are_called_by_their_path(text, message):
+    assert message_of(from_text, Cascade, text).startswith(message)
+
+
+def test_set_addresses_items_of_files_and_of_defaults():
+    text = "decoder: {unets: [{dim: 3}, {}]}"
+    config = from_text(Cascade, text, "--set", "decoder.unets.0.dim=5", "--set", "decoder.unets[1].start_dim=6")
+    assert config.decoder.unets == (UNet(5), UNet(6))
+    config = parse(Cascade, ["--set", "decoder.unets.1.mults=1,4"])
+    assert config.decoder.unets == (UNet(), UNet(64, (1, 4)))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--set", "x"], "--set x must be PATH=VALUE, such as --set decoder.timesteps=1000"),
+        (["--set", "eta=1"], "--set eta: there is no setting eta; did you mean sampling.eta?"),
+        (["--set", "decoder.timestep=1"], "there is no setting decoder.timestep; did you mean timesteps?"),
+        (["--set", "decoder=1"], "--set decoder is a section; give the path of a setting in it, such as decoder.unets"),
+        (["--set", "decoder.timesteps.x=1"], "decoder.timesteps is a single setting, without x below it"),
+        (["--set", "decoder.unets=1"], "decoder.unets is a list of 2 sections; give an index from 0 to 1"),
+        (["--set", "decoder.unets.2.dim=1"], "decoder.unets is a list of 2 sections; give an index from 0 to 1"),
+        (["--set", "decoder.unets.-1.dim=1"], "give an index from 0 to 1"),
+        (["--set", "decoder.unets.1=1"], "--set decoder.unets.1 is a section"),
+        (["--set", "decoder.unets.1.dim=x"], "--set decoder.unets.1.dim is 'x', but must be an integer"),
+        (["--set", "decoder.unets.1.dim=0"], "decoder.unets[1]: dim is 0, but must be at least 1"),
+        (["--set", "sampling.sampler=heum"], "must be one of ddim, heun; did you mean heun?"),
+        (["--set", "sampling.eta=1", "--set", "sampling.eta=2"], "sets sampling.eta to 2.0, but it is set to 1.0 too"),
+        (["--eta", "1", "--set", "sampling.eta=2"], "--set sampling.eta sets sampling.eta to 2.0"),
+        (["--unets", "1"], "unknown flag"),
+    ],
+)
+def test_bad_assignments_are_one_sentence(flags, message):
+    assert message in message_of(parse, Cascade, flags)
+
+
+def test_set_of_an_empty_list():
+    text = "decoder: {unets: []}"
+    assert "decoder.unets is an empty list" in message_of(from_text, Cascade, text, "--set", "decoder.unets.0.dim=1")
+
+
+def test_flag_and_set_may_agree_and_win_over_the_file():
+    config = from_text(Cascade, "eta: 0.25", "--eta", "0.5", "--set", "sampling.eta=0.5")
+    assert config.sampling.eta == 0.5
+
+
+# -------------------------------------------------------------------------------------------------------------- kinds
+
+
+@pytest.fixture
+def presets(tmp_path, monkeypatch):
+    """Two presets, one of each kind."""
+    texts = {"big": "kind: generator\nlr: 5", "clip": "kind: classifier\ntraining: {lr: 7}"}
+    monkeypatch.setattr(sources, "preset_names", lambda: sorted(texts))
+    monkeypatch.setattr(sources, "preset_text", texts.__getitem__)
+    sources.presets_of.cache_clear()
+    yield
+    sources.presets_of.cache_clear()
+
+
+def test_presets_and_files_of_the_own_kind_or_none_are_accepted(presets):
+    assert parse(GeneratorLike, ["--preset", "big"]).training.lr == 5
+    assert from_text(GeneratorLike, "kind: generator\nlr: 3", "--preset", "big").training.lr == 3
+    assert from_text(GeneratorLike, "lr: 3").training.lr == 3
+    assert from_text(Run, "lr: 3").training.lr == 3
+
+
+def test_another_kind_is_refused_with_the_right_script(presets):
+    message = message_of(parse, GeneratorLike, ["--preset", "clip"])
+    assert message == ("preset clip holds settings for training a classifier: use it with scripts/train_classifier.py")
+    assert "run.yaml holds settings for training a generator: use it with scripts/train_generator.py" in message_of(
+        from_text, ClassifierLike, "kind: generator"
+    )
+    assert "scripts/train_generator.py" in message_of(parse, Run, ["--preset", "big"])
+    message = message_of(from_text, Run, "kind: genrator")
+    assert (
+        message == "kind in run.yaml is 'genrator', but must be one of generator, classifier; did you mean generator?"
+    )
+
+
+def test_dry_run_prints_the_kind_first_and_is_read_back(presets, capsys):
+    with pytest.raises(SystemExit) as leave:
+        parse(GeneratorLike, ["--preset", "big", "--dry_run", "--flip"])
+    assert leave.value.code == 0
+    text = capsys.readouterr().out
+    assert text.startswith("kind: generator\nmodel:\n")
+    assert from_text(GeneratorLike, text) == GeneratorLike(training=Training(lr=5, flip=True))
+    assert "scripts/train_generator.py" in message_of(from_text, ClassifierLike, text)
+
+
+def test_dry_run_without_a_kind(capsys):
+    with pytest.raises(SystemExit):
+        parse(Cascade, ["--dry_run", "--set", "decoder.unets.0.dim=5"])
+    text = capsys.readouterr().out
+    assert "kind:" not in text
+    assert from_text(Cascade, text).decoder.unets == (UNet(5), UNet(dim=64))
+
+
+def test_a_command_of_several_kinds_takes_that_of_flag_preset_or_file(presets, tmp_path):
+    (tmp_path / "file.yaml").write_text("kind: classifier\nlr: 3")
+    (tmp_path / "plain.yaml").write_text("lr: 3")
+    file, plain = (["--config", str(tmp_path / name)] for name in ("file.yaml", "plain.yaml"))
+    for argv, expected, lr in (
+        ([], GeneratorLike, 3e-4),
+        (["--kind", "classifier"], ClassifierLike, 3e-4),
+        (["--preset", "clip"], ClassifierLike, 7),
+        (file, ClassifierLike, 3),
+        (plain, GeneratorLike, 3),
+        ([*plain, "--kind=classifier"], ClassifierLike, 3),
+        ([*file, "--preset", "clip", "--kind", "classifier", "--lr", "4"], ClassifierLike, 4),
+    ):
+        config = parse_kind(KINDS, argv)
+        assert type(config) is expected and config.training.lr == lr
+    message = message_of(parse_kind, KINDS, ["--kind", "generator", "--preset", "clip"])
+    assert message == "--kind is generator, but preset clip is for a classifier: leave --kind out"
+    assert "--kind is 'clasifier'" in message_of(parse_kind, KINDS, ["--kind", "clasifier"])
+    assert "--kind is given 2 times" in message_of(parse_kind, KINDS, ["--kind", "generator", "--kind", "generator"])
+    assert "file.yaml holds settings for training a classifier" in message_of(
+        parse_kind, KINDS, [*file, "--preset", "big"]
+    )
+    assert "unknown flag" in message_of(parse_kind, KINDS, ["--kind", "classifier", "--num_channels", "3"])
+    assert "unknown flag" in message_of(parse, GeneratorLike, ["--kind", "generator"])
+
+
+# --------------------------------------------------------------------------------------------------------------- help
+
+
+def help_of(call, capsys, *arguments):
+    with pytest.raises(SystemExit):
+        call(*arguments, ["--help"])
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_help_names_every_flag_and_section(presets, capsys):
+    text = help_of(parse, capsys, Run)
+    assert all(f"--{name} " in text for name in [*by_name(Run), "set", "config", "dry_run"])
+    assert all(f"--{old} " in text for old in ALIASES if ALIASES[old].field in by_name(Run))
+    assert "--width" not in text  # an earlier name
+    text = help_of(parse, capsys, Cascade)
+    assert "Sampling: --sampler" in text and "Sampling (flags with upsampler_): --upsampler_sampler" in text
+    assert "decoder.unets: U-Nets, by stage, each with dim, mults, cond_drop; in a config file, or --set" in text
+    assert "--unets" not in text
+
+
+def test_help_lists_the_presets_of_the_own_kind(presets, capsys):
+    assert "named settings: big --config" in help_of(parse, capsys, GeneratorLike)
+    assert "--preset" not in help_of(parse, capsys, Run)
+    assert "generator, classifier; default" in help_of(parse_kind, capsys, KINDS)

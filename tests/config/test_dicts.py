@@ -1,0 +1,108 @@
+import pytest
+from config_making import Cascade, Decoder, Model, Run, Sampling, Training, UNet, from_text
+
+from diff_dalle.config import differences, dump, entries, from_dict, leaves, to_dict
+from diff_dalle.errors import InputError
+
+FULL = Cascade(
+    Decoder((UNet(8), UNet(16, (1, 3)), UNet(32)), 50),
+    Sampling("heun"),
+    Sampling(eta=0.5),
+)
+
+
+@pytest.mark.parametrize("config", [Run(), Run(Model(3, (0.5,)), Training(1.0, ("a", "b"), 3, True)), Cascade(), FULL])
+def test_dicts_and_yaml_round_trip(config):
+    assert from_dict(type(config), to_dict(config)) == config
+    assert from_text(type(config), dump(config)) == config
+
+
+def test_lists_of_sections_are_lists_of_mappings():
+    assert to_dict(FULL)["decoder"]["unets"][1] == {"dim": 16, "mults": [1, 3], "cond_drop": 0.5}
+    assert from_dict(Cascade, {"decoder": {"unets": [{}, {"dim": 5}]}}).decoder.unets == (UNet(), UNet(5))
+    assert from_dict(Cascade, {"decoder": {"unets": []}}).decoder.unets == ()
+
+
+def test_keys_in_sections_have_no_prefix():
+    assert to_dict(FULL)["upsampling"] == {"sampler": "ddim", "eta": 0.5}
+    assert [leaf.name for leaf in leaves(Cascade)] == [
+        "unets", "timesteps", "sampler", "eta", "upsampler_sampler", "upsampler_eta",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("mapping", "message"),
+    [
+        ({"modle": {}}, "unknown setting modle; did you mean model?"),
+        ({"model": {"num_chanels": 3}}, "unknown setting model.num_chanels; did you mean num_channels?"),
+        ({"model": 3}, "model is 3, but must be a mapping of settings"),
+        ({"model": {"num_channels": 1.5}}, "model.num_channels is 1.5, but must be an integer"),
+        ({"training": {"limit": "x"}}, "training.limit is 'x', but must be an integer or none"),
+        ({"training": {"lr": "x" * 200}}, f"training.lr is '{'x' * 79}…, but must be a number"),
+        ({"training": {"lr": 10**400}}, f"training.lr is 1{'0' * 79}…, but must be a number"),
+        ({"model": {"variance": "fixed_smal"}}, "did you mean fixed_small?"),
+    ],
+)
+def test_bad_mappings_are_one_sentence_with_the_path(mapping, message):
+    with pytest.raises(InputError) as error:
+        from_dict(Run, mapping)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("mapping", "message"),
+    [
+        ({"decoder": {"unets": [{}, {"dmi": 3}]}}, "unknown setting decoder.unets[1].dmi; did you mean dim?"),
+        ({"decoder": {"unets": [{"dim": "x"}]}}, "decoder.unets[0].dim is 'x', but must be an integer"),
+        ({"decoder": {"unets": {"dim": 3}}}, "decoder.unets is {'dim': 3}, but must be a list of sections"),
+        ({"decoder": {"unets": [3]}}, "decoder.unets[0] is 3, but must be a mapping of settings"),
+        ({"decoder": {"unets": [{}, {"dim": 0}]}}, "decoder.unets[1]: dim is 0, but must be at least 1"),
+        ({"sampling": {"eta": -1}}, "eta is -1, but must not be negative"),
+        ({"upsampling": {"eta": -1}}, "upsampling: eta is -1, but must not be negative"),
+        ({"upsampling": {"upsampler_eta": 1}}, "unknown setting upsampling.upsampler_eta"),
+    ],
+)
+def test_bad_lists_and_prefixed_sections_are_called_by_their_path(mapping, message):
+    with pytest.raises(InputError) as error:
+        from_dict(Cascade, mapping)
+    assert str(error.value).startswith(message)
+
+
+def test_earlier_names_in_checkpoints():
+    assert from_dict(Run, {"model": {"width": 7}}).model.num_channels == 7
+    old = {"decoder": {"unets": [{"start_dim": 7}]}, "upsampling": {"method": "heun"}}
+    config = from_dict(Cascade, old)
+    assert config.decoder.unets == (UNet(7),) and config.upsampling.sampler == "heun"
+    assert differences(old, to_dict(config), Cascade) == []
+    with pytest.raises(InputError, match=r"model\.width is given twice, under its present and an earlier name"):
+        from_dict(Run, {"model": {"num_channels": 7, "width": 7}})
+
+
+def test_differences_leave_out_free_settings():
+    changed = Run(training=Training(lr=1e-3, data_dir=("elsewhere",)))
+    assert differences(to_dict(Run()), to_dict(changed), Run) == ["lr (0.0003 → 0.001)"]
+
+
+def test_settings_that_a_config_is_too_old_for_have_their_default():
+    old = to_dict(Run(Model(num_channels=7)))
+    del old["training"], old["model"]["variance"]
+    assert differences(old, to_dict(Run()), Run) == ["num_channels (7 → 128)"]
+    assert differences({}, to_dict(Cascade()), Cascade) == []
+
+
+def test_differences_in_lists_have_the_path_in_their_name():
+    other = Cascade(Decoder((UNet(8), UNet(16, cond_drop=0.1))), Sampling("heun"), Sampling("heun"))
+    assert differences(to_dict(FULL), to_dict(other), Cascade) == [
+        "number of decoder.unets (3 → 2)",
+        "decoder.unets[1].mults ([1, 3] → [1, 2])",
+        "timesteps (50 → 1000)",
+        'upsampler_sampler ("ddim" → "heun")',
+        "upsampler_eta (0.5 → 0.0)",
+    ]
+
+
+def test_entries_list_every_setting():
+    found = {name: value for name, _, value in entries(Cascade, to_dict(FULL))}
+    assert found["number of decoder.unets"] == 3 and found["decoder.unets[2].dim"] == 32
+    assert found["sampler"] == "heun" and found["upsampler_sampler"] == "ddim"
+    assert len(found) == 1 + 3 * 3 + 1 + 2 + 2

@@ -1,0 +1,260 @@
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from file_server import serving
+from shard_making import Letters, captions_of, make_shards, npy_bytes, sample, tar_bytes
+
+from diff_dalle.data.loader import DataConfig, Loader
+from diff_dalle.data.shards import ShardFiles
+from diff_dalle.data.sidecars import Sidecar, SidecarFiles
+from diff_dalle.data.spec import CaptionSpec, EmbeddingSpec, ImageSpec, SampleSpec
+from diff_dalle.errors import InputError
+from diff_dalle.storage import failures
+
+PLAIN = DataConfig(num_workers=0, exact_decode=True)
+WIDTH = 6
+COUNTS = [7, 3, 5]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    monkeypatch.setattr(failures, "RETRY_SECONDS", 0.001)
+
+
+def embedding_of(key: str) -> np.ndarray:
+    return np.random.default_rng(int(key)).standard_normal(WIDTH).astype(np.float32)
+
+
+def rows_of(start: int, count: int, dtype="<f4") -> np.ndarray:
+    rows = [embedding_of(str(i)) for i in range(start, start + count)]
+    return np.stack(rows).astype(dtype) if rows else np.zeros((0, WIDTH), dtype)
+
+
+@pytest.fixture
+def shards(tmp_path):
+    """Shards 00000 to 00002, and the embeddings of their samples beside them."""
+    folder = make_shards(tmp_path, COUNTS)
+    for shard, count in enumerate(COUNTS):
+        rows = rows_of(sum(COUNTS[:shard]), count)
+        (tmp_path / f"img_emb_{shard:05d}.npy").write_bytes(npy_bytes(rows))
+    return folder
+
+
+def spec_of(pattern="img_emb_{}.npy", width=WIDTH, images=True, **options) -> SampleSpec:
+    image = ImageSpec((8, 8)) if images else None
+    return SampleSpec(
+        image, (CaptionSpec(Letters(), 20),), embeddings=(EmbeddingSpec(width, Sidecar(pattern, **options)),)
+    )
+
+
+def loader(folder, spec, config=PLAIN, **options) -> Loader:
+    return Loader(replace(config, data_dir=(str(folder),)), spec, **{"batch_size": 4, **options})
+
+
+def assert_aligned(batch):
+    """Every embedding is that of the sample with its caption."""
+    expected = np.stack([embedding_of(caption[-4:]) for caption in captions_of(batch)])
+    np.testing.assert_array_equal(batch.cond.image_embedding.numpy(), expected)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_rows_follow_the_samples_through_shuffling(shards, workers):
+    batches = loader(shards, spec_of(), replace(PLAIN, num_workers=workers)).batches(0)
+    for _ in range(8):
+        assert_aligned(next(batches))
+    batches.close()
+
+
+@pytest.mark.parametrize("dtype", ["<f2", "<f8", ">f4"])
+def test_rows_may_have_any_float_type(tmp_path, dtype):
+    folder = make_shards(tmp_path, [5])
+    (tmp_path / "emb.0.npy").write_bytes(npy_bytes(rows_of(0, 5, dtype)))
+    batch = loader(folder, spec_of("emb.{:01d}.npy"), shuffle=False).batch_at(range(5))
+    assert batch.cond.image_embedding.dtype == torch.float32
+    np.testing.assert_allclose(batch.cond.image_embedding.numpy(), rows_of(0, 5), rtol=1e-3, atol=1e-3)
+
+
+def test_rows_count_the_samples_of_the_tar_and_not_the_usable_ones(tmp_path):
+    """Sample 1 has no caption; its row must be passed over with it."""
+    files = [file for i in range(4) for file in sample(f"{i:04d}", None if i == 1 else f"caption of {i:04d}")]
+    (tmp_path / "0.tar").write_bytes(tar_bytes(files))
+    (tmp_path / "img_emb_0.npy").write_bytes(npy_bytes(rows_of(0, 4)))
+    data = loader(tmp_path, spec_of())
+    assert data.samples == 3
+    assert_aligned(data.batch_at(range(9)))
+
+
+def test_keys_can_name_the_rows(tmp_path):
+    """As img2dataset's do: failed downloads leave gaps in the tar, but not in the file of embeddings."""
+    keys = ["000420001", "000420005", "000420002"]
+    files = [file for key in [*keys, "last", "000420009"] for file in sample(key, f"caption of {key}")]
+    (tmp_path / "00042.tar").write_bytes(tar_bytes(files))
+    (tmp_path / "emb_0042.npy").write_bytes(npy_bytes(rows_of(0, 6)))
+    data = loader(tmp_path, spec_of("emb_{:04d}.npy", index_width=4), replace(PLAIN, streams=1), shuffle=False)
+    assert data.samples == 5
+    assert_aligned(data.batch_at(range(3)))
+    assert captions_of(data.batch_at([3])) == ["caption of 000420001"] and data.broken == 2
+    assert "row 9 of 6" in " ".join(data._reasons.values()) and "row -1 of 6" in " ".join(data._reasons.values())
+
+
+def test_only_the_row_is_read(shards, monkeypatch):
+    data = loader(shards, spec_of(images=False), shuffle=False)
+    reads, read = [], ShardFiles.read
+    monkeypatch.setattr(ShardFiles, "read", lambda *call: reads.append(call[1:]) or read(*call))
+    data.batch_at(range(8))
+    sizes = [size for shard, _, size in reads if shard.path.endswith(".npy")]
+    assert sizes == [4 * WIDTH] * 8
+
+
+def test_embeddings_alone_need_no_member_of_the_tar(shards):
+    spec = SampleSpec(embeddings=(EmbeddingSpec(WIDTH, Sidecar("img_emb_{}.npy"), "clip"),))
+    data = loader(shards, spec, replace(PLAIN, streams=1), shuffle=False)
+    batch = data.batch_at(range(15))
+    np.testing.assert_array_equal(batch.cond.extra["clip_embedding"].numpy(), rows_of(0, 15))
+    assert set(batch.cond.present()) == {"extra.clip_embedding"} and batch.images.shape == (15, 0, 0, 0)
+
+
+def test_unusable_rows_are_broken_samples(shards, tmp_path, caplog):
+    rows = rows_of(0, 7)
+    rows[1, 2], rows[3], rows[5, 0] = np.nan, 0, np.inf
+    (tmp_path / "img_emb_00000.npy").write_bytes(npy_bytes(rows))
+    data = loader(shards, spec_of(), replace(PLAIN, streams=1), shuffle=False)
+    batch = data.batch_at(range(7))
+    assert [caption[-1] for caption in captions_of(batch)] == list("0224466") and data.broken == 3
+    assert_aligned(batch)
+    assert "0001: its embedding has NaN" in caplog.text and "0003: its embedding is all zeros" in caplog.text
+
+
+def test_a_file_that_shrinks_in_use_gives_broken_samples(shards, tmp_path):
+    data = loader(shards, spec_of(), shuffle=False)
+    os.truncate(tmp_path / "img_emb_00000.npy", 128 + 2 * 4 * WIDTH + 5)
+    assert_aligned(data.batch_at(range(15)))
+    assert data.broken >= 5
+
+
+@pytest.mark.parametrize(("ranges", "copy"), [(True, False), (True, True), (False, False)])
+def test_tars_and_embeddings_may_be_remote(shards, tmp_path, ranges, copy):
+    config = replace(PLAIN, copy_shards=copy, shard_cache=str(tmp_path / "copies"))
+    with serving() as server:
+        server.ranges = ranges
+        for path in tmp_path.iterdir():
+            if path.is_file():
+                server.files[f"/data/{path.name}"] = server.files[f"/other/{path.name}"] = path.read_bytes()
+        url = server.url("/data/{00000..00002}.tar")
+        for source, pattern in (
+            (url, "img_emb_{}.npy"),  # beside the shard
+            (url, server.url("/other/img_emb_{}.npy")),
+            (url, f"{tmp_path}/img_emb_{{}}.npy"),
+            (shards, server.url("/other/img_emb_{}.npy")),
+            (url, f"pipe:cat {tmp_path}/img_emb_{{}}.npy"),
+            (f"pipe:cat {tmp_path}/{{00000..00002}}.tar", f"{tmp_path}/img_emb_{{}}.npy"),
+        ):
+            data = loader(source, spec_of(pattern), config)
+            assert_aligned(data.batch_at(range(0, 20, 3)))
+            assert data.broken == 0
+
+
+def test_remote_rows_are_not_fetched_with_their_file(shards, tmp_path):
+    with serving() as server:
+        rows = np.zeros((100_000, WIDTH), np.float32)
+        rows[:7] = rows_of(0, 7)
+        server.files["/img_emb_00000.npy"] = npy_bytes(rows)
+        source = os.path.join(shards, "00000.tar")
+        data = loader(source, spec_of(server.url("/img_emb_{}.npy")), shuffle=False)
+        server.sent = 0
+        assert_aligned(data.batch_at(range(7)))
+        assert server.sent == 7 * 4 * WIDTH
+
+
+@pytest.mark.parametrize(
+    ("pattern", "shard", "path"),
+    [
+        ("img_emb_{}.npy", "/data/00012.tar", "/data/img_emb_00012.npy"),
+        ("img_emb_{:04d}.npy", "/data/00012.tar", "/data/img_emb_0012.npy"),
+        ("img_emb_{:4}.npy", "/data/00012.tar", "/data/img_emb_0012.npy"),
+        ("{name}.npy", "/data/train-a.TAR", "/data/train-a.npy"),
+        ("/emb/{name}/x.npy", "/data/train-a.tar", "/emb/train-a/x.npy"),
+        ("emb/{}.npy", "/data/part2-00012.tar", "emb/00012.npy"),
+        ("s3://bucket/emb/{}.npy", "s3://bucket/data/7.tar", "s3://bucket/emb/7.npy"),
+        ("{}.npy", "https://host/data/7.tar?key=9", "https://host/data/7.npy"),
+        ("/emb/{}.npy", "pipe:aws s3 cp s3://2024/00007.tar -", "/emb/00007.npy"),
+        ("pipe:s3cmd get s3://b/{}.npy -", "00007.tar", "pipe:s3cmd get s3://b/00007.npy -"),
+    ],
+)
+def test_the_path_follows_from_the_shards(pattern, shard, path):
+    assert Sidecar(pattern).path(shard) == path
+
+
+@pytest.mark.parametrize(
+    ("pattern", "shard", "message"),
+    [
+        ("emb.npy", "", r"pattern of embeddings is 'emb\.npy', but must contain \{\} or \{name\} once"),
+        ("{}/{}.npy", "", "must contain"),
+        ("{:d}.npy", "", "must contain"),
+        ("{}.npy", "/data/train.tar", r"/data/train\.tar has no number in its name"),
+        ("{}.npy", "pipe:cat x", "pipe:cat x has no number in its name"),
+        ("{}.npy", "pipe:cat 1.tar", "pipe:cat 1.tar has no folder for the embeddings 1.npy"),
+    ],
+)
+def test_patterns_that_give_no_path_are_refused(pattern, shard, message):
+    with pytest.raises(InputError, match=message):
+        Sidecar(pattern).path(shard)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: None, r"img_emb_00001\.npy cannot be read: .*img_emb_00001\.npy does not exist"),
+        (lambda: npy_bytes(rows_of(0, 2)), r"img_emb_00001\.npy has 2 embeddings, but .*00001\.tar has 3 samples"),
+        (
+            lambda: npy_bytes(rows_of(0, 3)[:, :5]),
+            r"holds float32 \[3, 5\], but must hold floating-point .*\[rows, 6\]",
+        ),
+        (lambda: npy_bytes(rows_of(0, 1)[0]), r"holds float32 \[6\]"),
+        (lambda: npy_bytes(np.ones((3, 6), np.int32)), r"holds int32 \[3, 6\]"),
+        (lambda: npy_bytes(np.full((3, 6), "x", object)), r"holds object \[3, 6\]"),
+        (lambda: npy_bytes(np.asfortranarray(rows_of(0, 3))), "is in Fortran order"),
+        (lambda: npy_bytes(rows_of(0, 3))[:-1], r"is truncated: 3 embeddings do not fit in its 199 bytes"),
+        (lambda: b"", r"img_emb_00001\.npy cannot be read: not a \.npy file"),
+    ],
+)
+def test_files_that_do_not_fit_their_shards_are_refused_at_the_start(shards, tmp_path, make, message):
+    data, path = make(), tmp_path / "img_emb_00001.npy"
+    path.unlink()
+    if data is not None:
+        path.write_bytes(data)
+    with pytest.raises(InputError, match=message):
+        loader(shards, spec_of())
+
+
+def test_two_shards_cannot_share_a_file(shards, tmp_path):
+    (tmp_path / "more").mkdir()
+    make_shards(tmp_path / "more", [3])
+    with pytest.raises(InputError, match=r"00000\.tar and .*more/00000\.tar would share the embeddings .*00000\.npy"):
+        loader(shards, spec_of(f"{tmp_path}/img_emb_{{}}.npy"))
+
+
+def test_shards_without_samples_need_no_file(shards, tmp_path):
+    (tmp_path / "00099.tar").write_bytes(tar_bytes([]))
+    assert_aligned(loader(shards, spec_of()).batch_at(range(15)))
+
+
+def test_the_widths_of_one_file_must_agree():
+    both = tuple(EmbeddingSpec(width, Sidecar("{}.npy"), str(width)) for width in (4, 5))
+    with pytest.raises(InputError, match="embeddings of one Sidecar have one width"):
+        SampleSpec(embeddings=both)
+
+
+def test_headers_are_read_once(shards, monkeypatch):
+    """When the loader is made, and not again by workers or for samples."""
+    parsed = []
+    original = SidecarFiles._open
+    monkeypatch.setattr(SidecarFiles, "_open", lambda self, path: parsed.append(path) or original(self, path))
+    data = loader(shards, spec_of())
+    assert len(parsed) == 3
+    data.batch_at(range(15))
+    assert len(parsed) == 3

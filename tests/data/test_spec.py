@@ -1,0 +1,375 @@
+import functools
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from shard_making import Letters, captions_of, encoded, make_shards, npy_bytes, random_image, sample, tar_bytes
+
+from diff_dalle.data import samples
+from diff_dalle.data.loader import DataConfig, Loader
+from diff_dalle.data.shard_table import IMAGE
+from diff_dalle.data.shards import ShardFiles
+from diff_dalle.data.spec import CaptionSpec, EmbeddingSpec, ImageSpec, JsonFilter, SampleSpec
+from diff_dalle.data.tar import read_members
+from diff_dalle.errors import InputError
+
+PLAIN = DataConfig(num_workers=0, exact_decode=True, streams=1)
+IMAGES = ImageSpec((16, 16))
+CAPTION = CaptionSpec(Letters(), 20)
+
+
+class Capitals(Letters):
+    """Another tokenizer."""
+
+    def __call__(self, texts, length):
+        return super().__call__([text.upper() for text in texts], length)
+
+
+def loader(folder, spec, config=PLAIN, **options) -> Loader:
+    return Loader(replace(config, data_dir=(str(folder),)), spec, **{"shuffle": False, **options})
+
+
+def embedding_of(number: int, width: int = 8) -> np.ndarray:
+    return np.random.default_rng(number).standard_normal(width).astype(np.float32)
+
+
+def rich_sample(number: int, **members: bytes) -> list[tuple[str, bytes]]:
+    """A sample with every kind of member, some of them replaced."""
+    key = f"{number:04d}"
+    kinds = {
+        "cls": b"3",
+        "img_emb.npy": npy_bytes(embedding_of(number)),
+        "jpg": encoded(random_image(seed=number)),
+        "json": json.dumps({"score": number, "caption": f"json {key}", "other": "x" * 1000}).encode(),
+        "npy": npy_bytes(embedding_of(100 + number)),
+        "txt": f"caption of {key}".encode(),
+    }
+    kinds |= {name.replace("_npy", ".npy"): data for name, data in members.items()}
+    return [(f"{key}.{kind}", data) for kind, data in kinds.items()]
+
+
+@pytest.fixture
+def rich(tmp_path):
+    (tmp_path / "a.tar").write_bytes(tar_bytes([file for i in range(10) for file in rich_sample(i)]))
+    return tmp_path
+
+
+def score_between(low, high, score) -> bool:
+    return low <= score < high
+
+
+def between(low, high, name="score") -> JsonFilter:
+    return JsonFilter(name, ("score",), functools.partial(score_between, low, high))
+
+
+# ------------------------------------------------------------------------------------------------- what is read
+
+
+SPECS = {
+    "images": (SampleSpec(IMAGES), {"jpg"}),
+    "captions": (SampleSpec(captions=(CAPTION,)), {"txt"}),
+    "images and captions": (SampleSpec(IMAGES, (CAPTION,)), {"jpg", "txt"}),
+    "embeddings": (SampleSpec(embeddings=(EmbeddingSpec(8, "img_emb.npy"),)), {"img_emb.npy"}),
+    "classes": (SampleSpec(num_classes=4), {"cls"}),
+    "images and classes": (SampleSpec(IMAGES, num_classes=4), {"jpg", "cls"}),
+    "a filter": (SampleSpec(captions=(CAPTION,), filters=(between(0, 99),)), {"txt", "json"}),
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_no_byte_of_a_member_that_nobody_asked_for_is_read(rich, monkeypatch, name):
+    spec, asked = SPECS[name]
+    data = loader(rich, spec)
+    tar = (rich / "a.tar").read_bytes()
+    members, _ = read_members(lambda offset, size: tar[offset : offset + size], len(tar))
+    read, touched = np.zeros(len(tar), dtype=bool), ShardFiles.read
+
+    def spy(self, shard, offset, size):
+        read[offset : offset + size] = True
+        return touched(self, shard, offset, size)
+
+    monkeypatch.setattr(ShardFiles, "read", spy)
+    data.batch_at(range(10))
+    for member in members:
+        kind = member.name.partition(".")[2]
+        assert read[member.offset : member.offset + member.size].all() == (kind in asked), member.name
+        assert read[member.offset : member.offset + member.size].any() == (kind in asked), member.name
+
+
+def test_members_that_are_adjacent_are_read_at_once(tmp_path, monkeypatch):
+    make_shards(tmp_path, [5])
+    data = loader(tmp_path, SampleSpec(IMAGES, (CAPTION,)))
+    reads, read = [], ShardFiles.read
+    monkeypatch.setattr(ShardFiles, "read", lambda *call: reads.append(call) or read(*call))
+    assert len(captions_of(data.batch_at(range(5)))) == len(reads) == 5
+
+
+def test_images_can_be_left_out(rich):
+    batch = loader(rich, SPECS["captions"][0], batch_size=4).batch_at(range(4))
+    assert batch.images.shape == (4, 0, 0, 0) and len(batch) == 4
+    assert captions_of(batch) == [f"caption of {i:04d}" for i in range(4)]
+    assert [len(part) for part in batch.split(3)] == [3, 1] and len(batch.select([2, 0])) == 2
+    workers = loader(rich, SPECS["captions"][0], replace(PLAIN, num_workers=1), batch_size=4).batches(0)
+    assert captions_of(next(workers)) == captions_of(batch)
+    workers.close()
+
+
+def test_samples_need_only_what_is_asked_for(tmp_path):
+    """Each of these lacks one kind of member."""
+    files = [file for i in range(3) for file in rich_sample(i) if file[0] not in ("0000.jpg", "0001.txt", "0002.npy")]
+    (tmp_path / "a.tar").write_bytes(tar_bytes(files))
+    for spec, missing in (
+        (SampleSpec(IMAGES), 0),
+        (SampleSpec(captions=(CAPTION,)), 1),
+        (SampleSpec(embeddings=(EmbeddingSpec(8, "npy"),)), 2),
+    ):
+        data = loader(tmp_path, spec)
+        assert [data.describe(i)[-4:] for i in range(data.samples)] == [f"{i:04d}" for i in range(3) if i != missing]
+
+
+# -------------------------------------------------------------------------------------------------------- images
+
+
+def test_gray_images_have_one_channel(rich):
+    """The luma of the RGB image after the same crop and flip."""
+    config = replace(PLAIN, random_crop=True, random_flip=True)
+    color = loader(rich, SampleSpec(IMAGES), config).batch_at(range(10)).images
+    gray = loader(rich, SampleSpec(ImageSpec((16, 16), channels=1)), config).batch_at(range(10)).images
+    assert gray.shape == (10, 1, 16, 16)
+    for rgb, one in zip(color, gray, strict=True):
+        pixels = ((rgb + 1) * 127.5).round().byte().permute(1, 2, 0).numpy()
+        expected = np.asarray(Image.fromarray(pixels).convert("L"))
+        np.testing.assert_array_equal(((one[0] + 1) * 127.5).round().byte().numpy(), expected)
+
+
+def test_gray_files_keep_their_levels(tmp_path):
+    levels = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    (tmp_path / "a.tar").write_bytes(tar_bytes([("0.png", encoded(Image.fromarray(levels), "PNG"))]))
+    images = loader(tmp_path, SampleSpec(ImageSpec((16, 16), channels=1))).batch_at([0]).images
+    assert ((images[0, 0] + 1) * 127.5).round().byte().tolist() == levels.tolist()
+
+
+# ------------------------------------------------------------------------------------------------------ captions
+
+
+def test_several_tokenizers_fill_fields_of_their_own(rich):
+    captions = (CAPTION, CaptionSpec(Capitals(), 30, "t5"))
+    cond = loader(rich, SampleSpec(IMAGES, captions)).batch_at(range(3)).cond
+    assert set(cond.present()) == {"tokens", "mask", "extra.t5_tokens", "extra.t5_mask"}
+    assert cond.tokens.shape == (3, 20) and cond.extra["t5_tokens"].shape == (3, 30)
+    assert bytes(cond.extra["t5_tokens"][1][cond.extra["t5_mask"][1]].tolist()) == b"CAPTION OF 0001"
+
+
+def test_captions_and_filters_share_a_json_member(rich):
+    spec = SampleSpec(captions=(CAPTION,), filters=(between(3, 99),))
+    data = loader(rich, spec, replace(PLAIN, caption_field="json:caption"))
+    assert list(data.collection.required.members) == ["json"]
+    assert captions_of(data.batch_at([3, 4])) == ["json 0003", "json 0004"]
+
+
+# ---------------------------------------------------------------------------------------------------- embeddings
+
+
+@pytest.mark.parametrize("dtype", ["<f4", "<f2", "<f8", ">f4"])
+def test_embeddings_are_read_from_members(tmp_path, dtype):
+    files = []
+    for i in range(4):
+        row = embedding_of(i).astype(dtype)
+        files += rich_sample(i, img_emb_npy=npy_bytes(row[None] if i % 2 else row))
+    (tmp_path / "a.tar").write_bytes(tar_bytes(files))
+    embeddings = (EmbeddingSpec(8, "img_emb.npy"), EmbeddingSpec(8, "NPY", "style"))
+    cond = loader(tmp_path, SampleSpec(IMAGES, embeddings=embeddings)).batch_at(range(4)).cond
+    assert cond.image_embedding.dtype == torch.float32 and cond.image_embedding.shape == (4, 8)
+    expected = np.stack([embedding_of(i).astype(dtype).astype(np.float32) for i in range(4)])
+    np.testing.assert_array_equal(cond.image_embedding.numpy(), expected)
+    np.testing.assert_array_equal(cond.extra["style_embedding"][2].numpy(), embedding_of(102))
+
+
+class Trap:
+    """An object that, if it were unpickled, would fail the test."""
+
+    def __reduce__(self):
+        return pytest.fail, ("unpickled",)
+
+
+BAD = {
+    "NaN": (npy_bytes(np.array([1, np.nan, *[0] * 6], np.float32)), "has NaN or infinite values"),
+    "infinite": (npy_bytes(np.array([1, np.inf, *[0] * 6])), "has NaN or infinite values"),
+    "overflow": (npy_bytes(np.full(8, 1e300)), "has NaN or infinite values"),
+    "zeros": (npy_bytes(np.zeros(8, np.float32)), "is all zeros"),
+    "width": (npy_bytes(np.ones(9, np.float32)), r"is float32 \[9\], but must be floating-point \[8\]"),
+    "two": (npy_bytes(np.ones((2, 8), np.float32)), r"is float32 \[2, 8\]"),
+    "integers": (npy_bytes(np.ones(8, np.int64)), r"is int64 \[8\]"),
+    "text": (b"0.1 0.2 0.3", "is not a .npy file"),
+    "truncated": (npy_bytes(np.ones(8, np.float32))[:-1], "is truncated"),
+    "objects": (npy_bytes(np.array([Trap()] * 8)), r"is object \[8\]"),
+    "header": (npy_bytes(np.ones(8, np.float32)).replace(b"'descr'", b"exit(1)"), "is not a .npy file"),
+    "large": (npy_bytes(np.ones(1 << 20, np.float32)), "one of its members has 4,194,432 bytes"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_unusable_embeddings_are_broken_samples(tmp_path, caplog, name):
+    bad, reason = BAD[name]
+    files = [*rich_sample(0), *rich_sample(1, npy=bad), *rich_sample(2)]
+    (tmp_path / "a.tar").write_bytes(tar_bytes(files))
+    data = loader(tmp_path, SampleSpec(IMAGES, embeddings=(EmbeddingSpec(8, "npy"),)))
+    batch = data.batch_at(range(3))
+    expected = np.stack([embedding_of(100 + i) for i in (0, 2, 2)])
+    np.testing.assert_array_equal(batch.cond.image_embedding.numpy(), expected)
+    assert data.broken == 1
+    assert re.search(rf"a\.tar : 0001: .*{reason}", caplog.text)
+
+
+def test_without_embeddings_the_error_names_the_member(tmp_path):
+    make_shards(tmp_path, [3])
+    with pytest.raises(InputError, match=r"holds no embeddings \(no \.npy members\); found: \.jpg \(3\), \.txt \(3\)"):
+        loader(tmp_path, SampleSpec(IMAGES, embeddings=(EmbeddingSpec(8, "npy"),)))
+
+
+# ------------------------------------------------------------------------------------------------------- filters
+
+
+def test_without_json_the_error_says_what_it_is_for(tmp_path):
+    make_shards(tmp_path, [3])
+    with pytest.raises(InputError, match=r"holds no json records \(no \.json members\)"):
+        loader(tmp_path, SampleSpec(IMAGES, filters=(between(0, 1),)))
+    with pytest.raises(InputError, match=r"holds no captions \(no \.json members; set --caption_field\)"):
+        spec = SampleSpec(captions=(CAPTION,), filters=(between(0, 1),))
+        loader(tmp_path, spec, replace(PLAIN, caption_field="json:caption"))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_rejected_samples_are_replaced_counted_and_no_reason_to_stop(rich, caplog, workers):
+    """All but one sample in ten are rejected, by two filters."""
+    spec = SampleSpec(IMAGES, (CAPTION,), filters=(between(4, 99, "high"), between(0, 5, "low")))
+    data = loader(rich, spec, replace(PLAIN, num_workers=workers, max_broken=0.0), batch_size=8)
+    batches = data.batches(0)
+    for _ in range(10):
+        assert captions_of(next(batches)) == ["caption of 0004"] * 8
+    batches.close()
+    # From sample s, the walk passes s, s+1, … in the order of the shard until it meets sample 4.
+    passed = [s % 10 for position in range(80) for s in range(position % 10, position % 10 + (4 - position) % 10)]
+    assert data.rejected == {"high": sum(s < 4 for s in passed), "low": sum(s > 4 for s in passed)}
+    assert data.broken == 0 and "broken" not in caplog.text and "replaced" not in caplog.text
+    assert "the filter 'low' has rejected" in caplog.text and "score = 9" in caplog.text
+
+
+def test_replacements_for_rejected_samples_do_not_depend_on_workers_and_processes(rich):
+    spec = SampleSpec(IMAGES, (CAPTION,), filters=(between(4, 99),))
+    config = replace(PLAIN, random_crop=True, streams=4)
+    whole = loader(rich, spec, config, shuffle=True).batch_at(range(40))
+    workers = loader(rich, spec, replace(config, num_workers=2), shuffle=True, batch_size=40).batches(0)
+    assert torch.equal(next(workers).images, whole.images)
+    workers.close()
+    for rank in (0, 1):
+        part = next(loader(rich, spec, config, shuffle=True, batch_size=20, rank=rank, world_size=2).batches(0))
+        assert torch.equal(part.images, whole.images[rank::2]) and captions_of(part) == captions_of(whole)[rank::2]
+
+
+def test_of_rejected_replacements_only_the_json_is_read(rich, monkeypatch):
+    data = loader(rich, SampleSpec(IMAGES, filters=(between(9, 99),)))
+    places, read = [], type(data.collection).read
+    monkeypatch.setattr(type(data.collection), "read", lambda self, place: places.append(place) or read(self, place))
+    data.batch_at([0])
+    assert [set(place.spans) for place in places] == [{IMAGE, "json"}, *[{"json"}] * 9, {IMAGE, "json"}]
+
+
+def test_when_everything_is_rejected_the_error_names_the_filter(rich, monkeypatch):
+    monkeypatch.setattr(samples, "MAX_REJECTED", 300)
+    spec = SampleSpec(IMAGES, filters=(between(0, 99, "fine"), between(50, 99, "aesthetics")))
+    expected = r"the filter 'aesthetics' rejected 300 of 300 consecutive samples .*a\.tar : 000\d: score = \d; relax"
+    with pytest.raises(InputError, match=expected):
+        loader(rich, spec).batch_at([0])
+
+
+def test_broken_samples_among_rejected_ones_are_counted_apart(tmp_path):
+    files = [file for i in range(6) for file in rich_sample(i, **({"json": b"{"} if i == 2 else {}))]
+    files += rich_sample(6, jpg=b"no image") + rich_sample(7)
+    (tmp_path / "a.tar").write_bytes(tar_bytes(files))
+    data = loader(tmp_path, SampleSpec(IMAGES, (CAPTION,), filters=(between(6, 99),)))
+    assert captions_of(data.batch_at([0])) == ["caption of 0007"]
+    assert data.rejected == {"score": 5} and data.broken == 2 and data.seen == 6
+
+
+def accept_ratio(width, height) -> bool:
+    return width / height < 2
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        ({"width": 10}, "its json has no 'height'"),
+        ({"width": 10, "height": 0}, "ZeroDivisionError: division by zero"),
+        ({"width": "10", "height": 3}, "TypeError: unsupported operand"),
+        ({"width": 10, "height": 4}, "width = 10, height = 4"),
+    ],
+)
+def test_records_that_a_filter_cannot_judge_are_rejected(tmp_path, caplog, record, reason):
+    good = json.dumps({"width": 10, "height": 9}).encode()
+    files = [*rich_sample(0, json=json.dumps(record).encode()), *rich_sample(1, json=good)]
+    (tmp_path / "a.tar").write_bytes(tar_bytes(files))
+    data = loader(
+        tmp_path, SampleSpec(IMAGES, (CAPTION,), filters=(JsonFilter("a", ("width", "height"), accept_ratio),))
+    )
+    assert captions_of(data.batch_at([0])) == ["caption of 0001"] and data.rejected == {"a": 1}
+    assert reason in caplog.text
+
+
+# ------------------------------------------------------------------------------------------------------ the spec
+
+
+def test_a_full_spec_reaches_spawned_workers(rich):
+    spec = SampleSpec(IMAGES, (CAPTION,), 4, (EmbeddingSpec(8, "npy"),), (between(2, 99),))
+    here = loader(rich, spec, batch_size=6, shuffle=True)
+    there = loader(rich, spec, replace(PLAIN, num_workers=1, worker_start="spawn"), batch_size=6, shuffle=True).batches(
+        6
+    )
+    one, other = here.batch_at(range(6, 12)), next(there)
+    there.close()
+    assert torch.equal(one.images, other.images) and one.cond.present().keys() == other.cond.present().keys()
+    for name, value in one.cond.present().items():
+        assert torch.equal(value, other.cond.present()[name]), name
+    assert set(one.cond.present()) == {"tokens", "mask", "labels", "image_embedding"}
+
+
+def test_every_tensor_of_a_chunk_is_pinned(rich, monkeypatch):
+    """What DataLoader asks of batches for a GPU."""
+    spec = SampleSpec(IMAGES, (CAPTION,), 4, (EmbeddingSpec(8, "npy"),), (between(2, 99),))
+    chunk = loader(rich, spec).dataset.chunk([0, 3])
+    pinned: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor.clone()) or pinned[-1])
+    copy = chunk.pin_memory()
+    tensors = [copy.index, copy.images, *copy.cond.values()]
+    assert [id(tensor) for tensor in tensors] == [id(tensor) for tensor in pinned] and len(tensors) == 6
+    assert torch.equal(copy.images, chunk.images) and copy.cond.keys() == chunk.cond.keys()
+    assert copy.rejected == chunk.rejected == {"score": (2, "score = 1")}
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SampleSpec(), "must hold something"),
+        (lambda: SampleSpec(captions=(CAPTION, CAPTION)), "fields of a sample .* mask occurs twice"),
+        (lambda: SampleSpec(IMAGES, filters=(between(0, 1), between(1, 2))), "filters .* score occurs twice"),
+        (lambda: ImageSpec((16, 16), channels=4), "4 channels, but must have 3"),
+        (lambda: ImageSpec((16, 0)), r"image size is \(16, 0\)"),
+        (lambda: EmbeddingSpec(0, "npy"), "width of an embedding is 0"),
+        (lambda: EmbeddingSpec(8, ".npy"), "source of an embedding is '.npy'"),
+    ],
+)
+def test_impossible_specs_are_refused(make, message):
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+def test_samples_are_broken_when_the_class_is_not_below_the_number_of_classes(tmp_path):
+    (tmp_path / "a.tar").write_bytes(
+        tar_bytes([*sample("0", "x"), ("0.cls", b"4"), *sample("1", "x"), ("1.cls", b"3")])
+    )
+    data = loader(tmp_path, SampleSpec(num_classes=4))
+    assert data.batch_at([0]).cond.labels.tolist() == [3] and data.broken == 1

@@ -1,0 +1,224 @@
+"""Trainees on several processes: replicated or sharded parameters, one or two optimizers, shared initial values."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import torch
+
+TESTS = str(Path(__file__).parent.parent)
+PREAMBLE = """
+import torch
+from torch import nn
+from diff_dalle.batch import Batch, Conditioning
+from diff_dalle.distributed.launch import DistributedConfig, launch, run_script
+from diff_dalle.distributed.parallel import build_shared, local
+from diff_dalle.distributed.world import SINGLE, World
+from diff_dalle.diffusion import DiffusionConfig, create_gaussian_diffusion
+from diff_dalle.randomness import Draw
+from diff_dalle.tasks.denoising import DenoisingConfig, DenoisingTask
+from diff_dalle.training.optim import OptimConfig
+from diff_dalle.training.trainee import Trainee
+from network_making import VOCABULARY, make_generator
+
+CONFIG = OptimConfig(lr=1e-2, ema_rate=(0.5,), grad_clip=0.5)
+
+def make_task():
+    model = make_generator()
+    process = create_gaussian_diffusion(DiffusionConfig(50, "cosine"))
+    return DenoisingTask(model, process, DenoisingConfig())
+
+def make_pieces(positions, step, size=2):
+    index = torch.tensor(list(positions)) + 100 * step
+    draw = Draw(9, index)
+    tokens = (torch.stack([draw.uniform(f"token {i}") for i in range(5)], 1) * VOCABULARY).long()
+    cond = Conditioning(tokens=tokens, mask=torch.ones_like(tokens, dtype=torch.bool))
+    batch = Batch(draw.normal("image", (3, 16, 16)).tanh(), cond, index)
+    return [(piece, Draw(0, piece.index)) for piece in batch.split(size)]
+"""
+
+
+def run_job(tmp_path, body, processes=2):
+    script = tmp_path / "job.py"
+    script.write_text(PREAMBLE + textwrap.dedent(body))
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PMI_", "OMPI_", "SLURM_"))}
+    result = subprocess.run(
+        [os.path.join(os.path.dirname(sys.executable), "mpiexec"), "-n", str(processes), sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**env, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([TESTS, *sys.path])},
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def test_sharded_parameters_train_as_one_process_does(tmp_path):
+    """FSDP2 shards every block and the root of a generator: loss, gradient norm, weights and EMA weights are those of
+    one process, and each rank holds about half of the parameters, optimizer state and averages."""
+    run_job(
+        tmp_path,
+        """
+        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.tensor import DTensor
+        from diff_dalle.models.layers import ResBlock
+        from diff_dalle.models.text_encoder import TextBlock
+
+        class Sharded:
+            def __init__(self, module):
+                self.module = module
+                for block in module.modules():
+                    if isinstance(block, (ResBlock, TextBlock)):
+                        fully_shard(block)
+                fully_shard(module)
+
+            def __call__(self, *arguments, sync):
+                self.module.set_requires_gradient_sync(sync)
+                return self.module(*arguments)
+
+        def train(trainee, rank, size):
+            rows = []
+            for step in range(3):
+                trainee.update(make_pieces(range(rank, 8, size), step), step)
+                rows.append({k: v for k, v in trainee.scalars().items() if k in ("loss", "grad_norm")})
+            return rows
+
+        def nbytes(tensors):
+            return sum(tensor.numel() * tensor.element_size() for tensor in local(tensors))
+
+        def main():
+            with launch(DistributedConfig(device="cpu", start_timeout=60)) as world:
+                alone = Trainee(make_task(), CONFIG, "fp32", World(SINGLE, torch.device("cpu")))
+                start = torch.cat([p.detach().flatten().clone() for p in alone.task.model.parameters()])
+                expected = train(alone, 0, 1)
+                task = make_task()
+                replicas = Sharded(task)
+                trainee = Trainee(task, CONFIG, "fp32", World(SINGLE, torch.device("cpu")))
+                trainee.replicas[""], trainee.world, trainee.task = replicas, world, task
+                found = train(trainee, world.rank, world.size)
+                for mine, other in zip(found, expected, strict=True):
+                    for name, value in other.items():
+                        assert abs(mine[name] - value) <= 1e-5 * abs(value), (name, mine, other)
+                assert all(isinstance(p, DTensor) for p in task.model.parameters())
+                averages = trainee.emas[0].averages
+                pairs = [(task.model.parameters(), alone.task.model.parameters()),
+                         (averages.values(), alone.emas[0].averages.values())]
+                for mine, other in pairs:  # as a whole: AdamW turns the rounding of zero gradients into steps
+                    mine = torch.cat([tensor.detach().full_tensor().flatten() for tensor in mine])
+                    other = torch.cat([tensor.detach().flatten() for tensor in other])
+                    assert (mine - other).norm() <= 1e-2 * (other - start).norm(), (mine - other).norm()
+                held = [nbytes(task.model.parameters()), nbytes(averages.values())]
+                whole = nbytes(alone.task.model.parameters())
+                assert all(each <= 0.6 * whole for each in held), (held, whole)
+                state = trainee.optimizations[""].optimizer.state
+                moments = nbytes(entry["exp_avg"] for entry in state.values())
+                assert moments <= 0.6 * whole, (moments, whole)
+        run_script(main)
+    """,
+    )
+
+
+def test_two_optimizers_on_two_processes_update_as_on_one(tmp_path):
+    """Every optimizer exchanges the gradients of its own parameters, whatever the others do."""
+    run_job(
+        tmp_path,
+        """
+        from toy import TwoOptimizers
+
+        CONFIGS = {"": CONFIG, "critic": OptimConfig(lr=3e-2, ema_rate=())}
+
+        def pieces(positions, step):
+            index = torch.tensor(list(positions)) + 100 * step
+            batch = Batch(Draw(99, index).normal("image", (3, 2, 2)), Conditioning(), index)
+            return [(piece, Draw(0, piece.index)) for piece in batch.split(2)]
+
+        def main():
+            with launch(DistributedConfig(device="cpu", start_timeout=60)) as world:
+                tasks = [TwoOptimizers(), TwoOptimizers()]
+                worlds = [World(SINGLE, torch.device("cpu")), world]
+                for task, each in zip(tasks, worlds):
+                    task.model[1] = nn.LayerNorm(4)  # the statistics of a batch norm are each rank's own
+                    trainee = Trainee(task, CONFIGS, "fp32", each)
+                    for step in range(3):
+                        trainee.update(pieces(range(each.rank, 8, each.size), step), step)
+                for (name, a), b in zip(tasks[0].named_parameters(), tasks[1].parameters(), strict=True):
+                    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5, msg=name)
+        run_script(main)
+    """,
+    )
+
+
+def test_ranks_receive_the_initial_values_of_the_first(tmp_path):
+    """Only rank 0 initializes; a rank with another seed, or none, has the same network."""
+    out = run_job(
+        tmp_path,
+        """
+        def build():
+            built.append(torch.empty(()).device.type)
+            torch.manual_seed(world.rank)
+            return nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+
+        built = []
+
+        def main():
+            global world
+            with launch(DistributedConfig(device="cpu", start_timeout=60)) as world:
+                network = build_shared(build, world)
+                values = torch.cat([value.flatten().float() for value in network.state_dict().values()])
+                everyone = world.gather(values)
+                torch.manual_seed(0)
+                assert torch.equal(everyone[0], everyone[1]) and torch.equal(network[0].weight, nn.Linear(3, 3).weight)
+                assert world.gather(built) == [["cpu"], ["meta"]]
+                world.print("fine")
+        run_script(main)
+    """,
+    )
+    assert "fine" in out
+
+
+def test_every_rank_runs_as_many_forward_passes_in_evaluation(tmp_path):
+    """Three blocks on two ranks: the fourth pass is made and not counted, so that collectives inside would meet."""
+    out = run_job(
+        tmp_path,
+        """
+        from toy import ListTracker, ToyData, ToyTask
+        from diff_dalle.checkpoints.checkpoint import Identity
+        from diff_dalle.checkpoints.run_folder import RunFolder
+        from diff_dalle.training.loop import TrainingConfig, TrainLoop
+
+        class Counting(ToyTask):
+            passes = 0
+
+            def held_out(self, batch, draw):
+                self.passes += 1
+                return self.losses(batch, draw)
+
+        def main():
+            with launch(DistributedConfig(device="cpu", start_timeout=60)) as world:
+                found = []
+                for each in (World(SINGLE, torch.device("cpu")), world):
+                    torch.manual_seed(0)
+                    task = Counting()
+                    trainee = Trainee(task, OptimConfig(), "fp32", each)
+                    config = TrainingConfig(eval_samples=24)
+                    folder = RunFolder("unused", Identity("toy", {}))
+                    loop = TrainLoop(config, [trainee], ToyData(8), folder, each, ToyData(8))
+                    found.append((task, loop.evaluate()[""]))
+                (_, alone), (task, together) = found
+                assert all(abs(together[name] - value) < 1e-6 * abs(value) + 1e-9 for name, value in alone.items())
+                assert world.gather(task.passes) == [2, 2]
+                world.print("fine")
+        run_script(main)
+    """,
+    )
+    assert "fine" in out
+
+
+def test_builds_are_left_alone_on_one_process():
+    from diff_dalle.distributed.parallel import build_shared
+    from diff_dalle.distributed.world import SINGLE, World
+
+    layer = torch.nn.Linear(2, 2)
+    assert build_shared(lambda: layer, World(SINGLE, torch.device("cpu"))) is layer

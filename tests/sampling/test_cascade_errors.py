@@ -1,0 +1,125 @@
+"""Errors of cascades, raised before any network is loaded."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cascade_making import FAST, different, edited, idle, random_images, stages, upsamplers
+from checkpoint_making import FEW
+
+from diff_dalle.diffusion import GuidanceConfig
+from diff_dalle.diffusion.sampling import SamplerConfig
+from diff_dalle.errors import InputError
+from diff_dalle.sampling.pipeline import Pipeline, load
+
+
+def up(**lists):
+    return {"upsampling": upsamplers(**lists)}
+
+
+def by(sampler, steps="4", eta=0.0):
+    return {"sampler": SamplerConfig(sampler, steps, eta)}
+
+
+REFUSED = {
+    "base's steps": (by("ddim", "200"), "base.pt: timestep_respacing .* 200 steps"),
+    "later steps": (up(upsampler_timestep_respacing=("4", "200")), "top.pt: timestep_respacing .* 200 steps"),
+    "noise not trained": (up(noise_level=(0.5, 0.6)), "top.pt: noise_level is 0.6, but must lie between 0 and 0.5"),
+    "blur not trained": (up(blur_level=(0.3,)), "middle.pt: blur_level is 0.3, but must be 0, or from 0.4"),
+    "tiles": (up(tile_size=(0, 15)), "top.pt: --tile_size is 15, but must be a multiple of 2"),
+    "overlap": (up(tile_size=(16,)), r"middle.pt: --tile_overlap is 32, but must be smaller than --tile_size \(16\)"),
+    "batch size": (up(upsampler_batch_size=(4, 0)), "top.pt: batch_size is 0, but must be at least 1"),
+    "base's batch size": ({"batch_size": 0}, "base.pt: batch_size is 0, but must be at least 1"),
+    "too many settings": ({"upsampling": [FAST] * 3}, "settings for 3 upsamplers, but the pipeline has 2"),
+    "too few settings": ({"upsampling": [FAST]}, "settings for 1 upsampler, but the pipeline has 2"),
+    "guidance of nothing": (up(upsampler_guidance_scale=(2.0,)), "middle.pt: guidance_scale is 2, but there is no"),
+    "low_res and a base": (
+        {"low_res": random_images(3, 8, 8)},
+        "low_res, --low_res_dir.* required by upsamplers without",
+    ),
+    "seeds": ({"seeds": [1]}, "seeds has 1 value for 3 prompts: give one for each"),
+    "random variation": (edited(variation=0.5) | by("ancestral"), "base.pt: --variation requires a deterministic"),
+    "variation with eta": (edited(variation=0.5) | by("ddim", eta=0.5), "base.pt: .* not ddim with eta 0.5"),
+    "too narrow": (edited(size=(2, 600)), "base.pt: an image of 600 × 2 pixels is too narrow"),
+    "no such step": (edited(strength=0.001) | by("ddim", "0,4"), "base.pt: --strength 0.001 leaves no step"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_impossible_settings_are_refused_before_any_network_is_loaded(cascade, case):
+    options, words = REFUSED[case]
+    with pytest.raises(InputError, match=words):
+        stages(idle(cascade), **options)
+
+
+def test_a_classifier_must_fit_its_own_stage(stage_files, cascade):
+    def guided(middle, top=None, gradient="x_t", **options):
+        settings = replace(FAST, classifier_gradient=gradient)
+        paths = (stage_files.get(f"classifier {name}") for name in (middle, top))
+        return {"upsampling": [replace(settings, classifier=path) for path in paths], **options}
+
+    for fitting in (guided("16", "32"), guided("16", "32", "x_start"), guided("clean", None, "x_start")):
+        assert stages(cascade, ["a star"], **fitting)[2].shape == (1, 32, 32, 3)
+    cases = [
+        (guided("16", "16"), "top.pt: .* trained on 16×16 images and cannot guide 32×32 images"),
+        (guided("16", size=(32, 64)), "middle.pt: .* on 16×16 images and cannot guide 32×16 images"),
+        (guided("clean"), "middle.pt: .*--noised False.*classifier_gradient to x_start"),
+    ]
+    for options, words in cases:
+        with pytest.raises(InputError, match=words):
+            stages(idle(cascade), **options)
+
+
+def test_upsamplers_alone_refuse_settings_of_a_base(upsamplers_only):
+    low_res = random_images(3, 8, 8)
+    cases = [
+        ({}, "low_res, --low_res_dir.* are required by upsamplers without a base"),
+        ({"low_res": low_res[:2]}, "low_res has 2 images for 3 prompts: give one for each"),
+        ({"low_res": low_res, "size": (32, 32)}, r"follows from the low-resolution images.*\(--sample_size\)"),
+        ({"low_res": low_res / 255}, r"low_res is float64 of shape \[3, 8, 8, 3\], but must be uint8 \[N, h, w, 3\]"),
+        ({"low_res": low_res[..., 0]}, r"low_res is uint8 of shape \[3, 8, 8\], but must be"),
+        ({"low_res": low_res, "guidance": GuidanceConfig(guidance_scale=2.0)}, "set the upsamplers' own"),
+        ({"low_res": low_res, "sampler": FEW}, "sampler, .* are set for a base generator, but there is none"),
+        ({"low_res": low_res, "batch_size": 2}, "batch_size are set for a base generator, but there is none"),
+        ({"low_res": low_res, **edited()}, r"support a mask \(--mask\) only"),
+        ({"low_res": low_res, **edited(mask=np.eye(16, dtype=bool), strength=0.5)}, "only, without strength"),
+    ]
+    for options, words in cases:
+        with pytest.raises(InputError, match=words):
+            stages(idle(upsamplers_only), **options)
+
+
+def test_inputs_without_effect_are_refused(stage_files):
+    blind, low_res = load("", "cpu", upsampler_paths=[stage_files["middle"]]), {"low_res": random_images(1, 8, 8)}
+    cases = [
+        (["a star"], {}, "prompts are given, but this generator has no text encoder"),
+        ([""], {"negative_prompt": "blur"}, "negative_prompt is 'blur', but this generator has no text encoder"),
+        ([""], {"labels": [1]}, "labels are given, but this generator is not class-conditional"),
+    ]
+    for prompts, options, words in cases:
+        with pytest.raises(InputError, match=words):
+            stages(idle(blind), prompts, **low_res, **options)
+    with pytest.raises(InputError, match="settings for 1 upsampler, but the pipeline has 0"):
+        stages(idle(load(stage_files["exact"], "cpu")), [""], upsampling=FAST)
+    guided = replace(FAST, classifier=stage_files["classifier 16"], classifier_scale=60.0)  # which reads the prompt
+    one, other = (stages(blind, [prompt], upsampling=guided, **low_res) for prompt in ("a star", "a ring"))
+    assert different(one, other, [0])
+
+
+def test_stages_must_be_of_the_right_kind_and_size(stage_files):
+    base, middle, large = (stage_files[name] for name in ("exact", "middle", "classes"))
+    cases = [
+        (middle, [], "middle.pt is an upsampler, not a base generator: give it with --upsampler_paths"),
+        ("", [base], "exact.pt is a base generator, not an upsampler: give it with --model_path"),
+        (base, [middle, base], "exact.pt is a base generator, not an upsampler: only --model_path can be one"),
+        (base, [large], "exact.pt generates 8-pixel images, but .*classes.pt upsamples 16-pixel images"),
+        ("", [large, middle], "classes.pt generates 64-pixel images, but .*middle.pt upsamples 8-pixel images"),
+        ("", [], "there is no checkpoint: give a generator's with --model_path"),
+        (base, ["nowhere.pt"], "nowhere.pt does not exist"),
+        (base, [stage_files["classifier 16"]], "holds a classifier, but a generator is required"),
+    ]
+    for path, upsampler_paths, words in cases:
+        with pytest.raises(InputError, match=words):
+            load(path, "cpu", upsampler_paths=upsampler_paths)
+    with pytest.raises(InputError, match="at least one generator"):
+        Pipeline([])

@@ -1,0 +1,260 @@
+"""Several trainees, several optimizers, frozen parts, buffers and companions in one run."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from toy import ListTracker, ToyData, ToyTask, TwoOptimizers
+
+from diff_dalle.checkpoints.checkpoint import Identity, load_file, load_weights
+from diff_dalle.checkpoints.run_folder import open_run
+from diff_dalle.distributed.world import SINGLE, World
+from diff_dalle.errors import InputError
+from diff_dalle.training.ema import Ema
+from diff_dalle.training.loop import TrainingConfig, TrainLoop
+from diff_dalle.training.optim import OptimConfig
+from diff_dalle.training.trainee import Trainee
+
+WORLD = World(SINGLE, torch.device("cpu"))
+OPTIM = OptimConfig(lr=1e-2, ema_rate=(0.9,), warmup_steps=3, weight_decay=0.1)
+
+
+def make_loop(logdir, trainees, **settings):
+    defaults = {"batch_size": 8, "iterations": 6, "save_interval": 3, "log_interval": 2, "precision": "fp32"}
+    config = TrainingConfig(**{**defaults, **settings, "logdir": str(logdir)})
+    run = open_run(str(logdir), Identity("toy", {}, None), TrainingConfig)
+    return TrainLoop(config, trainees, ToyData(8), run, WORLD, ToyData(8))
+
+
+def run(loop):
+    tracker = ListTracker()
+    loop.run(tracker)
+    return tracker
+
+
+# --------------------------------------------------------------------------------------------------- several trainees
+
+
+def make_pair():
+    torch.manual_seed(0)
+    return [Trainee(ToyTask(), OPTIM, "fp32", WORLD, name) for name in ("base", "upsampler")]
+
+
+def flat(trainee):
+    return torch.cat([p.detach().flatten() for p in trainee.task.model.parameters()])
+
+
+def test_each_file_names_its_trainee_and_goes_to_no_other(tmp_path):
+    run(make_loop(tmp_path, make_pair()))
+    for name in ("base", "upsampler"):
+        for role in ("model", "ema_0.9_", "opt"):
+            content = load_file(str(tmp_path / f"{name}_{role}000006.pt"), ("model", "ema", "optimizer"))
+            assert content["trainee"] == name
+    resumed = make_loop(tmp_path, make_pair())
+    whole = make_pair()
+    run(make_loop(tmp_path / "whole", whole))
+    assert resumed.step == 6
+    for mine, other in zip(resumed.trainees, whole, strict=True):
+        assert torch.equal(flat(mine), flat(other))
+    record = json.loads((tmp_path / "run.json").read_text())
+    files = record["checkpoints"][-1]["files"]
+    files["base/model"], files["upsampler/model"] = files["upsampler/model"], files["base/model"]
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    with pytest.raises(InputError, match="belongs to the trainee 'upsampler', not to 'base'"):
+        make_loop(tmp_path, make_pair())
+
+
+def test_initial_weights_go_to_the_trainee_that_the_file_names(tmp_path):
+    run(make_loop(tmp_path / "a", make_pair()))
+    path = str(tmp_path / "a" / "upsampler_model000006.pt")
+    fresh, started = make_pair(), make_loop(tmp_path / "b", make_pair(), init_checkpoint=(path,))
+    base, upsampler = started.trainees
+    assert torch.equal(flat(base), flat(fresh[0])) and not torch.equal(flat(upsampler), flat(fresh[1]))
+    assert all(torch.equal(upsampler.emas[0].state()[n], v) for n, v in upsampler.task.model.state_dict().items())
+    with pytest.raises(InputError, match="holds the trainee 'upsampler', but this run trains 'base', 'upsampler'"):
+        make_loop(tmp_path / "c", make_pair(), init_checkpoint=(path, path))
+
+
+def test_held_out_values_and_previews_see_every_trainees_average(tmp_path):
+    """A cascade is judged as a whole: the first network's average must be in place while the second is evaluated."""
+
+    class Looking(ToyTask):
+        def held_out(self, batch, draw):
+            look()
+            return self.losses(batch, draw)
+
+        def previews(self):
+            look()
+            return {"grid": np.zeros((2, 2, 3), np.uint8)}
+
+    def look():
+        seen.append([task.model[0].weight.clone() for task in tasks])
+        assert not any(task.training for task in tasks)
+
+    seen, tasks = [], [Looking(), Looking()]
+    trainees = [Trainee(task, OPTIM, "fp32", WORLD, name) for task, name in zip(tasks, ("a", "b"), strict=True)]
+    loop = make_loop(tmp_path, trainees, eval_interval=6, eval_samples=8)
+    loop.sample_interval = 6
+    run(loop)
+    averages = [trainee.emas[0].averages["0.weight"] for trainee in trainees]
+    assert len(seen) == 4
+    for found in seen:
+        assert all(torch.equal(a, b) for a, b in zip(found, averages, strict=True))
+    assert not torch.equal(trainees[0].task.model[0].weight, averages[0]) and tasks[0].training
+
+
+# -------------------------------------------------------------------------------------------------- several optimizers
+
+
+CONFIGS = {"": OPTIM, "critic": OptimConfig(lr=3e-2, ema_rate=())}
+
+
+def test_each_optimizer_updates_its_own_part(tmp_path):
+    task = TwoOptimizers()
+    trainee = Trainee(task, CONFIGS, "fp32", WORLD)
+    before = {name: p.detach().clone() for name, p in task.named_parameters() if name.endswith("weight")}
+    gradients = {}
+
+    def record(part):
+        gradients[part] = {name for name, p in task.named_parameters() if p.grad is not None}
+        return original[part]()
+
+    original = {part: each.finish for part, each in trainee.optimizations.items()}
+    for part, each in trainee.optimizations.items():
+        each.finish = lambda part=part: record(part)
+    loop = make_loop(tmp_path, [trainee], iterations=1, log_interval=1)
+    row = run(loop).rows[0][1]
+    assert {name.split(".")[0] for name in gradients[""]} == {"model"}
+    assert {name.split(".")[0] for name in gradients["critic"]} >= {"critic"}
+    now = dict(task.named_parameters())
+    assert not any(torch.equal(value, now[name]) for name, value in before.items())
+    assert row["critic_lr"] == 3e-2 and row["lr"] == pytest.approx(1e-2 / 3)
+    assert {"loss", "critic_loss", "grad_norm", "critic_grad_norm"} <= row.keys()
+    assert all(p.requires_grad for p in task.parameters())
+
+
+def test_two_optimizers_resume_exactly(tmp_path):
+    def make(folder, **settings):
+        return make_loop(folder, [Trainee(TwoOptimizers(), CONFIGS, "fp32", WORLD)], **settings)
+
+    run(make(tmp_path / "whole"))
+    run(make(tmp_path / "parts", iterations=3))
+    resumed = make(tmp_path / "parts")
+    assert resumed.step == 3
+    run(resumed)
+    for name in ("model000006.pt", "ema_0.9_000006.pt", "opt000006.pt"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes(), name
+    state = load_file(str(tmp_path / "whole" / "opt000006.pt"), ("optimizer",))["state"]
+    assert list(state["modules"]) == ["critic"] and list(state["parts"]) == ["critic"]
+    assert "critic.weight" not in load_file(str(tmp_path / "whole" / "model000006.pt"))["state"]
+
+
+def test_optimizers_must_be_those_of_the_task():
+    with pytest.raises(InputError, match="configured for"):
+        Trainee(TwoOptimizers(), {"": OPTIM}, "fp32", WORLD)
+
+
+# ------------------------------------------------------------------------------------ frozen parts, buffers, companions
+
+
+class PartlyFrozen(ToyTask):
+    def __init__(self):
+        super().__init__()
+        self.model = nn.Sequential(nn.Linear(12, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+        self.model[0].requires_grad_(False)
+
+
+def test_frozen_parts_have_no_gradient_no_state_and_no_average(tmp_path):
+    torch.manual_seed(0)
+    task = PartlyFrozen()
+    trainee, frozen = Trainee(task, OPTIM, "fp32", WORLD), task.model[0].weight.detach().clone()
+    run(make_loop(tmp_path, [trainee]))
+    assert torch.equal(task.model[0].weight, frozen) and task.model[0].weight.grad is None
+    trained = {id(p) for p in task.model.parameters() if p.requires_grad}
+    assert {id(p) for p in trainee.optimizations[""].optimizer.state} == trained
+    assert set(trainee.emas[0].averages) == {"1.weight", "1.bias", "2.weight", "2.bias"}
+
+
+def test_an_average_keeps_buffers_and_frozen_weights(tmp_path):
+    """Its file is a whole network: what is not averaged is as in the model."""
+    torch.manual_seed(0)
+    trainee = Trainee(PartlyFrozen(), OPTIM, "fp32", WORLD)
+    run(make_loop(tmp_path, [trainee]))
+    content = load_file(str(tmp_path / "ema_0.9_000006.pt"))
+    state, model = content["state"], trainee.task.model
+    assert list(state) == list(model.state_dict())
+    assert torch.equal(state["1.running_mean"], model[1].running_mean) and model[1].running_mean.any()
+    assert torch.equal(state["0.weight"], model[0].weight) and not torch.equal(state["2.weight"], model[2].weight)
+    load_weights(PartlyFrozen().model, content, "ema")
+
+
+def test_nothing_left_to_train_is_refused():
+    task = ToyTask()
+    task.model.requires_grad_(False)
+    with pytest.raises(InputError, match="all parameters are frozen"):
+        Trainee(task, OPTIM, "fp32", WORLD)
+
+
+def test_a_companion_is_frozen_and_left_out_of_everything(tmp_path):
+    class Accompanied(ToyTask):
+        def losses(self, batch, draw):
+            with torch.no_grad():
+                target = self.companions["encoder"](batch.images.flatten(1))[:, 0]
+            return {"loss": (self.model(batch.images.flatten(1))[:, 0] - target).square()}
+
+    torch.manual_seed(0)
+    task, encoder = Accompanied(), nn.Sequential(nn.Linear(12, 1), nn.Dropout(0.5))
+    task.add_companion("encoder", encoder)
+    before = encoder[0].weight.detach().clone()
+    trainee = Trainee(task, OPTIM, "fp32", WORLD)
+    run(make_loop(tmp_path, [trainee]))
+    assert not encoder.training and not any(p.requires_grad for p in encoder.parameters())
+    assert torch.equal(encoder[0].weight, before)
+    assert not {id(p) for p in encoder.parameters()} & {id(p) for p in task.parameters()}
+    assert len(load_file(str(tmp_path / "model000006.pt"))["state"]) == 4
+
+
+def test_the_average_of_a_model_without_buffers_is_its_parameters_in_order():
+    model = ToyTask().model
+    assert list(Ema(0.9, model).state()) == [name for name, _ in model.named_parameters()]
+
+
+# ----------------------------------------------------------------------------------------------------- partial weights
+
+
+def test_excluded_weights_are_left_out_and_listed(tmp_path, capsys):
+    run(make_loop(tmp_path / "a", make_pair()[:1]))
+    path = str(tmp_path / "a" / "base_model000006.pt")
+
+    class NewHead(ToyTask):
+        def __init__(self):
+            super().__init__()
+            self.model[2] = nn.Linear(4, 3)
+
+    with pytest.raises(InputError, match=r"has 2.weight of shape \(1, 4\) where \(3, 4\) is required"):
+        make_loop(tmp_path / "b", [Trainee(NewHead(), OPTIM, "fp32", WORLD)], init_checkpoint=(path,))
+    task = NewHead()
+    head = task.model[2].weight.detach().clone()
+    trainee = Trainee(task, OPTIM, "fp32", WORLD)
+    make_loop(tmp_path / "c", [trainee], init_checkpoint=(path,), init_exclude=("2.*",))
+    state = load_file(path)["state"]
+    assert torch.equal(task.model[0].weight, state["0.weight"]) and torch.equal(task.model[2].weight, head)
+    assert torch.equal(trainee.emas[0].averages["0.weight"], state["0.weight"])
+    assert torch.equal(trainee.emas[0].averages["2.weight"], head)
+    assert "2 tensors loaded; 2 left at initial values: 2.weight, 2.bias" in capsys.readouterr().out
+    with pytest.raises(InputError, match="the pattern 'head.*' of excluded weights matches none"):
+        make_loop(tmp_path / "d", [trainee], init_checkpoint=(path,), init_exclude=("head.*",))
+    with pytest.raises(InputError, match="init_exclude is given without init_checkpoint"):
+        TrainingConfig(init_exclude=("2.*",))
+
+
+def test_weights_that_only_the_file_has_are_excluded_too(tmp_path):
+    whole = nn.ModuleDict({"body": nn.Linear(2, 2), "head": nn.Linear(2, 1)})
+    content = {"state": whole.state_dict()}
+    part = nn.ModuleDict({"body": nn.Linear(2, 2)})
+    loaded = load_weights(part, content, "file", ["head.*"])
+    assert loaded.taken == ["body.weight", "body.bias"] and loaded.unused == ["head.weight", "head.bias"]
+    assert torch.equal(part["body"].weight, whole["body"].weight) and not loaded.excluded
+    assert str(loaded) == "2 tensors loaded; 2 of the file not used: head.weight, head.bias"
