@@ -1,4 +1,14 @@
+"""Settings of the test process: one thread, because tests are many small computations and run in parallel."""
+
 import os
 
-# Tests are many small computations: one thread each is faster, and leaves the other core to a second process.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Undo what scripts and launchers of earlier tests in this process set."""
+    torch.set_num_threads(1)

@@ -1,28 +1,32 @@
-"""What the README says can be done, can be done."""
+"""The documents: their commands parse, their code runs, and the files, presets and flags that they name exist."""
 
-import os
 import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from script_running import ROOT, run
 
 from diff_dalle.checkpoints.checkpoint import save_file
 from diff_dalle.commands.command_line import parse, preset_names
 from diff_dalle.commands.info import parse_info
 from diff_dalle.commands.train_generator import GeneratorRun
 
-ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-BASH = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
-PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+DOCUMENTS = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in [ROOT / "README.md", *sorted((ROOT / "diff_dalle").rglob("README.md"))]
+}
 
-# Every script resolves its settings and stops; launchers pass on to it; what installs or runs for long is left out.
-STAND_INS = """
+
+def blocks(language: str, text: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+# Print the arguments of every script, separated by NUL. Launchers, installation and long runs are skipped.
+STAND_INS = r"""
 set -euo pipefail
-python() { echo "+ $*"; "$PYTHON" "$@" --dry_run True > /dev/null; }
+python() { printf '%s\0' "$@"; printf '\n'; }
 mpiexec() { shift 2; "$@"; }
 srun() { shift 2; "$@"; }
 torchrun() { shift 2; python "$@"; }
@@ -31,24 +35,26 @@ bash() { test -f "$1"; }
 """
 
 
-@pytest.mark.parametrize("number", range(len(BASH)))
-def test_commands_parse(number):
-    """Variables carry over from block to block, as they do for a reader."""
-    script = STAND_INS + "\n".join(BASH[:number]).replace("python scripts", ": scripts") + "\n" + BASH[number]
-    env = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(["bash", "-c", script], cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, result.stdout + result.stderr
+@pytest.mark.parametrize("name", [name for name, text in DOCUMENTS.items() if blocks("bash", text)])
+def test_commands_parse(name):
+    """Every script resolves its settings and stops. Variables carry over from block to block."""
+    script = STAND_INS + "\n".join(blocks("bash", DOCUMENTS[name]))
+    result = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    commands = [line.removesuffix("\0").split("\0") for line in result.stdout.splitlines()]
+    assert len(commands) >= DOCUMENTS[name].count("\npython scripts/")
+    for path, *flags in commands:
+        run(path.removeprefix("scripts/"), *flags, "--dry_run", "True")
 
 
 def test_python_runs(tmp_path, monkeypatch):
-    tiny = ["--image_size", "16", "--num_channels", "16", "--channel_mult", "1,2", "--num_res_blocks", "1",
-            "--enc_attn_dim", "16", "--enc_depth", "1", "--enc_heads", "2", "--diffusion_steps", "40"]  # fmt: skip
-    run = parse(GeneratorRun, tiny)
-    tokenizer = run.build_tokenizer()
-    generator = run.build_model(tokenizer)
-    save_file(str(tmp_path / "ema.pt"), "ema", run.identity(tokenizer), 1, 1, generator.state_dict())
+    tiny = "--image_size 16 --num_channels 16 --channel_mult 1,2 --num_res_blocks 1 --enc_attn_dim 16 --enc_depth 1"
+    settings = parse(GeneratorRun, [*tiny.split(), "--enc_heads", "2", "--diffusion_steps", "40"])
+    tokenizer = settings.build_tokenizer()
+    state = settings.build_model(tokenizer).state_dict()
+    save_file(str(tmp_path / "ema.pt"), "ema", settings.identity(tokenizer), 1, 1, state)
     monkeypatch.chdir(tmp_path)
-    for block in PYTHON:
+    for block in blocks("python", DOCUMENTS["README.md"]):
         names = {}
         exec(block, names)
         assert names["images"].shape == (2, 16, 16, 3)
@@ -92,16 +98,19 @@ def test_every_preset_is_in_the_table():
     assert all(f"| `{name}` |" in table for name in preset_names())
 
 
-def test_files_that_are_named_exist():
-    named = re.findall(r"`((?:diff_dalle|scripts|tests)/[\w./]+)`", README)
-    for name in named + re.findall(r"\]\(([\w./]+)\)", README):
-        assert (ROOT / name).exists(), name
-    for name in re.findall(r"--preset (\w+)", README):
-        assert (ROOT / "diff_dalle/presets" / f"{name}.yaml").exists()
+@pytest.mark.parametrize("name", [*DOCUMENTS, ".github/CONTRIBUTING.md"])
+def test_files_and_presets_that_are_named_exist(name):
+    path = ROOT / name
+    text = path.read_text(encoding="utf-8")
+    for file in re.findall(r"`((?:diff_dalle|scripts|tests)/[\w./]+)`", text):
+        assert (ROOT / file).exists(), file
+    for link in re.findall(r"\]\(([\w./]+)(?:#[\w-]+)?\)", text):
+        assert (path.parent / link).exists(), link
+    assert set(re.findall(r"--preset ([a-z]\w+)", text)) <= {*preset_names()}
 
 
-def test_every_flag_in_the_text_exists():
-    """Also those in running text, which no command shows."""
+def test_every_flag_in_the_documents_exists():
+    """Also in running text, which ``test_commands_parse`` does not run."""
     commands = (
         ["sample.py"],
         ["train_generator.py"],
@@ -110,7 +119,7 @@ def test_every_flag_in_the_text_exists():
         ["demo.py"],
         ["prepare_data.py", "folder"],
     )
-    helps = [subprocess.run([sys.executable, ROOT / "scripts" / name, *rest, "--help"], capture_output=True, text=True)
-             for name, *rest in commands]  # fmt: skip
-    known = {flag for each in helps for flag in re.findall(r"--(\w+)", each.stdout)} | {"nproc_per_node", "ntasks"}
-    assert not set(re.findall(r"--([a-z]\w+)", README)) - known
+    texts = [run(*command, "--help").stdout for command in commands]
+    known = {flag for text in texts for flag in re.findall(r"--(\w+)", text)} | {"nproc_per_node", "ntasks"}
+    for name, text in DOCUMENTS.items():
+        assert not set(re.findall(r"--([a-z]\w+)", text)) - known, name

@@ -1,4 +1,4 @@
-"""Checks that a piece of work waits for no device."""
+"""Checks that the host does not wait for a device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 
 class CountTransfers(TorchDispatchMode):
-    """Counts the operations that take something from the CPU to another device."""
+    """Counts transfers from the CPU to another device."""
 
     def __init__(self):
         super().__init__()
@@ -24,7 +24,7 @@ class CountTransfers(TorchDispatchMode):
 
 
 def transfers(step) -> list[int]:
-    """How many operations of a first and a second call of ``step`` took something from the CPU to its device."""
+    """The number of transfers from the CPU to the device in a first and a second call of ``step``."""
     counts = []
     for _ in range(2):
         with CountTransfers() as counting:
@@ -34,7 +34,7 @@ def transfers(step) -> list[int]:
 
 
 def run_without_waiting(step) -> None:
-    """A second call of ``step``, whose tensors are on a CUDA device; torch raises when it makes the host wait."""
+    """Call ``step``, whose tensors are on a CUDA device, twice; the second time, synchronization raises an error."""
     step()
     torch.cuda.set_sync_debug_mode("error")
     try:

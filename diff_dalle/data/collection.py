@@ -1,4 +1,4 @@
-"""The usable samples of many shards: how many there are, where they are, and their bytes."""
+"""The usable samples of many shards: their number, their locations and their bytes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import numpy as np
 
 from ..errors import InputError, quantity
 from ..images.decode import IMAGE_KINDS, BrokenSample
-from . import shard_table as table
 from .index import Indexed, count_kinds, examine, index_shards
 from .lru_cache import LRUCache
-from .shard_table import IMAGE, Members, Required, ShardSummary, Table, alternatives
+from .shard_table import IMAGE, Members, Required, ShardSummary, Table, alternatives, load_table
 from .shards import Shard, ShardFiles
 from .sidecars import Sidecar, SidecarFiles
 
@@ -28,10 +27,8 @@ Span = tuple[int, int]  # offset and size of a member
 
 @dataclass(frozen=True)
 class Place:
-    """Where the parts of a sample are.
-
-    spans: its members' in the shard, by kind. rows: the rows of its embeddings, by sidecar.
-    """
+    """The location of a sample: the spans of its members in the shard, by kind, and the rows of its embeddings, by
+    sidecar."""
 
     shard: int
     spans: dict[str, Span]
@@ -40,9 +37,9 @@ class Place:
 
 @dataclass(frozen=True)
 class Raw:
-    """A sample as it is stored.
+    """The stored parts of a sample.
 
-    members: bytes, by kind. embeddings: float32 [width], by sidecar. problem: why neither can be used, or "".
+    members: bytes, by kind. embeddings: float32 [width], by sidecar. problem: why it cannot be used, or "".
     """
 
     members: dict[str, bytes] = field(default_factory=dict)
@@ -87,7 +84,7 @@ class Collection:
     def _table(self, shard: int) -> Table:
         """A shard's table; read from the shard again when its file is missing or describes another state of it."""
         state = self.shards[shard]
-        found = table.load(self.tables[shard])
+        found = load_table(self.tables[shard])
         if found is None or not _describes(found[0], state):
             found = examine(state.path, self.files)
             if not _describes(found[0], state):
@@ -95,7 +92,7 @@ class Collection:
         return found[1]
 
     def members(self, shard: int) -> Members:
-        """Where the members of a shard's usable samples are."""
+        """The locations of the members of a shard's usable samples."""
         return self._members.get(shard, lambda: self._table(shard).select(self.required))
 
     def key(self, shard: int, member: int) -> str:
@@ -112,7 +109,7 @@ class Collection:
         return from_tar or any(sidecar.in_place(shard) for sidecar in self._sidecars.values())
 
     def place(self, shard: int, member: int, kinds: Iterable[str] | None = None) -> Place:
-        """Where a usable sample is. kinds: of its members alone; None = all of it."""
+        """The location of a usable sample. kinds: members to include; None = all members and embeddings."""
         members = self.members(shard)
         spans = {}
         for kind in self.required.members if kinds is None else kinds:
@@ -129,7 +126,7 @@ class Collection:
         return int(rows[member])
 
     def read(self, place: Place) -> Raw:
-        """Read a sample, in one read where its members are adjacent. Nothing is read of one with a member too large."""
+        """Read a sample; adjacent members are read at once. One with a member above its size limit is not read."""
         for kind, (_, size) in place.spans.items():
             limit = MAX_BYTES.get(kind, MAX_OTHER)
             if size > limit:
@@ -165,7 +162,7 @@ class Collection:
 
 
 def _rows_of_keys(found: Table, rows: np.ndarray, index_width: int) -> np.ndarray:
-    """The rows that the samples' keys name: the number that their last characters form, -1 where it is none."""
+    """The number in the last ``index_width`` characters of each sample's key, -1 without one: [n] int64."""
     ends = [found.keys[row][-index_width:] for row in rows.tolist()]
     return np.array([int(end) if end.isascii() and end.isdigit() else -1 for end in ends], dtype=np.int64)
 

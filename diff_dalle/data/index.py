@@ -20,8 +20,7 @@ from tqdm import tqdm
 
 from .. import storage
 from ..errors import InputError, quantity
-from . import shard_table as table
-from .shard_table import ShardSummary, Table
+from .shard_table import FORMAT, ShardSummary, Table, load_summary, save_table
 from .shards import Shard, ShardFiles, cache_home
 from .tar import read_members
 
@@ -73,7 +72,7 @@ def _load_summary(folder: str) -> dict[str, ShardSummary]:
     try:
         with open(os.path.join(folder, SUMMARY), encoding="utf-8") as file:
             record = json.load(file)
-        if record["format"] != table.FORMAT:
+        if record["format"] != FORMAT:
             return {}
         return {name: ShardSummary(**summary) for name, summary in record["shards"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -81,7 +80,7 @@ def _load_summary(folder: str) -> dict[str, ShardSummary]:
 
 
 def _save_summary(folder: str, shards: dict[str, ShardSummary]):
-    record = {"format": table.FORMAT, "shards": {name: asdict(summary) for name, summary in shards.items()}}
+    record = {"format": FORMAT, "shards": {name: asdict(summary) for name, summary in shards.items()}}
     storage.write_bytes(os.path.join(folder, SUMMARY), json.dumps(record).encode())
 
 
@@ -105,7 +104,7 @@ class _Indexer:
             file = os.path.join(folder, f"{name}.npz")
             summary = self.known[folder].get(name)
             if summary is None or not _is_current(summary, size, tag):
-                summary = table.load_summary(file)
+                summary = load_summary(file)
             if summary is not None and _is_current(summary, size, tag):
                 return Indexed(path, file, summary)
         return None
@@ -119,7 +118,7 @@ class _Indexer:
         file = os.path.join(_writable(folders), f"{name}.npz")
         try:
             storage.make_dirs(os.path.dirname(file))
-            table.save(file, summary, members)
+            save_table(file, summary, members)
         except InputError as error:
             raise InputError(f"{error}; set --index_cache to another folder for the index of the shards") from error
         return Indexed(path, file, summary)

@@ -147,7 +147,7 @@ class Loader:
     batch_size: samples per process and step. rank, world_size: this process among those that share the batches.
     shuffle:    False = in the order of the shards.
     sources:    shards to read instead of ``config.data_dir``; ``flag`` is their name in messages.
-    device:     where batches are put.
+    device:     device of the batches.
     buckets:    the image size of every sample; batches then have the sizes of ``BucketOrder``. None = all images have
                 the size of ``spec.image``.
 

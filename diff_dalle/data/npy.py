@@ -1,4 +1,4 @@
-"""Embeddings in numpy's .npy format: the header, one embedding per file, and what makes an embedding usable."""
+"""Embeddings in numpy's .npy format: parsing headers, reading one embedding per file, checking values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.r
 
 @dataclass(frozen=True)
 class NpyHeader:
-    """What a .npy file holds: its shape, element type and order, and the byte at which the elements start."""
+    """The header of a .npy file: shape, element type and order, and the byte at which the elements start."""
 
     shape: tuple[int, ...]
     dtype: np.dtype

@@ -29,9 +29,9 @@ from .order import Order
 from .shard_table import IMAGE
 from .spec import ImageSpec, Rejected, SampleSpec
 
-MAX_BROKEN = 256  # broken samples that are passed over for one position; more mean that the data set is broken
-MAX_REJECTED = 10_000  # samples that filters reject for one position: even 1 % of usable ones are found in these
-LOOKAHEAD = 16  # replacements whose places are looked up at once
+MAX_BROKEN = 256  # broken samples skipped for one position; more mean that the data set is broken
+MAX_REJECTED = 10_000  # samples that filters may reject for one position: at 0.1 % accepted, 1 position in 20,000 fails
+LOOKAHEAD = 16  # candidates for a replacement that are looked up at once
 REQUESTS = 16  # concurrent remote reads per worker
 NO_PIXELS = np.empty((0, 0, 0), dtype=np.uint8)
 
@@ -97,7 +97,7 @@ class _Sample:
 
 
 class _Lost:
-    """The samples that were passed over in a chunk."""
+    """Broken and rejected samples that were skipped."""
 
     def __init__(self):
         self.broken: list[Broken] = []
@@ -152,7 +152,7 @@ class Samples(Dataset[Chunk]):
         )
 
     def _image_spec(self, positions: Sequence[int]) -> ImageSpec | None:
-        """What the images at these positions are to be: with buckets, of the size of theirs."""
+        """The spec of the images at these positions; with buckets, of their bucket's size."""
         image = self.recipe.spec.image
         if image is None or not isinstance(self.order, BucketOrder):
             return image
@@ -192,8 +192,8 @@ class Samples(Dataset[Chunk]):
     ) -> _Sample:
         """The first usable sample after ``position`` in its stream.
 
-        place, error: of the sample to be replaced. lost: where those passed over are added.
-        Raises InputError when too many samples in succession are broken or rejected.
+        place, error: of the sample to be replaced. lost: collects the skipped samples.
+        Raises InputError when too many consecutive samples are broken or rejected.
         """
         here = _Lost()
         for step in itertools.count(1):
@@ -205,7 +205,7 @@ class Samples(Dataset[Chunk]):
                 ahead = self._places(*self.order.successors(position, step, LOOKAHEAD))
             place = ahead[(step - 1) % LOOKAHEAD]
             try:
-                if self.recipe.spec.filters:  # the json alone is read of what they reject
+                if self.recipe.spec.filters:  # of samples they reject, only the json is read
                     self._filter(self.collection.read(self.collection.place(*place, ["json"])))
                 return self._decode(self.collection.read(self.collection.place(*place)), image, draws)
             except BrokenSample as reason:

@@ -1,4 +1,4 @@
-"""The samples of one shard: which members form a sample, where they are, and the file that stores this."""
+"""The samples of one shard: their members and locations, and the file that stores them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..images.decode import IMAGE_KINDS
 from .tar import Member
 
 FORMAT = 1  # of the files that hold tables; the summaries of a folder carry it too
-IMAGE = "image/*"  # stands for IMAGE_KINDS where a kind of member is named; a real kind contains no slash
+IMAGE = "image/*"  # a kind of member that stands for any of IMAGE_KINDS; real kinds contain no slash
 _NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)")  # the path up to the base name's first dot, and the rest
 
 
@@ -138,7 +138,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Members:
-    """Where the required members of a shard's usable samples are.
+    """The locations of the required members of a shard's usable samples.
 
     rows:  [n] int64, the samples' numbers in the table, which count every sample of the tar.
     spans: by kind, [n, 2] int64: offset and size.
@@ -148,7 +148,7 @@ class Members:
     spans: dict[str, np.ndarray]
 
 
-def save(path: str, summary: ShardSummary, table: Table):
+def save_table(path: str, summary: ShardSummary, table: Table):
     """Write both to one npz file, atomically."""
     keys = [key.encode() for key in table.keys]
     text = json.dumps({"format": FORMAT, "about": asdict(summary), "kinds": table.kinds})
@@ -167,12 +167,12 @@ def save(path: str, summary: ShardSummary, table: Table):
 
 
 def load_summary(path: str) -> ShardSummary | None:
-    """Like ``load``, without reading the table."""
+    """Like ``load_table``, without reading the table."""
     return _load(path, lambda file, header: ShardSummary(**header["about"]))
 
 
-def load(path: str) -> tuple[ShardSummary, Table] | None:
-    """What ``save`` wrote, or None when the file is missing, damaged or of another format."""
+def load_table(path: str) -> tuple[ShardSummary, Table] | None:
+    """What ``save_table`` wrote, or None when the file is missing, damaged or of another format."""
 
     def read(file, header) -> tuple[ShardSummary, Table]:
         ends, text = file["key_ends"].tolist(), file["keys"].tobytes()

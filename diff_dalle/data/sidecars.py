@@ -69,7 +69,7 @@ class Sidecar:
 
 @dataclass(frozen=True)
 class _Array:
-    """An open sidecar file: where it is, how many rows it has, and where and of what type they are."""
+    """A sidecar file: its number of rows, the byte at which they start, and their type."""
 
     file: Shard
     rows: int
@@ -84,8 +84,8 @@ class SidecarFiles:
     shards:  the shards' paths.
     samples: the shards' numbers of samples; a shard without any needs no file.
 
-    All headers are read at once. Raises InputError, naming the file, unless it is there, holds a floating-point array
-    [rows, width] in C order, whole, with a row for every sample of its shard.
+    All headers are read when it is created. Raises InputError naming the file unless it exists, is complete, and holds
+    a floating-point array [rows, width] in C order with a row for every sample of its shard.
     """
 
     def __init__(self, sidecar: Sidecar, width: int, shards: Sequence[str], samples: Sequence[int], files: ShardFiles):
@@ -125,12 +125,12 @@ class SidecarFiles:
         return _Array(file, shape[0], header.offset, header.dtype)
 
     def in_place(self, shard: int) -> bool:
-        """Whether rows are read where the file is, on another machine: best several at once."""
+        """Whether rows are read by range requests, where concurrent reads are faster than consecutive ones."""
         array = self._arrays[shard]
         return array is not None and self.files.in_place(array.file)
 
     def read(self, shard: int, row: int) -> np.ndarray:
-        """A row, float32 [width]. Raises BrokenSample when there is none, or it is not a usable embedding."""
+        """A row, float32 [width]. Raises BrokenSample when it does not exist or is not a usable embedding."""
         array = self._arrays[shard]
         if array is None or not 0 <= row < array.rows:
             raise BrokenSample(f"its embedding would be row {row} of {array.rows if array else 0:,}")

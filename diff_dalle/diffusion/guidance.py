@@ -2,8 +2,8 @@
 
 They wrap one of two layers (see the top of samplers.py):
 
-- the network, where channels can still be told apart: ``classifier_free`` has a network's call ``(x, t [N]) → output``
-  and works with any sampler, or as the model of ``p_sample_loop``;
+- the network, whose mean and variance channels are still separate: ``classifier_free`` has a network's call
+  ``(x, t [N]) → output`` and works with any sampler, or as the model of ``p_sample_loop``;
 - ``denoise(x, t int) → Prediction``: ``guidance_interval``.
 
 ``classifier_guided`` needs both: it reads the network's output, and shifts the expected image that follows from it.

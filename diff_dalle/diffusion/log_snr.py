@@ -26,14 +26,14 @@ _COSINE_OFFSET = 0.008  # s in Nichol & Dhariwal 2021, equation 17
 _MIN_ALPHA_BAR = 1e-4  # and 1 − it the maximum: log-SNR within ±9.21, so that both ends stay finite
 
 
-def cosine(t: Tensor) -> Tensor:
+def cosine_log_snr(t: Tensor) -> Tensor:
     """α² as a squared cosine (Nichol & Dhariwal 2021, equation 17), limited to [1e-4, 1 − 1e-4]."""
     start = math.cos(_COSINE_OFFSET / (1 + _COSINE_OFFSET) * math.pi / 2) ** 2
     alpha_bar = torch.cos((t + _COSINE_OFFSET) / (1 + _COSINE_OFFSET) * (math.pi / 2)).square() / start
     return torch.logit(alpha_bar.clamp(_MIN_ALPHA_BAR, 1 - _MIN_ALPHA_BAR))
 
 
-LOG_SNR_SCHEDULES: dict[str, LogSnrSchedule] = {"cosine": cosine}
+LOG_SNR_SCHEDULES: dict[str, LogSnrSchedule] = {"cosine": cosine_log_snr}
 
 
 class LogSnrProcess:

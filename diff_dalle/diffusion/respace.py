@@ -48,9 +48,7 @@ def space_timesteps(num_timesteps: int, section_counts: str | Sequence[int]) -> 
         position = 0.0
         for _ in range(count):
             steps.add(start + round(position))
-            position += (
-                spacing  # summed, not multiplied: the rounding decides between neighbours as in Guided-Diffusion
-            )
+            position += spacing  # not multiplied, so that rounding agrees with Guided-Diffusion
         start += size
     return steps
 

@@ -1,6 +1,6 @@
 """Line plots with matplotlib (the extra ``plot``), which is imported when the first plot is drawn.
 
-Figures are drawn on the Agg canvas without pyplot: no display, no global state.
+Figures are drawn on the Agg canvas without pyplot, so they need no display and leave no figure open.
 """
 
 from __future__ import annotations

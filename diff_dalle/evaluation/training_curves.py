@@ -9,15 +9,17 @@ from .. import storage
 from .plots import line_plot
 from .report import Section
 
-# Column of progress.csv, title and explanation of its plot.
+# Columns of progress.csv, label, title and explanation of the plot.
 CURVES = (
     (
         "loss",
+        "held-out loss",
         "Held-out loss by noise level",
         "Mean loss on held-out scenes at fixed noise, by quartile of the timesteps: q0 has the least noise.",
     ),
     (
         "caption_swap_gap",
+        "caption-swap gap",
         "Caption-swap gap",
         "Increase of the held-out loss when captions are swapped between images: above 0, the model uses its text.",
     ),
@@ -31,7 +33,7 @@ def training_sections(progress: str) -> list[Section]:
     """
     rows = list(csv.DictReader(io.StringIO(storage.read_text(progress))))
     sections = []
-    for key, title, text in CURVES:
+    for key, label, title, text in CURVES:
         series: dict[str, list[tuple[float, ...]]] = {}
         for quartile in ("q0", "q1", "q2", "q3"):
             name = f"held_out/{key}_{quartile}"
@@ -41,5 +43,5 @@ def training_sections(progress: str) -> list[Section]:
         if series:
             values = [y for line in series.values() for _, y in line]
             span = (min(0.0, *values), max(values) * 1.05 or 1.0)
-            sections.append(Section(title, text, line_plot(series, "step", title.lower(), span), f"{key}.png"))
+            sections.append(Section(title, text, line_plot(series, "step", label, span), f"{key}.png"))
     return sections

@@ -95,24 +95,24 @@ class Pipeline:
     ) -> np.ndarray:
         """Sample one image per prompt. Returns the last stage's images, uint8 [N, height, width, 3].
 
-        prompts:            one caption, or a list; "" = no caption.
-        seed:               image i has seed + i and depends on that alone, not on the batch or the other prompts.
-        seeds:              one seed per prompt, instead of ``seed``.
-        labels:             one class per prompt, for a class-conditional generator.
-        negative_prompt:    negative condition of classifier-free guidance; empty = no caption.
-        size:               height and width of the images, which the networks must divide; None = as trained, or as
-                            ``low_res`` upsampled.
-        batch_size:         images per batch and process; guidance doubles their memory.
-        sampler, guidance:  settings of the base generator; None = defaults.
-        classifier:         a noised CLIP (``load_classifier``, or its path) that guides the base generator too.
-        classifier_prompts: captions for the classifier; None = the prompts.
-        classifier_scale:   0 = off, 1 = Bayes' rule.
-        classifier_gradient: "x_t", or "x_start" through the generator.
-        upsampling:         settings of the upsamplers: one for each, one for all, or None for ``sample.py``'s defaults.
-        low_res:            images for upsamplers without a base generator, uint8 [N, h, w, 3].
-        edit:               images to edit: image to image, inpainting, variations (see diffusion/editing.py).
-        progress:           show progress bars.
-        world:              processes that share the work (``distributed.launch``); each gets all images.
+        prompts:         one caption, or a list; "" = no caption.
+        seed:            image i has seed + i and depends on that alone, not on the batch or the other prompts.
+        seeds:           one seed per prompt, instead of ``seed``.
+        labels:          one class per prompt, for a class-conditional generator.
+        negative_prompt: negative condition of classifier-free guidance; empty = no caption.
+        size:            height and width of the images, multiples of the networks' divisors; None = as trained, or as
+                         ``low_res`` upsampled.
+        batch_size:      images per batch and process; guidance doubles their memory.
+        sampler:         sampler of the base generator; None = defaults.
+        guidance:        classifier-free guidance and thresholding of the base generator; None = defaults.
+        classifier:      a noised CLIP (``load_classifier``, or its path) that guides the base generator too, with scale
+                         ``classifier_scale`` (0 = off, 1 = Bayes' rule), towards ``classifier_prompts`` (None = the
+                         prompts), by its gradient at "x_t", or at "x_start" through the generator.
+        upsampling:      settings of the upsamplers: one for each, one for all, or None for ``sample.py``'s defaults.
+        low_res:         images for upsamplers without a base generator, uint8 [N, h, w, 3].
+        edit:            images to edit: image to image, inpainting, variations (see diffusion/editing.py).
+        progress:        show progress bars.
+        world:           processes that share the work (``distributed.launch``); each gets all images.
 
         Raises InputError, before any weights are loaded, for sizes that do not fit, missing or impossible labels,
         prompts and settings without effect, settings that a stage does not support (naming it), and a classifier that

@@ -123,7 +123,9 @@ def test_settings_that_do_not_fit_are_refused_before_anything_is_loaded(folder, 
 
 
 def test_by_default_all_evaluators_run_whose_needs_are_met(folder):
-    names = lambda **flags: [evaluator.name for evaluator in evaluation(folder, **flags).evaluators]  # noqa: E731
+    def names(**flags):
+        return [evaluator.name for evaluator in evaluation(folder, **flags).evaluators]
+
     models = base_and_classifier(folder)
     assert names() == ["upsampling"]
     assert names(progress="p.csv") == ["upsampling", "training_curves"]

@@ -184,9 +184,7 @@ def test_unsuitable_low_resolution_images_are_refused(folder, tmp_path):
         {"num_samples": 2},
         {"num_samples": 3},
     ):
-        with pytest.raises(
-            InputError, match="holds 3 images, which is .* leave num_samples out"
-        ):
+        with pytest.raises(InputError, match="holds 3 images, which is .* leave num_samples out"):
             request(**{**UPSAMPLING, "low_res_dir": folder}, **flags)
     save(f"{folder}/d.png", height=5)
     with pytest.raises(InputError, match="images of one size, but a.png has 6 × 4 pixels and d.png 6 × 5 pixels"):

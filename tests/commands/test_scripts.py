@@ -3,19 +3,17 @@
 import json
 import os
 import signal
-import sys
 import tarfile
 import time
 
 import numpy as np
 import pytest
 from PIL import Image
-from script_running import TWO, hashes, losses, run, start_training, train
+from script_running import TWO, TWO_BY_TORCHRUN, hashes, losses, run, start_training, train
 
 from diff_dalle.checkpoints.checkpoint import load_file
 from diff_dalle.shapes.scenes import ShapesConfig
 from diff_dalle.shapes.shards import write_shapes
-
 
 GENERATOR = {"iterations": 6, "batch_size": 8, "save_interval": 3, "eval_interval": 3, "eval_samples": 16}
 CLASSIFIER = {"iterations": 6, "batch_size": 8, "save_interval": 3, "eval_interval": 3}
@@ -66,11 +64,7 @@ def test_a_killed_run_resumes_exactly(trained, world, tmp_path):
     assert hashes(tmp_path) == hashes(trained)
 
 
-@pytest.mark.parametrize(
-    "launcher",
-    [TWO, [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]],
-    ids=["mpiexec", "torchrun"],
-)
+@pytest.mark.parametrize("launcher", [TWO, TWO_BY_TORCHRUN], ids=["mpiexec", "torchrun"])
 def test_two_processes_equal_one_with_twice_the_batch(trained, world, tmp_path, launcher):
     train(tmp_path, world / "train", launcher, iterations=6, batch_size=4)
     one, two = losses(trained), losses(tmp_path)

@@ -1,4 +1,4 @@
-"""A generator's run as an up-sampler: what it refuses, what it builds, what it shows, and that it continues exactly."""
+"""A generator's run as an upsampler: what it refuses, what it builds, what it shows, and that it continues exactly."""
 
 import numpy as np
 import pytest
@@ -29,8 +29,8 @@ def make_run(**changed):
 @pytest.mark.parametrize(
     "flags", [{"gaussian_blur": True}, {"noise_augmentation": 0.1}, {"crop_size": 8}, {"gaussian_blur": True} | FEW]
 )
-def test_settings_of_up_samplers_are_refused_for_a_base_generator(flags):
-    with pytest.raises(InputError, match="are for up-samplers, but this is a base generator: give --small_size"):
+def test_settings_of_upsamplers_are_refused_for_a_base_generator(flags):
+    with pytest.raises(InputError, match="are for upsamplers, but this is a base generator: set --small_size"):
         make_run(**flags)
     make_run(small_size=8, **flags)
 
@@ -39,10 +39,10 @@ def test_settings_of_up_samplers_are_refused_for_a_base_generator(flags):
     ("flags", "words"),
     [
         ({"small_size": 8, "crop_size": 18}, r"crop_size is 18, but must be at most image_size \(16\)"),
-        ({"small_size": 4, "crop_size": 6}, r"crop_size is 6, but must be .* a multiple of the factor .*\(4\)"),
+        ({"small_size": 4, "crop_size": 6}, r"crop_size is 6, but must be .* a multiple of the upsampling factor \(4\)"),
         (
             {"small_size": 8, "crop_size": 10, "channel_mult": "1,1,2"},
-            "crop_size is 10, but must be a multiple of 4, by which the network divides",
+            "crop_size is 10, but must be a multiple of 4, the network's downsampling factor",
         ),
         ({"small_size": 16}, r"small_size is 16, but must be smaller than image_size \(16\)"),
         ({"small_size": 6}, r"small_size is 6, but must divide image_size \(16\)"),
@@ -114,7 +114,7 @@ def test_two_pictures_share_a_row_of_previews(count, across, down):
 
 @pytest.mark.parametrize("flags", [{"crop_size": 8}, {"enc_attn_dim": 0}, {"gaussian_blur": True}])
 def test_previews_of_parts_without_text_and_of_degraded_images(flags):
-    """Previews of an up-sampler that is trained with degraded images enlarge clean ones, of the size of the data's."""
+    """Previews of an upsampler that is trained with degraded images enlarge clean ones, of the size of the data's."""
     size = flags.get("crop_size", 16)
     task, images = build(2, (size, size), **flags)
     (grid,) = task.previews().values()
@@ -136,7 +136,7 @@ def test_base_generators_are_trained_and_shown_as_before():
 # ---------------------------------------------------------------------------------------------------------- the command
 
 
-def test_an_interrupted_up_sampler_continues_exactly(tmp_path):
+def test_an_interrupted_upsampler_continues_exactly(tmp_path):
     """Blurred, noised and cropped images, two steps and two more: the files of four steps, bit for bit."""
     world = tmp_path / "world"
     write_shapes(ShapesConfig(image_size=16, train_samples=32, val_samples=16, samples_per_shard=16), str(world))
@@ -157,7 +157,7 @@ def test_an_interrupted_up_sampler_continues_exactly(tmp_path):
     train(tmp_path / "whole", world / "train", iterations=4, **flags)
     train(tmp_path / "parts", world / "train", iterations=2, **flags)
     result = train(tmp_path / "parts", world / "train", iterations=4, **flags)
-    assert "Continuing from step 2" in result.stdout
+    assert "Resuming at step 2" in result.stdout
     assert losses(tmp_path / "whole") == losses(tmp_path / "parts")
     whole, parts = hashes(tmp_path / "whole"), hashes(tmp_path / "parts")
     assert whole.keys() == parts.keys()

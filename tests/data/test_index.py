@@ -75,14 +75,14 @@ def test_a_table_survives_its_file(tmp_path):
     written = Table.of([Member("ü/a.jpg", 512, 5), Member("b.txt", 2048, 6)])
     summary = table.ShardSummary(4096, "tag", True, "was cut", written.signatures())
     path = str(tmp_path / "t.npz")
-    table.save(path, summary, written)
+    table.save_table(path, summary, written)
     assert table.load_summary(path) == summary
-    found, read = table.load(path)
+    found, read = table.load_table(path)
     assert found == summary and read.keys == written.keys and read.kinds == written.kinds
     for name in ("sample", "kind", "offset", "size"):
         np.testing.assert_array_equal(getattr(read, name), getattr(written, name))
     (tmp_path / "t.npz").write_bytes(b"damaged")
-    assert table.load(path) is None and table.load_summary(str(tmp_path / "none.npz")) is None
+    assert table.load_table(path) is None and table.load_summary(str(tmp_path / "none.npz")) is None
 
 
 def test_the_file_format_of_the_index_stays_readable(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""What is done to low-resolution images, against plain sums in float64."""
+"""Degradation of low-resolution images, against direct sums in float64."""
 
 import math
 
@@ -12,7 +12,7 @@ from diff_dalle.errors import InputError
 EVERYTHING = AugmentationConfig(gaussian_blur=True, noise_augmentation=0.3)
 
 
-def pictures(n=5, height=7, width=10, seed=0):
+def images_of(n=5, height=7, width=10, seed=0):
     return torch.rand(n, 3, height, width, generator=torch.Generator().manual_seed(seed)) * 2 - 1
 
 
@@ -21,7 +21,7 @@ def normal(*shape, seed=0):
 
 
 def blurred_plainly(image: np.ndarray, sigma: float, reach: int = 5) -> np.ndarray:
-    """[C, H, W]: every pixel as the weighted sum of all around it, in two dimensions, far beyond what matters."""
+    """[C, H, W]: every pixel as a two-dimensional weighted sum of its neighbors, with a large radius."""
     height, width = image.shape[1:]
     out, total = np.zeros_like(image), 0.0
     for dy in range(-reach, reach + 1):
@@ -39,7 +39,7 @@ def blurred_plainly(image: np.ndarray, sigma: float, reach: int = 5) -> np.ndarr
 
 @pytest.mark.parametrize("factor", [1, 2, 3, 4])
 def test_each_pixel_is_the_mean_of_its_block(factor):
-    images = pictures(2, 2 * factor, 5 * factor)
+    images = images_of(2, 2 * factor, 5 * factor)
     small = area_downsample(images, factor)
     assert small.shape == (2, 3, 2, 5)
     for y in range(2):
@@ -52,42 +52,42 @@ def test_each_pixel_is_the_mean_of_its_block(factor):
 
 
 def test_each_sample_is_blurred_by_its_own_sigma():
-    images, sigmas = pictures(), (0.4, 0.6, 0.25, 0.5, 0.55)
+    images, sigmas = images_of(), (0.4, 0.6, 0.25, 0.5, 0.55)
     out = blur(images, torch.tensor(sigmas))
     for image, got, sigma in zip(images.double().numpy(), out, sigmas, strict=True):
         np.testing.assert_allclose(got, blurred_plainly(image, sigma), rtol=0, atol=5e-5)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 4), (3, 2)])
-def test_pictures_smaller_than_the_filter_are_blurred_too(size):
-    images, sigmas = pictures(2, *size), (0.6, 0.4)
+def test_images_smaller_than_the_filter_are_blurred_too(size):
+    images, sigmas = images_of(2, *size), (0.6, 0.4)
     for image, got, sigma in zip(images.double().numpy(), blur(images, torch.tensor(sigmas)), sigmas, strict=True):
         np.testing.assert_allclose(got, blurred_plainly(image, sigma), rtol=0, atol=5e-5)
 
 
-def test_without_sigma_nothing_changes_beside_blurred_samples_too():
-    images = pictures()
+def test_images_without_blur_are_unchanged_in_a_batch_with_blurred_ones():
+    images = images_of()
     out = blur(images, torch.tensor([0.0, 0.6, 0.0, 0.4, 0.0]))
     changed = [not torch.equal(one, other) for one, other in zip(images, out, strict=True)]
     assert changed == [False, True, False, True, False]
 
 
-def test_a_blurred_constant_stays_what_it_is():
-    grey = torch.tensor([-1.0, 0.3, 1.0])[None, :, None, None].expand(2, 3, 6, 5)
-    torch.testing.assert_close(blur(grey, torch.tensor([0.4, 0.6])), grey, rtol=0, atol=1e-6)
+def test_a_blurred_constant_is_unchanged():
+    gray = torch.tensor([-1.0, 0.3, 1.0])[None, :, None, None].expand(2, 3, 6, 5)
+    torch.testing.assert_close(blur(gray, torch.tensor([0.4, 0.6])), gray, rtol=0, atol=1e-6)
 
 
-def test_a_sample_is_blurred_alike_in_any_batch():
-    images, sigma = pictures(64), torch.linspace(0.4, 0.6, 64)
+def test_blur_does_not_depend_on_the_batch():
+    images, sigma = images_of(64), torch.linspace(0.4, 0.6, 64)
     whole = blur(images, sigma)
     for part in (slice(7, 8), slice(5, 20), slice(0, 64, 9)):
         assert torch.equal(blur(images[part], sigma[part]), whole[part])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_networks_do_not_coarsen_the_pixels(dtype):
-    """Tasks run under autocast, and what a network is to enlarge must not lose bits there."""
-    images, noise = pictures(), normal(5, 3, 7, 10)
+def test_autocast_does_not_round_the_pixels(dtype):
+    """Tasks run under autocast, where low-resolution images must not lose bits."""
+    images, noise = images_of(), normal(5, 3, 7, 10)
     sigma, level = torch.tensor([0.0, 0.4, 0.0, 0.5, 0.6]), torch.tensor([0.0, 0.0, 0.2, 0.3, 1.0])
     expected = augment(images, sigma, level, noise)
     with torch.autocast("cpu", dtype=dtype):
@@ -100,27 +100,27 @@ def test_half_precision_networks_do_not_coarsen_the_pixels(dtype):
 
 
 def test_level_0_is_the_image_and_level_1_the_noise():
-    images, noise = pictures(2), normal(2, 3, 7, 10)
+    images, noise = images_of(2), normal(2, 3, 7, 10)
     out = add_noise(images, torch.tensor([0.0, 1.0]), noise)
     assert torch.equal(out[0], images[0])
     torch.testing.assert_close(out[1], noise[1], rtol=0, atol=1e-6)
 
 
-def test_levels_between_mix_by_cosine_and_sine():
-    images, noise = pictures(3), normal(3, 3, 7, 10)
+def test_levels_in_between_mix_by_cosine_and_sine():
+    images, noise = images_of(3), normal(3, 3, 7, 10)
     out = add_noise(images, torch.tensor([1 / 3, 1 / 2, 2 / 3]), noise)
     for i, (signal, share) in enumerate(((3**0.5 / 2, 0.5), (0.5**0.5, 0.5**0.5), (0.5, 3**0.5 / 2))):
         torch.testing.assert_close(out[i], signal * images[i] + share * noise[i], rtol=0, atol=1e-6)
 
 
-def test_noise_keeps_the_variance_of_what_has_unit_variance():
+def test_noise_preserves_unit_variance():
     level = torch.linspace(0, 1, 5)
     out = add_noise(normal(5, 3, 100, 100, seed=1), level, normal(5, 3, 100, 100, seed=2))
     torch.testing.assert_close(out.flatten(1).var(1), torch.ones(5), rtol=0, atol=0.04)
 
 
 def test_the_noise_itself_is_not_blurred():
-    images, noise, sigma, level = pictures(1), normal(1, 3, 7, 10), torch.tensor([0.5]), torch.tensor([0.5])
+    images, noise, sigma, level = images_of(1), normal(1, 3, 7, 10), torch.tensor([0.5]), torch.tensor([0.5])
     expected = 0.5**0.5 * (torch.tensor(blurred_plainly(images[0].double().numpy(), 0.5)).float() + noise[0])
     torch.testing.assert_close(augment(images, sigma, level, noise)[0], expected, rtol=0, atol=5e-5)
 
@@ -164,6 +164,6 @@ def test_levels_up_to_those_of_training_are_accepted(config):
         ),
     ],
 )
-def test_levels_that_training_never_saw_are_refused(config, levels, words):
+def test_levels_outside_the_range_of_training_are_refused(config, levels, words):
     with pytest.raises(InputError, match=words):
         config.check_levels(*levels)

@@ -1,4 +1,4 @@
-"""Settings and the process made from them."""
+"""Settings and the process built from them."""
 
 import dataclasses
 import itertools
@@ -12,13 +12,13 @@ from diff_dalle.diffusion.diffusion_config import WEIGHTINGS
 from diff_dalle.diffusion.parametrization import LOSSES, PREDICTIONS, VARIANCES
 from diff_dalle.errors import InputError
 
+EPSILON = ModelMeanType.EPSILON
+
 
 def test_defaults_are_guided_diffusions():
     """A thousand linear steps, eps, the large variance, squared error; no respacing."""
     process = create_gaussian_diffusion(DiffusionConfig())
-    assert (process.num_timesteps, process.model_mean_type, process.loss_type) == (
-        1000, ModelMeanType.EPSILON, LossType.MSE,
-    )  # fmt: skip
+    assert (process.num_timesteps, process.model_mean_type, process.loss_type) == (1000, EPSILON, LossType.MSE)
     assert process.timestep_map == list(range(1000)) and process.loss_weights is None
     assert create_gaussian_diffusion(DiffusionConfig(), "ddim25").timestep_map == list(range(0, 1000, 40))
 
@@ -45,7 +45,7 @@ def test_schedules_reach_the_process(schedule):
 
 
 def test_weighting_settings_reach_the_loss():
-    """gamma and k change the weights as their formulas say."""
+    """gamma and k change the weights according to their formulas."""
     snr = create_gaussian_diffusion(DiffusionConfig()).snr
     min_snr = DiffusionConfig(loss_weighting="min_snr", min_snr_gamma=2.0, prediction="x_start")
     np.testing.assert_allclose(create_gaussian_diffusion(min_snr).loss_weights, np.minimum(snr, 2.0))
@@ -56,12 +56,19 @@ def test_weighting_settings_reach_the_loss():
 @pytest.mark.parametrize(
     "settings",
     [
-        {"diffusion_steps": 0}, {"diffusion_steps": 10}, {"noise_schedule": "cosin"}, {"prediction": "epsilon"},
-        {"variance": "big"}, {"loss_type": "l2"}, {"loss_weighting": "snr"}, {"min_snr_gamma": 0.0}, {"p2_k": 0.0},
+        {"diffusion_steps": 0},
+        {"diffusion_steps": 10},
+        {"noise_schedule": "cosin"},
+        {"prediction": "epsilon"},
+        {"variance": "big"},
+        {"loss_type": "l2"},
+        {"loss_weighting": "snr"},
+        {"min_snr_gamma": 0.0},
+        {"p2_k": 0.0},
         {"p2_gamma": -1.0},
     ],
-)  # fmt: skip
+)
 def test_bad_settings(settings):
-    """Impossible settings are refused by name before any work."""
+    """Impossible settings are refused, naming them."""
     with pytest.raises(InputError, match=next(iter(settings))):
         dataclasses.replace(DiffusionConfig(), **settings)

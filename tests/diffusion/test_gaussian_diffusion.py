@@ -1,4 +1,4 @@
-"""The process: identities between predictions, losses, weights, precision, and what happens at the edges."""
+"""The process: identities between predictions, losses, weights, precision, and edge cases."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def make(mean=ModelMeanType.EPSILON, variance=FIXED, loss=MSE, betas=None, **kwa
 
 
 def truth(process, x_start, t=T, noise=NOISE):
-    """What a network that believes in ``x_start`` predicts at x_t = q_sample(X_START, t, noise)."""
+    """The prediction that means ``x_start`` at x_t = q_sample(X_START, t, noise)."""
     x_t = process.q_sample(X_START, t, noise)
     eps = process._predict_eps_from_xstart(x_t, t, x_start)
     return {
@@ -44,7 +44,7 @@ def constant(output):
 
 @pytest.mark.parametrize("mean", ModelMeanType)
 def test_every_prediction_type_means_the_same(mean):
-    """A right prediction of any kind gives x_start back, the posterior's mean, loss 0, and a bound near 0."""
+    """A correct prediction of any type gives x_start, the posterior mean, loss 0, and a bound near 0."""
     process = make(mean)
     x_t = process.q_sample(X_START, T, NOISE)
     out = process.p_mean_variance(constant(truth(process, X_START)), x_t, T, clip_denoised=False)
@@ -58,10 +58,10 @@ def test_every_prediction_type_means_the_same(mean):
 
 
 def test_velocity():
-    """x_t and v are x_start and eps turned by an angle: sqrt(ᾱ) v + sqrt(1−ᾱ) x_t = eps (Salimans & Ho 2022)."""
+    """x_t and v are x_start and eps rotated by an angle: sqrt(ᾱ) v + sqrt(1−ᾱ) x_t = eps (Salimans & Ho 2022)."""
     process = make(ModelMeanType.VELOCITY)
-    signal, noise = (torch.tensor(np.sqrt(a[T.numpy()])).float().view(-1, 1, 1, 1) for a in (
-        process.alphas_cumprod, 1 - process.alphas_cumprod))  # fmt: skip
+    alpha_bar = torch.tensor(process.alphas_cumprod[T.numpy()]).view(-1, 1, 1, 1)
+    signal, noise = alpha_bar.sqrt().float(), (1 - alpha_bar).sqrt().float()
     v, x_t = process._velocity(X_START, T, NOISE), process.q_sample(X_START, T, NOISE)
     torch.testing.assert_close(v, signal * NOISE - noise * X_START)
     torch.testing.assert_close(signal * v + noise * x_t, NOISE)
@@ -71,7 +71,7 @@ def test_velocity():
 @pytest.mark.parametrize("variance", ModelVarType)
 @pytest.mark.parametrize("mean", ModelMeanType)
 def test_one_common_step_is_the_same_as_one_per_sample(mean, variance):
-    """``predict`` with an int and ``p_mean_variance`` with a tensor of it agree, thresholding included."""
+    """``predict`` with an int and ``p_mean_variance`` with a tensor agree, including clipping."""
     process = make(mean, variance)
     channels = 6 if variance.is_learned else 3
     output = torch.randn(4, channels, 4, 4, generator=torch.Generator().manual_seed(3))
@@ -118,7 +118,7 @@ def test_l1_and_huber(loss, name, error):
 
 @pytest.mark.parametrize("weighting", [min_snr_weights, p2_weights])
 def test_weights_mean_the_same_for_every_prediction_type(weighting):
-    """The same wrong x_start costs the same whatever the network predicts; without weights it does not."""
+    """The same wrong x_start has the same loss for every prediction type; without weights it does not."""
     wrong, t = X_START + 0.1, torch.tensor([1, 3, 20, 39])
     losses = {}
     for mean in ModelMeanType:
@@ -169,7 +169,7 @@ def test_losses_are_float32_for_half_precision_networks(loss):
 
 @pytest.mark.parametrize("raw", [-10.0, 10.0])
 @pytest.mark.parametrize("loss", [LossType.MSE, LossType.RESCALED_KL])
-def test_wild_variances_stay_finite(loss, raw):
+def test_extreme_variances_stay_finite(loss, raw):
     """Variance channels far outside [-1, 1] give finite losses and gradients at every step, the first included."""
     output = torch.full((40, 6, 2, 2), raw, requires_grad=True)
     x = X_START[:1, :, :2, :2].expand(40, -1, -1, -1)
@@ -196,7 +196,7 @@ def test_edges_are_finite(schedule, steps, mean):
 
 
 def test_eps_where_no_signal_is_left():
-    """At ᾱ = 0 the expected x_start is 0 and the noise is x_t itself, whatever eps the network claims."""
+    """At ᾱ = 0 the expected x_start is 0 and the noise is x_t itself, whatever eps the network predicts."""
     process = make(betas=get_named_beta_schedule("jsd", 9))
     found = process.predict(X_START, NOISE, 8, clip_denoised=False)
     assert (found.x_start == 0).all()
@@ -204,7 +204,7 @@ def test_eps_where_no_signal_is_left():
 
 
 def test_condition_functions_take_no_kwargs():
-    """Guidance by a gradient works without model_kwargs, and both ways agree to first order in beta."""
+    """Gradient guidance works without model_kwargs, and both methods agree to first order in beta."""
     process = make(ModelMeanType.START_X, betas=np.full(40, 1e-3))
     x, t = NOISE, torch.full((4,), 20)
     out = process.p_mean_variance(constant(X_START), x, t)
@@ -214,7 +214,7 @@ def test_condition_functions_take_no_kwargs():
 
 
 def test_wrong_output_shape():
-    """A network with too few or too many channels is told which variance it does not fit."""
+    """The error for a wrong number of output channels names the variance."""
     for variance, channels in ((RANGE, 3), (FIXED, 6)):
         with pytest.raises(InputError, match=variance.name.lower()):
             make(variance=variance).training_losses(constant(torch.zeros(4, channels, 4, 4)), X_START, T)
@@ -224,8 +224,8 @@ def test_wrong_output_shape():
         make().ddim_reverse_sample(constant(NOISE), NOISE, T, eta=0.5)
 
 
-def test_tables_made_while_sampling_serve_training():
-    """Tables first used under inference_mode do not stop a later backward pass."""
+def test_tables_cached_while_sampling_work_in_training():
+    """Tables first used under inference_mode do not break a later backward pass."""
     process = make()
     with torch.inference_mode():
         process.p_sample(lambda x, t: x, NOISE, T)

@@ -1,4 +1,4 @@
-"""The same numbers as openai/guided-diffusion, recorded from its own code with this file's ``record``."""
+"""The numbers of openai/guided-diffusion, recorded from its own code with this file's ``record``."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ CONFIGS = [
 
 
 def make_model(channels):
-    """A network without weights, whose output depends smoothly on everything."""
+    """A network without weights, whose output depends smoothly on all inputs."""
 
     def model(x, t, y=0.0):
         time = t.float().view(-1, 1, 1, 1) / 1000
@@ -47,7 +47,7 @@ def cond_fn(x, t, y=0.0):
 
 
 def record(process, learned):
-    """name → numbers, by calls that read the same with Guided-Diffusion."""
+    """name → numbers, by calls that are the same in Guided-Diffusion."""
     pixels = np.arange(np.prod(SHAPE)).reshape(SHAPE)
     x_start = torch.tensor(pixels * 7 % 256 / 127.5 - 1, dtype=torch.float32)
     x_t = torch.tensor(np.sin(pixels * 1.7), dtype=torch.float32)
@@ -77,7 +77,7 @@ def packed(results):
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: "-".join(map(str, config)))
 def test_equal_to_guided_diffusion(config):
-    """Tables, losses, predictions, samples, loops, likelihoods and the use of random numbers, to 1e-5."""
+    """Tables, losses, predictions, samples, loops, likelihoods and random draws, to 1e-5."""
     schedule, mean, variance, loss, respacing, rescale = config
     kwargs = {
         "betas": get_named_beta_schedule(schedule, 24 if not respacing else 1000),

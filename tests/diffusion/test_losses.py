@@ -17,7 +17,7 @@ from diff_dalle.diffusion.losses import (
 
 
 def test_normal_kl():
-    """Equals torch.distributions' own, and takes numbers beside tensors."""
+    """Equals torch.distributions, also with numbers in place of tensors."""
     mean1, logvar1, mean2, logvar2 = torch.randn(4, 5, 6, generator=torch.Generator().manual_seed(0))
     expected = kl_divergence(Normal(mean1, (logvar1 / 2).exp()), Normal(mean2, (logvar2 / 2).exp()))
     torch.testing.assert_close(normal_kl(mean1, logvar1, mean2, logvar2), expected)
@@ -26,7 +26,7 @@ def test_normal_kl():
 
 
 @pytest.mark.parametrize("log_scale", [-5.0, -2.0, 0.0])
-def test_discretised_likelihood(log_scale):
+def test_discretized_likelihood(log_scale):
     """The probabilities of all 256 values sum to 1, and each is close to the exact Gaussian's."""
     x = torch.arange(256) / 127.5 - 1
     mean, scale = torch.full_like(x, 0.1), torch.full_like(x, log_scale)

@@ -1,7 +1,7 @@
 """Nothing in a training or sampling step waits for the device.
 
-Tensors on the "meta" device have no values, so reading one raises; where there is a GPU, CUDA itself raises when the
-host waits for it.
+Tensors on the "meta" device have no values, so reading one raises an error; on a GPU, CUDA raises an error when the
+host synchronizes with it.
 """
 
 import pytest
@@ -21,7 +21,7 @@ from diff_dalle.diffusion.parametrization import LOSSES
 
 
 def train(process, sampler, x_start, u):
-    """A step's losses, with timesteps from a resampler that learns from them."""
+    """A step's losses, with timesteps from a loss-aware resampler."""
     t, weights = sampler.sample_at(u)
     losses = process.training_losses(lambda x, t: torch.cat([x, x], dim=1), x_start, t)["loss"] * weights
     sampler.update(t, losses)
@@ -38,9 +38,14 @@ def sample(process, x, labels):
 
 def exercise(loss, device):
     config = DiffusionConfig(
-        diffusion_steps=40, noise_schedule="cosine", prediction="v", variance="learned_range", loss_type=loss,
-        loss_weighting="none" if "kl" in loss else "min_snr", rescale_timesteps=True,
-    )  # fmt: skip
+        diffusion_steps=40,
+        noise_schedule="cosine",
+        prediction="v",
+        variance="learned_range",
+        loss_type=loss,
+        loss_weighting="none" if "kl" in loss else "min_snr",
+        rescale_timesteps=True,
+    )
     full, short = create_gaussian_diffusion(config), create_gaussian_diffusion(config, "8")
     x, labels = torch.zeros(4, 3, 4, 4, device=device), torch.zeros(4, dtype=torch.int64, device=device)
     u, resampler = torch.zeros(4, dtype=torch.float64, device=device), LossSecondMomentResampler(full)
@@ -49,7 +54,7 @@ def exercise(loss, device):
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_without_values(loss):
-    """A step can be computed without any value being known, and from the second on no table is copied."""
+    """A step can be computed without any value, and from the second on no table is copied."""
     first, second = transfers(exercise(loss, "meta"))
     assert first > 0 and second == 0
 
@@ -57,5 +62,5 @@ def test_without_values(loss):
 @needs_cuda
 @pytest.mark.parametrize("loss", LOSSES)
 def test_cuda_is_never_waited_for(loss):
-    """Once its tables are on the GPU, a step makes no synchronising call."""
+    """Once its tables are on the GPU, a step makes no synchronizing call."""
     run_without_waiting(exercise(loss, "cuda"))

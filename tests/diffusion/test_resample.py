@@ -25,7 +25,7 @@ def warm(seed=0):
 
 
 def test_update_is_the_sequential_one():
-    """Batches with repeated steps, also more often than the history is long, leave what one-by-one updates leave."""
+    """Batches with repeated steps, even more than the history holds, are equivalent to one-by-one updates."""
     sampler = LossSecondMomentResampler(process(), history_per_term=HISTORY)
     history, counts = np.zeros((STEPS, HISTORY)), np.zeros(STEPS, dtype=int)
     generator = torch.Generator().manual_seed(0)
@@ -46,7 +46,7 @@ def test_update_is_the_sequential_one():
 
 @pytest.mark.parametrize("make", [lambda: UniformSampler(process()), warm], ids=["uniform", "loss-second-moment"])
 def test_unbiased(make):
-    """Over evenly spread u, the mean of weight × f(t) is the plain mean of f over all steps."""
+    """Over evenly spaced u, the mean of weight × f(t) is the mean of f over all steps."""
     sampler, f = make(), torch.arange(STEPS, dtype=torch.float64) ** 2
     u = (torch.arange(200_000, dtype=torch.float64) + 0.5) / 200_000
     t, weights = sampler.sample_at(u)
@@ -55,7 +55,7 @@ def test_unbiased(make):
 
 
 def test_probabilities_follow_the_losses():
-    """Warm, a step comes in proportion to the root mean square of its losses; before that, uniformly."""
+    """With a full history, probabilities are proportional to the RMS of the losses; before that, uniform."""
     sampler = warm()
     rms = sampler.state_dict()["loss_history"].double().square().mean(1).sqrt()
     u = (torch.arange(100_000, dtype=torch.float64) + 0.5) / 100_000
@@ -69,7 +69,7 @@ def test_probabilities_follow_the_losses():
 
 
 def test_a_seed_gives_guided_diffusions_timesteps():
-    """``sample`` draws what numpy's choice draws from the same distribution and seed."""
+    """``sample`` equals numpy's choice with the same distribution and seed."""
     sampler = warm()
     rms = sampler.state_dict()["loss_history"].double().square().mean(1).sqrt().numpy()
     p = rms / rms.sum() * 0.999 + 0.001 / STEPS
@@ -81,8 +81,8 @@ def test_a_seed_gives_guided_diffusions_timesteps():
     np.testing.assert_allclose(weights, 1 / (STEPS * p[expected]), rtol=1e-5)
 
 
-def test_losses_that_are_not_finite_are_left_out():
-    """A NaN or infinite loss changes nothing, and later ones arrive as usual."""
+def test_non_finite_losses_are_discarded():
+    """A NaN or infinite loss changes nothing, and later losses are recorded as usual."""
     sampler, clean = warm(), warm()
     sampler.update(torch.tensor([1, 2, 1, 3]), torch.tensor([torch.nan, torch.inf, 0.5, 0.25]))
     clean.update(torch.tensor([1, 3]), torch.tensor([0.5, 0.25]))
@@ -91,7 +91,7 @@ def test_losses_that_are_not_finite_are_left_out():
 
 
 def test_state_round_trip():
-    """A fresh sampler with the saved state samples the same; another process's state is refused."""
+    """A new sampler with the saved state samples the same; another process's state is refused."""
     u = torch.rand(100, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     fresh = LossSecondMomentResampler(process(), history_per_term=HISTORY)
     fresh.load_state_dict(warm().state_dict())
@@ -101,7 +101,7 @@ def test_state_round_trip():
 
 
 def test_edges_and_names():
-    """The ends of [0, 1) map to the first and last step, in float32 too; every named sampler can be made."""
+    """The ends of [0, 1) map to the first and last step, in float32 too; every named sampler can be created."""
     for name in SCHEDULE_SAMPLERS:
         sampler = create_named_schedule_sampler(name, process(1000))
         for dtype in (torch.float32, torch.float64):

@@ -1,4 +1,4 @@
-"""Which steps are kept, and the process built from them."""
+"""Respacing: the steps kept, and the process built from them."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ KINDS = {
 
 
 def test_space_timesteps():
-    """Even spreads reach both ends, sections get their counts, ddim strides from 0, and a list is a string's equal."""
+    """Even spacing includes both ends, sections get their counts, ddim strides start at 0; a list equals a string."""
     assert space_timesteps(10, "4") == {0, 3, 6, 9}
     assert space_timesteps(1000, "1") == {0}
     assert space_timesteps(1000, "ddim25") == set(range(0, 1000, 40))
@@ -31,14 +31,8 @@ def test_space_timesteps():
     assert [len([step for step in sections if i <= step < i + 100]) for i in (0, 100, 200)] == [10, 15, 20]
     assert {0, 99, 100, 199, 200, 299} <= sections
     assert space_timesteps(300, [10, 15, 20]) == sections
-    assert space_timesteps(11, "3,3") == {
-        0,
-        2,
-        5,
-        6,
-        8,
-        10,
-    }  # the first section gets the odd step; halves round to even
+    # the first section gets the odd step; halves round to even
+    assert space_timesteps(11, "3,3") == {0, 2, 5, 6, 8, 10}
     assert space_timesteps(7, "7") == set(range(7))
 
 
@@ -46,13 +40,13 @@ def test_space_timesteps():
     "text", ["", "abc", "10,", "-5", "2.5", "0", "0,0", "11", "6,5", "ddim", "ddim7", "ddim5,5", "ddim0"]
 )
 def test_impossible_strings(text):
-    """What cannot be had from 10 steps is refused with the flag's name."""
+    """Impossible selections from 10 steps are refused, naming the flag."""
     with pytest.raises(InputError, match="timestep_respacing"):
         space_timesteps(10, text)
 
 
 def test_levels_and_timesteps_of_the_original():
-    """Kept steps have the original's noise levels, and the model is shown the original's step numbers."""
+    """Kept steps have the original noise levels, and the model's time input is the original step number."""
     betas = get_named_beta_schedule("cosine", 100)
     original = GaussianDiffusion(betas=betas, **KINDS)
     for rescale, factor in ((False, 1), (True, 10.0)):
@@ -71,12 +65,12 @@ def test_levels_and_timesteps_of_the_original():
         spaced.condition_mean(model, spaced.p_mean_variance(model, x, t), x, t)
         expected = torch.tensor(spaced.timestep_map)[t] * factor
         middle = torch.full((3,), spaced.timestep_map[3]) * factor
-        for got, wanted in zip(seen, [expected, middle, expected, expected], strict=True):
-            assert torch.equal(got, wanted)
+        for got, reference in zip(seen, [expected, middle, expected, expected], strict=True):
+            assert torch.equal(got, reference)
 
 
 @pytest.mark.parametrize("steps", [set(), {0, 10}, {-1, 3}])
 def test_steps_outside_the_process(steps):
-    """A process can only keep steps that it has."""
+    """Steps outside the process are refused."""
     with pytest.raises(InputError, match="0 to 9"):
         SpacedDiffusion(steps, betas=get_named_beta_schedule("cosine", 10), **KINDS)

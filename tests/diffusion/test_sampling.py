@@ -11,6 +11,7 @@ from diff_dalle.errors import InputError
 from diff_dalle.images.signal import PixelSignal
 
 PROCESS = create_gaussian_diffusion(DiffusionConfig(100, prediction="x_start"), "3")
+GUIDANCE = GuidanceConfig()
 
 
 class Half(nn.Conv2d):
@@ -43,6 +44,22 @@ def test_each_stage_of_a_cascade_has_its_own_noise():
 @pytest.mark.parametrize("channels", [1, 4])
 def test_samples_have_the_channels_of_their_signal(channels):
     assert sample(channels=channels).shape == (3, channels, 4, 6)
+
+
+def test_thresholding_uses_the_signals_value_range():
+    """The last step ends at x_start, which is limited."""
+
+    class Narrow(PixelSignal):
+        value_range = (0.25, 0.3)
+
+    class Unbounded(PixelSignal):
+        value_range = None
+
+    x = sample_batch(Half(), PROCESS, SampleBatch(Narrow(), (4, 6), [1], Conditioning()), SamplerConfig(), GUIDANCE)
+    assert 0.25 - 1e-6 <= x.min() <= x.max() <= 0.3 + 1e-6
+    with pytest.raises(InputError, match="thresholding is static, .* set --thresholding none"):
+        batch = SampleBatch(Unbounded(), (4, 6), [1], Conditioning())
+        sample_batch(Half(), PROCESS, batch, SamplerConfig(), GUIDANCE)
 
 
 def test_classifier_free_guidance_is_on_where_there_is_a_condition_and_never_silently_off():

@@ -11,7 +11,7 @@ COUNTS = [*range(1, 45), 100, 250, 1000, 1001, 2000, 4000]
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_valid_or_refused(name):
-    """For every number of steps, betas are float64 in (0, 1], or a sentence says what to change."""
+    """For every number of steps, betas are float64 in (0, 1], or the error says what to change."""
     refused = []
     for steps in COUNTS:
         try:
@@ -27,14 +27,14 @@ def test_valid_or_refused(name):
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_more_steps_is_the_same_process(name):
-    """Half-way and at the end, alpha-bar hardly depends on the number of steps."""
+    """In the middle and at the end, alpha-bar hardly depends on the number of steps."""
     coarse, fine = (np.cumprod(1 - get_named_beta_schedule(name, steps)) for steps in (1000, 4000))
     assert abs(coarse[499] - fine[1999]) < 0.005
     assert abs(coarse[-1] - fine[-1]) < 0.005
 
 
 def test_formulas():
-    """Ends and middles that the papers state."""
+    """Values stated in the papers."""
     assert get_named_beta_schedule("linear", 1000)[[0, -1]] == pytest.approx([1e-4, 0.02])
     assert get_named_beta_schedule("quadratic", 1000)[[0, -1]] == pytest.approx([1e-4, 0.02])
     assert np.sqrt(get_named_beta_schedule("quadratic", 3001)[1500]) == pytest.approx(
@@ -48,7 +48,7 @@ def test_formulas():
 
 
 def test_betas_for_alpha_bar_follows_the_function():
-    """The products of (1 - beta) give alpha-bar back where beta is not capped."""
+    """The cumulative products of (1 - beta) equal alpha-bar where beta is not capped."""
     betas = betas_for_alpha_bar(100, lambda t: 1 - t, max_beta=0.5)
     assert np.cumprod(1 - betas)[:98] == pytest.approx(1 - np.arange(1, 99) / 100)
     assert betas[-1] == 0.5
@@ -58,6 +58,6 @@ def test_betas_for_alpha_bar_follows_the_function():
     ("name", "steps", "message"), [("cosin", 10, "did you mean cosine"), ("cosine", 0, "at least 1")]
 )
 def test_bad_input(name, steps, message):
-    """A misspelled schedule names the nearest; no steps are refused."""
+    """The error for a misspelled schedule suggests the nearest; zero steps are refused."""
     with pytest.raises(InputError, match=message):
         get_named_beta_schedule(name, steps)

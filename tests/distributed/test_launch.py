@@ -96,7 +96,7 @@ def test_quantity():
 
 LAUNCHERS = {
     "mpiexec": [os.path.join(BIN, "mpiexec"), "-n", "2", sys.executable],
-    "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"],
+    "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"],
 }
 PREAMBLE = """
 import torch

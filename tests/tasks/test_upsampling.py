@@ -1,4 +1,4 @@
-"""Training an up-sampler: the small images it makes, that their fate follows from the position, and what it reports."""
+"""Training an upsampler: the small images it makes, that their fate follows from the position, and what it reports."""
 
 import io
 import tarfile
@@ -23,7 +23,7 @@ from diff_dalle.models.text_encoder import TextEncoderConfig
 from diff_dalle.models.unet import UNetConfig
 from diff_dalle.randomness import Draw
 from diff_dalle.tasks.denoising import DenoisingConfig
-from diff_dalle.tasks.upsampling import UpsamplingTask, psnr
+from diff_dalle.tasks.upsampling import UpsamplingTask, signal_psnr
 
 PROCESS = create_gaussian_diffusion(DiffusionConfig(diffusion_steps=40, prediction="x_start"))
 PLAIN, BOTH = AugmentationConfig(), AugmentationConfig(gaussian_blur=True, noise_augmentation=0.3)
@@ -262,7 +262,7 @@ def test_the_bicubic_psnr_is_that_of_a_clipped_bicubic_enlargement():
 )
 def test_psnr_counts_from_the_whole_range_and_ends_at_its_cap(error, value):
     images = torch.full((2, 3, 4, 4), -1.0)
-    torch.testing.assert_close(psnr(images + error, images), torch.full((2,), value), rtol=0, atol=1e-2)
+    torch.testing.assert_close(signal_psnr(images + error, images), torch.full((2,), value), rtol=0, atol=1e-2)
 
 
 def test_half_precision_changes_no_measure():

@@ -1,0 +1,64 @@
+"""Previews: settings that cannot be sampled are refused before training, and grids of every kind of signal."""
+
+import numpy as np
+import pytest
+import torch
+from checkpoint_making import make_run
+
+from diff_dalle.batch import Batch, Conditioning
+from diff_dalle.diffusion import DiffusionConfig, GuidanceConfig
+from diff_dalle.errors import InputError
+from diff_dalle.images.signal import PixelSignal
+from diff_dalle.tasks.previews import PreviewConfig
+
+UNCONDITIONAL = {"enc_attn_dim": 0, "caption_dropout": 0}
+FEW = {"timestep_respacing": 2, "sample_interval": 1, "preview_samples": 2}
+
+
+def test_guidance_of_an_unconditional_generator_is_refused_at_the_start():
+    with pytest.raises(InputError, match="guidance_scale is 3, but there is no caption, class or image embedding"):
+        make_run(**UNCONDITIONAL, guidance_scale=3)
+    for flags in ({}, {"guidance_scale": 1}, {"guidance_scale": 3, "sample_interval": 0}):
+        make_run(**UNCONDITIONAL, **flags)
+    make_run(guidance_scale=3)
+    make_run(**UNCONDITIONAL, guidance_scale=3, num_classes=2)
+
+
+def test_other_settings_that_cannot_be_sampled_are_refused_at_the_start():
+    with pytest.raises(InputError, match="timestep_respacing '60' takes 60 steps from a section of only 50"):
+        make_run(timestep_respacing=60)
+    signal = PixelSignal()
+    PreviewConfig().check(DiffusionConfig(), signal, True)
+    unbounded = type("Unbounded", (PixelSignal,), {"value_range": None})()
+    with pytest.raises(InputError, match="thresholding is static, .* set --thresholding none"):
+        PreviewConfig().check(DiffusionConfig(), unbounded, True)
+    PreviewConfig(guidance=GuidanceConfig(thresholding="none")).check(DiffusionConfig(), unbounded, True)
+    PreviewConfig(sample_interval=0).check(DiffusionConfig(), unbounded, True)
+
+
+class Images:
+    """Random images of these channels."""
+
+    def __init__(self, channels):
+        self.channels = channels
+
+    def batch_at(self, positions):
+        index = torch.tensor(list(positions))
+        rough = torch.rand(9, self.channels, 4, 4, generator=torch.Generator().manual_seed(0))[index] * 2 - 1
+        return Batch(torch.nn.functional.interpolate(rough, (16, 16)), Conditioning(), index)
+
+
+@pytest.mark.parametrize("small_size", [0, 8])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_grids_are_rgb_with_equal_channels_for_grayscale(channels, small_size):
+    run = make_run(**UNCONDITIONAL, **FEW, image_channels=channels, small_size=small_size)
+    previews = run.build_previews(None, Images(channels))
+    model = run.build_model(None)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+    grid = previews(model)["samples"]
+    cells = grid[4:100, 4:100] if not small_size else grid[4:100, 4:300]
+    assert grid.shape[2] == 3 and cells.std() > 10
+    equal = all(np.array_equal(cells[..., 0], cells[..., channel]) for channel in (1, 2))
+    assert equal == (channels == 1)
