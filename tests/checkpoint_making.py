@@ -1,4 +1,4 @@
-"""Checkpoints of tiny networks, and pictures made with them."""
+"""Checkpoints of tiny networks, and sampling from them."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def make_run(run_class=GeneratorRun, settings=TINY, **changed):
 
 
 def save_model(run, path, fresh, spread):
-    """A checkpoint of the run's network, ``fresh`` times its first weights plus random numbers: left as it is, it would
-    predict 0 whatever it reads."""
+    """A checkpoint of the run's network, ``fresh`` times its initial weights plus random numbers: an untrained network
+    predicts 0."""
     tokenizer = run.build_tokenizer()
     model = run.build_model(tokenizer)
     torch.manual_seed(1)

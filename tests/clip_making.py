@@ -1,4 +1,4 @@
-"""Tiny noised CLIPs and captioned batches, with no parameter left at the zero that hides what lies behind it."""
+"""Tiny noised CLIPs with all parameters randomized, and captioned batches."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def make_clip(**changed) -> NoisedClip:
 
 
 def make_batch(index: Sequence[int]) -> Batch:
-    """Pictures and captions of 2 to 7 tokens, each a function of its position."""
+    """Images, and captions of 2 to 7 tokens, as functions of the position."""
     index = torch.tensor(list(index))
     draw = Draw(99, index)
     tokens = (torch.stack([draw.uniform(f"token {i}") for i in range(7)], 1) * VOCABULARY).long()

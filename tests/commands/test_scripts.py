@@ -136,7 +136,7 @@ def test_info_describes_files_and_presets(trained):
     assert "809,499,398 parameters" in text and "GFLOPs" in text
 
 
-def test_evaluation_writes_report_scores_and_pictures(trained, world, tmp_path):
+def test_evaluation_writes_report_scores_and_images(trained, world, tmp_path):
     few = ("--prompts_per_task", 2, "--timestep_respacing", 2)
     paths = ("--shapes_dir", world, "--report_dir", tmp_path, "--progress", trained / "progress.csv")
     run("evaluate.py", "--model_path", trained / "ema_0.9_000006.pt", *paths, *few, process=True)
@@ -147,7 +147,7 @@ def test_evaluation_writes_report_scores_and_pictures(trained, world, tmp_path):
 
 
 def test_evaluation_compares_ways_of_guiding(trained, classified, world, tmp_path):
-    """ShapeEval of every way, and without ShapeEval, for captions of any data, the classifier's own judgement."""
+    """Guidance settings scored by ShapeEval and, for captions of any data, by the classifier."""
     models = ("--model_path", trained / "ema_0.9_000006.pt", "--classifier_path", classified / "best.pt")
     few = ("--timestep_respacing", 2, "--classifier_scale", "0,2", "--report_dir")
     counts = ("--prompts_per_task", 2, "--guidance_prompts", 3)
@@ -167,7 +167,7 @@ def test_evaluation_compares_ways_of_guiding(trained, classified, world, tmp_pat
     assert result.returncode == 2 and "--data_dir needs --classifier_path" in result.stderr
 
 
-def test_a_sweep_makes_the_same_pictures_with_every_scale(trained, classified, tmp_path):
+def test_a_sweep_samples_the_same_images_with_every_scale(trained, classified, tmp_path):
     models = ("--model_path", trained / "ema_0.9_000006.pt", "--classifier_path", classified / "best.pt")
     prompts = ("--prompts", "a red circle|a cross", "--timestep_respacing", 3)
     run("sample.py", *models, *prompts, "--logdir", tmp_path, "--classifier_scale", "0,40")

@@ -24,7 +24,7 @@ def make_run(optim=None, **training):
     ],
 )
 def test_the_rate_warms_up_and_falls_over_the_run_unless_told_otherwise(optim, iterations, found):
-    """The checkpoint says what was meant, not -1."""
+    """The checkpoint holds the resolved value, not -1."""
     optim = make_run(optim, iterations=iterations).optim
     assert (optim.warmup_steps, optim.lr_anneal_steps) == found
 

@@ -1,4 +1,4 @@
-"""A generator's run as an upsampler: what it refuses, what it builds, what it shows, and that it continues exactly."""
+"""Training an upsampler: refused settings, built tasks, previews, exact resume."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,10 @@ def test_settings_of_upsamplers_are_refused_for_a_base_generator(flags):
     ("flags", "words"),
     [
         ({"small_size": 8, "crop_size": 18}, r"crop_size is 18, but must be at most image_size \(16\)"),
-        ({"small_size": 4, "crop_size": 6}, r"crop_size is 6, but must be .* a multiple of the upsampling factor \(4\)"),
+        (
+            {"small_size": 4, "crop_size": 6},
+            r"crop_size is 6, but must be .* a multiple of the upsampling factor \(4\)",
+        ),
         (
             {"small_size": 8, "crop_size": 10, "channel_mult": "1,1,2"},
             "crop_size is 10, but must be a multiple of 4, the network's downsampling factor",
@@ -63,7 +66,7 @@ def test_a_part_of_the_images_is_trained_on_when_asked():
 
 
 class Pictures:
-    """Smooth random pictures with the caption "a" each, of which previews are made."""
+    """Smooth random images for previews, each with the caption "a"."""
 
     def __init__(self, tokenizer, size=(16, 16)):
         self.tokenizer, self.size = tokenizer, size
@@ -77,7 +80,7 @@ class Pictures:
 
 
 def build(count, size=(16, 16), **flags):
-    """The task of a run, and the pictures that its previews show."""
+    """The task of a run and its preview images."""
     run = make_run(**{"small_size": 8, "preview_samples": count, **FEW, **flags})
     tokenizer = run.build_tokenizer()
     data = Pictures(tokenizer, size)
@@ -86,7 +89,7 @@ def build(count, size=(16, 16), **flags):
 
 
 def cells(grid, size, columns):
-    """The pictures in the first row of a captioned grid: cells of 96 screen pixels, with 4 white ones before each."""
+    """The images in the first row of a captioned grid: cells of 96 pixels, separated by 4 white ones."""
     scale = 96 // size
     return [grid[4:100:scale, 4 + 100 * column : 100 + 100 * column : scale] for column in range(columns)]
 
@@ -98,15 +101,15 @@ def test_previews_show_input_result_and_original_side_by_side():
     originals = to_uint8(images).numpy()
     for i, original in enumerate(originals):
         small = images[i].unflatten(1, (8, 2)).unflatten(3, (8, 2)).mean((2, 4))
-        enlarged = to_uint8(small[None].repeat_interleave(2, 2).repeat_interleave(2, 3))[0].numpy()
+        upsampled = to_uint8(small[None].repeat_interleave(2, 2).repeat_interleave(2, 3))[0].numpy()
         assert np.array_equal(shown[3 * i + 2], original)
-        assert np.array_equal(shown[3 * i], enlarged)
+        assert np.array_equal(shown[3 * i], upsampled)
         result = shown[3 * i + 1]
-        assert not np.array_equal(result, enlarged) and not np.array_equal(result, original)
+        assert not np.array_equal(result, upsampled) and not np.array_equal(result, original)
 
 
 @pytest.mark.parametrize(("count", "across", "down"), [(1, 3, 1), (2, 6, 1), (3, 6, 2)])
-def test_two_pictures_share_a_row_of_previews(count, across, down):
+def test_two_images_share_a_row_of_previews(count, across, down):
     task, _ = build(count)
     (grid,) = task.previews().values()
     assert grid.shape[1] == across * 100 + 4 and 100 * down < grid.shape[0] < 130 * down + 4
@@ -114,7 +117,7 @@ def test_two_pictures_share_a_row_of_previews(count, across, down):
 
 @pytest.mark.parametrize("flags", [{"crop_size": 8}, {"enc_attn_dim": 0}, {"gaussian_blur": True}])
 def test_previews_of_parts_without_text_and_of_degraded_images(flags):
-    """Previews of an upsampler that is trained with degraded images enlarge clean ones, of the size of the data's."""
+    """Previews upsample clean images of the data's size, also when training degrades and crops them."""
     size = flags.get("crop_size", 16)
     task, images = build(2, (size, size), **flags)
     (grid,) = task.previews().values()
@@ -137,7 +140,7 @@ def test_base_generators_are_trained_and_shown_as_before():
 
 
 def test_an_interrupted_upsampler_continues_exactly(tmp_path):
-    """Blurred, noised and cropped images, two steps and two more: the files of four steps, bit for bit."""
+    """With blur, noise and crops, two steps and two more give the files of four steps, bit for bit."""
     world = tmp_path / "world"
     write_shapes(ShapesConfig(image_size=16, train_samples=32, val_samples=16, samples_per_shard=16), str(world))
     flags = {

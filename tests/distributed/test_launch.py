@@ -1,4 +1,4 @@
-"""Launcher detection, and real jobs of two processes that must end, together, whatever happens."""
+"""Launcher detection, and jobs of two processes that must end together."""
 
 import os
 import subprocess
@@ -171,7 +171,7 @@ def test_a_rank_without_its_device_is_named(launcher, tmp_path):
     "failure", ["raise InputError('the flag is wrong')", "raise RuntimeError('broken')", "sys.exit(3)"]
 )
 def test_one_failing_rank_ends_the_job_with_its_reason(launcher, failure, tmp_path):
-    """The other rank waits in a collective; with a plain exception in one rank MPI would wait for ever."""
+    """The other rank waits in a collective; with a plain exception in one rank MPI would wait forever."""
     result = run_job(
         launcher,
         tmp_path,
@@ -192,7 +192,7 @@ def test_one_failing_rank_ends_the_job_with_its_reason(launcher, failure, tmp_pa
 
 
 def test_gradients_come_back_to_the_rank_that_sent_the_values(tmp_path):
-    """Summed over the ranks that used them; the gradients of others that met them on the way stay as they are."""
+    """Summed over the ranks that used them; gradients of other tensors in the sum are unchanged."""
     result = run_job(
         "torchrun",
         tmp_path,
@@ -214,7 +214,7 @@ def test_gradients_come_back_to_the_rank_that_sent_the_values(tmp_path):
 
 
 def test_two_processes_have_the_contrastive_gradient_of_one_with_twice_the_batch(tmp_path):
-    """Loss and every gradient, in one piece and in several, with dropout and loss-aware weights."""
+    """Loss and all gradients, with one micro-batch and several, with dropout and loss-aware weights."""
     result = run_job(
         "mpiexec",
         tmp_path,

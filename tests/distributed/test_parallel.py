@@ -121,7 +121,7 @@ def test_sharded_parameters_train_as_one_process_does(tmp_path):
 
 
 def test_two_optimizers_on_two_processes_update_as_on_one(tmp_path):
-    """Every optimizer exchanges the gradients of its own parameters, whatever the others do."""
+    """Each optimizer exchanges the gradients of its own parameters only."""
     run_job(
         tmp_path,
         """

@@ -1,4 +1,4 @@
-"""The contrastive task: its loss by hand, exact gradients from pieces, and what it finds on held-out samples."""
+"""The contrastive task: loss by hand, exact gradients with gradient caching, held-out retrieval."""
 
 import contextlib
 import itertools
@@ -78,7 +78,7 @@ def test_the_images_are_noised_at_the_steps_drawn():
 
 @pytest.fixture
 def in_double(monkeypatch):
-    """Lets networks compute in float64 where they ask for full precision: rounding then explains no difference."""
+    """Lets networks compute in float64 where they disable autocast, so that differences are not rounding."""
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
 
 
@@ -120,7 +120,7 @@ def test_the_gradient_is_that_of_the_mean_loss_times_the_scale():
 
 
 def test_pieces_under_autocast_are_close():
-    """bf16 has 8 bits: features of a smaller batch may round to a neighbour, 0.4 % away."""
+    """bf16 has 8 bits: features of a smaller batch may round to a neighboring value, 0.4 % away."""
     task = make_task()
 
     def half():
@@ -163,7 +163,7 @@ class Pixels(nn.Module):
 
 
 def numbered(numbers, captions=None):
-    """Pictures of one bright pixel each, with captions that say which."""
+    """Images with one bright pixel each, and captions that name it."""
     numbers = torch.tensor(numbers)
     tokens = torch.stack([torch.zeros_like(numbers), numbers if captions is None else torch.tensor(captions)], 1)
     images = F.one_hot(numbers, 64).float().view(-1, 1, 8, 8)
@@ -209,7 +209,7 @@ def test_features_that_say_nothing_are_at_chance():
 
 
 def test_equal_captions_are_both_right():
-    """Pictures in pairs of equals, with equal captions: either of the two will do."""
+    """Pairs of equal images with equal captions: either of the two is correct."""
     pairs = [i // 2 for i in range(32)]
     assert set(retrieved(held_out(make_task(Pixels(), process=CLEAR), numbered(pairs)), 1)) == {1.0}
 
@@ -232,15 +232,15 @@ def test_held_out_values_are_those_of_fixed_draws_whatever_was_observed():
     assert before.keys() == held_out(task, make_batch(range(3))).keys()
 
 
-def test_findings_are_a_table_and_a_picture_among_as_many_as_there_were():
+def test_findings_are_a_table_and_a_plot():
     task = make_task(Pixels(), process=CLEAR)
-    text, pictures = task.findings(held_out(task, numbered(list(range(16)))))
+    text, figures = task.findings(held_out(task, numbered(list(range(16)))))
     lines = text.splitlines()
     assert "among 16" in lines[0] and len(lines) == 1 + 2 + 11 + 1
     assert [cell.strip() for cell in lines[-2].split("|")[1:-1]] == ["19", "1.000", "1.000", "1.000", "1.000"]
     assert [cell.strip() for cell in lines[-1].split("|")[1:-1]] == ["chance", "0.062", "0.312", "0.062", "0.312"]
-    assert pictures.keys() == {"retrieval"}
-    assert pictures["retrieval"].dtype == np.uint8 and pictures["retrieval"].shape[2] == 3
+    assert figures.keys() == {"retrieval"}
+    assert figures["retrieval"].dtype == np.uint8 and figures["retrieval"].shape[2] == 3
 
 
 def test_without_matplotlib_the_table_remains_and_the_missing_plot_is_named_once(monkeypatch):

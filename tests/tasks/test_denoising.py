@@ -1,4 +1,4 @@
-"""The denoising task: what it minimises, what it reports, and that everything random about a sample is its own."""
+"""The denoising task: loss, reported values, and randomness that depends on the sample alone."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ PROCESS = create_gaussian_diffusion(DiffusionConfig(diffusion_steps=40, predicti
 
 
 class Reader(nn.Module):
-    """Answers with a picture of one grey level per caption: exact where the caption is right and seen."""
+    """Predicts an image of one gray level per caption: exact when it sees the right caption."""
 
     def __init__(self):
         super().__init__()
@@ -43,7 +43,7 @@ def make_task(**config):
 
 
 def test_right_captions_give_no_loss_and_wrong_ones_the_gap():
-    """With a model that reads, the loss is 0 and the caption-swap gap is the difference of the two pictures."""
+    """With a model that reads, the loss is 0 and the caption-swap gap is the difference of the two images."""
     task, batch = make_task(), make_batch()
     values = task.held_out(batch, Draw(0, batch.index))
     assert values["loss"].abs().max() == 0

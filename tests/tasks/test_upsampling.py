@@ -1,4 +1,4 @@
-"""Training an upsampler: the small images it makes, that their fate follows from the position, and what it reports."""
+"""Training an upsampler: low-resolution images, their degradation as a function of position, reported values."""
 
 import io
 import tarfile
@@ -32,7 +32,7 @@ FIELDS = ("low_res", "low_res_level", "low_res_blur")
 
 
 class Watcher(nn.Module):
-    """Answers with what it is told to, and remembers what it was shown."""
+    """Returns a given output and records its inputs."""
 
     def __init__(self, answer=None):
         super().__init__()
@@ -45,7 +45,7 @@ class Watcher(nn.Module):
 
 
 def make_batch(n=6, size=(4, 8), start=0, seed=0):
-    """Pictures within half of the range, each with a caption of its own."""
+    """Images within half of the range, each with its own caption."""
     images = torch.rand(n, 3, *size, generator=torch.Generator().manual_seed(seed)) - 0.5
     index = torch.arange(start, start + n)
     tokens = torch.stack([torch.full((n,), 40), index % 7, torch.full((n,), 41)], 1)
@@ -103,7 +103,7 @@ def test_each_kind_of_degradation_has_its_own_switch(augmentation, blurred, nois
 
 
 def test_the_network_is_told_what_was_done():
-    """What sigma and level leave unexplained is standard normal, each sample's own, and not the noise of x_t."""
+    """The noise is standard normal, independent between samples, and not the noise of x_t."""
     batch = make_batch(64, (16, 16))
     task = make_task(BOTH)
     cond = condition(task, batch)
@@ -121,7 +121,7 @@ def test_the_network_is_told_what_was_done():
 
 
 def test_a_samples_fate_follows_from_its_position_alone():
-    """Another batch, another order, other neighbours: the same sigma, level and noise; another seed: others."""
+    """The same sigma, level and noise in another batch and another order; different ones with another seed."""
     batch, task = make_batch(40, start=100), make_task(BOTH)
     whole = condition(task, batch)
     for choice in ([7], [31, 2, 5], list(range(10, 20))):
@@ -172,7 +172,7 @@ def make_network():
 
 
 def test_microbatches_give_the_gradient_and_the_losses_of_the_whole_batch():
-    """With blur, noise, dropout and caption dropout: whatever is random belongs to the sample."""
+    """With blur, noise, dropout and caption dropout: all randomness depends on the sample alone."""
     batch = make_batch(7, (8, 8))
     task = UpsamplingTask(make_network(), PROCESS, DenoisingConfig(caption_dropout=0.5), 2, BOTH)
     results = []
@@ -191,7 +191,7 @@ def test_microbatches_give_the_gradient_and_the_losses_of_the_whole_batch():
 
 
 def checkerboard(batch, size):
-    """A tenth up and down in turn: nothing is left of it in the mean of 2 × 2 pixels."""
+    """Alternating ± 0.1, which average to 0 over 2 × 2 pixels."""
     height, width = batch.images.shape[2:]
     return size * (1 - 2 * ((torch.arange(height)[:, None] + torch.arange(width)) % 2)).float()
 
@@ -235,7 +235,7 @@ def test_the_expected_image_is_asked_for_from_noise_alone_and_the_clean_small_im
 
 
 def bicubic_plainly(length, factor, a=-0.75):
-    """[length · factor, length]: the weights of one axis (Keys 1981, with torch's a); the border's pixels repeat."""
+    """[length · factor, length]: the weights of one axis (Keys 1981, with torch's a); border pixels repeat."""
     weights = torch.zeros(length * factor, length)
     for i in range(length * factor):
         place = (i + 0.5) / factor - 0.5
@@ -246,14 +246,14 @@ def bicubic_plainly(length, factor, a=-0.75):
     return weights
 
 
-def test_the_bicubic_psnr_is_that_of_a_clipped_bicubic_enlargement():
+def test_the_bicubic_psnr_is_that_of_a_clipped_bicubic_upsampling():
     batch, factor = make_batch(6, (8, 12)), 4
-    blocks = area_downsample(batch.images, factor).sign()  # so strong that the enlargement leaves the range
+    blocks = area_downsample(batch.images, factor).sign()  # strong enough for overshoot beyond the range
     batch = replace(batch, images=blocks.repeat_interleave(factor, 2).repeat_interleave(factor, 3))
     values = make_task(factor=factor).held_out(batch, Draw(0, batch.index))
-    enlarged = bicubic_plainly(2, factor) @ blocks @ bicubic_plainly(3, factor).T
-    assert enlarged.max() > 1.05
-    error = (enlarged.clamp(-1, 1) - batch.images).square().flatten(1).mean(1)
+    upsampled = bicubic_plainly(2, factor) @ blocks @ bicubic_plainly(3, factor).T
+    assert upsampled.max() > 1.05
+    error = (upsampled.clamp(-1, 1) - batch.images).square().flatten(1).mean(1)
     torch.testing.assert_close(values["bicubic_psnr"], 10 * (4 / error).log10(), rtol=0, atol=1e-3)
 
 
@@ -279,13 +279,13 @@ def test_half_precision_changes_no_measure():
 
 
 def make_shard(folder, count=24, size=(16, 24)):
-    """A tar of pictures of noise, no part of which is like another, and captions."""
+    """A tar of noise images with captions."""
     generator = np.random.default_rng(0)
     with tarfile.open(folder / "0.tar", "w") as tar:
         for number in range(count):
-            picture = io.BytesIO()
-            Image.fromarray(generator.integers(0, 256, (*size, 3), dtype=np.uint8)).save(picture, "PNG")
-            for ending, data in (("png", picture.getvalue()), ("txt", b"noise")):
+            png = io.BytesIO()
+            Image.fromarray(generator.integers(0, 256, (*size, 3), dtype=np.uint8)).save(png, "PNG")
+            for ending, data in (("png", png.getvalue()), ("txt", b"noise")):
                 member = tarfile.TarInfo(f"{number:03d}.{ending}")
                 member.size = len(data)
                 tar.addfile(member, io.BytesIO(data))

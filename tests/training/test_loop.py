@@ -63,7 +63,7 @@ def test_resumed_run_equals_uninterrupted_run_bit_for_bit(tmp_path):
 
 
 def test_kill_between_files_continues_from_the_last_complete_set(tmp_path):
-    """A set that is not named in run.json does not exist, whatever files lie around."""
+    """A set that is not named in run.json does not exist, whatever files are in the folder."""
     run(make_loop(tmp_path, iterations=8))
     record = json.loads((tmp_path / "run.json").read_text())
     record["checkpoints"].pop()
@@ -138,7 +138,7 @@ def test_evaluation_uses_the_average_and_fixed_draws(tmp_path):
 
 @pytest.mark.parametrize(("microbatch", "batch_size"), [(1, 8), (3, 8), (0, 5)])
 def test_evaluation_depends_neither_on_microbatch_nor_on_batch_size(tmp_path, microbatch, batch_size):
-    """It takes whole blocks of the task's own size, in order; what does not fill one is left out."""
+    """It takes whole blocks of the task's size, in order; an incomplete last block is dropped."""
 
     class Blocks(ToyTask):
         def held_out(self, batch, draw):
@@ -158,7 +158,7 @@ def test_evaluation_with_fewer_samples_than_a_block(tmp_path):
 
 
 class ScriptedTask(ToyTask):
-    """Its held-out loss is a table's entry by the number of updates done, which checkpoints remember."""
+    """Its held-out loss is looked up by the number of updates, which checkpoints save."""
 
     def __init__(self, table):
         super().__init__(observed=("position",))
@@ -193,7 +193,7 @@ def make_scripted(folder, table, **settings):
     ],
 )
 def test_the_best_weights_are_kept(tmp_path, losses, best):
-    """best.pt holds the average that was evaluated when the loss was lowest, the first time, and nothing else does."""
+    """best.pt holds the EMA weights of the first evaluation with the lowest loss."""
     table = dict(zip((2, 4, 6, 8, 10), losses, strict=True))
     run(make_scripted(tmp_path, table))
     content = load_file(str(tmp_path / "best.pt"))
@@ -218,7 +218,7 @@ def test_without_averages_the_best_weights_are_the_models(tmp_path):
 
 @pytest.mark.parametrize("losses", [(5, 3, 4, 2, 6), (5, 1, 4, 2, 6), (5, 3, 2, 4, 6)])
 def test_the_best_weights_survive_a_kill(tmp_path, losses):
-    """Killed in step 7, the run repeats all from step 5 on, an evaluation too: best.pt ends the same, bit for bit."""
+    """Killed in step 7, the run repeats steps 5 to 7 and an evaluation: best.pt ends up equal, bit for bit."""
 
     class Killed(ToyData):
         def batches(self, position):
@@ -252,8 +252,8 @@ def test_findings_are_noted_and_drawn_beside_the_checkpoints(tmp_path):
         def note(self, text):
             self.said.append(text)
 
-        def figure(self, step, name, picture):
-            self.drawn.append((step, name, picture.shape))
+        def figure(self, step, name, image):
+            self.drawn.append((step, name, image.shape))
 
     tracker = Listening()
     make_loop(tmp_path, task=Telling(), val_data=ToyData(8), eval_samples=8, eval_interval=5, name="base").run(tracker)
@@ -366,7 +366,7 @@ ATEN = torch.ops.aten
 
 
 class Waiting(TorchDispatchMode):
-    """Counts the operations that hand a number from the device to Python."""
+    """Counts the operations that copy a number from the device to Python."""
 
     def __init__(self):
         super().__init__()
@@ -396,7 +396,7 @@ def test_an_update_never_waits_for_the_device(tmp_path, precision):
 
 
 def quiet_losses(task):
-    """The toy's losses without its look at positions, which reads numbers from the (CPU) index."""
+    """The toy's losses without its use of positions, which reads numbers from the CPU index."""
 
     def losses(batch, draw):
         x = batch.images.flatten(1)

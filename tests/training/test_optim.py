@@ -35,7 +35,7 @@ def test_only_weights_of_linear_and_convolution_layers_decay():
 
 
 def test_skipping_on_the_device_leaves_weights_and_moments():
-    """AdamW with found_inf = 1 must be a no-op: that is how a non-finite step is skipped without waiting."""
+    """AdamW with found_inf = 1 must be a no-op: a non-finite step is skipped this way without a device sync."""
     model = nn.Linear(3, 3)
     optimizer = build_optimizer(OptimConfig(lr=0.1), model)
     for flag in (0.0, 1.0):

@@ -178,7 +178,7 @@ def test_frozen_parts_have_no_gradient_no_state_and_no_average(tmp_path):
 
 
 def test_an_average_keeps_buffers_and_frozen_weights(tmp_path):
-    """Its file is a whole network: what is not averaged is as in the model."""
+    """Its file is a complete state dict: what is not averaged has the model's values."""
     torch.manual_seed(0)
     trainee = Trainee(PartlyFrozen(), OPTIM, "fp32", WORLD)
     run(make_loop(tmp_path, [trainee]))
