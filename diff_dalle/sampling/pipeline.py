@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from ..config import disagreements
@@ -189,17 +190,20 @@ class Pipeline:
         results = []
         for stage, job in zip(self.stages, jobs, strict=True):
             name = f"Upsampling to {job.size[1]}×{job.size[0]}" if stage.is_upsampler else "Sampling"
+            signals: list[Tensor] = []
+            pixels: list[np.ndarray] = []
             with tqdm(total=count, unit="image", desc=name, disable=not (progress and world.is_main)) as bar:
 
-                def report(done: int, bar=bar) -> None:
-                    bar.update(min(done * world.size, count - bar.n))
+                def collect(batch: Tensor, stage=stage, signals=signals, pixels=pixels, bar=bar) -> None:
+                    pixels.append(stage.signal.to_pixels(batch))
+                    if stage is not self.stages[-1]:  # no stage reads the last one's, which are the largest
+                        signals.append(batch)
+                    bar.update(min(len(batch) * world.size, count - bar.n))
 
-                x = stage.sample(job, mine, x, report)
-            parts = world.gather(stage.to_pixels(x, job.settings.batch_size))
-            images = np.empty((count, *parts[0].shape[1:]), dtype=np.uint8)
-            for rank, part in enumerate(parts):
-                images[rank :: world.size] = part
-            results.append(images)
+                stage.sample_batches(job, mine, x, collect)
+            x = torch.cat(signals) if signals else None
+            size = tuple(stage.signal.scale * length for length in job.size)
+            results.append(_interleave(world.gather(pixels), (count, *size, 3)))
         return results
 
     def _jobs(self, request: Request, settings: Sequence[StageSettings]) -> list[StageJob]:
@@ -273,6 +277,15 @@ class Pipeline:
         wrong = disagreements(expected, first.config) + disagreements(expected, first.diffusion)
         if wrong:
             raise InputError(f"the checkpoint has other settings: {', '.join(wrong)}; leave these flags out")
+
+
+def _interleave(parts: Sequence[Sequence[np.ndarray]], shape: tuple[int, ...]) -> np.ndarray:
+    """Every rank's batches of images → all images; image i comes from rank i % size. A rank may have none."""
+    images = np.empty(shape, dtype=np.uint8)
+    for rank, batches in enumerate(parts):
+        if batches:
+            images[rank :: len(parts)] = np.concatenate(batches)
+    return images
 
 
 def load(

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -169,42 +168,42 @@ class Stage:
             classifier.check_fits(job.size, self.signal, self.diffusion, self.tokenizer)
             classifier.check_gradient(settings.classifier_gradient)
 
-    def sample(
-        self,
-        job: StageJob,
-        index: Sequence[int],
-        low_res: Tensor | None = None,
-        report: Callable[[int], object] | None = None,
-    ) -> Tensor:
+    def sample(self, job: StageJob, index: Sequence[int], low_res: Tensor | None = None) -> Tensor:
         """The request's images with these indices, as the next stage reads them: [len(index), C, *job.size] float32 on
         the CPU.
 
         low_res: an upsampler's input, [len(index), C, h, w], from the stage before it.
-        report:  called with the number of images after each batch.
         """
+        batches = [torch.empty(0, self.signal.channels, *job.size)]
+        self.sample_batches(job, index, low_res, batches.append)
+        return torch.cat(batches)
+
+    def sample_batches(
+        self, job: StageJob, index: Sequence[int], low_res: Tensor | None, emit: Callable[[Tensor], object]
+    ) -> None:
+        """As ``sample``, but calls ``emit`` with each batch, in the order of ``index``, instead of keeping them all."""
         try:
             with autocast(self.precision, self.device):
-                return self._sample(job, index, low_res, report)
+                self._sample_batches(job, index, low_res, emit)
         finally:
             if self.device.type == "cuda" and not self.keep:
                 torch.cuda.empty_cache()  # this stage's memory, for the next one
 
-    def _sample(
-        self, job: StageJob, index: Sequence[int], low_res: Tensor | None, report: Callable[[int], object] | None
-    ) -> Tensor:
+    def _sample_batches(
+        self, job: StageJob, index: Sequence[int], low_res: Tensor | None, emit: Callable[[Tensor], object]
+    ) -> None:
         request, settings = job.request, job.settings
         cond = self.conditioning(request)
         null = self.negative_conditioning(cond, request.negative_prompt)
         network, process, classifier = self.network(), self.process(settings.sampler), self._classifier(settings)
         if settings.tile_size:
             network = Tiled(network, settings.tile_size, settings.tile_overlap, self.divisor)
-        # channels_last, like the networks
-        samples = torch.empty(len(index), self.signal.channels, *job.size, memory_format=torch.channels_last)
         for start in range(0, len(index), settings.batch_size):
             part = index[start : start + settings.batch_size]
-            rows = slice(start, start + len(part))
             seeds = [request.seeds[i] if settings.seed is None else settings.seed + i for i in part]
-            degraded: dict[str, Any] = {} if low_res is None else self._degraded(low_res[rows], seeds, job)
+            degraded: dict[str, Any] = {}
+            if low_res is not None:
+                degraded = self._degraded(low_res[start : start + len(part)], seeds, job)
             batch = SampleBatch(
                 self.signal,
                 job.size,
@@ -221,14 +220,7 @@ class Stage:
                     [prompts[i] for i in part], settings.classifier_scale, settings.classifier_gradient
                 )
             x = sample_batch(network, process, batch, settings.sampler, settings.guidance, guide)
-            samples[rows] = self.signal.finish(x.cpu())
-            if report is not None:
-                report(len(part))
-        return samples
-
-    def to_pixels(self, x: Tensor, batch_size: int) -> np.ndarray:
-        """The result of ``sample`` as RGB images, uint8 [N, H, W, 3]."""
-        return np.concatenate([self.signal.to_pixels(part) for part in x.split(batch_size)])
+            emit(self.signal.finish(x.cpu()))
 
     def _classifier(self, settings: StageSettings) -> Classifier | None:
         if isinstance(settings.classifier, str):
@@ -237,7 +229,7 @@ class Stage:
 
     def _degraded(self, low_res: Tensor, seeds: Sequence[int], job: StageJob) -> dict[str, Any]:
         """The conditions of the low-resolution image, blurred and noised as the settings say."""
-        images = low_res.to(self.device)
+        images = low_res.to(self.device, memory_format=torch.channels_last)  # the networks' format
         levels = (float(value) for value in (job.settings.noise_level, job.settings.blur_level))
         level, sigma = (torch.full((len(images),), value, device=self.device) for value in levels)
         noise = seeds_draw(seeds, job.index, self.device).normal("low-resolution noise", images.shape[1:])

@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -135,6 +135,20 @@ CHANGES = [
 ]
 
 
+def test_all_settings_are_changed_here():
+    """``test_architecture`` relies on it: the classifier reads its settings by computed names."""
+    changed = {name for change in CHANGES for name in change}
+    elsewhere = {"text_length", "classifier_use_checkpoint"}  # tested below
+    assert changed | elsewhere == {field.name for field in fields(CONFIG)} and not changed & elsewhere
+
+
+def test_captions_longer_than_text_length_are_refused():
+    tokens = torch.zeros(1, CONFIG.text_length + 1, dtype=torch.int64)
+    make_clip(text_length=CONFIG.text_length + 1).encode_text(tokens, tokens == 0)
+    with pytest.raises(InputError, match="8 tokens, but text_length is 7"):
+        make_clip().encode_text(tokens, tokens == 0)
+
+
 @pytest.mark.parametrize("change", CHANGES)
 def test_every_setting_changes_something(change):
     side, keys = change.get("image_size", 8), torch.arange(5)
@@ -147,6 +161,7 @@ def test_activation_checkpointing_changes_nothing():
     gradients = []
     for checkpointed in (False, True):
         clip = make_clip(**DROPOUT, classifier_use_checkpoint=checkpointed)
+        assert clip.config.image_tower.use_checkpoint == checkpointed
         features(clip, keys=torch.arange(5))[0][:, 0].sum().backward()
         gradients.append(torch.cat([p.grad.flatten() for p in clip.image_tower.parameters()]))
     torch.testing.assert_close(*gradients)

@@ -56,7 +56,7 @@ def test_stages_hand_over_what_a_png_of_the_images_holds(cascade):
     for job, low_res in ((base, None), (replace(base, size=(16, 16), index=1), torch.rand(3, 3, 8, 8) * 2 - 1)):
         stage = cascade.stages[job.index]
         x = stage.sample(job, range(3), low_res)
-        assert x.shape == (3, 3, *job.size) and torch.equal(x, stage.signal.from_pixels(stage.to_pixels(x, 2)))
+        assert x.shape == (3, 3, *job.size) and torch.equal(x, stage.signal.from_pixels(stage.signal.to_pixels(x)))
 
 
 def test_an_image_depends_on_its_seed_alone_through_all_stages(cascade):

@@ -76,6 +76,10 @@ def test_sample_stages_and_sample_agree(pipeline):
     assert (pipeline.image_size, pipeline.factor, pipeline.has_base, pipeline.step) == (16, 1, True, 7)
 
 
+def test_no_prompt_gives_no_image(pipeline):
+    assert sample(pipeline, []).shape == (0, 16, 16, 3)
+
+
 def test_lists_must_be_as_long_as_the_prompts(pipeline):
     for name in ("seeds", "labels", "classifier_prompts"):
         with pytest.raises(InputError, match=f"{name} has 1 value for 2 prompts: give one for each"):
