@@ -80,6 +80,10 @@ class GeneratorRun(TrainingRun):
         return self.model.unet.image_size
 
     @property
+    def image_channels(self) -> int:
+        return self.model.channels
+
+    @property
     def text_length(self) -> int:
         return self.model.text.text_length
 

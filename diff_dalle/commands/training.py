@@ -49,6 +49,11 @@ class TrainingRun(ABC):
         """Width and height of the training images in pixels."""
 
     @property
+    def image_channels(self) -> int:
+        """3 = RGB, 1 = grayscale."""
+        return 3
+
+    @property
     @abstractmethod
     def text_length(self) -> int:
         """Tokens per caption."""
@@ -126,7 +131,7 @@ class TrainingRun(ABC):
 
     def sample_spec(self, tokenizer: Tokenizer | None) -> SampleSpec:
         """What a training sample must hold. Nothing else is read from the shards."""
-        image = ImageSpec((self.image_size, self.image_size), window=self.window)
+        image = ImageSpec((self.image_size, self.image_size), channels=self.image_channels, window=self.window)
         captions = (CaptionSpec(tokenizer, self.text_length),) if tokenizer else ()
         return SampleSpec(image, captions, self.num_classes)
 

@@ -119,6 +119,27 @@ def test_a_cascade_is_trained_and_sampled_on_any_number_of_processes(world, tmp_
     assert np.abs(one.astype(int) - two).max() <= 1
 
 
+def test_grayscale_cascades_are_trained_and_sampled(world, tmp_path):
+    """One channel from decoding to the PNG, through previews, a held-out evaluation and an upsampler."""
+    short = {"iterations": 2, "batch_size": 4, "image_channels": 1, "sample_interval": 2, "preview_samples": 2}
+    held_out = {"val_data_dir": world / "val", "eval_interval": 2, "eval_samples": 8, "timestep_respacing": 3}
+    train(tmp_path / "8", world / "train", image_size=8, **short, **held_out)
+    train(tmp_path / "16", world / "train", small_size=8, low_res_skip=True, prediction="x_start", **short, **held_out)
+    assert {"psnr", "bicubic_psnr"} <= {name.removeprefix("held_out/") for name in logged(tmp_path / "16")}
+    base, upsampler = (tmp_path / size / "ema_0.9_000002.pt" for size in ("8", "16"))
+    flags = ("--prompts", "a red circle|a cross", "--timestep_respacing", 3, "--upsampler_timestep_respacing", 2)
+    run("sample.py", "--model_path", base, "--upsampler_paths", upsampler, *flags, "--logdir", tmp_path / "samples")
+    images = np.load(tmp_path / "samples" / "samples.npz")["arr_0"]
+    assert images.shape == (2, 16, 16, 3) and images.std() > 5
+    assert (images == images[..., :1]).all()
+
+
+def logged(logdir):
+    """The names of all logged values."""
+    rows = (json.loads(line) for line in (logdir / "progress.jsonl").read_text().splitlines())
+    return {name for row in rows for name in row}
+
+
 def test_sampling_by_captions_sizes_and_seed_flags(trained, world, tmp_path):
     common = ("--model_path", trained / "model000006.pt", "--timestep_respacing", "ddim5", "--use_ddim", "True")
     size = ("--sample_size", "16,24", "--image_size", 16, "--num_channels", 16, "--noise_schedule", "cosine")
