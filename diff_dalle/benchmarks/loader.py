@@ -45,7 +45,7 @@ def jpegs() -> tuple[bytes, ...]:
     return tuple(files)
 
 
-def decode_plainly(data: bytes) -> np.ndarray:
+def decode_full_size(data: bytes) -> np.ndarray:
     """Guided-Diffusion's procedure: decode at full size, halve with a box filter, resize, crop."""
     image = Image.open(io.BytesIO(data)).convert("RGB")
     side = SIZE[0]
@@ -57,16 +57,16 @@ def decode_plainly(data: bytes) -> np.ndarray:
     return pixels[top : top + side, left : left + side]
 
 
-def decode_fast(data: bytes) -> np.ndarray:
+def decode_reduced(data: bytes) -> np.ndarray:
     return center_crop(*decode_image(data, DataConfig.max_pixels, SIZE), SIZE)
 
 
-def plainly() -> Callable[[], np.ndarray]:
-    return functools.partial(_decode_all, decode_plainly, jpegs())
+def full_size() -> Callable[[], np.ndarray]:
+    return functools.partial(_decode_all, decode_full_size, jpegs())
 
 
-def fast() -> Callable[[], np.ndarray]:
-    return functools.partial(_decode_all, decode_fast, jpegs())
+def reduced() -> Callable[[], np.ndarray]:
+    return functools.partial(_decode_all, decode_reduced, jpegs())
 
 
 def _decode_all(decode, files) -> np.ndarray:
@@ -75,7 +75,7 @@ def _decode_all(decode, files) -> np.ndarray:
 
 def decoding_gate() -> Mapping[str, tuple[float, float]]:
     """Both give the same images to 40 dB PSNR, which is a mean squared difference of 6.5 levels."""
-    difference = plainly()().astype(np.float64) - fast()()
+    difference = full_size()().astype(np.float64) - reduced()()
     return {"mean squared difference": (float(np.mean(difference**2)), 255**2 / 10**4)}
 
 
@@ -92,4 +92,4 @@ def from_shards() -> Callable[[], Batch]:
 def loader_gate() -> Mapping[str, tuple[float, float]]:
     """The loader gives the same images, in another order."""
     levels = np.sort(np.round((from_shards()().images.permute(0, 2, 3, 1).numpy() + 1) * 127.5).mean((1, 2, 3)))
-    return {"difference of means": (float(np.abs(levels - np.sort(fast()().mean((1, 2, 3)))).max()), 1e-3)}
+    return {"difference of means": (float(np.abs(levels - np.sort(reduced()().mean((1, 2, 3)))).max()), 1e-3)}

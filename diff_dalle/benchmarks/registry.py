@@ -13,14 +13,14 @@ BENCHMARKS = {
     ),
     "decoding": Benchmark(
         "decoding JPEGs of 256 to 512 pixels to 64: at reduced scale against Guided-Diffusion's method",
-        loader.plainly,
-        loader.fast,
+        loader.full_size,
+        loader.reduced,
         loader.decoding_gate,
         target=1 / 1.4,
     ),
     "loader": Benchmark(
         "batches of the same JPEGs from shards against decoding alone, one process each",
-        loader.fast,
+        loader.reduced,
         loader.from_shards,
         loader.loader_gate,
         target=1 / 0.9,

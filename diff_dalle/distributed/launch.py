@@ -153,6 +153,13 @@ def _watch(store, rank: int, done: threading.Event) -> None:
         os._exit(1)
 
 
+def _stop_watching(watcher: threading.Thread | None, done: threading.Event) -> None:
+    """End the watching thread: inside a call of the store, it would abort the process when the interpreter exits."""
+    done.set()
+    if watcher is not None:
+        watcher.join(10.0)  # bounded, in case the store no longer answers
+
+
 def _enter(config: DistributedConfig, place: ProcessInfo) -> World:
     """The world of this process; its device becomes torch's current one."""
     device = pick_device(config.device, place)
@@ -181,11 +188,12 @@ def launch(config: DistributedConfig) -> Iterator[World]:
 
     address, port, comm = _meeting_point(place)
     done = threading.Event()
-    store = None
+    store = watcher = None
     try:
         store = _connect(place, address, port, config.start_timeout)
         watched = _connect_again(address, port)
-        threading.Thread(target=_watch, args=(watched, place.rank, done), daemon=True).start()
+        watcher = threading.Thread(target=_watch, args=(watched, place.rank, done), daemon=True)
+        watcher.start()
         world = _enter(config, place)  # after connecting: a rank without its device can report it
         torch.distributed.init_process_group(
             "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo",
@@ -196,10 +204,11 @@ def launch(config: DistributedConfig) -> Iterator[World]:
         )
         yield world
         world.barrier()
-        done.set()
+        _stop_watching(watcher, done)
         torch.distributed.destroy_process_group()
     except BaseException as error:
         if isinstance(error, SystemExit) and not error.code:
+            _stop_watching(watcher, done)
             raise
         first = _first_to_fail(store, place.rank, error)
         if first:

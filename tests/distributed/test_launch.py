@@ -191,6 +191,35 @@ def test_one_failing_rank_ends_the_job_with_its_reason(launcher, failure, tmp_pa
     assert any(text in result.stderr for key, text in reason.items() if key in failure)
 
 
+def test_a_job_that_ends_while_its_store_is_polled_succeeds(tmp_path):
+    """A thread that returns from the store's C++ code while the interpreter shuts down would abort the process."""
+    result = run_job(
+        "mpiexec",
+        tmp_path,
+        """
+        import time
+        from diff_dalle.distributed import launch as module
+
+        class SlowStore:
+            def __init__(self, store):
+                self.store = store
+            def check(self, keys):
+                end = time.monotonic() + 2.0
+                while time.monotonic() < end:
+                    failed = self.store.check(keys)
+                return failed
+
+        def main():
+            connect = module._connect_again
+            module._connect_again = lambda *address: SlowStore(connect(*address))
+            with launch(DistributedConfig(device="cpu", start_timeout=60)):
+                time.sleep(1.5)  # the polling starts after a second
+        run_script(main)
+    """,
+    )
+    assert result.returncode == 0, result.stderr
+
+
 def test_gradients_come_back_to_the_rank_that_sent_the_values(tmp_path):
     """Summed over the ranks that used them; gradients of other tensors in the sum are unchanged."""
     result = run_job(
