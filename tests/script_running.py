@@ -108,8 +108,10 @@ def training_flags(script, logdir, data, **changed):
     return [str(part) for pair in flags.items() for part in pair]
 
 
-def train(logdir, data, launcher=(), ok=True, script="train_generator.py", **changed):
-    return run(script, *training_flags(script, logdir, data, **changed), launcher=launcher, ok=ok)
+def train(logdir, data, launcher=(), ok=True, script="train_generator.py", process=False, **changed):
+    if not launcher and not process:
+        changed.setdefault("num_workers", 0)  # this process has threads, which must not be forked
+    return run(script, *training_flags(script, logdir, data, **changed), launcher=launcher, ok=ok, process=process)
 
 
 def start_training(logdir, data, script="train_generator.py", **changed):

@@ -29,7 +29,7 @@ def world(tmp_path_factory):
 @pytest.fixture(scope="module")
 def trained(world, tmp_path_factory):
     logdir = tmp_path_factory.mktemp("trained")
-    train(logdir, world / "train", **GENERATOR, val_data_dir=world / "val")
+    train(logdir, world / "train", **GENERATOR, val_data_dir=world / "val", process=True)
     return logdir
 
 
@@ -49,7 +49,7 @@ def kill_and_resume(logdir, data, **flags):
         time.sleep(0.05)
     first.send_signal(signal.SIGKILL)
     first.wait()
-    result = train(logdir, data, **flags)
+    result = train(logdir, data, **flags, process=True)
     assert "Resuming at step 3" in result.stdout or "Resuming at step 6" in result.stdout
 
 
@@ -272,15 +272,15 @@ def test_terminated_training_saves_and_resumes(world, tmp_path):
 # ---------------------------------------------------------------------------------------------------- the classifier
 
 
-def train_classifier(logdir, world, launcher=(), ok=True, **changed):
+def train_classifier(logdir, world, launcher=(), ok=True, process=False, **changed):
     flags = {**CLASSIFIER, "val_data_dir": world / "val", **changed}
-    return train(logdir, world / "train", launcher, ok, "train_classifier.py", **flags)
+    return train(logdir, world / "train", launcher, ok, "train_classifier.py", process, **flags)
 
 
 @pytest.fixture(scope="module")
 def classified(world, tmp_path_factory):
     logdir = tmp_path_factory.mktemp("classified")
-    train_classifier(logdir, world)
+    train_classifier(logdir, world, process=True)
     return logdir
 
 
