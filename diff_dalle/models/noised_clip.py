@@ -77,8 +77,9 @@ class NoisedClipConfig:
 
     def _tower(self, config_class: type):
         """The config of a tower, from the settings that this config has for it."""
+        own = {field.name for field in fields(self)}
         flags = {field.name: _flag(field.name) for field in fields(config_class)}
-        return config_class(**{name: getattr(self, flag) for name, flag in flags.items() if hasattr(self, flag)})
+        return config_class(**{name: getattr(self, flag) for name, flag in flags.items() if flag in own})
 
     @property
     def image_tower(self) -> UNetConfig:
