@@ -11,6 +11,9 @@ import numpy as np
 import torch
 from PIL import Image
 
+from diff_dalle.batch import Batch
+from diff_dalle.data.loader import Loader
+
 
 def random_image(height: int = 20, width: int = 24, seed: int = 0) -> Image.Image:
     """A smooth random image, which jpeg and resizing preserve well."""
@@ -70,3 +73,10 @@ class Letters:
 
 def captions_of(batch) -> list[str]:
     return [bytes(row[row > 0].tolist()).decode() for row in batch.cond.tokens]
+
+
+def take(data: Loader, position: int, count: int) -> list[Batch]:
+    batches = data.batches(position)
+    taken = [next(batches) for _ in range(count)]
+    batches.close()
+    return taken

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from shard_making import Letters, captions_of, encoded, random_image, sample, tar_bytes
+from shard_making import Letters, captions_of, encoded, random_image, sample, take, tar_bytes
 
 from diff_dalle.data.buckets import BucketOrder, Buckets
 from diff_dalle.data.collection import collect
@@ -205,13 +205,6 @@ def loader(folder, batch_size=8, config=PLAIN, window=None, **options) -> Loader
     spec = SampleSpec(ImageSpec((16, 16), window=window), (CaptionSpec(Letters(), 20),))
     buckets = options.pop("buckets", None) or buckets_by_aspect(folder)
     return Loader(replace(config, data_dir=(str(folder),)), spec, 3, batch_size, buckets=buckets, **options)
-
-
-def take(data: Loader, position: int, count: int) -> list:
-    batches = data.batches(position)
-    taken = [next(batches) for _ in range(count)]
-    batches.close()
-    return taken
 
 
 def assert_equal(one, other):

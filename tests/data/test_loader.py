@@ -6,7 +6,7 @@ from multiprocessing import active_children
 import numpy as np
 import pytest
 import torch
-from shard_making import Letters, captions_of, encoded, make_shards, random_image, sample, tar_bytes
+from shard_making import Letters, captions_of, encoded, make_shards, random_image, sample, take, tar_bytes
 from torch.nn.functional import avg_pool2d
 
 from diff_dalle.data.caption_list import read_captions
@@ -31,13 +31,6 @@ def spec_of(size=(16, 16), tokenize=Letters(), window=None, num_classes=0) -> Sa
 
 def loader(folder, config=PLAIN, spec=None, **options) -> Loader:
     return Loader(replace(config, data_dir=(str(folder),)), spec or spec_of(), **{"batch_size": 4, **options})
-
-
-def take(data: Loader, position: int, count: int) -> list:
-    batches = data.batches(position)
-    taken = [next(batches) for _ in range(count)]
-    batches.close()
-    return taken
 
 
 def assert_equal(one, other):
