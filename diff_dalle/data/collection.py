@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..errors import InputError, quantity
+from ..errors import InputError, quantity, redact
 from ..images.decode import IMAGE_KINDS, BrokenSample
 from .index import Indexed, count_kinds, examine, index_shards
 from .lru_cache import LRUCache
@@ -101,7 +101,7 @@ class Collection:
 
     def describe(self, shard: int, member: int) -> str:
         """``shard : key`` of a usable sample, for messages."""
-        return f"{self.shards[shard].path} : {self.key(shard, member)}"
+        return f"{redact(self.shards[shard].path)} : {self.key(shard, member)}"
 
     def in_place(self, shard: int) -> bool:
         """Whether samples are read by range requests, where concurrent reads are faster than consecutive ones."""

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from tqdm import tqdm
 
 from .. import storage
-from ..errors import InputError, quantity
+from ..errors import InputError, quantity, redact
 from .shard_table import FORMAT, ShardSummary, Table, load_summary, save_table
 from .shards import Shard, ShardFiles, cache_home
 from .tar import read_members
@@ -172,7 +172,7 @@ def index_shards(paths: Sequence[str], files: ShardFiles, index_cache: str = "")
     damaged = [entry for entry in entries if entry.summary.problem]
     for entry in damaged[:10]:
         usable = quantity(entry.summary.samples, "sample")
-        log.warning("%s %s; %s before the damage", entry.path, entry.summary.problem, usable)
+        log.warning("%s %s; %s before the damage", redact(entry.path), entry.summary.problem, usable)
     if len(damaged) > 10:
         log.warning("%s more are damaged", quantity(len(damaged) - 10, "shard"))
     return entries

@@ -12,7 +12,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from ..config import option
-from ..errors import InputError, quantity
+from ..errors import InputError, quantity, redact
 from ..images.decode import IMAGE_KINDS, BrokenSample, decode_image
 from ..images.grid import image_grid
 from ..images.transforms import center_crop
@@ -94,7 +94,7 @@ def _contents(entries: Sequence[Indexed], kinds: Counter[str]) -> list[str]:
     size = sum(entry.summary.size for entry in entries)
     lines = [f"{quantity(len(entries), 'shard')}, {quantity(samples, 'sample')}, {size / 1e6:,.1f} MB"]
     lines.append("members: " + ", ".join(f".{kind} {count:,}" for kind, count in kinds.most_common(12)))
-    lines += [f"damaged: {entry.path} {entry.summary.problem}" for entry in entries if entry.summary.problem]
+    lines += [f"damaged: {redact(entry.path)} {entry.summary.problem}" for entry in entries if entry.summary.problem]
     return lines
 
 

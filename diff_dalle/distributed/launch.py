@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from ..config import option
-from ..errors import InputError, quantity
+from ..errors import InputError, quantity, redact
 from .devices import pick_device
 from .world import SINGLE, ProcessInfo, World
 
@@ -133,7 +133,7 @@ def _connect(place: ProcessInfo, address: str, port: int, seconds: float):
 
 def _say(message: str) -> None:
     sys.stdout.flush()
-    print(message, file=sys.stderr, flush=True)
+    print(redact(message), file=sys.stderr, flush=True)
 
 
 def _watch(store, rank: int, done: threading.Event) -> None:

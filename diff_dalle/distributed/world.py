@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..errors import redact
+
 
 @dataclass(frozen=True)
 class ProcessInfo:
@@ -83,9 +85,9 @@ class World:
             torch.distributed.broadcast(tensor, src=0)
 
     def print(self, *words) -> None:
-        """Print on rank 0 only."""
+        """Print on rank 0 only, without the secrets that paths may carry."""
         if self.is_main:
-            print(*words, flush=True)
+            print(redact(" ".join(map(str, words))), flush=True)
 
 
 class Vote:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import storage
 from ..config import lookup, option
-from ..errors import InputError
+from ..errors import InputError, redact
 from .console import ConsoleTracker
 from .files import CsvLog, JsonLog, SampleGrids, TextLog
 from .tensorboard import TensorboardTracker
@@ -77,7 +77,9 @@ class Trackers(Tracker):
         self._forward(lambda member: member.progress(step))
 
     def note(self, text: str) -> None:
-        self._forward(lambda member: member.note(text))
+        """`Tracker.note`, without the secrets that paths may carry."""
+        clean = redact(text)
+        self._forward(lambda member: member.note(clean))
 
     def finish(self) -> None:
         self._forward(lambda member: member.finish())
@@ -110,5 +112,14 @@ def create_trackers(
     """
     storage.make_dirs(logdir)
     names = (config.wandb_project, config.wandb_entity, config.wandb_run_name)
-    run = Run(logdir, settings, step, total_steps, *names)
+    run = Run(logdir, _redacted(settings), step, total_steps, *names)
     return Trackers({name: TRACKERS[name](run) for name in config.trackers})
+
+
+def _redacted(value):
+    """Settings for a service: the same without secrets in any text."""
+    if isinstance(value, Mapping):
+        return {key: _redacted(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_redacted(item) for item in value]
+    return redact(value) if isinstance(value, str) else value

@@ -271,3 +271,12 @@ def test_processes_that_index_at_once_agree(tmp_path):
     with ThreadPoolExecutor(4) as pool:
         runs = list(pool.map(lambda _: index_shards(paths, ShardFiles()), range(4)))
     assert all(run == runs[0] for run in runs)
+
+
+def test_the_log_and_descriptions_of_shards_hold_no_secrets(tmp_path, caplog):
+    with serving() as server, caplog.at_level(logging.WARNING):
+        server.files["/cut.tar"] = tar_bytes(sample("0", "a", b"i") + sample("1", "b", b"i"))[:2500]
+        url = server.url("/cut.tar?sig=abc")
+        found = collect([url], CAPTIONED, ShardFiles(str(tmp_path)), str(tmp_path))
+    assert "/cut.tar?*** was cut" in caplog.text and "abc" not in caplog.text
+    assert found.describe(0, 0).partition(" : ")[0].endswith("/cut.tar?***")

@@ -10,7 +10,7 @@ import torch
 from clip_making import make_batch, make_task, with_draws
 
 from diff_dalle.distributed.devices import pick_device
-from diff_dalle.distributed.launch import DistributedConfig, detect, launch
+from diff_dalle.distributed.launch import DistributedConfig, _report, detect, launch
 from diff_dalle.distributed.world import ProcessInfo, Vote, World
 from diff_dalle.errors import InputError, quantity
 
@@ -290,3 +290,12 @@ def test_ranks_without_a_meeting_point_are_refused(monkeypatch):
     monkeypatch.setattr(os, "_exit", lambda status: pytest.fail("left without the reason"))
     with pytest.raises(InputError, match="not MASTER_ADDR and MASTER_PORT"), launch(DistributedConfig(device="cpu")):
         pass
+
+
+def test_what_is_printed_holds_no_secrets(capsys):
+    url = "https://host/a.pt?sig=abc"
+    World(ProcessInfo("single"), torch.device("cpu")).print("Starting from", url, 3)
+    _report(RuntimeError(f"no answer from {url}"))  # with a traceback
+    out, err = capsys.readouterr()
+    assert out == "Starting from https://host/a.pt?*** 3\n"
+    assert "no answer from https://host/a.pt?***" in err and "abc" not in err

@@ -128,3 +128,12 @@ def test_wandb_continues_the_same_run(tmp_path, monkeypatch):
         ids.append(tracker.run.id)
         tracker.finish()
     assert ids[0] == ids[1] == (tmp_path / "wandb_run_id.txt").read_text()
+
+
+def test_secrets_reach_neither_notes_nor_services(tmp_path, monkeypatch):
+    url, seen = "https://user:word@host/a.tar?sig=abc", []
+    monkeypatch.setitem(TRACKERS, "csv", lambda run: seen.append(run.settings) or Recorder())
+    tracker = create_trackers(TrackingConfig(("csv",)), str(tmp_path), {"data": {"data_dir": (url, "a"), "n": 1}})
+    tracker.note(f"replaced {url} : 7")
+    assert tracker.members["csv"].calls == [("note", "replaced https://***@host/a.tar?*** : 7")]
+    assert seen == [{"data": {"data_dir": ["https://***@host/a.tar?***", "a"], "n": 1}}]
