@@ -14,7 +14,7 @@ from ..batch import Conditioning
 from ..config import lookup, option
 from ..errors import InputError
 from ..images.signal import Signal
-from ..randomness import Draw
+from ..randomness import Draw, check_seeds
 from .editing import Edit, EditConfig, edited_steps, shortened
 from .guidance import ClassifierGuidance, GuidanceConfig, guided_denoiser
 from .process import SamplingProcess
@@ -120,8 +120,9 @@ def sample_steps(
 
 
 def seeds_draw(seeds: Sequence[int], stage: int, device: torch.device) -> Draw:
-    """All random numbers of samples with these seeds, at a stage of a cascade."""
-    return Draw(stage, torch.tensor([seed % 2**63 for seed in seeds], dtype=torch.int64), device)
+    """All random numbers of samples with these seeds, at a stage of a cascade. InputError as ``check_seeds``."""
+    check_seeds(seeds)
+    return Draw(stage, torch.tensor(list(seeds), dtype=torch.int64), device)
 
 
 @torch.no_grad()

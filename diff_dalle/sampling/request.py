@@ -16,6 +16,7 @@ from ..diffusion.sampling import SamplerConfig
 from ..errors import InputError, quantity
 from ..images.files import check_mask, fit_image, fit_mask
 from ..images.signal import Signal
+from ..randomness import check_seeds
 from .classifier import Classifier
 
 
@@ -24,7 +25,7 @@ class Request:
     """N images to sample.
 
     prompts:            N captions.
-    seeds:              N integers; all noise of an image follows from its seed.
+    seeds:              N integers from 0 to 2^63 - 1; all noise of an image follows from its seed.
     labels:             N classes, for class-conditional generators; None = no classes.
     negative_prompt:    the negative condition of classifier-free guidance; empty = no caption.
     classifier_prompts: N captions for the classifier; None = the prompts.
@@ -33,7 +34,7 @@ class Request:
     low_res:            N images for upsamplers without a base generator, uint8 [N, h, w, 3].
     edit:               the images to edit; None = sample from noise.
 
-    Raises InputError for lists of other lengths and other arrays.
+    Raises InputError for lists of other lengths, other seeds and other arrays.
     """
 
     prompts: Sequence[str]
@@ -54,6 +55,7 @@ class Request:
             given = getattr(self, name)
             if given is not None and len(given) != len(self):
                 raise InputError(f"{name} has {quantity(len(given), 'value')} for {count}: give one for each")
+        check_seeds(self.seeds)
         if self.low_res is not None:
             check_pixels("low_res", self.low_res, "[N, h, w, 3]")
             if len(self.low_res) != len(self):

@@ -21,6 +21,7 @@ from ..diffusion.tiling import Tiled, check_tiles
 from ..distributed.devices import pick_device
 from ..errors import InputError
 from ..images.signal import Signal
+from ..randomness import check_seeds
 from ..text.tokenizer import Tokenizer
 from ..training.precision import autocast, resolve_precision
 from .classifier import Classifier, load_classifier
@@ -151,6 +152,8 @@ class Stage:
         settings.guidance.scale(self.conditioning(request).droppable)
         thresholding(settings.guidance, self.signal.value_range)
         process = self.process(settings.sampler)
+        if settings.seed is not None:
+            check_seeds([settings.seed, settings.seed + len(request) - 1], "upsampler_seed")
         if settings.batch_size < 1:
             raise InputError(f"batch_size is {settings.batch_size}, but must be at least 1")
         if self.is_upsampler:

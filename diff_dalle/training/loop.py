@@ -16,7 +16,7 @@ from ..checkpoints.run_folder import CheckpointSet, RunFolder, changed_settings,
 from ..config import option
 from ..distributed.world import Vote, World
 from ..errors import InputError, quantity
-from ..randomness import Draw
+from ..randomness import Draw, check_seeds
 from .meter import Meter
 from .precision import PRECISIONS, autocast
 from .trainee import Trainee
@@ -65,6 +65,7 @@ class TrainingConfig:
         for name in ("microbatch", "iterations", "samples", "hours", "keep_checkpoints"):
             if getattr(self, name) < 0:
                 raise InputError(f"{name} is {getattr(self, name)}, but must not be negative")
+        check_seeds([self.seed])
         if not (self.iterations or self.samples or self.hours):
             raise InputError("iterations, samples and hours are all 0, so the run would never end: set one of them")
         if self.resume_checkpoint and self.init_checkpoint:

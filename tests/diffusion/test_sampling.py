@@ -30,7 +30,7 @@ class Half(nn.Conv2d):
 
 
 def sample(network=None, cond=Conditioning(), guidance=GuidanceConfig(), channels=3, **options):  # noqa: B008
-    batch = SampleBatch(PixelSignal(channels), (4, 6), [3, 2**63 - 1, -1], cond, **options)
+    batch = SampleBatch(PixelSignal(channels), (4, 6), [3, 2**63 - 1, 2**62], cond, **options)
     return sample_batch(network or Half(), PROCESS, batch, SamplerConfig(), guidance)
 
 

@@ -10,6 +10,7 @@ from checkpoint_making import FEW
 from diff_dalle.diffusion import GuidanceConfig
 from diff_dalle.diffusion.sampling import SamplerConfig
 from diff_dalle.errors import InputError
+from diff_dalle.randomness import MAX_SEED
 from diff_dalle.sampling.pipeline import Pipeline, load
 
 
@@ -38,6 +39,8 @@ REFUSED = {
         "low_res, --low_res_dir.* required by upsamplers without",
     ),
     "seeds": ({"seeds": [1]}, "seeds has 1 value for 3 prompts: give one for each"),
+    "seeds below 0": ({"seeds": [1, 2, -1]}, r"seed is -1, but must lie between 0 and 2\^63 - 1"),
+    "last seed too large": (up(upsampler_seed=(0, MAX_SEED - 1)), f"top.pt: upsampler_seed is {MAX_SEED + 1}, but"),
     "random variation": (edited(variation=0.5) | by("ancestral"), "base.pt: --variation requires a deterministic"),
     "variation with eta": (edited(variation=0.5) | by("ddim", eta=0.5), "base.pt: .* not ddim with eta 0.5"),
     "too narrow": (edited(size=(2, 600)), "base.pt: an image of 600 × 2 pixels is too narrow"),

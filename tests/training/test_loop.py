@@ -405,3 +405,9 @@ def quiet_losses(task):
 
     task.observe = lambda values: None
     return losses
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63])
+def test_a_seed_that_repeats_another_one_is_refused(seed):
+    with pytest.raises(InputError, match=rf"seed is {seed}, but must lie between 0 and 2\^63 - 1"):
+        TrainingConfig(seed=seed)
