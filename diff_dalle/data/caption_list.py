@@ -9,7 +9,6 @@ from .captions import caption_kind, read_caption
 from .collection import collect
 from .shard_table import Required
 from .shards import ShardFiles
-from .sources import find_shards
 
 
 def read_captions(sources: Sequence[str], caption_field: str = "txt", limit: int = 0) -> list[str]:
@@ -18,7 +17,7 @@ def read_captions(sources: Sequence[str], caption_field: str = "txt", limit: int
     Raises InputError when there are no shards or no captions.
     """
     kind = caption_kind(caption_field)
-    found = collect(find_shards(sources), Required({kind: "captions"}), ShardFiles())
+    found = collect(sources, Required({kind: "captions"}), ShardFiles())
     captions: list[str] = []
     for shard, count in enumerate(found.counts.tolist()):
         for member in range(count):

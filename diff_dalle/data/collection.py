@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from .. import storage
+from ..distributed.world import ALONE, World
 from ..errors import InputError, quantity, redact
 from ..images.decode import IMAGE_KINDS, BrokenSample
-from .index import Indexed, count_kinds, examine, index_shards
+from .index import Indexed, count_kinds, discard_summaries, examine, index_shards
 from .lru_cache import LRUCache
-from .shard_table import IMAGE, Members, Required, ShardSummary, Table, alternatives, load_table
+from .names import printable
+from .shard_table import IMAGE, Members, Required, ShardSummary, Table, alternatives
 from .shards import Shard, ShardFiles
 from .sidecars import Sidecar, SidecarFiles
+from .sources import find_shards
+from .table_file import load_table, save_table
 
 MAX_BYTES = {IMAGE: 1 << 28, "cls": 1 << 10}  # of a member, by kind; larger ones are not read
 MAX_OTHER = 1 << 20  # bytes of any other member: captions, json, embeddings
@@ -83,12 +90,22 @@ class Collection:
 
     def _table(self, shard: int) -> Table:
         """A shard's table; read from the shard again when its file is missing or describes another state of it."""
-        state = self.shards[shard]
-        found = load_table(self.tables[shard])
+        state, file = self.shards[shard], self.tables[shard]
+        found = load_table(file)
         if found is None or not _describes(found[0], state):
             found = examine(state.path, self.files)
             if not _describes(found[0], state):
                 raise InputError(f"{state.path} changed while in use: start again")
+            with contextlib.suppress(InputError):  # for the next time; another node's index may be out of reach
+                storage.make_dirs(os.path.dirname(file))
+                save_table(file, *found)
+        count = len(found[1].select(self.required).rows)
+        if count != self.counts[shard]:
+            discard_summaries(file)
+            raise InputError(
+                f"the index counts {self.counts[shard]:,} usable samples in {state.path}, which has {count:,}: the "
+                "wrong count has been removed; start again"
+            )
         return found[1]
 
     def members(self, shard: int) -> Members:
@@ -101,7 +118,7 @@ class Collection:
 
     def describe(self, shard: int, member: int) -> str:
         """``shard : key`` of a usable sample, for messages."""
-        return f"{redact(self.shards[shard].path)} : {self.key(shard, member)}"
+        return f"{redact(self.shards[shard].path)} : {printable(self.key(shard, member))}"
 
     def in_place(self, shard: int) -> bool:
         """Whether samples are read by range requests, where concurrent reads are faster than consecutive ones."""
@@ -168,22 +185,36 @@ def _rows_of_keys(found: Table, rows: np.ndarray, index_width: int) -> np.ndarra
 
 
 def collect(
-    paths: Sequence[str],
+    sources: Sequence[str],
     required: Required,
     files: ShardFiles,
     index_cache: str = "",
     flag: str = "--data_dir",
     remembered: int = 64,
     sidecars: Iterable[tuple[Sidecar, int]] = (),
+    world: World = ALONE,
 ) -> Collection:
-    """The samples of ``paths`` with all required members. Raises InputError naming ``flag`` when there are none."""
-    entries = index_shards(paths, files, index_cache)
-    found = Collection(entries, required, files, remembered, sidecars)
+    """The samples of all sources with all required members, see ``find_shards``.
+
+    world: the processes that call this together. Rank 0 alone lists the shards and their sizes; the others are told.
+
+    Raises InputError naming ``flag`` when there are none.
+    """
+    paths = find_shards(sources, flag) if world.is_main else []
+    entries = index_shards(paths, files, index_cache, world)
+    found = None
+    if world.is_main:
+        found = Collection(entries, required, files, remembered, sidecars)
+        _check_usable(found, entries, flag)
+    return world.broadcast(found)
+
+
+def _check_usable(found: Collection, entries: Sequence[Indexed], flag: str) -> None:
+    required = found.required
     if not found.samples:
         raise InputError(_nothing_usable(entries, required, flag))
     if found.left_out:
         log.warning("%s left out: without %s", quantity(found.left_out, "sample"), _listed(required, "or"))
-    return found
 
 
 def _listed(required: Required, conjunction: str) -> str:

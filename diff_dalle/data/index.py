@@ -2,11 +2,14 @@
 
 The folder ``.diff_dalle_index`` beside the tars holds one table per tar and one summary of all of them, so that a
 start reads a single small file however many shards there are. When that folder cannot be written (remote data, a
-read-only disk), a cache folder takes its place. Processes that index the same data at the same time share the work.
+read-only disk), a cache folder takes its place. Of the processes of a job one looks for the tables, and all build the
+missing ones. Jobs that index the same data at the same time share the work too.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import json
 import logging
@@ -19,13 +22,17 @@ from dataclasses import asdict, dataclass
 from tqdm import tqdm
 
 from .. import storage
+from ..distributed.world import ALONE, World
 from ..errors import InputError, quantity, redact
-from .shard_table import FORMAT, ShardSummary, Table, load_summary, save_table
+from .shard_table import ShardSummary, Table
 from .shards import Shard, ShardFiles, cache_home
+from .table_file import FORMAT, load_summary, read_bounded, save_table
 from .tar import read_members
 
 FOLDER, SUMMARY = ".diff_dalle_index", "summary.json"
+MAX_SUMMARY = 1 << 28  # bytes: about a million shards
 THREADS = 16  # they wait for disks and networks, not for each other
+ROUND = 4 * THREADS  # shards that each process indexes before all exchange results: no process waits long for another
 log = logging.getLogger(__name__)
 
 
@@ -42,6 +49,7 @@ class Indexed:
         return Shard(self.path, self.summary.size, self.summary.tag, self.summary.by_offset)
 
 
+@functools.lru_cache(maxsize=1024)
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -69,19 +77,25 @@ def _writable(folders: Sequence[str]) -> str:
 
 
 def _load_summary(folder: str) -> dict[str, ShardSummary]:
+    """The summaries in a folder, by the tables' names. They are looked up by name: none is taken for a path."""
     try:
-        with open(os.path.join(folder, SUMMARY), encoding="utf-8") as file:
-            record = json.load(file)
-        if record["format"] != FORMAT:
+        record = json.loads(read_bounded(os.path.join(folder, SUMMARY), MAX_SUMMARY))
+        if not isinstance(record, dict) or record.get("format") != FORMAT or not isinstance(record["shards"], dict):
             return {}
-        return {name: ShardSummary(**summary) for name, summary in record["shards"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {name: ShardSummary.parse(summary) for name, summary in record["shards"].items()}
+    except (OSError, ValueError, KeyError, RecursionError):
         return {}  # missing, of another format or damaged: it is written again
 
 
 def _save_summary(folder: str, shards: dict[str, ShardSummary]):
     record = {"format": FORMAT, "shards": {name: asdict(summary) for name, summary in shards.items()}}
     storage.write_bytes(os.path.join(folder, SUMMARY), json.dumps(record).encode())
+
+
+def discard_summaries(table: str):
+    """Remove the summaries beside a table, which contradicts them. The next start collects them from the tables."""
+    with contextlib.suppress(OSError):
+        os.remove(os.path.join(os.path.dirname(table), SUMMARY))
 
 
 def _is_current(summary: ShardSummary, size: int, tag: str) -> bool:
@@ -123,24 +137,36 @@ class _Indexer:
             raise InputError(f"{error}; set --index_cache to another folder for the index of the shards") from error
         return Indexed(path, file, summary)
 
-    def run(self, paths: Sequence[str]) -> list[Indexed]:
-        for folder in {folder for path in paths for folder in _folders(path, self.index_cache)[0]}:
-            self.known[folder] = _load_summary(folder)
+    def run(self, paths: Sequence[str], world: World) -> list[Indexed]:
         pool = ThreadPoolExecutor(THREADS)
         try:
-            known = dict(zip(paths, pool.map(self.find, paths), strict=True))
-            found = {path: entry for path, entry in known.items() if entry is not None}
-            missing = [path for path in known if path not in found]
-            turn = os.getpid() * 7919 % max(1, len(missing))  # each process starts elsewhere (a prime spreads them)
-            bar = tqdm(total=len(missing), desc="indexing shards", unit="shard", disable=None if missing else True)
-            with bar:
-                for entry in pool.map(self.find_or_build, missing[turn:] + missing[:turn]):
-                    found[entry.path] = entry
-                    bar.update()
+            found = self._find_all(paths, pool) if world.is_main else {}
+            missing: list[str] = world.broadcast([path for path in dict.fromkeys(paths) if path not in found])
+            self._load_summaries(missing)
+            quiet = not (missing and world.is_main)
+            with tqdm(total=len(missing), desc="indexing shards", unit="shard", disable=quiet or None) as bar:
+                for start in range(0, len(missing), ROUND * world.size):
+                    mine = missing[start : start + ROUND * world.size][world.rank :: world.size]
+                    built = []
+                    for entry in pool.map(self.find_or_build, mine):
+                        built.append(entry)
+                        bar.update(world.size)
+                    found |= {entry.path: entry for part in world.gather(built) for entry in part}
         finally:
             pool.shutdown(cancel_futures=True)
+        if not world.is_main:
+            return []
         self._save_summaries(found.values())
         return [found[path] for path in paths]
+
+    def _find_all(self, paths: Sequence[str], pool: ThreadPoolExecutor) -> dict[str, Indexed]:
+        self._load_summaries(paths)
+        return {entry.path: entry for entry in pool.map(self.find, paths) if entry is not None}
+
+    def _load_summaries(self, paths: Sequence[str]):
+        for folder in {folder for path in paths for folder in _folders(path, self.index_cache)[0]}:
+            if folder not in self.known:
+                self.known[folder] = _load_summary(folder)
 
     def _save_summaries(self, entries: Iterable[Indexed]):
         news: dict[str, dict[str, ShardSummary]] = {}
@@ -163,12 +189,13 @@ def examine(path: str, files: ShardFiles) -> tuple[ShardSummary, Table]:
     return ShardSummary(total, tag, by_offset, problem, contents.signatures()), contents
 
 
-def index_shards(paths: Sequence[str], files: ShardFiles, index_cache: str = "") -> list[Indexed]:
+def index_shards(paths: Sequence[str], files: ShardFiles, index_cache: str = "", world: World = ALONE) -> list[Indexed]:
     """Index every shard, or find its index; damaged shards are named in the log.
 
     index_cache: folder for the index, instead of the shards' own.
+    world:       the processes that call this together. Only rank 0 needs the paths, and gets the result.
     """
-    entries = _Indexer(index_cache, files).run(paths)
+    entries = _Indexer(index_cache, files).run(paths, world)
     damaged = [entry for entry in entries if entry.summary.problem]
     for entry in damaged[:10]:
         usable = quantity(entry.summary.samples, "sample")

@@ -26,7 +26,6 @@ from .collection import collect
 from .order import Order
 from .samples import Chunk, Recipe, Samples
 from .shards import ShardFiles
-from .sources import find_shards
 from .spec import SampleSpec
 
 CHUNK = 32  # samples that a worker prepares at a time: all workers share a large batch
@@ -173,13 +172,11 @@ class Loader:
         self.config, self.spec, self.batch_size = config, spec, batch_size
         self.rank, self.world_size = rank, world_size
         self.device = torch.device(device)
-        paths = find_shards(config.data_dir if sources is None else sources, flag)
+        sources = config.data_dir if sources is None else sources
         files = ShardFiles(config.shard_cache, int(config.shard_cache_gb * 1e9), config.copy_shards)
         remembered = 2 * config.streams * config.shuffle_window  # per stream: its window and the next
         required = spec.required(config.caption_field)
-        self.collection = collect(
-            paths, required, files, config.index_cache, flag, remembered, sidecars=spec.sidecars.items()
-        )
+        self.collection = collect(sources, required, files, config.index_cache, flag, remembered, spec.sidecars.items())
         self.order = self._order(buckets, seed, shuffle)
         self.order.check_world_size(world_size)
         self.samples = self.order.samples

@@ -1,8 +1,8 @@
-"""Embeddings in numpy's .npy format: parsing headers, reading one embedding per file, checking values."""
+"""Numpy's .npy format: parsing headers, reading one embedding per file, checking values."""
 
 from __future__ import annotations
 
-import io
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,8 +10,17 @@ import numpy as np
 from ..images.decode import BrokenSample
 
 MAX_HEADER = 1 << 14  # bytes that are read for a header: numpy itself refuses more than 10,000 characters
+MAX_DIMENSIONS = 32  # numpy's own limit
 
-_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+# The header is a Python dictionary. It is searched, not evaluated: nested brackets can exhaust the interpreter's stack.
+_ENTRIES = {
+    name: re.compile(rf"'{name}':\s*{value}\s*[,}}]")
+    for name, value in {
+        "descr": r"'([<>|=]?[a-zA-Z]\d{0,9})'",
+        "fortran_order": r"(True|False)",
+        "shape": r"\(([\d, L]*)\)",  # L: written by Python 2
+    }.items()
+}
 
 
 @dataclass(frozen=True)
@@ -30,16 +39,24 @@ class NpyHeader:
 
 
 def parse_header(data: bytes) -> NpyHeader:
-    """Parse the header at the start of a .npy file. Raises ValueError when there is none.
-
-    numpy evaluates it as a literal, never as code, and bounds its length.
-    """
-    stream = io.BytesIO(data[:MAX_HEADER])
+    """Parse the header at the start of a .npy file of plain elements. Raises ValueError when there is none."""
+    start = 10 if data[6:7] == b"\1" else 12  # the length has two bytes in version 1, four in versions 2 and 3
+    length = int.from_bytes(data[8:start], "little")
+    text = data[start : start + length].decode("latin-1")
+    if data[:6] != b"\x93NUMPY" or data[6:7] not in (b"\1", b"\2", b"\3") or length > MAX_HEADER or len(text) < length:
+        raise ValueError("not a .npy file")
+    entries = {name: pattern.search(text) for name, pattern in _ENTRIES.items()}
+    values = {name: match[1] for name, match in entries.items() if match}
+    if len(values) < len(_ENTRIES):
+        raise ValueError("not a .npy file of numbers")
+    lengths = re.findall(r"\d+", values["shape"])
+    if len(lengths) > MAX_DIMENSIONS or max(map(len, lengths), default=0) > 18:
+        raise ValueError(f"a .npy file of an impossible shape, ({values['shape']:.60})")
     try:
-        shape, fortran_order, dtype = _READERS[np.lib.format.read_magic(stream)](stream)
-    except Exception as error:  # the literal may be wrong in many ways
-        raise ValueError("not a .npy file") from error
-    return NpyHeader(shape, dtype, fortran_order, stream.tell())
+        dtype = np.dtype(values["descr"])
+    except (TypeError, ValueError):
+        raise ValueError(f"a .npy file of unknown elements, {values['descr']}") from None
+    return NpyHeader(tuple(map(int, lengths)), dtype, values["fortran_order"] == "True", start + length)
 
 
 def read_embedding(data: bytes, width: int) -> np.ndarray:

@@ -1,22 +1,17 @@
-"""The samples of one shard: their members and locations, and the file that stores them."""
+"""The samples of one shard: their members and locations."""
 
 from __future__ import annotations
 
-import io
-import json
 import re
-import zipfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
-from .. import storage
 from ..images.decode import IMAGE_KINDS
-from .tar import Member
+from .tar import BLOCK, Member
 
-FORMAT = 1  # of the files that hold tables; the summaries of a folder carry it too
 IMAGE = "image/*"  # a kind of member that stands for any of IMAGE_KINDS; real kinds contain no slash
 _NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)")  # the path up to the base name's first dot, and the rest
 
@@ -62,6 +57,28 @@ class ShardSummary:
     @property
     def samples(self) -> int:
         return sum(self.signatures.values())
+
+    @classmethod
+    def parse(cls, record: object) -> ShardSummary:
+        """A summary from a file. Raises ValueError unless it describes a possible shard."""
+        if not isinstance(record, dict) or record.keys() != {each.name for each in fields(cls)}:
+            raise ValueError("not a summary of a shard")
+        found = cls(**record)
+        if type(found.size) is not int or type(found.by_offset) is not bool:
+            raise ValueError("size and by_offset must be a number and a truth value")
+        if not (isinstance(found.tag, str) and isinstance(found.problem, str) and found.problem.isprintable()):
+            raise ValueError("tag and problem must be texts")
+        if not isinstance(found.signatures, dict):
+            raise ValueError("signatures must be counts")
+        members = 0
+        for signature, count in found.signatures.items():
+            kinds = signature.split("/")
+            if type(count) is not int or count < 1 or len(set(kinds)) < len(kinds):
+                raise ValueError("a signature must be different kinds, and occur")
+            members += count * len(kinds)
+        if members * 2 * BLOCK > found.size + BLOCK:  # each has a header; the last payload may lack its padding
+            raise ValueError("a shard of this size cannot hold as many members")
+        return found
 
 
 def split_name(name: str) -> tuple[str, str] | None:
@@ -146,47 +163,3 @@ class Members:
 
     rows: np.ndarray
     spans: dict[str, np.ndarray]
-
-
-def save_table(path: str, summary: ShardSummary, table: Table):
-    """Write both to one npz file, atomically."""
-    keys = [key.encode() for key in table.keys]
-    text = json.dumps({"format": FORMAT, "about": asdict(summary), "kinds": table.kinds})
-    buffer = io.BytesIO()
-    np.savez(
-        buffer,
-        header=np.frombuffer(text.encode(), dtype=np.uint8),
-        keys=np.frombuffer(b"".join(keys), dtype=np.uint8),
-        key_ends=np.cumsum([len(key) for key in keys], dtype=np.int64),
-        sample=table.sample,
-        kind=table.kind,
-        offset=table.offset,
-        size=table.size,
-    )
-    storage.write_bytes(path, buffer.getvalue())
-
-
-def load_summary(path: str) -> ShardSummary | None:
-    """Like ``load_table``, without reading the table."""
-    return _load(path, lambda file, header: ShardSummary(**header["about"]))
-
-
-def load_table(path: str) -> tuple[ShardSummary, Table] | None:
-    """What ``save_table`` wrote, or None when the file is missing, damaged or of another format."""
-
-    def read(file, header) -> tuple[ShardSummary, Table]:
-        ends, text = file["key_ends"].tolist(), file["keys"].tobytes()
-        keys = [text[start:end].decode() for start, end in zip([0, *ends], ends, strict=False)]
-        columns = (file[name] for name in ("sample", "kind", "offset", "size"))
-        return ShardSummary(**header["about"]), Table(keys, header["kinds"], *columns)
-
-    return _load(path, read)
-
-
-def _load(path: str, read: Callable):
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            header = json.loads(file["header"].tobytes())
-            return read(file, header) if header["format"] == FORMAT else None
-    except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
-        return None  # missing, of another format or damaged: a cache is rebuilt, not repaired

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from .. import storage
+from .names import printable
 
 BLOCK = 512
 LONGEST_NAME = 1 << 20  # maximum bytes of an extension header that are read
+LONGEST_NUMBER = 20  # digits
 _ADLER = 65521  # the modulus of Adler-32
 
 
@@ -49,7 +51,8 @@ def read_members(read: Callable[[int, int], bytes], total: int) -> tuple[list[Me
             return members, reason if offset == 0 else f"is damaged at byte {offset:,}"
         start, length = offset + BLOCK, own_size if size < 0 or kind in b"xgLK" else size
         if start + length > total:
-            return members, f"was cut inside {name or own_name}: {total - start:,} of its {length:,} bytes are there"
+            inside = printable(name or own_name)
+            return members, f"was cut inside {inside}: {total - start:,} of its {length:,} bytes are there"
         offset = start + -(-length // BLOCK) * BLOCK
         if kind in b"xL" and length > LONGEST_NAME:
             return members, f"is damaged at byte {start:,}: a name of {length:,} bytes"
@@ -82,7 +85,7 @@ def _number(field: bytes) -> int:
 
 def _is_number(digits: bytes) -> bool:
     """Whether these are the digits of a size; int() refuses thousands of digits."""
-    return digits.isdigit() and len(digits) < 20
+    return digits.isdigit() and len(digits) < LONGEST_NUMBER
 
 
 def _parse(header: bytes) -> tuple[bytes, str, int]:
@@ -102,13 +105,14 @@ def _parse(header: bytes) -> tuple[bytes, str, int]:
 def _pax_records(payload: bytes) -> dict[bytes, bytes]:
     """``b"12 path=name\\n…"`` → names and values; the length includes itself, the blank and the newline."""
     records = {}
-    while payload:
-        length, blank, _ = payload.partition(b" ")
-        if not blank or not _is_number(length) or int(length) <= len(length):
+    start = 0  # of a record; only the record itself is copied, since there may be very many
+    while (blank := payload.find(b" ", start, start + LONGEST_NUMBER)) > 0:
+        length = payload[start:blank]
+        if not _is_number(length) or int(length) <= len(length):
             break
-        name, _, value = payload[len(length) + 1 : int(length) - 1].partition(b"=")
+        name, _, value = payload[blank + 1 : start + int(length) - 1].partition(b"=")
         records[name] = value
-        payload = payload[int(length) :]
+        start += int(length)
     return records
 
 

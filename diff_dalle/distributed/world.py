@@ -90,6 +90,9 @@ class World:
             print(redact(" ".join(map(str, words))), flush=True)
 
 
+ALONE = World(SINGLE, torch.device("cpu"))  # a process that shares its work with no other
+
+
 class Vote:
     """Repeated votes among all ranks, each answered one call later, so that the communication overlaps with work."""
 

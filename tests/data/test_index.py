@@ -1,8 +1,8 @@
 import json
 import logging
+import multiprocessing
 import os
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -10,10 +10,10 @@ from file_server import serving
 from shard_making import make_shards, sample, tar_bytes
 
 from diff_dalle import storage
-from diff_dalle.data import shard_table as table
+from diff_dalle.data import table_file as table
 from diff_dalle.data.collection import Collection, collect
 from diff_dalle.data.index import FOLDER, index_shards
-from diff_dalle.data.shard_table import IMAGE, Required, Table, split_name
+from diff_dalle.data.shard_table import IMAGE, Required, ShardSummary, Table, split_name
 from diff_dalle.data.shards import ShardFiles
 from diff_dalle.data.sources import find_shards
 from diff_dalle.data.tar import Member
@@ -73,7 +73,7 @@ def test_members_are_joined_by_key_wherever_they_are():
 
 def test_a_table_survives_its_file(tmp_path):
     written = Table.of([Member("ü/a.jpg", 512, 5), Member("b.txt", 2048, 6)])
-    summary = table.ShardSummary(4096, "tag", True, "was cut", written.signatures())
+    summary = ShardSummary(4096, "tag", True, "was cut", written.signatures())
     path = str(tmp_path / "t.npz")
     table.save_table(path, summary, written)
     assert table.load_summary(path) == summary
@@ -265,12 +265,30 @@ def test_a_pipe_whose_output_changed_is_refused(tmp_path):
         contents(found)
 
 
+def index_together(start, paths, results):
+    """What each of several processes does: wait for the others, index, and send what it found."""
+    start.wait(60)
+    entries = index_shards(paths, ShardFiles())
+    results.put((os.getpid(), entries))
+
+
 def test_processes_that_index_at_once_agree(tmp_path):
-    make_shards(tmp_path, [1] * 12)
+    """Separate jobs, which know nothing of each other."""
+    make_shards(tmp_path, [1] * 40)
     paths = find_shards([str(tmp_path)])
-    with ThreadPoolExecutor(4) as pool:
-        runs = list(pool.map(lambda _: index_shards(paths, ShardFiles()), range(4)))
-    assert all(run == runs[0] for run in runs)
+    context = multiprocessing.get_context("fork" if sys.platform != "win32" else "spawn")
+    start, results = context.Barrier(3), context.Queue()
+    processes = [context.Process(target=index_together, args=(start, paths, results)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    found = dict(results.get(timeout=60) for _ in processes)
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0] * 3 and os.getpid() not in found and len(found) == 3
+    assert all(entries == index_shards(paths, ShardFiles()) for entries in found.values())
+    assert len(contents(collect([str(tmp_path)], CAPTIONED, ShardFiles()))) == 40
+    assert not [name for name in os.listdir(tmp_path / FOLDER) if name.endswith(".tmp")]
+    assert len(json.loads((tmp_path / FOLDER / "summary.json").read_text())["shards"]) == 40
 
 
 def test_the_log_and_descriptions_of_shards_hold_no_secrets(tmp_path, caplog):

@@ -5,7 +5,7 @@ import pytest
 import webdataset
 from shard_making import tar_bytes
 
-from diff_dalle.data.tar import Member, read_members, write_tar
+from diff_dalle.data.tar import Member, _pax_records, read_members, write_tar
 
 LONG = "a" * 90 + "/" + "b" * 90 + "/" + "c" * 120 + ".jpg"
 FILES = [("x.jpg", b"1" * 700), ("folder/", b""), ("folder/y.txt", b""), ("ü/ñ.txt", b"2" * 512), (LONG, b"3")]
@@ -92,6 +92,76 @@ def test_written_shards_are_what_webdataset_reads(tmp_path):
     write_tar(str(tmp_path / "a.tar"), samples)
     read = webdataset.WebDataset(str(tmp_path / "a.tar"), shardshuffle=False)
     assert [(s["__key__"], {k: v for k, v in s.items() if k[0] != "_"}) for s in read] == samples
+
+
+def with_extension(payload: bytes, kind: bytes = b"x", size: int | None = None) -> bytes:
+    """A tar of one extension header and a file."""
+    header = tarfile.TarInfo("extension")
+    header.type, header.size = kind, len(payload) if size is None else size
+    return header.tobuf(tarfile.GNU_FORMAT) + payload + bytes(-len(payload) % 512) + tar_bytes([("0.txt", b"abc")])
+
+
+@pytest.mark.parametrize("kind", [b"x", b"g", b"L", b"K", b"0"])
+@pytest.mark.parametrize("size", [1 << 40, 2**63 - 512, 2**88 - 1])
+def test_absurd_sizes_end_the_list(kind, size):
+    members, problem = members_of(with_extension(b"", kind, size))
+    assert members == [] and problem.startswith("was cut inside extension: ")
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        b"",
+        b" ",
+        b"x" * 5000,
+        b"-5 path=x\n",
+        b"3 x\n",
+        b"0 path=x\n",
+        b"9" * 4000 + b" path=x\n",
+        b"\xb2 path=x\n",
+        b"12 path=\xff\n",
+        b"99 path=0.txt\n",
+        b"5009 size=" + b"1" * 5000 + b"\n",
+        b"13 size=\xc2\xb2\n",
+        b"11 size=-5\n",
+    ],
+    ids=range(13),
+)
+def test_malformed_extension_records_lose_no_file(records):
+    members, problem = members_of(with_extension(records))
+    assert [(member.size, problem) for member in members] == [(3, "")]
+
+
+def test_extension_records_of_absurd_sizes_are_cuts():
+    assert members_of(with_extension(b"24 size=9" + b"9" * 14 + b"\n"))[1].startswith("was cut inside 0.txt: ")
+
+
+class Copied(bytes):
+    """Counts the bytes that are copied out of it."""
+
+    count = 0
+
+    def _counted(self, part: bytes) -> bytes:
+        Copied.count += len(part)
+        return Copied(part)
+
+    def __getitem__(self, key):
+        return self._counted(super().__getitem__(key))
+
+    def partition(self, separator):
+        return tuple(map(self._counted, super().partition(separator)))
+
+
+def test_very_many_extension_records_are_read_once():
+    """Copying the rest after each would take minutes per header."""
+    records = Copied(b"6 a=b\n" * 30_000)
+    assert _pax_records(records) == {b"a": b"b"} and Copied.count <= 2 * len(records)
+
+
+def test_names_are_shown_on_one_line():
+    data = tar_bytes([("\x1b[2J\n" + "x" * 300, bytes(600))], tarfile.PAX_FORMAT)
+    _, problem = members_of(data[: data.rindex(b"ustar") + 300])
+    assert problem.isprintable() and len(problem) < 300 and "inside \\x1b[2J\\nxxx" in problem
 
 
 @pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])

@@ -1,10 +1,14 @@
 import io
+import struct
+import tracemalloc
+import zlib
 
 import numpy as np
 import pytest
 from PIL import Image
 from shard_making import encoded, random_image
 
+from diff_dalle.images import decode
 from diff_dalle.images.decode import BrokenSample, decode_image
 
 LIMIT = 1 << 20
@@ -90,3 +94,99 @@ def test_too_large_and_damaged_files_are_refused():
     for data, reason in cases.items():
         with pytest.raises(BrokenSample, match=reason):
             decode_image(data, LIMIT)
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def png(width=8, height=8, extra=b"", pixels: bytes | None = None, bits=8, colors=2) -> bytes:
+    data = bytes((3 * width + 1) * height) if pixels is None else pixels
+    head = struct.pack(">IIBBBBB", width, height, bits, colors, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + extra + chunk(b"IDAT", zlib.compress(data)) + chunk(b"IEND", b"")
+    )
+
+
+def webp(width: int, height: int) -> bytes:
+    """An animation whose header states another size than its frames have."""
+    frames = [Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
+    data = bytearray(encoded(frames[0], "WEBP", save_all=True, append_images=frames[1:]))
+    sizes = (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
+    start = data.index(b"VP8X") + 12
+    data[start : start + 6] = sizes
+    return bytes(data)
+
+
+MEGABYTES = zlib.compress(bytes(64 << 20))
+BOMBS = {
+    "many pixels": png(30_000, 30_000, pixels=b""),
+    "more pixels than Pillow opens": png(2**31 - 1, 2**31 - 1, pixels=b""),
+    "no pixels": png(0, 8, pixels=b""),
+    "a large animation": webp(16_000, 16_000),
+    "an impossible animation": webp(1 << 24, 255),
+    "a compressed profile": png(extra=chunk(b"iCCP", b"x\0\0" + MEGABYTES)),
+    "compressed text": png(extra=chunk(b"zTXt", b"x\0\0" + MEGABYTES)),
+    "much compressed text": png(extra=chunk(b"zTXt", b"x\0\0" + zlib.compress(bytes(1 << 20))) * 80),
+    "few pixels of many": png(64, 64, pixels=bytes(100)),
+    "unknown bits": png(bits=3),
+    "unknown colors": png(colors=5),
+}
+
+
+@pytest.mark.parametrize("data", BOMBS.values(), ids=BOMBS)
+def test_bombs_are_broken_samples_that_take_little_memory(data):
+    tracemalloc.start()
+    with pytest.raises(BrokenSample) as broken:
+        decode_image(data, LIMIT)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 24 << 20 and len(str(broken.value)) < 300 and str(broken.value).isprintable()
+
+
+def test_more_pixel_data_than_pixels_is_not_unpacked():
+    assert pixels(png(pixels=bytes(64 << 20))).shape == (8, 8, 3)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        png(extra=chunk(b"abCd", b"") * 200_000),
+        encoded(random_image())[:2] + b"\xff\xfe\0\2" * 100_000 + encoded(random_image())[2:],
+        encoded(random_image())[:20] + bytes(300_000) + encoded(random_image())[20:],
+    ],
+    ids=["chunks", "segments", "junk between segments"],
+)
+def test_files_of_very_many_parts_are_not_read_to_their_end(data):
+    """Pillow takes microseconds for each, so the largest files would take minutes."""
+    with pytest.raises(BrokenSample, match="consists of more than 262,144 parts"):
+        decode_image(data, LIMIT)
+
+
+def test_a_jpeg_of_very_many_scans_is_refused_by_their_number_and_size(monkeypatch):
+    data = encoded(random_image(32, 32), progressive=True)
+    scans = data.count(b"\xff\xda")
+    last = data[data.rindex(b"\xff\xda") : -2]
+    many = data[:-2] + 50 * last + data[-2:]
+    assert pixels(many).shape == (32, 32, 3)
+    monkeypatch.setattr(decode, "MAX_SCANNED", 1024 * (scans + 49))
+    pixels(data)
+    with pytest.raises(BrokenSample, match=f"32 × 32 pixels in {scans + 50} scans"):
+        pixels(many)
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
+def test_every_cut_and_many_flips_are_broken_samples_or_images(form):
+    data = encoded(random_image(), form)
+    generator = np.random.default_rng(0)
+    cases = [data[:size] for size in range(0, len(data), 7)]
+    for _ in range(100):
+        flipped = bytearray(data)
+        for place in generator.integers(0, len(data), 5):
+            flipped[place] ^= 1 << generator.integers(8)
+        cases.append(bytes(flipped))
+    for case in cases:
+        try:
+            decode_image(case, LIMIT)
+        except BrokenSample as broken:
+            assert len(str(broken)) < 300

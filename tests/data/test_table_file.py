@@ -1,0 +1,233 @@
+"""Index files that come with the data: whatever they hold, shards are read right, and nothing else is."""
+
+import io
+import json
+import os
+import tracemalloc
+import zipfile
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+from shard_making import make_shards
+
+from diff_dalle.data.collection import collect
+from diff_dalle.data.index import FOLDER
+from diff_dalle.data.shard_table import IMAGE, Required, ShardSummary, Table
+from diff_dalle.data.shards import ShardFiles
+from diff_dalle.data.table_file import load_summary, load_table, save_table
+from diff_dalle.data.tar import Member
+from diff_dalle.errors import InputError
+
+CAPTIONED = Required({IMAGE: "images", "txt": "captions"})
+MEMBERS = [Member("ü/a.jpg", 512, 5), Member("ü/a.txt", 1536, 6), Member("b.jpg", 2560, 7), Member("b.txt", 3584, 8)]
+TABLE = Table.of(MEMBERS)
+SUMMARY = ShardSummary(5120, "tag", True, "was cut", TABLE.signatures())
+
+
+def arrays_of(path) -> dict[str, np.ndarray]:
+    with np.load(path) as file:
+        return dict(file)
+
+
+def edited(path, save=np.savez, **changes) -> None:
+    """Replace arrays of the file; a function changes the present one, None removes it."""
+    arrays = arrays_of(path)
+    for name, change in changes.items():
+        arrays[name] = change(arrays[name].copy()) if callable(change) else change
+    save(path, **{name: array for name, array in arrays.items() if array is not None})
+
+
+def with_header(**changes):
+    """A change of the header: its own entries, and those of the summary under ``about``."""
+
+    def change(header):
+        record = json.loads(header.tobytes())
+        record["about"] |= changes.pop("about", {})
+        return np.frombuffer(json.dumps(record | changes).encode(), dtype=np.uint8)
+
+    return change
+
+
+def at(place, value):
+    def change(array):
+        array[place] = value
+        return array
+
+    return change
+
+
+CHANGES = {
+    "no column": {"offset": None},
+    "no header": {"header": None},
+    "another format": {"header": with_header(format=2)},
+    "a list for a header": {"header": np.frombuffer(b"[]", np.uint8)},
+    "a deep header": {"header": np.frombuffer(b"[" * 200_000, np.uint8)},
+    "a header of bad text": {"header": np.frombuffer(b'{"a": "\xff"}', np.uint8)},
+    "no summary": {"header": with_header(about={"size": None})},
+    "another entry": {"header": with_header(about={"path": "/etc/passwd"})},
+    "a negative size": {"header": with_header(about={"size": -1})},
+    "a size that is text": {"header": with_header(about={"size": "5120"})},
+    "a size that is a truth value": {"header": with_header(about={"size": True})},
+    "a shard too small for its members": {"header": with_header(about={"size": 4 * 1024 - 513})},
+    "no truth value": {"header": with_header(about={"by_offset": 1})},
+    "a tag that is a number": {"header": with_header(about={"tag": 5})},
+    "a problem with control characters": {"header": with_header(about={"problem": "\x1b[2J"})},
+    "signatures that are a list": {"header": with_header(about={"signatures": ["jpg/txt"]})},
+    "a count that is text": {"header": with_header(about={"signatures": {"jpg/txt": "2"}})},
+    "a negative count": {"header": with_header(about={"signatures": {"jpg/txt": 3, "jpg": -1}})},
+    "more samples than there are": {"header": with_header(about={"signatures": {"jpg": 3}})},
+    "an absurd count": {"header": with_header(about={"signatures": {"jpg/txt": 10**30}})},
+    "a kind twice in a sample": {"header": with_header(about={"signatures": {"jpg/jpg": 2}})},
+    "kinds that are paths": {"header": with_header(kinds=["../jpg", "txt"])},
+    "kinds that are numbers": {"header": with_header(kinds=[1, 2])},
+    "kinds that are one text": {"header": with_header(kinds="jpgtxt")},
+    "a kind twice": {"header": with_header(kinds=["jpg", "jpg"])},
+    "too few kinds": {"header": with_header(kinds=["jpg"])},
+    "keys cut": {"keys": lambda keys: keys[:-1]},
+    "keys that are no text": {"keys": at(0, 0xFF)},
+    "key ends out of order": {"key_ends": at(0, 6)},
+    "negative key ends": {"key_ends": at(0, -1)},
+    "key ends of another type": {"key_ends": lambda ends: ends.astype(np.float64)},
+    "a sample beyond the last": {"sample": at(3, 2)},
+    "a negative sample": {"sample": at(3, -1)},
+    "a kind beyond the last": {"kind": at(0, 2)},
+    "a negative kind": {"kind": at(0, -1)},
+    "an offset in a header": {"offset": at(0, 511)},
+    "a span beyond the end": {"offset": at(3, 5113)},
+    "a span whose end overflows": {"offset": at(3, 2**63 - 2)},
+    "a negative length": {"size": at(3, -8)},
+    "an empty member": {"size": at(3, 0)},
+    "an absurd length": {"size": at(3, 2**62)},
+    "columns of other lengths": {"offset": lambda offset: offset[:-1]},
+    "two dimensions": {"offset": lambda offset: offset[None]},
+    "pickled objects": {"offset": np.array([print] * 4, dtype=object)},
+}
+
+
+@pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
+def test_an_impossible_table_counts_as_damaged(tmp_path, changes):
+    path = str(tmp_path / "t.npz")
+    save_table(path, SUMMARY, TABLE)
+    assert load_summary(path) == SUMMARY
+    edited(path)
+    assert load_table(path) is not None  # so far unchanged
+    edited(path, **changes)
+    assert load_table(path) is None
+
+
+def test_a_compressed_table_is_not_unpacked(tmp_path):
+    """A megabyte may stand for a gigabyte."""
+    path = str(tmp_path / "t.npz")
+    save_table(path, SUMMARY, TABLE)
+    bomb = np.zeros(1 << 26, np.uint8)  # costs nothing until it is read
+    edited(path, np.savez_compressed, keys=bomb)
+    del bomb
+    assert os.path.getsize(path) < 1 << 20
+    tracemalloc.start()
+    assert load_table(path) is None
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 23
+
+
+def test_a_zip_of_very_many_entries_is_not_listed(tmp_path, monkeypatch):
+    path = tmp_path / "t.npz"
+    with zipfile.ZipFile(path, "w") as file:
+        for number in range(1000):
+            file.writestr(f"{number}.npy", b"")
+    monkeypatch.setattr(zipfile, "ZipFile", None)
+    assert load_table(str(path)) is None
+    data = io.BytesIO(path.read_bytes()).getvalue()
+    locator = b"PK\6\7" + bytes(16)  # of a 64-bit list of entries, in front of a short one
+    path.write_bytes(data[:-22] + locator + data[-22:-14] + b"\1\0\1\0" + bytes(8) + b"\0\0")
+    assert load_table(str(path)) is None
+
+
+@pytest.mark.parametrize("size", [0, 5, 21, 22, 200, -1, -30])
+def test_a_cut_table_counts_as_damaged(tmp_path, size):
+    path = tmp_path / "t.npz"
+    save_table(str(path), SUMMARY, TABLE)
+    path.write_bytes(path.read_bytes()[:size])
+    assert load_table(str(path)) is None and load_summary(str(path)) is None
+
+
+def test_a_flipped_bit_is_noticed(tmp_path):
+    """By the zip's checksums: an offset within the shard looks possible, but is another member's."""
+    path = tmp_path / "t.npz"
+    save_table(str(path), SUMMARY, TABLE)
+    data = bytearray(path.read_bytes())
+    data[data.index(np.array([512, 1536, 2560]).tobytes()) + 1] ^= 4
+    path.write_bytes(data)
+    assert load_table(str(path)) is None
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs POSIX")
+def test_a_fifo_in_place_of_an_index_is_not_waited_for(tmp_path):
+    make_shards(tmp_path, [2])
+    (tmp_path / FOLDER).mkdir()
+    for name in ("summary.json", "00000.tar.npz"):
+        os.mkfifo(tmp_path / FOLDER / name)
+    assert load_table(str(tmp_path / FOLDER / "00000.tar.npz")) is None
+    assert collect([str(tmp_path)], CAPTIONED, ShardFiles()).samples == 2
+
+
+def lies(summary: dict) -> dict[str, object]:
+    """Contents of summary.json by what is wrong with them; ``summary`` is the true one of 00000.tar."""
+
+    def shards(**changes):
+        return {"format": 1, "shards": {"00000.tar": summary | changes}}
+
+    return {
+        "text": "x",
+        "a number": 3,
+        "a list": [1],
+        "no shards": {"format": 1},
+        "shards that are a list": {"format": 1, "shards": ["00000.tar"]},
+        "a shard that is text": {"format": 1, "shards": {"00000.tar": "x"}},
+        "an unknown entry": shards(path="/etc/passwd"),
+        "a count that is text": shards(signatures={"jpg/txt": "3"}),
+        "an absurd count": shards(signatures={"jpg/txt": 10**18}),
+        "too many samples": shards(signatures={"jpg/txt": 4}),
+        "too few samples": shards(signatures={"jpg/txt": 2}),
+        "a path for a name": {"format": 1, "shards": {"../../../../etc/passwd": summary}},
+    }
+
+
+@pytest.mark.parametrize("case", [*lies({}), "deep", "no text"])
+def test_a_wrong_summary_does_not_change_what_is_read(tmp_path, case):
+    """A wrong but possible count is believed until the table contradicts it; then the next start is right."""
+    make_shards(tmp_path, [3])
+    first = collect([str(tmp_path)], CAPTIONED, ShardFiles())
+    file = tmp_path / FOLDER / "summary.json"
+    contents = {
+        name: json.dumps(record).encode()
+        for name, record in lies(json.loads(file.read_bytes())["shards"]["00000.tar"]).items()
+    }
+    contents |= {"deep": b"[" * 200_000, "no text": b"\xff\xfe"}
+    file.write_bytes(contents[case])
+    again = collect([str(tmp_path)], CAPTIONED, ShardFiles())
+    if case in ("too few samples", "too many samples"):
+        with pytest.raises(InputError, match=r"index counts [24] usable samples in .*00000\.tar, which has 3"):
+            again.members(0)
+        again = collect([str(tmp_path)], CAPTIONED, ShardFiles())
+    assert again.counts.tolist() == [3]
+    assert [again.read(again.place(0, i)) for i in range(3)] == [first.read(first.place(0, i)) for i in range(3)]
+
+
+def test_a_foreign_index_is_replaced_by_the_shards_own(tmp_path):
+    """A table of the right size and tag whose columns are impossible is built again, and stored."""
+    make_shards(tmp_path, [3])
+    first = collect([str(tmp_path)], CAPTIONED, ShardFiles())
+    file = tmp_path / FOLDER / "00000.tar.npz"
+    (tmp_path / FOLDER / "summary.json").unlink()
+    edited(file, offset=at(0, 10**9))
+    again = collect([str(tmp_path)], CAPTIONED, ShardFiles())
+    assert again.read(again.place(0, 0)) == first.read(first.place(0, 0)) != again.read(again.place(0, 1))
+    assert arrays_of(file)["offset"].max() < 10**9
+
+
+def test_the_summary_takes_what_save_table_writes():
+    assert ShardSummary.parse(asdict(SUMMARY)) == SUMMARY
+    full = replace(SUMMARY, size=4 * 1024 - 512)  # the last member without its padding
+    assert ShardSummary.parse(asdict(full)) == full
