@@ -1,30 +1,42 @@
-"""Starting and ending a job: launchers, rendezvous, failure.
+"""Starting and ending a job.
 
-Started by ``mpiexec``, ``torchrun``, ``srun`` or plain ``python``, every script gets the same ``World``. This is the
-only module that imports mpi4py, and it does so only when ``mpiexec`` started more than one process.
+Started by ``mpiexec``, ``torchrun``, ``srun`` or plain ``python``, every script gets the same ``World``. All processes
+end together; the status says why (``STATUSES``).
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
-import re
 import socket
 import sys
-import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 import torch
 
 from ..config import option
 from ..errors import InputError, quantity, redact
 from .devices import pick_device
-from .world import SINGLE, ProcessInfo, World
+from .lifeline import MAX_SILENCE, Lifeline, News
+from .rendezvous import detect, meeting_point, open_store
+from .world import ProcessInfo, World
+
+__all__ = ["DistributedConfig", "JobEnd", "detect", "launch", "run_script"]
+
+STATUSES = {
+    0: "the run has reached its limit, or the command is done",
+    1: "an error in the program, or a rank that was lost",
+    2: "bad input: a flag, a file, the data, a full disk",
+    3: "training has diverged",
+    130: "interrupted by Ctrl-C (SIGINT)",
+    138: "stopped by SIGUSR1 (128 + the signal's number, which is 10 on Linux)",
+    143: "stopped by SIGTERM",
+}
 
 
 @dataclass(frozen=True)
@@ -36,99 +48,33 @@ class DistributedConfig:
     )
     threads: int = option(0, "CPU threads per process; 0 = the machine's cores divided by its processes", free=True)
     start_timeout: float = option(300.0, "seconds to wait for all processes at the start", free=True)
-    timeout: float = option(1800.0, "seconds that a collective may wait before the job is aborted", free=True)
+    timeout: float = option(
+        1800.0,
+        "seconds that a collective may wait before the job is aborted; a process that gives no sign of life is named "
+        f"after half of them, at most {MAX_SILENCE:g}",
+        free=True,
+    )
 
     def __post_init__(self):
-        for name in ("threads", "start_timeout", "timeout"):
-            if getattr(self, name) < 0:
-                raise InputError(f"{name} is {getattr(self, name)}, but must not be negative")
+        if self.threads < 0:
+            raise InputError(f"threads is {self.threads}, but must not be negative")
+        for name in ("start_timeout", "timeout"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise InputError(f"{name} is {value:g}, but must be a number of seconds above 0")
+
+    @property
+    def silence(self) -> float:
+        """Seconds after which a process that gives no sign of life is named."""
+        return min(self.timeout / 2, MAX_SILENCE)
 
 
-def detect(env: Mapping[str, str] = os.environ) -> ProcessInfo:
-    """Read the launcher's environment variables; nothing is started or imported."""
-
-    def number(*names: str, default: int = 0) -> int:
-        return next((int(env[name]) for name in names if env.get(name, "").isdigit()), default)
-
-    if "RANK" in env and "WORLD_SIZE" in env:
-        local_size = number("LOCAL_WORLD_SIZE", default=1)
-        return ProcessInfo("torchrun", number("RANK"), number("WORLD_SIZE"), number("LOCAL_RANK"), local_size)
-    if number("OMPI_COMM_WORLD_SIZE") > 1:  # Open MPI
-        rank, size = number("OMPI_COMM_WORLD_RANK"), number("OMPI_COMM_WORLD_SIZE")
-        local_size = number("OMPI_COMM_WORLD_LOCAL_SIZE", default=1)
-        return ProcessInfo("mpi", rank, size, number("OMPI_COMM_WORLD_LOCAL_RANK"), local_size)
-    tasks = number("SLURM_STEP_NUM_TASKS")  # set by srun, not by a batch script that runs python directly
-    if number("PMI_SIZE") > 1 and number("PMI_SIZE") != tasks:  # MPICH, Intel MPI
-        local_size = number("MPI_LOCALNRANKS", default=number("PMI_SIZE"))
-        return ProcessInfo("mpi", number("PMI_RANK"), number("PMI_SIZE"), number("MPI_LOCALRANKID"), local_size)
-    if tasks > 1:
-        per_node = re.match(r"\d+", env.get("SLURM_STEP_TASKS_PER_NODE", "1"))
-        local_size = int(per_node.group()) if per_node else 1
-        return ProcessInfo("slurm", number("SLURM_PROCID"), tasks, number("SLURM_LOCALID"), local_size)
-    return SINGLE
+class JobEnd(SystemExit):
+    """Raised on all ranks together: the job ends in order, with the status ``code``."""
 
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _meeting_point(place: ProcessInfo) -> tuple[str, int, Any]:
-    """Address and port of rank 0's store, and the MPI communicator where there is one."""
-    if place.launcher == "torchrun":
-        if not os.environ.get("MASTER_ADDR") or not os.environ.get("MASTER_PORT", "").isdigit():
-            raise InputError(
-                "RANK and WORLD_SIZE are set, but not MASTER_ADDR and MASTER_PORT: start with torchrun, or set all four"
-            )
-        return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), None
-    if place.launcher == "slurm":
-        nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST", "127.0.0.1")
-        first = re.sub(r"\[(\w+).*", r"\1", nodes.split(",")[0])  # node[003-007,9] -> node003
-        unique = int(os.environ.get("SLURM_JOB_ID", 0)) * 31 + int(os.environ.get("SLURM_STEP_ID", 0))
-        return os.environ.get("MASTER_ADDR", first), int(os.environ.get("MASTER_PORT", 20000 + unique % 20000)), None
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:  # RuntimeError: mpi4py is there, but no MPI library
-        raise InputError(f"mpiexec started {place.size} processes, but mpi4py cannot be used ({error})") from None
-    comm = MPI.COMM_WORLD
-    if comm.Get_size() != place.size:
-        raise InputError(
-            f"mpiexec started {place.size} processes, but mpi4py's MPI library sees {comm.Get_size()}: they belong to "
-            "different MPI installations; use the mpiexec of the library that mpi4py loads"
-        )
-    hosts = comm.allgather(socket.gethostname())
-    port = None
-    if place.rank == 0:
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port = probe.getsockname()[1]
-    address = "127.0.0.1" if len(set(hosts)) == 1 else hosts[0]
-    return address, comm.bcast(port, root=0), comm
-
-
-def _connect(place: ProcessInfo, address: str, port: int, seconds: float):
-    """A store that all ranks have reached; after ``seconds`` rank 0 names the missing ranks."""
-    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    serves = place.rank == 0 and not agent
-    try:
-        store: torch.distributed.Store = torch.distributed.TCPStore(
-            address, port, None, is_master=serves, timeout=timedelta(seconds=seconds), wait_for_workers=False
-        )
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"cannot {'open' if serves else 'reach'} rank 0's port {address}:{port}: {reason}") from error
-    store = _prefixed(store)
-    store.set(f"arrived/{place.rank}", "yes")
-    if place.rank == 0:
-        deadline = time.monotonic() + seconds
-        missing = set(range(place.size))
-        while missing := {rank for rank in missing if not store.check([f"arrived/{rank}"])}:
-            if time.monotonic() > deadline:
-                raise InputError(
-                    f"after {seconds:.0f} s these processes are missing: ranks {sorted(missing)} of {place.size} "
-                    "(--start_timeout sets how long to wait)"
-                )
-            time.sleep(0.05)
-    return store
 
 
 def _say(message: str) -> None:
@@ -136,36 +82,12 @@ def _say(message: str) -> None:
     print(redact(message), file=sys.stderr, flush=True)
 
 
-def _watch(store, rank: int, done: threading.Event) -> None:
-    """Exit when another rank has failed, even if this one waits inside a collective."""
-    while not done.wait(1.0):
-        try:
-            failed = store.check(["failure"])
-        except RuntimeError:  # rank 0 held the store and is gone
-            failed = None
-        if done.is_set() or failed is False:
-            continue
-        time.sleep(2.0)  # let the launcher, or this rank's own error, end the job in an orderly way
-        if done.is_set():
-            return
-        reason = store.get("failure").decode() if failed else "rank 0 is gone"
-        _say(f"rank {rank} stops because {reason}")
-        os._exit(1)
-
-
-def _stop_watching(watcher: threading.Thread | None, done: threading.Event) -> None:
-    """End the watching thread: inside a call of the store, it would abort the process when the interpreter exits."""
-    done.set()
-    if watcher is not None:
-        watcher.join(10.0)  # bounded, in case the store no longer answers
-
-
-def _enter(config: DistributedConfig, place: ProcessInfo) -> World:
-    """The world of this process; its device becomes torch's current one."""
+def _enter(config: DistributedConfig, place: ProcessInfo) -> torch.device:
+    """The device of this process, which becomes torch's current one."""
     device = pick_device(config.device, place)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    return World(place, device)
+    return device
 
 
 @contextlib.contextmanager
@@ -173,12 +95,13 @@ def launch(config: DistributedConfig) -> Iterator[World]:
     """Join the job: choose the device, connect to the other processes, and make all of them end together.
 
     An exception inside the block, on any rank, ends every rank with a non-zero status; the first rank to fail reports
-    the reason. Raises InputError for a missing device and for inconsistent launchers.
+    the reason. A rank that vanishes is named by all others. ``JobEnd``, raised by all ranks, ends the job in order.
+    Raises InputError for a missing device and for inconsistent launchers.
     """
     place = detect()
     torch.set_num_threads(config.threads or max(1, _cores() // place.local_size))
     if place.size == 1:
-        world = _enter(config, place)
+        world = World(place, _enter(config, place))
         spare = torch.cuda.device_count() - 1 if world.device.type == "cuda" else 0
         if spare > 0:
             more = f"mpiexec -n {spare + 1} (or torchrun --nproc_per_node {spare + 1})"
@@ -186,66 +109,100 @@ def launch(config: DistributedConfig) -> Iterator[World]:
         yield world
         return
 
-    address, port, comm = _meeting_point(place)
-    done = threading.Event()
-    store = watcher = None
+    address, port, comm = meeting_point(place, config.start_timeout)
+    lifeline = end = None
     try:
-        store = _connect(place, address, port, config.start_timeout)
-        watched = _connect_again(address, port)
-        watcher = threading.Thread(target=_watch, args=(watched, place.rank, done), daemon=True)
-        watcher.start()
-        world = _enter(config, place)  # after connecting: a rank without its device can report it
+        store = open_store(place, address, port, config.start_timeout)
+        lifeline = _connect(config, place, address, store)
+        device = _enter(config, place)  # after connecting: a rank without its device can report it
         torch.distributed.init_process_group(
-            "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo",
+            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
             store=torch.distributed.PrefixStore("group", store),
             rank=place.rank,
             world_size=place.size,
             timeout=timedelta(seconds=config.timeout),
         )
-        yield world
+        world = World(place, device, _nodes(World(place, device).gather(socket.gethostname())))
+        try:
+            yield world
+        except JobEnd as error:
+            end = error
         world.barrier()
-        _stop_watching(watcher, done)
+        lifeline.close()
         torch.distributed.destroy_process_group()
     except BaseException as error:
         if isinstance(error, SystemExit) and not error.code:
-            _stop_watching(watcher, done)
+            if lifeline:
+                lifeline.close()
             raise
-        first = _first_to_fail(store, place.rank, error)
-        if first:
-            _report(error, f"rank {place.rank}: ")
-        done.set()
+        _report_to_all(lifeline, place.rank, error)
         if comm is not None:
             time.sleep(0.2)  # flush the message before the whole job is killed
             comm.Abort(_status(error))  # an exception would wait for the other ranks in MPI_Finalize forever
         sys.stderr.flush()
         os._exit(_status(error))  # the process group's own clean-up may wait for the others too
+    if end:
+        raise end
 
 
-def _connect_again(address: str, port: int):
-    """A second connection, for the watching thread: a store connection serves one blocking call at a time."""
-    return _prefixed(torch.distributed.TCPStore(address, port, None, is_master=False, wait_for_workers=False))
+def _connect(config: DistributedConfig, place: ProcessInfo, address: str, store: torch.distributed.Store) -> Lifeline:
+    """The lifeline. Rank 0 waits for the others; InputError, which names them, when some are missing."""
 
+    def end(news: News) -> None:
+        if news.told:
+            time.sleep(2.0)  # let the launcher, or this rank's own error, end the job in an orderly way
+        _say(f"rank {place.rank} stops because {news.reason}")
+        time.sleep(1.0)  # until all have said so: launchers kill the others at the first end
+        os._exit(1)
 
-def _prefixed(store: torch.distributed.Store) -> torch.distributed.Store:
-    """The store, with names of its own for each restart by torchrun."""
-    return torch.distributed.PrefixStore(f"diff_dalle/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
-
-
-def _first_to_fail(store, rank: int, error: BaseException) -> bool:
-    """Whether no other rank has reported a failure before; publishes ours."""
-    if store is None:
-        return True
     try:
-        reason = f"rank {rank} failed: {type(error).__name__}: {error}"
-        return store.compare_set("failure", "", reason).decode() == reason
-    except RuntimeError:  # the store went down with rank 0, which has reported
-        return False
+        lifeline = Lifeline(
+            place.rank,
+            place.size,
+            address,
+            lambda text: store.set("lifeline", text),
+            lambda: store.get("lifeline").decode(),
+            config.start_timeout,
+            config.silence,
+            end,
+        )
+    except (OSError, RuntimeError) as error:  # RuntimeError: from the store
+        raise InputError(f"cannot reach rank 0 at {address}: {str(error).splitlines()[0]}") from error
+    missing = lifeline.wait_for_all(config.start_timeout)
+    if missing:
+        raise InputError(
+            f"after {config.start_timeout:g} s these processes are missing: ranks {missing} of {place.size} "
+            "(--start_timeout sets how long to wait)"
+        )
+    return lifeline
+
+
+def _nodes(hosts: list[str]) -> list[int]:
+    """The node of each rank, by its host's name."""
+    numbers = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
+    return [numbers[host] for host in hosts]
+
+
+def _report_to_all(lifeline: Lifeline | None, rank: int, error: BaseException) -> None:
+    """Tell the other ranks about our failure, and print it if it is the job's first."""
+    expected = isinstance(error, (InputError, SystemExit, KeyboardInterrupt))
+    news = None
+    if lifeline:
+        # A broken connection may be the consequence of a rank's end, of which the lifeline is about to hear.
+        news = None if expected else lifeline.wait_for_news(1.0)
+        news = news or lifeline.report(f"rank {rank} failed: {type(error).__name__}: {error}")
+    if news is None or news.rank == rank:
+        _report(error, f"rank {rank}: ")
+    elif not news.told:
+        time.sleep(4.0)  # the lifeline's thread names the lost rank and ends this process
 
 
 def _status(error: BaseException) -> int:
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else 1
-    return 2 if isinstance(error, InputError) else 130 if isinstance(error, KeyboardInterrupt) else 1
+    if isinstance(error, InputError):
+        return getattr(error, "status", 2)
+    return 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
 def _report(error: BaseException, who: str = "") -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..errors import redact
+
+BROADCAST_BYTES = 2**28  # of one message: backends count the elements of a message in 32 bits
 
 
 @dataclass(frozen=True)
@@ -42,11 +46,17 @@ class _Interleave(torch.autograd.Function):
 
 
 class World:
-    """The processes of a job. Made by ``launch``; with ``size == 1`` nothing here communicates."""
+    """The processes of a job. Made by ``launch``; with ``size == 1`` nothing here communicates.
 
-    def __init__(self, place: ProcessInfo, device: torch.device):
+    node_of: the node (machine) of each rank, numbered from 0 in the order in which ranks first name them; empty = all
+             on one. ``node`` is this process's own, ``nodes`` their number.
+    """
+
+    def __init__(self, place: ProcessInfo, device: torch.device, node_of: Sequence[int] = ()):
         self.place, self.device = place, device
         self.rank, self.size = place.rank, place.size
+        self.node_of = tuple(node_of) or (0,) * place.size
+        self.node, self.nodes = self.node_of[self.rank], max(self.node_of) + 1
 
     @property
     def is_main(self) -> bool:
@@ -57,12 +67,17 @@ class World:
             torch.distributed.barrier()
 
     def broadcast(self, value=None):
-        """Rank 0's ``value``, a plain Python value or small tensors, on every rank."""
+        """Rank 0's ``value``, a plain Python value of any size, on every rank."""
         if self.size == 1:
             return value
-        box = [value]
-        torch.distributed.broadcast_object_list(box, src=0, device=torch.device("cpu"))
-        return box[0]
+        data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8) if self.is_main else torch.empty(0)
+        length = torch.tensor([len(data)])
+        torch.distributed.broadcast(length, src=0)
+        if not self.is_main:
+            data = torch.empty(int(length), dtype=torch.uint8)
+        for piece in data.split(BROADCAST_BYTES):
+            torch.distributed.broadcast(piece, src=0)
+        return value if self.is_main else pickle.loads(data.numpy().data)  # from our own rank 0, not from a file
 
     def gather(self, value) -> list:
         """Every rank's ``value`` in rank order, on every rank."""
@@ -79,6 +94,12 @@ class World:
         """
         return tensor if self.size == 1 else _Interleave.apply(tensor, self.rank, self.size)
 
+    def maximum(self, tensor: Tensor) -> Tensor:
+        """``tensor``, overwritten with the largest value of any rank. Does not wait for a GPU."""
+        if self.size > 1:
+            torch.distributed.all_reduce(tensor, torch.distributed.ReduceOp.MAX)
+        return tensor
+
     def broadcast_tensor(self, tensor: Tensor) -> None:
         """Overwrite ``tensor``, of the same shape and dtype on every rank, with rank 0's values."""
         if self.size > 1:
@@ -94,18 +115,21 @@ ALONE = World(SINGLE, torch.device("cpu"))  # a process that shares its work wit
 
 
 class Vote:
-    """Repeated votes among all ranks, each answered one call later, so that the communication overlaps with work."""
+    """Votes among all ranks, one after another; the communication overlaps with the work between cast and answer."""
 
     def __init__(self, world: World):
         self.world = world
-        self.ballot = torch.zeros(1)
+        self.ballot = torch.zeros(1, dtype=torch.int64)
         self.work: torch.distributed.Work | None = None
 
-    def cast(self, yes: bool) -> bool:
-        """Whether any rank voted yes at the PREVIOUS call: the same answer on every rank."""
+    def cast(self, value: int) -> None:
+        """Begin a vote; every rank casts a number."""
+        self.ballot.fill_(value)
+        if self.world.size > 1:
+            self.work = torch.distributed.all_reduce(self.ballot, torch.distributed.ReduceOp.MAX, async_op=True)
+
+    def answer(self) -> int:
+        """The largest number that any rank has cast: the same on every rank."""
         if self.work is not None:
             self.work.wait()
-        answer = self.ballot.item() > 0
-        self.ballot = torch.tensor([float(yes)])
-        self.work = torch.distributed.all_reduce(self.ballot, async_op=True) if self.world.size > 1 else None
-        return answer
+        return int(self.ballot)

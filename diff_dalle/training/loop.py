@@ -180,7 +180,8 @@ class TrainLoop:
                 batches, leave = self.data.batches(self.samples), Vote(self.world)
                 while not self._finished():
                     out_of_time = bool(config.hours) and time.monotonic() - started > config.hours * 3600
-                    if leave.cast(out_of_time or stop.requested):
+                    leave.cast(out_of_time or stop.requested)
+                    if leave.answer():
                         tracker.note(f"Stopping early at step {self.step:,}; the same command resumes the run.")
                         break
                     self._update(next(batches))

@@ -1,6 +1,9 @@
 """Launcher detection, and jobs of two processes that must end together."""
 
 import os
+import re
+import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -63,9 +66,11 @@ def test_one_process_does_not_communicate():
         assert not torch.distributed.is_initialized()
 
 
-def test_vote_lags_by_one_call():
+def test_a_vote_of_one():
     vote = Vote(World(ProcessInfo("single"), torch.device("cpu")))
-    assert [vote.cast(yes) for yes in (False, True, False, False)] == [False, False, True, False]
+    for number in (0, 3, 0):
+        vote.cast(number)
+        assert vote.answer() == number
 
 
 def test_missing_device_is_named():
@@ -134,8 +139,11 @@ def test_two_processes_agree(launcher, tmp_path):
                 mine = torch.tensor([world.rank, world.rank + 2])
                 assert world.interleave(mine).tolist() == [0, 1, 2, 3]
                 vote = Vote(world)
-                votes = [vote.cast(world.rank == 1 and i == 0) for i in range(3)]
-                assert votes == [False, True, False], votes
+                for number in (2, 0):
+                    vote.cast(number * world.rank)
+                    assert vote.answer() == number
+                assert world.maximum(torch.tensor([1.0 + world.rank])).item() == 2.0
+                assert (world.node, world.nodes) == (0, 1)
                 layer = torch.nn.Linear(1, 1, bias=False)
                 replicas = Replicas(layer, layer.parameters(), world)
                 replicas(torch.tensor([[1.0 + world.rank]]), sync=True).sum().backward()
@@ -191,29 +199,180 @@ def test_one_failing_rank_ends_the_job_with_its_reason(launcher, failure, tmp_pa
     assert any(text in result.stderr for key, text in reason.items() if key in failure)
 
 
-def test_a_job_that_ends_while_its_store_is_polled_succeeds(tmp_path):
-    """A thread that returns from the store's C++ code while the interpreter shuts down would abort the process."""
+def start_by_srun(tmp_path, body, size=2, **settings):
+    """The processes of a job with the variables that srun sets; nothing ends them but themselves."""
+    script = tmp_path / "job.py"
+    script.write_text(PREAMBLE + textwrap.dedent(body))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PMI_", "OMPI_", "SLURM_"))}
+    env |= {"SLURM_STEP_NUM_TASKS": str(size), "SLURM_STEP_NODELIST": "127.0.0.1", "MASTER_PORT": str(port)}
+    env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([TESTS, *sys.path]), **settings}
+    return [
+        subprocess.Popen(
+            [sys.executable, str(script)],
+            env={**env, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+
+
+def ends(processes, timeout=60):
+    """(status, stderr) of each process; what still runs then is killed, with status None."""
+    found = []
+    for process in processes:
+        try:
+            _, stderr = process.communicate(timeout=timeout)
+            found.append((process.returncode, stderr))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            found.append((None, process.communicate()[1]))
+    return found
+
+
+LOST = """
+        import os, signal
+        def main():
+            with launch(DistributedConfig(device="cpu", start_timeout=60, timeout={timeout})) as world:
+                world.barrier()
+                if world.rank == {lost}:
+                    os.kill(os.getpid(), signal.{signal})
+                {waiting}
+        run_script(main)
+"""
+COLLECTIVE, COMPUTING = "world.barrier()", "__import__('time').sleep(1000)"
+
+
+@pytest.mark.parametrize(
+    ("lost", "waiting"), [(2, COLLECTIVE), (1, COMPUTING), (0, COMPUTING)], ids=["2", "1, computing", "0"]
+)
+def test_a_killed_rank_is_named_by_every_other(lost, waiting, tmp_path):
+    """Long before any time-out, whatever the others do; here under srun, whose other processes live on."""
+    processes = start_by_srun(tmp_path, LOST.format(lost=lost, signal="SIGKILL", waiting=waiting, timeout=1000), size=3)
+    found = ends(processes)
+    assert found.pop(lost)[0] == -9
+    for status, stderr in found:
+        assert status == 1 and f"stops because rank {lost} is gone" in stderr, (status, stderr)
+
+
+@pytest.mark.parametrize("lost", [1, 0])
+def test_a_stopped_rank_is_named_within_the_time_out(lost, tmp_path):
+    processes = start_by_srun(tmp_path, LOST.format(lost=lost, signal="SIGSTOP", waiting=COLLECTIVE, timeout=8), size=3)
+    others = [process for rank, process in enumerate(processes) if rank != lost]
+    found = ends(others)
+    assert processes[lost].poll() is None
+    processes[lost].kill()
+    ends([processes[lost]])
+    for status, stderr in found:
+        assert status == 1 and f"stops because rank {lost} has given no sign of life for 4 s" in stderr, stderr
+
+
+@pytest.mark.parametrize("launcher", ["mpiexec -disable-auto-cleanup", "torchrun"])
+def test_a_killed_rank_is_named_under_every_launcher(launcher, tmp_path, monkeypatch):
+    """MPICH's mpiexec ends all other processes in the same moment, unless told to leave that to them."""
+    mpiexec, *rest = LAUNCHERS["mpiexec"]
+    monkeypatch.setitem(LAUNCHERS, "mpiexec -disable-auto-cleanup", [mpiexec, "-disable-auto-cleanup", *rest])
+    result = run_job(launcher, tmp_path, LOST.format(lost=1, signal="SIGKILL", waiting=COLLECTIVE, timeout=1000))
+    assert result.returncode != 0 and "rank 0 stops because rank 1 is gone" in result.stderr, result.stderr
+
+
+def test_missing_processes_are_named(tmp_path):
+    body = """
+        def main():
+            with launch(DistributedConfig(device="cpu", start_timeout=4)):
+                pass
+        run_script(main)
+    """
+    first, second, third = start_by_srun(tmp_path, body, size=3)
+    third.kill()
+    (status, stderr), *_ = ends([first, second, third])
+    assert status == 2 and re.search(r"after 4 s these processes are missing: ranks \[.*2\] of 3 \(--start", stderr), (
+        stderr
+    )
+
+
+def test_a_start_of_mpi_that_hangs_ends_with_a_sentence(tmp_path):
+    """Here the process manager never answers."""
+    script = tmp_path / "job.py"
+    script.write_text(
+        PREAMBLE
+        + textwrap.dedent(
+            """
+            def main():
+                with launch(DistributedConfig(device="cpu", start_timeout=2)):
+                    pass
+            run_script(main)
+            """
+        )
+    )
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        env = {**os.environ, "PMI_FD": str(theirs.fileno()), "PMI_RANK": "1", "PMI_SIZE": "2"}
+        result = subprocess.run(
+            [sys.executable, str(script)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            pass_fds=[theirs.fileno()],
+            env={**env, "PYTHONPATH": os.pathsep.join([TESTS, *sys.path])},
+        )
+    assert result.returncode == -signal.SIGTERM
+    assert "error: rank 1: MPI has not started after 2 s" in result.stderr and "--start_timeout" in result.stderr
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), -1.0, 0.0])
+@pytest.mark.parametrize("name", ["timeout", "start_timeout"])
+def test_time_outs_are_finite(name, value):
+    with pytest.raises(InputError, match=f"{name} is {value:g}, but must be a number of seconds above 0"):
+        DistributedConfig(**{name: value})
+
+
+def test_all_ranks_end_in_order_with_the_status_of_the_job(tmp_path):
+    body = """
+        from diff_dalle.distributed.launch import JobEnd
+        def main():
+            with launch(DistributedConfig(device="cpu", start_timeout=60)):
+                raise JobEnd(143)
+        run_script(main)
+    """
+    for result in (run_job("mpiexec", tmp_path, body), *ends(start_by_srun(tmp_path, body))):
+        status, stderr = (result.returncode, result.stderr) if not isinstance(result, tuple) else result
+        assert status == 143 and "rank" not in stderr, stderr
+
+
+def test_nodes_are_told_apart_by_their_hosts(tmp_path):
+    """Here each rank is made to say another name."""
     result = run_job(
-        "mpiexec",
+        "torchrun",
         tmp_path,
         """
-        import time
-        from diff_dalle.distributed import launch as module
-
-        class SlowStore:
-            def __init__(self, store):
-                self.store = store
-            def check(self, keys):
-                end = time.monotonic() + 2.0
-                while time.monotonic() < end:
-                    failed = self.store.check(keys)
-                return failed
-
+        import os, socket
+        socket.gethostname = lambda: "b" if os.environ["RANK"] == "0" else "a"
         def main():
-            connect = module._connect_again
-            module._connect_again = lambda *address: SlowStore(connect(*address))
-            with launch(DistributedConfig(device="cpu", start_timeout=60)):
-                time.sleep(1.5)  # the polling starts after a second
+            with launch(DistributedConfig(device="cpu", start_timeout=60)) as world:
+                assert (world.node, world.nodes, world.node_of) == (world.rank, 2, (0, 1))
+        run_script(main)
+    """,
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_value_of_many_messages_is_broadcast_whole(tmp_path):
+    result = run_job(
+        "torchrun",
+        tmp_path,
+        """
+        from diff_dalle.distributed import world as module
+        module.BROADCAST_BYTES = 1000
+        def main():
+            with launch(DistributedConfig(device="cpu", start_timeout=60)) as world:
+                names = [f"s3://bucket/shard-{i:06d}.tar" for i in range(5000)]
+                assert world.broadcast(names if world.is_main else None) == names
+                assert world.broadcast(None) is None
         run_script(main)
     """,
     )
