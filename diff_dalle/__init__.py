@@ -1,6 +1,6 @@
 """Text-to-image diffusion models, trained from scratch.
 
-``diff_dalle.load("ema.pt").sample(["a red circle"])`` makes pictures from a checkpoint. The diffusion process and its
+``diff_dalle.load("ema.pt").sample(["a red circle"])`` generates images from a checkpoint. The diffusion process and its
 enumerations have Guided-Diffusion's names and numbers. Names are imported when they are first used.
 """
 

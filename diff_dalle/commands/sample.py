@@ -57,7 +57,7 @@ class PromptConfig:
     negative_prompt: str = option("", "negative prompt of classifier-free guidance; empty = no caption")
     num_samples: int = option(0, "number of images, with the prompts used in turn; 0 = one per prompt")
     seed: int = option(0, "random seed: image i depends on seed + i alone")
-    batch_size: int = option(16, "images per batch and process")
+    batch_size: int = option(StageSettings.batch_size, "images per batch and process")
     sample_size: tuple[int, ...] = option(
         (), "HEIGHT,WIDTH of the images in pixels, after all upsamplers; none = as trained"
     )

@@ -67,7 +67,7 @@ class Edit:
     unknown: [N, 1, H, W] bool, True where new content is generated, False where ``images`` stay; None = everywhere
              True, without any constraint.
 
-    Raises InputError for a mask of another shape or type, or together with a variation.
+    Raises InputError for a mask of the wrong shape or type, or together with a variation.
     """
 
     images: Tensor

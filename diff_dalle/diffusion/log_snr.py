@@ -127,7 +127,7 @@ class LogSnrSteps(ReverseProcess):
         return math.nextafter(self.times[t], 0.0)
 
     def truncated(self, count: int) -> LogSnrSteps:
-        """The process of the ``count`` least noisy of these steps, with the same numbers and tables in both."""
+        """The process of the ``count`` least noisy of these steps, each with the same number and tables as here."""
         return LogSnrSteps(self.times[:count], self._levels[:count], self.model_mean_type)
 
     def _scale_timesteps(self, t: Tensor) -> Tensor:

@@ -83,7 +83,7 @@ class SpacedDiffusion(GaussianDiffusion):
         super().__init__(**{**kwargs, "betas": 1 - kept / np.append(1.0, kept[:-1])})
 
     def truncated(self, count: int) -> SpacedDiffusion:
-        """The process of the ``count`` least noisy of these steps, with the same numbers and tables in both."""
+        """The process of the ``count`` least noisy of these steps, each with the same number and tables as here."""
         return SpacedDiffusion(self.timestep_map[:count], **self._settings)
 
     def fraction(self, t: int) -> float:

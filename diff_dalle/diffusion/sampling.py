@@ -90,8 +90,8 @@ def sample_steps(
     process:    with the steps to take.
     classifier: guides towards these N samples' captions.
 
-    Raises InputError for guidance of unconditional samples, thresholding of a signal without value range, an edit of
-    other images than N of that size, and an edit that the sampler cannot perform.
+    Raises InputError for guidance of unconditional samples, thresholding of a signal without value range, an edit whose
+    images are not N of that size, and an edit that the sampler cannot perform.
     """
     device = next(generator.parameters()).device
     edit, seeds = batch.edit, batch.seeds

@@ -135,8 +135,8 @@ def upsampling_factor(images: np.ndarray, low_res: np.ndarray) -> int:
     (height, width), (rows, columns) = images.shape[1:3], low_res.shape[1:3]
     if height % rows or width % columns or height // rows != width // columns:
         raise InputError(
-            f"images of {width}×{height} are no upsampled {columns}×{rows}: the ratio must be the same integer for "
-            "width and height"
+            f"images of {width}×{height} cannot be an upsampling of {columns}×{rows} images: the ratio must be the "
+            "same integer for width and height"
         )
     return height // rows
 

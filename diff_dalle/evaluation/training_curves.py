@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 
 from .. import storage
 from .plots import line_plot
@@ -37,11 +38,12 @@ def training_sections(progress: str) -> list[Section]:
         series: dict[str, list[tuple[float, ...]]] = {}
         for quartile in ("q0", "q1", "q2", "q3"):
             name = f"held_out/{key}_{quartile}"
-            points: list[tuple[float, ...]] = [(float(row["step"]), float(row[name])) for row in rows if row.get(name)]
-            if points:
-                series[quartile] = points
+            points = [(float(row["step"]), float(row[name])) for row in rows if row.get(name)]
+            finite = [(step, value) for step, value in points if math.isfinite(value)]
+            if finite:
+                series[quartile] = list(finite)
         if series:
             values = [y for line in series.values() for _, y in line]
-            span = (min(0.0, *values), max(values) * 1.05 or 1.0)
+            span = (min(0.0, *values), max(0.0, *values) * 1.05 or 1.0)
             sections.append(Section(title, text, line_plot(series, "step", label, span), f"{key}.png"))
     return sections

@@ -98,8 +98,10 @@ def fit_mask(mask: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def check_mask(mask: np.ndarray, image: np.ndarray, flag: str = "--mask") -> None:
-    """Raise InputError naming ``flag`` when the size of a mask [H, W] differs from that of its image [H, W, 3]."""
-    if mask.shape[:2] != image.shape[:2]:
+    """Raise InputError naming ``flag`` unless a mask is bool [H, W], of the size of its image [H, W, 3]."""
+    if mask.dtype != bool or mask.ndim != 2:
+        raise InputError(f"{flag} is {mask.dtype} of shape {list(mask.shape)}, but must be bool [H, W]")
+    if mask.shape != image.shape[:2]:
         raise InputError(f"{flag} has {_size(mask)}, but must have the size of its image, {_size(image)}")
 
 

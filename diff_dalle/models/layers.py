@@ -75,7 +75,8 @@ def to_channels_last(module: Module) -> Module:
 
 
 def zero_init(module: Module) -> Module:
-    """Set all parameters to 0 and return the module: the last layer of a residual branch starts as the identity."""
+    """Set all parameters to 0 and return the module: as the last layer of a residual branch, so that the
+    block starts as the identity."""
     for parameter in module.parameters():
         nn.init.zeros_(parameter)
     return module

@@ -142,7 +142,7 @@ class NoisedClip(nn.Module):
         """Image features.
 
         x: [N, C, image_size, image_size]; t: [N], steps of the original process, as for a denoiser.
-        Returns [N, classifier_enc_attn_dim] float32, L2-normalized. Raises InputError for images of another size.
+        Returns [N, classifier_enc_attn_dim] float32, L2-normalized. Raises InputError for images of the wrong size.
         """
         size = self.config.image_size
         if tuple(x.shape[2:]) != (size, size):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from ..distributed.world import SINGLE, World
 from ..errors import InputError
 from ..evaluation.retrieval import RetrievalTable
 from ..images.signal import Signal
-from ..models.noised_clip import NoisedClip
+from ..models.noised_clip import NoisedClip, NoisedClipConfig
 from ..randomness import Draw
 from ..tasks.contrastive import ContrastiveTask
 from ..text.tokenizer import Tokenizer
@@ -62,7 +63,7 @@ class ClassifierConfig:
 
 
 class Classifier:
-    """A noised CLIP ready to use, loaded from its checkpoint. Made by ``load_classifier``.
+    """A noised CLIP from its checkpoint, which loads its weights at first use. Made by ``load_classifier``.
 
     precision: fp32, bf16 or fp16.
 
@@ -71,21 +72,24 @@ class Classifier:
     """
 
     def __init__(self, saved: SavedNetwork, device: torch.device, precision: str = "fp32"):
-        model, tokenizer = saved.load(device), saved.tokenizer
-        assert isinstance(model, NoisedClip) and tokenizer is not None  # classifiers always read text
-        self.model, self.tokenizer, self.precision, self.step = model, tokenizer, precision, saved.step
+        assert saved.tokenizer is not None  # classifiers always read text
+        self.saved, self.device, self.precision, self.step = saved, device, precision, saved.step
+        self.tokenizer: Tokenizer = saved.tokenizer
+        self.config: NoisedClipConfig = saved.settings.model
         self.diffusion: NoiseConfig = saved.settings.diffusion
         self.noised: bool = saved.settings.contrastive.noised
         self.signal: Signal = saved.kind.signal(saved.settings)
 
-    @property
-    def device(self) -> torch.device:
-        return self.model.scale_logit.device
+    @cached_property
+    def model(self) -> NoisedClip:
+        model = self.saved.load(self.device)
+        assert isinstance(model, NoisedClip)
+        return model
 
     @torch.no_grad()
     def encode_text(self, prompts: Sequence[str]) -> Tensor:
         """[N, D] float32, unit norm."""
-        tokens, mask = self.tokenizer(list(prompts), self.model.config.text_length)
+        tokens, mask = self.tokenizer(list(prompts), self.config.text_length)
         with autocast(self.precision, self.device):
             return self.model.encode_text(tokens.to(self.device), mask.to(self.device))
 
@@ -123,7 +127,7 @@ class Classifier:
             ContrastiveConfig(noised=self.noised),
             World(SINGLE, self.device),
         )
-        tokens, mask = self.tokenizer(list(prompts), self.model.config.text_length)
+        tokens, mask = self.tokenizer(list(prompts), self.config.text_length)
         batch = Batch(
             self.signal.from_pixels(images), Conditioning(tokens=tokens, mask=mask), torch.arange(len(images))
         )
@@ -138,7 +142,7 @@ class Classifier:
 
     def check(self, expected) -> None:
         """InputError if expected settings (see ``config.expectations``) differ from the checkpoint's."""
-        wrong = disagreements(expected, self.model.config)
+        wrong = disagreements(expected, self.config)
         if wrong:
             raise InputError(f"the classifier has other settings: {', '.join(wrong)}; leave these flags out")
 
@@ -155,7 +159,7 @@ class Classifier:
     ) -> None:
         """InputError unless this classifier can guide a generator with this image size, signal, noise, and vocabulary
         (None = a generator without text)."""
-        size = self.model.config.image_size
+        size = self.config.image_size
         if tuple(image_size) != (size, size):
             height, width = image_size
             raise InputError(
@@ -170,14 +174,14 @@ class Classifier:
         if tokenizer is not None and tokenizer.identity != self.tokenizer.identity:
             raise InputError(
                 f"the classifier's vocabulary is {self.tokenizer.identity}, the generator's {tokenizer.identity}: use "
-                "two that were trained with the same bpe_path"
+                "a classifier and a generator trained with the same bpe_path"
             )
         for name in ("noise_schedule", "diffusion_steps", "rescale_timesteps"):
             own, other = getattr(self.diffusion, name), getattr(diffusion, name)
             if own != other:
                 raise InputError(
-                    f"the classifier was trained with {name} {own}, the generator with {other}: use two that were "
-                    "trained with the same noise"
+                    f"the classifier was trained with {name} {own}, the generator with {other}: use a "
+                    "classifier and a generator trained with the same noise"
                 )
 
 

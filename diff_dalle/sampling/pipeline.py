@@ -51,7 +51,7 @@ class Pipeline:
     @property
     def image_size(self) -> int:
         """Width and height in pixels of the last stage's training images."""
-        return self.stages[-1].image_size
+        return self.stages[-1].image_size * self.stages[-1].signal.scale
 
     @property
     def has_base(self) -> bool:
@@ -81,13 +81,13 @@ class Pipeline:
         labels: Sequence[int] | None = None,
         negative_prompt: str = "",
         size: tuple[int, int] | None = None,
-        batch_size: int = 16,
+        batch_size: int = StageSettings.batch_size,
         sampler: SamplerConfig | None = None,
         guidance: GuidanceConfig | None = None,
         classifier: Classifier | str | None = None,
         classifier_prompts: Sequence[str] | None = None,
-        classifier_scale: float = 1.0,
-        classifier_gradient: str = "x_t",
+        classifier_scale: float = StageSettings.classifier_scale,
+        classifier_gradient: str = StageSettings.classifier_gradient,
         upsampling: StageSettings | Sequence[StageSettings] | None = None,
         low_res: np.ndarray | None = None,
         edit: ImageEdit | None = None,
@@ -141,7 +141,7 @@ class Pipeline:
         base:       of the base generator; None = defaults.
         upsampling: of the upsamplers: one for each, one for all, or None for ``sample.py``'s defaults.
 
-        Raises InputError for another number of upsamplers, and for settings of a base generator without one.
+        Raises InputError for a wrong number of settings, and for settings of a base generator without one.
         """
         base, count = base or StageSettings(), len(self.stages) - self.has_base
         if upsampling is None:
@@ -153,7 +153,7 @@ class Pipeline:
                 f"upsampling has settings for {quantity(len(upsampling), 'upsampler')}, but the pipeline has {count}: "
                 "give one for all, or one for each"
             )
-        if not self.has_base and replace(base, classifier_scale=1.0) != StageSettings():
+        if not self.has_base and replace(base, classifier_scale=StageSettings.classifier_scale) != StageSettings():
             raise InputError(
                 "sampler, timestep_respacing, guidance, classifier and batch_size are set for a base generator, but "
                 "there is none: set the upsamplers' own (upsampling; their flags begin with --upsampler_)"
@@ -207,7 +207,7 @@ class Pipeline:
         return results
 
     def _jobs(self, request: Request, settings: Sequence[StageSettings]) -> list[StageJob]:
-        """Each stage's part of the request. InputError for sizes that do not fit and another number of settings."""
+        """Each stage's part of the request. InputError for sizes that do not fit and a wrong number of settings."""
         if len(settings) != len(self.stages):
             raise InputError(
                 f"settings has {quantity(len(settings), 'value')}, but the pipeline has "
@@ -223,7 +223,7 @@ class Pipeline:
         ]
 
     def _sizes(self, request: Request) -> list[tuple[int, int]]:
-        """Height and width of each stage's images. InputError if ``size`` or ``low_res`` does not fit."""
+        """Height and width of each stage's signal. InputError if ``size`` or ``low_res`` does not fit."""
         size, low_res = request.size, request.low_res
         if self.has_base == (low_res is not None):
             raise InputError(
@@ -234,22 +234,25 @@ class Pipeline:
         divisor = math.lcm(*(stage.divisor * factor for stage, factor in zip(self.stages, factors, strict=True)))
         if low_res is None:
             height, width = size or (self.image_size, self.image_size)
-            if any(length < 1 or length % divisor for length in (height, width)):
+            scale = self.stages[-1].signal.scale
+            if any(length < 1 or length % (scale * divisor) for length in (height, width)):
                 raise InputError(
-                    f"size is {width}×{height}, but width and height must be multiples of {divisor}, the networks' "
-                    "divisor: change --sample_size"
+                    f"size is {width}×{height}, but width and height must be multiples of {scale * divisor}, the "
+                    "networks' divisor: change --sample_size"
                 )
+            height, width = height // scale, width // scale
         else:
             if size:
                 raise InputError(
                     "size is set, but it follows from the low-resolution images: leave it (--sample_size) out"
                 )
-            height, width = (self.factor * length for length in low_res.shape[1:3])
-            if any(length < 1 or length % divisor for length in (height, width)):
+            scale, needed = self.stages[0].signal.scale, divisor // math.gcd(divisor, self.factor)
+            if any(length < 1 or length % (scale * needed) for length in low_res.shape[1:3]):
                 raise InputError(
                     f"low_res is {low_res.shape[2]}×{low_res.shape[1]}, but width and height must be multiples of "
-                    f"{divisor // math.gcd(divisor, self.factor)}, the networks' divisor: crop the images"
+                    f"{scale * needed}, the networks' divisor: crop the images"
                 )
+            height, width = (self.factor * length // scale for length in low_res.shape[1:3])
         return [(height // factor, width // factor) for factor in factors]
 
     def _check_used(self, request: Request, settings: Sequence[StageSettings]) -> None:

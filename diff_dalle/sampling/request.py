@@ -34,7 +34,7 @@ class Request:
     low_res:            N images for upsamplers without a base generator, uint8 [N, h, w, 3].
     edit:               the images to edit; None = sample from noise.
 
-    Raises InputError for lists of other lengths, other seeds and other arrays.
+    Raises InputError for lists and arrays of the wrong length or type, and for seeds out of range.
     """
 
     prompts: Sequence[str]
@@ -69,8 +69,8 @@ class ImageEdit:
     images: uint8 [H, W, 3] each, used in turn.
     masks:  bool [H, W] each, True where new content is generated: one for all, or one for each; None = everywhere.
 
-    Raises InputError for no image, an image of another type, a mask of another size than its image, too few or too many
-    masks, and masks together with a variation.
+    Raises InputError for no image, an image of the wrong type, a mask whose size differs from its image's, too few or
+    too many masks, and masks together with a variation.
     """
 
     images: Sequence[np.ndarray]
@@ -173,7 +173,7 @@ class UpsamplersConfig:
         "width and height in pixels of overlapping tiles that the network processes one after another to save memory; "
         "0 = the whole image",
     )
-    tile_overlap: tuple[int, ...] = option((32,), "pixels shared by neighboring tiles")
+    tile_overlap: tuple[int, ...] = option((StageSettings.tile_overlap,), "pixels shared by neighboring tiles")
 
     def __post_init__(self):
         count = len(self.upsampler_paths)

@@ -59,6 +59,7 @@ class Stage:
         self.augmentation = saved.settings.augmentation
         self.signal: Signal = saved.kind.signal(saved.settings)
         self._network: nn.Module | None = None
+        self._classifiers: dict[str, Classifier] = {}
 
     @property
     def path(self) -> str:
@@ -77,12 +78,12 @@ class Stage:
 
     @property
     def image_size(self) -> int:
-        """Width and height of its training images."""
+        """Width and height of the signal in training."""
         return self.config.unet.image_size
 
     @property
     def small_size(self) -> int:
-        """Width and height of its low-resolution training images; 0 = a base generator."""
+        """Width and height of the low-resolution signal in training; 0 = a base generator."""
         return self.config.low_res.small_size
 
     @property
@@ -109,15 +110,20 @@ class Stage:
         """The process with the sampling steps."""
         return create_gaussian_diffusion(self.diffusion, sampler.timestep_respacing)
 
-    def conditioning(self, request: Request) -> Conditioning:
-        """All conditions of the network, on the CPU, except for those of the low-resolution image.
+    def conditioning(self, request: Request, index: Sequence[int]) -> Conditioning:
+        """The network's conditions of the request's images with these indices, on the CPU, except for those of the
+        low-resolution image.
 
         Stages with further conditions (text states or image embeddings from other networks) add them here; guidance and
         batching then include them. Raises InputError for missing or impossible classes.
         """
-        cond = self._text(request.prompts)
+        cond = self._text([request.prompts[i] for i in index])
         if not self.num_classes:
             return cond
+        labels = self._labels(request)
+        return replace(cond, labels=torch.tensor([labels[i] for i in index]))
+
+    def _labels(self, request: Request) -> Sequence[int]:
         last = self.num_classes - 1
         if request.labels is None:
             raise InputError(f"this generator is class-conditional: give labels from 0 to {last}")
@@ -125,7 +131,7 @@ class Stage:
             raise InputError(
                 f"labels must lie between 0 and {last} ({self.num_classes} = no class), not {list(request.labels)}"
             )
-        return replace(cond, labels=torch.tensor(list(request.labels)))
+        return request.labels
 
     def negative_conditioning(self, cond: Conditioning, negative_prompt: str) -> Conditioning | None:
         """The negative condition of classifier-free guidance: ``cond`` with caption, class and image embedding dropped,
@@ -146,10 +152,10 @@ class Stage:
         return Conditioning(tokens=tokens, mask=mask)
 
     def check(self, job: StageJob) -> None:
-        """InputError for a job that ``sample`` cannot do, before any sampling."""
+        """InputError for a job that ``sample_batches`` cannot do, before any weights are loaded."""
         request, settings = job.request, job.settings
         self.config.unet.check_size(*job.size)
-        settings.guidance.scale(self.conditioning(request).droppable)
+        settings.guidance.scale(self.conditioning(request, range(len(request))[:1]).droppable)
         thresholding(settings.guidance, self.signal.value_range)
         process = self.process(settings.sampler)
         if settings.seed is not None:
@@ -165,39 +171,34 @@ class Stage:
         if request.edit is not None:
             settings.sampler.check_edit(request.edit.config)
             for i in range(len(request.edit.images)):  # one at a time to save memory
-                shortened(process, request.edit.at([i], job.size, self.signal).strength)
+                edit = request.edit.at([i], job.size, self.signal)
+            shortened(process, edit.strength)
         classifier = self._classifier(settings)
         if classifier is not None:
             classifier.check_fits(job.size, self.signal, self.diffusion, self.tokenizer)
             classifier.check_gradient(settings.classifier_gradient)
 
-    def sample(self, job: StageJob, index: Sequence[int], low_res: Tensor | None = None) -> Tensor:
-        """The request's images with these indices, as the next stage reads them: [len(index), C, *job.size] float32 on
-        the CPU.
-
-        low_res: an upsampler's input, [len(index), C, h, w], from the stage before it.
-        """
-        batches = [torch.empty(0, self.signal.channels, *job.size)]
-        self.sample_batches(job, index, low_res, batches.append)
-        return torch.cat(batches)
-
     def sample_batches(
         self, job: StageJob, index: Sequence[int], low_res: Tensor | None, emit: Callable[[Tensor], object]
     ) -> None:
-        """As ``sample``, but calls ``emit`` with each batch, in the order of ``index``, instead of keeping them all."""
+        """Sample the request's images with these indices; call ``emit`` with each batch in the order of ``index``, as
+        the next stage reads it: [n, C, *job.size] float32 on the CPU.
+
+        low_res: an upsampler's input, [len(index), C, h, w], from the stage before it.
+        """
         try:
             with autocast(self.precision, self.device):
                 self._sample_batches(job, index, low_res, emit)
         finally:
-            if self.device.type == "cuda" and not self.keep:
-                torch.cuda.empty_cache()  # this stage's memory, for the next one
+            if not self.keep:
+                self._classifiers.clear()
+                if self.device.type == "cuda":
+                    torch.cuda.empty_cache()  # this stage's memory, for the next one
 
     def _sample_batches(
         self, job: StageJob, index: Sequence[int], low_res: Tensor | None, emit: Callable[[Tensor], object]
     ) -> None:
         request, settings = job.request, job.settings
-        cond = self.conditioning(request)
-        null = self.negative_conditioning(cond, request.negative_prompt)
         network, process, classifier = self.network(), self.process(settings.sampler), self._classifier(settings)
         if settings.tile_size:
             network = Tiled(network, settings.tile_size, settings.tile_overlap, self.divisor)
@@ -207,12 +208,15 @@ class Stage:
             degraded: dict[str, Any] = {}
             if low_res is not None:
                 degraded = self._degraded(low_res[start : start + len(part)], seeds, job)
+            cond, null = self.conditioning(request, part), None
+            if settings.guidance.scale(cond.droppable) != 1:
+                null = self.negative_conditioning(cond, request.negative_prompt)
             batch = SampleBatch(
                 self.signal,
                 job.size,
                 seeds,
-                replace(cond.select(part), **degraded),
-                None if null is None else replace(null.select(part), **degraded),
+                replace(cond, **degraded),
+                None if null is None else replace(null, **degraded),
                 request.edit.at(part, job.size, self.signal) if request.edit else None,
                 job.index,
             )
@@ -226,9 +230,15 @@ class Stage:
             emit(self.signal.finish(x.cpu()))
 
     def _classifier(self, settings: StageSettings) -> Classifier | None:
-        if isinstance(settings.classifier, str):
-            return load_classifier(settings.classifier, str(self.device), self.precision, self.bpe_path)
-        return settings.classifier
+        """The classifier that guides this stage, or None."""
+        path = settings.classifier
+        if settings.classifier_scale == 0:
+            return None
+        if not isinstance(path, str):
+            return path
+        if path not in self._classifiers:
+            self._classifiers[path] = load_classifier(path, self.device, self.precision, self.bpe_path)
+        return self._classifiers[path]
 
     def _degraded(self, low_res: Tensor, seeds: Sequence[int], job: StageJob) -> dict[str, Any]:
         """The conditions of the low-resolution image, blurred and noised as the settings say."""

@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..diffusion.editing import EditConfig
+from ..errors import InputError
 from ..evaluation.fidelity import PSNR_CAP, psnr_uint8
 from ..evaluation.report import Section
 from ..images.grid import image_grid
+from ..images.signal import Signal
 from ..sampling.request import ImageEdit
 from .prompts import ShapePrompt, shape_prompts
 from .render import render
@@ -51,14 +53,21 @@ def replacements(count: int, seed: int, config: ShapesConfig) -> list[Replacemen
 
 
 def evaluate_editing(
-    sample: Sample, image_size: int, count: int, seed: int, config: ShapesConfig
+    sample: Sample, signal: Signal, image_size: int, count: int, seed: int, config: ShapesConfig
 ) -> tuple[dict, list[Section]]:
     """Scores and report sections of inpainting, image to image and variations.
 
-    sample: (prompts, edit) → uint8 [N, image_size, image_size, 3]; count: images per kind of edit.
+    sample: (prompts, edit) → uint8 [N, image_size, image_size, 3]; signal: what it generates; count: images per kind
+    of edit. Raises InputError when the world has fewer than 2 objects to replace.
     """
     chosen = replacements(count, seed, config)
-    real = np.stack([render(replacement.before.scene, image_size) for replacement in chosen])
+    if len(chosen) < 2:
+        raise InputError(
+            f"this world of shapes gives {len(chosen)} replacements of an object by another, but editing requires 2: "
+            "raise --edits, or leave it at 0 for a world of one shape or color"
+        )
+    renders = np.stack([render(replacement.before.scene, image_size) for replacement in chosen])
+    real = signal.to_pixels(signal.from_pixels(renders))  # gray for a grayscale generator
     scores: dict = {}
     sections = []
     for evaluate in (_inpainting, _image_to_image, _variations):

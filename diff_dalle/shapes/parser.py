@@ -217,6 +217,6 @@ def parse_shapes(images: np.ndarray) -> list[list[DetectedObject]]:
     """The objects in each image, by decreasing explained energy.
 
     images: [N, H, W, 3] uint8. An image that is not explained by shapes on a smooth background yields an empty list.
-    Raises InputError for arrays of another type or shape.
+    Raises InputError for arrays of the wrong type or shape.
     """
     return [objects for chunk in _resized(images).split(_CHUNK) for objects in _parse_chunk(chunk)]

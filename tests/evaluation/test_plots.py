@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from diff_dalle.errors import InputError
+from diff_dalle.evaluation import training_curves
 from diff_dalle.evaluation.plots import COLORS, REFERENCE, line_plot, require_matplotlib
 from diff_dalle.evaluation.training_curves import training_sections
 
@@ -79,3 +80,14 @@ def test_training_curves_plot_the_quartiles_that_were_logged(tmp_path):
     assert len(find(gap.image, COLORS[0])[0]) > 10 and len(find(gap.image, COLORS[1])[0]) == 0
     path.write_text("step,loss\n1,0.9\n")
     assert training_sections(str(path)) == []
+
+
+def test_training_curves_of_a_run_that_has_just_begun_or_diverged(tmp_path, monkeypatch):
+    """All gaps negative: the axis ends at 0. Infinite losses are left out."""
+    drawn = []
+    monkeypatch.setattr(training_curves, "line_plot", lambda series, x, y, span: drawn.append((series, span)))
+    path = tmp_path / "progress.csv"
+    path.write_text("step,held_out/loss_q0,held_out/caption_swap_gap_q0\n1,0.5,-2e-4\n2,inf,-1e-4\n3,nan,-1e-4\n")
+    training_sections(str(path))
+    assert drawn[0] == ({"q0": [(1, 0.5)]}, (0, 0.525))
+    assert drawn[1] == ({"q0": [(1, -2e-4), (2, -1e-4), (3, -1e-4)]}, (-2e-4, 1))

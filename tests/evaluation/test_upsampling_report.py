@@ -135,7 +135,7 @@ def test_images_that_do_not_belong_together_are_refused(low_res, ours, real):
     flat = np.full_like(real, 7)
     for action, words in (
         (lambda: evaluate_upsampling(low_res[:5], ours, real), "8 images for 5 low-resolution"),
-        (lambda: evaluate_upsampling(low_res[:, :7], ours, real), "no upsampled"),
+        (lambda: evaluate_upsampling(low_res[:, :7], ours, real), "cannot be an upsampling"),
         (lambda: evaluate_upsampling(low_res, ours, real[:, :16, :16]), "same size"),
         (lambda: evaluate_upsampling(low_res, ours, real[:4]), "4 images for 8"),
         (lambda: evaluate_upsampling(low_res[:1], ours[:1], real[:1]), "at least 2"),

@@ -199,3 +199,9 @@ def test_masks_of_another_size_than_their_image_are_refused():
     check_mask(np.zeros((20, 30), bool), np.zeros((20, 30, 3), np.uint8))
     with pytest.raises(InputError, match="--mask has 30 × 20 pixels, but must have the size of its image, 20 × 30"):
         check_mask(np.zeros((20, 30), bool), np.zeros((30, 20, 3), np.uint8))
+
+
+@pytest.mark.parametrize("mask", [np.zeros((20, 30, 3), bool), np.zeros((20, 30), np.uint8)])
+def test_masks_are_boolean_and_have_two_dimensions(mask):
+    with pytest.raises(InputError, match=r"--mask is (bool|uint8) of shape \[20, 30.*\], but must be bool \[H, W\]"):
+        check_mask(mask, np.zeros((20, 30, 3), np.uint8))

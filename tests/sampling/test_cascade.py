@@ -55,7 +55,9 @@ def test_stages_hand_over_what_a_png_of_the_images_holds(cascade):
     base = StageJob(Request(PROMPTS, range(3)), StageSettings(FEW), (8, 8))
     for job, low_res in ((base, None), (replace(base, size=(16, 16), index=1), torch.rand(3, 3, 8, 8) * 2 - 1)):
         stage = cascade.stages[job.index]
-        x = stage.sample(job, range(3), low_res)
+        batches: list[torch.Tensor] = []
+        stage.sample_batches(job, range(3), low_res, batches.append)
+        x = torch.cat(batches)
         assert x.shape == (3, 3, *job.size) and torch.equal(x, stage.signal.from_pixels(stage.signal.to_pixels(x)))
 
 
@@ -196,7 +198,7 @@ def test_each_stage_draws_its_own_noise(cascade):
     job, low_res = StageJob(Request([""], [0]), settings, (16, 16), 1), from_uint8(random_images(1, 8, 8))
     with watching(stage) as seen:
         for index in (1, 2):
-            stage.sample(replace(job, index=index), [0], low_res)
+            stage.sample_batches(replace(job, index=index), [0], low_res, lambda batch: None)
     (x, cond), (other_x, other_cond) = seen[0], seen[len(seen) // 2]
     assert not torch.equal(x, other_x) and not torch.equal(cond.low_res, other_cond.low_res)
     assert cond.low_res_level.item() == other_cond.low_res_level.item() == 0.5

@@ -16,7 +16,7 @@ from diff_dalle.images.pixels import to_uint8
 from diff_dalle.models.generator import Generator, GeneratorConfig
 from diff_dalle.sampling.pipeline import load
 from diff_dalle.sampling.request import Request, StageSettings
-from diff_dalle.sampling.stage import StageJob
+from diff_dalle.sampling.stage import Stage, StageJob
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,17 @@ def test_a_moved_vocabulary_is_passed_to_classifiers(tmp_path, monkeypatch):
     monkeypatch.setattr("diff_dalle.sampling.stage.load_classifier", lambda *arguments: loaded.append(arguments))
     blind = load(make_file(tmp_path, enc_attn_dim=0, caption_dropout=0), "cpu", "fp32", "moved.gz")
     sample(blind, "", classifier="clip.pt")
-    assert loaded == [("clip.pt", "cpu", "fp32", "moved.gz")] * 2  # to check it, and to use it
+    assert loaded == [("clip.pt", torch.device("cpu"), "fp32", "moved.gz")]  # once, to check and to use it
+
+
+def test_negative_conditions_are_encoded_only_if_guidance_uses_them(tmp_path, monkeypatch):
+    pipeline, scales = load(make_file(tmp_path), "cpu"), []
+    negative = Stage.negative_conditioning
+    for scale in (1.0, 3.0):
+        counted = lambda self, *arguments, scale=scale: scales.append(scale) or negative(self, *arguments)  # noqa: E731
+        monkeypatch.setattr(Stage, "negative_conditioning", counted)
+        sample(pipeline, ["a star"], guidance=GuidanceConfig(guidance_scale=scale))
+    assert scales == [3.0]
 
 
 def test_classes(tmp_path):

@@ -102,6 +102,21 @@ def latents(cascade):
     return Pipeline([with_latents(stage) for stage in cascade.stages[:2]])
 
 
+def test_sizes_are_in_pixels(latents):
+    """Of requests and of low-resolution images; a latent covers two pixels."""
+    upsampler = Pipeline(latents.stages[1:])
+    assert (latents.image_size, upsampler.factor) == (32, 2)
+    loose = {"guidance": LOOSE, "upsampling": replace(FAST, guidance=LOOSE)}
+    images = stages(latents, ["a star"], size=(32, 64), **loose)
+    assert [each.shape[1:3] for each in images] == [(16, 32), (32, 64)]
+    low_res, settings = np.zeros((1, 16, 16, 3), np.uint8), loose["upsampling"]
+    assert stages(upsampler, [""], low_res=low_res, upsampling=settings)[0].shape == (1, 32, 32, 3)
+    with pytest.raises(InputError, match="size is 32×36, but width and height must be multiples of 8"):
+        stages(latents, ["a star"], size=(36, 32), **loose)
+    with pytest.raises(InputError, match="low_res is 16×17, but width and height must be multiples of 2"):
+        stages(upsampler, [""], low_res=np.zeros((1, 17, 16, 3), np.uint8), upsampling=settings)
+
+
 def test_stages_hand_latents_to_each_other_unchanged(latents):
     """Neither clipped nor rounded; each stage's images are decoded from its own latents, and images to edit encoded."""
     mask = np.arange(32) < 16
@@ -128,11 +143,11 @@ def test_latents_have_no_limits_to_threshold(latents, kind):
 class EmbeddingStage(Stage):
     """A generator with an image embedding from another network and, if it reads no text itself, text states."""
 
-    def conditioning(self, request):
-        cond, number = super().conditioning(request), torch.arange(1.0, len(request) + 1)
+    def conditioning(self, request, index):
+        cond, number = super().conditioning(request, index), torch.tensor([i + 1.0 for i in index])
         if cond.mask is None:
             states = number[:, None, None].expand(-1, 5, 4)
-            cond = replace(cond, mask=torch.ones(len(request), 5, dtype=torch.bool), text_states=states)
+            cond = replace(cond, mask=torch.ones(len(index), 5, dtype=torch.bool), text_states=states)
         return replace(cond, image_embedding=number[:, None].expand(-1, 6))
 
 

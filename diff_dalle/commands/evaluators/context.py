@@ -141,7 +141,7 @@ class Context:
     @cached_property
     def captioned(self) -> CaptionedImages:
         """The first images of data_dir at the base's resolution, with captions as the classifier reads them."""
-        tokenizer, length = self.classifier.tokenizer, self.classifier.model.config.text_length
+        tokenizer, length = self.classifier.tokenizer, self.classifier.config.text_length
         return self._read_shards(self.base.image_size, tokenizer, length)
 
     @cached_property
@@ -159,9 +159,9 @@ class Context:
         stage = self.pipeline.stages[-1]
         if self.settings.shapes_dir:
             prompts = self.shape_prompts(("held-out pairs",))
-            images, captions = rendered(prompts, stage.image_size), [prompt.text for prompt in prompts]
+            images, captions = rendered(prompts, self.pipeline.image_size), [prompt.text for prompt in prompts]
         else:
-            data = self._read_shards(stage.image_size, stage.tokenizer, stage.config.text.text_length)
+            data = self._read_shards(self.pipeline.image_size, stage.tokenizer, stage.config.text.text_length)
             images, captions = data.images, data.captions
         return stage.signal.to_pixels(stage.signal.from_pixels(images)), captions  # gray for a grayscale generator
 

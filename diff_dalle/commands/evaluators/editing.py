@@ -24,8 +24,10 @@ def run(context: Context) -> Findings:
             return context.edit(prompts, edit, context.default_guidance)
         return context.edit(prompts, edit, GuidanceSetting(1.0, 0.0), sampler=SamplerConfig("ddim", str(steps)))
 
-    size, settings = context.pipeline.image_size, context.settings
-    scores, sections = evaluate_editing(sample, size, settings.edits, settings.seed, context.shapes)
+    pipeline, settings = context.pipeline, context.settings
+    scores, sections = evaluate_editing(
+        sample, pipeline.stages[-1].signal, pipeline.image_size, settings.edits, settings.seed, context.shapes
+    )
     return Findings(sections, {"editing": scores})
 
 
