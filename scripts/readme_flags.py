@@ -16,6 +16,7 @@ from diff_dalle.commands.prepare import COMMANDS as PREPARE
 from diff_dalle.commands.sample import SampleRun
 from diff_dalle.commands.train_classifier import ClassifierRun
 from diff_dalle.commands.train_generator import GeneratorRun
+from diff_dalle.drill.table import DrillConfig
 from diff_dalle.text.bpe_training import VocabularyConfig
 
 SCRIPTS = Path(__file__).parent
@@ -29,6 +30,7 @@ CONFIGS: dict[str, Mapping[str, Any]] = {
     "evaluate.py": {"": EvaluateRun},
     "info.py": {"": InfoConfig},
     "benchmark.py": {"": benchmark.BenchmarkRun},
+    "drill.py": {"": DrillConfig},
     "train_tokenizer.py": {"": VocabularyConfig},
 }
 EXAMPLES = """
@@ -49,6 +51,8 @@ python scripts/info.py --model_path ema.pt
 python scripts/info.py --preset generator_64
 python scripts/benchmark.py
 python scripts/benchmark.py --benchmarks train_step
+python scripts/drill.py --quick True
+python scripts/drill.py --faults ends,ranks --kinds generator --out_dir runs/drill
 python scripts/train_tokenizer.py --out vocabulary.txt
 python scripts/train_tokenizer.py --wordnet_dir path/to/wordnet --num_merges 8192 --out vocabulary.txt
 """

@@ -1,0 +1,61 @@
+"""Shards change under a run, and workers die."""
+
+from __future__ import annotations
+
+from .contract import Group, require
+from .inside import Injection
+from .place import SAVED_EVERY, STEPS, Place
+
+GROUP = Group("data")
+AT_STEP = SAVED_EVERY + 2
+CHANGES = {
+    "truncate": "truncated",
+    "rewrite": "rewritten in place",
+    "delete": "deleted",
+    "fifo": "replaced by FIFOs",
+    "folder": "replaced by folders",
+}
+STUCK = 300.0  # seconds within which a stuck worker must be named
+
+
+def _changes(place: Place, action: str) -> str:
+    """All shards change at once; then the original files come back, and the same command continues."""
+    data = place.own_data()
+    outcome = place.run(Injection("step", AT_STEP, action, str(data)), num_workers=2, prefetch=1)
+    if outcome.status == 0:
+        return f"read on from the open files, {place.equal()}"
+    place.refused(outcome, ".tar")
+    done, step = place.logged_step(), place.saved_step()
+    require(step == done, f"{done} steps done, {step} saved")
+    place.restore_data()
+    return f"status 2, the shard named, saved at {step}; {place.continues()}"
+
+
+def _register(action: str, how: str) -> None:
+    def drill(place: Place) -> str:
+        return _changes(place, action)
+
+    promised = "reads on unharmed, or saves and ends naming the shard; never other data"
+    GROUP.fault(f"shards {how} in mid-run", promised, every_kind=False)(drill)
+
+
+for _action, _how in CHANGES.items():
+    _register(_action, _how)
+
+
+@GROUP.fault("a data worker killed, as by the OOM killer", "saves, ends, names it; the same command resumes")
+def worker_killed(place: Place) -> str:
+    outcome = place.run(Injection("chunk", STEPS - 4, "kill"))
+    place.refused(outcome, "data worker")
+    done, step = place.logged_step(), place.saved_step()
+    require(step == done, f"{done} steps done, {step} saved")
+    return f"status 2, saved at {step}; {place.continues()}"
+
+
+@GROUP.fault("a data worker stopped", f"ends within {STUCK:.0f} s, names it, saves", quick_kinds=0, every_kind=False)
+def worker_stopped(place: Place) -> str:
+    outcome = place.start(Injection("chunk", STEPS - 4, "stop")).wait(STUCK)
+    place.refused(outcome, "worker")
+    done, step = place.logged_step(), place.saved_step()
+    require(step == done, f"{done} steps done, {step} saved")
+    return f"status 2 after {outcome.seconds:.0f} s, saved at {step}; {place.continues()}"

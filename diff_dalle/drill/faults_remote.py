@@ -1,0 +1,134 @@
+"""Remote shards: a server that is away, busy, slow, cuts replies off, or serves another object under the same name."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from .contract import Group, require
+from .inside import Injection
+from .place import SAVED_EVERY, STEPS, Place
+from .processes import Job
+from .servers import BUCKET, Faults, serving_folder, serving_s3
+
+GROUP = Group("remote")
+AWAY = 20.0  # seconds
+STALL = 600.0  # seconds that a body stops for; the client must give up before
+LIMIT = 400.0  # seconds within which a run on a stalling server must go on or end
+SLOW = Injection("step", SAVED_EVERY + 1, "sleep", "2")  # the faults begin while the run waits here
+
+
+def _flags(place: Place) -> dict[str, Any]:
+    return {"index_cache": place.path / "index", "shard_cache": place.path / "shards", "prefetch": 1}
+
+
+def _urls(base: str, folder: Path) -> str:
+    return ",".join(f"{base}/{path.name}" for path in sorted(folder.glob("*.tar")))
+
+
+def _begin(place: Place, job: Job) -> None:
+    job.wait_until(lambda: place.logged_step() >= SAVED_EVERY, f"step {SAVED_EVERY}")
+
+
+def _survives(place: Place, job: Job, faults: Faults, limit: float) -> str:
+    outcome = job.wait(limit)
+    require(outcome.status == 0, f"it failed: {outcome.tail()}")
+    require(faults.met > 0, "no request met the fault")
+    return f"went on, {place.equal()}"
+
+
+def _over_http(place: Place, limit: float = LIMIT, **counts: float) -> str:
+    with serving_folder(place.shards) as server:
+        place.data_dir = _urls(server.url, place.shards)
+        job = place.start(SLOW, **_flags(place))
+        _begin(place, job)
+        for name, count in counts.items():
+            setattr(server.faults, name, count)
+        return _survives(place, job, server.faults, limit)
+
+
+@GROUP.fault("HTTP: 503, ten in a row", "goes on, nothing lost", every_kind=False)
+def http_busy(place: Place) -> str:
+    return _over_http(place, busy=10)
+
+
+@GROUP.fault("HTTP: bodies cut off, six in a row", "goes on, nothing lost", every_kind=False)
+def http_cut(place: Place) -> str:
+    return _over_http(place, cut=6)
+
+
+@GROUP.fault("HTTP: a body stalls", "goes on after the time-out", quick_kinds=0, every_kind=False)
+def http_stalls(place: Place) -> str:
+    return _over_http(place, stall=1, seconds=STALL)
+
+
+@GROUP.fault("HTTP: another object under the same name", "saves and ends naming it, never other data", every_kind=False)
+def http_changed(place: Place) -> str:
+    data = place.own_data()
+    with serving_folder(data) as server:
+        place.data_dir = _urls(server.url, data)
+        job = place.start(SLOW, **_flags(place))
+        _begin(place, job)
+        for path in data.glob("*.tar"):
+            whole = path.read_bytes()
+            half = len(whole) // 1024 * 512
+            path.write_bytes(whole[half:] + whole[:half])
+        outcome = job.wait(LIMIT)
+        return _ended_for_change(place, outcome)
+
+
+def _ended_for_change(place: Place, outcome) -> str:
+    place.refused(outcome, ".tar")
+    done, step = place.logged_step(), place.saved_step()
+    require(done < STEPS, "it did not stop")
+    require(step == done, f"{done} steps done, {step} saved")
+    return f"status 2, the shard named, saved at {step}"
+
+
+def _over_s3(place: Place, **counts: int) -> str:
+    with serving_s3(place.shards) as server:
+        place.data_dir = f"s3://{BUCKET}"
+        job = place.start(SLOW, env=server.env, **_flags(place))
+        _begin(place, job)
+        for name, count in counts.items():
+            setattr(server.faults, name, count)
+        return _survives(place, job, server.faults, LIMIT)
+
+
+@GROUP.fault("S3: 503, ten in a row", "goes on, nothing lost", every_kind=False)
+def s3_busy(place: Place) -> str:
+    return _over_s3(place, busy=10)
+
+
+@GROUP.fault("S3: bodies cut off, six in a row", "goes on, nothing lost", every_kind=False)
+def s3_cut(place: Place) -> str:
+    return _over_s3(place, cut=6)
+
+
+@GROUP.fault(f"S3: away for {AWAY:.0f} s", "goes on, nothing lost", every_kind=False)
+def s3_away(place: Place) -> str:
+    with serving_s3(place.shards) as server:
+        place.data_dir = f"s3://{BUCKET}"
+        job = place.start(SLOW, env=server.env, **_flags(place))
+        _begin(place, job)
+        server.stop()
+        time.sleep(AWAY)
+        server.start()
+        outcome = job.wait(LIMIT)
+        require(outcome.status == 0, f"it failed: {outcome.tail()}")
+        return f"went on, {place.equal()}"
+
+
+@GROUP.fault("S3: another object under the same name", "saves and ends naming it, never other data", every_kind=False)
+def s3_changed(place: Place) -> str:
+    source = place.shards
+    with serving_s3(source) as server:
+        place.data_dir = f"s3://{BUCKET}"
+        job = place.start(SLOW, env=server.env, **_flags(place))
+        _begin(place, job)
+        for path in source.glob("*.tar"):
+            whole = path.read_bytes()
+            half = len(whole) // 1024 * 512
+            server.put(path.name, whole[half:] + whole[:half])
+        return _ended_for_change(place, job.wait(LIMIT))

@@ -1,0 +1,36 @@
+"""The drill's part for every change: each fault is injected into a real run, with one kind of network."""
+
+import pytest
+
+from diff_dalle.drill.place import Bench
+from diff_dalle.drill.table import GROUPS, drill
+
+FAULTS = {fault.name: fault for group in GROUPS.values() for fault in group.faults}
+CHOSEN = {
+    "SIGKILL at random moments": "upsampler",
+    "power failure, no checkpoint left whole": "generator",
+    "torchrun: rank 1 of 2 raises": "generator",
+    "disk full in a save": "classifier",
+    "files limited to 20 kB (RLIMIT_FSIZE)": "generator",
+    "files from the future, clock set back": "generator",
+    "log directory becomes read-only": "generator",
+    "hostile tars": "generator",
+    "hostile images": "generator",
+    "hostile captions": "generator",
+    "hostile embeddings": "generator",
+    "hostile vocabularies": "generator",
+    "hostile masks": "generator",
+}
+
+
+@pytest.fixture(scope="session")
+def bench(tmp_path_factory):
+    return Bench(tmp_path_factory.mktemp("drill"), seed=0, quick=True)
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_fault(bench, name):
+    row = drill(FAULTS[name], CHOSEN[name], bench)
+    if row.result == "SKIP":
+        pytest.skip(row.seen)
+    assert row.result == "PASS", row.seen
