@@ -35,6 +35,16 @@ setup(
         "s3": ["boto3"],
         "wandb": ["wandb"],
         "tensorboard": ["tensorboard"],
-        "test": ["pytest", "pytest-xdist", "hypothesis", "matplotlib", "ruff", "mypy", "types-PyYAML", "types-regex", "types-tqdm"],
+        "test": [
+            "pytest",
+            "pytest-xdist",
+            "hypothesis",
+            "matplotlib",
+            "ruff",
+            "mypy",
+            "types-PyYAML",
+            "types-regex",
+            "types-tqdm",
+        ],
     },
 )

@@ -64,7 +64,8 @@ def soak_sampling(minutes: float, script: str, flags: list[str]) -> list[dict[st
     """Short runs, each followed by sampling from what it has trained."""
     from ..sampling.pipeline import load
 
-    logdir, rows = Path(flags[flags.index("--logdir") + 1]), []
+    logdir = Path(flags[flags.index("--logdir") + 1])
+    rows: list[dict[str, int]] = []
     ends, done = time.monotonic() + 60 * minutes, 0
     while time.monotonic() < ends or len(rows) < 4:
         _run(script, _with(flags, num_workers=0))
