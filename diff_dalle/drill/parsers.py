@@ -28,8 +28,9 @@ from ..config import from_dict, to_dict
 from ..data.captions import read_caption
 from ..data.index import FOLDER, SUMMARY, index_shards
 from ..data.npy import read_embedding
-from ..data.shard_table import Table, load_table
+from ..data.shard_table import Table
 from ..data.shards import ShardFiles
+from ..data.table_file import load_table
 from ..data.tar import read_members
 from ..images.decode import decode_image
 from ..images.files import read_mask
