@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import diff_dalle
-from diff_dalle.commands.command_line import ALIASES
+from diff_dalle.commands.settings import ALIASES
 from diff_dalle.config import leaves
 
 PACKAGE = Path(diff_dalle.__file__).parent

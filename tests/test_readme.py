@@ -9,8 +9,9 @@ import pytest
 from script_running import ROOT, run
 
 from diff_dalle.checkpoints.checkpoint import save_file
-from diff_dalle.commands.command_line import parse, preset_names
+from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.info import parse_info
+from diff_dalle.commands.sources import preset_names
 from diff_dalle.commands.train_generator import GeneratorRun
 
 DOCUMENTS = {

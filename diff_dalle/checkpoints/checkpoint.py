@@ -70,7 +70,7 @@ def _canonical(value):
     return sys.intern(value) if type(value) is str else value
 
 
-def load_file(path: str, roles: tuple[str, ...] = ("model", "ema"), map_location="cpu") -> dict[str, Any]:
+def load_file(path: str, roles: tuple[str, ...] = ("model", "ema")) -> dict[str, Any]:
     """Read a checkpoint file: a dict with format, role, step, samples, trainee, kind, config, tokenizer and state.
 
     Local files are memory-mapped, so that reading the header is cheap. Raises InputError when the file is missing,
@@ -83,7 +83,7 @@ def load_file(path: str, roles: tuple[str, ...] = ("model", "ema"), map_location
         storage.open_read(path).close()  # reports a folder and missing permissions
     source = storage.local_path(path) if is_local else io.BytesIO(storage.read_bytes(path))
     try:
-        content = torch.load(source, map_location=map_location, weights_only=True, mmap=is_local)
+        content = torch.load(source, map_location="cpu", weights_only=True, mmap=is_local)
     except (RuntimeError, EOFError, ValueError, OSError, zipfile.BadZipFile, pickle.UnpicklingError):
         raise InputError(f"{path} is truncated or is not a PyTorch file of plain tensors") from None
     if not isinstance(content, dict) or not {"format", "role", "kind", "state"} <= content.keys():

@@ -22,7 +22,7 @@ class SavedNetwork:
 
     kind, settings: what it is, and how it is set (``kind.settings``).
     tokenizer:      the one it was trained with; None without text.
-    step, samples:  how long it was trained.
+    step:           number of updates it was trained for.
     """
 
     path: str
@@ -30,7 +30,6 @@ class SavedNetwork:
     settings: Any
     tokenizer: Tokenizer | None
     step: int
-    samples: int
 
     def build(self) -> nn.Module:
         """The network with initial weights, on torch's default device."""
@@ -70,7 +69,6 @@ def open_network(path: str, kind: str, bpe_path: str = "") -> SavedNetwork:
         settings,
         _tokenizer(content, settings.tokenizer.bpe_path, path, bpe_path),
         content["step"],
-        content["samples"],
     )
     saved.check(content)
     return saved

@@ -67,7 +67,7 @@ class RunFolder:
             raise InputError(f"{path} belongs to the trainee {content['trainee']!r}, not to {trainee!r}")
         return content, path
 
-    def save(self, step: int, samples: int, states: Mapping[str, dict], keep: int = 0) -> CheckpointSet:
+    def save(self, step: int, samples: int, states: Mapping[str, dict], keep: int = 0) -> None:
         """Write a complete set. ``states`` maps roles to state dicts; ``keep`` > 0 removes all but the latest sets."""
         files = {}
         for key, state in states.items():
@@ -75,8 +75,8 @@ class RunFolder:
             stem = {"model": "model", "optimizer": "opt"}.get(role, f"{role}_")
             files[key] = f"{trainee + '_' if trainee else ''}{stem}{step:06d}.pt"
             save_file(storage.join(self.path, files[key]), role, self.identity, step, samples, state, trainee)
-        entry = CheckpointSet(step, samples, files)
-        self.checkpoints = [other for other in self.checkpoints if other.step < step] + [entry]
+        earlier = [entry for entry in self.checkpoints if entry.step < step]
+        self.checkpoints = [*earlier, CheckpointSet(step, samples, files)]
         dropped = self.checkpoints[:-keep] if keep > 0 else []
         self.checkpoints = self.checkpoints[len(dropped) :]
         self.write_record()
@@ -84,7 +84,6 @@ class RunFolder:
             for path in (storage.join(self.path, name) for name in old.files.values()):
                 if storage.exists(path):  # unless somebody removed it by hand
                     storage.remove(path)
-        return entry
 
     def keep_best(self, trainee: str, step: int, samples: int, loss: float, state: dict, role: str) -> None:
         """Write the weights ``state``, of ``role`` model or ``ema_RATE``, as best.pt (TRAINEE_best.pt in a run of

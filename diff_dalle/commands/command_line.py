@@ -14,10 +14,8 @@ from typing import Any, NoReturn
 
 from ..config import Leaf, Section, checked, dump, leaves, lookup, members, nearest, shown, type_name
 from ..errors import InputError
-from .settings import ALIASES, Settings, aliases_of, by_name, present_names
-from .sources import Source, preset_names, preset_text, presets_of, read_config, read_preset
-
-__all__ = ["ALIASES", "Group", "by_name", "groups", "parse", "parse_kind", "preset_names", "preset_text"]
+from .settings import Settings, aliases_of, by_name, present_names
+from .sources import Source, presets_of, read_config, read_preset
 
 DRY_RUN = Leaf(("dry_run",), bool, False, "print the resolved settings as YAML and exit")
 GENERAL = ("preset", "config", "set", "dry_run")  # flags of every command
@@ -106,7 +104,7 @@ def _is_boolean(leaf: Leaf) -> bool:
 
 def _kind_of(config_class) -> str | None:
     """The kind of network that a command trains; None for a command that trains nothing."""
-    return None if "kind" in members(config_class) else getattr(config_class, "kind", None)
+    return getattr(config_class, "kind", None)
 
 
 def parse(config_class, argv: Sequence[str] | None = None, description: str = "") -> Any:
@@ -136,7 +134,7 @@ def parse_kind(classes: Mapping[str, Any], argv: Sequence[str] | None = None, de
     for source in said:
         if flag and flag != source.kind:
             raise InputError(f"--kind is {flag}, but {source.name} is for a {source.kind}: leave --kind out")
-    kind = flag or next((source.kind for source in said if source.kind), default)
+    kind = flag or next((source.kind for source in said), default)
     return _parse(lookup(classes, kind, "kind"), argv, description, list(classes))
 
 

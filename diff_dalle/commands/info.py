@@ -17,7 +17,8 @@ from ..config import entries, option, section, shown, to_dict
 from ..evaluation.report import markdown_table
 from ..models.cost import Cost, measure, peak_bytes
 from ..models.layers import to_channels_last
-from .command_line import parse_kind, preset_names
+from .command_line import parse_kind
+from .sources import preset_names
 from .train_classifier import ClassifierRun
 from .train_generator import GeneratorRun
 from .training import TrainingRun
@@ -102,7 +103,7 @@ def describe_file(path: str) -> str:
     content = load_file(path, roles=tuple(ROLES))
     kind = find_kind(content["kind"])
     settings = kind.read_settings(content["config"])
-    trainee = f" (trainee {content['trainee']})" if content.get("trainee") else ""
+    trainee = f" (trainee {content['trainee']})" if content["trainee"] else ""
     lines = [
         f"{path} holds {ROLES[content['role']]} of a {kind.name}{trainee} after {content['step']:,} steps and "
         f"{content['samples']:,} samples; tokenizer {content['tokenizer'] or 'none'}."

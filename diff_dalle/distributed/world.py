@@ -53,8 +53,7 @@ class World:
     """
 
     def __init__(self, place: ProcessInfo, device: torch.device, node_of: Sequence[int] = ()):
-        self.place, self.device = place, device
-        self.rank, self.size = place.rank, place.size
+        self.rank, self.size, self.device = place.rank, place.size, device
         self.node_of = tuple(node_of) or (0,) * place.size
         self.node, self.nodes = self.node_of[self.rank], max(self.node_of) + 1
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from torch import Tensor
 
 from .. import storage
 from ..config import lookup, option
@@ -58,18 +57,14 @@ class Trackers(Tracker):
     def __init__(self, members: Mapping[str, Tracker]):
         self.members = dict(members)
 
-    def log(self, step: int, scalars: Mapping[str, float | Tensor]) -> None:
-        """`Tracker.log`; values may also be one-element tensors."""
-        plain = {name: value if isinstance(value, int) else float(value) for name, value in scalars.items()}
-        self._forward(lambda member: member.log(step, plain))
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+        self._forward(lambda member: member.log(step, scalars))
 
-    def images(self, step: int, name: str, grid: np.ndarray | Tensor) -> None:
-        """`Tracker.images`; the grid may also be a tensor."""
+    def images(self, step: int, name: str, grid: np.ndarray) -> None:
         pixels = _pixels(grid)
         self._forward(lambda member: member.images(step, name, pixels))
 
-    def figure(self, step: int, name: str, image: np.ndarray | Tensor) -> None:
-        """`Tracker.figure`; the image may also be a tensor."""
+    def figure(self, step: int, name: str, image: np.ndarray) -> None:
         pixels = _pixels(image)
         self._forward(lambda member: member.figure(step, name, pixels))
 
@@ -96,8 +91,7 @@ class Trackers(Tracker):
                 self.note(f"Tracker {name} is turned off after an error; training continues: {reason}")
 
 
-def _pixels(image: np.ndarray | Tensor) -> np.ndarray:
-    image = image.cpu().numpy() if isinstance(image, Tensor) else image
+def _pixels(image: np.ndarray) -> np.ndarray:
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
         raise TypeError(f"an image must be uint8 [H, W, 3], not {image.dtype} {list(image.shape)}")
     return np.ascontiguousarray(image)

@@ -13,7 +13,6 @@ from torch.nn import functional as F
 
 from diff_dalle.checkpoints.checkpoint import save_file
 from diff_dalle.checkpoints.kinds import KINDS
-from diff_dalle.commands.command_line import preset_names
 from diff_dalle.commands.info import (
     ENDINGS,
     FULL_SIZE,
@@ -25,6 +24,7 @@ from diff_dalle.commands.info import (
     preset_cost,
     training_bytes,
 )
+from diff_dalle.commands.sources import preset_names
 from diff_dalle.commands.train_classifier import ClassifierRun
 from diff_dalle.models.attention import SelfAttention
 from diff_dalle.models.cost import measure, peak_bytes

@@ -2,7 +2,6 @@ import sys
 
 import numpy as np
 import pytest
-import torch
 
 from diff_dalle.errors import InputError
 from diff_dalle.tracking.tracker import Run, Tracker
@@ -46,8 +45,8 @@ def test_every_tracker(name, tmp_path, monkeypatch):
         settings = {"training": {"lr": 3e-4, "betas": [0.9, 0.999]}, "steps": step}
         tracker = create_trackers(TrackingConfig((name,)), str(tmp_path), settings, step, total_steps=20)
         tracker.log(step + 1, {"loss": 0.5})
-        tracker.log(step + 2, {"loss": float("nan"), "held_out/loss": torch.tensor(1.0), "samples": 7})
-        tracker.images(step + 2, "fixed/prompts", torch.from_numpy(GRID))
+        tracker.log(step + 2, {"loss": float("nan"), "held_out/loss": 1.0, "samples": 7})
+        tracker.images(step + 2, "fixed/prompts", GRID)
         tracker.progress(step + 3)
         tracker.note("a note")
         tracker.finish()
@@ -75,13 +74,8 @@ def test_a_failing_local_file_ends_the_run():
         trackers.log(1, {"loss": 1})
 
 
-def test_values_and_grids_arrive_plain():
-    """Tensors become numbers, integers stay integers, and arrays that are not images are refused."""
-    recorder = Recorder()
-    trackers = Trackers({"recorder": recorder})
-    trackers.log(1, {"loss": torch.tensor([0.5]), "rate": np.float32(0.25), "samples": 10**17 + 1})
-    assert recorder.calls == [("log", 1, {"loss": 0.5, "rate": 0.25, "samples": 10**17 + 1})]
-    assert [type(value) for value in recorder.calls[0][2].values()] == [float, float, int]
+def test_arrays_that_are_not_images_are_refused():
+    trackers = Trackers({"recorder": Recorder()})
     for bad in (GRID.astype(np.float32), GRID[0], GRID.transpose(2, 0, 1)):
         with pytest.raises(TypeError, match="uint8"):
             trackers.images(1, "bad", bad)
