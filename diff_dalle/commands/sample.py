@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from .. import storage
 from ..config import expectations, option, section
 from ..data.caption_list import read_captions
+from ..data.captions import caption_option
 from ..diffusion.diffusion_config import DiffusionConfig
 from ..diffusion.editing import EditConfig
 from ..diffusion.guidance import GuidanceConfig
@@ -41,7 +42,7 @@ class PromptConfig:
         "text files with one prompt per line, folders of text files, or shards whose captions are the prompts (see "
         "caption_field)",
     )
-    caption_field: str = option("txt", "field of the captions in shards: extension of a text member, or json:FIELD")
+    caption_field: str = caption_option()
     low_res_dir: str = option(
         "",
         "folder of low-resolution images, all of one size, for upsamplers without a base generator; prompts are "

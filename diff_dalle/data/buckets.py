@@ -73,9 +73,7 @@ class BucketOrder:
     ``samples`` is the length of an epoch. Raises InputError when there are no samples.
     """
 
-    def __init__(
-        self, buckets: Buckets, seed: int, global_batch: int, streams: int = 8, window: int = 4, shuffle: bool = True
-    ):
+    def __init__(self, buckets: Buckets, seed: int, global_batch: int, streams: int, window: int, shuffle: bool = True):
         if global_batch < 1:
             raise InputError(f"the global batch size is {global_batch}, but must be at least 1")
         # One byte per sample, not eight: this is most of the order's memory.

@@ -11,7 +11,7 @@ from .shard_table import Required
 from .shards import ShardFiles
 
 
-def read_captions(sources: Sequence[str], caption_field: str = "txt", limit: int = 0) -> list[str]:
+def read_captions(sources: Sequence[str], caption_field: str, limit: int = 0) -> list[str]:
     """Captions in the order of the shards, at most ``limit`` (0 = all); empty and unreadable ones are skipped.
 
     Raises InputError when there are no shards or no captions.

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
+from ..config import option
 from ..errors import InputError
 from ..images.decode import BrokenSample
+
+
+def caption_option() -> Any:
+    """The setting ``caption_field`` of every command that reads captions from shards."""
+    return option("txt", "location of captions in shards: extension of a text member, or json:FIELD")
 
 
 def caption_kind(field: str) -> str:
     """The kind of member that holds captions: "txt" for ``txt``, "json" for ``json:caption``."""
     kind, colon, name = field.partition(":")
     if not kind or (colon and (kind != "json" or not name)) or (kind == "json" and not colon):
-        raise InputError(f"--caption_field is {field!r}, but must be the extension of a text member (txt) or json:NAME")
+        raise InputError(
+            f"--caption_field is {field!r}, but must be the extension of a text member (txt) or json:FIELD"
+        )
     return kind.lower()
 
 

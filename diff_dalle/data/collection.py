@@ -29,6 +29,7 @@ HEADERS = 1536  # bytes between two members below which there are only headers a
 REMOTE_GAP = 1 << 16  # bytes between two remote members that cost less to read than a second request
 log = logging.getLogger(__name__)
 
+REMEMBERED = 64  # tables kept in memory, unless the order of reading says how many
 Span = tuple[int, int]  # offset and size of a member
 
 
@@ -73,7 +74,7 @@ class Collection:
         entries: Sequence[Indexed],
         required: Required,
         files: ShardFiles,
-        remembered: int = 64,
+        remembered: int = REMEMBERED,
         sidecars: Iterable[tuple[Sidecar, int]] = (),
     ):
         self.required, self.files = required, files
@@ -190,7 +191,7 @@ def collect(
     files: ShardFiles,
     index_cache: str = "",
     flag: str = "--data_dir",
-    remembered: int = 64,
+    remembered: int = REMEMBERED,
     sidecars: Iterable[tuple[Sidecar, int]] = (),
     world: World = ALONE,
 ) -> Collection:

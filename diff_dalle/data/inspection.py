@@ -16,7 +16,7 @@ from ..errors import InputError, quantity, redact
 from ..images.decode import IMAGE_KINDS, BrokenSample, decode_image
 from ..images.grid import image_grid
 from ..images.transforms import center_crop
-from .captions import caption_kind, read_caption
+from .captions import caption_kind, caption_option, read_caption
 from .collection import Collection
 from .index import Indexed, count_kinds, index_shards
 from .loader import DataConfig
@@ -33,9 +33,7 @@ class InspectionConfig:
     """Inspecting shards"""
 
     data_dir: tuple[str, ...] = option((), "shards: folders, tars, globs, brace ranges, URLs or pipe:COMMAND")
-    caption_field: str = option(
-        DataConfig.caption_field, "location of captions: extension of a text member, or json:NAME"
-    )
+    caption_field: str = caption_option()
     look_at: int = option(1000, "samples to decode, spread evenly over all shards; 0 = all")
     examples: int = option(8, "samples in the grid")
     grid: str = option("inspect.png", "file for a grid of examples with captions; empty = none", was=("picture",))

@@ -21,11 +21,11 @@ from ..config import option
 from ..errors import InputError, quantity
 from ..images.decode import MAX_PIXELS
 from .buckets import BucketOrder, Buckets
-from .captions import caption_kind
+from .captions import caption_kind, caption_option
 from .collection import collect
 from .order import Order
 from .samples import Chunk, Recipe, Samples
-from .shards import ShardFiles
+from .shards import CACHE_BYTES, ShardFiles
 from .spec import SampleSpec
 
 CHUNK = 32  # samples that a worker prepares at a time: all workers share a large batch
@@ -43,7 +43,7 @@ class DataConfig:
         "shards of images and captions: one or several folders (searched recursively), tars, globs, brace ranges, URLs "
         "(http, s3, gs, az) or pipe:COMMAND",
     )
-    caption_field: str = option("txt", "location of captions: extension of a text member, or json:NAME")
+    caption_field: str = caption_option()
     random_crop: bool = option(False, "random crop, 80–100 % of the shorter side, instead of a center crop")
     random_flip: bool = option(
         False, "horizontal flip, p = 0.5; unsuitable where captions mention left or right, or images show text"
@@ -67,7 +67,7 @@ class DataConfig:
     )
     copy_shards: bool = option(False, "copy remote shards as a whole instead of reading by range requests", free=True)
     shard_cache: str = option("", "folder for copies of remote shards; empty = the user's cache", free=True)
-    shard_cache_gb: float = option(20.0, "maximum size of shard_cache in GB (10^9 bytes)", free=True)
+    shard_cache_gb: float = option(CACHE_BYTES / 1e9, "maximum size of shard_cache in GB (10^9 bytes)", free=True)
 
     def __post_init__(self):
         least = {"max_pixels": 1, "streams": 1, "shuffle_window": 1, "num_workers": 0, "prefetch": 1}

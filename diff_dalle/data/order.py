@@ -41,9 +41,7 @@ class Order:
     ``samples`` is the length of an epoch. Raises InputError when there are no samples.
     """
 
-    def __init__(
-        self, counts: Sequence[int] | np.ndarray, seed: int, streams: int = 8, window: int = 4, shuffle: bool = True
-    ):
+    def __init__(self, counts: Sequence[int] | np.ndarray, seed: int, streams: int, window: int, shuffle: bool = True):
         if streams < 1 or window < 1:
             raise InputError(f"--streams is {streams} and --shuffle_window {window}, but both must be at least 1")
         self.counts = np.asarray(counts, dtype=np.int64)

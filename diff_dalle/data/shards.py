@@ -13,6 +13,7 @@ from ..errors import InputError
 from .lru_cache import LRUCache
 
 OPEN_FILES = 128
+CACHE_BYTES = 20 * 10**9  # of all copies of remote shards together
 BLOCK = 1 << 20  # bytes of remote read-ahead while indexing: many headers lie within one block
 
 
@@ -64,7 +65,7 @@ class ShardFiles:
     copy_remote:            copy every remote shard as a whole, not only those that cannot be read by offset.
     """
 
-    def __init__(self, cache_dir: str = "", cache_bytes: int = 20 << 30, copy_remote: bool = False):
+    def __init__(self, cache_dir: str = "", cache_bytes: int = CACHE_BYTES, copy_remote: bool = False):
         self.cache_dir = cache_dir or os.path.join(cache_home(), "shards")
         self.cache_bytes, self.copy_remote = cache_bytes, copy_remote
         self._files: LRUCache[_Open] = LRUCache(OPEN_FILES)

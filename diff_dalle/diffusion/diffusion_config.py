@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 from ..config import lookup, option
 from ..errors import InputError
-from .losses import min_snr_weights, p2_weights
+from .losses import MIN_SNR_GAMMA, P2_GAMMA, P2_K, min_snr_weights, p2_weights
 from .parametrization import LOSSES, PREDICTIONS, VARIANCES
 from .respace import SpacedDiffusion, space_timesteps
 from .schedules import SCHEDULES, get_named_beta_schedule
@@ -44,9 +44,9 @@ class DiffusionConfig(NoiseConfig):
         choices=tuple(LOSSES),
     )
     loss_weighting: str = option("none", "weighting of the error by signal-to-noise ratio (SNR)", choices=WEIGHTINGS)
-    min_snr_gamma: float = option(5.0, "min_snr: SNR above which the weight of the eps loss is gamma / SNR")
-    p2_k: float = option(1.0, "p2: k in the weight 1 / (k + SNR)^gamma of the eps loss")
-    p2_gamma: float = option(1.0, "p2: gamma in the weight 1 / (k + SNR)^gamma of the eps loss")
+    min_snr_gamma: float = option(MIN_SNR_GAMMA, "min_snr: SNR above which the weight of the eps loss is gamma / SNR")
+    p2_k: float = option(P2_K, "p2: k in the weight 1 / (k + SNR)^gamma of the eps loss")
+    p2_gamma: float = option(P2_GAMMA, "p2: gamma in the weight 1 / (k + SNR)^gamma of the eps loss")
 
     def __post_init__(self):
         super().__post_init__()

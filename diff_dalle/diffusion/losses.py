@@ -8,6 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+MIN_SNR_GAMMA = 5.0  # recommended by Hang et al. 2023
+P2_K, P2_GAMMA = 1.0, 1.0  # recommended by Choi et al. 2022
+
 
 def mean_flat(values: Tensor) -> Tensor:
     """[N, …] → [N]: the mean over every axis but the first."""
@@ -51,12 +54,12 @@ def discretized_gaussian_log_likelihood(x: Tensor, *, means: Tensor, log_scales:
     return torch.where(lowest, lower_tail, torch.where(highest, upper_tail, inner))
 
 
-def min_snr_weights(snr: np.ndarray, gamma: float = 5.0) -> np.ndarray:
+def min_snr_weights(snr: np.ndarray, gamma: float = MIN_SNR_GAMMA) -> np.ndarray:
     """min(SNR, gamma) / SNR: the weight of the eps-loss in min-SNR-γ (Hang et al. 2023)."""
     with np.errstate(divide="ignore"):  # the last step may have SNR 0; the weight there is 1
         return np.minimum(1.0, gamma / snr)
 
 
-def p2_weights(snr: np.ndarray, k: float = 1.0, gamma: float = 1.0) -> np.ndarray:
+def p2_weights(snr: np.ndarray, k: float = P2_K, gamma: float = P2_GAMMA) -> np.ndarray:
     """1 / (k + SNR)^gamma: the weight of the eps-loss in P2 (Choi et al. 2022)."""
     return 1 / (k + snr) ** gamma

@@ -14,6 +14,7 @@ from .report import markdown_table
 
 DIRECTIONS = ("image_to_text", "text_to_image")
 DEPTHS = (1, 5)
+CANDIDATES = 64  # among which a query finds its own, wherever nothing else is said
 
 
 def same_captions(tokens: Tensor, mask: Tensor) -> Tensor:

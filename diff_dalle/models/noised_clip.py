@@ -62,7 +62,8 @@ class NoisedClipConfig:
     classifier_enc_depth: int = option(6, "transformer layers of the text tower")
     classifier_enc_heads: int = option(8, "attention heads of the text tower")
     text_length: int = option(
-        48, "maximum caption length in tokens, start and end tokens included; longer captions are truncated"
+        TextEncoderConfig.text_length,
+        "maximum caption length in tokens, start and end tokens included; longer captions are truncated",
     )
     dropout_text: float = option(0.0, "dropout rate in the text tower")
 

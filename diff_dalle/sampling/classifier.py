@@ -20,7 +20,7 @@ from ..diffusion.resample import ContrastiveConfig
 from ..distributed.devices import pick_device
 from ..distributed.world import SINGLE, World
 from ..errors import InputError
-from ..evaluation.retrieval import RetrievalTable
+from ..evaluation.retrieval import CANDIDATES, RetrievalTable
 from ..images.signal import Signal
 from ..models.noised_clip import NoisedClip, NoisedClipConfig
 from ..randomness import Draw
@@ -115,7 +115,7 @@ class Classifier:
 
         return ClassifierGuidance(similarity, scale, gradient)
 
-    def retrieval(self, images: np.ndarray, prompts: Sequence[str], block: int = 64) -> RetrievalTable:
+    def retrieval(self, images: np.ndarray, prompts: Sequence[str], block: int = CANDIDATES) -> RetrievalTable:
         """Retrieval accuracy of images, uint8 [N, H, W, 3], and their captions at each noise level, among ``block``
         candidates (all if fewer; an incomplete last block is discarded). InputError for fewer than 2 images."""
         if len(images) < 2:

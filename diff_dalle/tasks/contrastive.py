@@ -14,7 +14,7 @@ from ..diffusion.gaussian_diffusion import GaussianDiffusion
 from ..diffusion.resample import ContrastiveConfig, ScheduleSampler, UniformSampler
 from ..distributed.world import World
 from ..evaluation.plots import MissingMatplotlib
-from ..evaluation.retrieval import RetrievalTable, retrieval, same_captions
+from ..evaluation.retrieval import CANDIDATES, RetrievalTable, retrieval, same_captions
 from ..models.layers import autocast_disabled
 from ..models.noised_clip import NoisedClip
 from ..randomness import Draw
@@ -36,8 +36,7 @@ class ContrastiveTask(TimestepTask):
     model: NoisedClip
     config: ContrastiveConfig
 
-    #: Number of candidates in held-out retrieval.
-    held_out_block = 64
+    held_out_block = CANDIDATES
 
     def __init__(self, model: NoisedClip, process: GaussianDiffusion, config: ContrastiveConfig, world: World):
         super().__init__(model, process, config)

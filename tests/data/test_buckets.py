@@ -57,7 +57,7 @@ def test_a_global_batch_is_of_one_bucket_and_has_its_size(batch, shuffle):
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_every_bucket_visits_each_of_its_samples_once_per_epoch_and_loses_none(batch, shuffle):
     buckets = random_buckets([30, 50, 20])
-    order = BucketOrder(buckets, 5, batch, streams=4, shuffle=shuffle)
+    order = BucketOrder(buckets, 5, batch, streams=4, window=4, shuffle=shuffle)
     shards, members = order.samples_at(np.arange(batch * 400))
     of_bucket = buckets_of(order, buckets, np.arange(batch * 400))
     for bucket, count in enumerate(totals(buckets)):
@@ -74,7 +74,7 @@ def test_every_bucket_visits_each_of_its_samples_once_per_epoch_and_loses_none(b
 @pytest.mark.parametrize("weights", [(0.5, 0.3, 0.19, 0.01), (0.997, 0.001, 0.001, 0.001), (0.25,) * 4])
 def test_after_any_number_of_batches_every_bucket_has_had_its_share(weights):
     buckets = random_buckets([2000, 1000], weights)
-    order = BucketOrder(buckets, 1, 8)
+    order = BucketOrder(buckets, 1, 8, 8, 4)
     share = totals(buckets) / 3000
     turns = np.array([SIZES.index(order.size_at(8 * batch)) for batch in range(3000)])
     counts = np.cumsum(turns[:, None] == np.arange(4), axis=0)
@@ -84,15 +84,15 @@ def test_after_any_number_of_batches_every_bucket_has_had_its_share(weights):
 
 def test_the_seed_decides_which_bucket_begins():
     buckets = random_buckets([400], (0.4, 0.3, 0.2, 0.1))
-    starts = [[BucketOrder(buckets, seed, 4).size_at(4 * k) for k in range(6)] for seed in range(40)]
+    starts = [[BucketOrder(buckets, seed, 4, 8, 4).size_at(4 * k) for k in range(6)] for seed in range(40)]
     assert len({tuple(start) for start in starts}) > 20 and len({start[0] for start in starts}) == 4
-    assert starts[7] == [BucketOrder(buckets, 7, 4).size_at(4 * k) for k in range(6)]
+    assert starts[7] == [BucketOrder(buckets, 7, 4, 8, 4).size_at(4 * k) for k in range(6)]
 
 
 def test_a_position_means_the_same_however_it_is_asked_for():
     buckets = random_buckets([50, 70])
-    expected = list(zip(*BucketOrder(buckets, 1, 8).samples_at(np.arange(800)), strict=True))
-    order = pickle.loads(pickle.dumps(BucketOrder(buckets, 1, 8)))
+    expected = list(zip(*BucketOrder(buckets, 1, 8, 8, 4).samples_at(np.arange(800)), strict=True))
+    order = pickle.loads(pickle.dumps(BucketOrder(buckets, 1, 8, 8, 4)))
     assert [order.sample_at(position) for position in range(799, -1, -13)] == expected[::-13]
     scattered = np.random.default_rng(0).permutation(800)
     assert list(zip(*order.samples_at(scattered), strict=True)) == [expected[p] for p in scattered]
@@ -102,7 +102,7 @@ def test_positions_far_ahead_continue_the_schedule():
     """The batch is found directly: what it is must agree with a walk from any earlier point."""
     buckets = random_buckets([300, 200])
     for start in (10**6, 10**12):
-        order = BucketOrder(buckets, 2, 4)
+        order = BucketOrder(buckets, 2, 4, 8, 4)
         turns = [order._turn(batch) for batch in range(start, start + 300)]
         for bucket in range(4):
             numbers = [turn for b, turn in turns if b == bucket]
@@ -113,7 +113,7 @@ def test_positions_far_ahead_continue_the_schedule():
 def test_looking_up_a_position_takes_no_longer_far_ahead():
     """Counted in steps of the schedule, not in seconds."""
     buckets = Buckets(tuple((16, 16 + i) for i in range(100)), (np.arange(5000) % 100,))
-    order = BucketOrder(buckets, 0, 64)
+    order = BucketOrder(buckets, 0, 64, 8, 4)
     steps, due = [], BucketOrder._due
     order._due = lambda *event: steps.append(event) or due(order, *event)
     for batch in (0, 10, 10**5, 10**10):
@@ -124,14 +124,14 @@ def test_looking_up_a_position_takes_no_longer_far_ahead():
 
 def test_a_bucket_smaller_than_a_batch_repeats_its_samples_evenly():
     buckets = Buckets(SIZES, (np.array([0] * 97 + [1] * 3),))
-    order = BucketOrder(buckets, 0, 16)
+    order = BucketOrder(buckets, 0, 16, 8, 4)
     found = Counter(member for _, member in zip(*order.samples_at(np.arange(16 * 1000)), strict=True))
     assert set(found) == set(range(100)) and min(found.values()) >= 150 and max(found.values()) <= 170
 
 
 def test_replacements_are_of_the_same_bucket():
     buckets = random_buckets([50, 70])
-    order = BucketOrder(buckets, 1, 8, streams=4)
+    order = BucketOrder(buckets, 1, 8, streams=4, window=4)
     for position in range(0, 200, 9):
         bucket = buckets.numbers[order.sample_at(position)[0]][order.sample_at(position)[1]]
         shards, members = order.successors(position, 1, 50)
@@ -159,9 +159,9 @@ def test_shards_are_read_by_few_processes_and_nearly_in_order(world):
         (lambda: Buckets(SIZES, (np.array([0, 4]),)), "shard 0 has samples in buckets 0 to 4, but must use .* 0 to 3"),
         (lambda: Buckets(SIZES, (np.array([]), np.array([-1, 2]))), "shard 1 has samples in buckets -1 to 2"),
         (lambda: Buckets(SIZES, (np.array([0.5]),)), "bucket numbers of shard 0 are float64, but must be integers"),
-        (lambda: BucketOrder(Buckets(SIZES, (np.array([]),)), 0, 4), "there are no samples"),
-        (lambda: BucketOrder(random_buckets([5]), 0, 0), "global batch size is 0"),
-        (lambda: BucketOrder(random_buckets([5]), 0, 4, streams=4).check_world_size(3), "--streams is 4"),
+        (lambda: BucketOrder(Buckets(SIZES, (np.array([]),)), 0, 4, 8, 4), "there are no samples"),
+        (lambda: BucketOrder(random_buckets([5]), 0, 0, 8, 4), "global batch size is 0"),
+        (lambda: BucketOrder(random_buckets([5]), 0, 4, streams=4, window=4).check_world_size(3), "--streams is 4"),
     ],
 )
 def test_impossible_buckets_are_refused(make, message):

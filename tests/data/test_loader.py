@@ -40,7 +40,7 @@ def assert_equal(one, other):
 
 def test_a_sample_is_its_image_and_its_caption(shards):
     batch = loader(shards, shuffle=False, config=replace(PLAIN, streams=1)).batch_at(range(19))
-    assert captions_of(batch) == [f"caption of {i:04d}" for i in range(19)] == read_captions([shards])
+    assert captions_of(batch) == [f"caption of {i:04d}" for i in range(19)] == read_captions([shards], "txt")
     assert batch.images.dtype == torch.float32 and batch.images.shape == (19, 3, 16, 16)
     for i in (0, 18):
         jpeg = dict(sample(f"{i:04d}"))[f"{i:04d}.jpg"]

@@ -25,12 +25,14 @@ def test_every_epoch_has_every_sample_once(counts, streams, window, shuffle):
 def test_a_position_means_the_same_however_it_is_asked_for():
     """Alone, in any batch, from any process, after any history and across epochs."""
     counts, size = [10] * 9, 300
-    expected = list(zip(*(column.tolist() for column in Order(counts, 1).samples_at(np.arange(size))), strict=True))
-    assert [Order(counts, 1).sample_at(p) for p in range(0, size, 37)] == expected[::37]
+    expected = list(
+        zip(*(column.tolist() for column in Order(counts, 1, 8, 4).samples_at(np.arange(size))), strict=True)
+    )
+    assert [Order(counts, 1, 8, 4).sample_at(p) for p in range(0, size, 37)] == expected[::37]
     for world in (1, 2, 4, 8, 16):
         found = [None] * size
         for rank in range(world):
-            order = pickle.loads(pickle.dumps(Order(counts, 1)))
+            order = pickle.loads(pickle.dumps(Order(counts, 1, 8, 4)))
             for start in range(rank, size, world * 5):
                 mine = np.arange(start, min(start + world * 5, size), world)
                 for p, place in zip(mine, zip(*order.samples_at(mine), strict=True), strict=True):
@@ -40,7 +42,7 @@ def test_a_position_means_the_same_however_it_is_asked_for():
 
 def test_seed_and_epoch_change_the_order():
     counts = [20] * 5
-    runs = [Order(counts, seed).samples_at(np.arange(100) + start) for seed, start in ((0, 0), (1, 0), (0, 100))]
+    runs = [Order(counts, seed, 8, 4).samples_at(np.arange(100) + start) for seed, start in ((0, 0), (1, 0), (0, 100))]
     for one, other in ((0, 1), (0, 2), (1, 2)):
         same = (runs[one][0] == runs[other][0]) & (runs[one][1] == runs[other][1])
         assert same.mean() < 0.1
@@ -60,26 +62,26 @@ def test_each_shard_is_read_by_about_one_process_and_nearly_in_order(world):
 
 
 def test_without_shuffling_the_streams_read_the_shards_in_order():
-    shards, members = Order([4, 4], 0, streams=1, shuffle=False).samples_at(range(8))
+    shards, members = Order([4, 4], 0, streams=1, window=4, shuffle=False).samples_at(range(8))
     assert shards.tolist() == [0] * 4 + [1] * 4 and members.tolist() == [0, 1, 2, 3] * 2
 
 
 def test_a_world_size_that_the_streams_do_not_fit_is_refused():
-    order = Order([100], 0, streams=8)
+    order = Order([100], 0, streams=8, window=4)
     for world in (1, 2, 4, 8, 16, 24):
         order.check_world_size(world)
     for world in (3, 6, 12):
         with pytest.raises(InputError, match="--streams is 8"):
             order.check_world_size(world)
     with pytest.raises(InputError, match="--streams is 0"):
-        Order([1], 0, streams=0)
+        Order([1], 0, streams=0, window=4)
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("samples", [2, 7, 16, 24, 40])
 def test_replacements_follow_the_stream_and_reach_every_sample(samples, shuffle):
     """Also where the streams of all epochs hold the same samples."""
-    order = Order([samples], 0, streams=8, shuffle=shuffle)
+    order = Order([samples], 0, streams=8, window=4, shuffle=shuffle)
     for position in (0, 3, 100):
         others_of_stream = max(0, samples // 8 - 1)
         _, stream = order.samples_at(position + 8 * np.arange(1, others_of_stream + 1))

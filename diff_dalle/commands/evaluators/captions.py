@@ -10,12 +10,10 @@ from torch import Tensor
 from ...evaluation.guidance_report import CELL_SIZE, GRID_COLUMNS, Score
 from ...evaluation.intervals import wilson
 from ...evaluation.report import Section
-from ...evaluation.retrieval import retrieval, same_captions
+from ...evaluation.retrieval import CANDIDATES, retrieval, same_captions
 from ...images.grid import image_grid
 from .context import Context
 from .contract import BASE, CAPTIONED_DATA, CLASSIFIER, Evaluator, Findings
-
-CANDIDATES = 64  # captions from which an image's own is retrieved
 
 
 def run(context: Context) -> Findings:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...evaluation.report import Section
-from .captions import CANDIDATES
+from ...evaluation.retrieval import CANDIDATES
 from .context import Context, rendered
 from .contract import BASE, CLASSIFIER, Evaluator, Findings
 
@@ -20,7 +20,7 @@ def run(context: Context) -> Findings:
         captions, images = list(distinct), rendered(list(distinct.values()), context.base.image_size)
     else:
         captions, images = context.captioned.captions, context.captioned.images
-    table = context.classifier.retrieval(images, captions, CANDIDATES)
+    table = context.classifier.retrieval(images, captions)
     section = Section("Classifier accuracy by noise level", f"{TEXT}\n\n{table.text()}", table.plot(), "retrieval.png")
     return Findings([section], {"retrieval": {str(t): dict(row) for t, row in table.recall.items()}}, table.text())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...config import option, section
+from ...data.captions import caption_option
 from ...diffusion.guidance import GuidanceConfig
 from ...diffusion.sampling import SamplerConfig
 from ...distributed.launch import DistributedConfig
@@ -22,7 +23,7 @@ class EvaluateConfig:
     data_dir: tuple[str, ...] = option(
         (), "captioned shards, instead of shapes_dir: samples of their captions are scored by the classifier"
     )
-    caption_field: str = option("txt", "source of captions in data_dir: extension of a text member, or json:FIELD")
+    caption_field: str = caption_option()
     num_samples: int = option(256, "captions of data_dir to sample; fewer if it has fewer")
     progress: str = option("", "progress.csv of the training run, to plot; empty = no plots")
     report_dir: str = option("runs/report", "folder for report.md, scores.json and images")
