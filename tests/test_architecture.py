@@ -81,9 +81,11 @@ def test_rooms_are_listed_and_the_root_is_small():
 
 def test_the_code_map_lists_the_rooms_in_order():
     rows = re.findall(
-        r"^\| (?:\[)?`(\w+)(?:/|\.py)`", (PACKAGE / "README.md").read_text(encoding="utf-8"), re.MULTILINE
+        r"^\| (?:\[)?`(\w+(?:/|\.py))`", (PACKAGE / "README.md").read_text(encoding="utf-8"), re.MULTILINE
     )
-    assert tuple(rows[: len(ROOMS) - 1]) == ROOMS[1:]
+    rows = rows[: len(ROOMS) - 1]
+    assert tuple(row.removesuffix("/").removesuffix(".py") for row in rows) == ROOMS[1:]
+    assert all((PACKAGE / row).exists() for row in rows)
 
 
 def test_imports_only_go_down():

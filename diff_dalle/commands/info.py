@@ -19,15 +19,13 @@ from ..models.cost import Cost, measure, peak_bytes
 from ..models.layers import to_channels_last
 from .command_line import parse_kind
 from .sources import preset_names
-from .train_classifier import ClassifierRun
-from .train_generator import GeneratorRun
 from .training import TrainingRun
+from .training_commands import TRAINING_COMMANDS
 
 MICROBATCHES = (1, 4, 16, 64)
 IMAGES = 4  # measured together: some memory of a backward pass does not grow with the number of images
 FULL_SIZE = ("generator_64", "upsampler_256", "upsampler_1024", "classifier_64")  # presets that make a cascade
 ENDINGS = ("", "_small", "_tiny")  # of their names and of those of the smaller cascades
-RUNS: dict[str, type[TrainingRun]] = {run.kind: run for run in (GeneratorRun, ClassifierRun)}
 
 
 @dataclass(frozen=True)
@@ -37,19 +35,18 @@ class InfoConfig:
     model_path: str = option("", "checkpoint file; empty = the network that the other settings describe")
 
 
+@functools.cache
 def _with_info(run_class: type[TrainingRun]) -> Any:
     """The config of a training command with the settings of ``info.py`` in the section ``what``."""
     what = [("what", InfoConfig, section(InfoConfig))]
     return dataclasses.make_dataclass(f"{run_class.__name__}Info", what, bases=(run_class,), frozen=True)
 
 
-_CLASSES = {kind: _with_info(run_class) for kind, run_class in RUNS.items()}
-
-
 def parse_info(argv: Sequence[str] | None = None, description: str = "") -> Any:
     """The command line as the config of the kind that ``--kind``, the preset or the config file says, by default the
-    first of ``RUNS``, with an ``InfoConfig`` as its section ``what``."""
-    return parse_kind(_CLASSES, argv, description)
+    first of ``TRAINING_COMMANDS``, with an ``InfoConfig`` as its section ``what``."""
+    classes = {kind: _with_info(command.config_class) for kind, command in TRAINING_COMMANDS.items()}
+    return parse_kind(classes, argv, description)
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,9 @@ from importlib import resources
 from .. import storage
 from ..config import load_mapping, lookup, nearest
 from ..errors import InputError
+from .training_commands import TRAINING_COMMANDS
 
 PRESETS = "diff_dalle.presets"  # the package that holds their files
-TRAINING_SCRIPTS = {
-    "generator": "scripts/train_generator.py",
-    "classifier": "scripts/train_classifier.py",
-}
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,7 @@ class Source:
         """Raise InputError, which names the right script, unless a command of this kind may use it. kind: None for
         commands that train nothing."""
         if self.kind not in (None, kind):
-            script = lookup(TRAINING_SCRIPTS, self.kind, "kind")
+            script = lookup(TRAINING_COMMANDS, self.kind, "kind").script
             raise InputError(f"{self.name} holds settings for training a {self.kind}: use it with {script}")
 
 
@@ -70,9 +67,9 @@ def read_config(path: str) -> Source:
 def _source(text: str, name: str) -> Source:
     settings = load_mapping(text, name)
     kind = settings.pop("kind", None)
-    if kind is not None and kind not in TRAINING_SCRIPTS:
-        known = ", ".join(TRAINING_SCRIPTS)
+    if kind is not None and kind not in TRAINING_COMMANDS:
+        known = ", ".join(TRAINING_COMMANDS)
         raise InputError(
-            f"kind in {name} is {kind!r}, but must be one of {known}{nearest(str(kind), TRAINING_SCRIPTS)}"
+            f"kind in {name} is {kind!r}, but must be one of {known}{nearest(str(kind), TRAINING_COMMANDS)}"
         )
     return Source(name, kind, settings)

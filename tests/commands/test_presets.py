@@ -6,9 +6,10 @@ import pytest
 
 from diff_dalle.checkpoints.kinds import KINDS
 from diff_dalle.commands.command_line import parse
-from diff_dalle.commands.info import RUNS
+from diff_dalle.commands.info import parse_info
 from diff_dalle.commands.sample import SampleRun
-from diff_dalle.commands.sources import TRAINING_SCRIPTS, preset_names, preset_text, presets_of, read_preset
+from diff_dalle.commands.sources import preset_names, preset_text, presets_of, read_config, read_preset
+from diff_dalle.commands.training_commands import TRAINING_COMMANDS, TrainingCommand
 from diff_dalle.errors import InputError
 
 ROOT = Path(__file__).parent.parent.parent
@@ -19,17 +20,29 @@ def test_presets_say_their_kind_and_where_they_come_from(name):
     text = preset_text(name)
     assert "# Source:" in text and "# Expect:" in text
     kind = read_preset(name).kind
-    assert kind in RUNS and name in presets_of(kind)
-    parse(RUNS[kind], ["--preset", name])
-    for other in RUNS.keys() - {kind}:
-        with pytest.raises(InputError, match=f"use it with {TRAINING_SCRIPTS[kind]}"):
-            parse(RUNS[other], ["--preset", name])
+    assert kind in TRAINING_COMMANDS and name in presets_of(kind)
+    own = TRAINING_COMMANDS[kind]
+    parse(own.config_class, ["--preset", name])
+    for other in TRAINING_COMMANDS.keys() - {kind}:
+        with pytest.raises(InputError, match=f"use it with {own.script}"):
+            parse(TRAINING_COMMANDS[other].config_class, ["--preset", name])
 
 
-def test_every_kind_has_a_run_a_script_and_a_network():
-    assert RUNS.keys() == TRAINING_SCRIPTS.keys() == KINDS.keys()
-    assert all((ROOT / script).is_file() for script in TRAINING_SCRIPTS.values())
-    assert all(run.kind == kind for kind, run in RUNS.items())
+def test_every_kind_has_a_command_a_script_and_a_network():
+    assert TRAINING_COMMANDS.keys() == KINDS.keys()
+    for kind, command in TRAINING_COMMANDS.items():
+        assert (ROOT / command.script).is_file() and command.config_class.kind == kind
+
+
+def test_one_line_registers_a_training_command(monkeypatch, tmp_path):
+    """Its config files are read, and ``info.py`` accepts its kind."""
+    new = TrainingCommand("scripts/train_decoder.py", "train_generator.GeneratorRun")
+    monkeypatch.setitem(TRAINING_COMMANDS, "decoder", new)
+    (tmp_path / "run.yaml").write_text("kind: decoder\n")
+    assert read_config(str(tmp_path / "run.yaml")).kind == "decoder"
+    with pytest.raises(InputError, match=r"use it with scripts/train_decoder\.py"):
+        parse(SampleRun, ["--model_path", "ema.pt", "--config", str(tmp_path / "run.yaml")])
+    assert type(parse_info(["--config", str(tmp_path / "run.yaml")])).__name__ == "GeneratorRunInfo"
 
 
 def test_presets_of_training_are_refused_by_other_commands():

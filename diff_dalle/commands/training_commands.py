@@ -1,0 +1,29 @@
+"""The table of training commands: one line for each kind of network that can be trained."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class TrainingCommand:
+    """script: its path in the checkout. config: its config class, as MODULE.CLASS of this folder."""
+
+    script: str
+    config: str
+
+    @property
+    def config_class(self) -> Any:
+        """The subclass of ``training.TrainingRun``. Imported here, so that commands that only ask for the script stay
+        quick to start."""
+        module, _, name = self.config.partition(".")
+        return getattr(importlib.import_module(f".{module}", __package__), name)
+
+
+# By kind. The first is what ``info.py`` describes when nothing says the kind.
+TRAINING_COMMANDS = {
+    "generator": TrainingCommand("scripts/train_generator.py", "train_generator.GeneratorRun"),
+    "classifier": TrainingCommand("scripts/train_classifier.py", "train_classifier.ClassifierRun"),
+}
