@@ -74,7 +74,7 @@ class Cascade:
     """A list of sections, and one section under two prefixes."""
 
     decoder: Decoder = section(Decoder)
-    sampling: Sampling = section(Sampling)
+    sampling: Sampling = section(Sampling, was=("drawing",))
     upsampling: Sampling = section(Sampling, prefix="upsampler_")
 
 

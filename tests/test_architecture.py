@@ -287,6 +287,19 @@ def test_files_are_short():
         assert lines <= most, f"{path.relative_to(ROOT)} has {lines} lines"
 
 
+def test_what_the_tests_install_is_pinned():
+    setup = ast.parse((ROOT / "setup.py").read_text(encoding="utf-8"))
+    given = {
+        each.arg: ast.literal_eval(each.value)
+        for each in ast.walk(setup)
+        if isinstance(each, ast.keyword) and each.arg in ("install_requires", "extras_require")
+    }
+    needed = [*given["install_requires"], *given["extras_require"]["test"], "pluggy", "iniconfig", "execnet"]
+    pinned = (ROOT / "scripts" / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    names = {line.partition("==")[0].lower() for line in pinned if "==" in line}
+    assert {re.split(r"[^\w-]", requirement)[0].lower() for requirement in needed} <= names
+
+
 def test_nothing_else_is_at_the_top_level():
     names = {p.name for p in ROOT.iterdir() if not p.name.startswith(".") and not p.name.endswith(".egg-info")}
     assert names - {"build", "runs"} == {"setup.py", "diff_dalle", "scripts", "tests", "README.md", "LICENSE"}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..batch import Conditioning
-from ..config import from_dict, lookup, section, type_hints
+from ..config import from_dict, lookup, present_keys, section, type_hints
 from ..diffusion.augmentation import AugmentationConfig
 from ..diffusion.diffusion_config import DiffusionConfig, NoiseConfig
 from ..diffusion.resample import ContrastiveConfig
@@ -65,8 +65,8 @@ class Probe:
 class Kind:
     """One kind of network.
 
-    name:     what its checkpoints call it.
-    settings: dataclass of the config sections that a checkpoint must say.
+    name:     its name in checkpoints.
+    settings: dataclass of the config sections that a checkpoint must contain.
     build:    (settings, vocab_size) → the network with its initial weights.
     probe:    settings → how to find the network's cost.
     signal:   settings → the signal that the network denoises or sees.
@@ -81,7 +81,8 @@ class Kind:
     def read_settings(self, config: Mapping) -> Any:
         """The settings in a checkpoint's config. Raises InputError for one that does not exist or is mistyped; a
         section that the checkpoint is too old to have takes its defaults."""
-        hints = type_hints(self.settings)
+        hints, present = type_hints(self.settings), present_keys(self.settings)
+        config = {present.get(key, key): value for key, value in config.items()}
         return self.settings(**{name: from_dict(hints[name], config.get(name, {}), name) for name in hints})
 
     def settings_of(self, run: Any) -> Any:

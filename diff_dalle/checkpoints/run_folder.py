@@ -153,8 +153,8 @@ def find_set(path: str) -> tuple[RunFolder, CheckpointSet]:
     run = read_run(os.path.dirname(path) or ".")
     if run is None:
         raise InputError(
-            f"{path} is alone: its folder has no {RECORD} that names the optimizer's state, so the run cannot be "
-            "resumed; use --init_checkpoint to start a new run from these weights"
+            f"there is no {RECORD} beside {path}, so its optimizer state is unknown and its run cannot be resumed: use "
+            "--init_checkpoint to start a new run from these weights"
         )
     for entry in run.checkpoints:
         if entry.step == content["step"]:

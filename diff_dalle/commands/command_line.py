@@ -80,7 +80,7 @@ def _parser(config_class, description: str, kinds: Sequence[str]) -> argparse.Ar
         for leaf in group.lists:
             path, names = ".".join(leaf.path), ", ".join(inner.name for inner in leaves(leaf.item))
             text = f"{leaf.help}, each with {names}; in a config file, or --set {path}.0.NAME=VALUE"
-            parser.add_argument_group(f"{group.title}: {path}", text.replace("%", "%%"))
+            parser.add_argument_group(f"{group.title}: {path}", text)  # not formatted with %, unlike help
     table = by_name(config_class)
     for old, name in present_names(config_class).items():
         _add_flag(parser, old, argparse.SUPPRESS, _is_boolean(table[name]))
@@ -130,11 +130,11 @@ def parse_kind(classes: Mapping[str, Any], argv: Sequence[str] | None = None, de
     flag, default = chosen.get("kind", ""), next(iter(classes))
     if flag and flag not in classes:
         raise InputError(f"--kind is {flag!r}, but must be one of {', '.join(classes)}{nearest(flag, classes)}")
-    said = [source for source in _sources(chosen) if source.kind]
-    for source in said:
-        if flag and flag != source.kind:
-            raise InputError(f"--kind is {flag}, but {source.name} is for a {source.kind}: leave --kind out")
-    kind = flag or next((source.kind for source in said), default)
+    said = {source.name: source.kind for source in _sources(chosen) if source.kind}
+    for name, kind in said.items():
+        if flag and flag != kind:
+            raise InputError(f"--kind is {flag}, but {name} is for a {kind}: leave --kind out")
+    kind = flag or next(iter(said.values()), default)
     return _parse(lookup(classes, kind, "kind"), argv, description, list(classes))
 
 

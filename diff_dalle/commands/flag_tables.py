@@ -18,7 +18,7 @@ Row = tuple[str, str, str]
 
 INTRODUCTION = """# Commands
 
-Every setting is a flag. Later sources win: default < `--preset NAME` < `--config FILE` < flag or `--set PATH=VALUE`.
+Settings are flags. Later sources win: default < `--preset NAME` < `--config FILE` < flag or `--set PATH=VALUE`.
 
 * `--preset NAME` takes the settings of a [preset](../diff_dalle/presets/README.md), `--config FILE` those of a YAML or
   JSON file, with the keys grouped by section or not.

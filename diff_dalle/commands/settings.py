@@ -113,10 +113,11 @@ class Settings:
     def _update(self, config_class, path: KeyPath, mapping: Mapping, source: str) -> None:
         table, present = by_name(config_class), present_names(config_class)
         for key, value in mapping.items():
-            member, leaf = members(config_class).get(key), table.get(present.get(key, key))
+            name = present_keys(config_class).get(key, key)
+            member, leaf = members(config_class).get(name), table.get(present.get(key, key))
             spelled = f"{spelled_path((*path, str(key)))} in {source}"
             if isinstance(member, Section) and isinstance(value, Mapping):
-                self._update(member.config, (*path, key), value, source)
+                self._update(member.config, (*path, name), value, source)
             elif leaf and leaf.item:
                 self._set_list(leaf, (*path, *leaf.path), checked_list(value, spelled), source)
             elif isinstance(member, Section) and not leaf:

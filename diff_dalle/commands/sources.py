@@ -22,7 +22,7 @@ PRESETS = "diff_dalle.presets"  # the package that holds their files
 class Source:
     """A preset or config file.
 
-    name:     what messages call it.
+    name:     its name in messages.
     kind:     the kind of network that its settings train; None = it does not say.
     settings: the rest of the file.
     """

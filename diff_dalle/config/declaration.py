@@ -24,13 +24,14 @@ def option(default, help: str, choices: Sequence[str] = (), free: bool = False, 
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def section(config_class, prefix: str = "") -> Any:
+def section(config_class, prefix: str = "", was: Sequence[str] = ()) -> Any:
     """A nested dataclass with its own defaults; its docstring's first line is the title in ``--help``.
 
     prefix: put before the names of its flags, so that a command can have the same section twice. Keys in files and
             checkpoints carry no prefix: there the section's own name tells them apart.
+    was:    earlier names, still accepted in files and checkpoints.
     """
-    return dataclasses.field(default_factory=config_class, metadata={"prefix": prefix})
+    return dataclasses.field(default_factory=config_class, metadata={"prefix": prefix, "was": tuple(was)})
 
 
 @dataclass(frozen=True)
@@ -71,10 +72,11 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Section:
-    """A nested config class and the prefix of its flags."""
+    """A nested config class, the prefix of its flags, and the section's earlier names."""
 
     config: Any
     prefix: str
+    was: tuple[str, ...] = ()
 
 
 @functools.cache
@@ -89,7 +91,7 @@ def members(config_class) -> dict[str, Leaf | Section]:
     for field in dataclasses.fields(config_class):
         kind, meta = type_hints(config_class)[field.name], field.metadata
         if dataclasses.is_dataclass(kind):
-            found[field.name] = Section(kind, meta.get("prefix", ""))
+            found[field.name] = Section(kind, **meta)
         else:
             default = None if field.default is MISSING else field.default
             found[field.name] = Leaf((field.name,), kind, default, **meta)
@@ -109,5 +111,5 @@ def leaves(config_class, path: tuple[str, ...] = (), prefix: str = "") -> Iterat
 
 
 def present_keys(config_class) -> dict[str, str]:
-    """Present keys of the settings that a config class itself declares, by their earlier names."""
-    return {old: key for key, member in members(config_class).items() if isinstance(member, Leaf) for old in member.was}
+    """Present keys of the settings and sections that a config class itself declares, by their earlier names."""
+    return {old: key for key, member in members(config_class).items() for old in member.was}

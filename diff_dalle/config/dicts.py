@@ -74,7 +74,7 @@ def entries(config_class, mapping: Mapping, where: str = "", free: bool = False)
     config does not have, because the config is older than the setting, has its default.
     """
     for leaf in leaves(config_class):
-        value, is_free, path = _at_path(mapping, leaf), free or leaf.free, where + ".".join(leaf.path)
+        value, is_free, path = _at_path(config_class, mapping, leaf), free or leaf.free, where + ".".join(leaf.path)
         if not leaf.item:
             yield path if where else leaf.name, is_free, value
             continue
@@ -83,14 +83,17 @@ def entries(config_class, mapping: Mapping, where: str = "", free: bool = False)
             yield from entries(leaf.item, item, f"{path}[{i}].", is_free)
 
 
-def _at_path(mapping: Mapping, leaf: Leaf) -> Any:
+def _at_path(config_class, mapping: Mapping, leaf: Leaf) -> Any:
     """The plain value of a setting in a nested dict, its default where it is missing."""
-    for key in leaf.path[:-1]:
-        mapping = mapping.get(key, {})
-    for key in (leaf.path[-1], *leaf.was):
-        if key in mapping:
-            return mapping[key]
-    return _plain(leaf.default)
+    value: Any = mapping
+    for key in leaf.path:
+        member = members(config_class)[key]
+        present = next((name for name in (key, *member.was) if name in value), None)
+        if present is None:
+            return _plain(leaf.default)
+        value = value[present]
+        config_class = member.config if isinstance(member, Section) else None
+    return value
 
 
 def differences(saved: Mapping, current: Mapping, config_class) -> list[str]:

@@ -17,7 +17,8 @@ MAX_QUOTED = 80  # characters of a bad value in a message
 
 
 def type_name(kind, article: bool = False) -> str:
-    """How messages and help call a type: ``integer`` (with its article ``an integer``), ``comma-separated numbers``."""
+    """The name of a type in messages and help: ``integer`` (with its article ``an integer``), ``comma-separated
+    numbers``."""
     if kind in _NAMES:
         return "".join(_NAMES[kind]) if article else _NAMES[kind][1]
     args = typing.get_args(kind)
@@ -71,7 +72,7 @@ def checked(leaf: Leaf, value, from_text: bool, spelled: str):
     """``value`` as the setting's type.
 
     from_text: the value is a text from the command line, to be parsed.
-    spelled:   how messages call the setting.
+    spelled:   the name of the setting in messages.
 
     Raises InputError for a value of another type or outside the setting's choices.
     """

@@ -16,7 +16,7 @@ def pick_device(name: str | torch.device, place: ProcessInfo = SINGLE) -> torch.
     if name == "cuda":
         count = torch.cuda.device_count()
         if count == 0:
-            raise InputError("--device cuda was asked for, but torch sees no CUDA device; use --device cpu")
+            raise InputError("--device is cuda, but torch finds no CUDA device: set --device cpu")
         if place.launcher == "slurm" and count == 1:
             return torch.device("cuda", 0)  # srun --gpus-per-task 1 shows each process its own GPU alone
         if place.local_size > count:
@@ -24,5 +24,5 @@ def pick_device(name: str | torch.device, place: ProcessInfo = SINGLE) -> torch.
             raise InputError(f"{processes} were started on a machine with {devices}: start at most one per GPU")
         return torch.device("cuda", place.local_rank)
     if name == "mps" and not torch.backends.mps.is_available():
-        raise InputError("--device mps was asked for, but this torch has no MPS; use --device cpu")
+        raise InputError("--device is mps, but torch finds no MPS device: set --device cpu")
     return torch.device(name)

@@ -40,7 +40,7 @@ class Replicas:
 
 
 def _is_sharded(tensor: Tensor) -> bool:
-    """Whether a tensor is a DTensor. Its module takes half a second to import and is loaded by whoever shards."""
+    """Whether a tensor is a DTensor. Its module takes half a second to import; the code that shards imports it."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 

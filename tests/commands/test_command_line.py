@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
-from config_making import Cascade, Model, Run, Training, UNet, from_text
+from config_making import Cascade, Model, Run, Sampling, Training, UNet, from_text
 
 from diff_dalle.commands import sources
 from diff_dalle.commands.command_line import parse, parse_kind
@@ -335,6 +335,12 @@ def test_a_command_of_several_kinds_takes_that_of_flag_preset_or_file(presets, t
 # --------------------------------------------------------------------------------------------------------------- help
 
 
+def test_a_section_has_its_earlier_names_in_files_and_paths():
+    config = from_text(Cascade, "drawing: {sampler: heun}", "--set", "drawing.eta=0.5")
+    assert config.sampling == Sampling("heun", 0.5)
+    assert "is given twice" in message_of(from_text, Cascade, "drawing: {method: heun}\nsampling: {sampler: heun}")
+
+
 def help_of(call, capsys, *arguments):
     with pytest.raises(SystemExit):
         call(*arguments, ["--help"])
@@ -350,6 +356,9 @@ def test_help_names_every_flag_and_section(presets, capsys):
     assert "Sampling: --sampler" in text and "Sampling (flags with upsampler_): --upsampler_sampler" in text
     assert "decoder.unets: U-Nets, by stage, each with dim, mults, cond_drop; in a config file, or --set" in text
     assert "--unets" not in text
+    percent = composed(unets=(tuple[UNet, ...], option((), "2 % of them")), rate=(float, option(1.0, "or 3 %")))
+    text = help_of(parse, capsys, percent)
+    assert "2 % of them" in text and "or 3 %" in text
 
 
 def test_help_lists_the_presets_of_the_own_kind(presets, capsys):

@@ -54,6 +54,11 @@ def evaluation(folder, **flags):
     return Evaluation(make_run(folder, **flags), World(SINGLE, torch.device("cpu")))
 
 
+def test_a_file_of_settings_with_an_earlier_name_is_read(tmp_path):
+    (tmp_path / "run.yaml").write_text("what: {model_path: ema.pt, shapes_dir: world, prompts_per_task: 3}\n")
+    assert parse(EvaluateRun, ["--config", str(tmp_path / "run.yaml")]).evaluation.prompts_per_task == 3
+
+
 def base_and_classifier(folder, **flags):
     no_upsamplers = {"upsampler_paths": None, "upsampler_timestep_respacing": None, "upsampler_batch_size": None}
     models = {"model_path": folder / "base.pt", "classifier_path": folder / "best.pt", "classifier_scale": "0,2"}

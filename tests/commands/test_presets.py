@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from diff_dalle.checkpoints.kinds import KINDS
+from diff_dalle.commands import train_generator
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.info import parse_info
 from diff_dalle.commands.sample import SampleRun
@@ -36,13 +37,16 @@ def test_every_kind_has_a_command_a_script_and_a_network():
 
 def test_one_line_registers_a_training_command(monkeypatch, tmp_path):
     """Its config files are read, and ``info.py`` accepts its kind."""
-    new = TrainingCommand("scripts/train_decoder.py", "train_generator.GeneratorRun")
+    decoder = type("DecoderRun", (train_generator.GeneratorRun,), {"kind": "decoder"})
+    monkeypatch.setattr(train_generator, "DecoderRun", decoder, raising=False)
+    new = TrainingCommand("scripts/train_decoder.py", "train_generator.DecoderRun")
     monkeypatch.setitem(TRAINING_COMMANDS, "decoder", new)
+    monkeypatch.setitem(KINDS, "decoder", KINDS["generator"])
     (tmp_path / "run.yaml").write_text("kind: decoder\n")
     assert read_config(str(tmp_path / "run.yaml")).kind == "decoder"
     with pytest.raises(InputError, match=r"use it with scripts/train_decoder\.py"):
         parse(SampleRun, ["--model_path", "ema.pt", "--config", str(tmp_path / "run.yaml")])
-    assert type(parse_info(["--config", str(tmp_path / "run.yaml")])).__name__ == "GeneratorRunInfo"
+    assert type(parse_info(["--config", str(tmp_path / "run.yaml")])).__name__ == "DecoderRunInfo"
 
 
 def test_presets_of_training_are_refused_by_other_commands():

@@ -74,6 +74,10 @@ def test_earlier_names_in_checkpoints():
     config = from_dict(Cascade, old)
     assert config.decoder.unets == (UNet(7),) and config.upsampling.sampler == "heun"
     assert differences(old, to_dict(config), Cascade) == []
+    assert from_dict(Cascade, {"drawing": {"method": "heun"}}).sampling.sampler == "heun"
+    assert differences({"drawing": {"method": "heun"}}, to_dict(Cascade()), Cascade) == ['sampler ("heun" → "ddim")']
+    with pytest.raises(InputError, match="setting drawing is given twice, under its present and an earlier name"):
+        from_dict(Cascade, {"sampling": {}, "drawing": {}})
     with pytest.raises(InputError, match=r"model\.width is given twice, under its present and an earlier name"):
         from_dict(Run, {"model": {"num_channels": 7, "width": 7}})
 

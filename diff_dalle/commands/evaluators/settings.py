@@ -53,7 +53,7 @@ class EvaluateConfig:
 class EvaluateInputs:
     """What is evaluated, on which captions, and how it samples."""
 
-    evaluation: EvaluateConfig = section(EvaluateConfig)
+    evaluation: EvaluateConfig = section(EvaluateConfig, was=("what",))
     sampler: SamplerConfig = section(SamplerConfig)
     guidance: GuidanceConfig = section(GuidanceConfig)
     upsamplers: UpsamplersConfig = section(UpsamplersConfig)

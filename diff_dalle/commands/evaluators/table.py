@@ -45,5 +45,6 @@ def choose_evaluators(names: Sequence[str], run: EvaluateInputs) -> list[Evaluat
         missing = lookup(EVALUATORS, name, "evaluator").missing(run)
         if missing:
             inputs = " and ".join(f"{need.name} ({need.flag})" for need in missing)
-            raise InputError(f"the evaluator {name} needs {inputs}: set it, or remove {name} from --evaluators")
+            them = "them" if len(missing) > 1 else "it"
+            raise InputError(f"the evaluator {name} needs {inputs}: set {them}, or remove {name} from --evaluators")
     return [evaluator for evaluator in EVALUATORS.values() if evaluator.name in names]
