@@ -22,6 +22,7 @@ setup(
         "mpich; sys_platform == 'linux' or (sys_platform == 'darwin' and platform_machine == 'arm64')",
         "numpy",
         "blobfile>=3.0",
+        "urllib3>=2.2",  # which blobfile brings
         "webdataset>=1.0",
         "braceexpand",
         "PyYAML",

@@ -10,7 +10,7 @@ import re
 HIDDEN = "***"
 
 # A quoted text (to the end where the quote is left open, as in a message that was cut) or a single word.
-_VALUE = r"""(?:\*\*\*|\\?"(?:[^"\\]|\\.)*(?:"|$)|\\?'(?:[^'\\]|\\.)*(?:'|$)|[^\s'"&;|)]+)"""
+_VALUE = r"""(?:\*\*\*|\\?"(?:[^"\\]|\\.)*(?:"|$)|\\?'(?:[^'\\]|\\.)*(?:'|$)|[^\s'"&;|)]*[^\s'"&;|):,.])"""
 # Parts of names of variables, flags and fields whose values are secret; not ``tokenizer`` and ``max_tokens``.
 _SECRET = (
     r"(?:secret|passw(?:or)?d|token(?!iz|s)|credential|signature|authorization|cookie"

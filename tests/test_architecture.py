@@ -123,7 +123,19 @@ def test_some_packages_are_imported_in_one_room_only(package, only_room):
 
 def test_extras_are_imported_where_they_are_used():
     """No optional package at module level: a missing extra must not affect what does not use it."""
-    core = {"torch", "numpy", "webdataset", "ftfy", "regex", "tqdm", "PIL", "yaml", "diff_dalle", "braceexpand"}
+    core = {
+        "torch",
+        "numpy",
+        "webdataset",
+        "ftfy",
+        "regex",
+        "tqdm",
+        "PIL",
+        "yaml",
+        "diff_dalle",
+        "braceexpand",
+        "urllib3",
+    }
     for path in sources():
         own = {other.stem for other in path.parent.glob("*.py")} if path.parent.name == "scripts" else set()
         for name, at_top in imports(path):

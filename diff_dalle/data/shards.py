@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from .. import storage
-from ..errors import InputError
+from ..errors import InputError, redact
 from .lru_cache import LRUCache
 
 OPEN_FILES = 128
 CACHE_BYTES = 20 * 10**9  # of all copies of remote shards together
 BLOCK = 1 << 20  # bytes of remote read-ahead while indexing: many headers lie within one block
+log = logging.getLogger(__name__)
 
 
 def cache_home() -> str:
@@ -36,16 +38,16 @@ class _Open:
     """A local file to read parts of, closed with its last reference."""
 
     def __init__(self, path: str):
-        # Windows would translate line ends without O_BINARY.
-        self.descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        self.descriptor = storage.open_regular(path)
         self.seeking = threading.Lock()
 
     def __del__(self):
         if "descriptor" in vars(self):
             os.close(self.descriptor)
 
-    def size(self) -> int:
-        return os.fstat(self.descriptor).st_size
+    def state(self) -> storage.State:
+        status = os.fstat(self.descriptor)
+        return status.st_size, str(status.st_mtime_ns)
 
     def read(self, offset: int, size: int) -> bytes:
         if not hasattr(os, "pread"):  # Windows
@@ -63,41 +65,67 @@ class ShardFiles:
 
     cache_dir, cache_bytes: the folder for copies of remote shards and its maximum size.
     copy_remote:            copy every remote shard as a whole, not only those that cannot be read by offset.
+
+    Local files stay open. Copies do not: one that another process removes would take space until it is closed.
     """
 
     def __init__(self, cache_dir: str = "", cache_bytes: int = CACHE_BYTES, copy_remote: bool = False):
         self.cache_dir = cache_dir or os.path.join(cache_home(), "shards")
         self.cache_bytes, self.copy_remote = cache_bytes, copy_remote
         self._files: LRUCache[_Open] = LRUCache(OPEN_FILES)
+        self._copies: dict[tuple[str, str], str] = {}  # paths of copies, by path and tag of the shard
+        self._said_small = False
 
     def in_place(self, shard: Shard) -> bool:
         """Whether the shard is read by range requests, where concurrent reads are faster than consecutive ones."""
         return storage.is_remote(shard.path) and shard.by_offset and not self.copy_remote
 
     def read(self, shard: Shard, offset: int, size: int) -> bytes:
-        """``size`` bytes of a shard from ``offset`` on; fewer at its end."""
-        if self.in_place(shard):
-            return storage.read_bytes(shard.path, offset, size)
-        with storage.explained(shard.path):
-            return self._files.get(shard.path, lambda: self._open(shard)).read(offset, size)
+        """``size`` bytes of a shard from ``offset`` on; fewer at its end.
 
-    def _open(self, shard: Shard) -> _Open:
-        if not storage.is_remote(shard.path):
-            return _Open(storage.local_path(shard.path))
-        file = self._open_copy(shard.path, shard.tag)
-        if file.size() != shard.size:
-            raise InputError(
-                f"{shard.path} had {shard.size:,} bytes when it was indexed, but has {file.size():,} now: set another "
-                "--index_cache to index it again"
-            )
-        return file
+        Raises ``storage.ChangedError`` when the shard is not the one that was indexed, and
+        ``storage.UnavailableError`` when its server is away for too long.
+        """
+        state = shard.size, shard.tag
+        if self.in_place(shard):
+            return storage.read_bytes(shard.path, offset, size, state)
+        with storage.explained(shard.path):
+            if storage.is_remote(shard.path):
+                file = self._open_copy(shard.path, shard.tag)
+                found = file.state()[0], shard.tag  # the copy's own tag says when it was made
+            else:
+                file = self._files.get(shard.path, lambda: _Open(storage.local_path(shard.path)))
+                found = file.state()
+            if found != state:
+                raise storage.ChangedError(
+                    f"{shard.path} had {shard.size:,} bytes when it was indexed and has changed since ({found[0]:,} "
+                    "bytes now): start again, and set another --index_cache if it is the output of a command"
+                )
+            return file.read(offset, size)
 
     def _open_copy(self, path: str, tag: str) -> _Open:
+        """A copy, to be read once. It may be removed for another one until it is open."""
+        known = self._copies.get((path, tag))
         for _ in range(8):
-            copy = storage.fetch_to_cache(path, self.cache_dir, self.cache_bytes, tag)
-            with contextlib.suppress(FileNotFoundError):  # evicted for another process's copy before it was opened
-                return _Open(copy)
+            if known is not None:
+                with contextlib.suppress(FileNotFoundError):
+                    file = _Open(known)
+                    storage.mark_used(known)
+                    return file
+                self._say_small(path)
+            known = storage.fetch_to_cache(path, self.cache_dir, self.cache_bytes, tag)
+            self._copies[path, tag] = known
         raise InputError(f"{self.cache_dir} is too small for all processes that share it: raise --shard_cache_gb")
+
+    def _say_small(self, path: str):
+        if not self._said_small:
+            self._said_small = True
+            log.warning(
+                "%s is downloaded again, since its copy was removed from %s while in use: --shard_cache_gb is too "
+                "small for the shards that are read at the same time",
+                redact(path),
+                self.cache_dir,
+            )
 
     def examine(self, path: str) -> Shard:
         """The present state of a file, which is copied when parts of it cannot be read in place."""
@@ -105,27 +133,31 @@ class ShardFiles:
         by_offset = storage.reads_by_offset(path)
         if storage.is_remote(path) and (self.copy_remote or not by_offset or size < 0):
             with storage.explained(path):
-                size = self._open_copy(path, tag).size()
+                size = self._open_copy(path, tag).state()[0]
         return Shard(path, size, tag, by_offset)
 
     def reader(self, path: str, size: int, tag: str) -> tuple[Callable[[int, int], bytes], int, bool]:
         """``read(offset, size)``, the shard's size in bytes and whether it can be read by offset: for indexing."""
         by_offset = storage.reads_by_offset(path)
-        if storage.is_remote(path) and by_offset and size >= 0 and not self.copy_remote:
-            return _read_ahead(path), size, True
+        if storage.is_remote(path):
+            if by_offset and size >= 0 and not self.copy_remote:
+                return _read_ahead(path, (size, tag)), size, True
+            with storage.explained(path):
+                total = self._open_copy(path, tag).state()[0]
+            return lambda offset, count: self._open_copy(path, tag).read(offset, count), total, by_offset
         with storage.explained(path):
-            file = self._open_copy(path, tag) if storage.is_remote(path) else _Open(storage.local_path(path))
-        return file.read, file.size(), by_offset
+            file = _Open(storage.local_path(path))
+        return file.read, file.state()[0], by_offset
 
 
-def _read_ahead(path: str) -> Callable[[int, int], bytes]:
+def _read_ahead(path: str, state: storage.State) -> Callable[[int, int], bytes]:
     """Read a remote file in blocks: one request for many headers that are close together."""
     start, block = 0, b""
 
     def read(offset: int, size: int) -> bytes:
         nonlocal start, block
         if not start <= offset <= offset + size <= start + len(block):
-            start, block = offset, storage.read_bytes(path, offset, max(size, BLOCK))
+            start, block = offset, storage.read_bytes(path, offset, max(size, BLOCK), state)
         return block[offset - start : offset - start + size]
 
     return read

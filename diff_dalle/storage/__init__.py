@@ -12,20 +12,29 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
-from typing import BinaryIO
+import time
+from collections.abc import Callable, Iterator
+from typing import BinaryIO, TypeVar
 
 from ..errors import InputError
 from .blob import Blob
-from .copies import fetch
-from .failures import explained, full_disk, no_space
+from .copies import fetch, mark_used
+from .failures import ChangedError, UnavailableError, explained, full_disk, is_missing, no_space
+from .files import FileInfo
 from .http import Http
-from .local import Local
+from .local import Local, open_regular
 from .paths import is_remote, join, local_path, scheme, split
 from .pipe import Pipe
+from .remote import State
+from .retries import retry, stop_retrying_when, stopped_by
 from .s3 import S3
+from .temporaries import sweep, temporary_path
 
 __all__ = [
+    "ChangedError",
+    "FileInfo",
+    "State",
+    "UnavailableError",
     "atomic_writer",
     "exists",
     "explained",
@@ -33,9 +42,12 @@ __all__ = [
     "is_remote",
     "join",
     "list_files",
+    "list_with_stats",
     "local_path",
     "make_dirs",
+    "mark_used",
     "open_read",
+    "open_regular",
     "read_bytes",
     "read_text",
     "reads_by_offset",
@@ -43,9 +55,13 @@ __all__ = [
     "scheme",
     "size_and_tag",
     "split",
+    "stop_retrying_when",
+    "stopped_by",
     "write_bytes",
 ]
 
+Result = TypeVar("Result")
+UNKNOWN: State = (-1, "")
 _BACKENDS = {
     "": Local(),
     "http": Http(),
@@ -66,36 +82,79 @@ def _backend(path: str):
     return _BACKENDS[kind]
 
 
-def exists(path: str) -> bool:
+def _repeated(path: str, call: Callable[[], Result]) -> Result:
+    """``call()`` on ``path``, repeated while a server is away, with errors that name the path."""
     with explained(path):
-        return _backend(path).exists(path)
+        return retry(path, call)
+
+
+def exists(path: str) -> bool:
+    return _repeated(path, lambda: _backend(path).exists(path))
+
+
+# What listings of object stores said about their files: when, size and tag.
+_listed: dict[str, tuple[float, State]] = {}
+LISTED_SECONDS = 60.0
+
+
+def _list(folder: str, recursive: bool) -> list[FileInfo]:
+    found = _repeated(folder, lambda: list(_backend(folder).list_files(folder, recursive)))
+    now = time.monotonic()
+    for path in [path for path, (since, _) in _listed.items() if now - since > LISTED_SECONDS]:
+        _listed.pop(path, None)  # another thread may have been faster
+    _listed.update((info.path, (now, (info.size, info.tag))) for info in found if info.size >= 0)
+    return sorted(info for info in found if not split(info.path)[1].startswith("."))
 
 
 def list_files(folder: str, recursive: bool = False) -> list[str]:
-    """The files of a folder, sorted, without hidden ones; recursive: including subfolders."""
-    with explained(folder):
-        found = _backend(folder).list_files(folder, recursive)
-        return sorted(path for path in found if not split(path)[1].startswith("."))
+    """The files of a folder, sorted, without hidden ones; recursive: including subfolders.
+
+    Subfolders that cannot be read are left out and named in the log.
+    """
+    return [info.path for info in _list(folder, recursive)]
 
 
-def size_and_tag(path: str) -> tuple[int, str]:
-    """Size in bytes (-1 = unknown) and a tag that changes with the content: modification time or ETag."""
-    with explained(path):
-        return _backend(path).size_and_tag(path)
+def list_with_stats(folder: str, recursive: bool = False) -> list[FileInfo]:
+    """``list_files`` with the size and tag of each file, which an object store gives without further requests."""
+    found = _list(folder, recursive)
+    return [info if info.size >= 0 else FileInfo(info.path, *size_and_tag(info.path)) for info in found]
+
+
+def size_and_tag(path: str, listed: bool = False) -> State:
+    """Size in bytes (-1 = unknown) and a tag that changes with the content: modification time or ETag.
+
+    listed: accept what a listing of this process said in the last LISTED_SECONDS: no request for each of many shards.
+
+    Raises InputError for a FIFO, socket or device.
+    """
+    since, state = _listed.get(path, (0.0, UNKNOWN))
+    if listed and state != UNKNOWN and time.monotonic() - since <= LISTED_SECONDS:
+        return state
+    return _repeated(path, lambda: _backend(path).size_and_tag(path))
 
 
 def reads_by_offset(path: str) -> bool:
     """Whether byte ranges of the file can be read without reading everything before them."""
     if scheme(path) in ("http", "https"):
-        with explained(path):
-            return _backend(path).by_offset(path)
+        return _repeated(path, lambda: _backend(path).by_offset(path))
     return scheme(path) != "pipe"
 
 
-def read_bytes(path: str, offset: int = 0, size: int | None = None) -> bytes:
-    """``size`` bytes (None = all) from ``offset``; fewer at the end of the file."""
+def read_bytes(path: str, offset: int = 0, size: int | None = None, state: State = UNKNOWN) -> bytes:
+    """``size`` bytes (None = all) from ``offset``; fewer at the end of the file.
+
+    state: the file's ``size_and_tag`` when it was indexed.
+
+    Raises ChangedError when the file has another state or is gone, UnavailableError when its server is away for
+    longer than ``retries.RETRY_SECONDS``, InputError for any other failure.
+    """
     with explained(path):
-        return _backend(path).read(path, offset, size)
+        try:
+            return _backend(path).read(path, offset, size, state)
+        except Exception as error:
+            if state != UNKNOWN and is_missing(error):
+                raise ChangedError(f"{path} was removed while it was in use") from error
+            raise
 
 
 def read_text(path: str) -> str:
@@ -108,17 +167,18 @@ def read_text(path: str) -> str:
 def open_read(path: str) -> BinaryIO:
     """A binary stream from the start of the file; the caller closes it."""
     with explained(path):
-        return _backend(path).open_read(path)
+        return _backend(path).open_read(path, UNKNOWN)
 
 
 def make_dirs(folder: str):
-    with explained(folder):
-        _backend(folder).make_dirs(folder)
+    _repeated(folder, lambda: _backend(folder).make_dirs(folder))
 
 
 def remove(path: str):
-    with explained(path):
-        _backend(path).remove(path)
+    _repeated(path, lambda: _backend(path).remove(path))
+
+
+_swept: set[str] = set()  # folders where this process looked for temporaries of dead ones
 
 
 @contextlib.contextmanager
@@ -126,12 +186,16 @@ def atomic_writer(path: str) -> Iterator[BinaryIO]:
     """A binary file that appears at ``path`` when the block ends without an error, and not at all otherwise.
 
     It is written to a hidden temporary file in the same folder, flushed to disk and renamed; a remote file is uploaded
-    from a local temporary file. After any error the temporary file is removed and an existing file is unchanged.
+    from a local temporary file. After any error the temporary file is removed and an existing file is unchanged; those
+    that a killed process left in the folder are removed by the next one that writes there.
     """
     backend, remote = _backend(path), is_remote(path)
     target = path if remote else os.path.realpath(local_path(path))  # a symbolic link stays one
     folder, name = (tempfile.gettempdir(), "upload") if remote else os.path.split(target)
-    temporary = os.path.join(folder, f".{name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+    if folder not in _swept:
+        _swept.add(folder)
+        sweep(folder)
+    temporary = temporary_path(folder, name)
     with explained(folder):
         file = open(temporary, "xb")  # noqa: SIM115 (closed in finally)
     try:
@@ -140,7 +204,7 @@ def atomic_writer(path: str) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
             file.close()
-            backend.put(temporary, target)
+            retry(path, lambda: backend.put(temporary, target))
     except BaseException as error:
         if full_disk(error) and not isinstance(error, InputError):
             raise no_space(path) from error
@@ -161,11 +225,12 @@ def write_bytes(path: str, data: bytes):
 def fetch_to_cache(url: str, cache_dir: str, limit_bytes: int, tag: str = "") -> str:
     """The path of a local copy of ``url`` in ``cache_dir``, downloaded if necessary.
 
-    limit_bytes: maximum size of the folder; the least recently used copies are removed, never the requested one.
+    limit_bytes: maximum size of the folder; the least recently used copies are removed, never the requested one. A
+                 copy that is kept open takes space after its removal: open it for each read.
     tag:         the version of the file, from ``size_and_tag``.
 
     Processes may share the folder: one downloads, the others wait. An incomplete download, or one from a command that
-    failed, is retried and never kept. Raises InputError after the last attempt.
+    failed, is retried and never kept. Raises UnavailableError after the last attempt, ChangedError for another version.
     """
     make_dirs(cache_dir)
     return fetch(_backend(url), url, local_path(cache_dir), limit_bytes, tag)

@@ -1,4 +1,8 @@
-"""A shared folder of limited size for local copies of remote files."""
+"""A shared folder of limited size for local copies of remote files.
+
+The limit holds at every moment, for copies and downloads together: room is made before a download, and again while one
+of unknown size grows. Only the files that are being downloaded may exceed it, when the limit is too small for them.
+"""
 
 from __future__ import annotations
 
@@ -6,60 +10,79 @@ import contextlib
 import hashlib
 import os
 import sys
-import tempfile
+import time
 from collections.abc import Iterator
 
 from ..errors import InputError
-from .failures import TRIES, explained, pause
+from . import retries
+from .failures import UnavailableError, explained
+from .local import Local
+from .temporaries import TEMPORARY, sweep, temporary_path
 
 if sys.platform != "win32":  # without fcntl two processes may download the same file twice, which is only wasteful
     import fcntl
 
+COPY = ".copy"
 CHUNK = 1 << 20
+GROWTH = 64 << 20  # bytes that a download of unknown size may grow before room is made again
+COMMAND_TRIES = 4  # of a command that fails; its reason is unknown
 
 
 def fetch(backend, url: str, cache_dir: str, limit_bytes: int, tag: str) -> str:
     """``storage.fetch_to_cache`` with the backend of the url."""
-    name = hashlib.sha256(f"{url}\n{tag}".encode()).hexdigest()[:32]
-    target = os.path.join(cache_dir, f"{name}.copy")
+    began = time.monotonic()  # waiting for another process's attempts counts: they do not add up
+    name = hashlib.sha256(f"{url}\n{tag}".encode("utf-8", "surrogateescape")).hexdigest()[:32]
+    target = os.path.join(cache_dir, f"{name}{COPY}")
     with explained(cache_dir), _locked(os.path.join(cache_dir, f"{name[:2]}.lock")):
-        for attempt in range(TRIES):
-            try:
-                os.utime(target)  # marks an existing copy as used now
-                return target
-            except FileNotFoundError:
-                pass
-            try:
-                _download(backend, url, target)
-                break
-            except InputError as error:
-                if attempt == TRIES - 1:
-                    raise InputError(f"cannot download {url} after {TRIES} attempts: {error}") from error
-                pause(attempt)
-        with contextlib.suppress(FileNotFoundError), _locked(os.path.join(cache_dir, "eviction.lock")):
-            _evict(cache_dir, target, limit_bytes)
+        if not mark_used(target):
+            sweep(cache_dir)
+            for attempt in range(1, COMMAND_TRIES + 1):
+                try:
+                    _download(backend, url, target, limit_bytes, tag, began)
+                    break
+                except UnavailableError as error:
+                    repeat = url.startswith("pipe:") and time.monotonic() - began < retries.RETRY_SECONDS
+                    if not repeat or attempt == COMMAND_TRIES:
+                        raise UnavailableError(f"cannot download {url} after {attempt} attempts: {error}") from error
+                    retries.pause(attempt)
+            _make_room(cache_dir, limit_bytes, keep=target)
     return target
 
 
-def _download(backend, url: str, target: str):
+def mark_used(copy: str) -> bool:
+    """Note that a copy is in use now. False if there is none."""
+    try:
+        os.utime(copy)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _download(backend, url: str, target: str, limit_bytes: int, tag: str, began: float):
     """Download the whole file, or raise InputError and leave nothing behind."""
+    folder, name = os.path.split(target)
     with explained(url):
-        size, _ = backend.size_and_tag(url)
-        stream = backend.open_read(url)
-    folder = os.path.dirname(target)
-    with stream, tempfile.NamedTemporaryFile(dir=folder, prefix=".", suffix=".part", delete=False) as file:
-        try:
+        size, current = retries.retry(url, lambda: backend.size_and_tag(url), began)
+        stream = backend.open_read(url, (size, tag or current))
+    temporary = temporary_path(folder, name)
+    reserved = 0
+    try:
+        with stream, open(temporary, "xb") as file:
             while chunk := _read_chunk(stream, url):
+                if file.tell() + len(chunk) > reserved:
+                    reserved = file.tell() + GROWTH if size < 0 else size
+                    file.truncate(reserved)  # so that other downloads count it
+                    _make_room(folder, limit_bytes)
                 file.write(chunk)
+            file.truncate(file.tell())
             if size >= 0 and file.tell() != size:
-                raise InputError(f"the download ended after {file.tell():,} of {size:,} bytes")
-            file.close()
-            os.replace(file.name, target)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                file.close()
-            os.remove(file.name)
-            raise
+                raise InputError(f"the download of {url} ended after {file.tell():,} of {size:,} bytes")
+            file.flush()
+            os.fsync(file.fileno())
+        Local().put(temporary, target)
+    finally:
+        with contextlib.suppress(FileNotFoundError):  # renamed
+            os.remove(temporary)
 
 
 def _read_chunk(stream, url: str) -> bytes:
@@ -67,16 +90,22 @@ def _read_chunk(stream, url: str) -> bytes:
         return stream.read(CHUNK)
 
 
-def _evict(folder: str, keep: str, limit_bytes: int):
-    """Remove the least recently used copies, except ``keep``, until the folder is within its limit."""
-    copies = [entry for entry in os.scandir(folder) if entry.name.endswith(".copy") and entry.path != keep]
-    used = sorted((entry.stat().st_mtime_ns, entry.stat().st_size, entry.path) for entry in copies)
-    total = os.path.getsize(keep) + sum(size for _, size, _ in used)
-    for _, size, path in used:
-        if total <= limit_bytes:
-            break
-        os.remove(path)
-        total -= size
+def _make_room(folder: str, limit_bytes: int, keep: str = ""):
+    """Remove the least recently used copies, except ``keep``, until copies and downloads are within the limit."""
+    with _locked(os.path.join(folder, "eviction.lock")):
+        total, copies = 0, []
+        for entry in os.scandir(folder):
+            with contextlib.suppress(FileNotFoundError):  # a download that has just ended
+                if entry.name.endswith((COPY, TEMPORARY)):
+                    status = entry.stat()
+                    total += status.st_size
+                    if entry.name.endswith(COPY) and entry.path != keep:
+                        copies.append((status.st_mtime_ns, status.st_size, entry.path))
+        for _, size, path in sorted(copies):
+            if total <= limit_bytes:
+                break
+            os.remove(path)
+            total -= size
 
 
 @contextlib.contextmanager

@@ -1,23 +1,35 @@
-"""Failures of disks and networks: retries for temporary ones, clear messages for the others."""
+"""Failures of disks and networks: which may pass, and clear messages for the others."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import http.client
-import time
-import urllib.error
-from collections.abc import Callable, Iterator
-from typing import TypeVar
+import socket
+import ssl
+from collections.abc import Iterator
 
 from ..errors import InputError
 
-TRIES = 4
-RETRY_SECONDS = 0.5  # doubled after each attempt
-Result = TypeVar("Result")
+
+class UnavailableError(InputError):
+    """A remote file could not be read or written, although the attempt was repeated for ``RETRY_SECONDS``."""
+
+
+class ChangedError(InputError):
+    """A file is not the one that was indexed, or that was read before: its size or its tag is another."""
+
+
+class StatusError(OSError):
+    """A reply of a web server that is not the file. wait: seconds after which it asks to be called again."""
+
+    def __init__(self, code: int, reason: str, wait: str = ""):
+        super().__init__(f"HTTP status {code}: {reason}")
+        self.code, self.wait = code, wait
+
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_BUSY = (408, 429, 500, 502, 503, 504)
+_BUSY = (408, 425, 429, 500, 502, 503, 504)
 _STATUS: dict[int | None, type[OSError]] = {
     401: PermissionError,
     403: PermissionError,
@@ -30,37 +42,59 @@ _REASONS = {
     IsADirectoryError: "is a folder, not a file",
     PermissionError: "cannot be read or written: permission denied",
 }
+# By name, since a library may not be installed: errors of urllib3 and botocore that tell of a lost connection.
+_LOST = {"ProtocolError", "TimeoutError", "NewConnectionError", "SSLError", "ProxyError"}
+_LOST |= {"HTTPClientError", "IncompleteReadError"}  # botocore
+_LIBRARIES = ("botocore", "boto3", "s3transfer", "blobfile", "urllib3", "http")
 
 
-def reraise(error: Exception):
-    raise error
+def _library(error: BaseException) -> str:
+    return type(error).__module__.split(".")[0]
 
 
-def pause(attempt: int):
-    """Wait before the next attempt; ``attempt`` counts from 0."""
-    time.sleep(RETRY_SECONDS * 2**attempt)
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An error of a library, and those that it wraps."""
+    seen: set[int] = set()
+    inner: BaseException | None = error
+    while inner is not None and id(inner) not in seen:
+        seen.add(id(inner))
+        yield inner
+        wrapped = getattr(inner, "reason", None) or getattr(inner, "kwargs", {}).get("error") or inner.__cause__
+        if wrapped is None and _library(inner) in _LIBRARIES:
+            wrapped = inner.__context__
+        inner = wrapped if isinstance(wrapped, BaseException) else None
 
 
-def retry(call: Callable[[], Result]) -> Result:
-    """``call()``, repeated after a temporary failure: a lost connection or a busy server."""
-    for attempt in range(TRIES - 1):
-        try:
-            return call()
-        except urllib.error.HTTPError as error:
-            if error.code not in _BUSY:
-                raise
-        except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError):
-            pass
-        pause(attempt)
-    return call()
+def status_of(error: BaseException) -> int | None:
+    """The HTTP status in an error of ours, botocore or blobfile; 0 = blobfile reached no server."""
+    for each in _chain(error):
+        response = getattr(each, "response", None)
+        if isinstance(response, dict):
+            if response.get("Error", {}).get("Code") == "RequestTimeout":  # has the status 400
+                return 408
+            return response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        for name in ("code", "response_status"):
+            if isinstance(status := getattr(each, name, None), int):
+                return status
+    return None
 
 
-def _status(error: BaseException) -> int | None:
-    """The HTTP status in an error of urllib, botocore or blobfile."""
-    response = getattr(error, "response", None)
-    if isinstance(response, dict):
-        return response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    return getattr(error, "code", None) or getattr(error, "response_status", None)
+def is_temporary(error: BaseException) -> bool:
+    """Whether an operation may succeed when it is repeated: after a lost connection, or from a busy server."""
+    status = status_of(error)
+    if status:
+        return status in _BUSY
+    found = list(_chain(error))
+    for each in found:
+        if isinstance(each, ssl.SSLCertVerificationError):
+            return False
+        if isinstance(each, socket.gaierror) and each.errno == socket.EAI_NONAME:  # a misspelled host
+            return False
+    return status == 0 or any(
+        isinstance(each, (ConnectionError, TimeoutError, socket.gaierror, http.client.HTTPException))
+        or (_library(each) in _LIBRARIES and not _LOST.isdisjoint(base.__name__ for base in type(each).__mro__))
+        for each in found
+    )
 
 
 def full_disk(error: BaseException | None) -> bool:
@@ -76,6 +110,21 @@ def no_space(path: str) -> InputError:
     return InputError(f"{path} cannot be written: the disk is full or a quota is used up")
 
 
+def reason_of(error: BaseException) -> str:
+    """The first line of an error's innermost message."""
+    text = str(list(_chain(error))[-1]).strip() or str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+def _kind(error: BaseException) -> type[BaseException]:
+    """The class of an error; of a web server's reply, that of the local error which means the same."""
+    return _STATUS.get(status_of(error)) or type(error)
+
+
+def is_missing(error: BaseException) -> bool:
+    return issubclass(_kind(error), FileNotFoundError)
+
+
 @contextlib.contextmanager
 def explained(path: str) -> Iterator[None]:
     """Turn errors of an operation on ``path`` into an InputError that names the path and the reason."""
@@ -84,11 +133,10 @@ def explained(path: str) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
-        library = type(error).__module__.split(".")[0]  # by name: it may not be installed
-        if not isinstance(error, OSError) and library not in ("botocore", "boto3", "blobfile", "http"):
+        if not isinstance(error, OSError) and _library(error) not in _LIBRARIES:
             raise
         if full_disk(error):
             raise no_space(path) from error
-        kind: type[Exception] = _STATUS.get(_status(error)) or type(error)
+        kind = _kind(error)
         reason = next((text for known, text in _REASONS.items() if issubclass(kind, known)), f"failed: {error}")
         raise InputError(f"{path} {reason}") from error

@@ -1,73 +1,131 @@
-"""http and https through urllib: whole files, and byte ranges if the server supports them."""
+"""http and https through urllib3, with pooled connections: whole files, and byte ranges if the server supports them."""
 
 from __future__ import annotations
 
-import urllib.error
+import functools
+import io
+import os
+import urllib.parse
 import urllib.request
 from collections.abc import Mapping
-from typing import BinaryIO
+from typing import Any
+
+import urllib3
 
 from ..errors import InputError
-from .failures import retry
+from .failures import ChangedError, StatusError
 from .read_only import ReadOnly
+from .remote import Body, RemoteReader, State
+from .retries import CONNECT_SECONDS, SILENT_SECONDS
 
-TIMEOUT_SECONDS = 60.0  # without receiving a byte
-
-
-def _open(path: str, headers: Mapping[str, str]):
-    request = urllib.request.Request(path, headers={"User-Agent": "diff_dalle", **headers})
-    return urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)
-
-
-def _part(path: str, span: str) -> tuple[int, Mapping[str, str], bytes]:
-    """Status, headers and content of a byte range: 206; 416 if it starts after the end; 200 without content if the
-    server does not support ranges. Uses GET even for headers only, since some servers reject HEAD."""
-
-    def request():
-        try:
-            with _open(path, {"Range": f"bytes={span}"}) as reply:
-                return reply.status, reply.headers, reply.read() if reply.status == 206 else b""
-        except urllib.error.HTTPError as error:
-            if error.code == 416:
-                return error.code, error.headers, b""
-            raise
-
-    return retry(request)
+CONNECTIONS = 32  # per server, kept open
+HEADERS = {"User-Agent": "diff_dalle", "Accept-Encoding": "identity"}  # ranges count the bytes of the file itself
+BEYOND = 416  # the status of a range that starts after the end
 
 
-class Http(ReadOnly):
+@functools.cache
+def _pool_of(process: int, proxy: str) -> urllib3.PoolManager:
+    """One pool per process, since a forked copy of a connection must not be used."""
+    options: dict[str, Any] = {
+        "maxsize": CONNECTIONS,
+        "timeout": urllib3.Timeout(connect=CONNECT_SECONDS, read=SILENT_SECONDS),
+        # Redirections only: failures are repeated by ``retries``.
+        "retries": urllib3.Retry(None, connect=0, read=0, status=0, other=0, redirect=10),
+    }
+    if not proxy:
+        return urllib3.PoolManager(**options)
+    user = urllib3.util.parse_url(proxy).auth
+    headers = urllib3.make_headers(proxy_basic_auth=urllib.parse.unquote(user)) if user else None
+    return urllib3.ProxyManager(proxy, proxy_headers=headers, **options)
+
+
+def _parsed(path: str) -> urllib3.util.Url:
+    """The parts of a URL, percent-encoded where characters must not occur in it; the host has its own encoding."""
+    try:
+        parts = urllib.parse.urlsplit(path)
+        host = parts.hostname or ""
+        if not host.isascii():
+            user, at, _ = parts.netloc.rpartition("@")
+            port = f":{parts.port}" if parts.port is not None else ""
+            path = parts._replace(netloc=f"{user}{at}{host.encode('idna').decode()}{port}").geturl()
+        url = urllib3.util.parse_url(path)
+    except (ValueError, urllib3.exceptions.LocationParseError):
+        url = urllib3.util.Url()
+    if not url.host:
+        raise InputError(f"{path} is not a valid URL")
+    return url
+
+
+def _get(path: str, headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
+    """An open reply. Raises StatusError unless it is the file, or a range of it, or BEYOND."""
+    url = _parsed(path)
+    user = urllib3.make_headers(basic_auth=urllib.parse.unquote(url.auth)) if url.auth else {}
+    proxy = "" if urllib.request.proxy_bypass(url.host or "") else urllib.request.getproxies().get(url.scheme or "", "")
+    reply = _pool_of(os.getpid(), proxy).request(
+        "GET",
+        url._replace(auth=None).url,
+        headers={**HEADERS, **user, **headers},
+        preload_content=False,
+        decode_content=False,
+    )
+    if reply.status not in (200, 206, BEYOND):
+        reply.close()
+        raise StatusError(reply.status, reply.reason or "", reply.headers.get("Retry-After", ""))
+    return reply
+
+
+def _state(reply: urllib3.BaseHTTPResponse) -> State:
+    """Size and tag of the whole file, from the headers of a reply."""
+    total = reply.headers.get("Content-Length" if reply.status == 200 else "Content-Range", "")
+    total = total.rpartition("/")[2]  # of ``bytes 0-0/12345``
+    return int(total) if total.isdigit() else -1, reply.headers.get("ETag") or reply.headers.get("Last-Modified") or ""
+
+
+def _release(reply: urllib3.BaseHTTPResponse):
+    """Return the connection to its pool, or close it when there is more to come."""
+    if reply.length_remaining == 0:
+        reply.release_conn()
+    else:
+        reply.close()
+
+
+class Http(RemoteReader, ReadOnly):
     def exists(self, path: str) -> bool:
         try:
-            _part(path, "0-0")
-        except urllib.error.HTTPError as error:
+            self.size_and_tag(path)
+        except StatusError as error:
             if error.code in (404, 410):
                 return False
             raise
         return True
 
-    def size_and_tag(self, path: str) -> tuple[int, str]:
-        status, headers, _ = _part(path, "0-0")
-        total = headers.get("Content-Length", "") if status == 200 else headers.get("Content-Range", "")
-        total = total.rpartition("/")[2]  # of ``bytes 0-0/12345``
-        return (int(total) if total.isdigit() else -1), headers.get("ETag") or headers.get("Last-Modified") or ""
+    def _first_byte(self, path: str) -> tuple[bool, State]:
+        """Whether byte ranges are supported, and the file's state. With GET, since some servers reject HEAD."""
+        reply = _get(path, {"Range": "bytes=0-0"})
+        if reply.status == 206:
+            reply.read()
+        _release(reply)
+        return reply.status != 200, _state(reply)
+
+    def size_and_tag(self, path: str) -> State:
+        return self._first_byte(path)[1]
 
     def by_offset(self, path: str) -> bool:
-        return _part(path, "0-0")[0] == 206
+        return self._first_byte(path)[0]
 
-    def open_read(self, path: str) -> BinaryIO:
-        return retry(lambda: _open(path, {}))
-
-    def read(self, path: str, offset: int, size: int | None) -> bytes:
-        if offset == 0 and size is None:
-            return retry(lambda: _read_all(path))
-        if size == 0:
-            return b""
-        status, _, data = _part(path, f"{offset}-{'' if size is None else offset + size - 1}")
-        if status == 200:
-            raise InputError(f"{path}: the server does not support byte ranges: download the file first")
-        return data
-
-
-def _read_all(path: str) -> bytes:
-    with _open(path, {}) as reply:
-        return reply.read()
+    def request(self, path: str, start: int, end: int | None, tag: str) -> Body:
+        headers = {"Range": f"bytes={start}-{'' if end is None else end - 1}"} if start or end is not None else {}
+        if tag.startswith('"'):  # a strong tag: the server refuses to send a part of another version
+            headers["If-Match"] = tag
+        try:
+            reply = _get(path, headers)
+        except StatusError as error:
+            if error.code == 412:
+                raise ChangedError(f"{path} has changed: its tag is not {tag} any more") from error
+            raise
+        first = reply.headers.get("Content-Range", "").removeprefix("bytes ").partition("-")[0]
+        begin = 0 if reply.status == 200 else int(first) if first.isdigit() else start
+        if reply.status == BEYOND:
+            _release(reply)
+            return Body(io.BytesIO().read, lambda: None, start, _state(reply), beyond=True)
+        return Body(reply.read1, lambda: _release(reply), begin, _state(reply))

@@ -2,39 +2,85 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import stat
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from .failures import reraise
+from ..errors import InputError
+from .failures import ChangedError
+from .files import FileInfo
 from .paths import local_path
+from .remote import State
+
+STANDARD_INPUT = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")  # where shells put ``<(command)``
+log = logging.getLogger(__name__)
+
+
+def _refuse_special(path: str, mode: int):
+    """Raise InputError for what may block or never end."""
+    kinds = {stat.S_ISFIFO: "a FIFO", stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device"}
+    kind = next((kind for test, kind in kinds.items() if test(mode)), "")
+    if kind and not path.startswith(STANDARD_INPUT):
+        raise InputError(f"{path} is {kind}, not a file: name a regular file, or remove it from the folder")
+
+
+def open_regular(path: str) -> int:
+    """A descriptor to read a local file. Never waits; raises InputError for a FIFO, socket or device."""
+    # Windows has no O_NONBLOCK, and would translate line ends without O_BINARY.
+    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+    if not path.startswith(STANDARD_INPUT):
+        flags |= getattr(os, "O_NONBLOCK", 0)
+        _refuse_special(path, os.stat(path).st_mode)  # a socket cannot even be opened
+    descriptor = os.open(path, flags)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        _refuse_special(path, mode)
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(path)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 class Local:
     def exists(self, path: str) -> bool:
         return os.path.exists(local_path(path))
 
-    def list_files(self, folder: str, recursive: bool) -> Iterator[str]:
-        seen: set[str] = set()
-        for root, folders, names in os.walk(local_path(folder), followlinks=True, onerror=reraise):
+    def list_files(self, folder: str, recursive: bool) -> Iterator[FileInfo]:
+        top, seen = local_path(folder), set[str]()
+
+        def skip(error: OSError):
+            if error.filename == top or not isinstance(error, PermissionError):
+                raise error
+            log.warning("%s cannot be listed and is left out: permission denied", error.filename)  # as lost+found
+
+        for root, folders, names in os.walk(top, followlinks=True, onerror=skip):
             real = os.path.realpath(root)
             if real in seen or (seen and not recursive):  # symbolic links may form cycles
                 folders.clear()
                 continue
             seen.add(real)
-            folders[:] = [name for name in folders if not name.startswith(".")]
-            yield from (os.path.join(root, name) for name in names)
+            folders[:] = [name for name in folders if recursive and not name.startswith(".")]
+            yield from (FileInfo(os.path.join(root, name)) for name in names)
 
-    def size_and_tag(self, path: str) -> tuple[int, str]:
+    def size_and_tag(self, path: str) -> State:
         status = os.stat(local_path(path))
+        _refuse_special(local_path(path), status.st_mode)
         return status.st_size, str(status.st_mtime_ns)
 
-    def open_read(self, path: str) -> BinaryIO:
-        return open(local_path(path), "rb")
+    def open_read(self, path: str, state: State) -> BinaryIO:
+        return open(open_regular(local_path(path)), "rb")
 
-    def read(self, path: str, offset: int, size: int | None) -> bytes:
-        with self.open_read(path) as file:
-            file.seek(offset)
+    def read(self, path: str, offset: int, size: int | None, state: State) -> bytes:
+        with self.open_read(path, state) as file:
+            status = os.fstat(file.fileno())
+            if state != (-1, "") and state != (status.st_size, str(status.st_mtime_ns)):
+                raise ChangedError(f"{path} has changed since its size and tag were {state}")
+            if offset:
+                file.seek(offset)
             return file.read(-1 if size is None else size)
 
     def make_dirs(self, folder: str):

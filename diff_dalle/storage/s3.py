@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import functools
+import io
 import os
 from collections.abc import Iterator
-from typing import BinaryIO
 
 from ..errors import InputError
-from .failures import TRIES
+from .failures import ChangedError, status_of
+from .files import FileInfo
+from .remote import Body, RemoteReader, State
+from .retries import CONNECT_SECONDS, SILENT_SECONDS
+
+CONNECTIONS = 32
 
 
 @functools.cache
@@ -19,57 +24,68 @@ def _client_of(process: int):
         from botocore.config import Config
     except ImportError:
         raise InputError("s3:// paths need boto3: pip install 'diff_dalle[s3]'") from None
-    config = Config(retries={"max_attempts": TRIES, "mode": "standard"})
+    config = Config(
+        retries={"total_max_attempts": 2, "mode": "standard"},  # for the parts of an upload; the rest is ours
+        connect_timeout=CONNECT_SECONDS,
+        read_timeout=SILENT_SECONDS,
+        max_pool_connections=CONNECTIONS,
+        tcp_keepalive=True,
+    )
     return boto3.client("s3", endpoint_url=os.environ.get("AWS_ENDPOINT_URL"), config=config)
 
 
-class S3:
-    def _client(self):
-        return _client_of(os.getpid())
+def _client():
+    return _client_of(os.getpid())
 
-    def _where(self, path: str) -> dict[str, str]:
-        bucket, _, key = path.removeprefix("s3://").partition("/")
-        return {"Bucket": bucket, "Key": key}
 
+def _where(path: str) -> dict[str, str]:
+    bucket, _, key = path.removeprefix("s3://").partition("/")
+    return {"Bucket": bucket, "Key": key}
+
+
+class S3(RemoteReader):
     def exists(self, path: str) -> bool:
         try:
             self.size_and_tag(path)
-        except self._client().exceptions.ClientError as error:
-            if error.response["ResponseMetadata"]["HTTPStatusCode"] == 404:
+        except _client().exceptions.ClientError as error:
+            if status_of(error) == 404:
                 return next(self.list_files(path, True), None) is not None
             raise
         return True
 
-    def list_files(self, folder: str, recursive: bool) -> Iterator[str]:
-        where = self._where(folder.rstrip("/") + "/")
+    def list_files(self, folder: str, recursive: bool) -> Iterator[FileInfo]:
+        where = _where(folder.rstrip("/") + "/")
         options = {"Prefix": where["Key"].lstrip("/"), **({} if recursive else {"Delimiter": "/"})}
-        for page in self._client().get_paginator("list_objects_v2").paginate(Bucket=where["Bucket"], **options):
-            yield from (f"s3://{where['Bucket']}/{entry['Key']}" for entry in page.get("Contents", ()))
+        for page in _client().get_paginator("list_objects_v2").paginate(Bucket=where["Bucket"], **options):
+            for entry in page.get("Contents", ()):
+                yield FileInfo(f"s3://{where['Bucket']}/{entry['Key']}", entry["Size"], entry["ETag"])
 
-    def size_and_tag(self, path: str) -> tuple[int, str]:
-        head = self._client().head_object(**self._where(path))
+    def size_and_tag(self, path: str) -> State:
+        head = _client().head_object(**_where(path))
         return head["ContentLength"], head["ETag"]
 
-    def open_read(self, path: str) -> BinaryIO:
-        return self._client().get_object(**self._where(path))["Body"]
-
-    def read(self, path: str, offset: int, size: int | None) -> bytes:
-        if size == 0:
-            return b""
-        span = f"bytes={offset}-{'' if size is None else offset + size - 1}"
-        extra = {} if offset == 0 and size is None else {"Range": span}
+    def request(self, path: str, start: int, end: int | None, tag: str) -> Body:
+        extra = {"Range": f"bytes={start}-{'' if end is None else end - 1}"} if start or end is not None else {}
+        if tag:
+            extra["IfMatch"] = tag
+        client = _client()
         try:
-            return self._client().get_object(**self._where(path), **extra)["Body"].read()
-        except self._client().exceptions.ClientError as error:
-            if error.response["ResponseMetadata"]["HTTPStatusCode"] == 416:
-                return b""
+            reply = client.get_object(**_where(path), **extra)
+        except client.exceptions.ClientError as error:
+            if status_of(error) == 412:
+                raise ChangedError(f"{path} has changed: its tag is not {tag} any more") from error
+            if status_of(error) == 416:  # the range starts after the end
+                return Body(io.BytesIO().read, lambda: None, start, (-1, ""), beyond=True)
             raise
+        total = reply.get("ContentRange", "").rpartition("/")[2]  # of ``bytes 0-0/12345``
+        size = int(total) if total else reply["ContentLength"]
+        return Body(reply["Body"].read, reply["Body"].close, start, (size, reply["ETag"]))
 
     def put(self, local: str, path: str):
-        self._client().upload_file(local, *self._where(path).values())
+        _client().upload_file(local, *_where(path).values())
 
     def make_dirs(self, folder: str):
         """Nothing: object stores have no folders."""
 
     def remove(self, path: str):
-        self._client().delete_object(**self._where(path))
+        _client().delete_object(**_where(path))

@@ -18,7 +18,7 @@ from diff_dalle.data.shards import ShardFiles
 from diff_dalle.data.sources import find_shards
 from diff_dalle.data.tar import Member
 from diff_dalle.errors import InputError
-from diff_dalle.storage import failures
+from diff_dalle.storage import retries
 
 CAPTIONED = Required({IMAGE: "images", "txt": "captions"})
 
@@ -26,7 +26,8 @@ CAPTIONED = Required({IMAGE: "images", "txt": "captions"})
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(failures, "RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(retries, "RETRY_SECONDS", 0.2)
+    monkeypatch.setattr(retries, "FIRST_PAUSE", 0.001)
 
 
 def contents(found: Collection) -> dict[str, bytes]:

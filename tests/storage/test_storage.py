@@ -1,31 +1,15 @@
 import errno
 import os
 import sys
-import threading
 
 import pytest
 import torch
-from file_server import serving
 
 from diff_dalle import storage
 from diff_dalle.errors import InputError
-from diff_dalle.storage import failures
+from diff_dalle.storage import ChangedError, retries
+from diff_dalle.storage import blob as blob_module
 from diff_dalle.storage.blob import Blob
-
-
-@pytest.fixture(autouse=True)
-def fast_retries(monkeypatch):
-    monkeypatch.setattr(failures, "RETRY_SECONDS", 0.001)
-
-
-@pytest.fixture
-def server():
-    with serving() as server:
-        yield server
-
-
-def command(text: str) -> str:
-    return f'pipe:{sys.executable} -c "{text}"'
 
 
 @pytest.mark.parametrize(
@@ -108,23 +92,6 @@ def test_writing_replaces_the_target_of_a_link(tmp_path):
     assert (tmp_path / "real").read_bytes() == b"new" and (tmp_path / "link").is_symlink()
 
 
-def test_http_is_read_whole_and_by_byte_range(server):
-    server.files["/a.bin"] = bytes(range(200))
-    url = server.url("/a.bin")
-    assert storage.exists(url) and not storage.exists(server.url("/b.bin"))
-    assert storage.reads_by_offset(url) and storage.size_and_tag(url)[0] == 200
-    assert storage.read_bytes(url) == bytes(range(200))
-    assert storage.read_bytes(url, 10, 5) == bytes(range(10, 15))
-    assert storage.read_bytes(url, 190, 50) == bytes(range(190, 200))
-    assert storage.read_bytes(url, 500, 5) == b""
-    server.busy = 2  # temporarily
-    assert storage.read_bytes(url, 1, 1) == b"\1"
-    server.ranges = False
-    assert not storage.reads_by_offset(url)
-    with pytest.raises(InputError, match="does not support byte ranges"):
-        storage.read_bytes(url, 10, 5)
-
-
 def test_failures_name_the_path_and_the_reason(tmp_path, server):
     cases = {
         str(tmp_path / "none"): "none does not exist",
@@ -157,60 +124,41 @@ def test_blobfile_is_called_correctly(tmp_path):
     (tmp_path / "upload").write_bytes(b"0123456789")
     for name in ("a", "below/b"):
         blob.put(str(tmp_path / "upload"), f"{folder}/{name}")
-    assert list(blob.list_files(folder, False)) == [f"{folder}/a"]
-    assert sorted(blob.list_files(folder, True)) == [f"{folder}/a", f"{folder}/below/b"]
-    assert blob.read(f"{folder}/a", 3, 4) == b"3456" and blob.read(f"{folder}/a", 0, None) == b"0123456789"
-    assert blob.size_and_tag(f"{folder}/a")[0] == 10
+    state = blob.size_and_tag(f"{folder}/a")
+    assert list(blob.list_files(folder, False)) == [(f"{folder}/a", *state)]
+    assert sorted(info.path for info in blob.list_files(folder, True)) == [f"{folder}/a", f"{folder}/below/b"]
+    assert blob.read(f"{folder}/a", 3, 4, state) == b"3456" and blob.read(f"{folder}/a", 8, 9, state) == b"89"
+    assert (
+        blob.read(f"{folder}/a", 0, None, (-1, "")) == b"0123456789" and blob.read(f"{folder}/a", 20, 9, state) == b""
+    )
+    with pytest.raises(ChangedError, match="a has changed"):
+        blob.read(f"{folder}/a", 0, 3, (11, state[1]))
+    with blob.open_read(f"{folder}/a", state) as stream:
+        assert stream.read() == b"0123456789"
     blob.remove(f"{folder}/a")
     assert not blob.exists(f"{folder}/a")
 
 
-def test_a_pipe_is_read_and_its_failure_detected():
-    assert storage.read_bytes(command("print('x' * 5)")).strip() == b"xxxxx"
-    assert storage.read_bytes(command("print('abcdef')"), 2, 3) == b"cde"
-    with pytest.raises(InputError, match="failed with status 3"):
-        storage.read_bytes(command("print('half'); raise SystemExit(3)"))
+def test_blobfile_gives_up_and_is_repeated_by_the_one_policy(monkeypatch, tmp_path):
+    """Its own retries are without end by default."""
+    (tmp_path / "a").write_bytes(b"0123456789")
+    context = blob_module._context()
+    conf = context._conf
+    assert conf.retry_limit == blob_module.REQUEST_TRIES - 1
+    assert (conf.connect_timeout, conf.read_timeout) == (retries.CONNECT_SECONDS, retries.SILENT_SECONDS)
+    from blobfile import RequestFailure
 
+    stat, failures = context.stat, [0, 503, 429]  # 0: no server was reached
 
-def test_concurrent_requests_download_once(server, tmp_path):
-    server.files["/a.tar"] = b"x" * 1000
-    url, found = server.url("/a.tar"), []
+    def unreliable(path):
+        if failures:
+            raise RequestFailure("message", "request", failures.pop(), None, None)
+        return stat(path)
 
-    def fetch():
-        found.append(storage.fetch_to_cache(url, str(tmp_path), 10**6))
-
-    threads = [threading.Thread(target=fetch) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(set(found)) == 1 and storage.read_bytes(found[0]) == b"x" * 1000
-    assert len(server.requests) == 2  # its size, and the file
-
-
-def test_an_interrupted_download_is_retried_and_never_kept(server, tmp_path):
-    server.files["/a.tar"] = bytes(100_000)
-    server.cut = 2
-    copy = storage.fetch_to_cache(server.url("/a.tar"), str(tmp_path), 10**6)
-    assert storage.read_bytes(copy) == bytes(100_000)
-    server.files["/b.tar"], server.cut = bytes(50_000), 100
-    with pytest.raises(InputError, match=r"cannot download http.*/b\.tar after 4 attempts: .*25,000 of 50,000 bytes"):
-        storage.fetch_to_cache(server.url("/b.tar"), str(tmp_path), 10**6)
-    with pytest.raises(InputError, match="after 4 attempts"):
-        storage.fetch_to_cache(command("print('half'); raise SystemExit(3)"), str(tmp_path), 10**6)
-    assert [name for name in os.listdir(tmp_path) if not name.endswith(".lock")] == [os.path.basename(copy)]
-
-
-def test_least_recently_used_copies_are_removed_first(server, tmp_path):
-    copies = {}
-    for i, name in enumerate("abc"):
-        server.files[f"/{name}"] = bytes(100)
-        copies[name] = storage.fetch_to_cache(server.url(f"/{name}"), str(tmp_path), 10**6)
-        os.utime(copies[name], ns=(i, i))
-    storage.fetch_to_cache(server.url("/a"), str(tmp_path), 10**6)  # used again
-    server.files["/d"] = bytes(100)
-    storage.fetch_to_cache(server.url("/d"), str(tmp_path), 250)
-    assert [os.path.exists(copies[name]) for name in "abc"] == [True, False, False]
-    big = storage.fetch_to_cache(server.url("/d"), str(tmp_path), 250, tag="other")
-    only = storage.fetch_to_cache(server.url("/d"), str(tmp_path), 1, tag="third")
-    assert os.path.exists(only) and not os.path.exists(big)
+    monkeypatch.setattr(context, "stat", unreliable)
+    monkeypatch.setitem(storage._BACKENDS, "gs", Blob())
+    monkeypatch.setattr(storage, "scheme", lambda path: "gs")
+    assert storage.size_and_tag(str(tmp_path / "a"))[0] == 10 and not failures
+    failures[:] = [403]
+    with pytest.raises(InputError, match="permission denied"):
+        storage.size_and_tag(str(tmp_path / "a"))

@@ -1,0 +1,148 @@
+"""s3:// on moto's server, and on a web server with faults."""
+
+import pytest
+
+from diff_dalle import storage
+from diff_dalle.data.shards import ShardFiles
+from diff_dalle.errors import InputError
+from diff_dalle.storage import s3
+
+DATA = bytes(range(256)) * 4000
+
+
+@pytest.fixture(autouse=True)
+def account(monkeypatch):
+    for name, value in (("ACCESS_KEY_ID", "id"), ("SECRET_ACCESS_KEY", "key"), ("DEFAULT_REGION", "us-east-1")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+def use(monkeypatch, endpoint: str):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    s3._client_of.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def moto():
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def bucket(moto, monkeypatch, request):
+    use(monkeypatch, moto)
+    name = f"bucket-{abs(hash(request.node.name))}"
+    s3._client().create_bucket(Bucket=name)
+    yield f"s3://{name}"
+    s3._client_of.cache_clear()
+
+
+@pytest.fixture
+def faulty(server, monkeypatch):
+    """The web server as an object store with the object s3://bucket/a."""
+    use(monkeypatch, server.url(""))
+    server.files["/bucket/a"] = DATA
+    yield server
+    s3._client_of.cache_clear()
+
+
+def test_files_round_trip_and_are_listed(bucket):
+    for name in ("2.tar", "1.tar", "below/3.tar", ".hidden"):
+        storage.write_bytes(f"{bucket}/data/{name}", name.encode())
+    storage.write_bytes(f"{bucket}/other/4.tar", b"")
+    assert storage.list_files(f"{bucket}/data") == [f"{bucket}/data/1.tar", f"{bucket}/data/2.tar"]
+    found = storage.list_with_stats(f"{bucket}/data/", recursive=True)
+    assert [info.path for info in found] == [f"{bucket}/data/{name}" for name in ("1.tar", "2.tar", "below/3.tar")]
+    assert all((info.size, info.tag) == storage.size_and_tag(info.path) for info in found)
+    assert storage.read_bytes(f"{bucket}/data/1.tar") == b"1.tar"
+    assert storage.read_bytes(f"{bucket}/data/1.tar", 2, 2) == b"ta"
+    assert (
+        storage.read_bytes(f"{bucket}/data/1.tar", 3, 20) == b"ar"
+        and storage.read_bytes(f"{bucket}/data/1.tar", 9) == b""
+    )
+    assert storage.read_bytes(f"{bucket}/other/4.tar", 0, 5) == storage.read_bytes(f"{bucket}/other/4.tar") == b""
+    with storage.open_read(f"{bucket}/data/2.tar") as stream:
+        assert stream.read() == b"2.tar"
+    assert storage.exists(f"{bucket}/data") and storage.exists(f"{bucket}/data/1.tar")
+    storage.remove(f"{bucket}/data/1.tar")
+    assert not storage.exists(f"{bucket}/data/1.tar")
+    with pytest.raises(InputError, match=r"1\.tar does not exist"):
+        storage.read_bytes(f"{bucket}/data/1.tar")
+
+
+def test_a_listing_saves_a_request_for_each_file(bucket, monkeypatch):
+    for i in range(5):
+        storage.write_bytes(f"{bucket}/{i}.tar", bytes(i))
+    heads, head = [], s3.S3.size_and_tag
+    monkeypatch.setattr(s3.S3, "size_and_tag", lambda *call: heads.append(call[1]) or head(*call))
+    paths = storage.list_files(bucket)
+    assert [storage.size_and_tag(path, listed=True)[0] for path in paths] == list(range(5)) and not heads
+    storage.list_with_stats(bucket)
+    assert not heads
+    storage.write_bytes(paths[0], b"new")
+    assert storage.size_and_tag(paths[0])[0] == 3 and len(heads) == 1  # the present state
+    monkeypatch.setattr(storage, "LISTED_SECONDS", -1.0)
+    assert storage.size_and_tag(paths[0], listed=True)[0] == 3 and len(heads) == 2
+
+
+def test_another_object_of_the_same_name_is_noticed(bucket, tmp_path):
+    storage.write_bytes(f"{bucket}/a.tar", DATA)
+    files = ShardFiles(str(tmp_path))
+    shard = files.examine(f"{bucket}/a.tar")
+    assert files.read(shard, 100, 5) == DATA[100:105]
+    storage.write_bytes(f"{bucket}/a.tar", DATA[::-1])
+    with pytest.raises(storage.ChangedError, match=r"a\.tar has changed"):
+        files.read(shard, 100, 5)
+    storage.remove(f"{bucket}/a.tar")
+    with pytest.raises(storage.ChangedError, match=r"a\.tar was removed"):
+        files.read(shard, 100, 5)
+
+
+def test_a_body_that_breaks_off_goes_on_where_it_ended(faulty):
+    faulty.cut = 5
+    assert storage.read_bytes("s3://bucket/a") == DATA and faulty.cut == 0
+    assert faulty.sent == len(DATA) and faulty.headers[1]["Range"].startswith("bytes=512000-")
+    assert faulty.headers[1]["If-Match"]  # of the same version
+
+
+def test_a_third_of_refused_requests_does_no_harm(faulty):
+    faulty.busy_share = 0.3
+    for i in range(20):
+        assert storage.read_bytes("s3://bucket/a", i, 3) == DATA[i : i + 3]
+    assert len(faulty.requests) > 22
+
+
+def test_a_store_that_stays_away_is_given_up(faulty, monkeypatch):
+    faulty.busy_share = 1.0
+    with pytest.raises(storage.UnavailableError, match=r"s3://bucket/a is not available .*503"):
+        storage.read_bytes("s3://bucket/a", 0, 5)
+    faulty.busy_share, requests = 0.0, len(faulty.requests)
+    with pytest.raises(InputError, match="b does not exist"):
+        storage.read_bytes("s3://bucket/b", 0, 5)
+    assert len(faulty.requests) == requests + 1  # what is not temporary is asked once
+
+
+def test_a_silent_store_is_given_up(faulty, monkeypatch):
+    monkeypatch.setattr(s3, "SILENT_SECONDS", 0.1)
+    s3._client_of.cache_clear()
+    faulty.silent = True
+    with pytest.raises(storage.UnavailableError, match=r"[Tt]imed? ?out"):
+        storage.read_bytes("s3://bucket/a", 0, 10)
+
+
+def test_an_upload_is_repeated(bucket, monkeypatch):
+    failures, put = [ConnectionResetError("reset by peer")] * 3, s3.S3.put
+
+    def unreliable(self, *paths):
+        if failures:
+            raise failures.pop()
+        put(self, *paths)
+
+    monkeypatch.setattr(s3.S3, "put", unreliable)
+    storage.write_bytes(f"{bucket}/a", b"log")
+    assert storage.read_bytes(f"{bucket}/a") == b"log" and not failures
