@@ -46,6 +46,10 @@ setup(
             "types-PyYAML",
             "types-regex",
             "types-tqdm",
+            "boto3",
+            "moto[server]",
+            "tensorboard",
+            "wandb",
         ],
     },
 )

@@ -112,7 +112,7 @@ class _Indexer:
 
     def find(self, path: str) -> Indexed | None:
         """The shard with its table, if there is a current one."""
-        size, tag = storage.size_and_tag(path)
+        size, tag = storage.size_and_tag(path, listed=True)
         folders, name = _folders(path, self.index_cache)
         for folder in folders:
             file = os.path.join(folder, f"{name}.npz")
@@ -181,7 +181,7 @@ class _Indexer:
 
 def examine(path: str, files: ShardFiles) -> tuple[ShardSummary, Table]:
     """The summary and the table of a shard, from its headers."""
-    size, tag = storage.size_and_tag(path)
+    size, tag = storage.size_and_tag(path, listed=True)
     read, total, by_offset = files.reader(path, size, tag)
     with storage.explained(path):
         members, problem = read_members(read, total)

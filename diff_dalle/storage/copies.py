@@ -24,7 +24,7 @@ if sys.platform != "win32":  # without fcntl two processes may download the same
 
 COPY = ".copy"
 CHUNK = 1 << 20
-GROWTH = 64 << 20  # bytes that a download of unknown size may grow before room is made again
+GROWTH = 64 << 20  # bytes at most for which a download of unknown size makes room at a time
 COMMAND_TRIES = 4  # of a command that fails; its reason is unknown
 
 
@@ -65,12 +65,12 @@ def _download(backend, url: str, target: str, limit_bytes: int, tag: str, began:
         size, current = retries.retry(url, lambda: backend.size_and_tag(url), began)
         stream = backend.open_read(url, (size, tag or current))
     temporary = temporary_path(folder, name)
-    reserved = 0
+    reserved, growth = 0, min(GROWTH, limit_bytes // 8)
     try:
         with stream, open(temporary, "xb") as file:
             while chunk := _read_chunk(stream, url):
                 if file.tell() + len(chunk) > reserved:
-                    reserved = file.tell() + GROWTH if size < 0 else size
+                    reserved = file.tell() + max(growth, len(chunk)) if size < 0 else size
                     file.truncate(reserved)  # so that other downloads count it
                     _make_room(folder, limit_bytes)
                 file.write(chunk)

@@ -85,7 +85,6 @@ def test_least_recently_used_copies_are_removed_first(server, tmp_path):
 def test_the_folder_never_takes_more_than_its_limit(server, tmp_path, monkeypatch, kind, caplog):
     """Not while something is downloaded, and not through removed copies that are kept open."""
     limit, cache, most = 350_000, tmp_path / "cache", []
-    monkeypatch.setattr(copies, "GROWTH", 100_000)
     monkeypatch.setattr(copies, "CHUNK", 30_000)
     read_chunk = copies._read_chunk
     monkeypatch.setattr(copies, "_read_chunk", lambda *call: most.append(taken(cache)) or read_chunk(*call))
