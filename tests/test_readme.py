@@ -121,6 +121,6 @@ def test_every_flag_in_the_documents_exists():
         ["prepare_data.py", "folder"],
     )
     texts = [run(*command, "--help").stdout for command in commands]
-    known = {flag for text in texts for flag in re.findall(r"--(\w+)", text)} | {"nproc_per_node", "ntasks"}
+    known = {flag for text in texts for flag in re.findall(r"--(\w+)", text)} | {"nproc_per_node", "ntasks", "signal"}
     for name, text in DOCUMENTS.items():
         assert not set(re.findall(r"--([a-z]\w+)", text)) - known, name

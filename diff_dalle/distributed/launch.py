@@ -1,7 +1,7 @@
 """Starting and ending a job.
 
 Started by ``mpiexec``, ``torchrun``, ``srun`` or plain ``python``, every script gets the same ``World``. All processes
-end together; the status says why (``STATUSES``).
+end together; the exit status says why (see tasks/README.md).
 """
 
 from __future__ import annotations
@@ -27,16 +27,6 @@ from .rendezvous import detect, meeting_point, open_store
 from .world import ProcessInfo, World
 
 __all__ = ["DistributedConfig", "JobEnd", "detect", "launch", "run_script"]
-
-STATUSES = {
-    0: "the run has reached its limit, or the command is done",
-    1: "an error in the program, or a rank that was lost",
-    2: "bad input: a flag, a file, the data, a full disk",
-    3: "training has diverged",
-    130: "interrupted by Ctrl-C (SIGINT)",
-    138: "stopped by SIGUSR1 (128 + the signal's number, which is 10 on Linux)",
-    143: "stopped by SIGTERM",
-}
 
 
 @dataclass(frozen=True)

@@ -99,6 +99,10 @@ class World:
             torch.distributed.all_reduce(tensor, torch.distributed.ReduceOp.MAX)
         return tensor
 
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set on any rank."""
+        return bool(self.maximum(torch.tensor(float(flag))))
+
     def broadcast_tensor(self, tensor: Tensor) -> None:
         """Overwrite ``tensor``, of the same shape and dtype on every rank, with rank 0's values."""
         if self.size > 1:

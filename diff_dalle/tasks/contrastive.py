@@ -78,9 +78,9 @@ class ContrastiveTask(TimestepTask):
         own = torch.arange(self.world.rank, len(candidates), self.world.size, device=candidates.device)
         images, texts = candidates.unbind(1)
         losses = contrastive_losses(features, images, texts, own)
-        named = {"loss": losses * features["weight"], "logit_scale": features["scale"].detach()}
+        named = {"loss": losses * features["weight"], "logit_scale": features["scale"].detach(), "t": features["t"]}
         if self.observed:
-            named |= {"t": features["t"], "unweighted_loss": losses}
+            named["unweighted_loss"] = losses
         return named
 
     def losses(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:

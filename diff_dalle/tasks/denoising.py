@@ -56,10 +56,10 @@ class DenoisingTask(TimestepTask):
             cond = cond.drop(dropped, self.num_classes)
         t, weights = self.schedule_sampler.sample_at(draw.uniform("timestep"))
         terms = self._terms(batch, cond, t, draw)
-        named = {**terms, "loss": terms["loss"] * weights}
+        named = {**terms, "loss": terms["loss"] * weights, "t": t}
         named |= self._by_quartile("loss", terms["loss"], t)
         if self.observed:
-            named |= {"t": t, "unweighted_loss": terms["loss"].detach()}
+            named["unweighted_loss"] = terms["loss"].detach()
         return named
 
     def held_out(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:

@@ -14,10 +14,12 @@ from ..training.task import Task
 class TimestepTask(Task):
     """A task on images noised by a diffusion process.
 
-    With a loss-aware schedule sampler, ``observed`` is set and ``losses`` must report "t" and "unweighted_loss".
+    ``losses`` must report "t" and, with a loss-aware schedule sampler, which sets ``observed``, "unweighted_loss".
 
     process: the full (not respaced) process.
     """
+
+    recorded = ("t",)
 
     def __init__(self, model: nn.Module, process: GaussianDiffusion, config: TimestepConfig):
         super().__init__()

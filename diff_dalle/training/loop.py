@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from .. import storage
 from ..batch import Batch
 from ..checkpoints.checkpoint import Identity, load_file, load_weights
 from ..checkpoints.run_folder import CheckpointSet, RunFolder, changed_settings, find_set
 from ..config import option
+from ..distributed.launch import JobEnd
 from ..distributed.world import Vote, World
 from ..errors import InputError, quantity
 from ..randomness import Draw, check_seeds
+from ..tracking.files import append
+from .flight import FILE, flight_line
 from .meter import Meter
 from .precision import PRECISIONS, autocast
+from .stopping import FAILURE, SIGNAL, TIME, Diverged, Stop, stop_on_signals
 from .trainee import Trainee
 
 EVALUATION_SEED = 20210511  # the same draws in every run, so that held-out losses are comparable
@@ -86,7 +90,8 @@ class TrainLoop:
     data). Everything else is a function of these, so resuming is exact.
 
     Every rank executes the same forward passes and collectives, also in evaluation and previews: sharded parameters
-    need all ranks in each of them.
+    need all ranks in each of them. An InputError that one rank meets between two updates, in its data, its log or a
+    checkpoint, is therefore kept as ``failure`` until the next vote, after which all ranks save and raise it.
     """
 
     def __init__(
@@ -102,6 +107,8 @@ class TrainLoop:
         self.config, self.trainees, self.data, self.run_folder = config, list(trainees), data, run
         self.world, self.val_data, self.sample_interval = world, val_data, sample_interval
         self.step = self.samples = self.saved_step = 0
+        self.failure: InputError | None = None
+        self.last_bad: dict[str, list[int]] = {}  # positions in each trainee's latest step that was not finite
         self.restore()
 
     # ------------------------------------------------------------------------------------------- saving and restoring
@@ -161,7 +168,7 @@ class TrainLoop:
             )
 
     def save(self) -> None:
-        """Write a complete checkpoint, from rank 0. InputError when training has diverged."""
+        """Write a complete checkpoint, from rank 0. Diverged when training has."""
         self._raise_if_diverged()
         states: dict[str, dict] = {}
         for trainee in self.trainees:
@@ -173,31 +180,93 @@ class TrainLoop:
     # -------------------------------------------------------------------------------------------------- the loop itself
 
     def run(self, tracker) -> None:
-        """Train until a limit or a signal; SIGTERM and Ctrl-C save and exit."""
-        config, started, logged = self.config, time.monotonic(), (time.monotonic(), self.samples)
+        """Train until a limit, a signal or an error, and save.
+
+        Raises, on all ranks, JobEnd after a signal; InputError when the data, the log or a checkpoint failed on any
+        rank; Diverged, without saving, when training has diverged.
+        """
         try:
-            with _stop_on_signal() as stop:
-                batches, leave = self.data.batches(self.samples), Vote(self.world)
-                while not self._finished():
-                    out_of_time = bool(config.hours) and time.monotonic() - started > config.hours * 3600
-                    leave.cast(out_of_time or stop.requested)
-                    if leave.answer():
-                        tracker.note(f"Stopping early at step {self.step:,}; the same command resumes the run.")
-                        break
-                    self._update(next(batches))
-                    tracker.progress(self.step)
-                    if self.step % config.log_interval == 0 or self._finished():
-                        logged = self._log(tracker, *logged)
-                    if self.val_data is not None and (self.step % config.eval_interval == 0 or self._finished()):
-                        self._evaluate(tracker)
-                    if self.sample_interval and self.step % self.sample_interval == 0:
-                        self._show(tracker)
-                    if self.step % config.save_interval == 0:
-                        self.save()
+            with stop_on_signals() as stop:
+                reason = self._train(tracker, stop)
                 if self.step > self.saved_step:
-                    self.save()
+                    self._attempt(self.save)
+            failures = self.world.gather(str(self.failure or ""))
+            if any(failures):
+                rank = next(rank for rank, text in enumerate(failures) if text)
+                raise self.failure or InputError(f"rank {rank}: {failures[rank]}")
         finally:
             tracker.finish()
+        if reason > SIGNAL:
+            raise JobEnd(reason)
+
+    def _train(self, tracker, stop: Stop) -> int:
+        """Update until a limit, 0, or until a vote gives a reason to stop, which is returned.
+
+        A step's vote runs during the step before. It is cast when the step's batch is there, so that ranks that have
+        none stop together with those that have one.
+        """
+        if self._finished():
+            return 0
+        config, vote = self.config, Vote(self.world)
+        ends = time.monotonic() + 3600 * config.hours if config.hours else None
+        logged = time.monotonic(), self.samples
+        with contextlib.closing(self.data.batches(self.samples)) as source:
+            upcoming = self._fetch(source)
+            vote.cast(self._why_to_stop(stop, ends))
+            while True:
+                if reason := vote.answer():
+                    note = f"Stopping early at step {self.step:,}; the same command resumes the run."
+                    self._report(tracker.note, note)
+                    return reason
+                batch, last = upcoming, self.step + 1 == self.total_steps
+                if not last:
+                    upcoming = self._fetch(source)
+                    vote.cast(self._why_to_stop(stop, ends))
+                assert batch is not None  # or the vote would have had a reason
+                self.update(batch)
+                self._report(tracker.progress, self.step)
+                if self.step % config.log_interval == 0 or last:
+                    logged = self._log(tracker, *logged)
+                if self.val_data is not None and (self.step % config.eval_interval == 0 or last):
+                    self._evaluate(tracker)
+                if self.sample_interval and self.step % self.sample_interval == 0:
+                    self._show(tracker)
+                if self.step % config.save_interval == 0:
+                    self._attempt(self.save)
+                if last:
+                    return 0
+
+    def _fetch(self, source: Iterator[Batch]) -> Batch | None:
+        """The next batch; None when there is none, which is then a failure, or has to do with a signal."""
+        batch = None
+        with self._kept():
+            batch = next(source, None)
+        return batch
+
+    def _why_to_stop(self, stop: Stop, ends: float | None) -> int:
+        """This rank's vote."""
+        if self.failure:
+            return FAILURE
+        return stop.reason or (TIME if ends is not None and time.monotonic() > ends else 0)
+
+    @contextlib.contextmanager
+    def _kept(self) -> Iterator[None]:
+        """Keep an InputError as this rank's ``failure``. Diverged, which all ranks see at once, passes."""
+        try:
+            yield
+        except Diverged:
+            raise
+        except InputError as error:
+            self.failure = self.failure or error
+
+    def _attempt(self, call: Callable[..., object], *arguments) -> None:
+        with self._kept():
+            call(*arguments)
+
+    def _report(self, call: Callable[..., object], *arguments) -> None:
+        """Tell the tracker, or write to the log directory, unless something has failed already."""
+        if not self.failure:
+            self._attempt(call, *arguments)
 
     @property
     def total_steps(self) -> int | None:
@@ -212,7 +281,7 @@ class TrainLoop:
         steps, samples = self.config.iterations, self.config.samples
         return bool((steps and self.step >= steps) or (samples and self.samples >= samples))
 
-    def _update(self, batch: Batch) -> None:
+    def update(self, batch: Batch) -> None:
         """One step of each trainee on this rank's slice of the global batch."""
         device = self.world.device
         pieces = [
@@ -232,29 +301,40 @@ class TrainLoop:
         now = time.monotonic()
         scalars["samples"] = self.samples
         scalars["samples_per_second"] = (self.samples - samples_then) / max(now - since, 1e-9)
-        tracker.log(self.step, scalars)
+        self._report(tracker.log, self.step, scalars)
         return now, self.samples
 
     def _raise_if_diverged(self) -> None:
-        """InputError after too many consecutive non-finite steps, naming the samples of the last one."""
+        """Write down the steps that were not finite; Diverged, with the last one's samples, after too many in a row."""
         for trainee in self.trainees:
+            self._write_flight(trainee)
             count = trainee.consecutive_bad_steps()
             if count < self.config.max_bad_steps:
                 continue
-            samples = [] if trainee.bad_samples is None else trainee.bad_samples.tolist()
-            positions = sorted(position for part in self.world.gather(samples) for position in part)
+            positions = self.last_bad.get(trainee.name, [])
             names = ", ".join(self.data.describe(position) for position in positions[:8])
-            raise InputError(
+            raise Diverged(
                 f"the gradient was not finite in {count} consecutive steps (max_bad_steps is "
                 f"{self.config.max_bad_steps}), so training has diverged: lower --lr or raise --warmup_steps. The last "
                 f"of these steps had the samples {names}{', …' if len(positions) > 8 else ''}. The checkpoints written "
-                "so far are intact"
+                f"so far are intact; {FILE} has these steps, and scripts/replay.py computes one again"
             )
+
+    def _write_flight(self, trainee: Trainee) -> None:
+        steps, missed = trainee.flight.read()
+        if not steps:  # on no rank, since all skip the same steps
+            return
+        everyone = list(zip(*self.world.gather(steps), strict=True))
+        self.last_bad[trainee.name] = sorted(position for each in everyone[-1] for position in each.position)
+        if self.world.is_main:
+            text = "".join(flight_line(trainee.name, ranks, missed if not i else 0) for i, ranks in enumerate(everyone))
+            self._report(append, storage.join(self.run_folder.path, FILE), text)
 
     # ------------------------------------------------------------------------------------------ evaluation and previews
 
     def evaluate(self) -> dict[str, dict[str, float]]:
-        """Held-out values of each trainee by name, with all trainees' first EMA weights in place, at fixed draws.
+        """Held-out values of each trainee by name, with all trainees' first EMA weights in place, at fixed draws; none
+        when samples cannot be read on some rank.
 
         Blocks of samples are dealt to the ranks, so the values depend neither on their number nor on the micro-batch.
         """
@@ -269,7 +349,10 @@ class TrainLoop:
             # A rank for which no block is left repeats the last one, uncounted: every rank executes as many forwards.
             number = first + self.world.rank
             start = min(number, count - 1) * block
-            batch = self.val_data.batch_at(range(start, start + block))
+            with self._kept():
+                batch = self.val_data.batch_at(range(start, start + block))
+            if self.world.any(self.failure is not None):
+                return {}
             draw = Draw(EVALUATION_SEED, batch.index, self.world.device)
             values = trainee.task.held_out(batch.to(self.world.device), draw)
             if number < count:
@@ -279,25 +362,28 @@ class TrainLoop:
     def _evaluate(self, tracker) -> None:
         scalars: dict[str, float] = {}
         for trainee, values in zip(self.trainees, self.evaluate().values(), strict=True):
+            if not values:
+                return
             scalars |= {f"{trainee.prefix}held_out/{name}": value for name, value in values.items()}
             text, figures = trainee.task.findings(values)
             if text:
                 owner = f", {trainee.name}" if trainee.name else ""
-                tracker.note(f"Step {self.step:,}{owner}: {text}")
+                self._report(tracker.note, f"Step {self.step:,}{owner}: {text}")
             for name, figure in figures.items():
-                tracker.figure(self.step, trainee.prefix + name, figure)
+                self._report(tracker.figure, self.step, trainee.prefix + name, figure)
             if self.config.keep_best:
                 role, state = trainee.evaluated()
                 if self.world.is_main:
-                    self.run_folder.keep_best(trainee.name, self.step, self.samples, values["loss"], state, role)
-        tracker.log(self.step, scalars)
+                    best = self.run_folder.keep_best
+                    self._report(best, trainee.name, self.step, self.samples, values["loss"], state, role)
+        self._report(tracker.log, self.step, scalars)
 
     def _show(self, tracker) -> None:
         with evaluating(self.trainees):
             grids = [(trainee.prefix, trainee.task.previews()) for trainee in self.trainees]
         for prefix, named in grids:
             for name, grid in named.items():
-                tracker.images(self.step, prefix + name, grid)
+                self._report(tracker.images, self.step, prefix + name, grid)
 
 
 @contextlib.contextmanager
@@ -312,26 +398,3 @@ def evaluating(trainees: Sequence[Trainee]) -> Iterator[None]:
         stack.enter_context(torch.no_grad())
         stack.enter_context(autocast(trainees[0].precision, trainees[0].world.device))
         yield
-
-
-@dataclass
-class _Stop:
-    requested: bool = False
-
-
-@contextlib.contextmanager
-def _stop_on_signal() -> Iterator[_Stop]:
-    """SIGTERM and the first Ctrl-C only set ``requested`` inside the block; a second Ctrl-C interrupts."""
-    stop = _Stop()
-
-    def request(number, frame):
-        if stop.requested and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        stop.requested = True
-
-    previous = {number: signal.signal(number, request) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield stop
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -33,6 +33,9 @@ class Task(nn.Module):
     #: Names of entries of ``losses`` that are passed to ``observe``, gathered from all ranks, after every step.
     observed: tuple[str, ...] = ()
 
+    #: Names of entries of ``losses`` that are kept for steps that were not finite (flight.py), but not logged.
+    recorded: tuple[str, ...] = ()
+
     #: Number of samples passed to ``held_out`` at a time, whatever the training batch size.
     held_out_block: int = 8
 

@@ -15,6 +15,7 @@ from ..distributed.world import World
 from ..errors import InputError
 from ..randomness import Draw
 from .ema import Ema
+from .flight import FlightRecorder
 from .meter import Meter
 from .optim import OptimConfig, build_optimizer, learning_rate
 from .precision import LossScale, autocast, resolve_precision
@@ -36,14 +37,15 @@ class Optimization:
             group["lr"] = learning_rate(self.config, step)
         self.optimizer.zero_grad(set_to_none=True)
 
-    def finish(self) -> tuple[Tensor, Tensor]:
-        """Update from the accumulated gradients; a non-finite gradient leaves parameters and optimizer unchanged.
+    def finish(self, world: World) -> tuple[Tensor, Tensor]:
+        """Update from the accumulated gradients; a gradient that is not finite, on any rank, leaves parameters and
+        optimizer unchanged on all.
 
         Returns the gradient's norm and whether it was not finite (0 or 1), float32 scalars on the device.
         """
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         norm = total_norm(gradients) / self.loss_scale.scale
-        overflowed = (~norm.isfinite()).float()
+        overflowed = world.maximum((~norm.isfinite()).float())
         factor = 1 / self.loss_scale.scale
         if self.config.grad_clip > 0:
             factor = factor * (self.config.grad_clip / (norm + 1e-6)).clamp(max=1.0)
@@ -92,7 +94,7 @@ class Trainee:
         self.emas = [Ema(rate, self.task.model) for rate in first.ema_rate]
         self.meter, self.norms = Meter(world.device), Meter(world.device)
         self.bad_steps = torch.zeros(3, device=world.device)  # in all, consecutive until now, longest run of them
-        self.bad_samples: Tensor | None = None  # positions in the latest step that was not finite
+        self.flight = FlightRecorder(world.device)
 
     def update(self, pieces: Sequence[Piece], step: int) -> None:
         """The update that follows ``step`` completed ones: one of each optimizer. Nothing in it waits for the device.
@@ -100,20 +102,26 @@ class Trainee:
         A step whose gradient is not finite leaves weights and optimizer unchanged and is counted.
         """
         report: dict[str, Tensor] = {}
-        norms, overflows = {}, []
+        norms, scales, overflows = {}, {}, []
         for part, optimization in self.optimizations.items():
             optimization.begin(step)
             with self._training_only(part):
                 found = self.task.backward(pieces, self._forward(part), optimization.loss_scale.scale)
-            norm, overflowed = optimization.finish()
-            norms[_named(part, "grad_norm")] = torch.where(norm.isfinite(), norm, torch.nan)[None]
+            scales[_named(part, "loss_scale")] = optimization.loss_scale.scale.clone()
+            norm, overflowed = optimization.finish(self.world)
+            norms[_named(part, "grad_norm")] = norm
             overflows.append(overflowed)
             report |= {_named(part, name): torch.cat([values[name] for values in found]) for name in found[0]}
         for ema in self.emas:
             ema.update(step + 1)
-        self._count(torch.stack(overflows).amax(0), pieces)
-        self.meter.add({name: value for name, value in report.items() if name not in self.task.observed})
-        self.norms.add(norms)
+        bad = torch.stack(overflows).amax(0)
+        self._count(bad)
+        kept = [*self.task.recorded, *(_named(part, "loss") for part in self.optimizations)]
+        position = torch.cat([batch.index for batch, _ in pieces])
+        self.flight.record(step + 1, bad, position, {name: report[name] for name in kept}, {**norms, **scales})
+        unlogged = {*self.task.observed, *self.task.recorded}
+        self.meter.add({name: value for name, value in report.items() if name not in unlogged})
+        self.norms.add({name: torch.where(norm.isfinite(), norm, torch.nan)[None] for name, norm in norms.items()})
         if self.task.observed:
             self.task.observe({name: self.world.interleave(report[name]) for name in self.task.observed})
 
@@ -138,16 +146,11 @@ class Trainee:
             for parameter in others:
                 parameter.requires_grad_(True)
 
-    def _count(self, overflowed: Tensor, pieces: Sequence[Piece]) -> None:
+    def _count(self, bad: Tensor) -> None:
         total, row, longest = self.bad_steps.unbind()
-        total += overflowed
-        row.add_(1).mul_(overflowed)
+        total += bad
+        row.add_(1).mul_(bad)
         torch.maximum(longest, row, out=longest)
-        index = torch.cat([batch.index for batch, _ in pieces]).to(self.world.device, non_blocking=True)
-        before = torch.full_like(index, -1) if self.bad_samples is None else self.bad_samples
-        if before.shape == index.shape:
-            index = torch.where(overflowed > 0, index, before)
-        self.bad_samples = index
 
     def scalars(self) -> dict[str, float]:
         """What to log, averaged since the last call. Waits for the device; a collective: every rank calls it."""

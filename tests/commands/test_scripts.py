@@ -262,7 +262,7 @@ def test_terminated_training_saves_and_resumes(world, tmp_path):
             process.send_signal(signal.SIGTERM)
             break
     output = process.stdout.read()
-    assert process.wait() == 0 and "Stopping early" in output
+    assert process.wait() == 143 and "Stopping early" in output
     saved = json.loads((tmp_path / "run.json").read_text())["checkpoints"][-1]["step"]
     assert saved >= 3
     result = train(tmp_path, world / "train", iterations=saved + 1, batch_size=4)

@@ -216,6 +216,136 @@ def test_every_rank_runs_as_many_forward_passes_in_evaluation(tmp_path):
     assert "fine" in out
 
 
+LOOPS = """
+        import json, os, signal
+        from toy import ListTracker, ToyData, ToyTask
+        from diff_dalle.checkpoints.checkpoint import Identity
+        from diff_dalle.checkpoints.run_folder import RunFolder, read_run
+        from diff_dalle.distributed.launch import JobEnd
+        from diff_dalle.errors import InputError
+        from diff_dalle.training.loop import TrainingConfig, TrainLoop
+
+        def make_loop(world, folder, data=None, task=None, **settings):
+            torch.manual_seed(0)
+            os.makedirs(folder, exist_ok=True)
+            trainee = Trainee(task or ToyTask(), OptimConfig(lr=1e-2), "fp32", world)
+            data = data or ToyData(8, world.rank, world.size)
+            config = TrainingConfig(**{"batch_size": 8, "iterations": 10, "save_interval": 1000, **settings})
+            return TrainLoop(config, [trainee], data, RunFolder(folder, Identity("toy", {})), world)
+
+        class On(ToyData):
+            \"\"\"Calls ``event`` before the batch number ``at`` of this rank.\"\"\"
+            def __init__(self, world, at, event):
+                super().__init__(8, world.rank, world.size)
+                self.at, self.event = at, event
+            def batches(self, position):
+                for i, batch in enumerate(super().batches(position)):
+                    if i == self.at:
+                        self.event()
+                    yield batch
+"""
+
+
+def test_what_ends_one_rank_ends_all_at_the_same_step_after_a_checkpoint(tmp_path):
+    out = run_job(
+        tmp_path,
+        LOOPS
+        + f"""
+        def fail():
+            raise InputError("the shard is gone")
+
+        def main():
+            with launch(DistributedConfig(device="cpu", start_timeout=60)) as world:
+                def ending(name, data=None, tracker=None):
+                    loop = make_loop(world, {str(tmp_path)!r} + "/" + name, data)
+                    try:
+                        loop.run(tracker or ListTracker())
+                    except (InputError, JobEnd) as error:
+                        how = type(error).__name__, str(error)
+                    world.barrier()
+                    saved = read_run({str(tmp_path)!r} + "/" + name).checkpoints[-1].step
+                    return world.gather((loop.step, saved, *how))
+
+                mine = On(world, 3, fail) if world.rank == 1 else None
+                found = ending("data", mine)
+                assert found[0] == (3, 3, "InputError", "rank 1: the shard is gone"), found
+                assert found[1] == (3, 3, "InputError", "the shard is gone"), found
+
+                class Full(ListTracker):
+                    def progress(self, step):
+                        if step == 4:
+                            fail()
+                found = ending("log", tracker=Full() if world.is_main else None)
+                assert found[0] == (5, 5, "InputError", "the shard is gone"), found
+                assert found[1] == (5, 5, "InputError", "rank 0: the shard is gone"), found
+
+                mine = On(world, 3, lambda: os.kill(os.getpid(), signal.SIGUSR1)) if world.rank == 1 else None
+                found = ending("signal", mine)
+                assert found[0] == found[1] == (3, 3, "JobEnd", str(128 + signal.SIGUSR1)), found
+                world.print("fine")
+        run_script(main)
+    """,
+    )
+    assert "fine" in out
+
+
+def test_all_ranks_skip_the_step_that_is_not_finite_on_one(tmp_path):
+    """In the data, in the loss, and in one gradient of one rank, before and after the exchange of gradients: both end
+    with the weights of a run that did not take this step, and write it down."""
+    out = run_job(
+        tmp_path,
+        LOOPS
+        + f"""
+        def in_the_data(loop, batch):
+            batch.images[0, 0, 0, 0] = torch.inf
+
+        def in_the_loss(loop, batch):
+            loop.trainees[0].task.poison = set(batch.index[:1].tolist())
+
+        def in_a_gradient(loop, batch):
+            parameter = loop.trainees[0].task.model[0].weight
+            handle = parameter.register_hook(lambda gradient: (handle.remove(), gradient * torch.nan)[1])
+
+        def after_the_exchange(loop, batch):
+            optimization = loop.trainees[0].optimizations[""]
+            finish = optimization.finish
+            def broken(world):
+                optimization.finish = finish
+                optimization.parameters[0].grad[0] = torch.inf
+                return finish(world)
+            optimization.finish = broken
+
+        def main():
+            with launch(DistributedConfig(device="cpu", start_timeout=60)) as world:
+                for inject in (in_the_data, in_the_loss, in_a_gradient, after_the_exchange):
+                    folder = {str(tmp_path)!r} + "/" + inject.__name__
+                    loop, clean = make_loop(world, folder), make_loop(world, folder + "_clean")
+                    for step, batch in zip(range(3), loop.data.batches(0)):
+                        if step == 1:
+                            if world.rank == 1:
+                                inject(loop, batch)
+                        else:
+                            clean.step, clean.samples = step, 16 * step
+                            clean.update(batch)
+                        loop.update(batch)
+                    loop.save()
+                    values = [torch.cat([p.detach().flatten() for p in each.trainees[0].task.model.parameters()])
+                              for each in (loop, clean)]
+                    assert torch.equal(*values), inject
+                    assert torch.equal(*world.gather(values[0])), inject
+                    if world.is_main:
+                        (line,) = map(json.loads, open(folder + "/flight.jsonl"))
+                        assert line["step"] == 2 and line["grad_norm"] in ("nan", "inf", "-inf") or (
+                            inject is after_the_exchange), line
+                        assert [each["position"] for each in line["ranks"]] == [
+                            list(range(16 + rank, 32, 2)) for rank in (0, 1)]
+                world.print("fine")
+        run_script(main)
+    """,
+    )
+    assert "fine" in out
+
+
 def test_builds_are_left_alone_on_one_process():
     from diff_dalle.distributed.parallel import build_shared
     from diff_dalle.distributed.world import SINGLE, World

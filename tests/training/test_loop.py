@@ -13,10 +13,12 @@ from toy import ListTracker, ToyData, ToyTask
 
 from diff_dalle.checkpoints.checkpoint import Identity, load_file, load_weights
 from diff_dalle.checkpoints.run_folder import find_set, open_run
+from diff_dalle.distributed.launch import JobEnd
 from diff_dalle.distributed.world import ProcessInfo, World
 from diff_dalle.errors import InputError
 from diff_dalle.training.loop import TrainingConfig, TrainLoop
 from diff_dalle.training.optim import OptimConfig
+from diff_dalle.training.stopping import Diverged
 from diff_dalle.training.trainee import Trainee
 
 WORLD = World(ProcessInfo("single"), torch.device("cpu"))
@@ -105,9 +107,10 @@ def test_non_finite_steps_are_skipped_and_counted(tmp_path):
 
 def test_divergence_stops_the_run_and_names_the_samples(tmp_path):
     task = ToyTask(poison=set(range(40, 400)))
-    with pytest.raises(InputError, match=r"not finite in 3 consecutive steps.*sample-\d+"):
+    with pytest.raises(Diverged, match=r"not finite in 3 consecutive steps.*the samples sample-56, .*flight.jsonl"):
         run(make_loop(tmp_path, task=task, iterations=40, max_bad_steps=3, log_interval=1))
     assert make_loop(tmp_path).step == 4  # the checkpoint before is intact
+    assert [each["step"] for each in flight_of(tmp_path)] == [6, 7, 8]
 
 
 def test_a_diverged_run_is_not_saved(tmp_path):
@@ -261,8 +264,8 @@ def test_findings_are_noted_and_drawn_beside_the_checkpoints(tmp_path):
     assert tracker.drawn == [(5, "base/curve", (2, 3, 3)), (10, "base/curve", (2, 3, 3))]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_leaves(tmp_path, number):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_saves_and_leaves_with_a_status_of_its_own(tmp_path, number):
     class Interrupting(ToyData):
         def batches(self, position):
             for i, batch in enumerate(super().batches(position)):
@@ -271,9 +274,151 @@ def test_a_signal_saves_and_leaves(tmp_path, number):
                 yield batch
 
     loop = make_loop(tmp_path, data=Interrupting(8), iterations=1000, save_interval=1000)
-    run(loop)
-    assert 3 <= loop.step <= 5
+    with pytest.raises(JobEnd) as end:
+        run(loop)
+    assert end.value.code == 128 + number and 2 <= loop.step <= 4
     assert make_loop(tmp_path).step == loop.step
+
+
+class Failing(ToyData):
+    """Its batch number ``at``, from 0, cannot be had."""
+
+    def __init__(self, at):
+        super().__init__(8)
+        self.at = at
+
+    def batches(self, position):
+        for i, batch in enumerate(super().batches(position)):
+            if i == self.at:
+                raise InputError("the shard is gone")
+            yield batch
+
+
+def test_a_failure_of_the_data_saves_first(tmp_path):
+    loop = make_loop(tmp_path, data=Failing(3), save_interval=1000)
+    with pytest.raises(InputError, match="^the shard is gone$"):
+        run(loop)
+    assert make_loop(tmp_path).step == loop.step == 3
+    with pytest.raises(InputError, match="the shard is gone"):
+        run(make_loop(tmp_path / "first", data=Failing(0)))
+    assert make_loop(tmp_path / "first").step == 0
+
+
+@pytest.mark.parametrize("name", ["log", "progress", "note", "images"])
+def test_a_failure_of_the_log_saves_first(tmp_path, name):
+    """After the step in progress; nothing more is told to the tracker but that the session has ended."""
+
+    class FullDisk(ListTracker):
+        calls = 0
+
+        def fail(self, *_):
+            self.calls += 1
+            raise InputError("log.txt cannot be written")
+
+    class Shown(ToyTask):
+        def previews(self):
+            return {"grid": torch.zeros(2, 2, 3).numpy()}
+
+        def findings(self, values):
+            return "a note", {}
+
+    tracker = FullDisk()
+    setattr(tracker, name, tracker.fail)
+    loop = make_loop(tmp_path, task=Shown(), val_data=ToyData(8), eval_interval=2, save_interval=1000)
+    loop.sample_interval = 2
+    with pytest.raises(InputError, match="log.txt cannot be written"):
+        loop.run(tracker)
+    first = 1 if name == "progress" else 2
+    assert tracker.finished and tracker.calls == 1 and loop.step == first + 1
+    assert make_loop(tmp_path).step == loop.step
+
+
+def test_a_failure_of_a_checkpoint_is_raised_after_another_attempt(tmp_path):
+    loop = make_loop(tmp_path, save_interval=3)
+    save, steps = loop.run_folder.save, []
+
+    def full_at_first(step, *rest):
+        steps.append(step)
+        if len(steps) == 1:
+            raise InputError("the disk is full")
+        return save(step, *rest)
+
+    loop.run_folder.save = full_at_first
+    with pytest.raises(InputError, match="the disk is full"):
+        run(loop)
+    assert steps == [3, 4] and make_loop(tmp_path).step == 4
+
+
+def test_a_failure_of_held_out_data_saves_first(tmp_path):
+    class Lost(ToyData):
+        def batch_at(self, positions):
+            raise InputError("the held-out shard is gone")
+
+    loop = make_loop(tmp_path, val_data=Lost(8), eval_interval=5, save_interval=1000)
+    with pytest.raises(InputError, match="held-out shard is gone"):
+        run(loop)
+    assert make_loop(tmp_path).step == loop.step == 6
+
+
+def test_the_data_is_asked_for_no_more_batches_than_are_trained_on(tmp_path):
+    class Counted(ToyData):
+        given, closed = 0, False
+
+        def batches(self, position):
+            try:
+                for batch in super().batches(position):
+                    self.given += 1
+                    yield batch
+            finally:
+                self.closed = True
+
+    data = Counted(8)
+    run(make_loop(tmp_path, data=data))
+    assert data.given == 10 and data.closed
+    again = Counted(8)
+    run(make_loop(tmp_path, data=again))
+    assert again.given == 0
+
+
+# ------------------------------------------------------------------------------------------------- the flight recorder
+
+
+def flight_of(folder):
+    return [json.loads(text) for text in (folder / "flight.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("log_interval", [1, 3, 50])
+def test_steps_that_are_not_finite_are_written_down(tmp_path, log_interval):
+    task = ToyTask(poison={9, 34, 35}, observed=("position",))
+    task.recorded = ("even",)
+    run(make_loop(tmp_path, task=task, microbatch=3, log_interval=log_interval, max_bad_steps=50))
+    found = flight_of(tmp_path)
+    assert [each["step"] for each in found] == [2, 5]
+    (rank,) = found[1]["ranks"]
+    assert rank["position"] == list(range(32, 40)) and found[1]["trainee"] == ""
+    assert [i for i, loss in zip(rank["position"], rank["loss"], strict=True) if loss == "nan"] == [34, 35]
+    assert all(isinstance(loss, float) for loss in rank["loss"][4:]) and rank["even"][1] == "nan"
+    assert found[1]["grad_norm"] == "nan" and found[1]["loss_scale"] == 1.0
+    assert not any("even" in scalars for _, scalars in run(make_loop(tmp_path / "b", task=task)).rows)
+
+
+def test_a_run_without_bad_steps_has_no_flight_log(tmp_path):
+    run(make_loop(tmp_path))
+    assert not (tmp_path / "flight.jsonl").exists()
+
+
+def test_of_very_many_bad_steps_the_latest_are_kept(tmp_path):
+    task = ToyTask(poison=set(range(8, 8 * 101)))
+    run(make_loop(tmp_path, task=task, iterations=101, log_interval=200, save_interval=200, max_bad_steps=1000))
+    found = flight_of(tmp_path)
+    assert [each["step"] for each in found] == list(range(38, 102)) and found[0]["missed"] == 36
+    assert not any("missed" in each for each in found[1:])
+    assert [each["ranks"][0]["position"][0] for each in found] == [8 * (each["step"] - 1) for each in found]
+
+
+def test_the_loss_scale_of_a_bad_step_is_the_one_it_was_computed_with(tmp_path):
+    run(make_loop(tmp_path, task=ToyTask(poison={1, 9}), precision="fp16", iterations=2))
+    assert [each["loss_scale"] for each in flight_of(tmp_path)] == [2.0**16, 2.0**15]
 
 
 def test_several_trainees_share_a_run(tmp_path):
@@ -386,10 +531,10 @@ class Waiting(TorchDispatchMode):
 def test_an_update_never_waits_for_the_device(tmp_path, precision):
     loop = make_loop(tmp_path, precision=precision, microbatch=3, task=ToyTask(observed=("position",)))
     loop.trainees[0].task.losses = quiet_losses(loop.trainees[0].task)
-    loop._update(loop.data.batch_at(range(8)))
+    loop.update(loop.data.batch_at(range(8)))
     batch = loop.data.batch_at(range(8, 16))
     with Waiting() as waiting:
-        loop._update(batch)
+        loop.update(batch)
         assert waiting.found == []
         loop.trainees[0].scalars()
         assert waiting.found  # the counter counts

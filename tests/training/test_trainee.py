@@ -117,13 +117,13 @@ def test_each_optimizer_updates_its_own_part(tmp_path):
     before = {name: p.detach().clone() for name, p in task.named_parameters() if name.endswith("weight")}
     gradients = {}
 
-    def record(part):
+    def record(part, world):
         gradients[part] = {name for name, p in task.named_parameters() if p.grad is not None}
-        return original[part]()
+        return original[part](world)
 
     original = {part: each.finish for part, each in trainee.optimizations.items()}
     for part, each in trainee.optimizations.items():
-        each.finish = lambda part=part: record(part)
+        each.finish = lambda world, part=part: record(part, world)
     loop = make_loop(tmp_path, [trainee], iterations=1, log_interval=1)
     row = run(loop).rows[0][1]
     assert {name.split(".")[0] for name in gradients[""]} == {"model"}
