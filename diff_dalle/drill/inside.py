@@ -160,7 +160,7 @@ def _after(owner, name: str, passed: Pass) -> None:
 def _at_step(passed: Pass) -> None:
     from ..training.loop import TrainLoop
 
-    _before(TrainLoop, "_update", passed)
+    _before(TrainLoop, "update", passed)
 
 
 def _at_save(passed: Pass) -> None:

@@ -47,14 +47,14 @@ def soak_training(steps: int, script: str, flags: list[str]) -> list[dict[str, i
 
     logdir, every = Path(flags[flags.index("--logdir") + 1]), max(1, steps // MEASUREMENTS)
     rows: list[dict[str, int]] = []
-    original = TrainLoop._update
+    original = TrainLoop.update
 
     def update(self, batch):
         original(self, batch)
         if self.step % every == 0:
             rows.append(measured(logdir, self.step))
 
-    TrainLoop._update = update  # type: ignore[method-assign]
+    TrainLoop.update = update  # type: ignore[method-assign]
     saves = {"save_interval": every, "keep_checkpoints": 1, "log_interval": max(1, every // 2)}
     _run(script, _with(flags, iterations=steps, **saves))
     return rows
