@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import resources
 
 from .. import storage
-from ..config import load_mapping, lookup, nearest
+from ..config import load_mapping, lookup, nearest, quoted
 from ..errors import InputError
 from .training_commands import TRAINING_COMMANDS
 
@@ -67,9 +67,9 @@ def read_config(path: str) -> Source:
 def _source(text: str, name: str) -> Source:
     settings = load_mapping(text, name)
     kind = settings.pop("kind", None)
-    if kind is not None and kind not in TRAINING_COMMANDS:
+    if kind is not None and not (isinstance(kind, str) and kind in TRAINING_COMMANDS):
         known = ", ".join(TRAINING_COMMANDS)
         raise InputError(
-            f"kind in {name} is {kind!r}, but must be one of {known}{nearest(str(kind), TRAINING_COMMANDS)}"
+            f"kind in {name} is {quoted(kind)}, but must be one of {known}{nearest(str(kind), TRAINING_COMMANDS)}"
         )
     return Source(name, kind, settings)

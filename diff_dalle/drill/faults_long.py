@@ -11,6 +11,7 @@ from pathlib import Path
 from .contract import Group, Skipped, require
 from .place import SAVED_EVERY, Place
 from .processes import Job, environment, mpiexec
+from .soak import OUTPUT
 
 GROUP = Group("long")
 PARTS = ((1, 24, 0, 0), (2, 6, 1, 2), (4, 3, 1, 0), (2, 4, 2, 1), (1, 5, 0, 2))  # processes, microbatch, workers, …
@@ -41,10 +42,10 @@ def elastic(place: Place) -> str:
     return f"{done} steps, {text}"
 
 
-def slope(values: Sequence[float]) -> float:
-    """Growth from the second quarter of a series to its last, as a fraction."""
-    quarter = max(1, len(values) // 4)
-    early, late = statistics.median(values[quarter : 2 * quarter] or values), statistics.median(values[-quarter:])
+def growth(values: Sequence[float]) -> float:
+    """Growth from the first third of a series to its last, as a fraction."""
+    third = max(1, len(values) // 3)
+    early, late = statistics.median(values[:third]), statistics.median(values[-third:])
     return (late - early) / max(early, 1.0)
 
 
@@ -53,10 +54,11 @@ def _soak(place: Place, task: str, amount: float) -> str:
     script, *flags = place.command()[3:]
     command = [sys.executable, "-m", "diff_dalle.drill.soak", task, str(amount), str(report), script, *flags]
     limit = 4 * 60 * amount + 600 if task == "sample" else amount + 600
-    outcome = Job(command, place.path / "soak.txt", environment()).wait(limit)
+    outcome = Job(command, place.path / OUTPUT, environment()).wait(limit)
     require(outcome.status == 0, f"it failed: {outcome.tail()}")
     rows = json.loads(Path(report).read_text())
-    memory, files = slope([row["memory"] for row in rows]), slope([row["files"] for row in rows])
+    rows = rows[len(rows) // 4 :]  # caches and buffers have filled, and a first checkpoint is there
+    memory, files = growth([row["memory"] for row in rows]), growth([row["files"] for row in rows])
     disk = (rows[-1]["disk"] - rows[0]["disk"]) / max(1, rows[-1]["done"] - rows[0]["done"])
     held = f"{rows[-1]['memory'] / 2**20:.0f} MiB {memory:+.2%}"
     seen = f"{rows[-1]['done']:,} done; memory {held}, open files {files:+.1%}, disk {disk:.0f} B each"

@@ -1,8 +1,8 @@
 """Reads hostile files of one kind in a process of its own, watched from outside:
 ``python -m diff_dalle.drill.hostile PARSER CASES SEED FOLDER``.
 
-Every case must end within LIMIT_SECONDS with success, InputError or BrokenSample, and within the memory limit. The
-report in FOLDER says how many did not, with the first few of them; each is also kept there as a file.
+Every case must end with success, InputError or BrokenSample, within LIMIT_SECONDS of computing, WAIT_SECONDS in all,
+and the memory limit. The report in FOLDER says how many did not, with the first few, which are kept there as files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from ..images.decode import BrokenSample
 from .contract import Skipped
 from .parsers import PARSERS
 
-LIMIT_SECONDS = 2.0
+LIMIT_SECONDS = 2.0  # of computing: other processes may be busy too
+WAIT_SECONDS = 20.0
 LIMIT_BYTES = 1 << 30  # beside what the process has when it starts to read
 REPORT, CURRENT = "report.json", "current"
 KEPT = 20
@@ -49,7 +50,8 @@ def _limit_memory() -> None:
 
 def verdict_on(read, data: bytes) -> str:
     """What became of a case: "read", "refused", or what went wrong, in a line."""
-    signal.setitimer(signal.ITIMER_REAL, LIMIT_SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, LIMIT_SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, WAIT_SECONDS)
     try:
         read(data)
         return "read"
@@ -63,6 +65,7 @@ def verdict_on(read, data: bytes) -> str:
         place = traceback.extract_tb(error.__traceback__)[-1]
         return f"{type(error).__name__} at {Path(place.filename).name}:{place.lineno}: {str(error)[:120]}"
     finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
@@ -87,7 +90,8 @@ def main() -> None:
     parser, cases, seed, folder = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
-    signal.signal(signal.SIGALRM, _too_slow)
+    for number in (signal.SIGPROF, signal.SIGALRM):
+        signal.signal(number, _too_slow)
     with contextlib.redirect_stderr(open(os.devnull, "w")):
         try:
             _limit_memory()

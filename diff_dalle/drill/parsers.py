@@ -55,6 +55,7 @@ def _from_file(path: Path, read: Callable[[str], Any]) -> Callable[[bytes], Any]
     """A reader of bytes that go through a file."""
 
     def reader(data: bytes) -> Any:
+        path.unlink(missing_ok=True)  # another file each time: an earlier one may still be mapped into memory
         path.write_bytes(data)
         return read(str(path))
 
@@ -244,10 +245,7 @@ def _checkpoints(folder: Path):
         torch.save(changed, buffer)
         return buffer.getvalue()
 
-    def read(data: bytes) -> None:
-        path.write_bytes(data)
-        open_network(str(path), "generator")
-
+    read = _from_file(path, lambda name: open_network(name, "generator"))
     return _mixed(partial(damaged, [whole]), rebuilt, rebuilt), read
 
 

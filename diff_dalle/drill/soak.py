@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 MEASUREMENTS = 100
+OUTPUT = "soak.txt"  # what this process prints
 PROMPTS = ("a red circle", "two blue squares")
 
 
@@ -24,7 +25,7 @@ def measured(logdir: Path, done: int) -> dict[str, int]:
     """Resident memory and disk in bytes, and open files."""
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    sizes = [path.stat().st_size for path in logdir.rglob("*") if path.is_file()]
+    sizes = [path.stat().st_size for path in logdir.rglob("*") if path.is_file() and path.name != OUTPUT]
     memory = pages * resource.getpagesize()
     return {"done": done, "memory": memory, "files": len(os.listdir("/proc/self/fd")), "disk": sum(sizes)}
 

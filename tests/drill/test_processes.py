@@ -1,0 +1,73 @@
+"""Processes of the drill: limits in time, and what they leave behind."""
+
+import os
+import signal
+import sys
+
+import pytest
+
+from diff_dalle.drill import processes
+from diff_dalle.drill.contract import Deviation
+from diff_dalle.drill.processes import Job, Outcome, environment, is_running, survivors
+
+needs_proc = pytest.mark.skipif(not os.path.exists("/proc/self/environ"), reason="needs /proc")
+SLEEP = "import time; time.sleep(60)"
+
+
+def start(code, folder, **options):
+    return Job([sys.executable, "-c", code], folder / "out.txt", environment(), **options)
+
+
+def test_an_outcome_has_status_output_and_errors(tmp_path):
+    code = "import sys; print('hello'); print('error: no', file=sys.stderr); sys.exit(3)"
+    outcome = start(code, tmp_path).wait()
+    assert outcome.status == 3 and "hello" in outcome.output and outcome.errors == ["error: no"]
+    assert not outcome.has_traceback and start("1 / 0", tmp_path).wait().has_traceback
+
+
+def test_a_hanging_run_is_a_deviation_and_is_ended(tmp_path):
+    job = start(SLEEP, tmp_path)
+    with pytest.raises(Deviation, match="hang"):
+        job.wait(0.3)
+    assert job.process.poll() == -signal.SIGKILL
+
+
+@needs_proc
+def test_processes_that_are_left_behind_are_a_deviation_and_are_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "LINGERING", 0.3)
+    code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {SLEEP!r}], start_new_session=True)"
+    job = start(code, tmp_path)
+    with pytest.raises(Deviation, match="1 of its processes still ran"):
+        job.wait()
+    assert not list(survivors(job.mark))
+
+
+def test_waiting_ends_with_the_run_or_in_time(tmp_path):
+    assert start("", tmp_path).wait_until(lambda: False, "never") is False
+    with pytest.raises(Deviation, match="the moon was not reached"):
+        start(SLEEP, tmp_path).wait_until(lambda: False, "the moon", 0.2)
+
+
+def test_limits_hold_in_the_run(tmp_path):
+    code = "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE))"
+    assert "(77, 77)" in start(code, tmp_path, limits={"RLIMIT_NOFILE": 77}).wait().output
+
+
+@needs_proc
+def test_running_stopped_and_ended_processes(tmp_path):
+    job = start(SLEEP, tmp_path)
+    job.signal(signal.SIGSTOP)
+    assert is_running(job.process.pid)
+    job.end()
+    assert not is_running(job.process.pid)
+
+
+def test_launchers_variables_are_not_passed_on(monkeypatch):
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    monkeypatch.setenv("RANK", "1")
+    assert not {"SLURM_PROCID", "RANK"} & environment().keys()
+    assert environment(RANK="2")["RANK"] == "2"
+
+
+def test_the_tail_is_one_line():
+    assert Outcome(1, "a\n\nb\n", 0.0).tail() == "a ⏎ b"
