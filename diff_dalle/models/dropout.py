@@ -12,42 +12,41 @@ from torch.nn import functional as F
 
 
 def _signed(bits: int) -> int:
-    """The int32 with the same 32 bits."""
-    bits &= 0xFFFFFFFF
-    return bits - (bits >> 31 << 32)
+    """The int64 with the same 64 bits."""
+    return bits - (bits >> 63 << 64)
 
 
-# The multipliers of C. Wellons's 32-bit mixer "lowbias32", and 2^32 / golden ratio to spread the salts.
-_MULTIPLY_1, _MULTIPLY_2, _GOLDEN = _signed(0x7FEB352D), _signed(0x846CA68B), 0x9E3779B9
-
-
-def _mix(x: Tensor) -> Tensor:
-    """lowbias32 on int32: a bijection with statistically independent outputs. The masks make the shifts unsigned."""
-    x = (x ^ (x >> 16 & 0xFFFF)) * _MULTIPLY_1
-    x = (x ^ (x >> 15 & 0x1FFFF)) * _MULTIPLY_2
-    return x ^ (x >> 16 & 0xFFFF)
+# 2^64 / golden ratio, a multiplier of SplitMix64 (Steele et al. 2014), and the one of D. Lea's 64-bit mixer.
+_GOLDEN, _MULTIPLY_1, _MULTIPLY_2 = (
+    _signed(bits) for bits in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0xDABA0B6EB09322E3)
+)
 
 
 @torch.no_grad()
-def keep_mask(keys: Tensor, salt: int, count: int, drop: float) -> Tensor:
+def keep_mask(keys: Tensor, salt: Tensor, count: int, drop: float) -> Tensor:
     """The dropout mask: [N, count] bool, True = keep, with probability 1 - drop (rounded to a multiple of 2^-16).
 
     keys: [N] int64, one random key per sample.
-    salt: the layer's number; layers with different salts have independent masks.
+    salt: the layer's number, an int64 scalar on the CPU; layers with different salts have independent masks.
 
-    Element i of a sample does not depend on ``count``. All arithmetic is int32 and wraps around.
+    Element i of a sample does not depend on ``count``. All arithmetic is int64 and wraps around.
     """
-    low, high = keys.contiguous().view(torch.int32).unflatten(0, (-1, 2)).unbind(1)
-    offset = _mix(_mix(low + _signed(salt * _GOLDEN)) ^ high)[:, None]
-    factor = _mix(_mix(high - _signed(salt * _GOLDEN)) ^ low)[:, None] | 1
-    counter = _mix(torch.arange((count + 1) // 2, dtype=torch.int32, device=keys.device))
-    # The counter is mixed once for all samples, so that each element costs one more round only.
-    bits = (counter ^ offset).mul_(factor)
-    bits = (bits ^ (bits >> 16 & 0xFFFF)).mul_(_MULTIPLY_1)
-    bits ^= bits >> 15 & 0x1FFFF
-    # Each 16-bit half decides one element. Comparisons use the upper half of the word.
-    limit = (min(round(drop * 2**16), 2**16 - 1) - 2**15) << 16
-    return torch.stack([bits >= limit, bits << 16 >= limit], 2).flatten(1)[:, :count]
+    # Of every sample and layer: a random offset and a random odd factor.
+    offset = (keys ^ salt * _GOLDEN)[:, None]
+    for multiplier in (_MULTIPLY_1, _MULTIPLY_2):
+        offset = (offset ^ offset >> 32) * multiplier
+    offset = offset ^ offset >> 32
+    factor = offset * _GOLDEN | 1
+    # Each 64-bit word is hashed for four elements. What is computed here once per word costs as much as the layer
+    # itself, so one round must do: in the first fold XOR breaks the linearity in the counter, which the product cannot;
+    # the product spreads all bits upwards; the second fold brings the well-mixed upper half down.
+    counter = torch.arange((count + 3) // 4, device=keys.device)
+    words = torch.addcmul(offset, counter, factor)
+    words ^= words >> 32
+    words *= _MULTIPLY_2
+    words += words >> 32
+    limit = min(round(drop * 2**16), 2**16 - 1) - 2**15
+    return (words.view(torch.int16) >= limit)[:, :count]
 
 
 class Dropout(nn.Module):
@@ -58,7 +57,10 @@ class Dropout(nn.Module):
 
     def __init__(self, drop: float):
         super().__init__()
-        self.drop, self.salt = drop, 0
+        self.drop = drop
+        # A tensor, because torch.compile would compile a block again for each number; on the CPU and no buffer, because
+        # it is neither a weight nor moved, saved or exchanged between processes.
+        self.salt = torch.zeros((), dtype=torch.int64, device="cpu")
 
     def forward(self, x: Tensor, keys: Tensor | None) -> Tensor:
         """x: [N, …], elements numbered in row-major order; keys: [N] int64, or None to use torch's generator."""
@@ -66,7 +68,7 @@ class Dropout(nn.Module):
             return x
         if keys is None:
             return F.dropout(x, self.drop, training=True)
-        keep = keep_mask(keys, self.salt, x[0].numel(), self.drop).view(x.shape)
+        keep = keep_mask(keys, self.salt, x[0].numel(), self.drop).reshape(x.shape)
         return torch.where(keep, x * (1 / (1 - self.drop)), 0)
 
 
@@ -74,4 +76,4 @@ def number_dropouts(network: nn.Module) -> None:
     """Set the salts of a network's dropout layers: 1, 2, … in order of registration."""
     layers = [module for module in network.modules() if isinstance(module, Dropout)]
     for salt, layer in enumerate(layers, start=1):
-        layer.salt = salt
+        layer.salt = torch.tensor(salt, device="cpu")

@@ -1,18 +1,20 @@
 import pytest
 import torch
 from network_making import make_generator
+from operation_counting import operations
 
 from diff_dalle.models.dropout import Dropout, keep_mask
 from diff_dalle.randomness import Draw
 
-GOLDEN = [[0, 1, 1, 0, 1, 1, 1, 1, 0, 1, 1, 1], [1, 1, 1, 0, 1, 1, 1, 1, 1, 1, 0, 1]]
-COUNT = 20_001  # odd, so that half of the last hash is unused
+GOLDEN = [[0, 0, 1, 0, 1, 0, 0, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0]]
+SALTS = torch.arange(10)
+COUNT = 20_001  # not a multiple of 4, so that part of the last hash is unused
 
 
 def masks(salt, drop, n=32):
     """Masks normalized to mean 0 and variance 1, so that the expected size of their correlations is known."""
     keys = Draw(0, torch.arange(n)).keys("dropout")
-    keep = keep_mask(keys, salt, COUNT, drop).double()
+    keep = keep_mask(keys, SALTS[salt], COUNT, drop).double()
     return (keep - (1 - drop)) / (drop * (1 - drop)) ** 0.5
 
 
@@ -32,17 +34,44 @@ def test_masks_are_statistically_independent(drop):
 
 def test_keys_that_differ_in_few_bits_give_uncorrelated_masks():
     keys = torch.cat([torch.arange(16), torch.arange(1, 17) << 32])
-    keep = (keep_mask(keys, 1, COUNT, 0.5).double() - 0.5) * 2
+    keep = (keep_mask(keys, SALTS[1], COUNT, 0.5).double() - 0.5) * 2
     assert (keep @ keep.T / COUNT).fill_diagonal_(0).abs().max() < 5 / COUNT**0.5
 
 
 def test_a_mask_is_a_function_of_sample_layer_and_element():
     keys = Draw(0, torch.arange(5)).keys("dropout")
-    whole = keep_mask(keys, 3, 101, 0.3)
-    assert torch.equal(torch.cat([keep_mask(part, 3, 101, 0.3) for part in keys.split(2)]), whole)
-    assert torch.equal(keep_mask(keys, 3, 64, 0.3), whole[:, :64])
+    whole = keep_mask(keys, SALTS[3], 101, 0.3)
+    assert torch.equal(torch.cat([keep_mask(part, SALTS[3], 101, 0.3) for part in keys.split(2)]), whole)
+    assert torch.equal(keep_mask(keys, SALTS[3], 64, 0.3), whole[:, :64])
     # Golden values: a resumed run must get the same masks.
-    assert keep_mask(torch.tensor([12345, -(2**63)]), 1, 12, 0.5).int().tolist() == GOLDEN
+    assert keep_mask(torch.tensor([12345, -(2**63)]), SALTS[1], 12, 0.5).int().tolist() == GOLDEN
+
+
+def uniformity(counts):
+    """Chi-square of equal probabilities, in standard deviations."""
+    expected, freedom = counts.sum() / counts.numel(), counts.numel() - 1
+    return ((((counts - expected) ** 2 / expected).sum() - freedom) / (2 * freedom) ** 0.5).item()
+
+
+@pytest.mark.parametrize("keys", [torch.arange(16), Draw(0, torch.arange(16)).keys("dropout")], ids=["low", "random"])
+def test_four_neighbors_in_many_samples_take_all_combinations_equally(keys):
+    """The four elements that share a hash, and elements at the same place of neighboring hashes, samples and layers."""
+    keep = torch.stack([keep_mask(keys, salt, 1 << 16, 0.5) for salt in SALTS[:8]]).long()  # [8, 16, 65536]
+    words = keep.unflatten(2, (-1, 4))
+    along = {
+        "hash": words,
+        "next": keep.unflatten(2, (-1, 4, 4)).transpose(3, 4),
+        "samples": keep.unflatten(1, (-1, 4)).transpose(2, 3),
+        "layers": keep.unflatten(0, (-1, 4)).permute(0, 2, 3, 1),
+    }
+    for name, four in along.items():
+        assert abs(uniformity((four * torch.tensor([1, 2, 4, 8])).sum(-1).flatten().bincount().double())) < 5, name
+
+
+def test_a_mask_takes_few_operations_on_its_elements():
+    keys, count = Draw(0, torch.arange(4)).keys("dropout"), 4096
+    found = operations(lambda: keep_mask(keys, SALTS[1], count, 0.1), least=4 * count // 4)
+    assert found.total() <= 7, found
 
 
 def test_dropout_keeps_the_mean_and_is_off_in_evaluation():
@@ -55,5 +84,5 @@ def test_dropout_keeps_the_mean_and_is_off_in_evaluation():
 
 
 def test_every_layer_of_a_network_has_its_own_number():
-    salts = [m.salt for m in make_generator().modules() if isinstance(m, Dropout)]
+    salts = [int(m.salt) for m in make_generator().modules() if isinstance(m, Dropout)]
     assert salts == list(range(1, len(salts) + 1))
