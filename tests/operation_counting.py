@@ -1,4 +1,4 @@
-"""Counts tensor operations: on a GPU, each is a kernel or a copy, unless it is a view."""
+"""Counts operations on tensors (on a GPU, a kernel or a copy each, except views) and conversions of parameters."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # Operations on a storage that exists already, or that allocate one without writing to it.
@@ -35,3 +36,22 @@ def operations(work: Callable[[], object], least: int = 0) -> Counter:
     with _Counting(least) as counting:
         work()
     return counting.counts
+
+
+class _Conversions(TorchDispatchMode):
+    def __init__(self, network: nn.Module):
+        super().__init__()
+        self.storages = {parameter.untyped_storage().data_ptr() for parameter in network.parameters()}
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten._to_copy.default:
+            self.count += args[0].untyped_storage().data_ptr() in self.storages
+        return func(*args, **(kwargs or {}))
+
+
+def parameter_conversions(network: nn.Module, work: Callable[[], object]) -> int:
+    """How often ``work()`` converts a parameter of the network to another dtype or device."""
+    with _Conversions(network) as conversions:
+        work()
+    return conversions.count

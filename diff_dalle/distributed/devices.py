@@ -1,4 +1,4 @@
-"""Which device a process computes on."""
+"""Which device a process computes on, and with which arithmetic."""
 
 from __future__ import annotations
 
@@ -26,3 +26,19 @@ def pick_device(name: str | torch.device, place: ProcessInfo = SINGLE) -> torch.
     if name == "mps" and not torch.backends.mps.is_available():
         raise InputError("--device is mps, but torch finds no MPS device: set --device cpu")
     return torch.device(name)
+
+
+def use_device(name: str | torch.device, place: ProcessInfo = SINGLE) -> torch.device:
+    """``pick_device``, and the arithmetic of this process's CUDA kernels, the only place where it is set.
+
+    - No TF32, in matrix products and in convolutions (torch's default: in convolutions). fp32 is chosen for its digits:
+      by ``--precision fp32``, and by the layers that stay in fp32 in half precision. TF32 has the 10-bit mantissa of
+      fp16; who wants that speed has it, and half the memory, from bf16.
+    - cuDNN measures which algorithm is fastest for each shape it meets first. Training and sampling repeat a few shapes
+      (one for each bucket of aspect ratios, and that of an incomplete batch) for many steps.
+    """
+    device = pick_device(name, place)
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.benchmark = True
+    return device

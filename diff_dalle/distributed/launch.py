@@ -21,7 +21,7 @@ import torch
 
 from ..config import option
 from ..errors import InputError, quantity, redact
-from .devices import pick_device
+from .devices import use_device
 from .lifeline import MAX_SILENCE, Lifeline, News
 from .rendezvous import detect, meeting_point, open_store
 from .world import ProcessInfo, World
@@ -74,7 +74,7 @@ def _say(message: str) -> None:
 
 def _enter(config: DistributedConfig, place: ProcessInfo) -> torch.device:
     """The device of this process, which becomes torch's current one."""
-    device = pick_device(config.device, place)
+    device = use_device(config.device, place)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return device

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..batch import Conditioning
-from .layers import GroupNorm32, Linear, recompute, to_image, to_tokens, zero_init
+from .layers import Linear, recompute, to_image, to_tokens, zero_init
+from .norms import GroupNorm32
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, heads: int, mask: Tensor | None) -> Tensor:

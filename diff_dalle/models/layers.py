@@ -1,4 +1,4 @@
-"""Building blocks of the networks: norms, linear layers, timestep embedding, residual blocks, resampling.
+"""Building blocks of the networks: linear layers, timestep embedding, residual blocks, resampling.
 
 Every layer of the U-Net has the signature ``layer(x, emb, cond)``: x [N, C, H, W] in channels-last layout; emb [N, E],
 the embedding of timestep, class and text after its final SiLU; cond, the Conditioning. Weights are fp32. Under autocast
@@ -7,7 +7,6 @@ the norms still compute in fp32 and return their input's dtype.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -19,27 +18,9 @@ from torch.utils.checkpoint import checkpoint
 
 from ..batch import Conditioning
 from .dropout import Dropout
+from .norms import GroupNorm32
 
 Module = TypeVar("Module", bound=nn.Module)
-
-GROUPS = 32  # of every group norm, as in Guided-Diffusion; gcd(32, channels) when 32 does not divide the channels
-
-
-class GroupNorm32(nn.GroupNorm):
-    """Group norm in fp32 (Wu & He 2018)."""
-
-    def __init__(self, channels: int):
-        super().__init__(math.gcd(GROUPS, channels), channels)
-
-    def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input.float()).to(input.dtype)
-
-
-class LayerNorm32(nn.LayerNorm):
-    """Layer norm in fp32 (Ba et al. 2016)."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input.float()).to(input.dtype)
 
 
 class Linear(nn.Linear):
@@ -80,13 +61,6 @@ def zero_init(module: Module) -> Module:
     for parameter in module.parameters():
         nn.init.zeros_(parameter)
     return module
-
-
-def autocast_disabled(device: torch.device) -> contextlib.AbstractContextManager:
-    """A context with autocast disabled, for computations that must run in their inputs' dtype."""
-    if not torch.amp.is_autocast_available(device.type):  # the meta device
-        return contextlib.nullcontext()
-    return torch.autocast(device.type, enabled=False)
 
 
 def recompute(function: Callable[..., Tensor], x: Tensor, *args: Tensor | None, keys: Tensor | None) -> Tensor:

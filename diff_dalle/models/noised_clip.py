@@ -15,7 +15,9 @@ from ..config import option
 from ..errors import InputError
 from .attention import attend
 from .dropout import number_dropouts
-from .layers import GroupNorm32, Linear, autocast_disabled, to_tokens
+from .layers import Linear, to_tokens
+from .norms import GroupNorm32
+from .precision import autocast_disabled
 from .text_encoder import TextEncoder, TextEncoderConfig
 from .unet import UNetConfig, UNetEncoder
 

@@ -12,7 +12,8 @@ from ..config import option
 from ..errors import InputError
 from .attention import SelfAttention
 from .dropout import Dropout, number_dropouts
-from .layers import LayerNorm32, Linear
+from .layers import Linear
+from .norms import LayerNorm32
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,9 @@ from ..config import option
 from ..errors import InputError
 from .attention import AttentionBlock
 from .dropout import number_dropouts
-from .layers import Downsample, GroupNorm32, ResBlock, Upsample, autocast_disabled, timestep_embedding, zero_init
+from .layers import Downsample, ResBlock, Upsample, timestep_embedding, zero_init
+from .norms import GroupNorm32
+from .precision import autocast_disabled
 
 # Guided-Diffusion's channel multipliers by resolution of the first feature map; those below 64 are Improved Diffusion's
 # for 32. A resolution in between takes the next lower entry, so that from 32 up the last feature map is at least 4×4.
@@ -194,6 +196,8 @@ class UNetEncoder(nn.Module):
     Attributes: ``channels``, output channels; ``skip_channels``, channels of each skip connection.
     """
 
+    full_precision = ("time_emb", "text_emb", "cond_emb")  # see ``cast_weights``
+
     def __init__(
         self, config: UNetConfig, in_channels: int = 3, text_width: int = 0, cond_emb: nn.Module | None = None
     ):
@@ -268,6 +272,8 @@ class UNetEncoder(nn.Module):
 
 class UNet(nn.Module):
     """The full U-Net, a denoiser whose output is 0 at initialization. Arguments: see ``UNetEncoder``."""
+
+    full_precision = ("out_conv",)  # see ``cast_weights``
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ from ..config import disagreements, option
 from ..diffusion.diffusion_config import NoiseConfig, create_noise_process
 from ..diffusion.guidance import GRADIENTS, ClassifierGuidance
 from ..diffusion.resample import ContrastiveConfig
-from ..distributed.devices import pick_device
+from ..distributed.devices import use_device
 from ..distributed.world import SINGLE, World
 from ..errors import InputError
 from ..evaluation.retrieval import CANDIDATES, RetrievalTable
@@ -27,7 +27,7 @@ from ..randomness import Draw
 from ..tasks.contrastive import ContrastiveTask
 from ..text.tokenizer import Tokenizer
 from ..training.loop import EVALUATION_SEED
-from ..training.precision import autocast, resolve_precision
+from ..training.precision import autocast, for_inference, resolve_precision
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class ClassifierConfig:
 class Classifier:
     """A noised CLIP from its checkpoint, which loads its weights at first use. Made by ``load_classifier``.
 
-    precision: fp32, bf16 or fp16.
+    precision: fp32, bf16 or fp16; the model's weights are converted to it for use under autocast.
 
     Its attribute ``diffusion`` is the process whose noise it was trained on; ``noised`` is False if it was trained on
     clean images only; ``step`` counts its training steps.
@@ -82,7 +82,7 @@ class Classifier:
 
     @cached_property
     def model(self) -> NoisedClip:
-        model = self.saved.load(self.device)
+        model = for_inference(self.saved.load(self.device), self.precision)
         assert isinstance(model, NoisedClip)
         return model
 
@@ -189,5 +189,5 @@ def load_classifier(
     path: str, device: str | torch.device = "auto", precision: str = "auto", bpe_path: str = ""
 ) -> Classifier:
     """A classifier from its checkpoint; arguments and errors as for ``pipeline.load``."""
-    saved, resolved = open_network(path, "classifier", bpe_path), pick_device(device)
+    saved, resolved = open_network(path, "classifier", bpe_path), use_device(device)
     return Classifier(saved, resolved, resolve_precision(precision, resolved))

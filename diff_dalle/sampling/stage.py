@@ -18,12 +18,12 @@ from ..diffusion.guidance import thresholding
 from ..diffusion.process import SamplingProcess
 from ..diffusion.sampling import SampleBatch, SamplerConfig, sample_batch, seeds_draw
 from ..diffusion.tiling import Tiled, check_tiles
-from ..distributed.devices import pick_device
+from ..distributed.devices import use_device
 from ..errors import InputError
 from ..images.signal import Signal
 from ..randomness import check_seeds
 from ..text.tokenizer import Tokenizer
-from ..training.precision import autocast, resolve_precision
+from ..training.precision import autocast, for_inference, resolve_precision
 from .classifier import Classifier, load_classifier
 from .request import Request, StageSettings
 
@@ -46,7 +46,7 @@ class Stage:
     """A generator ready to sample. Made by ``load_stage``.
 
     saved:     its checkpoint.
-    precision: fp32, bf16 or fp16.
+    precision: fp32, bf16 or fp16; of the arithmetic and, where it has it, of the stored weights.
     bpe_path:  the merge file of its classifiers' tokenizers, if it has moved since training.
     keep:      keep the weights in memory after use.
     """
@@ -102,7 +102,7 @@ class Stage:
 
     def network(self) -> nn.Module:
         """The network with its weights, loaded unless kept."""
-        network = self._network or self.saved.load(self.device)
+        network = self._network or for_inference(self.saved.load(self.device), self.precision)
         self._network = network if self.keep else None
         return network
 
@@ -256,5 +256,5 @@ def load_stage(
 
     keep: False = load the weights for each use and free them afterwards.
     """
-    saved, resolved = open_network(path, "generator", bpe_path), pick_device(device)
+    saved, resolved = open_network(path, "generator", bpe_path), use_device(device)
     return Stage(saved, resolved, resolve_precision(precision, resolved), bpe_path, keep)

@@ -15,8 +15,8 @@ from ..diffusion.resample import ContrastiveConfig, ScheduleSampler, UniformSamp
 from ..distributed.world import World
 from ..evaluation.plots import MissingMatplotlib
 from ..evaluation.retrieval import CANDIDATES, RetrievalTable, retrieval, same_captions
-from ..models.layers import autocast_disabled
 from ..models.noised_clip import NoisedClip
+from ..models.precision import autocast_disabled
 from ..randomness import Draw
 from ..training.task import Forward, Piece
 from .gradient_cache import cached_backward

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
+from ..models.precision import Module, cast_weights
 
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}  # of the precisions that autocast
 
 
 def resolve_precision(name: str, device: torch.device) -> str:
@@ -24,9 +26,12 @@ def resolve_precision(name: str, device: torch.device) -> str:
 
 def autocast(precision: str, device: torch.device):
     """The context of forward passes. Weights, losses and the optimizer stay in fp32."""
-    if precision == "fp32":
-        return contextlib.nullcontext()
-    return torch.autocast(device.type, dtype=torch.bfloat16 if precision == "bf16" else torch.float16)
+    return torch.autocast(device.type, DTYPES[precision]) if precision in DTYPES else contextlib.nullcontext()
+
+
+def for_inference(network: Module, precision: str) -> Module:
+    """A frozen network with its weights converted for use under ``autocast``, which would convert them at every use."""
+    return cast_weights(network, DTYPES[precision]) if precision in DTYPES else network
 
 
 @dataclass

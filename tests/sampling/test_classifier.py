@@ -9,6 +9,7 @@ import torch
 from cascade_making import random_images
 from checkpoint_making import make_classifier_file, sample
 from checkpoint_making import make_file as make_generator_file
+from operation_counting import parameter_conversions
 
 from diff_dalle.config import expectations
 from diff_dalle.diffusion import DiffusionConfig, GuidanceConfig
@@ -152,3 +153,16 @@ def test_retrieval_requires_two_images_of_the_right_size(classifier):
         classifier.retrieval(random_images(1, 16, 16), ["a star"])
     with pytest.raises(InputError, match="takes images of 16×16 pixels"):
         classifier.retrieval(random_images(2, 8, 8), ["a star", "a ring"])
+
+
+def test_weights_are_converted_when_they_are_loaded_and_not_at_every_evaluation(tmp_path):
+    pipeline = load(make_generator_file(tmp_path), "cpu", "bf16")
+    classifier = load_classifier(make_classifier_file(tmp_path), "cpu", "bf16")
+
+    def work():
+        sample(pipeline, PROMPTS[:2], classifier=classifier)
+
+    network = pipeline.stages[0].network()
+    assert network.unet.output_blocks[0][0].in_conv.weight.dtype == torch.bfloat16
+    assert parameter_conversions(network, work) == 0
+    assert parameter_conversions(classifier.model, work) == 4  # position embeddings, in each of four evaluations

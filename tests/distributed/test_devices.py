@@ -1,0 +1,47 @@
+"""Devices of processes, and the arithmetic of their kernels."""
+
+import pytest
+import torch
+
+from diff_dalle.distributed.devices import use_device
+from diff_dalle.distributed.launch import DistributedConfig, launch
+from diff_dalle.sampling.classifier import load_classifier
+from diff_dalle.sampling.stage import load_stage
+
+
+def switches():
+    cudnn = torch.backends.cudnn
+    return torch.get_float32_matmul_precision(), cudnn.allow_tf32, cudnn.benchmark
+
+
+@pytest.fixture
+def otherwise():
+    """Every switch is set the other way, and set back afterwards."""
+    before = switches()
+    _set("high", True, False)
+    yield
+    _set(*before)
+
+
+def _set(precision, allow_tf32, benchmark):
+    torch.set_float32_matmul_precision(precision)
+    torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = allow_tf32, benchmark
+
+
+def test_a_job_decides_the_arithmetic_of_cuda_kernels(otherwise):
+    with launch(DistributedConfig(device="cpu")):
+        assert switches() == ("highest", False, True) and not torch.backends.cuda.matmul.allow_tf32
+
+
+def test_a_library_user_gets_the_same_arithmetic(otherwise, monkeypatch):
+    """Loading a generator or a classifier sets it too."""
+    for module, load in (("stage", load_stage), ("classifier", load_classifier)):
+        _set("high", True, False)
+        monkeypatch.setattr(f"diff_dalle.sampling.{module}.open_network", lambda *arguments: None)
+        with pytest.raises(AttributeError):  # the file's content, which is None
+            load("file", "cpu", "fp32")
+        assert switches() == ("highest", False, True)
+
+
+def test_the_device_is_the_one_that_is_named():
+    assert use_device("cpu") == torch.device("cpu")

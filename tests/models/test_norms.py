@@ -1,0 +1,121 @@
+"""Group norm on a GPU, on the CPU's numbers: it must equal torch's own and keep the channels-last layout."""
+
+import pytest
+import torch
+from network_making import captions, make_generator, noisy
+from operation_counting import operations
+from torch.nn import functional as F
+from waiting import needs_cuda
+
+from diff_dalle.models import norms
+from diff_dalle.models.norms import ChannelsLastGroupNorm, GroupNorm32
+
+LAYOUT = {"memory_format": torch.channels_last}
+
+
+def example(dtype=torch.float64, shape=(2, 12, 5, 7)):
+    """An image with a mean far from 0, where cancellation would show, and the norm's weights."""
+    torch.manual_seed(0)
+    image = (5 + torch.randn(shape, dtype=dtype)).to(**LAYOUT)
+    return [each.requires_grad_() for each in (image, *torch.randn(2, shape[1], dtype=dtype))]
+
+
+def norm(image, weight, bias):
+    return ChannelsLastGroupNorm.apply(image, weight, bias, 4, 1e-5)
+
+
+def test_values_and_gradients_are_exact():
+    inputs = example()
+    torch.testing.assert_close(norm(*inputs), F.group_norm(inputs[0], 4, *inputs[1:], 1e-5), rtol=1e-12, atol=1e-12)
+    assert torch.autograd.gradcheck(norm, inputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_loses_its_last_digit_only(dtype):
+    """Forward and backward equal the fp32 computation on the same half-precision tensors, rounded at the end."""
+    image, weight, bias = example(torch.float32)
+    half = image.detach().to(dtype).requires_grad_()
+    upstream = torch.randn(image.shape).to(**LAYOUT).to(dtype)
+    out = norm(half, weight, bias)
+    found = torch.autograd.grad(out, (half, weight, bias), upstream)
+    exact = half.detach().float().requires_grad_()
+    expected = F.group_norm(exact, 4, weight, bias, 1e-5)
+    wanted = torch.autograd.grad(expected, (exact, weight, bias), upstream.float())
+    assert out.dtype == found[0].dtype == dtype and found[1].dtype == found[2].dtype == torch.float32
+    for a, b in zip((out, *found), (expected.to(dtype), wanted[0].to(dtype), *wanted[1:]), strict=True):
+        torch.testing.assert_close(a.float(), b.float(), rtol=torch.finfo(dtype).eps, atol=1e-4)
+
+
+@pytest.mark.parametrize("autocast", [True, False])
+def test_few_operations_touch_the_image_and_each_tensor_is_converted_once(autocast):
+    image, weight, bias = example(torch.bfloat16, (2, 64, 8, 8))
+    weight, bias = weight.detach().float().requires_grad_(), bias.detach().float().requires_grad_()
+    outs = []
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        forward = operations(lambda: outs.append(norm(image, weight, bias)), least=image.numel())
+        upstream = torch.ones_like(outs[0])
+        backward = operations(
+            lambda: torch.autograd.grad(outs[0], (image, weight, bias), upstream), least=image.numel()
+        )
+    assert forward == {"_to_copy": 2, "var_mean": 1, "addcmul": 1}, forward
+    assert backward == {"_to_copy": 1, "addcmul": 2, "addcmul_": 1, "mul": 1, "sum": 2}, backward
+
+
+def test_it_saves_half_precision_images_for_the_backward_pass():
+    image, weight, bias = example(torch.bfloat16, (2, 64, 8, 8))
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
+        norm(image, weight.float(), bias.float())
+    large = [x for x in saved if x.numel() >= image.numel()]
+    assert len(large) == 1 and large[0].data_ptr() == image.data_ptr()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_network_keeps_channels_last_and_its_values(monkeypatch, dtype):
+    """Activations after every norm, and their gradients; with checkpointing, cross-attention and autocast."""
+    (x, t), layouts = noisy(), []
+
+    def watch(module, inputs, out):
+        layouts.append(out.is_contiguous(**LAYOUT))
+        out.register_hook(lambda gradient: layouts.append(gradient.is_contiguous(**LAYOUT)))
+
+    results = []
+    for native in (True, False):
+        monkeypatch.setattr(norms, "native_keeps_layout", lambda device, native=native: native)
+        network = make_generator(use_checkpoint=True)
+        if not native:
+            for module in network.modules():
+                if isinstance(module, GroupNorm32):
+                    module.register_forward_hook(watch)
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            out = network(x, t, captions())
+        out.square().mean().backward()
+        results.append([out.detach(), *(p.grad for p in network.parameters())])
+    assert len(layouts) > 20 and all(layouts)
+    tolerance = 1e-4 if dtype == torch.float32 else 0.05
+    for own, expected in zip(results[1], results[0], strict=True):
+        assert (own - expected).norm() <= tolerance * expected.norm() + 1e-6
+
+
+def test_only_cuda_needs_it():
+    assert [norms.native_keeps_layout(torch.device(name)) for name in ("cpu", "meta", "cuda")] == [True, True, False]
+    x = torch.randn(2, 64, 4, 4).to(**LAYOUT)
+    assert GroupNorm32(64)(x).is_contiguous(**LAYOUT)
+
+
+def test_the_cpu_converts_nothing():
+    """torch's kernel takes half precision with fp32 weights, and computes in fp32."""
+    x, layer = (5 + torch.randn(2, 64, 4, 4)).to(**LAYOUT).bfloat16(), GroupNorm32(64)
+    assert operations(lambda: layer(x))["_to_copy"] == 0
+    expected = F.group_norm(x.float(), layer.num_groups, layer.weight, layer.bias, layer.eps)
+    assert torch.equal(layer(x), expected.bfloat16())
+
+
+@needs_cuda
+def test_on_a_gpu():
+    layer = GroupNorm32(64).cuda()
+    x = (5 + torch.randn(2, 64, 8, 8, device="cuda")).to(**LAYOUT)
+    out = layer(x)
+    assert out.is_contiguous(**LAYOUT)
+    expected = F.group_norm(x, layer.num_groups, layer.weight, layer.bias, layer.eps)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
