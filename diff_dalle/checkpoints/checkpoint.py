@@ -1,18 +1,20 @@
 """Checkpoint files that explain themselves.
 
-Each file carries its format, role, step, samples, trainee, resolved config and tokenizer identity, is written under a
-temporary name and renamed, and is plain data (``torch.load(weights_only=True)``).
+Each file carries its format, role, step, samples, trainee, resolved config, tokenizer identity and, where it is not a
+built-in one, the tokenizer's vocabulary. It is written under a temporary name and renamed, and is plain data
+(``torch.load(weights_only=True)``).
 """
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
-import io
-import pickle
+import os
+import shutil
 import sys
-import zipfile
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,24 +22,28 @@ from torch import nn
 
 from .. import storage
 from ..errors import InputError, quantity
+from .content import DamagedError, check_archive, check_header, check_state
 
 FORMAT = 1
 ROLES = {"model": "a model's weights", "ema": "EMA weights", "optimizer": "an optimizer's state"}
 SHOWN_NAMES = 8  # parameters listed in a message
+_WRITTEN = {"format", "role", "step", "samples", "kind", "config", "tokenizer", "state"}
 
 
 @dataclass(frozen=True)
 class Identity:
     """What every file of a run says about its origin.
 
-    kind:      what the model is, such as "generator"; see kinds.py.
-    config:    the run's resolved settings, a nested dict of plain values.
-    tokenizer: identity of the tokenizer whose ids the model reads; None without text.
+    kind:       what the model is, such as "generator"; see kinds.py.
+    config:     the run's resolved settings, a nested dict of plain values.
+    tokenizer:  identity of the tokenizer whose ids the model reads; None without text.
+    vocabulary: the tokenizer's merge file, for files with weights, which need nothing else then; "" = the built-in one.
     """
 
     kind: str
     config: dict
     tokenizer: str | None = None
+    vocabulary: str = ""
 
 
 def save_file(
@@ -50,7 +56,10 @@ def save_file(
 
     Raises InputError when it cannot be written, e.g. because the disk is full.
     """
-    header = {"format": FORMAT, "role": role.partition("_")[0], "step": step, "samples": samples, **asdict(identity)}
+    header = {"format": FORMAT, "role": role.partition("_")[0], "step": step, "samples": samples}
+    header |= {"kind": identity.kind, "config": identity.config, "tokenizer": identity.tokenizer}
+    if identity.vocabulary and header["role"] != "optimizer":
+        header["vocabulary"] = identity.vocabulary
     if trainee:
         header["trainee"] = trainee
     with storage.atomic_writer(path) as file:
@@ -71,23 +80,30 @@ def _canonical(value):
 
 
 def load_file(path: str, roles: tuple[str, ...] = ("model", "ema")) -> dict[str, Any]:
-    """Read a checkpoint file: a dict with format, role, step, samples, trainee, kind, config, tokenizer and state.
+    """Read a checkpoint file: a dict with format, role, step, samples, trainee, kind, config, tokenizer, vocabulary and
+    state.
 
-    Local files are memory-mapped, so that reading the header is cheap. Raises InputError when the file is missing,
-    truncated, foreign, or has none of the ``roles``.
+    The file is memory-mapped (a remote one as a temporary copy), so that reading the header is cheap. Raises
+    DamagedError when it is missing, truncated or foreign, and InputError when it has none of the ``roles``.
     """
     if not storage.exists(path):
-        raise InputError(f"checkpoint {path} does not exist")
-    is_local = not storage.is_remote(path)
-    if is_local:
-        storage.open_read(path).close()  # reports a folder and missing permissions
-    source = storage.local_path(path) if is_local else io.BytesIO(storage.read_bytes(path))
-    try:
-        content = torch.load(source, map_location="cpu", weights_only=True, mmap=is_local)
-    except (RuntimeError, EOFError, ValueError, OSError, zipfile.BadZipFile, pickle.UnpicklingError):
-        raise InputError(f"{path} is truncated or is not a PyTorch file of plain tensors") from None
-    if not isinstance(content, dict) or not {"format", "role", "kind", "state"} <= content.keys():
-        raise InputError(f"{path} was not written by diff_dalle: it does not say what model it holds")
+        raise DamagedError(f"checkpoint {path} does not exist")
+    with _as_local_file(path) as local:
+        try:
+            with storage.open_read(local) as file:
+                check_archive(file, path)
+                size = file.seek(0, os.SEEK_END)
+        except InputError as error:  # a folder, no permission
+            raise DamagedError(str(error)) from None
+        try:
+            content = torch.load(local, map_location="cpu", weights_only=True, mmap=True)
+        except Exception:  # torch raises many kinds on malformed archives and pickles
+            raise DamagedError(f"{path} is truncated or is not a PyTorch file of plain tensors") from None
+    if not isinstance(content, dict) or _WRITTEN - content.keys():
+        raise DamagedError(f"{path} was not written by diff_dalle: it does not say what model it holds")
+    content = {"trainee": "", "vocabulary": "", **content}
+    check_header(content, path)
+    check_state(content, path, size)
     if content["format"] > FORMAT:
         raise InputError(f"{path} has format {content['format']}, newer than this version reads ({FORMAT}): update")
     if content["role"] not in roles:
@@ -96,8 +112,20 @@ def load_file(path: str, roles: tuple[str, ...] = ("model", "ema")) -> dict[str,
             f"{path} holds {ROLES.get(content['role'], content['role'])}, but {required} is required here "
             f"({'give model….pt or ema_….pt' if 'model' in roles else 'give opt….pt'})"
         )
-    content.setdefault("trainee", "")
     return content
+
+
+@contextlib.contextmanager
+def _as_local_file(path: str) -> Iterator[str]:
+    """A local file with the content of ``path``, for the duration of the block; what is mapped from it stays."""
+    if not storage.is_remote(path):
+        yield storage.local_path(path)
+        return
+    with tempfile.TemporaryDirectory(prefix="diff_dalle-", ignore_cleanup_errors=True) as folder:
+        local = os.path.join(folder, "checkpoint.pt")
+        with storage.explained(path), storage.open_read(path) as source, open(local, "wb") as file:
+            shutil.copyfileobj(source, file, 1 << 20)
+        yield local
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import os
+import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from .. import storage
 from ..errors import InputError
 from ..models.layers import to_channels_last
 from ..text.tokenizer import Tokenizer, load_tokenizer
+from ..text.vocabulary import BUILT_IN, parse_vocabulary
 from .checkpoint import check_weights, load_file, load_weights
 from .kinds import Kind, find_kind
 
@@ -37,7 +43,7 @@ class SavedNetwork:
 
     def check(self, content: Mapping) -> nn.Module:
         """The network without weights, on the meta device. InputError when the file's weights would not fit it."""
-        with torch.device("meta"):
+        with _described(self.path), torch.device("meta"), _at_most(len(content["state"])):
             model = self.build()
         check_weights(model, content, self.path)
         return model
@@ -53,7 +59,7 @@ class SavedNetwork:
 def open_network(path: str, kind: str, bpe_path: str = "") -> SavedNetwork:
     """The network in a model or EMA checkpoint.
 
-    bpe_path: the tokenizer's merge file, if it has moved since training.
+    bpe_path: the tokenizer's merge file, if the file neither holds its vocabulary nor names the right one.
 
     Raises InputError for a file without weights of this ``kind``, for weights that do not fit the file's settings, and
     for a missing tokenizer.
@@ -62,7 +68,8 @@ def open_network(path: str, kind: str, bpe_path: str = "") -> SavedNetwork:
     if content["kind"] != kind:
         raise InputError(f"{path} holds a {content['kind']}, but a {kind} is required here")
     found = find_kind(kind)
-    settings = found.read_settings(content["config"])
+    with _described(path):
+        settings = found.read_settings(content["config"])
     saved = SavedNetwork(
         path,
         found,
@@ -74,14 +81,60 @@ def open_network(path: str, kind: str, bpe_path: str = "") -> SavedNetwork:
     return saved
 
 
+@contextlib.contextmanager
+def _described(path: str) -> Iterator[None]:
+    """Turn what impossible settings of a file make the networks' code raise into an InputError."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{path} holds impossible settings: {error}") from None
+    except Exception as error:
+        reason = str(error).partition("\n")[0][:200]
+        raise InputError(f"{path} holds impossible settings: {type(error).__name__}: {reason}") from error
+
+
+@contextlib.contextmanager
+def _at_most(count: int) -> Iterator[None]:
+    """InputError when this thread builds networks with many more weights than ``count`` inside the block: settings may
+    describe more of them than the memory holds."""
+    thread, left = threading.get_ident(), 2 * count + 1000  # a few too many are named one by one later
+
+    def registered(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        nonlocal left
+        if threading.get_ident() == thread and parameter is not None:
+            left -= 1
+            if left < 0:
+                raise InputError(f"they describe many more weights than the {count} of the file")
+
+    hook = register_module_parameter_registration_hook(registered)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
 def _tokenizer(content: Mapping, saved_path: str, path: str, bpe_path: str) -> Tokenizer | None:
+    """The tokenizer that a file was trained with, from ``bpe_path``, else from the file's own vocabulary. A merge file
+    that the file names, as earlier versions wrote them, is opened only if it is a regular local one, since a location
+    may also be a command."""
     if not content["tokenizer"]:
         return None
-    tokenizer = load_tokenizer(bpe_path or saved_path)
+    if bpe_path:
+        tokenizer, origin = load_tokenizer(bpe_path), bpe_path
+    elif content["vocabulary"]:
+        origin = "the vocabulary in the file"
+        tokenizer = Tokenizer(parse_vocabulary(content["vocabulary"], f"the vocabulary in {path}"))
+    elif saved_path in BUILT_IN or (
+        not storage.is_remote(saved_path) and os.path.isfile(storage.local_path(saved_path))
+    ):
+        tokenizer, origin = load_tokenizer(saved_path), saved_path or "the built-in one"
+    else:
+        raise InputError(
+            f"{path} names the vocabulary {saved_path!r}, which is no local file: give its merge file by --bpe_path"
+        )
     if tokenizer.identity != content["tokenizer"]:
         raise InputError(
-            f"{path} was trained with tokenizer {content['tokenizer']}, but "
-            f"{bpe_path or saved_path or 'the built-in one'} is {tokenizer.identity}; "
+            f"{path} was trained with tokenizer {content['tokenizer']}, but {origin} is {tokenizer.identity}; "
             "give the vocabulary it was trained with by --bpe_path"
         )
     return tokenizer

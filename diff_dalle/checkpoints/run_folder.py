@@ -7,20 +7,22 @@ complete set. Nothing is parsed from file names.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from .. import storage
-from ..config import differences, load_mapping
+from ..config import differences
+from ..data.fingerprint import Fingerprint, changes
 from ..errors import InputError
 from .checkpoint import Identity, load_file, save_file
+from .record import RECORD, CheckpointSet, Record, load_record, save_record
+from .run_lock import RunLock
 
-RECORD = "run.json"
+MAX_LIST = 2**28  # bytes of a list of shards; 10^6 of them have a quarter
 
 
 def choose_logdir(flag: str) -> str:
@@ -29,35 +31,29 @@ def choose_logdir(flag: str) -> str:
 
 
 @dataclass
-class CheckpointSet:
-    """A complete checkpoint: file names by role, relative to the run's folder. EMA roles are ``ema_RATE``; in a run of
-    several trainees, roles have a prefix, ``NAME/model``."""
-
-    step: int
-    samples: int
-    files: dict[str, str]
-
-
-@dataclass
 class RunFolder:
     """A log directory, the identity of its run, and its complete checkpoints, oldest first.
 
-    best: step and held-out loss of the best weights, by trainee's name.
+    best:         step and held-out loss of the best weights, by trainee's name.
+    started_from: the files that the run continues or takes its first weights from; None = unknown.
+    data:         the present shards, by "data_dir" and "val_data_dir"; checkpoints say which ones they were trained on.
+    lock:         checked before anything is written.
     """
 
     path: str
     identity: Identity
     checkpoints: list[CheckpointSet] = field(default_factory=list)
     best: dict[str, dict[str, float]] = field(default_factory=dict)
+    started_from: list[str] | None = None
+    data: dict[str, Fingerprint] = field(default_factory=dict)
+    lock: RunLock | None = None
 
     def write_record(self) -> None:
-        entries = [asdict(entry) for entry in self.checkpoints]
-        record = {**asdict(self.identity), "checkpoints": entries, "best": self.best}
-        with storage.atomic_writer(storage.join(self.path, RECORD)) as file:
-            file.write(json.dumps(record, indent=1, ensure_ascii=False).encode())
+        save_record(self.path, Record(self.identity, self.checkpoints, self.best, self.started_from))
 
     def load(self, entry: CheckpointSet, trainee: str, role: str) -> tuple[dict[str, Any], str]:
-        """The content and path of one file of a set. InputError when there is none for this trainee and role."""
+        """The content and path of one file of a set. InputError when there is none for this trainee and role,
+        DamagedError when it cannot be read."""
         key = f"{trainee}/{role}" if trainee else role
         if key not in entry.files:
             raise InputError(f"the checkpoint of step {entry.step} in {self.path} has no {key}")
@@ -67,8 +63,14 @@ class RunFolder:
             raise InputError(f"{path} belongs to the trainee {content['trainee']!r}, not to {trainee!r}")
         return content, path
 
-    def save(self, step: int, samples: int, states: Mapping[str, dict], keep: int = 0) -> None:
-        """Write a complete set. ``states`` maps roles to state dicts; ``keep`` > 0 removes all but the latest sets."""
+    def save(self, step: int, samples: int, states: Mapping[str, dict], keep: int = 0, batch: int = 0) -> None:
+        """Write a complete set.
+
+        states: state dicts by role.
+        keep:   > 0 removes all but the latest sets.
+        batch:  samples per step, those of all processes.
+        """
+        self._check_lock()
         files = {}
         for key, state in states.items():
             trainee, _, role = key.rpartition("/")
@@ -76,20 +78,63 @@ class RunFolder:
             files[key] = f"{trainee + '_' if trainee else ''}{stem}{step:06d}.pt"
             save_file(storage.join(self.path, files[key]), role, self.identity, step, samples, state, trainee)
         earlier = [entry for entry in self.checkpoints if entry.step < step]
-        self.checkpoints = [*earlier, CheckpointSet(step, samples, files)]
+        self.checkpoints = [*earlier, CheckpointSet(step, samples, files, batch, self._save_data())]
         dropped = self.checkpoints[:-keep] if keep > 0 else []
         self.checkpoints = self.checkpoints[len(dropped) :]
         self.write_record()
-        for old in dropped:
-            for path in (storage.join(self.path, name) for name in old.files.values()):
-                if storage.exists(path):  # unless somebody removed it by hand
-                    storage.remove(path)
+        kept = {name for other in self.checkpoints for name in other.files.values()}
+        for path in (storage.join(self.path, name) for old in dropped for name in {*old.files.values()} - kept):
+            if storage.exists(path):  # unless somebody removed it by hand
+                storage.remove(path)
+
+    def _check_lock(self) -> None:
+        if self.lock is not None:
+            self.lock.check()
+
+    def _save_data(self) -> dict[str, dict[str, str]]:
+        """What a checkpoint says about the present shards. Their lists are files of their own, one for each state of
+        the data, since a list may be long."""
+        known = {each["digest"] for entry in self.checkpoints for each in entry.data.values()}
+        for shards in self.data.values():
+            if shards.digest not in known:
+                storage.write_bytes(self._list_of(shards.digest), shards.text().encode())
+        return {name: {"digest": each.digest, "totals": each.totals} for name, each in self.data.items()}
+
+    def _list_of(self, digest: str) -> str:
+        return storage.join(self.path, f"data-{digest[:16]}.jsonl")
+
+    def changed_data(self, run: RunFolder, entry: CheckpointSet) -> dict[str, str]:
+        """What differs between the present shards and those of a checkpoint, by "data_dir" and "val_data_dir"; nothing
+        for data that are equal, or of which one of the two knows nothing.
+
+        run: the folder of the checkpoint ``entry``.
+        """
+        found = {}
+        for name, now in self.data.items():
+            then = entry.data.get(name)
+            if then is None or then["digest"] == now.digest:
+                continue
+            old = run._read_list(then["digest"])
+            found[name] = changes(old, now) if old else f"{then['totals'][:80]} before, {now.totals} now"
+        return found
+
+    def _read_list(self, digest: str) -> Fingerprint | None:
+        """A list that ``save`` wrote, None when it is missing or damaged."""
+        path = self._list_of(digest)
+        if not storage.exists(path):
+            return None
+        try:
+            found = Fingerprint.parse(storage.read_bytes(path, 0, MAX_LIST).decode())
+        except (ValueError, RecursionError):
+            return None
+        return found if found.digest == digest else None
 
     def keep_best(self, trainee: str, step: int, samples: int, loss: float, state: dict, role: str) -> None:
         """Write the weights ``state``, of ``role`` model or ``ema_RATE``, as best.pt (TRAINEE_best.pt in a run of
         several) if their held-out loss is the lowest so far."""
         if not loss < self.best.get(trainee, {"loss": math.inf})["loss"]:  # NaN is never the lowest
             return
+        self._check_lock()
         path = storage.join(self.path, f"{trainee}_best.pt" if trainee else "best.pt")
         save_file(path, role, self.identity, step, samples, state, trainee)
         self.best[trainee] = {"step": step, "loss": loss}
@@ -97,18 +142,11 @@ class RunFolder:
 
 
 def read_run(path: str) -> RunFolder | None:
-    """The run recorded in a folder, or None when there is none."""
-    record = storage.join(path, RECORD)
-    if not storage.exists(record):
+    """The run recorded in a folder, or None when there is none. Raises InputError for a damaged record."""
+    saved = load_record(path)
+    if saved is None:
         return None
-    saved = load_mapping(storage.read_text(record), record)
-    try:
-        identity = Identity(saved["kind"], saved["config"], saved["tokenizer"])
-        return RunFolder(
-            path, identity, [CheckpointSet(**entry) for entry in saved["checkpoints"]], dict(saved.get("best", {}))
-        )
-    except (KeyError, TypeError):
-        raise InputError(f"{record} is damaged or was not written by diff_dalle: choose another --logdir") from None
+    return RunFolder(path, saved.identity, saved.checkpoints, saved.best, saved.started_from)
 
 
 def open_run(path: str, identity: Identity, config_class: type) -> RunFolder:
@@ -132,7 +170,7 @@ def open_run(path: str, identity: Identity, config_class: type) -> RunFolder:
             f"{path} holds a run with other settings: {', '.join(changed)}; choose another --logdir, or give the "
             "settings it was started with"
         )
-    return RunFolder(path, identity, saved.checkpoints, saved.best)
+    return RunFolder(path, identity, saved.checkpoints, saved.best, saved.started_from)
 
 
 def changed_settings(old: Mapping, new: Mapping) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import ClassVar
@@ -12,7 +13,9 @@ from torch import nn
 from ..checkpoints.checkpoint import Identity
 from ..checkpoints.kinds import find_kind
 from ..checkpoints.run_folder import choose_logdir, open_run
-from ..config import to_dict
+from ..checkpoints.run_lock import RunLock, hold
+from ..config import redacted, to_dict
+from ..data.fingerprint import Fingerprint, check_ranks
 from ..data.loader import DataConfig, Loader
 from ..data.spec import CaptionSpec, ImageSpec, SampleSpec
 from ..distributed.parallel import build_shared
@@ -86,10 +89,13 @@ class TrainingRun(ABC):
         """InputError if this many processes cannot train it."""
 
     def identity(self, tokenizer: Tokenizer | None) -> Identity:
-        """What the run's checkpoints say about their origin: all settings except their location."""
-        config = to_dict(self)
+        """What the run's checkpoints say about their origin: all settings except their location, without secrets."""
+        config = redacted(to_dict(self))
         del config["training"]["logdir"]
-        return Identity(self.kind, config, tokenizer.identity if tokenizer else None)
+        if tokenizer is None:
+            return Identity(self.kind, config)
+        vocabulary = tokenizer.vocabulary.text() if self.tokenizer.bpe_path else ""
+        return Identity(self.kind, config, tokenizer.identity, vocabulary)
 
     def check_annealing(self, optim: OptimConfig) -> None:
         """InputError for steps at learning rate 0."""
@@ -155,15 +161,30 @@ def train(run: TrainingRun, world: World) -> None:
     run.check_world(world)
     logdir = world.broadcast(choose_logdir(run.training.logdir) if world.is_main else None)
     world.print(f"Logs and checkpoints: {logdir}")
+    with hold(logdir) if world.is_main else contextlib.nullcontext() as lock:
+        _train(run, world, logdir, lock)
 
+
+def _train(run: TrainingRun, world: World, logdir: str, lock: RunLock | None) -> None:
     tokenizer = run.build_tokenizer()
     data, held_out = run.build_loader(tokenizer, world), run.build_held_out(tokenizer, world)
     folder = world.broadcast(open_run(logdir, run.identity(tokenizer), type(run)) if world.is_main else None)
+    folder.lock, folder.data = lock, {"data_dir": _fingerprint(data, "--data_dir", world)}
+    if held_out is not None:
+        folder.data["val_data_dir"] = _fingerprint(held_out, "--val_data_dir", world)
     trainees = run.build_trainees(tokenizer, held_out or data, world)
 
     loop = TrainLoop(run.training, trainees, data, folder, world, held_out, run.sample_interval)
     tracker = Tracker()
     if world.is_main:
-        tracker = create_trackers(run.tracking, logdir, to_dict(run), loop.step, loop.total_steps)
+        tracker = create_trackers(run.tracking, logdir, redacted(to_dict(run)), loop.step, loop.total_steps)
     loop.run(tracker)
     world.print(f"Trained for {loop.step:,} steps. Logs and checkpoints: {logdir}")
+
+
+def _fingerprint(data: Loader, flag: str, world: World) -> Fingerprint:
+    """What identifies a loader's shards. InputError when the ranks see different ones."""
+    shards = data.collection.shards
+    found = Fingerprint.of([each.path for each in shards], [each.size for each in shards], data.collection.counts)
+    check_ranks(world, found, flag)
+    return found

@@ -21,7 +21,7 @@ Reading is strict: an unknown key, a key given twice or a value of the wrong typ
 """
 
 from .declaration import Leaf, Section, leaves, members, option, present_keys, section, type_hints
-from .dicts import differences, dump, entries, from_dict, to_dict
+from .dicts import differences, dump, entries, from_dict, redacted, to_dict
 from .expectations import disagreements, expectations
 from .names import lookup, nearest
 from .values import checked, checked_list, quoted, shown, type_name
@@ -46,6 +46,7 @@ __all__ = [
     "option",
     "present_keys",
     "quoted",
+    "redacted",
     "section",
     "shown",
     "to_dict",

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from ..errors import InputError
+from ..errors import InputError, redact
 from .declaration import Leaf, Section, leaves, members, present_keys
 from .names import nearest
 from .values import checked, checked_list, quoted
@@ -24,6 +24,15 @@ def _plain(value):
     if dataclasses.is_dataclass(value):
         return to_dict(value)
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def redacted(value):
+    """Nested plain values whose texts have no secrets, to be recorded."""
+    if isinstance(value, Mapping):
+        return {key: redacted(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [redacted(item) for item in value]
+    return redact(value) if isinstance(value, str) else value
 
 
 def dump(config) -> str:

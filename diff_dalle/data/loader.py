@@ -42,6 +42,7 @@ class DataConfig:
         (),
         "shards of images and captions: one or several folders (searched recursively), tars, globs, brace ranges, URLs "
         "(http, s3, gs, az) or pipe:COMMAND",
+        free=True,  # checkpoints know the shards themselves
     )
     caption_field: str = caption_option()
     random_crop: bool = option(False, "random crop, 80–100 % of the shorter side, instead of a center crop")

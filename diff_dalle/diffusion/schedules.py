@@ -14,6 +14,8 @@ import numpy as np
 from ..config import lookup
 from ..errors import InputError
 
+MAX_STEPS = 100_000  # the tables of a process take about 20 times 8 bytes a step
+
 
 def _linear_ends(steps: int) -> tuple[float, float]:
     """First and last beta. Ho et al. 2020 use 1e-4 and 0.02 for 1000 steps; other counts keep the total noise."""
@@ -75,8 +77,8 @@ def get_named_beta_schedule(schedule_name: str, num_diffusion_timesteps: int) ->
     with 2 to 19 steps.
     """
     schedule = lookup(SCHEDULES, schedule_name, "noise_schedule")
-    if num_diffusion_timesteps < 1:
-        raise InputError(f"diffusion_steps is {num_diffusion_timesteps}, but must be at least 1")
+    if not 1 <= num_diffusion_timesteps <= MAX_STEPS:
+        raise InputError(f"diffusion_steps is {num_diffusion_timesteps}, but must be from 1 to {MAX_STEPS:,}")
     betas = schedule(num_diffusion_timesteps)
     if not (betas > 0).all() or not (betas <= 1).all():
         raise InputError(

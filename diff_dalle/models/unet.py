@@ -26,6 +26,7 @@ CHANNEL_MULTS = {
     64: (1, 2, 3, 4),
     0: (1, 2, 2, 2),
 }
+MAX_SIZE = 2**14  # pixels; an image of this width and height has 3 GB
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,8 @@ class UNetConfig:
         for name in ("image_size", "num_channels", "num_res_blocks", "num_heads", "patch_size"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}, but must be at least 1")
+        if self.image_size > MAX_SIZE:
+            raise InputError(f"image_size is {self.image_size}, but must be at most {MAX_SIZE}")
         if self.num_channels < 4:
             raise InputError(
                 f"num_channels is {self.num_channels}, but must be at least 4: the timestep is embedded in it"

@@ -31,6 +31,7 @@ class TokenizerConfig:
         "",
         "byte-pair merge file, plain or .gz; empty = the built-in vocabulary, clip = that of an installed open_clip or"
         " clip package",
+        free=True,  # the tokenizer's identity is compared instead
     )
 
 

@@ -25,9 +25,11 @@ OWN_HEADER = "#diff_dalle byte pairs: wordnet"
 CLIP_HEADER = '"bpe_simple_vocab_16e6.txt#version: 0.2'
 CLIP_MERGES = 49_152 - 256 - 2  # CLIP uses only the first merges of its file, which give 49,408 tokens
 CLIP_FILE = "bpe_simple_vocab_16e6.txt.gz"
+BUILT_IN = ("", "clip")  # values of bpe_path that name no file
 CLIP_PACKAGES = ("open_clip", "clip")  # import names of open_clip_torch and of clip-anytorch
 NAMES = {OWN_HEADER: "wordnet", CLIP_HEADER: "clip"}  # files with other headers are called "bpe"
-MAX_BYTES = 64 * 2**20  # 20 times the size of CLIP's file, unpacked
+HEADERS = {name: header for header, name in NAMES.items()}
+MAX_BYTES = 8 * 2**20  # more than twice the size of CLIP's file, unpacked
 
 
 def _byte_letters() -> dict[int, str]:
@@ -62,11 +64,18 @@ class Vocabulary:
         letters = list(BYTE_LETTERS.values())
         return letters + [letter + WORD_END for letter in letters] + [left + right for left, right in self.merges]
 
+    def text(self) -> str:
+        """The merge file that ``parse_vocabulary`` reads back."""
+        return merge_file_text(HEADERS.get(self.name, "#"), self.merges)
+
+
+def merge_file_text(header: str, merges: Sequence[Pair]) -> str:
+    return "\n".join([header, *(f"{left} {right}" for left, right in merges)]) + "\n"
+
 
 def write_merge_file(path: str, header: str, merges: Sequence[Pair]) -> None:
     """Write a merge file as plain text; the bytes of a gzip file would depend on the version of zlib."""
-    lines = [header, *(f"{left} {right}" for left, right in merges)]
-    storage.write_bytes(path, ("\n".join(lines) + "\n").encode("utf-8"))
+    storage.write_bytes(path, merge_file_text(header, merges).encode("utf-8"))
 
 
 def find_vocabulary(bpe_path: str) -> str:
@@ -96,8 +105,12 @@ def read_vocabulary(bpe_path: str = "") -> Vocabulary:
     Raises InputError for a file that is missing, damaged or too large, and for an invalid line.
     """
     path = find_vocabulary(bpe_path)
-    where = f"bpe_path: {path}"
-    header, *lines = _read_text(path).splitlines() or [""]
+    return parse_vocabulary(_read_text(path), f"bpe_path: {path}")
+
+
+def parse_vocabulary(text: str, where: str) -> Vocabulary:
+    """The vocabulary in the text of a merge file, which messages call ``where``. InputError for an invalid line."""
+    header, *lines = text.splitlines() or [""]
     if "#" not in header:
         raise InputError(f"{where} is not a merge file: its first line must be a header that contains #")
     if header == CLIP_HEADER:

@@ -11,17 +11,17 @@ import torch
 
 from .. import storage
 from ..batch import Batch
-from ..checkpoints.checkpoint import Identity, load_file, load_weights
-from ..checkpoints.run_folder import CheckpointSet, RunFolder, changed_settings, find_set
+from ..checkpoints.run_folder import RunFolder
 from ..config import option
 from ..distributed.launch import JobEnd
 from ..distributed.world import Vote, World
-from ..errors import InputError, quantity
+from ..errors import InputError
 from ..randomness import Draw, check_seeds
 from ..tracking.files import append
 from .flight import FILE, flight_line
 from .meter import Meter
 from .precision import PRECISIONS, autocast
+from .restoring import Start
 from .stopping import FAILURE, SIGNAL, TIME, Diverged, Stop, stop_on_signals
 from .trainee import Trainee
 
@@ -47,6 +47,12 @@ class TrainingConfig:
         "", "folder for logs and checkpoints; none = $OPENAI_LOGDIR, else a new temporary folder", free=True
     )
     resume_checkpoint: str = option("", "checkpoint file in another log directory to resume from", free=True)
+    accept_changed_data: bool = option(
+        False, "resume although the shards of data_dir are not those of the checkpoint", free=True
+    )
+    accept_changed_batch: bool = option(
+        False, "resume although batch_size × processes is not that of the checkpoint", free=True
+    )
     init_checkpoint: tuple[str, ...] = option(
         (), "model or EMA file to initialize the weights from; with several networks, one file for each", free=True
     )
@@ -106,66 +112,11 @@ class TrainLoop:
     ):
         self.config, self.trainees, self.data, self.run_folder = config, list(trainees), data, run
         self.world, self.val_data, self.sample_interval = world, val_data, sample_interval
-        self.step = self.samples = self.saved_step = 0
         self.failure: InputError | None = None
         self.last_bad: dict[str, list[int]] = {}  # positions in each trainee's latest step that was not finite
-        self.restore()
-
-    # ------------------------------------------------------------------------------------------- saving and restoring
-
-    def restore(self) -> None:
-        """Resume from the log directory's latest complete checkpoint, or start as the settings say."""
-        if self.run_folder.checkpoints:
-            self._load_set(self.run_folder, self.run_folder.checkpoints[-1])
-        elif self.config.resume_checkpoint:
-            other, entry = find_set(self.config.resume_checkpoint)
-            self._load_set(other, entry)
-            changed = changed_settings(other.identity.config, self.run_folder.identity.config)
-            if changed:
-                self.world.print(f"Note: settings that differ from those of {other.path}: {', '.join(changed)}")
-        elif self.config.init_checkpoint:
-            self._start_from_weights(self.config.init_checkpoint)
-        self.saved_step = self.step
-
-    def _load_set(self, run: RunFolder, entry: CheckpointSet) -> None:
-        self._check_identity(run.identity, run.path)
-        for trainee in self.trainees:
-            load_weights(trainee.task.model, *run.load(entry, trainee.name, "model"))
-            for ema in trainee.emas:
-                ema.load_state(run.load(entry, trainee.name, ema.role)[0]["state"])
-            trainee.load_optimizer(run.load(entry, trainee.name, "optimizer")[0]["state"])
-        self.step, self.samples = entry.step, entry.samples
-        self.world.print(f"Resuming at step {self.step:,} ({quantity(self.samples, 'sample')}) of {run.path}")
-
-    def _start_from_weights(self, paths: Sequence[str]) -> None:
-        """Initialize each trainee from the file that carries its name; in a run of one, from the only file."""
-        remaining = {trainee.name: trainee for trainee in self.trainees}
-        for path in paths:
-            content = load_file(path)
-            self._check_identity(Identity(content["kind"], content["config"], content["tokenizer"]), path)
-            name = content["trainee"] if len(self.trainees) > 1 else self.trainees[0].name
-            if name not in remaining:
-                names = ", ".join(repr(trainee.name) for trainee in self.trainees)
-                raise InputError(
-                    f"init_checkpoint {path} holds the trainee {name!r}, but this run trains {names}, "
-                    "each of which takes one file"
-                )
-            trainee = remaining.pop(name)
-            loaded = load_weights(trainee.task.model, content, path, self.config.init_exclude)
-            for ema in trainee.emas:
-                ema.load_state({**ema.state(), **{key: content["state"][key] for key in loaded.taken}})
-            self.world.print(f"Starting from the weights of {path}: {loaded}")
-
-    def _check_identity(self, found: Identity, path: str) -> None:
-        """InputError when ``path`` holds another kind or was trained with another tokenizer."""
-        own = self.run_folder.identity
-        if found.kind != own.kind:
-            raise InputError(f"{path} holds a {found.kind}, not a {own.kind}")
-        if found.tokenizer != own.tokenizer:
-            raise InputError(
-                f"{path} was trained with tokenizer {found.tokenizer}, this run has {own.tokenizer}: "
-                "set --bpe_path to match"
-            )
+        start = Start(config, self.trainees, run, world)
+        start.restore()
+        self.step, self.samples, self.saved_step = start.step, start.samples, start.step
 
     def save(self) -> None:
         """Write a complete checkpoint, from rank 0. Diverged when training has."""
@@ -174,7 +125,8 @@ class TrainLoop:
         for trainee in self.trainees:
             states |= {trainee.prefix + role: state for role, state in trainee.states().items()}
         if self.world.is_main:
-            self.run_folder.save(self.step, self.samples, states, self.config.keep_checkpoints)
+            batch = self.config.batch_size * self.world.size
+            self.run_folder.save(self.step, self.samples, states, self.config.keep_checkpoints, batch)
         self.saved_step = self.step
 
     # -------------------------------------------------------------------------------------------------- the loop itself

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..batch import Batch
+from ..checkpoints.content import check_like
 from ..distributed.parallel import Replicas, local, total_norm
 from ..distributed.world import World
 from ..errors import InputError
@@ -61,11 +62,20 @@ class Optimization:
     def state(self) -> dict[str, Any]:
         return {"optimizer": self.optimizer.state_dict(), "loss_scale": self.loss_scale.state()}
 
+    def expected(self) -> dict[str, Any]:
+        """What ``state`` returns, with the optimizer itself for the state that it has after its first update."""
+        return {**self.state(), "optimizer": self.optimizer}
+
     def load_state(self, state: Mapping[str, Any]) -> None:
         own = [{**group} for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state["optimizer"])
         for group, settings in zip(self.optimizer.param_groups, own, strict=True):
             group.update(settings)  # this run's weight decay and betas, not the file's
+        for parameter, entry in self.optimizer.state.items():
+            for name, value in entry.items():
+                if value.shape == parameter.shape and value.stride() != parameter.stride():
+                    # Fused AdamW reads both in the order of their memory.
+                    entry[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
         self.loss_scale.load_state(state["loss_scale"])
 
 
@@ -182,16 +192,27 @@ class Trainee:
         """State dicts by role, for a checkpoint. Every rank calls it."""
         states: dict[str, dict[str, Any]] = {"model": self.task.model.state_dict()}
         states |= {ema.role: ema.state() for ema in self.emas}
+        states["optimizer"] = self._optimizer_entry(Optimization.state)
+        return states
+
+    def _optimizer_entry(self, state_of: Callable[[Optimization], dict[str, Any]]) -> dict[str, Any]:
         first, *others = self.task.parts
-        states["optimizer"] = {
-            **self.optimizations[first].state(),
+        entry = {
+            **state_of(self.optimizations[first]),
             "bad_steps": self.bad_steps,
             "task": self.task.extra_state(),
         }
         if others:
-            states["optimizer"]["parts"] = {part: self.optimizations[part].state() for part in others}
-            states["optimizer"]["modules"] = {name: module.state_dict() for name, module in self._beside_model()}
-        return states
+            entry["parts"] = {part: state_of(self.optimizations[part]) for part in others}
+            entry["modules"] = {name: module.state_dict() for name, module in self._beside_model()}
+        return entry
+
+    def check_optimizer(self, state: Mapping[str, Any], path: str) -> None:
+        """InputError, which names the file, when ``load_optimizer`` cannot restore its state."""
+        try:
+            check_like(self._optimizer_entry(Optimization.expected), state, "state")
+        except InputError as error:
+            raise InputError(f"{path} does not fit this run: its {error}") from None
 
     def load_optimizer(self, state: Mapping[str, Any]) -> None:
         """Restore the "optimizer" entry of ``states``."""

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from toy import ListTracker, ToyData, ToyTask
 
 from diff_dalle.checkpoints.checkpoint import Identity, load_file, load_weights
-from diff_dalle.checkpoints.run_folder import find_set, open_run
+from diff_dalle.checkpoints.run_folder import open_run
 from diff_dalle.distributed.launch import JobEnd
 from diff_dalle.distributed.world import ProcessInfo, World
 from diff_dalle.errors import InputError
@@ -25,11 +25,11 @@ WORLD = World(ProcessInfo("single"), torch.device("cpu"))
 OPTIM = OptimConfig(lr=1e-2, ema_rate=(0.9, 0.99), warmup_steps=3, grad_clip=0.5)
 
 
-def make_loop(logdir, task=None, optim=OPTIM, data=None, val_data=None, name="", **settings):
+def make_loop(logdir, task=None, optim=OPTIM, data=None, val_data=None, name="", kind="toy", **settings):
     torch.manual_seed(0)
     defaults = {"batch_size": 8, "iterations": 10, "save_interval": 4, "log_interval": 2, "precision": "fp32"}
     config = TrainingConfig(**{**defaults, **settings, "logdir": str(logdir)})
-    identity = Identity("toy", {"lr": optim.lr, "iterations": config.iterations}, None)
+    identity = Identity(kind, {"lr": optim.lr, "iterations": config.iterations}, None)
     run = open_run(str(logdir), identity, OptimConfig)
     trainee = Trainee(task or ToyTask(), optim, config.precision, WORLD, name)
     return TrainLoop(config, [trainee], data or ToyData(config.batch_size), run, WORLD, val_data)
@@ -444,9 +444,7 @@ def test_another_runs_folder_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"lr \(0.01 → 0.5\)"):
         open_run(str(tmp_path), identity, OptimConfig)
     with pytest.raises(InputError, match="holds a toy, not a generator"):
-        loop = make_loop(tmp_path / "other")
-        loop.run_folder.identity = Identity("generator", {}, None)
-        loop._load_set(*find_set(str(tmp_path / "model000010.pt")))
+        make_loop(tmp_path / "other", kind="generator", resume_checkpoint=str(tmp_path / "model000010.pt"))
     with pytest.raises(InputError, match="a run of a toy, not of a generator"):
         open_run(str(tmp_path), Identity("generator", {}, None), OptimConfig)
 

@@ -1,0 +1,193 @@
+"""What a checkpoint file must be, checked before anything is made of it: its archive, its header, its state.
+
+A file may be damaged, foreign or hostile. Every check is bounded in memory and time, and fails with an InputError.
+"""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from collections.abc import Iterator, Mapping
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+
+MAX_PICKLE = 16 * 2**20  # bytes of everything but the tensors' values; a network of 10^9 weights has under 1 MiB
+MAX_VALUES = 500_000  # of a state or config; the optimizer of a network with 10^5 weight tensors has as many
+MAX_DEPTH = 32
+MAX_COUNT = 2**63 - 1  # of steps and samples
+COUNTS = ("format", "step", "samples")
+TEXTS = ("role", "kind", "trainee", "vocabulary")
+
+
+class DamagedError(InputError):
+    """A checkpoint file that is missing, truncated or malformed, so that an earlier checkpoint may serve instead."""
+
+
+def check_archive(file: BinaryIO, path: str) -> None:
+    """DamagedError unless the file is an uncompressed zip archive, as torch writes them, whose entries lie within it.
+
+    torch believes the sizes that the archive claims.
+    """
+    size = file.seek(0, 2)
+    try:
+        with zipfile.ZipFile(file) as archive:
+            entries = archive.infolist()
+    except Exception:  # zipfile raises many kinds on malformed headers
+        entries = []
+    inside = all(
+        entry.compress_type == zipfile.ZIP_STORED and 0 <= entry.file_size == entry.compress_size <= size
+        for entry in entries
+    )
+    pickles = [entry.file_size for entry in entries if entry.filename.rpartition("/")[2] == "data.pkl"]
+    if not inside or len(pickles) != 1 or sum(entry.file_size for entry in entries) > size:
+        raise DamagedError(f"{path} is truncated or is not a PyTorch file of plain tensors")
+    if pickles[0] > MAX_PICKLE:
+        raise DamagedError(f"{path} holds {pickles[0]:,} bytes beside its tensors, more than {MAX_PICKLE:,}")
+
+
+def check_header(content: Mapping[str, Any], path: str) -> None:
+    """DamagedError unless every entry that ``save_file`` writes has its type and a possible value."""
+    for name in COUNTS:
+        value = content[name]
+        if type(value) is not int or not 0 <= value <= MAX_COUNT:
+            raise DamagedError(f"{path} is damaged: its {name} is {short(value)}, but must be a whole number")
+    for name in TEXTS:
+        if type(content[name]) is not str:
+            raise DamagedError(f"{path} is damaged: its {name} is {short(content[name])}, but must be a text")
+    if content["tokenizer"] is not None and type(content["tokenizer"]) is not str:
+        raise DamagedError(f"{path} is damaged: its tokenizer is {short(content['tokenizer'])}, but must be a text")
+    if type(content["config"]) is not dict or not all(map(is_plain, leaves_of(content["config"], path, "config"))):
+        raise DamagedError(f"{path} is damaged: its config must be a mapping of settings with plain values")
+    if type(content["state"]) is not dict:
+        raise DamagedError(f"{path} is damaged: its state is {short(content['state'])}, but must be a mapping")
+
+
+def leaves_of(value: Any, path: str, name: str) -> Iterator[Any]:
+    """What the nested dicts and lists of a file hold. DamagedError when they are nested too deeply, hold too many
+    values, repeated ones included, or have keys other than texts and whole numbers."""
+    left = MAX_VALUES
+
+    def visit(value: Any, depth: int) -> Iterator[Any]:
+        nonlocal left
+        left -= 1
+        if left < 0 or depth > MAX_DEPTH:
+            raise DamagedError(
+                f"{path} is damaged: its {name} holds more than {MAX_VALUES:,} values or {MAX_DEPTH} levels"
+            )
+        if type(value) is dict:
+            for key, item in value.items():
+                if type(key) not in (str, int):
+                    raise DamagedError(f"{path} is damaged: its {name} has the key {short(key)}, which is no text")
+                yield from visit(item, depth + 1)
+        elif type(value) is list:
+            for item in value:
+                yield from visit(item, depth + 1)
+        else:
+            yield value
+
+    return visit(value, 0)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value is a text, None, or a number of ordinary size."""
+    if type(value) is int:
+        return abs(value) <= MAX_COUNT
+    return value is None or type(value) in (str, float, bool)
+
+
+def is_whole(value: Any) -> bool:
+    """Whether a value is an ordinary tensor that has stored as many numbers as its shape says."""
+    return (
+        type(value) is Tensor
+        and value.layout is torch.strided
+        and not value.is_quantized
+        and value.device.type == "cpu"
+        and value.numel() * value.element_size() <= value.untyped_storage().nbytes()
+    )
+
+
+def check_state(content: Mapping[str, Any], path: str, size: int) -> None:
+    """DamagedError unless the state of a file of ``size`` bytes consists of tensors and plain values, and a model's of
+    named tensors; and unless they fit into the file: tensors may share values, and copies of them need more memory."""
+    total = 0
+    for value in leaves_of(content["state"], path, "state"):
+        if is_whole(value):
+            total += value.numel() * value.element_size()
+        elif not is_plain(value):
+            raise DamagedError(f"{path} is damaged: its state holds {short(value)}, which is no tensor of plain values")
+    if total > size:
+        raise DamagedError(f"{path} is damaged: it has {size:,} bytes, but its tensors would need {total:,}")
+    if content["role"] == "optimizer":
+        return
+    for name, value in content["state"].items():
+        if type(name) is not str or type(value) is not Tensor:
+            raise DamagedError(f"{path} is damaged: its weight {short(name)} is {short(value)}, but must be a tensor")
+
+
+def check_like(own: Any, given: Any, name: str) -> None:
+    """InputError unless ``given`` has the structure of ``own``: the same keys, shapes, dtypes and kinds of numbers. An
+    optimizer in ``own`` stands for its state."""
+    if isinstance(own, torch.optim.Optimizer):
+        _check_optimizer(own, given, name)
+    elif isinstance(own, Tensor):
+        if not is_whole(given) or given.shape != own.shape or given.dtype != own.dtype:
+            raise InputError(f"{name} is {short(given)}, but must be {short(own)}")
+    elif isinstance(own, Mapping):
+        if not isinstance(given, Mapping) or given.keys() != own.keys():
+            raise InputError(f"{name} is {short(given)}, but must have {', '.join(map(str, own)) or 'no entries'}")
+        for key, value in own.items():
+            check_like(value, given[key], f"{name}.{key}")
+    elif isinstance(own, (list, tuple)):
+        if not isinstance(given, (list, tuple)) or len(given) != len(own):
+            raise InputError(f"{name} is {short(given)}, but must have {len(own)} entries")
+        for i, value in enumerate(own):
+            check_like(value, given[i], f"{name}[{i}]")
+    elif type(given) is not type(own):
+        raise InputError(f"{name} is {short(given)}, but must be a {type(own).__name__}")
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer, given: Any, name: str) -> None:
+    """InputError unless ``given`` can be a state of ``optimizer``: its groups have as many parameters, and what it
+    keeps for each has the parameter's shape or is one number."""
+    groups = given.get("param_groups") if isinstance(given, Mapping) else None
+    counts = [len(group["params"]) for group in optimizer.param_groups]
+    if not isinstance(groups, list) or [_parameters(group) for group in groups] != counts:
+        raise InputError(f"{name}.param_groups must hold {' + '.join(map(str, counts))} parameters")
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    numbers = [number for group in groups for number in group["params"]]
+    if numbers != list(range(len(parameters))):
+        raise InputError(f"{name}.param_groups must number the parameters from 0 on")
+    kept = given.get("state")
+    if not isinstance(kept, Mapping) or not set(kept) <= set(numbers):
+        raise InputError(f"{name}.state must hold the state of some of the {len(parameters)} parameters")
+    for number, entry in kept.items():
+        if not isinstance(entry, Mapping):
+            raise InputError(f"{name}.state[{number}] is {short(entry)}, but must be a mapping")
+        for key, value in entry.items():
+            where = f"{name}.state[{number}].{key}"
+            if not is_whole(value) or value.shape not in (parameters[number].shape, torch.Size()):
+                shape = tuple(parameters[number].shape)
+                raise InputError(f"{where} is {short(value)}, but must be a number or a tensor of shape {shape}")
+            if key == "step" and not (value.ndim == 0 and 0 <= float(value) < math.inf):
+                raise InputError(f"{where} must be one number that is finite and not negative")
+
+
+def _parameters(group: Any) -> int:
+    """The number of parameters in a group of a saved optimizer; -1 if it is none."""
+    numbers = group.get("params") if isinstance(group, Mapping) else None
+    return len(numbers) if isinstance(numbers, list) and all(type(number) is int for number in numbers) else -1
+
+
+def short(value: Any) -> str:
+    """A value for a message: the shape of a tensor, the kind of a container."""
+    if isinstance(value, Tensor):
+        return f"a {value.dtype} tensor of shape {tuple(value.shape)}"
+    if isinstance(value, int) and abs(value) > MAX_COUNT:
+        return "a number of 2^63 or more"  # Python refuses to write some as text
+    if isinstance(value, (str, int, float)) or value is None:
+        return repr(value[:60] if isinstance(value, str) else value)
+    return f"a {type(value).__name__}"

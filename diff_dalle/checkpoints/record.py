@@ -1,0 +1,133 @@
+"""run.json: what the folder of a run says about the run and its complete checkpoints."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from .. import storage
+from ..errors import InputError
+from .checkpoint import Identity
+from .content import MAX_COUNT, is_plain, leaves_of
+
+RECORD = "run.json"
+MAX_BYTES = 64 * 2**20  # 100,000 checkpoints have half of it
+_FILE = re.compile(r"\w[\w.+-]*\.pt", re.ASCII)  # a plain name: never a path, which could leave the folder
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass
+class CheckpointSet:
+    """A complete checkpoint.
+
+    files: file names by role, relative to the run's folder. EMA roles are ``ema_RATE``; in a run of several trainees,
+           roles have a prefix, ``NAME/model``.
+    batch: samples per step, those of all processes; 0 = written by an earlier version, which did not say.
+    data:  {"digest", "totals"} of the shards, by "data_dir" and "val_data_dir".
+    """
+
+    step: int
+    samples: int
+    files: dict[str, str]
+    batch: int = 0
+    data: dict[str, dict[str, str]] = field(default_factory=dict)
+
+
+@dataclass
+class Record:
+    """The content of run.json.
+
+    checkpoints:  complete ones, oldest first.
+    best:         step and held-out loss of the best weights, by trainee's name.
+    started_from: the files of resume_checkpoint or init_checkpoint; None = an earlier version did not say.
+    """
+
+    identity: Identity
+    checkpoints: list[CheckpointSet]
+    best: dict[str, dict[str, float]]
+    started_from: list[str] | None
+
+
+def save_record(folder: str, record: Record) -> None:
+    """Write run.json atomically."""
+    identity = record.identity
+    content = {
+        "kind": identity.kind,
+        "config": identity.config,
+        "tokenizer": identity.tokenizer,
+        "checkpoints": [asdict(entry) for entry in record.checkpoints],
+        "best": record.best,
+        "started_from": record.started_from,
+    }
+    with storage.atomic_writer(storage.join(folder, RECORD)) as file:
+        file.write(json.dumps(content, indent=1, ensure_ascii=False).encode())
+
+
+def load_record(folder: str) -> Record | None:
+    """What run.json says; None when there is none. InputError for what ``save_record`` cannot have written."""
+    path = storage.join(folder, RECORD)
+    if not storage.exists(path):
+        return None
+    data = storage.read_bytes(path, 0, MAX_BYTES + 1)
+    try:
+        _require(len(data) <= MAX_BYTES)
+        return _record(json.loads(data), path)
+    except InputError:
+        raise
+    except (ValueError, LookupError, TypeError, RecursionError):
+        raise InputError(f"{path} is damaged or was not written by diff_dalle: choose another --logdir") from None
+
+
+def _record(saved: Any, path: str) -> Record:
+    _require(isinstance(saved, dict) and type(saved["kind"]) is str)
+    _require(type(saved["config"]) is dict and all(map(is_plain, leaves_of(saved["config"], path, "config"))))
+    _require(saved["tokenizer"] is None or type(saved["tokenizer"]) is str)
+    _require(type(saved["checkpoints"]) is list)
+    checkpoints = [_checkpoint_set(entry, path) for entry in saved["checkpoints"]]
+    steps = [entry.step for entry in checkpoints]
+    _require(steps == sorted(set(steps)))
+    started_from = saved.get("started_from")
+    _require(started_from is None or _is_list_of_texts(started_from))
+    best = saved.get("best", {})
+    _require(_is_mapping(best, dict))
+    for entry in best.values():
+        _require(entry.keys() == {"step", "loss"} and _is_count(entry["step"]))
+        _require(type(entry["loss"]) in (int, float) and not math.isnan(entry["loss"]))
+    identity = Identity(saved["kind"], saved["config"], saved["tokenizer"])
+    return Record(identity, checkpoints, best, started_from)
+
+
+def _checkpoint_set(entry: Any, path: str) -> CheckpointSet:
+    found = CheckpointSet(**entry)
+    _require(_is_count(found.step) and _is_count(found.samples) and _is_count(found.batch))
+    _require(_is_mapping(found.files, str) and _is_mapping(found.data, dict))
+    for name in found.files.values():
+        if not _FILE.fullmatch(name):
+            raise InputError(
+                f"{path} names the checkpoint file {name[:80]!r}, which is no plain name: choose another --logdir"
+            )
+    for shards in found.data.values():
+        _require(_is_mapping(shards, str) and shards.keys() == {"digest", "totals"})
+        _require(bool(_DIGEST.fullmatch(shards["digest"])))
+    return found
+
+
+def _require(condition: bool) -> None:
+    if not condition:
+        raise ValueError
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= MAX_COUNT
+
+
+def _is_mapping(value: Any, kinds: type | tuple[type, ...]) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(item, kinds) for item in value.values())
+
+
+def _is_list_of_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(type(item) is str for item in value)

@@ -1,0 +1,187 @@
+"""The state in which a run starts: that of a checkpoint, or the first one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from .. import storage
+from ..checkpoints.checkpoint import Identity, check_weights, load_file, load_weights
+from ..checkpoints.content import DamagedError
+from ..checkpoints.run_folder import CheckpointSet, RunFolder, changed_settings, find_set
+from ..checkpoints.sharing import share_state, share_tensors
+from ..distributed.world import World
+from ..errors import InputError, quantity, redact
+from .trainee import Trainee
+
+
+class Start:
+    """Puts trainees in the state in which a run starts. Rank 0 reads the files and sends their values to the others.
+
+    config: the run's TrainingConfig.
+
+    After ``restore``, ``step`` and ``samples`` count what has been trained.
+    """
+
+    def __init__(self, config: Any, trainees: Sequence[Trainee], run: RunFolder, world: World):
+        self.config, self.trainees, self.run, self.world = config, trainees, run, world
+        self.step = self.samples = 0
+
+    def restore(self) -> None:
+        """Resume from the log directory's latest complete checkpoint that can be read, or start as the settings say.
+
+        Raises InputError when none of them can be read, when the settings name another run's checkpoint although the
+        log directory has its own, and when data or global batch have changed without consent.
+        """
+        config, run = self.config, self.run
+        given = [config.resume_checkpoint] if config.resume_checkpoint else list(config.init_checkpoint)
+        given = [_spelled(path) for path in given]
+        if run.checkpoints:
+            self._check_origin(given)
+            self._load_latest()
+            return
+        if config.resume_checkpoint:
+            found = self.world.broadcast(find_set(config.resume_checkpoint) if self.world.is_main else None)
+            self._load_set(*found)
+            changed = changed_settings(found[0].identity.config, run.identity.config)
+            if changed:
+                settings = redact(", ".join(changed))
+                self.world.print(f"Note: settings that differ from those of {found[0].path}: {settings}")
+        elif config.init_checkpoint:
+            self._start_from_weights(config.init_checkpoint)
+        run.started_from = given
+
+    def _check_origin(self, given: Sequence[str]) -> None:
+        """InputError when the settings name other files to start from than the run in the log directory did."""
+        if not given or self.run.started_from == list(given):
+            return
+        flag = "resume_checkpoint" if self.config.resume_checkpoint else "init_checkpoint"
+        if self.run.started_from is None:  # written by an earlier version
+            self.world.print(f"Note: --{flag} is not read, because {self.run.path} holds checkpoints.")
+            return
+        origin = ", ".join(self.run.started_from) or "its own first step"
+        raise InputError(
+            f"--{flag} is {', '.join(given)}, but {self.run.path} holds a run that started from {origin}: "
+            f"leave --{flag} out to resume them, or choose another --logdir"
+        )
+
+    def _load_latest(self) -> None:
+        run, problems = self.run, []
+        while run.checkpoints:
+            entry = run.checkpoints[-1]
+            try:
+                self._load_set(run, entry)
+            except DamagedError as error:
+                problems.append(str(error))
+                run.checkpoints.pop()  # in memory; the record keeps it until the next checkpoint
+                if run.checkpoints:
+                    before = run.checkpoints[-1].step
+                    self.world.print(
+                        f"Warning: the checkpoint of step {entry.step:,} cannot be used: {error}; falling back to that "
+                        f"of step {before:,}"
+                    )
+                continue
+            return
+        raise InputError(
+            f"{run.path} holds no checkpoint that can be read: {'; '.join(problems)}. Choose another --logdir to start "
+            "again"
+        )
+
+    def _load_set(self, run: RunFolder, entry: CheckpointSet) -> None:
+        """Load a checkpoint of this run or another. DamagedError, on every rank, when a file cannot be read."""
+        files, problem = {}, None
+        if self.world.is_main:
+            self._check_identity(run.identity, run.path)
+            try:
+                for trainee in self.trainees:
+                    for role in ("model", *(ema.role for ema in trainee.emas), "optimizer"):
+                        files[trainee.name, role] = run.load(entry, trainee.name, role)
+            except DamagedError as error:
+                problem = str(error)
+        problem = self.world.broadcast(problem)
+        if problem is not None:
+            raise DamagedError(problem)
+        if self.world.is_main:
+            self._check_batch(run, entry)
+            self._check_data(run, entry)
+        for trainee in self.trainees:
+            state = None
+            if self.world.is_main:
+                content, path = files[trainee.name, "model"]
+                load_weights(trainee.task.model, content, path)
+                for ema in trainee.emas:
+                    content, path = files[trainee.name, ema.role]
+                    check_weights(trainee.task.model, content, path)
+                    ema.load_state(content["state"])
+                content, path = files[trainee.name, "optimizer"]
+                state = content["state"]
+                trainee.check_optimizer(state, path)
+            self._share_weights(trainee)
+            trainee.load_optimizer(share_state(self.world, state))
+        self.step, self.samples = entry.step, entry.samples
+        self.world.print(f"Resuming at step {self.step:,} ({quantity(self.samples, 'sample')}) of {run.path}")
+
+    def _share_weights(self, trainee: Trainee) -> None:
+        share_tensors(self.world, trainee.task.model.state_dict().values())
+        for ema in trainee.emas:
+            share_tensors(self.world, ema.averages.values())
+
+    def _check_batch(self, run: RunFolder, entry: CheckpointSet) -> None:
+        now, processes = self.config.batch_size * self.world.size, self.world.size
+        if entry.batch in (0, now):
+            return
+        if not self.config.accept_changed_batch:
+            raise InputError(
+                f"{run.path} was trained with {quantity(entry.batch, 'sample')} per step, but batch_size "
+                f"{self.config.batch_size} on {quantity(processes, 'process')} makes {now}: set --batch_size so that "
+                "the product stays, or accept the change by --accept_changed_batch True"
+            )
+        self.world.print(f"Note: from here on a step has {quantity(now, 'sample')} instead of {entry.batch:,}.")
+
+    def _check_data(self, run: RunFolder, entry: CheckpointSet) -> None:
+        for name, changed in self.run.changed_data(run, entry).items():
+            if name == "data_dir" and not self.config.accept_changed_data:
+                raise InputError(
+                    f"--data_dir differs from the data of step {entry.step:,} in {run.path}: {changed}. The run would "
+                    "see other samples in another order: give the same data, or accept the change by "
+                    "--accept_changed_data True"
+                )
+            self.world.print(f"Note: --{name} differs from step {entry.step:,} of {run.path}: {changed}.")
+
+    def _start_from_weights(self, paths: Sequence[str]) -> None:
+        """Initialize each trainee from the file that carries its name; in a run of one, from the only file."""
+        remaining = {trainee.name: trainee for trainee in self.trainees}
+        for path in paths if self.world.is_main else ():
+            content = load_file(path)
+            self._check_identity(Identity(content["kind"], content["config"], content["tokenizer"]), path)
+            name = content["trainee"] if len(self.trainees) > 1 else self.trainees[0].name
+            if name not in remaining:
+                names = ", ".join(repr(trainee.name) for trainee in self.trainees)
+                raise InputError(
+                    f"init_checkpoint {path} holds the trainee {name!r}, but this run trains {names}, "
+                    "each of which takes one file"
+                )
+            trainee = remaining.pop(name)
+            loaded = load_weights(trainee.task.model, content, path, self.config.init_exclude)
+            for ema in trainee.emas:
+                ema.load_state({**ema.state(), **{key: content["state"][key] for key in loaded.taken}})
+            self.world.print(f"Starting from the weights of {path}: {loaded}")
+        for trainee in self.trainees:
+            self._share_weights(trainee)
+
+    def _check_identity(self, found: Identity, path: str) -> None:
+        """InputError when ``path`` holds another kind or was trained with another tokenizer."""
+        own = self.run.identity
+        if found.kind != own.kind:
+            raise InputError(f"{path} holds a {found.kind}, not a {own.kind}")
+        if found.tokenizer != own.tokenizer:
+            raise InputError(
+                f"{path} was trained with tokenizer {found.tokenizer}, this run has {own.tokenizer}: "
+                "set --bpe_path to match"
+            )
+
+
+def _spelled(path: str) -> str:
+    """A file's path as run.json says it: absolute, without secrets."""
+    return redact(path if storage.is_remote(path) else os.path.abspath(storage.local_path(path)))

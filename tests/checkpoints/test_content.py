@@ -1,0 +1,281 @@
+"""Damaged, foreign and hostile checkpoint files: one sentence each, in bounded memory."""
+
+import io
+import pickle
+import struct
+import sys
+import zipfile
+
+import pytest
+import torch
+from checkpoint_making import make_file, make_run
+
+from diff_dalle.checkpoints.checkpoint import Identity, load_file, save_file
+from diff_dalle.checkpoints.content import MAX_COUNT, MAX_VALUES, DamagedError, check_like, leaves_of
+from diff_dalle.checkpoints.loading import open_network
+from diff_dalle.errors import InputError
+
+HEADER = {"format": 1, "role": "model", "kind": "toy", "step": 4, "samples": 32, "tokenizer": None, "config": {}}
+
+
+def write(path, **changed):
+    content = {**HEADER, "state": {"weight": torch.ones(2, 3)}, **changed}
+    torch.save({name: value for name, value in content.items() if value is not ...}, path)
+    return str(path)
+
+
+def test_a_plain_file_is_read(tmp_path):
+    content = load_file(write(tmp_path / "a.pt"))
+    assert content["trainee"] == content["vocabulary"] == "" and content["step"] == 4
+    assert torch.equal(content["state"]["weight"], torch.ones(2, 3))
+
+
+def shared_config():
+    config = ["x"] * 10
+    for _ in range(9):
+        config = [config] * 10
+    return {"a": config}
+
+
+def cycle():
+    config = {}
+    config["a"] = config
+    return config
+
+
+WRONG = {
+    "step text": ({"step": "x"}, "its step is 'x', but must be a whole number"),
+    "step NaN": ({"step": float("nan")}, "its step is nan"),
+    "step tensor": ({"step": torch.tensor(3)}, "its step is a torch.int64 tensor of shape ()"),
+    "negative step": ({"step": -1}, "its step is -1"),
+    "huge samples": ({"samples": 10**500}, "its samples is a number of 2^63 or more"),
+    "bool format": ({"format": True}, "its format is True"),
+    "format text": ({"format": "1"}, "its format is '1'"),
+    "newer format": ({"format": 9}, "format 9, newer than this version reads"),
+    "role": ({"role": ["model"]}, "its role is a list"),
+    "unknown role": ({"role": "x"}, "holds x, but a model's weights"),
+    "kind": ({"kind": 3}, "its kind is 3"),
+    "kind missing": ({"kind": ...}, "was not written by diff_dalle"),
+    "config missing": ({"config": ...}, "was not written by diff_dalle"),
+    "trainee": ({"trainee": None}, "its trainee is None"),
+    "tokenizer": ({"tokenizer": 7}, "its tokenizer is 7"),
+    "vocabulary": ({"vocabulary": ["a"]}, "its vocabulary is a list"),
+    "config list": ({"config": [1]}, "its config must be a mapping"),
+    "config tensor": ({"config": {"a": torch.ones(1)}}, "its config must be a mapping of settings with plain values"),
+    "config number": ({"config": {"a": 2**70}}, "its config must be a mapping of settings with plain values"),
+    "config shared": ({"config": shared_config()}, f"its config holds more than {MAX_VALUES:,} values"),
+    "config cycle": ({"config": cycle()}, "32 levels"),
+    "state number": ({"state": 3}, "its state is 3, but must be a mapping"),
+    "state of numbers": ({"state": {"weight": 3}}, "its weight 'weight' is 3, but must be a tensor"),
+    "state of names": ({"state": {7: torch.ones(1)}}, "its weight 7 is a torch.float32 tensor"),
+    "expanded": ({"state": {"w": torch.ones(1).expand(10**6, 10**6)}}, "state holds a torch.float32 tensor of shape"),
+    "sparse": ({"state": {"w": torch.ones(2, 2).to_sparse()}}, "no tensor of plain values"),
+    "shared": ({"state": dict.fromkeys(map(str, range(99)), torch.ones(10**4))}, "its tensors would need 3,960,000"),
+    "bytes": ({"state": {"w": bytearray(9)}}, "state holds a bytearray"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_entries_are_one_sentence(tmp_path, case):
+    changed, words = WRONG[case]
+    with pytest.raises(InputError) as error:
+        load_file(write(tmp_path / "a.pt", **changed))
+    assert words in str(error.value) and "\n" not in str(error.value) and len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize("content", [[], 3, "x", None, {"a": 1}])
+def test_other_contents_are_foreign(tmp_path, content):
+    torch.save(content, tmp_path / "a.pt")
+    with pytest.raises(DamagedError, match="was not written by diff_dalle"):
+        load_file(str(tmp_path / "a.pt"))
+
+
+def rewritten(path, change):
+    """The archive with every entry passed through ``change(name, data)`` → (data, compression)."""
+    with zipfile.ZipFile(path) as old:
+        entries = [(name, old.read(name)) for name in old.namelist()]
+    with zipfile.ZipFile(path, "w") as new:
+        for name, data in entries:
+            data, compression = change(name, data)
+            new.writestr(name, data, compression)
+
+
+def test_compressed_archives_are_refused(tmp_path):
+    """A bomb of zeros would be unpacked before anything else is known about it."""
+    path = write(tmp_path / "a.pt")
+    rewritten(path, lambda name, data: (data + bytes(10**7) * name.endswith("0"), zipfile.ZIP_DEFLATED))
+    with pytest.raises(DamagedError, match="truncated or is not a PyTorch file"):
+        load_file(path)
+
+
+def test_entries_that_claim_petabytes_are_refused(tmp_path, monkeypatch):
+    path = tmp_path / "a.pt"
+    write(path)
+    data = bytearray(path.read_bytes())
+    at = data.rindex(b"PK\x01\x02")  # the last entry of the directory
+    data[at + 20 : at + 28] = struct.pack("<II", 0xFFFFFF00, 0xFFFFFF00)
+    path.write_bytes(data)
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("the archive was opened"))
+    with pytest.raises(DamagedError, match="truncated or is not a PyTorch file"):
+        load_file(str(path))
+
+
+def test_a_long_pickle_is_refused(tmp_path):
+    path = write(tmp_path / "a.pt", config={"a": "x" * (17 * 2**20)})
+    with pytest.raises(DamagedError, match="beside its tensors, more than 16,777,216"):
+        load_file(path)
+
+
+def test_code_is_never_run(tmp_path):
+    class Bad:
+        def __reduce__(self):
+            return sys.exit, (3,)
+
+    path = write(tmp_path / "a.pt")
+    evil = pickle.dumps({**HEADER, "state": Bad()}, protocol=2)
+    rewritten(path, lambda name, data: (evil if name.endswith("data.pkl") else data, zipfile.ZIP_STORED))
+    with pytest.raises(DamagedError, match="truncated or is not a PyTorch file"):
+        load_file(path)
+    old = io.BytesIO()
+    torch.save({**HEADER, "state": {}}, old, _use_new_zipfile_serialization=False)
+    (tmp_path / "old.pt").write_bytes(old.getvalue())
+    with pytest.raises(DamagedError, match="truncated or is not a PyTorch file"):
+        load_file(str(tmp_path / "old.pt"))
+
+
+def test_every_truncation_is_noticed(tmp_path):
+    path = tmp_path / "a.pt"
+    whole = (path, write(path))[0].read_bytes()
+    for cut in range(0, len(whole), 7):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(DamagedError):
+            load_file(str(path))
+
+
+def test_nothing_is_repeated_in_a_long_walk():
+    assert list(leaves_of({"a": [1, {"b": None}]}, "F", "config")) == [1, None]
+    with pytest.raises(DamagedError, match="has the key a tuple"):
+        list(leaves_of({(1, 2): 3}, "F", "config"))
+
+
+# -------------------------------------------------------------------------------------------------- absurd networks
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value", "words"),
+    [
+        ("unet", "num_channels", 10**9, "holds impossible settings"),
+        ("unet", "num_channels", 2**31, "does not fit this model|impossible settings"),
+        ("unet", "num_res_blocks", 10**9, "they describe many more weights than the"),
+        ("text", "enc_depth", 10**9, "they describe many more weights than the"),
+        ("text", "text_length", 10**9, "does not fit this model: it has text_encoder"),
+        ("unet", "image_size", 10**9, "image_size is 1000000000, but must be at most 16384"),
+        ("unet", "channel_mult", [], "does not fit this model"),
+        ("unet", "num_heads", "x", "num_heads is 'x', but must be an integer"),
+        ("unet", "num_classes", MAX_COUNT, "impossible settings|does not fit"),
+    ],
+)
+def test_absurd_settings_are_refused_before_memory_is_needed(tmp_path, section, name, value, words):
+    path = make_file(tmp_path)
+    content = torch.load(path, weights_only=True)
+    content["config"]["model"][section][name] = value
+    torch.save(content, path)
+    with pytest.raises(InputError, match=words):
+        open_network(path, "generator")
+
+
+@pytest.mark.parametrize("steps", [10**5 + 1, 10**12])
+def test_absurd_processes_are_refused(tmp_path, steps):
+    path = make_file(tmp_path)
+    content = torch.load(path, weights_only=True)
+    content["config"]["diffusion"]["diffusion_steps"] = steps
+    torch.save(content, path)
+    with pytest.raises(InputError, match=f"diffusion_steps is {steps}, but must be from 1 to 100,000"):
+        open_network(path, "generator")
+
+
+def test_a_check_of_settings_leaves_other_builds_alone(tmp_path):
+    path = make_file(tmp_path)
+    open_network(path, "generator")
+    run = make_run()
+    assert len(run.build_model(run.build_tokenizer()).state_dict()) > 10
+
+
+# ---------------------------------------------------------------------------------------------- an optimizer's state
+
+
+def trained_optimizer():
+    parameter, scale = torch.nn.Parameter(torch.ones(2, 3)), torch.nn.Parameter(torch.tensor(1.0))
+    optimizer = torch.optim.AdamW([{"params": [parameter]}, {"params": [scale], "weight_decay": 0.0}])
+    (parameter.sum() * scale).neg().backward()
+    optimizer.step()
+    return optimizer
+
+
+def changed_state(*path, value):
+    state = trained_optimizer().state_dict()
+    node = state
+    for key in path[:-1]:
+        node = node[key]
+    node[path[-1]] = value
+    return state
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (3, "opt.param_groups must hold 1 \\+ 1 parameters"),
+        (changed_state("param_groups", value=[]), "param_groups must hold 1 \\+ 1 parameters"),
+        (changed_state("param_groups", 0, "params", value=[0, 5]), "param_groups must hold 1 \\+ 1 parameters"),
+        (changed_state("param_groups", 0, "params", value=["a"]), "param_groups must hold 1 \\+ 1 parameters"),
+        (changed_state("param_groups", 0, "params", value=[7]), "must number the parameters from 0 on"),
+        (changed_state("state", value=3), "opt.state must hold the state of some of the 2 parameters"),
+        (changed_state("state", 9, value={}), "opt.state must hold the state of some of the 2 parameters"),
+        (changed_state("state", 0, value=3), r"opt.state\[0\] is 3"),
+        (changed_state("state", 0, "exp_avg", value=torch.ones(3, 2)), "tensor of shape \\(2, 3\\)"),
+        (changed_state("state", 0, "exp_avg", value="x"), "exp_avg is 'x', but must be"),
+        (changed_state("state", 0, "step", value=torch.tensor(torch.nan)), "step must be one number that is finite"),
+        (changed_state("state", 0, "step", value=torch.tensor(-1.0)), "step must be one number that is finite"),
+        (changed_state("state", 0, "step", value=torch.ones(2, 3)), "step must be one number that is finite"),
+    ],
+)
+def test_a_wrong_state_of_an_optimizer_is_one_sentence(state, words):
+    with pytest.raises(InputError, match=words):
+        check_like(trained_optimizer(), state, "opt")
+
+
+def test_the_state_of_an_optimizer_fits_itself_and_a_new_one():
+    """The average of a single number may be negative; a new optimizer has no state yet."""
+    state = trained_optimizer().state_dict()
+    assert state["state"][1]["exp_avg"] < 0
+    check_like(trained_optimizer(), state, "opt")
+    fresh = torch.optim.AdamW([{"params": [torch.nn.Parameter(torch.ones(2, 3))]}, {"params": [torch.ones(())]}])
+    check_like(fresh, state, "opt")
+
+
+OWN = {"scale": torch.ones(()), "parts": {"a": [1, 2.0]}, "name": "x"}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({**OWN, "scale": torch.ones(1)}, "s.scale is a torch.float32 tensor of shape \\(1,\\), but must be"),
+        ({**OWN, "scale": torch.ones((), dtype=torch.int64)}, "s.scale is a torch.int64"),
+        ({**OWN, "scale": 1.0}, "s.scale is 1.0, but must be a torch.float32"),
+        ({**OWN, "more": 1}, "s is a dict, but must have scale, parts, name"),
+        ({**OWN, "parts": {"a": [1]}}, "s.parts.a is a list, but must have 2 entries"),
+        ({**OWN, "parts": {"a": [1, "x"]}}, r"s.parts.a\[1\] is 'x', but must be a float"),
+        ([], "s is a list, but must have scale"),
+    ],
+)
+def test_states_of_another_structure_are_refused(given, words):
+    check_like(OWN, dict(OWN), "s")
+    with pytest.raises(InputError, match=words):
+        check_like(OWN, given, "s")
+
+
+def test_the_vocabulary_is_in_files_with_weights_only(tmp_path):
+    identity = Identity("toy", {}, "bpe", "#\na b\n")
+    for role, expected in (("model", "#\na b\n"), ("ema_0.9", "#\na b\n"), ("optimizer", "")):
+        save_file(str(tmp_path / "a.pt"), role, identity, 1, 2, {})
+        assert load_file(str(tmp_path / "a.pt"), ("model", "ema", "optimizer"))["vocabulary"] == expected

@@ -1,0 +1,102 @@
+"""Which vocabulary a checkpoint is opened with, and that nothing it names is run or fetched."""
+
+import os
+
+import pytest
+import torch
+from checkpoint_making import make_file, make_run, save_model
+
+from diff_dalle.checkpoints.loading import open_network
+from diff_dalle.errors import InputError
+from diff_dalle.text.tokenizer import load_tokenizer
+from diff_dalle.text.vocabulary import write_merge_file
+
+MERGES = [("r", "e"), ("re", "d</w>")]
+
+
+def edited(path, bpe_path=None, **changed):
+    """A checkpoint with other entries; a value of None removes one."""
+    content = {**torch.load(path, weights_only=True), **changed}
+    if bpe_path is not None:
+        content["config"]["tokenizer"]["bpe_path"] = bpe_path
+    torch.save({name: value for name, value in content.items() if value is not None}, path)
+    return path
+
+
+@pytest.fixture
+def custom(tmp_path):
+    """A checkpoint trained with a vocabulary of two merges, and its merge file."""
+    merges = tmp_path / "merges.txt"
+    write_merge_file(str(merges), "#version: mine", MERGES)
+    return save_model(make_run(bpe_path=merges), tmp_path / "ema.pt", 0.0, 0.2), merges
+
+
+def test_a_checkpoint_needs_no_merge_file(custom):
+    path, merges = custom
+    own = load_tokenizer(str(merges))
+    merges.unlink()
+    found = open_network(path, "generator").tokenizer
+    assert found.identity == own.identity and found.encode("red") == own.encode("red")
+
+
+def test_the_built_in_vocabulary_is_not_stored(tmp_path):
+    path = make_file(tmp_path)
+    assert "vocabulary" not in torch.load(path, weights_only=True)
+    assert open_network(path, "generator").tokenizer.identity == load_tokenizer().identity
+
+
+def test_an_earlier_checkpoint_finds_its_regular_local_merge_file(custom):
+    path, merges = custom
+    edited(path, vocabulary=None)
+    assert open_network(path, "generator").tokenizer.vocabulary.merges == tuple(MERGES)
+    moved = merges.rename(merges.with_name("moved.txt"))
+    with pytest.raises(InputError, match=r"merges\.txt'.*which is no local file.*--bpe_path"):
+        open_network(path, "generator")
+    assert open_network(path, "generator", str(moved)).tokenizer.vocabulary.merges == tuple(MERGES)
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_no_command_of_a_checkpoint_is_run(custom, tmp_path, stored):
+    """Neither with a vocabulary in the file nor, as in earlier versions, without."""
+    path, _ = custom
+    command = f"pipe:touch {tmp_path}/run; cat {tmp_path}/merges.txt"
+    edited(path, command, **({} if stored else {"vocabulary": None}))
+    if stored:
+        assert open_network(path, "generator").tokenizer.vocabulary.merges == tuple(MERGES)
+    else:
+        with pytest.raises(InputError, match="no local file: give its merge file by --bpe_path"):
+            open_network(path, "generator")
+    assert not (tmp_path / "run").exists()
+    assert open_network(path, "generator", command).tokenizer and (tmp_path / "run").exists()  # the user's own words
+
+
+@pytest.mark.parametrize("place", ["http://127.0.0.1:9/merges.txt", "s3://bucket/merges.txt", "FIFO", "FOLDER"])
+def test_nothing_but_a_regular_file_is_opened(custom, tmp_path, place):
+    path, _ = custom
+    os.mkfifo(tmp_path / "FIFO")
+    (tmp_path / "FOLDER").mkdir()
+    edited(path, place if "://" in place else str(tmp_path / place), vocabulary=None)
+    with pytest.raises(InputError, match="no local file: give its merge file by --bpe_path"):
+        open_network(path, "generator")
+
+
+def test_a_secret_in_a_checkpoint_is_not_shown(custom):
+    path, _ = custom
+    edited(path, "https://user:pa55word@host/merges.txt?sig=abcdef", vocabulary=None)
+    with pytest.raises(InputError) as error:
+        open_network(path, "generator")
+    assert "pa55word" not in str(error.value) and "abcdef" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("no header", "the vocabulary in .* is not a merge file"),
+        ("#\na b c\n", "the vocabulary in .* line 2 is 'a b c'"),
+        ("#\na b\n", "but the vocabulary in the file is bpe-515:.*--bpe_path"),
+    ],
+)
+def test_a_damaged_vocabulary_is_named(custom, text, words):
+    path, _ = custom
+    with pytest.raises(InputError, match=words):
+        open_network(edited(path, vocabulary=text), "generator")
