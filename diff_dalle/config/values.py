@@ -28,8 +28,14 @@ def type_name(kind, article: bool = False) -> str:
 
 
 def _split_list(text: str) -> list[str]:
-    """Split at commas outside braces, so that brace ranges stay whole; ``none`` is the empty list."""
-    return [] if text.lower() == "none" else [part for part in re.split(r",(?![^{]*\})", text) if part]
+    """Split at commas outside braces, so that brace ranges stay whole; ``none`` is the empty list.
+
+    A command, ``pipe:…`` or ``expand:pipe:…``, goes on to the next ``,pipe:`` or ``,expand:pipe:`` or to the end.
+    """
+    if text.lower() == "none":
+        return []
+    plain, *commands = re.split(r"(?:^|,)(?=(?:expand:)?pipe:)", text)
+    return [part for part in re.split(r",(?![^{]*\})", plain) if part] + commands
 
 
 def _convert(value, kind, from_text: bool):

@@ -41,7 +41,7 @@ class DataConfig:
     data_dir: tuple[str, ...] = option(
         (),
         "shards of images and captions: one or several folders (searched recursively), tars, globs, brace ranges, URLs "
-        "(http, s3, gs, az) or pipe:COMMAND",
+        "(http, s3, gs, az), pipe:COMMAND, or expand:pipe:COMMAND for its brace ranges",
         free=True,  # checkpoints know the shards themselves
     )
     caption_field: str = caption_option()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import os
 from collections import Counter
@@ -66,12 +67,13 @@ def pack_folder(config: PackingConfig) -> dict:
         )
     if storage.exists(config.out_dir) and storage.list_files(config.out_dir, recursive=True):
         raise InputError(f"--out_dir {config.out_dir} is not empty; choose another, nothing is overwritten")
-    rows = _metadata(source, config.caption_column)
+    rows, bad_lines = _metadata(source, config.caption_column)
     names = sorted({*_images(source), *rows})
     if not names:
         raise InputError(f"--source {config.source} holds no images ({', '.join(IMAGE_KINDS)})")
     storage.make_dirs(config.out_dir)
     folder = _Folder(config, source, rows)
+    folder.skipped += bad_lines
     sizes: list[int] = []
     samples = folder.samples(tqdm(names, desc="packing", unit="image", disable=None))
     while first := next(samples, None):
@@ -85,13 +87,18 @@ def pack_folder(config: PackingConfig) -> dict:
         "shards": len(sizes),
         "bytes": sum(sizes),
         "skipped": dict(reasons.most_common()),
-        "skipped_files": [{"file_name": name, "reason": reason} for name, reason in folder.skipped],
+        "skipped_files": [{"file_name": _printable(name), "reason": _printable(why)} for name, why in folder.skipped],
     }
     storage.write_bytes(storage.join(config.out_dir, REPORT), json.dumps(report, indent=1, ensure_ascii=False).encode())
     if not folder.written:
         listed = "; ".join(f"{count} × {reason}" for reason, count in reasons.most_common())
         raise InputError(f"none of the {len(names)} images in --source {config.source} can be packed: {listed}")
     return report
+
+
+def _printable(text: str) -> str:
+    """Text that UTF-8 can hold: other bytes of a file name, and halves of surrogate pairs, as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _take(first, rest: Iterator, count: int) -> Iterator:
@@ -109,33 +116,60 @@ def _images(source: str) -> Iterator[str]:
             yield os.path.relpath(path, source).replace(os.sep, "/")
 
 
-def _metadata(source: str, column: str) -> dict[str, dict]:
-    """The rows of metadata.jsonl or metadata.csv by file name; empty without either file."""
+def _metadata(source: str, column: str) -> tuple[dict[str, dict], list[tuple[str, str]]]:
+    """The rows of metadata.jsonl or metadata.csv by file name, and its unreadable lines with the reasons.
+
+    Nothing without either file. Raises InputError for one without any usable row, or without the needed fields.
+    """
     name = next((name for name in METADATA if os.path.exists(os.path.join(source, name))), None)
     if name is None:
-        return {}
+        return {}, []
     text = storage.read_bytes(os.path.join(source, name)).decode("utf-8-sig", "replace")
-    if name.endswith(".csv"):
-        rows = list(csv.DictReader(io.StringIO(text, newline=""), restkey="more"))
-    else:
-        rows = [_json_line(line, f"{name}, line {i}") for i, line in enumerate(text.splitlines(), 1) if line.strip()]
+    numbered = list(_csv_rows(text) if name.endswith(".csv") else _json_rows(text))
+    rows = [row for _, row in numbered if isinstance(row, dict)]
+    bad = [(f"{name}, line {line}", reason) for line, reason in numbered if isinstance(reason, str)]
+    if bad and not rows:
+        raise InputError(f"{bad[0][0]} {bad[0][1]}, and no other line can be read")
     for required in ("file_name", column):
         if rows and not any(required in row for row in rows):
             hint = "; set --caption_column to the field with the captions" if required == column else ""
             found = ", ".join(map(str, rows[0]))
             raise InputError(f"{name} in --source has no field {required!r}, only {found}{hint}")
     named = [{**row, "caption": row.get(column)} for row in rows if row.get("file_name")]
-    return {os.path.normpath(str(row["file_name"])).replace(os.sep, "/"): row for row in named}
+    return {os.path.normpath(str(row["file_name"])).replace(os.sep, "/"): row for row in named}, bad
 
 
-def _json_line(line: str, where: str) -> dict:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        row = None
-    if not isinstance(row, dict):
-        raise InputError(f"{where} is not a JSON object")
-    return row
+def _json_rows(text: str) -> Iterator[tuple[int, dict | str]]:
+    """Line number, and the object in the line or what is wrong with it. Lines end with a line feed only: json may hold
+    the other characters that Python takes for line ends."""
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                row = None
+            yield number, row if isinstance(row, dict) else "is not a JSON object"
+
+
+def _csv_rows(text: str) -> Iterator[tuple[int, dict | str]]:
+    """Line number, and the row that starts there or what is wrong with it; reading goes on in the next line, so that an
+    open quote costs one row. Fields beyond the header are the list ``more``."""
+    lines, header, at = list(io.StringIO(text, newline="")), None, 0
+    while at < len(lines):
+        reader = csv.reader((lines[i] for i in range(at, len(lines))), strict=True)
+        number = at + 1
+        try:
+            fields = next(reader)
+            at += reader.line_num
+        except csv.Error as error:
+            yield number, f"is not valid CSV ({error}): is a quote left open?"
+            at += 1
+            continue
+        if header is None:
+            header = fields
+        elif fields:
+            row: dict = dict(itertools.zip_longest(header, fields[: len(header)]))
+            yield number, row | ({"more": fields[len(header) :]} if len(fields) > len(header) else {})
 
 
 class _Folder:
@@ -158,6 +192,8 @@ class _Folder:
             self.written += 1
 
     def _members(self, name: str) -> dict[str, bytes]:
+        if "\0" in name or name != _printable(name):
+            raise _Skipped("its file name is not valid UTF-8 text")
         data = self._read(name)
         if data is None:
             raise _Skipped("named in the metadata, but missing")
@@ -169,10 +205,13 @@ class _Folder:
             image = _resized(image, self.config.resize)
             kind, data = "png" if kind == "png" else "jpg", _encoded(image, "PNG" if kind == "png" else "JPEG")
         caption = self._caption(name)
-        text = {} if caption is None else {"txt": caption.encode()}
         record = {**self.rows.get(name, {}), "file_name": name, "width": image.width, "height": image.height}
         record["caption"] = caption
-        return {kind: data, **text, "json": json.dumps(record, ensure_ascii=False, sort_keys=True).encode()}
+        try:
+            text = {} if caption is None else {"txt": caption.encode()}
+            return {kind: data, **text, "json": json.dumps(record, ensure_ascii=False, sort_keys=True).encode()}
+        except UnicodeEncodeError:
+            raise _Skipped("its caption or metadata holds half of a surrogate pair, which UTF-8 cannot hold") from None
 
     def _caption(self, name: str) -> str | None:
         caption = self.rows.get(name, {}).get("caption")
@@ -184,6 +223,8 @@ class _Folder:
                 caption = None
         if caption is None and self.config.captions:
             raise _Skipped("no caption")
+        if caption and "\0" in caption:
+            raise _Skipped("its caption holds a NUL character")
         return caption and caption.strip()
 
     def _read(self, name: str) -> bytes | None:

@@ -13,12 +13,15 @@ from braceexpand import braceexpand
 from .. import storage
 from ..errors import InputError, quantity
 
+EXPANDED = "expand:"  # before pipe:COMMAND, asks for the expansion of its braces
+
 
 def find_shards(sources: Sequence[str] | str, flag: str = "--data_dir") -> list[str]:
     """The shards of all sources, in order.
 
     A source is a folder (all ``*.tar`` in it and its subfolders), a tar, a glob, a brace range
-    ``{00000..00099}.tar``, a URL (on s3, gs and az also a folder) or ``pipe:COMMAND``, whose output is a tar. Raises
+    ``{00000..00099}.tar``, a URL (on s3, gs and az also a folder) or ``pipe:COMMAND``, whose output is a tar. A command
+    is taken as it is; ``expand:pipe:COMMAND`` stands for one command for each value of its brace ranges. Raises
     InputError naming ``flag`` for a source that does not exist or holds no shard.
     """
     sources = [source for source in ([sources] if isinstance(sources, str) else sources) if source]
@@ -28,17 +31,19 @@ def find_shards(sources: Sequence[str] | str, flag: str = "--data_dir") -> list[
 
 
 def _expand(source: str, flag: str) -> list[str]:
+    if storage.scheme(source) == "pipe":
+        return [source]
     remote = storage.is_remote(source)
     if not remote and storage.exists(source):
         path = storage.local_path(source)
         return _in_folder(path, flag) if os.path.isdir(path) else [path]
     try:
-        paths = list(braceexpand(source))
+        paths = list(braceexpand(source.removeprefix(EXPANDED)))
     except ValueError:
         raise InputError(f"{flag} {source} has unbalanced braces") from None
-    if len(paths) > 1:
+    if len(paths) > 1 or source.startswith(EXPANDED):
         return [shard for path in paths for shard in _expand(path, flag)]
-    if remote and (storage.scheme(source) in ("pipe", "http", "https") or _is_tar(source)):
+    if remote and (storage.scheme(source) in ("http", "https") or _is_tar(source)):
         return [source]
     if re.search(r"[*?\[]", source):
         return _matching(source, flag)

@@ -1,7 +1,9 @@
+import dataclasses
+
 import pytest
 from config_making import Cascade, Decoder, Model, Run, Sampling, Training, UNet, from_text
 
-from diff_dalle.config import differences, dump, entries, from_dict, leaves, to_dict
+from diff_dalle.config import checked, differences, dump, entries, from_dict, leaves, option, to_dict
 from diff_dalle.errors import InputError
 
 FULL = Cascade(
@@ -110,3 +112,28 @@ def test_entries_list_every_setting():
     assert found["number of decoder.unets"] == 3 and found["decoder.unets[2].dim"] == 32
     assert found["sampler"] == "heun" and found["upsampler_sampler"] == "ddim"
     assert len(found) == 1 + 3 * 3 + 1 + 2 + 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Sources:
+    data_dir: tuple[str, ...] = option((), "sources")
+
+
+@pytest.mark.parametrize(
+    ("text", "sources"),
+    [
+        ("a,b/{0,1}.tar,,c", ["a", "b/{0,1}.tar", "c"]),
+        ("pipe:cat {a,b}, c | tr , '{'", ["pipe:cat {a,b}, c | tr , '{'"]),
+        ("a,pipe:cat b,c,pipe:cat d,e", ["a", "pipe:cat b,c", "pipe:cat d,e"]),
+        ("expand:pipe:cat {0,1}.tar,x,expand:pipe:y", ["expand:pipe:cat {0,1}.tar,x", "expand:pipe:y"]),
+        ("none", []),
+    ],
+)
+def test_commands_are_taken_whole(text, sources):
+    """From the command line, a file, and the settings in a checkpoint."""
+    (leaf,) = leaves(Sources)
+    for given in (text, sources):
+        assert from_dict(Sources, {"data_dir": given}).data_dir == tuple(sources)
+    assert checked(leaf, text, True, "--data_dir") == tuple(sources)
+    config = Sources(tuple(sources))
+    assert from_text(Sources, dump(config)) == config == from_dict(Sources, to_dict(config))

@@ -220,7 +220,9 @@ def test_sources_of_all_kinds_mean_the_same_shards(tmp_path, monkeypatch):
         [f"{tmp_path}/sub/0000{{0,1}}.tar", names[2]],
     ):
         assert find_shards(source) == names
-    assert find_shards(["pipe:cat {0..1}.tar"]) == ["pipe:cat 0.tar", "pipe:cat 1.tar"]
+    assert find_shards(["expand:pipe:cat {0..1}.tar"]) == ["pipe:cat 0.tar", "pipe:cat 1.tar"]
+    for command in ("pipe:cat {0..1}.tar", "pipe:awk '{print}' {a,b}.tar", "pipe:cat a}{"):
+        assert find_shards([command]) == [command]
     for source, message in {
         "nowhere": "--data_dir nowhere does not exist",
         f"{tmp_path}/sub/{{00000..00004}}.tar": "00003.tar does not exist",
@@ -245,7 +247,7 @@ def test_remote_shards_are_read_by_range_or_from_a_copy(tmp_path):
         for name in ("00000.tar", "00001.tar"):
             server.files[f"/{name}"] = (tmp_path / name).read_bytes()
         url = server.url("/{00000..00001}.tar")
-        cases = [(url, True, False), (url, True, True), (url, False, False), (pipe, True, False)]
+        cases = [(url, True, False), (url, True, True), (url, False, False), (f"expand:{pipe}", True, False)]
         for number, (source, ranges, copy) in enumerate(cases):
             server.ranges = ranges
             cache = tmp_path / f"cache {number}"

@@ -2,6 +2,7 @@ import csv
 import io
 import json
 import os
+import sys
 import tarfile
 from pathlib import Path
 
@@ -118,6 +119,60 @@ def test_skipped_images_are_reported_with_reasons(tmp_path, folder):
     }
     assert report["written"] == 3 and sum(report["skipped"].values()) == 5
     assert pack(tmp_path, captions=False, out_dir=str(tmp_path / "all"))["written"] == 6
+
+
+def reasons_of(report: dict) -> dict[str, str]:
+    return {entry["file_name"]: entry["reason"] for entry in report["skipped_files"]}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such file names")
+def test_text_that_utf8_cannot_hold_is_reported_and_the_rest_packed(tmp_path, folder):
+    image = encoded(random_image())
+    with open(os.fsencode(folder) + b"/caf\xe9.jpg", "wb") as file:
+        file.write(image)
+    rows = [
+        {"file_name": "nul\0.jpg", "caption": "x"},
+        {"file_name": "half\ud800.jpg", "caption": "x"},
+        {"file_name": "b.JPG", "caption": "half \ud83d of a cat"},
+        {"file_name": "a.png", "caption": "fine", "note\udc00": 1},
+        {"file_name": "d.jpg", "caption": "nul \0 inside"},
+    ]
+    (folder / "d.jpg").write_bytes(image)
+    (folder / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    report = pack(tmp_path)
+    assert reasons_of(report) == {
+        "caf\\udce9.jpg": "its file name is not valid UTF-8 text",
+        "nul\0.jpg": "its file name is not valid UTF-8 text",
+        "half\\ud800.jpg": "its file name is not valid UTF-8 text",
+        "b.JPG": "its caption or metadata holds half of a surrogate pair, which UTF-8 cannot hold",
+        "a.png": "its caption or metadata holds half of a surrogate pair, which UTF-8 cannot hold",
+        "d.jpg": "its caption holds a NUL character",
+    }
+    assert json.loads((tmp_path / "out" / "report.json").read_text("utf-8")) == report
+    assert sorted(packed(tmp_path)) == ["Ünïcode 2"]
+
+
+def test_a_line_of_metadata_ends_with_a_line_feed_only(tmp_path, folder):
+    caption = "one\u2028two\x85three"
+    lines = [json.dumps({"file_name": "b.JPG", "caption": caption}, ensure_ascii=False), "{broken", "[]"]
+    (folder / "metadata.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    report = pack(tmp_path)
+    assert caption in packed(tmp_path) and report["written"] == 3
+    assert reasons_of(report) == {f"metadata.jsonl, line {i}": "is not a JSON object" for i in (2, 3)}
+
+
+def test_an_open_quote_costs_one_row(tmp_path, folder):
+    (folder / "metadata.csv").write_text(
+        'file_name,caption,x\nb.JPG,"open\na.png,"closed ""here""\nand there",1,2,3\nsub.d/c.v2.webp,"never closed\n'
+    )
+    report = pack(tmp_path)
+    assert sorted(packed(tmp_path)) == ['closed "here"\nand there', "Ünïcode 0", "Ünïcode 2"]
+    found = reasons_of(report)
+    assert set(found) == {"metadata.csv, line 2", "metadata.csv, line 5"}
+    assert all("is a quote left open?" in reason for reason in found.values())
+    with tarfile.open(tmp_path / "out" / "00000.tar") as tar:
+        record = json.load(tar.extractfile("00000000.json"))
+    assert (record["file_name"], record["x"], record["more"]) == ("a.png", "1", ["2", "3"])
 
 
 @pytest.mark.parametrize(

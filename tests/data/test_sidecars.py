@@ -153,7 +153,7 @@ def test_tars_and_embeddings_may_be_remote(shards, tmp_path, ranges, copy):
             (url, f"{tmp_path}/img_emb_{{}}.npy"),
             (shards, server.url("/other/img_emb_{}.npy")),
             (url, f"pipe:cat {tmp_path}/img_emb_{{}}.npy"),
-            (f"pipe:cat {tmp_path}/{{00000..00002}}.tar", f"{tmp_path}/img_emb_{{}}.npy"),
+            (f"expand:pipe:cat {tmp_path}/{{00000..00002}}.tar", f"{tmp_path}/img_emb_{{}}.npy"),
         ):
             data = loader(source, spec_of(pattern), config)
             assert_aligned(data.batch_at(range(0, 20, 3)))
