@@ -7,13 +7,20 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 is_recent() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; }
 
 if [ -z "${VIRTUAL_ENV:-}" ]; then
+    unfinished=.venv/.diff_dalle-unfinished # is there while the environment is being created
+    if [ -e "$unfinished" ]; then
+        echo "Removing .venv, whose creation was interrupted"
+        rm -rf .venv
+    fi
     if [ ! -x .venv/bin/python ]; then
         for candidate in python3 python3.13 python3.12 python3.11 python3.10; do
             if command -v "$candidate" >/dev/null && is_recent "$candidate"; then python=$candidate; break; fi
         done
         [ -n "${python:-}" ] || { echo "error: Python 3.10 or later is required, but no python3 of that version was found" >&2; exit 1; }
         echo "Creating a virtual environment in .venv with $("$python" --version)"
-        "$python" -m venv .venv || { echo "error: python's venv module is missing (Debian: apt install python3-venv)" >&2; exit 1; }
+        mkdir -p .venv && touch "$unfinished"
+        "$python" -m venv .venv || { rm -rf .venv; echo "error: python's venv module is missing (Debian: apt install python3-venv)" >&2; exit 1; }
+        rm "$unfinished"
     fi
     . .venv/bin/activate
 fi
