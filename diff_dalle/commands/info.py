@@ -14,6 +14,7 @@ from torch import nn
 from ..checkpoints.checkpoint import ROLES, load_file
 from ..checkpoints.kinds import Kind, find_kind
 from ..config import entries, option, section, shown, to_dict
+from ..errors import InputError
 from ..evaluation.report import markdown_table
 from ..models.cost import Cost, measure, peak_bytes
 from ..models.layers import to_channels_last
@@ -87,8 +88,13 @@ class NetworkCost:
 
 def describe(run: Any) -> str:
     """The text that ``info.py`` prints for the config of ``parse_info``. Raises InputError for a file that is no
-    checkpoint."""
+    checkpoint, and for settings beside one, whose own they cannot change."""
     if run.what.model_path:
+        given, usual = (list(entries(type(run), to_dict(each))) for each in (run, type(run)(what=run.what)))
+        if changed := [name for name, free, value in given if (name, free, value) not in usual]:
+            raise InputError(
+                f"--model_path {run.what.model_path} says all settings itself: leave out {', '.join(changed)}"
+            )
         return describe_file(run.what.model_path)
     cost = run_cost(run)
     total = f"{training_bytes(run, cost) / 2**30:,.2f} GiB"

@@ -81,8 +81,6 @@ class PromptConfig:
             raise InputError("--mask is set, but there is no image to inpaint: give it with --init_image")
         if len([source for source in (self.prompts, self.prompts_file, self.data_dir) if source]) > 1:
             raise InputError("--prompts, --prompts_file and --data_dir exclude each other: give one of them")
-        if len({source.endswith(".txt") for source in self.data_dir}) > 1:
-            raise InputError("--data_dir names both text files and shards: give one or the other")
         if self.num_samples < 0 or self.batch_size < 1:
             raise InputError(
                 f"num_samples is {self.num_samples} and batch_size {self.batch_size}, but they must be at least 0 and 1"
@@ -115,6 +113,10 @@ class SampleRun:
             )
         if self.upsamplers != UpsamplersConfig() and not self.upsamplers.upsampler_paths:
             raise InputError("upsampler settings are given, but no upsampler: give it with --upsampler_paths")
+        if self.classifier_model != ExpectedClassifier() and not self.classifier.classifier_path:
+            raise InputError(
+                "settings of a classifier's network are given, but no classifier: give it with --classifier_path"
+            )
         if self.what.low_res_dir and not self.upsamplers.upsampler_paths:
             raise InputError(
                 "--low_res_dir holds images to upsample, but there is no upsampler: give it with --upsampler_paths"
@@ -177,11 +179,21 @@ def _prompts(config: PromptConfig) -> Sequence[str]:
 
 
 def _text_files(sources: Sequence[str]) -> list[str]:
-    """The text files among ``sources``, and those in folders of text files; empty for shards."""
-    found = [path for path in sources if path.endswith(".txt")]
-    for folder in sources:
-        if not storage.is_remote(folder) and os.path.isdir(folder):
-            files = storage.list_files(folder, recursive=True)
-            if not any(path.lower().endswith(".tar") for path in files):
-                found += [path for path in files if path.endswith(".txt")]
-    return found
+    """The text files among ``sources`` and in folders of text files; empty for shards. InputError for both together."""
+    found = [(source, _prompt_files(source)) for source in sources]
+    texts, shards = ([source for source, files in found if bool(files) == wanted] for wanted in (True, False))
+    if texts and shards:
+        raise InputError(
+            f"--data_dir names text files ({', '.join(texts)}) and shards ({', '.join(shards)}): give one or the other"
+        )
+    return [path for _, files in found for path in files]
+
+
+def _prompt_files(source: str) -> list[str]:
+    """The text files that a source stands for; none for shards."""
+    if source.endswith(".txt"):
+        return [source]
+    if storage.is_remote(source) or not os.path.isdir(source):
+        return []
+    files = storage.list_files(source, recursive=True)
+    return [] if any(path.lower().endswith(".tar") for path in files) else [p for p in files if p.endswith(".txt")]

@@ -53,9 +53,15 @@ class ClassifierOptim(OptimConfig):
         if -1 not in (self.warmup_steps, self.lr_anneal_steps):
             super().__post_init__()
 
-    def resolved(self, iterations: int) -> OptimConfig:
-        """With every -1 resolved."""
-        anneal = iterations if self.lr_anneal_steps == -1 else self.lr_anneal_steps
+    def resolved(self, training: TrainingConfig) -> OptimConfig:
+        """With every -1 resolved. InputError when the run may end at another step than ``iterations``."""
+        anneal = training.iterations if self.lr_anneal_steps == -1 else self.lr_anneal_steps
+        if self.lr_anneal_steps == -1 and (training.samples or not training.iterations):
+            limit = "samples" if training.samples else "hours"
+            raise InputError(
+                f"lr_anneal_steps is -1, the last of the iterations, but {limit} may end the run at another step: set "
+                f"--lr_anneal_steps, or --iterations without --{limit}"
+            )
         warmup = int(WARMUP_FRACTION * anneal) if self.warmup_steps == -1 else self.warmup_steps
         return replace(self, lr_anneal_steps=anneal, warmup_steps=warmup)
 
@@ -85,13 +91,7 @@ class ClassifierRun(TrainingRun):
     distributed: DistributedConfig = section(DistributedConfig)
 
     def __post_init__(self):
-        batch, piece = self.training.batch_size, self.training.microbatch
-        if piece and batch % piece:
-            raise InputError(
-                f"microbatch is {piece}, but must divide batch_size ({batch}): the contrastive loss "
-                "compares all samples of a batch"
-            )
-        optim = self.optim.resolved(self.training.iterations)
+        optim = self.optim.resolved(self.training)
         self.check_annealing(optim)
         object.__setattr__(self, "optim", optim)  # checkpoints hold the resolved values
 

@@ -97,13 +97,18 @@ class TrainingRun(ABC):
         vocabulary = tokenizer.vocabulary.text() if self.tokenizer.bpe_path else ""
         return Identity(self.kind, config, tokenizer.identity, vocabulary)
 
-    def check_annealing(self, optim: OptimConfig) -> None:
-        """InputError for steps at learning rate 0."""
-        last, steps = self.training.iterations, optim.lr_anneal_steps
-        if 0 < steps < last:
+    def check_annealing(self, optim: OptimConfig, processes: int | None = None) -> None:
+        """InputError for steps at learning rate 0. processes: None = not known yet, and with it the number of steps
+        that ``samples`` stands for."""
+        steps = optim.lr_anneal_steps
+        if not steps or (self.training.samples and processes is None):
+            return
+        last = self.training.last_step(processes or 1)
+        if last is None or steps < last:
+            rest = "the rest of its hours" if last is None else f"the rest of the {last:,} iterations"
             raise InputError(
-                f"lr_anneal_steps is {steps}, so the learning rate would be 0 for the rest of "
-                f"the {last:,} iterations: set --iterations {steps} or raise lr_anneal_steps"
+                f"lr_anneal_steps is {steps}, so the learning rate would be 0 for {rest}: set --iterations {steps} or "
+                "raise lr_anneal_steps"
             )
 
     def build_tokenizer(self) -> Tokenizer | None:
@@ -159,6 +164,7 @@ def train(run: TrainingRun, world: World) -> None:
     Raises InputError for unusable data and for a log directory that holds another run.
     """
     run.check_world(world)
+    run.check_annealing(run.optim, world.size)
     logdir = world.broadcast(choose_logdir(run.training.logdir) if world.is_main else None)
     world.print(f"Logs and checkpoints: {logdir}")
     with hold(logdir) if world.is_main else contextlib.nullcontext() as lock:

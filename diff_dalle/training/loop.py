@@ -83,6 +83,11 @@ class TrainingConfig:
         if self.init_exclude and not self.init_checkpoint:
             raise InputError("init_exclude is given without init_checkpoint, whose weights it excludes")
 
+    def last_step(self, processes: int) -> int | None:
+        """Number of updates after which a run on that many processes ends; None when only ``hours`` limits it."""
+        by_samples = -(-self.samples // (self.batch_size * processes))
+        return min((steps for steps in (self.iterations, by_samples) if steps), default=None)
+
 
 class TrainLoop:
     """Trains one or several trainees on the same batches.

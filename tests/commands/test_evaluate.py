@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,19 @@ def make_run(folder, **flags):
 
 def evaluation(folder, **flags):
     return Evaluation(make_run(folder, **flags), World(SINGLE, torch.device("cpu")))
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"prompts_per_task": 1}, "prompts_per_task is 1 and guidance_prompts 0, .* at least 2"),
+        ({"guidance_prompts": 1}, "prompts_per_task is 2 and guidance_prompts 1, .* at least 2"),
+        ({"guidance_prompts": -1}, "guidance_prompts -1"),
+    ],
+)
+def test_too_few_prompts_are_refused_before_anything_is_sampled(flags, words, tmp_path):
+    with pytest.raises(InputError, match=words):
+        make_run(tmp_path, **flags)
 
 
 def test_a_file_of_settings_with_an_earlier_name_is_read(tmp_path):
@@ -178,7 +192,7 @@ def test_feature_metrics_read_the_samples_of_shape_eval(folder, sampled):
     assert [call[0] for call in sampled] == [2] and result.scores["feature_metrics"]["n"] == 16
 
 
-def test_feature_metrics_are_those_of_the_classifiers_features(folder):
+def test_feature_metrics_are_those_of_the_classifiers_features(folder, tmp_path):
     flags = base_and_classifier(folder, **on_shards(folder, 8), evaluators="feature_metrics")
     result = evaluation(folder, **flags)
     result.run()
@@ -189,9 +203,11 @@ def test_feature_metrics_are_those_of_the_classifiers_features(folder):
     assert found["generated"] == pytest.approx(expected) and set(found["real halves"]) == set(expected)
     assert "best.pt at t = 0" in found["features"] and found["dimensions"] == real.shape[1] == 16
     assert "best.pt" in result.sections[0].text and "frechet_distance" in result.sections[0].text
-    few = evaluation(folder, **{**flags, "num_samples": 7})
-    with pytest.raises(InputError, match="feature_metrics has 7 images, .* raise --num_samples"):
-        few.run()
+    with pytest.raises(InputError, match="num_samples is 7, but the evaluator feature_metrics needs at least 8"):
+        make_run(folder, **{**flags, "num_samples": 7})
+    write_shapes(replace(CONFIG, val_samples=4), str(tmp_path))
+    with pytest.raises(InputError, match="--data_dir has 4 images, but feature_metrics needs at least 8"):
+        evaluation(folder, **{**flags, "data_dir": tmp_path / "val"}).run()
 
 
 def test_missing_matplotlib_is_found_before_anything_is_sampled_and_only_if_plots_are_drawn(folder, monkeypatch):

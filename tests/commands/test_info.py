@@ -26,6 +26,7 @@ from diff_dalle.commands.info import (
 )
 from diff_dalle.commands.sources import preset_names
 from diff_dalle.commands.train_classifier import ClassifierRun
+from diff_dalle.errors import InputError
 from diff_dalle.models.attention import SelfAttention
 from diff_dalle.models.cost import measure, peak_bytes
 from diff_dalle.models.generator import Generator
@@ -122,6 +123,8 @@ def test_files_of_upsamplers_are_described(tmp_path):
     cost = describe(parse_info([*flags, "--crop_size", "16", "--microbatch", "8"]))
     assert "16×16 pixels" in cost and "one image of 32×32" in cost and "microbatch 8, as set: " in cost
     assert describe(parse_info(["--model_path", str(tmp_path / "ema.pt")])) == text
+    with pytest.raises(InputError, match=r"ema\.pt says all settings itself: leave out num_channels"):
+        describe(parse_info(["--model_path", str(tmp_path / "ema.pt"), "--num_channels", "64"]))
 
 
 def test_the_sections_are_those_of_the_kind(tmp_path):

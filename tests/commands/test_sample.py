@@ -119,6 +119,10 @@ REFUSED = {
     "jump in none": ({"model_path": "base.pt", "inpaint_jump": 3}, "inpaint_jump .* give it with --init_image"),
     "mask of none": ({"model_path": "base.pt", "mask": "m.png"}, "--mask is set, .* give it with --init_image"),
     "size": ({"model_path": "base.pt", "sample_size": 64}, "sample_size is 64, but must be HEIGHT,WIDTH"),
+    "network of no classifier": (
+        {"model_path": "base.pt", "classifier_width": 64},
+        "settings of a classifier's network .* give it with --classifier_path",
+    ),
     "no size": ({"model_path": "base.pt", "sample_size": "0,64"}, "sample_size is 0,64, but must be HEIGHT,WIDTH"),
 }
 
@@ -162,6 +166,18 @@ def test_a_list_of_one_is_for_all_and_a_longer_one_for_each():
     assert (one.classifier, two.classifier) == (None, "c")
     assert one.guidance == two.guidance == GuidanceConfig(guidance_scale=2.0)
     assert UpsamplersConfig(("a",)).setting().seed is None and UpsamplersConfig().settings() == []
+
+
+def test_prompts_come_from_text_files_and_folders_of_them_or_from_shards(tmp_path):
+    for name in ("texts/a.txt", "b.txt", "shards/x.tar"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"prompt of {name}\n")
+    texts, file, shards = (str(tmp_path / name) for name in ("texts", "b.txt", "shards"))
+    found = request(model_path="base.pt", data_dir=f"{texts},{file}")
+    assert found.prompts == ["prompt of texts/a.txt", "prompt of b.txt"]
+    for mixed in (f"{texts},{shards}", f"{shards},{file}"):
+        with pytest.raises(InputError, match=r"names text files \(.*(texts|b\.txt)\) and shards \(.*shards\)"):
+            request(model_path="base.pt", data_dir=mixed)
 
 
 # -------------------------------------------------------------------------------------------------- images to upsample

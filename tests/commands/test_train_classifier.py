@@ -52,10 +52,29 @@ def test_impossible_rates_are_refused(optim, words):
         make_run(optim, iterations=1000)
 
 
-def test_pieces_must_fill_the_batch():
-    with pytest.raises(InputError, match=r"microbatch is 24, but must divide batch_size \(128\)"):
-        make_run(microbatch=24)
-    assert make_run(microbatch=32).training.microbatch == 32
+@pytest.mark.parametrize("limits", [{"samples": 10**6}, {"iterations": 0, "samples": 10**6}])
+def test_a_run_by_samples_says_the_end_of_its_rate(limits):
+    """The step at which it ends depends on the number of processes."""
+    with pytest.raises(InputError, match="lr_anneal_steps is -1, .* but samples may end the run"):
+        make_run(**limits)
+    run = make_run({"lr_anneal_steps": 1000}, **limits, batch_size=500)
+    assert (run.optim.warmup_steps, run.optim.lr_anneal_steps) == (20, 1000)
+    run.check_annealing(run.optim, processes=2)
+    with pytest.raises(InputError, match="0 for the rest of the 2,000 iterations"):
+        run.check_annealing(run.optim, processes=1)
+
+
+def test_a_run_by_hours_alone_has_no_step_for_the_rate_to_end():
+    with pytest.raises(InputError, match="lr_anneal_steps is -1, .* but hours may end the run"):
+        make_run(iterations=0, hours=1.0)
+    with pytest.raises(InputError, match="is 1000, .* 0 for the rest of its hours: set --iterations 1000"):
+        make_run({"lr_anneal_steps": 1000}, iterations=0, hours=24.0)
+    assert make_run({"lr_anneal_steps": 0}, iterations=0, hours=1.0).optim.warmup_steps == 0
+
+
+def test_the_last_piece_may_be_smaller():
+    """tests/tasks/test_contrastive.py tests its gradient."""
+    assert make_run(microbatch=24).training.microbatch == 24
 
 
 def test_one_sample_is_no_batch_and_one_a_process_is():

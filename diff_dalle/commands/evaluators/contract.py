@@ -47,6 +47,7 @@ class Evaluator:
     run:     samples with the context (all ranks call it) and returns its findings.
     plots:   whether it draws plots, which require matplotlib.
     default: whether it runs when its needs are met and --evaluators is empty.
+    least:   number of captions of data_dir that it needs.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Evaluator:
     run: Callable[[Context], Findings]
     plots: bool = False
     default: bool = True
+    least: int = 2
 
     def missing(self, run: EvaluateInputs) -> list[Need]:
         return [need for need in self.needs if not need.met(run)]

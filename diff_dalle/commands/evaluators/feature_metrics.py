@@ -36,13 +36,13 @@ def run(context: Context) -> Findings:
 def _features(context: Context) -> tuple[Tensor, Tensor]:
     """[N, D] of real and of generated images, of the same captions, at the base's resolution."""
     if context.settings.shapes_dir:
-        prompts, flag = context.shape_prompts(), "--prompts_per_task"
+        prompts = context.shape_prompts()
         captions = [prompt.text for prompt in prompts]
         real = context.classifier.encode_image(rendered(prompts, context.base.image_size))
     else:
-        captions, real, flag = context.captioned.captions, context.real_features, "--num_samples"
-    if len(real) < MIN_IMAGES:
-        raise InputError(f"feature_metrics has {len(real)} images, but needs at least {MIN_IMAGES}: raise {flag}")
+        captions, real = context.captioned.captions, context.real_features
+        if len(real) < MIN_IMAGES:
+            raise InputError(f"--data_dir has {len(real)} images, but feature_metrics needs at least {MIN_IMAGES}")
     return real, context.features(captions, context.default_guidance)
 
 
@@ -50,4 +50,4 @@ def _metrics(real: Tensor, fake: Tensor) -> dict[str, float]:
     return {name: value for metric in METRICS.values() for name, value in metric(real, fake).items()}
 
 
-FEATURE_METRICS = Evaluator("feature_metrics", (BASE, CLASSIFIER), run, default=False)
+FEATURE_METRICS = Evaluator("feature_metrics", (BASE, CLASSIFIER), run, default=False, least=MIN_IMAGES)

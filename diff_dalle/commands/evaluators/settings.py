@@ -43,6 +43,11 @@ class EvaluateConfig:
                 f"edits is {self.edits}, but must be 0, or at least 2 with a base generator of the shapes world "
                 "(--model_path and --shapes_dir)"
             )
+        if self.prompts_per_task < 2 or self.guidance_prompts < 0 or self.guidance_prompts == 1:
+            raise InputError(
+                f"prompts_per_task is {self.prompts_per_task} and guidance_prompts {self.guidance_prompts}, but they "
+                "must be at least 2 (the chance level needs captions to swap), or 0 for guidance_prompts"
+            )
         if self.num_samples < 2 or self.batch_size < 1:
             raise InputError(
                 f"num_samples is {self.num_samples} and batch_size {self.batch_size}, but they must be at least 2 and 1"

@@ -41,9 +41,12 @@ def choose_evaluators(names: Sequence[str], run: EvaluateInputs) -> list[Evaluat
     """
     if not names:
         return [evaluator for evaluator in EVALUATORS.values() if evaluator.default and not evaluator.missing(run)]
+    samples = run.evaluation.num_samples
     for name in names:
-        missing = lookup(EVALUATORS, name, "evaluator").missing(run)
-        if missing:
+        evaluator = lookup(EVALUATORS, name, "evaluator")
+        if run.evaluation.data_dir and samples < evaluator.least:
+            raise InputError(f"num_samples is {samples}, but the evaluator {name} needs at least {evaluator.least}")
+        if missing := evaluator.missing(run):
             inputs = " and ".join(f"{need.name} ({need.flag})" for need in missing)
             them = "them" if len(missing) > 1 else "it"
             raise InputError(f"the evaluator {name} needs {inputs}: set {them}, or remove {name} from --evaluators")
