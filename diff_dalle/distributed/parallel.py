@@ -1,4 +1,7 @@
-"""Data parallelism: modules whose gradients are averaged over ranks, and tensors that may be sharded."""
+"""Data parallelism: modules whose gradients are averaged over ranks, and tensors that may be sharded.
+
+Norms and updates are right for sharded parameters; checkpoints of them are not supported yet.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,10 @@ class Replicas:
     """A module replicated on every rank (DistributedDataParallel); on one process the module itself.
 
     parameters: those whose gradients are exchanged, a subset of the module's.
+    init_sync:  give every rank rank 0's values; False where they are known to be equal.
     """
 
-    def __init__(self, module: nn.Module, parameters: Iterable[nn.Parameter], world: World):
+    def __init__(self, module: nn.Module, parameters: Iterable[nn.Parameter], world: World, init_sync: bool = True):
         self.module, self.world = module, world
         self.parallel: nn.Module = module
         if world.size > 1:
@@ -28,7 +32,9 @@ class Replicas:
             for parameter in others:  # DDP exchanges what requires a gradient when it is constructed
                 parameter.requires_grad_(False)
             ids = [world.device.index] if world.device.type == "cuda" else None
-            self.parallel = nn.parallel.DistributedDataParallel(module, device_ids=ids, gradient_as_bucket_view=True)
+            self.parallel = nn.parallel.DistributedDataParallel(
+                module, device_ids=ids, init_sync=init_sync, gradient_as_bucket_view=True
+            )
             for parameter in others:
                 parameter.requires_grad_(True)
 

@@ -103,6 +103,7 @@ class TrainLoop:
     Every rank executes the same forward passes and collectives, also in evaluation and previews: sharded parameters
     need all ranks in each of them. An InputError that one rank meets between two updates, in its data, its log or a
     checkpoint, is therefore kept as ``failure`` until the next vote, after which all ranks save and raise it.
+    Checkpoints of sharded parameters are not supported yet.
     """
 
     def __init__(
@@ -115,6 +116,9 @@ class TrainLoop:
         val_data=None,
         sample_interval: int = 0,
     ):
+        names = [trainee.name for trainee in trainees]
+        if len(names) > 1 and (len(set(names)) < len(names) or not all(names)):
+            raise ValueError(f"the trainees are called {names}, but several need names of their own, for their files")
         self.config, self.trainees, self.data, self.run_folder = config, list(trainees), data, run
         self.world, self.val_data, self.sample_interval = world, val_data, sample_interval
         self.failure: InputError | None = None
@@ -322,7 +326,7 @@ class TrainLoop:
             if not values:
                 return
             scalars |= {f"{trainee.prefix}held_out/{name}": value for name, value in values.items()}
-            text, figures = trainee.task.findings(values)
+            text, figures = trainee.task.findings(values) if self.world.is_main else ("", {})
             if text:
                 owner = f", {trainee.name}" if trainee.name else ""
                 self._report(tracker.note, f"Step {self.step:,}{owner}: {text}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
@@ -13,11 +13,11 @@ from ..distributed.world import World
 class Meter:
     """Running means of named per-sample values, summed on the device: only ``read`` waits for it.
 
-    NaN in a value other than "loss" marks a sample to which the value does not apply.
+    losses: names of values that apply to every sample. NaN in another one marks a sample to which it does not apply.
     """
 
-    def __init__(self, device: torch.device):
-        self.device = device
+    def __init__(self, device: torch.device, losses: Collection[str] = ("loss",)):
+        self.device, self.losses = device, losses
         self.names: tuple[str, ...] = ()
         self.dtype = torch.float32 if device.type == "mps" else torch.float64
         self.sums = self.counts = torch.zeros(0, device=device, dtype=self.dtype)
@@ -31,7 +31,7 @@ class Meter:
             self.counts = torch.zeros_like(self.sums)
         table = torch.stack([value.detach().float() for value in values.values()])  # [names, samples]
         applies = ~table.isnan()
-        applies[self.names.index("loss") if "loss" in self.names else slice(0, 0)] = True
+        applies[[i for i, name in enumerate(self.names) if name in self.losses]] = True
         self.sums += torch.where(applies, table, 0.0).sum(1)
         self.counts += applies.sum(1)
 

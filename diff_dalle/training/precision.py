@@ -66,5 +66,8 @@ class LossScale:
         return {"scale": self.scale, "good_steps": self.good_steps}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        self.scale.copy_(state["scale"])
-        self.good_steps.copy_(state["good_steps"])
+        """Continue with a saved scale, unless one of the two sessions has another precision than fp16. A session
+        without scaling has saved scale 1 and no good steps."""
+        if self.dynamic and (state["scale"] > 1 or state["good_steps"] > 0):
+            self.scale.copy_(state["scale"])
+            self.good_steps.copy_(state["good_steps"])

@@ -89,7 +89,7 @@ class Task(nn.Module):
 
     def findings(self, values: Mapping[str, float]) -> tuple[str, dict[str, np.ndarray]]:
         """A summary of the means of ``held_out`` for people: a text for the log ("" = none), and named figures (uint8
-        [H, W, 3]), each of which replaces the one of the evaluation before."""
+        [H, W, 3]), each of which replaces the one of the evaluation before. Asked for on the first rank only."""
         return "", {}
 
     def previews(self) -> dict[str, np.ndarray]:

@@ -82,7 +82,7 @@ class Optimization:
 class Trainee:
     """A task together with everything that changes while it is trained.
 
-    config: of its optimizer, or one for each of ``task.parts``.
+    config: of its optimizer, or one for each of ``task.parts``; the first one says the averages of ``task.model``.
     name:   prefix of its checkpoint files and log entries; empty when the run has a single trainee.
     """
 
@@ -99,10 +99,20 @@ class Trainee:
             part: Optimization(configs[part], task.part_modules(part), self.precision, world.device)
             for part in task.parts
         }
-        self.replicas = {part: Replicas(self.task, each.parameters, world) for part, each in self.optimizations.items()}
-        first = configs[task.parts[0]]
-        self.emas = [Ema(rate, self.task.model) for rate in first.ema_rate]
-        self.meter, self.norms = Meter(world.device), Meter(world.device)
+        first, *others = task.parts
+        self.replicas = {
+            part: Replicas(self.task, each.parameters, world, init_sync=part == first)  # once for the whole task
+            for part, each in self.optimizations.items()
+        }
+        for part in others:
+            if configs[part].ema_rate not in ((), OptimConfig.ema_rate, configs[first].ema_rate):
+                raise InputError(
+                    f"ema_rate of the optimizer {part!r} is {configs[part].ema_rate}, but only that of the first "
+                    "optimizer counts: leave it out"
+                )
+        self.emas = [Ema(rate, self.task.model) for rate in configs[first].ema_rate]
+        losses = [_named(part, "loss") for part in task.parts]
+        self.meter, self.norms = Meter(world.device, losses), Meter(world.device)
         self.bad_steps = torch.zeros(3, device=world.device)  # in all, consecutive until now, longest run of them
         self.flight = FlightRecorder(world.device)
 
@@ -146,8 +156,9 @@ class Trainee:
 
     @contextlib.contextmanager
     def _training_only(self, part: str) -> Iterator[None]:
-        """Gradients for the parameters of one part only, inside the block."""
-        others = [p for name, each in self.optimizations.items() if name != part for p in each.parameters]
+        """Gradients for the parameters of one part only, inside the block. Parts may share parameters."""
+        own = {id(p) for p in self.optimizations[part].parameters}
+        others = [p for each in self.optimizations.values() for p in each.parameters if id(p) not in own]
         for parameter in others:
             parameter.requires_grad_(False)
         try:

@@ -554,3 +554,20 @@ def quiet_losses(task):
 def test_a_seed_that_repeats_another_one_is_refused(seed):
     with pytest.raises(InputError, match=rf"seed is {seed}, but must lie between 0 and 2\^63 - 1"):
         TrainingConfig(seed=seed)
+
+
+@pytest.mark.parametrize("is_main", [True, False])
+def test_findings_are_asked_for_on_the_first_rank_only(tmp_path, is_main):
+    class Plotting(ToyTask):
+        def findings(self, values):
+            asked.append(values)
+            return "", {}
+
+    class Rank(World):
+        is_main = None
+
+    asked, Rank.is_main = [], is_main
+    loop = make_loop(tmp_path, Plotting(), val_data=ToyData(8), eval_interval=5)
+    loop.world = Rank(ProcessInfo("single"), torch.device("cpu"))
+    run(loop)
+    assert len(asked) == (2 if is_main else 0)

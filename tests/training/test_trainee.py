@@ -10,7 +10,7 @@ from toy import ListTracker, ToyData, ToyTask, TwoOptimizers
 
 from diff_dalle.checkpoints.checkpoint import Identity, load_file, load_weights
 from diff_dalle.checkpoints.run_folder import open_run
-from diff_dalle.distributed.world import SINGLE, World
+from diff_dalle.distributed.world import SINGLE, ProcessInfo, World
 from diff_dalle.errors import InputError
 from diff_dalle.training.ema import Ema
 from diff_dalle.training.loop import TrainingConfig, TrainLoop
@@ -105,6 +105,12 @@ def test_held_out_values_and_previews_see_every_trainees_average(tmp_path):
     assert not torch.equal(trainees[0].task.model[0].weight, averages[0]) and tasks[0].training
 
 
+@pytest.mark.parametrize("names", [("a", "a"), ("a", ""), ("", "")])
+def test_several_trainees_need_names_of_their_own(tmp_path, names):
+    with pytest.raises(ValueError, match="several need names of their own"):
+        make_loop(tmp_path, [Trainee(ToyTask(), OPTIM, "fp32", WORLD, name) for name in names])
+
+
 # -------------------------------------------------------------------------------------------------- several optimizers
 
 
@@ -149,6 +155,57 @@ def test_two_optimizers_resume_exactly(tmp_path):
     state = load_file(str(tmp_path / "whole" / "opt000006.pt"), ("optimizer",))["state"]
     assert list(state["modules"]) == ["critic"] and list(state["parts"]) == ["critic"]
     assert "critic.weight" not in load_file(str(tmp_path / "whole" / "model000006.pt"))["state"]
+
+
+class SharedModel(ToyTask):
+    """Two optimizers of the same parameters, with losses of their own."""
+
+    parts = ("", "more")
+
+    def part_losses(self, part, batch, draw):
+        return {"loss": self.losses(batch, draw)["loss"] * (2 if part else 1)}
+
+
+def test_parts_may_share_parameters(tmp_path):
+    torch.manual_seed(0)
+    trainee = Trainee(SharedModel(), OPTIM, "fp32", WORLD)
+    row = run(make_loop(tmp_path, [trainee], iterations=1, log_interval=1)).rows[0][1]
+    assert row["grad_norm"] > 0 and row["more_grad_norm"] > 0
+    assert all(len(each.optimizer.state) == 4 for each in trainee.optimizations.values())
+    assert all(p.requires_grad for p in trainee.task.parameters())
+
+
+def test_a_loss_that_is_not_finite_is_logged_for_every_part(tmp_path):
+    class Broken(TwoOptimizers):
+        def part_losses(self, part, batch, draw):
+            losses = super().part_losses(part, batch, draw)
+            return {"loss": losses["loss"] * (torch.nan if part else 1)}
+
+    rows = run(make_loop(tmp_path, [Trainee(Broken(), CONFIGS, "fp32", WORLD)], max_bad_steps=99)).rows
+    row = next(row for _, row in rows if "critic_lr" in row)
+    assert np.isnan(row["critic_loss"]) and np.isfinite(row["loss"])
+
+
+def test_averages_are_those_of_the_first_optimizer():
+    for rates in ((), OPTIM.ema_rate, OptimConfig.ema_rate):
+        trainee = Trainee(TwoOptimizers(), {"": OPTIM, "critic": OptimConfig(ema_rate=rates)}, "fp32", WORLD)
+        assert [ema.rate for ema in trainee.emas] == [0.9]
+    with pytest.raises(InputError, match=r"ema_rate of the optimizer 'critic' is \(0\.5,\)"):
+        Trainee(TwoOptimizers(), {"": OPTIM, "critic": OptimConfig(ema_rate=(0.5,))}, "fp32", WORLD)
+
+
+def test_the_initial_values_are_sent_once(monkeypatch):
+    """Not for each optimizer."""
+    sent = []
+
+    class Recorder(nn.Module):
+        def __init__(self, module, init_sync, **options):
+            super().__init__()
+            sent.append(init_sync)
+
+    monkeypatch.setattr(nn.parallel, "DistributedDataParallel", Recorder)
+    Trainee(TwoOptimizers(), CONFIGS, "fp32", World(ProcessInfo("mpi", 0, 2), torch.device("cpu")))
+    assert sent == [True, False]
 
 
 def test_optimizers_must_be_those_of_the_task():
