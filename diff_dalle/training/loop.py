@@ -83,9 +83,13 @@ class TrainingConfig:
         if self.init_exclude and not self.init_checkpoint:
             raise InputError("init_exclude is given without init_checkpoint, whose weights it excludes")
 
-    def last_step(self, processes: int) -> int | None:
-        """Number of updates after which a run on that many processes ends; None when only ``hours`` limits it."""
-        by_samples = -(-self.samples // (self.batch_size * processes))
+    def last_step(self, processes: int, step: int = 0, samples: int = 0) -> int | None:
+        """Number of updates after which a run on that many processes ends; None when only ``hours`` limits it.
+
+        step, samples: what it has done so far, perhaps with another global batch.
+        """
+        left = max(0, self.samples - samples)
+        by_samples = step + -(-left // (self.batch_size * processes)) if self.samples else 0
         return min((steps for steps in (self.iterations, by_samples) if steps), default=None)
 
 
@@ -232,10 +236,7 @@ class TrainLoop:
     @property
     def total_steps(self) -> int | None:
         """Number of updates after which the run ends; None when only ``hours`` limits it."""
-        config = self.config
-        left = max(0, config.samples - self.samples)
-        by_samples = self.step + -(-left // (config.batch_size * self.world.size)) if config.samples else 0
-        return min((steps for steps in (config.iterations, by_samples) if steps), default=None)
+        return self.config.last_step(self.world.size, self.step, self.samples)
 
     def _finished(self) -> bool:
         """Whether the run has reached its limit in steps or samples."""
