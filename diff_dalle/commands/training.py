@@ -22,6 +22,7 @@ from ..distributed.parallel import build_shared
 from ..distributed.world import World
 from ..errors import InputError
 from ..images.transforms import Window
+from ..models.compiling import compile_training
 from ..models.layers import to_channels_last
 from ..text.tokenizer import Tokenizer, TokenizerConfig, load_tokenizer
 from ..tracking.tracker import Tracker
@@ -123,7 +124,10 @@ class TrainingRun(ABC):
             torch.manual_seed(self.training.seed)
             return kind.build(kind.settings_of(self), vocab_size)
 
-        return to_channels_last(build_shared(build, world) if world else build())
+        model = to_channels_last(build_shared(build, world) if world else build())
+        if self.training.compile:
+            compile_training(model)
+        return model
 
     def build_loader(self, tokenizer: Tokenizer | None, world: World) -> Loader:
         """The training data, in an order determined by the seed. InputError when ``data_dir`` is unset or empty."""

@@ -43,6 +43,12 @@ class TrainingConfig:
     precision: str = option(
         "auto", "arithmetic of the network; auto = bf16 on GPUs that support it, else fp32", choices=PRECISIONS
     )
+    compile: bool = option(
+        False,
+        "compile the network with torch.compile: minutes at the start, then faster steps on GPUs; needs a C++ compiler "
+        "and, on GPUs, Triton",
+        free=True,
+    )
     logdir: str = option(
         "", "folder for logs and checkpoints; none = $OPENAI_LOGDIR, else a new temporary folder", free=True
     )

@@ -1,0 +1,119 @@
+"""The networks are captured as one graph each, which stays the same from step to step.
+
+The graphs run uncompiled here ("eager"): capturing is what can break.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from checkpoint_making import TINY, TINY_CLASSIFIER, make_run
+from network_making import TEXT, VOCABULARY, captions, noisy, randomize
+
+from diff_dalle.commands.train_classifier import ClassifierRun
+from diff_dalle.models.compiling import compile_training
+from diff_dalle.models.dropout import Dropout
+from diff_dalle.models.generator import Generator, GeneratorConfig
+from diff_dalle.models.noised_clip import NoisedClip, NoisedClipConfig
+from diff_dalle.models.super_resolution import LowResConfig
+from diff_dalle.models.unet import UNetConfig
+
+UNET = {"image_size": 8, "num_channels": 8, "num_res_blocks": 1, "channel_mult": (1, 2), "attention_resolutions": (4,)}
+SMALL = UNetConfig(**UNET, num_heads=2, dropout=0.2)
+SHORT = replace(TEXT, enc_depth=1, dropout_text=0.1)
+
+
+class Graphs:
+    """A backend that counts the graphs and runs them as they are."""
+
+    def __init__(self):
+        self.count = 0
+        torch._dynamo.reset()
+
+    def __call__(self, graph, inputs):
+        self.count += 1
+        return graph.forward
+
+
+def generator(**changed):
+    torch.manual_seed(0)
+    network = Generator(GeneratorConfig(replace(SMALL, num_classes=3, **changed), SHORT), VOCABULARY)
+    x, t = noisy(size=(8, 8))
+    cond = replace(captions(), labels=torch.tensor([0, 2, 3]))
+    return network, lambda keys: network(x, t, replace(cond, dropout_keys=keys)), 1
+
+
+def checkpointed():
+    return generator(use_checkpoint=True, text_attention="joint", resblock_updown=True)
+
+
+def upsampler():
+    torch.manual_seed(0)
+    network = Generator(GeneratorConfig(SMALL, SHORT, LowResConfig(4, True)), VOCABULARY, learned_variance=True)
+    (x, t), level = noisy(size=(8, 8)), torch.tensor([0.0, 0.1, 0.5])
+    cond = replace(captions(), low_res=noisy(size=(4, 4))[0], low_res_level=level, low_res_blur=level)
+    return network, lambda keys: network(x, t, replace(cond, dropout_keys=keys)), 1
+
+
+def classifier():
+    torch.manual_seed(0)
+    tower = {name.replace("num_channels", "width").replace("num_res_blocks", "depth"): v for name, v in UNET.items()}
+    tower = {name if name == "image_size" else f"classifier_{name}": value for name, value in tower.items()}
+    config = NoisedClipConfig(
+        **tower,
+        classifier_num_heads=2,
+        classifier_dropout=0.2,
+        classifier_enc_attn_dim=12,
+        classifier_enc_depth=1,
+        classifier_enc_heads=3,
+    )
+    network, (x, t) = NoisedClip(config, VOCABULARY), noisy(size=(8, 8))
+
+    def run(keys):
+        return torch.cat([network.encode_image(x, t, keys), network.encode_text(*captions().caption, keys)])
+
+    return network, run, 2
+
+
+@pytest.mark.parametrize("make", [generator, checkpointed, upsampler, classifier])
+def test_a_network_is_one_graph_for_all_steps_and_computes_the_same(make):
+    network, run, passes = make()
+    randomize(network)
+    steps = [torch.tensor([5, -7, 2**40]) + step for step in range(3)]
+    plain = [run(keys).detach() for keys in steps]
+    graphs = Graphs()
+    compile_training(network, graphs)
+    for keys, expected in zip(steps, plain, strict=True):
+        out = run(keys)
+        torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+    assert out.requires_grad and graphs.count == passes
+    network.eval()
+    assert not torch.equal(run(steps[0]), plain[0]) and graphs.count == passes  # without dropout, and not compiled
+    assert not any(name.startswith("_orig_mod") for name in network.state_dict())
+
+
+def test_blocks_that_differ_in_their_number_share_a_graph():
+    graphs, layers = Graphs(), [Dropout(0.5) for _ in range(3)]
+    for number, layer in enumerate(layers):
+        layer.salt = torch.tensor(number)
+    x, keys = torch.ones(2, 8, 4), torch.tensor([3, 4])
+
+    @torch.compile(backend=graphs, fullgraph=True)
+    def drop(layer):
+        return layer(x, keys)
+
+    masks = [drop(layer) for layer in layers]
+    assert graphs.count == 1 and not torch.equal(masks[0], masks[1])
+
+
+@pytest.mark.parametrize(
+    ("settings", "entries"), [(TINY, ["forward"]), (TINY_CLASSIFIER, list(NoisedClip.entry_points))]
+)
+def test_the_flag_compiles_what_training_calls(settings, entries, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda plain, **options: compiled.append((plain.__name__, options)) or plain)
+    run = make_run(*([ClassifierRun] if settings is TINY_CLASSIFIER else []), settings=settings, compile=True)
+    run.build_model(run.build_tokenizer())
+    assert [name for name, _ in compiled] == entries
+    assert all(options == {"backend": "inductor", "fullgraph": True} for _, options in compiled)
+    assert not make_run().training.compile
