@@ -16,7 +16,6 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
 from tqdm import tqdm
@@ -138,30 +137,26 @@ class _Indexer:
         return Indexed(path, file, summary)
 
     def run(self, paths: Sequence[str], world: World) -> list[Indexed]:
-        pool = ThreadPoolExecutor(THREADS)
-        try:
-            found = self._find_all(paths, pool) if world.is_main else {}
-            missing: list[str] = world.broadcast([path for path in dict.fromkeys(paths) if path not in found])
-            self._load_summaries(missing)
-            quiet = not (missing and world.is_main)
-            with tqdm(total=len(missing), desc="indexing shards", unit="shard", disable=quiet or None) as bar:
-                for start in range(0, len(missing), ROUND * world.size):
-                    mine = missing[start : start + ROUND * world.size][world.rank :: world.size]
-                    built = []
-                    for entry in pool.map(self.find_or_build, mine):
-                        built.append(entry)
-                        bar.update(world.size)
-                    found |= {entry.path: entry for part in world.gather(built) for entry in part}
-        finally:
-            pool.shutdown(cancel_futures=True)
+        found = self._find_all(paths) if world.is_main else {}
+        missing: list[str] = world.broadcast([path for path in dict.fromkeys(paths) if path not in found])
+        self._load_summaries(missing)
+        quiet = not (missing and world.is_main)
+        with tqdm(total=len(missing), desc="indexing shards", unit="shard", disable=quiet or None) as bar:
+            for start in range(0, len(missing), ROUND * world.size):
+                mine = missing[start : start + ROUND * world.size][world.rank :: world.size]
+                built = []
+                for entry in storage.in_parallel(self.find_or_build, mine, THREADS):
+                    built.append(entry)
+                    bar.update(world.size)
+                found |= {entry.path: entry for part in world.gather(built) for entry in part}
         if not world.is_main:
             return []
         self._save_summaries(found.values())
         return [found[path] for path in paths]
 
-    def _find_all(self, paths: Sequence[str], pool: ThreadPoolExecutor) -> dict[str, Indexed]:
+    def _find_all(self, paths: Sequence[str]) -> dict[str, Indexed]:
         self._load_summaries(paths)
-        return {entry.path: entry for entry in pool.map(self.find, paths) if entry is not None}
+        return {entry.path: entry for entry in storage.in_parallel(self.find, paths, THREADS) if entry is not None}
 
     def _load_summaries(self, paths: Sequence[str]):
         for folder in {folder for path in paths for folder in _folders(path, self.index_cache)[0]}:

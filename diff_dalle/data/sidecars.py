@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -98,11 +97,8 @@ class SidecarFiles:
                     f"{owners[path]} and {shard} would share the embeddings {path}: use {{name}}, or a pattern without "
                     "a folder, which stands for a file beside the shard"
                 )
-        pool = ThreadPoolExecutor(THREADS)
-        try:
-            arrays = dict(zip(paths, pool.map(self._open, paths.values()), strict=True))
-        finally:
-            pool.shutdown(cancel_futures=True)
+        opened = storage.in_parallel(self._open, list(paths.values()), THREADS)
+        arrays = dict(zip(paths, opened, strict=True))
         self._arrays = [arrays.get(shard) for shard in shards]
         for shard, array, count in zip(shards, self._arrays, samples, strict=True):
             if array and not sidecar.index_width and array.rows < count:

@@ -2,7 +2,8 @@
 
 A path is local (also ``file:``), ``s3://`` (boto3, the extra ``s3``), ``gs://`` or ``az://`` (blobfile), ``http(s)://``
 (read-only), or ``pipe:COMMAND``, the output of a shell command (read-only, sequential). Failures raise an InputError
-that names the path: missing file, no permission, full disk, lost connection.
+that names the path: missing file, no permission, full disk. While a server is away, calls are repeated for
+``retries.RETRY_SECONDS`` and then raise UnavailableError; a silent one counts as away.
 
 To add a kind of storage: a class with the methods of ``Local`` in a file of this folder, and a line in ``_BACKENDS``.
 """
@@ -23,10 +24,11 @@ from .failures import ChangedError, UnavailableError, explained, full_disk, is_m
 from .files import FileInfo
 from .http import Http
 from .local import Local, open_regular
+from .parallel import in_parallel
 from .paths import is_remote, join, local_path, scheme, split
 from .pipe import Pipe
 from .remote import State
-from .retries import retry, stop_retrying_when, stopped_by
+from .retries import retry
 from .s3 import S3
 from .temporaries import sweep, temporary_path
 
@@ -39,6 +41,7 @@ __all__ = [
     "exists",
     "explained",
     "fetch_to_cache",
+    "in_parallel",
     "is_remote",
     "join",
     "list_files",
@@ -55,8 +58,6 @@ __all__ = [
     "scheme",
     "size_and_tag",
     "split",
-    "stop_retrying_when",
-    "stopped_by",
     "write_bytes",
 ]
 

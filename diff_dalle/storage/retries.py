@@ -35,12 +35,6 @@ _dice = random.SystemRandom()  # global generators belong to training
 _lost: set[str] = set()  # servers that were away for RETRY_SECONDS: one attempt each until they answer again
 _noted: set[str] = set()  # servers whose failure the log names
 _thread = threading.local()
-_stops: list[Callable[[], bool]] = []
-
-
-def stop_retrying_when(condition: Callable[[], bool]) -> None:
-    """Let all retries of this process end, with UnavailableError, as soon as ``condition()`` holds."""
-    _stops.append(condition)
 
 
 @contextlib.contextmanager
@@ -55,11 +49,7 @@ def stopped_by(event: threading.Event) -> Iterator[None]:
 
 def _stopping() -> bool:
     event, parent = getattr(_thread, "event", None), multiprocessing.parent_process()
-    return (
-        (event is not None and event.is_set())
-        or any(condition() for condition in _stops)
-        or (parent is not None and not parent.is_alive())
-    )
+    return (event is not None and event.is_set()) or (parent is not None and not parent.is_alive())
 
 
 def retry(path: str, call: Callable[[], Result], since: float | None = None) -> Result:

@@ -199,26 +199,3 @@ def test_proxies_of_the_environment_are_used(server, monkeypatch):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     server.files["/b"] = b"directly"
     assert storage.read_bytes(server.url("/b")) == b"directly"
-
-
-def test_a_thread_and_a_process_end_their_retries_early(monkeypatch):
-    monkeypatch.setattr(retries, "RETRY_SECONDS", 1e6)
-    monkeypatch.setattr(retries, "LOOK_SECONDS", 0.01)
-    url, event, caught = f"http://127.0.0.1:{unused_port()}/a", threading.Event(), []
-
-    def read():
-        with storage.stopped_by(event):
-            try:
-                storage.read_bytes(url)
-            except storage.UnavailableError as error:
-                caught.append(error)
-
-    thread = threading.Thread(target=read, daemon=True)
-    thread.start()
-    event.set()
-    thread.join(20)
-    assert len(caught) == 1
-    monkeypatch.setattr(retries, "_stops", [])
-    storage.stop_retrying_when(lambda: True)
-    with pytest.raises(storage.UnavailableError, match="tried once"):
-        storage.read_bytes(url)
