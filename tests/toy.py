@@ -67,7 +67,10 @@ class ToyData:
         index = torch.tensor(list(positions))
         return Batch(Draw(99, index).normal("image", (3, 2, 2)), Conditioning(), index)
 
-    def batches(self, position: int):
+    def batches_at(self, blocks):
+        yield from map(self.batch_at, blocks)
+
+    def batches(self, position: int, should_stop=lambda: False):
         while True:
             yield self.batch_at(range(position + self.rank, position + self.batch_size * self.size, self.size))
             position += self.batch_size * self.size

@@ -12,11 +12,12 @@ from torch import nn
 
 from ..checkpoints.checkpoint import Identity
 from ..checkpoints.kinds import find_kind
-from ..checkpoints.run_folder import choose_logdir, open_run
+from ..checkpoints.run_folder import choose_logdir, find_set, open_run, read_run
 from ..checkpoints.run_lock import RunLock, hold
 from ..config import redacted, to_dict
 from ..data.fingerprint import Fingerprint, check_ranks
 from ..data.loader import DataConfig, Loader
+from ..data.order import streams_for
 from ..data.spec import CaptionSpec, ImageSpec, SampleSpec
 from ..distributed.parallel import build_shared
 from ..distributed.world import World
@@ -155,9 +156,10 @@ class TrainingRun(ABC):
             config,
             self.sample_spec(tokenizer),
             batch_size=self.training.batch_size,
-            rank=world.rank,
+            rank=world.slot,
             world_size=world.size,
             device=world.device,
+            world=world,
             **options,
         )
 
@@ -176,6 +178,7 @@ def train(run: TrainingRun, world: World) -> None:
 
 
 def _train(run: TrainingRun, world: World, logdir: str, lock: RunLock | None) -> None:
+    run = _fix_streams(run, logdir, world)
     tokenizer = run.build_tokenizer()
     data, held_out = run.build_loader(tokenizer, world), run.build_held_out(tokenizer, world)
     folder = world.broadcast(open_run(logdir, run.identity(tokenizer), type(run)) if world.is_main else None)
@@ -198,3 +201,22 @@ def _fingerprint(data: Loader, flag: str, world: World) -> Fingerprint:
     found = Fingerprint.of([each.path for each in shards], [each.size for each in shards], data.collection.counts)
     check_ranks(world, found, flag)
     return found
+
+
+def _fix_streams(run: TrainingRun, logdir: str, world: World) -> TrainingRun:
+    """``run`` with its number of streams: it follows the number of nodes when a run starts, and then stays the same."""
+    streams = run.data.streams
+    if not streams and world.is_main:
+        resumed = read_run(logdir)
+        if resumed is None and run.training.resume_checkpoint:
+            resumed = find_set(run.training.resume_checkpoint)[0]
+        saved = resumed.identity.config.get("data") if resumed else None
+        streams = saved.get("streams") if isinstance(saved, dict) else 0
+        streams = streams if isinstance(streams, int) and streams > 0 else streams_for(world.nodes)
+    streams = world.broadcast(streams)
+    if streams % world.nodes:
+        world.print(
+            f"Note: the {streams} streams of this run are no multiple of its {world.nodes} nodes, so a shard is read "
+            "on several of them; results do not depend on it"
+        )
+    return replace(run, data=replace(run.data, streams=streams))

@@ -24,7 +24,7 @@ import numpy as np
 from ..errors import InputError
 from ..randomness import random_bits
 from .lru_cache import LRUCache
-from .order import Order, check_world_size
+from .order import Order
 
 UNIT = 1 << 53  # resolution of the schedule: keyed starts are multiples of 1 / UNIT
 
@@ -93,10 +93,6 @@ class BucketOrder:
         self._starts = {b: int(starts[b]) + 1 for b in self._orders}
         self._turns: LRUCache[tuple[int, int]] = LRUCache(256)
         self._members: LRUCache[np.ndarray] = LRUCache(2 * streams * window * len(self._orders))
-
-    def check_world_size(self, world_size: int):
-        """Raise InputError unless the streams can be distributed evenly to that many processes."""
-        check_world_size(self.streams, world_size)
 
     def check_position(self, position: int):
         """Raise InputError when a global batch does not start at ``position``."""

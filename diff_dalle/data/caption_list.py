@@ -23,9 +23,10 @@ def read_captions(sources: Sequence[str], caption_field: str, limit: int = 0) ->
         for member in range(count):
             if limit and len(captions) == limit:
                 return captions
-            raw = found.read(found.place(shard, member))
+            raw = found.fetch(shard, member)
             try:
-                captions.append(read_caption(raw.members.get(kind, b""), caption_field))
+                raw.check()
+                captions.append(read_caption(raw.members[kind], caption_field))
             except BrokenSample:
                 continue
     return captions

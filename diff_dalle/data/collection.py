@@ -43,16 +43,27 @@ class Place:
     rows: dict[Sidecar, int]
 
 
+class Unavailable(BrokenSample):
+    """A sample whose storage does not answer, for as long as a read is repeated."""
+
+
 @dataclass(frozen=True)
 class Raw:
     """The stored parts of a sample.
 
     members: bytes, by kind. embeddings: float32 [width], by sidecar. problem: why it cannot be used, or "".
+    unavailable: whether the problem is that its storage does not answer.
     """
 
     members: dict[str, bytes] = field(default_factory=dict)
     embeddings: dict[Sidecar, np.ndarray] = field(default_factory=dict)
     problem: str = ""
+    unavailable: bool = False
+
+    def check(self) -> None:
+        """Raise BrokenSample when it cannot be used."""
+        if self.problem:
+            raise (Unavailable if self.unavailable else BrokenSample)(self.problem)
 
 
 def _describes(summary: ShardSummary, shard: Shard) -> bool:
@@ -142,6 +153,13 @@ class Collection:
             width = sidecar.index_width
             rows = self._key_rows.get((shard, width), lambda: _rows_of_keys(self._table(shard), rows, width))
         return int(rows[member])
+
+    def fetch(self, shard: int, member: int, kinds: Iterable[str] | None = None) -> Raw:
+        """Find and read a usable sample, or those of its members. Raises InputError when its shard has changed."""
+        try:
+            return self.read(self.place(shard, member, kinds))
+        except storage.UnavailableError as error:
+            return Raw(problem=str(error), unavailable=True)
 
     def read(self, place: Place) -> Raw:
         """Read a sample; adjacent members are read at once. One with a member above its size limit is not read."""

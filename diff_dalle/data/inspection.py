@@ -106,10 +106,9 @@ def _look(found: Collection, config: InspectionConfig, captioned: bool) -> tuple
     for number in tqdm(np.arange(count) * found.samples // count, desc="decoding", unit="sample", disable=None):
         shard = int(np.searchsorted(ends, number, side="right"))
         member = int(number - (ends[shard] - found.counts[shard]))
-        raw = found.read(found.place(shard, member))
+        raw = found.fetch(shard, member)
         try:
-            if raw.problem:
-                raise BrokenSample(raw.problem)
+            raw.check()
             image, size = decode_image(raw.members[IMAGE], config.max_pixels, (EXAMPLE, EXAMPLE))
             caption = read_caption(raw.members[kind], config.caption_field) if captioned else ""
             looks.append(Look(center_crop(image, size, (EXAMPLE, EXAMPLE)), size, caption))

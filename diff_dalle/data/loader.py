@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
+import itertools
 import logging
-import os
-import signal
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing.util import Finalize
 
-import numpy as np
 import torch
-from torch.utils.data import DataLoader
 
 from ..batch import Batch, Conditioning
 from ..config import option
+from ..distributed.world import ALONE, World
 from ..errors import InputError, quantity
-from ..images.decode import MAX_PIXELS
+from ..images.decode import MAX_PIXELS, PILLOW_PIXELS
+from .broken import BrokenSamples
 from .buckets import BucketOrder, Buckets
 from .captions import caption_kind, caption_option
 from .collection import collect
-from .order import Order
+from .order import Order, streams_for
 from .samples import Chunk, Recipe, Samples
 from .shards import CACHE_BYTES, ShardFiles
 from .spec import SampleSpec
+from .workers import Workers, prepared
 
 CHUNK = 32  # samples that a worker prepares at a time: all workers share a large batch
-FEW_BROKEN = 20  # broken samples that are tolerated, whatever fraction they are
-GRACE_SECONDS = 30  # between Slurm's SIGTERM and its SIGKILL
+MANY = 8 * CHUNK  # samples at once that are worth starting workers for
 log = logging.getLogger(__name__)
 
 
@@ -54,12 +51,21 @@ class DataConfig:
     )
     max_pixels: int = option(MAX_PIXELS, "maximum width × height of an image; larger ones count as broken")
     max_broken: float = option(
-        0.02, "maximum fraction of broken samples, which are replaced; the run stops above it", free=True
+        0.02,
+        "maximum fraction of broken samples, which are replaced and counted once each; the run stops above it",
+        free=True,
     )
-    streams: int = option(8, "interleaved streams of an epoch; a multiple or a divisor of the number of processes")
+    streams: int = option(
+        0,
+        "interleaved streams of an epoch, which its order depends on; 0 = 8, or the next multiple of the number of "
+        "nodes, when the run starts, and the same when it resumes",
+    )
     shuffle_window: int = option(4, "shards of a stream whose samples are shuffled together")
     num_workers: int = option(2, "data workers per training process; 0 = load in the training process", free=True)
     prefetch: int = option(4, "batches prepared in advance by all workers together", free=True)
+    data_timeout: float = option(
+        1200.0, "seconds without samples from the data workers after which the run saves and stops", free=True
+    )
     worker_start: str = option(
         "default", "start method of workers", free=True, choices=("default", "fork", "spawn", "forkserver")
     )
@@ -71,88 +77,32 @@ class DataConfig:
     shard_cache_gb: float = option(CACHE_BYTES / 1e9, "maximum size of shard_cache in GB (10^9 bytes)", free=True)
 
     def __post_init__(self):
-        least = {"max_pixels": 1, "streams": 1, "shuffle_window": 1, "num_workers": 0, "prefetch": 1}
+        least = {"max_pixels": 1, "streams": 0, "shuffle_window": 1, "num_workers": 0, "prefetch": 1, "data_timeout": 1}
         for name, bound in least.items():
-            if getattr(self, name) < bound:
+            if not getattr(self, name) >= bound:
                 raise InputError(f"--{name} is {getattr(self, name)}, but must be at least {bound}")
+        if self.max_pixels > PILLOW_PIXELS:
+            raise InputError(f"--max_pixels is {self.max_pixels}, but Pillow decodes at most {PILLOW_PIXELS}")
         if not 0 <= self.max_broken <= 1:
             raise InputError(f"--max_broken is {self.max_broken}, but must be a fraction between 0 and 1")
         caption_kind(self.caption_field)
-
-
-class _Positions:
-    """DataLoader's batch sampler: the positions of one rank's samples, chunk by chunk, without end."""
-
-    def __init__(self, start: int, batch_size: int, rank: int, world_size: int):
-        self.start, self.batch_size, self.rank, self.world_size = start, batch_size, rank, world_size
-
-    def __iter__(self) -> Iterator[list[int]]:
-        start = self.start
-        while True:
-            mine = start + self.rank + self.world_size * np.arange(self.batch_size)
-            for i in range(0, self.batch_size, CHUNK):
-                yield mine[i : i + CHUNK].tolist()
-            start += self.batch_size * self.world_size
-
-
-def _collate(chunk):
-    """DataLoader's collate function: a chunk is complete already."""
-    return chunk
-
-
-def _start_worker(worker: int):
-    """Let the training process decide when to stop: a signal sent to the whole job must not end its workers first, and
-    an ended worker must not look like a failed one. So SIGTERM takes effect with a delay."""
-    # At its end a spawned process would unload torch's libraries one by one, which may abort.
-    Finalize(None, os._exit, args=(0,), exitpriority=-100)  # after its queue has been emptied
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(signal, "SIGALRM"):
-        signal.signal(signal.SIGALRM, _leave)
-        signal.signal(signal.SIGTERM, _leave_later)
-
-
-def _leave(*_):
-    os._exit(0)
-
-
-def _leave_later(*_):
-    signal.alarm(signal.alarm(0) or GRACE_SECONDS)  # a second signal does not prolong it
-
-
-@contextlib.contextmanager
-def _ended_in_time(source) -> Iterator[None]:
-    """End the workers with the block, or with the program. Raises InputError when a worker died.
-
-    Left to the garbage collector (the traceback of an error may hold ``source`` until then), DataLoader's queues are
-    closed first, and it then waits for workers that it can no longer tell to end.
-    """
-    atexit.register(source._shutdown_workers)
-    try:
-        yield
-    except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
-            raise
-        reason = str(error).splitlines()[0]
-        raise InputError(f"a data worker died: {reason} (out of memory? lower --num_workers or --prefetch)") from error
-    finally:
-        atexit.unregister(source._shutdown_workers)
-        with contextlib.suppress(RuntimeError):  # a worker that dies now does no harm
-            source._shutdown_workers()
 
 
 class Loader:
     """Batches of training samples, in an order that the seed and the position determine.
 
     spec:       what a sample must hold; nothing else is read.
-    batch_size: samples per process and step. rank, world_size: this process among those that share the batches.
+    batch_size: samples per process and step. rank, world_size: this process among those that share the batches:
+                it takes every world_size-th sample from rank on. (``World.slot`` is the rank that suits its node.)
     shuffle:    False = in the order of the shards.
     sources:    shards to read instead of ``config.data_dir``; ``flag`` is their name in messages.
     device:     device of the batches.
     buckets:    the image size of every sample; batches then have the sizes of ``BucketOrder``. None = all images have
                 the size of ``spec.image``.
+    world:      the processes that create their loaders together: one of them lists the shards for all.
 
     ``samples`` is the length of an epoch. ``seen`` counts the samples this process has looked at, ``broken`` the
-    broken ones among them, ``rejected`` those that filters rejected, by the filter's name.
+    different broken ones among them, ``rejected`` those that filters rejected, by the filter's name.
     Raises InputError when there are no usable samples, or the spec does not fit the buckets.
     """
 
@@ -169,17 +119,19 @@ class Loader:
         flag: str = "--data_dir",
         device: torch.device | str = "cpu",
         buckets: Buckets | None = None,
+        world: World = ALONE,
     ):
         self.config, self.spec, self.batch_size = config, spec, batch_size
         self.rank, self.world_size = rank, world_size
         self.device = torch.device(device)
         sources = config.data_dir if sources is None else sources
         files = ShardFiles(config.shard_cache, int(config.shard_cache_gb * 1e9), config.copy_shards)
-        remembered = 2 * config.streams * config.shuffle_window  # per stream: its window and the next
+        self.streams = config.streams or streams_for(1)
+        remembered = 2 * self.streams * config.shuffle_window  # per stream: its window and the next
         required = spec.required(config.caption_field)
-        self.collection = collect(sources, required, files, config.index_cache, flag, remembered, spec.sidecars.items())
+        sidecars = spec.sidecars.items()
+        self.collection = collect(sources, required, files, config.index_cache, flag, remembered, sidecars, world)
         self.order = self._order(buckets, seed, shuffle)
-        self.order.check_world_size(world_size)
         self.samples = self.order.samples
         recipe = Recipe(
             spec=spec,
@@ -191,12 +143,12 @@ class Loader:
             max_pixels=config.max_pixels,
         )
         self.dataset = Samples(self.collection, self.order, recipe)
-        self.seen = self.broken = 0
+        self.seen = 0
+        self._broken = BrokenSamples(self.collection.counts, config.max_broken, self.collection.describe)
         self.rejected: Counter[str] = Counter()
-        self._reasons: dict[tuple[int, int], str] = {}  # of the broken samples met; each is named in the log once
 
     def _order(self, buckets: Buckets | None, seed: int, shuffle: bool) -> Order | BucketOrder:
-        streams, window = self.config.streams, self.config.shuffle_window
+        streams, window = self.streams, self.config.shuffle_window
         if buckets is None:
             return Order(self.collection.counts, seed, streams, window, shuffle)
         buckets.check_counts(self.collection.counts)
@@ -205,41 +157,58 @@ class Loader:
                 self.spec.image.window.check_size(size)
         return BucketOrder(buckets, seed, self.batch_size * self.world_size, streams, window, shuffle)
 
-    def batches(self, position: int) -> Iterator[Batch]:
+    def batches(self, position: int, should_stop: Callable[[], bool] = lambda: False) -> Iterator[Batch]:
         """This rank's part of consecutive global batches from ``position`` on, without end.
 
         Batch k holds the samples at position + (k · batch_size + j) · world_size + rank for j = 0 … batch_size-1.
-        Workers end when the iterator is closed. Raises InputError when too many samples are broken, a worker dies, or,
-        with buckets, ``position`` is not a multiple of the global batch size.
+        should_stop: asked several times a second while waiting for workers; the iterator ends when it returns True.
+
+        Workers end when the iterator is closed. Raises InputError when too many samples are broken, a shard changed, a
+        worker dies or delivers nothing in time, or, with buckets, ``position`` is not a multiple of the global batch
+        size.
         """
         if isinstance(self.order, BucketOrder):
             self.order.check_position(position)
-        config, chunks = self.config, -(-self.batch_size // CHUNK)
-        workers: dict = {}
-        if config.num_workers:
-            workers = {
-                "num_workers": config.num_workers,
-                "prefetch_factor": max(2, -(-config.prefetch * chunks // config.num_workers)),
-                "worker_init_fn": _start_worker,
-                "multiprocessing_context": None if config.worker_start == "default" else config.worker_start,
-            }
-        source = iter(
-            DataLoader(
-                self.dataset,
-                batch_sampler=_Positions(position, self.batch_size, self.rank, self.world_size),
-                collate_fn=_collate,
-                pin_memory=self.device.type == "cuda",
-                generator=torch.Generator(),  # its draws have no effect here, but must not come from the global one
-                **workers,
-            )
-        )
-        with _ended_in_time(source) if config.num_workers else contextlib.nullcontext():
-            while True:
-                yield self._batch([next(source) for _ in range(chunks)])
+        step = self.batch_size * self.world_size
+        starts = itertools.count(position + self.rank, step)
+        return self._prepared((range(start, start + step, self.world_size) for start in starts), should_stop)
+
+    def batches_at(self, blocks: Iterable[Sequence[int]]) -> Iterator[Batch]:
+        """``batch_at`` for each block of positions, prepared by workers if there are any."""
+        return self._prepared(blocks, lambda: False)
 
     def batch_at(self, positions: Sequence[int]) -> Batch:
-        """The samples at any positions, with buckets of one size, prepared in this process."""
+        """The samples at any positions, with buckets of one size. Many are prepared by workers."""
+        if self.config.num_workers and len(positions) > MANY:
+            (batch,) = self._prepared([positions], lambda: False)
+            return batch
         return self._batch([self.dataset.chunk(list(positions))])
+
+    def _prepared(self, blocks: Iterable[Sequence[int]], should_stop: Callable[[], bool]) -> Iterator[Batch]:
+        """A batch for each block, made of chunks so that all workers share a large one."""
+        config, sizes = self.config, deque[int]()  # number of chunks of the blocks that have been begun
+
+        def chunks() -> Iterator[list[int]]:
+            for block in blocks:
+                parts = [list(block[i : i + CHUNK]) for i in range(0, len(block), CHUNK)]
+                sizes.append(len(parts))
+                yield from parts
+
+        prefetch = config.prefetch * -(-self.batch_size // CHUNK)
+        pin = self.device.type == "cuda"
+        workers = Workers(config.num_workers, prefetch, config.worker_start, config.data_timeout, pin)
+        with contextlib.closing(prepared(self.dataset, chunks(), workers, should_stop)) as source:
+            for first in source:
+                rest = sizes.popleft() - 1
+                parts = [first, *itertools.islice(source, rest)]
+                if len(parts) <= rest:  # the run is to stop
+                    return
+                yield self._batch(parts)
+
+    @property
+    def broken(self) -> int:
+        """The number of different broken samples this process has met."""
+        return self._broken.count
 
     def describe(self, position: int) -> str:
         """``shard : key`` of the sample at ``position``, for messages."""
@@ -248,7 +217,7 @@ class Loader:
     def _batch(self, parts: Sequence[Chunk]) -> Batch:
         for part in parts:
             if part.failure:
-                raise InputError(part.failure)
+                raise part.failure
             self._count(part)
         index = torch.cat([part.index for part in parts])
         pixels = torch.cat([part.images.to(self.device, non_blocking=True) for part in parts])
@@ -268,15 +237,6 @@ class Loader:
                     "the filter %r has rejected %s so far; the last: %s", name, quantity(after, "sample"), reason
                 )
         self.seen += len(part.index) + sum(count for count, _ in part.rejected.values())
-        self.broken += len(part.broken)
-        for bad in part.broken:
-            if (bad.shard, bad.member) not in self._reasons:
-                self._reasons[bad.shard, bad.member] = bad.reason
-                log.warning("replaced %s: %s", self.collection.describe(bad.shard, bad.member), bad.reason)
-        if self.broken > max(FEW_BROKEN, self.config.max_broken * self.seen):
-            latest = list(self._reasons.items())[-3:]
-            named = "; ".join(f"{self.collection.describe(*place)}: {reason}" for place, reason in latest)
-            raise InputError(
-                f"{self.broken:,} of {quantity(self.seen, 'sample')} are broken, more than --max_broken "
-                f"{self.config.max_broken} allows: {named}"
-            )
+        for broken in part.broken:
+            self._broken.add(broken)
+        self._broken.check(self.seen)

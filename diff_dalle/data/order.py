@@ -3,8 +3,12 @@
 An epoch visits every sample once. Its shards are permuted; ``window`` consecutive shards form a window, whose samples
 are permuted together; the windows in succession are the epoch's sequence. The sequence is cut into ``streams``
 contiguous parts, and position p of the epoch is the next sample of stream p mod ``streams``. So each stream reads its
-shards nearly in order, and rank r of R, which takes every R-th position, reads only its own streams. The order does
-not depend on the number of processes or workers.
+shards nearly in order. The order does not depend on the number of processes or workers.
+
+Each process takes every W-th position, so it reads the streams that are its own number modulo the greatest common
+divisor of W and ``streams``. The numbers of a node's processes are equal modulo the number of nodes (``World.slot``).
+When that divides ``streams``, as ``streams_for`` sees to, every stream is read on one node, and so is every shard,
+except those of the windows that two streams share.
 """
 
 from __future__ import annotations
@@ -19,14 +23,12 @@ from ..errors import InputError
 from ..randomness import permutation
 from .lru_cache import LRUCache
 
+STREAMS = 8  # at least; enough for workers to read from several disks or servers at a time
 
-def check_world_size(streams: int, world_size: int):
-    """Raise InputError unless the streams can be distributed evenly to that many processes."""
-    if streams % world_size and world_size % streams:
-        raise InputError(
-            f"--streams is {streams}, which neither divides the number of processes ({world_size}) nor is a multiple "
-            f"of it: set --streams {world_size} (this changes the order of the samples)"
-        )
+
+def streams_for(nodes: int) -> int:
+    """The number of streams for a new run on that many nodes: the first multiple of ``nodes`` from 8 on."""
+    return -(-STREAMS // nodes) * nodes
 
 
 class Order:
@@ -55,10 +57,6 @@ class Order:
         self._starts = np.cumsum(lengths) - lengths
         self._epochs: LRUCache[tuple[np.ndarray, np.ndarray]] = LRUCache(2)  # one ends while the next begins
         self._mixes: LRUCache[np.ndarray] = LRUCache(2 * streams)  # per stream: its window and the next
-
-    def check_world_size(self, world_size: int):
-        """Raise InputError unless the streams can be distributed evenly to that many processes."""
-        check_world_size(self.streams, world_size)
 
     def sample_at(self, position: int) -> tuple[int, int]:
         """The shard of the sample at ``position`` (samples since the start of training) and its number in the shard."""

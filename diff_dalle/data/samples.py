@@ -23,13 +23,14 @@ from ..images.transforms import center_crop, random_cover, random_crop, random_w
 from ..randomness import random_uniform
 from .buckets import BucketOrder
 from .captions import caption_kind, read_caption, read_record
-from .collection import Collection, Place, Raw
+from .collection import Collection, Raw, Unavailable
 from .npy import read_embedding
 from .order import Order
 from .shard_table import IMAGE
 from .spec import ImageSpec, Rejected, SampleSpec
 
 MAX_BROKEN = 256  # broken samples skipped for one position; more mean that the data set is broken
+MAX_UNAVAILABLE = 3  # samples skipped for one position because storage does not answer: each has taken minutes
 MAX_REJECTED = 10_000  # samples that filters may reject for one position: at 0.1 % accepted, 1 position in 20,000 fails
 LOOKAHEAD = 16  # candidates for a replacement that are looked up at once
 REQUESTS = 16  # concurrent remote reads per worker
@@ -67,7 +68,7 @@ class Chunk:
     cond:     conditions, named as by ``Conditioning.present``.
     broken:   the broken samples that were replaced.
     rejected: the number of samples that each filter rejected, and the reason for the last one.
-    failure:  why the chunk is empty, when no sample could replace a broken one.
+    failure:  why the chunk is empty, when a shard changed or no sample could replace a broken one.
     """
 
     index: Tensor
@@ -75,7 +76,7 @@ class Chunk:
     cond: dict[str, Tensor] = field(default_factory=dict)
     broken: tuple[Broken, ...] = ()
     rejected: dict[str, tuple[int, str]] = field(default_factory=dict)
-    failure: str = ""
+    failure: InputError | None = None
 
     def pin_memory(self) -> Chunk:
         return replace(
@@ -101,6 +102,7 @@ class _Lost:
 
     def __init__(self):
         self.broken: list[Broken] = []
+        self.unavailable = 0
         self.rejected: Counter[str] = Counter()
         self.reasons: dict[str, str] = {}
 
@@ -110,6 +112,15 @@ class _Lost:
             self.reasons[error.filter] = str(error)
         else:
             self.broken.append(Broken(shard, member, str(error)))
+            self.unavailable += isinstance(error, Unavailable)
+
+    @property
+    def too_many(self) -> bool:
+        return (
+            len(self.broken) >= MAX_BROKEN
+            or self.unavailable >= MAX_UNAVAILABLE
+            or self.rejected.total() >= MAX_REJECTED
+        )
 
 
 class Samples(Dataset[Chunk]):
@@ -126,7 +137,7 @@ class Samples(Dataset[Chunk]):
         try:
             return self.chunk(positions)
         except InputError as error:  # DataLoader would turn an exception in a worker into a traceback in a string
-            return Chunk(torch.tensor(positions), torch.empty(0), failure=str(error))
+            return Chunk(torch.tensor(positions), torch.empty(0), failure=error)
 
     def chunk(self, positions: Sequence[int]) -> Chunk:
         """The samples at ``positions``. Raises InputError when a sample cannot be used and none can replace it."""
@@ -199,20 +210,20 @@ class Samples(Dataset[Chunk]):
         for step in itertools.count(1):
             here.add(*place, error)
             lost.add(*place, error)
-            if len(here.broken) >= MAX_BROKEN or here.rejected.total() >= MAX_REJECTED:
+            if here.too_many:
                 break
             if step % LOOKAHEAD == 1:
                 ahead = self._places(*self.order.successors(position, step, LOOKAHEAD))
             place = ahead[(step - 1) % LOOKAHEAD]
             try:
                 if self.recipe.spec.filters:  # of samples they reject, only the json is read
-                    self._filter(self.collection.read(self.collection.place(*place, ["json"])))
-                return self._decode(self.collection.read(self.collection.place(*place)), image, draws)
+                    self._filter(self.collection.fetch(*place, ["json"]))
+                return self._decode(self.collection.fetch(*place), image, draws)
             except BrokenSample as reason:
                 error = reason
         last = self.collection.describe(*place)
-        if len(here.broken) >= MAX_BROKEN:
-            raise InputError(f"{MAX_BROKEN} consecutive samples cannot be used, the last {last}: {error}")
+        if here.rejected.total() < MAX_REJECTED:
+            raise InputError(f"{len(here.broken)} consecutive samples cannot be used, the last {last}: {error}")
         (name, count), *_ = here.rejected.most_common(1)
         raise InputError(
             f"the filter {name!r} rejected {count:,} of {here.rejected.total() + len(here.broken):,} consecutive "
@@ -221,20 +232,15 @@ class Samples(Dataset[Chunk]):
 
     def _read_all(self, places: Sequence[tuple[int, int]]) -> Iterator[Raw]:
         """Read samples in order; remote ones concurrently."""
-        found: list[Place] = [self.collection.place(*place) for place in places]  # in this thread: may load a table
-        remote = [i for i, place in enumerate(found) if self.collection.in_place(place.shard)]
-        if not remote:
-            yield from map(self.collection.read, found)
+        if not any(self.collection.in_place(shard) for shard, _ in places):
+            yield from itertools.starmap(self.collection.fetch, places)
             return
         with ThreadPoolExecutor(REQUESTS) as pool:
-            ahead = {i: pool.submit(self.collection.read, found[i]) for i in remote}
-            for i, place in enumerate(found):
-                yield ahead[i].result() if i in ahead else self.collection.read(place)
+            yield from pool.map(lambda place: self.collection.fetch(*place), places)
 
     def _filter(self, raw: Raw) -> None:
         """Raise Rejected, naming the filter, unless all filters accept the sample's json."""
-        if raw.problem:
-            raise BrokenSample(raw.problem)
+        raw.check()
         record = read_record(raw.members["json"])
         for each in self.recipe.spec.filters:
             each.check(record)
@@ -242,8 +248,7 @@ class Samples(Dataset[Chunk]):
     def _decode(self, raw: Raw, image: ImageSpec | None, draws: list[float]) -> _Sample:
         """A sample from its members. Raises BrokenSample when one of them cannot be used."""
         recipe, spec = self.recipe, self.recipe.spec
-        if raw.problem:
-            raise BrokenSample(raw.problem)
+        raw.check()
         if spec.filters:
             self._filter(raw)
         caption = read_caption(raw.members[self.caption_kind], recipe.caption_field) if spec.captions else ""

@@ -28,21 +28,35 @@ class ProcessInfo:
 SINGLE = ProcessInfo("single")
 
 
+def deal(node_of: Sequence[int]) -> list[int]:
+    """The slot of each rank, given its node: a permutation of the ranks.
+
+    The slots of node k are those equal to k modulo the number of nodes, so that it reads streams of its own (see
+    ``data.order``). On one node, and where the nodes have different numbers of ranks, the slots are the ranks.
+    """
+    nodes = max(node_of) + 1
+    counts, slots = [0] * nodes, []
+    for node in node_of:
+        slots.append(counts[node] * nodes + node)
+        counts[node] += 1
+    return slots if len(set(counts)) == 1 else list(range(len(node_of)))
+
+
 class _Interleave(torch.autograd.Function):
     """The rows of all ranks in turn; see ``World.interleave``."""
 
     @staticmethod
-    def forward(ctx, tensor: Tensor, rank: int, size: int) -> Tensor:
-        ctx.rank, ctx.size = rank, size
-        parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(size)]
+    def forward(ctx, tensor: Tensor, rank: int, slots: Sequence[int]) -> Tensor:
+        ctx.slot, ctx.size = slots[rank], len(slots)
+        parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in slots]
         torch.distributed.all_gather(parts, tensor.contiguous())
-        return torch.stack(parts, 1).flatten(0, 1)
+        return torch.stack([parts[slots.index(slot)] for slot in range(len(slots))], 1).flatten(0, 1)
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None]:
         gradient = gradient.clone(memory_format=torch.contiguous_format)  # the incoming one may be shared
         torch.distributed.all_reduce(gradient)
-        return gradient[ctx.rank :: ctx.size], None, None
+        return gradient[ctx.slot :: ctx.size], None, None
 
 
 class World:
@@ -50,12 +64,15 @@ class World:
 
     node_of: the node (machine) of each rank, numbered from 0 in the order in which ranks first name them; empty = all
              on one. ``node`` is this process's own, ``nodes`` their number.
+    slot:    this process's turn among those that deal out positions: it holds slot, slot + size, …
     """
 
     def __init__(self, place: ProcessInfo, device: torch.device, node_of: Sequence[int] = ()):
         self.rank, self.size, self.device = place.rank, place.size, device
         self.node_of = tuple(node_of) or (0,) * place.size
         self.node, self.nodes = self.node_of[self.rank], max(self.node_of) + 1
+        self._slots = deal(self.node_of)
+        self.slot = self._slots[self.rank]
 
     @property
     def is_main(self) -> bool:
@@ -87,11 +104,11 @@ class World:
         return values
 
     def interleave(self, tensor: Tensor) -> Tensor:
-        """[N, …] of every rank → [N·size, …] in order of position (rank r holds positions r, r + size, …).
+        """[N, …] of every rank → [N·size, …] in order of position (each rank holds slot, slot + size, …).
 
         The gradient comes back to the rank that sent the value, summed over all ranks.
         """
-        return tensor if self.size == 1 else _Interleave.apply(tensor, self.rank, self.size)
+        return tensor if self.size == 1 else _Interleave.apply(tensor, self.rank, self._slots)
 
     def maximum(self, tensor: Tensor) -> Tensor:
         """``tensor``, overwritten with the largest value of any rank. Does not wait for a GPU."""

@@ -11,6 +11,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 FORMATS = ("JPEG", "PNG", "WEBP")
 IMAGE_KINDS = ("jpg", "jpeg", "png", "webp")  # file extensions, in order of preference where a sample has several
 MAX_PIXELS = 1 << 26  # the default limit: 200 MB as RGB
+PILLOW_PIXELS = 178_956_970  # its own limit: twice Image.MAX_IMAGE_PIXELS
 ORIENTATION = 0x0112  # EXIF tag; 1 to 8, of which 5 to 8 swap rows and columns
 WHITE = (255, 255, 255)
 MAX_READS = 1 << 18  # per file; more only where a file consists of tiny chunks, which Pillow handles one by one

@@ -75,7 +75,7 @@ class ContrastiveTask(TimestepTask):
     def _named_losses(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Losses of this rank's features against those of all ranks."""
         candidates = self.world.interleave(torch.stack([features["image"], features["text"]], 1))
-        own = torch.arange(self.world.rank, len(candidates), self.world.size, device=candidates.device)
+        own = torch.arange(self.world.slot, len(candidates), self.world.size, device=candidates.device)
         images, texts = candidates.unbind(1)
         losses = contrastive_losses(features, images, texts, own)
         named = {"loss": losses * features["weight"], "logit_scale": features["scale"].detach(), "t": features["t"]}

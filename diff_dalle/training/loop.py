@@ -103,7 +103,7 @@ class TrainLoop:
     """Trains one or several trainees on the same batches.
 
     data:     ``data.batches(position)`` yields this rank's slice of successive global batches, endlessly.
-    val_data: ``val_data.batch_at(positions)`` returns held-out samples, ``samples`` is their number; None = no
+    val_data: ``val_data.batches_at(blocks)`` yields held-out samples, ``samples`` is their number; None = no
               evaluation.
     sample_interval: steps between the tasks' previews; 0 = none.
 
@@ -181,7 +181,7 @@ class TrainLoop:
         config, vote = self.config, Vote(self.world)
         ends = time.monotonic() + 3600 * config.hours if config.hours else None
         logged = time.monotonic(), self.samples
-        with contextlib.closing(self.data.batches(self.samples)) as source:
+        with contextlib.closing(self.data.batches(self.samples, lambda: bool(stop.reason))) as source:
             upcoming = self._fetch(source)
             vote.cast(self._why_to_stop(stop, ends))
             while True:
@@ -313,18 +313,20 @@ class TrainLoop:
         total = min(self.config.eval_samples, self.val_data.samples)
         block = min(trainee.task.held_out_block, total)
         count, meter = total // block, Meter(self.world.device)
-        for first in range(0, count, self.world.size):
-            # A rank for which no block is left repeats the last one, uncounted: every rank executes as many forwards.
-            number = first + self.world.rank
-            start = min(number, count - 1) * block
-            with self._kept():
-                batch = self.val_data.batch_at(range(start, start + block))
-            if self.world.any(self.failure is not None):
-                return {}
-            draw = Draw(EVALUATION_SEED, batch.index, self.world.device)
-            values = trainee.task.held_out(batch.to(self.world.device), draw)
-            if number < count:
-                meter.add(values)
+        numbers = range(self.world.rank, -(-count // self.world.size) * self.world.size, self.world.size)
+        # A rank for which no block is left repeats the last one, uncounted: every rank executes as many forwards.
+        starts = [min(number, count - 1) * block for number in numbers]
+        blocks = [range(start, start + block) for start in starts]
+        with contextlib.closing(self.val_data.batches_at(blocks)) as batches:
+            for number in numbers:
+                with self._kept():
+                    batch = next(batches)
+                if self.world.any(self.failure is not None):
+                    return {}
+                draw = Draw(EVALUATION_SEED, batch.index, self.world.device)
+                values = trainee.task.held_out(batch.to(self.world.device), draw)
+                if number < count:
+                    meter.add(values)
         return meter.read(self.world)
 
     def _evaluate(self, tracker) -> None:

@@ -161,7 +161,6 @@ def test_shards_are_read_by_few_processes_and_nearly_in_order(world):
         (lambda: Buckets(SIZES, (np.array([0.5]),)), "bucket numbers of shard 0 are float64, but must be integers"),
         (lambda: BucketOrder(Buckets(SIZES, (np.array([]),)), 0, 4, 8, 4), "there are no samples"),
         (lambda: BucketOrder(random_buckets([5]), 0, 0, 8, 4), "global batch size is 0"),
-        (lambda: BucketOrder(random_buckets([5]), 0, 4, streams=4, window=4).check_world_size(3), "--streams is 4"),
     ],
 )
 def test_impossible_buckets_are_refused(make, message):

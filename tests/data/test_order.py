@@ -3,7 +3,8 @@ import pickle
 import numpy as np
 import pytest
 
-from diff_dalle.data.order import Order
+from diff_dalle.data.order import Order, streams_for
+from diff_dalle.distributed.world import deal
 from diff_dalle.errors import InputError
 
 COUNTS = [[1], [3], [0, 5, 0, 7], [10] * 7, list(range(20)), [1000, 1, 1]]
@@ -66,13 +67,39 @@ def test_without_shuffling_the_streams_read_the_shards_in_order():
     assert shards.tolist() == [0] * 4 + [1] * 4 and members.tolist() == [0, 1, 2, 3] * 2
 
 
-def test_a_world_size_that_the_streams_do_not_fit_is_refused():
-    order = Order([100], 0, streams=8, window=4)
-    for world in (1, 2, 4, 8, 16, 24):
-        order.check_world_size(world)
-    for world in (3, 6, 12):
-        with pytest.raises(InputError, match="--streams is 8"):
-            order.check_world_size(world)
+@pytest.mark.parametrize("nodes", [1, 2, 3, 4, 5, 6, 7, 8, 12, 16])
+def test_each_shard_is_read_on_one_node(nodes):
+    """Whatever the number of processes per node, except for the windows that two streams share."""
+    streams = streams_for(nodes)
+    assert streams % nodes == 0 and 8 <= streams < 8 + nodes
+    counts = [3] * 2000
+    order = Order(counts, 1, streams, window=4)
+    for local in (1, 3, 8):
+        slots = deal([node for node in range(nodes) for _ in range(local)])
+        assert sorted(slots) == list(range(nodes * local))
+        readers = np.zeros((len(counts), nodes), dtype=bool)
+        for rank, slot in enumerate(slots):
+            shards, _ = order.samples_at(np.arange(slot, order.samples, len(slots)))
+            readers[shards, rank // local] = True
+        assert readers.any(1).all() and (readers.sum(1) > 1).sum() <= (streams - 1) * 4
+
+
+def test_each_of_many_shards_is_read_on_one_of_many_nodes():
+    """128 processes on 16 nodes, 100,000 shards of 10 samples."""
+    nodes, local = 16, 8
+    order = Order([10] * 100_000, 0, streams_for(nodes), window=4)
+    slots = deal([rank // local for rank in range(nodes * local)])
+    readers = np.zeros((100_000, nodes), dtype=bool)
+    for rank, slot in enumerate(slots):
+        readers[order.samples_at(np.arange(slot, order.samples, len(slots)))[0], rank // local] = True
+    assert readers.any(1).all() and (readers.sum(1) > 1).sum() <= (streams_for(nodes) - 1) * order.window
+
+
+def test_processes_are_dealt_to_nodes_wherever_they_are():
+    assert deal([0] * 5) == [0, 1, 2, 3, 4]  # one node: ranks
+    assert deal([0, 0, 0, 1, 1, 1]) == [0, 2, 4, 1, 3, 5]
+    assert deal([0, 1, 0, 1]) == [0, 1, 2, 3]  # ranks dealt to the nodes in turn
+    assert deal([0, 1, 1]) == [0, 1, 2]  # nodes of different sizes
     with pytest.raises(InputError, match="--streams is 0"):
         Order([1], 0, streams=0, window=4)
 

@@ -1,0 +1,205 @@
+"""Worker processes that prepare chunks of samples, and a wait for them that can be interrupted and always ends.
+
+A worker that dies, as by the kernel's out-of-memory killer, is named within seconds of its chunk being needed; one that
+delivers nothing for the stated time, because it is stopped or its disk does not answer, is named then.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.util import Finalize
+
+import torch
+from torch.utils.data import DataLoader
+
+from ..errors import InputError
+from .samples import Chunk, Samples
+
+GRACE_SECONDS = 30  # between Slurm's SIGTERM and its SIGKILL
+POLL_SECONDS = 0.2  # between two looks at workers and signals
+LEAVE_SECONDS = 3.0  # that workers have to end by themselves
+AHEAD = 2  # chunks received before they are asked for
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Worker processes of one iterator.
+
+    count:    number of processes; 0 = chunks are prepared in this process.
+    prefetch: chunks prepared in advance by all workers together.
+    start:    their start method, or "default".
+    timeout:  seconds without a chunk after which the run ends.
+    pin:      whether tensors are copied to pinned memory, from which a GPU reads faster.
+    """
+
+    count: int
+    prefetch: int
+    start: str
+    timeout: float
+    pin: bool
+
+
+def prepared(
+    samples: Samples, positions: Iterable[Sequence[int]], workers: Workers, should_stop: Callable[[], bool]
+) -> Iterator[Chunk]:
+    """The chunk of samples at each list of positions, in order. The workers end when the iterator is closed.
+
+    should_stop: asked several times a second while waiting for workers; the iterator ends when it returns True.
+    Raises InputError when a worker dies or none delivers within the time-out.
+    """
+    if not workers.count:
+        for chunk in positions:
+            if should_stop():
+                return
+            prepared_here = samples.__getitems__(chunk)
+            yield prepared_here.pin_memory() if workers.pin else prepared_here
+        return
+    feeder = _Feeder(samples, positions, workers)
+    atexit.register(feeder.close)
+    try:
+        while (chunk := feeder.receive(should_stop)) is not None:
+            yield chunk
+    finally:
+        feeder.close()
+        atexit.unregister(feeder.close)
+
+
+class _Feeder:
+    """A DataLoader whose chunks a thread receives.
+
+    The thread that trains could not be interrupted while it receives one: the connection to a stopped worker answers
+    neither yes nor no.
+    """
+
+    def __init__(self, samples: Samples, positions: Iterable[Sequence[int]], workers: Workers):
+        self.workers = workers
+        with _own_handler_for_dead_children():
+            self.source = iter(
+                DataLoader(
+                    samples,
+                    batch_sampler=positions,
+                    collate_fn=_collate,
+                    pin_memory=workers.pin,
+                    timeout=POLL_SECONDS,
+                    num_workers=workers.count,
+                    prefetch_factor=max(2, -(-workers.prefetch // workers.count)),
+                    worker_init_fn=_start_worker,
+                    multiprocessing_context=None if workers.start == "default" else workers.start,
+                    generator=torch.Generator(),  # its draws have no effect, but must not come from the global one
+                )
+            )
+        self.received: queue.SimpleQueue[Chunk | BaseException | None] = queue.SimpleQueue()
+        self.room = threading.Semaphore(AHEAD)
+        self.closed = False
+        self.thread = threading.Thread(target=self._run, name="data", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        while self.room.acquire() and not self.closed:
+            try:
+                self.received.put(self._next())
+            except BaseException as error:  # passed on to the thread that waits
+                self.received.put(error)
+                return
+
+    def _next(self) -> Chunk | None:
+        while not self.closed:
+            try:
+                return next(self.source, None)
+            except RuntimeError as error:
+                if str(error) != f"DataLoader timed out after {POLL_SECONDS} seconds":
+                    raise
+        return None
+
+    def receive(self, should_stop: Callable[[], bool]) -> Chunk | None:
+        """The next chunk, or None after the last one and when the run is to stop."""
+        deadline = time.monotonic() + self.workers.timeout
+        while True:
+            try:
+                chunk = self.received.get(timeout=POLL_SECONDS)
+                break
+            except queue.Empty:
+                if should_stop():
+                    return None
+                if time.monotonic() > deadline:
+                    raise self._late() from None
+        self.room.release()
+        if isinstance(chunk, RuntimeError) and "DataLoader worker" in str(chunk):
+            reason = str(chunk).splitlines()[0]
+            raise InputError(f"a data worker died: {reason} (out of memory? lower --num_workers or --prefetch)")
+        if isinstance(chunk, BaseException):
+            raise chunk
+        return chunk
+
+    def _late(self) -> InputError:
+        number = self.source._task_info[self.source._rcvd_idx][0]  # of the worker whose turn it is
+        return InputError(
+            f"the data worker with process number {self.source._workers[number].pid} has delivered nothing for "
+            f"{self.workers.timeout:g} s: it is stopped, or its storage does not answer (--data_timeout sets how long "
+            "to wait)"
+        )
+
+    def close(self) -> None:
+        """End thread and workers within seconds, by force if necessary."""
+        self.closed = True
+        self.room.release()
+        self.thread.join(2 * POLL_SECONDS)
+        ending = threading.Thread(target=self._shut_down, daemon=True)
+        ending.start()
+        ending.join(LEAVE_SECONDS)
+        if ending.is_alive():
+            for worker in self.source._workers:
+                worker.kill()
+            ending.join(LEAVE_SECONDS)
+
+    def _shut_down(self) -> None:
+        # Left to the garbage collector (the traceback of an error may hold ``source`` until then), DataLoader's queues
+        # are closed first, and it then waits for workers that it can no longer tell to end.
+        with contextlib.suppress(RuntimeError):  # a worker that dies now does no harm
+            self.source._shutdown_workers()
+
+
+def _collate(chunk):
+    """DataLoader's collate function: a chunk is complete already."""
+    return chunk
+
+
+@contextlib.contextmanager
+def _own_handler_for_dead_children() -> Iterator[None]:
+    """Keep DataLoader from raising an error in whatever the training thread does when a worker dies, such as writing a
+    checkpoint: the dead worker is noticed when its chunk is needed."""
+    if not hasattr(signal, "SIGCHLD") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.getsignal(signal.SIGCHLD)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, handler)
+
+
+def _start_worker(worker: int) -> None:
+    """Let the training process decide when to stop: a signal sent to the whole job must not end its workers first, and
+    an ended worker must not look like a failed one. So SIGTERM takes effect with a delay."""
+    # At its end a spawned process would unload torch's libraries one by one, which may abort.
+    Finalize(None, os._exit, args=(0,), exitpriority=-100)  # after its queue has been emptied
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "SIGALRM"):
+        signal.signal(signal.SIGALRM, _leave)
+        signal.signal(signal.SIGTERM, _leave_later)
+
+
+def _leave(*_) -> None:
+    os._exit(0)
+
+
+def _leave_later(*_) -> None:
+    signal.alarm(signal.alarm(0) or GRACE_SECONDS)  # a second signal does not prolong it
