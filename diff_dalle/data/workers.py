@@ -132,12 +132,20 @@ class _Feeder:
                 if time.monotonic() > deadline:
                     raise self._late() from None
         self.room.release()
-        if isinstance(chunk, RuntimeError) and "DataLoader worker" in str(chunk):
-            reason = str(chunk).splitlines()[0]
-            raise InputError(f"a data worker died: {reason} (out of memory? lower --num_workers or --prefetch)")
         if isinstance(chunk, BaseException):
-            raise chunk
+            raise self._death() or chunk
         return chunk
+
+    def _death(self) -> InputError | None:
+        """What an error is due to, if a worker has died. A worker that only passes an error on is alive."""
+        for worker in self.source._workers:
+            worker.join(POLL_SECONDS)  # its connections close before it is gone
+            if not worker.is_alive():
+                return InputError(
+                    f"a data worker died: process number {worker.pid} ended with exit code {worker.exitcode} (out of "
+                    "memory? lower --num_workers or --prefetch)"
+                )
+        return None
 
     def _late(self) -> InputError:
         number = self.source._task_info[self.source._rcvd_idx][0]  # of the worker whose turn it is
