@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import nn
@@ -219,4 +219,4 @@ def _fix_streams(run: TrainingRun, logdir: str, world: World) -> TrainingRun:
             f"Note: the {streams} streams of this run are no multiple of its {world.nodes} nodes, so a shard is read "
             "on several of them; results do not depend on it"
         )
-    return replace(run, data=replace(run.data, streams=streams))
+    return replace(cast(Any, run), data=replace(run.data, streams=streams))  # a dataclass, as its base is not

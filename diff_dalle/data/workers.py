@@ -13,9 +13,10 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.util import Finalize
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -48,19 +49,19 @@ class Workers:
 
 
 def prepared(
-    samples: Samples, positions: Iterable[Sequence[int]], workers: Workers, should_stop: Callable[[], bool]
-) -> Iterator[Chunk]:
+    samples: Samples, positions: Iterable[list[int]], workers: Workers, should_stop: Callable[[], bool]
+) -> Generator[Chunk, None, None]:
     """The chunk of samples at each list of positions, in order. The workers end when the iterator is closed.
 
     should_stop: asked several times a second while waiting for workers; the iterator ends when it returns True.
     Raises InputError when a worker dies or none delivers within the time-out.
     """
     if not workers.count:
-        for chunk in positions:
+        for each in positions:
             if should_stop():
                 return
-            prepared_here = samples.__getitems__(chunk)
-            yield prepared_here.pin_memory() if workers.pin else prepared_here
+            here = samples.__getitems__(each)
+            yield here.pin_memory() if workers.pin else here
         return
     feeder = _Feeder(samples, positions, workers)
     atexit.register(feeder.close)
@@ -79,10 +80,10 @@ class _Feeder:
     neither yes nor no.
     """
 
-    def __init__(self, samples: Samples, positions: Iterable[Sequence[int]], workers: Workers):
+    def __init__(self, samples: Samples, positions: Iterable[list[int]], workers: Workers):
         self.workers = workers
         with _own_handler_for_dead_children():
-            self.source = iter(
+            self.source: Any = iter(  # whose own names are not part of torch's interface
                 DataLoader(
                     samples,
                     batch_sampler=positions,

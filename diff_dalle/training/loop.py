@@ -103,8 +103,7 @@ class TrainLoop:
     """Trains one or several trainees on the same batches.
 
     data:     ``data.batches(position)`` yields this rank's slice of successive global batches, endlessly.
-    val_data: ``val_data.batches_at(blocks)`` yields held-out samples, ``samples`` is their number; None = no
-              evaluation.
+    val_data: ``val_data.batches_at(blocks)`` yields some of its ``samples`` held-out samples; None = no evaluation.
     sample_interval: steps between the tasks' previews; 0 = none.
 
     The state of a run is the state of its trainees, ``step`` (completed updates) and ``samples`` (position in the
@@ -315,9 +314,8 @@ class TrainLoop:
         count, meter = total // block, Meter(self.world.device)
         numbers = range(self.world.rank, -(-count // self.world.size) * self.world.size, self.world.size)
         # A rank for which no block is left repeats the last one, uncounted: every rank executes as many forwards.
-        starts = [min(number, count - 1) * block for number in numbers]
-        blocks = [range(start, start + block) for start in starts]
-        with contextlib.closing(self.val_data.batches_at(blocks)) as batches:
+        starts = (min(number, count - 1) * block for number in numbers)
+        with contextlib.closing(self.val_data.batches_at([range(start, start + block) for start in starts])) as batches:
             for number in numbers:
                 with self._kept():
                     batch = next(batches)

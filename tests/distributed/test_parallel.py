@@ -238,7 +238,7 @@ LOOPS = """
             def __init__(self, world, at, event):
                 super().__init__(8, world.rank, world.size)
                 self.at, self.event = at, event
-            def batches(self, position):
+            def batches(self, position, should_stop=None):
                 for i, batch in enumerate(super().batches(position)):
                     if i == self.at:
                         self.event()

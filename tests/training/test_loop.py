@@ -224,7 +224,7 @@ def test_the_best_weights_survive_a_kill(tmp_path, losses):
     """Killed in step 7, the run repeats steps 5 to 7 and an evaluation: best.pt ends up equal, bit for bit."""
 
     class Killed(ToyData):
-        def batches(self, position):
+        def batches(self, position, should_stop=None):
             yield from itertools.islice(super().batches(position), 6)
             raise RuntimeError("killed")
 
@@ -267,7 +267,7 @@ def test_findings_are_noted_and_drawn_beside_the_checkpoints(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_saves_and_leaves_with_a_status_of_its_own(tmp_path, number):
     class Interrupting(ToyData):
-        def batches(self, position):
+        def batches(self, position, should_stop=None):
             for i, batch in enumerate(super().batches(position)):
                 if i == 2:
                     os.kill(os.getpid(), number)
@@ -287,7 +287,7 @@ class Failing(ToyData):
         super().__init__(8)
         self.at = at
 
-    def batches(self, position):
+    def batches(self, position, should_stop=None):
         for i, batch in enumerate(super().batches(position)):
             if i == self.at:
                 raise InputError("the shard is gone")
@@ -364,7 +364,7 @@ def test_the_data_is_asked_for_no_more_batches_than_are_trained_on(tmp_path):
     class Counted(ToyData):
         given, closed = 0, False
 
-        def batches(self, position):
+        def batches(self, position, should_stop=None):
             try:
                 for batch in super().batches(position):
                     self.given += 1
