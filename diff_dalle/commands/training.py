@@ -211,8 +211,8 @@ def _fix_streams(run: TrainingRun, logdir: str, world: World) -> TrainingRun:
         if resumed is None and run.training.resume_checkpoint:
             resumed = find_set(run.training.resume_checkpoint)[0]
         saved = resumed.identity.config.get("data") if resumed else None
-        streams = saved.get("streams") if isinstance(saved, dict) else 0
-        streams = streams if isinstance(streams, int) and streams > 0 else streams_for(world.nodes)
+        known = saved.get("streams") if isinstance(saved, dict) else None
+        streams = known if isinstance(known, int) and known > 0 else streams_for(world.nodes)
     streams = world.broadcast(streams)
     if streams % world.nodes:
         world.print(
