@@ -153,16 +153,10 @@ def check_weights(
 
     exclude: shell-style patterns of names that are not loaded, present in either or both.
 
-    Raises InputError for the first difference in any other name, and for a pattern that matches nothing.
+    Raises InputError for the first difference in any other name.
     """
     own, given = module.state_dict(), content["state"]
     names = list(dict.fromkeys([*own, *given]))
-    for pattern in exclude:
-        if not fnmatch.filter(names, pattern):
-            raise InputError(
-                f"the pattern {pattern!r} of excluded weights matches none of {path}: names look like "
-                f"{', '.join(names[:3])}"
-            )
     excluded = {name for pattern in exclude for name in fnmatch.filter(names, pattern)}
     for name in names:
         if name in excluded:
@@ -179,6 +173,16 @@ def check_weights(
         [name for name in own if name in excluded],
         [name for name in given if name in excluded and name not in own],
     )
+
+
+def check_patterns(exclude: Sequence[str], names: Sequence[str], source: str) -> None:
+    """InputError for a pattern that matches none of the ``names`` of weights in ``source``, a file or several."""
+    for pattern in exclude:
+        if not fnmatch.filter(names, pattern):
+            raise InputError(
+                f"the pattern {pattern!r} of excluded weights matches none of {source}: names look like "
+                f"{', '.join(names[:3])}"
+            )
 
 
 def load_weights(

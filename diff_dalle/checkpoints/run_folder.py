@@ -38,6 +38,7 @@ class RunFolder:
     started_from: the files that the run continues or takes its first weights from; None = unknown.
     data:         the present shards, by "data_dir" and "val_data_dir"; checkpoints say which ones they were trained on.
     lock:         checked before anything is written.
+    config_class: of the identity's config; None in a folder that is only read.
     """
 
     path: str
@@ -47,6 +48,7 @@ class RunFolder:
     started_from: list[str] | None = None
     data: dict[str, Fingerprint] = field(default_factory=dict)
     lock: RunLock | None = None
+    config_class: type | None = None
 
     def write_record(self) -> None:
         save_record(self.path, Record(self.identity, self.checkpoints, self.best, self.started_from))
@@ -103,6 +105,11 @@ class RunFolder:
     def _list_of(self, digest: str) -> str:
         return storage.join(self.path, f"data-{digest[:16]}.jsonl")
 
+    def changed_settings(self, other: RunFolder) -> list[str]:
+        """``name (other's → own)`` for each setting that is not free and differs from another run's."""
+        assert self.config_class is not None  # a run is opened with one
+        return differences(other.identity.config, self.identity.config, self.config_class)
+
     def changed_data(self, run: RunFolder, entry: CheckpointSet) -> dict[str, str]:
         """What differs between the present shards and those of a checkpoint, by "data_dir" and "val_data_dir"; nothing
         for data that are equal, or of which one of the two knows nothing.
@@ -157,7 +164,7 @@ def open_run(path: str, identity: Identity, config_class: type) -> RunFolder:
     storage.make_dirs(path)
     saved = read_run(path)
     if saved is None:
-        return RunFolder(path, identity)
+        return RunFolder(path, identity, config_class=config_class)
     if saved.identity.kind != identity.kind:
         raise InputError(
             f"{path} holds a run of a {saved.identity.kind}, not of a {identity.kind}: choose another --logdir"
@@ -170,19 +177,7 @@ def open_run(path: str, identity: Identity, config_class: type) -> RunFolder:
             f"{path} holds a run with other settings: {', '.join(changed)}; choose another --logdir, or give the "
             "settings it was started with"
         )
-    return RunFolder(path, identity, saved.checkpoints, saved.best, saved.started_from)
-
-
-def changed_settings(old: Mapping, new: Mapping) -> list[str]:
-    """``name (old → new)`` for every setting that differs between two nested configs."""
-    changed = []
-    for name in dict.fromkeys([*old, *new]):
-        before, after = old.get(name), new.get(name)
-        if isinstance(before, Mapping) and isinstance(after, Mapping):
-            changed += changed_settings(before, after)
-        elif before != after:
-            changed.append(f"{name} ({before} → {after})")
-    return changed
+    return RunFolder(path, identity, saved.checkpoints, saved.best, saved.started_from, config_class=config_class)
 
 
 def find_set(path: str) -> tuple[RunFolder, CheckpointSet]:

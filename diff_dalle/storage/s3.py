@@ -58,7 +58,8 @@ class S3(RemoteReader):
         options = {"Prefix": where["Key"].lstrip("/"), **({} if recursive else {"Delimiter": "/"})}
         for page in _client().get_paginator("list_objects_v2").paginate(Bucket=where["Bucket"], **options):
             for entry in page.get("Contents", ()):
-                yield FileInfo(f"s3://{where['Bucket']}/{entry['Key']}", entry["Size"], entry["ETag"])
+                if not entry["Key"].endswith("/"):  # an empty object that some tools write to stand for a folder
+                    yield FileInfo(f"s3://{where['Bucket']}/{entry['Key']}", entry["Size"], entry["ETag"])
 
     def size_and_tag(self, path: str) -> State:
         head = _client().head_object(**_where(path))

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import storage
-from ..checkpoints.checkpoint import Identity, check_weights, load_file, load_weights
+from ..checkpoints.checkpoint import Identity, check_patterns, check_weights, load_file, load_weights
 from ..checkpoints.content import DamagedError
-from ..checkpoints.run_folder import CheckpointSet, RunFolder, changed_settings, find_set
+from ..checkpoints.run_folder import CheckpointSet, RunFolder, find_set
 from ..checkpoints.sharing import share_state, share_tensors
 from ..distributed.world import World
 from ..errors import InputError, quantity, redact
@@ -44,7 +44,7 @@ class Start:
         if config.resume_checkpoint:
             found = self.world.broadcast(find_set(config.resume_checkpoint) if self.world.is_main else None)
             self._load_set(*found)
-            changed = changed_settings(found[0].identity.config, run.identity.config)
+            changed = run.changed_settings(found[0])
             if changed:
                 settings = redact(", ".join(changed))
                 self.world.print(f"Note: settings that differ from those of {found[0].path}: {settings}")
@@ -151,24 +151,41 @@ class Start:
 
     def _start_from_weights(self, paths: Sequence[str]) -> None:
         """Initialize each trainee from the file that carries its name; in a run of one, from the only file."""
-        remaining = {trainee.name: trainee for trainee in self.trainees}
-        for path in paths if self.world.is_main else ():
+        exclude = self.config.init_exclude
+        if self.world.is_main:
+            found = self._files_of_trainees(paths)
+            own = [trainee.task.model.state_dict() for trainee, _, _ in found]
+            names = [name for state in (*own, *(file["state"] for _, file, _ in found)) for name in state]
+            check_patterns(exclude, names, ", ".join(paths))
+            for trainee, content, path in found:
+                loaded = load_weights(trainee.task.model, content, path, exclude)
+                for ema in trainee.emas:
+                    ema.load_state({**ema.state(), **{key: content["state"][key] for key in loaded.taken}})
+                self.world.print(f"Starting from the weights of {path}: {loaded}")
+        for trainee in self.trainees:
+            self._share_weights(trainee)
+
+    def _files_of_trainees(self, paths: Sequence[str]) -> list[tuple[Trainee, dict[str, Any], str]]:
+        """Each trainee for which there is a file, with the file's content and path."""
+        names = ", ".join(repr(trainee.name) for trainee in self.trainees)
+        if len(paths) > len(self.trainees):
+            networks = quantity(len(self.trainees), "network")
+            raise InputError(
+                f"init_checkpoint has {len(paths)} files ({', '.join(paths)}), but this run trains {networks}: give at "
+                "most one file for each"
+            )
+        found, remaining = [], {trainee.name: trainee for trainee in self.trainees}
+        for path in paths:
             content = load_file(path)
             self._check_identity(Identity(content["kind"], content["config"], content["tokenizer"]), path)
             name = content["trainee"] if len(self.trainees) > 1 else self.trainees[0].name
             if name not in remaining:
-                names = ", ".join(repr(trainee.name) for trainee in self.trainees)
                 raise InputError(
                     f"init_checkpoint {path} holds the trainee {name!r}, but this run trains {names}, "
                     "each of which takes one file"
                 )
-            trainee = remaining.pop(name)
-            loaded = load_weights(trainee.task.model, content, path, self.config.init_exclude)
-            for ema in trainee.emas:
-                ema.load_state({**ema.state(), **{key: content["state"][key] for key in loaded.taken}})
-            self.world.print(f"Starting from the weights of {path}: {loaded}")
-        for trainee in self.trainees:
-            self._share_weights(trainee)
+            found.append((remaining.pop(name), content, path))
+        return found
 
     def _check_identity(self, found: Identity, path: str) -> None:
         """InputError when ``path`` holds another kind or was trained with another tokenizer."""

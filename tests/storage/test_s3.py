@@ -55,6 +55,7 @@ def test_files_round_trip_and_are_listed(bucket):
     for name in ("2.tar", "1.tar", "below/3.tar", ".hidden"):
         storage.write_bytes(f"{bucket}/data/{name}", name.encode())
     storage.write_bytes(f"{bucket}/other/4.tar", b"")
+    s3._client().put_object(Bucket=bucket.removeprefix("s3://"), Key="data/below/", Body=b"")  # stands for a folder
     assert storage.list_files(f"{bucket}/data") == [f"{bucket}/data/1.tar", f"{bucket}/data/2.tar"]
     found = storage.list_with_stats(f"{bucket}/data/", recursive=True)
     assert [info.path for info in found] == [f"{bucket}/data/{name}" for name in ("1.tar", "2.tar", "below/3.tar")]

@@ -449,9 +449,10 @@ def test_another_runs_folder_is_refused(tmp_path):
         open_run(str(tmp_path), Identity("generator", {}, None), OptimConfig)
 
 
-def test_resume_and_init_from_another_folder(tmp_path):
+def test_resume_and_init_from_another_folder(tmp_path, capsys):
     run(make_loop(tmp_path / "a", iterations=4))
     resumed = make_loop(tmp_path / "b", resume_checkpoint=str(tmp_path / "a" / "ema_0.9_000004.pt"))
+    assert "settings that differ" not in capsys.readouterr().out  # iterations may
     assert resumed.step == 4
     run(resumed)
     whole = make_loop(tmp_path / "whole")
@@ -459,6 +460,7 @@ def test_resume_and_init_from_another_folder(tmp_path):
     assert torch.equal(weights(resumed), weights(whole))
     slow = OptimConfig(lr=1e-3, weight_decay=0.1, adam_beta2=0.9, ema_rate=(0.9, 0.99))
     changed = make_loop(tmp_path / "f", optim=slow, resume_checkpoint=str(tmp_path / "a" / "model000004.pt"))
+    assert "settings that differ from those of" in (out := capsys.readouterr().out) and ": lr (0.01 → 0.001)\n" in out
     groups = changed.trainees[0].optimizations[""].optimizer.param_groups
     assert [group["weight_decay"] for group in groups] == [0.1, 0.0] and groups[0]["betas"] == (0.9, 0.9)
     fresh = make_loop(tmp_path / "c", init_checkpoint=(str(tmp_path / "a" / "model000004.pt"),))

@@ -75,6 +75,33 @@ def test_initial_weights_go_to_the_trainee_that_the_file_names(tmp_path):
     assert all(torch.equal(upsampler.emas[0].state()[n], v) for n, v in upsampler.task.model.state_dict().items())
     with pytest.raises(InputError, match="holds the trainee 'upsampler', but this run trains 'base', 'upsampler'"):
         make_loop(tmp_path / "c", make_pair(), init_checkpoint=(path, path))
+    with pytest.raises(InputError, match=r"has 3 files \(.*\), but this run trains 2 networks: give at most one"):
+        make_loop(tmp_path / "c", make_pair(), init_checkpoint=(path, path, path))
+    with pytest.raises(InputError, match=r"has 2 files \(.*\), but this run trains 1 network: give at most one"):
+        make_loop(tmp_path / "c", make_pair()[:1], init_checkpoint=(path, path))
+
+
+def test_a_pattern_of_excluded_weights_need_not_match_in_every_file(tmp_path):
+    class Named(ToyTask):
+        def __init__(self, name):
+            super().__init__()
+            self.model = nn.ModuleDict({name: nn.Linear(12, 1)})
+
+        def losses(self, batch, draw):
+            (layer,) = self.model.values()
+            return {"loss": layer(batch.images.flatten(1))[:, 0].square()}
+
+    def make():
+        return [Trainee(Named(name), OPTIM, "fp32", WORLD, name) for name in ("base", "upsampler")]
+
+    run(make_loop(tmp_path / "a", make()))
+    paths = tuple(str(tmp_path / "a" / f"{name}_model000006.pt") for name in ("base", "upsampler"))
+    trainees = make()
+    before = [flat(trainee) for trainee in trainees]
+    make_loop(tmp_path / "b", trainees, init_checkpoint=paths, init_exclude=("upsampler.*",))
+    assert [torch.equal(flat(t), old) for t, old in zip(trainees, before, strict=True)] == [False, True]
+    with pytest.raises(InputError, match=r"'head\.\*' of excluded weights matches none of .*base_.*, .*upsampler_"):
+        make_loop(tmp_path / "c", make(), init_checkpoint=paths, init_exclude=("upsampler.*", "head.*"))
 
 
 def test_held_out_values_and_previews_see_every_trainees_average(tmp_path):
