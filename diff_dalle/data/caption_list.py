@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..errors import InputError
 from ..images.decode import BrokenSample
 from .captions import caption_kind, read_caption
 from .collection import collect
@@ -29,4 +30,7 @@ def read_captions(sources: Sequence[str], caption_field: str, limit: int = 0) ->
                 captions.append(read_caption(raw.members[kind], caption_field))
             except BrokenSample:
                 continue
+    if not captions:
+        named = ", ".join(sources)
+        raise InputError(f"{named} holds no caption that is neither empty nor unreadable: set another --caption_field")
     return captions

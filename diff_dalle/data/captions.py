@@ -27,13 +27,11 @@ def caption_kind(field: str) -> str:
 
 def read_caption(data: bytes, field: str) -> str:
     """The caption in a member's bytes. Raises BrokenSample when there is none."""
-    text: object = data.decode("utf-8-sig", "replace")
     _, colon, name = field.partition(":")
-    if colon:
-        text = read_record(data).get(name)
-        if not isinstance(text, str):
-            raise BrokenSample(f"its json has no text under {name!r}")
-    text = str(text).strip()
+    text = read_record(data).get(name) if colon else data.decode("utf-8-sig", "replace")
+    if not isinstance(text, str):
+        raise BrokenSample(f"its json has no text under {name!r}")
+    text = text.strip()
     if not text:
         raise BrokenSample("its caption is empty")
     return text

@@ -38,7 +38,10 @@ class InspectionConfig:
     examples: int = option(8, "samples in the grid")
     grid: str = option("inspect.png", "file for a grid of examples with captions; empty = none", was=("picture",))
     max_pixels: int = option(DataConfig.max_pixels, "maximum width × height of an image; larger ones count as broken")
-    index_cache: str = option(DataConfig.index_cache, "folder for the index of the shards; empty = beside the shards")
+    index_cache: str = option(
+        DataConfig.index_cache,
+        "folder for the index of the shards; empty = beside the shards, else in the user's cache",
+    )
 
     def __post_init__(self):
         if self.look_at < 0 or self.examples < 1:

@@ -60,7 +60,7 @@ class DataConfig:
         "interleaved streams of an epoch, which its order depends on; 0 = 8, or the next multiple of the number of "
         "nodes, when the run starts, and the same when it resumes",
     )
-    shuffle_window: int = option(4, "shards of a stream whose samples are shuffled together")
+    shuffle_window: int = option(4, "consecutive shards of an epoch whose samples are shuffled together")
     num_workers: int = option(2, "data workers per training process; 0 = load in the training process", free=True)
     prefetch: int = option(4, "batches prepared in advance by all workers together", free=True)
     data_timeout: float = option(

@@ -41,7 +41,7 @@ def _expand(source: str, flag: str) -> list[str]:
         paths = list(braceexpand(source.removeprefix(EXPANDED)))
     except ValueError:
         raise InputError(f"{flag} {source} has unbalanced braces") from None
-    if len(paths) > 1 or source.startswith(EXPANDED):
+    if source.startswith(EXPANDED) or ("{" in source and paths != [source]):  # perhaps a range of one
         return [shard for path in paths for shard in _expand(path, flag)]
     if remote and (storage.scheme(source) in ("http", "https") or _is_tar(source)):
         return [source]

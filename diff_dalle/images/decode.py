@@ -68,7 +68,7 @@ def _decode(data: bytes, max_pixels: int, cover: tuple[int, int] | None) -> tupl
     image: Image.Image = Image.open(_File(data), formats=FORMATS)
     width, height = image.size
     if width * height > max_pixels:
-        raise BrokenSample(f"too many pixels: {width} × {height}, where --max_pixels allows {max_pixels}")
+        raise BrokenSample(f"too many pixels: {width} × {height}, where the limit is {max_pixels}")
     if image.info.get("progressive"):
         scans = data.count(b"\xff\xda")  # the marker of a scan; does not occur within one
         if scans * width * height > MAX_SCANNED:

@@ -35,8 +35,7 @@ def _read(path: str) -> Image.Image:
     try:
         return decode_image(storage.read_bytes(path), MAX_PIXELS)[0]
     except BrokenSample as error:
-        reason = str(error).replace("--max_pixels allows", "the limit is")  # that flag belongs to training
-        raise InputError(f"{path} cannot be used: {reason}") from error
+        raise InputError(f"{path} cannot be used: {error}") from error
 
 
 def image_names(folder: str) -> list[str]:

@@ -218,6 +218,7 @@ def test_sources_of_all_kinds_mean_the_same_shards(tmp_path, monkeypatch):
         [f"{tmp_path}/**/0000?.tar"],
         [f"{tmp_path}/sub/{{00000..00002}}.tar"],
         [f"{tmp_path}/sub/0000{{0,1}}.tar", names[2]],
+        [f"{tmp_path}/sub/{{00000..00000}}.tar", f"{tmp_path}/sub/{{00001..00001}}.tar", names[2]],
     ):
         assert find_shards(source) == names
     assert find_shards(["expand:pipe:cat {0..1}.tar"]) == ["pipe:cat 0.tar", "pipe:cat 1.tar"]

@@ -87,7 +87,7 @@ def test_jpegs_are_decoded_at_a_fraction_at_least_twice_as_large_as_the_target()
 def test_too_large_and_damaged_files_are_refused():
     bomb = encoded(Image.new("1", (2000, 2000)), "PNG")
     whole = {form: encoded(random_image(64, 64, seed=3), form) for form in ("JPEG", "PNG", "WEBP")}
-    cases = {bomb: "too many pixels: 2000 × 2000, where --max_pixels allows 1048576", b"": "not a jpeg, png or webp"}
+    cases = {bomb: "too many pixels: 2000 × 2000, where the limit is 1048576", b"": "not a jpeg, png or webp"}
     cases |= {encoded(random_image(), "BMP"): "not a jpeg, png or webp", b"<svg></svg>": "not a jpeg, png or webp"}
     cases |= {data[: len(data) // 2]: "not a" for data in whole.values()}
     cases |= {data[:100] + bytes(60) + data[160:]: "not a readable image" for data in (whole["PNG"],)}
