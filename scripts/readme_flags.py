@@ -13,6 +13,7 @@ from diff_dalle.commands.evaluate import EvaluateRun
 from diff_dalle.commands.flag_tables import Command, command_page
 from diff_dalle.commands.info import InfoConfig, preset_table
 from diff_dalle.commands.prepare import COMMANDS as PREPARE
+from diff_dalle.commands.replay import ReplayRun
 from diff_dalle.commands.sample import SampleRun
 from diff_dalle.commands.train_classifier import ClassifierRun
 from diff_dalle.commands.train_generator import GeneratorRun
@@ -29,6 +30,7 @@ CONFIGS: dict[str, Mapping[str, Any]] = {
     "sample.py": {"": SampleRun},
     "evaluate.py": {"": EvaluateRun},
     "info.py": {"": InfoConfig},
+    "replay.py": {"": ReplayRun},
     "benchmark.py": {"": benchmark.BenchmarkRun},
     "drill.py": {"": DrillConfig},
     "train_tokenizer.py": {"": VocabularyConfig},
@@ -49,6 +51,7 @@ python scripts/evaluate.py --model_path ema.pt --shapes_dir data/shapes --report
 python scripts/evaluate.py --model_path ema.pt --classifier_path clip.pt --data_dir path/to/val_shards
 python scripts/info.py --model_path ema.pt
 python scripts/info.py --preset generator_64
+python scripts/replay.py --logdir runs/64
 python scripts/benchmark.py
 python scripts/benchmark.py --benchmarks train_step
 python scripts/drill.py --quick True

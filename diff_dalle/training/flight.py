@@ -35,7 +35,7 @@ class FlightRecorder:
     """The latest steps that were not finite, in a ring on the device: only ``read`` waits for it."""
 
     def __init__(self, device: torch.device):
-        self.device = device
+        self.device, self.keep_all = device, False  # keep_all: also steps that are finite
         self.count = torch.zeros(1, dtype=torch.int64, device=device)  # of bad steps since the last reading
         self.whole = self.real = torch.zeros(0)  # the ring: [CAPACITY + 1, step and positions], [CAPACITY + 1, values]
         self.names: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
@@ -56,7 +56,7 @@ class FlightRecorder:
         slot = self.count % (CAPACITY + 1)
         self.whole.index_copy_(0, slot, whole[None])
         self.real.index_copy_(0, slot, real[None])
-        self.count += (bad != 0).long()
+        self.count += 1 if self.keep_all else (bad != 0).long()
 
     def read(self) -> tuple[list[FlightStep], int]:
         """The bad steps since the last call, oldest first, and how many before them were not kept. Waits for the

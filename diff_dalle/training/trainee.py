@@ -38,15 +38,16 @@ class Optimization:
             group["lr"] = learning_rate(self.config, step)
         self.optimizer.zero_grad(set_to_none=True)
 
-    def finish(self, world: World) -> tuple[Tensor, Tensor]:
-        """Update from the accumulated gradients; a gradient that is not finite, on any rank, leaves parameters and
-        optimizer unchanged on all.
+    def finish(self, losses: Tensor, world: World) -> tuple[Tensor, Tensor]:
+        """Update from the accumulated gradients; a gradient or loss [N] that is not finite, on any rank, leaves
+        parameters and optimizer unchanged on all.
 
-        Returns the gradient's norm and whether it was not finite (0 or 1), float32 scalars on the device.
+        Returns the gradient's norm and whether the step was not finite (0 or 1), float32 scalars on the device.
         """
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         norm = total_norm(gradients) / self.loss_scale.scale
-        overflowed = world.maximum((~norm.isfinite()).float())
+        finite = norm.isfinite() & losses.isfinite().all()
+        overflowed = world.maximum(1 - finite.float())
         factor = 1 / self.loss_scale.scale
         if self.config.grad_clip > 0:
             factor = factor * (self.config.grad_clip / (norm + 1e-6)).clamp(max=1.0)
@@ -128,10 +129,10 @@ class Trainee:
             with self._training_only(part):
                 found = self.task.backward(pieces, self._forward(part), optimization.loss_scale.scale)
             scales[_named(part, "loss_scale")] = optimization.loss_scale.scale.clone()
-            norm, overflowed = optimization.finish(self.world)
+            report |= {_named(part, name): torch.cat([values[name] for values in found]) for name in found[0]}
+            norm, overflowed = optimization.finish(report[_named(part, "loss")], self.world)
             norms[_named(part, "grad_norm")] = norm
             overflows.append(overflowed)
-            report |= {_named(part, name): torch.cat([values[name] for values in found]) for name in found[0]}
         for ema in self.emas:
             ema.update(step + 1)
         bad = torch.stack(overflows).amax(0)

@@ -97,6 +97,7 @@ def test_reported_means_are_exact_and_leave_out_what_does_not_apply(tmp_path):
 
 def test_non_finite_steps_are_skipped_and_counted(tmp_path):
     """Batch 1 (samples 8–15) holds a NaN: the weights must be those of a run that never saw it."""
+    torch.manual_seed(0)  # as make_loop does before it makes the task
     poisoned = make_loop(tmp_path / "a", task=ToyTask(poison={9}), iterations=2)
     tracker = run(poisoned)
     clean = make_loop(tmp_path / "b", iterations=1)

@@ -150,13 +150,13 @@ def test_each_optimizer_updates_its_own_part(tmp_path):
     before = {name: p.detach().clone() for name, p in task.named_parameters() if name.endswith("weight")}
     gradients = {}
 
-    def record(part, world):
+    def record(part, losses, world):
         gradients[part] = {name for name, p in task.named_parameters() if p.grad is not None}
-        return original[part](world)
+        return original[part](losses, world)
 
     original = {part: each.finish for part, each in trainee.optimizations.items()}
     for part, each in trainee.optimizations.items():
-        each.finish = lambda world, part=part: record(part, world)
+        each.finish = lambda losses, world, part=part: record(part, losses, world)
     loop = make_loop(tmp_path, [trainee], iterations=1, log_interval=1)
     row = run(loop).rows[0][1]
     assert {name.split(".")[0] for name in gradients[""]} == {"model"}

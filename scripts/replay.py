@@ -1,0 +1,16 @@
+"""Compute a training step again whose gradient was not finite, as the run's flight.jsonl recorded it: its samples,
+losses and norms, and where the first value that is not finite appears."""
+
+from diff_dalle.commands.command_line import parse
+from diff_dalle.commands.replay import ReplayRun, replay
+from diff_dalle.distributed.launch import launch, run_script
+
+
+def main():
+    run = parse(ReplayRun, description=__doc__)
+    with launch(run.distributed) as world:
+        print(replay(run.what, world))
+
+
+if __name__ == "__main__":
+    run_script(main)
