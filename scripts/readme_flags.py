@@ -40,7 +40,6 @@ bash scripts/demo.sh
 bash scripts/demo.sh --quick True --demo_dir runs/quick
 python scripts/prepare_data.py shapes --out_dir data/shapes --image_size 64
 python scripts/prepare_data.py folder --source path/to/photos --out_dir path/to/shards
-python scripts/prepare_data.py inspect --data_dir path/to/shards
 python scripts/train_generator.py --preset generator_64_small --data_dir path/to/shards --logdir runs/64
 mpiexec -n 8 python scripts/train_generator.py --preset upsampler_256 --data_dir path/to/shards --logdir runs/256
 python scripts/train_classifier.py --preset classifier_64_small --data_dir path/to/shards --logdir runs/clip
@@ -52,6 +51,7 @@ python scripts/evaluate.py --model_path ema.pt --classifier_path clip.pt --data_
 python scripts/info.py --model_path ema.pt
 python scripts/info.py --preset generator_64
 python scripts/replay.py --logdir runs/64
+python scripts/replay.py --logdir runs/64 --step 1200 --device cpu
 python scripts/benchmark.py
 python scripts/benchmark.py --benchmarks train_step
 python scripts/drill.py --quick True
@@ -63,8 +63,7 @@ python scripts/train_tokenizer.py --wordnet_dir path/to/wordnet --num_merges 819
 
 def command(script: str) -> Command:
     text = (SCRIPTS / script).read_text(encoding="utf-8")
-    stem = script.removesuffix(".py")
-    examples = [line for line in EXAMPLES.splitlines() if f"scripts/{stem}." in line]
+    examples = [line for line in EXAMPLES.splitlines() if f"scripts/{script.removesuffix('.py')}." in line]
     return Command(script, ast.get_docstring(ast.parse(text)) or "", examples, CONFIGS[script])
 
 
@@ -72,8 +71,7 @@ def pages() -> dict[Path, str]:
     """The content of each file that is generated or has a generated part."""
     path = PRESETS / "README.md"
     table = f"<!-- presets -->\n\n{preset_table()}\n<!-- /presets -->"
-    text = path.read_text(encoding="utf-8")
-    presets = re.sub("<!-- presets -->.*<!-- /presets -->", lambda _: table, text, flags=re.DOTALL)
+    presets = re.sub("<!-- presets -->.*<!-- /presets -->", lambda _: table, path.read_text("utf-8"), flags=re.DOTALL)
     return {SCRIPTS / "README.md": command_page([command(script) for script in CONFIGS]), path: presets}
 
 

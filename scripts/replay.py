@@ -2,14 +2,14 @@
 losses and norms, and where the first value that is not finite appears."""
 
 from diff_dalle.commands.command_line import parse
-from diff_dalle.commands.replay import ReplayRun, replay
+from diff_dalle.commands.replay import ReplayRun, replay_step
 from diff_dalle.distributed.launch import launch, run_script
 
 
 def main():
     run = parse(ReplayRun, description=__doc__)
     with launch(run.distributed) as world:
-        print(replay(run.what, world))
+        print(replay_step(run.what, world))
 
 
 if __name__ == "__main__":

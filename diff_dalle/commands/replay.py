@@ -49,7 +49,7 @@ class ReplayRun:
     distributed: DistributedConfig = section(DistributedConfig)
 
 
-def replay(config: ReplayConfig, world: World) -> str:
+def replay_step(config: ReplayConfig, world: World) -> str:
     """Load the checkpoint before the step, repeat the updates between, and compute the step; what was found.
 
     Raises InputError when the step is not recorded or cannot be reached.
@@ -68,7 +68,7 @@ def replay(config: ReplayConfig, world: World) -> str:
     tokenizer = run.build_tokenizer()
     data = run.build_loader(tokenizer, world)
     before = [entry for entry in folder.checkpoints if entry.step < step]
-    earlier = RunFolder(folder.path, folder.identity, before)
+    earlier = replace(folder, checkpoints=before)
     loop = TrainLoop(run.training, run.build_trainees(tokenizer, data, world), data, earlier, world)
     start, size = loop.step, len(positions)
     if loop.samples + size * (step - 1 - start) != positions[0]:
@@ -115,6 +115,7 @@ def _run_of(folder: RunFolder, config: ReplayConfig, record: Mapping[str, Any]) 
         batch_size=sum(len(rank["position"]) for rank in record["ranks"]),
         microbatch=min(run.training.microbatch or share, share),
         logdir=folder.path,
+        accept_changed_batch=True,  # what counts is the batch of the step and of those before it
     )
     data = replace(run.data, num_workers=0, data_dir=config.data_dir or run.data.data_dir)
     return replace(run, training=training, data=data)
