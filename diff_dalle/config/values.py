@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import types
 import typing
@@ -13,8 +12,7 @@ from .declaration import Leaf
 from .names import nearest
 
 _NAMES = {int: ("an ", "integer"), float: ("a ", "number"), str: ("", "text"), bool: ("", "True or False")}
-_PLURALS = {int: "integers", float: "numbers", str: "texts"}
-MAX_INTEGER = 2**63 - 1  # the largest that torch and numpy hold
+_PLURALS = {int: "integers", float: "numbers", str: "texts", bool: "True or False"}
 MAX_QUOTED = 80  # characters of a bad value in a message
 
 
@@ -64,27 +62,15 @@ def _convert(value, kind, from_text: bool):
         pass
     elif kind is int:
         if from_text or isinstance(value, int):
-            if not -MAX_INTEGER <= (number := int(value)) <= MAX_INTEGER:
-                raise _OutOfRange("an integer between -(2^63 - 1) and 2^63 - 1")
-            return number
+            return int(value)
     elif kind is float and (from_text or isinstance(value, (int, float))):
-        if not math.isfinite(real := float(value)):
-            raise _OutOfRange("a finite number")
-        return real
+        return float(value)
     raise ValueError
-
-
-class _OutOfRange(ValueError):
-    """A number that no setting can have; its message says which ones they can."""
 
 
 def quoted(value) -> str:
     """A value for a message, cut where it is long."""
-    return cut(repr(value))
-
-
-def cut(text: str) -> str:
-    """The beginning of a long text, for a message."""
+    text = repr(value)
     return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}…"
 
 
@@ -98,8 +84,6 @@ def checked(leaf: Leaf, value, from_text: bool, spelled: str):
     """
     try:
         value = _convert(value, leaf.type, from_text)
-    except _OutOfRange as error:
-        raise InputError(f"{spelled} is {quoted(value)}, but must be {error}") from None
     except (ValueError, TypeError, OverflowError):  # the last: an integer too large for a float
         raise InputError(f"{spelled} is {quoted(value)}, but must be {type_name(leaf.type, article=True)}") from None
     if leaf.choices and value not in leaf.choices and value is not None:

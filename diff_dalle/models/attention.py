@@ -14,15 +14,16 @@ from .layers import Linear, recompute, to_image, to_tokens, zero_init
 from .norms import GroupNorm32
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, heads: int, mask: Tensor | None) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, heads: int, mask: Tensor | None, scale: float | None = None) -> Tensor:
     """Multi-head scaled dot-product attention (Vaswani et al. 2017, eq. 1).
 
     q: [N, T, C]; k, v: [N, S, C]; mask: [N, S] bool, True = attend to this key (at least one per sample), None = all.
+    scale: factor of the dot products; None = 1/√(C / heads).
     Returns [N, T, C].
     """
     q, k, v = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (q, k, v))
     attn_mask = None if mask is None else mask[:, None, None, :]
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask).transpose(1, 2).flatten(2)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, scale=scale).transpose(1, 2).flatten(2)
 
 
 class SelfAttention(nn.Module):

@@ -10,18 +10,19 @@ from torch import Tensor, nn
 
 from .precision import autocast_disabled
 
-GROUPS = 32  # of every group norm, as in Guided-Diffusion; gcd(32, channels) when 32 does not divide the channels
+GROUPS = 32  # of a group norm unless told otherwise, as in Guided-Diffusion
 
 
 class GroupNorm32(nn.GroupNorm):
-    """Group norm of [N, C, H, W] in fp32 (Wu & He 2018).
+    """Group norm of [N, C, H, W] in fp32 (Wu & He 2018). gcd(groups, channels) groups when ``groups`` does not divide
+    the channels.
 
     torch's CPU kernel supports both layouts and mixed dtypes, and a compiler fuses the norm with its neighbors in any
     layout. Elsewhere see ``native_keeps_layout``.
     """
 
-    def __init__(self, channels: int):
-        super().__init__(math.gcd(GROUPS, channels), channels)
+    def __init__(self, channels: int, groups: int = GROUPS):
+        super().__init__(math.gcd(groups, channels), channels)
 
     def forward(self, input: Tensor) -> Tensor:
         if torch.compiler.is_compiling():

@@ -71,6 +71,11 @@ def upsample_low_res(cond: Conditioning, size: Sequence[int]) -> Tensor:
         raise InputError(
             "an upsampler requires a low-resolution image, but cond lacks low_res, low_res_level or low_res_blur"
         )
-    if cond.low_res.shape[2:] == tuple(size):
-        return cond.low_res
-    return F.interpolate(cond.low_res, tuple(size), mode="bilinear", align_corners=False)
+    return resized(cond.low_res, size)
+
+
+def resized(images: Tensor, size: Sequence[int]) -> Tensor:
+    """Images [N, C, h, w] bilinearly resized to ``size`` (height, width)."""
+    if images.shape[2:] == tuple(size):
+        return images
+    return F.interpolate(images, tuple(size), mode="bilinear", align_corners=False)

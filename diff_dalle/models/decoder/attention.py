@@ -1,0 +1,106 @@
+"""Attention in the decoder's U-Nets: to condition tokens, and over the positions of a feature map.
+
+All layers map tokens [N, T, width] to tokens, normalize input and output, and have a learned null key and value, to
+which a query can attend when nothing else fits.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from ..attention import attend
+from ..layers import Linear, to_image, to_tokens
+from ..norms import LayerNorm32
+
+TOKEN_HEADS, TOKEN_HEAD_WIDTH = 8, 64  # of attention to condition tokens, at every width
+COSINE_SCALE = 16.0  # of cosine similarities, in place of 1/√(channels per head)
+
+
+def _unit(x: Tensor, head_width: int) -> Tensor:
+    """Scale each head of [N, T, heads · head_width] to length 1, in fp32."""
+    return F.normalize(x.unflatten(-1, (-1, head_width)).float(), dim=-1).flatten(2).to(x.dtype)
+
+
+class NullAttention(nn.Module):
+    """Multi-head attention with a null key and value.
+
+    kv_heads: heads of keys and values: as many as of the queries, or 1, shared by all queries (Shazeer 2019).
+    cosine:   cosine similarity instead of scaled dot products.
+    """
+
+    def __init__(self, width: int, context_width: int, heads: int, head_width: int, kv_heads: int, cosine: bool):
+        super().__init__()
+        self.heads, self.kv_heads, self.head_width, self.cosine = heads, kv_heads, head_width, cosine
+        self.norm = LayerNorm32(width, bias=False)
+        self.null_kv = nn.Parameter(torch.randn(2, head_width))
+        self.q = Linear(width, heads * head_width, bias=False)
+        self.kv = Linear(context_width, 2 * kv_heads * head_width, bias=False)
+        self.proj, self.out_norm = Linear(heads * head_width, width, bias=False), LayerNorm32(width, bias=False)
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        """x: [N, T, width]; context: [N, S, context_width]; None = the normalized x. Returns [N, T, width]."""
+        x = self.norm(x)
+        q, (k, v) = self.q(x), self.kv(x if context is None else context).chunk(2, dim=-1)
+        null_k, null_v = self.null_kv.to(k.dtype).repeat(1, self.kv_heads).unbind()
+        k, v = (torch.cat([null.expand(len(x), 1, -1), each], dim=1) for null, each in ((null_k, k), (null_v, v)))
+        if self.cosine:
+            q, k = _unit(q, self.head_width), _unit(k, self.head_width)
+        # Where all heads share keys and values, a head is as good as one more query: no copy of either for each head.
+        out = attend(self._queries(q), k, v, self.kv_heads, None, COSINE_SCALE if self.cosine else None)
+        return self.out_norm(self.proj(out.reshape(q.shape)))
+
+    def _queries(self, q: Tensor) -> Tensor:
+        return q.reshape(len(q), -1, self.kv_heads * self.head_width)
+
+
+class TokenAttention(NullAttention):
+    """Attention from tokens to condition tokens."""
+
+    def __init__(self, width: int, context_width: int, cosine: bool):
+        super().__init__(width, context_width, TOKEN_HEADS, TOKEN_HEAD_WIDTH, TOKEN_HEADS, cosine)
+
+
+class MultiQueryAttention(NullAttention):
+    """Self-attention with one head of keys and values."""
+
+    def __init__(self, width: int, heads: int, head_width: int, cosine: bool):
+        super().__init__(width, width, heads, head_width, 1, cosine)
+
+
+class LinearAttention(nn.Module):
+    """Attention of linear cost (Shen et al. 2021): queries are normalized over channels, keys over positions, so that
+    keys and values can be multiplied first."""
+
+    def __init__(self, width: int, heads: int, head_width: int):
+        super().__init__()
+        self.heads = heads
+        self.norm = LayerNorm32(width, bias=False)
+        self.qkv = Linear(width, 3 * heads * head_width, bias=False)
+        self.proj, self.out_norm = Linear(heads * head_width, width, bias=False), LayerNorm32(width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [N, T, width]. Returns [N, T, width]."""
+        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, self.heads, -1)).unbind(2)  # [N, T, heads, head_width]
+        weights, share = q.float().softmax(-1).to(q.dtype), k.float().softmax(1).to(k.dtype)
+        summary = torch.einsum("nthc,nthd->nhcd", share, F.normalize(v.float(), dim=-1).to(v.dtype))
+        out = torch.einsum("nthc,nhcd->nthd", weights, summary).flatten(2)
+        return self.out_norm(self.proj(F.gelu(out)))
+
+
+class OverPositions(nn.Module):
+    """Residual attention over the positions of a feature map [N, C, H, W]."""
+
+    def __init__(self, attention: nn.Module, use_checkpoint: bool):
+        super().__init__()
+        self.attention, self.use_checkpoint = attention, use_checkpoint
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.use_checkpoint and torch.is_grad_enabled():
+            return checkpoint(self._forward, x, use_reentrant=False, preserve_rng_state=False)
+        return self._forward(x)
+
+    def _forward(self, x: Tensor) -> Tensor:
+        return x + to_image(self.attention(to_tokens(x)), x.shape[2:])

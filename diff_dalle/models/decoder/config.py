@@ -1,0 +1,209 @@
+"""Settings of the decoder's U-Nets, and the shape of the network that follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ...config import option
+from ...errors import InputError, quantity
+
+Value = TypeVar("Value", bool, int)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One resolution of the U-Net.
+
+    in_width, out_width: channels before and after the stage on the way down; the way up has ``out_width``.
+    width:               channels of its blocks on the way down, which are those of its skip connections.
+    groups:              groups of its group norms.
+    blocks:              residual blocks with a skip connection, besides the one each on the way down and up.
+    attention:           over positions: "self", "linear" or "".
+    """
+
+    in_width: int
+    out_width: int
+    width: int
+    groups: int
+    blocks: int
+    attention: str
+
+
+@dataclass(frozen=True)
+class DecoderUnetConfig:
+    """Decoder U-Net"""
+
+    dim: int = option(128, "base channels; the timestep vector has four times as many")
+    dim_mults: tuple[int, ...] = option(
+        (1, 2, 4, 8), "width of each stage as a multiple of dim; each stage has half the resolution of the one before"
+    )
+    image_embed_dim: int | None = option(
+        None, "width of the image embedding; required by a U-Net that is conditioned on it"
+    )
+    text_embed_dim: int | None = option(None, "width of the text encodings; required by cond_on_text_encodings")
+    cond_on_text_encodings: bool | None = option(False, "condition on text encodings, in the middle blocks")
+    cond_dim: int | None = option(None, "width of the condition tokens; none = dim")
+    channels: int = option(3, "image channels: 3 = RGB, 1 = grayscale")
+    self_attn: tuple[bool, ...] = option((False,), "self-attention over positions, of all stages or of each")
+    attn_dim_head: int = option(32, "channels per head of attention over positions")
+    attn_heads: int = option(16, "heads of attention over positions")
+    init_cross_embed: bool = option(True, "input layer: parallel convolutions of several kernel sizes")
+    num_image_tokens: int = option(4, "condition tokens made from the image embedding")
+    num_time_tokens: int = option(2, "condition tokens made from the timestep")
+    self_cond: bool = option(False, "condition on the image predicted before (Chen et al. 2022)")
+    sparse_attn: tuple[bool, ...] = option(
+        (False,), "linear attention over positions where there is no self-attention, of all stages or of each"
+    )
+    cosine_sim_cross_attn: bool = option(False, "cosine similarity in attention to condition tokens")
+    cosine_sim_self_attn: bool = option(False, "cosine similarity in self-attention")
+    attend_at_middle: bool = option(True, "self-attention between the two middle blocks")
+    max_text_len: int = option(256, "text tokens that the network sees; longer texts are cut, shorter ones padded")
+    add_image_embeds_to_time: bool = option(True, "add a projection of the image embedding to the timestep vector")
+    init_dim: int | None = option(None, "channels of the input layer; none = dim")
+    init_conv_kernel_size: int = option(7, "kernel size of the input layer without init_cross_embed; odd")
+    init_cross_embed_kernel_sizes: tuple[int, ...] = option(
+        (3, 7, 15), "kernel sizes of the input layer with init_cross_embed; odd"
+    )
+    resnet_groups: tuple[int, ...] = option((8,), "groups of the group norms, of all stages or of each")
+    resnet_weight_standardization: bool = option(
+        False, "standardize the weights of the residual blocks' convolutions (Qiao et al. 2019)"
+    )
+    num_resnet_blocks: tuple[int, ...] = option(
+        (2,), "residual blocks with a skip connection, of all stages or of each; each stage has one more"
+    )
+    cross_embed_downsample: bool = option(False, "downsample by parallel convolutions of several kernel sizes")
+    cross_embed_downsample_kernel_sizes: tuple[int, ...] = option(
+        (2, 4), "kernel sizes of cross_embed_downsample; even"
+    )
+    memory_efficient: bool = option(
+        False, "downsample at the start of each stage instead of its end, so that no stage has the full resolution"
+    )
+    scale_skip_connection: bool = option(False, "multiply skip connections by 1/√2")
+    pixel_shuffle_upsample: bool = option(
+        True, "upsample by pixel shuffle (Shi et al. 2016); False = nearest neighbor and a convolution"
+    )
+    final_conv_kernel_size: int = option(1, "kernel size of the output layer; odd")
+    combine_upsample_fmaps: bool = option(False, "give the last block the feature maps of all stages on the way up")
+    checkpoint_during_training: bool = option(
+        False, "activation checkpointing: recompute activations in the backward pass to save memory", free=True
+    )
+
+    def __post_init__(self):
+        positive = (
+            "dim", "dim_mults", "image_embed_dim", "text_embed_dim", "cond_dim", "channels", "attn_dim_head",
+            "attn_heads", "num_image_tokens", "num_time_tokens", "max_text_len", "init_dim", "resnet_groups",
+            "num_resnet_blocks",
+        )  # fmt: skip
+        for name in positive:
+            for value in _listed(getattr(self, name)):
+                if value is not None and value < 1:
+                    raise InputError(f"{name} is {value}, but must be at least 1")
+        if self.dim < 2:
+            raise InputError(f"dim is {self.dim}, but must be at least 2: the timestep is embedded in it")
+        if not self.dim_mults:
+            raise InputError("dim_mults is empty, but must have a multiplier for each stage")
+        for name in ("self_attn", "sparse_attn", "resnet_groups", "num_resnet_blocks"):
+            count = len(getattr(self, name))
+            if count not in (1, len(self.dim_mults)):
+                raise InputError(
+                    f"{name} has {quantity(count, 'value')}, but must have 1, or one for each of the "
+                    f"{len(self.dim_mults)} stages of dim_mults"
+                )
+        for name, remainder in (
+            ("init_conv_kernel_size", 1),
+            ("init_cross_embed_kernel_sizes", 1),
+            ("cross_embed_downsample_kernel_sizes", 0),
+            ("final_conv_kernel_size", 1),
+        ):
+            self._check_kernels(name, remainder)
+        if self.cond_on_text_encodings and self.text_embed_dim is None:
+            raise InputError("cond_on_text_encodings is True, but text_embed_dim is none: set it")
+        for groups, width in self._normalized:
+            if width % groups:
+                raise InputError(f"resnet_groups has {groups}, but must divide the {width} channels of its stage")
+        if self.init_cross_embed:
+            _check_split("init_cross_embed_kernel_sizes", self.init_cross_embed_kernel_sizes, self.stem_width)
+        if self.cross_embed_downsample:
+            for stage in self.stages:
+                sizes = self.cross_embed_downsample_kernel_sizes
+                _check_split("cross_embed_downsample_kernel_sizes", sizes, stage.out_width)
+
+    def _check_kernels(self, name: str, remainder: int) -> None:
+        """InputError unless the kernel sizes are positive and odd (remainder 1) or even (0)."""
+        values = _listed(getattr(self, name))
+        if not values:
+            raise InputError(f"{name} is empty, but must have a kernel size")
+        for value in values:
+            if value < 1 or value % 2 != remainder:
+                raise InputError(f"{name} has {value}, but must be positive and {'odd' if remainder else 'even'}")
+
+    @property
+    def _normalized(self) -> list[tuple[int, int]]:
+        """(groups, channels) of all group norms."""
+        first, sizes = self.stages[0], [(self.stages[0].groups, self.dim)]
+        if self.memory_efficient:
+            sizes.append((first.groups, self.stem_width))
+        return sizes + [(stage.groups, width) for stage in self.stages for width in (stage.width, stage.out_width)]
+
+    @property
+    def stem_width(self) -> int:
+        """Channels of the input layer."""
+        return self.init_dim or self.dim
+
+    @property
+    def token_width(self) -> int:
+        """Width of the condition tokens."""
+        return self.cond_dim or self.dim
+
+    @property
+    def emb_width(self) -> int:
+        """Width of the timestep vector."""
+        return 4 * self.dim
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """All stages, from the highest resolution to the lowest."""
+        widths = [self.stem_width, *(self.dim * mult for mult in self.dim_mults)]
+        groups, blocks = self._of_stages(self.resnet_groups), self._of_stages(self.num_resnet_blocks)
+        attention, linear = self._of_stages(self.self_attn), self._of_stages(self.sparse_attn)
+        return tuple(
+            Stage(
+                widths[i],
+                widths[i + 1],
+                widths[i + 1] if self.memory_efficient else widths[i],
+                groups[i],
+                blocks[i],
+                "self" if attention[i] else "linear" if linear[i] else "",
+            )
+            for i in range(len(self.dim_mults))
+        )
+
+    def _of_stages(self, values: Sequence[Value]) -> Sequence[Value]:
+        return values if len(values) > 1 else list(values) * len(self.dim_mults)
+
+    @property
+    def divisor(self) -> int:
+        """Height and width of an image must be multiples of this."""
+        return 2 ** (len(self.dim_mults) - (0 if self.memory_efficient else 1))
+
+    def check_size(self, height: int, width: int) -> None:
+        """InputError unless height and width are multiples of ``divisor``."""
+        if height % self.divisor or width % self.divisor:
+            size = f"{height}" if height == width else f"{width}×{height}"
+            efficient = ", memory_efficient" if self.memory_efficient else ""
+            raise InputError(
+                f"the image size is {size}, but must be a multiple of {self.divisor} ({len(self.dim_mults)} stages in "
+                f"dim_mults{efficient}); change the image size, or give dim_mults fewer stages"
+            )
+
+
+def _listed(value) -> Sequence:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _check_split(name: str, sizes: Sequence[int], width: int) -> None:
+    """InputError unless each kernel size gets a channel: see ``CrossEmbed``."""
+    if width >> (len(sizes) - 1) < 1:
+        raise InputError(f"{name} has {quantity(len(sizes), 'size')}, but {quantity(width, 'channel')} to share")

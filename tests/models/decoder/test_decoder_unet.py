@@ -1,0 +1,460 @@
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from network_making import noisy, randomize, relative
+
+from diff_dalle.batch import Conditioning
+from diff_dalle.config import from_dict, to_dict
+from diff_dalle.diffusion.guidance import classifier_free
+from diff_dalle.errors import InputError
+from diff_dalle.models.decoder.attention import LinearAttention, MultiQueryAttention, NullAttention
+from diff_dalle.models.decoder.blocks import ResidualBlock
+from diff_dalle.models.decoder.config import DecoderUnetConfig
+from diff_dalle.models.decoder.unet import DecoderUnet
+from diff_dalle.models.layers import to_channels_last
+from diff_dalle.models.precision import cast_weights
+
+TINY = DecoderUnetConfig(
+    dim=8,
+    dim_mults=(1, 2),
+    image_embed_dim=6,
+    text_embed_dim=5,
+    cond_on_text_encodings=True,
+    cond_dim=4,
+    attn_dim_head=4,
+    attn_heads=2,
+    max_text_len=7,
+    resnet_groups=(4,),
+    num_resnet_blocks=(1,),
+)
+# For every setting a value that differs from TINY's.
+OTHER = {
+    "dim": 16,
+    "dim_mults": (3, 1, 2),
+    "image_embed_dim": 4,  # = cond_dim
+    "text_embed_dim": 3,
+    "cond_on_text_encodings": None,
+    "cond_dim": None,
+    "channels": 1,
+    "self_attn": (False, True),
+    "attn_dim_head": 3,
+    "attn_heads": 3,
+    "init_cross_embed": False,
+    "num_image_tokens": 3,
+    "num_time_tokens": 1,
+    "self_cond": True,
+    "sparse_attn": (True,),
+    "cosine_sim_cross_attn": True,
+    "cosine_sim_self_attn": True,
+    "attend_at_middle": False,
+    "max_text_len": 3,
+    "add_image_embeds_to_time": False,
+    "init_dim": 12,
+    "init_conv_kernel_size": 3,
+    "init_cross_embed_kernel_sizes": (1, 5),
+    "resnet_groups": (2, 4),
+    "resnet_weight_standardization": True,
+    "num_resnet_blocks": (1, 2),
+    "cross_embed_downsample": True,
+    "cross_embed_downsample_kernel_sizes": (2,),
+    "memory_efficient": True,
+    "scale_skip_connection": True,
+    "pixel_shuffle_upsample": False,
+    "final_conv_kernel_size": 3,
+    "combine_upsample_fmaps": True,
+    "checkpoint_during_training": True,
+}
+# Settings that act only together with another.
+WITH = {"init_conv_kernel_size": "init_cross_embed", "cross_embed_downsample_kernel_sizes": "cross_embed_downsample"}
+COMBINED = [
+    ["memory_efficient", "init_dim", "dim_mults", "combine_upsample_fmaps", "scale_skip_connection"],
+    ["memory_efficient", "pixel_shuffle_upsample", "cross_embed_downsample", "self_attn", "sparse_attn"],
+    ["resnet_weight_standardization", "cosine_sim_self_attn", "cosine_sim_cross_attn", "sparse_attn", "self_cond"],
+]
+
+
+def config_of(*names, **changes):
+    names = [*names, *(WITH[name] for name in names if name in WITH)]
+    return replace(TINY, **{name: OTHER[name] for name in names}, **changes)
+
+
+def make(config=TINY, seed=0, **conditions):
+    torch.manual_seed(seed)
+    return randomize(DecoderUnet(config, **conditions))
+
+
+def conditioning(config=TINY, n=3, seed=2, size=(16, 16)):
+    """All conditions; texts of several lengths; the last sample has neither embedding nor text."""
+    generator = torch.Generator().manual_seed(seed)
+    draw = lambda *shape: torch.randn(shape, generator=generator)  # noqa: E731
+    full = Conditioning(
+        image_embedding=draw(n, config.image_embed_dim),
+        text_states=draw(n, 5, config.text_embed_dim),
+        mask=torch.arange(5) < torch.tensor([3, 5, 4] * n)[:n, None],
+        low_res=draw(n, config.channels, *(side // 2 for side in size)),
+        low_res_level=torch.linspace(0.1, 0.5, n),
+        extra={"self_cond": draw(n, config.channels, *size)},
+    )
+    return full.drop(torch.arange(n) == n - 1) if n > 1 else full
+
+
+def shapes(network):
+    return [(name, tuple(p.shape)) for name, p in network.named_parameters()]
+
+
+def run(network, cond, size=(16, 16)):
+    x, t = noisy(len(cond.image_embedding), size, network.config.channels)
+    return network(x, t, cond)
+
+
+def gradients(network, cond):
+    network.zero_grad()
+    out = run(network, cond)
+    out.square().mean().backward()
+    return out, [p.grad for p in network.parameters()]
+
+
+def test_the_network_of_the_documented_example_has_186_million_parameters():
+    """186.28 million: less the null text tokens that a network without text does not need."""
+    config = DecoderUnetConfig(dim=128, image_embed_dim=768, cond_dim=64, dim_mults=(1, 2, 4, 8))
+    with torch.device("meta"):
+        network = DecoderUnet(config, learned_variance=True)
+    assert sum(p.numel() for p in network.parameters()) == pytest.approx(186.3e6, abs=0.05e6)
+
+
+def test_every_setting_has_another_value_to_try():
+    assert OTHER.keys() == {field.name for field in fields(DecoderUnetConfig)}
+    assert all(getattr(TINY, name) != value for name, value in OTHER.items())
+
+
+@pytest.mark.parametrize(("upsampler", "size"), [(False, (16, 16)), (True, (8, 24))])
+@pytest.mark.parametrize("names", [*([name] for name in OTHER), *COMBINED], ids="+".join)
+def test_every_setting_runs_forward_and_backward(names, upsampler, size):
+    """The output has the right shape, and every parameter a gradient, as DDP requires."""
+    config = config_of(*names)
+    network = make(config, low_res=upsampler, low_res_level=upsampler, learned_variance=upsampler)
+    out = run(network, conditioning(config, size=size), size)
+    assert out.shape == (3, config.channels * (1 + upsampler), *size) and out.dtype == torch.float32
+    out.square().mean().backward()
+    assert not [name for name, p in network.named_parameters() if p.grad is None or not p.grad.any()]
+
+
+@pytest.mark.parametrize("name", [name for name in OTHER if name != "checkpoint_during_training"])
+def test_every_setting_changes_the_network(name):
+    """Its parameters, or the output of the same parameters."""
+    config = config_of(name)
+    base = replace(config, **{name: getattr(TINY, name)})
+    one, other = make(base), make(config)
+    if shapes(one) != shapes(other):
+        return
+    other.load_state_dict(one.state_dict())
+    cond = conditioning()
+    assert relative(run(other, cond), run(one, cond)) > 1e-3
+
+
+@pytest.mark.parametrize(("name", "kind"), [("self_attn", MultiQueryAttention), ("sparse_attn", LinearAttention)])
+def test_attention_over_positions_is_where_it_is_asked_for(name, kind):
+    network = make(config_of(attend_at_middle=False, **{name: (False, True)}))
+    found = [each for each, module in network.named_modules() if isinstance(module, kind)]
+    assert found == ["downs.1.attention.attention", "ups.0.attention.attention"]
+    both = make(config_of(attend_at_middle=False, self_attn=(True, False), sparse_attn=(True,)))
+    linear = [each for each, module in both.named_modules() if isinstance(module, LinearAttention)]
+    assert linear == found
+
+
+def test_settings_of_stages_are_one_value_or_a_list_in_files():
+    given = {"dim_mults": [1, 2], "self_attn": True, "num_resnet_blocks": [1, 3], "resnet_groups": 4}
+    config = from_dict(DecoderUnetConfig, given)
+    assert from_dict(DecoderUnetConfig, to_dict(config)) == config
+    assert [(s.attention, s.blocks, s.groups) for s in config.stages] == [("self", 1, 4), ("self", 3, 4)]
+    with pytest.raises(InputError, match="self_attn is 3, but must be comma-separated True or False"):
+        from_dict(DecoderUnetConfig, {"self_attn": 3})
+
+
+def test_one_value_stands_for_all_stages_and_widths_follow():
+    config = config_of("dim_mults", init_dim=12, self_attn=(True,), resnet_groups=(4, 8, 2))
+    assert [(s.in_width, s.out_width, s.width) for s in config.stages] == [(12, 24, 12), (24, 8, 24), (8, 16, 8)]
+    assert [s.attention for s in config.stages] == ["self"] * 3 and [s.groups for s in config.stages] == [4, 8, 2]
+    efficient = replace(config, memory_efficient=True)
+    assert [s.width for s in efficient.stages] == [24, 8, 16] and (config.divisor, efficient.divisor) == (4, 8)
+
+
+def test_a_network_without_a_condition_ignores_it():
+    config = replace(TINY, cond_on_text_encodings=False)
+    network, cond = make(config, image_embedding=False), conditioning()
+    x, t = noisy()
+    assert torch.equal(network(x, t), network(x, t, cond))
+
+
+@pytest.mark.parametrize("name", ["image_embedding", "text_states", "mask", "low_res", "low_res_level"])
+def test_a_missing_condition_is_named(name):
+    network, cond = make(low_res=True, low_res_level=True), conditioning()
+    x, t = noisy()
+    with pytest.raises(InputError, match=name):
+        network(x, t, replace(cond, **{name: None}))
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"), [("image_embedding", "image_embed_dim"), ("text_states", "text_embed_dim")]
+)
+def test_a_condition_of_another_width_is_refused(name, setting):
+    with pytest.raises(InputError, match=rf"width 4, but {setting} is"):
+        run(make(), replace(conditioning(), **{name: getattr(conditioning(), name)[..., :4]}))
+
+
+def test_every_condition_acts():
+    network, cond = make(config_of("self_cond"), low_res=True, low_res_level=True), conditioning()
+    cond = replace(cond, embedding_mask=None, mask=torch.ones(3, 5, dtype=torch.bool), text_states=torch.randn(3, 5, 5))
+    out = run(network, cond)
+    for name in ("image_embedding", "text_states", "mask", "low_res", "low_res_level"):
+        value = getattr(cond, name)
+        changed = replace(cond, **{name: ~value if name == "mask" else value + 1})
+        assert (run(network, changed) - out).flatten(1).norm(dim=1).min() > 1e-3, name
+    assert relative(run(network, replace(cond, extra={})), out) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["image", "text"])
+def test_a_dropped_condition_has_no_effect_and_is_learned(name):
+    """Samples where it is dropped have one output whatever it was; the learned values give it, alone or in a batch."""
+    network, where = make(), torch.tensor([True, False, True])
+    drop = Conditioning.drop_embedding if name == "image" else Conditioning.drop_text
+    cond = replace(conditioning(n=3), embedding_mask=None)
+    other = replace(cond, image_embedding=cond.image_embedding + 1) if name == "image" else cond
+    other = replace(other, text_states=other.text_states * 2) if name == "text" else other
+    outs = [run(network, drop(each, where)) for each in (cond, other)]
+    torch.testing.assert_close(outs[0][where], outs[1][where])
+    changes = [(a - b).norm() for a, b in zip(*outs, strict=True)]
+    assert changes[1] > 1e-3 and (run(network, cond) - outs[0])[0].norm() > 1e-3
+    nulls = [p for each, p in network.named_parameters() if each.startswith(f"conditions.{name}.null")]
+    assert len(nulls) == 1 + (name == "image")
+    for null in nulls:
+        before = run(network, drop(cond, where))
+        with torch.no_grad():
+            null.neg_()  # a constant would be removed by the norm of the tokens
+        moved = (run(network, drop(cond, where)) - before).flatten(1).norm(dim=1)
+        # Every text here is shorter than max_text_len, so that it has learned tokens at its end.
+        assert (moved[where] > 1e-3).all() and (name == "text" or moved[1] == 0)
+
+
+def test_embedding_and_text_are_dropped_independently():
+    network, everywhere = make(), torch.ones(3, dtype=torch.bool)
+    cond = conditioning(seed=4)
+    outs = [run(network, each) for each in (cond, cond.drop_text(everywhere), cond.drop_embedding(everywhere))]
+    outs.append(run(network, cond.drop(everywhere)))
+    for i, one in enumerate(outs):
+        for other in outs[:i]:
+            assert relative(one[:2], other[:2]) > 1e-3
+
+
+def test_text_beyond_its_end_and_beyond_max_text_len_has_no_effect():
+    network, cond = make(), conditioning()
+    noise = torch.randn(3, 5, 5)
+    scrambled = replace(cond, text_states=torch.where(cond.mask[..., None], cond.text_states, noise))
+    torch.testing.assert_close(run(network, scrambled), run(network, cond))
+    shorter = replace(cond, text_states=cond.text_states[:, :5], mask=cond.mask[:, :5])
+    padded = replace(
+        shorter,
+        text_states=torch.nn.functional.pad(shorter.text_states, (0, 0, 0, 6), value=1.0),
+        mask=torch.nn.functional.pad(shorter.mask, (0, 6)),
+    )
+    torch.testing.assert_close(run(network, padded), run(network, cond))
+    long = Conditioning(image_embedding=torch.randn(2, 6), text_states=torch.randn(2, 9, 5))
+    long = replace(long, mask=torch.ones(2, 9, dtype=torch.bool))
+    cut = replace(long, text_states=long.text_states[:, :7], mask=long.mask[:, :7])
+    torch.testing.assert_close(run(network, long), run(network, cut))
+
+
+def test_only_the_middle_sees_the_text():
+    network, cond = make(config_of("dim_mults", self_attn=(False,))), conditioning()
+    seen = []
+    for down in network.downs:
+        down.register_forward_hook(lambda module, inputs, out: seen.append(out))
+    for text in (cond.text_states, cond.text_states * 2):
+        run(network, replace(cond, text_states=text))
+    assert all(torch.equal(a, b) for a, b in zip(seen[:3], seen[3:], strict=True))
+
+
+@pytest.mark.parametrize("names", [[], ["image_embed_dim"], ["self_attn", "sparse_attn"], *COMBINED], ids=str)
+def test_a_sample_is_alone_what_it_is_in_a_batch(names):
+    """Also where image_embed_dim is cond_dim, and as many samples as image tokens."""
+    config = config_of(*names, num_image_tokens=4)
+    network, cond = make(config, low_res=True), conditioning(config, n=4)
+    x, t = noisy(4)
+    whole = network(x, t, cond)
+    for i, alone in enumerate(cond.split(1)):
+        torch.testing.assert_close(network(x[i : i + 1], t[i : i + 1], alone), whole[i : i + 1], atol=1e-5, rtol=1e-4)
+
+
+def test_conditions_can_be_projected_in_advance():
+    """With the same result, without another projection at every step, and for guidance after it."""
+    network, cond = make(), conditioning()
+    expected, encoded = run(network, cond), network.encode_text(cond)
+    assert network.encode_text(encoded) is encoded
+    calls = []
+    for layer in (network.conditions.image.tokens, network.conditions.image.emb, network.conditions.text.tokens):
+        layer.register_forward_hook(lambda *args: calls.append(1))
+    assert torch.equal(run(network, encoded), expected) and not calls
+    everywhere = torch.ones(3, dtype=torch.bool)
+    null = cond.drop(everywhere)
+    torch.testing.assert_close(run(network, encoded.drop(everywhere)), run(network, null))
+    x, t = noisy()
+    with torch.no_grad():
+        guided = classifier_free(network, encoded, network.encode_text(null), 3.0)(x, t)
+        plain, baseline = run(network, cond), run(network, null)
+    torch.testing.assert_close(guided, baseline + 3 * (plain - baseline), atol=1e-4, rtol=1e-4)
+
+
+def test_the_output_is_zero_at_initialization():
+    x, t = noisy()
+    network = DecoderUnet(replace(TINY, final_conv_kernel_size=3), low_res=True, learned_variance=True)
+    out = network(x, t, conditioning())
+    assert out.shape == (3, 6, 16, 16) and not out.any()
+
+
+def test_self_conditioning_without_an_image_is_zero():
+    network, cond = make(config_of("self_cond")), conditioning()
+    zero = replace(cond, extra={"self_cond": torch.zeros(3, 3, 16, 16)})
+    assert torch.equal(run(network, replace(cond, extra={})), run(network, zero))
+    assert relative(run(network, cond), run(network, zero)) > 1e-3
+
+
+def test_low_res_is_resized_bilinearly():
+    network, cond = make(low_res=True), conditioning()
+    full = torch.nn.functional.interpolate(cond.low_res, (16, 16), mode="bilinear")
+    assert torch.equal(run(network, cond), run(network, replace(cond, low_res=full)))
+
+
+@pytest.mark.parametrize("names", [["self_attn"], *COMBINED], ids=str)
+def test_activation_checkpointing_changes_nothing(names):
+    """The same output and gradients."""
+    results = []
+    for use_checkpoint in (False, True):
+        config = config_of(*names, checkpoint_during_training=use_checkpoint)
+        results.append(gradients(make(config), conditioning(config)))
+    assert torch.equal(results[0][0], results[1][0])
+    assert all(torch.equal(a, b) for a, b in zip(results[0][1], results[1][1], strict=True))
+
+
+def test_activation_checkpointing_applies_to_blocks_and_attention():
+    network = make(config_of("checkpoint_during_training", "self_attn"))
+    layers = [m.first.conv for m in network.modules() if isinstance(m, ResidualBlock)]
+    layers += [m.q for m in network.modules() if isinstance(m, NullAttention)]
+    calls, cond = [], conditioning()
+    for layer in layers:
+        layer.register_forward_pre_hook(lambda module, args: calls.append(module))
+    gradients(network, cond)
+    assert [calls.count(layer) for layer in layers] == [2] * len(layers)
+    calls.clear()
+    with torch.no_grad():
+        run(network, cond)
+    assert [calls.count(layer) for layer in layers] == [1] * len(layers)
+
+
+@pytest.mark.parametrize("names", [["self_attn", "sparse_attn"], *COMBINED], ids=str)
+def test_activations_stay_channels_last(names):
+    config, seen = replace(config_of(*names), dim=16, init_dim=16), []
+    network = to_channels_last(make(config, low_res=True))
+    for module in network.modules():
+        module.register_forward_hook(lambda module, inputs, out: seen.append((type(module).__name__, out)))
+    run(network, conditioning(config))
+    maps = [(name, out) for name, out in seen if isinstance(out, torch.Tensor) and out.dim() == 4]
+    assert len(maps) > 30
+    assert {name for name, out in maps if not out.is_contiguous(memory_format=torch.channels_last)} == set()
+
+
+@pytest.mark.parametrize("names", [[], *COMBINED], ids=str)
+def test_bfloat16_stays_close_to_float32(names):
+    config = config_of(*names)
+    network, cond = make(config), conditioning(config)
+    exact = run(network, cond)
+    with torch.autocast("cpu", torch.bfloat16):
+        close = run(network, cond)
+    assert close.dtype == torch.float32 and 1e-6 < relative(close, exact) < 0.05
+
+
+def test_conditions_norms_and_output_are_computed_in_float32_under_autocast():
+    network, cond, seen = make(low_res=True, low_res_level=True), conditioning(), {}
+    for name, module in network.named_modules():
+        module.register_forward_hook(lambda module, inputs, out, name=name: seen.update({name: out}))
+    statistics = []
+    plain = torch.nn.functional.layer_norm
+    with torch.autocast("cpu", torch.bfloat16), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.nn.functional, "layer_norm", lambda x, *args: statistics.append(x.dtype) or plain(x, *args))
+        run(network, cond)
+    assert all(out.dtype == torch.float32 for out in seen["conditions"]) and seen["out_conv"].dtype == torch.float32
+    assert seen["conditions.time"].dtype == seen["conditions.text.tokens"].dtype == torch.float32
+    assert seen["downs.0.block"].dtype == seen["middle_attention"].dtype == torch.bfloat16
+    assert len(statistics) > 8 and set(statistics) == {torch.float32}
+
+
+@pytest.mark.parametrize("names", [[], ["resnet_weight_standardization"]], ids=str)
+def test_weights_can_be_converted_once(names):
+    results = []
+    for cast in (False, True):
+        network = make(config_of(*names), low_res=True, low_res_level=True)
+        if cast:
+            cast_weights(network, torch.bfloat16)
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            results.append(run(network, conditioning()))
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dim": 0}, "dim is 0"),
+        ({"dim": 1}, "dim is 1, .*at least 2"),
+        ({"dim_mults": ()}, "dim_mults is empty"),
+        ({"dim_mults": (1, 0)}, "dim_mults is 0"),
+        ({"image_embed_dim": 0}, "image_embed_dim is 0"),
+        ({"text_embed_dim": None}, "text_embed_dim is none"),
+        ({"cond_dim": -1}, "cond_dim is -1"),
+        ({"channels": 0}, "channels is 0"),
+        ({"attn_heads": 0}, "attn_heads is 0"),
+        ({"attn_dim_head": 0}, "attn_dim_head is 0"),
+        ({"num_image_tokens": 0}, "num_image_tokens is 0"),
+        ({"num_time_tokens": 0}, "num_time_tokens is 0"),
+        ({"max_text_len": 0}, "max_text_len is 0"),
+        ({"init_dim": 0}, "init_dim is 0"),
+        ({"num_resnet_blocks": (1, 0)}, "num_resnet_blocks is 0"),
+        ({"resnet_groups": (0,)}, "resnet_groups is 0"),
+        ({"resnet_groups": (3,)}, "resnet_groups has 3, but must divide the 8 channels"),
+        ({"init_dim": 6}, "resnet_groups has 4, but must divide the 6 channels"),
+        ({"init_dim": 6, "memory_efficient": True}, "resnet_groups has 4, but must divide the 6 channels"),
+        ({"dim_mults": (1, 2), "resnet_groups": (4, 16)}, "resnet_groups has 16, but must divide the 8 channels"),
+        ({"self_attn": (True, False, True)}, "self_attn has 3 values, .*the 2 stages"),
+        ({"sparse_attn": ()}, "sparse_attn has 0 values"),
+        ({"resnet_groups": (4, 4, 4)}, "resnet_groups has 3 values"),
+        ({"num_resnet_blocks": (1, 1, 1)}, "num_resnet_blocks has 3 values"),
+        ({"init_conv_kernel_size": 4}, "init_conv_kernel_size has 4, .*odd"),
+        ({"init_cross_embed_kernel_sizes": (3, 8)}, "init_cross_embed_kernel_sizes has 8, .*odd"),
+        ({"init_cross_embed_kernel_sizes": ()}, "init_cross_embed_kernel_sizes is empty"),
+        ({"init_cross_embed_kernel_sizes": (1,) * 5}, "init_cross_embed_kernel_sizes has 5 sizes, but 8 channels"),
+        ({"cross_embed_downsample_kernel_sizes": (3,)}, "cross_embed_downsample_kernel_sizes has 3, .*even"),
+        (
+            {"cross_embed_downsample_kernel_sizes": (2,) * 5, "cross_embed_downsample": True},
+            "cross_embed_downsample_kernel_sizes has 5 sizes, but 8 channels",
+        ),
+        ({"final_conv_kernel_size": 0}, "final_conv_kernel_size has 0"),
+    ],
+)
+def test_impossible_settings_are_refused(changes, message):
+    with pytest.raises(InputError, match=message):
+        replace(TINY, **changes)
+
+
+def test_impossible_conditions_are_refused():
+    with pytest.raises(InputError, match="image_embed_dim is none"):
+        DecoderUnet(replace(TINY, image_embed_dim=None))
+    DecoderUnet(replace(TINY, image_embed_dim=None), image_embedding=False)
+    with pytest.raises(InputError, match="low_res_level is the noise level of low_res"):
+        DecoderUnet(TINY, low_res_level=True)
+
+
+@pytest.mark.parametrize(("names", "divisor"), [(["dim_mults"], 4), (["dim_mults", "memory_efficient"], 8)])
+def test_image_sizes_that_the_stages_do_not_divide_are_refused(names, divisor):
+    network = make(config_of(*names))
+    with pytest.raises(InputError, match=f"image size is {divisor + 2}×{divisor}, but must be a multiple of {divisor}"):
+        run(network, conditioning(), size=(divisor, divisor + 2))
+    assert run(network, conditioning(), size=(divisor, 2 * divisor)).shape == (3, 3, divisor, 2 * divisor)
