@@ -93,7 +93,7 @@ def normal_pairs(bits: Tensor) -> Tensor:
     """
     words = bits.view(torch.int32).unflatten(1, (-1, 2))  # [N, M, 2]
     radius = words[..., 0].float().abs_().add_(0.5).mul_(2.0**-31).log_().mul_(-2).sqrt_()
-    angle = words[..., 1] * torch.tensor(math.pi * 2.0**-31, dtype=torch.float32)
+    angle = words[..., 1].float().mul_(math.pi * 2.0**-31)
     pairs = torch.empty(*radius.shape, 2, dtype=torch.float32, device=bits.device)
     torch.mul(radius, angle.cos(), out=pairs[..., 0])
     torch.mul(radius, angle.sin_(), out=pairs[..., 1])

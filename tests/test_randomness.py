@@ -129,7 +129,7 @@ def test_normal_numbers_are_standard_and_independent():
 def test_a_draw_takes_as_many_operations_for_any_batch():
     draws = [Draw(0, torch.arange(n)) for n in (1, 64)]
     counts = [operations(lambda draw=draw: draw.normal("noise", (8, 8))) for draw in draws]
-    assert counts[0] == counts[1] and counts[0].total() <= 25
+    assert counts[0] == counts[1] and counts[0].total() <= 26
 
 
 @pytest.mark.parametrize("seed", [-1, MAX_SEED + 1, 2**64])

@@ -63,7 +63,7 @@ class PromptConfig:
         (), "HEIGHT,WIDTH of the images in pixels, after all upsamplers; none = as trained"
     )
     precision: str = option("auto", "floating-point precision of the network", choices=PRECISIONS)
-    bpe_path: str = option("", "tokenizer merge file, if it has moved since training")
+    bpe_path: str = option("", "tokenizer merge file, for checkpoints of earlier versions that do not hold theirs")
     logdir: str = option("", "output folder; empty = $OPENAI_LOGDIR, else a new temporary folder")
 
     def __post_init__(self):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import resources
 
 from .. import storage
-from ..config import load_mapping, lookup, nearest, quoted
+from ..config import MAX_TEXT, load_mapping, lookup, nearest, quoted
 from ..errors import InputError
 from .training_commands import TRAINING_COMMANDS
 
@@ -61,7 +61,7 @@ def read_preset(name: str) -> Source:
 
 def read_config(path: str) -> Source:
     """A YAML or JSON file of settings, local or remote."""
-    return _source(storage.read_text(path), path)
+    return _source(storage.read_text(path, MAX_TEXT), path)
 
 
 def _source(text: str, name: str) -> Source:

@@ -24,14 +24,16 @@ from .declaration import Leaf, Section, leaves, members, option, present_keys, s
 from .dicts import differences, dump, entries, from_dict, redacted, to_dict
 from .expectations import disagreements, expectations
 from .names import lookup, nearest
-from .values import checked, checked_list, quoted, shown, type_name
-from .yaml_text import load_mapping
+from .values import checked, checked_list, cut, quoted, shown, type_name
+from .yaml_text import MAX_TEXT, load_mapping
 
 __all__ = [
+    "MAX_TEXT",
     "Leaf",
     "Section",
     "checked",
     "checked_list",
+    "cut",
     "differences",
     "disagreements",
     "dump",

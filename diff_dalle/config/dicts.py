@@ -7,12 +7,11 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import yaml
-
 from ..errors import InputError, redact
 from .declaration import Leaf, Section, leaves, members, present_keys
 from .names import nearest
-from .values import checked, checked_list, quoted
+from .values import checked, checked_list, cut, quoted
+from .yaml_text import to_yaml
 
 
 def to_dict(config) -> dict:
@@ -37,7 +36,7 @@ def redacted(value):
 
 def dump(config) -> str:
     """The resolved config as YAML that ``--config`` reads back."""
-    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
+    return to_yaml(to_dict(config))
 
 
 def from_dict(config_class, mapping: Mapping, where: str = "", repeated: bool = False) -> Any:
@@ -87,8 +86,9 @@ def entries(config_class, mapping: Mapping, where: str = "", free: bool = False)
         if not leaf.item:
             yield path if where else leaf.name, is_free, value
             continue
-        yield f"number of {path}", is_free, len(value)
-        for i, item in enumerate(value):
+        items = checked_list(value, path)
+        yield f"number of {path}", is_free, len(items)
+        for i, item in enumerate(items):
             yield from entries(leaf.item, item, f"{path}[{i}].", is_free)
 
 
@@ -96,6 +96,8 @@ def _at_path(config_class, mapping: Mapping, leaf: Leaf) -> Any:
     """The plain value of a setting in a nested dict, its default where it is missing."""
     value: Any = mapping
     for key in leaf.path:
+        if not isinstance(value, Mapping):
+            raise InputError(f"{'.'.join(leaf.path)} lies in {quoted(value)}, but must lie in a mapping of settings")
         member = members(config_class)[key]
         present = next((name for name in (key, *member.was) if name in value), None)
         if present is None:
@@ -112,4 +114,4 @@ def differences(saved: Mapping, current: Mapping, config_class) -> list[str]:
         for mapping in (saved, current)
     )
     changed = [name for name in old if name in new and old[name] != new[name]]
-    return [f"{name} ({json.dumps(old[name])} → {json.dumps(new[name])})" for name in changed]
+    return [f"{name} ({cut(json.dumps(old[name]))} → {cut(json.dumps(new[name]))})" for name in changed]

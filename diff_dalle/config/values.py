@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import types
 import typing
@@ -13,6 +14,7 @@ from .names import nearest
 
 _NAMES = {int: ("an ", "integer"), float: ("a ", "number"), str: ("", "text"), bool: ("", "True or False")}
 _PLURALS = {int: "integers", float: "numbers", str: "texts", bool: "True or False"}
+MAX_INTEGER = 2**63 - 1  # the largest that torch and numpy hold
 MAX_QUOTED = 80  # characters of a bad value in a message
 
 
@@ -62,15 +64,27 @@ def _convert(value, kind, from_text: bool):
         pass
     elif kind is int:
         if from_text or isinstance(value, int):
-            return int(value)
+            if not -MAX_INTEGER <= (number := int(value)) <= MAX_INTEGER:
+                raise _OutOfRange("an integer between -(2^63 - 1) and 2^63 - 1")
+            return number
     elif kind is float and (from_text or isinstance(value, (int, float))):
-        return float(value)
+        if not math.isfinite(real := float(value)):
+            raise _OutOfRange("a finite number")
+        return real
     raise ValueError
+
+
+class _OutOfRange(ValueError):
+    """A number that no setting can have; its message says which ones they can."""
 
 
 def quoted(value) -> str:
     """A value for a message, cut where it is long."""
-    text = repr(value)
+    return cut(repr(value))
+
+
+def cut(text: str) -> str:
+    """The beginning of a long text, for a message."""
     return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}…"
 
 
@@ -84,6 +98,8 @@ def checked(leaf: Leaf, value, from_text: bool, spelled: str):
     """
     try:
         value = _convert(value, leaf.type, from_text)
+    except _OutOfRange as error:
+        raise InputError(f"{spelled} is {quoted(value)}, but must be {error}") from None
     except (ValueError, TypeError, OverflowError):  # the last: an integer too large for a float
         raise InputError(f"{spelled} is {quoted(value)}, but must be {type_name(leaf.type, article=True)}") from None
     if leaf.choices and value not in leaf.choices and value is not None:

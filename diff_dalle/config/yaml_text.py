@@ -1,19 +1,35 @@
-"""YAML and JSON texts as mappings: data only, no silently repeated keys, and bounded in depth and size."""
+"""YAML and JSON texts as mappings: data only, no silently repeated keys, and bounded in depth and size.
+
+Scalars are those of YAML 1.2's core schema: ``yes`` and ``1:30`` are texts, ``010`` is ten. PyYAML itself follows YAML
+1.1, which reads them as true, 90 and eight.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 import yaml
 
 from ..errors import InputError
 
 MAX_DEPTH = 32  # levels; our own files have four
-MAX_NODES = 1_000_000  # values; a run.json with every checkpoint of a long run has tens of thousands
+MAX_NODES = 100_000  # values; our own files have a hundred
+MAX_TEXT = 2**20  # characters
+_SCALARS = {  # tag: the plain texts that have it, and their first characters
+    "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    "bool": (r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    "int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
+    "float": (
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        list("-+.0123456789"),
+    ),
+    "merge": (r"<<", ["<"]),
+}
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """YAML without executable tags, without silently repeated keys, and with 1e-4 read as a number.
+    """YAML without executable tags and without silently repeated keys.
 
     The limits are checked while nodes are composed, before anything is built from them. An alias counts as much as the
     node it repeats: a few lines of nested aliases can stand for billions of values.
@@ -63,10 +79,30 @@ class _StrictLoader(yaml.SafeLoader):
                 seen.add(key.value)
         return node
 
+    def construct_yaml_int(self, node) -> int:
+        text = self.construct_scalar(node)
+        return int(text, 0 if text[:2] in ("0o", "0x") else 10)
 
-_StrictLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
+    def construct_yaml_float(self, node) -> float:
+        text = self.construct_scalar(node)
+        return float(text.replace(".", "") if text.lstrip("+-.").lower() in ("inf", "nan") else text)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Puts texts in quotes that YAML 1.1 or 1.2 would read as something else."""
+
+
+_StrictLoader.yaml_implicit_resolvers = {}  # none of YAML 1.1
+for _tag, (_pattern, _first) in _SCALARS.items():
+    for _class in (_StrictLoader, _Dumper):
+        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})\\Z"), _first)
+_StrictLoader.add_constructor("tag:yaml.org,2002:int", _StrictLoader.construct_yaml_int)
+_StrictLoader.add_constructor("tag:yaml.org,2002:float", _StrictLoader.construct_yaml_float)
+
+
+def to_yaml(mapping: Mapping) -> str:
+    """A text that ``load_mapping`` reads back."""
+    return yaml.dump(mapping, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def _reason(error: Exception) -> str:
@@ -80,6 +116,8 @@ def load_mapping(text: str, name: str) -> dict:
 
     Raises InputError for any other text, for a key given twice, and for values nested too deeply or too many.
     """
+    if len(text) > MAX_TEXT:
+        raise InputError(f"{name} has more than {MAX_TEXT:,} characters, so it holds no settings")
     if text.lstrip().startswith("{"):
         text = text.replace("\t", " ")  # JSON may be indented with tabs, YAML may not; JSON has none within texts
     try:

@@ -305,7 +305,7 @@ def load(
     path:            ``ema_….pt`` (better images) or ``model….pt``, local or remote; empty = upsamplers alone.
     device:          auto, cpu, cuda, cuda:1, mps, …; auto = CUDA if available, else MPS, else the CPU.
     precision:       auto, fp32, bf16 or fp16.
-    bpe_path:        the tokenizers' merge file, if it has moved since training.
+    bpe_path:        the tokenizers' merge file, for checkpoints of earlier versions that do not hold theirs.
     upsampler_paths: upsampler checkpoints, in order of increasing resolution.
     keep_loaded:     keep the weights of all stages in memory; False = load each stage for its part of the work only, so
                      that a cascade needs no more memory than its largest stage; None = True for a single stage.

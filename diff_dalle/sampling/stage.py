@@ -47,7 +47,7 @@ class Stage:
 
     saved:     its checkpoint.
     precision: fp32, bf16 or fp16; of the arithmetic and, where it has it, of the stored weights.
-    bpe_path:  the merge file of its classifiers' tokenizers, if it has moved since training.
+    bpe_path:  the merge file of its classifiers' tokenizers, for files that do not hold theirs.
     keep:      keep the weights in memory after use.
     """
 

@@ -9,7 +9,7 @@ import json
 from PIL import Image
 
 from .. import storage
-from ..config import from_dict, load_mapping, to_dict
+from ..config import MAX_TEXT, from_dict, load_mapping, to_dict
 from ..data.tar import write_tar
 from ..errors import InputError
 from .captions import training_caption
@@ -69,4 +69,4 @@ def read_shapes_config(out_dir: str) -> ShapesConfig:
     record = storage.join(out_dir, RECORD)
     if not storage.exists(record):
         raise InputError(f"{out_dir or 'the empty path'} is not a shapes world: {RECORD} is missing")
-    return from_dict(ShapesConfig, load_mapping(storage.read_text(record), record))
+    return from_dict(ShapesConfig, load_mapping(storage.read_text(record, MAX_TEXT), record))

@@ -158,9 +158,13 @@ def read_bytes(path: str, offset: int = 0, size: int | None = None, state: State
             raise
 
 
-def read_text(path: str) -> str:
+def read_text(path: str, limit: int | None = None) -> str:
+    """A text file. InputError when it has more than ``limit`` bytes, of which no more are read."""
+    data = read_bytes(path) if limit is None else read_bytes(path, 0, limit + 1)
+    if limit is not None and len(data) > limit:
+        raise InputError(f"{path} has more than {limit:,} bytes")
     try:
-        return read_bytes(path).decode("utf-8")
+        return data.decode("utf-8")
     except UnicodeDecodeError:
         raise InputError(f"{path} is not a UTF-8 text file") from None
 

@@ -63,7 +63,7 @@ class Start:
         origin = ", ".join(self.run.started_from) or "its own first step"
         raise InputError(
             f"--{flag} is {', '.join(given)}, but {self.run.path} holds a run that started from {origin}: "
-            f"leave --{flag} out to resume them, or choose another --logdir"
+            f"leave --{flag} out to resume it, or choose another --logdir"
         )
 
     def _load_latest(self) -> None:

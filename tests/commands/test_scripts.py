@@ -256,15 +256,20 @@ def test_settings_that_differ_from_the_checkpoint_are_refused(trained):
 
 
 def test_terminated_training_saves_and_resumes(world, tmp_path):
+    """Meanwhile a second run in its log directory is refused; afterwards, one on other data."""
     process = start_training(tmp_path, world / "train", iterations=100_000, batch_size=4)
     for line in process.stdout:
         if "step 3 of" in line:
+            second = train(tmp_path, world / "train", ok=False, iterations=100_000, batch_size=4)
+            assert second.returncode == 2 and f"is in use by process {process.pid} on" in second.stderr
             process.send_signal(signal.SIGTERM)
             break
     output = process.stdout.read()
     assert process.wait() == 143 and "Stopping early" in output
     saved = json.loads((tmp_path / "run.json").read_text())["checkpoints"][-1]["step"]
     assert saved >= 3
+    other = train(tmp_path, world / "val", ok=False, iterations=saved + 1, batch_size=4)
+    assert other.returncode == 2 and "--data_dir differs from the data of step" in other.stderr
     result = train(tmp_path, world / "train", iterations=saved + 1, batch_size=4)
     assert f"Resuming at step {saved:,}" in result.stdout
 

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 from config_making import Cascade, Decoder, Model, Run, Sampling, Training, UNet, from_text
 
-from diff_dalle.config import checked, differences, dump, entries, from_dict, leaves, option, to_dict
+from diff_dalle.config import checked, differences, dump, entries, from_dict, leaves, option, redacted, to_dict
 from diff_dalle.errors import InputError
 
 FULL = Cascade(
@@ -42,6 +42,11 @@ def test_keys_in_sections_have_no_prefix():
         ({"training": {"limit": "x"}}, "training.limit is 'x', but must be an integer or none"),
         ({"training": {"lr": "x" * 200}}, f"training.lr is '{'x' * 79}…, but must be a number"),
         ({"training": {"lr": 10**400}}, f"training.lr is 1{'0' * 79}…, but must be a number"),
+        ({"training": {"lr": float("inf")}}, "training.lr is inf, but must be a finite number"),
+        ({"training": {"lr": float("nan")}}, "training.lr is nan, but must be a finite number"),
+        ({"model": {"channel_mult": [1, float("-inf")]}}, "must be a finite number"),
+        ({"model": {"num_channels": 2**63}}, "is 9223372036854775808, but must be an integer between -(2^63 - 1) and"),
+        ({"training": {"limit": -(2**63)}}, "must be an integer between -(2^63 - 1) and 2^63 - 1"),
         ({"model": {"variance": "fixed_smal"}}, "did you mean fixed_small?"),
     ],
 )
@@ -82,6 +87,30 @@ def test_earlier_names_in_checkpoints():
         from_dict(Cascade, {"sampling": {}, "drawing": {}})
     with pytest.raises(InputError, match=r"model\.width is given twice, under its present and an earlier name"):
         from_dict(Run, {"model": {"num_channels": 7, "width": 7}})
+
+
+@pytest.mark.parametrize("saved", [{"model": 3}, {"model": "num_channels"}, {"model": None}, {"model": [1]}])
+def test_a_saved_config_of_another_structure_is_one_sentence(saved):
+    with pytest.raises(InputError, match=r"model\.num_channels lies in .*, but must lie in a mapping of settings"):
+        differences(saved, to_dict(Run()), Run)
+
+
+@pytest.mark.parametrize("unets", [3, "x", {"a": 1}, [3]])
+def test_a_saved_list_of_sections_of_another_structure_is_one_sentence(unets):
+    with pytest.raises(InputError, match="unets is .*must be a list of sections|must lie in a mapping of settings"):
+        differences({"decoder": {"unets": unets}}, to_dict(Cascade()), Cascade)
+
+
+def test_long_differences_are_cut():
+    (text,) = differences({"model": {"variance": "x" * 10**5}}, to_dict(Run()), Run)
+    assert len(text) < 200
+
+
+def test_secrets_are_not_recorded():
+    command = "pipe:curl -H 'Authorization: Bearer abc.def' https://host/a.tar?sig=xyz"
+    found = redacted({"data": {"data_dir": [command, "plain"], "n": 3, "none": None}})
+    assert "abc.def" not in str(found) and "xyz" not in str(found) and "curl" in str(found)
+    assert found["data"]["data_dir"][1] == "plain" and found["data"]["n"] == 3 and redacted(found) == found
 
 
 def test_differences_leave_out_free_settings():

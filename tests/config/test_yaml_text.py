@@ -1,6 +1,9 @@
+import math
+
 import pytest
 
 from diff_dalle.config import load_mapping, yaml_text
+from diff_dalle.config.yaml_text import to_yaml
 from diff_dalle.errors import InputError
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -20,7 +23,7 @@ CHAIN = "".join(
         ("a: " + "[" * 100_000, "F: values are nested more than 32 levels deep (line 1)"),
         ("\n".join(" " * i + "a:" for i in range(40)), "more than 32 levels deep (line 32)"),
         (CHAIN, "more than 32 levels deep (line 2)"),
-        (BOMB, "F: it holds more than 1,000,000 values, repeated ones included (line 6)"),
+        (BOMB, "F: it holds more than 100,000 values, repeated ones included (line 5)"),
         ("a: &a [*a]", "F: an alias stands inside the value that it repeats (line 1)"),
         ("&a {model: *a}", "an alias stands inside the value that it repeats"),
         ("a: *b", "F is not valid YAML or JSON: found undefined alias 'b' (line 1)"),
@@ -30,7 +33,8 @@ CHAIN = "".join(
         ("lr: !!bool maybe", "not valid YAML"),
         ("lr: !!int ''", "not valid YAML"),
         ("lr: !!timestamp x", "not valid YAML"),
-        ("lr: 2020-13-45", "not valid YAML"),
+        ("lr: !!int 1:30", "not valid YAML"),
+        ("#" * 2**20 + "\nlr: 1", "F has more than 1,048,576 characters"),
         (f"lr: {'1' * 5000}", "not valid YAML"),
         ("a: \x00", "not valid YAML"),
         ("a: 1\n---\nb: 2", "not valid YAML"),
@@ -42,6 +46,30 @@ def test_bad_texts_are_one_sentence(text, message):
     with pytest.raises(InputError) as error:
         load_mapping(text, "F")
     assert message in str(error.value) and "\n" not in str(error.value) and len(str(error.value)) < 250
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1:30", "1:30"), ("1:30.5", "1:30.5"), ("yes", "yes"), ("No", "No"), ("on", "on"), ("OFF", "OFF"), ("y", "y"),
+        ("true", True), ("False", False), ("TRUE", True), ("010", 10), ("-010", -10), ("0o17", 15), ("0x1F", 31),
+        ("0b11", "0b11"), ("1_000", "1_000"), ("2020-01-02", "2020-01-02"), ("2020-13-45", "2020-13-45"),
+        ("1e3", 1000.0), ("1.", 1.0), (".5", 0.5), ("+.5e-1", 0.05), ("-.inf", -math.inf), (".INF", math.inf),
+        ("~", None), ("null", None), ("", None), ("'yes'", "yes"), ("!!str 1", "1"), ("=", "="), ("0o8", "0o8"),
+        ("inf", "inf"), ("nan", "nan"),
+    ],
+)  # fmt: skip
+def test_scalars_are_those_of_yaml_1_2(text, value):
+    found = load_mapping(f"a: {text}", "F")["a"]
+    assert found == value and type(found) is type(value)
+    assert load_mapping(to_yaml({"a": value}), "F") == {"a": value}
+
+
+@pytest.mark.parametrize(
+    "text", ["yes", "1:30", "010", "1e-4", "0o17", "0x1f", "~", "null", "", ".nan", "<<", "1_0", "a: b"]
+)
+def test_texts_stay_texts_when_written(text):
+    assert load_mapping(to_yaml({"a": text, "b": [text]}), "F") == {"a": text, "b": [text]}
 
 
 def test_values():

@@ -4,9 +4,12 @@ Tensors on the "meta" device have no values, so reading one raises an error; on 
 host synchronizes with it.
 """
 
+import itertools
+
 import pytest
 import torch
-from waiting import needs_cuda, run_without_waiting, transfers
+from network_making import captions, make_generator
+from waiting import CountTransfers, needs_cuda, run_without_waiting, transfers
 
 from diff_dalle.batch import Conditioning
 from diff_dalle.diffusion import (
@@ -18,6 +21,8 @@ from diff_dalle.diffusion import (
     guided_denoiser,
 )
 from diff_dalle.diffusion.parametrization import LOSSES
+from diff_dalle.diffusion.sampling import SampleBatch, SamplerConfig, sample_steps
+from diff_dalle.images.signal import PixelSignal
 
 
 def train(process, sampler, x_start, u):
@@ -50,6 +55,21 @@ def exercise(loss, device):
     x, labels = torch.zeros(4, 3, 4, 4, device=device), torch.zeros(4, dtype=torch.int64, device=device)
     u, resampler = torch.zeros(4, dtype=torch.float64, device=device), LossSecondMomentResampler(full)
     return lambda: (train(full, resampler, x, u), sample(short, x, labels))
+
+
+@pytest.mark.parametrize(("sampler", "copies"), [("dpm++2m", 0), ("unipc", 0), ("ancestral", 1)])
+def test_a_sampling_step_copies_nothing_but_the_keys_of_its_noise(sampler, copies):
+    """With text, guidance and the network itself: the keys are [N] int64, and not waited for."""
+    network = make_generator().eval().requires_grad_(False).to("meta")
+    process = create_gaussian_diffusion(DiffusionConfig(diffusion_steps=40), "5")
+    cond = captions((3, 7))
+    batch = SampleBatch(PixelSignal(3), (16, 16), [5, 6], cond, cond.drop(torch.ones(2, dtype=torch.bool)))
+    counts = []
+    with CountTransfers() as counting:
+        for _ in sample_steps(network, process, batch, SamplerConfig(sampler, "5"), GuidanceConfig(2.0)):
+            counts.append(counting.count)
+    steps = [after - before for before, after in itertools.pairwise(counts)]
+    assert counts[0] > 0 and steps == [copies] * 3 + [0]  # the last step draws no noise
 
 
 @pytest.mark.parametrize("loss", LOSSES)

@@ -9,10 +9,11 @@ import pytest
 import torch
 from checkpoint_making import TINY, TINY_CLASSIFIER, make_run
 from network_making import TEXT, VOCABULARY, captions, noisy, randomize
+from torch import nn
 
 from diff_dalle.commands.train_classifier import ClassifierRun
 from diff_dalle.models.compiling import compile_training
-from diff_dalle.models.dropout import Dropout
+from diff_dalle.models.dropout import Dropout, number_dropouts
 from diff_dalle.models.generator import Generator, GeneratorConfig
 from diff_dalle.models.noised_clip import NoisedClip, NoisedClipConfig
 from diff_dalle.models.super_resolution import LowResConfig
@@ -94,8 +95,7 @@ def test_a_network_is_one_graph_for_all_steps_and_computes_the_same(make):
 
 def test_blocks_that_differ_in_their_number_share_a_graph():
     graphs, layers = Graphs(), [Dropout(0.5) for _ in range(3)]
-    for number, layer in enumerate(layers):
-        layer.salt = torch.tensor(number)
+    number_dropouts(nn.Sequential(*layers))
     x, keys = torch.ones(2, 8, 4), torch.tensor([3, 4])
 
     @torch.compile(backend=graphs, fullgraph=True)

@@ -61,6 +61,21 @@ def test_few_operations_touch_the_image_and_each_tensor_is_converted_once(autoca
     assert backward == {"_to_copy": 1, "addcmul": 2, "addcmul_": 1, "mul": 1, "sum": 2}, backward
 
 
+def test_autocast_is_off_inside(monkeypatch):
+    """On CUDA it converts every operand of these operations to fp32 first."""
+    image, weight, bias = example(torch.bfloat16, (2, 64, 8, 8))
+    addcmul, enabled = torch.addcmul, []
+
+    def watch(*arguments, **options):
+        enabled.append(torch.is_autocast_enabled("cpu"))
+        return addcmul(*arguments, **options)
+
+    monkeypatch.setattr(torch, "addcmul", watch)
+    with torch.autocast("cpu", torch.bfloat16):
+        norm(image, weight.float(), bias.float()).sum().backward()
+    assert len(enabled) == 4 and not any(enabled)
+
+
 def test_it_saves_half_precision_images_for_the_backward_pass():
     image, weight, bias = example(torch.bfloat16, (2, 64, 8, 8))
     saved = []

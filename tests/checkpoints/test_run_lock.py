@@ -1,0 +1,195 @@
+"""One run at a time in a log directory: on this machine, on others, after a kill."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from diff_dalle import storage
+from diff_dalle.checkpoints import run_lock
+from diff_dalle.checkpoints.run_lock import RunLock, hold
+from diff_dalle.errors import InputError
+
+ROOT = str(Path(__file__).parent.parent.parent)
+HOLDER = """
+import sys, time
+from diff_dalle.checkpoints.run_lock import hold
+import os
+with hold(sys.argv[1]):
+    child = os.fork()  # as a data worker, which outlives a killed process for a while
+    if child:
+        print("held", child, flush=True)
+    time.sleep(60)
+"""
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs POSIX locks")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Ten beats in the time after which a holder is taken for dead."""
+    for name, value in (
+        ("BEAT_SECONDS", 0.05),
+        ("STALE_SECONDS", 0.5),
+        ("POLL_SECONDS", 0.02),
+        ("SETTLE_SECONDS", 0.02),
+    ):
+        monkeypatch.setattr(run_lock, name, value)
+
+
+def content(folder):
+    return json.loads((folder / "run.lock").read_text() or "{}")
+
+
+def write(folder, **held):
+    (folder / "run.lock").write_text(json.dumps(held))
+
+
+@pytest.fixture
+def other(tmp_path):
+    """Another process that holds the folder, and the id of its child."""
+    env = {**os.environ, "PYTHONPATH": ROOT}
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=env
+    )
+    child = int(process.stdout.readline().split()[1])
+    yield process, child
+    process.kill()
+    process.wait()
+    os.kill(child, signal.SIGKILL)
+
+
+@needs_fork
+def test_a_second_run_is_refused_and_the_first_one_named(tmp_path, other):
+    since = content(tmp_path)["since"]
+    words = f"is in use by process {other[0].pid} on {socket.gethostname()} since {since}"
+    with pytest.raises(InputError, match=words), hold(str(tmp_path)):
+        pytest.fail("entered")
+    assert content(tmp_path)["pid"] == other[0].pid
+
+
+@needs_fork
+def test_after_a_kill_the_next_run_starts_at_once(tmp_path, other, monkeypatch):
+    """Although the holder has not released the folder, and its workers still live."""
+    monkeypatch.setattr(run_lock, "STALE_SECONDS", 1e9)
+    other[0].kill()
+    other[0].wait()
+    os.kill(other[1], 0)
+    with hold(str(tmp_path)):
+        assert content(tmp_path)["pid"] == os.getpid()
+
+
+def test_the_folder_is_free_after_the_block_and_after_an_error(tmp_path):
+    for _ in range(2):
+        with pytest.raises(RuntimeError), hold(str(tmp_path)):
+            assert content(tmp_path)["pid"] == os.getpid()
+            raise RuntimeError
+        assert content(tmp_path) == {}
+
+
+def test_the_lock_beats(tmp_path):
+    with hold(str(tmp_path)) as lock:
+        first = content(tmp_path)["beat"]
+        deadline = time.monotonic() + 30
+        while content(tmp_path)["beat"] == first and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert content(tmp_path)["beat"] > first
+        lock.check()
+
+
+def beating(folder, held, **last):
+    """Called instead of sleep: writes a beat each time, and ``last`` from the fifth on."""
+    count = [0]
+
+    def sleep(seconds):
+        count[0] += 1
+        write(folder, **({**held, "beat": count[0]} if count[0] < 5 or not last else last))
+
+    return sleep
+
+
+FOREIGN = {"host": "elsewhere", "pid": 7, "token": "other", "since": "noon"}
+
+
+def test_a_holder_elsewhere_that_beats_is_respected(tmp_path, monkeypatch, capsys):
+    write(tmp_path, **FOREIGN)
+    monkeypatch.setattr(run_lock.time, "sleep", beating(tmp_path, FOREIGN))
+    with pytest.raises(InputError, match="is in use by process 7 on elsewhere since noon"), hold(str(tmp_path)):
+        pytest.fail("entered")
+    assert "waiting up to" in capsys.readouterr().out and content(tmp_path)["token"] == "other"
+
+
+def test_a_holder_elsewhere_that_is_silent_is_taken_for_dead(tmp_path):
+    write(tmp_path, **FOREIGN)
+    with hold(str(tmp_path)):
+        assert content(tmp_path)["pid"] == os.getpid()
+
+
+def test_a_damaged_lock_is_taken_over(tmp_path):
+    for text in ("{", "[]", "\x00" * 9):
+        (tmp_path / "run.lock").write_text(text)
+        with hold(str(tmp_path)):
+            assert content(tmp_path)["pid"] == os.getpid()
+
+
+def test_whoever_lost_the_folder_notices(tmp_path):
+    with hold(str(tmp_path)) as lock:
+        write(tmp_path, **FOREIGN)
+        with pytest.raises(InputError, match="is in use by process 7 on elsewhere"):
+            lock.check()
+        time.sleep(0.2)
+    assert content(tmp_path)["token"] == "other"  # neither a beat nor the release has changed it
+
+
+@pytest.mark.parametrize(
+    ("pid", "alive"), [(os.getpid(), True), (2**22 + 1, False), (0, False), (-1, False), ("x", False)]
+)
+def test_without_locks_the_process_id_decides(tmp_path, monkeypatch, pid, alive):
+    """As on file systems that have none."""
+    monkeypatch.setattr(run_lock, "_lock", lambda descriptor: False)
+    write(tmp_path, host=socket.gethostname(), pid=pid, token="other")
+    if alive:
+        with pytest.raises(InputError, match="is in use by process"), hold(str(tmp_path)):
+            pytest.fail("entered")
+    else:
+        with hold(str(tmp_path)):
+            assert content(tmp_path)["pid"] == os.getpid()
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    """An object store: whole files, by name."""
+    files = {}
+    monkeypatch.setattr(storage, "exists", lambda path: path in files)
+    monkeypatch.setattr(storage, "read_bytes", lambda path, offset=0, size=None: files[path])
+    monkeypatch.setattr(storage, "write_bytes", files.__setitem__)
+    monkeypatch.setattr(storage, "make_dirs", lambda folder: None)
+    return files
+
+
+def test_object_stores_are_locked_by_content(bucket):
+    with hold("s3://bucket/run"):
+        held = json.loads(bucket["s3://bucket/run/run.lock"])
+        assert held["pid"] == os.getpid()
+        with pytest.raises(InputError, match=f"is in use by process {os.getpid()}"), hold("s3://bucket/run"):
+            pytest.fail("entered")
+    assert bucket["s3://bucket/run/run.lock"] == b""
+
+
+def test_of_two_that_start_together_in_an_object_store_the_last_writer_wins(bucket, monkeypatch):
+    monkeypatch.setattr(
+        run_lock.time, "sleep", lambda _: bucket.update({"s3://b/run/run.lock": json.dumps(FOREIGN).encode()})
+    )
+    with pytest.raises(InputError, match="is in use by process 7 on elsewhere"), hold("s3://b/run"):
+        pytest.fail("entered")
+
+
+def test_what_cannot_be_a_lock_file_is_one_sentence(tmp_path):
+    (tmp_path / "run.lock").mkdir()
+    with pytest.raises(InputError, match=r"run\.lock is a folder"):
+        RunLock(str(tmp_path)).acquire()
