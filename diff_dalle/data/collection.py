@@ -106,8 +106,7 @@ class Collection:
         found = load_table(file)
         if found is None or not _describes(found[0], state):
             found = examine(state.path, self.files)
-            if not _describes(found[0], state):
-                raise InputError(f"{state.path} changed while in use: start again")
+            state.check(found[0].size, found[0].tag)
             with contextlib.suppress(InputError):  # for the next time; another node's index may be out of reach
                 storage.make_dirs(os.path.dirname(file))
                 save_table(file, *found)

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from ..errors import InputError, redact
 from .lru_cache import LRUCache
 
 OPEN_FILES = 128
+LOOK_SECONDS = 1.0  # between two looks at the name of a file that stays open: another file may have taken it
 CACHE_BYTES = 20 * 10**9  # of all copies of remote shards together
 BLOCK = 1 << 20  # bytes of remote read-ahead while indexing: many headers lie within one block
 log = logging.getLogger(__name__)
@@ -33,11 +35,23 @@ class Shard:
     tag: str
     by_offset: bool
 
+    def check(self, size: int, tag: str) -> None:
+        """Raise ``storage.ChangedError`` unless this is still its state."""
+        if (size, tag) == (self.size, self.tag):
+            return
+        what = "another modification time or tag" if size == self.size else f"{size:,} bytes now"
+        raise storage.ChangedError(
+            f"{self.path} had {self.size:,} bytes when it was indexed and has changed since ({what}): put the old file "
+            "back, or start again with --accept_changed_data True; if it is the output of a command, set another "
+            "--index_cache too"
+        )
+
 
 class _Open:
     """A local file to read parts of, closed with its last reference."""
 
     def __init__(self, path: str):
+        self.path, self.looked = path, time.monotonic()
         self.descriptor = storage.open_regular(path)
         self.seeking = threading.Lock()
 
@@ -46,7 +60,18 @@ class _Open:
             os.close(self.descriptor)
 
     def state(self) -> storage.State:
-        status = os.fstat(self.descriptor)
+        """Of the open file; now and then, of the one that has taken its name."""
+        now = time.monotonic()
+        if now - self.looked > LOOK_SECONDS:
+            self.looked = now
+            try:
+                status = os.stat(self.path)
+            except FileNotFoundError:
+                raise storage.ChangedError(
+                    f"{self.path} was removed while in use: put it back and start again"
+                ) from None
+        else:
+            status = os.fstat(self.descriptor)
         return status.st_size, str(status.st_mtime_ns)
 
     def read(self, offset: int, size: int) -> bytes:
@@ -86,22 +111,18 @@ class ShardFiles:
         Raises ``storage.ChangedError`` when the shard is not the one that was indexed, and
         ``storage.UnavailableError`` when its server is away for too long.
         """
-        state = shard.size, shard.tag
         if self.in_place(shard):
-            return storage.read_bytes(shard.path, offset, size, state)
+            return storage.read_bytes(shard.path, offset, size, (shard.size, shard.tag))
         with storage.explained(shard.path):
             if storage.is_remote(shard.path):
                 file = self._open_copy(shard.path, shard.tag)
-                found = file.state()[0], shard.tag  # the copy's own tag says when it was made
+                data = file.read(offset, size)
+                shard.check(file.state()[0], shard.tag)  # the copy's own tag says when it was made
             else:
                 file = self._files.get(shard.path, lambda: _Open(storage.local_path(shard.path)))
-                found = file.state()
-            if found != state:
-                raise storage.ChangedError(
-                    f"{shard.path} had {shard.size:,} bytes when it was indexed and has changed since ({found[0]:,} "
-                    "bytes now): start again, and set another --index_cache if it is the output of a command"
-                )
-            return file.read(offset, size)
+                data = file.read(offset, size)
+                shard.check(*file.state())  # after the read, so that what it returns is of that state
+            return data
 
     def _open_copy(self, path: str, tag: str) -> _Open:
         """A copy, to be read once. It may be removed for another one until it is open."""

@@ -379,6 +379,42 @@ def test_a_value_of_many_messages_is_broadcast_whole(tmp_path):
     assert result.returncode == 0, result.stderr
 
 
+def test_slots_put_the_values_of_two_nodes_in_order(tmp_path, monkeypatch):
+    """Four processes that take themselves for two on each of two nodes: losses and gradients are those of one."""
+    monkeypatch.setitem(LAUNCHERS, "four", [*LAUNCHERS["torchrun"][:-1], "4"])
+    result = run_job(
+        "four",
+        tmp_path,
+        f"""
+        import os, socket
+        from clip_making import make_batch, make_task, with_draws
+        from diff_dalle.training.optim import OptimConfig
+        from diff_dalle.training.trainee import Trainee
+        socket.gethostname = lambda: "node" + str(int(os.environ["RANK"]) // 2)
+        def main():
+            with launch(DistributedConfig(device="cpu", start_timeout=60)) as world:
+                assert (world.node, world.nodes, world.slot) == (world.rank // 2, 2, [0, 2, 1, 3][world.rank])
+                mine = torch.tensor([world.slot, world.slot + 4.0], requires_grad=True)
+                together = world.interleave(mine)
+                assert together.tolist() == list(range(8))
+                (together * torch.arange(8.0)).sum().backward()
+                assert mine.grad.tolist() == [4.0 * world.slot, 4.0 * (world.slot + 4)]
+                task = make_task(world=world)
+                trainee = Trainee(task, OptimConfig(), "fp32", world)
+                pieces = with_draws([make_batch(range(world.slot, 8, 4))])
+                (values,) = task.backward(pieces, trainee._forward(""), 1.0)
+                losses = world.interleave(values["loss"])
+                if world.is_main:
+                    torch.save(losses, {str(tmp_path / "losses.pt")!r})
+        run_script(main)
+    """,
+    )
+    assert result.returncode == 0, result.stderr
+    task = make_task()
+    (values,) = task.backward(with_draws([make_batch(range(8))]), lambda batch, draw, sync: task(batch, draw), 1.0)
+    torch.testing.assert_close(torch.load(tmp_path / "losses.pt"), values["loss"].detach())
+
+
 def test_gradients_come_back_to_the_rank_that_sent_the_values(tmp_path):
     """Summed over the ranks that used them; gradients of other tensors in the sum are unchanged."""
     result = run_job(

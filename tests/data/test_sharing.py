@@ -1,0 +1,155 @@
+"""One process lists the shards for all, and all index them together."""
+
+import threading
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+from file_server import serving
+from shard_making import make_shards
+
+from diff_dalle import storage
+from diff_dalle.data import index
+from diff_dalle.data.collection import collect
+from diff_dalle.data.shard_table import IMAGE, Required
+from diff_dalle.data.shards import ShardFiles
+from diff_dalle.errors import InputError
+
+CAPTIONED = Required({IMAGE: "images", "txt": "captions"})
+
+
+class Replayed(SimpleNamespace):
+    """A world of which one process runs after another: what rank 0 has said is told to the others.
+
+    Only for shards that are indexed already, when no process waits for what another one finds.
+    """
+
+    def __init__(self, rank: int, size: int, said: list):
+        super().__init__(rank=rank, size=size, is_main=rank == 0, said=said, heard=iter(said))
+
+    def broadcast(self, value=None):
+        if self.is_main:
+            self.said.append(value)
+            return value
+        return next(self.heard)
+
+    def gather(self, value):
+        raise AssertionError("nothing is to be indexed")
+
+
+class Threads:
+    """The worlds of several processes that are threads."""
+
+    def __init__(self, size: int):
+        self.size, self.box, self.barrier = size, [None] * size, threading.Barrier(size, timeout=30)
+
+    def world(self, rank: int) -> SimpleNamespace:
+        def gather(value):
+            self.box[rank] = value
+            self.barrier.wait()
+            values = list(self.box)
+            self.barrier.wait()
+            return values
+
+        return SimpleNamespace(
+            rank=rank, size=self.size, is_main=rank == 0, gather=gather, broadcast=lambda value=None: gather(value)[0]
+        )
+
+    def run(self, work) -> list:
+        results = [None] * self.size
+
+        def each(rank):
+            results[rank] = work(self.world(rank))
+
+        threads = [threading.Thread(target=each, args=(rank,)) for rank in range(self.size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        return results
+
+
+def test_of_128_processes_one_looks_at_100_000_shards(tmp_path, monkeypatch):
+    """By the summary alone: neither the other processes' disks nor the shards and their tables are touched."""
+    count, folder = 100_000, str(tmp_path)
+    paths = [f"{folder}/{number:06d}.tar" for number in range(count)]
+    about = index.ShardSummary(10_240, "tag", True, "", {"jpg/txt": 3})
+    (tmp_path / index.FOLDER).mkdir()
+    index._save_summary(f"{folder}/{index.FOLDER}", {f"{number:06d}.tar": about for number in range(count)})
+    calls: Counter[str] = Counter()
+
+    def counted(name, function):
+        def call(*args, **options):
+            calls[name] += 1
+            return function(*args, **options)
+
+        return call
+
+    monkeypatch.setattr(storage, "exists", counted("exists", lambda path: path == folder))
+    monkeypatch.setattr(storage, "list_files", counted("list", lambda path, recursive: paths))
+    monkeypatch.setattr(storage, "size_and_tag", counted("size", lambda path, listed=False: (about.size, about.tag)))
+    monkeypatch.setattr(index, "read_bounded", counted("summary", index.read_bounded))
+    for name in ("read_bytes", "open_read", "write_bytes"):
+        monkeypatch.setattr(storage, name, counted("content", getattr(storage, name)))
+    monkeypatch.setattr(index, "load_summary", counted("table", index.load_summary))
+    monkeypatch.setattr(index, "examine", counted("shard", index.examine))
+
+    said: list = []
+    first = collect([folder], CAPTIONED, ShardFiles(), world=Replayed(0, 128, said))
+    assert first.samples == 3 * count and len(first.shards) == count
+    assert calls.pop("size") == count and set(calls) <= {"exists", "list", "summary"} and calls["list"] == 1
+    assert calls["summary"] <= 2  # beside the shards, and in the user's cache
+    calls.clear()
+    for rank in range(1, 128):
+        assert collect([folder], CAPTIONED, ShardFiles(), world=Replayed(rank, 128, said)) is first
+    assert not calls
+
+
+def test_processes_index_different_shards_and_know_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(index, "ROUND", 3)
+    folder = make_shards(tmp_path, [1] * 20)
+    examined: list[str] = []
+    examine = index.examine
+    monkeypatch.setattr(index, "examine", lambda path, files: examined.append(path) or examine(path, files))
+    found = Threads(3).run(lambda world: collect([folder], CAPTIONED, ShardFiles(), world=world))
+    assert len(examined) == len(set(examined)) == 20
+    assert [each.samples for each in found] == [20] * 3
+    assert all([shard.path for shard in each.shards] == [shard.path for shard in found[0].shards] for each in found)
+    assert found[2].read(found[2].place(7, 0)).members["txt"] == b"caption of 0007"
+
+
+def test_remote_shards_are_sized_by_one_process(tmp_path):
+    make_shards(tmp_path, [2])
+    with serving() as server:
+        for number in range(4):
+            server.files[f"/{number}.tar"] = (tmp_path / "00000.tar").read_bytes()
+        url, cache = server.url("/{0..3}.tar"), str(tmp_path / "index")
+        collect([url], CAPTIONED, ShardFiles(), cache)
+        said: list = []
+        server.requests.clear()
+        collect([url], CAPTIONED, ShardFiles(), cache, world=Replayed(0, 2, said))
+        assert Counter(server.requests).keys() == {f"/{number}.tar" for number in range(4)}
+        server.requests.clear()
+        assert collect([url], CAPTIONED, ShardFiles(), cache, world=Replayed(1, 2, said)).samples == 8
+        assert not server.requests
+
+
+def test_a_table_that_is_elsewhere_is_made_again_once(tmp_path, monkeypatch):
+    """Each node has a cache of its own, but the table's path is that of the process that listed the shards."""
+    folder = make_shards(tmp_path, [2, 2])
+    found = collect([folder], CAPTIONED, ShardFiles(), str(tmp_path / "cache"))
+    for table in (tmp_path / "cache").rglob("*.npz"):
+        table.unlink()
+    examined = []
+    from diff_dalle.data import collection
+
+    examine = collection.examine
+    monkeypatch.setattr(collection, "examine", lambda path, files: examined.append(path) or examine(path, files))
+    for _ in range(2):
+        assert found.key(0, 1) == "0001"
+    assert len(examined) == 1
+
+
+def test_what_rank_0_cannot_find_is_an_error(tmp_path):
+    with pytest.raises(InputError, match="--data_dir .*nowhere does not exist"):
+        collect([str(tmp_path / "nowhere")], CAPTIONED, ShardFiles(), world=Replayed(0, 2, []))
