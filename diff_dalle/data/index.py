@@ -156,7 +156,9 @@ class _Indexer:
 
     def _find_all(self, paths: Sequence[str]) -> dict[str, Indexed]:
         self._load_summaries(paths)
-        return {entry.path: entry for entry in storage.in_parallel(self.find, paths, THREADS) if entry is not None}
+        parts = [paths[start::ROUND] for start in range(min(ROUND, len(paths)))]  # a task for each path costs more
+        found = storage.in_parallel(lambda part: [self.find(path) for path in part], parts, THREADS)
+        return {entry.path: entry for part in found for entry in part if entry is not None}
 
     def _load_summaries(self, paths: Sequence[str]):
         for folder in {folder for path in paths for folder in _folders(path, self.index_cache)[0]}:

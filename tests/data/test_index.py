@@ -161,9 +161,7 @@ def test_a_shard_that_changes_while_in_use_is_noticed(tmp_path):
     (tmp_path / "00001.tar").write_bytes(tar_bytes(sample("9", "new")))
     collect(paths, CAPTIONED, ShardFiles())  # another run, which brings the index up to date
     first.members(0)
-    with pytest.raises(
-        InputError, match=r"00001\.tar had .* since \(another modification time or tag\)"
-    ):
+    with pytest.raises(InputError, match=r"00001\.tar had .* since \(another modification time or tag\)"):
         first.members(1)
 
 
