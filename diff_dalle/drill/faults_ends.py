@@ -85,9 +85,7 @@ def signals(place: Place) -> str:
         job.signal(number)
         outcome = job.wait()
         require(not outcome.has_traceback, f"{number.name}: a traceback: {outcome.tail(800)}")
-        done = place.logged_step()
-        require(done < STEPS, f"{number.name}: it did not stop")
-        require(place.saved_step() == done, f"{number.name}: {done} steps done, {place.saved_step()} saved")
+        require(place.saved_all() < STEPS, f"{number.name}: it did not stop")
         seen[number.name] = outcome.status
         place.continues()
     own = set(seen.values())
@@ -106,8 +104,7 @@ def signal_while_waiting(place: Place) -> str:
     outcome = job.wait(60)
     seconds = time.monotonic() - sent
     require(not outcome.has_traceback, f"a traceback: {outcome.tail(800)}")
-    done = place.logged_step()
-    require(place.saved_step() == done, f"{done} steps done, {place.saved_step()} saved")
+    place.saved_all()
     require(seconds <= 30, f"left after {seconds:.0f} s")
     return f"status {outcome.status} after {seconds:.0f} s; {place.continues()}"
 

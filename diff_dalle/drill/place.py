@@ -239,6 +239,12 @@ class Place:
         steps = [json.loads(line)["step"] for line in lines if line.endswith("\n")]
         return max(steps, default=0)
 
+    def saved_all(self) -> int:
+        """The step of the latest checkpoint. Deviation when the log has a later one, which is lost."""
+        done, step = self.logged_step(), self.saved_step()
+        require(step >= done, f"{done} steps done, {step} saved")
+        return step
+
     def refused(self, outcome: Outcome, *words: str, status: int = 2) -> None:
         """Deviation unless the run ended with a sentence that has these words, and without a traceback."""
         require(not outcome.has_traceback, f"a traceback: {outcome.tail(800)}")

@@ -15,8 +15,6 @@ from typing import Any
 
 from .contract import Skipped
 
-BUCKET = "drill"
-
 
 class Faults:
     """What the next requests meet. Each count goes down with every request that met it.
@@ -123,7 +121,7 @@ class _FaultyApp:
 
 
 class S3Server:
-    """moto's S3 with one bucket, until ``stop``; ``start`` again serves what was stored before."""
+    """moto's S3 with a bucket of its own, until ``stop``; ``start`` again serves what was stored before."""
 
     def __init__(self) -> None:
         try:
@@ -136,6 +134,7 @@ class S3Server:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
+        self.bucket = f"drill-{self.port}"  # all servers of a process have the same store
         self.start()
 
     def start(self) -> None:
@@ -157,11 +156,11 @@ class S3Server:
         return {**keys, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}"}
 
     def put(self, name: str, data: bytes) -> None:
-        self._client().put_object(Bucket=BUCKET, Key=name, Body=data)
+        self._client().put_object(Bucket=self.bucket, Key=name, Body=data)
 
     def upload(self, folder: Path) -> None:
         """Store the shards of a folder in a new bucket."""
-        self._client().create_bucket(Bucket=BUCKET)
+        self._client().create_bucket(Bucket=self.bucket)
         for path in folder.glob("*.tar"):
             self.put(path.name, path.read_bytes())
 
