@@ -16,25 +16,27 @@ _SECRET = (
     r"(?:secret|passw(?:or)?d|token(?!iz|s)|credential|signature|authorization|cookie"
     r"|(?:api|access|account|auth|private|secret|encryption|subscription|customer)[-_]?key)"
 )
-# What follows group 1 is secret. Order: the flag of a header hides all of the header, before its name hides a part.
+# What follows group 1 is secret. Names and blanks before it are bounded, so that a long text from a hostile file takes
+# time in proportion to its length. Order: the flag of a header hides all of the header, before its name hides a part.
 _RULES = tuple(
     re.compile(rule, re.IGNORECASE)
     for rule in (
-        r"([a-z][a-z0-9+.-]*://)[^\s/'\"]+(?=@)",  # user:password@
-        r"(\bhttps?://[^\s?'\"]*\?)[^\s'\"]*[^\s'\",;:.)]",  # the query of a URL, which may be signed
+        r"([a-z][a-z0-9+.-]{0,20}://)[^\s/'\"]+(?=@)",  # user:password@
+        r"(\bhttps?://[^\s?'\"]{0,2000}\?)[^\s'\"]*[^\s'\",;:.)]",  # the query of a URL, which may be signed
         r"(\?)[\w.%~-]+=[^\s'\"]*[^\s'\",;:.)]",  # the query of a URL whose beginning is elsewhere
         # curl, wget and aria2 give a header as an argument; curl's short flags may be joined, as in -sSH
-        r"((?<![\w-])(?:--(?:proxy-)?header[=\s]\s*|(?-i:-[A-Za-z]*H)\s*))"
+        r"((?<![\w-])(?:--(?:proxy-)?header[=\s]\s{0,9}|(?-i:-[A-Za-z]{0,9}H)\s{0,9}))"
         r"(?:\\?\"[^\"]*(?:\"|$)|\\?'[^']*(?:'|$)|[^\s:'\"]+:\s?\S+)",
-        r"((?<![\w-])--(?:proxy-)?user[=\s]\s*|(?<![\w-])(?-i:-[A-Za-z]*?[uU])\s*)"
+        r"((?<![\w-])--(?:proxy-)?user[=\s]\s{0,9}|(?<![\w-])(?-i:-[A-Za-z]{0,9}?[uU])\s{0,9})"
         r"(?:\"[^\"]*:[^\"]*\"|'[^']*:[^']*'|[^\s:/'\"]+:(?!//)[^\s'\"]+)",
-        rf"((?<![\w-])--(?:[\w-]*{_SECRET}(?!(?-i:[a-z]))[\w-]*|oauth2-bearer)(?:=|\s+)){_VALUE}",
-        rf"((?:[\w.-]*{_SECRET}(?!(?-i:[a-z]))[\w-]*|\bsig)=){_VALUE}",  # AWS_SECRET_ACCESS_KEY=…
-        r"(\b(?:proxy-)?authorization[\"']?\s*:\s*(?:(?:basic|bearer|digest|negotiate|token|aws4-hmac-sha256)\s+)?)"
-        + _VALUE,
-        rf"(\b(?:[\w-]*[-_]{_SECRET}|(?:set-)?cookie|password|api_?key)[\"']?\s*:\s*){_VALUE}",  # x-api-key: …
+        rf"((?<![\w-])--(?:[\w-]{{0,64}}{_SECRET}(?!(?-i:[a-z]))[\w-]{{0,64}}|oauth2-bearer)(?:=|\s{{1,9}})){_VALUE}",
+        rf"((?:[\w.-]{{0,64}}{_SECRET}(?!(?-i:[a-z]))[\w-]{{0,64}}|\bsig)=){_VALUE}",  # AWS_SECRET_ACCESS_KEY=…
+        r"(\b(?:proxy-)?authorization[\"']?\s{0,9}:\s{0,9}"
+        rf"(?:(?:basic|bearer|digest|negotiate|token|aws4-hmac-sha256)\s{{1,9}})?){_VALUE}",
+        # x-api-key: …
+        rf"(\b(?:[\w-]{{0,64}}[-_]{_SECRET}|(?:set-)?cookie|password|api_?key)[\"']?\s{{0,9}}:\s{{0,9}}){_VALUE}",
         # The word alone is English too: a token is longer, or not made of letters alone.
-        r"(\bbearer\s+)(?!(?-i:[A-Za-z][a-z]{0,18})(?![\w~+/=-]))[\w.~+/=-]+",
+        r"(\bbearer\s{1,9})(?!(?-i:[A-Za-z][a-z]{0,18})(?![\w~+/=-]))[\w.~+/=-]+",
     )
 )
 

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from .. import storage
+from ..config import quoted
 from ..errors import InputError, quantity
 from .content import DamagedError, check_archive, check_header, check_state
 
@@ -109,7 +110,7 @@ def load_file(path: str, roles: tuple[str, ...] = ("model", "ema")) -> dict[str,
     if content["role"] not in roles:
         required = " or ".join(ROLES[role] for role in roles)
         raise InputError(
-            f"{path} holds {ROLES.get(content['role'], content['role'])}, but {required} is required here "
+            f"{path} holds {ROLES.get(content['role'], quoted(content['role']))}, but {required} is required here "
             f"({'give model….pt or ema_….pt' if 'model' in roles else 'give opt….pt'})"
         )
     return content

@@ -80,7 +80,16 @@ def _load(path: str, read: Callable[[zipfile.ZipFile, ShardSummary, dict], Resul
             if not isinstance(header, dict) or header.get("format") != FORMAT:
                 return None
             return read(file, ShardSummary.parse(header.get("about")), header)
-    except (OSError, EOFError, ValueError, KeyError, RecursionError, struct.error, zipfile.BadZipFile):
+    except (
+        OSError,
+        EOFError,
+        ValueError,
+        KeyError,
+        RecursionError,
+        NotImplementedError,  # of zipfile, for a later version of the format
+        struct.error,
+        zipfile.BadZipFile,
+    ):
         return None  # a cache is rebuilt, not repaired
 
 

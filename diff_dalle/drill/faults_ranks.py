@@ -63,7 +63,7 @@ def _fault(place: Place, launcher: str, processes: int, victim: int, action: str
         Injection("step", AT_STEP, action, "", victim),
         timeout=TIMEOUT,
     )
-    jobs[0].wait_until(happened.exists, "the fault")
+    require(jobs[0].wait_until(happened.exists, "the fault"), f"it ended before the fault: {jobs[0].text()[-400:]}")
     since, pids = time.monotonic(), _pids(place)
     others = [pid for rank, pid in pids.items() if rank != victim]
     while any(is_running(pid) for pid in others):

@@ -53,7 +53,7 @@ WRONG = {
     "format text": ({"format": "1"}, "its format is '1'"),
     "newer format": ({"format": 9}, "format 9, newer than this version reads"),
     "role": ({"role": ["model"]}, "its role is a list"),
-    "unknown role": ({"role": "x"}, "holds x, but a model's weights"),
+    "unknown role": ({"role": "x"}, "holds 'x', but a model's weights"),
     "kind": ({"kind": 3}, "its kind is 3"),
     "kind missing": ({"kind": ...}, "was not written by diff_dalle"),
     "config missing": ({"config": ...}, "was not written by diff_dalle"),

@@ -152,6 +152,15 @@ def test_a_cut_table_counts_as_damaged(tmp_path, size):
     assert load_table(str(path)) is None and load_summary(str(path)) is None
 
 
+def test_a_zip_of_a_later_format_counts_as_damaged(tmp_path):
+    path = tmp_path / "t.npz"
+    save_table(str(path), SUMMARY, TABLE)
+    data = bytearray(path.read_bytes())
+    data[data.index(b"PK\1\2") + 6] = 200  # the version needed to extract
+    path.write_bytes(data)
+    assert load_table(str(path)) is None and load_summary(str(path)) is None
+
+
 def test_a_flipped_bit_is_noticed(tmp_path):
     """By the zip's checksums: an offset within the shard looks possible, but is another member's."""
     path = tmp_path / "t.npz"
