@@ -81,14 +81,6 @@ def _state(reply: urllib3.BaseHTTPResponse) -> State:
     return int(total) if total.isdigit() else -1, reply.headers.get("ETag") or reply.headers.get("Last-Modified") or ""
 
 
-def _release(reply: urllib3.BaseHTTPResponse):
-    """Return the connection to its pool, or close it when there is more to come."""
-    if reply.length_remaining == 0:
-        reply.release_conn()
-    else:
-        reply.close()
-
-
 class Http(RemoteReader, ReadOnly):
     def exists(self, path: str) -> bool:
         try:
@@ -104,7 +96,7 @@ class Http(RemoteReader, ReadOnly):
         reply = _get(path, {"Range": "bytes=0-0"})
         if reply.status == 206:
             reply.read()
-        _release(reply)
+        reply.close()  # the connection is in its pool again if all was read
         return reply.status != 200, _state(reply)
 
     def size_and_tag(self, path: str) -> State:
@@ -126,6 +118,6 @@ class Http(RemoteReader, ReadOnly):
         first = reply.headers.get("Content-Range", "").removeprefix("bytes ").partition("-")[0]
         begin = 0 if reply.status == 200 else int(first) if first.isdigit() else start
         if reply.status == BEYOND:
-            _release(reply)
+            reply.close()
             return Body(io.BytesIO().read, lambda: None, start, _state(reply), beyond=True)
-        return Body(reply.read1, lambda: _release(reply), begin, _state(reply))
+        return Body(reply.read1, reply.close, begin, _state(reply))

@@ -80,6 +80,28 @@ def test_least_recently_used_copies_are_removed_first(server, tmp_path):
     assert os.path.exists(only) and not os.path.exists(big)
 
 
+def test_the_copy_of_a_commands_output_is_exact(tmp_path):
+    """Its size is not known before its end."""
+    copy = storage.fetch_to_cache(command("print('x' * 3000000, end='')"), str(tmp_path), 10**8)
+    assert storage.read_bytes(copy) == b"x" * 3_000_000
+
+
+def test_a_copy_that_is_read_counts_as_used(server, tmp_path):
+    for name in "abc":
+        server.files[f"/{name}"] = bytes(100)
+    files = ShardFiles(str(tmp_path), 250, copy_remote=True)
+    a, b = (files.examine(server.url(f"/{name}")) for name in "ab")
+    for i, copy in enumerate(files._copies.values()):  # b's is the newer one
+        os.utime(copy, (i, i))
+    files.read(a, 0, 5)
+    files.examine(server.url("/c"))
+    requests = len(server.requests)
+    files.read(a, 0, 5)
+    assert len(server.requests) == requests  # b's copy was removed
+    files.read(b, 0, 5)
+    assert len(server.requests) > requests
+
+
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
 @pytest.mark.parametrize("kind", ["http", "pipe"])
 def test_the_folder_never_takes_more_than_its_limit(server, tmp_path, monkeypatch, kind, caplog):

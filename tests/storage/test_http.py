@@ -1,4 +1,6 @@
+import io
 import socket
+import sys
 import threading
 import time
 
@@ -65,6 +67,28 @@ def test_a_server_that_stays_away_is_given_up_and_then_tried_once(monkeypatch):
     monkeypatch.setattr(retries, "RETRY_SECONDS", 1e6)  # would never end
     with pytest.raises(storage.UnavailableError, match="tried once"):
         storage.read_bytes(url, 0, 5)
+
+
+def test_a_server_that_was_given_up_and_answers_again_is_trusted_again(server):
+    server.files["/a.bin"], server.busy = DATA, 10**6
+    with pytest.raises(storage.UnavailableError):
+        storage.read_bytes(server.url("/a.bin"), 0, 5)
+    server.busy = 0
+    assert storage.read_bytes(server.url("/a.bin"), 0, 5) == DATA[:5]
+    server.busy = 2
+    assert storage.read_bytes(server.url("/a.bin"), 0, 5) == DATA[:5]
+
+
+def test_a_body_that_ends_early_without_an_error_goes_on_too():
+    requests = []
+
+    def request(start, end, tag):
+        requests.append((start, end))
+        return remote.Body(io.BytesIO(DATA[start : start + 1000]).read, lambda: None, start, (3500, ""))
+
+    with remote.RemoteStream("http://host/a", request) as stream:
+        assert stream.readall() == DATA[:3500]
+    assert requests == [(0, None), (1000, None), (2000, None), (3000, None)]
 
 
 def test_a_third_of_refused_requests_does_no_harm(server):
@@ -177,13 +201,18 @@ def test_connections_are_reused(server):
     for i in range(20):
         storage.read_bytes(server.url("/a.bin"), i, 5)
     assert len(accepted) == 1
+    server.files["/b.bin"] = DATA
+    for _ in range(3):
+        storage.size_and_tag(server.url("/b.bin"))
+    assert len(accepted) == 1
 
 
-def test_a_url_may_hold_any_letters_and_a_user(server):
+def test_a_url_may_hold_any_letters_and_a_user(server, monkeypatch):
     server.files["/%C3%BC%20%E7%8C%AB/a.bin"] = DATA
     url = server.url("/ü 猫/a.bin").replace("http://", "http://me:p%40ss@")
     assert storage.read_bytes(url, 0, 3) == DATA[:3]
     assert server.headers[-1]["Authorization"] == urllib3.make_headers(basic_auth="me:p@ss")["authorization"]
+    monkeypatch.setitem(sys.modules, "idna", None)  # not everybody has it
     assert http._parsed("http://münchen.example:81/ä").url == "http://xn--mnchen-3ya.example:81/%C3%A4"
     for bad in ("http://[::1/a", "http:///a", "http://host:port/a"):
         with pytest.raises(InputError, match="is not a valid URL"):

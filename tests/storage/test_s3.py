@@ -5,7 +5,7 @@ import pytest
 from diff_dalle import storage
 from diff_dalle.data.shards import ShardFiles
 from diff_dalle.errors import InputError
-from diff_dalle.storage import s3
+from diff_dalle.storage import retries, s3
 
 DATA = bytes(range(256)) * 4000
 
@@ -132,6 +132,8 @@ def test_a_silent_store_is_given_up(faulty, monkeypatch):
     monkeypatch.setattr(s3, "SILENT_SECONDS", 0.1)
     s3._client_of.cache_clear()
     faulty.silent = True
+    assert s3._client().meta.config.connect_timeout == retries.CONNECT_SECONDS
+    assert s3._client().meta.config.read_timeout == 0.1
     with pytest.raises(storage.UnavailableError, match=r"[Tt]imed? ?out"):
         storage.read_bytes("s3://bucket/a", 0, 10)
 
@@ -147,3 +149,20 @@ def test_an_upload_is_repeated(bucket, monkeypatch):
     monkeypatch.setattr(s3.S3, "put", unreliable)
     storage.write_bytes(f"{bucket}/a", b"log")
     assert storage.read_bytes(f"{bucket}/a") == b"log" and not failures
+
+
+def test_a_request_that_the_store_found_too_slow_is_repeated(bucket, monkeypatch):
+    """Its status, 400, is otherwise that of an error of ours."""
+    put, errors = s3.S3.put, ["RequestTimeout"]
+
+    def slow(self, *paths):
+        if errors:
+            reply = {"Error": {"Code": errors.pop()}, "ResponseMetadata": {"HTTPStatusCode": 400}}
+            raise s3._client().exceptions.ClientError(reply, "PutObject")
+        put(self, *paths)
+
+    monkeypatch.setattr(s3.S3, "put", slow)
+    storage.write_bytes(f"{bucket}/a", b"log")
+    errors[:] = ["InvalidArgument"]
+    with pytest.raises(InputError, match="InvalidArgument"):
+        storage.write_bytes(f"{bucket}/a", b"log")
