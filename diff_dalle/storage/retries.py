@@ -26,7 +26,7 @@ FIRST_PAUSE = 0.5  # upper limit of the first pause in seconds, doubled after ea
 LONGEST_PAUSE = 20.0  # … up to this
 CONNECT_SECONDS = 10.0  # time-out of a connection attempt
 SILENT_SECONDS = 60.0  # time-out without receiving a byte
-NOTED_ATTEMPT = 3  # failures of a call after which the log names the server
+NOTED_SECONDS = 5.0  # of failures of a call, after which the log names the server
 LOOK_SECONDS = 1.0  # pauses end early when the program ends; how often to look
 Result = TypeVar("Result")
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ def retry(path: str, call: Callable[[], Result], since: float | None = None) -> 
                     _lost.add(server)
                 tried = "once" if attempt == 1 else f"{attempt} times in {time.monotonic() - began:.0f} s"
                 raise UnavailableError(f"{path} is not available ({reason_of(error)}); tried {tried}") from error
-            if attempt == NOTED_ATTEMPT and server not in _noted:
+            if time.monotonic() - began >= NOTED_SECONDS and server not in _noted:
                 _noted.add(server)
                 log.warning("%s: %s; retrying for up to %.0f s", *map(redact, (server, reason_of(error))), left)
             _wait(min(left, max(_jitter(attempt), _asked(error))))
