@@ -50,7 +50,7 @@ def test_runs_are_equal_bit_for_bit_or_not(tmp_path):
     save_run(tmp_path / "run", 4, torch.ones(3), [0.5] * 4)
     result = saved(tmp_path / "run")
     place = make_place(tmp_path, result)
-    assert place.equal() == "equal" and place.saved_step() == 4 == place.logged_step()
+    assert place.equal() == "equal" and place.saved_all() == 4 == place.logged_step()
     save_run(tmp_path / "run", 4, torch.ones(3) * (1 + 1e-7), [0.5] * 4)
     with pytest.raises(Deviation, match="the state differs"):
         place.equal()
@@ -70,6 +70,8 @@ def test_an_unreadable_checkpoint_and_lost_steps_are_deviations(tmp_path):
     save_run(tmp_path / "run", 4, torch.ones(3), [0.5] * 9)
     place = make_place(tmp_path)
     place.lost_little(8)
+    with pytest.raises(Deviation, match="9 steps done, 4 saved"):
+        place.saved_all()
     with pytest.raises(Deviation, match="5 steps are lost"):
         place.lost_little(9)
     path = tmp_path / "run" / "opt000004.pt"
