@@ -38,12 +38,9 @@ def check_archive(file: BinaryIO, path: str) -> None:
             entries = archive.infolist()
     except Exception:  # zipfile raises many kinds on malformed headers
         entries = []
-    inside = all(
-        entry.compress_type == zipfile.ZIP_STORED and 0 <= entry.file_size == entry.compress_size <= size
-        for entry in entries
-    )
+    stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
     pickles = [entry.file_size for entry in entries if entry.filename.rpartition("/")[2] == "data.pkl"]
-    if not inside or len(pickles) != 1 or sum(entry.file_size for entry in entries) > size:
+    if not stored or len(pickles) != 1 or sum(entry.file_size for entry in entries) > size:
         raise DamagedError(f"{path} is truncated or is not a PyTorch file of plain tensors")
     if pickles[0] > MAX_PICKLE:
         raise DamagedError(f"{path} holds {pickles[0]:,} bytes beside its tensors, more than {MAX_PICKLE:,}")

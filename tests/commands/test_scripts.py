@@ -274,6 +274,22 @@ def test_terminated_training_saves_and_resumes(world, tmp_path):
     assert f"Resuming at step {saved:,}" in result.stdout
 
 
+def test_no_secret_is_recorded(world, tmp_path):
+    """Neither in checkpoints, records or logs, nor in what trackers get."""
+    shard = sorted((world / "train").glob("*.tar"))[0]
+    data = f"pipe:cat {shard} # --header 'Authorization: Bearer s3cr3t.w0rd'"
+    logdir, cache = tmp_path / "run", {"index_cache": tmp_path / "index", "shard_cache": tmp_path / "shards"}
+    train(logdir, data, iterations=1, batch_size=4, trackers="console,log,csv,jsonl,tensorboard", **cache)
+    files = [path for path in logdir.rglob("*") if path.is_file()]
+    assert {"run.json", "model000001.pt"} <= {path.name for path in files} and any("tfevents" in p.name for p in files)
+    assert [path.name for path in files if b"s3cr3t" in path.read_bytes()] == []
+    assert "cat" in (logdir / "run.json").read_text()
+    assert (
+        "Resuming at step 1"
+        in train(logdir, data.replace("s3cr3t", "other"), iterations=2, batch_size=4, **cache).stdout
+    )
+
+
 # ---------------------------------------------------------------------------------------------------- the classifier
 
 
