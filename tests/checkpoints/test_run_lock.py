@@ -147,12 +147,12 @@ def test_whoever_lost_the_folder_notices(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("pid", "alive"), [(os.getpid(), True), (2**22 + 1, False), (0, False), (-1, False), ("x", False)]
+    ("pid", "alive"), [("own", True), (2**22 + 1, False), (0, False), (-1, False), ("x", False)]
 )
 def test_without_locks_the_process_id_decides(tmp_path, monkeypatch, pid, alive):
     """As on file systems that have none."""
     monkeypatch.setattr(run_lock, "_lock", lambda descriptor: False)
-    write(tmp_path, host=socket.gethostname(), pid=pid, token="other")
+    write(tmp_path, host=socket.gethostname(), pid=os.getpid() if pid == "own" else pid, token="other")
     if alive:
         with pytest.raises(InputError, match="is in use by process"), hold(str(tmp_path)):
             pytest.fail("entered")
