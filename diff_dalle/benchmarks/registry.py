@@ -1,6 +1,6 @@
 """All benchmarks by name. To add one: a file with a baseline, our version and a gate, and an entry here."""
 
-from . import cascade, gradient_cache, guidance, loader, train_step, use_checkpoint
+from . import cascade, decoder_unet, gradient_cache, guidance, loader, train_step, use_checkpoint
 from .timing import Benchmark
 
 BENCHMARKS = {
@@ -55,5 +55,21 @@ BENCHMARKS = {
         cascade.gate,
         target=0.0,
         memory_target=1.15,
+    ),
+    "decoder_unet": Benchmark(
+        "training step of the decoder's U-Net at a quarter of its width, 64 pixels: ours against plain torch modules",
+        decoder_unet.plain,
+        decoder_unet.ours,
+        decoder_unet.gate,
+        target=0.80,
+        memory_target=1.0,
+    ),
+    "decoder_unet_checkpoint": Benchmark(
+        "the same step: with checkpoint_during_training against without",
+        decoder_unet.ours,
+        decoder_unet.ours_checkpointed,
+        decoder_unet.checkpoint_gate,
+        target=1.4,
+        memory_target=0.5,
     ),
 }

@@ -40,20 +40,24 @@ class NullAttention(nn.Module):
         self.kv = Linear(context_width, 2 * kv_heads * head_width, bias=False)
         self.proj, self.out_norm = Linear(heads * head_width, width, bias=False), LayerNorm32(width, bias=False)
 
-    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        """x: [N, T, width]; context: [N, S, context_width]; None = the normalized x. Returns [N, T, width]."""
-        x = self.norm(x)
-        q, (k, v) = self.q(x), self.kv(x if context is None else context).chunk(2, dim=-1)
-        null_k, null_v = self.null_kv.to(k.dtype).repeat(1, self.kv_heads).unbind()
-        k, v = (torch.cat([null.expand(len(x), 1, -1), each], dim=1) for null, each in ((null_k, k), (null_v, v)))
+    def keys_and_values(self, context: Tensor) -> tuple[Tensor, Tensor]:
+        """Of [N, S, context_width], after the null ones: two of [N, 1 + S, kv_heads · head_width]."""
+        k, v = self.kv(context).chunk(2, dim=-1)
+        nulls = self.null_kv.to(k.dtype).repeat(1, self.kv_heads).unbind()
+        k, v = (
+            torch.cat([null.expand(len(each), 1, -1), each], dim=1) for null, each in zip(nulls, (k, v), strict=True)
+        )
+        return k, v
+
+    def attend_to(self, x: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """x: [N, T, width], normalized. Returns [N, T, width]."""
+        q = self.q(x)
         if self.cosine:
             q, k = _unit(q, self.head_width), _unit(k, self.head_width)
         # Where all heads share keys and values, a head is as good as one more query: no copy of either for each head.
-        out = attend(self._queries(q), k, v, self.kv_heads, None, COSINE_SCALE if self.cosine else None)
+        queries = q.reshape(len(q), -1, self.kv_heads * self.head_width)
+        out = attend(queries, k, v, self.kv_heads, None, COSINE_SCALE if self.cosine else None)
         return self.out_norm(self.proj(out.reshape(q.shape)))
-
-    def _queries(self, q: Tensor) -> Tensor:
-        return q.reshape(len(q), -1, self.kv_heads * self.head_width)
 
 
 class TokenAttention(NullAttention):
@@ -62,12 +66,30 @@ class TokenAttention(NullAttention):
     def __init__(self, width: int, context_width: int, cosine: bool):
         super().__init__(width, context_width, TOKEN_HEADS, TOKEN_HEAD_WIDTH, TOKEN_HEADS, cosine)
 
+    def forward(self, x: Tensor, context: Tensor) -> Tensor:
+        """x: [N, T, width]; context: [N, S, context_width]. Returns [N, T, width]."""
+        x, (k, v) = self.norm(x), self.keys_and_values(context)
+        if self.cosine or k.shape[1] >= self.head_width:
+            return self.attend_to(x, k, v)
+        # With fewer keys than channels per head the products (x · q-weights) · keys are cheaper from the right: no
+        # queries, and 8 · S numbers to keep for each token instead of 2 · 8 · 64. The values likewise.
+        k, v = (each.unflatten(-1, (self.heads, -1)) for each in (k, v))
+        to_logits = torch.einsum("nshd,hdc->nchs", k, self.q.weight.unflatten(0, (self.heads, -1))).flatten(2)
+        to_output = torch.einsum("nshd,chd->nhsc", v, self.proj.weight.unflatten(1, (self.heads, -1))).flatten(1, 2)
+        logits = (x @ to_logits).unflatten(-1, (self.heads, -1)) * self.head_width**-0.5
+        return self.out_norm(logits.float().softmax(-1).to(x.dtype).flatten(2) @ to_output)
+
 
 class MultiQueryAttention(NullAttention):
     """Self-attention with one head of keys and values."""
 
     def __init__(self, width: int, heads: int, head_width: int, cosine: bool):
         super().__init__(width, width, heads, head_width, 1, cosine)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [N, T, width]. Returns [N, T, width]."""
+        x = self.norm(x)
+        return self.attend_to(x, *self.keys_and_values(x))
 
 
 class LinearAttention(nn.Module):

@@ -8,6 +8,7 @@ from network_making import randomize
 from torch import nn
 from torch.nn import functional as F
 
+from diff_dalle.models.cost import count_flops
 from diff_dalle.models.decoder.attention import LinearAttention, MultiQueryAttention, OverPositions, TokenAttention
 from diff_dalle.models.decoder.blocks import ConvNorm, CrossEmbed, PixelShuffle, ResidualBlock, StandardizedConv2d
 from diff_dalle.models.decoder.config import DecoderUnetConfig
@@ -52,13 +53,26 @@ def test_multi_query_attention(cosine):
     torch.testing.assert_close(layer(x), reference_attention(layer, x, None, cosine, 1))
 
 
+@pytest.mark.parametrize("count", [3, 62, 63, 70])
 @pytest.mark.parametrize("cosine", [False, True])
-def test_attention_to_tokens(cosine):
+def test_attention_to_tokens(cosine, count):
     """8 heads of 64 channels, whatever the width."""
     torch.manual_seed(0)
-    layer, x, tokens = randomize(TokenAttention(12, 6, cosine)), torch.randn(2, 7, 12), torch.randn(2, 3, 6)
+    layer, x, tokens = randomize(TokenAttention(12, 6, cosine)), torch.randn(2, 7, 12), torch.randn(2, count, 6)
     assert layer.q.weight.shape == (512, 12) and layer.kv.weight.shape == (1024, 6)
     torch.testing.assert_close(layer(x, tokens), reference_attention(layer, x, tokens, cosine, 8))
+
+
+def test_attention_to_few_tokens_is_cheaper_than_its_projections():
+    """FLOPs, against a multiply-add for each weight of queries and output, for each token."""
+    with torch.device("meta"):
+        layer = TokenAttention(256, 64, cosine=False)
+        projections = 2 * 2 * 1024 * 256 * 512
+        found = [
+            count_flops(layer, lambda layer, n=n: layer(torch.empty(1, 1024, 256), torch.empty(1, n, 64)))
+            for n in (6, 63)
+        ]
+    assert found[0] < 0.2 * projections and projections < found[1] < 1.3 * projections
 
 
 def test_linear_attention():
