@@ -62,7 +62,7 @@ BENCHMARKS = {
         decoder_unet.ours,
         decoder_unet.gate,
         target=0.80,
-        memory_target=1.0,
+        memory_target=0.75,
     ),
     "decoder_unet_checkpoint": Benchmark(
         "the same step: with checkpoint_during_training against without",
