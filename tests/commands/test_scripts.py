@@ -5,6 +5,7 @@ import os
 import signal
 import tarfile
 import time
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from PIL import Image
 from script_running import TWO, TWO_BY_TORCHRUN, hashes, losses, run, start_training, train
 
 from diff_dalle.checkpoints.checkpoint import load_file
+from diff_dalle.commands import training
 from diff_dalle.shapes.scenes import ShapesConfig
 from diff_dalle.shapes.shards import write_shapes
 
@@ -279,7 +281,9 @@ def test_no_secret_is_recorded(world, tmp_path):
     shard = sorted((world / "train").glob("*.tar"))[0]
     data = f"pipe:cat {shard} # --header 'Authorization: Bearer s3cr3t.w0rd'"
     logdir, cache = tmp_path / "run", {"index_cache": tmp_path / "index", "shard_cache": tmp_path / "shards"}
-    train(logdir, data, iterations=1, batch_size=4, trackers="console,log,csv,jsonl,tensorboard", **cache)
+    with mock.patch.object(training, "create_trackers", wraps=training.create_trackers) as created:
+        train(logdir, data, iterations=1, batch_size=4, trackers="console,log,csv,jsonl,tensorboard", **cache)
+    assert "--header" in str(created.call_args) and "s3cr3t" not in str(created.call_args)  # what wandb gets
     files = [path for path in logdir.rglob("*") if path.is_file()]
     assert {"run.json", "model000001.pt"} <= {path.name for path in files} and any("tfevents" in p.name for p in files)
     assert [path.name for path in files if b"s3cr3t" in path.read_bytes()] == []
