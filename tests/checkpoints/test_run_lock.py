@@ -146,9 +146,7 @@ def test_whoever_lost_the_folder_notices(tmp_path):
     assert content(tmp_path)["token"] == "other"  # neither a beat nor the release has changed it
 
 
-@pytest.mark.parametrize(
-    ("pid", "alive"), [("own", True), (2**22 + 1, False), (0, False), (-1, False), ("x", False)]
-)
+@pytest.mark.parametrize(("pid", "alive"), [("own", True), (2**22 + 1, False), (0, False), (-1, False), ("x", False)])
 def test_without_locks_the_process_id_decides(tmp_path, monkeypatch, pid, alive):
     """As on file systems that have none."""
     monkeypatch.setattr(run_lock, "_lock", lambda descriptor: False)
