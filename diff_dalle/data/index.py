@@ -137,7 +137,7 @@ class _Indexer:
         return Indexed(path, file, summary)
 
     def run(self, paths: Sequence[str], world: World) -> list[Indexed]:
-        found = self._find_all(paths) if world.is_main else {}
+        found = self._find_all(paths)
         missing: list[str] = world.broadcast([path for path in dict.fromkeys(paths) if path not in found])
         self._load_summaries(missing)
         quiet = not (missing and world.is_main)
@@ -190,7 +190,7 @@ def index_shards(paths: Sequence[str], files: ShardFiles, index_cache: str = "",
     """Index every shard, or find its index; damaged shards are named in the log.
 
     index_cache: folder for the index, instead of the shards' own.
-    world:       the processes that call this together. Only rank 0 needs the paths, and gets the result.
+    world:       the processes that call this together. Rank 0 alone has the paths, and gets the result.
     """
     entries = _Indexer(index_cache, files).run(paths, world)
     damaged = [entry for entry in entries if entry.summary.problem]
