@@ -8,6 +8,7 @@ import torch
 
 from diff_dalle.checkpoints.checkpoint import Identity
 from diff_dalle.checkpoints.run_folder import RunFolder
+from diff_dalle.commands import training
 from diff_dalle.commands.train_generator import GeneratorRun
 from diff_dalle.commands.training import _fix_streams
 from diff_dalle.config import to_dict
@@ -41,3 +42,15 @@ def test_a_run_keeps_the_streams_it_started_with(tmp_path, capsys, nodes, stream
 def test_streams_that_are_given_are_used(tmp_path):
     given = replace(GeneratorRun(), data=DataConfig(streams=3))
     assert _fix_streams(given, str(tmp_path), world_of(2)).data.streams == 3
+
+
+def test_each_process_reads_the_positions_of_its_slot(tmp_path, monkeypatch):
+    """And one lists the shards for all."""
+    asked = []
+    monkeypatch.setattr(training, "Loader", lambda *args, **options: asked.append(options))
+    run = replace(GeneratorRun(), data=DataConfig(data_dir=(str(tmp_path),)))
+    for rank in range(4):
+        world = World(ProcessInfo("torchrun", rank, 4), torch.device("cpu"), [0, 0, 1, 1])
+        run.build_loader(None, world)
+        assert asked[-1]["world"] is world
+    assert [options["rank"] for options in asked] == [0, 2, 1, 3] and asked[0]["world_size"] == 4

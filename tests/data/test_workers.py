@@ -101,7 +101,9 @@ def test_a_signal_reaches_the_thread_that_waits(shards):
     previous = signal.signal(signal.SIGUSR1, lambda *_: received.append(len(received)))
     try:
         with new_processes() as started:
-            batches = loader(shards, replace(CONFIG, data_timeout=10), Asleep()).batches(0, lambda: bool(started() and received))
+            batches = loader(shards, replace(CONFIG, data_timeout=10), Asleep()).batches(
+                0, lambda: bool(started() and received)
+            )
             threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1)).start()
             assert next(batches, None) is None
     finally:

@@ -281,6 +281,20 @@ def test_a_signal_saves_and_leaves_with_a_status_of_its_own(tmp_path, number):
     assert make_loop(tmp_path).step == loop.step
 
 
+def test_a_signal_ends_a_wait_for_data(tmp_path):
+    class Waiting(ToyData):
+        def batches(self, position, should_stop):
+            yield from itertools.islice(super().batches(position), 3)
+            assert not should_stop()
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert should_stop()  # or it would wait for ever
+
+    loop = make_loop(tmp_path, data=Waiting(8), iterations=1000, save_interval=1000)
+    with pytest.raises(JobEnd) as end:
+        run(loop)
+    assert end.value.code == 128 + signal.SIGTERM and make_loop(tmp_path).step == loop.step >= 2
+
+
 class Failing(ToyData):
     """Its batch number ``at``, from 0, cannot be had."""
 
