@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import os
 import queue
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -24,10 +26,15 @@ from torch.utils.data import DataLoader
 from ..errors import InputError
 from .samples import Chunk, Samples
 
+if sys.platform != "win32":
+    import resource
+
 GRACE_SECONDS = 30  # between Slurm's SIGTERM and its SIGKILL
 POLL_SECONDS = 0.2  # between two looks at workers and signals
 LEAVE_SECONDS = 3.0  # that workers have to end by themselves
 AHEAD = 2  # chunks received before they are asked for
+FILES_PER_CHUNK = 8  # each tensor on its way from a worker is an open file
+FILES_BESIDE = 128  # the program's own: shards, logs, connections, libraries
 
 
 @dataclass(frozen=True)
@@ -82,6 +89,7 @@ class _Feeder:
 
     def __init__(self, samples: Samples, positions: Iterable[list[int]], workers: Workers):
         self.workers = workers
+        _allow_open_files(FILES_BESIDE + FILES_PER_CHUNK * (max(workers.prefetch, 2 * workers.count) + AHEAD))
         with _own_handler_for_dead_children():
             self.source: Any = iter(  # whose own names are not part of torch's interface
                 DataLoader(
@@ -134,7 +142,7 @@ class _Feeder:
                     raise self._late() from None
         self.room.release()
         if isinstance(chunk, BaseException):
-            raise self._death() or chunk
+            raise self._death() or _files_used_up(chunk) or chunk
         return chunk
 
     def _death(self) -> InputError | None:
@@ -174,6 +182,29 @@ class _Feeder:
         # are closed first, and it then waits for workers that it can no longer tell to end.
         with contextlib.suppress(RuntimeError):  # a worker that dies now does no harm
             self.source._shutdown_workers()
+
+
+def _allow_open_files(needed: int) -> None:
+    """Raise this process's limit of open files if necessary. Raises InputError when it may not be raised so far."""
+    if sys.platform == "win32":
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise InputError(
+            f"at most {hard} open files are allowed (ulimit -n), but these data workers need {needed}: raise the limit "
+            "or set --num_workers 0"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def _files_used_up(error: BaseException) -> InputError | None:
+    """What an error is due to, if a chunk could not be received because too many files are open."""
+    full = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+    if full or "items of ancdata" in str(error):  # what multiprocessing says when the kernel has left a file out
+        return InputError("a data worker's samples cannot be received: too many open files (ulimit -n)")
+    return None
 
 
 def _collate(chunk):

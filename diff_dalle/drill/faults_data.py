@@ -8,6 +8,7 @@ from .place import SAVED_EVERY, STEPS, Place
 
 GROUP = Group("data")
 AT_STEP = SAVED_EVERY + 2
+MANY_STEPS = 40  # more than are prepared when the shards change
 CHANGES = {
     "truncate": "truncated",
     "rewrite": "rewritten in place",
@@ -21,13 +22,14 @@ STUCK = 300.0  # seconds within which a stuck worker must be named
 def _changes(place: Place, action: str) -> str:
     """All shards change at once; then the original files come back, and the same command continues."""
     data = place.own_data()
-    outcome = place.run(Injection("step", AT_STEP, action, str(data)), num_workers=2, prefetch=1)
+    injection = Injection("step", AT_STEP, action, str(data))
+    outcome = place.run(injection, num_workers=2, prefetch=1, iterations=MANY_STEPS)
     if outcome.status == 0:
-        return f"read on from the open files, {place.equal()}"
+        return f"read on from the open files, {place.equal(iterations=MANY_STEPS)}"
     place.refused(outcome, ".tar")
     step = place.saved_all()
     place.restore_data()
-    return f"status 2, the shard named, saved at {step}; {place.continues()}"
+    return f"status 2, the shard named, saved at {step}; {place.continues(iterations=MANY_STEPS)}"
 
 
 def _register(action: str, how: str) -> None:

@@ -16,7 +16,7 @@ from .inside import Injection
 from .place import SAVED_EVERY, STEPS, Place, is_root
 
 GROUP = Group("machine")
-FEW_FILES = (24, 40, 64)  # limits of open files: too few to start, too few for workers, just enough
+FEW_FILES = (24, 64, 200)  # limits of open files, from too few for anything to enough
 BACK = 7 * 24 * 3600.0  # seconds by which the clock goes back
 
 
@@ -121,15 +121,25 @@ def clock(place: Place) -> str:
     return place.equal()
 
 
-@GROUP.fault("open files exhausted (RLIMIT_NOFILE)", "works, or status 2 and the reason; never hangs", every_kind=False)
+@GROUP.fault("few open files allowed (RLIMIT_NOFILE)", "works, or status 2 and the reason", every_kind=False)
 def few_files(place: Place) -> str:
     seen = []
     for limit in FEW_FILES:
-        outcome = place.run(limits={"RLIMIT_NOFILE": limit})
-        if outcome.status:
-            place.refused(outcome, "open files")
-        seen.append(f"{limit}: status {outcome.status}")
+        for workers in (0, 1):
+            place.logdir = place.path / f"run_{limit}_{workers}"
+            outcome = place.run(limits={"RLIMIT_NOFILE": limit}, num_workers=workers)
+            if outcome.status:
+                place.refused(outcome, "open files")
+            seen.append(f"{limit} with {workers} workers: status {outcome.status}")
     return f"{', '.join(seen)}; {place.continues()}"
+
+
+@GROUP.fault("open files used up in mid-run", "saves if it can, status 2 and the reason", every_kind=False)
+def no_files(place: Place) -> str:
+    injection = Injection("step", SAVED_EVERY + 2, "use_files")
+    outcome = place.run(injection, limits={"RLIMIT_NOFILE": 300}, data_timeout=30)
+    place.refused(outcome, "open files")
+    return f"status 2, the reason; {place.continues()}"
 
 
 @GROUP.fault("log directory removed", "status 2 and the reason, never a silent restart", every_kind=False)

@@ -84,6 +84,13 @@ def _clock_back(seconds: str) -> None:
     time.time = lambda: original() - float(seconds)
 
 
+def _use_files(value: str) -> None:
+    """Open files until no more are allowed, and keep them."""
+    with contextlib.suppress(OSError):
+        while True:
+            os.open(os.devnull, os.O_RDONLY)
+
+
 def _shards(folder: str) -> list[Path]:
     return sorted(Path(folder).glob("*.tar"))
 
@@ -117,6 +124,7 @@ ACTIONS: dict[str, Callable[[str], None]] = {
     "no_space": _no_space,
     "sleep": lambda value: time.sleep(float(value or FOREVER)),
     "fill": _fill,
+    "use_files": _use_files,
     "clock_back": _clock_back,
     "read_only": lambda folder: os.chmod(folder, 0o555),
     "truncate": _truncate,

@@ -1,7 +1,9 @@
 """Waiting for worker processes: it can be interrupted, always ends, and says who is to blame."""
 
 import contextlib
+import errno
 import os
+import resource
 import signal
 import threading
 import time
@@ -78,6 +80,34 @@ def test_a_worker_whose_storage_does_not_answer_is_named_and_ended(shards):
         threading.Timer(0.3, started).start()
         with pytest.raises(InputError, match="has delivered nothing for 1 s: it is stopped, or its storage does not"):
             next(batches)
+
+
+@pytest.fixture
+def limits(monkeypatch):
+    """The soft and hard limits of open files that this process seems to have."""
+    found = [1024, 4096]
+    monkeypatch.setattr(workers.resource, "getrlimit", lambda which: tuple(found))
+    monkeypatch.setattr(workers.resource, "setrlimit", lambda which, pair: found.__setitem__(slice(None), pair))
+    return found
+
+
+@POSIX
+def test_the_limit_of_open_files_is_raised_as_far_as_workers_need_and_may(limits):
+    workers._allow_open_files(300)
+    assert limits == [1024, 4096]
+    workers._allow_open_files(2000)
+    assert limits == [2000, 4096]
+    with pytest.raises(InputError, match="at most 4096 open files .* need 5000"):
+        workers._allow_open_files(5000)
+    limits[:] = [resource.RLIM_INFINITY] * 2
+    workers._allow_open_files(10**6)
+    assert limits == [resource.RLIM_INFINITY] * 2
+
+
+def test_chunks_that_cannot_be_received_for_want_of_open_files_are_explained():
+    for error in (OSError(errno.EMFILE, "Too many open files"), RuntimeError("received 0 items of ancdata")):
+        assert "too many open files" in str(workers._files_used_up(error))
+    assert workers._files_used_up(OSError(errno.EIO, "other")) is None
 
 
 @POSIX
