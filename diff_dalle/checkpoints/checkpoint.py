@@ -80,19 +80,20 @@ def _canonical(value):
     return sys.intern(value) if type(value) is str else value
 
 
-def load_file(path: str, roles: tuple[str, ...] = ("model", "ema")) -> dict[str, Any]:
+def load_file(path: str, roles: tuple[str, ...] = ("model", "ema"), values: bool = False) -> dict[str, Any]:
     """Read a checkpoint file: a dict with format, role, step, samples, trainee, kind, config, tokenizer, vocabulary and
     state.
 
-    The file is memory-mapped (a remote one as a temporary copy), so that reading the header is cheap. Raises
-    DamagedError when it is missing, truncated or foreign, and InputError when it has none of the ``roles``.
+    The file is memory-mapped (a remote one as a temporary copy), so that reading the header is cheap; ``values``
+    compares all of it with its checksums. Raises DamagedError when it is missing, damaged or foreign, and InputError
+    when it has none of the ``roles``.
     """
     if not storage.exists(path):
         raise DamagedError(f"checkpoint {path} does not exist")
     with _as_local_file(path) as local:
         try:
             with storage.open_read(local) as file:
-                check_archive(file, path)
+                check_archive(file, path, values)
                 size = file.seek(0, os.SEEK_END)
         except InputError as error:  # a folder, no permission
             raise DamagedError(str(error)) from None

@@ -27,21 +27,25 @@ class DamagedError(InputError):
     """A checkpoint file that is missing, truncated or malformed, so that an earlier checkpoint may serve instead."""
 
 
-def check_archive(file: BinaryIO, path: str) -> None:
+def check_archive(file: BinaryIO, path: str, values: bool) -> None:
     """DamagedError unless the file is an uncompressed zip archive, as torch writes them, whose entries lie within it.
 
-    torch believes the sizes that the archive claims.
+    values: read the whole file and compare it with its checksums. torch believes the sizes that the archive claims, and
+            ignores the checksums that it writes.
     """
     size = file.seek(0, 2)
     try:
         with zipfile.ZipFile(file) as archive:
             entries = archive.infolist()
+            wrong = archive.testzip() if values else None
     except Exception:  # zipfile raises many kinds on malformed headers
-        entries = []
+        entries, wrong = [], None
     stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
     pickles = [entry.file_size for entry in entries if entry.filename.rpartition("/")[2] == "data.pkl"]
     if not stored or len(pickles) != 1 or sum(entry.file_size for entry in entries) > size:
         raise DamagedError(f"{path} is truncated or is not a PyTorch file of plain tensors")
+    if wrong is not None:
+        raise DamagedError(f"{path} is damaged: the checksum of its entry {short(wrong)} is wrong")
     if pickles[0] > MAX_PICKLE:
         raise DamagedError(f"{path} holds {pickles[0]:,} bytes beside its tensors, more than {MAX_PICKLE:,}")
 

@@ -50,7 +50,7 @@ class SavedNetwork:
 
     def load(self, device: torch.device) -> nn.Module:
         """The network with the file's weights, frozen and in evaluation mode."""
-        content = load_file(self.path)
+        content = load_file(self.path, values=True)
         model = self.check(content).to_empty(device="cpu")
         load_weights(model, content, self.path)
         return to_channels_last(model.to(device)).eval().requires_grad_(False)

@@ -7,6 +7,7 @@ complete set. Nothing is parsed from file names.
 
 from __future__ import annotations
 
+import fnmatch
 import math
 import os
 import tempfile
@@ -60,7 +61,7 @@ class RunFolder:
         if key not in entry.files:
             raise InputError(f"the checkpoint of step {entry.step} in {self.path} has no {key}")
         path = storage.join(self.path, entry.files[key])
-        content = load_file(path, (role.partition("_")[0],))
+        content = load_file(path, (role.partition("_")[0],), values=True)
         if content["trainee"] not in ("", trainee):  # files of earlier versions carry no name
             raise InputError(f"{path} belongs to the trainee {content['trainee']!r}, not to {trainee!r}")
         return content, path
@@ -159,11 +160,22 @@ def read_run(path: str) -> RunFolder | None:
 def open_run(path: str, identity: Identity, config_class: type) -> RunFolder:
     """The folder of a run: a new one, or one in which the same run is resumed.
 
-    Raises InputError when the folder holds a run whose settings differ in more than the free ones.
+    Raises InputError when the folder holds a run whose settings differ in more than the free ones, and when it holds
+    the optimizer's states of a run but no record of it.
     """
     storage.make_dirs(path)
     saved = read_run(path)
     if saved is None:
+        names = fnmatch.filter([storage.split(each)[1] for each in storage.list_files(path)], "*opt??????*.pt")
+        if names:
+            raise InputError(
+                f"{path} holds {names[-1]} of a run, but no {RECORD}, without which that run cannot be resumed: "
+                "restore it, or choose another --logdir"
+            )
+        created = RunFolder(path, identity, config_class=config_class)
+        created.write_record()  # before the first checkpoint, so that its absence beside one means a loss
+        return created
+    if not saved.checkpoints and not saved.best:
         return RunFolder(path, identity, config_class=config_class)
     if saved.identity.kind != identity.kind:
         raise InputError(

@@ -210,7 +210,7 @@ def _fix_streams(run: TrainingRun, logdir: str, world: World) -> TrainingRun:
         resumed = read_run(logdir)
         if resumed is None and run.training.resume_checkpoint:
             resumed = find_set(run.training.resume_checkpoint)[0]
-        saved = resumed.identity.config.get("data") if resumed else None
+        saved = resumed.identity.config.get("data") if resumed and resumed.checkpoints else None
         known = saved.get("streams") if isinstance(saved, dict) else None
         streams = known if isinstance(known, int) and known > 0 else streams_for(world.nodes)
     streams = world.broadcast(streams)

@@ -176,7 +176,7 @@ class Start:
             )
         found, remaining = [], {trainee.name: trainee for trainee in self.trainees}
         for path in paths:
-            content = load_file(path)
+            content = load_file(path, values=True)
             self._check_identity(Identity(content["kind"], content["config"], content["tokenizer"]), path)
             name = content["trainee"] if len(self.trainees) > 1 else self.trainees[0].name
             if name not in remaining:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from diff_dalle.checkpoints.checkpoint import Identity
+from diff_dalle.checkpoints.record import CheckpointSet
 from diff_dalle.checkpoints.run_folder import RunFolder
 from diff_dalle.commands import training
 from diff_dalle.commands.train_generator import GeneratorRun
@@ -23,7 +24,8 @@ def world_of(nodes: int) -> World:
 
 
 def started(folder, run: GeneratorRun) -> str:
-    RunFolder(str(folder), Identity("generator", to_dict(run), None)).write_record()
+    checkpoints = [CheckpointSet(1, 8, {"model": "model000001.pt"})]
+    RunFolder(str(folder), Identity("generator", to_dict(run), None), checkpoints).write_record()
     return str(folder)
 
 

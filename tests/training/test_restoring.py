@@ -72,6 +72,34 @@ def test_a_run_never_starts_again_by_itself(tmp_path):
     assert (tmp_path / "run.json").read_text() == record
 
 
+def test_a_changed_bit_is_damage(tmp_path, capsys):
+    """Of a value: the archive is whole."""
+    run(make_loop(tmp_path, iterations=8))
+    path = tmp_path / "model000008.pt"
+    data = bytearray(path.read_bytes())
+    data[data.index(weights_bytes(path))] ^= 1
+    path.write_bytes(data)
+    assert make_loop(tmp_path).step == 4 and "checksum" in capsys.readouterr().out
+
+
+def weights_bytes(path) -> bytes:
+    """A value as it lies in the file."""
+    state = torch.load(path, weights_only=True)["state"]
+    return next(value for value in state.values() if value.is_floating_point()).numpy().tobytes()
+
+
+def test_a_lost_record_is_named_and_nothing_starts_again(tmp_path):
+    """A run that was killed before its first checkpoint starts again, also after one file of it was written."""
+    run(make_loop(tmp_path, iterations=4))
+    record = (tmp_path / "run.json").read_text()
+    (tmp_path / "run.json").unlink()
+    with pytest.raises(InputError, match=r"holds opt000004.pt of a run, but no run.json, .*restore it"):
+        make_loop(tmp_path)
+    empty = {**json.loads(record), "checkpoints": [], "best": {}}
+    (tmp_path / "run.json").write_text(json.dumps(empty))
+    assert make_loop(tmp_path).step == 0
+
+
 def test_another_network_is_not_damage(tmp_path):
     """It is refused at once: an earlier checkpoint would not fit either."""
     run(make_loop(tmp_path, iterations=8))
