@@ -171,7 +171,7 @@ def test_a_rank_without_its_device_is_named(launcher, tmp_path):
         run_script(main)
     """,
     )
-    assert result.returncode != 0 and "rank 1: --device cuda" in result.stderr
+    assert result.returncode != 0 and "rank 1: --device is cuda" in result.stderr
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
