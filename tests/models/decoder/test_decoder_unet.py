@@ -13,7 +13,6 @@ from diff_dalle.models.decoder.attention import LinearAttention, MultiQueryAtten
 from diff_dalle.models.decoder.blocks import ResidualBlock
 from diff_dalle.models.decoder.config import DecoderUnetConfig
 from diff_dalle.models.decoder.unet import DecoderUnet
-from diff_dalle.models.layers import to_channels_last
 from diff_dalle.models.precision import cast_weights
 
 TINY = DecoderUnetConfig(
@@ -238,6 +237,16 @@ def test_a_dropped_condition_has_no_effect_and_is_learned(name):
         assert (moved[where] > 1e-3).all() and (name == "text" or moved[1] == 0)
 
 
+@pytest.mark.parametrize("added", [False, True])
+def test_the_image_embedding_is_added_to_the_timestep_vector_if_asked(added):
+    network, cond = make(replace(TINY, add_image_embeds_to_time=added)), replace(conditioning(), embedding_mask=None)
+    vectors = [
+        network.conditions(torch.tensor([1, 2, 3]), network.encode_text(replace(cond, image_embedding=embedding)))[0]
+        for embedding in (cond.image_embedding, cond.image_embedding + 1)
+    ]
+    assert torch.equal(*vectors) != added
+
+
 def test_embedding_and_text_are_dropped_independently():
     network, everywhere = make(), torch.ones(3, dtype=torch.bool)
     cond = conditioning(seed=4)
@@ -378,8 +387,9 @@ def test_activation_checkpointing_applies_to_blocks_and_attention():
 
 @pytest.mark.parametrize("names", [["self_attn", "sparse_attn"], *COMBINED], ids=str)
 def test_activations_stay_channels_last(names):
+    """Also where the weights are not stored so, as sharded ones cannot be."""
     config, seen = replace(config_of(*names), dim=16, init_dim=16), []
-    network = to_channels_last(make(config, low_res=True))
+    network = make(config, low_res=True)
     for module in network.modules():
         module.register_forward_hook(lambda module, inputs, out: seen.append((type(module).__name__, out)))
     run(network, conditioning(config))
