@@ -150,6 +150,31 @@ def test_two_optimizers_on_two_processes_update_as_on_one(tmp_path):
     )
 
 
+def test_the_norm_of_sharded_gradients_is_that_of_the_whole(tmp_path):
+    """On every rank a plain tensor: a norm that stays sharded would be each rank's own."""
+    out = run_job(
+        tmp_path,
+        """
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+        from diff_dalle.distributed.parallel import total_norm
+
+        def main():
+            with launch(DistributedConfig(device="cpu", start_timeout=60)) as world:
+                mesh = init_device_mesh("cpu", (2,))
+                whole = [torch.arange(1.0, 9.0), torch.full((4, 2), 3.0)]
+                shards = [distribute_tensor(tensor, mesh, [Shard(0)]) for tensor in whole]
+                norm = total_norm(shards)
+                assert not isinstance(norm, DTensor), type(norm)
+                expected = torch.cat([tensor.flatten() for tensor in whole]).norm()
+                torch.testing.assert_close(norm, expected)
+                world.print("fine")
+        run_script(main)
+    """,
+    )
+    assert "fine" in out
+
+
 def test_ranks_receive_the_initial_values_of_the_first(tmp_path):
     """Only rank 0 initializes; a rank with another seed, or none, has the same network."""
     out = run_job(

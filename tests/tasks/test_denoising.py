@@ -108,6 +108,19 @@ def test_loss_aware_timesteps_observe_and_survive_a_checkpoint():
     assert not torch.equal(before, expected[0]) or not torch.allclose(expected[1], torch.ones(64))
 
 
+def test_losses_have_the_weight_of_their_timestep():
+    """Importance sampling is unbiased only with it."""
+    task, batch = make_task(schedule_sampler="loss-second-moment", caption_dropout=0.0), make_batch(64)
+    t = torch.arange(40).repeat(10)
+    task.observe({"t": t, "unweighted_loss": 1.0 + t})
+    task.model.gain.data.fill_(0.5)
+    values = task.losses(batch, Draw(0, batch.index))
+    drawn, weights = task.schedule_sampler.sample_at(Draw(0, batch.index).uniform("timestep"))
+    assert weights.max() > 2 * weights.min() and values["unweighted_loss"].max() > 0
+    assert torch.equal(values["t"], drawn)
+    torch.testing.assert_close(values["loss"], values["unweighted_loss"] * weights)
+
+
 def test_impossible_dropout_is_refused():
     with pytest.raises(InputError, match="caption_dropout is 1.5"):
         DenoisingConfig(caption_dropout=1.5)

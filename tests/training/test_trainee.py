@@ -342,3 +342,66 @@ def test_weights_that_only_the_file_has_are_excluded_too(tmp_path):
     assert loaded.taken == ["body.weight", "body.bias"] and loaded.unused == ["head.weight", "head.bias"]
     assert torch.equal(part["body"].weight, whole["body"].weight) and not loaded.excluded
     assert str(loaded) == "2 tensors loaded; 2 of the file not used: head.weight, head.bias"
+
+
+# ------------------------------------------------------------------------------------------- the arithmetic of a step
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
+)
+def test_the_network_computes_in_the_precision_that_is_set(tmp_path, precision, dtype):
+    task, seen = ToyTask(), []
+    task.model[0].register_forward_hook(lambda _, __, output: seen.append(output.dtype))
+    run(make_loop(tmp_path, [Trainee(task, OPTIM, precision, WORLD)], eval_interval=6, eval_samples=8))
+    assert set(seen) == {dtype} and len(seen) == 7  # in evaluation too
+
+
+def test_rate_and_averages_belong_to_their_step(tmp_path):
+    """The first update has the first rate of the warm-up, and moves the averages as update number 1."""
+    torch.manual_seed(0)
+    optim = OptimConfig(lr=1e-2, ema_rate=(0.9,), warmup_steps=3, lr_anneal_steps=6)
+    trainee = Trainee(ToyTask(), optim, "fp32", WORLD)
+    start = flat(trainee)
+    rows = run(make_loop(tmp_path, [trainee], iterations=1, log_interval=1)).rows
+    average = torch.cat([value.flatten() for value in trainee.emas[0].averages.values()])
+    torch.testing.assert_close(average, torch.lerp(start, flat(trainee), 1 - 2 / 11))
+    assert rows[0][1]["lr"] == pytest.approx(1e-2 / 3)
+    assert (flat(trainee) - start).abs().max() == pytest.approx(1e-2 / 3, rel=1e-3)  # AdamW's first step
+    rows = run(make_loop(tmp_path, [trainee], log_interval=1)).rows
+    rates = [row["lr"] for _, row in rows if "lr" in row]
+    assert rates == pytest.approx([2e-2 / 3, 1e-2, 1e-2, 2e-2 / 3, 1e-2 / 3])
+
+
+def test_the_loss_scale_changes_and_is_restored(tmp_path):
+    def make(**settings):
+        torch.manual_seed(0)
+        trainee = Trainee(ToyTask(poison={1, 9}), OPTIM, "fp16", WORLD)
+        return make_loop(tmp_path, [trainee], save_interval=5, precision="fp16", **settings)
+
+    rows = run(make(iterations=5, log_interval=1)).rows
+    scales = [row["loss_scale"] for _, row in rows if "loss_scale" in row]
+    assert scales == [2.0**15, *[2.0**14] * 4]
+    resumed = make().trainees[0].optimizations[""].loss_scale
+    assert (float(resumed.scale), float(resumed.good_steps)) == (2.0**14, 3)
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**16])
+def test_gradients_are_clipped_to_their_norm_together(scale):
+    def finished(clip):
+        torch.manual_seed(0)
+        trainee = Trainee(ToyTask(), OptimConfig(grad_clip=clip), "fp16", WORLD)
+        optimization = trainee.optimizations[""]
+        optimization.loss_scale.scale.fill_(scale)
+        for parameter in optimization.parameters:
+            parameter.grad = torch.full_like(parameter, 2 * scale)
+        norm, _ = optimization.finish(torch.ones(1), WORLD)
+        return norm, torch.cat([p.grad.flatten() for p in optimization.parameters])
+
+    whole, plain = finished(0.0)
+    norm, clipped = finished(0.5)
+    assert norm == whole == pytest.approx(2 * len(plain) ** 0.5) and torch.equal(plain, torch.full_like(plain, 2.0))
+    assert clipped.norm() == pytest.approx(0.5, rel=1e-4)
+    torch.testing.assert_close(clipped, plain * (0.5 / norm))
+    _, small = finished(1e6)
+    assert torch.equal(small, plain)
