@@ -114,9 +114,17 @@ def train(logdir, data, launcher=(), ok=True, script="train_generator.py", proce
     return run(script, *training_flags(script, logdir, data, **changed), launcher=launcher, ok=ok, process=process)
 
 
-def start_training(logdir, data, script="train_generator.py", **changed):
-    command = [sys.executable, str(ROOT / "scripts" / script), *training_flags(script, logdir, data, **changed)]
-    return subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def start_training(logdir, data, script="train_generator.py", before=(), start_new_session=False, **changed):
+    """A training process. before: arguments of python before the script's path."""
+    flags = training_flags(script, logdir, data, **changed)
+    return subprocess.Popen(
+        [sys.executable, *before, str(ROOT / "scripts" / script), *flags],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=start_new_session,
+    )
 
 
 def hashes(folder):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from unittest import mock
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -41,3 +44,44 @@ def run_without_waiting(step) -> None:
         step()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+class _Reads(TorchDispatchMode):
+    """Collects the names of operations whose result depends on values: Python numbers, and shapes."""
+
+    def __init__(self, found):
+        super().__init__()
+        self.found = found
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        aten = torch.ops.aten
+        if function.overloadpacket in (aten._local_scalar_dense, aten.nonzero, aten.equal, aten.masked_select):
+            self.found.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def reads(allowed=()):
+    """A list of what reads values from tensors inside the block, as on a GPU would wait for it. A CPU has no operation
+    for ``tolist``, ``cpu`` and ``numpy``, so the methods themselves are watched.
+
+    allowed: tensors that are on the CPU in any case, and their views.
+    """
+    found: list[str] = []
+    known = {tensor.untyped_storage().data_ptr() for tensor in allowed}
+
+    def watched(name):
+        method = getattr(torch.Tensor, name)
+
+        def call(self, *args, **kwargs):
+            if self.untyped_storage().data_ptr() not in known:
+                found.append(name)
+            return method(self, *args, **kwargs)
+
+        return mock.patch.object(torch.Tensor, name, call)
+
+    with contextlib.ExitStack() as stack:
+        for name in ("tolist", "cpu", "numpy"):
+            stack.enter_context(watched(name))
+        stack.enter_context(_Reads(found))
+        yield found

@@ -232,6 +232,8 @@ def _start_worker(worker: int) -> None:
     # At its end a spawned process would unload torch's libraries one by one, which may abort.
     Finalize(None, os._exit, args=(0,), exitpriority=-100)  # after its queue has been emptied
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "SIGUSR1"):
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # unlike SIGTERM, it precedes the end by minutes
     if hasattr(signal, "SIGALRM"):
         signal.signal(signal.SIGALRM, _leave)
         signal.signal(signal.SIGTERM, _leave_later)

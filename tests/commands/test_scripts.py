@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import tarfile
-import time
 from unittest import mock
 
 import numpy as np
@@ -44,20 +43,30 @@ def test_training_writes_checkpoints_and_logs(trained):
     assert {"held_out/loss_q0", "held_out/caption_swap_gap"} <= held_out[0].keys()
 
 
+KILLED = """
+import os, runpy, signal, sys
+from diff_dalle.training.loop import TrainLoop
+
+update = TrainLoop.update
+
+def killed(self, batch):
+    update(self, batch)
+    if self.step == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+TrainLoop.update = killed
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 def kill_and_resume(logdir, data, **flags):
-    """SIGKILL after the first checkpoint, then the same command again."""
-    first = start_training(logdir, data, **flags)
-    while not checkpoints(logdir) and first.poll() is None:  # best.pt is recorded before
-        time.sleep(0.05)
-    first.send_signal(signal.SIGKILL)
-    first.wait()
+    """SIGKILL two steps after the first checkpoint, then the same command again, which repeats them."""
+    first = start_training(logdir, data, before=("-c", KILLED), **flags)
+    output = first.communicate()[0]
+    assert first.returncode == -signal.SIGKILL, output
     result = train(logdir, data, **flags, process=True)
-    assert "Resuming at step 3" in result.stdout or "Resuming at step 6" in result.stdout
-
-
-def checkpoints(logdir):
-    record = logdir / "run.json"
-    return json.loads(record.read_text())["checkpoints"] if record.exists() else []
+    assert "Resuming at step 3" in result.stdout
 
 
 def test_a_killed_run_resumes_exactly(trained, world, tmp_path):
@@ -255,6 +264,18 @@ def test_wrong_model_files_are_named(trained, tmp_path, name, words):
 def test_settings_that_differ_from_the_checkpoint_are_refused(trained):
     result = run("sample.py", "--model_path", trained / "model000006.pt", "--num_channels", 64, ok=False)
     assert result.returncode == 2 and "num_channels (64 given, 16 in the checkpoint)" in result.stderr
+
+
+def test_a_signal_to_the_whole_job_spares_the_data_workers(world, tmp_path):
+    """They inherit no handler when they are spawned, and SIGUSR1 would kill them before the run has saved."""
+    flags = {"iterations": 100_000, "batch_size": 4, "worker_start": "spawn"}
+    process = start_training(tmp_path, world / "train", start_new_session=True, **flags)
+    for line in process.stdout:
+        if "step 3 of" in line:
+            os.killpg(process.pid, signal.SIGUSR1)
+            break
+    output = process.stdout.read()
+    assert process.wait() == 128 + signal.SIGUSR1 and "Stopping early" in output, output
 
 
 def test_terminated_training_saves_and_resumes(world, tmp_path):
