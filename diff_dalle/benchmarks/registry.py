@@ -1,6 +1,6 @@
 """All benchmarks by name. To add one: a file with a baseline, our version and a gate, and an entry here."""
 
-from . import cascade, decoder_unet, gradient_cache, guidance, loader, train_step, use_checkpoint
+from . import cascade, decoder_unet, gradient_cache, guidance, loader, train_step, use_checkpoint, watching
 from .timing import Benchmark
 
 BENCHMARKS = {
@@ -10,6 +10,13 @@ BENCHMARKS = {
         train_step.ours,
         train_step.gate,
         target=0.70,
+    ),
+    "watching": Benchmark(
+        "the same training step with flight recorder and lifeline against without",
+        watching.unwatched,
+        watching.watched,
+        watching.gate,
+        target=1.02,
     ),
     "decoding": Benchmark(
         "decoding JPEGs of 256 to 512 pixels to 64: at reduced scale against Guided-Diffusion's method",

@@ -12,10 +12,17 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from ..batch import Batch, Conditioning
+from ..checkpoints.checkpoint import Identity
+from ..checkpoints.run_folder import RunFolder
+from ..distributed.world import SINGLE, World
 from ..models.layers import to_channels_last
 from ..models.unet import UNet, UNetConfig
-from ..training.ema import Ema
-from ..training.optim import OptimConfig, build_optimizer
+from ..randomness import Draw
+from ..training.loop import TrainingConfig, TrainLoop
+from ..training.optim import OptimConfig
+from ..training.task import Task
+from ..training.trainee import Trainee
 from .baseline_unet import BaselineUNet, to_baseline
 
 NETWORK = UNetConfig(
@@ -48,10 +55,10 @@ def networks() -> tuple[UNet, BaselineUNet]:
     return ours, baseline
 
 
-def loss_of(network: nn.Module, x: Tensor, t: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """(mean squared error, output)."""
+def losses_of(network: nn.Module, x: Tensor, t: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """(mean squared errors [N], output)."""
     output = network(x, t)
-    return (output - target).square().mean(), output
+    return (output - target).square().flatten(1).mean(1), output
 
 
 def gradients(network: nn.Module) -> list[Tensor]:
@@ -64,29 +71,41 @@ def gate() -> dict[str, tuple[float, float]]:
     ours, baseline = networks()
     outputs = []
     for network in (ours, baseline):
-        loss, output = loss_of(network, *problem())
-        loss.backward()
+        losses, output = losses_of(network, *problem())
+        losses.mean().backward()
         outputs.append(output.detach())
     pairs = zip(to_baseline(ours, gradients(ours)), gradients(baseline), strict=True)
     gradient = max(((a - b).norm() / b.norm()).item() for a, b in pairs)
     return {"outputs": ((outputs[0] - outputs[1]).abs().max().item(), 1e-5), "gradients": (gradient, 1e-4)}
 
 
+class Regression(Task):
+    """Maps the problem's images to its targets."""
+
+    recorded = ("t",)
+
+    def __init__(self):
+        super().__init__()
+        self.model = to_channels_last(UNet(NETWORK))
+        _, self.t, self.target = problem()
+
+    def losses(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:
+        return {"loss": losses_of(self.model, batch.images, self.t, self.target)[0], "t": self.t}
+
+
+def training_loop() -> tuple[TrainLoop, Batch]:
+    """The loop of all training commands, in fp32, and the batch of each step."""
+    world = World(SINGLE, torch.device("cpu"))
+    trainee = Trainee(Regression(), OptimConfig(lr=LR, ema_rate=(EMA_RATE,)), "fp32", world)
+    folder = RunFolder("unused", Identity("benchmark", {}))
+    loop = TrainLoop(TrainingConfig(batch_size=BATCH_SIZE), [trainee], None, folder, world)
+    return loop, Batch(problem()[0], Conditioning(), torch.arange(BATCH_SIZE))
+
+
 def ours() -> Callable[[], object]:
-    """Fused AdamW; gradient norm and EMA by foreach operations; no synchronization with the device."""
-    network, batch = to_channels_last(UNet(NETWORK)), problem()
-    optimizer, ema = build_optimizer(OptimConfig(lr=LR), network), Ema(EMA_RATE, network)
-
-    def step():
-        optimizer.zero_grad(set_to_none=True)
-        loss = loss_of(network, *batch)[0]
-        loss.backward()
-        norm = torch.nn.utils.get_total_norm(gradients(network))
-        optimizer.step()
-        ema.update(1)
-        return loss, norm
-
-    return step
+    """The loop's own update: fused AdamW; clipping and EMA by foreach operations; no waiting for the device."""
+    loop, batch = training_loop()
+    return lambda: loop.update(batch)
 
 
 def baseline() -> Callable[[], object]:
@@ -98,7 +117,7 @@ def baseline() -> Callable[[], object]:
 
     def step():
         optimizer.zero_grad(set_to_none=False)
-        loss = loss_of(network, *batch)[0]
+        loss = losses_of(network, *batch)[0].mean()
         loss.backward()
         pairs = zip(parameters, gradients(network), strict=True)
         norms = [(p.detach().norm().item() ** 2, gradient.norm().item() ** 2) for p, gradient in pairs]

@@ -175,6 +175,7 @@ def _parse(config_class, argv: Sequence[str], description: str, kinds: Sequence[
     for assignment in assignments:
         settings.set_path(assignment)
     config = settings.build()
+    settings.check_effects(config)
     if "dry_run" in given and checked(DRY_RUN, given["dry_run"], True, "--dry_run"):
         sys.stdout.write((f"kind: {kind}\n" if kind else "") + dump(config))
         raise SystemExit(0)

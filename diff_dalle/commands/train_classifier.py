@@ -44,7 +44,12 @@ class ClassifierOptim(OptimConfig):
     lr_anneal_steps: int = option(
         -1, "step at which the annealed learning rate reaches 0; 0 = constant rate, -1 = iterations"
     )
-    lr_anneal: str = option("cosine", "learning-rate schedule of the annealing", choices=("linear", "cosine"))
+    lr_anneal: str = option(
+        "cosine",
+        "learning-rate schedule of the annealing",
+        choices=("linear", "cosine"),
+        needs=("lr_anneal_steps",),
+    )
 
     def __post_init__(self):
         for name in ("warmup_steps", "lr_anneal_steps"):
@@ -71,7 +76,9 @@ class ClassifierTraining(TrainingConfig):
     """Training"""
 
     batch_size: int = option(128, "samples per process and step; all processes share their negatives", free=True)
-    keep_best: bool = option(True, "keep the weights with the lowest held-out loss as best.pt", free=True)
+    keep_best: bool = option(
+        True, "keep the weights with the lowest held-out loss as best.pt", free=True, needs=("val_data_dir",)
+    )
 
 
 @dataclass(frozen=True)

@@ -10,17 +10,28 @@ from dataclasses import MISSING, dataclass, replace
 from typing import Any
 
 
-def option(default, help: str, choices: Sequence[str] = (), free: bool = False, was: Sequence[str] = ()) -> Any:
+def option(
+    default,
+    help: str,
+    choices: Sequence[str] = (),
+    free: bool = False,
+    was: Sequence[str] = (),
+    needs: Sequence[str] = (),
+) -> Any:
     """A setting: a dataclass field with its default and a help text that gives the unit.
 
     choices: the only strings allowed.
     free:    the setting may change when a run is resumed (speed, duration, logging), because it does not change what a
              step computes.
     was:     earlier names, still accepted in flags, files and checkpoints.
+    needs:   the name of another setting, and the values of it with which this one has an effect, no value = any but
+             0, False and none. A flag without effect is refused, unless it turns something off; in files, which may be
+             complete dumps, it is allowed.
 
     A field of type ``tuple[SomeConfig, ...]`` is a list of sections: set in a file or by ``--set``, not by a flag.
     """
     metadata = {"help": help, "choices": tuple(choices), "free": free, "was": tuple(was)}
+    metadata["needs"] = tuple(needs)
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -51,6 +62,7 @@ class Leaf:
     choices: tuple[str, ...] = ()
     free: bool = False
     was: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
     prefix: str = ""
 
     @property

@@ -12,7 +12,9 @@ from ..images.decode import BrokenSample
 
 def caption_option() -> Any:
     """The setting ``caption_field`` of every command that reads captions from shards."""
-    return option("txt", "location of captions in shards: extension of a text member, or json:FIELD")
+    return option(
+        "txt", "location of captions in shards: extension of a text member, or json:FIELD", needs=("data_dir",)
+    )
 
 
 def caption_kind(field: str) -> str:

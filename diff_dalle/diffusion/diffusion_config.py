@@ -44,9 +44,17 @@ class DiffusionConfig(NoiseConfig):
         choices=tuple(LOSSES),
     )
     loss_weighting: str = option("none", "weighting of the error by signal-to-noise ratio (SNR)", choices=WEIGHTINGS)
-    min_snr_gamma: float = option(MIN_SNR_GAMMA, "min_snr: SNR above which the weight of the eps loss is gamma / SNR")
-    p2_k: float = option(P2_K, "p2: k in the weight 1 / (k + SNR)^gamma of the eps loss")
-    p2_gamma: float = option(P2_GAMMA, "p2: gamma in the weight 1 / (k + SNR)^gamma of the eps loss")
+    min_snr_gamma: float = option(
+        MIN_SNR_GAMMA,
+        "min_snr: SNR above which the weight of the eps loss is gamma / SNR",
+        needs=("loss_weighting", "min_snr"),
+    )
+    p2_k: float = option(
+        P2_K, "p2: k in the weight 1 / (k + SNR)^gamma of the eps loss", needs=("loss_weighting", "p2")
+    )
+    p2_gamma: float = option(
+        P2_GAMMA, "p2: gamma in the weight 1 / (k + SNR)^gamma of the eps loss", needs=("loss_weighting", "p2")
+    )
 
     def __post_init__(self):
         super().__post_init__()

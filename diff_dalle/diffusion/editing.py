@@ -44,9 +44,13 @@ class EditConfig:
         "inpainting: passes through each part of the process, to harmonize new and given pixels; time is proportional; "
         "1 = no resampling",
         free=True,
+        needs=("mask",),
     )
     inpaint_jump: int = option(
-        5, "inpainting: length of such a part in sampling steps; not used with inpaint_resamples 1", free=True
+        5,
+        "inpainting: length of such a part in sampling steps; not used with inpaint_resamples 1",
+        free=True,
+        needs=("mask",),
     )
 
     def __post_init__(self):

@@ -57,7 +57,10 @@ class GuidanceConfig:
         free=True,
     )
     dynamic_percentile: float = option(
-        0.995, "percentile of |x_start|, as a fraction, that dynamic thresholding maps to the limit", free=True
+        0.995,
+        "percentile of |x_start|, as a fraction, that dynamic thresholding maps to the limit",
+        free=True,
+        needs=("thresholding", "dynamic"),
     )
 
     def __post_init__(self):

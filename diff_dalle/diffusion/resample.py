@@ -140,7 +140,9 @@ def create_named_schedule_sampler(name: str, diffusion: ForwardProcess) -> Sched
 class TimestepConfig:
     """Timesteps"""
 
-    schedule_sampler: str = option("uniform", "distribution of training timesteps", choices=tuple(SCHEDULE_SAMPLERS))
+    schedule_sampler: str = option(
+        "uniform", "distribution of training timesteps", choices=tuple(SCHEDULE_SAMPLERS), needs=("noised",)
+    )
 
 
 @dataclass(frozen=True)

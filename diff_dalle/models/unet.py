@@ -57,7 +57,11 @@ class UNetConfig:
         "False = they are added before the norm",
     )
     resblock_updown: bool = option(False, "change the resolution inside residual blocks")
-    conv_resample: bool = option(True, "learned convolutions for up- and downsampling; no effect with resblock_updown")
+    conv_resample: bool = option(
+        True,
+        "learned convolutions for up- and downsampling; no effect with resblock_updown",
+        needs=("resblock_updown", "False"),
+    )
     dropout: float = option(0.0, "dropout rate in residual blocks")
     use_checkpoint: bool = option(
         False,

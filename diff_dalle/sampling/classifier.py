@@ -44,6 +44,7 @@ class ClassifierConfig:
         "x_t",
         "input of the classifier: the noisy image, or the predicted one, backpropagated through the generator (slower)",
         choices=GRADIENTS,
+        needs=("classifier_path",),
     )
 
     def __post_init__(self):

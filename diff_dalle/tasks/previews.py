@@ -24,7 +24,10 @@ class PreviewConfig:
 
     sample_interval: int = option(5000, "steps between preview grids; 0 = no previews", free=True)
     preview_samples: int = option(
-        16, "images in a preview grid, of the first captions of val_data_dir, or else of data_dir", free=True
+        16,
+        "images in a preview grid, of the first captions of val_data_dir, or else of data_dir",
+        free=True,
+        needs=("sample_interval",),
     )
     sampler: SamplerConfig = section(SamplerConfig)
     guidance: GuidanceConfig = section(GuidanceConfig)

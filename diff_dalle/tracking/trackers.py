@@ -37,9 +37,15 @@ class TrackingConfig:
         " tensorboard and wandb (extras)",
         free=True,
     )
-    wandb_project: str = option("diff_dalle", "wandb project (WANDB_MODE=offline keeps the run on disk)", free=True)
-    wandb_entity: str = option("", "wandb user or team; empty = the one logged in", free=True)
-    wandb_run_name: str = option("", "name of the wandb run; empty = chosen by wandb", free=True)
+    wandb_project: str = option(
+        "diff_dalle", "wandb project (WANDB_MODE=offline keeps the run on disk)", free=True, needs=("trackers", "wandb")
+    )
+    wandb_entity: str = option(
+        "", "wandb user or team; empty = the one logged in", free=True, needs=("trackers", "wandb")
+    )
+    wandb_run_name: str = option(
+        "", "name of the wandb run; empty = chosen by wandb", free=True, needs=("trackers", "wandb")
+    )
 
     def __post_init__(self):
         for name in self.trackers:

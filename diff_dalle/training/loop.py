@@ -68,10 +68,14 @@ class TrainingConfig:
     log_interval: int = option(50, "steps between log lines", free=True)
     save_interval: int = option(5000, "steps between checkpoints; a last one is written at the end", free=True)
     keep_checkpoints: int = option(0, "number of latest checkpoints to keep; 0 = all", free=True)
-    eval_interval: int = option(1000, "steps between evaluations on val_data_dir", free=True)
-    eval_samples: int = option(1024, "maximum number of held-out samples per evaluation", free=True)
+    eval_interval: int = option(1000, "steps between evaluations on val_data_dir", free=True, needs=("val_data_dir",))
+    eval_samples: int = option(
+        1024, "maximum number of held-out samples per evaluation", free=True, needs=("val_data_dir",)
+    )
     val_data_dir: tuple[str, ...] = option((), "held-out shards, as data_dir; none = no evaluation", free=True)
-    keep_best: bool = option(False, "keep the weights with the lowest held-out loss as best.pt", free=True)
+    keep_best: bool = option(
+        False, "keep the weights with the lowest held-out loss as best.pt", free=True, needs=("val_data_dir",)
+    )
     max_bad_steps: int = option(20, "stop after this many consecutive steps with a non-finite gradient", free=True)
 
     def __post_init__(self):

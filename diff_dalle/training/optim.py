@@ -24,7 +24,12 @@ class OptimConfig:
     adam_beta2: float = option(0.999, "AdamW beta2, decay of the second moment")
     warmup_steps: int = option(0, "linear warm-up of the learning rate, in steps")
     lr_anneal_steps: int = option(0, "step at which the annealed learning rate reaches 0; 0 = constant rate")
-    lr_anneal: str = option("linear", "learning-rate schedule of the annealing", choices=("linear", "cosine"))
+    lr_anneal: str = option(
+        "linear",
+        "learning-rate schedule of the annealing",
+        choices=("linear", "cosine"),
+        needs=("lr_anneal_steps",),
+    )
     grad_clip: float = option(1.0, "maximum gradient norm; 0 = no clipping")
     ema_rate: tuple[float, ...] = option((0.9999,), "decay per step of each exponential moving average of the weights")
 

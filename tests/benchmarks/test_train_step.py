@@ -3,8 +3,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from diff_dalle.benchmarks import train_step
+from diff_dalle.benchmarks import train_step, watching
 from diff_dalle.models.unet import UNetConfig
+from diff_dalle.training.flight import FlightRecorder
+from diff_dalle.training.loop import TrainLoop
 
 # 64 channels: with one channel per group, biases before a norm would have no gradient to compare.
 TINY = UNetConfig(
@@ -30,15 +32,16 @@ def test_baseline_and_our_network_are_the_same_function(change, monkeypatch):
 def test_both_sides_train(monkeypatch):
     """The timed steps lower the loss on both sides, so neither skips the work."""
     monkeypatch.setattr(train_step, "NETWORK", TINY)
-    losses = []
-    loss_of = train_step.loss_of
+    losses, updates = [], []
+    losses_of, update = train_step.losses_of, TrainLoop.update
 
     def watched(*args):
-        loss, output = loss_of(*args)
-        losses.append(loss.item())
-        return loss, output
+        found, output = losses_of(*args)
+        losses.append(found.mean().item())
+        return found, output
 
-    monkeypatch.setattr(train_step, "loss_of", watched)
+    monkeypatch.setattr(train_step, "losses_of", watched)
+    monkeypatch.setattr(TrainLoop, "update", lambda loop, batch: (updates.append(loop.step), update(loop, batch)))
     for side in (train_step.ours, train_step.baseline):
         torch.manual_seed(0)
         losses.clear()
@@ -46,3 +49,17 @@ def test_both_sides_train(monkeypatch):
         for _ in range(4):
             step()
         assert losses[3] < losses[0]
+    assert updates == [0, 1, 2, 3]  # ours is the update of the training commands
+
+
+def test_watching_a_step_does_not_change_it(monkeypatch):
+    monkeypatch.setattr(train_step, "NETWORK", TINY)
+    assert watching.gate() == {"weights": (0.0, 0.0)}
+    records = []
+    monkeypatch.setattr(FlightRecorder, "record", lambda *_: records.append(1))
+    watching.unwatched()()
+    assert not records
+    ends = watching.watched()()
+    assert records and not any(end.news for end in ends)
+    for end in ends:
+        end.close()

@@ -80,7 +80,7 @@ def base_and_classifier(folder, **flags):
 
 
 def on_shards(folder, count=5):
-    return {"shapes_dir": None, "data_dir": folder / "world" / "val", "num_samples": count}
+    return {"shapes_dir": None, "data_dir": folder / "world" / "val", "num_samples": count, "prompts_per_task": None}
 
 
 def test_a_cascade_is_scored_at_both_sizes_and_its_images_are_edited(folder):

@@ -24,14 +24,16 @@ class EvaluateConfig:
         (), "captioned shards, instead of shapes_dir: samples of their captions are scored by the classifier"
     )
     caption_field: str = caption_option()
-    num_samples: int = option(256, "captions of data_dir to sample; fewer if it has fewer")
+    num_samples: int = option(256, "captions of data_dir to sample; fewer if it has fewer", needs=("data_dir",))
     progress: str = option("", "progress.csv of the training run, to plot; empty = no plots")
     report_dir: str = option("runs/report", "folder for report.md, scores.json and images")
-    prompts_per_task: int = option(64, "captions per ShapeEval task")
+    prompts_per_task: int = option(64, "captions per ShapeEval task", needs=("shapes_dir",))
     edits: int = option(
         0, "images of the shapes world per kind of edit (inpainting, image to image, variations); 0 = none"
     )
-    guidance_prompts: int = option(0, "captions per guidance setting in the shapes world; 0 = prompts_per_task")
+    guidance_prompts: int = option(
+        0, "captions per guidance setting in the shapes world; 0 = prompts_per_task", needs=("shapes_dir",)
+    )
     batch_size: int = option(64, "images per batch and process in the base generator")
     seed: int = option(0, "random seed; image i is a function of seed + i")
 

@@ -1,0 +1,84 @@
+"""A flag that has no effect with the others is refused."""
+
+import pytest
+
+from diff_dalle.commands.command_line import parse
+from diff_dalle.commands.evaluate import EvaluateRun
+from diff_dalle.commands.sample import SampleRun
+from diff_dalle.commands.settings import by_name
+from diff_dalle.commands.train_classifier import ClassifierRun
+from diff_dalle.commands.train_generator import GeneratorRun
+from diff_dalle.errors import InputError
+
+SHAPES = "--model_path a.pt --shapes_dir s"
+SHARDS = "--model_path a.pt --classifier_path c.pt --data_dir d"
+# Command, flag and value, flags with which it has no effect, flags with which it has one, and what is named.
+CASES = [
+    (GeneratorRun, "--lr_anneal cosine", "", "--lr_anneal_steps 10 --iterations 10", "lr_anneal_steps is 0"),
+    (ClassifierRun, "--lr_anneal linear", "--lr_anneal_steps 0", "", "lr_anneal_steps is 0"),
+    (GeneratorRun, "--keep_best", "", "--val_data_dir v", "val_data_dir is none: set --val_data_dir, or leave"),
+    (ClassifierRun, "--keep_best True", "", "--val_data_dir v", "val_data_dir is none"),
+    (GeneratorRun, "--eval_interval 10", "", "--val_data_dir v", "val_data_dir is none"),
+    (GeneratorRun, "--set training.eval_samples=10", "", "--val_data_dir v", "val_data_dir is none"),
+    (GeneratorRun, "--min_snr_gamma 5", "", "--loss_weighting min_snr", "loss_weighting is none"),
+    (GeneratorRun, "--min_snr_gamma 4", "--loss_weighting p2", "--loss_weighting min_snr", "loss_weighting is p2"),
+    (GeneratorRun, "--p2_k 2", "--loss_weighting min_snr", "--loss_weighting p2", "to p2, or leave it out"),
+    (GeneratorRun, "--p2_gamma 2", "", "--loss_weighting p2", "loss_weighting is none"),
+    (GeneratorRun, "--dynamic_percentile 0.9", "", "--thresholding dynamic", "thresholding is static"),
+    (SampleRun, "--dynamic_percentile 0.9", "--model_path a.pt", "--model_path a.pt --thresholding dynamic", "static"),
+    (GeneratorRun, "--preview_samples 4", "--sample_interval 0", "", "sample_interval is 0"),
+    (GeneratorRun, "--wandb_project p", "", "--trackers console,wandb", "set --trackers to wandb"),
+    (GeneratorRun, "--wandb_entity p", "", "--trackers wandb", "set --trackers to wandb"),
+    (GeneratorRun, "--wandb_run_name p", "", "--trackers wandb", "set --trackers to wandb"),
+    (GeneratorRun, "--conv_resample True", "--resblock_updown", "", "resblock_updown is True: set"),
+    (ClassifierRun, "--schedule_sampler uniform", "--noised False", "", "noised is False"),
+    (SampleRun, "--classifier_gradient x_start", "--model_path a.pt", SHARDS, "classifier_path is"),
+    (
+        SampleRun,
+        "--inpaint_resamples 2",
+        "--model_path a --init_image i",
+        "--model_path a --init_image i --mask m",
+        "mask",
+    ),
+    (
+        SampleRun,
+        "--inpaint_jump 2",
+        "--model_path a --init_image i",
+        "--model_path a --init_image i --mask m",
+        "mask is",
+    ),
+    (SampleRun, "--caption_field json:a", "--model_path a.pt", "--model_path a.pt --data_dir d", "data_dir is none"),
+    (EvaluateRun, "--prompts_per_task 4", SHARDS, SHAPES, "shapes_dir is"),
+    (EvaluateRun, "--guidance_prompts 4", SHARDS, SHAPES, "shapes_dir is"),
+    (EvaluateRun, "--num_samples 4", SHAPES, SHARDS, "data_dir is none"),
+    (EvaluateRun, "--caption_field json:a", SHAPES, SHARDS, "data_dir is none"),
+]
+
+
+@pytest.mark.parametrize(("command", "flag", "without", "with_effect", "words"), CASES, ids=[case[1] for case in CASES])
+def test_a_flag_without_effect_is_refused(command, flag, without, with_effect, words):
+    with pytest.raises(InputError, match="has no effect while") as error:
+        parse(command, [*flag.split(), *without.split()])
+    assert words in str(error.value) and "leave it out" in str(error.value)
+    parse(command, [*flag.split(), *with_effect.split()])
+
+
+@pytest.mark.parametrize("command", [GeneratorRun, ClassifierRun, SampleRun, EvaluateRun])
+def test_every_need_is_in_the_table(command):
+    table = by_name(command)
+    known = {
+        flag.replace("=", " ").replace("training.", "").split()[0 if "set" not in flag else 1] for _, flag, *_ in CASES
+    }
+    needy = {leaf for leaf in table.values() if leaf.needs and leaf.needs[0] in table}
+    assert needy and {leaf.name for leaf in needy} <= {name.removeprefix("--") for name in known}
+
+
+def test_turning_something_off_is_allowed_in_any_case():
+    assert parse(ClassifierRun, ["--keep_best", "False"]).training.keep_best is False
+
+
+def test_files_may_hold_settings_without_effect(tmp_path):
+    """A dump of all settings is one."""
+    path = tmp_path / "run.yaml"
+    path.write_text("diffusion: {min_snr_gamma: 4.0}\n")
+    assert parse(GeneratorRun, ["--config", str(path)]).diffusion.min_snr_gamma == 4.0
