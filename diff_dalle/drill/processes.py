@@ -123,12 +123,15 @@ class Job:
 
     def end(self) -> None:
         """End the run and all that it started."""
-        for process in survivors(self.mark):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
         self.process.wait()
+        deadline = time.monotonic() + LINGERING
+        while (left := list(survivors(self.mark))) and time.monotonic() < deadline:
+            for process in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            time.sleep(POLL)
 
     def _outcome(self) -> Outcome:
         return Outcome(self.process.returncode, self.text(), time.monotonic() - self.started)

@@ -34,7 +34,7 @@ def test_a_hanging_run_is_a_deviation_and_is_ended(tmp_path):
 
 @needs_proc
 def test_processes_that_are_left_behind_are_a_deviation_and_are_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr(processes, "LINGERING", 0.3)
+    monkeypatch.setattr(processes, "LINGERING", 1.0)
     child = f"[sys.executable, '-c', {('print(flush=True);' + SLEEP)!r}]"
     code = f"import subprocess, sys; subprocess.Popen({child}, start_new_session=True, stdout=-1).stdout.readline()"
     job = start(code, tmp_path)

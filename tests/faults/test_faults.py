@@ -11,8 +11,6 @@ CHOSEN = {
     "power failure, no checkpoint left whole": "generator",
     "torchrun: rank 1 of 2 raises": "generator",
     "disk full in a save": "classifier",
-    "files limited to 20 kB (RLIMIT_FSIZE)": "generator",
-    "files from the future, clock set back": "generator",
     "log directory becomes read-only": "generator",
     "srun: rank 1 of 2 killed": "upsampler",
     "shards rewritten in place in mid-run": "generator",
