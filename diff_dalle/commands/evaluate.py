@@ -14,7 +14,7 @@ from .evaluators.context import Context
 from .evaluators.settings import EvaluateInputs
 from .evaluators.table import EVALUATORS, choose_evaluators
 
-_OPTIONAL = ", ".join(name for name, evaluator in EVALUATORS.items() if not evaluator.default)
+_OPTIONAL = ", ".join(f"{name} (see {each.asked_by})" for name, each in EVALUATORS.items() if each.asked_by)
 
 
 @dataclass(frozen=True)

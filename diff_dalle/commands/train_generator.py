@@ -138,4 +138,14 @@ class GeneratorRun(TrainingRun):
             upsampled = low_res.repeat_interleave(self.model.factor, 2).repeat_interleave(self.model.factor, 3)
             context = self.signal.to_pixels(upsampled), self.signal.to_pixels(images)
         size = (images.shape[2], images.shape[3])
-        return Previews(self.preview, self.diffusion, self.signal, cond, captions, size, self.num_classes, context)
+        return Previews(
+            self.preview,
+            self.diffusion,
+            self.signal,
+            cond,
+            captions,
+            size,
+            self.training.microbatch or self.training.batch_size,
+            self.num_classes,
+            context,
+        )

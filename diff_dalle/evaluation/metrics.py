@@ -100,7 +100,7 @@ def precision_recall(real: Tensor, fake: Tensor) -> dict[str, float]:
 
 
 METRICS: dict[str, Callable[[Tensor, Tensor], dict[str, float]]] = {
-    "frechet_distance": frechet_distance,
-    "kernel_distance": kernel_distance,
+    "fid": frechet_distance,
+    "kid": kernel_distance,
     "precision_recall": precision_recall,
 }

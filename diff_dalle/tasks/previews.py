@@ -59,6 +59,7 @@ class Previews:
     cond:     the conditions, of one sample per caption.
     captions: to show below the images.
     size:     height and width of the images, in the generator's signal.
+    batch_size: images that are sampled at a time, as many as a training step's micro-batch.
     context:  of an upsampler: the upsampled inputs and the original images, uint8 [N, H, W, 3] each, to show to the
               left and right of its images.
     """
@@ -69,6 +70,7 @@ class Previews:
     cond: Conditioning
     captions: list[str]
     size: tuple[int, int]
+    batch_size: int
     num_classes: int = 0
     context: tuple[np.ndarray, np.ndarray] | None = None
 
@@ -76,9 +78,14 @@ class Previews:
         count = len(self.captions)
         null = self.cond.drop(torch.ones(count, dtype=torch.bool), self.num_classes) if self.cond.droppable else None
         process = create_gaussian_diffusion(self.diffusion, self.config.sampler.timestep_respacing)
-        batch = SampleBatch(self.signal, self.size, range(count), self.cond, null)
-        x = sample_batch(generator, process, batch, self.config.sampler, self.config.guidance)
-        images, captions, columns = self.signal.to_pixels(x), self.captions, None
+        parts = []
+        for first in range(0, count, self.batch_size):
+            part = slice(first, first + self.batch_size)
+            given = self.cond.select(part), None if null is None else null.select(part)
+            batch = SampleBatch(self.signal, self.size, range(count)[part], *given)
+            x = sample_batch(generator, process, batch, self.config.sampler, self.config.guidance)
+            parts.append(self.signal.to_pixels(x))
+        images, captions, columns = np.concatenate(parts), self.captions, None
         if self.context:
             inputs, originals = self.context
             images = np.stack([inputs, images, originals], 1).reshape(-1, *images.shape[1:])

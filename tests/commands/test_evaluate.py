@@ -13,6 +13,7 @@ from checkpoint_making import make_classifier_file
 
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.evaluate import EvaluateRun, Evaluation
+from diff_dalle.commands.evaluators.context import rendered
 from diff_dalle.commands.evaluators.table import EVALUATORS
 from diff_dalle.distributed.world import SINGLE, World
 from diff_dalle.errors import InputError
@@ -235,3 +236,66 @@ def test_the_mask_covers_the_object():
         drawn = np.abs(render(scene, 32).astype(int) - empty).max(2) > 0
         mask = object_mask(scene.objects[0], 32)
         assert drawn.any() and not (drawn & ~mask).any() and mask.mean() < 0.6
+
+
+# ---------------------------------------------------------------------------------------------- distances of features
+
+
+def mean_colors():
+    """A feature network: the means of the four quarters of an image, of each color."""
+    return lambda images: torch.nn.functional.adaptive_avg_pool2d(images.float(), 2).flatten(1)
+
+
+def flat():
+    return lambda images: images.float()
+
+
+@pytest.mark.parametrize("data", ["shapes", "shards"])
+def test_metrics_of_any_network_are_asked_for_by_name(folder, data):
+    """Without a classifier, and on shards without naming the evaluator."""
+    flags = base_and_classifier(folder, metrics="kid,fid", feature_network=f"{__name__}:mean_colors")
+    flags |= {"classifier_path": None, "classifier_scale": None}
+    flags |= on_shards(folder, 8) if data == "shards" else {"evaluators": "feature_metrics", "prompts_per_task": 4}
+    result = evaluation(folder, **flags)
+    result.run()
+    assert [each.name for each in result.evaluators] == ["feature_metrics"]
+    context, found = result.context, result.scores["feature_metrics"]
+    if data == "shards":
+        captions, real = context.captioned.captions, context.captioned.images
+        assert len(captions) == 8 and all(captions)
+    else:
+        prompts = context.shape_prompts()
+        captions, real = [prompt.text for prompt in prompts], rendered(prompts, 16)
+    pair = [real, context.sample(captions, context.default_guidance)[0]]
+    features = [mean_colors()(torch.from_numpy(images).permute(0, 3, 1, 2)) for images in pair]
+    expected = METRICS["fid"](*features) | METRICS["kid"](*features)
+    assert found["generated"] == pytest.approx(expected) and found["dimensions"] == 12
+    assert found["features"] == f"{__name__}:mean_colors"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"metrics": "fdi"}, "did you mean fid"),
+        ({"metrics": "fid", "evaluators": "retrieval"}, "metrics is for the evaluator feature_metrics: add it to"),
+        (
+            {"metrics": "fid", "classifier_path": None, "classifier_scale": None},
+            "--data_dir needs --classifier_path or",
+        ),
+        ({"metrics": "fid", "feature_network": "numpy"}, "must be PACKAGE.MODULE:FUNCTION"),
+        ({"metrics": "fid", "feature_network": "numpy:nothing"}, "numpy:nothing cannot be imported"),
+        ({"metrics": "fid", "feature_network": "no_such:f"}, "no_such:f cannot be imported"),
+        ({"metrics": "fid", "feature_network": f"{__name__}:flat"}, r"returned \[8, 3, 16, 16\] for 8 images"),
+    ],
+)
+def test_metrics_that_cannot_be_had_are_refused(folder, flags, words):
+    named = {"evaluators": "feature_metrics"} if "feature_network" in flags else {}
+    with pytest.raises(InputError, match=words):
+        evaluation(folder, **base_and_classifier(folder, **on_shards(folder, 8)) | named | flags).run()
+
+
+def test_metrics_without_any_network_are_refused(folder):
+    """In a shapes world, where other evaluators need none."""
+    flags = base_and_classifier(folder, metrics="fid", classifier_path=None, classifier_scale=None)
+    with pytest.raises(InputError, match="feature_metrics needs a noised CLIP or another network.*leave --metrics out"):
+        make_run(folder, **flags)

@@ -62,3 +62,28 @@ def test_grids_are_rgb_with_equal_channels_for_grayscale(channels, small_size):
     assert grid.shape[2] == 3 and cells.std() > 10
     equal = all(np.array_equal(cells[..., 0], cells[..., channel]) for channel in (1, 2))
     assert equal == (channels == 1)
+
+
+@pytest.mark.parametrize("microbatch", [1, 4])
+def test_previews_take_the_memory_of_a_micro_batch_and_look_the_same(microbatch, monkeypatch):
+    flags = {**UNCONDITIONAL, **FEW, "preview_samples": 5, "batch_size": 16, "num_classes": 3, "caption_dropout": 0.1}
+    sizes, grids = [], []
+    for size in (0, microbatch):
+        run = make_run(**flags, microbatch=size)
+        model = run.build_model(None)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+        model.register_forward_hook(lambda _, __, output: sizes.append(len(output)))
+        data = Images(3)
+        batch_at = data.batch_at
+        data.batch_at = lambda positions, get=batch_at: with_labels(get(positions))
+        grids.append(run.build_previews(None, data)(model)["samples"])
+        largest = max(sizes)
+        sizes.clear()
+        assert largest == 2 * (size or 5)  # with and without the class at once: no gradients, so less than in training
+    assert np.abs(grids[0].astype(int) - grids[1]).max() <= 1
+
+
+def with_labels(batch):
+    return Batch(batch.images, Conditioning(labels=batch.index % 3), batch.index)

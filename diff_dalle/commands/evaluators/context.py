@@ -140,7 +140,11 @@ class Context:
 
     @cached_property
     def captioned(self) -> CaptionedImages:
-        """The first images of data_dir at the base's resolution, with captions as the classifier reads them."""
+        """The first images of data_dir at the base's resolution, with captions as the classifier reads them, or the
+        base, if there is none."""
+        if self._classifier is None:
+            stage = self.base.stages[0]
+            return self._read_shards(self.base.image_size, stage.tokenizer, stage.config.text.text_length)
         tokenizer, length = self.classifier.tokenizer, self.classifier.config.text_length
         return self._read_shards(self.base.image_size, tokenizer, length)
 

@@ -24,6 +24,11 @@ class Need:
 
 BASE = Need("a base generator", "--model_path", lambda run: bool(run.evaluation.model_path))
 UPSAMPLERS = Need("upsamplers", "--upsampler_paths", lambda run: bool(run.upsamplers.upsampler_paths))
+FEATURES = Need(
+    "a noised CLIP or another network",
+    "--classifier_path or --feature_network",
+    lambda run: bool(run.classifier.classifier_path or run.evaluation.feature_network),
+)
 CLASSIFIER = Need("a noised CLIP", "--classifier_path", lambda run: bool(run.classifier.classifier_path))
 SHAPES_WORLD = Need("a shapes world", "--shapes_dir", lambda run: bool(run.evaluation.shapes_dir))
 CAPTIONED_DATA = Need("captioned shards", "--data_dir", lambda run: bool(run.evaluation.data_dir))
@@ -44,18 +49,22 @@ class Findings:
 class Evaluator:
     """An entry of the table.
 
-    run:     samples with the context (all ranks call it) and returns its findings.
-    plots:   whether it draws plots, which require matplotlib.
-    default: whether it runs when its needs are met and --evaluators is empty.
-    least:   number of captions of data_dir that it needs.
+    run:      samples with the context (all ranks call it) and returns its findings.
+    plots:    whether it draws plots, which require matplotlib.
+    asked_by: the setting that asks for it when --evaluators is empty; "" = it then runs whenever its needs are met.
+    least:    number of captions of data_dir that it needs.
     """
 
     name: str
     needs: tuple[Need, ...]
     run: Callable[[Context], Findings]
     plots: bool = False
-    default: bool = True
+    asked_by: str = ""
     least: int = 2
+
+    def is_asked(self, run: EvaluateInputs) -> bool:
+        """Whether its own setting asks for it."""
+        return bool(self.asked_by and getattr(run.evaluation, self.asked_by))
 
     def missing(self, run: EvaluateInputs) -> list[Need]:
         return [need for need in self.needs if not need.met(run)]

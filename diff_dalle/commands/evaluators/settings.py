@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...config import option, section
+from ...config import lookup, option, section
 from ...data.captions import caption_option
 from ...diffusion.guidance import GuidanceConfig
 from ...diffusion.sampling import SamplerConfig
 from ...distributed.launch import DistributedConfig
 from ...errors import InputError
+from ...evaluation.metrics import METRICS
 from ...sampling.classifier import ClassifierConfig
 from ...sampling.request import UpsamplersConfig
 
@@ -34,10 +35,22 @@ class EvaluateConfig:
     guidance_prompts: int = option(
         0, "captions per guidance setting in the shapes world; 0 = prompts_per_task", needs=("shapes_dir",)
     )
+    metrics: tuple[str, ...] = option(
+        (),
+        f"distances between generated and real images in feature space, of {', '.join(METRICS)}; none = all with the "
+        "evaluator feature_metrics, which it asks for",
+    )
+    feature_network: str = option(
+        "",
+        "network of these features, of any installed package: PACKAGE.MODULE:FUNCTION, which returns a network from "
+        "uint8 [N, 3, H, W] to [N, D]; empty = the classifier's image tower",
+    )
     batch_size: int = option(64, "images per batch and process in the base generator")
     seed: int = option(0, "random seed; image i is a function of seed + i")
 
     def __post_init__(self):
+        for name in self.metrics:
+            lookup(METRICS, name, "metric")
         if bool(self.shapes_dir) == bool(self.data_dir):
             raise InputError("evaluation needs captions: set either --shapes_dir or --data_dir")
         if self.edits < 0 or self.edits == 1 or (self.edits and not (self.shapes_dir and self.model_path)):
@@ -77,5 +90,9 @@ class EvaluateInputs:
             raise InputError(
                 "--classifier_path is given, but it only scores and guides a base generator: set --model_path"
             )
-        if self.evaluation.data_dir and model and not self.classifier.classifier_path:
-            raise InputError("--data_dir needs --classifier_path: a noised CLIP scores samples of arbitrary captions")
+        scored = self.classifier.classifier_path or self.evaluation.feature_network
+        if self.evaluation.data_dir and model and not scored:
+            raise InputError(
+                "--data_dir needs --classifier_path or --feature_network: without a shapes world, a network scores the "
+                "samples"
+            )

@@ -39,8 +39,13 @@ def choose_evaluators(names: Sequence[str], run: EvaluateInputs) -> list[Evaluat
 
     Raises InputError for an unknown name and for one whose needs are not met.
     """
+    chosen = bool(names)
+    asked = [name for name, evaluator in EVALUATORS.items() if evaluator.is_asked(run)]
     if not names:
-        return [evaluator for evaluator in EVALUATORS.values() if evaluator.default and not evaluator.missing(run)]
+        free = [name for name, each in EVALUATORS.items() if not each.asked_by and not each.missing(run)]
+        names = [*free, *asked]
+    for name in set(asked) - set(names):
+        raise InputError(f"{EVALUATORS[name].asked_by} is for the evaluator {name}: add it to --evaluators")
     samples = run.evaluation.num_samples
     for name in names:
         evaluator = lookup(EVALUATORS, name, "evaluator")
@@ -48,6 +53,7 @@ def choose_evaluators(names: Sequence[str], run: EvaluateInputs) -> list[Evaluat
             raise InputError(f"num_samples is {samples}, but the evaluator {name} needs at least {evaluator.least}")
         if missing := evaluator.missing(run):
             inputs = " and ".join(f"{need.name} ({need.flag})" for need in missing)
+            otherwise = f"remove {name} from --evaluators" if chosen else f"leave --{evaluator.asked_by} out"
             them = "them" if len(missing) > 1 else "it"
-            raise InputError(f"the evaluator {name} needs {inputs}: set {them}, or remove {name} from --evaluators")
+            raise InputError(f"the evaluator {name} needs {inputs}: set {them}, or {otherwise}")
     return [evaluator for evaluator in EVALUATORS.values() if evaluator.name in names]
