@@ -23,9 +23,8 @@ class Fault:
 
     drill: injects the fault for real and returns what was seen. Raises Deviation where the promise is broken, Skipped
            where the fault cannot be injected.
-    kinds: number of kinds of networks that the quick form drills it with; 0 = it is left to the long form. The long
-           form takes all kinds, unless the fault does not depend on them.
-    every_kind: whether it depends on what is trained.
+    quick_kinds: number of kinds of networks that the quick form drills it with; 0 = it is left to the long form.
+    every_kind: whether it depends on what is trained. If so, the long form drills it with all kinds, else with one.
     """
 
     group: str
