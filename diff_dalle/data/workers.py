@@ -202,7 +202,8 @@ def _allow_open_files(needed: int) -> None:
 def _files_used_up(error: BaseException) -> InputError | None:
     """What an error is due to, if a chunk could not be received because too many files are open."""
     full = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
-    if full or "items of ancdata" in str(error):  # what multiprocessing says when the kernel has left a file out
+    said = str(error)  # by multiprocessing, when the kernel has left a file out, or by DataLoader
+    if full or "items of ancdata" in said or "Too many open files" in said:
         return InputError("a data worker's samples cannot be received: too many open files (ulimit -n)")
     return None
 

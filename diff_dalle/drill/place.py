@@ -219,18 +219,22 @@ class Place:
 
     def saved(self) -> Result:
         """The latest checkpoint, all of which must be readable."""
-        try:
-            found = saved(self.logdir)
-        except InputError as error:
-            found = None
-            require(False, f"a checkpoint that run.json lists cannot be read: {error}")
+        found = self._saved()
         require(found is not None, "no checkpoint was saved")
         assert found is not None
         return found
 
     def saved_step(self) -> int:
         """The step of the latest checkpoint; 0 without one."""
-        return self.saved().step if (self.logdir / "run.json").exists() else 0
+        found = self._saved()
+        return found.step if found else 0
+
+    def _saved(self) -> Result | None:
+        try:
+            return saved(self.logdir)
+        except InputError as error:
+            require(False, f"a checkpoint that run.json lists cannot be read: {error}")
+            raise
 
     def logged_step(self) -> int:
         """The last step in the log; 0 without one."""

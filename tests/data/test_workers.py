@@ -105,7 +105,8 @@ def test_the_limit_of_open_files_is_raised_as_far_as_workers_need_and_may(limits
 
 
 def test_chunks_that_cannot_be_received_for_want_of_open_files_are_explained():
-    for error in (OSError(errno.EMFILE, "Too many open files"), RuntimeError("received 0 items of ancdata")):
+    errors = OSError(errno.EMFILE, "Too many open files"), RuntimeError("received 0 items of ancdata")
+    for error in (*errors, RuntimeError("Too many open files. Communication with the workers is no longer possible.")):
         assert "too many open files" in str(workers._files_used_up(error))
     assert workers._files_used_up(OSError(errno.EIO, "other")) is None
 

@@ -55,7 +55,7 @@ def test_betas_for_alpha_bar_follows_the_function():
 
 
 @pytest.mark.parametrize(
-    ("name", "steps", "message"), [("cosin", 10, "did you mean cosine"), ("cosine", 0, "at least 1")]
+    ("name", "steps", "message"), [("cosin", 10, "did you mean cosine"), ("cosine", 0, "must be from 1 to")]
 )
 def test_bad_input(name, steps, message):
     """The error for a misspelled schedule suggests the nearest; zero steps are refused."""

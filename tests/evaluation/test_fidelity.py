@@ -196,7 +196,7 @@ def test_sizes_that_do_not_fit_are_refused():
         (lambda: average_pool_uint8(images, 8), "16×12 cannot be downsampled 8 times"),
         (lambda: average_pool_uint8(images, 0), "downsampled 0 times"),
         (lambda: consistency(images, images[:, :5]), "cannot be an upsampling of 16×5"),
-        (lambda: consistency(images, images[:, :6]), "cannot be an upsampling 16×6"),
+        (lambda: consistency(images, images[:, :6]), "cannot be an upsampling of 16×6"),
         (lambda: consistency(images, images[:1]), "2 images for 1 low-resolution"),
         (lambda: bicubic_upsample(images, (24, 8)), "cannot be upsampled to 8×24"),
     ):
