@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from reading import Reading
 
 import diff_dalle
 from diff_dalle.commands.settings import ALIASES
@@ -182,62 +183,60 @@ def settings(config: type) -> list[dataclasses.Field]:
     return [field for field in dataclasses.fields(config) if "help" in field.metadata]
 
 
-class Reads(ast.NodeVisitor):
-    """Attributes that are read. Validation in ``__post_init__`` does not count.
-
-    own:      (class, attribute) of ``self.attribute`` in a method of the class.
-    other:    attributes of anything else, except imported names (``torch.device``).
-    prefixes: of attributes that are read as ``getattr(…, f"prefix{…}")``.
-    """
-
-    def __init__(self):
-        self.own, self.other, self.prefixes = set(), set(), set()
-        self.classes, self.imported = [], set()
-
-    def visit_Module(self, node):
-        statements = [each for each in ast.walk(node) if isinstance(each, (ast.Import, ast.ImportFrom))]
-        self.imported = {(name.asname or name.name).split(".")[0] for each in statements for name in each.names}
-        self.generic_visit(node)
-
-    def visit_ClassDef(self, node):
-        self.classes.append(node.name)
-        self.generic_visit(node)
-        self.classes.pop()
-
-    def visit_FunctionDef(self, node):
-        if node.name != "__post_init__":
-            self.generic_visit(node)
-
-    def visit_Attribute(self, node):
-        owner = node.value.id if isinstance(node.value, ast.Name) else None
-        if owner == "self" and self.classes:
-            self.own.add((self.classes[-1], node.attr))
-        elif isinstance(node.ctx, ast.Load) and owner not in self.imported:
-            self.other.add(node.attr)
-        self.generic_visit(node)
-
-    def visit_Call(self, node):
-        if isinstance(node.func, ast.Name) and node.func.id == "getattr" and isinstance(node.args[1], ast.JoinedStr):
-            self.prefixes.add(node.args[1].values[0].value)
-        self.generic_visit(node)
-
-
-# Reads its settings by computed names. tests/models/test_noised_clip.py tests the effect of each.
-READ_BY_NAME = {"NoisedClipConfig"}
+# Read by computed names. tests/models/test_noised_clip.py and tests/shapes/test_shapes.py test the effect of each.
+READ_BY_NAME = {"NoisedClipConfig": "", "ShapesConfig": "say_"}  # class → how the names begin
 
 
 def test_every_setting_is_read_and_has_a_help_text():
-    """A flag without effect is a bug."""
-    reads = Reads()
-    for tree in sources().values():
-        reads.visit(tree)
-    assert len(config_classes()) > 20 and reads.prefixes == {"say_"}
-    for config in config_classes():
+    """A flag without effect is a bug. Reads of an attribute of the same name of another class do not count, nor does
+    validation."""
+    reading, classes = Reading(sources().values()), config_classes()
+    assert len(classes) > 20
+    for config in classes:
+        family = {base.__name__ for base in config.__mro__} | {c.__name__ for c in classes if config in c.__mro__}
+        exempt = [start for name, start in READ_BY_NAME.items() if name in family]
         for field in settings(config):
-            read = field.name in reads.other or any((base.__name__, field.name) in reads.own for base in config.__mro__)
-            read = read or field.name.startswith(tuple(reads.prefixes)) or config.__name__ in READ_BY_NAME
-            assert read, f"{config.__name__}.{field.name} is never read"
+            read = any((name, field.name) in reading.found for name in family)
+            assert read or field.name.startswith(tuple(exempt)), f"{config.__name__}.{field.name} is never read"
             assert field.metadata["help"], f"{config.__name__}.{field.name} has no help text"
+
+
+def test_reads_are_told_apart_by_the_class_they_are_from():
+    code = """
+class First:
+    size: int
+    used: int
+    checked: int
+    def __post_init__(self):
+        print(self.checked)
+    def own(self):
+        return self.used
+
+class Second(First):
+    size: int
+
+class Holder:
+    second: Second
+    def __init__(self, parts: list[First]):
+        self.parts = parts
+    @property
+    def best(self) -> Second:
+        return self.second
+
+class Third:
+    size: int
+    deep: int
+    late: int
+
+def outer(third: Third, holder: Holder):
+    print(holder.best.size, unknown.used, [part.inner for part in holder.parts])
+    for kept in zip(parse(Third), [1]):
+        kept.deep = kept.late
+"""
+    found = Reading([ast.parse(code)]).found
+    assert ("Second", "size") in found and ("First", "size") in found and ("Third", "size") not in found
+    assert ("First", "used") in found and ("First", "checked") not in found and ("First", "inner") in found
+    assert ("Third", "late") in found and ("Third", "deep") not in found
 
 
 def test_aliases_point_at_settings_and_hide_none():

@@ -19,8 +19,9 @@ from ..distributed.world import SINGLE, World
 from ..models.layers import to_channels_last
 from ..models.unet import UNet, UNetConfig
 from ..randomness import Draw
-from ..training.loop import TrainingConfig, TrainLoop
+from ..training.loop import TrainLoop
 from ..training.optim import OptimConfig
+from ..training.settings import TrainingConfig
 from ..training.task import Task
 from ..training.trainee import Trainee
 from .baseline_unet import BaselineUNet, to_baseline

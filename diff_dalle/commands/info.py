@@ -89,13 +89,12 @@ class NetworkCost:
 def describe(run: Any) -> str:
     """The text that ``info.py`` prints for the config of ``parse_info``. Raises InputError for a file that is no
     checkpoint, and for settings beside one, whose own they cannot change."""
-    if run.what.model_path:
-        given, usual = (list(entries(type(run), to_dict(each))) for each in (run, type(run)(what=run.what)))
+    what: InfoConfig = run.what
+    if what.model_path:
+        given, usual = (list(entries(type(run), to_dict(each))) for each in (run, type(run)(what=what)))
         if changed := [name for name, free, value in given if (name, free, value) not in usual]:
-            raise InputError(
-                f"--model_path {run.what.model_path} says all settings itself: leave out {', '.join(changed)}"
-            )
-        return describe_file(run.what.model_path)
+            raise InputError(f"--model_path {what.model_path} says all settings itself: leave out {', '.join(changed)}")
+        return describe_file(what.model_path)
     cost = run_cost(run)
     total = f"{training_bytes(run, cost) / 2**30:,.2f} GiB"
     return f"{cost}\n\nWith {cost.flag} {cost.is_set} and microbatch {microbatch(run)}, as set: {total}."

@@ -16,8 +16,8 @@ from ..models.noised_clip import NoisedClip, NoisedClipConfig
 from ..tasks.contrastive import ContrastiveTask
 from ..text.tokenizer import Tokenizer, TokenizerConfig
 from ..tracking.trackers import TrackingConfig
-from ..training.loop import TrainingConfig
 from ..training.optim import OptimConfig
+from ..training.settings import TrainingConfig
 from ..training.trainee import Trainee
 from .training import TrainingRun
 

@@ -23,8 +23,8 @@ from ..tasks.previews import PreviewConfig, Previews
 from ..tasks.upsampling import UpsamplingTask
 from ..text.tokenizer import Tokenizer, TokenizerConfig
 from ..tracking.trackers import TrackingConfig
-from ..training.loop import TrainingConfig
 from ..training.optim import OptimConfig
+from ..training.settings import TrainingConfig
 from ..training.trainee import Trainee
 from .training import TrainingRun
 

@@ -28,8 +28,9 @@ from ..models.layers import to_channels_last
 from ..text.tokenizer import Tokenizer, TokenizerConfig, load_tokenizer
 from ..tracking.tracker import Tracker
 from ..tracking.trackers import TrackingConfig, create_trackers
-from ..training.loop import EVALUATION_SEED, TrainingConfig, TrainLoop
+from ..training.loop import EVALUATION_SEED, TrainLoop
 from ..training.optim import OptimConfig
+from ..training.settings import TrainingConfig
 from ..training.trainee import Trainee
 
 

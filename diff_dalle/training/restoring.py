@@ -13,18 +13,17 @@ from ..checkpoints.run_folder import CheckpointSet, RunFolder, find_set
 from ..checkpoints.sharing import share_state, share_tensors
 from ..distributed.world import World
 from ..errors import InputError, quantity, redact
+from .settings import TrainingConfig
 from .trainee import Trainee
 
 
 class Start:
     """Puts trainees in the state in which a run starts. Rank 0 reads the files and sends their values to the others.
 
-    config: the run's TrainingConfig.
-
     After ``restore``, ``step`` and ``samples`` count what has been trained.
     """
 
-    def __init__(self, config: Any, trainees: Sequence[Trainee], run: RunFolder, world: World):
+    def __init__(self, config: TrainingConfig, trainees: Sequence[Trainee], run: RunFolder, world: World):
         self.config, self.trainees, self.run, self.world = config, trainees, run, world
         self.step = self.samples = 0
 

@@ -267,7 +267,7 @@ def test_settings_that_differ_from_the_checkpoint_are_refused(trained):
 
 
 def test_a_signal_to_the_whole_job_spares_the_data_workers(world, tmp_path):
-    """They inherit no handler when they are spawned, and SIGUSR1 would kill them before the run has saved."""
+    """Spawned workers inherit no handler, but the run saves all the same."""
     flags = {"iterations": 100_000, "batch_size": 4, "worker_start": "spawn"}
     process = start_training(tmp_path, world / "train", start_new_session=True, **flags)
     for line in process.stdout:

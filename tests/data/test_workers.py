@@ -220,3 +220,17 @@ def test_iterators_end_their_workers_however_they_are_left(shards):
         started()
         batches.close()
     assert len(take(loader(shards), 0, 3)) == 3
+
+
+def test_a_worker_survives_the_signals_that_tell_the_run_to_save():
+    """Launchers send them to the whole job; the training process decides when its workers end."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        with contextlib.suppress(Exception):
+            workers._start_worker(0)
+            for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGTERM):
+                os.kill(os.getpid(), number)
+            status = 7
+        os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

@@ -211,7 +211,8 @@ def test_every_rank_runs_as_many_forward_passes_in_evaluation(tmp_path):
         from toy import ListTracker, ToyData, ToyTask
         from diff_dalle.checkpoints.checkpoint import Identity
         from diff_dalle.checkpoints.run_folder import RunFolder
-        from diff_dalle.training.loop import TrainingConfig, TrainLoop
+        from diff_dalle.training.loop import TrainLoop
+        from diff_dalle.training.settings import TrainingConfig
 
         class Counting(ToyTask):
             passes = 0
@@ -248,7 +249,8 @@ LOOPS = """
         from diff_dalle.checkpoints.run_folder import RunFolder, read_run
         from diff_dalle.distributed.launch import JobEnd
         from diff_dalle.errors import InputError
-        from diff_dalle.training.loop import TrainingConfig, TrainLoop
+        from diff_dalle.training.loop import TrainLoop
+        from diff_dalle.training.settings import TrainingConfig
 
         def make_loop(world, folder, data=None, task=None, **settings):
             torch.manual_seed(0)

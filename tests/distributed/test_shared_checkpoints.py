@@ -10,7 +10,8 @@ from diff_dalle.checkpoints.checkpoint import Identity
 from diff_dalle.checkpoints.run_folder import open_run
 from diff_dalle.checkpoints.sharing import share_state, share_tensors
 from diff_dalle.training import restoring
-from diff_dalle.training.loop import TrainingConfig, TrainLoop
+from diff_dalle.training.loop import TrainLoop
+from diff_dalle.training.settings import TrainingConfig
 
 FOLDER = {folder!r}
 reads = []

@@ -21,8 +21,9 @@ from diff_dalle.distributed.world import ProcessInfo, World
 from diff_dalle.errors import InputError
 from diff_dalle.randomness import Draw
 from diff_dalle.tasks.denoising import DenoisingConfig, DenoisingTask
-from diff_dalle.training.loop import TrainingConfig, TrainLoop
+from diff_dalle.training.loop import TrainLoop
 from diff_dalle.training.optim import OptimConfig
+from diff_dalle.training.settings import TrainingConfig
 from diff_dalle.training.stopping import Diverged
 from diff_dalle.training.trainee import Trainee
 

@@ -12,9 +12,9 @@ from diff_dalle.checkpoints.checkpoint import Identity
 from diff_dalle.checkpoints.run_folder import open_run
 from diff_dalle.data.fingerprint import Fingerprint
 from diff_dalle.errors import InputError
-from diff_dalle.training.loop import TrainingConfig
 from diff_dalle.training.optim import OptimConfig
 from diff_dalle.training.restoring import Start
+from diff_dalle.training.settings import TrainingConfig
 from diff_dalle.training.trainee import Trainee
 
 # ------------------------------------------------------------------------------------------------ damaged checkpoints

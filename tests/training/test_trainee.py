@@ -13,8 +13,9 @@ from diff_dalle.checkpoints.run_folder import open_run
 from diff_dalle.distributed.world import SINGLE, ProcessInfo, World
 from diff_dalle.errors import InputError
 from diff_dalle.training.ema import Ema
-from diff_dalle.training.loop import TrainingConfig, TrainLoop
+from diff_dalle.training.loop import TrainLoop
 from diff_dalle.training.optim import OptimConfig
+from diff_dalle.training.settings import TrainingConfig
 from diff_dalle.training.trainee import Trainee
 
 WORLD = World(SINGLE, torch.device("cpu"))
