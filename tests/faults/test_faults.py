@@ -16,7 +16,6 @@ CHOSEN = {
     "shards rewritten in place in mid-run": "generator",
     "nan in loss of rank 1 of 2": "classifier",
     "max_bad_steps reached": "generator",
-    "open files used up in mid-run": "generator",
     "a data worker killed, as by the OOM killer": "upsampler",
     "power failure during a save": "upsampler",
     "HTTP: 503, ten in a row": "generator",
