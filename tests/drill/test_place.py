@@ -58,6 +58,16 @@ def test_runs_are_equal_bit_for_bit_or_not(tmp_path):
         make_place(tmp_path, Result(5, result.state, {})).equal()
 
 
+def test_a_run_without_a_checkpoint_has_saved_nothing(tmp_path):
+    place = make_place(tmp_path)
+    assert place.saved_step() == 0
+    (tmp_path / "run").mkdir()
+    RunFolder(str(tmp_path / "run"), Identity("generator", {}, None)).write_record()
+    assert place.saved_step() == 0
+    with pytest.raises(Deviation, match="no checkpoint"):
+        place.saved()
+
+
 def test_losses_are_equal_up_to_rounding(tmp_path):
     save_run(tmp_path / "run", 4, torch.ones(3), [0.5, 0.5 + 4e-6])
     assert "losses equal" in make_place(tmp_path, Result(4, "", {1: 0.5, 2: 0.5})).close()
