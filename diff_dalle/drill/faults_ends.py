@@ -57,12 +57,13 @@ def sigkill(place: Place) -> str:
     for number in range(10 * wanted):
         if kills == wanted:
             break
-        done = 0 if ended else place.saved_step()
+        before = 0 if ended else place.saved_step()
         killed = _kill_once(place, moments[number % len(moments)])
         kills += killed
-        done = max(done, place.logged_step())
+        done, step = max(before, place.logged_step()), place.saved_step()
+        require(step >= before, f"the checkpoint of step {before} is lost")
         place.lost_little(done)
-        most_lost = max(most_lost, done - place.saved_step())
+        most_lost = max(most_lost, done - step)
         ended = not killed
         if ended:
             place.equal()
