@@ -18,7 +18,7 @@ CHOSEN = {
     "max_bad_steps reached": "generator",
     "a data worker killed, as by the OOM killer": "upsampler",
     "power failure during a save": "upsampler",
-    "HTTP: 503, ten in a row": "generator",
+    "HTTP: bodies cut off, six in a row": "generator",
     "S3: bodies cut off, six in a row": "generator",
     "hostile index tables": "generator",
     "hostile index summaries": "generator",
