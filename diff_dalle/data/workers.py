@@ -29,6 +29,10 @@ from .samples import Chunk, Samples
 if sys.platform != "win32":
     import resource
 
+    JOB_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
+else:
+    JOB_SIGNALS = set()
+
 GRACE_SECONDS = 30  # between Slurm's SIGTERM and its SIGKILL
 POLL_SECONDS = 0.2  # between two looks at workers and signals
 LEAVE_SECONDS = 3.0  # that workers have to end by themselves
@@ -90,7 +94,7 @@ class _Feeder:
     def __init__(self, samples: Samples, positions: Iterable[list[int]], workers: Workers):
         self.workers = workers
         _allow_open_files(FILES_BESIDE + FILES_PER_CHUNK * (max(workers.prefetch, 2 * workers.count) + AHEAD))
-        with _own_handler_for_dead_children():
+        with _own_handler_for_dead_children(), _signals_delayed():
             self.source: Any = iter(  # whose own names are not part of torch's interface
                 DataLoader(
                     samples,
@@ -227,6 +231,20 @@ def _own_handler_for_dead_children() -> Iterator[None]:
         signal.signal(signal.SIGCHLD, handler)
 
 
+@contextlib.contextmanager
+def _signals_delayed() -> Iterator[None]:
+    """Hold back the signals that end a job. A process started meanwhile inherits this, and :func:`_start_worker` lets
+    them through: otherwise one that arrives before its handlers are set would end the worker."""
+    if not JOB_SIGNALS:
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, JOB_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _start_worker(worker: int) -> None:
     """Let the training process decide when to stop: a signal sent to the whole job must not end its workers first, and
     an ended worker must not look like a failed one. So SIGTERM takes effect with a delay."""
@@ -238,6 +256,8 @@ def _start_worker(worker: int) -> None:
     if hasattr(signal, "SIGALRM"):
         signal.signal(signal.SIGALRM, _leave)
         signal.signal(signal.SIGTERM, _leave_later)
+    if JOB_SIGNALS:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, JOB_SIGNALS)
 
 
 def _leave(*_) -> None:

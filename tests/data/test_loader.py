@@ -1,5 +1,7 @@
 import os
 import signal
+import threading
+import time
 from dataclasses import replace
 from multiprocessing import active_children
 
@@ -287,6 +289,30 @@ def test_workers_outlive_a_signal_to_the_job_and_end_with_the_iterator(shards):
         next(batches)
     batches.close()
     assert not any(process.is_alive() for process in workers)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="needs POSIX signals")
+def test_workers_that_are_still_starting_outlive_a_signal_to_the_job(shards):
+    data = loader(shards, replace(PLAIN, num_workers=2, worker_start="spawn"), batch_size=4)
+    before = set(active_children())
+    ended = []
+
+    def end_each_at_its_start():
+        while len(ended) < 2:
+            for process in set(active_children()) - before - set(ended):
+                process.terminate()
+                os.kill(process.pid, signal.SIGINT)
+                ended.append(process)
+            time.sleep(0.01)
+
+    ending = threading.Thread(target=end_each_at_its_start, daemon=True)
+    ending.start()
+    batches = data.batches(0)
+    for _ in range(12):
+        next(batches)
+    ending.join(5)
+    assert len(ended) == 2
+    batches.close()
 
 
 @pytest.mark.parametrize(
