@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.util import Finalize
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -250,6 +251,7 @@ def _start_worker(worker: int) -> None:
     an ended worker must not look like a failed one. So SIGTERM takes effect with a delay."""
     # At its end a spawned process would unload torch's libraries one by one, which may abort.
     Finalize(None, os._exit, args=(0,), exitpriority=-100)  # after its queue has been emptied
+    sys.excepthook = _report_unless_cut_off
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "SIGUSR1"):
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # unlike SIGTERM, it precedes the end by minutes
@@ -258,6 +260,12 @@ def _start_worker(worker: int) -> None:
         signal.signal(signal.SIGTERM, _leave_later)
     if JOB_SIGNALS:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, JOB_SIGNALS)
+
+
+def _report_unless_cut_off(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print an error of a worker's thread, unless the training process has stopped receiving: it says why itself."""
+    if not isinstance(error, ConnectionError):
+        sys.__excepthook__(kind, error, trace)
 
 
 def _leave(*_) -> None:

@@ -207,10 +207,11 @@ def _report(error: BaseException, who: str = "") -> None:
 
 
 def run_script(main: Callable[[], None]) -> None:
-    """Run a script's ``main``: bad input becomes one line on stderr and status 2, from rank 0 only."""
+    """Run a script's ``main``: bad input becomes one line on stderr and status 2, from rank 0 only; a bug, its
+    traceback with secrets removed, and status 1."""
     try:
         main()
-    except (InputError, KeyboardInterrupt) as error:
-        if detect().rank == 0:
+    except (Exception, KeyboardInterrupt) as error:
+        if detect().rank == 0 or not isinstance(error, (InputError, KeyboardInterrupt)):
             _report(error)
         sys.exit(_status(error))

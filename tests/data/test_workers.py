@@ -234,3 +234,10 @@ def test_a_worker_survives_the_signals_that_tell_the_run_to_save():
             status = 7
         os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def test_a_worker_reports_errors_of_its_threads_unless_it_was_cut_off(capsys):
+    for error in (BrokenPipeError("nobody receives"), KeyError("a bug")):
+        workers._report_unless_cut_off(type(error), error, None)
+    said = capsys.readouterr().err
+    assert "a bug" in said and "nobody receives" not in said

@@ -13,7 +13,7 @@ import torch
 from clip_making import make_batch, make_task, with_draws
 
 from diff_dalle.distributed.devices import pick_device
-from diff_dalle.distributed.launch import DistributedConfig, _report, detect, launch
+from diff_dalle.distributed.launch import DistributedConfig, _report, detect, launch, run_script
 from diff_dalle.distributed.world import ProcessInfo, Vote, World
 from diff_dalle.errors import InputError, quantity
 
@@ -97,6 +97,17 @@ def test_quantity():
         "2 processes",
         "1,200 samples",
     ]
+
+
+def test_a_bug_prints_its_traceback_without_secrets(capsys):
+    def main():
+        raise KeyError("https://user:password@host/a.tar?signature=abc")
+
+    with pytest.raises(SystemExit, match="1"):
+        run_script(main)
+    said = capsys.readouterr().err
+    assert "Traceback" in said and "KeyError" in said and "in main" in said
+    assert "password" not in said and "abc" not in said
 
 
 LAUNCHERS = {
