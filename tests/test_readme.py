@@ -13,6 +13,7 @@ from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.info import parse_info
 from diff_dalle.commands.sources import preset_names
 from diff_dalle.commands.train_generator import GeneratorRun
+from diff_dalle.drill.table import GROUPS
 
 DOCUMENTS = {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
@@ -124,3 +125,14 @@ def test_every_flag_in_the_documents_exists():
     known = {flag for text in texts for flag in re.findall(r"--(\w+)", text)} | {"nproc_per_node", "ntasks", "signal"}
     for name, text in DOCUMENTS.items():
         assert not set(re.findall(r"--([a-z]\w+)", text)) - known, name
+
+
+def test_every_promise_names_tests_and_faults_that_exist():
+    rows = re.findall(r"^\| .* \|$", DOCUMENTS["diff_dalle/training/README.md"], re.MULTILINE)[1:]
+    promised = [re.findall(r"`([^`]+)`", row.split("|")[2]) for row in rows]
+    assert all(promised)
+    tests = {
+        name for path in (ROOT / "tests").rglob("test_*.py") for name in re.findall(r"def (test_\w+)", path.read_text())
+    }
+    known = tests | {fault.name for group in GROUPS.values() for fault in group.faults}
+    assert not {name for names in promised for name in names} - known
