@@ -19,9 +19,9 @@ from ..errors import InputError, quantity
 from ..images.files import read_image, read_low_res, read_mask
 from ..models.generator import GeneratorConfig
 from ..models.noised_clip import NoisedClipConfig
+from ..models.precision import PRECISIONS
 from ..sampling.classifier import ClassifierConfig
 from ..sampling.request import ImageEdit, Request, StageSettings, UpsamplersConfig
-from ..training.precision import PRECISIONS
 
 ExpectedModel = expectations(GeneratorConfig, "Checks of the checkpoint's network")
 ExpectedDiffusion = expectations(DiffusionConfig, "Checks of the checkpoint's diffusion process")

@@ -1,4 +1,4 @@
-"""Which parts of a network compute in which precision."""
+"""Half precision: one autocast, and which parts of a network compute without it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,25 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from ..errors import InputError
+
+PRECISIONS = ("auto", "fp32", "bf16", "fp16")
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}  # of the precisions that autocast
 Module = TypeVar("Module", bound=nn.Module)
+
+
+def resolve_precision(name: str, device: torch.device) -> str:
+    """The precision that ``auto`` stands for: bf16 on GPUs that support it, else fp32 (bf16 is slower on most CPUs)."""
+    if name == "auto":
+        return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
+    if name not in PRECISIONS:
+        raise InputError(f"precision is {name!r}, but must be one of {', '.join(PRECISIONS)}")
+    return name
+
+
+def autocast(precision: str, device: torch.device):
+    """The context of forward passes. Weights, losses and the optimizer stay in fp32."""
+    return torch.autocast(device.type, DTYPES[precision]) if precision in DTYPES else contextlib.nullcontext()
 
 
 def autocast_disabled(device: torch.device) -> contextlib.AbstractContextManager:
@@ -37,3 +55,8 @@ def cast_weights(network: Module, dtype: torch.dtype) -> Module:
         if isinstance(module, (nn.Linear, nn.Conv2d)) and module not in kept:
             module.to(dtype)
     return network
+
+
+def for_inference(network: Module, precision: str) -> Module:
+    """A frozen network with its weights converted for use under ``autocast``, which would convert them at every use."""
+    return cast_weights(network, DTYPES[precision]) if precision in DTYPES else network

@@ -23,11 +23,11 @@ from ..errors import InputError
 from ..evaluation.retrieval import CANDIDATES, RetrievalTable
 from ..images.signal import Signal
 from ..models.noised_clip import NoisedClip, NoisedClipConfig
+from ..models.precision import autocast, for_inference, resolve_precision
 from ..randomness import Draw
 from ..tasks.contrastive import ContrastiveTask
 from ..text.tokenizer import Tokenizer
 from ..training.loop import EVALUATION_SEED
-from ..training.precision import autocast, for_inference, resolve_precision
 
 
 @dataclass(frozen=True)

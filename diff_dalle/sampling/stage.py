@@ -21,9 +21,9 @@ from ..diffusion.tiling import Tiled, check_tiles
 from ..distributed.devices import use_device
 from ..errors import InputError
 from ..images.signal import Signal
+from ..models.precision import autocast, for_inference, resolve_precision
 from ..randomness import check_seeds
 from ..text.tokenizer import Tokenizer
-from ..training.precision import autocast, for_inference, resolve_precision
 from .classifier import Classifier, load_classifier
 from .request import Request, StageSettings
 

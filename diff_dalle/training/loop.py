@@ -14,11 +14,11 @@ from ..checkpoints.run_folder import RunFolder
 from ..distributed.launch import JobEnd
 from ..distributed.world import Vote, World
 from ..errors import InputError
+from ..models.precision import autocast
 from ..randomness import Draw
 from ..tracking.files import append
 from .flight import FILE, flight_line
 from .meter import Meter
-from .precision import autocast
 from .restoring import Start
 from .settings import TrainingConfig
 from .stopping import FAILURE, SIGNAL, TIME, Diverged, Stop, stop_on_signals

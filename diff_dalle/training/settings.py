@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from ..config import option
 from ..errors import InputError
+from ..models.precision import PRECISIONS
 from ..randomness import check_seeds
-from .precision import PRECISIONS
 
 
 @dataclass(frozen=True)

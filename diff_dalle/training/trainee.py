@@ -14,12 +14,13 @@ from ..checkpoints.content import check_like
 from ..distributed.parallel import Replicas, local, total_norm
 from ..distributed.world import World
 from ..errors import InputError
+from ..models.precision import autocast, resolve_precision
 from ..randomness import Draw
 from .ema import Ema
 from .flight import FlightRecorder
+from .loss_scale import LossScale
 from .meter import Meter
 from .optim import OptimConfig, build_optimizer, learning_rate
-from .precision import LossScale, autocast, resolve_precision
 from .task import Piece, Task
 
 

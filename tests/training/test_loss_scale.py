@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from diff_dalle.training.precision import LossScale
+from diff_dalle.training.loss_scale import LossScale
 
 CPU = torch.device("cpu")
 

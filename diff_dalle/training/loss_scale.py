@@ -1,37 +1,11 @@
-"""Half precision: one autocast, one loss scale."""
+"""Loss scaling for fp16."""
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-
-from ..errors import InputError
-from ..models.precision import Module, cast_weights
-
-PRECISIONS = ("auto", "fp32", "bf16", "fp16")
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}  # of the precisions that autocast
-
-
-def resolve_precision(name: str, device: torch.device) -> str:
-    """The precision that ``auto`` stands for: bf16 on GPUs that support it, else fp32 (bf16 is slower on most CPUs)."""
-    if name == "auto":
-        return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
-    if name not in PRECISIONS:
-        raise InputError(f"precision is {name!r}, but must be one of {', '.join(PRECISIONS)}")
-    return name
-
-
-def autocast(precision: str, device: torch.device):
-    """The context of forward passes. Weights, losses and the optimizer stay in fp32."""
-    return torch.autocast(device.type, DTYPES[precision]) if precision in DTYPES else contextlib.nullcontext()
-
-
-def for_inference(network: Module, precision: str) -> Module:
-    """A frozen network with its weights converted for use under ``autocast``, which would convert them at every use."""
-    return cast_weights(network, DTYPES[precision]) if precision in DTYPES else network
 
 
 @dataclass
