@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from diff_dalle.commands.command_line import parse
 from diff_dalle.config import option, section
@@ -77,23 +76,6 @@ class Cascade:
     decoder: Decoder = section(Decoder)
     sampling: Sampling = section(Sampling, was=("drawing",))
     upsampling: Sampling = section(Sampling, prefix="upsampler_")
-
-
-@dataclass(frozen=True)
-class Source:
-    """A section that may be none."""
-
-    refused: ClassVar[dict[str, str]] = {"side": "follows from sizes: leave it out"}
-
-    clip: Model | None = option(None, "network of the embeddings")
-    sizes: tuple[int | None, ...] = option((None,), "sizes, by stage")
-
-
-@dataclass(frozen=True)
-class Embedded:
-    """A section that holds one that may be none."""
-
-    source: Source = section(Source)
 
 
 def from_text(config_class, text: str, *flags: str):

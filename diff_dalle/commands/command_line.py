@@ -79,8 +79,7 @@ def _parser(config_class, description: str, kinds: Sequence[str]) -> argparse.Ar
             _add_flag(section, leaf.name, f"{leaf.help} [{kind}; default {shown(leaf.default)}]", _is_boolean(leaf))
         for leaf in group.lists:
             path, names = ".".join(leaf.path), ", ".join(inner.name for inner in leaves(leaf.item))
-            each, index = ("", "") if leaf.is_optional else ("each ", ".0")
-            text = f"{leaf.help}, {each}with {names}; in a config file, or --set {path}{index}.NAME=VALUE"
+            text = f"{leaf.help}, each with {names}; in a config file, or --set {path}.0.NAME=VALUE"
             parser.add_argument_group(f"{group.title}: {path}", text)  # not formatted with %, unlike help
     table = by_name(config_class)
     for old, name in present_names(config_class).items():

@@ -57,12 +57,8 @@ def flag_table(config_class) -> str:
 def _rows(group: Group) -> list[Row]:
     rows = [_row(f"--{leaf.name}", leaf) for leaf in group.flags]
     for leaf in group.lists:
-        path = f"--set {'.'.join(leaf.path)}"
-        if leaf.is_optional:
-            rows.append((f"`{path}`", f"`{shown(leaf.default)}`", f"{leaf.help}: a section, or none"))
-        else:
-            path += ".N"
-            rows.append((f"`{path}`", f"{len(leaf.default)}", f"{leaf.help}: a list of sections, N = 0, 1, …"))
+        path = f"--set {'.'.join(leaf.path)}.N"
+        rows.append((f"`{path}`", f"{len(leaf.default)}", f"{leaf.help}: a list of sections, N = 0, 1, …"))
         rows += [_row(f"{path}.{'.'.join(inner.path)}", inner) for inner in leaves(leaf.item) if not inner.item]
     return rows
 

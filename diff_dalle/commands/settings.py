@@ -22,7 +22,6 @@ from ..config import (
     quoted,
     shown,
     to_dict,
-    unknown,
 )
 from ..errors import InputError, quantity
 
@@ -140,8 +139,6 @@ class Settings:
             spelled = f"{spelled_path((*path, str(key)))} in {source}"
             if isinstance(member, Section) and isinstance(value, Mapping):
                 self._update(member.config, (*path, name), value, source)
-            elif leaf and leaf.item and leaf.is_optional:
-                self._set_optional(leaf, (*path, *leaf.path), value, source)
             elif leaf and leaf.item:
                 self._set_list(leaf, (*path, *leaf.path), checked_list(value, spelled), source)
             elif isinstance(member, Section) and not leaf:
@@ -159,15 +156,6 @@ class Settings:
                 where = spelled_path((*path, i))
                 raise InputError(f"{where} in {source} is {quoted(item)}, but must be a mapping of settings")
             self._update(leaf.item, (*path, i), item, source)
-
-    def _set_optional(self, leaf: Leaf, path: KeyPath, value, source: str) -> None:
-        """A section that may be none; one of an earlier source is replaced."""
-        if value is not None and not isinstance(value, Mapping):
-            where = f"{spelled_path(path)} in {source}"
-            raise InputError(f"{where} is {quoted(value)}, but must be a mapping of settings or none")
-        self._claim(path, leaf.path[-1], None if value is None else {}, f"{spelled_path(path)} in {source}")
-        if value is not None:
-            self._update(leaf.item, path, value, source)
 
     def _set(self, config_class, path: KeyPath, name: str, value, from_text: bool, spelled: str) -> None:
         """Set what a flag or key means in the section at ``path``, which has this class."""
@@ -200,7 +188,7 @@ class Settings:
         if path and elsewhere:
             return f"{spelled} belongs under {'.'.join(elsewhere.path[:-1]) or 'no section'}"
         known = [*members(config_class), *by_name(config_class), *aliases_of(config_class)]
-        return unknown(config_class, name, spelled, nearest(name, known))
+        return f"unknown setting {spelled}{nearest(name, known)}"
 
     def _claim(self, path: KeyPath, key: str, value, spelled: str) -> None:
         """Set a value. Raises InputError when the same source has set it to another, or under an earlier name."""
@@ -254,10 +242,6 @@ class Settings:
             member, path = known[key], (*path, key)
             if isinstance(member, Section):
                 config_class = member.config
-            elif member.item and member.is_optional:
-                config_class = member.item
-                if self._stored(path) is None:
-                    self._store(path, {} if member.default is None else to_dict(member.default))
             elif member.item:
                 config_class, path = member.item, (*path, self._index(member, path, parts, text))
             elif parts:

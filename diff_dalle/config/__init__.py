@@ -20,7 +20,7 @@ between instances and nested dicts, ``yaml_text`` reads YAML and JSON, ``expecta
 Reading is strict: an unknown key, a key given twice or a value of the wrong type is an InputError.
 """
 
-from .declaration import Leaf, Section, leaves, members, option, present_keys, section, type_hints, unknown
+from .declaration import Leaf, Section, leaves, members, option, present_keys, section, type_hints
 from .dicts import differences, dump, entries, from_dict, redacted, to_dict
 from .expectations import disagreements, expectations
 from .names import lookup, nearest
@@ -54,5 +54,4 @@ __all__ = [
     "to_dict",
     "type_hints",
     "type_name",
-    "unknown",
 ]

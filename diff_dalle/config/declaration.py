@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import types
 import typing
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, dataclass, replace
@@ -29,8 +28,7 @@ def option(
              0, False and none. A flag without effect is refused, unless it turns something off; in files, which may be
              complete dumps, it is allowed.
 
-    A field of type ``tuple[SomeConfig, ...]`` is a list of sections, one of type ``SomeConfig | None`` a section that may
-    be none: set in a file or by ``--set``, not by a flag.
+    A field of type ``tuple[SomeConfig, ...]`` is a list of sections: set in a file or by ``--set``, not by a flag.
     """
     metadata = {"help": help, "choices": tuple(choices), "free": free, "was": tuple(was)}
     metadata["needs"] = tuple(needs)
@@ -79,17 +77,9 @@ class Leaf:
 
     @property
     def item(self) -> Any:
-        """The config class of the items, if the setting is a list of sections, or of the section, if it is one that may
-        be none; else None."""
-        if not self.is_optional and typing.get_origin(self.type) is not tuple:
-            return None
-        first = typing.get_args(self.type)[0]
-        return first if dataclasses.is_dataclass(first) else None
-
-    @property
-    def is_optional(self) -> bool:
-        """Whether the setting is one value that may be none."""
-        return typing.get_origin(self.type) in (types.UnionType, typing.Union)
+        """The config class of the items, if the setting is a list of sections; else None."""
+        args = typing.get_args(self.type)
+        return args[0] if typing.get_origin(self.type) is tuple and dataclasses.is_dataclass(args[0]) else None
 
 
 @dataclass(frozen=True)
@@ -135,13 +125,3 @@ def leaves(config_class, path: tuple[str, ...] = (), prefix: str = "") -> Iterat
 def present_keys(config_class) -> dict[str, str]:
     """Present keys of the settings and sections that a config class itself declares, by their earlier names."""
     return {old: key for key, member in members(config_class).items() for old in member.was}
-
-
-def unknown(config_class, key: str, spelled: str, hint: str) -> str:
-    """A sentence about a key that a config class does not have.
-
-    A class names keys that its users know from elsewhere, and why it does not take them, in a class variable
-    ``refused``: key → the rest of the sentence, such as "is decided by the position of the U-Net: leave it out".
-    """
-    reason = getattr(config_class, "refused", {}).get(key)
-    return f"{spelled} {reason}" if reason else f"unknown setting {spelled}{hint}"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..errors import InputError, redact
-from .declaration import Leaf, Section, leaves, members, present_keys, unknown
+from .declaration import Leaf, Section, leaves, members, present_keys
 from .names import nearest
 from .values import checked, checked_list, cut, quoted
 from .yaml_text import to_yaml
@@ -54,7 +54,7 @@ def from_dict(config_class, mapping: Mapping, where: str = "", repeated: bool = 
     for key, value in mapping.items():
         name, spelled = present.get(key, key), f"{where}.{key}" if where else str(key)
         if name not in known:
-            raise InputError(unknown(config_class, str(key), spelled, nearest(str(key), known)))
+            raise InputError(f"unknown setting {spelled}{nearest(str(key), known)}")
         if name in values:
             raise InputError(f"setting {spelled} is given twice, under its present and an earlier name")
         values[name] = _read(known[name], value, spelled, repeated)
@@ -69,8 +69,6 @@ def from_dict(config_class, mapping: Mapping, where: str = "", repeated: bool = 
 def _read(member: Leaf | Section, value, spelled: str, repeated: bool):
     if isinstance(member, Section):
         return from_dict(member.config, value, spelled, repeated or bool(member.prefix))
-    if member.item and member.is_optional:
-        return None if value is None else from_dict(member.item, value, spelled, repeated=True)
     if member.item:
         items = enumerate(checked_list(value, spelled))
         return tuple(from_dict(member.item, item, f"{spelled}[{i}]", repeated=True) for i, item in items)
@@ -87,10 +85,6 @@ def entries(config_class, mapping: Mapping, where: str = "", free: bool = False)
         value, is_free, path = _at_path(config_class, mapping, leaf), free or leaf.free, where + ".".join(leaf.path)
         if not leaf.item:
             yield path if where else leaf.name, is_free, value
-            continue
-        if leaf.is_optional:
-            yield path, is_free, None if value is None else "given"
-            yield from entries(leaf.item, value, f"{path}.", is_free) if value is not None else ()
             continue
         items = checked_list(value, path)
         yield f"number of {path}", is_free, len(items)

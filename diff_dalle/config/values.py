@@ -25,8 +25,7 @@ def type_name(kind, article: bool = False) -> str:
         return "".join(_NAMES[kind]) if article else _NAMES[kind][1]
     args = typing.get_args(kind)
     if typing.get_origin(kind) is tuple:
-        each = typing.get_args(args[0])  # of optional values
-        return f"comma-separated {_PLURALS[each[0]]} or none" if each else f"comma-separated {_PLURALS[args[0]]}"
+        return f"comma-separated {_PLURALS[args[0]]}"
     return " or ".join("none" if arg is types.NoneType else type_name(arg, article) for arg in args)
 
 
@@ -119,5 +118,5 @@ def checked_list(value, spelled: str) -> Sequence:
 def shown(value) -> str:
     """A setting's value as a flag spells it."""
     if isinstance(value, tuple):
-        return ",".join(map(shown, value)) or "none"
+        return ",".join(map(str, value)) or "none"
     return "none" if value is None or value == "" else str(value)

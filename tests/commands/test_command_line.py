@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
-from config_making import Cascade, Embedded, Model, Run, Sampling, Source, Training, UNet, from_text
+from config_making import Cascade, Model, Run, Sampling, Training, UNet, from_text
 
 from diff_dalle.commands import sources
 from diff_dalle.commands.command_line import parse, parse_kind
@@ -213,23 +213,6 @@ def test_lists_of_sections_in_files():
 )
 def test_bad_lists_are_called_by_their_path(text, message):
     assert message_of(from_text, Cascade, text).startswith(message)
-
-
-def test_a_section_that_may_be_none_is_set_in_a_file_or_by_path(capsys):
-    assert from_text(Embedded, "source: {clip: null}") == Embedded()
-    assert from_text(Embedded, "source: {clip: {num_channels: 3}}").source.clip == Model(3)
-    assert from_text(Embedded, "clip: {}").source.clip == Model()
-    config = from_text(Embedded, "source: {clip: {num_channels: 3}}", "--set", "source.clip.variance=fixed_small")
-    assert config.source.clip == Model(3, variance="fixed_small")
-    assert parse(Embedded, ["--set", "source.clip.width=5"]).source == Source(Model(5))
-    message = "source.clip in run.yaml is 3, but must be a mapping of settings or none"
-    assert message_of(from_text, Embedded, "source: {clip: 3}") == message
-    message = message_of(from_text, Embedded, "source: {clip: {widht: 3}}")
-    assert message == "unknown setting source.clip.widht in run.yaml; did you mean width?"
-    assert message_of(from_text, Embedded, "source: {side: 3}") == "source.side in run.yaml follows from sizes: leave it out"
-    with pytest.raises(SystemExit):
-        parse(Embedded, ["--help"])
-    assert "--set source.clip.NAME=VALUE" in " ".join(capsys.readouterr().out.split())
 
 
 def test_set_addresses_items_of_files_and_of_defaults():

@@ -1,7 +1,7 @@
 from dataclasses import dataclass
 
 import pytest
-from config_making import Cascade, Decoder, Embedded, Run, Sampling, Training
+from config_making import Cascade, Decoder, Run, Sampling, Training
 
 from diff_dalle.commands.flag_tables import Command, command_page, flag_table
 from diff_dalle.commands.settings import by_name
@@ -46,13 +46,6 @@ def test_lists_of_sections_are_shown_as_paths():
     assert "| `--set decoder.unets.N.dim` | `128` | channels of the first level |" in table
     assert "**Sampling (flags with upsampler_)**" in table and "`--upsampler_eta`" in table
     assert "`--unets`" not in table
-
-
-def test_a_section_that_may_be_none_is_shown_as_a_path():
-    table = flag_table(Embedded)
-    assert "| `--set source.clip` | `none` | network of the embeddings: a section, or none |" in table
-    assert "| `--set source.clip.num_channels` | `128` | channels |" in table and "`--clip`" not in table
-    assert "| `--sizes` | `none` |" in table
 
 
 def test_every_command_has_description_examples_and_flags(page):

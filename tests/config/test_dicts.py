@@ -1,7 +1,7 @@
 import dataclasses
 
 import pytest
-from config_making import Cascade, Decoder, Embedded, Model, Run, Sampling, Source, Training, UNet, from_text
+from config_making import Cascade, Decoder, Model, Run, Sampling, Training, UNet, from_text
 
 from diff_dalle.config import checked, differences, dump, entries, from_dict, leaves, option, redacted, to_dict
 from diff_dalle.errors import InputError
@@ -13,10 +13,7 @@ FULL = Cascade(
 )
 
 
-GIVEN = Embedded(Source(Model(7), (None, 8)))
-
-
-@pytest.mark.parametrize("config", [Embedded(), GIVEN, Run(), Run(Model(3, (0.5,)), Training(1.0, ("a", "b"), 3, True)), Cascade(), FULL])
+@pytest.mark.parametrize("config", [Run(), Run(Model(3, (0.5,)), Training(1.0, ("a", "b"), 3, True)), Cascade(), FULL])
 def test_dicts_and_yaml_round_trip(config):
     assert from_dict(type(config), to_dict(config)) == config
     assert from_text(type(config), dump(config)) == config
@@ -26,29 +23,6 @@ def test_lists_of_sections_are_lists_of_mappings():
     assert to_dict(FULL)["decoder"]["unets"][1] == {"dim": 16, "mults": [1, 3], "cond_drop": 0.5}
     assert from_dict(Cascade, {"decoder": {"unets": [{}, {"dim": 5}]}}).decoder.unets == (UNet(), UNet(5))
     assert from_dict(Cascade, {"decoder": {"unets": []}}).decoder.unets == ()
-
-
-def test_a_section_that_may_be_none():
-    """None, or given with defaults of its own; changes in it are named by their path."""
-    assert from_dict(Embedded, {"source": {"clip": None}}) == Embedded()
-    assert from_dict(Embedded, {"source": {"clip": {}}}) == Embedded(Source(Model()))
-    assert differences({}, to_dict(GIVEN), Embedded) == [
-        'source.clip (null → "given")', "sizes ([null] → [null, 8])"
-    ]  # fmt: skip
-    other = Embedded(Source(Model(5), (None, 8)))
-    assert differences(to_dict(GIVEN), to_dict(other), Embedded) == ["source.clip.num_channels (7 → 5)"]
-    assert [leaf.name for leaf in leaves(Embedded)] == ["clip", "sizes"]
-    for value, message in (
-        ({"num_chanels": 1}, "unknown setting source.clip.num_chanels; did you mean num_channels?"),
-        (3, "source.clip is 3, but must be a mapping of settings"),
-    ):
-        with pytest.raises(InputError) as error:
-            from_dict(Embedded, {"source": {"clip": value}})
-        assert str(error.value).startswith(message)
-    with pytest.raises(InputError, match=r"^source.side follows from sizes: leave it out$"):
-        from_dict(Embedded, {"source": {"side": 1}})
-    with pytest.raises(InputError, match="source.sizes is 'x', but must be comma-separated integers or none"):
-        from_dict(Embedded, {"source": {"sizes": "x"}})
 
 
 def test_keys_in_sections_have_no_prefix():
