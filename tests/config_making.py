@@ -5,9 +5,10 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from diff_dalle.commands.command_line import parse
-from diff_dalle.config import option, section
+from diff_dalle.config import Problems, option, section
 from diff_dalle.errors import InputError
 
 
@@ -87,3 +88,60 @@ def from_text(config_class, text: str, *flags: str):
             return parse(config_class, ["--config", str(path), *flags])
         except InputError as error:
             raise InputError(str(error).replace(str(path), "run.yaml")) from None
+
+
+@dataclass(frozen=True)
+class Crop:
+    """Crop"""
+
+    name: str = option("center", "kind of crop", choices=("center", "random", "whole"), required=True)
+    size: tuple[int, ...] = option((8,), "height and width")
+
+
+@dataclass(frozen=True)
+class Clip:
+    """CLIP"""
+
+    refused: ClassVar = {"weights": "follow from make: leave them out"}
+
+    make: str = option("ours", "package")
+    side: int = option(32, "pixels")
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Stages"""
+
+    unets: tuple[UNet, ...] = option((), "U-Nets", required=True)
+    clip: Clip | None = option(None, "network for embeddings")
+    crops: tuple[int | None, ...] = option((None,), "crop of each U-Net")
+    loss: tuple[str, ...] = option(("l2",), "loss of each U-Net", choices=("l1", "l2"))
+
+    def __post_init__(self):
+        Problems.check(
+            f"unets[{i}].dim is {unet.dim}, but must be even" for i, unet in enumerate(self.unets) if unet.dim % 2
+        )
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """Training"""
+
+    lr: float = option(1e-4, "rate")
+    mask: tuple[bool, ...] = option((True,), "what is trained")
+    crops: tuple[Crop, ...] = option((), "crops", keyed="name")
+    savers: tuple[Clip, ...] = option((), "places", lone=True)
+
+
+@dataclass(frozen=True)
+class WholeFile:
+    """A command that is set by a file: its sections have no flags."""
+
+    stages: Stages = section(Stages, flags=False)
+    fitting: Fitting = section(Fitting, flags=False)
+    seed: int = option(0, "seed")
+
+    def __post_init__(self):
+        if len(self.fitting.mask) not in (1, len(self.stages.unets)):
+            n, unets = len(self.fitting.mask), len(self.stages.unets)
+            raise InputError(f"fitting.mask has {n} values, but must have 1 or {unets}")

@@ -14,7 +14,8 @@ from typing import Any, NoReturn
 
 from ..config import Leaf, Section, checked, dump, leaves, lookup, members, nearest, shown, type_name
 from ..errors import InputError
-from .settings import Settings, aliases_of, by_name, present_names
+from .file_settings import settings_of_command
+from .settings import aliases_of, by_name, present_names
 from .sources import Source, presets_of, read_config, read_preset
 
 DRY_RUN = Leaf(("dry_run",), bool, False, "print the resolved settings as YAML and exit")
@@ -28,7 +29,7 @@ class Group:
     title: str
     config: Any
     flags: tuple[Leaf, ...]
-    lists: tuple[Leaf, ...]  # lists of sections, which have no flag
+    in_file: tuple[Leaf, ...]  # without flags: lists of sections, sections that may be missing, and other settings
 
 
 def groups(config_class) -> Iterator[Group]:
@@ -39,7 +40,7 @@ def groups(config_class) -> Iterator[Group]:
         yield _group("This command", config_class, own)
     for key, member in sections.items():
         title = title_of(member.config) + (f" (flags with {member.prefix})" if member.prefix else "")
-        yield _group(title, member.config, list(leaves(member.config, (key,), member.prefix)))
+        yield _group(title, member.config, list(leaves(member.config, (key,), member.prefix, not member.flags)))
 
 
 def title_of(config_class) -> str:
@@ -48,8 +49,8 @@ def title_of(config_class) -> str:
 
 
 def _group(title: str, config_class, found: Sequence[Leaf]) -> Group:
-    flags, lists = [leaf for leaf in found if not leaf.item], [leaf for leaf in found if leaf.item]
-    return Group(title, config_class, tuple(flags), tuple(lists))
+    flags, in_file = [leaf for leaf in found if leaf.has_flag], [leaf for leaf in found if not leaf.has_flag]
+    return Group(title, config_class, tuple(flags), tuple(in_file))
 
 
 class _Parser(argparse.ArgumentParser):
@@ -69,7 +70,8 @@ def _parser(config_class, description: str, kinds: Sequence[str]) -> argparse.Ar
     presets = presets_of(_kind_of(config_class))
     usable = f"named settings: {', '.join(presets)}" if presets else argparse.SUPPRESS
     _add_flag(general, "preset", usable, metavar="NAME")
-    _add_flag(general, "config", "YAML or JSON file of settings, local or remote", metavar="FILE")
+    text = "YAML or JSON file of settings, local or remote; also --config_file"
+    general.add_argument("--config", "--config_file", action="append", help=text, metavar="FILE")
     _add_flag(general, "set", "any setting by its path in a config file; may be repeated", metavar="PATH=VALUE")
     _add_flag(general, "dry_run", DRY_RUN.help, boolean=True)
     for group in groups(config_class):
@@ -77,10 +79,17 @@ def _parser(config_class, description: str, kinds: Sequence[str]) -> argparse.Ar
         for leaf in group.flags:
             kind = "|".join(leaf.choices) or type_name(leaf.type)
             _add_flag(section, leaf.name, f"{leaf.help} [{kind}; default {shown(leaf.default)}]", _is_boolean(leaf))
-        for leaf in group.lists:
-            path, names = ".".join(leaf.path), ", ".join(inner.name for inner in leaves(leaf.item))
-            text = f"{leaf.help}, each with {names}; in a config file, or --set {path}.0.NAME=VALUE"
+        single = [leaf.path[-1] for leaf in group.in_file if not (leaf.item or leaf.optional)]
+        if single:
+            path = ".".join(group.in_file[0].path[:-1])
+            text = f"{', '.join(single)}; in a config file, or --set {path}.NAME=VALUE"
             parser.add_argument_group(f"{group.title}: {path}", text)  # not formatted with %, unlike help
+        for leaf in group.in_file:
+            if nested := leaf.item or leaf.optional:
+                path, names = ".".join(leaf.path), ", ".join(inner.name for inner in leaves(nested))
+                item, each = (".0", ", each") if leaf.item else ("", "")
+                text = f"{leaf.help}{each} with {names}; in a config file, or --set {path}{item}.NAME=VALUE"
+                parser.add_argument_group(f"{group.title}: {path}", text)
     table = by_name(config_class)
     for old, name in present_names(config_class).items():
         _add_flag(parser, old, argparse.SUPPRESS, _is_boolean(table[name]))
@@ -126,6 +135,7 @@ def parse_kind(classes: Mapping[str, Any], argv: Sequence[str] | None = None, de
     chooser = _Parser(allow_abbrev=False, add_help=False)
     for name in ("kind", "preset", "config"):
         _add_flag(chooser, name, argparse.SUPPRESS)
+    chooser.add_argument("--config_file", action="append", dest="config")
     chosen = _single(vars(chooser.parse_known_args(argv)[0]))
     flag, default = chosen.get("kind", ""), next(iter(classes))
     if flag and flag not in classes:
@@ -153,10 +163,11 @@ def _sources(given: Mapping[str, str]) -> list[Source]:
 
 
 def _parse(config_class, argv: Sequence[str], description: str, kinds: Sequence[str] = ()) -> Any:
-    parser, settings, kind = _parser(config_class, description, kinds), Settings(config_class), _kind_of(config_class)
+    parser, kind = _parser(config_class, description, kinds), _kind_of(config_class)
+    settings = settings_of_command(config_class)
     namespace, unknown = parser.parse_known_args(argv)
     if unknown:
-        flags = [leaf.name for leaf in leaves(config_class) if not leaf.item]
+        flags = [leaf.name for leaf in leaves(config_class) if leaf.has_flag]
         known = [*flags, *aliases_of(config_class), *GENERAL, *(["kind"] if kinds else [])]
         bad = unknown[0].split("=")[0]
         hint = nearest(bad, [f"--{name}" for name in known])
@@ -167,7 +178,7 @@ def _parse(config_class, argv: Sequence[str], description: str, kinds: Sequence[
     for source in _sources(given):
         source.check_kind(kind)
         settings.next_source()
-        settings.update(source.settings, source.name)
+        settings.update(source.settings, source.name, source.lines)
     settings.next_source()
     for name, text in given.items():
         if name not in GENERAL and not (kinds and name == "kind"):

@@ -56,11 +56,21 @@ def flag_table(config_class) -> str:
 
 def _rows(group: Group) -> list[Row]:
     rows = [_row(f"--{leaf.name}", leaf) for leaf in group.flags]
-    for leaf in group.lists:
-        path = f"--set {'.'.join(leaf.path)}.N"
-        rows.append((f"`{path}`", f"{len(leaf.default)}", f"{leaf.help}: a list of sections, N = 0, 1, …"))
-        rows += [_row(f"{path}.{'.'.join(inner.path)}", inner) for inner in leaves(leaf.item) if not inner.item]
+    for leaf in group.in_file:
+        rows += _rows_in_file(f"--set {'.'.join(leaf.path)}", leaf)
     return rows
+
+
+def _rows_in_file(path: str, leaf: Leaf) -> list[Row]:
+    """The rows of a setting without a flag and of those below it."""
+    if not (nested := leaf.item or leaf.optional):
+        return [_row(path, leaf)]
+    if leaf.item:
+        path += ".N"
+        rows = [(f"`{path}`", f"{len(leaf.default)}", f"{leaf.help}: a list of sections, N = 0, 1, …")]
+    else:
+        rows = [(f"`{path}`", "`none`", f"{leaf.help}: a section or none")]
+    return rows + [row for inner in leaves(nested) for row in _rows_in_file(f"{path}.{'.'.join(inner.path)}", inner)]
 
 
 def _row(name: str, leaf: Leaf) -> Row:
@@ -94,7 +104,7 @@ def _shared_sections(commands: Sequence[Command]) -> dict[Any, Group]:
     uses = Counter(_base(group.config) for config in configs for group in _without_prefix(config))
     shared = {}
     for base in (base for base, count in uses.items() if count > 1):
-        shared[base] = Group(title_of(base), base, tuple(leaf for leaf in leaves(base) if not leaf.item), ())
+        shared[base] = Group(title_of(base), base, tuple(leaf for leaf in leaves(base) if leaf.has_flag), ())
     return shared
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..config import (
+    KeyPath,
     Leaf,
     Section,
     checked,
@@ -21,11 +22,10 @@ from ..config import (
     present_keys,
     quoted,
     shown,
+    spelled_path,
     to_dict,
 )
 from ..errors import InputError, quantity
-
-KeyPath = tuple[str | int, ...]  # keys from the root of the config; an index after the key of a list of sections
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,14 @@ ALIASES = {
 
 @functools.cache
 def by_name(config_class) -> dict[str, Leaf]:
-    """Settings by the names of their flags.
+    """Settings by the names of their flags; without those of sections that have no flags.
 
     Raises TypeError when two have the same name: flags are flat, so a section that a command has twice needs a prefix.
     """
     table: dict[str, Leaf] = {}
     for leaf in leaves(config_class):
+        if leaf.in_file:
+            continue
         if leaf.name in table or leaf.name in ALIASES:
             raise TypeError(f"{config_class.__name__} has two settings called {leaf.name}")
         table[leaf.name] = leaf
@@ -80,11 +82,6 @@ def present_names(config_class) -> dict[str, str]:
 def aliases_of(config_class) -> dict[str, Alias]:
     """The aliases whose field the config class has."""
     return {name: alias for name, alias in ALIASES.items() if alias.field in by_name(config_class)}
-
-
-def spelled_path(path: KeyPath) -> str:
-    """``decoder.unets[1].dim``."""
-    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).removeprefix(".")
 
 
 class Settings:
@@ -126,9 +123,12 @@ class Settings:
     def set_flag(self, name: str, text: str) -> None:
         self._set(self.config_class, (), name, text, True, f"--{name}")
 
-    def update(self, mapping: Mapping, source: str) -> None:
+    def update(self, mapping: Mapping, source: str, lines: Mapping[KeyPath, int]) -> None:
         """Take settings from a mapping: by section, or flat by the names of flags, or both. A list of sections replaces
-        the list of an earlier source. Raises InputError for unknown, mistyped and contradictory settings."""
+        the list of an earlier source. Raises InputError for unknown, mistyped and contradictory settings.
+
+        lines: the line of each value in the source, by its path.
+        """
         self._update(self.config_class, (), mapping, source)
 
     def _update(self, config_class, path: KeyPath, mapping: Mapping, source: str) -> None:
@@ -203,13 +203,15 @@ class Settings:
     def _store(self, path: KeyPath, value) -> None:
         node: Any = self.tree
         for key in path[:-1]:
-            node = node[key] if isinstance(key, int) else node.setdefault(key, {})
+            if not isinstance(key, int) and not isinstance(node.get(key), (dict, list)):
+                node[key] = {}
+            node = node[key]
         node[path[-1]] = value
 
     def _stored(self, path: KeyPath) -> Any:
         node: Any = self.tree
         for key in path:
-            if not isinstance(key, int) and key not in node:
+            if not isinstance(key, int) and (not isinstance(node, dict) or key not in node):
                 return None
             node = node[key]
         return node
@@ -222,15 +224,17 @@ class Settings:
         text, equals, value = assignment.partition("=")
         if not equals:
             raise InputError(f"--set {assignment} must be PATH=VALUE, such as --set {self._example()}")
-        leaf, path = self._locate(text)
-        self._claim(path, text.rpartition(".")[2], checked(leaf, value, True, f"--set {text}"), f"--set {text}")
+        leaf, path = self._locate(text, value)
+        key = text.rpartition(".")[2]
+        self._claim(path, key, None if leaf.optional else checked(leaf, value, True, f"--set {text}"), f"--set {text}")
 
     def _example(self) -> str:
-        leaf = next(leaf for leaf in leaves(self.config_class) if not leaf.item)
+        leaf = next(leaf for leaf in leaves(self.config_class) if not (leaf.item or leaf.optional))
         return f"{'.'.join(leaf.path)}={shown(leaf.default)}"
 
-    def _locate(self, text: str) -> tuple[Leaf, KeyPath]:
-        """The setting that a path names, and the path with its present keys."""
+    def _locate(self, text: str, value: str) -> tuple[Leaf, KeyPath]:
+        """The setting that a path names, and the path with its present keys. A section that may be missing is one if
+        the value is none, which removes it."""
         parts = re.sub(r"\[(\w+)\]", r".\1", text).split(".")  # as messages spell it: unets[0].dim
         config_class = self.config_class
         path: KeyPath = ()
@@ -244,6 +248,8 @@ class Settings:
                 config_class = member.config
             elif member.item:
                 config_class, path = member.item, (*path, self._index(member, path, parts, text))
+            elif member.optional and (parts or value.lower() not in ("none", "null")):
+                config_class = member.optional
             elif parts:
                 raise InputError(f"--set {text}: {spelled_path(path)} is a single setting, without {parts[0]} below it")
             else:
@@ -256,13 +262,20 @@ class Settings:
         hint = f"; did you mean {'.'.join(elsewhere.path)}?" if elsewhere else nearest(key, members(config_class))
         return f"there is no setting {spelled_path((*path, key))}{hint}"
 
-    def _index(self, leaf: Leaf, path: KeyPath, parts: list[str], text: str) -> int:
-        """The index that follows the key of a list of sections, taken off ``parts``."""
+    def _index(self, leaf: Leaf, path: KeyPath, parts: list[str], text: str) -> int | str:
+        """The index or key that follows the key of a list of sections, taken off ``parts``."""
         items = self._stored(path)
         if items is None:
             items = [to_dict(item) for item in leaf.default]
             self._store(path, items)
         index = parts.pop(0) if parts else ""
+        if isinstance(items, Mapping) and leaf.keyed and index:
+            return index
+        if isinstance(items, Mapping) and leaf.lone:
+            items = [items]
+            self._store(path, items)
+        if not isinstance(items, list):
+            raise InputError(f"--set {text}: {spelled_path(path)} is {quoted(items)}, but must be a list of sections")
         if not items:
             raise InputError(f"--set {text}: {spelled_path(path)} is an empty list; give its sections in a config file")
         if not index.isdecimal() or int(index) >= len(items):

@@ -7,11 +7,12 @@ refuses a file of another kind; a file without the key is accepted where its key
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
+from typing import Any
 
 from .. import storage
-from ..config import MAX_TEXT, load_mapping, lookup, nearest, quoted
+from ..config import MAX_TEXT, KeyPath, load_located, lookup, nearest, quoted
 from ..errors import InputError
 from .training_commands import TRAINING_COMMANDS
 
@@ -25,11 +26,13 @@ class Source:
     name:     its name in messages.
     kind:     the kind of network that its settings train; None = it does not say.
     settings: the rest of the file.
+    lines:    the line of each value by its path.
     """
 
     name: str
     kind: str | None
     settings: dict
+    lines: dict[KeyPath, int] = field(default_factory=dict)
 
     def check_kind(self, kind: str | None) -> None:
         """Raise InputError, which names the right script, unless a command of this kind may use it. kind: None for
@@ -40,13 +43,17 @@ class Source:
 
 
 def preset_names() -> list[str]:
-    folder = resources.files(PRESETS)
-    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    return sorted(_presets())
+
+
+def _presets() -> dict[str, Any]:
+    """The files by the names of the presets."""
+    files = [entry for entry in resources.files(PRESETS).iterdir() if entry.name.endswith((".yaml", ".json"))]
+    return {entry.name.rpartition(".")[0]: entry for entry in files}
 
 
 def preset_text(name: str) -> str:
-    lookup({known: known for known in preset_names()}, name, "preset")
-    return (resources.files(PRESETS) / f"{name}.yaml").read_text(encoding="utf-8")
+    return lookup(_presets(), name, "preset").read_text(encoding="utf-8")
 
 
 @functools.cache
@@ -65,11 +72,11 @@ def read_config(path: str) -> Source:
 
 
 def _source(text: str, name: str) -> Source:
-    settings = load_mapping(text, name)
+    settings, lines = load_located(text, name)
     kind = settings.pop("kind", None)
     if kind is not None and not (isinstance(kind, str) and kind in TRAINING_COMMANDS):
         known = ", ".join(TRAINING_COMMANDS)
         raise InputError(
             f"kind in {name} is {quoted(kind)}, but must be one of {known}{nearest(str(kind), TRAINING_COMMANDS)}"
         )
-    return Source(name, kind, settings)
+    return Source(name, kind, settings, lines)

@@ -15,24 +15,29 @@ A command composes such sections into one dataclass, from which ``commands.comma
         prior_optim: OptimConfig = section(OptimConfig, prefix="prior_")            # prior_optim: {lr: …}   --prior_lr
         unets: tuple[UNetConfig, ...] = option((UNetConfig(),), "U-Nets, by stage")  # unets: [{dim: …}, {dim: …}]
 
-``declaration`` has these functions and lists what is declared, ``values`` checks single values, ``dicts`` converts
-between instances and nested dicts, ``yaml_text`` reads YAML and JSON, ``expectations`` compares flags with checkpoints.
-Reading is strict: an unknown key, a key given twice or a value of the wrong type is an InputError.
+``declaration`` has these functions and lists what is declared, ``values`` checks single values, ``reading`` makes
+instances of nested dicts and files, ``dicts`` makes dicts of instances and compares them, ``yaml_text`` reads YAML and
+JSON, ``expectations`` compares flags with checkpoints. Reading is strict: an unknown key, a key given twice or a value
+of the wrong type is an InputError. That of a whole file names everything that is wrong, each with its path and line.
 """
 
-from .declaration import Leaf, Section, leaves, members, option, present_keys, section, type_hints
-from .dicts import differences, dump, entries, from_dict, redacted, to_dict
+from .declaration import Leaf, Section, leaves, members, option, present_keys, refusal, section, type_hints
+from .dicts import differences, dump, entries, redacted, to_dict
 from .expectations import disagreements, expectations
 from .names import lookup, nearest
-from .values import checked, checked_list, cut, quoted, shown, type_name
-from .yaml_text import MAX_TEXT, load_mapping
+from .reading import KeyPath, Problems, from_dict, from_file, spelled_path
+from .values import checked, checked_list, checked_mapping, cut, quoted, shown, type_name
+from .yaml_text import MAX_TEXT, load_located, load_mapping
 
 __all__ = [
     "MAX_TEXT",
+    "KeyPath",
     "Leaf",
+    "Problems",
     "Section",
     "checked",
     "checked_list",
+    "checked_mapping",
     "cut",
     "differences",
     "disagreements",
@@ -40,7 +45,9 @@ __all__ = [
     "entries",
     "expectations",
     "from_dict",
+    "from_file",
     "leaves",
+    "load_located",
     "load_mapping",
     "lookup",
     "members",
@@ -49,8 +56,10 @@ __all__ = [
     "present_keys",
     "quoted",
     "redacted",
+    "refusal",
     "section",
     "shown",
+    "spelled_path",
     "to_dict",
     "type_hints",
     "type_name",

@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..errors import InputError, redact
-from .declaration import Leaf, Section, leaves, members, present_keys
-from .names import nearest
-from .values import checked, checked_list, cut, quoted
+from .declaration import Leaf, Section, leaves, members
+from .values import checked_list, checked_mapping, cut, quoted
 from .yaml_text import to_yaml
 
 
@@ -39,50 +38,19 @@ def dump(config) -> str:
     return to_yaml(to_dict(config))
 
 
-def from_dict(config_class, mapping: Mapping, where: str = "", repeated: bool = False) -> Any:
-    """An instance from a nested mapping, strictly. Missing keys take their default.
-
-    where:    path of the mapping in the whole config, for messages.
-    repeated: the whole config may hold this class several times, so every message must give the path.
-
-    Raises InputError for a key that does not exist (naming the nearest) or a value of the wrong type.
-    """
-    if not isinstance(mapping, Mapping):
-        raise InputError(f"{where or 'the configuration'} is {quoted(mapping)}, but must be a mapping of settings")
-    known, present = members(config_class), present_keys(config_class)
-    values: dict[str, Any] = {}
-    for key, value in mapping.items():
-        name, spelled = present.get(key, key), f"{where}.{key}" if where else str(key)
-        if name not in known:
-            raise InputError(f"unknown setting {spelled}{nearest(str(key), known)}")
-        if name in values:
-            raise InputError(f"setting {spelled} is given twice, under its present and an earlier name")
-        values[name] = _read(known[name], value, spelled, repeated)
-    try:
-        return config_class(**values)
-    except InputError as error:
-        if not repeated:
-            raise
-        raise InputError(f"{where}: {error}") from None
-
-
-def _read(member: Leaf | Section, value, spelled: str, repeated: bool):
-    if isinstance(member, Section):
-        return from_dict(member.config, value, spelled, repeated or bool(member.prefix))
-    if member.item:
-        items = enumerate(checked_list(value, spelled))
-        return tuple(from_dict(member.item, item, f"{spelled}[{i}]", repeated=True) for i, item in items)
-    return checked(member, value, False, spelled)
-
-
 def entries(config_class, mapping: Mapping, where: str = "", free: bool = False) -> Iterator[tuple[str, bool, Any]]:
     """(name, whether it is free, plain value) of every setting in a resolved config, lists of sections included.
 
-    A setting has the name of its flag; in a list of sections, its path, such as ``decoder.unets[1].dim``. One that the
-    config does not have, because the config is older than the setting, has its default.
+    A setting has the name of its flag; without one, its path, such as ``decoder.unets[1].dim``. One that the config
+    does not have, because the config is older than the setting, has its default.
     """
     for leaf in leaves(config_class):
         value, is_free, path = _at_path(config_class, mapping, leaf), free or leaf.free, where + ".".join(leaf.path)
+        if leaf.optional:
+            yield f"{path} is given", is_free, value is not None
+            if value is not None:
+                yield from entries(leaf.optional, checked_mapping(value, path), f"{path}.", is_free)
+            continue
         if not leaf.item:
             yield path if where else leaf.name, is_free, value
             continue

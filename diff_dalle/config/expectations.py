@@ -16,7 +16,7 @@ def expectations(config_class, title: str, leave_out: Sequence[str] = ()) -> Any
     ``--help``."""
     fields = []
     for leaf in leaves(config_class):
-        if leaf.name not in leave_out and not leaf.item:
+        if leaf.name not in leave_out and leaf.has_flag:
             text = f"if given, must be the checkpoint's; {leaf.help}"
             fields.append((leaf.name, leaf.type | None, option(None, text, leaf.choices, True, leaf.earlier_names)))
     namespace = {"__doc__": title, "is_expectation": True}

@@ -6,7 +6,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ..errors import InputError
 from .declaration import Leaf
@@ -25,7 +25,8 @@ def type_name(kind, article: bool = False) -> str:
         return "".join(_NAMES[kind]) if article else _NAMES[kind][1]
     args = typing.get_args(kind)
     if typing.get_origin(kind) is tuple:
-        return f"comma-separated {_PLURALS[args[0]]}"
+        inner = [arg for arg in typing.get_args(args[0]) or args[:1] if arg is not types.NoneType]
+        return f"comma-separated {_PLURALS[inner[0]]}" + (" or none" if inner[0] is not args[0] else "")
     return " or ".join("none" if arg is types.NoneType else type_name(arg, article) for arg in args)
 
 
@@ -102,9 +103,10 @@ def checked(leaf: Leaf, value, from_text: bool, spelled: str):
         raise InputError(f"{spelled} is {quoted(value)}, but must be {error}") from None
     except (ValueError, TypeError, OverflowError):  # the last: an integer too large for a float
         raise InputError(f"{spelled} is {quoted(value)}, but must be {type_name(leaf.type, article=True)}") from None
-    if leaf.choices and value not in leaf.choices and value is not None:
-        hint = nearest(str(value), leaf.choices)
-        raise InputError(f"{spelled} is {quoted(value)}, but must be one of {', '.join(leaf.choices)}{hint}")
+    for each in value if isinstance(value, tuple) else (value,):
+        if leaf.choices and each not in leaf.choices and each is not None:
+            hint = nearest(str(each), leaf.choices)
+            raise InputError(f"{spelled} is {quoted(each)}, but must be one of {', '.join(leaf.choices)}{hint}")
     return value
 
 
@@ -115,8 +117,15 @@ def checked_list(value, spelled: str) -> Sequence:
     return value
 
 
+def checked_mapping(value, spelled: str) -> Mapping:
+    """``value``, if it can be a section. Raises InputError if not."""
+    if not isinstance(value, Mapping):
+        raise InputError(f"{spelled} is {quoted(value)}, but must be a mapping of settings")
+    return value
+
+
 def shown(value) -> str:
     """A setting's value as a flag spells it."""
     if isinstance(value, tuple):
-        return ",".join(map(str, value)) or "none"
+        return ",".join(map(shown, value)) or "none"
     return "none" if value is None or value == "" else str(value)

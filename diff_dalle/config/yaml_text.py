@@ -7,7 +7,7 @@ Scalars are those of YAML 1.2's core schema: ``yes`` and ``1:30`` are texts, ``0
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import yaml
 
@@ -16,6 +16,10 @@ from ..errors import InputError
 MAX_DEPTH = 32  # levels; our own files have four
 MAX_NODES = 100_000  # values; our own files have a hundred
 MAX_TEXT = 2**20  # characters
+# A text in quotes, which is kept as group 1, or a comment, which begins a word.
+_COMMENT = re.compile(
+    r"""("(?:[^"\\]|\\.)*"?|'[^']*'?)|(?<![^\s,\[\]{}])(?://[^\n]*|/\*.*?(?:\*/|\Z)|\#[^\n]*)""", re.DOTALL
+)
 _SCALARS = {  # tag: the plain texts that have it, and their first characters
     "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     "bool": (r"true|True|TRUE|false|False|FALSE", list("tTfF")),
@@ -105,27 +109,59 @@ def to_yaml(mapping: Mapping) -> str:
     return yaml.dump(mapping, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, column: bool) -> str:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem and error.problem_mark:
-        return f"{error.problem} (line {error.problem_mark.line + 1})"
+        mark = error.problem_mark
+        return f"{error.problem} (line {mark.line + 1}" + (f", column {mark.column + 1})" if column else ")")
     return " ".join(str(error).split())
 
 
 def load_mapping(text: str, name: str) -> dict:
-    """The mapping in a YAML or JSON text. ``name`` is used in messages.
+    """The mapping in a YAML or JSON text; JSON may have comments and trailing commas. ``name`` is used in messages.
 
     Raises InputError for any other text, for a key given twice, and for values nested too deeply or too many.
     """
+    return load_located(text, name)[0]
+
+
+def load_located(text: str, name: str) -> tuple[dict, dict[tuple[str | int, ...], int]]:
+    """``load_mapping``, and the line of every value in it by its path: keys, as texts, and indices."""
     if len(text) > MAX_TEXT:
         raise InputError(f"{name} has more than {MAX_TEXT:,} characters, so it holds no settings")
-    if text.lstrip().startswith("{"):
-        text = text.replace("\t", " ")  # JSON may be indented with tabs, YAML may not; JSON has none within texts
+    plain = _blank_comments(text)
+    is_json = plain.lstrip().startswith("{")
+    if is_json:
+        text = plain.replace("\t", " ")  # JSON may be indented with tabs, YAML may not; JSON has none within texts
+    loader = None
     try:
-        mapping = yaml.load(text, Loader=_StrictLoader)  # a SafeLoader: data only
+        loader = _StrictLoader(text)  # a SafeLoader: data only
+        node = loader.get_single_node()
+        mapping = None if node is None else loader.construct_document(node)
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
     except Exception as error:  # beside YAMLError, whatever a bad tag or date makes PyYAML raise: KeyError, IndexError…
-        raise InputError(f"{name} is not valid YAML or JSON: {_reason(error)}") from None
+        raise InputError(f"{name} is not valid YAML or JSON: {_reason(error, is_json)}") from None
+    finally:
+        if loader is not None:
+            loader.dispose()
     if not isinstance(mapping, dict):
         raise InputError(f"{name} must hold settings as `name: value` lines")
-    return mapping
+    return mapping, dict(_lines(node, ()))
+
+
+def _blank_comments(text: str) -> str:
+    """JSON without its comments, the rest in place. Slashes within a word are none, as in the URL of a YAML text."""
+    return re.sub(_COMMENT, lambda found: found[1] or re.sub(r"[^\n]", " ", found[0]), text)
+
+
+def _lines(node, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], int]]:
+    """(path, line) of the values below a node: that of the key in a mapping, that of the item in a list."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                yield (*path, key.value), key.start_mark.line + 1
+                yield from _lines(value, (*path, key.value))
+    elif isinstance(node, yaml.SequenceNode):
+        for i, value in enumerate(node.value):
+            yield (*path, i), value.start_mark.line + 1
+            yield from _lines(value, (*path, i))

@@ -35,7 +35,7 @@ class Stage:
 class DecoderUnetConfig:
     """Decoder U-Net"""
 
-    dim: int = option(128, "base channels; the timestep vector has four times as many")
+    dim: int = option(128, "base channels; the timestep vector has four times as many", required=True)
     dim_mults: tuple[int, ...] = option(
         (1, 2, 4, 8), "width of each stage as a multiple of dim; each stage has half the resolution of the one before"
     )

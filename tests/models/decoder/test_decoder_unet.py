@@ -165,12 +165,12 @@ def test_attention_over_positions_is_where_it_is_asked_for(name, kind):
 
 
 def test_settings_of_stages_are_one_value_or_a_list_in_files():
-    given = {"dim_mults": [1, 2], "self_attn": True, "num_resnet_blocks": [1, 3], "resnet_groups": 4}
+    given = {"dim": 128, "dim_mults": [1, 2], "self_attn": True, "num_resnet_blocks": [1, 3], "resnet_groups": 4}
     config = from_dict(DecoderUnetConfig, given)
     assert from_dict(DecoderUnetConfig, to_dict(config)) == config
     assert [(s.attention, s.blocks, s.groups) for s in config.stages] == [("self", 1, 4), ("self", 3, 4)]
     with pytest.raises(InputError, match="self_attn is 3, but must be comma-separated True or False"):
-        from_dict(DecoderUnetConfig, {"self_attn": 3})
+        from_dict(DecoderUnetConfig, {"dim": 128, "self_attn": 3})
 
 
 def test_one_value_stands_for_all_stages_and_widths_follow():
