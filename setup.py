@@ -36,6 +36,7 @@ setup(
         "s3": ["boto3"],
         "wandb": ["wandb"],
         "tensorboard": ["tensorboard"],
+        "clip": ["open_clip_torch>=2.30"],
         "test": [
             "pytest",
             "pytest-xdist",

@@ -23,8 +23,8 @@ ROOT = PACKAGE.parent
 
 # An import may only go down this list.
 ROOMS = (
-    "scripts", "drill", "benchmarks", "commands", "shapes", "sampling", "tasks", "training", "evaluation",
-    "checkpoints", "data", "diffusion", "models", "images", "text", "tracking", "distributed", "storage",
+    "scripts", "drill", "benchmarks", "commands", "shapes", "sampling", "tasks", "training", "embeddings",
+    "evaluation", "checkpoints", "data", "diffusion", "models", "images", "text", "tracking", "distributed", "storage",
     "batch", "config", "randomness", "errors",
 )  # fmt: skip
 

@@ -158,7 +158,13 @@ class NoisedClip(nn.Module):
 
     def encode_text(self, tokens: Tensor, mask: Tensor, dropout_keys: Tensor | None = None) -> Tensor:
         """Text features. tokens, mask: [N, L]. Returns [N, classifier_enc_attn_dim] float32, L2-normalized."""
-        return self._normalize(self.text_tower(tokens, mask, dropout_keys)[1])
+        return self.encode_tokens(tokens, mask, dropout_keys)[0]
+
+    def encode_tokens(self, tokens: Tensor, mask: Tensor, dropout_keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """``encode_text``, and the states of all tokens, [N, L, classifier_enc_attn_dim], as ``TextEncoder`` gives
+        them."""
+        states, summary = self.text_tower(tokens, mask, dropout_keys)
+        return self._normalize(summary), states
 
     @staticmethod
     def _normalize(features: Tensor) -> Tensor:

@@ -1,0 +1,163 @@
+"""CLIPs of the package open_clip (the extra ``clip``), which is imported when one is asked for."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..config import nearest
+from ..errors import InputError
+from ..models.layers import to_channels_last
+from .contract import Clip, weights_digest
+
+SPELLING = "MODEL/TAG (ViT-B-32/laion2b_s34b_b79k), MODEL:FILE or MODEL/TAG:FILE with a local file of weights"
+
+
+@dataclass
+class Tokenizer:
+    """A tokenizer of open_clip with our convention: the mask is True up to the end token, and of an empty text at the
+    start token only. Of tokenizers without an end token of their own it is True where there is no padding."""
+
+    tokenizer: Any
+
+    def __call__(self, texts: Sequence[str], length: int) -> tuple[Tensor, Tensor]:
+        tokens = self.tokenizer(list(texts), context_length=length)
+        end = getattr(self.tokenizer, "eot_token_id", None)
+        if end is None:
+            padding = getattr(getattr(self.tokenizer, "tokenizer", None), "pad_token_id", None) or 0
+            mask = tokens != padding
+        else:
+            is_end = (tokens == end).int()
+            mask = is_end.cumsum(1) - is_end == 0  # no end token before it
+        count = mask.sum(1, keepdim=True)
+        mask &= (count > 2) | (torch.arange(length) == 0)
+        mask[:, 0] = True
+        return tokens, mask
+
+
+class OpenClip(Clip):
+    """A model of open_clip. mean, std: of the colors in [0, 1] that it was trained with.
+
+    Token states are what the text transformer's last norm returns: those that are pooled and projected to the
+    embedding. Text towers from other libraries, and CoCa's, which norms only what it has pooled, give none.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, *arguments: Any, mean: Sequence[float], std: Sequence[float], **options: Any):
+        super().__init__(*arguments, **options)
+        for name, values in (("mean", mean), ("std", std)):
+            colors = torch.tensor(list(values), device=self.device).view(1, -1, 1, 1)
+            self.register_buffer(name, colors, persistent=False)
+
+    def image_features(self, images: Tensor) -> Tensor:
+        return self.network.encode_image(((images + 1) / 2 - self.mean) / self.std)  # type: ignore[operator]
+
+    def text_features(self, tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        norm = getattr(getattr(self.network, "text", self.network), "ln_final", None)
+        returned: list[Tensor] = []
+        handle = norm.register_forward_hook(lambda *call: returned.append(call[2])) if norm is not None else None
+        try:
+            features = self.network.encode_text(tokens)  # type: ignore[operator]
+        finally:
+            if handle:
+                handle.remove()
+        if not returned or returned[-1].ndim != 3 or returned[-1].shape[1] != tokens.shape[1]:
+            return features, torch.zeros(*tokens.shape, 0, device=tokens.device)
+        return features, returned[-1]
+
+
+def _import() -> ModuleType:
+    """The package open_clip. InputError that says what to install."""
+    try:
+        return importlib.import_module("open_clip")
+    except ModuleNotFoundError as error:
+        if error.name == "open_clip":
+            raise InputError(
+                "clip models of open_clip require the package open_clip: pip install 'diff_dalle[clip]'"
+            ) from None
+        raise InputError(f"open_clip cannot be imported: it requires the package {error.name}") from error
+    except Exception as error:  # torchvision raises RuntimeError, of operators that torch does not have
+        reason = str(error).partition("\n")[0]
+        raise InputError(
+            f"open_clip cannot be imported ({reason}): it imports torchvision, which must be built for the installed "
+            f"torch {torch.__version__}; install both from one index, such as https://download.pytorch.org/whl/cpu"
+        ) from error
+
+
+def _preprocessing(library: ModuleType, name: str, tag: str) -> Mapping[str, Any]:
+    """What open_clip says about weights: mean, std, interpolation and quick_gelu.
+
+    tag: "" = what all published weights of the model agree on. InputError where they do not.
+    """
+    tags = [tag] if tag else library.list_pretrained_tags_by_model(name)
+    known = [library.get_pretrained_cfg(name, each) for each in tags]
+    found = [{key: each.get(key) for key in ("mean", "std", "interpolation")} for each in known]
+    if any(each != found[0] for each in found):
+        raise InputError(
+            f"weights of {name} were published with different normalizations of colors: say whose the file's is, by "
+            f"{name}/TAG:FILE, TAG one of {', '.join(tags)}"
+        )
+    colors = {key: value for key, value in (found[0] if found else {}).items() if value is not None}
+    return {**colors, "quick_gelu": bool(tag and known[0].get("quick_gelu", False))}
+
+
+def load_open_clip(model: str, device: torch.device, precision: str) -> OpenClip:
+    """model: spelled as ``SPELLING``. With FILE, TAG says only whose normalization and activation it has.
+
+    Raises InputError for a package that is missing or broken, an unknown model or tag, and weights that are neither
+    in open_clip's cache nor can be downloaded.
+    """
+    stem, _, file = model.partition(":")
+    name, tag = (stem, "") if file and "/" not in stem else stem.rpartition("/")[::2]
+    if not name or not (tag or file):
+        raise InputError(f"the CLIP model is {model!r}, but must be spelled {SPELLING}")
+    library, name = _import(), name.replace("/", "-")
+    if name not in library.list_models():
+        raise InputError(f"open_clip has no model {name!r}{nearest(name, library.list_models())}: spell it {SPELLING}")
+    tags = library.list_pretrained_tags_by_model(name)
+    if tag and not library.get_pretrained_cfg(name, tag):
+        raise InputError(f"open_clip has no weights {tag!r} of {name}, only {', '.join(tags) or 'none'}")
+    if file and not os.path.isfile(file):
+        raise InputError(f"the weights of the CLIP model {model} are not a local file: {file} does not exist")
+    colors = dict(_preprocessing(library, name, tag))
+    quick = colors.pop("quick_gelu")
+    try:
+        options = {"force_quick_gelu": quick, "force_preprocess_cfg": colors}
+        network = library.create_model(name, pretrained=file or tag, **options)
+    except Exception as error:  # network, disk, hub, missing keys: each library that open_clip uses has its own
+        reason = " ".join(str(error).split())[:300]
+        hint = "" if file else f"; download them where there is a network, and give the file: {name}/{tag}:FILE"
+        raise InputError(f"the weights of {model} cannot be loaded ({type(error).__name__}: {reason}){hint}") from error
+    shown = library.get_model_preprocess_cfg(network)
+    size, config = shown["size"], library.get_model_config(name)
+    text = config["text_cfg"]
+    quick = quick or config.get("quick_gelu", False)
+    arithmetic = f"{name.removesuffix('-quickgelu')} {list(shown['mean'])} {list(shown['std'])} {quick}"
+    return OpenClip(
+        to_channels_last(network.to(device)),
+        f"open_clip {model}",
+        f"open_clip:{weights_digest(network.state_dict(), arithmetic)}",
+        size[0] if isinstance(size, (list, tuple)) else size,
+        Tokenizer(library.get_tokenizer(name)),
+        text.get("context_length", 77),
+        precision,
+        interpolation="bilinear" if shown.get("interpolation") == "bilinear" else "bicubic",
+        mean=shown["mean"],
+        std=shown["std"],
+    )
+
+
+def load_openai_clip(model: str, device: torch.device, precision: str) -> OpenClip:
+    """model: as OpenAI spells it, ViT-L/14 or ViT-L/14@336px, or with a local file of its weights, ViT-L/14:FILE."""
+    name, colon, file = model.partition(":")
+    name = name.replace("/", "-").replace("@336px", "-336")
+    return load_open_clip(f"{name}/openai{colon}{file}", device, precision)
