@@ -14,6 +14,7 @@ from .. import storage
 from ..distributed.world import ALONE, World
 from ..errors import InputError, quantity, redact
 from ..images.decode import IMAGE_KINDS, BrokenSample
+from .embedding import KINDS
 from .index import Indexed, count_kinds, discard_summaries, examine, index_shards
 from .lru_cache import LRUCache
 from .names import printable
@@ -24,7 +25,8 @@ from .sources import find_shards
 from .table_file import load_table, save_table
 
 MAX_BYTES = {IMAGE: 1 << 28, "cls": 1 << 10}  # of a member, by kind; larger ones are not read
-MAX_OTHER = 1 << 20  # bytes of any other member: captions, json, embeddings
+MAX_OTHER = 1 << 20  # bytes of any other member: captions, json
+MAX_EMBEDDING = 1 << 24  # 512 tokens of 8,192 float32
 HEADERS = 1536  # bytes between two members below which there are only headers and padding: no third member fits
 REMOTE_GAP = 1 << 16  # bytes between two remote members that cost less to read than a second request
 log = logging.getLogger(__name__)
@@ -51,7 +53,7 @@ class Unavailable(BrokenSample):
 class Raw:
     """The stored parts of a sample.
 
-    members: bytes, by kind. embeddings: float32 [width], by sidecar. problem: why it cannot be used, or "".
+    members: bytes, by kind. embeddings: float32, by sidecar. problem: why it cannot be used, or "".
     unavailable: whether the problem is that its storage does not answer.
     """
 
@@ -73,7 +75,7 @@ def _describes(summary: ShardSummary, shard: Shard) -> bool:
 class Collection:
     """The usable samples of a list of shards: those with all required members.
 
-    sidecars:  embeddings that are required from files beside the shards, with their widths.
+    sidecars:  embeddings that are required from files beside the shards, with their shapes.
     remembered: number of shards whose tables are kept in memory.
 
     ``counts`` [shards] int64: usable samples per shard; ``samples``: their sum; ``left_out``: the other samples.
@@ -86,7 +88,7 @@ class Collection:
         required: Required,
         files: ShardFiles,
         remembered: int = REMEMBERED,
-        sidecars: Iterable[tuple[Sidecar, int]] = (),
+        sidecars: Iterable[tuple[Sidecar, tuple[int, ...]]] = (),
     ):
         self.required, self.files = required, files
         self.shards = [entry.shard for entry in entries]
@@ -96,7 +98,7 @@ class Collection:
         total = [entry.summary.samples for entry in entries]
         self.left_out = sum(total) - self.samples
         paths = [entry.path for entry in entries]
-        self._sidecars = {each: SidecarFiles(each, width, paths, total, files) for each, width in sidecars}
+        self._sidecars = {each: SidecarFiles(each, shape, paths, total, files) for each, shape in sidecars}
         self._members: LRUCache[Members] = LRUCache(remembered)
         self._key_rows: LRUCache[np.ndarray] = LRUCache(remembered)
 
@@ -163,7 +165,7 @@ class Collection:
     def read(self, place: Place) -> Raw:
         """Read a sample; adjacent members are read at once. One with a member above its size limit is not read."""
         for kind, (_, size) in place.spans.items():
-            limit = MAX_BYTES.get(kind, MAX_OTHER)
+            limit = MAX_EMBEDDING if kind.endswith(KINDS) else MAX_BYTES.get(kind, MAX_OTHER)
             if size > limit:
                 return Raw(problem=f"one of its members has {size:,} bytes, more than {limit:,}")
         members = self._read_members(place)
@@ -209,7 +211,7 @@ def collect(
     index_cache: str = "",
     flag: str = "--data_dir",
     remembered: int = REMEMBERED,
-    sidecars: Iterable[tuple[Sidecar, int]] = (),
+    sidecars: Iterable[tuple[Sidecar, tuple[int, ...]]] = (),
     world: World = ALONE,
 ) -> Collection:
     """The samples of all sources with all required members, see ``find_shards``.

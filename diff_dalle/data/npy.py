@@ -1,4 +1,4 @@
-"""Numpy's .npy format: parsing headers, reading one embedding per file, checking values."""
+"""Numpy's .npy format: parsing headers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import re
 from dataclasses import dataclass
 
 import numpy as np
-
-from ..images.decode import BrokenSample
 
 MAX_HEADER = 1 << 14  # bytes that are read for a header: numpy itself refuses more than 10,000 characters
 MAX_DIMENSIONS = 32  # numpy's own limit
@@ -24,21 +22,28 @@ _ENTRIES = {
 
 
 @dataclass(frozen=True)
-class NpyHeader:
-    """The header of a .npy file: shape, element type and order, and the byte at which the elements start."""
+class ArrayHeader:
+    """What a file says about its array: shape, element type and order, and the byte at which the elements start.
+
+    bfloat16: whether the elements, which numpy has no type for, are the upper halves of float32; dtype is then uint16.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype
     fortran_order: bool
     offset: int
+    bfloat16: bool = False
 
     @property
     def is_float(self) -> bool:
         """Whether the elements are numbers of 16, 32 or 64 bits. Pickled objects are not."""
-        return self.dtype.kind == "f" and self.dtype.itemsize <= 8
+        return self.bfloat16 or (self.dtype.kind == "f" and self.dtype.itemsize <= 8)
+
+    def __str__(self) -> str:
+        return f"{'bfloat16' if self.bfloat16 else self.dtype} {list(self.shape)}"
 
 
-def parse_header(data: bytes) -> NpyHeader:
+def parse_header(data: bytes) -> ArrayHeader:
     """Parse the header at the start of a .npy file of plain elements. Raises ValueError when there is none."""
     start = 10 if data[6:7] == b"\1" else 12  # the length has two bytes in version 1, four in versions 2 and 3
     length = int.from_bytes(data[8:start], "little")
@@ -56,35 +61,4 @@ def parse_header(data: bytes) -> NpyHeader:
         dtype = np.dtype(values["descr"])
     except (TypeError, ValueError):
         raise ValueError(f"a .npy file of unknown elements, {values['descr']}") from None
-    return NpyHeader(tuple(map(int, lengths)), dtype, values["fortran_order"] == "True", start + length)
-
-
-def read_embedding(data: bytes, width: int) -> np.ndarray:
-    """The embedding in a .npy file of shape [width] or [1, width], float32 [width].
-
-    Raises BrokenSample for anything else, and for what ``check_embedding`` refuses.
-    """
-    try:
-        header = parse_header(data)
-    except ValueError:
-        raise BrokenSample("its embedding is not a .npy file") from None
-    if header.shape not in ((width,), (1, width)) or not header.is_float:
-        kind = f"{header.dtype} {list(header.shape)}"
-        raise BrokenSample(f"its embedding is {kind}, but must be floating-point [{width}]")
-    if len(data) < header.offset + width * header.dtype.itemsize:
-        raise BrokenSample("its embedding is truncated")
-    return check_embedding(np.frombuffer(data, header.dtype, width, header.offset))
-
-
-def check_embedding(values: np.ndarray) -> np.ndarray:
-    """``values`` as float32. Raises BrokenSample unless they are finite and not all zero.
-
-    Zeros are how tools that compute embeddings mark the rows of samples they could not read.
-    """
-    with np.errstate(over="ignore", invalid="ignore"):
-        values = values.astype(np.float32)
-    if not np.isfinite(values).all():
-        raise BrokenSample("its embedding has NaN or infinite values")
-    if not values.any():
-        raise BrokenSample("its embedding is all zeros, the mark of a missing one")
-    return values
+    return ArrayHeader(tuple(map(int, lengths)), dtype, values["fortran_order"] == "True", start + length)

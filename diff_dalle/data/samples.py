@@ -24,7 +24,7 @@ from ..randomness import random_uniform
 from .buckets import BucketOrder
 from .captions import caption_kind, read_caption, read_record
 from .collection import Collection, Raw, Unavailable
-from .npy import read_embedding
+from .embedding import read_embedding
 from .order import Order
 from .shard_table import IMAGE
 from .spec import ImageSpec, Rejected, SampleSpec
@@ -180,7 +180,9 @@ class Samples(Dataset[Chunk]):
         if spec.num_classes:
             cond["labels"] = torch.tensor(labels)
         for i, embedding in enumerate(spec.embeddings):
-            cond[embedding.field] = torch.from_numpy(np.stack([row[i] for row in embeddings]))
+            values = np.stack([row[i] for row in embeddings])
+            parts = (values, values.any(2)) if embedding.length else (values,)  # tokens of zeros are padding
+            cond |= zip(embedding.fields, map(torch.from_numpy, parts), strict=True)
         return cond
 
     def _draws(self, positions: Sequence[int]) -> list[list[float]]:
@@ -254,7 +256,7 @@ class Samples(Dataset[Chunk]):
         caption = read_caption(raw.members[self.caption_kind], recipe.caption_field) if spec.captions else ""
         label = _read_label(raw.members["cls"], spec.num_classes) if spec.num_classes else 0
         embeddings = [
-            read_embedding(raw.members[each.source.lower()], each.width)
+            read_embedding(each.source.lower(), raw.members[each.source.lower()], each.shape)
             if isinstance(each.source, str)
             else raw.embeddings[each.source]
             for each in spec.embeddings

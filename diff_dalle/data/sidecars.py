@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Sequence
@@ -12,7 +13,8 @@ import numpy as np
 from .. import storage
 from ..errors import InputError
 from ..images.decode import BrokenSample
-from .npy import MAX_HEADER, check_embedding, parse_header
+from .embedding import as_float, check_embedding, described, fit_embedding
+from .npy import MAX_HEADER, ArrayHeader, parse_header
 from .shards import Shard, ShardFiles
 
 THREADS = 16  # they wait for disks and networks, not for each other
@@ -68,27 +70,37 @@ class Sidecar:
 
 @dataclass(frozen=True)
 class _Array:
-    """A sidecar file: its number of rows, the byte at which they start, and their type."""
+    """A sidecar file and what its header says: [rows, width] or [rows, tokens, width]."""
 
     file: Shard
-    rows: int
-    offset: int
-    dtype: np.dtype
+    header: ArrayHeader
+
+    @property
+    def rows(self) -> int:
+        return self.header.shape[0]
 
 
 class SidecarFiles:
     """The sidecar files of a list of shards.
 
-    width:   elements of a row.
+    shape:   of an embedding: (width,) of a picture or text, (length, width) of the states of a text's tokens, of which
+             the files may have another number.
     shards:  the shards' paths.
     samples: the shards' numbers of samples; a shard without any needs no file.
 
     All headers are read when it is created. Raises InputError naming the file unless it exists, is complete, and holds
-    a floating-point array [rows, width] in C order with a row for every sample of its shard.
+    a floating-point array [rows, width] or [rows, tokens, width] in C order with a row for every sample of its shard.
     """
 
-    def __init__(self, sidecar: Sidecar, width: int, shards: Sequence[str], samples: Sequence[int], files: ShardFiles):
-        self.sidecar, self.width, self.files = sidecar, width, files
+    def __init__(
+        self,
+        sidecar: Sidecar,
+        shape: tuple[int, ...],
+        shards: Sequence[str],
+        samples: Sequence[int],
+        files: ShardFiles,
+    ):
+        self.sidecar, self.shape, self.files = sidecar, shape, files
         paths = {shard: sidecar.path(shard) for shard, count in zip(shards, samples, strict=True) if count}
         owners: dict[str, str] = {}
         for shard, path in paths.items():
@@ -110,15 +122,16 @@ class SidecarFiles:
             header = parse_header(self.files.read(file, 0, min(file.size, MAX_HEADER)))
         except ValueError as error:  # InputError too
             raise InputError(f"the embeddings {path} cannot be read: {error}") from error
-        shape = header.shape
-        if len(shape) != 2 or shape[1] != self.width or not header.is_float:
-            kind = f"{header.dtype} {list(shape)}"
-            raise InputError(f"{path} holds {kind}, but must hold floating-point embeddings [rows, {self.width}]")
+        shape, expected = header.shape, self.shape
+        if len(shape) != len(expected) + 1 or shape[-1] != expected[-1] or 0 in shape[1:] or not header.is_float:
+            what = "embeddings" if len(expected) == 1 else "token states of texts"
+            rows = described(expected).replace("[", "[rows, ")
+            raise InputError(f"{path} holds {header}, but must hold floating-point {what} {rows}")
         if header.fortran_order:
             raise InputError(f"{path} is in Fortran order: save it again with numpy.ascontiguousarray")
-        if file.size < header.offset + shape[0] * shape[1] * header.dtype.itemsize:
+        if file.size < header.offset + math.prod(shape) * header.dtype.itemsize:
             raise InputError(f"{path} is truncated: {shape[0]:,} embeddings do not fit in its {file.size:,} bytes")
-        return _Array(file, shape[0], header.offset, header.dtype)
+        return _Array(file, header)
 
     def in_place(self, shard: int) -> bool:
         """Whether rows are read by range requests, where concurrent reads are faster than consecutive ones."""
@@ -126,12 +139,16 @@ class SidecarFiles:
         return array is not None and self.files.in_place(array.file)
 
     def read(self, shard: int, row: int) -> np.ndarray:
-        """A row, float32 [width]. Raises BrokenSample when it does not exist or is not a usable embedding."""
+        """A row, float32 of ``shape``. Raises BrokenSample when it does not exist or is not a usable embedding."""
         array = self._arrays[shard]
         if array is None or not 0 <= row < array.rows:
             raise BrokenSample(f"its embedding would be row {row} of {array.rows if array else 0:,}")
-        size = self.width * array.dtype.itemsize
-        data = self.files.read(array.file, array.offset + row * size, size)
+        header, stored = array.header, array.header.shape[1:]
+        wanted = stored if len(stored) == 1 else (min(stored[0], self.shape[0]), stored[1])
+        size = math.prod(wanted) * header.dtype.itemsize
+        start = header.offset + row * math.prod(stored) * header.dtype.itemsize
+        data = self.files.read(array.file, start, size)
         if len(data) < size:
             raise BrokenSample(f"its embedding is beyond the end of {array.file.path}")
-        return check_embedding(np.frombuffer(data, array.dtype))
+        values = np.frombuffer(data, header.dtype).reshape(wanted)
+        return check_embedding(fit_embedding(as_float(header, values), self.shape))

@@ -6,6 +6,7 @@ object, a function at module level, a ``functools.partial`` of one, but no lambd
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from ..errors import InputError
 from ..images.decode import BrokenSample
 from ..images.transforms import Window
 from .captions import caption_kind
+from .embedding import KINDS
 from .shard_table import IMAGE, Required
 from .sidecars import Sidecar
 
@@ -80,29 +82,44 @@ class CaptionSpec:
 
 @dataclass(frozen=True)
 class EmbeddingSpec:
-    """An embedding of a sample, float32 [width]. One with NaN, infinite values or only zeros is a broken sample.
+    """An embedding of a sample, float32. One with NaN, infinite values or only zeros is a broken sample.
 
-    source: the kind of a .npy member of the tar, such as "npy" or "img_emb.npy", or a ``Sidecar``.
+    source: the kind of a .npy or safetensors member of the tar, such as "npy", "img_emb.npy" or "safetensors", or a
+            ``Sidecar``.
     name:   "" fills ``Conditioning.image_embedding``; NAME fills ``Conditioning.extra["NAME_embedding"]``.
+    length: above 0, it is not one vector [width] but the states of a text's tokens, [any number, width], cut and padded
+            with zeros to this length. They fill ``Conditioning.text_states`` and ``.mask``, or
+            ``Conditioning.extra["NAME_states"]`` and ``["NAME_mask"]``.
     """
 
     width: int
     source: str | Sidecar
     name: str = ""
+    length: int = 0
 
     def __post_init__(self):
-        if self.width < 1:
-            raise InputError(f"the width of an embedding is {self.width}, but must be at least 1")
-        if isinstance(self.source, str) and (not self.source or self.source[0] == "." or "/" in self.source):
+        if self.width < 1 or self.length < 0:
             raise InputError(
-                f"the source of an embedding is {self.source!r}, but must be the extension of a member, such as npy "
-                "or img_emb.npy, or a Sidecar"
+                f"the width of an embedding is {self.width} and its length {self.length}, but they must be at least 1 "
+                "and 0"
+            )
+        if isinstance(self.source, str) and not re.fullmatch(rf"([^./]+\.)*({'|'.join(KINDS)})", self.source.lower()):
+            raise InputError(
+                f"the source of an embedding is {self.source!r}, but must be the extension of a member, such as npy, "
+                "img_emb.npy or safetensors, or a Sidecar"
             )
 
     @property
-    def field(self) -> str:
-        """What it fills, in the names of ``Conditioning.present``."""
-        return f"extra.{self.name}_embedding" if self.name else "image_embedding"
+    def shape(self) -> tuple[int, ...]:
+        """(width,), or (length, width)."""
+        return (self.length, self.width) if self.length else (self.width,)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """What it fills, in the names of ``Conditioning.present``: the embedding, or states and mask."""
+        if self.length:
+            return (f"extra.{self.name}_states", f"extra.{self.name}_mask") if self.name else ("text_states", "mask")
+        return (f"extra.{self.name}_embedding" if self.name else "image_embedding",)
 
 
 @dataclass(frozen=True)
@@ -151,21 +168,21 @@ class SampleSpec:
 
     def __post_init__(self):
         filled = [name for caption in self.captions for name in caption.fields]
-        filled += [embedding.field for embedding in self.embeddings]
+        filled += [name for embedding in self.embeddings for name in embedding.fields]
         if not (self.image or filled or self.num_classes):
             raise InputError("a sample must hold something: an image, a caption, a class or an embedding")
         for names, what in ((filled, "fields"), ([each.name for each in self.filters], "filters")):
             twice = {name for name in names if names.count(name) > 1}
             if twice:
                 raise InputError(f"the {what} of a sample must have different names, but {min(twice)} occurs twice")
-        widths = {(each.source, each.width) for each in self.embeddings if isinstance(each.source, Sidecar)}
-        if len(widths) > len(self.sidecars):
-            raise InputError("the embeddings of one Sidecar have one width, but the spec gives two")
+        shapes = {(each.source, each.shape) for each in self.embeddings if isinstance(each.source, Sidecar)}
+        if len(shapes) > len(self.sidecars):
+            raise InputError("the embeddings of one Sidecar have one width and length, but the spec gives two")
 
     @property
-    def sidecars(self) -> dict[Sidecar, int]:
-        """The embeddings from files beside the shards, with their widths."""
-        return {each.source: each.width for each in self.embeddings if isinstance(each.source, Sidecar)}
+    def sidecars(self) -> dict[Sidecar, tuple[int, ...]]:
+        """The embeddings from files beside the shards, with their shapes."""
+        return {each.source: each.shape for each in self.embeddings if isinstance(each.source, Sidecar)}
 
     def required(self, caption_field: str) -> Required:
         """The members of the tar that this reads. caption_field: as in ``DataConfig``."""

@@ -26,8 +26,8 @@ from ..commands.sources import read_config
 from ..commands.train_generator import GeneratorRun
 from ..config import from_dict, to_dict
 from ..data.captions import read_caption
+from ..data.embedding import read_embedding
 from ..data.index import FOLDER, SUMMARY, index_shards
-from ..data.npy import read_embedding
 from ..data.shard_table import Table
 from ..data.shards import ShardFiles
 from ..data.table_file import load_table
@@ -121,7 +121,16 @@ def _embeddings(folder: Path):
         buffer = io.BytesIO()
         np.save(buffer, array)
         seeds.append(buffer.getvalue())
-    return partial(damaged, seeds), lambda data: read_embedding(data, WIDTH)
+    for kind, size in (("F32", 4), ("BF16", 2)):
+        entry = {"dtype": kind, "shape": [1, WIDTH], "data_offsets": [0, WIDTH * size]}
+        header = as_json({"__metadata__": {"format": "pt"}, "embedding": entry})
+        seeds.append(len(header).to_bytes(8, "little") + header + b"\x3f" * (WIDTH * size))
+    shapes = ((WIDTH,), (3, WIDTH))
+
+    def read(data: bytes) -> np.ndarray:
+        return read_embedding("npy" if data[:1] == b"\x93" else "safetensors", data, shapes[len(data) % 2])
+
+    return partial(damaged, seeds), read
 
 
 # ------------------------------------------------------------------------------------------------------ tars, indexes

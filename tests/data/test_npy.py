@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 from shard_making import npy_bytes
 
-from diff_dalle.data.npy import parse_header, read_embedding
+from diff_dalle.data.embedding import read_embedding
+from diff_dalle.data.npy import parse_header
 from diff_dalle.images.decode import BrokenSample
 
 
@@ -72,14 +73,14 @@ def test_other_headers_are_refused_without_being_evaluated(data):
     with pytest.raises(ValueError, match=r"\.npy"):
         parse_header(data)
     with pytest.raises(BrokenSample, match=r"not a \.npy file"):
-        read_embedding(data, 2)
+        read_embedding("npy", data, (2,))
 
 
 def test_absurd_shapes_take_no_memory():
     header = npy(described(shape="(999999999999999999, 999999999999999999)"))
     assert parse_header(header).shape == (10**18 - 1,) * 2
     with pytest.raises(BrokenSample, match=r"float32 \[999999999999999999, "):
-        read_embedding(header, 2)
+        read_embedding("npy", header, (2,))
 
 
 def test_objects_are_refused():
@@ -88,4 +89,4 @@ def test_objects_are_refused():
             return pytest.fail, ("unpickled",)
 
     with pytest.raises(BrokenSample, match=r"its embedding is object \[2\], but must be floating-point \[2\]"):
-        read_embedding(npy_bytes(np.array([Harmful(), 1], dtype=object)), 2)
+        read_embedding("npy", npy_bytes(np.array([Harmful(), 1], dtype=object)), (2,))

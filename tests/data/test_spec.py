@@ -208,7 +208,7 @@ BAD = {
     "truncated": (npy_bytes(np.ones(8, np.float32))[:-1], "is truncated"),
     "objects": (npy_bytes(np.array([Trap()] * 8)), r"is object \[8\]"),
     "header": (npy_bytes(np.ones(8, np.float32)).replace(b"'descr'", b"exit(1)"), "is not a .npy file"),
-    "large": (npy_bytes(np.ones(1 << 20, np.float32)), "one of its members has 4,194,432 bytes"),
+    "large": (npy_bytes(np.ones(1 << 22, np.float32)), "one of its members has 16,777,344 bytes"),
 }
 
 

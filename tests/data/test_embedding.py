@@ -1,0 +1,225 @@
+"""Embeddings in members of shards: .npy and safetensors, of pictures and of the tokens of texts."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from shard_making import npy_bytes, sample, tar_bytes
+
+from diff_dalle.data.embedding import KINDS, read_embedding
+from diff_dalle.data.loader import DataConfig, Loader
+from diff_dalle.data.sidecars import Sidecar
+from diff_dalle.data.spec import CaptionSpec, EmbeddingSpec, ImageSpec, SampleSpec
+from diff_dalle.errors import InputError
+from diff_dalle.images.decode import BrokenSample
+
+WIDTH = 6
+TYPES = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "I64": "<i8"}
+ROWS = np.random.default_rng(0).standard_normal((3, WIDTH)).astype(np.float32)
+
+
+def safetensors(*arrays: np.ndarray, padding: int = 0, **changed) -> bytes:
+    """A file of these arrays; uint16 ones are bfloat16. changed: of the entry of the first."""
+    header, data = {"__metadata__": {"format": "pt"}}, b""
+    for number, array in enumerate(arrays):
+        kind = {value: key for key, value in TYPES.items()}.get(array.dtype.str, "BF16")
+        span = [len(data), len(data) + array.nbytes]
+        header[f"embedding {number}"] = {"dtype": kind, "shape": list(array.shape), "data_offsets": span}
+        data += array.tobytes()
+    if arrays:
+        header["embedding 0"] |= changed
+    text = json.dumps(header).encode() + b" " * padding
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def bfloat16(values: np.ndarray) -> np.ndarray:
+    return torch.from_numpy(values).bfloat16().view(torch.int16).numpy().view(np.uint16)
+
+
+WRITERS = {"npy": npy_bytes, "safetensors": safetensors}
+
+
+@pytest.mark.parametrize("kind", ["img_emb.npy", "safetensors", "img_emb.safetensors"])
+@pytest.mark.parametrize("dtype", ["<f2", "<f4", "<f8"])
+@pytest.mark.parametrize("shape", [(WIDTH,), (1, WIDTH)])
+def test_an_embedding_of_any_float_type(kind, dtype, shape):
+    data = WRITERS[kind.rpartition(".")[2]](ROWS[0].astype(dtype).reshape(shape))
+    found = read_embedding(kind, data, (WIDTH,))
+    assert found.dtype == np.float32 and found.shape == (WIDTH,)
+    np.testing.assert_array_equal(found, ROWS[0].astype(dtype).astype(np.float32))
+
+
+def test_safetensors_in_bfloat16():
+    found = read_embedding("safetensors", safetensors(bfloat16(ROWS[0]), padding=9), (WIDTH,))
+    np.testing.assert_array_equal(found, torch.from_numpy(ROWS[0]).bfloat16().float().numpy())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_states_of_tokens_are_cut_and_padded(kind):
+    data, all_in_one = WRITERS[kind](ROWS), WRITERS[kind](ROWS[None])
+    np.testing.assert_array_equal(read_embedding(kind, data, (3, WIDTH)), ROWS)
+    np.testing.assert_array_equal(read_embedding(kind, data, (2, WIDTH)), ROWS[:2])
+    padded = read_embedding(kind, all_in_one, (5, WIDTH))
+    np.testing.assert_array_equal(padded, np.concatenate([ROWS, np.zeros((2, WIDTH))]))
+    one = read_embedding(kind, WRITERS[kind](ROWS[:1]), (2, WIDTH))
+    np.testing.assert_array_equal(one, np.stack([ROWS[0], np.zeros(WIDTH)]))
+
+
+def test_states_in_fortran_order():
+    np.testing.assert_array_equal(read_embedding("npy", npy_bytes(np.asfortranarray(ROWS)), (3, WIDTH)), ROWS)
+
+
+def test_what_is_no_usable_embedding_is_broken():
+    def reason(kind, data, shape=(WIDTH,)):
+        with pytest.raises(BrokenSample) as caught:
+            read_embedding(kind, data, shape)
+        return str(caught.value)
+
+    for kind, write in WRITERS.items():
+        assert reason(kind, write(ROWS)) == "its embedding is float32 [3, 6], but must be floating-point [6]"
+        assert "floating-point [tokens, 6]" in reason(kind, write(ROWS[0]), (3, WIDTH))
+        assert "floating-point [tokens, 6]" in reason(kind, write(ROWS[:, :5]), (3, WIDTH))
+        assert "floating-point [tokens, 6]" in reason(kind, write(ROWS[:0]), (3, WIDTH))
+        assert reason(kind, write(ROWS[0])[:-1]) == "its embedding is truncated"
+        assert "all zeros" in reason(kind, write(np.zeros(WIDTH, np.float32)))
+        assert "all zeros" in reason(kind, write(ROWS * [[0], [1], [1]]), (3, WIDTH))
+        assert "NaN" in reason(kind, write(ROWS[0] * np.nan))
+        assert "NaN" in reason(kind, write(ROWS * [[1], [1], [np.inf]]), (3, WIDTH))
+        assert "infinite" in reason(kind, write(np.full(WIDTH, 1e300)))
+        assert "is not a " in reason(kind, b"") and "is not a " in reason(kind, ROWS.tobytes())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\2" + bytes(7) + b"{}",
+        (2**63).to_bytes(8, "little") + b"{}" * 9,
+        (9).to_bytes(8, "little") + b'{"a": 1}',
+        b"\x09" + bytes(7) + b"[1, 2, 3]" + bytes(24),
+        b"\x09" + bytes(7) + b"\xff" * 9,
+        (60_000).to_bytes(8, "little") + b"[" * 60_000,
+        safetensors(),
+        safetensors(ROWS[0], ROWS[1]),
+        safetensors(ROWS[0].astype("<i8")),
+        safetensors(ROWS[0], shape=[WIDTH, -1]),
+        safetensors(ROWS[0], shape=[6.0]),
+        safetensors(ROWS[0], shape=6),
+        safetensors(ROWS[0], shape=[10**19]),
+        safetensors(ROWS[0], shape=[1] * 40 + [6]),
+        safetensors(ROWS[0], shape=[7]),
+        safetensors(ROWS[0], data_offsets=[24, 0]),
+        safetensors(ROWS[0], data_offsets=[0]),
+        safetensors(ROWS[0], data_offsets=None),
+        safetensors(ROWS[0], dtype=["F32"]),
+        safetensors(ROWS[0], padding=1 << 16),
+    ],
+    ids=range(20),
+)
+def test_other_safetensors_are_refused(data):
+    with pytest.raises(BrokenSample, match="not a safetensors file of one embedding"):
+        read_embedding("safetensors", data, (WIDTH,))
+
+
+def test_the_reason_is_named():
+    with pytest.raises(BrokenSample, match="but a safetensors file of 2 tensors, not of one"):
+        read_embedding("safetensors", safetensors(ROWS[0], ROWS[1]), (WIDTH,))
+    with pytest.raises(BrokenSample, match="but a safetensors file of I64"):
+        read_embedding("safetensors", safetensors(ROWS[0].astype("<i8")), (WIDTH,))
+
+
+def test_absurd_offsets_take_no_memory():
+    huge = safetensors(ROWS[0], shape=[WIDTH], data_offsets=[10**17, 10**17 + 4 * WIDTH])
+    with pytest.raises(BrokenSample, match="truncated"):
+        read_embedding("safetensors", huge, (WIDTH,))
+
+
+# -------------------------------------------------------------------------------------------------------- in batches
+
+
+def batch_of(folder, *embeddings, captions=(), count=3):
+    spec = SampleSpec(ImageSpec((8, 8)), captions, embeddings=embeddings)
+    config = DataConfig(data_dir=(str(folder),), num_workers=0, streams=1)
+    return Loader(config, spec, shuffle=False).batch_at(range(count))
+
+
+def states(count: int) -> np.ndarray:
+    """The states of ``count`` tokens."""
+    return np.random.default_rng(count).standard_normal((count, WIDTH)).astype(np.float32)
+
+
+def test_members_fill_a_batch(tmp_path):
+    files = []
+    for i in range(3):
+        members = {"img_emb.safetensors": safetensors(ROWS[i]), "text.npy": npy_bytes(states(i + 1))}
+        files += sample(f"{i:04d}") + [(f"{i:04d}.{kind}", data) for kind, data in members.items()]
+    (tmp_path / "0.tar").write_bytes(tar_bytes(files))
+    cond = batch_of(
+        tmp_path,
+        EmbeddingSpec(WIDTH, "img_emb.safetensors"),
+        EmbeddingSpec(WIDTH, "text.npy", length=2),
+        EmbeddingSpec(WIDTH, "text.npy", "long", length=4),
+    ).cond
+    np.testing.assert_array_equal(cond.image_embedding, ROWS)
+    assert cond.mask.tolist() == [[True, False], [True, True], [True, True]] and cond.text_states.shape == (3, 2, 6)
+    np.testing.assert_array_equal(cond.text_states[2], states(3)[:2])
+    assert cond.extra["long_mask"].sum(1).tolist() == [1, 2, 3]
+    np.testing.assert_array_equal(cond.extra["long_states"][1, :2], states(2))
+
+
+@pytest.mark.parametrize("dtype", ["<f2", "<f4"])
+@pytest.mark.parametrize("length", [2, 4, 7])
+def test_sidecars_hold_states_of_tokens(tmp_path, dtype, length):
+    (tmp_path / "0.tar").write_bytes(tar_bytes([file for i in range(3) for file in sample(f"{i:04d}")]))
+    stored = np.zeros((3, 4, WIDTH), dtype)
+    for i in range(3):
+        stored[i, : i + 1] = states(i + 1)
+    (tmp_path / "text_0.npy").write_bytes(npy_bytes(stored))
+    cond = batch_of(tmp_path, EmbeddingSpec(WIDTH, Sidecar("text_{}.npy"), length=length)).cond
+    assert cond.text_states.shape == (3, length, WIDTH) and cond.mask.sum(1).tolist() == [1, 2, min(3, length)]
+    np.testing.assert_array_equal(cond.text_states[:, :4], stored[:, :length].astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("array", "length", "reason"),
+    [
+        (np.ones((3, WIDTH), "<f4"), 4, r"holds float32 \[3, 6\], but must hold .*token states .*\[rows, tokens, 6\]"),
+        (np.ones((3, 4, WIDTH), "<f4"), 0, r"holds float32 \[3, 4, 6\], but must hold .*\[rows, 6\]"),
+        (np.ones((3, 4, 5), "<f4"), 4, r"holds float32 \[3, 4, 5\]"),
+        (np.ones((3, 0, WIDTH), "<f4"), 4, r"holds float32 \[3, 0, 6\]"),
+        (np.ones((2, 4, WIDTH), "<f4"), 4, "has 2 embeddings, but .* has 3 samples"),
+    ],
+)
+def test_sidecars_of_another_shape_are_refused(tmp_path, array, length, reason):
+    (tmp_path / "0.tar").write_bytes(tar_bytes([file for i in range(3) for file in sample(f"{i:04d}")]))
+    (tmp_path / "text_0.npy").write_bytes(npy_bytes(array))
+    with pytest.raises(InputError, match=reason):
+        batch_of(tmp_path, EmbeddingSpec(WIDTH, Sidecar("text_{}.npy"), length=length))
+
+
+def test_a_truncated_sidecar_of_states_is_refused(tmp_path):
+    (tmp_path / "0.tar").write_bytes(tar_bytes(sample("0000")))
+    (tmp_path / "text_0.npy").write_bytes(npy_bytes(np.ones((1, 4, WIDTH), "<f4"))[:-1])
+    with pytest.raises(InputError, match="is truncated"):
+        batch_of(tmp_path, EmbeddingSpec(WIDTH, Sidecar("text_{}.npy"), length=2))
+
+
+def test_states_and_captions_need_different_names():
+    def tokenize(texts, length):
+        return torch.zeros(len(texts), length), torch.ones(len(texts), length, dtype=torch.bool)
+
+    caption, embedding = CaptionSpec(tokenize, 3), EmbeddingSpec(WIDTH, "npy", length=3)
+    with pytest.raises(InputError, match="mask occurs twice"):
+        SampleSpec(captions=(caption,), embeddings=(embedding,))
+    SampleSpec(captions=(CaptionSpec(tokenize, 3, "shown"),), embeddings=(embedding,))
+    with pytest.raises(InputError, match="its length -1"):
+        EmbeddingSpec(WIDTH, "npy", length=-1)
+    side = Sidecar("text_{}.npy")
+    with pytest.raises(InputError, match="one width and length, but the spec gives two"):
+        SampleSpec(embeddings=(EmbeddingSpec(WIDTH, side), EmbeddingSpec(WIDTH, side, "text", length=3)))
+
+
+@pytest.mark.parametrize("source", ["", ".npy", "a/b.npy", "jpg", "emb", "npy.gz"])
+def test_members_must_be_of_a_known_kind(source):
+    with pytest.raises(InputError, match="must be the extension of a member, such as npy"):
+        EmbeddingSpec(WIDTH, source)
