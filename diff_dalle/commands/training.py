@@ -142,9 +142,8 @@ class TrainingRun(ABC):
         ``val_data_dir``. Independent of the run's seed."""
         if not self.training.val_data_dir:
             return None
-        plain = replace(self.data, random_crop=False, random_flip=False)
         sources = {"sources": self.training.val_data_dir, "flag": "--val_data_dir", "seed": EVALUATION_SEED}
-        return self._loader(plain, tokenizer, world, shuffle=False, **sources)
+        return self._loader(self.data, tokenizer, world, shuffle=False, augment=False, **sources)
 
     def sample_spec(self, tokenizer: Tokenizer | None) -> SampleSpec:
         """What a training sample must hold. Nothing else is read from the shards."""

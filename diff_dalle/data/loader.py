@@ -16,6 +16,7 @@ from ..config import option
 from ..distributed.world import ALONE, World
 from ..errors import InputError, quantity
 from ..images.decode import MAX_PIXELS, PILLOW_PIXELS
+from ..images.preprocessing import TransformConfig
 from .broken import BrokenSamples
 from .buckets import BucketOrder, Buckets
 from .captions import caption_kind, caption_option
@@ -42,6 +43,12 @@ class DataConfig:
         free=True,  # checkpoints know the shards themselves
     )
     caption_field: str = caption_option()
+    transforms: tuple[TransformConfig, ...] = option(
+        (),
+        "transforms of images, by torchvision's names, before the center crop at the training size; instead of "
+        "random_crop",
+        keyed="name",
+    )
     random_crop: bool = option(False, "random crop, 80–100 % of the shorter side, instead of a center crop")
     random_flip: bool = option(
         False, "horizontal flip, p = 0.5; unsuitable where captions mention left or right, or images show text"
@@ -61,6 +68,7 @@ class DataConfig:
         "nodes, when the run starts, and the same when it resumes",
     )
     shuffle_window: int = option(4, "consecutive shards of an epoch whose samples are shuffled together")
+    resample: bool = option(False, "draw the shards of an epoch with replacement")
     num_workers: int = option(2, "data workers per training process; 0 = load in the training process", free=True)
     prefetch: int = option(4, "batches prepared in advance by all workers together", free=True)
     data_timeout: float = option(
@@ -85,6 +93,8 @@ class DataConfig:
             raise InputError(f"--max_pixels is {self.max_pixels}, but Pillow decodes at most {PILLOW_PIXELS}")
         if not 0 <= self.max_broken <= 1:
             raise InputError(f"--max_broken is {self.max_broken}, but must be a fraction between 0 and 1")
+        if self.transforms and (self.random_crop or self.random_flip):
+            raise InputError("random_crop and random_flip are transforms too: leave them out beside transforms")
         caption_kind(self.caption_field)
 
 
@@ -95,6 +105,7 @@ class Loader:
     batch_size: samples per process and step. rank, world_size: this process among those that share the batches:
                 it takes every world_size-th sample from rank on. (``World.slot`` is the rank that suits its node.)
     shuffle:    False = in the order of the shards.
+    augment:    False = no random crops and flips: those in the middle, and none; a window of the spec stays random.
     sources:    shards to read instead of ``config.data_dir``; ``flag`` is their name in messages.
     device:     device of the batches.
     buckets:    the image size of every sample; batches then have the sizes of ``BucketOrder``. None = all images have
@@ -115,6 +126,7 @@ class Loader:
         rank: int = 0,
         world_size: int = 1,
         shuffle: bool = True,
+        augment: bool = True,
         sources: Sequence[str] | None = None,
         flag: str = "--data_dir",
         device: torch.device | str = "cpu",
@@ -137,6 +149,8 @@ class Loader:
             spec=spec,
             seed=seed,
             caption_field=config.caption_field,
+            transforms=config.transforms,
+            augment=augment,
             random_crop=config.random_crop,
             random_flip=config.random_flip,
             exact_decode=config.exact_decode,
@@ -150,7 +164,11 @@ class Loader:
     def _order(self, buckets: Buckets | None, seed: int, shuffle: bool) -> Order | BucketOrder:
         streams, window = self.streams, self.config.shuffle_window
         if buckets is None:
-            return Order(self.collection.counts, seed, streams, window, shuffle)
+            return Order(self.collection.counts, seed, streams, window, shuffle, shuffle and self.config.resample)
+        if self.config.resample:
+            raise InputError(
+                "resample is True, but images of several sizes are drawn without replacement: leave it out"
+            )
         buckets.check_counts(self.collection.counts)
         if self.spec.image and self.spec.image.window:
             for size in buckets.sizes:

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..errors import InputError
-from ..randomness import permutation
+from ..randomness import permutation, random_uniform
 from .lru_cache import LRUCache
 
 STREAMS = 8  # at least; enough for workers to read from several disks or servers at a time
@@ -39,11 +39,21 @@ class Order:
     streams: interleaved streams of an epoch.
     window:  shards whose samples are shuffled together; memory and open shards grow with it.
     shuffle: False = every epoch visits the shards, and the samples in them, in the given order.
+    resample: draw the shards of an epoch with replacement, all with equal chance, until they have as many samples as
+             all shards together; needs ``shuffle``.
 
     ``samples`` is the length of an epoch. Raises InputError when there are no samples.
     """
 
-    def __init__(self, counts: Sequence[int] | np.ndarray, seed: int, streams: int, window: int, shuffle: bool = True):
+    def __init__(
+        self,
+        counts: Sequence[int] | np.ndarray,
+        seed: int,
+        streams: int,
+        window: int,
+        shuffle: bool = True,
+        resample: bool = False,
+    ):
         if streams < 1 or window < 1:
             raise InputError(f"--streams is {streams} and --shuffle_window {window}, but both must be at least 1")
         self.counts = np.asarray(counts, dtype=np.int64)
@@ -51,6 +61,7 @@ class Order:
         if self.samples == 0:
             raise InputError("there are no samples to put in order")
         self.seed, self.streams, self.window, self.shuffle = seed, streams, window, shuffle
+        self.resample = resample
         lengths = (
             self.samples - np.arange(streams) + streams - 1
         ) // streams  # of the streams: they differ by at most 1
@@ -97,13 +108,27 @@ class Order:
                 here = windows == window
                 sequence[here] = begin + mix[sequence[here] - begin]
             number = np.searchsorted(ends, sequence, side="right")
-        return shards[number], sequence - (ends[number] - self.counts[shards[number]])
+        begins = np.concatenate([[0], ends[:-1]])
+        return shards[number], sequence - begins[number]
 
     def _shards(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """The epoch's order of shards, and the end of each in the epoch's sequence."""
         n = len(self.counts)
+        if self.resample:
+            return self._drawn_shards(epoch)
         shards = permutation(self.seed, f"order of shards {epoch}", n) if self.shuffle else np.arange(n)
         return shards, np.cumsum(self.counts[shards])
+
+    def _drawn_shards(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """``_shards`` with replacement: of the last one as many samples as there is room for."""
+        n, shards = len(self.counts), np.empty(0, dtype=np.int64)
+        while self.counts[shards].sum() < self.samples:
+            places = np.arange(len(shards), len(shards) + n)
+            drawn = random_uniform(self.seed, f"draw of shards {epoch}", places) * n
+            shards = np.concatenate([shards, drawn.astype(np.int64)])
+        ends = np.minimum(np.cumsum(self.counts[shards]), self.samples)
+        last = int(np.searchsorted(ends, self.samples)) + 1
+        return shards[:last], ends[:last]
 
     def _mix(self, epoch: int, window: int, size: int) -> np.ndarray:
         return permutation(self.seed, f"order in window {epoch} {window}", size)

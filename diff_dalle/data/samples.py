@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 
 from ..errors import InputError
 from ..images.decode import BrokenSample, decode_image
+from ..images.preprocessing import TransformConfig, decoding_cover, transform
 from ..images.transforms import center_crop, random_cover, random_crop, random_window
 from ..randomness import random_uniform
 from .buckets import BucketOrder
@@ -39,15 +40,20 @@ NO_PIXELS = np.empty((0, 0, 0), dtype=np.uint8)
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a sample is made: what it must hold, and the settings of ``DataConfig`` that concern it."""
+    """How a sample is made: what it must hold, and the settings of ``DataConfig`` that concern it.
+
+    augment: False = nothing about it is random, except a window.
+    """
 
     spec: SampleSpec
     seed: int
     caption_field: str
+    transforms: tuple[TransformConfig, ...]
     random_crop: bool
     random_flip: bool
     exact_decode: bool
     max_pixels: int
+    augment: bool
 
 
 @dataclass(frozen=True)
@@ -147,7 +153,7 @@ class Samples(Dataset[Chunk]):
         draws, places = self._draws(positions), self._places(*self.order.samples_at(positions))
         for i, raw in enumerate(self._read_all(places)):
             try:
-                sample = self._decode(raw, image, draws[i])
+                sample = self._decode(raw, image, draws[i], positions[i])
             except BrokenSample as error:
                 sample = self._replacement(positions[i], places[i], error, image, draws[i], lost)
             images[i] = sample.pixels
@@ -220,7 +226,7 @@ class Samples(Dataset[Chunk]):
             try:
                 if self.recipe.spec.filters:  # of samples they reject, only the json is read
                     self._filter(self.collection.fetch(*place, ["json"]))
-                return self._decode(self.collection.fetch(*place), image, draws)
+                return self._decode(self.collection.fetch(*place), image, draws, position)
             except BrokenSample as reason:
                 error = reason
         last = self.collection.describe(*place)
@@ -247,7 +253,7 @@ class Samples(Dataset[Chunk]):
         for each in self.recipe.spec.filters:
             each.check(record)
 
-    def _decode(self, raw: Raw, image: ImageSpec | None, draws: list[float]) -> _Sample:
+    def _decode(self, raw: Raw, image: ImageSpec | None, draws: list[float], position: int) -> _Sample:
         """A sample from its members. Raises BrokenSample when one of them cannot be used."""
         recipe, spec = self.recipe, self.recipe.spec
         raw.check()
@@ -261,23 +267,39 @@ class Samples(Dataset[Chunk]):
             else raw.embeddings[each.source]
             for each in spec.embeddings
         ]
-        pixels = self._pixels(raw.members[IMAGE], image, draws) if image else NO_PIXELS
+        pixels = self._pixels(raw.members[IMAGE], image, draws, position) if image else NO_PIXELS
         return _Sample(pixels, caption, label, embeddings)
 
-    def _pixels(self, data: bytes, image: ImageSpec, draws: list[float]) -> np.ndarray:
+    def _pixels(self, data: bytes, image: ImageSpec, draws: list[float], position: int) -> np.ndarray:
         """[H, W, C] uint8, cropped and flipped. Raises BrokenSample when the image cannot be decoded."""
         recipe = self.recipe
-        cover = random_cover(image.size, draws[0]) if recipe.random_crop else image.size
-        decoded, full = decode_image(data, recipe.max_pixels, None if recipe.exact_decode else cover)
-        if recipe.random_crop:
-            pixels = random_crop(decoded, full, image.size, draws[:3])
+        flipped = recipe.augment and recipe.random_flip and draws[3] < 0.5
+        if recipe.transforms:
+            pixels = self._transformed(data, image.size, position)
         else:
-            pixels = center_crop(decoded, full, image.size)
+            cropped = recipe.augment and recipe.random_crop
+            cover = random_cover(image.size, draws[0]) if cropped else image.size
+            decoded, full = decode_image(data, recipe.max_pixels, None if recipe.exact_decode else cover)
+            if cropped:
+                pixels = random_crop(decoded, full, image.size, draws[:3])
+            else:
+                pixels = center_crop(decoded, full, image.size)
         if image.window:
             pixels = random_window(pixels, image.window, draws[4:])
         if image.channels == 1:
             pixels = np.asarray(Image.fromarray(np.ascontiguousarray(pixels)).convert("L"))[..., None]
-        return pixels[:, ::-1] if recipe.random_flip and draws[3] < 0.5 else pixels
+        return pixels[:, ::-1] if flipped else pixels
+
+    def _transformed(self, data: bytes, size: tuple[int, int], position: int) -> np.ndarray:
+        """[H, W, 3] uint8 after the transforms; scaled to cover ``size`` and cropped if they end at another one."""
+        recipe = self.recipe
+        cover = None if recipe.exact_decode else decoding_cover(recipe.transforms, size)
+        decoded, full = decode_image(data, recipe.max_pixels, cover)
+
+        def draw(purpose: str) -> float:
+            return float(random_uniform(recipe.seed, purpose, [position])[0])
+
+        return center_crop(*transform(decoded, full, recipe.transforms, draw if recipe.augment else None), size)
 
 
 def _read_label(data: bytes, num_classes: int) -> int:

@@ -122,3 +122,38 @@ def test_memory_is_bounded():
     order = Order([10] * 1000, 0, streams=2, window=1)
     order.samples_at(np.arange(30_000))
     assert len(order._mixes) <= 4 and len(order._epochs) <= 2
+
+
+def drawn_shards(order: Order, epochs: int) -> np.ndarray:
+    """[epochs, shards] samples of each shard in each epoch."""
+    shards, _ = order.samples_at(np.arange(epochs * order.samples))
+    return np.stack([np.bincount(part, minlength=len(order.counts)) for part in shards.reshape(epochs, -1)])
+
+
+def test_resampling_draws_shards_with_replacement_and_equal_chance():
+    order = Order([20] * 50, 3, 8, 4, resample=True)
+    found = drawn_shards(order, 200) // 20
+    assert (found.sum(1) == 50).all() and not (found[0] == found[1]).all()
+    share = np.bincount(found.reshape(-1), minlength=4)[:4] / found.size
+    assert np.abs(share - np.exp(-1) / np.array([1, 1, 2, 6])).max() < 0.02  # Poisson, for many shards
+    assert abs(found.mean(0) - 1).max() < 0.35
+
+
+@pytest.mark.parametrize("counts", [[1], [0, 5, 0, 7], list(range(20)), [1000, 1, 1]], ids=str)
+@pytest.mark.parametrize("streams", [1, 8])
+def test_resampled_epochs_have_their_length_and_existing_samples(counts, streams):
+    order = Order(counts, 5, streams, 3, resample=True)
+    shards, members = order.samples_at(np.arange(20 * order.samples))
+    assert (members >= 0).all() and (members < np.asarray(counts)[shards]).all()
+    expected = list(zip(shards.tolist(), members.tolist(), strict=True))
+    for position in range(0, len(expected), 7):
+        assert Order(counts, 5, streams, 3, resample=True).sample_at(position) == expected[position]
+
+
+def test_a_drawn_shard_gives_each_sample_once():
+    """Twice when it is drawn twice; only the last one of an epoch may be cut."""
+    order = Order([6] * 10, 1, 1, 2, resample=True)
+    shards, members = order.samples_at(np.arange(order.samples))
+    for shard in range(10):
+        times = np.bincount(members[shards == shard], minlength=6)
+        assert len(set(times.tolist())) == 1

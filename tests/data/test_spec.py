@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from shard_making import Letters, captions_of, encoded, make_shards, npy_bytes, random_image, sample, tar_bytes
 
+from diff_dalle.config import from_dict
 from diff_dalle.data import samples
 from diff_dalle.data.loader import DataConfig, Loader
 from diff_dalle.data.shard_table import IMAGE
@@ -16,6 +17,7 @@ from diff_dalle.data.shards import ShardFiles
 from diff_dalle.data.spec import CaptionSpec, EmbeddingSpec, ImageSpec, JsonFilter, SampleSpec
 from diff_dalle.data.tar import read_members
 from diff_dalle.errors import InputError
+from diff_dalle.images.preprocessing import TransformConfig
 
 PLAIN = DataConfig(num_workers=0, exact_decode=True, streams=1)
 IMAGES = ImageSpec((16, 16))
@@ -373,3 +375,48 @@ def test_samples_are_broken_when_the_class_is_not_below_the_number_of_classes(tm
     )
     data = loader(tmp_path, SampleSpec(num_classes=4))
     assert data.batch_at([0]).cond.labels.tolist() == [3] and data.broken == 1
+
+
+def crops(**settings) -> DataConfig:
+    listed = [{"name": "RandomResizedCrop", "size": 20, **settings}, {"name": "RandomHorizontalFlip"}]
+    return replace(PLAIN, transforms=tuple(from_dict(TransformConfig, each) for each in listed))
+
+
+def test_transforms_follow_the_position_and_workers_change_nothing(rich):
+    spec = SampleSpec(IMAGES)
+    here = loader(rich, spec, crops(), seed=3)
+    both = here.batch_at(range(6))
+    assert both.images.shape == (6, 3, 16, 16)
+    assert torch.equal(here.batch_at([4]).images, both.images[4:5])
+    there = loader(rich, spec, replace(crops(), num_workers=2), seed=3, batch_size=6).batches(0)
+    assert torch.equal(next(there).images, both.images)
+    there.close()
+    assert not torch.equal(loader(rich, spec, crops(), seed=4).batch_at(range(6)).images, both.images)
+    again = here.batch_at(range(here.samples, here.samples + 6))  # the next epoch, in the same order
+    assert not torch.equal(again.images, both.images)
+
+
+def test_without_augmentation_crops_lie_in_the_middle(rich):
+    spec = SampleSpec(IMAGES)
+    plain = loader(rich, spec, augment=False).batch_at(range(6))
+    found = loader(rich, spec, crops(ratio=[1, 1]), augment=False)
+    assert torch.equal(found.batch_at(range(6)).images, found.batch_at(range(found.samples, found.samples + 6)).images)
+    difference = (found.batch_at(range(6)).images - plain.images).abs().mean()
+    assert difference < 0.1 < 0.2 < (plain.images.flip(3) - plain.images).abs().mean()
+    cropped = loader(rich, spec, replace(PLAIN, random_crop=True, random_flip=True), augment=False)
+    assert torch.equal(cropped.batch_at(range(6)).images, plain.images)
+
+
+def test_transforms_exclude_what_they_replace(rich):
+    with pytest.raises(InputError, match="random_crop and random_flip are transforms too"):
+        replace(crops(), random_flip=True)
+
+
+def test_resampling_reaches_the_order_and_held_out_data_do_not_have_it(tmp_path):
+    make_shards(tmp_path, [5] * 8)
+    config = replace(PLAIN, resample=True)
+    data = loader(tmp_path, SampleSpec(IMAGES), config, shuffle=True)
+    drawn = data.order.samples_at(np.arange(40))[0]
+    assert len(set(drawn.tolist())) < 8
+    held_out = loader(tmp_path, SampleSpec(IMAGES), config)
+    assert sorted(set(held_out.order.samples_at(np.arange(40))[0].tolist())) == list(range(8))
