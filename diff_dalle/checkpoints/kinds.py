@@ -22,6 +22,7 @@ from ..images.signal import PixelSignal, Signal
 from ..models.generator import Generator, GeneratorConfig
 from ..models.noised_clip import NoisedClip, NoisedClipConfig
 from ..text.tokenizer import TokenizerConfig
+from .decoder import DecoderConfig
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,13 @@ class ClassifierSettings:
 
 
 @dataclass(frozen=True)
+class DecoderSettings:
+    """The settings required to sample from a decoder."""
+
+    decoder: DecoderConfig = section(DecoderConfig)
+
+
+@dataclass(frozen=True)
 class Probe:
     """A forward pass on zeros that measures a network's cost.
 
@@ -65,18 +73,23 @@ class Probe:
 class Kind:
     """One kind of network.
 
+    Where a run trains several networks, the name of the trainee says which one; "" is all of them together, as the
+    modules of a ModuleDict.
+
     name:     its name in checkpoints.
     settings: dataclass of the config sections that a checkpoint must contain.
-    build:    (settings, vocab_size) → the network with its initial weights.
-    probe:    settings → how to find the network's cost.
+    build:    (settings, vocab_size, trainee) → the network with its initial weights.
+    probe:    (settings, trainee) → how to find the cost of one network.
     signal:   settings → the signal that the network denoises or sees.
+    trainees: settings → the names of the networks, if there can be several.
     """
 
     name: str
     settings: type
-    build: Callable[[Any, int], nn.Module]
-    probe: Callable[[Any], Probe]
+    build: Callable[[Any, int, str], nn.Module]
+    probe: Callable[[Any, str], Probe]
     signal: Callable[[Any], Signal]
+    trainees: Callable[[Any], tuple[str, ...]] = lambda settings: ("",)
 
     def read_settings(self, config: Mapping) -> Any:
         """The settings in a checkpoint's config. Raises InputError for one that does not exist or is mistyped; a
@@ -98,15 +111,22 @@ def find_kind(name: str) -> Kind:
 # -------------------------------------------------------------------------------------------------------- the networks
 
 
-def _build_generator(settings: GeneratorSettings, vocab_size: int) -> Generator:
+def _build_generator(settings: GeneratorSettings, vocab_size: int, trainee: str) -> Generator:
     return Generator(settings.model, vocab_size, settings.diffusion.variance_is_learned)
 
 
-def _build_classifier(settings: ClassifierSettings, vocab_size: int) -> NoisedClip:
+def _build_classifier(settings: ClassifierSettings, vocab_size: int, trainee: str) -> NoisedClip:
     return NoisedClip(settings.model, vocab_size)
 
 
-def _probe_generator(settings: GeneratorSettings) -> Probe:
+def _build_decoder(settings: DecoderSettings, vocab_size: int, trainee: str) -> nn.Module:
+    decoder = settings.decoder
+    if trainee:
+        return decoder.named(trainee).build()
+    return nn.ModuleDict({stage.name: stage.build() for stage in decoder.stages()})
+
+
+def _probe_generator(settings: GeneratorSettings, trainee: str) -> Probe:
     config = settings.model
 
     def forward(network: nn.Module, images: int, side: int) -> Tensor:
@@ -126,7 +146,7 @@ def _probe_generator(settings: GeneratorSettings) -> Probe:
     return Probe(sizes, forward, "use_checkpoint", config.unet.use_checkpoint, with_checkpoint)
 
 
-def _probe_classifier(settings: ClassifierSettings) -> Probe:
+def _probe_classifier(settings: ClassifierSettings, trainee: str) -> Probe:
     config = settings.model
 
     def forward(network: NoisedClip, images: int, side: int) -> Tensor:
@@ -138,6 +158,37 @@ def _probe_classifier(settings: ClassifierSettings) -> Probe:
 
     sizes = (config.image_size, config.image_size)
     return Probe(sizes, forward, "classifier_use_checkpoint", config.classifier_use_checkpoint, with_checkpoint)
+
+
+def _probe_decoder(settings: DecoderSettings, trainee: str) -> Probe:
+    decoder, stage = settings.decoder, settings.decoder.named(trainee)
+
+    def forward(network: nn.Module, images: int, side: int) -> Tensor:
+        cond, unet, level = Conditioning(), stage.unet, torch.zeros(images)
+        if stage.image_embedding:
+            cond = replace(cond, image_embedding=torch.zeros(images, unet.image_embed_dim or 0))
+        if stage.has_text:
+            states = torch.zeros(images, unet.max_text_len, unet.text_embed_dim or 0)
+            cond = replace(cond, text_states=states, mask=torch.ones(states.shape[:2], dtype=torch.bool))
+        if stage.is_upsampler:
+            low_res = _images(images, unet.channels, side // stage.factor)
+            cond = replace(cond, low_res=low_res, low_res_level=level)
+        return network(_images(images, unet.channels, side), torch.zeros(images, dtype=torch.int64), cond)
+
+    def with_checkpoint(value: bool) -> DecoderSettings:
+        unets = (replace(unet, checkpoint_during_training=value) for unet in decoder.unets)
+        return replace(settings, decoder=replace(decoder, unets=tuple(unets)))
+
+    sizes = (stage.image_size, stage.crop_size or stage.image_size)
+    return Probe(sizes, forward, "checkpoint_during_training", stage.unet.checkpoint_during_training, with_checkpoint)
+
+
+def _decoder_trainees(settings: DecoderSettings) -> tuple[str, ...]:
+    return settings.decoder.names
+
+
+def _decoder_signal(settings: DecoderSettings) -> Signal:
+    return PixelSignal(settings.decoder.channels)
 
 
 def _generator_signal(settings: GeneratorSettings) -> Signal:
@@ -162,5 +213,6 @@ KINDS = {
     for kind in (
         Kind("generator", GeneratorSettings, _build_generator, _probe_generator, _generator_signal),
         Kind("classifier", ClassifierSettings, _build_classifier, _probe_classifier, _classifier_signal),
+        Kind("decoder", DecoderSettings, _build_decoder, _probe_decoder, _decoder_signal, _decoder_trainees),
     )
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from .. import storage
-from ..errors import InputError
+from ..errors import InputError, quantity
 from ..models.layers import to_channels_last
 from ..text.tokenizer import Tokenizer, load_tokenizer
 from ..text.vocabulary import BUILT_IN, parse_vocabulary
@@ -24,11 +24,13 @@ from .kinds import Kind, find_kind
 
 @dataclass(frozen=True)
 class SavedNetwork:
-    """What a checkpoint file says about the network it holds; the weights stay on disk until ``load``.
+    """What a checkpoint file says about a network it holds; the weights stay on disk until ``load``.
 
     kind, settings: what it is, and how it is set (``kind.settings``).
     tokenizer:      the one it was trained with; None without text.
     step:           number of updates it was trained for.
+    trainee:        its name, where a run trains several networks.
+    is_part:        whether the file holds several networks, of which this is one.
     """
 
     path: str
@@ -36,49 +38,77 @@ class SavedNetwork:
     settings: Any
     tokenizer: Tokenizer | None
     step: int
+    trainee: str = ""
+    is_part: bool = False
 
     def build(self) -> nn.Module:
         """The network with initial weights, on torch's default device."""
-        return self.kind.build(self.settings, self.tokenizer.vocab_size if self.tokenizer else 0)
+        return self.kind.build(self.settings, self.tokenizer.vocab_size if self.tokenizer else 0, self.trainee)
 
     def check(self, content: Mapping) -> nn.Module:
         """The network without weights, on the meta device. InputError when the file's weights would not fit it."""
+        content = self._own(content)
         with _described(self.path), torch.device("meta"), _at_most(len(content["state"])):
             model = self.build()
         check_weights(model, content, self.path)
         return model
 
+    def _own(self, content: Mapping) -> Mapping:
+        """A file's content with the weights of this network only."""
+        if not self.is_part:
+            return content
+        prefix = f"{self.trainee}."
+        own = {name.removeprefix(prefix): value for name, value in content["state"].items() if name.startswith(prefix)}
+        return {**content, "state": own}
+
     def load(self, device: torch.device) -> nn.Module:
         """The network with the file's weights, frozen and in evaluation mode."""
         content = load_file(self.path, values=True)
         model = self.check(content).to_empty(device="cpu")
-        load_weights(model, content, self.path)
+        load_weights(model, self._own(content), self.path)
         return to_channels_last(model.to(device)).eval().requires_grad_(False)
 
 
 def open_network(path: str, kind: str, bpe_path: str = "") -> SavedNetwork:
-    """The network in a model or EMA checkpoint.
+    """The one network in a model or EMA checkpoint; arguments and errors as for ``open_networks``."""
+    networks = open_networks(path, (kind,), bpe_path)
+    if len(networks) > 1:
+        raise InputError(f"{path} holds {quantity(len(networks), 'network')}, but one is required here")
+    return networks[0]
+
+
+def open_networks(path: str, kinds: Sequence[str], bpe_path: str = "") -> list[SavedNetwork]:
+    """The networks in a model or EMA checkpoint, at least one.
 
     bpe_path: the tokenizer's merge file, if the file neither holds its vocabulary nor names the right one.
 
-    Raises InputError for a file without weights of this ``kind``, for weights that do not fit the file's settings, and
-    for a missing tokenizer.
+    Raises InputError for a file without weights of one of these ``kinds``, for weights that do not fit the file's
+    settings, and for a missing tokenizer.
     """
     content = load_file(path)
-    if content["kind"] != kind:
-        raise InputError(f"{path} holds a {content['kind']}, but a {kind} is required here")
-    found = find_kind(kind)
+    if content["kind"] not in kinds:
+        required = " or ".join(f"a {kind}" for kind in kinds)
+        raise InputError(f"{path} holds a {content['kind']}, but {required} is required here")
+    kind = find_kind(content["kind"])
     with _described(path):
-        settings = found.read_settings(content["config"])
-    saved = SavedNetwork(
-        path,
-        found,
-        settings,
-        _tokenizer(content, settings.tokenizer.bpe_path, path, bpe_path),
-        content["step"],
-    )
-    saved.check(content)
-    return saved
+        settings = kind.read_settings(content["config"])
+        names = (content["trainee"],) if content["trainee"] else kind.trainees(settings)
+    section = getattr(settings, "tokenizer", None)
+    tokenizer = _tokenizer(content, section.bpe_path if section else "", path, bpe_path)
+    is_part = not content["trainee"] and names != ("",)
+    networks = [SavedNetwork(path, kind, settings, tokenizer, content["step"], name, is_part) for name in names]
+    if is_part:
+        _check_parts(content["state"], names, path)
+    for network in networks:
+        network.check(content)
+    return networks
+
+
+def _check_parts(state: Mapping, names: Sequence[str], path: str) -> None:
+    """InputError for a weight that belongs to none of several networks."""
+    for name in state:
+        if name.partition(".")[0] not in names:
+            raise InputError(f"{path} does not fit its settings: it has an extra {name}")
 
 
 @contextlib.contextmanager

@@ -117,7 +117,13 @@ def describe_file(path: str) -> str:
     if content["role"] == "optimizer":
         lines += ["", "It resumes training and holds no weights: those are in model….pt and ema_….pt of the same step."]
     else:
-        lines += ["", str(_file_cost(kind, settings, content["state"]))]
+        names = (content["trainee"],) if content["trainee"] else kind.trainees(settings)
+        for name in names:
+            lines += [
+                "",
+                *([f"{name}:"] if len(names) > 1 else []),
+                str(_file_cost(kind, settings, content["state"], name)),
+            ]
     return "\n".join(lines)
 
 
@@ -125,11 +131,11 @@ def _shown(value) -> str:
     return shown(tuple(value) if isinstance(value, list) else value)
 
 
-def _file_cost(kind: Kind, settings, state: Mapping) -> NetworkCost:
-    """The cost of the network whose weights a checkpoint holds. The vocabulary size is that of the weights: the
+def _file_cost(kind: Kind, settings, state: Mapping, trainee: str) -> NetworkCost:
+    """The cost of a network whose weights a checkpoint holds. The vocabulary size is that of the weights: the
     tokenizer's file is not needed."""
     vocab_size = next((len(value) for name, value in state.items() if name.endswith("token_emb.weight")), 0)
-    return network_cost(kind, settings, vocab_size)
+    return network_cost(kind, settings, vocab_size, trainee)
 
 
 def run_cost(run: TrainingRun) -> NetworkCost:
@@ -148,16 +154,18 @@ def training_bytes(run: TrainingRun, cost: NetworkCost) -> int:
     return cost.own.training_bytes(microbatch(run), emas=len(run.optim.ema_rate))
 
 
-def network_cost(kind: Kind, settings, vocab_size: int) -> NetworkCost:
-    """The cost of a kind's network with these settings, measured on the meta device."""
-    probe = kind.probe(settings)
+def network_cost(kind: Kind, settings, vocab_size: int, trainee: str = "") -> NetworkCost:
+    """The cost of a kind's network with these settings, measured on the meta device. trainee: which of several."""
+    probe = kind.probe(settings, trainee)
     size, trained = probe.sizes
 
     def forward(pixels: int) -> Callable[[nn.Module], torch.Tensor]:
         return lambda network: probe.forward(network, IMAGES, pixels)
 
     with torch.device("meta"):
-        networks = [to_channels_last(kind.build(probe.with_checkpoint(value), vocab_size)) for value in (False, True)]
+        networks = [
+            to_channels_last(kind.build(probe.with_checkpoint(on), vocab_size, trainee)) for on in (False, True)
+        ]
         plain = measure(networks[0], forward(size), forward(trained), IMAGES)
         # FLOPs stay those of a forward pass: recomputation does not count.
         checkpointed = replace(plain, activation_bytes=peak_bytes(networks[1], forward(trained)) // IMAGES)

@@ -114,7 +114,13 @@ class GeneratorRun(TrainingRun):
         model = self.build_model(tokenizer, world)
         if self.model.is_upsampler:
             task: DenoisingTask = UpsamplingTask(
-                model, process, self.denoising, self.model.factor, self.augmentation, self.num_classes, previews
+                model,
+                process,
+                self.denoising,
+                self.model.factor,
+                self.augmentation.degradation,
+                self.num_classes,
+                previews,
             )
         else:
             task = DenoisingTask(model, process, self.denoising, self.num_classes, previews)

@@ -118,13 +118,14 @@ class TrainingRun(ABC):
         """The run's tokenizer, or None without text."""
         return load_tokenizer(self.tokenizer.bpe_path) if self.has_text else None
 
-    def build_model(self, tokenizer: Tokenizer | None, world: World | None = None) -> nn.Module:
-        """The network with its initial weights, a function of the seed. With a ``world``, every rank calls it."""
+    def build_model(self, tokenizer: Tokenizer | None, world: World | None = None, trainee: str = "") -> nn.Module:
+        """The network of a trainee with its initial weights, a function of the seed. With a ``world``, every rank calls
+        it."""
         kind, vocab_size = find_kind(self.kind), tokenizer.vocab_size if tokenizer else 0
 
         def build() -> nn.Module:
             torch.manual_seed(self.training.seed)
-            return kind.build(kind.settings_of(self), vocab_size)
+            return kind.build(kind.settings_of(self), vocab_size, trainee)
 
         model = to_channels_last(build_shared(build, world) if world else build())
         if self.training.compile:

@@ -43,6 +43,17 @@ class DiffusionConfig(NoiseConfig):
         "(kl, rescaled_kl)",
         choices=tuple(LOSSES),
     )
+    learned_variance_constrain_frac: bool = option(
+        False,
+        "keep a learned variance between the two fixed ones, by a sigmoid of its fraction",
+        needs=("variance", "learned_range"),
+    )
+    vb_loss_weight: float | None = option(
+        None,
+        "weight of the variational term of a learned variance, in bits per dimension of one step; none = 1 with mse, "
+        "else T/1000",
+        needs=("variance", "learned", "learned_range"),
+    )
     loss_weighting: str = option("none", "weighting of the error by signal-to-noise ratio (SNR)", choices=WEIGHTINGS)
     min_snr_gamma: float = option(
         MIN_SNR_GAMMA,
@@ -71,6 +82,8 @@ class DiffusionConfig(NoiseConfig):
                 raise InputError(f"{name} is {getattr(self, name)}, but must be above 0")
         if self.p2_gamma < 0:
             raise InputError(f"p2_gamma is {self.p2_gamma}, but must be at least 0")
+        if self.vb_loss_weight is not None and self.vb_loss_weight < 0:
+            raise InputError(f"vb_loss_weight is {self.vb_loss_weight}, but must be at least 0")
 
     @property
     def variance_is_learned(self) -> bool:
@@ -96,6 +109,8 @@ def create_gaussian_diffusion(config: DiffusionConfig, respacing: str = "") -> S
         loss_type=LOSSES[config.loss_type],
         rescale_timesteps=config.rescale_timesteps,
         loss_weighting=weighting,
+        constrain_variance=config.learned_variance_constrain_frac,
+        vb_loss_weight=config.vb_loss_weight,
     )
 
 

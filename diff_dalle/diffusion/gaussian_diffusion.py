@@ -25,9 +25,10 @@ from .samplers import ddim_move, ddim_sigma
 class GaussianDiffusion(ReverseProcess):
     """A diffusion process with its training loss (Ho et al. 2020; Nichol & Dhariwal 2021).
 
-    betas, model_mean_type, model_var_type, rescale_timesteps: as for ``ReverseProcess``.
+    betas, model_mean_type, model_var_type, rescale_timesteps, constrain_variance: as for ``ReverseProcess``.
     loss_weighting: SNR [T] → weight [T] of the squared error of eps, such as ``losses.min_snr_weights``; converted to
                     the network's prediction type. It does not apply to the variational term.
+    vb_loss_weight: weight of the variational term of a learned variance; None = as in ``LossType``.
     """
 
     def __init__(
@@ -39,9 +40,15 @@ class GaussianDiffusion(ReverseProcess):
         loss_type: LossType,
         rescale_timesteps: bool = False,
         loss_weighting: Callable[[np.ndarray], np.ndarray] | None = None,
+        constrain_variance: bool = False,
+        vb_loss_weight: float | None = None,
     ):
-        super().__init__(betas, model_mean_type, model_var_type, rescale_timesteps)
+        super().__init__(betas, model_mean_type, model_var_type, rescale_timesteps, constrain_variance)
         self.loss_type = loss_type
+        if vb_loss_weight is None:
+            # T/1000: the sum over all T steps would dominate the error (Nichol & Dhariwal, λ = 0.001).
+            vb_loss_weight = 1.0 if loss_type == LossType.MSE else self.num_timesteps / 1000
+        self.vb_loss_weight = vb_loss_weight
         self.loss_weights = None
         if loss_weighting is not None:
             if loss_type.is_vb():
@@ -233,7 +240,7 @@ class GaussianDiffusion(ReverseProcess):
         """Named losses [N], at least float32, of the steps t [N]: "loss" is minimized, the others are its terms.
 
         "mse", "l1" or "huber": the unweighted error of the network's prediction. "vb": the variational term of a
-        learned variance in bits per dimension, scaled as in ``LossType``; its gradient reaches the variance only.
+        learned variance in bits per dimension, times ``vb_loss_weight``; its gradient reaches the variance only.
         """
         noise = torch.randn_like(x_start) if noise is None else noise
         x_t = self.q_sample(x_start, t, noise)
@@ -250,8 +257,7 @@ class GaussianDiffusion(ReverseProcess):
         if var_values is not None:
             frozen = torch.cat([output.detach(), var_values], dim=1)  # the bound must not train the mean
             bound = self._vb_terms_bpd(lambda *_: frozen, x_start, x_t, t, clip_denoised=False)["output"]
-            # T/1000: the sum over all T steps would dominate the error (Nichol & Dhariwal, λ = 0.001).
-            terms["vb"] = bound if self.loss_type == LossType.MSE else bound * (self.num_timesteps / 1000)
+            terms["vb"] = bound * self.vb_loss_weight
             loss = loss + terms["vb"]
         return {"loss": loss, **terms}
 

@@ -23,12 +23,19 @@ class ReverseProcess(ForwardProcess):
 
     betas:             [T], each in (0, 1].
     rescale_timesteps: scale the model's timesteps to 0–1000 (float), whatever T is.
+    constrain_variance: keep a variance of LEARNED_RANGE within its range, by a sigmoid of the fraction.
     """
 
     def __init__(
-        self, betas, model_mean_type: ModelMeanType, model_var_type: ModelVarType, rescale_timesteps: bool = False
+        self,
+        betas,
+        model_mean_type: ModelMeanType,
+        model_var_type: ModelVarType,
+        rescale_timesteps: bool = False,
+        constrain_variance: bool = False,
     ):
         super().__init__(betas)
+        self.constrain_variance = constrain_variance
         self.model_mean_type = model_mean_type
         self.model_var_type = model_var_type
         self.rescale_timesteps = rescale_timesteps
@@ -74,6 +81,8 @@ class ReverseProcess(ForwardProcess):
         if self.model_var_type == ModelVarType.LEARNED:
             return torch.exp(var_values), var_values
         fraction = (var_values + 1) / 2
+        if self.constrain_variance:
+            fraction = fraction.sigmoid()
         low, high = self.at("posterior_log_variance_clipped", t, x), self.at("log_betas", t, x)
         log_variance = fraction * high + (1 - fraction) * low
         return torch.exp(log_variance), log_variance

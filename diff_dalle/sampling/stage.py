@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from ..batch import Conditioning
 from ..checkpoints.loading import SavedNetwork, open_network
-from ..diffusion.augmentation import augment
 from ..diffusion.diffusion_config import create_gaussian_diffusion
 from ..diffusion.editing import shortened
 from ..diffusion.guidance import thresholding
@@ -56,7 +55,7 @@ class Stage:
     ):
         self.saved, self.device, self.precision, self.bpe_path, self.keep = saved, device, precision, bpe_path, keep
         self.config, self.diffusion = saved.settings.model, saved.settings.diffusion
-        self.augmentation = saved.settings.augmentation
+        self.degradation = saved.settings.augmentation.degradation
         self.signal: Signal = saved.kind.signal(saved.settings)
         self._network: nn.Module | None = None
         self._classifiers: dict[str, Classifier] = {}
@@ -163,7 +162,7 @@ class Stage:
         if settings.batch_size < 1:
             raise InputError(f"batch_size is {settings.batch_size}, but must be at least 1")
         if self.is_upsampler:
-            self.augmentation.check_levels(settings.noise_level, settings.blur_level)
+            self.degradation.check_levels(settings.noise_level, settings.blur_level)
             if settings.tile_size:
                 check_tiles(settings.tile_size, settings.tile_overlap, self.divisor)
         elif settings.noise_level or settings.blur_level or settings.tile_size:
@@ -246,7 +245,7 @@ class Stage:
         levels = (float(value) for value in (job.settings.noise_level, job.settings.blur_level))
         level, sigma = (torch.full((len(images),), value, device=self.device) for value in levels)
         noise = seeds_draw(seeds, job.index, self.device).normal("low-resolution noise", images.shape[1:])
-        return {"low_res": augment(images, sigma, level, noise), "low_res_level": level, "low_res_blur": sigma}
+        return self.degradation.apply(images, sigma, level, noise)
 
 
 def load_stage(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..batch import Batch, Conditioning
-from ..diffusion.augmentation import BLUR_FRACTION, BLUR_SIGMAS, AugmentationConfig, area_downsample, augment
+from ..diffusion.augmentation import Degradation, area_downsample
 from ..diffusion.gaussian_diffusion import GaussianDiffusion
 from ..diffusion.parametrization import ModelMeanType
 from ..evaluation.fidelity import PSNR_CAP
@@ -20,7 +20,7 @@ from .denoising import DenoisingConfig, DenoisingTask
 class UpsamplingTask(DenoisingTask):
     """Denoising conditioned on a low-resolution image, ``factor`` times smaller (Ho et al. 2022, section 2.2).
 
-    Low-resolution images are the batch's images after an area filter, degraded as ``augmentation`` says.
+    Low-resolution images are the batch's images after an area filter, degraded as ``degradation`` says.
     """
 
     def __init__(
@@ -29,26 +29,16 @@ class UpsamplingTask(DenoisingTask):
         process: GaussianDiffusion,
         config: DenoisingConfig,
         factor: int,
-        augmentation: AugmentationConfig,
+        degradation: Degradation,
         num_classes: int = 0,
         preview=None,
     ):
         super().__init__(model, process, config, num_classes, preview)
-        self.factor, self.augmentation = factor, augmentation
+        self.factor, self.degradation = factor, degradation
 
     def condition(self, batch: Batch, draw: Draw) -> Conditioning:
         low_res = area_downsample(batch.images, self.factor)
-        sigma = level = torch.zeros(len(batch), device=low_res.device)
-        if self.augmentation.gaussian_blur:
-            least, most = BLUR_SIGMAS
-            blurred = draw.uniform("low-resolution blur") < BLUR_FRACTION
-            sigma = torch.where(blurred, least + (most - least) * draw.uniform("low-resolution sigma"), 0.0).float()
-        if self.augmentation.noise_augmentation:
-            level = (self.augmentation.noise_augmentation * draw.uniform("low-resolution level")).float()
-        noise = draw.normal("low-resolution noise", low_res.shape[1:])
-        return replace(
-            batch.cond, low_res=augment(low_res, sigma, level, noise), low_res_level=level, low_res_blur=sigma
-        )
+        return replace(batch.cond, **self.degradation.draw(low_res, draw))
 
     def held_out(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:
         """As for a base generator, and in dB the PSNR of the x_start predicted at the last timestep from noise and the

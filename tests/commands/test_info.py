@@ -186,7 +186,7 @@ def test_the_full_size_family_has_about_one_and_a_half_billion_parameters():
         run = parsed(name)
         vocab_size = run.build_tokenizer().vocab_size
         with torch.device("meta"):
-            model = KINDS[run.kind].build(KINDS[run.kind].settings_of(run), vocab_size)
+            model = KINDS[run.kind].build(KINDS[run.kind].settings_of(run), vocab_size, "")
         total += sum(parameter.numel() for parameter in model.parameters())
     assert 1.4e9 <= total <= 1.6e9
 

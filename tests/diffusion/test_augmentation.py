@@ -6,10 +6,24 @@ import numpy as np
 import pytest
 import torch
 
-from diff_dalle.diffusion.augmentation import BLUR_SIGMAS, AugmentationConfig, add_noise, area_downsample, augment, blur
+from diff_dalle.diffusion.augmentation import (
+    BLUR_SIGMAS,
+    AugmentationConfig,
+    Degradation,
+    add_noise,
+    area_downsample,
+    area_resize,
+    blur,
+)
+from diff_dalle.diffusion.schedules import linear
 from diff_dalle.errors import InputError
+from diff_dalle.randomness import Draw
 
 EVERYTHING = AugmentationConfig(gaussian_blur=True, noise_augmentation=0.3)
+
+
+def augment(images, sigma, level, noise):
+    return Degradation().apply(images, sigma, level, noise)["low_res"]
 
 
 def images_of(n=5, height=7, width=10, seed=0):
@@ -145,25 +159,84 @@ def test_impossible_settings_are_refused(setting, words):
 @pytest.mark.parametrize("config", [AugmentationConfig(), EVERYTHING])
 def test_levels_up_to_those_of_training_are_accepted(config):
     for share, sigma in ((0.0, 0.0), (0.5, BLUR_SIGMAS[0]), (1.0, BLUR_SIGMAS[1])):
-        config.check_levels(share * config.noise_augmentation, sigma if config.gaussian_blur else 0.0)
+        config.degradation.check_levels(share * config.noise_augmentation, sigma if config.gaussian_blur else 0.0)
 
 
 @pytest.mark.parametrize(
     ("config", "levels", "words"),
     [
-        (EVERYTHING, (0.31, 0.0), r"noise_level is 0\.31, but must lie between 0 and 0\.3.*its noise_augmentation"),
+        (EVERYTHING, (0.31, 0.0), r"noise_level is 0\.31, but must lie between 0 and 0\.3, the maximum"),
         (EVERYTHING, (-0.01, 0.0), r"noise_level is -0\.01"),
-        (EVERYTHING, (0.0, 0.61), r"blur_level is 0\.61, but must be 0, or from 0\.4 to 0\.6.*gaussian_blur True"),
+        (EVERYTHING, (0.0, 0.61), r"blur_level is 0\.61, but must be 0, or from 0\.4 to 0\.6, because.*with blur"),
         (EVERYTHING, (0.0, 0.3), r"blur_level is 0\.3"),
         (EVERYTHING, (0.0, math.nan), "blur_level is nan"),
         (AugmentationConfig(gaussian_blur=True), (0.1, 0.5), r"noise_level is 0\.1, but must lie between 0 and 0,"),
         (
             AugmentationConfig(noise_augmentation=1.0),
             (0.1, 0.5),
-            r"blur_level is 0\.5, but must be 0,.*gaussian_blur False",
+            r"blur_level is 0\.5, but must be 0,.*without blur",
         ),
     ],
 )
 def test_levels_outside_the_range_of_training_are_refused(config, levels, words):
     with pytest.raises(InputError, match=words):
-        config.check_levels(*levels)
+        config.degradation.check_levels(*levels)
+
+
+# ------------------------------------------------------------------------------------------------ settings of a decoder
+
+
+def test_an_area_filter_averages_what_a_pixel_covers():
+    """Any ratio, along each axis: the mean is kept, and each pixel of a coarse picture returns."""
+    images = images_of(2, 7, 10)
+    assert torch.equal(area_resize(images, (7, 10)), images)
+    torch.testing.assert_close(
+        area_resize(images_of(2, 8, 12), (4, 4)), torch.nn.functional.avg_pool2d(images_of(2, 8, 12), (2, 3))
+    )
+    found = area_resize(images, (2, 4))
+    assert found.shape == (2, 3, 2, 4)
+    torch.testing.assert_close(found.mean((2, 3)), images.mean((2, 3)))
+    first = images[:, :, :4, :3].clone()
+    first[:, :, 3] *= 0.5
+    first[..., 2] *= 0.5
+    torch.testing.assert_close(found[:, :, 0, 0], first.sum((2, 3)) / (3.5 * 2.5))
+    coarse = images_of(1, 3, 5, seed=1)
+    fine = coarse.repeat_interleave(4, 2).repeat_interleave(4, 3)
+    torch.testing.assert_close(area_resize(area_resize(fine, (9, 15)), (3, 5)), coarse)
+
+
+def test_the_linear_noise_curve_is_the_linear_schedule():
+    """Level u is step 1000 u of Ho et al.'s schedule."""
+    alphas_cumprod = np.cumprod(1 - linear(1000))
+    for step in (9, 99, 199, 499, 899):
+        level = torch.tensor([(step + 1) / 1000])
+        image, noise = torch.ones(1, 1, 1, 1), torch.ones(1, 1, 1, 1)
+        signal = add_noise(image, level, 0 * noise, "linear").item()
+        assert signal**2 == pytest.approx(alphas_cumprod[step], rel=0.06)
+        assert add_noise(0 * image, level, noise, "linear").item() ** 2 == pytest.approx(1 - signal**2, rel=1e-4)
+    assert add_noise(image, torch.zeros(1), noise, "linear").item() == 1
+
+
+def test_kernels_have_their_own_radius():
+    """A radius limits the kernel; radii are drawn evenly from a range."""
+    images, sigma = images_of(3, 9, 9), torch.full((3,), 1.5)
+    mixed = blur(images, sigma, 4, torch.tensor([1, 2, 4]))
+    for i, radius in enumerate((1, 2, 4)):
+        torch.testing.assert_close(mixed[i], blur(images[i : i + 1], sigma[:1], radius)[0])
+    assert (blur(images, sigma, 1) - blur(images, sigma, 4)).abs().max() > 0.05
+    many = images_of(1, 9, 9).expand(900, -1, -1, -1)
+    found = Degradation(1.0, (1.5, 1.5), (1, 3)).draw(many, Draw(0, torch.arange(900)))["low_res"]
+    counts = [
+        (found - blur(many, sigma[:1].expand(900), radius)).flatten(1).abs().max(1).values < 1e-5
+        for radius in (1, 2, 3)
+    ]
+    assert all(0.28 < count.float().mean() < 0.39 for count in counts) and torch.stack(counts).sum() == 900
+
+
+def test_the_blur_has_its_probability_and_range():
+    images = images_of(1, 4, 4).expand(2000, -1, -1, -1)
+    found = Degradation(0.25, (0.2, 0.9)).draw(images, Draw(0, torch.arange(2000)))
+    sigma = found["low_res_blur"]
+    assert (sigma > 0).float().mean() == pytest.approx(0.25, abs=0.03)
+    assert 0.2 <= sigma[sigma > 0].min() < 0.21 and 0.89 < sigma.max() <= 0.9
+    assert not found["low_res_level"].any()

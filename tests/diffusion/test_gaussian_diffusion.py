@@ -116,6 +116,68 @@ def test_l1_and_huber(loss, name, error):
     torch.testing.assert_close(learned["loss"], learned[name] + learned["vb"])
 
 
+@pytest.mark.parametrize("loss", [MSE, LossType.RESCALED_MSE, LossType.L1])
+def test_the_weight_of_the_variational_term(loss):
+    """Replaces that of the loss type; 0 = no term."""
+    output = torch.randn(4, 6, 4, 4, generator=torch.Generator().manual_seed(4))
+    bound = make(variance=RANGE).training_losses(constant(output), X_START, T, noise=NOISE)["vb"]
+    for weight in (0.0, 0.001, 2.0):
+        terms = make(variance=RANGE, loss=loss, vb_loss_weight=weight).training_losses(
+            constant(output), X_START, T, noise=NOISE
+        )
+        torch.testing.assert_close(terms["vb"], weight * bound)
+        error = next(value for name, value in terms.items() if name in ("mse", "l1"))
+        torch.testing.assert_close(terms["loss"], error + terms["vb"])
+
+
+def test_a_constrained_variance_stays_within_its_range():
+    """The fraction is the sigmoid of what it would be."""
+    process, t = make(variance=RANGE, constrain_variance=True), torch.arange(40)
+    x = torch.zeros(40, 3, 2, 2)
+    low, high = process.posterior_log_variance_clipped, np.log(process.betas)
+    for value in (-50.0, -1.0, 0.3, 1.0, 50.0):
+        output = torch.cat([x, torch.full_like(x, value)], dim=1)
+        found = process.p_mean_variance(constant(output), x, t)["log_variance"][:, 0, 0, 0]
+        share = 1 / (1 + np.exp(-(value + 1) / 2))
+        np.testing.assert_allclose(found, share * high + (1 - share) * low, rtol=1e-5)
+
+
+@pytest.mark.parametrize("constrained", [False, True])
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("mean", [ModelMeanType.EPSILON, ModelMeanType.START_X, ModelMeanType.VELOCITY])
+def test_extreme_variances_have_finite_losses_and_gradients(mean, name, constrained):
+    """Raw fractions from -10 to 10 at every step, t = 0 and the last included, for close and for wrong predictions."""
+    for steps in (20, 1000):
+        betas = get_named_beta_schedule(name, steps)
+        process = make(mean, RANGE, betas=betas, constrain_variance=constrained)
+        t = torch.tensor([0, 0, 1, steps - 1]).repeat(5)
+        raw = torch.linspace(-10, 10, 5).repeat_interleave(4)
+        x_start, noise = X_START.repeat(5, 1, 1, 1), NOISE.repeat(5, 1, 1, 1)
+        target = process._target(x_start, process.q_sample(x_start, t, noise), t, noise)
+        for error in (0.0, 1.0):
+            output = torch.cat([target + error, raw.view(-1, 1, 1, 1).expand_as(target)], 1).requires_grad_()
+            losses = process.training_losses(constant(output), x_start, t, noise=noise)
+            losses["loss"].sum().backward()
+            assert all(values.isfinite().all() for values in losses.values())
+            assert output.grad.isfinite().all()
+            assert output.grad[2:, 3:].abs().sum() > 0  # the bound still trains the variance
+
+
+@pytest.mark.parametrize("mean", [ModelMeanType.EPSILON, ModelMeanType.START_X, ModelMeanType.VELOCITY])
+@pytest.mark.parametrize("name", ["linear", "cosine", "sigmoid"])
+def test_the_bound_of_an_exact_denoiser_is_zero(mean, name):
+    """With the variance of the posterior, for every prediction; read as another, it would cost ten times as much."""
+    process = make(mean, RANGE, betas=get_named_beta_schedule(name, 1000), vb_loss_weight=1.0)
+    t = torch.tensor([1, 10, 400, 990])
+    target = process._target(X_START, process.q_sample(X_START, t, NOISE), t, NOISE)
+    output = torch.cat([target, torch.full_like(target, -1.0)], dim=1)
+    terms = process.training_losses(constant(output), X_START, t, noise=NOISE)
+    assert terms["mse"].max() == 0 and terms["vb"].abs().max() < 1e-5
+    for other in {ModelMeanType.EPSILON, ModelMeanType.START_X, ModelMeanType.VELOCITY} - {mean}:
+        misread = make(other, RANGE, betas=process.betas, vb_loss_weight=1.0)
+        assert misread.training_losses(constant(output), X_START, t, noise=NOISE)["vb"].max() > 1e-4
+
+
 @pytest.mark.parametrize("weighting", [min_snr_weights, p2_weights])
 def test_weights_mean_the_same_for_every_prediction_type(weighting):
     """The same wrong x_start has the same loss for every prediction type; without weights it does not."""

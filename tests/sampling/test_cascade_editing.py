@@ -137,7 +137,9 @@ def trained(tmp_path_factory):
     settings = {**SMALL, **NO_TEXT, "image_size": 16, "small_size": 8, "low_res_skip": True}
     run = make_run(**settings, noise_schedule="cosine", diffusion_steps=1000)
     model = run.build_model(None)
-    task = UpsamplingTask(model, create_gaussian_diffusion(run.diffusion), run.denoising, 2, run.augmentation)
+    task = UpsamplingTask(
+        model, create_gaussian_diffusion(run.diffusion), run.denoising, 2, run.augmentation.degradation
+    )
     optimizer, generator = torch.optim.Adam(model.parameters(), lr=3e-3), torch.Generator().manual_seed(0)
     for step in range(40):
         corners = torch.rand(4, 3, 3, 3, generator=generator) * 2 - 1

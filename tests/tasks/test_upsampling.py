@@ -53,7 +53,7 @@ def make_batch(n=6, size=(4, 8), start=0, seed=0):
 
 
 def make_task(augmentation=PLAIN, answer=None, config=KEEP, factor=2):
-    return UpsamplingTask(Watcher(answer), PROCESS, config, factor, augmentation)
+    return UpsamplingTask(Watcher(answer), PROCESS, config, factor, augmentation.degradation)
 
 
 def condition(task, batch, seed=0):
@@ -174,7 +174,7 @@ def make_network():
 def test_microbatches_give_the_gradient_and_the_losses_of_the_whole_batch():
     """With blur, noise, dropout and caption dropout: all randomness depends on the sample alone."""
     batch = make_batch(7, (8, 8))
-    task = UpsamplingTask(make_network(), PROCESS, DenoisingConfig(caption_dropout=0.5), 2, BOTH)
+    task = UpsamplingTask(make_network(), PROCESS, DenoisingConfig(caption_dropout=0.5), 2, BOTH.degradation)
     results = []
     for size in (7, 3, 1):
         task.zero_grad()

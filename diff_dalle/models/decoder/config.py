@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from ...config import option
 from ...errors import InputError, quantity
@@ -35,12 +35,22 @@ class Stage:
 class DecoderUnetConfig:
     """Decoder U-Net"""
 
+    refused: ClassVar[dict[str, str]] = {
+        "out_dim": "has no effect: the output has the image's channels; leave it out",
+        "channels_out": "follows from channels and learned_variance: leave it out",
+        "lowres_cond": "follows from the U-Net's place in the decoder: leave it out",
+        "lowres_noise_cond": "follows from use_noise_for_lowres_cond of the decoder: leave it out",
+    }
+
     dim: int = option(128, "base channels; the timestep vector has four times as many", required=True)
     dim_mults: tuple[int, ...] = option(
         (1, 2, 4, 8), "width of each stage as a multiple of dim; each stage has half the resolution of the one before"
     )
     image_embed_dim: int | None = option(
         None, "width of the image embedding; required by a U-Net that is conditioned on it"
+    )
+    cond_on_image_embeds: bool | None = option(
+        None, "condition on the image embedding; none = the decoder's first U-Net only"
     )
     text_embed_dim: int | None = option(None, "width of the text encodings; required by cond_on_text_encodings")
     cond_on_text_encodings: bool | None = option(False, "condition on text encodings, in the middle blocks")

@@ -1,0 +1,306 @@
+"""The ``decoder`` section: a cascade of U-Nets that turns an image embedding into a picture (Ramesh et al. 2022)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from ..config import Problems, lookup, option
+from ..diffusion.augmentation import Degradation
+from ..diffusion.diffusion_config import DiffusionConfig
+from ..diffusion.guidance import GuidanceConfig
+from ..diffusion.sampling import SamplerConfig
+from ..diffusion.schedules import SCHEDULES, get_named_beta_schedule
+from ..errors import InputError, quantity
+from ..models.decoder.config import DecoderUnetConfig
+from .decoder_stage import DecoderStage
+
+LOSSES = {"l1": "l1", "l2": "rescaled_mse", "huber": "huber"}  # their names in ``DiffusionConfig``
+CLIPS = ("openai", "open_clip", "diff_dalle")
+PER_UNET = "; one for all U-Nets or one for each"
+PER_UPSAMPLER = "; one for all upsamplers, one for each, or one for each U-Net, the first of them {}"
+
+
+@dataclass(frozen=True)
+class ClipConfig:
+    """CLIP that makes the embeddings"""
+
+    refused: ClassVar[dict[str, str]] = {
+        "base_model_kwargs": "describes a CLIP with random weights, whose embeddings mean nothing: give a trained model"
+    }
+
+    make: str = option("openai", "where it comes from; openai = open_clip's copy of OpenAI's weights", choices=CLIPS)
+    model: str = option("ViT-L/14", "its name there; diff_dalle: path of a checkpoint of train_classifier.py")
+
+    identity: str = option("", "identity of its weights, which training records; empty = not known")
+
+    def is_same(self, other: ClipConfig) -> bool:
+        """Whether both are the same CLIP, as far as is known."""
+        if self.identity and other.identity:
+            return self.identity == other.identity
+        return (self.make, self.model) == (other.make, other.model)
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """Decoder"""
+
+    refused: ClassVar[dict[str, str]] = {
+        "auto_normalize_img": "has no effect here, where images are always read into [-1, 1]: leave it out",
+        "vae": "is not supported: these decoders work on pixels",
+        "predict_x_start_for_latent_diffusion": "is for latents, but these decoders work on pixels: leave it out",
+        "clip_adapter_overrides": "is not supported: leave it out",
+    }
+
+    unets: tuple[DecoderUnetConfig, ...] = option(
+        (), "U-Nets, from the lowest resolution to the highest", required=True
+    )
+    image_sizes: tuple[int, ...] = option(
+        (), "width and height in pixels of each U-Net's images, each a multiple of the one before"
+    )
+    image_size: int | None = option(
+        None, "in place of image_sizes, those of a single U-Net; beside it, the last of them; none = not given"
+    )
+    channels: int = option(3, "image channels of all U-Nets: 3 = RGB, 1 = grayscale")
+    timesteps: int = option(1000, "number of noising steps T in training")
+    sample_timesteps: tuple[int | None, ...] = option(
+        (None,), f"sampling steps: fewer than timesteps = by ddim, none = all of them, ancestral{PER_UNET}"
+    )
+    loss_type: tuple[str, ...] = option(("l2",), f"loss: {', '.join(LOSSES)}{PER_UNET}")
+    beta_schedule: tuple[str, ...] | None = option(
+        None, f"noise schedule: {', '.join(SCHEDULES)}{PER_UNET}; none = cosine, but linear for the last of several"
+    )
+    learned_variance: tuple[bool, ...] = option((True,), f"learn the variance of a sampling step{PER_UNET}")
+    clip: ClipConfig | None = option(None, "CLIP that makes the embeddings where the data have none")
+    image_cond_drop_prob: float = option(0.1, "probability of dropping the image embedding in training")
+    text_cond_drop_prob: float = option(0.5, "probability of dropping the text in training, independent of the image's")
+    predict_x_start: tuple[bool, ...] = option((False,), f"predict the image instead of the noise{PER_UNET}")
+    predict_v: tuple[bool, ...] = option((False,), f"predict v; wins over predict_x_start{PER_UNET}")
+    random_crop_sizes: tuple[int | None, ...] = option(
+        (None,),
+        "width and height in pixels of random training crops, none = whole images" + PER_UPSAMPLER.format("none"),
+    )
+    use_noise_for_lowres_cond: tuple[bool, ...] = option(
+        (False,), "noise low-resolution images in training, all levels" + PER_UPSAMPLER.format("False")
+    )
+    use_blur_for_lowres_cond: tuple[bool, ...] = option(
+        (True,), "blur low-resolution images in training" + PER_UPSAMPLER.format("False")
+    )
+    lowres_downsample_first: bool = option(
+        True, "make low-resolution images at the U-Net before's size; False = at the U-Net's own"
+    )
+    blur_prob: float = option(0.5, "probability of the blur of a low-resolution image")
+    blur_sigma: tuple[float, ...] = option((0.6,), "its standard deviation in pixels, or LOW,HIGH of a range")
+    blur_kernel_size: tuple[int, ...] = option((3,), "width of its kernel in pixels, odd, or LOW,HIGH of a range")
+    lowres_noise_sample_level: float = option(
+        0.2, "noise level of low-resolution images in sampling, 0–1, as a fraction of a linear schedule"
+    )
+    learned_variance_constrain_frac: bool = option(
+        False, "keep a learned variance between the two fixed ones, by a sigmoid of its fraction"
+    )
+    vb_loss_weight: float = option(
+        0.001,
+        "weight of the variational term of a learned variance, in bits per dimension of one step; Nichol & Dhariwal "
+        "2021 = timesteps / 1000",
+    )
+    unconditional: bool = option(False, "no U-Net is conditioned on an image embedding")
+    use_dynamic_thres: bool = option(False, "dynamic thresholding in sampling, instead of clipping")
+    dynamic_thres_percentile: float = option(0.95, "its percentile of |x_start|, as a fraction")
+    p2_loss_weight_gamma: tuple[float, ...] = option(
+        (0.0,), f"gamma in the weight 1 / (k + SNR)^gamma of the eps loss; 0 = off{PER_UNET}"
+    )
+    p2_loss_weight_k: float = option(1.0, "k in that weight")
+    ddim_sampling_eta: float = option(0.0, "randomness of ddim; 0 = deterministic, 1 = as random as ancestral")
+    clip_denoised: bool = option(True, "clip the predicted image to the valid range in sampling")
+    clip_x_start: bool = option(True, "False = the same as clip_denoised False")
+
+    def __post_init__(self):
+        Problems.check(self._problems())
+
+    def __len__(self) -> int:
+        return len(self.unets)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Width and height in pixels of each U-Net's images."""
+        return self.image_sizes or (() if self.image_size is None else (self.image_size,))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the U-Nets, as trainees and in files."""
+        return tuple(f"unet{i}" for i in range(len(self)))
+
+    def stage(self, i: int) -> DecoderStage:
+        """The settings of U-Net ``i``."""
+
+        def at(values: Sequence) -> Any:
+            return values[i if len(values) > 1 else 0]
+
+        def of_upsampler(values: Sequence) -> Any:
+            """Of the first U-Net: nothing."""
+            return None if i == 0 else at(values if len(values) != len(self) - 1 else (None, *values))
+
+        unet, blurred = replace(self.unets[i], channels=self.channels), of_upsampler(self.use_blur_for_lowres_cond)
+        steps, gamma, clipped = at(self.sample_timesteps), at(self.p2_loss_weight_gamma), self._is_clipped
+        embedding = i == 0 if unet.cond_on_image_embeds is None else unet.cond_on_image_embeds
+        schedule = ("linear" if 0 < i == len(self) - 1 else "cosine") if self.beta_schedule is None else None
+        return DecoderStage(
+            name=self.names[i],
+            unet=unet,
+            image_size=self.sizes[i],
+            small_size=self.sizes[i - 1] if i else 0,
+            image_embedding=embedding and not self.unconditional,
+            diffusion=DiffusionConfig(
+                diffusion_steps=self.timesteps,
+                noise_schedule=schedule or at(self.beta_schedule or ()),
+                prediction="v" if at(self.predict_v) else "x_start" if at(self.predict_x_start) else "eps",
+                variance="learned_range" if at(self.learned_variance) else "fixed_small",
+                loss_type=LOSSES[at(self.loss_type)],
+                learned_variance_constrain_frac=self.learned_variance_constrain_frac,
+                vb_loss_weight=self.vb_loss_weight,
+                loss_weighting="p2" if gamma else "none",
+                p2_gamma=gamma,
+                p2_k=self.p2_loss_weight_k,
+            ),
+            degradation=Degradation(
+                self.blur_prob if blurred else 0.0,
+                (self.blur_sigma[0], self.blur_sigma[-1]),
+                (self.blur_kernel_size[0] // 2, self.blur_kernel_size[-1] // 2),
+                1.0 if of_upsampler(self.use_noise_for_lowres_cond) else 0.0,
+                "linear",
+            ),
+            downsample_first=self.lowres_downsample_first,
+            crop_size=of_upsampler(self.random_crop_sizes) or 0,
+            image_drop_prob=self.image_cond_drop_prob,
+            text_drop_prob=self.text_cond_drop_prob,
+            sampler=(
+                SamplerConfig("ancestral", "")
+                if steps in (None, self.timesteps)
+                else SamplerConfig("ddim", str(steps), self.ddim_sampling_eta)
+            ),
+            guidance=GuidanceConfig(
+                thresholding="dynamic" if self.use_dynamic_thres else "static" if clipped else "none",
+                dynamic_percentile=self.dynamic_thres_percentile,
+            ),
+            noise_level=self.lowres_noise_sample_level if of_upsampler(self.use_noise_for_lowres_cond) else 0.0,
+        )
+
+    def named(self, name: str) -> DecoderStage:
+        """The settings of the U-Net with this name. InputError if there is none."""
+        return self.stage(list(self.names).index(lookup(dict.fromkeys(self.names, name), name, "the U-Net")))
+
+    def stages(self) -> tuple[DecoderStage, ...]:
+        """The settings of all U-Nets."""
+        return tuple(self.stage(i) for i in range(len(self)))
+
+    def same_embeddings(self, other: DecoderConfig) -> bool:
+        """Whether both are conditioned on embeddings of the same CLIP, as far as is known."""
+        return self.clip is None or other.clip is None or self.clip.is_same(other.clip)
+
+    @property
+    def _is_clipped(self) -> bool:
+        return self.clip_denoised and self.clip_x_start
+
+    # ----------------------------------------------------------------------------------------------------- validation
+
+    def _problems(self) -> Iterator[str]:
+        """What is wrong, a sentence each that begins with the setting."""
+        wrong = [*self._wrong_numbers()]
+        if not self.unets:
+            wrong.append("unets is empty, but must have a U-Net for each resolution")
+        else:
+            wrong += [*self._wrong_sizes(), *self._wrong_lists()]
+        yield from wrong
+        if not wrong:
+            yield from self._wrong_stages()
+
+    def _wrong_numbers(self) -> Iterator[str]:
+        if self.channels not in (1, 3):
+            yield f"channels is {self.channels}, but must be 3 (RGB) or 1 (grayscale)"
+        for name in (
+            "image_cond_drop_prob", "text_cond_drop_prob", "blur_prob", "lowres_noise_sample_level",
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if not 0 <= value <= 1:
+                yield f"{name} is {value:g}, but must lie between 0 and 1"
+        for name in ("vb_loss_weight", "ddim_sampling_eta"):
+            value = getattr(self, name)
+            if not value >= 0:
+                yield f"{name} is {value:g}, but must not be negative"
+        for value in self.p2_loss_weight_gamma:
+            if not value >= 0:
+                yield f"p2_loss_weight_gamma has {value:g}, but must not be negative"
+        if not self.p2_loss_weight_k > 0:
+            yield f"p2_loss_weight_k is {self.p2_loss_weight_k:g}, but must be above 0"
+        if not 0 < self.dynamic_thres_percentile <= 1:
+            yield f"dynamic_thres_percentile is {self.dynamic_thres_percentile:g}, but must be above 0 and at most 1"
+        if self.use_dynamic_thres and not self._is_clipped:
+            yield "use_dynamic_thres is True, but clip_denoised or clip_x_start False: set only one of them"
+        for name, least in (("blur_sigma", 0.0), ("blur_kernel_size", 1)):
+            values = getattr(self, name)
+            if len(values) not in (1, 2) or values[0] < least or values[-1] < values[0]:
+                shown = ", ".join(f"{value:g}" for value in values)
+                yield f"{name} is [{shown}], but must be one number of at least {least:g}, or the ends of a range"
+        if any(size % 2 == 0 for size in self.blur_kernel_size):
+            yield f"blur_kernel_size has {next(s for s in self.blur_kernel_size if s % 2 == 0)}, but must be odd"
+
+    def _wrong_sizes(self) -> Iterator[str]:
+        sizes, count = self.sizes, quantity(len(self), "U-Net")
+        if not sizes:
+            yield f"image_sizes is missing, but must have a size for each of the {count}"
+            return
+        if len(sizes) != len(self):
+            yield f"image_sizes has {quantity(len(sizes), 'size')}, but there are {count} in unets: give one for each"
+            return
+        if self.image_size not in (None, sizes[-1]):
+            yield (f"image_size is {self.image_size}, but the last of image_sizes is {sizes[-1]}: leave image_size out")
+        for size in sizes:
+            if size < 1:
+                yield f"image_sizes has {size}, but must be at least 1"
+                return
+        for before, after in itertools.pairwise(sizes):
+            if after <= before or after % before:
+                yield f"image_sizes has {after} after {before}, but must be a larger multiple of the one before"
+
+    def _wrong_lists(self) -> Iterator[str]:
+        """Lists with another number of values than there are U-Nets, and values that do not exist."""
+        for name in (
+            "sample_timesteps", "loss_type", "learned_variance", "predict_x_start", "predict_v", "p2_loss_weight_gamma",
+            "beta_schedule", "random_crop_sizes", "use_noise_for_lowres_cond", "use_blur_for_lowres_cond",
+        ):  # fmt: skip
+            values = getattr(self, name)
+            if values is None:
+                continue
+            of_upsamplers = name in ("random_crop_sizes", "use_noise_for_lowres_cond", "use_blur_for_lowres_cond")
+            if len(values) not in (1, len(self), max(len(self) - of_upsamplers, 1)):
+                yield (
+                    f"{name} has {quantity(len(values), 'value')} for {quantity(len(self), 'U-Net')}: give one for "
+                    "all, or one for each"
+                )
+            elif of_upsamplers and len(values) == len(self) > 1 and values[0]:
+                yield (
+                    f"{name} begins with {values[0]}, but the first U-Net has no low-resolution image: begin with "
+                    + ("none" if name == "random_crop_sizes" else "False")
+                )
+        for name, known in (("loss_type", LOSSES), ("beta_schedule", SCHEDULES)):
+            for value in getattr(self, name) or ():
+                if value not in known:
+                    yield f"{name} has {value!r}, but must be one of {', '.join(known)}"
+
+    def _wrong_stages(self) -> Iterator[str]:
+        """What is wrong with single U-Nets, whose settings have the right form."""
+        schedules = self.beta_schedule or (("cosine",) if len(self) == 1 else ("cosine", "linear"))
+        for schedule in dict.fromkeys(schedules):
+            try:
+                get_named_beta_schedule(schedule, self.timesteps)
+            except InputError as error:
+                yield f"timesteps: {error}"
+                return
+        for steps in self.sample_timesteps:
+            if steps is not None and not min(2, self.timesteps) <= steps <= self.timesteps:
+                yield f"sample_timesteps has {steps}, but must lie between 2 and timesteps ({self.timesteps})"
+                return
+        for i, stage in enumerate(self.stages()):
+            yield from (f"unets[{i}]{problem}" for problem in stage.problems(self.unets[i].channels))

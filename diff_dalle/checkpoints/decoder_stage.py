@@ -1,0 +1,103 @@
+"""One U-Net of a decoder: everything that its training and its sampling depend on, resolved from the decoder's
+settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..diffusion.augmentation import Degradation
+from ..diffusion.diffusion_config import DiffusionConfig
+from ..diffusion.guidance import GuidanceConfig
+from ..diffusion.sampling import SamplerConfig
+from ..errors import InputError
+from ..models.decoder.config import DecoderUnetConfig
+from ..models.decoder.unet import DecoderUnet
+
+
+@dataclass(frozen=True)
+class DecoderStage:
+    """The settings of one U-Net.
+
+    name:             of the U-Net: unet0, unet1, …
+    image_size:       width and height of its images in pixels.
+    small_size:       those of the U-Net before, whose images it upsamples; 0 = the first U-Net.
+    image_embedding:  whether it is conditioned on an image embedding.
+    diffusion:        its process in training.
+    degradation:      of its low-resolution images in training.
+    downsample_first: whether those have ``small_size`` in training, or its own size.
+    crop_size:        width and height of its training crops; 0 = whole images.
+    image_drop_prob, text_drop_prob: probabilities of dropping the image embedding and the text in training.
+    sampler, guidance, noise_level: how to sample with it, unless told otherwise.
+    """
+
+    name: str
+    unet: DecoderUnetConfig
+    image_size: int
+    small_size: int
+    image_embedding: bool
+    diffusion: DiffusionConfig
+    degradation: Degradation
+    downsample_first: bool
+    crop_size: int
+    image_drop_prob: float
+    text_drop_prob: float
+    sampler: SamplerConfig
+    guidance: GuidanceConfig
+    noise_level: float
+
+    @property
+    def is_upsampler(self) -> bool:
+        return self.small_size > 0
+
+    @property
+    def factor(self) -> int:
+        """The upsampling factor; 1 for the first U-Net."""
+        return self.image_size // self.small_size if self.is_upsampler else 1
+
+    @property
+    def has_text(self) -> bool:
+        """Whether it is conditioned on text encodings."""
+        return bool(self.unet.cond_on_text_encodings)
+
+    @property
+    def has_noise(self) -> bool:
+        """Whether it is told the noise level of its low-resolution images."""
+        return self.degradation.max_level > 0
+
+    @property
+    def droppable(self) -> bool:
+        """Whether training drops a condition, so that guidance is possible."""
+        return bool((self.image_embedding and self.image_drop_prob) or (self.has_text and self.text_drop_prob))
+
+    def build(self) -> DecoderUnet:
+        """The network with initial weights."""
+        return DecoderUnet(
+            self.unet, self.image_embedding, self.is_upsampler, self.has_noise, self.diffusion.variance_is_learned
+        )
+
+    def problems(self, channels: int) -> Iterator[str]:
+        """What is wrong, as the end of a sentence about the U-Net. channels: its own setting."""
+        unet, crop = self.unet, self.crop_size
+        if channels not in (3, unet.channels):  # 3 may be the default
+            yield f".channels is {channels}, but decoder.channels, which is for all U-Nets, is {unet.channels}"
+        if self.image_embedding and unet.image_embed_dim is None:
+            yield ".image_embed_dim is missing, but the U-Net is conditioned on image embeddings: set it"
+        if unet.cond_on_image_embeds and not self.image_embedding:
+            yield ".cond_on_image_embeds is True, but the decoder is unconditional: leave one of them out"
+        try:
+            unet.check_size(self.image_size, self.image_size)
+        except InputError as error:
+            yield f": {error}"
+        if not self.is_upsampler:
+            return
+        if not (self.has_noise or self.degradation.blur_prob):
+            yield (
+                " upsamples images that are neither blurred nor noised in training, and would not stand the errors of "
+                "the U-Net before: set use_blur_for_lowres_cond or use_noise_for_lowres_cond"
+            )
+        if crop and (crop < 0 or crop > self.image_size or crop % self.factor or crop % unet.divisor):
+            yield (
+                f" has crops of {crop} pixels in random_crop_sizes, but they must be at most {self.image_size} and "
+                f"multiples of {self.factor} (the upsampling factor) and {unet.divisor} (the network's divisor)"
+            )
