@@ -24,7 +24,7 @@ ROOT = PACKAGE.parent
 # An import may only go down this list.
 ROOMS = (
     "scripts", "drill", "benchmarks", "commands", "shapes", "sampling", "tasks", "training", "embeddings",
-    "evaluation", "checkpoints", "data", "diffusion", "models", "images", "text", "tracking", "distributed", "storage",
+    "evaluation", "checkpoints", "data", "diffusion", "models", "text", "tracking", "images", "distributed", "storage",
     "batch", "config", "randomness", "errors",
 )  # fmt: skip
 

@@ -17,6 +17,7 @@ from ..data.loader import DataConfig, Loader
 from ..data.spec import ImageSpec, SampleSpec
 from ..data.tar import write_tar
 from ..images.decode import decode_image
+from ..images.pixels import to_uint8
 from ..images.transforms import center_crop
 
 SIZE = (64, 64)
@@ -91,5 +92,5 @@ def from_shards() -> Callable[[], Batch]:
 
 def loader_gate() -> Mapping[str, tuple[float, float]]:
     """The loader gives the same images, in another order."""
-    levels = np.sort(np.round((from_shards()().images.permute(0, 2, 3, 1).numpy() + 1) * 127.5).mean((1, 2, 3)))
+    levels = np.sort(to_uint8(from_shards()().images).numpy().mean((1, 2, 3)))
     return {"difference of means": (float(np.abs(levels - np.sort(reduced()().mean((1, 2, 3)))).max()), 1e-3)}

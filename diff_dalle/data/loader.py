@@ -16,6 +16,7 @@ from ..config import option
 from ..distributed.world import ALONE, World
 from ..errors import InputError, quantity
 from ..images.decode import MAX_PIXELS, PILLOW_PIXELS
+from ..images.pixels import from_uint8
 from ..images.preprocessing import TransformConfig
 from .broken import BrokenSamples
 from .buckets import BucketOrder, Buckets
@@ -243,7 +244,7 @@ class Loader:
             name: torch.cat([part.cond[name].to(self.device, non_blocking=True) for part in parts])
             for name in parts[0].cond
         }
-        return Batch(pixels.permute(0, 3, 1, 2).float().div_(127.5).sub_(1.0), Conditioning.of(cond), index)
+        return Batch(from_uint8(pixels), Conditioning.of(cond), index)
 
     def _count(self, part: Chunk):
         """Count and log broken and rejected samples. Raises InputError when too many are broken."""

@@ -13,7 +13,6 @@ from .plots import line_plot
 from .report import Section, markdown_table
 
 GRID_COLUMNS = 8  # images per guidance setting in the grid
-CELL_SIZE = 64  # pixels up to which small images are magnified in the grid
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ def guidance_sections(
     plot = line_plot(curves, "noised-CLIP guidance scale (0 = off)", "score")
     columns = min(GRID_COLUMNS, len(captions))
     cells = np.concatenate([sampled[:columns] for sampled in images.values()])
-    grid = image_grid(cells, _labels(list(images), captions[:columns]), columns, max(1, CELL_SIZE // cells.shape[1]))
+    grid = image_grid(cells, _labels(list(images), captions[:columns]), columns)
     rows_text = "One row per setting, with the same captions and noise."
     return [
         Section(title, f"{text}\n\n{table}", plot, "guidance.png"),

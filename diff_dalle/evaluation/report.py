@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from PIL import Image
 
 from .. import storage
+from ..images.output import png_bytes
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,6 @@ def write_report(path: str, title: str, sections: Sequence[Section]) -> None:
         if section.text:
             parts.append(section.text.strip())
         if section.image is not None:
-            with storage.atomic_writer(storage.join(folder, section.image_name)) as file:
-                section.image.save(file, "PNG")
+            storage.write_bytes(storage.join(folder, section.image_name), png_bytes(section.image))
             parts.append(f"![{section.title}]({section.image_name})")
     storage.write_bytes(path, ("\n\n".join(parts) + "\n").encode())

@@ -158,7 +158,7 @@ def _grid_section(low_res: np.ndarray, ours: np.ndarray, real: np.ndarray | None
     )
     if cells.shape[1:3] != (height, width):
         text += f" Center crops of {right - left} × {bottom - top} are shown."
-    grid = image_grid(cells, labels, len(columns), max(1, CELL_SIZE // max(cells.shape[1:3])))
+    grid = image_grid(cells, labels, len(columns), CELL_SIZE)
     return Section("Upsampled images", text, grid, "upsampling.png")
 
 

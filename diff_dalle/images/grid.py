@@ -11,16 +11,17 @@ from PIL import Image, ImageDraw, ImageFont
 
 MARGIN = 4
 FONT_SIZE = 12
-MIN_CELL = 96  # minimum width in pixels of a captioned cell, so that a line holds a few words
+CELL = 96  # pixels up to which small images are upsampled; also the least width of a caption, for a few words a line
 MAX_LINES = 5
 
 
 def image_grid(
-    images: np.ndarray, captions: Sequence[str] | None = None, columns: int | None = None, scale: int = 1
+    images: np.ndarray, captions: Sequence[str] | None = None, columns: int | None = None, cell: int = CELL
 ) -> Image.Image:
     """An RGB image that shows all images, row by row, each with its caption wrapped below it.
 
-    images: [N, H, W, 3] uint8. columns: None = a square grid. scale: integer upsampling factor (nearest neighbor).
+    images: [N, H, W, 3] uint8. columns: None = a square grid. cell: images are upsampled (nearest neighbor) by the
+    largest integer factor with which both sides have at most that many pixels; larger ones stay as they are.
     """
     images = np.asarray(images)
     if images.ndim != 4 or images.shape[-1] != 3 or images.dtype != np.uint8 or not len(images):
@@ -29,19 +30,20 @@ def image_grid(
         raise ValueError(f"there are {len(captions)} captions for {len(images)} images")
     columns = columns or math.ceil(math.sqrt(len(images)))
     rows = math.ceil(len(images) / columns)
+    scale = max(1, cell // max(images.shape[1:3]))
     height, width = images.shape[1] * scale, images.shape[2] * scale
     font = ImageFont.load_default(FONT_SIZE)
-    cell = max(width, MIN_CELL) if captions is not None else width
-    texts = [_wrap(caption, font, cell) for caption in captions or []]
+    full = max(width, CELL) if captions is not None else width  # of an image with its caption
+    texts = [_wrap(caption, font, full) for caption in captions or []]
     line = math.ceil(FONT_SIZE * 1.25)
     text_height = line * max((text.count("\n") + 1 for text in texts), default=0)
-    step_x, step_y = cell + MARGIN, height + text_height + MARGIN
+    step_x, step_y = full + MARGIN, height + text_height + MARGIN
     grid = Image.new("RGB", (columns * step_x + MARGIN, rows * step_y + MARGIN), "white")
     draw = ImageDraw.Draw(grid)
     for i, pixels in enumerate(images):
         left, top = MARGIN + i % columns * step_x, MARGIN + i // columns * step_y
         image = Image.fromarray(pixels).resize((width, height), Image.Resampling.NEAREST)
-        grid.paste(image, (left + (cell - width) // 2, top))
+        grid.paste(image, (left + (full - width) // 2, top))
         if texts:
             draw.multiline_text((left, top + height), texts[i], "black", font, spacing=line - FONT_SIZE)
     return grid

@@ -12,7 +12,6 @@ from .. import storage
 from .grid import image_grid
 
 GRID_LIMIT = 64  # maximum number of images in a grid; more would be too small to look at
-DISPLAY_SIZE = 96  # pixels up to which small images are upsampled in a grid
 
 
 def write_samples(folder: str, images: np.ndarray, captions: Sequence[str], seeds: Sequence[int]) -> None:
@@ -34,9 +33,8 @@ def write_samples(folder: str, images: np.ndarray, captions: Sequence[str], seed
 
 
 def write_grid(path: str, images: np.ndarray, captions: Sequence[str], columns: int | None = None) -> None:
-    """Write a grid of images, uint8 [N, H, W, 3], with their captions; small ones are upsampled. See ``image_grid``."""
-    grid = image_grid(images, captions, columns, max(1, DISPLAY_SIZE // images.shape[1]))
-    storage.write_bytes(path, png_bytes(grid))
+    """Write a grid of images, uint8 [N, H, W, 3], with their captions; see ``image_grid``."""
+    storage.write_bytes(path, png_bytes(image_grid(images, captions, columns)))
 
 
 def write_sweep(folder: str, images: Mapping[str, np.ndarray], captions: Sequence[str], seeds: Sequence[int]) -> None:
@@ -54,7 +52,8 @@ def write_sweep(folder: str, images: Mapping[str, np.ndarray], captions: Sequenc
     write_grid(storage.join(folder, "grid.png"), cells, labels, len(images))
 
 
-def png_bytes(image: Image.Image) -> bytes:
+def png_bytes(image: Image.Image, compress_level: int = 6) -> bytes:
+    """A PNG file. compress_level: 0 = fastest, 9 = smallest."""
     buffer = io.BytesIO()
-    image.save(buffer, "png")
+    image.save(buffer, "PNG", compress_level=compress_level)
     return buffer.getvalue()

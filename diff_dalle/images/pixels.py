@@ -12,6 +12,6 @@ def to_uint8(images: Tensor) -> Tensor:
     return ((images.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous()
 
 
-def from_uint8(images: np.ndarray) -> Tensor:
-    """Images [N, H, W, C] uint8 → [N, C, H, W] float32 in [-1, 1]."""
-    return torch.from_numpy(images).permute(0, 3, 1, 2).float() / 127.5 - 1
+def from_uint8(images: np.ndarray | Tensor) -> Tensor:
+    """Images [N, H, W, C] uint8 → [N, C, H, W] float32 in [-1, 1], on the device of ``images``."""
+    return torch.as_tensor(images).permute(0, 3, 1, 2).float().div_(127.5).sub_(1.0)  # in place: batches are large

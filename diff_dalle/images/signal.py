@@ -48,7 +48,7 @@ class PixelSignal(Signal):
 
     def finish(self, x: Tensor) -> Tensor:
         """Rounded to 8-bit levels and clipped: exactly what is read back from a PNG of the image."""
-        return ((x.clamp(-1, 1) + 1) * 127.5).round() / 127.5 - 1
+        return from_uint8(to_uint8(x))
 
     def to_pixels(self, x: Tensor) -> np.ndarray:
         """Grayscale images get three equal channels."""

@@ -20,7 +20,6 @@ from .scenes import SIZES, SceneObject, ShapesConfig
 from .shape_eval import evaluate_shapes
 
 GRID_ROWS = 6  # examples in each grid
-CELL_SIZE = 96  # pixels up to which small images are magnified in a grid
 STRENGTHS = (0.3, 0.5, 0.7, 0.9)
 VARIATIONS = (0.0, 0.3, 1.0)
 MARGIN = 1.4  # half width of the mask of an object, in units of the object's half width
@@ -147,6 +146,5 @@ def _section(
         for replacement in chosen[:GRID_ROWS]
         for name in columns
     ]
-    scale = max(1, CELL_SIZE // cells.shape[2])
-    grid = image_grid(cells.reshape(-1, *cells.shape[2:]), labels, len(columns), scale)
+    grid = image_grid(cells.reshape(-1, *cells.shape[2:]), labels, len(columns))
     return Section(title, text, grid, image_name)

@@ -12,7 +12,6 @@ from .prompts import ShapePrompt
 from .shape_eval import ShapeReport
 
 GRID_COLUMNS = 6  # images per task in the grid
-MAGNIFICATION = 3  # of 32-pixel images in the grid
 
 EXPLANATION = """
 An image is correct if the number of objects, their shapes and everything that the caption says are right, judged from
@@ -27,8 +26,7 @@ def sample_section(images: np.ndarray, prompts: Sequence[ShapePrompt], upsampled
     chosen = [
         i for task in tasks for i in [k for k, prompt in enumerate(prompts) if prompt.task == task][:GRID_COLUMNS]
     ]
-    columns, scale = len(chosen) // len(tasks), max(1, MAGNIFICATION * 32 // images.shape[1])
-    grid = image_grid(images[chosen], [prompts[i].text for i in chosen], columns, scale)
+    grid = image_grid(images[chosen], [prompts[i].text for i in chosen], len(chosen) // len(tasks))
     text = f"The first captions of every task, not selected. Rows: {'; '.join(tasks)}."
     title, name = ("Samples, upsampled", "grid_upsampled.png") if upsampled else ("Samples", "grid.png")
     return Section(title, text, grid, name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 
 from PIL import Image
@@ -12,6 +11,7 @@ from .. import storage
 from ..config import MAX_TEXT, from_dict, load_mapping, to_dict
 from ..data.tar import write_tar
 from ..errors import InputError
+from ..images.output import png_bytes
 from .captions import training_caption
 from .render import render
 from .scenes import ShapesConfig, scene
@@ -23,10 +23,9 @@ def sample_files(config: ShapesConfig, i: int, split: str) -> dict[str, bytes]:
     """The members of sample i, by extension."""
     content = scene(config, i, split)
     text = training_caption(config, content, i, split)
-    png = io.BytesIO()
-    Image.fromarray(render(content, config.image_size)).save(png, "PNG", compress_level=1)
+    png = png_bytes(Image.fromarray(render(content, config.image_size)), compress_level=1)
     truth = {"caption": text, **dataclasses.asdict(content)}
-    return {"png": png.getvalue(), "txt": text.encode(), "json": json.dumps(truth).encode()}
+    return {"png": png, "txt": text.encode(), "json": json.dumps(truth).encode()}
 
 
 def _claim(config: ShapesConfig, out_dir: str) -> None:

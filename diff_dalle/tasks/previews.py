@@ -91,5 +91,4 @@ class Previews:
             images = np.stack([inputs, images, originals], 1).reshape(-1, *images.shape[1:])
             captions = [text for caption in captions for text in ("input", caption, "original")]
             columns = 6 if count > 1 else 3
-        scale = max(1, 96 // images.shape[1])
-        return {"samples": np.asarray(image_grid(images, captions, columns, scale))}
+        return {"samples": np.asarray(image_grid(images, captions, columns))}

@@ -15,6 +15,7 @@ from PIL import Image
 
 from .. import storage
 from ..errors import InputError
+from ..images.output import png_bytes
 from .scalar_table import format_table
 from .tracker import Run, Tracker
 
@@ -132,6 +133,4 @@ class SampleGrids(Tracker):
 
 
 def _write_png(folder: str, name: str, pixels: np.ndarray) -> None:
-    png = io.BytesIO()
-    Image.fromarray(pixels).save(png, "PNG")
-    storage.write_bytes(storage.join(folder, f"{name.replace('/', '_')}.png"), png.getvalue())
+    storage.write_bytes(storage.join(folder, f"{name.replace('/', '_')}.png"), png_bytes(Image.fromarray(pixels)))

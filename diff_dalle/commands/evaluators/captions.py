@@ -7,7 +7,7 @@ from dataclasses import asdict
 import torch
 from torch import Tensor
 
-from ...evaluation.guidance_report import CELL_SIZE, GRID_COLUMNS, Score
+from ...evaluation.guidance_report import GRID_COLUMNS, Score
 from ...evaluation.intervals import wilson
 from ...evaluation.report import Section
 from ...evaluation.retrieval import CANDIDATES, retrieval, same_captions
@@ -19,8 +19,7 @@ from .contract import BASE, CAPTIONED_DATA, CLASSIFIER, Evaluator, Findings
 def run(context: Context) -> Findings:
     data, score = context.captioned, real_recall(context)
     columns = min(GRID_COLUMNS, len(data.images))
-    scale = max(1, CELL_SIZE // data.images.shape[2])
-    grid = image_grid(data.images[:columns], data.captions[:columns], columns, scale)
+    grid = image_grid(data.images[:columns], data.captions[:columns], columns)
     text = (
         f"Images of the first captions. The classifier retrieves the captions of {score.value:.3f} ({score.low:.3f} – "
         f"{score.high:.3f}) of {score.n} real images, each among {candidates(context)}."
