@@ -103,22 +103,20 @@ class Settings:
         """InputError for a setting of the present source that has no effect in ``config``, the whole one."""
         table = by_name(self.config_class)
         for leaf in table.values():
-            if leaf.path not in self.claims or not leaf.needs:
+            if leaf.path not in self.claims or functools.reduce(getattr, leaf.path, config) is False:  # turned off
                 continue
-            name, *values = leaf.needs
-            if functools.reduce(getattr, leaf.path, config) is False:  # turned off
-                continue
-            other = table.get(leaf.prefix + name, table.get(name))
-            if other is None:  # of another command
-                continue
-            found = functools.reduce(getattr, other.path, config)
-            several = found if isinstance(found, tuple) else (found,)
-            if any(str(each) in values for each in several) if values else any(several):
-                continue
-            remedy = f"set --{other.name}" + (f" to {' or '.join(values)}" if values else "")
-            raise InputError(
-                f"--{leaf.name} has no effect while {other.name} is {shown(found)}: {remedy}, or leave it out"
-            )
+            for name, *values in leaf.needs:
+                other = table.get(leaf.prefix + name, table.get(name))
+                if other is None:  # of another command
+                    continue
+                found = functools.reduce(getattr, other.path, config)
+                several = found if isinstance(found, tuple) else (found,)
+                if any(str(each) in values for each in several) if values else any(several):
+                    continue
+                remedy = f"set --{other.name}" + (f" to {' or '.join(values)}" if values else "")
+                raise InputError(
+                    f"--{leaf.name} has no effect while {other.name} is {shown(found)}: {remedy}, or leave it out"
+                )
 
     def set_flag(self, name: str, text: str) -> None:
         self._set(self.config_class, (), name, text, True, f"--{name}")

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, dataclass, replace
 from typing import Any
 
+Needs = tuple[tuple[str, ...], ...]  # the names of other settings, each with the values that give this one an effect
+
 
 def option(
     default,
@@ -39,21 +41,28 @@ def option(
               value is the item's other settings, or True for none of them, or False or None for no item.
     lone:     of a list of sections: the mapping of one item may take its place.
     """
-    metadata = {"help": help, "choices": tuple(choices), "free": free, "was": tuple(was), "needs": tuple(needs)}
+    metadata = {"help": help, "choices": tuple(choices), "free": free, "was": tuple(was), "needs": _all(needs)}
     metadata |= {"required": required, "keyed": keyed, "lone": lone}
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def section(config_class, prefix: str = "", was: Sequence[str] = (), flags: bool = True) -> Any:
+def section(
+    config_class, prefix: str = "", was: Sequence[str] = (), flags: bool = True, needs: Sequence[str] = ()
+) -> Any:
     """A nested dataclass with its own defaults; its docstring's first line is the title in ``--help``.
 
     prefix: put before the names of its flags, so that a command can have the same section twice. Keys in files and
             checkpoints carry no prefix: there the section's own name tells them apart.
     was:    earlier names, still accepted in files and checkpoints.
     flags:  False = its settings have no flags, but are set in a file or by ``--set``.
+    needs:  what all its settings need, besides what each of them needs itself; see ``option``.
     """
-    metadata = {"prefix": prefix, "was": tuple(was), "flags": flags}
+    metadata = {"prefix": prefix, "was": tuple(was), "flags": flags, "needs": _all(needs)}
     return dataclasses.field(default_factory=config_class, metadata=metadata)
+
+
+def _all(needs: Sequence[str]) -> Needs:
+    return (tuple(needs),) if needs else ()
 
 
 @dataclass(frozen=True)
@@ -63,6 +72,7 @@ class Leaf:
     path:   its keys from the root of the config; the last one is its own.
     prefix: the prefixes of the sections that hold it, joined.
     in_file: whether it is in a section without flags.
+    needs:  the needs of these sections and its own; it has an effect only when all are met.
 
     The other fields are what ``option`` declared.
     """
@@ -74,7 +84,7 @@ class Leaf:
     choices: tuple[str, ...] = ()
     free: bool = False
     was: tuple[str, ...] = ()
-    needs: tuple[str, ...] = ()
+    needs: Needs = ()
     required: bool = False
     keyed: str = ""
     lone: bool = False
@@ -109,12 +119,13 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Section:
-    """A nested config class, the prefix of its flags, the section's earlier names, and whether it has flags."""
+    """A nested config class; the other fields are what ``section`` declared."""
 
     config: Any
     prefix: str
     was: tuple[str, ...] = ()
     flags: bool = True
+    needs: Needs = ()
 
 
 @functools.cache
@@ -136,7 +147,9 @@ def members(config_class) -> dict[str, Leaf | Section]:
     return found
 
 
-def leaves(config_class, path: tuple[str, ...] = (), prefix: str = "", in_file: bool = False) -> Iterator[Leaf]:
+def leaves(
+    config_class, path: tuple[str, ...] = (), prefix: str = "", in_file: bool = False, needs: Needs = ()
+) -> Iterator[Leaf]:
     """Every setting of a config class, nested ones included, in order of declaration.
 
     A list of sections is one leaf, since the class does not say how many there are: see ``dicts.entries``. So is a
@@ -144,9 +157,10 @@ def leaves(config_class, path: tuple[str, ...] = (), prefix: str = "", in_file: 
     """
     for key, member in members(config_class).items():
         if isinstance(member, Section):
-            yield from leaves(member.config, (*path, key), prefix + member.prefix, in_file or not member.flags)
+            in_section = prefix + member.prefix, in_file or not member.flags, needs + member.needs
+            yield from leaves(member.config, (*path, key), *in_section)
         else:
-            yield replace(member, path=(*path, key), prefix=prefix, in_file=in_file)
+            yield replace(member, path=(*path, key), prefix=prefix, in_file=in_file, needs=needs + member.needs)
 
 
 def present_keys(config_class) -> dict[str, str]:

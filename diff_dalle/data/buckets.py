@@ -24,7 +24,7 @@ import numpy as np
 from ..errors import InputError
 from ..randomness import random_bits
 from .lru_cache import LRUCache
-from .order import Order
+from .order import Order, SampleOrder
 
 UNIT = 1 << 53  # resolution of the schedule: keyed starts are multiples of 1 / UNIT
 
@@ -63,14 +63,14 @@ class Buckets:
             )
 
 
-class BucketOrder:
+class BucketOrder(SampleOrder):
     """The order of samples over all epochs, in global batches of one image size.
 
     buckets:      the samples, and their sizes.
     seed, streams, window, shuffle: as for ``Order``.
     global_batch: samples per step of all processes together. It is part of the order; the number of processes is not.
 
-    ``samples`` is the length of an epoch. Raises InputError when there are no samples.
+    Raises InputError when there are no samples.
     """
 
     def __init__(self, buckets: Buckets, seed: int, global_batch: int, streams: int, window: int, shuffle: bool = True):
@@ -81,11 +81,8 @@ class BucketOrder:
         counts = np.zeros((len(buckets.sizes), len(self._numbers)), dtype=np.int64)
         for shard, numbers in enumerate(self._numbers):
             counts[:, shard] = np.bincount(numbers, minlength=len(buckets.sizes))
-        self.samples = int(counts.sum())
-        if self.samples == 0:
-            raise InputError("there are no samples to put in order")
-        self.seed, self.streams, self.global_batch = seed, streams, global_batch
-        self._sizes = buckets.sizes
+        super().__init__(int(counts.sum()))
+        self.global_batch, self._sizes = global_batch, buckets.sizes
         # All with the same seed: they permute the shards alike, and so read the same shards at about the same time.
         self._orders = {b: Order(row, seed, streams, window, shuffle) for b, row in enumerate(counts) if row.any()}
         starts = random_bits(seed, "bucket schedule", range(len(counts))) >> np.uint64(11)  # UNIT = 2^53
@@ -106,13 +103,7 @@ class BucketOrder:
         """(height, width) of the images in the global batch that contains ``position``."""
         return self._sizes[self._turn(position // self.global_batch)[0]]
 
-    def sample_at(self, position: int) -> tuple[int, int]:
-        """The shard of the sample at ``position`` (samples since the start of training) and its number in the shard."""
-        shard, member = self.samples_at([position])
-        return int(shard[0]), int(member[0])
-
     def samples_at(self, positions: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """``sample_at`` for many positions: two int64 arrays."""
         batches, offsets = np.divmod(np.asarray(positions, dtype=np.int64), self.global_batch)
         shards, members = np.empty_like(batches), np.empty_like(batches)
         for batch in np.unique(batches).tolist():
@@ -123,7 +114,7 @@ class BucketOrder:
         return shards, members
 
     def successors(self, position: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """The samples that may replace the one at ``position``, of the same bucket; see ``Order.successors``."""
+        """Those after the one at ``position`` in the order of its bucket; see ``Order.successors``."""
         batch, offset = divmod(position, self.global_batch)
         bucket, turn = self._turn(batch)
         found = self._orders[bucket].successors(turn * self.global_batch + offset, first, count)

@@ -27,10 +27,16 @@ def caption_kind(field: str) -> str:
     return kind.lower()
 
 
-def read_caption(data: bytes, field: str) -> str:
-    """The caption in a member's bytes. Raises BrokenSample when there is none."""
+def read_caption(data: bytes, field: str, record: dict | None = None) -> str:
+    """The caption in a member's bytes. Raises BrokenSample when there is none.
+
+    record: the sample's json object, if ``read_record`` has read it already.
+    """
     _, colon, name = field.partition(":")
-    text = read_record(data).get(name) if colon else data.decode("utf-8-sig", "replace")
+    if colon:
+        text = (read_record(data) if record is None else record).get(name)
+    else:
+        text = data.decode("utf-8-sig", "replace")
     if not isinstance(text, str):
         raise BrokenSample(f"its json has no text under {name!r}")
     text = text.strip()

@@ -22,7 +22,7 @@ from .broken import BrokenSamples
 from .buckets import BucketOrder, Buckets
 from .captions import caption_kind, caption_option
 from .collection import collect
-from .order import Order, streams_for
+from .order import Order, SampleOrder, streams_for
 from .samples import Chunk, Recipe, Samples
 from .shards import CACHE_BYTES, ShardFiles
 from .spec import SampleSpec
@@ -162,7 +162,7 @@ class Loader:
         self._broken = BrokenSamples(self.collection.counts, config.max_broken, self.collection.describe)
         self.rejected: Counter[str] = Counter()
 
-    def _order(self, buckets: Buckets | None, seed: int, shuffle: bool) -> Order | BucketOrder:
+    def _order(self, buckets: Buckets | None, seed: int, shuffle: bool) -> SampleOrder:
         streams, window = self.streams, self.config.shuffle_window
         if buckets is None:
             return Order(self.collection.counts, seed, streams, window, shuffle, shuffle and self.config.resample)

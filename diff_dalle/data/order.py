@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
@@ -31,7 +32,32 @@ def streams_for(nodes: int) -> int:
     return -(-STREAMS // nodes) * nodes
 
 
-class Order:
+class SampleOrder(ABC):
+    """An order of samples over all epochs: the sample at every position.
+
+    samples: the length of an epoch. Raises InputError when it is 0.
+    """
+
+    def __init__(self, samples: int):
+        if samples == 0:
+            raise InputError("there are no samples to put in order")
+        self.samples = samples
+
+    def sample_at(self, position: int) -> tuple[int, int]:
+        """The shard of the sample at ``position`` (samples since the start of training) and its number in the shard."""
+        shard, member = self.samples_at([position])
+        return int(shard[0]), int(member[0])
+
+    @abstractmethod
+    def samples_at(self, positions: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """``sample_at`` for many positions: two int64 arrays."""
+
+    @abstractmethod
+    def successors(self, position: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """The samples that may replace the one at ``position``: ``count`` of them; first: 1 = from the next one on."""
+
+
+class Order(SampleOrder):
     """The order of samples over all epochs.
 
     counts:  [shards] the number of samples of each shard.
@@ -42,7 +68,7 @@ class Order:
     resample: draw the shards of an epoch with replacement, all with equal chance, until they have as many samples as
              all shards together; needs ``shuffle``.
 
-    ``samples`` is the length of an epoch. Raises InputError when there are no samples.
+    Raises InputError when there are no samples.
     """
 
     def __init__(
@@ -57,9 +83,7 @@ class Order:
         if streams < 1 or window < 1:
             raise InputError(f"--streams is {streams} and --shuffle_window {window}, but both must be at least 1")
         self.counts = np.asarray(counts, dtype=np.int64)
-        self.samples = int(self.counts.sum())
-        if self.samples == 0:
-            raise InputError("there are no samples to put in order")
+        super().__init__(int(self.counts.sum()))
         self.seed, self.streams, self.window, self.shuffle = seed, streams, window, shuffle
         self.resample = resample
         lengths = (
@@ -69,13 +93,7 @@ class Order:
         self._epochs: LRUCache[tuple[np.ndarray, np.ndarray]] = LRUCache(2)  # one ends while the next begins
         self._mixes: LRUCache[np.ndarray] = LRUCache(2 * streams)  # per stream: its window and the next
 
-    def sample_at(self, position: int) -> tuple[int, int]:
-        """The shard of the sample at ``position`` (samples since the start of training) and its number in the shard."""
-        shard, member = self.samples_at([position])
-        return int(shard[0]), int(member[0])
-
     def samples_at(self, positions: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """``sample_at`` for many positions: two int64 arrays."""
         epochs, places = np.divmod(np.asarray(positions, dtype=np.int64), self.samples)
         sequence = self._starts[places % self.streams] + places // self.streams
         shards, members = np.empty_like(places), np.empty_like(places)
@@ -85,11 +103,8 @@ class Order:
         return shards, members
 
     def successors(self, position: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """The samples that may replace the one at ``position``: ``count`` of those after it in its stream.
-
-        first: 1 = from the next one on. Without shuffling, where the stream of later epochs may repeat the same
-        samples, the neighboring streams follow when all of these have had their turn.
-        """
+        """Those after the one at ``position`` in its stream. Without shuffling, where the stream of later epochs may
+        repeat the same samples, the neighboring streams follow when all of these have had their turn."""
         steps = np.arange(first, first + count)
         rounds = 0 if self.shuffle else steps // (self.samples // math.gcd(self.samples, self.streams))
         return self.samples_at(position + self.streams * steps + rounds)

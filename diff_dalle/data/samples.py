@@ -26,7 +26,7 @@ from .buckets import BucketOrder
 from .captions import caption_kind, read_caption, read_record
 from .collection import Collection, Raw, Unavailable
 from .embedding import read_embedding
-from .order import Order
+from .order import SampleOrder
 from .shard_table import IMAGE
 from .spec import ImageSpec, Rejected, SampleSpec
 
@@ -135,7 +135,7 @@ class Samples(Dataset[Chunk]):
     Stateless but for caches, and safe to send to another process.
     """
 
-    def __init__(self, collection: Collection, order: Order | BucketOrder, recipe: Recipe):
+    def __init__(self, collection: Collection, order: SampleOrder, recipe: Recipe):
         self.collection, self.order, self.recipe = collection, order, recipe
         self.caption_kind = caption_kind(recipe.caption_field)
 
@@ -224,9 +224,10 @@ class Samples(Dataset[Chunk]):
                 ahead = self._places(*self.order.successors(position, step, LOOKAHEAD))
             place = ahead[(step - 1) % LOOKAHEAD]
             try:
+                record = None
                 if self.recipe.spec.filters:  # of samples they reject, only the json is read
-                    self._filter(self.collection.fetch(*place, ["json"]))
-                return self._decode(self.collection.fetch(*place), image, draws, position)
+                    record = self._accepted(self.collection.fetch(*place, ["json"]))
+                return self._decode(self.collection.fetch(*place), image, draws, position, record)
             except BrokenSample as reason:
                 error = reason
         last = self.collection.describe(*place)
@@ -246,20 +247,28 @@ class Samples(Dataset[Chunk]):
         with ThreadPoolExecutor(REQUESTS) as pool:
             yield from pool.map(lambda place: self.collection.fetch(*place), places)
 
-    def _filter(self, raw: Raw) -> None:
-        """Raise Rejected, naming the filter, unless all filters accept the sample's json."""
+    def _accepted(self, raw: Raw) -> dict:
+        """The sample's json object. Raises Rejected, naming the filter, unless all filters accept it."""
         raw.check()
         record = read_record(raw.members["json"])
         for each in self.recipe.spec.filters:
             each.check(record)
+        return record
 
-    def _decode(self, raw: Raw, image: ImageSpec | None, draws: list[float], position: int) -> _Sample:
-        """A sample from its members. Raises BrokenSample when one of them cannot be used."""
+    def _decode(
+        self, raw: Raw, image: ImageSpec | None, draws: list[float], position: int, record: dict | None = None
+    ) -> _Sample:
+        """A sample from its members. Raises BrokenSample when one of them cannot be used.
+
+        record: its json object, if the filters have accepted it already.
+        """
         recipe, spec = self.recipe, self.recipe.spec
         raw.check()
-        if spec.filters:
-            self._filter(raw)
-        caption = read_caption(raw.members[self.caption_kind], recipe.caption_field) if spec.captions else ""
+        if spec.filters and record is None:
+            record = self._accepted(raw)
+        caption = ""
+        if spec.captions:
+            caption = read_caption(raw.members[self.caption_kind], recipe.caption_field, record)
         label = _read_label(raw.members["cls"], spec.num_classes) if spec.num_classes else 0
         embeddings = [
             read_embedding(each.source.lower(), raw.members[each.source.lower()], each.shape)

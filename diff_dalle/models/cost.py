@@ -41,19 +41,13 @@ def storage_key(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def _group_norm(x: Tensor, weight: Tensor, bias: Tensor, n: int, channels: int, size: int, groups: int, eps: float):
-    return torch.empty_like(x), x.new_empty(n, groups), x.new_empty(n, groups)
+def _convolution(x: Tensor, *arguments) -> Tensor:
+    return torch.ops.aten.convolution.default(x, *arguments).contiguous(memory_format=torch.channels_last)
 
 
-def _group_norm_backward(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, *sizes_and_mask):
-    return torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
-
-
-# On the meta device torch infers the shapes of these results in Python, which took half of the total time.
-_META_KERNELS = {
-    torch.ops.aten.native_group_norm.default: _group_norm,
-    torch.ops.aten.native_group_norm_backward.default: _group_norm_backward,
-}
+# On the meta device a convolution returns NCHW, unlike elsewhere; the layers after it would copy that, which overstated
+# the peak of U-Nets by 7 to 11 %.
+_META_KERNELS = {torch.ops.aten.convolution.default: _convolution}
 
 
 class _LiveBytes(TorchDispatchMode):

@@ -18,7 +18,7 @@ from .dropout import number_dropouts
 from .layers import Linear, to_tokens
 from .norms import GroupNorm32
 from .precision import autocast_disabled
-from .text_encoder import TextEncoder, TextEncoderConfig
+from .text_encoder import TextEncoder, TextEncoderConfig, text_length_option
 from .unet import UNetConfig, UNetEncoder
 
 INITIAL_SCALE = 1 / 0.07  # logit scale at initialization (Radford et al. 2021, §2.5)
@@ -63,10 +63,7 @@ class NoisedClipConfig:
     classifier_enc_attn_dim: int = option(512, "width of the text tower and dimension of the joint embedding space")
     classifier_enc_depth: int = option(6, "transformer layers of the text tower")
     classifier_enc_heads: int = option(8, "attention heads of the text tower")
-    text_length: int = option(
-        TextEncoderConfig.text_length,
-        "maximum caption length in tokens, start and end tokens included; longer captions are truncated",
-    )
+    text_length: int = text_length_option()
     dropout_text: float = option(0.0, "dropout rate in the text tower")
 
     def __post_init__(self):

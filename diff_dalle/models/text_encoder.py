@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,11 @@ from .layers import Linear
 from .norms import LayerNorm32
 
 
+def text_length_option() -> Any:
+    """The setting ``text_length`` of every network with a text encoder."""
+    return option(48, "maximum caption length in tokens, start and end tokens included; longer captions are truncated")
+
+
 @dataclass(frozen=True)
 class TextEncoderConfig:
     """Text encoder"""
@@ -23,9 +29,7 @@ class TextEncoderConfig:
     enc_attn_dim: int = option(512, "width of the text encoder; 0 = text-unconditional")
     enc_depth: int = option(6, "transformer layers of the text encoder")
     enc_heads: int = option(8, "attention heads of the text encoder")
-    text_length: int = option(
-        48, "maximum caption length in tokens, start and end tokens included; longer captions are truncated"
-    )
+    text_length: int = text_length_option()
     dropout_text: float = option(0.0, "dropout rate in the text encoder")
 
     def __post_init__(self):

@@ -29,8 +29,8 @@ class PreviewConfig:
         free=True,
         needs=("sample_interval",),
     )
-    sampler: SamplerConfig = section(SamplerConfig)
-    guidance: GuidanceConfig = section(GuidanceConfig)
+    sampler: SamplerConfig = section(SamplerConfig, needs=("sample_interval",))
+    guidance: GuidanceConfig = section(GuidanceConfig, needs=("sample_interval",))
 
     def __post_init__(self):
         if self.sample_interval < 0:

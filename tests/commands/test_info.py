@@ -11,6 +11,7 @@ from checkpoint_making import TINY, TINY_CLASSIFIER, make_run
 from torch import nn
 from torch.nn import functional as F
 
+from diff_dalle.batch import Conditioning
 from diff_dalle.checkpoints.checkpoint import save_file
 from diff_dalle.checkpoints.kinds import KINDS
 from diff_dalle.commands.info import (
@@ -29,7 +30,10 @@ from diff_dalle.commands.train_classifier import ClassifierRun
 from diff_dalle.errors import InputError
 from diff_dalle.models.attention import SelfAttention
 from diff_dalle.models.cost import measure, peak_bytes
+from diff_dalle.models.decoder.config import DecoderUnetConfig
+from diff_dalle.models.decoder.unet import DecoderUnet
 from diff_dalle.models.generator import Generator
+from diff_dalle.models.layers import to_channels_last
 
 ROOT = Path(__file__).parent.parent.parent
 UPSAMPLER = {**TINY, "image_size": 32, "small_size": 8, "attention_resolutions": "none"}
@@ -81,6 +85,44 @@ def test_attention_is_measured_without_its_weights():
             sizes.append(peak_bytes(model, lambda network, x=x: network(x)))
     assert sizes[1] < 2.1 * sizes[0] and sizes[1] < 8192**2
     assert F.scaled_dot_product_attention is plain
+
+
+def decoder_pass():
+    """A decoder's U-Net, and a forward pass through it."""
+    config = DecoderUnetConfig(dim=32, image_embed_dim=32, cond_dim=16, dim_mults=(1, 2), attn_heads=2)
+
+    def forward(network):
+        cond = Conditioning(image_embedding=torch.zeros(2, 32))
+        return network(torch.zeros(2, 3, 32, 32), torch.zeros(2), cond)
+
+    return lambda: DecoderUnet(config), forward
+
+
+def run_pass(run):
+    """The network of a run, and a forward pass through it."""
+    kind = KINDS[run.kind]
+    settings = kind.settings_of(run)
+    probe = kind.probe(settings)
+    return lambda: kind.build(settings, 100), lambda network: probe.forward(network, 2, probe.sizes[1])
+
+
+PASSES = {
+    "generator": lambda: run_pass(make_run(image_size=32)),
+    "upsampler": lambda: run_pass(make_run(settings=UPSAMPLER)),
+    "classifier": lambda: run_pass(make_run(ClassifierRun, TINY_CLASSIFIER, image_size=32)),
+    "decoder": decoder_pass,
+}
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_the_peak_is_that_of_a_pass_on_a_device(name):
+    """The same tensors are alive there, in the same layout: a copy to another one would count."""
+    build, forward = PASSES[name]()
+    peaks = []
+    for device in ("meta", "cpu"):
+        with torch.device(device):
+            peaks.append(peak_bytes(to_channels_last(build()), forward))
+    assert peaks[0] == pytest.approx(peaks[1], rel=0.01)
 
 
 def test_recomputed_activations_count_while_they_are_alive():

@@ -10,7 +10,7 @@ from PIL import Image
 from shard_making import Letters, captions_of, encoded, make_shards, npy_bytes, random_image, sample, tar_bytes
 
 from diff_dalle.config import from_dict
-from diff_dalle.data import samples
+from diff_dalle.data import captions, samples
 from diff_dalle.data.loader import DataConfig, Loader
 from diff_dalle.data.shard_table import IMAGE
 from diff_dalle.data.shards import ShardFiles
@@ -234,6 +234,18 @@ def test_without_embeddings_the_error_names_the_member(tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------------- filters
+
+
+def test_a_json_record_is_parsed_once(rich, monkeypatch):
+    """By filters and captions together, also of samples that replace rejected ones."""
+    spec = SampleSpec(captions=(CAPTION,), filters=(between(3, 99),))
+    data = loader(rich, spec, replace(PLAIN, caption_field="json:caption"))
+    parsed, loads = [], json.loads
+    monkeypatch.setattr(captions.json, "loads", lambda text: parsed.append(loads(text)) or parsed[-1])
+    batch = data.batch_at(range(10))
+    assert captions_of(batch)[:5] == ["json 0003", "json 0003", "json 0003", "json 0003", "json 0004"]
+    scores = [record["score"] for record in parsed if "score" in record]
+    assert scores == [0, 1, 2, 3, 1, 2, 3, 2, 3, *range(3, 10)]
 
 
 def test_without_json_the_error_says_what_it_is_for(tmp_path):
