@@ -33,10 +33,7 @@ def read_caption(data: bytes, field: str, record: dict | None = None) -> str:
     record: the sample's json object, if ``read_record`` has read it already.
     """
     _, colon, name = field.partition(":")
-    if colon:
-        text = (read_record(data) if record is None else record).get(name)
-    else:
-        text = data.decode("utf-8-sig", "replace")
+    text = (record or read_record(data)).get(name) if colon else data.decode("utf-8-sig", "replace")
     if not isinstance(text, str):
         raise BrokenSample(f"its json has no text under {name!r}")
     text = text.strip()

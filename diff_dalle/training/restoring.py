@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import storage
@@ -43,10 +43,8 @@ class Start:
         if config.resume_checkpoint:
             found = self.world.broadcast(find_set(config.resume_checkpoint) if self.world.is_main else None)
             self._load_set(*found)
-            changed = run.changed_settings(found[0])
-            if changed:
-                settings = redact(", ".join(changed))
-                self.world.print(f"Note: settings that differ from those of {found[0].path}: {settings}")
+            if changed := self._changed_settings(found[0]):
+                self.world.print(f"Note: settings that differ from those of {found[0].path}: {changed}")
         elif config.init_checkpoint:
             self._start_from_weights(config.init_checkpoint)
         run.started_from = given
@@ -115,11 +113,28 @@ class Start:
                     ema.load_state(content["state"])
                 content, path = files[trainee.name, "optimizer"]
                 state = content["state"]
-                trainee.check_optimizer(state, path)
+                self._check_optimizer(trainee, state, path, run)
             self._share_weights(trainee)
             trainee.load_optimizer(share_state(self.world, state))
         self.step, self.samples = entry.step, entry.samples
         self.world.print(f"Resuming at step {self.step:,} ({quantity(self.samples, 'sample')}) of {run.path}")
+
+    def _changed_settings(self, run: RunFolder) -> str:
+        return redact(", ".join(self.run.changed_settings(run)))
+
+    def _check_optimizer(self, trainee: Trainee, state: Mapping[str, Any], path: str, run: RunFolder) -> None:
+        """InputError when a state of ``run`` cannot be restored, as one of another timestep sampler, naming the changed
+        settings."""
+        try:
+            trainee.check_optimizer(state, path)
+        except InputError as error:
+            changed = self._changed_settings(run)
+            if not changed:
+                raise
+            raise InputError(
+                f"{error}; settings that differ from those of {run.path}: {changed}: give the same, or start a new run "
+                "from its weights by --init_checkpoint"
+            ) from None
 
     def _share_weights(self, trainee: Trainee) -> None:
         share_tensors(self.world, trainee.task.model.state_dict().values())

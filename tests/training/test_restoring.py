@@ -11,6 +11,8 @@ from toy import ToyTask
 from diff_dalle.checkpoints.checkpoint import Identity
 from diff_dalle.checkpoints.run_folder import open_run
 from diff_dalle.data.fingerprint import Fingerprint
+from diff_dalle.diffusion.diffusion_config import DiffusionConfig, create_gaussian_diffusion
+from diff_dalle.diffusion.resample import TimestepConfig, create_named_schedule_sampler
 from diff_dalle.errors import InputError
 from diff_dalle.training.optim import OptimConfig
 from diff_dalle.training.restoring import Start
@@ -270,3 +272,34 @@ def test_runs_of_earlier_versions_know_neither_data_nor_batch(trained):
         del entry["data"], entry["batch"]
     (trained / "run.json").write_text(json.dumps(record))
     assert start(trained, {"data_dir": MORE}, batch_size=2).step == 4
+
+
+# ------------------------------------------------------------------------------------------------- another task's state
+
+
+def begin(folder, sampler, **settings):
+    """Restore a run with this timestep sampler."""
+    task = ToyTask()
+    process = create_gaussian_diffusion(DiffusionConfig(diffusion_steps=20))
+    task.extra_state = create_named_schedule_sampler(sampler, process).state_dict
+    found = open_run(str(folder), Identity("toy", {"schedule_sampler": sampler}), TimestepConfig)
+    trainee = Trainee(task, OPTIM, "fp32", WORLD)
+    begun = Start(TrainingConfig(batch_size=8, **settings), [trainee], found, WORLD)
+    begun.restore()
+    return begun
+
+
+@pytest.mark.parametrize("samplers", [("uniform", "loss-second-moment"), ("loss-second-moment", "uniform")])
+def test_another_timestep_sampler_is_refused_by_name(tmp_path, samplers):
+    """It would start without statistics, or drop them."""
+    then, now = samplers
+    first = begin(tmp_path / "a", then)
+    first.run.save(4, 32, first.trainees[0].states(), batch=8)
+    path = str(tmp_path / "a" / "model000004.pt")
+    with pytest.raises(
+        InputError,
+        match=rf'opt000004\.pt does not fit .*: schedule_sampler \("{then}" → "{now}"\): give .*--init_checkpoint',
+    ):
+        begin(tmp_path / "b", now, resume_checkpoint=path)
+    assert begin(tmp_path / "c", then, resume_checkpoint=path).step == 4
+    assert begin(tmp_path / "d", now, init_checkpoint=(path,)).step == 0
