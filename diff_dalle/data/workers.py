@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import multiprocessing
 import os
 import queue
 import signal
@@ -17,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.util import Finalize
 from types import TracebackType
 from typing import Any
@@ -95,6 +97,9 @@ class _Feeder:
     def __init__(self, samples: Samples, positions: Iterable[list[int]], workers: Workers):
         self.workers = workers
         _allow_open_files(FILES_BESIDE + FILES_PER_CHUNK * (max(workers.prefetch, 2 * workers.count) + AHEAD))
+        method = multiprocessing.get_start_method() if workers.start == "default" else workers.start
+        if method != "fork":
+            resource_tracker.ensure_running()  # started with the first worker, it would let signals through too early
         with _own_handler_for_dead_children(), _signals_delayed():
             self.source: Any = iter(  # whose own names are not part of torch's interface
                 DataLoader(
@@ -106,7 +111,7 @@ class _Feeder:
                     num_workers=workers.count,
                     prefetch_factor=max(2, -(-workers.prefetch // workers.count)),
                     worker_init_fn=_start_worker,
-                    multiprocessing_context=None if workers.start == "default" else workers.start,
+                    multiprocessing_context=method,
                     generator=torch.Generator(),  # its draws have no effect, but must not come from the global one
                 )
             )
