@@ -94,7 +94,7 @@ class DecoderStage:
         if not (self.has_noise or self.degradation.blur_prob):
             yield (
                 " upsamples images that are neither blurred nor noised in training, and would not stand the errors of "
-                "the U-Net before: set use_blur_for_lowres_cond or use_noise_for_lowres_cond"
+                "the U-Net before: set use_blur_for_lowres_cond (and blur_prob) or use_noise_for_lowres_cond"
             )
         if crop and (crop < 0 or crop > self.image_size or crop % self.factor or crop % unet.divisor):
             yield (

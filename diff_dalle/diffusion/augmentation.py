@@ -117,8 +117,10 @@ def area_resize(images: Tensor, size: tuple[int, int]) -> Tensor:
         return images
     if height % size[0] == 0 and width % size[1] == 0:
         return F.avg_pool2d(images, (height // size[0], width // size[1]))
-    rows, columns = (_shares(*lengths, images) for lengths in ((height, size[0]), (width, size[1])))
-    return torch.einsum("hr,ncrk,wk->nchw", rows, images, columns)
+    # In float64, which autocast and TF32 leave alone; MPS has none.
+    exact = images if images.device.type == "mps" else images.double()
+    rows, columns = (_overlaps(*lengths).to(exact) for lengths in ((height, size[0]), (width, size[1])))
+    return torch.einsum("hr,ncrk,wk->nchw", rows, exact, columns).to(images.dtype)
 
 
 @functools.lru_cache(maxsize=32)
@@ -128,10 +130,6 @@ def _overlaps(length: int, new: int) -> Tensor:
     old = torch.arange(length, dtype=torch.float64)
     covered = (torch.minimum(ends[1:], old + 1) - torch.maximum(ends[:-1], old)).clamp(min=0)
     return covered * (new / length)
-
-
-def _shares(length: int, new: int, images: Tensor) -> Tensor:
-    return _overlaps(length, new).to(images)
 
 
 def blur(images: Tensor, sigma: Tensor, largest: int = BLUR_RADIUS, radius: Tensor | None = None) -> Tensor:

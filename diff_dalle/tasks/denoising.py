@@ -49,11 +49,25 @@ class DenoisingTask(TimestepTask):
         """The conditions of the samples, before caption dropout."""
         return batch.cond
 
-    def losses(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:
-        cond = replace(self.condition(batch, draw), dropout_keys=draw.keys("dropout"))
+    def drop(self, cond: Conditioning, draw: Draw) -> Conditioning:
+        """The conditions in training, some of them dropped."""
         if self.config.caption_dropout > 0 and cond.droppable:
             dropped = draw.uniform("caption dropout") < self.config.caption_dropout
             cond = cond.drop(dropped, self.num_classes)
+        return cond
+
+    def swapped(self, cond: Conditioning) -> dict[str, tuple[Conditioning, Tensor]]:
+        """For each kind of condition whose use is measured: the conditions with another sample's of that kind, and
+        whether it differs from the sample's own [N]."""
+        if cond.tokens is None:
+            return {}
+        tokens, mask = cond.caption
+        others = tokens.roll(1, 0)
+        return {"caption": (replace(cond, tokens=others, mask=mask.roll(1, 0)), torch.ne(others, tokens).any(1))}
+
+    def losses(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:
+        cond = replace(self.condition(batch, draw), dropout_keys=draw.keys("dropout"))
+        cond = self.drop(cond, draw)
         t, weights = self.schedule_sampler.sample_at(draw.uniform("timestep"))
         terms = self._terms(batch, cond, t, draw)
         named = {**terms, "loss": terms["loss"] * weights, "t": t}
@@ -66,20 +80,16 @@ class DenoisingTask(TimestepTask):
         """Loss overall and by quartile of the timesteps, and the caption-swap gap.
 
         The gap is the loss with another sample's caption minus the loss with the sample's own, at the same noise. It is
-        0 when the model ignores text, and positive when it uses it. NaN where the two captions are equal.
+        0 when the model ignores text, and positive when it uses it. NaN where the two captions are equal. Likewise for
+        other kinds of conditions (``swapped``).
         """
         t, _ = UniformSampler(self.process).sample_at(draw.uniform("timestep"))
         cond = self.condition(batch, draw)
         loss = self._terms(batch, cond, t, draw)["loss"]
         named = {"loss": loss} | self._by_quartile("loss", loss, t)
-        if cond.tokens is not None:
-            tokens, mask = cond.caption
-            others = tokens.roll(1, 0)
-            swapped = replace(cond, tokens=others, mask=mask.roll(1, 0))
-            gap = self._terms(batch, swapped, t, draw)["loss"] - loss
-            differs = torch.ne(others, tokens).any(1)
-            named["caption_swap_gap"] = torch.where(differs, gap, torch.nan)
-            named |= self._by_quartile("caption_swap_gap", named["caption_swap_gap"], t)
+        for kind, (swapped, differs) in self.swapped(cond).items():
+            gap = torch.where(differs, self._terms(batch, swapped, t, draw)["loss"] - loss, torch.nan)
+            named |= {f"{kind}_swap_gap": gap} | self._by_quartile(f"{kind}_swap_gap", gap, t)
         return named
 
     def _terms(self, batch: Batch, cond: Conditioning, t: Tensor, draw: Draw) -> dict[str, Tensor]:
