@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from dataclasses import dataclass
 
@@ -69,7 +70,18 @@ def decayed(*modules: nn.Module) -> set[int]:
     return {id(layer.weight) for layer in layers if isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d))}
 
 
-def build_optimizer(config: OptimConfig, *modules: nn.Module) -> torch.optim.AdamW:
+class AdamW(torch.optim.AdamW):
+    """torch's without the wrappers that leave its methods out of torch.compile: they import torch._dynamo, which takes
+    as long as importing torch, and no update is compiled here."""
+
+    add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.AdamW.zero_grad)
+    state_dict = inspect.unwrap(torch.optim.AdamW.state_dict)
+    load_state_dict = inspect.unwrap(torch.optim.AdamW.load_state_dict)
+    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+
+
+def build_optimizer(config: OptimConfig, *modules: nn.Module) -> AdamW:
     """Fused AdamW (Loshchilov & Hutter 2019) of the modules' trainable parameters: one kernel for all of them, and able
     to skip a step on the device. Frozen parameters have no state in it."""
     with_decay = decayed(*modules)
@@ -81,4 +93,4 @@ def build_optimizer(config: OptimConfig, *modules: nn.Module) -> torch.optim.Ada
     groups = [group for group in groups if group["params"]]
     if not groups:
         raise InputError("all parameters are frozen, so there is nothing to train")
-    return torch.optim.AdamW(groups, lr=config.lr, betas=(config.adam_beta1, config.adam_beta2), fused=True)
+    return AdamW(groups, lr=config.lr, betas=(config.adam_beta1, config.adam_beta2), fused=True)

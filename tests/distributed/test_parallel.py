@@ -1,14 +1,11 @@
 """Trainees on several processes: replicated or sharded parameters, one or two optimizers, shared initial values."""
 
 import os
-import subprocess
-import sys
 import textwrap
-from pathlib import Path
 
 import torch
+from forking import run_ranks
 
-TESTS = str(Path(__file__).parent.parent)
 PREAMBLE = """
 import torch
 from torch import nn
@@ -40,17 +37,12 @@ def make_pieces(positions, step, size=2):
 """
 
 
-def run_job(tmp_path, body, processes=2):
+def run_job(tmp_path, body):
+    """Two processes."""
     script = tmp_path / "job.py"
     script.write_text(PREAMBLE + textwrap.dedent(body))
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PMI_", "OMPI_", "SLURM_"))}
-    result = subprocess.run(
-        [os.path.join(os.path.dirname(sys.executable), "mpiexec"), "-n", str(processes), sys.executable, str(script)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**env, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([TESTS, *sys.path])},
-    )
+    result = run_ranks([str(script)], {**env, "OMP_NUM_THREADS": "1"})
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 

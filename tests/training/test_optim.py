@@ -1,3 +1,7 @@
+import copy
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -47,6 +51,46 @@ def test_skipping_on_the_device_leaves_weights_and_moments():
         changed = [not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)]
         assert all(changed) if flag == 0 else not any(changed)
     assert {float(state["step"]) for state in optimizer.state.values()} == {1.0}
+
+
+def test_updates_are_those_of_torch():
+    """Also after a load of the state, and without a graph of what was updated."""
+    models, optimizers = [], []
+    for build in (build_optimizer, lambda config, model: torch.optim.AdamW(decay_groups(model), lr=0.1, fused=True)):
+        torch.manual_seed(0)
+        models.append(nn.Linear(3, 3))
+        optimizers.append(build(OptimConfig(lr=0.1, weight_decay=0.2), models[-1]))
+    for step in range(4):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            model(torch.ones(2, 3)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            assert all(p.grad is None and p.is_leaf for p in model.parameters())
+        assert torch.equal(models[0].weight, models[1].weight) and torch.equal(models[0].bias, models[1].bias)
+        if step == 1:
+            optimizers[0].load_state_dict(copy.deepcopy(optimizers[1].state_dict()))
+            optimizers[1].load_state_dict(copy.deepcopy(optimizers[0].state_dict()))
+
+
+def decay_groups(model):
+    return [{"params": [model.weight], "weight_decay": 0.2}, {"params": [model.bias], "weight_decay": 0.0}]
+
+
+def test_updates_do_without_the_compiler():
+    """Importing it takes a second of every start."""
+    code = """
+import sys, torch
+from diff_dalle.training.optim import OptimConfig, build_optimizer
+model = torch.nn.Linear(2, 2)
+optimizer = build_optimizer(OptimConfig(), model)
+model(torch.ones(1, 2)).sum().backward()
+optimizer.step()
+optimizer.zero_grad()
+optimizer.load_state_dict(optimizer.state_dict())
+print("torch._dynamo" in sys.modules)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert result.stdout == "False\n", result.stderr
 
 
 def test_ema_follows_its_recurrence_and_swaps_back():
