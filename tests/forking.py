@@ -23,7 +23,8 @@ import types
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-MODULES = [f"diff_dalle.commands.{name}" for name in ("train_generator", "train_classifier", "sample")]
+COMMANDS = [f"diff_dalle.commands.{name}" for name in ("train_generator", "train_classifier", "sample", "evaluate")]
+MODULES = ["torch._dynamo", "torch.distributed.fsdp", *COMMANDS]  # the first: imported by DistributedDataParallel
 NEWS = struct.Struct("ii")  # process and 0, then process and exit status
 
 

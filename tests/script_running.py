@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from unittest import mock
 
+from forking import run_ranks, start
+
 ROOT = Path(__file__).parent.parent
 TWO = [os.path.join(os.path.dirname(sys.executable), "mpiexec"), "-n", "2", sys.executable]
 # Standalone: on a free port, since tests run in parallel.
@@ -87,14 +89,16 @@ def run_here(script, flags):
     return subprocess.CompletedProcess([script, *flags], status, out.getvalue(), err.getvalue())
 
 
-def run(script, *flags, launcher=(), ok=True, process=False):
-    """Run a script; with a launcher or if ``process``, in new processes, which take two seconds to import torch."""
+def run(script, *flags, launcher=(), ranks=1, ok=True, process=False):
+    """Run a script in this process; with a launcher, or if there are several ranks or ``process``, in new ones."""
     flags = list(map(str, flags))
     if script in ("sample.py", "evaluate.py"):
         flags += ["--threads", "1"]  # tests run in parallel
-    if launcher or process:
-        command = [*(launcher or [sys.executable]), str(ROOT / "scripts" / script), *flags]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment())
+    command = [str(ROOT / "scripts" / script), *flags]
+    if launcher:
+        result = subprocess.run([*launcher, *command], capture_output=True, text=True, timeout=300, env=environment())
+    elif ranks > 1 or process:
+        result = run_ranks(command, environment(), ranks)
     else:
         result = run_here(script, flags)
     if ok:
@@ -108,23 +112,18 @@ def training_flags(script, logdir, data, **changed):
     return [str(part) for pair in flags.items() for part in pair]
 
 
-def train(logdir, data, launcher=(), ok=True, script="train_generator.py", process=False, **changed):
-    if not launcher and not process:
+def train(logdir, data, launcher=(), ok=True, script="train_generator.py", process=False, ranks=1, **changed):
+    if not launcher and ranks == 1 and not process:
         changed.setdefault("num_workers", 0)  # this process has threads, which must not be forked
-    return run(script, *training_flags(script, logdir, data, **changed), launcher=launcher, ok=ok, process=process)
+    flags = training_flags(script, logdir, data, **changed)
+    return run(script, *flags, launcher=launcher, ranks=ranks, ok=ok, process=process)
 
 
 def start_training(logdir, data, script="train_generator.py", before=(), start_new_session=False, **changed):
     """A training process. before: arguments of python before the script's path."""
     flags = training_flags(script, logdir, data, **changed)
-    return subprocess.Popen(
-        [sys.executable, *before, str(ROOT / "scripts" / script), *flags],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=start_new_session,
-    )
+    arguments = [*before, str(ROOT / "scripts" / script), *flags]
+    return start(arguments, environment(), merged=True, start_new_session=start_new_session)
 
 
 def hashes(folder):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from script_running import TWO, run, train
+from script_running import run, train
 
 from diff_dalle.shapes.scenes import ShapesConfig
 from diff_dalle.shapes.shards import write_shapes
@@ -79,7 +79,7 @@ def test_a_record_that_does_not_come_again_is_said(shards, tmp_path, poisoned, m
 
 def test_a_step_of_two_processes_is_computed_in_one(shards, tmp_path):
     """Recorded by hand: what two processes write for a step that one process takes with twice the batch."""
-    train(tmp_path, shards, launcher=TWO, **{**FLAGS, "batch_size": 3, "microbatch": 0})
+    train(tmp_path, shards, ranks=2, **{**FLAGS, "batch_size": 3, "microbatch": 0})
     ranks = [{"position": list(range(24 + rank, 30, 2)), "loss": [0.0] * 3, "t": [0] * 3} for rank in (0, 1)]
     record = {"step": 5, "trainee": "", "grad_norm": "nan", "loss_scale": 1.0, "ranks": ranks}
     (tmp_path / "flight.jsonl").write_text(json.dumps(record) + "\n")

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 import tarfile
 from unittest import mock
 
@@ -84,8 +85,8 @@ def test_two_processes_equal_one_with_twice_the_batch(trained, world, tmp_path, 
 
 
 def test_one_two_one_processes_resume_each_other(trained, world, tmp_path):
-    for iterations, batch, launcher in ((2, 8, ()), (4, 4, TWO), (6, 8, ())):
-        train(tmp_path, world / "train", launcher, iterations=iterations, batch_size=batch)
+    for iterations, batch, ranks in ((2, 8, 1), (4, 4, 2), (6, 8, 1)):
+        train(tmp_path, world / "train", ranks=ranks, iterations=iterations, batch_size=batch)
     assert all(abs(losses(trained)[step] - loss) < 1e-5 for step, loss in losses(tmp_path).items())
 
 
@@ -102,7 +103,7 @@ def test_sampling_needs_a_path_only_and_is_the_same_on_any_number_of_processes(t
     flags = ("--model_path", trained / "ema_0.9_000006.pt", *prompts, "--timestep_respacing", 4, "--device", "cpu")
     flags = (*flags, "--sampler", "ancestral")
     run("sample.py", *flags, "--logdir", tmp_path / "one")
-    run("sample.py", *flags, "--batch_size", 1, "--logdir", tmp_path / "two", launcher=TWO)
+    run("sample.py", *flags, "--batch_size", 1, "--logdir", tmp_path / "two", ranks=2)
     one, other = (np.load(tmp_path / name / "samples.npz")["arr_0"] for name in ("one", "two"))
     assert one.shape == (5, 16, 16, 3) and one.dtype == np.uint8
     assert np.abs(one.astype(int) - other).max() <= 1
@@ -124,7 +125,7 @@ def test_a_cascade_is_trained_and_sampled_on_any_number_of_processes(world, tmp_
     flags = (*flags, "--timestep_respacing", 4, "--upsampler_timestep_respacing", "3,2", "--noise_level", "0,0.2")
     flags = (*flags, "--upsampler_seed", 50, "--sample_size", "32,48", "--device", "cpu", "--precision", "fp32")
     run("sample.py", *flags, "--logdir", tmp_path / "one")
-    run("sample.py", *flags, "--upsampler_batch_size", 1, "--logdir", tmp_path / "two", launcher=TWO)
+    run("sample.py", *flags, "--upsampler_batch_size", 1, "--logdir", tmp_path / "two", ranks=2)
     one, two = (np.load(tmp_path / name / "samples.npz")["arr_0"] for name in ("one", "two"))
     assert one.shape == (3, 32, 48, 3) and one.std() > 5
     assert np.abs(one.astype(int) - two).max() <= 1
@@ -231,7 +232,7 @@ BAD = {
 
 
 def test_invalid_input_ends_a_process_with_status_2():
-    result = run("train_generator.py", "--num_chanels", 8, ok=False, process=True)
+    result = run("train_generator.py", "--num_chanels", 8, ok=False, launcher=[sys.executable])
     assert result.returncode == 2 and result.stdout == ""
     assert result.stderr.startswith("error: ") and len(result.stderr.splitlines()) == 1
 
@@ -318,9 +319,9 @@ def test_no_secret_is_recorded(world, tmp_path):
 # ---------------------------------------------------------------------------------------------------- the classifier
 
 
-def train_classifier(logdir, world, launcher=(), ok=True, process=False, **changed):
+def train_classifier(logdir, world, ok=True, process=False, ranks=1, **changed):
     flags = {**CLASSIFIER, "val_data_dir": world / "val", **changed}
-    return train(logdir, world / "train", launcher, ok, "train_classifier.py", process, **flags)
+    return train(logdir, world / "train", (), ok, "train_classifier.py", process, ranks, **flags)
 
 
 @pytest.fixture(scope="module")
@@ -352,7 +353,7 @@ def test_a_killed_classifier_resumes_exactly(classified, world, tmp_path):
 
 
 def test_two_processes_with_microbatches_train_the_classifier_of_one(classified, world, tmp_path):
-    train_classifier(tmp_path, world, TWO, batch_size=4, microbatch=2)
+    train_classifier(tmp_path, world, ranks=2, batch_size=4, microbatch=2)
     one, two = losses(classified), losses(tmp_path)
     assert len(one) == 6 and all(abs(one[step] - two[step]) < 1e-5 * one[step] for step in one)
     one, two = losses(classified, "held_out/loss"), losses(tmp_path, "held_out/loss")
