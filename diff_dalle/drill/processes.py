@@ -140,10 +140,10 @@ class Job:
 def survivors(mark: str) -> Iterator[int]:
     """The living processes whose environment has a mark. None can be found where there is no /proc."""
     wanted = f"{MARK}={mark}".encode()
-    for entry in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            if wanted in entry.read_bytes().split(b"\0") and _state(entry.parent) != "Z":
-                yield int(entry.parent.name)
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it may end at any moment
+            if wanted in (entry / "environ").read_bytes().split(b"\0") and _state(entry) != "Z":
+                yield int(entry.name)
 
 
 def is_running(process: int) -> bool:

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 
 import pytest
 
@@ -40,7 +41,9 @@ def test_processes_that_are_left_behind_are_a_deviation_and_are_ended(tmp_path, 
     job = start(code, tmp_path)
     with pytest.raises(Deviation, match="1 of its processes still ran"):
         job.wait()
-    assert not list(survivors(job.mark))
+    deadline = time.monotonic() + 60  # on a busy machine a killed process takes a moment to go
+    while list(survivors(job.mark)):
+        assert time.monotonic() < deadline
 
 
 def test_waiting_ends_with_the_run_or_in_time(tmp_path):
