@@ -1,4 +1,5 @@
-"""Make and inspect shards: ``shapes`` renders the demo world, ``folder`` packs images, ``inspect`` describes shards."""
+"""Make and inspect shards: ``shapes`` renders the demo world, ``folder`` packs images, ``inspect`` describes shards,
+``embeddings`` computes the embeddings of their samples."""
 
 import argparse
 import sys
@@ -12,7 +13,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, epilog="COMMAND --help lists the flags of a command")
     parser.add_argument("command", choices=COMMANDS)
     command = COMMANDS[parser.parse_args(sys.argv[1:2]).command]
-    print("\n".join(command.run(parse(command.config, sys.argv[2:], command.description))))
+    for line in command.run(parse(command.config, sys.argv[2:], command.description)):
+        print(line)
 
 
 if __name__ == "__main__":

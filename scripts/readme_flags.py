@@ -21,7 +21,7 @@ from diff_dalle.drill.table import DrillConfig
 from diff_dalle.text.bpe_training import VocabularyConfig
 
 SCRIPTS = Path(__file__).parent
-PRESETS = SCRIPTS.parent / "diff_dalle" / "presets"
+PRESETS = SCRIPTS.parent / "diff_dalle" / "presets" / "README.md"
 CONFIGS: dict[str, Mapping[str, Any]] = {
     "demo.py": {"": demo.DemoConfig},
     "prepare_data.py": {name: subcommand.config for name, subcommand in PREPARE.items()},
@@ -40,6 +40,7 @@ bash scripts/demo.sh
 bash scripts/demo.sh --quick True --demo_dir runs/quick
 python scripts/prepare_data.py shapes --out_dir data/shapes --image_size 64
 python scripts/prepare_data.py folder --source path/to/photos --out_dir path/to/shards
+mpiexec -n 8 python scripts/prepare_data.py embeddings --data_dir path/to/shards --clip_path clip.pt --out_dir embed
 python scripts/train_generator.py --preset generator_64_small --data_dir path/to/shards --logdir runs/64
 mpiexec -n 8 python scripts/train_generator.py --preset upsampler_256 --data_dir path/to/shards --logdir runs/256
 python scripts/train_classifier.py --preset classifier_64_small --data_dir path/to/shards --logdir runs/clip
@@ -69,10 +70,9 @@ def command(script: str) -> Command:
 
 def pages() -> dict[Path, str]:
     """The content of each file that is generated or has a generated part."""
-    path = PRESETS / "README.md"
-    table = f"<!-- presets -->\n\n{preset_table()}\n<!-- /presets -->"
-    presets = re.sub("<!-- presets -->.*<!-- /presets -->", lambda _: table, path.read_text("utf-8"), flags=re.DOTALL)
-    return {SCRIPTS / "README.md": command_page([command(script) for script in CONFIGS]), path: presets}
+    pattern = "(?s)(<!-- presets -->).*(<!-- /presets -->)"
+    presets = re.sub(pattern, lambda found: f"{found[1]}\n\n{preset_table()}\n{found[2]}", PRESETS.read_text("utf-8"))
+    return {SCRIPTS / "README.md": command_page([command(script) for script in CONFIGS]), PRESETS: presets}
 
 
 if __name__ == "__main__":

@@ -120,6 +120,7 @@ def test_every_flag_in_the_documents_exists():
         ["evaluate.py"],
         ["demo.py"],
         ["prepare_data.py", "folder"],
+        ["prepare_data.py", "embeddings"],
     )
     texts = [run(*command, "--help").stdout for command in commands]
     known = {flag for text in texts for flag in re.findall(r"--(\w+)", text)} | {"nproc_per_node", "ntasks", "signal"}

@@ -1,4 +1,4 @@
-"""The commands of ``prepare_data.py``: render the shapes world, pack a folder of images, inspect shards.
+"""The commands of ``prepare_data.py``: render the shapes world, pack a folder of images, inspect shards, embed samples.
 
 To add one: a config class, a function of it that returns lines to print, and a line in ``COMMANDS``.
 """
@@ -13,6 +13,8 @@ from .. import storage
 from ..config import option, section
 from ..data.inspection import InspectionConfig, inspect_shards
 from ..data.packing import REPORT, PackingConfig, pack_folder
+from ..distributed.launch import DistributedConfig, launch
+from ..embeddings.computing import EmbeddingsConfig, compute_embeddings
 from ..errors import quantity
 from ..images.output import png_bytes
 from ..shapes.scenes import ShapesConfig
@@ -54,6 +56,20 @@ def inspect(config: InspectionConfig) -> list[str]:
 
 
 @dataclass(frozen=True)
+class EmbeddingsRun:
+    """Computing embeddings"""
+
+    embeddings: EmbeddingsConfig = section(EmbeddingsConfig)
+    distributed: DistributedConfig = section(DistributedConfig)
+
+
+def embeddings(run: EmbeddingsRun) -> list[str]:
+    with launch(run.distributed) as world:
+        lines = compute_embeddings(run.embeddings, world)
+    return lines if world.is_main else []
+
+
+@dataclass(frozen=True)
 class Command:
     """config: class of its settings; run: does the work, returns lines to print."""
 
@@ -66,4 +82,5 @@ COMMANDS = {
     "shapes": Command("Render the shapes world into shards.", ShapesRun, shapes),
     "folder": Command("Pack a folder of captioned images into shards.", PackingConfig, folder),
     "inspect": Command("Describe the content of shards.", InspectionConfig, inspect),
+    "embeddings": Command("Compute the embeddings of all samples of shards.", EmbeddingsRun, embeddings),
 }

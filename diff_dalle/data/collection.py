@@ -78,7 +78,8 @@ class Collection:
     sidecars:  embeddings that are required from files beside the shards, with their shapes.
     remembered: number of shards whose tables are kept in memory.
 
-    ``counts`` [shards] int64: usable samples per shard; ``samples``: their sum; ``left_out``: the other samples.
+    ``counts`` [shards] int64: usable samples per shard; ``samples``: their sum; ``left_out``: the other samples;
+    ``totals``: all samples per shard.
     Raises InputError for sidecars that do not fit their shards.
     """
 
@@ -95,10 +96,10 @@ class Collection:
         self.tables = [entry.table for entry in entries]
         self.counts = np.array([entry.summary.count(required) for entry in entries], dtype=np.int64)
         self.samples = int(self.counts.sum())
-        total = [entry.summary.samples for entry in entries]
-        self.left_out = sum(total) - self.samples
+        self.totals = [entry.summary.samples for entry in entries]
+        self.left_out = sum(self.totals) - self.samples
         paths = [entry.path for entry in entries]
-        self._sidecars = {each: SidecarFiles(each, shape, paths, total, files) for each, shape in sidecars}
+        self._sidecars = {each: SidecarFiles(each, shape, paths, self.totals, files) for each, shape in sidecars}
         self._members: LRUCache[Members] = LRUCache(remembered)
         self._key_rows: LRUCache[np.ndarray] = LRUCache(remembered)
 
@@ -145,15 +146,16 @@ class Collection:
         for kind in self.required.members if kinds is None else kinds:
             offset, size = members.spans[kind][member].tolist()
             spans[kind] = offset, size
-        rows = {} if kinds is not None else {each: self._row(each, shard, member) for each in self._sidecars}
+        sidecars = self._sidecars if kinds is None else ()
+        rows = {each: int(self.rows(shard, each.index_width)[member]) for each in sidecars}
         return Place(shard, spans, rows)
 
-    def _row(self, sidecar: Sidecar, shard: int, member: int) -> int:
+    def rows(self, shard: int, index_width: int) -> np.ndarray:
+        """The rows [n] int64 of a shard's usable samples in sidecar files of this ``index_width``; -1 = none."""
         rows = self.members(shard).rows
-        if sidecar.index_width:
-            width = sidecar.index_width
-            rows = self._key_rows.get((shard, width), lambda: _rows_of_keys(self._table(shard), rows, width))
-        return int(rows[member])
+        if not index_width:
+            return rows
+        return self._key_rows.get((shard, index_width), lambda: _rows_of_keys(self._table(shard), rows, index_width))
 
     def fetch(self, shard: int, member: int, kinds: Iterable[str] | None = None) -> Raw:
         """Find and read a usable sample, or those of its members. Raises InputError when its shard has changed."""

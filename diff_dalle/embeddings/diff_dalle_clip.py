@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ..checkpoints.loading import open_network
-from ..models.noised_clip import NoisedClip
+from ..config import entries, to_dict
+from ..models.noised_clip import NoisedClip, NoisedClipConfig
 from .contract import Clip, weights_digest
 
 
@@ -28,6 +29,19 @@ def load_diff_dalle_clip(model: str, device: torch.device, precision: str) -> Di
     saved = open_network(model, "classifier")
     assert saved.tokenizer is not None  # classifiers always read text
     network, config = saved.load(device), saved.settings.model
-    identity = f"diff_dalle:{weights_digest(network.state_dict(), saved.tokenizer.identity)}"
-    name = f"diff_dalle {model}"
-    return DiffDalleClip(network, name, identity, config.image_size, saved.tokenizer, config.text_length, precision)
+    defaults = to_dict(NoisedClipConfig())  # left out, so that a setting of a later version changes no identity
+    changed = {
+        name: value
+        for name, free, value in entries(NoisedClipConfig, to_dict(config))
+        if not free and value != defaults[name]
+    }
+    identity = weights_digest(network.state_dict(), f"{saved.tokenizer.identity} {sorted(changed.items())}")
+    return DiffDalleClip(
+        network,
+        f"diff_dalle {model}",
+        f"diff_dalle:{identity}",
+        config.image_size,
+        saved.tokenizer,
+        config.text_length,
+        precision,
+    )

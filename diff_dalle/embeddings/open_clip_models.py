@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..config import nearest
 from ..errors import InputError
@@ -52,8 +53,14 @@ class OpenClip(Clip):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, *arguments: Any, mean: Sequence[float], std: Sequence[float], **options: Any):
-        super().__init__(*arguments, **options)
+    def __init__(
+        self, network: nn.Module, *arguments: Any, mean: Sequence[float], std: Sequence[float], **options: Any
+    ):
+        self.returned = threading.local()  # by the last norm, to this thread
+        norm = getattr(getattr(network, "text", network), "ln_final", None)
+        if norm is not None:
+            norm.register_forward_hook(lambda *call: setattr(self.returned, "states", call[2]))
+        super().__init__(network, *arguments, **options)
         for name, values in (("mean", mean), ("std", std)):
             colors = torch.tensor(list(values), device=self.device).view(1, -1, 1, 1)
             self.register_buffer(name, colors, persistent=False)
@@ -62,17 +69,12 @@ class OpenClip(Clip):
         return self.network.encode_image(((images + 1) / 2 - self.mean) / self.std)  # type: ignore[operator]
 
     def text_features(self, tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        norm = getattr(getattr(self.network, "text", self.network), "ln_final", None)
-        returned: list[Tensor] = []
-        handle = norm.register_forward_hook(lambda *call: returned.append(call[2])) if norm is not None else None
-        try:
-            features = self.network.encode_text(tokens)  # type: ignore[operator]
-        finally:
-            if handle:
-                handle.remove()
-        if not returned or returned[-1].ndim != 3 or returned[-1].shape[1] != tokens.shape[1]:
+        self.returned.states = None
+        features = self.network.encode_text(tokens)  # type: ignore[operator]
+        states, self.returned.states = self.returned.states, None
+        if states is None or states.ndim != 3 or states.shape[1] != tokens.shape[1]:
             return features, torch.zeros(*tokens.shape, 0, device=tokens.device)
-        return features, returned[-1]
+        return features, states
 
 
 def _import() -> ModuleType:

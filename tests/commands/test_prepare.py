@@ -1,7 +1,10 @@
 """The commands of prepare_data.py: what they print and write."""
 
 import numpy as np
+from checkpoint_making import make_classifier_file
 from PIL import Image
+from script_running import TWO
+from script_running import run as run_script
 
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.prepare import COMMANDS
@@ -32,3 +35,22 @@ def test_a_folder_is_packed_and_what_was_skipped_is_named(tmp_path):
     assert first.startswith(f"{tmp_path / 'shards'}: 1 image in 1 shard, ")
     assert len(skipped) == 1 and skipped[0].startswith("skipped 1 image: ")
     assert last == f"report: {tmp_path / 'shards' / 'report.json'}" and (tmp_path / "shards" / "report.json").exists()
+
+
+def test_embeddings_are_the_same_files_on_any_number_of_processes(tmp_path):
+    clip = make_classifier_file(tmp_path, noised=False)
+    run("shapes", out_dir=tmp_path / "world", image_size=24, train_samples=9, val_samples=1, samples_per_shard=2)
+    flags = ["--data_dir", tmp_path / "world" / "train", "--clip_path", clip, "--what", "image,text_states"]
+    flags = ["embeddings", *flags, "--dtype", "float32", "--device", "cpu", "--batch_size", "2"]
+    one = run_script("prepare_data.py", *flags, "--out_dir", tmp_path / "one", "--threads", "2")
+    three = run_script("prepare_data.py", *flags, "--out_dir", tmp_path / "three", launcher=[TWO[0], "-n", "3", TWO[3]])
+    lines = [f"{tmp_path}/one/{kind}: 9 embeddings " for kind in ("img_emb", "text_states")]
+    assert [line.startswith(start) for line, start in zip(one.stdout.splitlines(), lines, strict=True)] == [True, True]
+    assert three.stdout == one.stdout.replace("/one/", "/three/")
+    files = {
+        folder: {path.relative_to(tmp_path / folder): path.read_bytes() for path in (tmp_path / folder).rglob("*.*")}
+        for folder in ("one", "three")
+    }
+    assert len(files["one"]) == 2 * (5 + 1) and files["one"] == files["three"]
+    bad = run_script("prepare_data.py", *flags, "--out_dir", tmp_path / "one", "--index_width", "3", ok=False)
+    assert bad.returncode == 2 and "index_width is 0 there and 3 here" in bad.stderr

@@ -1,0 +1,112 @@
+"""Where the embeddings of a data set are: what a user gives → an ``EmbeddingSpec`` that the loader reads."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+from .. import storage
+from ..data.embedding import KINDS
+from ..data.sidecars import Sidecar
+from ..data.spec import EmbeddingSpec
+from ..errors import InputError
+from .record import FILE, HOW, NAMES, Record, folder_record
+
+_NUMBERED = re.compile(r"(.*?)(\d+)\.npy")
+
+
+@dataclass(frozen=True)
+class EmbeddingSource:
+    """Embeddings that are there.
+
+    spec:     how the loader reads them.
+    identity: of the CLIP that made them; "" = not recorded.
+    origin:   where they are from, for people.
+    """
+
+    spec: EmbeddingSpec
+    identity: str
+    origin: str
+
+
+def find_embeddings(
+    given: str,
+    width: int,
+    setting: str,
+    what: str = "image",
+    index_width: int | None = None,
+    length: int = 0,
+    name: str = "",
+    identity: str = "",
+) -> EmbeddingSource:
+    """The embeddings at ``given``: a folder or URL of .npy files, one for each shard; a pattern of their paths, as in
+    ``Sidecar``; or the extension of a member of the shards, such as ``img_emb.npy`` or ``safetensors``.
+
+    width, length, name: as in ``EmbeddingSpec``; ``length`` above 0 for text_states. what: a key of ``NAMES``.
+    index_width: as in ``Sidecar``; None = as recorded, 0 without a record.
+    identity:    of the CLIP that must have made them; "" = any.
+    setting:     the name of the setting that gives them, for messages.
+
+    A folder may be one that ``prepare_data.py embeddings`` was given. Raises InputError naming ``setting`` for a folder
+    without embeddings, with those of another kind, width or CLIP, with other rows, or not finished.
+    """
+    if "{" not in given and "/" not in given and given.lower().lstrip(".").endswith(KINDS):
+        kind = given.lower().lstrip(".")
+        return EmbeddingSource(EmbeddingSpec(width, kind, name, length), "", f"the .{kind} members of the shards")
+    folder, pattern = storage.split(given) if "{" in given else (given.rstrip("/"), "")
+    record = folder_record(folder) if folder else None
+    inner = storage.join(folder, NAMES[what])
+    if record is None and not pattern and storage.exists(storage.join(inner, FILE)):
+        folder, record = inner, folder_record(inner)
+    if record is not None and pattern in ("", record.pattern):
+        _check(record, folder, what, width, setting, identity, index_width)
+        pattern, index_width = record.pattern, record.index_width
+    elif not pattern:
+        record, pattern = None, _pattern(folder, setting)
+    sidecar = Sidecar(storage.join(folder, pattern) if folder else pattern, index_width or 0)
+    made = f", by {record.clip}" if record else ""
+    spec = EmbeddingSpec(width, sidecar, name, length)
+    return EmbeddingSource(spec, record.identity if record else "", f"{sidecar.pattern}{made}")
+
+
+def _check(
+    record: Record, folder: str, what: str, width: int, setting: str, identity: str, index_width: int | None
+) -> None:
+    """InputError unless the record of a folder says what is required."""
+    again = f"; compute others by {HOW}"
+    problem = ""
+    if record.what != what:
+        problem = f"{record.what} embeddings, but {what} ones are required here{again} --what {what}"
+    elif record.shape[-1] != width:
+        problem = f"embeddings of width {record.shape[-1]} ({record.clip}), but {width} is required"
+    elif identity and record.identity != identity:
+        problem = f"embeddings by {record.clip} ({record.identity}), but the CLIP here is another ({identity}){again}"
+    elif index_width not in (None, record.index_width):
+        problem = f"rows with index_width {record.index_width}, but {index_width} is set: leave index_width out"
+    elif not record.counts:
+        problem = f"embeddings that are not finished: run {HOW} again, which goes on"
+    if problem:
+        raise InputError(f"{setting}: {folder} holds {problem}")
+
+
+def _pattern(folder: str, setting: str) -> str:
+    """The pattern of the names of the .npy files in a folder from elsewhere. InputError without one."""
+    names = []
+    if storage.is_remote(folder) or os.path.isdir(storage.local_path(folder)):
+        names = [storage.split(path)[1] for path in storage.list_files(folder)]
+    found = [match for match in map(_NUMBERED.fullmatch, names) if match]
+    if not found:
+        raise InputError(
+            f"{setting}: {folder} is no folder of .npy files with the numbers of shards in their names, such as "
+            f"img_emb_00000.npy; compute them by {HOW} --out_dir {folder}"
+        )
+    starts = sorted({match[1] for match in found})
+    if len(starts) > 1:
+        raise InputError(
+            f"{setting}: {folder} holds files {starts[0]}….npy and {starts[1]}….npy: say which by a pattern, "
+            f"{storage.join(folder, starts[0])}{{}}.npy"
+        )
+    widths = {len(match[2]) for match in found}
+    digits = widths.pop() if len(widths) == 1 else 1  # numbers of different widths are not padded
+    return f"{starts[0]}{{:0{digits}d}}.npy"
