@@ -17,6 +17,7 @@ BENCHMARKS = {
         watching.watched,
         watching.gate,
         target=1.02,
+        paired=True,
     ),
     "decoding": Benchmark(
         "decoding JPEGs of 256 to 512 pixels to 64: at reduced scale against Guided-Diffusion's method",

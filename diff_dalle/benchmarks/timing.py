@@ -2,7 +2,8 @@
 
 Every run is a fresh process, because identical code in two processes can differ by 20 %. Runs alternate in the order
 A B B A, so that drift affects both sides equally. Medians are compared, and each side is also compared with itself (A/A
-control), which shows the noise of a ratio. Timing starts only after a check that both sides give the same result.
+control), which shows the noise of a ratio. Timing starts only after a check that both sides give the same result. Two
+sides that differ by a few percent at most are paired: they take turns, repetition by repetition, in the same process.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Benchmark:
     gate:           differences between the results of both sides: name → (found, maximum).
     target:         maximum ratio ours / baseline of the times; 0 = no time target.
     memory_target:  maximum ratio ours / baseline of the peak memory that the work adds; 0 = no memory target.
+    paired:         both sides take turns in the same process, and their ratio is taken in each.
     """
 
     title: str
@@ -42,6 +44,7 @@ class Benchmark:
     gate: Callable[[], Mapping[str, tuple[float, float]]]
     target: float
     memory_target: float = 0.0
+    paired: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,13 +63,19 @@ class TimingConfig:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds per repetition, one value per process in order of execution."""
+    """Seconds per repetition, one value per process in order of execution.
+
+    paired: the processes are the same for both sides.
+    """
 
     baseline: tuple[float, ...]
     ours: tuple[float, ...]
+    paired: bool = False
 
     @property
     def ratio(self) -> float:
+        if self.paired:
+            return statistics.median(ours / base for base, ours in zip(self.baseline, self.ours, strict=True))
         return statistics.median(self.ours) / statistics.median(self.baseline)
 
     @property
@@ -108,6 +117,21 @@ def median_seconds(build: Build, repeats: int, threads: int) -> float:
     return statistics.median(seconds[1:])
 
 
+def paired_seconds(baseline: Build, ours: Build, repeats: int, threads: int) -> tuple[float, float]:
+    """Median time of one repetition of both sides, which take turns in the order A B B A, after a warm-up of each."""
+    torch.set_num_threads(threads)
+    works = baseline(), ours()
+    seconds: tuple[list[float], list[float]] = [], []
+    for work in works:
+        work()
+    for i in range(2 * repeats):
+        side = (0, 1, 1, 0)[i % 4]
+        start = time.perf_counter()
+        works[side]()
+        seconds[side].append(time.perf_counter() - start)
+    return statistics.median(seconds[0]), statistics.median(seconds[1])
+
+
 def peak_memory(build: Build, threads: int) -> int:
     """Increase of the process's peak resident set size by one repetition, in bytes."""
     torch.set_num_threads(threads)
@@ -136,6 +160,11 @@ def check(benchmark: Benchmark, run: Callable = in_fresh_process) -> None:
 def compare(benchmark: Benchmark, config: TimingConfig, run: Callable = in_fresh_process) -> Timing:
     """Times of both sides. Raises InputError when their results differ: see ``check``."""
     check(benchmark, run)
+    if benchmark.paired:
+        sides = benchmark.baseline, benchmark.ours
+        pairs = [run(paired_seconds, *sides, 2 * config.repeats, config.threads) for _ in range(2 * config.rounds)]
+        baseline, ours = zip(*pairs, strict=True)
+        return Timing(baseline, ours, paired=True)
     seconds: dict[str, list[float]] = {"baseline": [], "ours": []}
     for side in ("baseline", "ours", "ours", "baseline") * config.rounds:
         seconds[side].append(run(median_seconds, getattr(benchmark, side), config.repeats, config.threads))

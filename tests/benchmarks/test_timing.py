@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from diff_dalle.benchmarks.timing import Benchmark, Timing, TimingConfig, compare, in_fresh_process
+from diff_dalle.benchmarks.timing import Benchmark, Timing, TimingConfig, compare, in_fresh_process, paired_seconds
 from diff_dalle.errors import InputError
 
 
@@ -43,6 +43,26 @@ def test_ratio_of_medians_and_a_a_control():
     timing = Timing(baseline=(1.0, 4.0, 4.0, 1.0), ours=(2.0, 2.0, 2.0, 9.0))
     assert timing.ratio == pytest.approx(2.0 / 2.5) and timing.ratio_of_fastest == pytest.approx(2.0)
     assert timing.control(timing.baseline) == pytest.approx(0.25)
+
+
+def test_paired_sides_take_turns_in_each_process():
+    calls, processes = [], []
+
+    def turn(name):
+        return lambda: lambda: calls.append(name)
+
+    def run(function, *args):
+        processes.append(function)
+        return function(*args)
+
+    pair = replace(TOY, baseline=turn("A"), ours=turn("B"), paired=True)
+    timing = compare(pair, TimingConfig(rounds=1, repeats=2, threads=1), run)
+    assert "".join(calls) == 2 * ("AB" + 2 * "ABBA") and processes == [gate, paired_seconds, paired_seconds]
+    assert timing.paired and len(timing.ours) == 2
+
+
+def test_the_ratio_of_pairs_is_taken_in_each_process():
+    assert Timing(baseline=(1.0, 10.0, 2.0), ours=(1.1, 12.0, 2.0), paired=True).ratio == pytest.approx(1.1)
 
 
 @pytest.mark.parametrize("found", [1e-3, float("nan")])
