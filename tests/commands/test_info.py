@@ -102,7 +102,7 @@ def run_pass(run):
     """The network of a run, and a forward pass through it."""
     kind = KINDS[run.kind]
     settings = kind.settings_of(run)
-    probe = kind.probe(settings)
+    probe = kind.probe(settings, "")
     return lambda: kind.build(settings, 100), lambda network: probe.forward(network, 2, probe.sizes[1])
 
 

@@ -18,7 +18,7 @@ FEW = {"timestep_respacing": 2, "sample_interval": 1, "preview_samples": 2}
 def test_guidance_of_an_unconditional_generator_is_refused_at_the_start():
     with pytest.raises(InputError, match="guidance_scale is 3, but there is no caption, class or image embedding"):
         make_run(**UNCONDITIONAL, guidance_scale=3)
-    for flags in ({}, {"guidance_scale": 1}, {"guidance_scale": 3, "sample_interval": 0}):
+    for flags in ({}, {"guidance_scale": 1}):
         make_run(**UNCONDITIONAL, **flags)
     make_run(guidance_scale=3)
     make_run(**UNCONDITIONAL, guidance_scale=3, num_classes=2)
