@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import nn
@@ -57,14 +57,45 @@ def save_file(
 
     Raises InputError when it cannot be written, e.g. because the disk is full.
     """
+    with storage.atomic_writer(path) as file:
+        write_file(file, role, identity, step, samples, state, trainee)
+
+
+def write_file(
+    file: BinaryIO, role: str, identity: Identity, step: int, samples: int, state: Mapping[str, Any], trainee: str = ""
+) -> None:
+    """``save_file`` into an open file."""
     header = {"format": FORMAT, "role": role.partition("_")[0], "step": step, "samples": samples}
     header |= {"kind": identity.kind, "config": identity.config, "tokenizer": identity.tokenizer}
     if identity.vocabulary and header["role"] != "optimizer":
         header["vocabulary"] = identity.vocabulary
     if trainee:
         header["trainee"] = trainee
-    with storage.atomic_writer(path) as file:
-        torch.save(_canonical({**header, "state": state}), file)
+    torch.save(_canonical({**header, "state": state}), file)
+
+
+def write_networks(
+    file: BinaryIO, role: str, identity: Identity, step: int, samples: int, states: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Write the weights of networks, by name, into an open file: several as one, each weight under its network's name
+    (``unet0.…``), a single one as ``save_file`` does."""
+    if len(states) == 1:
+        ((name, state),) = states.items()
+    else:
+        name, state = "", {f"{name}.{key}": value for name in sorted(states) for key, value in states[name].items()}
+    write_file(file, role, identity, step, samples, state, name)
+
+
+def networks_in(content: Mapping[str, Any], names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The contents for those of the named networks that a file of several holds (see ``write_networks``), as if each
+    were a file of its own; none for a file of a single network."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in filter(None, names if not content["trainee"] else ()):
+        start = f"{name}."
+        state = {key[len(start) :]: value for key, value in content["state"].items() if key.startswith(start)}
+        if state:
+            found[name] = {**content, "trainee": name, "state": state}
+    return found
 
 
 def _canonical(value):
@@ -88,19 +119,9 @@ def load_file(path: str, roles: tuple[str, ...] = ("model", "ema"), values: bool
     compares all of it with its checksums. Raises DamagedError when it is missing, damaged or foreign, and InputError
     when it has none of the ``roles``.
     """
-    if not storage.exists(path):
-        raise DamagedError(f"checkpoint {path} does not exist")
-    with _as_local_file(path) as local:
-        try:
-            with storage.open_read(local) as file:
-                check_archive(file, path, values)
-                size = file.seek(0, os.SEEK_END)
-        except InputError as error:  # a folder, no permission
-            raise DamagedError(str(error)) from None
-        try:
-            content = torch.load(local, map_location="cpu", weights_only=True, mmap=True)
-        except Exception:  # torch raises many kinds on malformed archives and pickles
-            raise DamagedError(f"{path} is truncated or is not a PyTorch file of plain tensors") from None
+    content, size = read_archive(path, values)
+    if isinstance(content, dict) and "bundle" in content:
+        raise InputError(f"{path} holds a whole run, not one network: give it to tracking.load, or a model….pt here")
     if not isinstance(content, dict) or _WRITTEN - content.keys():
         raise DamagedError(f"{path} was not written by diff_dalle: it does not say what model it holds")
     content = {"trainee": "", "vocabulary": "", **content}
@@ -117,8 +138,31 @@ def load_file(path: str, roles: tuple[str, ...] = ("model", "ema"), values: bool
     return content
 
 
+def read_archive(path: str, values: bool) -> tuple[Any, int]:
+    """What torch saved in a file, on the CPU and memory-mapped, and the file's size in bytes.
+
+    values: compare all of the file with its checksums.
+
+    DamagedError when it is missing, is not what torch writes, or holds anything but plain data.
+    """
+    if not storage.exists(path):
+        raise DamagedError(f"checkpoint {path} does not exist")
+    with as_local_file(path) as local:
+        try:
+            with storage.open_read(local) as file:
+                check_archive(file, path, values)
+                size = file.seek(0, os.SEEK_END)
+        except InputError as error:  # a folder, no permission
+            raise DamagedError(str(error)) from None
+        try:
+            content = torch.load(local, map_location="cpu", weights_only=True, mmap=True)
+        except Exception:  # torch raises many kinds on malformed archives and pickles
+            raise DamagedError(f"{path} is truncated or is not a PyTorch file of plain tensors") from None
+    return content, size
+
+
 @contextlib.contextmanager
-def _as_local_file(path: str) -> Iterator[str]:
+def as_local_file(path: str) -> Iterator[str]:
     """A local file with the content of ``path``, for the duration of the block; what is mapped from it stays."""
     if not storage.is_remote(path):
         yield storage.local_path(path)

@@ -44,18 +44,25 @@ class Record:
     checkpoints:  complete ones, oldest first.
     best:         step and held-out loss of the best weights, by trainee's name.
     started_from: the files of resume_checkpoint or init_checkpoint; None = an earlier version did not say.
+    lowest_loss:  the lowest held-out loss of a complete checkpoint, the mean over the trainees; None = not known.
     """
 
     identity: Identity
     checkpoints: list[CheckpointSet]
     best: dict[str, dict[str, float]]
     started_from: list[str] | None
+    lowest_loss: float | None = None
 
 
 def save_record(folder: str, record: Record) -> None:
     """Write run.json atomically."""
+    storage.write_bytes(storage.join(folder, RECORD), record_bytes(record))
+
+
+def record_bytes(record: Record) -> bytes:
+    """The content of run.json."""
     identity = record.identity
-    content = {
+    content: dict[str, Any] = {
         "kind": identity.kind,
         "config": identity.config,
         "tokenizer": identity.tokenizer,
@@ -63,8 +70,9 @@ def save_record(folder: str, record: Record) -> None:
         "best": record.best,
         "started_from": record.started_from,
     }
-    with storage.atomic_writer(storage.join(folder, RECORD)) as file:
-        file.write(json.dumps(content, indent=1, ensure_ascii=False).encode())
+    if record.lowest_loss is not None:
+        content["lowest_loss"] = record.lowest_loss
+    return json.dumps(content, indent=1, ensure_ascii=False).encode()
 
 
 def load_record(folder: str) -> Record | None:
@@ -96,9 +104,11 @@ def _record(saved: Any, path: str) -> Record:
     _require(_is_mapping(best, dict))
     for entry in best.values():
         _require(entry.keys() == {"step", "loss"} and _is_count(entry["step"]))
-        _require(type(entry["loss"]) in (int, float) and not math.isnan(entry["loss"]))
+        _require(_is_number(entry["loss"]))
+    lowest = saved.get("lowest_loss")
+    _require(lowest is None or _is_number(lowest))
     identity = Identity(saved["kind"], saved["config"], saved["tokenizer"])
-    return Record(identity, checkpoints, best, started_from)
+    return Record(identity, checkpoints, best, started_from, lowest)
 
 
 def _checkpoint_set(entry: Any, path: str) -> CheckpointSet:
@@ -123,6 +133,10 @@ def _require(condition: bool) -> None:
 
 def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value <= MAX_COUNT
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and not math.isnan(value)
 
 
 def _is_mapping(value: Any, kinds: type | tuple[type, ...]) -> bool:

@@ -37,6 +37,7 @@ class RunFolder:
 
     best:         step and held-out loss of the best weights, by trainee's name.
     started_from: the files that the run continues or takes its first weights from; None = unknown.
+    lowest_loss:  of a complete checkpoint, see ``Record``.
     data:         the present shards, by "data_dir" and "val_data_dir"; checkpoints say which ones they were trained on.
     lock:         checked before anything is written.
     config_class: of the identity's config; None in a folder that is only read.
@@ -47,12 +48,17 @@ class RunFolder:
     checkpoints: list[CheckpointSet] = field(default_factory=list)
     best: dict[str, dict[str, float]] = field(default_factory=dict)
     started_from: list[str] | None = None
+    lowest_loss: float | None = None
     data: dict[str, Fingerprint] = field(default_factory=dict)
     lock: RunLock | None = None
     config_class: type | None = None
 
     def write_record(self) -> None:
-        save_record(self.path, Record(self.identity, self.checkpoints, self.best, self.started_from))
+        save_record(self.path, self.record(self.checkpoints))
+
+    def record(self, checkpoints: list[CheckpointSet]) -> Record:
+        """What run.json says when these are the complete checkpoints."""
+        return Record(self.identity, checkpoints, self.best, self.started_from, self.lowest_loss)
 
     def load(self, entry: CheckpointSet, trainee: str, role: str) -> tuple[dict[str, Any], str]:
         """The content and path of one file of a set. InputError when there is none for this trainee and role,
@@ -87,8 +93,7 @@ class RunFolder:
         self.write_record()
         kept = {name for other in self.checkpoints for name in other.files.values()}
         for path in (storage.join(self.path, name) for old in dropped for name in {*old.files.values()} - kept):
-            if storage.exists(path):  # unless somebody removed it by hand
-                storage.remove(path)
+            _remove(path)
 
     def _check_lock(self) -> None:
         if self.lock is not None:
@@ -104,7 +109,11 @@ class RunFolder:
         return {name: {"digest": each.digest, "totals": each.totals} for name, each in self.data.items()}
 
     def _list_of(self, digest: str) -> str:
-        return storage.join(self.path, f"data-{digest[:16]}.jsonl")
+        return storage.join(self.path, _list_name(digest))
+
+    def names_of(self, entry: CheckpointSet) -> list[str]:
+        """The files of a complete checkpoint, with its lists of shards."""
+        return [*entry.files.values(), *(_list_name(each["digest"]) for each in entry.data.values())]
 
     def changed_settings(self, other: RunFolder) -> list[str]:
         """``name (other's → own)`` for each setting that is not free and differs from another run's."""
@@ -143,10 +152,19 @@ class RunFolder:
         if not loss < self.best.get(trainee, {"loss": math.inf})["loss"]:  # NaN is never the lowest
             return
         self._check_lock()
-        path = storage.join(self.path, f"{trainee}_best.pt" if trainee else "best.pt")
+        path = storage.join(self.path, best_file(trainee))
         save_file(path, role, self.identity, step, samples, state, trainee)
         self.best[trainee] = {"step": step, "loss": loss}
         self.write_record()
+
+
+def _list_name(digest: str) -> str:
+    return f"data-{digest[:16]}.jsonl"
+
+
+def best_file(trainee: str) -> str:
+    """The name of the file with a trainee's best weights."""
+    return f"{trainee}_best.pt" if trainee else "best.pt"
 
 
 def read_run(path: str) -> RunFolder | None:
@@ -154,7 +172,28 @@ def read_run(path: str) -> RunFolder | None:
     saved = load_record(path)
     if saved is None:
         return None
-    return RunFolder(path, saved.identity, saved.checkpoints, saved.best, saved.started_from)
+    return RunFolder(
+        path, saved.identity, saved.checkpoints, saved.best, saved.started_from, lowest_loss=saved.lowest_loss
+    )
+
+
+def discard_run(path: str) -> None:
+    """Remove the run recorded in a folder: its checkpoints, its best weights, its lists of shards, and then its
+    record. Nothing else."""
+    run = read_run(path)
+    if run is None:
+        return
+    for entry in run.checkpoints:
+        for name in run.names_of(entry):
+            _remove(storage.join(path, name))
+    for trainee in run.best:
+        _remove(storage.join(path, best_file(trainee)))
+    _remove(storage.join(path, RECORD))
+
+
+def _remove(path: str) -> None:
+    if storage.exists(path):  # unless somebody removed it by hand
+        storage.remove(path)
 
 
 def open_run(path: str, identity: Identity, config_class: type) -> RunFolder:
@@ -189,7 +228,8 @@ def open_run(path: str, identity: Identity, config_class: type) -> RunFolder:
             f"{path} holds a run with other settings: {', '.join(changed)}; choose another --logdir, or give the "
             "settings it was started with"
         )
-    return RunFolder(path, identity, saved.checkpoints, saved.best, saved.started_from, config_class=config_class)
+    saved.identity, saved.config_class = identity, config_class
+    return saved
 
 
 def find_set(path: str) -> tuple[RunFolder, CheckpointSet]:

@@ -10,6 +10,8 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import nn
 
+from .. import storage
+from ..checkpoints.bundle import is_bundle, restore_bundle
 from ..checkpoints.checkpoint import Identity
 from ..checkpoints.kinds import find_kind
 from ..checkpoints.run_folder import choose_logdir, find_set, open_run, read_run
@@ -26,6 +28,7 @@ from ..images.transforms import Window
 from ..models.compiling import compile_training
 from ..models.layers import to_channels_last
 from ..text.tokenizer import Tokenizer, TokenizerConfig, load_tokenizer
+from ..tracking.loader import fetch_source, source_path
 from ..tracking.tracker import Tracker
 from ..tracking.trackers import TrackingConfig, create_trackers
 from ..training.loop import EVALUATION_SEED, TrainLoop
@@ -83,6 +86,20 @@ class TrainingRun(ABC):
     def sample_interval(self) -> int:
         """Steps between previews; 0 = none."""
         return 0
+
+    @property
+    def epoch_samples(self) -> int:
+        """Samples per epoch, for the names of saved files; 0 = those of the data."""
+        return 0
+
+    @property
+    def meta(self) -> dict[str, str]:
+        """The texts that configure the run, by file name, for savers; none = its settings."""
+        return {}
+
+    def frozen(self) -> dict[str, nn.Module]:
+        """Networks by name that are not trained but belong to the model that is saved."""
+        return {}
 
     @abstractmethod
     def build_trainees(self, tokenizer: Tokenizer | None, shown: Loader, world: World) -> list[Trainee]:
@@ -179,6 +196,7 @@ def train(run: TrainingRun, world: World) -> None:
 
 
 def _train(run: TrainingRun, world: World, logdir: str, lock: RunLock | None) -> None:
+    run = _load(run, logdir, world)
     run = _fix_streams(run, logdir, world)
     tokenizer = run.build_tokenizer()
     data, held_out = run.build_loader(tokenizer, world), run.build_held_out(tokenizer, world)
@@ -188,10 +206,14 @@ def _train(run: TrainingRun, world: World, logdir: str, lock: RunLock | None) ->
         folder.data["val_data_dir"] = _fingerprint(held_out, "--val_data_dir", world)
     trainees = run.build_trainees(tokenizer, held_out or data, world)
 
-    loop = TrainLoop(run.training, trainees, data, folder, world, held_out, run.sample_interval)
+    save_best = any(saver.save_best_to is not None for saver in run.tracking.savers)
+    loop = TrainLoop(
+        run.training, trainees, data, folder, world, held_out, run.sample_interval, save_best, run.frozen()
+    )
     tracker = Tracker()
     if world.is_main:
-        tracker = create_trackers(run.tracking, logdir, redacted(to_dict(run)), loop.step, loop.total_steps)
+        progress = loop.step, loop.total_steps, run.epoch_samples or data.samples
+        tracker = create_trackers(run.tracking, logdir, redacted(to_dict(run)), *progress, run.meta)
     loop.run(tracker)
     world.print(f"Trained for {loop.step:,} steps. Logs and checkpoints: {logdir}")
 
@@ -202,6 +224,32 @@ def _fingerprint(data: Loader, flag: str, world: World) -> Fingerprint:
     found = Fingerprint.of([each.path for each in shards], [each.size for each in shards], data.collection.counts)
     check_ranks(world, found, flag)
     return found
+
+
+def _load(run: TrainingRun, logdir: str, world: World) -> TrainingRun:
+    """``run`` with what ``tracking.load`` names: a whole run is put into the log directory, a model becomes
+    ``init_checkpoint``. A log directory with checkpoints of its own goes on from these."""
+    config = run.tracking.load
+    if config is None or config.load_from is None:
+        return run
+    weights: tuple[str, ...] = ()
+    if world.is_main:
+        present, folder = read_run(logdir), storage.join(logdir, "loaded")
+        if present is not None and (present.checkpoints or present.best):
+            if present.started_from:
+                weights = (source_path(config, folder),)
+        elif present is not None or not config.only_auto_resume:
+            path = fetch_source(config, folder, run.tracking.wandb_run_path(logdir))
+            if is_bundle(path):
+                world.print(f"Restored step {restore_bundle(path, logdir):,} of {path}")
+            else:
+                weights = (path,)
+    weights = world.broadcast(weights)
+    if not weights:
+        return run
+    if run.training.init_checkpoint or run.training.resume_checkpoint:
+        raise InputError("tracking.load and init_checkpoint or resume_checkpoint exclude each other: give one of them")
+    return replace(cast(Any, run), training=replace(run.training, init_checkpoint=weights))
 
 
 def _fix_streams(run: TrainingRun, logdir: str, world: World) -> TrainingRun:

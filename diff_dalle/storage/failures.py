@@ -42,10 +42,12 @@ _REASONS = {
     IsADirectoryError: "is a folder, not a file",
     PermissionError: "cannot be read or written: permission denied",
 }
-# By name, since a library may not be installed: errors of urllib3 and botocore that tell of a lost connection.
+# By name, since a library may not be installed: errors of urllib3 that tell of a lost connection.
 _LOST = {"ProtocolError", "TimeoutError", "NewConnectionError", "SSLError", "ProxyError"}
 _LOST |= {"HTTPClientError", "IncompleteReadError"}  # botocore
-_LIBRARIES = ("botocore", "boto3", "s3transfer", "blobfile", "urllib3", "http")
+_LOST |= {"TimeoutException", "NetworkError", "RemoteProtocolError"}  # httpx, with which huggingface_hub works …
+_LOST |= {"ConnectionError", "Timeout"}  # … and requests, with which its earlier versions do
+_LIBRARIES = ("botocore", "boto3", "s3transfer", "blobfile", "urllib3", "http", "httpx", "httpx2", "requests")
 
 
 def _library(error: BaseException) -> str:
@@ -66,13 +68,15 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def status_of(error: BaseException) -> int | None:
-    """The HTTP status in an error of ours, botocore or blobfile; 0 = blobfile reached no server."""
+    """The HTTP status in an error of ours, botocore, blobfile or huggingface_hub; 0 = blobfile reached no server."""
     for each in _chain(error):
         response = getattr(each, "response", None)
         if isinstance(response, dict):
             if response.get("Error", {}).get("Code") == "RequestTimeout":  # has the status 400
                 return 408
             return response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        if isinstance(status := getattr(response, "status_code", None), int):
+            return status
         for name in ("code", "response_status"):
             if isinstance(status := getattr(each, name, None), int):
                 return status

@@ -7,9 +7,10 @@ To add a tracker: a file with a subclass of `Tracker` whose constructor takes a 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
+from typing import BinaryIO
 
 import numpy as np
 
@@ -26,6 +27,9 @@ class Run:
                  before its next checkpoint, will be logged again.
     total_steps: updates after which the run ends, counted from its start; None = unknown.
     project, entity, name: where a service lists the run, and its name there; empty = the service's default.
+    run_id, resume: the service's run to continue, see ``WandbTracker``.
+    epoch_samples: samples per epoch.
+    meta: the texts that configure the run, by file name.
     """
 
     logdir: str
@@ -35,6 +39,28 @@ class Run:
     project: str = ""
     entity: str = ""
     name: str = ""
+    run_id: str = ""
+    resume: str = "auto"
+    epoch_samples: int = 1
+    meta: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A complete checkpoint that has just been written.
+
+    trainees: names of what is trained.
+    loss:     latest held-out loss, the mean over the trainees; None = there was no evaluation yet.
+    best:     whether that is the loss of this checkpoint and the lowest so far.
+    forms:    what can be stored of it, by ``save_type``: functions that write one file.
+    """
+
+    step: int
+    samples: int
+    trainees: tuple[str, ...]
+    loss: float | None
+    best: bool
+    forms: Mapping[str, Callable[[BinaryIO], object]]
 
 
 class Tracker:
@@ -61,16 +87,26 @@ class Tracker:
     def note(self, text: str) -> None:
         """A message for people who follow the run or read its log."""
 
+    def saved(self, saved: Saved) -> None:
+        """A checkpoint has been written."""
+
+    def hurry(self) -> None:
+        """The session was told to end at once: ``finish`` must not wait for a server."""
+
     def finish(self) -> None:
         """The session has ended; no call follows."""
 
 
-def import_extra(module: str, extra: str) -> ModuleType:
-    """A module of an optional package. Raises InputError, which names the extra, when it is not installed."""
+def import_extra(module: str, extra: str, user: str = "") -> ModuleType:
+    """A module of an optional package. Raises InputError, which names the extra, when it is not installed.
+
+    user: the setting that needs it; empty = the tracker of the extra's name.
+    """
+    what, remedy = (user, f"leave {user} out") if user else (f"tracker {extra}", f"remove {extra} from --trackers")
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise InputError(
-            f"tracker {extra} needs a package that is not installed ({error}): run"
-            f" `pip install 'diff_dalle[{extra}]'`, or remove {extra} from --trackers"
+            f"{what} needs a package that is not installed ({error}): run `pip install 'diff_dalle[{extra}]'`, or "
+            f"{remedy}"
         ) from None

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from .. import storage
-from ..config import lookup, option
+from ..config import Problems, lookup, option
 from ..errors import InputError, redact
 from .console import ConsoleTracker
 from .files import CsvLog, JsonLog, SampleGrids, TextLog
+from .loader import LoaderConfig
+from .saver import SaverConfig, check_savers, create_savers
 from .tensorboard import TensorboardTracker
-from .tracker import Run, Tracker
-from .wandb import WandbTracker
+from .tracker import Run, Saved, Tracker
+from .wandb import RESUMES, WandbTracker, logged_run
 
 TRACKERS: dict[str, Callable[[Run], Tracker]] = {
     "console": ConsoleTracker,
@@ -46,12 +49,37 @@ class TrackingConfig:
     wandb_run_name: str = option(
         "", "name of the wandb run; empty = chosen by wandb", free=True, needs=("trackers", "wandb")
     )
+    wandb_run_id: str = option(
+        "", "id of the wandb run to continue; empty = that of the log directory", free=True, needs=("trackers", "wandb")
+    )
+    wandb_resume: str = option(
+        "auto",
+        "auto = a resumed training continues its wandb run; never = every session is a new one; must = the run "
+        "wandb_run_id has to exist",
+        choices=RESUMES,
+        free=True,
+        needs=("trackers", "wandb"),
+    )
+    savers: tuple[SaverConfig, ...] = option((), "where to keep checkpoints beside the log directory", free=True)
+    load: LoaderConfig | None = option(
+        None, "where to fetch the checkpoint or the weights that a new log directory starts from", free=True
+    )
 
     def __post_init__(self):
+        if self.wandb_resume == "must" and not self.wandb_run_id:
+            raise InputError("wandb_resume is must, but wandb_run_id is empty: name the run to continue")
+        if self.wandb_resume == "never" and self.wandb_run_id:
+            raise InputError("wandb_run_id is given, but wandb_resume is never: leave one of them out")
+        Problems.check(check_savers(self.savers))
         for name in self.trackers:
             lookup(TRACKERS, name, "tracker")
             if self.trackers.count(name) > 1:
                 raise InputError(f"trackers lists {name} twice: give each tracker once")
+
+    def wandb_run_path(self, logdir: str) -> str:
+        """The wandb run that a session in a log directory continues, as entity/project/id; "" if it is not known."""
+        run_id = self.wandb_run_id or (logged_run(logdir) if self.wandb_resume == "auto" else "")
+        return f"{self.wandb_entity}/{self.wandb_project}/{run_id}" if run_id and self.wandb_entity else ""
 
 
 class Trackers(Tracker):
@@ -82,6 +110,12 @@ class Trackers(Tracker):
         clean = redact(text)
         self._forward(lambda member: member.note(clean))
 
+    def saved(self, saved: Saved) -> None:
+        self._forward(lambda member: member.saved(saved))
+
+    def hurry(self) -> None:
+        self._forward(lambda member: member.hurry())
+
     def finish(self) -> None:
         self._forward(lambda member: member.finish())
 
@@ -104,16 +138,37 @@ def _pixels(image: np.ndarray) -> np.ndarray:
 
 
 def create_trackers(
-    config: TrackingConfig, logdir: str, settings: Mapping[str, object], step: int = 0, total_steps: int | None = None
+    config: TrackingConfig,
+    logdir: str,
+    settings: Mapping[str, object],
+    step: int = 0,
+    total_steps: int | None = None,
+    epoch_samples: int = 1,
+    meta: Mapping[str, str] | None = None,
 ) -> Trackers:
     """The trackers of a run that starts at ``step``, for the first rank only; see `Run` for the arguments.
 
     Raises InputError for a missing extra, and when a service rejects the run.
     """
     storage.make_dirs(logdir)
-    names = (config.wandb_project, config.wandb_entity, config.wandb_run_name)
-    run = Run(logdir, _redacted(settings), step, total_steps, *names)
-    return Trackers({name: TRACKERS[name](run) for name in config.trackers})
+    run = Run(
+        logdir,
+        _redacted(settings),
+        step,
+        total_steps,
+        config.wandb_project,
+        config.wandb_entity,
+        config.wandb_run_name,
+        config.wandb_run_id,
+        config.wandb_resume,
+        epoch_samples,
+        meta or {"config.json": json.dumps(settings, indent=1)},
+    )
+    members = {name: TRACKERS[name](run) for name in config.trackers}
+    trackers = Trackers(members)
+    # Before the others, so that these show what is noted at the end, and wandb's run has not ended yet.
+    trackers.members = {**create_savers(config.savers, run, members, trackers.note), **members}
+    return trackers
 
 
 def _redacted(value):

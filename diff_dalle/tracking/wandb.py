@@ -1,38 +1,48 @@
-"""Progress on Weights & Biases."""
+"""Progress and files on Weights & Biases."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
 from .. import storage
 from ..errors import InputError
+from .store import Store, Write
 from .tracker import Run, Tracker, import_extra
 
 ID_FILE = "wandb_run_id.txt"
+RESUMES = ("auto", "never", "must")
+
+
+def logged_run(logdir: str) -> str:
+    """The id of the run that a log directory's earlier session logged to; "" if there is none."""
+    path = storage.join(logdir, ID_FILE)
+    return storage.read_text(path).strip() if storage.exists(path) else ""
 
 
 class WandbTracker(Tracker):
     """A run on Weights & Biases, or in a local folder with WANDB_MODE=offline.
 
-    The run's id is stored in the log directory, so that a resumed training continues the same run. The x axis of charts
-    is the training step: after a resume, repeated steps are drawn on top of each other.
+    The run's id is stored in the log directory. ``Run.resume``: auto = a resumed training continues the same run, or
+    that of ``run_id``; never = each session is a new run; must = continue the run ``run_id``, which has to exist. The x
+    axis of charts is the training step: after a resume, repeated steps are drawn on top of each other.
     """
 
     optional = True
 
     def __init__(self, run: Run):
         self.wandb = import_extra("wandb", "wandb")
-        id_path = storage.join(run.logdir, ID_FILE)
-        run_id = storage.read_text(id_path).strip() if storage.exists(id_path) else None
+        known = {"auto": logged_run(run.logdir) or run.run_id, "never": "", "must": run.run_id}[run.resume]
         try:
             self.run = self.wandb.init(
                 project=run.project,
                 entity=run.entity or None,
                 name=run.name or None,
-                id=run_id,
-                resume="allow",
+                id=known or None,
+                resume="must" if run.resume == "must" else "allow",
                 config=dict(run.settings),
                 allow_val_change=True,  # free settings may differ in a resumed run
                 dir=None if storage.is_remote(run.logdir) else storage.local_path(run.logdir),
@@ -42,7 +52,7 @@ class WandbTracker(Tracker):
                 f"wandb does not start ({error}): set WANDB_MODE=offline to keep the run on disk, or remove wandb from"
                 " --trackers"
             ) from error
-        storage.write_bytes(id_path, self.run.id.encode())
+        storage.write_bytes(storage.join(run.logdir, ID_FILE), self.run.id.encode())
         self.run.define_metric("*", step_metric="step")
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
@@ -53,3 +63,49 @@ class WandbTracker(Tracker):
 
     def finish(self) -> None:
         self.run.finish()
+
+
+class WandbFiles(Store):
+    """Files of the run that is logged. The client sends them from ``folder`` in the background, repeats what fails, and
+    waits for the rest when the run ends; offline, it leaves them there for `wandb sync`."""
+
+    remote, place = True, "wandb"
+
+    def __init__(self, tracker: WandbTracker, folder: str):
+        self.tracker, self.folder = tracker, folder
+
+    def add(self, name: str, write: Write) -> None:
+        path = os.path.join(self.folder, name)
+        storage.make_dirs(os.path.dirname(path))
+        with storage.atomic_writer(path) as file:
+            write(file)
+        self.tracker.run.save(path, base_path=self.folder, policy="now")
+
+
+def _find_run(path: str, user: str) -> Any:
+    """A run of the service, by its path entity/project/id. user: the setting that needs wandb."""
+    wandb = import_extra("wandb", "wandb", user)
+    try:
+        return wandb.Api().run(path)
+    except (wandb.errors.Error, ValueError) as error:
+        raise InputError(f"the wandb run {path} cannot be opened ({error}): check wandb_run_path") from error
+
+
+def put_into_run(path: str) -> Callable[[str, str], None]:
+    """``put(path, name)`` of a run other than the logged one."""
+    import_extra("wandb", "wandb", "save_to wandb")
+
+    def put(local: str, name: str) -> None:
+        root = local.removesuffix(name.replace("/", os.sep))
+        _find_run(path, "save_to wandb").upload_file(local, root)
+
+    return put
+
+
+def download_from_run(path: str, name: str, folder: str) -> None:
+    """Write the file ``name`` of a run as ``folder``/``name``."""
+    run = _find_run(path, "load_from wandb")
+    try:
+        run.file(name).download(root=folder, replace=True)
+    except Exception as error:  # the client raises many kinds
+        raise InputError(f"wandb_file_path {name} of the run {path} cannot be downloaded: {error}") from error

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import BinaryIO
 
 import torch
+from torch import nn
 
 from .. import storage
 from ..batch import Batch
+from ..checkpoints.bundle import write_bundle
+from ..checkpoints.checkpoint import write_networks
 from ..checkpoints.run_folder import RunFolder
 from ..distributed.launch import JobEnd
 from ..distributed.world import Vote, World
@@ -17,6 +23,7 @@ from ..errors import InputError
 from ..models.precision import autocast
 from ..randomness import Draw
 from ..tracking.files import append
+from ..tracking.tracker import Saved, Tracker
 from .flight import FILE, flight_line
 from .meter import Meter
 from .restoring import Start
@@ -33,6 +40,8 @@ class TrainLoop:
     data:     ``data.batches(position)`` yields this rank's slice of successive global batches, endlessly.
     val_data: ``val_data.batches_at(blocks)`` yields some of its ``samples`` held-out samples; None = no evaluation.
     sample_interval: steps between the tasks' previews; 0 = none.
+    save_best: write a checkpoint also whenever the mean of the trainees' held-out losses is the lowest so far.
+    frozen:   networks by name that are not trained, but belong to the whole that ``Saved.forms`` calls the model.
 
     The state of a run is the state of its trainees, ``step`` (completed updates) and ``samples`` (position in the
     data). Everything else is a function of these, so resuming is exact.
@@ -52,28 +61,53 @@ class TrainLoop:
         world: World,
         val_data=None,
         sample_interval: int = 0,
+        save_best: bool = False,
+        frozen: Mapping[str, nn.Module] | None = None,
     ):
         names = [trainee.name for trainee in trainees]
         if len(names) > 1 and (len(set(names)) < len(names) or not all(names)):
             raise ValueError(f"the trainees are called {names}, but several need names of their own, for their files")
         self.config, self.trainees, self.data, self.run_folder = config, list(trainees), data, run
         self.world, self.val_data, self.sample_interval = world, val_data, sample_interval
+        self.save_best, self.frozen = save_best, dict(frozen or {})
         self.failure: InputError | None = None
+        self.evaluated_step, self.loss = -1, math.nan  # the latest evaluation, and the mean of its losses
         self.last_bad: dict[str, list[int]] = {}  # positions in each trainee's latest step that was not finite
         start = Start(config, self.trainees, run, world)
         start.restore()
         self.step, self.samples, self.saved_step = start.step, start.samples, start.step
 
-    def save(self) -> None:
-        """Write a complete checkpoint, from rank 0. Diverged when training has."""
+    def save(self, tracker: Tracker | None = None) -> None:
+        """Write a complete checkpoint, from rank 0, and tell the tracker. Diverged when training has."""
         self._raise_if_diverged()
         states: dict[str, dict] = {}
         for trainee in self.trainees:
             states |= {trainee.prefix + role: state for role, state in trainee.states().items()}
+        best = self._is_best()
+        if best:
+            self.run_folder.lowest_loss = self.loss
         if self.world.is_main:
             batch = self.config.batch_size * self.world.size
             self.run_folder.save(self.step, self.samples, states, self.config.keep_checkpoints, batch)
         self.saved_step = self.step
+        if tracker is not None:
+            names = tuple(trainee.name for trainee in self.trainees)
+            loss = self.loss if self.evaluated_step >= 0 else None
+            forms = {"checkpoint": lambda file: write_bundle(file, self.run_folder), "model": self._write_model}
+            tracker.saved(Saved(self.step, self.samples, names, loss, best, forms))
+
+    def _is_best(self) -> bool:
+        """Whether the present state was evaluated, and is better than all saved ones."""
+        lowest = self.run_folder.lowest_loss
+        return self.evaluated_step == self.step and self.loss < (math.inf if lowest is None else lowest)
+
+    def _write_model(self, file: BinaryIO) -> None:
+        """All networks as they are evaluated, without what training needs, in one file."""
+        evaluated = {trainee.name: trainee.evaluated() for trainee in self.trainees}
+        states = {name: module.state_dict() for name, module in self.frozen.items()}
+        states |= {name: state for name, (_, state) in evaluated.items()}
+        role = next(iter(evaluated.values()))[0]
+        write_networks(file, role, self.run_folder.identity, self.step, self.samples, states)
 
     # -------------------------------------------------------------------------------------------------- the loop itself
 
@@ -86,8 +120,10 @@ class TrainLoop:
         try:
             with stop_on_signals() as stop:
                 reason = self._train(tracker, stop)
+                if SIGNAL < reason < FAILURE:
+                    tracker.hurry()
                 if self.step > self.saved_step:
-                    self._attempt(self.save)
+                    self._attempt(self.save, tracker)
             failures = self.world.gather(str(self.failure or ""))
             if any(failures):
                 rank = next(rank for rank, text in enumerate(failures) if text)
@@ -129,8 +165,8 @@ class TrainLoop:
                     self._evaluate(tracker)
                 if self.sample_interval and self.step % self.sample_interval == 0:
                     self._show(tracker)
-                if self.step % config.save_interval == 0:
-                    self._attempt(self.save)
+                if self.step % config.save_interval == 0 and self.step > self.saved_step:
+                    self._attempt(self.save, tracker)
                 if last:
                     return 0
 
@@ -257,10 +293,12 @@ class TrainLoop:
 
     def _evaluate(self, tracker) -> None:
         scalars: dict[str, float] = {}
+        means: list[float] = []
         for trainee, values in zip(self.trainees, self.evaluate().values(), strict=True):
             if not values:
                 return
             scalars |= {f"{trainee.prefix}held_out/{name}": value for name, value in values.items()}
+            means.append(values["loss"])
             text, figures = trainee.task.findings(values) if self.world.is_main else ("", {})
             if text:
                 owner = f", {trainee.name}" if trainee.name else ""
@@ -273,6 +311,9 @@ class TrainLoop:
                     best = self.run_folder.keep_best
                     self._report(best, trainee.name, self.step, self.samples, values["loss"], state, role)
         self._report(tracker.log, self.step, scalars)
+        self.evaluated_step, self.loss = self.step, statistics.fmean(means)
+        if self.save_best and self.world.any(self._is_best()):
+            self._attempt(self.save, tracker)
 
     def _show(self, tracker) -> None:
         with evaluating(self.trainees):

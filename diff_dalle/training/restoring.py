@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import storage
-from ..checkpoints.checkpoint import Identity, check_patterns, check_weights, load_file, load_weights
+from ..checkpoints.checkpoint import Identity, check_patterns, check_weights, load_file, load_weights, networks_in
 from ..checkpoints.content import DamagedError
 from ..checkpoints.run_folder import CheckpointSet, RunFolder, find_set
 from ..checkpoints.sharing import share_state, share_tensors
@@ -192,13 +192,16 @@ class Start:
         for path in paths:
             content = load_file(path, values=True)
             self._check_identity(Identity(content["kind"], content["config"], content["tokenizer"]), path)
-            name = content["trainee"] if len(self.trainees) > 1 else self.trainees[0].name
-            if name not in remaining:
-                raise InputError(
-                    f"init_checkpoint {path} holds the trainee {name!r}, but this run trains {names}, "
-                    "each of which takes one file"
-                )
-            found.append((remaining.pop(name), content, path))
+            parts = networks_in(content, list(remaining))
+            if not parts:
+                parts = {content["trainee"] if len(self.trainees) > 1 else self.trainees[0].name: content}
+            for name, part in parts.items():
+                if name not in remaining:
+                    raise InputError(
+                        f"init_checkpoint {path} holds the trainee {name!r}, but this run trains {names}, "
+                        "each of which takes one file"
+                    )
+                found.append((remaining.pop(name), part, path))
         return found
 
     def _check_identity(self, found: Identity, path: str) -> None:

@@ -1,0 +1,64 @@
+"""Files in a repository of the Hugging Face hub."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from .. import storage
+from ..errors import InputError
+from ..storage.failures import is_temporary, reason_of
+from ..storage.retries import SILENT_SECONDS
+from .tracker import import_extra
+
+MAX_TOKEN = 4096  # bytes of a file with a token
+_REPO = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
+
+
+def check_repo(repo: str) -> None:
+    """InputError unless ``repo`` can be the name of a repository."""
+    if not _REPO.fullmatch(repo) or len(repo) > 96:
+        raise InputError(f"huggingface_repo is {repo!r}, but must be the name of a repository, such as user/name")
+
+
+class Hub:
+    """A repository, private when it is made here. HF_ENDPOINT selects another server.
+
+    token_path: a file with a token; None = the one that ``hf auth login`` or HF_TOKEN has set.
+
+    Raises InputError when the hub refuses; while it is away, it is asked again by each ``put``.
+    """
+
+    def __init__(self, repo: str, token_path: str | None):
+        self.repo, self.made = repo, False
+        self.hub = import_extra("huggingface_hub", "hub", "save_to huggingface")
+        import_extra("huggingface_hub.utils", "hub", "save_to huggingface").disable_progress_bars()
+        token = storage.read_text(token_path, MAX_TOKEN).strip() if token_path else self.hub.get_token()
+        if not token:
+            raise InputError(
+                f"huggingface_repo {repo} needs a login: run `hf auth login`, or name a file with a token by token_path"
+            )
+        self.server = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+        self.api = self.hub.HfApi(self.server, token=token)
+        try:
+            self._make()
+        except Exception as error:
+            if not is_temporary(error):
+                raise InputError(
+                    f"huggingface_repo {repo} cannot be used ({reason_of(error)}): check its name, and that the token "
+                    "may write there"
+                ) from error
+
+    def _make(self) -> None:
+        # The client has no time-out of its own. Asked for each time, since it is replaced after some errors.
+        self.hub.get_session().timeout = SILENT_SECONDS
+        if not self.made:
+            self.api.create_repo(self.repo, private=True, exist_ok=True)
+            self.made = True
+
+    def put(self, path: str, name: str) -> None:
+        """Commit the local file ``path`` as ``name``."""
+        self._make()
+        self.api.upload_file(
+            path_or_fileobj=path, path_in_repo=name, repo_id=self.repo, commit_message=f"diff_dalle: {name}"
+        )

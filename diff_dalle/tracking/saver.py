@@ -1,0 +1,215 @@
+"""Keeping checkpoints and models elsewhere: the latest, the best, and the configuration.
+
+To add a place: a ``Store``, and an entry in ``STORES``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from .. import storage
+from ..config import Problems, option
+from ..errors import InputError, redact
+from .hub import Hub, check_repo
+from .names import check_name, check_relative, fill_name
+from .services import check_run_path, told, wrong_keys
+from .store import LocalStore, Store, Write
+from .tracker import Run, Saved, Tracker
+from .uploads import Uploads
+from .wandb import WandbFiles, WandbTracker, put_into_run
+
+SAVE_TYPES = ("checkpoint", "model")
+# What each kind has beside what all have; True = required.
+KEYS = {
+    "local": {},
+    "huggingface": {"huggingface_repo": True, "token_path": False},
+    "wandb": {"wandb_run_path": False},
+}
+_DEAD = "has no effect: set {} to a path"
+
+
+@dataclass(frozen=True)
+class SaverConfig:
+    """Saver"""
+
+    refused: ClassVar[dict[str, str]] = {
+        "save_all": _DEAD.format("save_latest_to"),
+        "save_latest": _DEAD.format("save_latest_to"),
+        "save_best": _DEAD.format("save_best_to"),
+    }
+
+    save_to: str = option("local", "where to save", choices=tuple(KEYS), free=True, required=True)
+    save_latest_to: str | None = option(
+        None,
+        "path of the latest save, with the placeholders {epoch}, {step}, {sample} (of the epoch), {samples_seen}, "
+        "{unet} (the numbers of the trained U-Nets) and {val_loss}; local: relative to the working directory",
+        free=True,
+    )
+    save_best_to: str | None = option(
+        None, "path of the save with the lowest held-out loss so far, with the same placeholders", free=True
+    )
+    save_meta_to: str | None = option(None, "folder for the files that configure the run", free=True)
+    save_type: str = option(
+        "checkpoint",
+        "checkpoint = a whole run, to be resumed; model = networks to sample with, with EMA weights if there are any",
+        choices=SAVE_TYPES,
+        free=True,
+    )
+    huggingface_repo: str | None = option(None, "repository to save to, made (private) if missing", free=True)
+    token_path: str | None = option(None, "file with a token of the hub; none = the login", free=True)
+    wandb_run_path: str | None = option(
+        None,
+        "wandb run to save to, as entity/project/id; none = the run that is logged",
+        free=True,
+    )
+
+    def __post_init__(self):
+        Problems.check(self._problems())
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """The paths that are set, by setting."""
+        names = ("save_latest_to", "save_best_to", "save_meta_to")
+        return {name: path for name in names if (path := getattr(self, name)) is not None}
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        """What decides where files go."""
+        return self.save_to, self.huggingface_repo or "", self.token_path or "", self.wandb_run_path or ""
+
+    def _problems(self) -> Iterator[str]:
+        yield from wrong_keys(self, "save_to", KEYS)
+        if not self.paths:
+            yield "save_to needs save_latest_to, save_best_to or save_meta_to: set what is to be saved where"
+        if self.save_latest_to is not None and self.save_latest_to == self.save_best_to:
+            yield f"save_best_to is {self.save_best_to!r}, but save_latest_to is the same: each save needs its own path"
+        if self.huggingface_repo is not None:
+            yield from told(check_repo, self.huggingface_repo)
+        if self.wandb_run_path is not None:
+            yield from told(check_run_path, self.wandb_run_path)
+        for name, path in self.paths.items():
+            if name != "save_meta_to":
+                yield from told(check_name, path, name, self.save_to != "local")
+            elif self.save_to != "local":
+                yield from told(check_relative, path.removesuffix("/"), name)
+
+
+# --------------------------------------------------------------------------------------------------------------- stores
+
+
+def _local(config: SaverConfig, run: Run, trackers: Mapping[str, Tracker]) -> Store:
+    return LocalStore()
+
+
+def _huggingface(config: SaverConfig, run: Run, trackers: Mapping[str, Tracker]) -> Store:
+    repo = config.huggingface_repo or ""
+    hub = Hub(repo, config.token_path)
+    return Uploads(_folder(run, "huggingface", repo), hub.put, f"the repository {repo} of {hub.server}", hub.server)
+
+
+def _wandb(config: SaverConfig, run: Run, trackers: Mapping[str, Tracker]) -> Store:
+    path = config.wandb_run_path
+    if path is not None:
+        return Uploads(_folder(run, "wandb", path), put_into_run(path), f"the wandb run {path}")
+    logged = trackers.get("wandb")
+    if not isinstance(logged, WandbTracker):
+        raise InputError("save_to wandb has no run: log to wandb too, or name a run by wandb_run_path")
+    return WandbFiles(logged, _folder(run, "wandb", "current"))
+
+
+STORES: dict[str, Callable[[SaverConfig, Run, Mapping[str, Tracker]], Store]] = {
+    "local": _local,
+    "huggingface": _huggingface,
+    "wandb": _wandb,
+}
+
+
+def _folder(run: Run, kind: str, name: str) -> str:
+    """A local folder for files on their way to a service; of a remote log directory, one that lasts a session."""
+    if storage.is_remote(run.logdir):
+        return tempfile.mkdtemp(prefix="diff_dalle-")
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return os.path.join(storage.local_path(run.logdir), "uploads", f"{kind}-{digest}")
+
+
+# ---------------------------------------------------------------------------------------------------------------- saver
+
+
+class Saver(Tracker):
+    """Keeps what several `SaverConfig` of one store name. Failures of a service are noted and never raised, those of
+    the local disk are.
+
+    note: reports to the other trackers.
+    """
+
+    def __init__(self, configs: Sequence[SaverConfig], run: Run, store: Store, note: Callable[[str], object]):
+        self.configs, self.run, self.store, self.report = configs, run, store, note
+        for config in configs:
+            if config.save_meta_to is not None:
+                for name, text in run.meta.items():
+                    self._add(f"{config.save_meta_to.rstrip('/')}/{name}", _writer(redact(text)))
+
+    def saved(self, saved: Saved) -> None:
+        numbers = [name.removeprefix("unet") or "0" for name in saved.trainees]
+        values = {
+            "epoch": saved.samples // self.run.epoch_samples,
+            "step": saved.step,
+            "sample": saved.samples % self.run.epoch_samples,
+            "samples_seen": saved.samples,
+            "unet": "-".join(numbers),
+            "val_loss": saved.loss,
+        }
+        for config in self.configs:
+            for path in (config.save_latest_to, config.save_best_to if saved.best else None):
+                if path is not None:
+                    self._add(fill_name(path, values), saved.forms[config.save_type])
+
+    def _add(self, name: str, write: Write) -> None:
+        try:
+            self.store.add(name, write)
+        except Exception as error:  # no error of a service's client may end a run of weeks
+            if not self.store.remote:
+                raise
+            self.report(f"{name} was not saved to {self.store.place}: {type(error).__name__}: {error}")
+
+    def progress(self, step: int) -> None:
+        for text in self.store.collect():
+            self.report(text)
+
+    def hurry(self) -> None:
+        self.store.hurry()
+
+    def finish(self) -> None:
+        self.store.finish(self.report)
+
+
+def _writer(text: str) -> Write:
+    return lambda file: file.write(text.encode())
+
+
+def create_savers(
+    configs: Sequence[SaverConfig], run: Run, trackers: Mapping[str, Tracker], note: Callable[[str], object]
+) -> dict[str, Saver]:
+    """The savers of a run by name, one for each store. trackers: the others, by name."""
+    groups: dict[tuple, list[SaverConfig]] = {}
+    for config in configs:
+        groups.setdefault(config.place, []).append(config)
+    return {
+        "saver " + " ".join(filter(None, place)): Saver(group, run, STORES[place[0]](group[0], run, trackers), note)
+        for place, group in groups.items()
+    }
+
+
+def check_savers(configs: Sequence[SaverConfig]) -> Iterator[str]:
+    """What is wrong with several savers together, a sentence each."""
+    taken: set[tuple] = set()
+    for config in configs:
+        for name, path in config.paths.items():
+            if name != "save_meta_to" and (*config.place, path) in taken:
+                yield f"{name} is {path!r} in two savers with the same place: each save needs its own path"
+            taken.add((*config.place, path))

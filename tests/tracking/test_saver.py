@@ -1,0 +1,236 @@
+"""Savers: which files they keep where, and what happens when a place fails."""
+
+import os
+import urllib.request
+
+import pytest
+from hub_server import LARGE
+
+from diff_dalle.errors import InputError
+from diff_dalle.tracking.saver import SaverConfig
+from diff_dalle.tracking.tracker import Saved
+from diff_dalle.tracking.trackers import TrackingConfig, create_trackers
+
+META = {"decoder.json": '{"url": "http://user:word@host/x"}'}
+
+
+def saved(step=200, best=False, loss=0.25, trainees=("unet0", "unet1"), data=b"x"):
+    forms = {
+        name: lambda file, name=name: file.write(f"{name} {step} ".encode() + data) for name in ("checkpoint", "model")
+    }
+    return Saved(step, 8 * step, trainees, loss, best, forms)
+
+
+def make(tmp_path, *savers, trackers=("log",)):
+    config = TrackingConfig(trackers, savers=tuple(SaverConfig(**saver) for saver in savers))
+    return create_trackers(config, str(tmp_path / "run"), {}, epoch_samples=1000, meta=META)
+
+
+def log(tmp_path):
+    return (tmp_path / "run" / "log.txt").read_text()
+
+
+def test_a_local_saver(tmp_path, monkeypatch):
+    """Relative to the working directory; the best only when it is; the configuration without secrets."""
+    monkeypatch.chdir(tmp_path)
+    tracker = make(
+        tmp_path,
+        {
+            "save_latest_to": "out/unet{unet}_{step:06d}_{epoch}_{sample}_{samples_seen}.pth",
+            "save_best_to": str(tmp_path / "best_{val_loss}.pth"),
+            "save_meta_to": "meta",
+            "save_type": "model",
+        },
+    )
+    tracker.saved(saved(200, trainees=("unet1",)))
+    tracker.saved(saved(300, best=True, loss=0.125))
+    tracker.finish()
+    assert (tmp_path / "out" / "unet1_000200_1_600_1600.pth").read_bytes() == b"model 200 x"
+    assert (tmp_path / "out" / "unet0-1_000300_2_400_2400.pth").read_bytes() == b"model 300 x"
+    assert [name for name in os.listdir(tmp_path) if name.startswith("best")] == ["best_0.125.pth"]
+    assert (tmp_path / "meta" / "decoder.json").read_text() == '{"url": "http://***@host/x"}'
+
+
+def test_without_a_file_the_settings_configure_the_run(tmp_path):
+    config = TrackingConfig(("log",), savers=(SaverConfig(save_meta_to=str(tmp_path / "meta")),))
+    create_trackers(config, str(tmp_path / "run"), {"optim": {"lr": 0.5}})
+    assert '"lr": 0.5' in (tmp_path / "meta" / "config.json").read_text()
+
+
+def test_a_local_saver_that_fails_is_an_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    tracker = make(tmp_path, {"save_latest_to": str(tmp_path / "file" / "latest.pth")})
+    with pytest.raises(InputError, match="file"):
+        tracker.saved(saved())
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "set what is to be saved where"),
+        ({"save_latest_to": "{stp}.pth"}, "save_latest_to has {stp}"),
+        ({"save_best_to": "a/"}, "save_best_to is 'a/'"),
+        ({"save_latest_to": "a", "save_best_to": "a"}, "each save needs its own path"),
+        ({"save_to": "huggingface", "save_latest_to": "a"}, "huggingface_repo is missing"),
+        ({"save_to": "huggingface", "save_latest_to": "a", "huggingface_repo": "a/b/c"}, "such as user/name"),
+        ({"save_to": "huggingface", "save_latest_to": "../a", "huggingface_repo": "a/b"}, "must be relative"),
+        ({"save_to": "huggingface", "save_meta_to": "/a", "huggingface_repo": "a/b"}, "save_meta_to is '/a'"),
+        ({"save_to": "wandb", "save_latest_to": "a", "wandb_run_path": "a/b"}, "entity/project/id"),
+        ({"save_latest_to": "a", "huggingface_repo": "a/b"}, "no effect with save_to local: it is for huggingface"),
+        ({"save_to": "wandb", "save_latest_to": "a", "token_path": "a"}, "no effect with save_to wandb"),
+    ],
+)
+def test_impossible_settings_are_refused(settings, words):
+    with pytest.raises(InputError) as error:
+        SaverConfig(**settings)
+    assert words in str(error.value)
+
+
+def test_two_savers_do_not_share_a_path():
+    same = SaverConfig(save_latest_to="a.pth")
+    with pytest.raises(InputError, match="two savers with the same place"):
+        TrackingConfig(savers=(same, same))
+    TrackingConfig(savers=(same, SaverConfig("huggingface", "a.pth", huggingface_repo="a/b")))
+
+
+# --------------------------------------------------------------------------------------------------- the Hugging Face hub
+
+HUB = {"save_to": "huggingface", "huggingface_repo": "me/it"}
+
+
+def test_the_hub_gets_small_and_large_files(tmp_path, hub):
+    """The repository is made, private; two savers share it; what is there can be fetched."""
+    tracker = make(
+        tmp_path,
+        {**HUB, "save_latest_to": "a/latest.pth", "save_best_to": "a/best.pth", "save_meta_to": "meta/"},
+        {**HUB, "save_latest_to": "model.pth", "save_type": "model"},
+    )
+    tracker.saved(saved(200, data=b"l" * LARGE))
+    tracker.saved(saved(300, best=True))
+    tracker.finish()
+    files = hub.repos["me/it"]
+    assert files["a/best.pth"] == files["a/latest.pth"] == b"checkpoint 300 x" and files["model.pth"] == b"model 300 x"
+    assert files["meta/decoder.json"].startswith(b"{") and hub.private == {"me/it"}
+    assert "Saved a/best.pth to the repository me/it" in log(tmp_path)
+    with urllib.request.urlopen(f"{hub.url}/me/it/resolve/main/a/latest.pth") as reply:
+        assert reply.read() == b"checkpoint 300 x"
+    assert all(data.startswith((b"checkpoint 200", b"model 200")) for data in hub.objects.values())
+
+
+def test_a_large_file_arrives_whole(tmp_path, hub):
+    data = os.urandom(3 * LARGE)
+    tracker = make(tmp_path, {**HUB, "save_latest_to": "latest.pth"})
+    tracker.saved(saved(data=data))
+    tracker.finish()
+    assert hub.repos["me/it"]["latest.pth"] == b"checkpoint 200 " + data and len(hub.objects) == 1
+
+
+def test_an_existing_repository_is_used(tmp_path, hub):
+    hub.repos["me/it"] = {"README.md": b"mine"}
+    tracker = make(tmp_path, {**HUB, "save_latest_to": "latest.pth"})
+    tracker.saved(saved())
+    tracker.finish()
+    assert set(hub.repos["me/it"]) == {"README.md", "latest.pth"}
+
+
+def test_a_hub_that_is_away_stops_nothing(tmp_path, hub, monkeypatch):
+    """At the start and in the middle: reported, and sent by the next session."""
+    hub.shutdown()
+    hub.server_close()
+    tracker = make(tmp_path, {**HUB, "save_latest_to": "latest.pth"})
+    tracker.saved(saved())
+    tracker.progress(201)
+    tracker.finish()
+    assert "latest.pth was not saved to the repository me/it" in log(tmp_path)
+    assert "the next session of this run will try again" in log(tmp_path)
+
+
+def test_a_busy_hub_is_asked_again(tmp_path, hub):
+    hub.busy = 1
+    tracker = make(tmp_path, {**HUB, "save_latest_to": "latest.pth"})
+    tracker.saved(saved())
+    tracker.finish()
+    assert hub.repos["me/it"]["latest.pth"] == b"checkpoint 200 x"
+
+
+def test_a_hub_that_refuses_in_mid_run_stops_nothing(tmp_path, hub):
+    tracker = make(tmp_path, {**HUB, "save_latest_to": "latest.pth"})
+    hub.refuse = 403
+    tracker.saved(saved())
+    tracker.finish()
+    assert "latest.pth was not saved" in log(tmp_path) and "permission denied" in log(tmp_path)
+
+
+def test_a_wrong_token_is_known_before_training(tmp_path, hub, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    with pytest.raises(InputError, match="huggingface_repo me/it cannot be used"):
+        make(tmp_path, {**HUB, "save_latest_to": "latest.pth"})
+    (tmp_path / "token").write_text("hf_right\n")
+    make(tmp_path, {**HUB, "save_latest_to": "latest.pth", "token_path": str(tmp_path / "token")}).finish()
+
+
+def test_a_missing_login_is_known_before_training(tmp_path, hub, monkeypatch):
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    with pytest.raises(InputError, match="needs a login: run `hf auth login`"):
+        make(tmp_path, {**HUB, "save_latest_to": "latest.pth"})
+
+
+def test_the_missing_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
+    with pytest.raises(InputError, match=r"pip install 'diff_dalle\[hub\]'`, or leave save_to huggingface out"):
+        make(tmp_path, {**HUB, "save_latest_to": "latest.pth"})
+
+
+# ------------------------------------------------------------------------------------------------------------------ wandb
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+
+
+def test_the_logged_wandb_run_gets_files(tmp_path, offline):
+    """Offline they lie in the run's folder, for `wandb sync`; a second save takes the place of the first."""
+    wandb = {"save_to": "wandb", "save_latest_to": "a/latest.pth", "save_best_to": "best_{step}.pth"}
+    tracker = make(tmp_path, wandb, trackers=("log", "wandb"))
+    tracker.saved(saved(200))
+    tracker.saved(saved(300, best=True))
+    files = tracker.members["wandb"].run.settings.files_dir
+    tracker.finish()
+    assert open(os.path.join(files, "a", "latest.pth"), "rb").read() == b"checkpoint 300 x"
+    assert open(os.path.join(files, "best_300.pth"), "rb").read() == b"checkpoint 300 x"
+    assert "not saved" not in log(tmp_path)
+
+
+def test_wandb_without_a_run_is_refused(tmp_path):
+    with pytest.raises(InputError, match="log to wandb too, or name a run by wandb_run_path"):
+        make(tmp_path, {"save_to": "wandb", "save_latest_to": "a"})
+
+
+def test_a_failing_wandb_stops_nothing(tmp_path, offline, monkeypatch):
+    tracker = make(tmp_path, {"save_to": "wandb", "save_latest_to": "a"}, trackers=("log", "wandb"))
+    monkeypatch.setattr(tracker.members["wandb"].run, "save", None)
+    tracker.saved(saved())
+    tracker.finish()
+    assert "a was not saved to wandb: TypeError" in log(tmp_path)
+
+
+def test_another_wandb_run_gets_files(tmp_path, monkeypatch, fast_retries):
+    """Through the service's interface, without touching the run that is logged."""
+    wandb = pytest.importorskip("wandb")
+    sent = {}
+
+    class Run:
+        def __init__(self, path):
+            self.path = path
+
+        def upload_file(self, path, root):
+            sent[self.path, os.path.relpath(path, root)] = open(path, "rb").read()
+
+    monkeypatch.setattr(wandb, "Api", lambda: type("Api", (), {"run": staticmethod(Run)}))
+    tracker = make(tmp_path, {"save_to": "wandb", "save_latest_to": "a/b.pth", "wandb_run_path": "e/p/i"})
+    tracker.saved(saved())
+    tracker.finish()
+    assert sent == {("e/p/i", os.path.join("a", "b.pth")): b"checkpoint 200 x"}
