@@ -2,6 +2,7 @@
 
 import os
 import urllib.request
+from pathlib import Path
 
 import pytest
 from hub_server import LARGE
@@ -93,7 +94,7 @@ def test_two_savers_do_not_share_a_path():
     TrackingConfig(savers=(same, SaverConfig("huggingface", "a.pth", huggingface_repo="a/b")))
 
 
-# --------------------------------------------------------------------------------------------------- the Hugging Face hub
+# ------------------------------------------------------------------------------------------------- the Hugging Face hub
 
 HUB = {"save_to": "huggingface", "huggingface_repo": "me/it"}
 
@@ -182,7 +183,7 @@ def test_the_missing_extra_is_named(tmp_path, monkeypatch):
         make(tmp_path, {**HUB, "save_latest_to": "latest.pth"})
 
 
-# ------------------------------------------------------------------------------------------------------------------ wandb
+# ---------------------------------------------------------------------------------------------------------------- wandb
 
 
 @pytest.fixture
@@ -199,8 +200,8 @@ def test_the_logged_wandb_run_gets_files(tmp_path, offline):
     tracker.saved(saved(300, best=True))
     files = tracker.members["wandb"].run.settings.files_dir
     tracker.finish()
-    assert open(os.path.join(files, "a", "latest.pth"), "rb").read() == b"checkpoint 300 x"
-    assert open(os.path.join(files, "best_300.pth"), "rb").read() == b"checkpoint 300 x"
+    for name in ("a/latest.pth", "best_300.pth"):
+        assert Path(files, name).read_bytes() == b"checkpoint 300 x"
     assert "not saved" not in log(tmp_path)
 
 
@@ -227,7 +228,7 @@ def test_another_wandb_run_gets_files(tmp_path, monkeypatch, fast_retries):
             self.path = path
 
         def upload_file(self, path, root):
-            sent[self.path, os.path.relpath(path, root)] = open(path, "rb").read()
+            sent[self.path, os.path.relpath(path, root)] = Path(path).read_bytes()
 
     monkeypatch.setattr(wandb, "Api", lambda: type("Api", (), {"run": staticmethod(Run)}))
     tracker = make(tmp_path, {"save_to": "wandb", "save_latest_to": "a/b.pth", "wandb_run_path": "e/p/i"})

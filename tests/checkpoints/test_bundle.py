@@ -1,0 +1,182 @@
+"""A run in one file: restored byte for byte, and distrusted."""
+
+import io
+import os
+
+import pytest
+import torch
+
+from diff_dalle.checkpoints.bundle import is_bundle, restore_bundle, write_bundle
+from diff_dalle.checkpoints.checkpoint import Identity, load_file, networks_in, write_networks
+from diff_dalle.checkpoints.content import DamagedError
+from diff_dalle.checkpoints.run_folder import RunFolder, discard_run, open_run, read_run
+from diff_dalle.data.fingerprint import Fingerprint
+from diff_dalle.errors import InputError
+from diff_dalle.training.optim import OptimConfig
+
+IDENTITY = Identity("toy", {"lr": 0.1}, None)
+
+
+def make_run(path):
+    """Two checkpoints of two trainees, with best weights, a list of shards, a history and other files."""
+    path.mkdir()
+    run = RunFolder(str(path), IDENTITY)
+    run.data = {"data_dir": Fingerprint.of(["a.tar"], [100], [8])}
+    for step in (2, 4):
+        roles = {"model": {"w": torch.arange(step)}, "optimizer": {"lr": 0.5, "m": [torch.ones(step)]}}
+        run.lowest_loss = 1 / step
+        run.save(step, 8 * step, {f"{name}/{role}": state for name in "ab" for role, state in roles.items()})
+    run.keep_best("a", 2, 16, 0.5, {"w": torch.zeros(1)}, "ema_0.9")
+    (path / "progress.jsonl").write_text('{"step": 2}\n')
+    (path / "progress.csv").write_text("")
+    (path / "log.txt").write_text("stays")
+    return run
+
+
+def bundle(run, path):
+    with open(path, "wb") as file:
+        write_bundle(file, run)
+    return str(path)
+
+
+def contents(folder):
+    return {name: (folder / name).read_bytes() for name in os.listdir(folder)}
+
+
+def test_a_run_is_restored_byte_for_byte(tmp_path):
+    """The latest checkpoint and what belongs to it, and nothing else."""
+    run = make_run(tmp_path / "run")
+    path = bundle(run, tmp_path / "latest.pth")
+    assert is_bundle(path) and not is_bundle(str(tmp_path / "run" / "a_model000004.pt"))
+    assert restore_bundle(path, str(tmp_path / "new")) == 4
+    before, after = contents(tmp_path / "run"), contents(tmp_path / "new")
+    kept = {name for name in before if "000002" not in name} - {"log.txt"}
+    assert set(after) == kept and len(kept) == 9
+    assert {name for name in kept if before[name] != after[name]} == {"run.json"}
+    found = open_run(str(tmp_path / "new"), IDENTITY, OptimConfig)
+    assert found.checkpoints == run.checkpoints[1:] and found.best == run.best and found.lowest_loss == 0.25
+    assert restore_bundle(bundle(found, tmp_path / "again.pth"), str(tmp_path / "newer")) == 4
+    assert contents(tmp_path / "newer") == after
+
+
+def test_a_bundle_is_plain_data(tmp_path):
+    content = torch.load(bundle(make_run(tmp_path / "run"), tmp_path / "b.pth"), weights_only=True)
+    assert set(content) == {"bundle", "files"} and content["files"]["run.json"].dtype is torch.uint8
+
+
+def test_a_folder_with_a_run_is_left_alone(tmp_path):
+    path = bundle(make_run(tmp_path / "run"), tmp_path / "b.pth")
+    before = contents(tmp_path / "run")
+    with pytest.raises(InputError, match="has a run already"):
+        restore_bundle(path, str(tmp_path / "run"))
+    assert contents(tmp_path / "run") == before
+
+
+def test_a_record_without_checkpoints_is_replaced(tmp_path):
+    """That of a session that was killed before its first checkpoint."""
+    path = bundle(make_run(tmp_path / "run"), tmp_path / "b.pth")
+    open_run(str(tmp_path / "new"), IDENTITY, OptimConfig)
+    assert restore_bundle(path, str(tmp_path / "new")) == 4
+
+
+def test_a_bundle_is_no_network(tmp_path):
+    with pytest.raises(InputError, match="holds a whole run, not one network: give it to tracking.load"):
+        load_file(bundle(make_run(tmp_path / "run"), tmp_path / "b.pth"))
+
+
+def text(value):
+    return torch.tensor(list(value.encode()), dtype=torch.uint8)
+
+
+RECORD_OF_NONE = text('{"kind": "toy", "config": {}, "tokenizer": null, "checkpoints": []}')
+SHARED = torch.zeros(40_000, dtype=torch.uint8)
+HOSTILE = {
+    "a path": lambda files: files | {"../x.pt": text("x")},
+    "an absolute path": lambda files: files | {"/tmp/x.pt": text("x")},
+    "a path with a folder": lambda files: files | {"a/x.pt": text("x")},
+    "another file": lambda files: files | {"setup.py": text("x")},
+    "a hidden file": lambda files: files | {".x.pt": text("x")},
+    "a line end": lambda files: files | {"x.pt\n": text("x")},
+    "a number as a name": lambda files: files | {7: text("x")},
+    "numbers": lambda files: files | {"x.pt": torch.ones(3)},
+    "two dimensions": lambda files: files | {"x.pt": text("xx")[None]},
+    "a text": lambda files: files | {"x.pt": "x"},
+    "shared values": lambda files: files | {f"x{i}.pt": SHARED for i in range(9)},
+    "an expanded tensor": lambda files: files | {"x.pt": torch.zeros(1, dtype=torch.uint8).expand(10**9)},
+    "a step over values": lambda files: files | {"x.pt": SHARED[::2]},
+    "no record": lambda files: {name: data for name, data in files.items() if name != "run.json"},
+    "no json": lambda files: files | {"run.json": text("{")},
+    "a record of nothing": lambda files: files | {"run.json": RECORD_OF_NONE},
+    "a file missing": lambda files: {name: data for name, data in files.items() if name != "b_opt000004.pt"},
+    "a list missing": lambda files: {name: data for name, data in files.items() if not name.startswith("data-")},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_others_are_one_sentence_and_write_nothing(tmp_path, name):
+    content = torch.load(bundle(make_run(tmp_path / "run"), tmp_path / "b.pth"), weights_only=True)
+    torch.save({"bundle": 1, "files": HOSTILE[name](content["files"])}, tmp_path / "bad.pth")
+    with pytest.raises(DamagedError, match=r"bad\.pth is damaged") as error:
+        restore_bundle(str(tmp_path / "bad.pth"), str(tmp_path / "new"))
+    assert "\n" not in str(error.value) and not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("content", [{"bundle": 1}, {"bundle": "1", "files": {}}, {"bundle": 1, "files": []}, [1], {}])
+def test_other_contents_are_one_sentence(tmp_path, content):
+    torch.save(content, tmp_path / "bad.pth")
+    with pytest.raises(DamagedError, match="bad.pth"):
+        restore_bundle(str(tmp_path / "bad.pth"), str(tmp_path / "new"))
+
+
+def test_a_flipped_bit_and_a_cut_are_noticed(tmp_path):
+    path = bundle(make_run(tmp_path / "run"), tmp_path / "b.pth")
+    whole = bytearray((tmp_path / "b.pth").read_bytes())
+    (tmp_path / "b.pth").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DamagedError, match="truncated"):
+        restore_bundle(path, str(tmp_path / "new"))
+    place = whole.index(b"PK\x03\x04", 5000) - 40
+    whole[place] ^= 1
+    (tmp_path / "b.pth").write_bytes(whole)
+    with pytest.raises(DamagedError):
+        restore_bundle(path, str(tmp_path / "new"))
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_newer_format_is_named(tmp_path):
+    torch.save({"bundle": 2, "files": {}}, tmp_path / "b.pth")
+    with pytest.raises(InputError, match="newer than this version reads"):
+        restore_bundle(str(tmp_path / "b.pth"), str(tmp_path / "new"))
+
+
+def test_discarding_a_run_removes_its_files_and_no_others(tmp_path):
+    make_run(tmp_path / "run")
+    discard_run(str(tmp_path / "run"))
+    assert set(os.listdir(tmp_path / "run")) == {"log.txt", "progress.csv", "progress.jsonl"}
+    assert read_run(str(tmp_path / "run")) is None
+    discard_run(str(tmp_path / "run"))
+
+
+# ----------------------------------------------------------------------------------------------------- several networks
+
+
+def written(states, path):
+    file = io.BytesIO()
+    write_networks(file, "ema", IDENTITY, 3, 24, states)
+    path.write_bytes(file.getvalue())
+    return load_file(str(path))
+
+
+def test_several_networks_in_one_file_are_told_apart(tmp_path):
+    states = {"unet1": {"w": torch.ones(1)}, "unet0": {"a.b": torch.zeros(2)}}
+    content = written(states, tmp_path / "m.pt")
+    assert content["trainee"] == "" and list(content["state"]) == ["unet0.a.b", "unet1.w"]
+    parts = networks_in(content, ["unet0", "unet1", "unet10"])
+    assert {name: list(part["state"]) for name, part in parts.items()} == {"unet0": ["a.b"], "unet1": ["w"]}
+    assert parts["unet1"]["trainee"] == "unet1"
+
+
+def test_a_single_network_is_a_file_as_any_other(tmp_path):
+    content = written({"unet1": {"unet1.w": torch.ones(1)}}, tmp_path / "m.pt")
+    assert content["trainee"] == "unet1" and list(content["state"]) == ["unet1.w"]
+    assert networks_in(content, ["unet1"]) == {}
+    assert networks_in(written({"": {"w": torch.ones(1)}}, tmp_path / "n.pt"), [""]) == {}
