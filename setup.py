@@ -36,6 +36,7 @@ setup(
         "s3": ["boto3"],
         "wandb": ["wandb"],
         "tensorboard": ["tensorboard"],
+        "hub": ["huggingface_hub"],
         "clip": ["open_clip_torch>=2.30"],
         "test": [
             "pytest",
@@ -51,6 +52,7 @@ setup(
             "moto[server]",
             "tensorboard",
             "wandb",
+            "huggingface_hub",
         ],
     },
 )

@@ -139,6 +139,8 @@ class Settings:
                 self._update(member.config, (*path, name), value, source)
             elif leaf and leaf.item:
                 self._set_list(leaf, (*path, *leaf.path), checked_list(value, spelled), source)
+            elif leaf and leaf.optional and isinstance(value, Mapping):
+                self._update(leaf.optional, (*path, *leaf.path), value, source)
             elif isinstance(member, Section) and not leaf:
                 raise InputError(f"{spelled} is {quoted(value)}, but must be a mapping of settings")
             else:

@@ -29,7 +29,7 @@ CHUNK = 2**20
 
 @dataclass(frozen=True)
 class LoaderConfig:
-    """Loader"""
+    """What a new log directory starts from"""
 
     load_from: str | None = option(None, "where to load from; none = nothing", choices=tuple(KEYS), free=True)
     only_auto_resume: bool = option(False, "load only if an earlier session's run is continued", free=True)

@@ -44,6 +44,8 @@ CASES = [
     (GeneratorRun, "--wandb_project p", "", "--trackers console,wandb", "set --trackers to wandb"),
     (GeneratorRun, "--wandb_entity p", "", "--trackers wandb", "set --trackers to wandb"),
     (GeneratorRun, "--wandb_run_name p", "", "--trackers wandb", "set --trackers to wandb"),
+    (GeneratorRun, "--wandb_run_id p", "", "--trackers wandb", "set --trackers to wandb"),
+    (GeneratorRun, "--wandb_resume never", "", "--trackers wandb", "set --trackers to wandb"),
     (GeneratorRun, "--conv_resample True", "--resblock_updown", "", "resblock_updown is True: set"),
     (ClassifierRun, "--schedule_sampler uniform", "--noised False", "", "noised is False"),
     (SampleRun, "--classifier_gradient x_start", "--model_path a.pt", SHARDS, "classifier_path is"),

@@ -50,7 +50,9 @@ def test_a_url_is_downloaded_across_lost_connections(tmp_path, server):
     assert Path(path).read_bytes() == b"weights" * 100 and loaded(tmp_path) == ["latest.pth"]
 
 
-@pytest.mark.parametrize(("url", "name"), [("http://h/a%20b?x", "a_20b"), ("http://h/..", "downloaded.pth"), ("http://h/", "downloaded.pth")])
+@pytest.mark.parametrize(
+    ("url", "name"), [("http://h/a%20b?x", "a_20b"), ("http://h/..", "downloaded.pth"), ("http://h/", "downloaded.pth")]
+)
 def test_downloads_have_plain_names(url, name):
     assert source_path(LoaderConfig("url", url=url), "folder") == os.path.join("folder", name)
 

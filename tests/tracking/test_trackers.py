@@ -127,3 +127,44 @@ def test_secrets_reach_neither_notes_nor_services(tmp_path, monkeypatch):
     tracker.note(f"replaced {url} : 7")
     assert tracker.members["csv"].calls == [("note", "replaced https://***@host/a.tar?*** : 7")]
     assert seen == [{"data": {"data_dir": ["https://***@host/a.tar?***", "a"], "n": 1}}]
+
+
+@pytest.mark.parametrize(
+    ("settings", "same"),
+    [({}, True), ({"wandb_resume": "never"}, False), ({"wandb_run_id": "given"}, True)],
+)
+def test_which_wandb_run_a_session_logs_to(settings, same, tmp_path, monkeypatch):
+    """auto: that of the log directory, or the given one; never: a new one in each session."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    ids = []
+    for step in (0, 10):
+        config = TrackingConfig(("wandb",), **settings)
+        tracker = create_trackers(config, str(tmp_path), {}, step)
+        ids.append(tracker.members["wandb"].run.id)
+        tracker.finish()
+    assert (ids[0] == ids[1]) is same and ids[1] == (tmp_path / "wandb_run_id.txt").read_text()
+    assert "given" in ids or "wandb_run_id" not in settings
+
+
+def test_a_wandb_run_that_must_exist(tmp_path, monkeypatch):
+    """It is asked for by its id, whatever the log directory says."""
+    wandb, asked = pytest.importorskip("wandb"), []
+
+    def init(**options):
+        asked.append(options)
+        raise wandb.errors.UsageError("no such run")
+
+    monkeypatch.setattr(wandb, "init", init)
+    (tmp_path / "wandb_run_id.txt").write_text("other")
+    config = TrackingConfig(("wandb",), wandb_run_id="given", wandb_resume="must")
+    with pytest.raises(InputError, match="wandb does not start"):
+        create_trackers(config, str(tmp_path), {})
+    assert (asked[0]["id"], asked[0]["resume"]) == ("given", "must")
+
+
+def test_wandb_settings_that_contradict_each_other_are_refused():
+    with pytest.raises(InputError, match="wandb_resume is must, but wandb_run_id is empty"):
+        TrackingConfig(("wandb",), wandb_resume="must")
+    with pytest.raises(InputError, match="wandb_run_id is given, but wandb_resume is never"):
+        TrackingConfig(("wandb",), wandb_resume="never", wandb_run_id="a")
