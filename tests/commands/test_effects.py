@@ -24,6 +24,8 @@ CASES = [
     (GeneratorRun, "--min_snr_gamma 4", "--loss_weighting p2", "--loss_weighting min_snr", "loss_weighting is p2"),
     (GeneratorRun, "--p2_k 2", "--loss_weighting min_snr", "--loss_weighting p2", "to p2, or leave it out"),
     (GeneratorRun, "--p2_gamma 2", "", "--loss_weighting p2", "loss_weighting is none"),
+    (GeneratorRun, "--vb_loss_weight 0.1", "", "--variance learned", "set --variance to learned or learned_range"),
+    (GeneratorRun, "--learned_variance_constrain_frac True", "", "--learn_sigma True", "variance is fixed_large"),
     (GeneratorRun, "--dynamic_percentile 0.9", "", "--thresholding dynamic", "thresholding is static"),
     (SampleRun, "--dynamic_percentile 0.9", "--model_path a.pt", "--model_path a.pt --thresholding dynamic", "static"),
     (GeneratorRun, "--preview_samples 4", "--sample_interval 0", "", "sample_interval is 0"),
