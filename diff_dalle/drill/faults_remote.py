@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,21 +32,22 @@ def _begin(place: Place, job: Job) -> None:
     job.wait_until(lambda: place.logged_step() >= SAVED_EVERY, f"step {SAVED_EVERY}")
 
 
-def _survives(place: Place, job: Job, faults: Faults, limit: float) -> str:
-    outcome = job.wait(limit)
+def _survives(place: Place, faults: Faults, counts: Mapping[str, float], **options: Any) -> str:
+    """The run goes on although the server of ``place.data_dir`` has these faults from the middle of it on."""
+    job = place.start(SLOW, **options, **_flags(place))
+    _begin(place, job)
+    for name, count in counts.items():
+        setattr(faults, name, count)
+    outcome = job.wait(LIMIT)
     require(outcome.status == 0, f"it failed: {outcome.tail()}")
     require(faults.met > 0, "no request met the fault")
     return f"went on, {place.equal()}"
 
 
-def _over_http(place: Place, limit: float = LIMIT, **counts: float) -> str:
+def _over_http(place: Place, **counts: float) -> str:
     with serving_folder(place.shards) as server:
         place.data_dir = _urls(server.url, place.shards)
-        job = place.start(SLOW, **_flags(place))
-        _begin(place, job)
-        for name, count in counts.items():
-            setattr(server.faults, name, count)
-        return _survives(place, job, server.faults, limit)
+        return _survives(place, server.faults, counts)
 
 
 @GROUP.fault("HTTP: 503, ten in a row", "goes on, nothing lost", every_kind=False)
@@ -88,11 +90,7 @@ def _ended_for_change(place: Place, outcome) -> str:
 def _over_s3(place: Place, **counts: int) -> str:
     with serving_s3(place.shards) as server:
         place.data_dir = f"s3://{server.bucket}"
-        job = place.start(SLOW, env=server.env, **_flags(place))
-        _begin(place, job)
-        for name, count in counts.items():
-            setattr(server.faults, name, count)
-        return _survives(place, job, server.faults, LIMIT)
+        return _survives(place, server.faults, counts, env=server.env)
 
 
 @GROUP.fault("S3: 503, ten in a row", "goes on, nothing lost", every_kind=False)

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from ..errors import InputError
 from .render import coverage
-from .scenes import COLORS, POSITIONS, SHAPES, SIZES
+from .scenes import COLORS, POSITIONS, SHAPES, SIZES, SceneObject
 
 SIDE = 32  # width and height to which all images are resized: enough for every shape, and fast
 MAX_OBJECTS = 4  # one more than a scene contains, so that a surplus object is detected
@@ -35,21 +35,14 @@ _CHUNK = 64  # images per chunk: the largest array takes 5 MB
 
 
 @dataclass(frozen=True)
-class DetectedObject:
+class DetectedObject(SceneObject):
     """A detected object.
 
     color:    the nearest of the palette, or ``other`` when none is near.
     position: the nearest of all nine, whichever the world uses.
-    x, y:     its center as a fraction of the image's width and height.
     fit:      fraction of the energy around it that its template explains, discounting noise; at most 1.
     """
 
-    color: str
-    shape: str
-    size: str
-    position: str
-    x: float
-    y: float
     fit: float
 
 
