@@ -100,14 +100,22 @@ def test_every_preset_is_in_the_table():
     assert all(f"| `{name}` |" in table for name in preset_names())
 
 
-@pytest.mark.parametrize("name", [*DOCUMENTS, ".github/CONTRIBUTING.md"])
+def anchors(text: str) -> set[str]:
+    """The anchors of a document's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("name", [*DOCUMENTS, "scripts/README.md", ".github/CONTRIBUTING.md"])
 def test_files_and_presets_that_are_named_exist(name):
     path = ROOT / name
     text = path.read_text(encoding="utf-8")
     for file in re.findall(r"`((?:diff_dalle|scripts|tests)/[\w./]+)`", text):
         assert (ROOT / file).exists(), file
-    for link in re.findall(r"\]\(([\w./]+)(?:#[\w-]+)?\)", text):
-        assert (path.parent / link).exists(), link
+    for link, anchor in re.findall(r"\]\(([\w./]*)(?:#([\w-]+))?\)", text):
+        target = path.parent / link if link else path
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target.read_text(encoding="utf-8")), f"{link}#{anchor}"
     assert set(re.findall(r"--preset ([a-z]\w+)", text)) <= {*preset_names()}
 
 
