@@ -25,6 +25,8 @@ def test_captions_are_written_below_and_wrapped():
         for captions in (None, ["a cat", "ä"], ["a cat " * 12, "w" * 500])
     )
     assert bare.min() == 255 and short.min() < 128
+    narrow = image_grid(images, ["a cat", "ä"], columns=2, cell=32)
+    assert narrow.width == short.shape[1] == bare.shape[1] and narrow.height < short.shape[0]
     assert short.shape[0] < long.shape[0] < 200 and short.shape[1] == long.shape[1]
     assert (long[:, :MARGIN] == 255).all() and (long[:, -MARGIN:] == 255).all()
 
