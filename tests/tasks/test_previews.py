@@ -20,6 +20,7 @@ def test_guidance_of_an_unconditional_generator_is_refused_at_the_start():
         make_run(**UNCONDITIONAL, guidance_scale=3)
     for flags in ({}, {"guidance_scale": 1}):
         make_run(**UNCONDITIONAL, **flags)
+    PreviewConfig(0, guidance=GuidanceConfig(guidance_scale=3)).check(DiffusionConfig(), PixelSignal(), False)
     make_run(guidance_scale=3)
     make_run(**UNCONDITIONAL, guidance_scale=3, num_classes=2)
 
