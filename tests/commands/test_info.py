@@ -103,7 +103,7 @@ def run_pass(run):
     kind = KINDS[run.kind]
     settings = kind.settings_of(run)
     probe = kind.probe(settings, "")
-    return lambda: kind.build(settings, 100), lambda network: probe.forward(network, 2, probe.sizes[1])
+    return lambda: kind.build(settings, 100, ""), lambda network: probe.forward(network, 2, probe.sizes[1])
 
 
 PASSES = {
