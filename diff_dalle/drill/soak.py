@@ -57,7 +57,7 @@ def soak_training(steps: int, script: str, flags: list[str]) -> list[dict[str, i
 
     TrainLoop.update = update  # type: ignore[method-assign]
     saves = {"save_interval": every, "keep_checkpoints": 1, "log_interval": max(1, every // 2)}
-    _run(script, _with(flags, iterations=steps, batch_size=1, **saves))  # what leaks does so by the step
+    _run(script, _with(flags, iterations=steps, batch_size=2, **saves))  # what leaks does so by the step
     return rows
 
 
