@@ -164,11 +164,16 @@ class _Job:
         works = [self._work(shard) for shard in mine]
         self._together(works)
         found = [
-            (work.shard, {work.collection.describe(work.shard, key): why for key, why in sorted(work.missing.items())})
+            (work.shard, len(work.missing), [self._named(work, member) for member in sorted(work.missing)[:LISTED]])
             for work in works
         ]
-        missing = dict(sorted(pair for part in self.world.gather(found) for pair in part))
-        return self._finish([item for shard in missing.values() for item in shard.items()])
+        missing = sorted(each for part in self.world.gather(found) for each in part)
+        named = [sample for _, _, samples in missing for sample in samples]
+        return self._finish(sum(count for _, count, _ in missing), named)
+
+    def _named(self, work: ShardWork, member: int) -> tuple[str, str]:
+        """A missing sample, and why it is."""
+        return self.collection.describe(work.shard, member), work.missing[member]
 
     def _claim(self, kind: str) -> None:
         """Write the record of a folder that is empty, or holds embeddings made in the same way."""
@@ -233,24 +238,24 @@ class _Job:
                     bar.update(done)
                     yield True
 
-    def _finish(self, missing: Sequence[tuple[str, str]]) -> list[str]:
+    def _finish(self, unreadable: int, named: Sequence[tuple[str, str]]) -> list[str]:
         """Complete the records. Returns lines about what was made."""
         samples = sum(self.collection.totals)
-        embedded = self.collection.samples - len(missing)
+        embedded = self.collection.samples - unreadable
         counts = {"shards": len(self.collection.shards), "samples": samples, "embeddings": embedded}
         counts["missing"] = samples - embedded
         lines = []
         for kind, record in self.records.items():
             folder = self._folder(kind)
             if self.world.is_main:
-                record.write(folder, counts, dict(missing[:LISTED]))
+                record.write(folder, counts, dict(named[:LISTED]))
             made, shards = quantity(embedded, "embedding"), quantity(counts["shards"], "shard")
             lines.append(f"{folder}: {made} {list(record.shape)} in {record.dtype}, {shards}, by {record.clip}")
         if counts["missing"]:
             without = "an image" if self.member == IMAGE else "a caption"
             lines.append(
                 f"{quantity(counts['missing'], 'sample')} without an embedding: {self.collection.left_out:,} without "
-                f"{without}, {len(missing):,} that cannot be read"
+                f"{without}, {unreadable:,} that cannot be read"
             )
-            lines += [f"  {sample}: {reason}" for sample, reason in missing[:10]]
+            lines += [f"  {sample}: {reason}" for sample, reason in named[:10]]
         return lines

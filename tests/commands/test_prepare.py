@@ -5,6 +5,7 @@ from checkpoint_making import make_classifier_file
 from PIL import Image
 from script_running import TWO
 from script_running import run as run_script
+from shard_making import make_shards, sample, tar_bytes
 
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.prepare import COMMANDS
@@ -39,13 +40,25 @@ def test_a_folder_is_packed_and_what_was_skipped_is_named(tmp_path):
 
 def test_embeddings_are_the_same_files_on_any_number_of_processes(tmp_path):
     clip = make_classifier_file(tmp_path, noised=False)
-    run("shapes", out_dir=tmp_path / "world", image_size=24, train_samples=9, val_samples=1, samples_per_shard=2)
-    flags = ["--data_dir", tmp_path / "world" / "train", "--clip_path", clip, "--what", "image,text_states"]
+    (tmp_path / "shards").mkdir()
+    make_shards(tmp_path / "shards", [2, 2, 2, 2, 1])
+    for shard in (1, 3):  # of different processes
+        files = [
+            file for key in ("0001", "0002") for file in sample(key, "caption", b"broken" if key == "0002" else None)
+        ]
+        (tmp_path / "shards" / f"0000{shard}.tar").write_bytes(tar_bytes(files))
+    flags = ["--data_dir", tmp_path / "shards", "--clip_path", clip, "--what", "image,text_states"]
     flags = ["embeddings", *flags, "--dtype", "float32", "--device", "cpu", "--batch_size", "2"]
     one = run_script("prepare_data.py", *flags, "--out_dir", tmp_path / "one", "--threads", "2")
     three = run_script("prepare_data.py", *flags, "--out_dir", tmp_path / "three", launcher=[TWO[0], "-n", "3", TWO[3]])
-    lines = [f"{tmp_path}/one/{kind}: 9 embeddings " for kind in ("img_emb", "text_states")]
-    assert [line.startswith(start) for line, start in zip(one.stdout.splitlines(), lines, strict=True)] == [True, True]
+    lines = [
+        f"{tmp_path}/one/img_emb: 7 embeddings [16]",
+        "2 samples without",
+        "  ",
+        "  ",
+        f"{tmp_path}/one/text_states: 9",
+    ]
+    assert all(line.startswith(start) for line, start in zip(one.stdout.splitlines(), lines, strict=True))
     assert three.stdout == one.stdout.replace("/one/", "/three/")
     files = {
         folder: {path.relative_to(tmp_path / folder): path.read_bytes() for path in (tmp_path / folder).rglob("*.*")}
