@@ -38,6 +38,7 @@ setup(
         "tensorboard": ["tensorboard"],
         "hub": ["huggingface_hub"],
         "clip": ["open_clip_torch>=2.30"],
+        "eval": ["torchmetrics>=1.6", "torch-fidelity", "torchvision"],
         "test": [
             "pytest",
             "pytest-xdist",
@@ -50,6 +51,7 @@ setup(
             "types-tqdm",
             "boto3",
             "moto[server]",
+            "torchmetrics",
             "tensorboard",
             "wandb",
             "huggingface_hub",

@@ -6,6 +6,8 @@ and similar N. All computations are in float64. To add a metric: a function and 
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Callable
 
 import torch
@@ -14,7 +16,6 @@ from torch import Tensor
 from ..errors import InputError
 
 _ROWS = 512  # rows of a pairwise matrix in memory at a time
-_NEIGHBORS = 3  # k of Kynkäänniemi et al. 2019
 
 
 def _checked(real: Tensor, fake: Tensor, minimum: int) -> tuple[Tensor, Tensor]:
@@ -53,22 +54,65 @@ def frechet_distance(real: Tensor, fake: Tensor) -> dict[str, float]:
     return {"frechet_distance": max(0.0, float(distance))}
 
 
-def _kernel_sum(a: Tensor, b: Tensor) -> Tensor:
-    return torch.stack([((rows @ b.T / a.shape[1] + 1) ** 3).sum() for rows in a.split(_ROWS)]).sum()
-
-
-def kernel_distance(real: Tensor, fake: Tensor) -> dict[str, float]:
-    """Unbiased squared maximum mean discrepancy with the kernel (x·y / D + 1)³.
+def kernel_distance(
+    real: Tensor, fake: Tensor, degree: int = 3, gamma: float | None = None, coef: float = 1.0
+) -> dict[str, float]:
+    """Unbiased squared maximum mean discrepancy with the kernel (γ x·y + coef)^degree; γ None = 1 / D.
 
     Bińkowski et al. 2018 (KID, with Inception features), over all pairs instead of random subsets. Its expectation is 0
     for equal distributions, so estimates can be negative.
     """
     real, fake = _checked(real, fake, 2)
-    distance = -2 * _kernel_sum(real, fake) / (len(real) * len(fake))
+    scale = 1 / real.shape[1] if gamma is None else gamma
+
+    def kernel_sum(a: Tensor, b: Tensor) -> Tensor:
+        return torch.stack([((scale * rows @ b.T + coef) ** degree).sum() for rows in a.split(_ROWS)]).sum()
+
+    distance = -2 * kernel_sum(real, fake) / (len(real) * len(fake))
     for own in (real, fake):
-        diagonal = ((own.square().sum(1) / own.shape[1] + 1) ** 3).sum()
-        distance = distance + (_kernel_sum(own, own) - diagonal) / (len(own) * (len(own) - 1))
+        diagonal = ((scale * own.square().sum(1) + coef) ** degree).sum()
+        distance = distance + (kernel_sum(own, own) - diagonal) / (len(own) * (len(own) - 1))
     return {"kernel_distance": float(distance)}
+
+
+def kernel_distance_of_subsets(
+    real: Tensor,
+    fake: Tensor,
+    subsets: int,
+    subset_size: int,
+    degree: int = 3,
+    gamma: float | None = None,
+    coef: float = 1.0,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """Mean and standard deviation of ``kernel_distance`` over random subsets of ``subset_size`` of each, as KID is
+    usually given. InputError for fewer images than that."""
+    real, fake = _checked(real, fake, max(2, subset_size))
+    if len(real) == len(fake) == subset_size:
+        subsets = 1  # all are the whole
+    generator = torch.Generator().manual_seed(seed)
+    values = []
+    for _ in range(subsets):
+        drawn = [own[torch.randperm(len(own), generator=generator)[:subset_size]] for own in (real, fake)]
+        values.append(kernel_distance(drawn[0], drawn[1], degree, gamma, coef)["kernel_distance"])
+    return statistics.fmean(values), statistics.pstdev(values)
+
+
+def inception_score(logits: Tensor, splits: int = 10, seed: int = 0) -> tuple[float, float]:
+    """Mean and sample standard deviation over ``splits`` random parts of exp E KL(p(class | image) ‖ p(class)), from 1
+    to the number of classes (Salimans et al. 2016). The deviation of one part is 0.
+
+    logits: [N, classes] of a classifier of images, for generated images. Of fewer images than splits, each is a part.
+    InputError for fewer than 2 images.
+    """
+    if logits.ndim != 2 or len(logits) < 2:
+        raise InputError(f"the Inception score needs logits [N, classes] of 2 or more images, not {list(logits.shape)}")
+    order = torch.randperm(len(logits), generator=torch.Generator().manual_seed(seed))
+    values = []
+    for part in logits.double()[order].log_softmax(1).chunk(splits):
+        marginal = part.logsumexp(0) - math.log(len(part))
+        values.append(math.exp((part.exp() * (part - marginal)).sum(1).mean()))
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
 
 
 def _distances(rows: Tensor, features: Tensor) -> Tensor:
@@ -77,30 +121,50 @@ def _distances(rows: Tensor, features: Tensor) -> Tensor:
     return torch.cdist(rows, features, compute_mode="donot_use_mm_for_euclid_dist")
 
 
-def _radii(features: Tensor) -> Tensor:
+def _radii(features: Tensor, k: int) -> Tensor:
     """[N] distance of each row to its k-th nearest neighbor, itself excluded."""
-    nearest = [_distances(rows, features).topk(_NEIGHBORS + 1, largest=False).values for rows in features.split(_ROWS)]
+    nearest = [_distances(rows, features).topk(k + 1, largest=False).values for rows in features.split(_ROWS)]
     return torch.cat(nearest)[:, -1]
 
 
-def _coverage(points: Tensor, centers: Tensor, radii: Tensor) -> float:
-    """Fraction of points within the radius of at least one center."""
-    inside = [(_distances(rows, centers) <= radii).any(1) for rows in points.split(_ROWS)]
-    return float(torch.cat(inside).double().mean())
+def _membership(points: Tensor, centers: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Of the balls around [N] centers to their k-th nearest neighbors: how many contain each of [M] points, [M], and
+    which contain any, [N] bool."""
+    radii = _radii(centers, k)
+    counts, hit = [], torch.zeros_like(radii, dtype=torch.bool)
+    for rows in points.split(_ROWS):
+        inside = _distances(rows, centers) <= radii
+        counts.append(inside.sum(1))
+        hit |= inside.any(0)
+    return torch.cat(counts), hit
 
 
-def precision_recall(real: Tensor, fake: Tensor) -> dict[str, float]:
-    """Fidelity and coverage (Kynkäänniemi et al. 2019), k = 3.
+def precision_recall(real: Tensor, fake: Tensor, k: int = 3) -> dict[str, float]:
+    """Fidelity and coverage (Kynkäänniemi et al. 2019).
 
     precision: fraction of generated features inside the real manifold, the union of the balls around the real features
     whose radii are the distances to the k-th nearest neighbors; recall: the same with the roles exchanged.
     """
-    real, fake = _checked(real, fake, _NEIGHBORS + 1)
-    return {"precision": _coverage(fake, real, _radii(real)), "recall": _coverage(real, fake, _radii(fake))}
+    real, fake = _checked(real, fake, k + 1)
+    precision, recall = (_membership(*pair, k)[0] > 0 for pair in ((fake, real), (real, fake)))
+    return {"precision": float(precision.double().mean()), "recall": float(recall.double().mean())}
+
+
+def density_coverage(real: Tensor, fake: Tensor, k: int = 5) -> dict[str, float]:
+    """Fidelity and diversity that outliers do not dominate (Naeem et al. 2020). Only real features have balls.
+
+    density: how many real balls contain a generated feature, in units of k, on average: about 1 for equal
+    distributions, and more where generated images crowd where real ones are dense; coverage: fraction of real balls
+    that contain a generated feature, about 1 - 2^-k for equal distributions and N.
+    """
+    real, fake = _checked(real, fake, k + 1)
+    counts, hit = _membership(fake, real, k)
+    return {"density": float(counts.double().mean() / k), "coverage": float(hit.double().mean())}
 
 
 METRICS: dict[str, Callable[[Tensor, Tensor], dict[str, float]]] = {
     "fid": frechet_distance,
     "kid": kernel_distance,
     "precision_recall": precision_recall,
+    "density_coverage": density_coverage,
 }

@@ -70,6 +70,7 @@ CASES = [
     (EvaluateRun, "--guidance_prompts 4", SHARDS, SHAPES, "shapes_dir is"),
     (EvaluateRun, "--num_samples 4", SHAPES, SHARDS, "data_dir is none"),
     (EvaluateRun, "--caption_field json:a", SHAPES, SHARDS, "data_dir is none"),
+    (EvaluateRun, "--lpips_weights a.pth", f"{SHARDS} --metrics fid", f"{SHARDS} --metrics fid,lpips", "to lpips"),
 ]
 
 

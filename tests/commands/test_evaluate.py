@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import eval_making
 import numpy as np
 import pytest
 import torch
@@ -17,14 +18,15 @@ from diff_dalle.commands.evaluators.context import rendered
 from diff_dalle.commands.evaluators.table import EVALUATORS
 from diff_dalle.distributed.world import SINGLE, World
 from diff_dalle.errors import InputError
-from diff_dalle.evaluation.metrics import METRICS
+from diff_dalle.evaluation.metrics import METRICS, inception_score
+from diff_dalle.evaluation.perceptual import Lpips
 from diff_dalle.sampling.pipeline import Pipeline
 from diff_dalle.shapes.editing import VARIATIONS, object_mask, replacements
 from diff_dalle.shapes.render import render
 from diff_dalle.shapes.scenes import ShapesConfig
 from diff_dalle.shapes.shards import write_shapes
 
-CONFIG = ShapesConfig(image_size=32, train_samples=8, val_samples=8, samples_per_shard=8)
+CONFIG = ShapesConfig(image_size=32, train_samples=8, val_samples=12, samples_per_shard=12)
 NOISE = {"text_length": 24, "diffusion_steps": 8, "noise_schedule": "cosine"}
 
 
@@ -176,7 +178,7 @@ def sampled(monkeypatch):
 def test_equal_samples_are_made_once_and_shared_between_evaluators(folder, sampled):
     """On shards five evaluators read the same samples: one call for each of the six guidance settings."""
     names = "captions,guidance,similarity,retrieval,feature_metrics"
-    flags = base_and_classifier(folder, **on_shards(folder, 8), evaluators=names)
+    flags = base_and_classifier(folder, **on_shards(folder, 12), evaluators=names)
     result = evaluation(folder, **flags)
     result.run()
     assert len(sampled) == len(set(sampled)) == 6
@@ -194,7 +196,7 @@ def test_feature_metrics_read_the_samples_of_shape_eval(folder, sampled):
 
 
 def test_feature_metrics_are_those_of_the_classifiers_features(folder, tmp_path):
-    flags = base_and_classifier(folder, **on_shards(folder, 8), evaluators="feature_metrics")
+    flags = base_and_classifier(folder, **on_shards(folder, 12), evaluators="feature_metrics")
     result = evaluation(folder, **flags)
     result.run()
     context, found = result.context, result.scores["feature_metrics"]
@@ -204,10 +206,10 @@ def test_feature_metrics_are_those_of_the_classifiers_features(folder, tmp_path)
     assert found["generated"] == pytest.approx(expected) and set(found["real halves"]) == set(expected)
     assert "best.pt at t = 0" in found["features"] and found["dimensions"] == real.shape[1] == 16
     assert "best.pt" in result.sections[0].text and "frechet_distance" in result.sections[0].text
-    with pytest.raises(InputError, match="num_samples is 7, but the evaluator feature_metrics needs at least 8"):
-        make_run(folder, **{**flags, "num_samples": 7})
+    with pytest.raises(InputError, match="num_samples is 11, but the evaluator feature_metrics needs at least 12"):
+        make_run(folder, **{**flags, "num_samples": 11})
     write_shapes(replace(CONFIG, val_samples=4), str(tmp_path))
-    with pytest.raises(InputError, match="--data_dir has 4 images, but feature_metrics needs at least 8"):
+    with pytest.raises(InputError, match="--data_dir has 4 images, but feature_metrics needs at least 12"):
         evaluation(folder, **{**flags, "data_dir": tmp_path / "val"}).run()
 
 
@@ -255,14 +257,14 @@ def test_metrics_of_any_network_are_asked_for_by_name(folder, data):
     """Without a classifier, and on shards without naming the evaluator."""
     flags = base_and_classifier(folder, metrics="kid,fid", feature_network=f"{__name__}:mean_colors")
     flags |= {"classifier_path": None, "classifier_scale": None}
-    flags |= on_shards(folder, 8) if data == "shards" else {"evaluators": "feature_metrics", "prompts_per_task": 4}
+    flags |= on_shards(folder, 12) if data == "shards" else {"evaluators": "feature_metrics", "prompts_per_task": 4}
     result = evaluation(folder, **flags)
     result.run()
     assert [each.name for each in result.evaluators] == ["feature_metrics"]
     context, found = result.context, result.scores["feature_metrics"]
     if data == "shards":
         captions, real = context.captioned.captions, context.captioned.images
-        assert len(captions) == 8 and all(captions)
+        assert len(captions) == 12 and all(captions)
     else:
         prompts = context.shape_prompts()
         captions, real = [prompt.text for prompt in prompts], rendered(prompts, 16)
@@ -282,16 +284,55 @@ def test_metrics_of_any_network_are_asked_for_by_name(folder, data):
             {"metrics": "fid", "classifier_path": None, "classifier_scale": None},
             "--data_dir needs --classifier_path or",
         ),
-        ({"metrics": "fid", "feature_network": "numpy"}, "must be PACKAGE.MODULE:FUNCTION"),
+        ({"metrics": "fid", "feature_network": "numpy"}, "must be inception or PACKAGE.MODULE:FUNCTION"),
+        ({"metrics": "is"}, "the metric is needs the classes of a network: set --feature_network to inception"),
+        (
+            {"metrics": "lpips", "lpips_weights": ""},
+            "weights are not in torch's cache, .* give the file as --lpips_weights, or put it",
+        ),
+        ({"metrics": "lpips", "lpips_weights": "no.pth"}, "--lpips_weights is no.pth, which is not a local file"),
+        ({"metrics": "fid", "lpips_weights": "no.pth"}, "--lpips_weights has no effect while metrics is fid"),
+        ({"metrics": "is", "feature_network": "inception:no.pth"}, "inception:FILE is no.pth, which is not a local"),
         ({"metrics": "fid", "feature_network": "numpy:nothing"}, "numpy:nothing cannot be imported"),
         ({"metrics": "fid", "feature_network": "no_such:f"}, "no_such:f cannot be imported"),
-        ({"metrics": "fid", "feature_network": f"{__name__}:flat"}, r"returned \[8, 3, 16, 16\] for 8 images"),
+        ({"metrics": "fid", "feature_network": f"{__name__}:flat"}, r"returned \[12, 3, 16, 16\] for 12 images"),
     ],
 )
-def test_metrics_that_cannot_be_had_are_refused(folder, flags, words):
-    named = {"evaluators": "feature_metrics"} if "feature_network" in flags else {}
+def test_metrics_that_cannot_be_had_are_refused(folder, tmp_path, monkeypatch, flags, words):
+    eval_making.install(monkeypatch, tmp_path)
+    named = {"evaluators": "feature_metrics"} if {"feature_network", "lpips_weights"} & set(flags) else {}
     with pytest.raises(InputError, match=words):
-        evaluation(folder, **base_and_classifier(folder, **on_shards(folder, 8)) | named | flags).run()
+        evaluation(folder, **base_and_classifier(folder, **on_shards(folder, 12)) | named | flags).run()
+
+
+def test_inception_and_perceptual_metrics_have_networks_of_their_own(folder, tmp_path, monkeypatch):
+    """FID and IS of one Inception, LPIPS of the pairs; the reference compares unequal halves."""
+    eval_making.install(monkeypatch, tmp_path)
+    eval_making.save_inception(tmp_path / "inception.pth")
+    eval_making.save_lpips(tmp_path / "alex.pth", "alex")
+    network = f"inception:{tmp_path / 'inception.pth'}"
+    given = {"metrics": "is,fid,lpips", "feature_network": network, "lpips_weights": tmp_path / "alex.pth"}
+    given |= {"classifier_path": None, "classifier_scale": None, "evaluators": "feature_metrics"}
+    write_shapes(replace(CONFIG, val_samples=13, samples_per_shard=13), str(tmp_path / "world"))
+    make_stage(tmp_path / "base.pt", image_size=32, sample_interval=0, **NOISE)  # AlexNet needs 31 pixels
+    given |= on_shards(tmp_path, 13) | {"model_path": tmp_path / "base.pt"}
+    result = evaluation(folder, **base_and_classifier(folder) | given)
+    monkeypatch.setattr(result.context, "sample", lambda *_: [generated])
+    real = torch.from_numpy(result.context.captioned.images)
+    generated = np.random.default_rng(0).integers(0, 256, real.shape, dtype=np.uint8)
+    result.run()
+    found = result.scores["feature_metrics"]["generated"]
+    assert list(found) == ["inception_score", "frechet_distance", "lpips"]
+    sides = [each.permute(0, 3, 1, 2) for each in (real, torch.from_numpy(generated))]
+    pooled, logits = (
+        [eval_making.Inception("", [name], tmp_path / "inception.pth")(side).detach() for side in sides]
+        for name in ("2048", "logits_unbiased")
+    )
+    assert found["frechet_distance"] == pytest.approx(METRICS["fid"](*pooled)["frechet_distance"], rel=1e-6)
+    assert found["inception_score"] == pytest.approx(inception_score(logits[1], 1)[0], rel=1e-9)
+    distances = Lpips("alex", str(tmp_path / "alex.pth"), torch.device("cpu"), "")(*(s / 127.5 - 1 for s in sides))
+    assert found["lpips"] == pytest.approx(float(distances.mean()), rel=1e-6)
+    assert result.scores["feature_metrics"]["real halves"]["lpips"] > 0
 
 
 def test_metrics_without_any_network_are_refused(folder):

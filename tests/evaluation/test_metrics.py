@@ -8,7 +8,15 @@ import torch
 
 from diff_dalle.errors import InputError
 from diff_dalle.evaluation.intervals import Z_95, wilson
-from diff_dalle.evaluation.metrics import METRICS, frechet_distance, kernel_distance, precision_recall
+from diff_dalle.evaluation.metrics import (
+    METRICS,
+    density_coverage,
+    frechet_distance,
+    inception_score,
+    kernel_distance,
+    kernel_distance_of_subsets,
+    precision_recall,
+)
 
 D = 5
 
@@ -132,6 +140,115 @@ def test_precision_and_recall_match_plain_numpy():
 
     expected = {"precision": covered(fake.numpy(), real.numpy()), "recall": covered(real.numpy(), fake.numpy())}
     assert precision_recall(real, fake) == pytest.approx(expected)
+
+
+# ------------------------------------------------------------------------------------------------- density and coverage
+
+
+@pytest.mark.parametrize("k", [1, 5])
+def test_density_and_coverage_match_plain_numpy(k):
+    """Ball by ball, also where rows come in several blocks."""
+    real, fake = normal(0, 60), normal(1, 600).abs() * 1.5
+    distance = np.linalg.norm(real[:, None] - fake[None], axis=-1)
+    radii = np.sort(np.linalg.norm(real[:, None] - real[None], axis=-1), axis=1)[:, k]
+    inside = distance <= radii[:, None]
+    expected = {"density": inside.sum() / (k * 600), "coverage": inside.any(1).mean()}
+    assert density_coverage(real, fake, k) == pytest.approx(expected)
+    assert 0 < expected["coverage"] < 1
+
+
+def test_density_and_coverage_of_equal_distributions_are_their_expectations():
+    """Density 1; coverage 1 - (N-1)…(N-k) / (M+N-1)…(M+N-k) (Naeem et al. 2020, equation 8)."""
+    found = [density_coverage(normal(2 * i, 60), normal(2 * i + 1, 60)) for i in range(40)]
+    coverage = 1 - math.prod((60 - i) / (120 - i) for i in range(1, 6))
+    assert np.mean([each["coverage"] for each in found]) == pytest.approx(coverage, abs=0.01)
+    assert np.mean([each["density"] for each in found]) == pytest.approx(1, abs=0.03)
+
+
+def test_density_and_coverage_at_their_extremes():
+    """Far apart: both 0. A generator stuck in one of two modes: density 1, coverage half. An outlier among the real
+    images, whose ball holds what lies between, changes precision but hardly density."""
+    real = torch.cat([normal(0, 100), normal(1, 100) + 50])
+    assert density_coverage(real, real + 1000) == {"density": 0.0, "coverage": 0.0}
+    stuck = density_coverage(real, normal(2, 400))
+    assert 0.8 < stuck["density"] < 1.2 and 0.48 < stuck["coverage"] <= 0.5
+    astray = density_coverage(torch.cat([normal(0, 100), normal(1, 1) + 50]), normal(2, 100) + 10)
+    assert astray["density"] <= 1 / 5 and precision_recall(real, normal(2, 100) + 10)["precision"] < 1
+
+
+# -------------------------------------------------------------------------------------------------- subsets and classes
+
+
+def test_a_kernel_distance_of_subsets_is_that_of_all_on_average():
+    """Unbiased: over many subsets the mean is within four standard errors of the distance over all pairs."""
+    real, fake = normal(0, 60), normal(1, 50) * 1.3
+    mean, deviation = kernel_distance_of_subsets(real, fake, 400, 12)
+    assert abs(mean - kernel_distance(real, fake)["kernel_distance"]) < 4 * deviation / math.sqrt(400)
+    assert deviation > 0 and kernel_distance_of_subsets(real, fake, 400, 12) == (mean, deviation)
+    whole = kernel_distance_of_subsets(real[:50], fake, 100, 50)
+    assert whole == (pytest.approx(kernel_distance(real[:50], fake)["kernel_distance"], rel=1e-9), 0.0)
+    with pytest.raises(InputError, match="at least 51 real and 51 generated images, not 60 and 50"):
+        kernel_distance_of_subsets(real, fake, 1, 51)
+
+
+def test_inception_score_of_known_probabilities():
+    """Certain of one class each, evenly: the number of classes. The same for every image: 1. In between: exp of the
+    mutual information."""
+    certain = torch.eye(4).repeat(5, 1) * 1000
+    assert inception_score(certain, 1) == (pytest.approx(4), 0.0)
+    assert inception_score(torch.ones(9, 4), 3) == (pytest.approx(1), pytest.approx(0, abs=1e-12))
+    p = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3]], dtype=torch.float64)
+    expected = math.exp(float((p * (p / p.mean(0)).log()).sum(1).mean()))
+    assert inception_score(p.log().repeat(8, 1), 1)[0] == pytest.approx(expected, rel=1e-9)
+    with pytest.raises(InputError, match=r"not \[1, 4\]"):
+        inception_score(torch.ones(1, 4))
+
+
+def test_inception_score_of_fewer_images_than_splits():
+    """Each image is a part, of score 1, as in torchmetrics."""
+    assert inception_score(normal(0, 2), 10) == (pytest.approx(1), pytest.approx(0))
+
+
+# -------------------------------------------------------------------------------------------------------- torchmetrics
+
+
+class Features(torch.nn.Module):
+    """Images are features."""
+
+    num_features = 6
+
+    def forward(self, images):
+        return images
+
+
+@pytest.fixture()
+def sides():
+    return normal(0, 300, 6), normal(1, 200, 6) * 1.4 + 0.2
+
+
+@pytest.mark.filterwarnings("ignore:Metric `")
+def test_values_are_torchmetrics(sides):
+    """Of the same features, and the same random subsets and splits."""
+    from torchmetrics.image.fid import FrechetInceptionDistance
+    from torchmetrics.image.inception import InceptionScore
+    from torchmetrics.image.kid import KernelInceptionDistance
+
+    real, fake = sides
+    fid = FrechetInceptionDistance(Features())
+    kernel = {"degree": 2, "gamma": 0.3, "coef": 1.5}
+    kids = KernelInceptionDistance(Features(), 7, 50), KernelInceptionDistance(Features(), 7, 50, **kernel)
+    score = InceptionScore(Features(), 4)
+    for metric in (fid, *kids):
+        metric.update(real, real=True)
+        metric.update(fake, real=False)
+    score.update(fake)
+    assert frechet_distance(real, fake)["frechet_distance"] == pytest.approx(float(fid.compute()), rel=1e-6)
+    for metric, options in zip(kids, ({}, kernel), strict=True):
+        torch.manual_seed(5)
+        expected = [float(value) for value in metric.compute()]
+        assert kernel_distance_of_subsets(real, fake, 7, 50, seed=5, **options) == pytest.approx(expected, rel=1e-9)
+    torch.manual_seed(6)
+    assert inception_score(fake, 4, seed=6) == pytest.approx([float(value) for value in score.compute()], rel=1e-9)
 
 
 @pytest.mark.parametrize("right, n", [(0, 10), (3, 10), (10, 10), (970, 1000)])

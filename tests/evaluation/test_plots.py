@@ -55,8 +55,9 @@ def test_the_same_numbers_give_the_same_pixels():
     assert np.array_equal(first, second) and first.dtype == np.uint8 and first.shape[2] == 3
 
 
-def test_plots_leave_pyplot_alone():
+def test_plots_leave_pyplot_alone(monkeypatch):
     """pyplot holds global state, and its backend may need a display."""
+    monkeypatch.delitem(sys.modules, "matplotlib.pyplot", raising=False)  # which other packages import
     line_plot({"a": [(0, 0.1)]}, "step")
     assert "matplotlib.pyplot" not in sys.modules
 

@@ -1,4 +1,5 @@
-"""Distances between generated and real images in feature space, of ``evaluation.metrics.METRICS``.
+"""Distances between generated and real images: in feature space, of ``evaluation.metrics.METRICS``, and others with
+networks of their own.
 
 The features are those of ``feature_network`` or, without one, of the given classifier on clean images, a stand-in for
 an Inception network: compare numbers between runs with the same network only.
@@ -6,8 +7,9 @@ an Inception network: compare numbers between runs with the same network only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
 from torch import Tensor
 
 from ...errors import InputError
@@ -16,16 +18,42 @@ from ...evaluation.metrics import METRICS
 from ...evaluation.report import Section, markdown_table
 from .context import Context, rendered
 from .contract import BASE, FEATURES, Evaluator, Findings
+from .image_metrics import IMAGE_METRICS
 
-MIN_IMAGES = 8  # each half of the real images must have 4, for precision and recall
+MIN_IMAGES = 12  # each half of the real images must have 6, for density and coverage
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of two sets. images: uint8 [N, H, W, 3]; features: [N, D]."""
+
+    images: np.ndarray
+    features: Tensor
+
+    def every_second(self, start: int) -> Side:
+        return Side(self.images[start::2], self.features[start::2])
 
 
 def run(context: Context) -> Findings:
-    real, generated, extractor = _features(context)
-    names = context.settings.metrics or tuple(METRICS)
+    settings = context.settings
+    names = settings.metrics or tuple(METRICS)
+    networks = {"is": settings.feature_network, "lpips": settings.lpips_weights}
+    own = {name: IMAGE_METRICS[name](networks[name], context.world.device) for name in names if name in IMAGE_METRICS}
+
+    def values(real: Side, fake: Side) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for name in names:
+            if name in METRICS:
+                found |= METRICS[name](real.features, fake.features)
+            else:
+                found |= own[name](real.images, fake.images)
+        return found
+
+    real, generated, extractor = _sides(context)
     # Alternate images, because prompts are ordered by task.
-    rows = {"generated": _metrics(names, real, generated), "real halves": _metrics(names, real[::2], real[1::2])}
-    n, dimensions = real.shape
+    halves = real.every_second(0), real.every_second(1)
+    rows = {"generated": values(real, generated), "real halves": values(*halves)}
+    n, dimensions = real.features.shape
     table = markdown_table(["images", *rows["generated"]], [[name, *row.values()] for name, row in rows.items()])
     text = (
         f"Generated images compared with real images of the same captions. Features: {extractor}, {dimensions} "
@@ -36,8 +64,8 @@ def run(context: Context) -> Findings:
     return Findings([Section("Distances in feature space", f"{text}\n\n{table}")], {"feature_metrics": scores}, table)
 
 
-def _features(context: Context) -> tuple[Tensor, Tensor, str]:
-    """[N, D] of real and of generated images, of the same captions, at the base's resolution; whose features."""
+def _sides(context: Context) -> tuple[Side, Side, str]:
+    """Real and generated images of the same captions, at the base's resolution; whose features they have."""
     settings, device = context.settings, context.world.device
     if settings.shapes_dir:
         prompts = context.shape_prompts()
@@ -49,15 +77,12 @@ def _features(context: Context) -> tuple[Tensor, Tensor, str]:
     if settings.feature_network:
         network = load_feature_network(settings.feature_network, device)
         generated = context.sample(captions, context.default_guidance)[0]
-        real, fake = (extract_features(network, each, device) for each in (images, generated))
+        real, fake = (Side(each, extract_features(network, each, device)) for each in (images, generated))
         return real, fake, settings.feature_network
-    real = context.classifier.encode_image(images) if settings.shapes_dir else context.real_features
+    real = Side(images, context.classifier.encode_image(images) if settings.shapes_dir else context.real_features)
+    sampled = context.sample(captions, context.default_guidance)[0]
     extractor = f"image tower of {context.run.classifier.classifier_path} at t = 0"
-    return real, context.features(captions, context.default_guidance), extractor
-
-
-def _metrics(names: Sequence[str], real: Tensor, fake: Tensor) -> dict[str, float]:
-    return {key: value for name in names for key, value in METRICS[name](real, fake).items()}
+    return real, Side(sampled, context.features(captions, context.default_guidance)), extractor
 
 
 FEATURE_METRICS = Evaluator("feature_metrics", (BASE, FEATURES), run, asked_by="metrics", least=MIN_IMAGES)

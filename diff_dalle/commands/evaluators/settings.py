@@ -13,6 +13,7 @@ from ...errors import InputError
 from ...evaluation.metrics import METRICS
 from ...sampling.classifier import ClassifierConfig
 from ...sampling.request import UpsamplersConfig
+from .image_metrics import IMAGE_METRICS
 
 
 @dataclass(frozen=True)
@@ -37,20 +38,29 @@ class EvaluateConfig:
     )
     metrics: tuple[str, ...] = option(
         (),
-        f"distances between generated and real images in feature space, of {', '.join(METRICS)}; none = all with the "
-        "evaluator feature_metrics, which it asks for",
+        f"distances between generated and real images in feature space, of {', '.join(METRICS)}, and "
+        f"{', '.join(IMAGE_METRICS)}; none = all of the former with the evaluator feature_metrics, which it asks for",
     )
     feature_network: str = option(
         "",
-        "network of these features, of any installed package: PACKAGE.MODULE:FUNCTION, which returns a network from "
-        "uint8 [N, 3, H, W] to [N, D]; empty = the classifier's image tower",
+        "network of these features: inception, inception:FILE with a local file of its weights, or of any installed "
+        "package PACKAGE.MODULE:FUNCTION, which returns a network from uint8 [N, 3, H, W] to [N, D]; empty = the "
+        "classifier's image tower",
+    )
+    lpips_weights: str = option(
+        "", "local file of AlexNet's weights for LPIPS; empty = that of torch's cache", needs=("metrics", "lpips")
     )
     batch_size: int = option(64, "images per batch and process in the base generator")
     seed: int = option(0, "random seed; image i is a function of seed + i")
 
     def __post_init__(self):
         for name in self.metrics:
-            lookup(METRICS, name, "metric")
+            lookup({**METRICS, **IMAGE_METRICS}, name, "metric")
+        if "is" in self.metrics and not self.feature_network:
+            raise InputError(
+                "the metric is needs the classes of a network: set --feature_network to inception, or to one that "
+                "returns logits"
+            )
         if bool(self.shapes_dir) == bool(self.data_dir):
             raise InputError("evaluation needs captions: set either --shapes_dir or --data_dir")
         if self.edits < 0 or self.edits == 1 or (self.edits and not (self.shapes_dir and self.model_path)):

@@ -1,0 +1,94 @@
+"""The features that metrics compare, of one or several networks: Inception, a CLIP, or one of any installed package."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from .feature_networks import INCEPTION, checked_features, load_feature_network
+from .generated_config import CLIP, FeatureMetric
+from .inception import Inception
+
+BATCH_SIZE = 64  # images that go through a network at once
+
+
+class ImageEncoder(Protocol):
+    """What is read of a CLIP; see ``embeddings.contract.Clip``."""
+
+    identity: str
+
+    def encode_images(self, images: Tensor) -> Tensor: ...
+
+
+class Network(NamedTuple):
+    """name: inception, clip or what ``load_feature_network`` takes; weights, antialias: of Inception."""
+
+    name: str
+    weights: str = ""
+    antialias: bool = True
+
+
+class Column(NamedTuple):
+    """One feature of a network; those other than Inception have only one."""
+
+    network: Network
+    feature: str = ""
+
+
+def column_of(metric: FeatureMetric) -> Column:
+    """The feature that a metric is of."""
+    if not metric.is_inception:
+        return Column(Network(metric.feature))
+    return Column(Network(INCEPTION, metric.feature_extractor_weights_path, metric.antialias), metric.feature)
+
+
+class FeatureColumns:
+    """Images → the features of several networks, each of which sees them once however many of its features are asked
+    for.
+
+    columns: with the setting that gives the weights of each, for messages. clip: the one that columns of that name are
+    of. Raises InputError for networks, packages and weights that cannot be had.
+    """
+
+    def __init__(self, columns: Mapping[Column, str], device: torch.device, clip: ImageEncoder | None = None):
+        self.columns, self.device, self.clip = columns, device, clip
+        self.networks = {column.network: self._load(column.network) for column in columns}
+
+    def _load(self, network: Network) -> Callable[[Tensor], Mapping[str, Tensor]]:
+        if network.name == INCEPTION:
+            mine = {column.feature: setting for column, setting in self.columns.items() if column.network == network}
+            return Inception(mine, network.weights, network.antialias, self.device, next(iter(mine.values())))
+        if network.name == CLIP:
+            if (clip := self.clip) is None:
+                raise InputError("the feature of a metric is clip, but there is none: give the run one, or set feature")
+            return lambda images: {"": clip.encode_images(images.float() / 127.5 - 1)}
+        other = load_feature_network(network.name, self.device)
+        return lambda images: {"": other(images)}
+
+    def label(self, column: Column) -> str:
+        """What the names of values say about their features, which are not comparable; nothing for Inception's."""
+        if column.network.name == INCEPTION:
+            return ""
+        return (
+            f" (clip {self.clip.identity})"
+            if self.clip and column.network.name == CLIP
+            else f" ({column.network.name})"
+        )
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor, wanted: Collection[Column]) -> dict[Column, Tensor]:
+        """uint8 [N, 3, H, W] → [N, D] float32 on the CPU each. InputError when a network returns something else."""
+        rows: dict[Column, list[Tensor]] = defaultdict(list)
+        for part in images.split(BATCH_SIZE):
+            part = part.contiguous().to(self.device)
+            for network, compute in self.networks.items():
+                if asked := [column for column in wanted if column.network == network]:
+                    found = compute(part)
+                    for column in asked:
+                        rows[column].append(checked_features(found[column.feature], len(part)).cpu())
+        return {column: torch.cat(parts) for column, parts in rows.items()}

@@ -1,0 +1,24 @@
+"""Metrics of generated images that several processes have made."""
+
+from test_parallel import run_job
+
+BODY = """
+from eval_making import EVERY, N, chunks, pair
+from diff_dalle.config import from_dict
+from diff_dalle.distributed.world import ALONE
+from diff_dalle.evaluation.generated import GeneratedMetrics
+from diff_dalle.evaluation.generated_config import GeneratedMetricsConfig
+
+config = from_dict(GeneratedMetricsConfig, {"n_evaluation_samples": N, **EVERY})
+with launch(DistributedConfig(device="cpu", threads=1)) as world:
+    parts = chunks(*pair(), 8)
+    expected = GeneratedMetrics(config, ALONE).measure(parts, N, progress=False)
+    for mine in (parts[world.rank :: 2], parts[:-1] if world.rank else parts[1:], [] if world.rank else parts):
+        found = GeneratedMetrics(config, world).measure(mine, N, progress=False)
+        assert found == expected, (found, expected)
+"""
+
+
+def test_values_of_two_processes_are_those_of_one(tmp_path):
+    """Of unequal numbers of chunks, of chunks that both have, and of a process that has none: equal to the last bit."""
+    run_job(tmp_path, BODY)
