@@ -10,6 +10,8 @@ from torch import Tensor
 
 from .errors import InputError
 
+SELF_COND = "self_cond"  # in ``Conditioning.extra``: [N, C, H, W], the x_start predicted before (Chen et al. 2022)
+
 
 @dataclass(frozen=True)
 class Conditioning:

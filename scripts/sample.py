@@ -26,8 +26,8 @@ def main():
             run.classifier.load(world.device, what.precision, what.bpe_path).check(run.classifier_model)
         sweep = {}
         for scale in run.classifier.scales:
-            settings = pipeline.stage_settings(run.base_settings(scale), run.upsamplers.settings())
-            sweep[f"classifier_scale_{scale:g}"] = pipeline.sample_stages(request, settings, world=world)[-1]
+            images = pipeline.sample_stages(request, run.settings(pipeline, scale), world=world)[-1]
+            sweep[f"classifier_scale_{scale:g}"] = images
         if world.is_main:
             count = quantity(len(request), "image")
             if len(sweep) > 1:

@@ -13,6 +13,7 @@ from checkpoint_making import FEW, make_run, save_model
 from diff_dalle.checkpoints.loading import SavedNetwork
 from diff_dalle.diffusion import GuidanceConfig
 from diff_dalle.diffusion.editing import EditConfig
+from diff_dalle.sampling.generator_stage import UPSAMPLER_DEFAULTS
 from diff_dalle.sampling.pipeline import Pipeline
 from diff_dalle.sampling.request import ImageEdit, Request, StageSettings, UpsamplersConfig
 from diff_dalle.sampling.stage import Stage
@@ -73,7 +74,7 @@ def random_images(n: int, height: int, width: int, seed: int = 0) -> np.ndarray:
 def upsamplers(**lists):
     """Settings of two upsamplers, as the command line makes them."""
     defaults = {"upsampler_paths": ("a", "b"), "upsampler_timestep_respacing": ("4",)}
-    return UpsamplersConfig(**{**defaults, **lists}).settings()
+    return UpsamplersConfig(**{**defaults, **lists}).settings([UPSAMPLER_DEFAULTS] * 2)
 
 
 def edited(count=1, size=(16, 16), mask=None, **settings):
@@ -97,7 +98,7 @@ def reading(pipeline: Pipeline, read: Callable) -> Pipeline:
 
     def intercepted(stage: Stage) -> Stage:
         saved = Intercepted(**vars(stage.saved), read=lambda: read(stage))
-        return Stage(saved, stage.device, stage.precision, keep=False)
+        return type(stage)(saved, stage.device, stage.precision, keep=False)
 
     return Pipeline([intercepted(stage) for stage in pipeline.stages])
 

@@ -36,6 +36,9 @@ class ClipConfig:
 
     identity: str = option("", "identity of its weights, which training records; empty = not known")
 
+    def __str__(self) -> str:
+        return f"{self.make} {self.model}" + (f" ({self.identity})" if self.identity else "")
+
     def is_same(self, other: ClipConfig) -> bool:
         """Whether both are the same CLIP, as far as is known."""
         if self.identity and other.identity:
@@ -304,3 +307,23 @@ class DecoderConfig:
                 return
         for i, stage in enumerate(self.stages()):
             yield from (f"unets[{i}]{problem}" for problem in stage.problems(self.unets[i].channels))
+
+
+Owner = tuple[str, DecoderConfig, DecoderStage]  # the name of a U-Net for messages, its decoder, and itself
+
+
+def check_same_embeddings(one: Owner, other: Owner) -> None:
+    """InputError if two U-Nets that are conditioned on image embeddings cannot be given the same ones."""
+    (name, decoder, stage), (other_name, other_decoder, other_stage) = one, other
+    if not (stage.image_embedding and other_stage.image_embedding):
+        return
+    if stage.unet.image_embed_dim != other_stage.unet.image_embed_dim:
+        raise InputError(
+            f"{name} has image embeddings of width {stage.unet.image_embed_dim}, but {other_name} of width "
+            f"{other_stage.unet.image_embed_dim}: give U-Nets trained on the same embeddings"
+        )
+    if not decoder.same_embeddings(other_decoder):
+        raise InputError(
+            f"{name} was trained on embeddings of {decoder.clip}, but {other_name} on those of {other_decoder.clip}: "
+            "give U-Nets trained on the same embeddings"
+        )

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from .. import storage
-from ..config import expectations, option, section
+from ..config import expectations, given, option, overrides, section
 from ..data.caption_list import read_captions
 from ..data.captions import caption_option
+from ..data.npy import MAX_HEADER, parse_header
 from ..diffusion.diffusion_config import DiffusionConfig
 from ..diffusion.editing import EditConfig
 from ..diffusion.guidance import GuidanceConfig
@@ -21,6 +24,7 @@ from ..models.generator import GeneratorConfig
 from ..models.noised_clip import NoisedClipConfig
 from ..models.precision import PRECISIONS
 from ..sampling.classifier import ClassifierConfig
+from ..sampling.pipeline import Pipeline
 from ..sampling.request import ImageEdit, Request, StageSettings, UpsamplersConfig
 
 ExpectedModel = expectations(GeneratorConfig, "Checks of the checkpoint's network")
@@ -30,11 +34,17 @@ ExpectedClassifier = expectations(
 )
 
 
+GivenSampler = overrides(
+    SamplerConfig, "Sampler (none = as the checkpoint says; a generator: dpm++2m with 30 steps and eta 0)"
+)
+GivenGuidance = overrides(GuidanceConfig, "Guidance (none = as the checkpoint says; a generator: static thresholding)")
+
+
 @dataclass(frozen=True)
 class PromptConfig:
     """Images to sample"""
 
-    model_path: str = option("", "generator checkpoint: ema_….pt or model….pt, local or remote")
+    model_path: str = option("", "checkpoint of a generator or decoder: ema_….pt or model….pt, local or remote")
     prompts: str = option("", "prompts, separated by |")
     prompts_file: str = option("", "text file with one prompt per line")
     data_dir: tuple[str, ...] = option(
@@ -53,6 +63,9 @@ class PromptConfig:
     )
     mask: tuple[str, ...] = option(
         (), "masks of init_image, of the same sizes, used in turn: white = inpainted, black = unchanged"
+    )
+    embeddings: str = option(
+        "", ".npy file of image embeddings for a decoder, [N, width], used in turn: one image for each"
     )
     labels: tuple[int, ...] = option((), "classes for a class-conditional generator, used in turn")
     negative_prompt: str = option("", "negative prompt of classifier-free guidance; empty = no caption")
@@ -94,12 +107,12 @@ class SampleRun:
     """All settings of ``sample.py``."""
 
     what: PromptConfig = section(PromptConfig)
-    sampler: SamplerConfig = section(SamplerConfig)
-    guidance: GuidanceConfig = section(GuidanceConfig)
+    # valid-type: mypy cannot know classes made by ``overrides`` and ``expectations``.
+    sampler: GivenSampler = section(GivenSampler)  # type: ignore[valid-type]
+    guidance: GivenGuidance = section(GivenGuidance)  # type: ignore[valid-type]
     upsamplers: UpsamplersConfig = section(UpsamplersConfig)
     edit: EditConfig = section(EditConfig)
     classifier: ClassifierConfig = section(ClassifierConfig)
-    # valid-type: mypy cannot know classes made by ``expectations``.
     model: ExpectedModel = section(ExpectedModel)  # type: ignore[valid-type]
     diffusion: ExpectedDiffusion = section(ExpectedDiffusion)  # type: ignore[valid-type]
     classifier_model: ExpectedClassifier = section(ExpectedClassifier)  # type: ignore[valid-type]
@@ -111,8 +124,6 @@ class SampleRun:
                 "strength, variation, inpaint_resamples or inpaint_jump is set, but there is no image to edit: give it "
                 "with --init_image"
             )
-        if self.upsamplers != UpsamplersConfig() and not self.upsamplers.upsampler_paths:
-            raise InputError("upsampler settings are given, but no upsampler: give it with --upsampler_paths")
         if self.classifier_model != ExpectedClassifier() and not self.classifier.classifier_path:
             raise InputError(
                 "settings of a classifier's network are given, but no classifier: give it with --classifier_path"
@@ -122,23 +133,35 @@ class SampleRun:
                 "--low_res_dir holds images to upsample, but there is no upsampler: give it with --upsampler_paths"
             )
 
-    def base_settings(self, classifier_scale: float) -> StageSettings:
-        """The settings of the base generator."""
-        return StageSettings(
-            self.sampler,
-            self.guidance,
-            self.classifier.classifier_path or None,
-            classifier_scale,
-            self.classifier.classifier_gradient,
-            self.what.batch_size,
-        )
+    def settings(self, pipeline: Pipeline, classifier_scale: float) -> list[StageSettings]:
+        """The settings of all stages: what is given, and else what their checkpoints say."""
+        base, upsampling = None, self.upsamplers.settings(pipeline.upsampler_defaults)
+        if pipeline.has_base:
+            usual = pipeline.stages[0].defaults
+            base = replace(
+                usual,
+                sampler=usual.sampler.changed(**given(self.sampler)),
+                guidance=replace(usual.guidance, **given(self.guidance)),
+                classifier=self.classifier.classifier_path or None,
+                classifier_scale=classifier_scale,
+                classifier_gradient=self.classifier.classifier_gradient,
+                batch_size=self.what.batch_size,
+            )
+        elif given(self.sampler) or given(self.guidance) or self.classifier != ClassifierConfig():
+            raise InputError(
+                "settings of a base generator's sampler, guidance or classifier are given, but there is none: set the "
+                "upsamplers' own (their flags begin with --upsampler_)"
+            )
+        return pipeline.stage_settings(base, upsampling)
 
 
 def read_request(config: PromptConfig, edit: EditConfig) -> Request:
     """The request for exactly ``num_samples`` images, with prompts, labels and images read from their files. InputError
     for missing or unusable prompts or images."""
     prompts, low_res = _prompts(config), None
-    count = config.num_samples or max(len(prompts), len(config.labels), len(config.init_image))
+    embeddings = read_embeddings(config.embeddings) if config.embeddings else None
+    found = (prompts, config.labels, config.init_image, () if embeddings is None else embeddings)
+    count = config.num_samples or max(map(len, found))
     if config.low_res_dir:
         names, low_res = read_low_res(config.low_res_dir)
         if count > len(names) or config.num_samples:
@@ -155,7 +178,23 @@ def read_request(config: PromptConfig, edit: EditConfig) -> Request:
         size=(config.sample_size[0], config.sample_size[1]) if config.sample_size else None,
         low_res=low_res,
         edit=_read_edit(config, edit) if config.init_image else None,
+        embeddings=None if embeddings is None else embeddings[[i % len(embeddings) for i in range(count)]],
     )
+
+
+def read_embeddings(path: str) -> np.ndarray:
+    """The image embeddings in a .npy file, float32 [N, width]. InputError for a file of anything else."""
+    with storage.explained(path), storage.open_read(path) as file:
+        data = file.read()
+    try:
+        header = parse_header(data[: MAX_HEADER + 12])
+        plain = header.is_float and not header.bfloat16 and not header.fortran_order
+        if not plain or len(header.shape) != 2 or not all(header.shape):
+            raise ValueError(f"a .npy file of {header}")
+        values = np.frombuffer(data, header.dtype, offset=header.offset, count=header.shape[0] * header.shape[1])
+    except ValueError as error:
+        raise InputError(f"{path} is {error}, but embeddings must be a .npy file of numbers [N, width]") from None
+    return values.reshape(header.shape).astype(np.float32)
 
 
 def _read_edit(config: PromptConfig, edit: EditConfig) -> ImageEdit:

@@ -23,7 +23,7 @@ of the wrong type is an InputError. That of a whole file names everything that i
 
 from .declaration import Leaf, Section, leaves, members, option, present_keys, refusal, section, type_hints
 from .dicts import differences, dump, entries, redacted, to_dict
-from .expectations import disagreements, expectations
+from .expectations import disagreements, expectations, given, overrides
 from .names import lookup, nearest
 from .reading import KeyPath, Problems, from_dict, from_file, spelled_path
 from .values import checked, checked_list, checked_mapping, cut, quoted, shown, type_name
@@ -46,6 +46,7 @@ __all__ = [
     "expectations",
     "from_dict",
     "from_file",
+    "given",
     "leaves",
     "load_located",
     "load_mapping",
@@ -53,6 +54,7 @@ __all__ = [
     "members",
     "nearest",
     "option",
+    "overrides",
     "present_keys",
     "quoted",
     "redacted",

@@ -1,34 +1,55 @@
-"""Flags of a command that reads its settings from a checkpoint: accepted, and compared with the checkpoint's."""
+"""Flags of a command that reads its settings from a checkpoint: compared with the checkpoint's, or in their place."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from .declaration import leaves, option
+from .declaration import Leaf, leaves, option
 from .values import shown
 
 
 def expectations(config_class, title: str, leave_out: Sequence[str] = ()) -> Any:
     """A flat config class with the settings of another, each optional and None by default; title: its title in
     ``--help``."""
+    found = [leaf for leaf in leaves(config_class) if leaf.name not in leave_out]
+    found = [replace(leaf, help=f"if given, must be the checkpoint's; {leaf.help}", needs=()) for leaf in found]
+    return _optional(f"Expected{config_class.__name__}", found, title)
+
+
+def overrides(config_class, title: str) -> Any:
+    """The same for settings of which a checkpoint has defaults: those that are given replace them."""
+    return _optional(f"Given{config_class.__name__}", list(leaves(config_class)), title)
+
+
+def _optional(name: str, found: Sequence[Leaf], title: str) -> Any:
     fields = []
-    for leaf in leaves(config_class):
-        if leaf.name not in leave_out and leaf.has_flag:
-            text = f"if given, must be the checkpoint's; {leaf.help}"
-            fields.append((leaf.name, leaf.type | None, option(None, text, leaf.choices, True, leaf.earlier_names)))
+    for leaf in found:
+        if leaf.has_flag:
+            (needs,) = leaf.needs or ((),)
+            setting = option(None, leaf.help, leaf.choices, True, leaf.earlier_names, needs)
+            fields.append((leaf.name, leaf.type | None, setting))
     namespace = {"__doc__": title, "is_expectation": True}
-    return dataclasses.make_dataclass(f"Expected{config_class.__name__}", fields, frozen=True, namespace=namespace)
+    return dataclasses.make_dataclass(name, fields, frozen=True, namespace=namespace)
 
 
-def disagreements(expected, config) -> list[str]:
-    """``name (… given, … in the checkpoint)`` for every setting that ``expected`` has and ``config`` has otherwise."""
+def given(settings) -> dict[str, Any]:
+    """The settings of ``expectations`` or ``overrides`` that are given, by name."""
+    values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def disagreements(expected, *configs) -> list[str]:
+    """``name (… given, … in the checkpoint)`` for every setting that ``expected`` has and one of ``configs`` has
+    otherwise, or none of them has."""
+    actual = {leaf.name: functools.reduce(getattr, leaf.path, each) for each in configs for leaf in leaves(type(each))}
     found = []
-    for leaf in leaves(type(config)):
-        given = getattr(expected, leaf.name, None)
-        actual = functools.reduce(getattr, leaf.path, config)
-        if given is not None and given != actual:
-            found.append(f"{leaf.name} ({shown(given)} given, {shown(actual)} in the checkpoint)")
+    for name, value in given(expected).items():
+        if name not in actual:
+            found.append(f"{name} (given, but the checkpoint has no such setting)")
+        elif value != actual[name]:
+            found.append(f"{name} ({shown(value)} given, {shown(actual[name])} in the checkpoint)")
     return found

@@ -97,6 +97,8 @@ def checked(leaf: Leaf, value, from_text: bool, spelled: str):
 
     Raises InputError for a value of another type or outside the setting's choices.
     """
+    if from_text and value in leaf.choices:  # it may be "none", where the setting is optional too
+        return value
     try:
         value = _convert(value, leaf.type, from_text)
     except _OutOfRange as error:

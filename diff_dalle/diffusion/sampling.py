@@ -18,7 +18,8 @@ from ..randomness import Draw, check_seeds
 from .editing import Edit, EditConfig, edited_steps, shortened
 from .guidance import ClassifierGuidance, GuidanceConfig, guided_denoiser
 from .process import SamplingProcess
-from .samplers import SAMPLERS, Step
+from .samplers import SAMPLERS, Denoise, Step
+from .self_conditioning import SelfConditioned, is_self_conditioned
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,12 @@ class SamplerConfig:
             raise InputError(f"eta is {self.eta:g}, but only the sampler ddim has it, not {self.sampler}")
         if self.eta < 0:
             raise InputError(f"eta is {self.eta:g}, but must not be negative")
+
+    def changed(self, **settings) -> SamplerConfig:
+        """The same with some settings changed; another sampler than ddim has no eta, unless that is given too."""
+        if settings.get("sampler", self.sampler) != "ddim":
+            settings = {"eta": 0.0, **settings}
+        return replace(self, **settings)
 
     def check_edit(self, edit: EditConfig) -> None:
         """InputError if this sampler cannot perform the edit."""
@@ -86,7 +93,8 @@ def sample_steps(
 ) -> Iterator[Step]:
     """Every sampling step; the last step's ``x`` is [N, C, H, W], not clipped. An edit repeats steps (see editing.py).
 
-    generator:  the network: called as ``generator(x, t, cond=…)``, with an ``encode_text(cond)`` that is called once.
+    generator:  the network: called as ``generator(x, t, cond=…)``, with an ``encode_text(cond)`` that is called once;
+                with an attribute ``self_conditioned`` that is True, it is shown its latest x_start.
     process:    with the steps to take.
     classifier: guides towards these N samples' captions.
 
@@ -104,7 +112,13 @@ def sample_steps(
     encode_text = cast("Callable[[Conditioning], Conditioning]", generator.encode_text)
     cond = encode_text(batch.cond.to(device))
     null = None if batch.null is None else encode_text(batch.null.to(device))
-    guided = functools.partial(guided_denoiser, process, generator, cond, value_range=batch.signal.value_range)
+
+    def guided(null: Conditioning | None, guidance: GuidanceConfig, classifier=None) -> Denoise:
+        network = SelfConditioned(generator) if is_self_conditioned(generator) else generator
+        value_range = batch.signal.value_range
+        denoise = guided_denoiser(process, network, cond, null, guidance, classifier, value_range)
+        return network.watch(denoise) if isinstance(network, SelfConditioned) else denoise
+
     denoise = guided(null, guidance, classifier)
     draw = seeds_draw(seeds, batch.stage, device)
 

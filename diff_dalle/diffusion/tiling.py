@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..batch import Conditioning
+from ..batch import SELF_COND, Conditioning
 from ..errors import InputError
 from .forward_process import at_least_float32
 from .process import Model
+from .self_conditioning import is_self_conditioned
 
 
 class Tiled(nn.Module):
@@ -36,6 +37,7 @@ class Tiled(nn.Module):
         super().__init__()
         check_tiles(tile, overlap, divisor)
         self.model, self.tile, self.overlap, self.divisor = model, tile, overlap, divisor
+        self.self_conditioned = is_self_conditioned(model) if isinstance(model, nn.Module) else False
         self._weights: dict[tuple[int, torch.device], Tensor] = {}
 
     def encode_text(self, cond: Conditioning) -> Conditioning:
@@ -64,6 +66,8 @@ class Tiled(nn.Module):
             for left, column_weights in self._along(width, x.device):
                 window = (..., slice(top, top + len(row_weights)), slice(left, left + len(column_weights)))
                 part = cond if cond is None or low_res is None else replace(cond, low_res=low_res[window])
+                if part is not None and SELF_COND in part.extra:
+                    part = replace(part, extra={**part.extra, SELF_COND: part.extra[SELF_COND][window]})
                 piece = at_least_float32(self.model(x[window], t, cond=part))
                 if output is None:
                     output = piece.new_zeros(*piece.shape[:2], height, width)

@@ -1,4 +1,5 @@
-"""A cascade of generators: from checkpoints and prompts to images. For library users, ``sample.py`` and evaluation."""
+"""A cascade of networks: from checkpoints, prompts and embeddings to images. For library users, ``sample.py`` and
+evaluation."""
 
 from __future__ import annotations
 
@@ -19,8 +20,9 @@ from ..distributed.world import SINGLE, World
 from ..errors import InputError, quantity
 from ..text.tokenizer import Tokenizer
 from .classifier import Classifier
-from .request import ImageEdit, Request, StageSettings, UpsamplersConfig
-from .stage import Stage, StageJob, load_stage
+from .request import ImageEdit, Request, StageSettings
+from .stage import Stage, StageJob
+from .stages import load_stages
 
 
 class Pipeline:
@@ -47,6 +49,9 @@ class Pipeline:
                     f"{before.path} has {before.signal.channels} channels, but {after.path} has "
                     f"{after.signal.channels}: give stages with the same image_channels"
                 )
+        for i, stage in enumerate(self.stages):
+            for earlier in self.stages[:i]:
+                stage.check_beside(earlier)
 
     @property
     def image_size(self) -> int:
@@ -63,6 +68,11 @@ class Pipeline:
         return math.prod(stage.factor for stage in self.stages)
 
     @property
+    def upsampler_defaults(self) -> list[StageSettings]:
+        """How the upsamplers' checkpoints say to sample with them."""
+        return [stage.defaults for stage in self.stages if stage.is_upsampler]
+
+    @property
     def tokenizer(self) -> Tokenizer | None:
         """The first stage's; None for a generator without text."""
         return self.stages[0].tokenizer
@@ -74,7 +84,7 @@ class Pipeline:
 
     def sample(
         self,
-        prompts: str | Sequence[str],
+        prompts: str | Sequence[str] | None = None,
         seed: int = 0,
         *,
         seeds: Sequence[int] | None = None,
@@ -91,12 +101,15 @@ class Pipeline:
         upsampling: StageSettings | Sequence[StageSettings] | None = None,
         low_res: np.ndarray | None = None,
         edit: ImageEdit | None = None,
+        embeddings: np.ndarray | None = None,
+        text_states: tuple[np.ndarray, np.ndarray] | None = None,
         progress: bool = True,
         world: World | None = None,
     ) -> np.ndarray:
-        """Sample one image per prompt. Returns the last stage's images, uint8 [N, height, width, 3].
+        """Sample one image per prompt or embedding. Returns the last stage's images, uint8 [N, height, width, 3].
 
-        prompts:         one caption, or a list; "" = no caption.
+        prompts:         one caption, or a list; "" = no caption; None = none for any of the embeddings or, without
+                         embeddings, for a single image.
         seed:            image i has seed + i and depends on that alone, not on the batch or the other prompts.
         seeds:           one seed per prompt, instead of ``seed``.
         labels:          one class per prompt, for a class-conditional generator.
@@ -104,14 +117,16 @@ class Pipeline:
         size:            height and width of the images, multiples of the networks' divisors; None = as trained, or as
                          ``low_res`` upsampled.
         batch_size:      images per batch and process; guidance doubles their memory.
-        sampler:         sampler of the base generator; None = defaults.
-        guidance:        classifier-free guidance and thresholding of the base generator; None = defaults.
+        sampler:         sampler of the base generator; None = as its checkpoint says.
+        guidance:        classifier-free guidance and thresholding of the base generator; None = as its checkpoint says.
         classifier:      a noised CLIP (``load_classifier``, or its path) that guides the base generator too, with scale
                          ``classifier_scale`` (0 = off, 1 = Bayes' rule), towards ``classifier_prompts`` (None = the
                          prompts), by its gradient at "x_t", or at "x_start" through the generator.
-        upsampling:      settings of the upsamplers: one for each, one for all, or None for ``sample.py``'s defaults.
+        upsampling:      settings of the upsamplers: one for each, one for all, or None for what their checkpoints say.
         low_res:         images for upsamplers without a base generator, uint8 [N, h, w, 3].
         edit:            images to edit: image to image, inpainting, variations (see diffusion/editing.py).
+        embeddings:      image embeddings for a decoder, float32 [N, E].
+        text_states:     text encodings for a decoder that reads them, float32 [N, L, D], and their mask, bool [N, L].
         progress:        show progress bars.
         world:           processes that share the work (``distributed.launch``); each gets all images.
 
@@ -119,16 +134,22 @@ class Pipeline:
         prompts and settings without effect, settings that a stage does not support (naming it), and a classifier that
         does not fit its generator.
         """
+        if prompts is None:
+            prompts = [""] * (1 if embeddings is None else len(embeddings))
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
         seeds = range(seed, seed + len(prompts)) if seeds is None else seeds
-        request = Request(prompts, seeds, labels, negative_prompt, classifier_prompts, size, low_res, edit)
-        base = StageSettings(
-            sampler or SamplerConfig(),
-            guidance or GuidanceConfig(),
-            classifier,
-            classifier_scale,
-            classifier_gradient,
-            batch_size,
+        request = Request(
+            prompts, seeds, labels, negative_prompt, classifier_prompts, size, low_res, edit, embeddings, text_states
+        )
+        defaults = self.stages[0].defaults if self.has_base else StageSettings()
+        base = replace(
+            defaults,
+            sampler=sampler or defaults.sampler,
+            guidance=guidance or defaults.guidance,
+            classifier=classifier,
+            classifier_scale=classifier_scale,
+            classifier_gradient=classifier_gradient,
+            batch_size=batch_size,
         )
         settings = self.stage_settings(base, upsampling)
         return self.sample_stages(request, settings, world=world, progress=progress)[-1]
@@ -138,14 +159,16 @@ class Pipeline:
     ) -> list[StageSettings]:
         """One StageSettings for each stage, as for ``sample_stages``.
 
-        base:       of the base generator; None = defaults.
-        upsampling: of the upsamplers: one for each, one for all, or None for ``sample.py``'s defaults.
+        base:       of the base generator; None = as its checkpoint says.
+        upsampling: of the upsamplers: one for each, one for all, or None for what their checkpoints say.
 
         Raises InputError for a wrong number of settings, and for settings of a base generator without one.
         """
-        base, count = base or StageSettings(), len(self.stages) - self.has_base
+        if base is None:
+            base = self.stages[0].defaults if self.has_base else StageSettings()
+        count = len(self.stages) - self.has_base
         if upsampling is None:
-            upsampling = [UpsamplersConfig().setting()] * count
+            upsampling = self.upsampler_defaults
         elif isinstance(upsampling, StageSettings):
             upsampling = [upsampling] * max(count, 1)
         if len(upsampling) != count:
@@ -267,6 +290,10 @@ class Pipeline:
             )
         if request.labels is not None and not any(stage.num_classes for stage in self.stages):
             raise InputError("labels are given, but this generator is not class-conditional: leave them out")
+        if request.embeddings is not None and not any(stage.reads_embeddings for stage in self.stages):
+            raise InputError("embeddings are given, but no stage is conditioned on image embeddings: leave them out")
+        if request.text_states is not None and not any(stage.reads_text_states for stage in self.stages):
+            raise InputError("text_states are given, but no stage is conditioned on text encodings: leave them out")
         edit = request.edit
         if edit is not None and not self.has_base and (edit.masks is None or edit.config != EditConfig()):
             raise InputError(
@@ -277,7 +304,7 @@ class Pipeline:
     def check(self, expected) -> None:
         """InputError if expected settings (see ``config.expectations``) differ from those of the first checkpoint."""
         first = self.stages[0]
-        wrong = disagreements(expected, first.config) + disagreements(expected, first.diffusion)
+        wrong = disagreements(expected, first.config, first.diffusion)
         if wrong:
             raise InputError(f"the checkpoint has other settings: {', '.join(wrong)}; leave these flags out")
 
@@ -292,7 +319,7 @@ def _interleave(parts: Sequence[Sequence[np.ndarray]], shape: tuple[int, ...]) -
 
 
 def load(
-    path: str = "",
+    path: str | Sequence[str] = "",
     device: str | torch.device = "auto",
     precision: str = "auto",
     bpe_path: str = "",
@@ -300,9 +327,10 @@ def load(
     upsampler_paths: Sequence[str] = (),
     keep_loaded: bool | None = None,
 ) -> Pipeline:
-    """Generators ready to sample, from model or EMA checkpoints.
+    """Generators and decoders ready to sample, from model or EMA checkpoints.
 
-    path:            ``ema_….pt`` (better images) or ``model….pt``, local or remote; empty = upsamplers alone.
+    path:            ``ema_….pt`` (better images) or ``model….pt``, local or remote; empty = upsamplers alone. A decoder
+                     may be one file, or a list of files with one U-Net each.
     device:          auto, cpu, cuda, cuda:1, mps, …; auto = CUDA if available, else MPS, else the CPU.
     precision:       auto, fp32, bf16 or fp16.
     bpe_path:        the tokenizers' merge file, for checkpoints of earlier versions that do not hold theirs.
@@ -310,16 +338,17 @@ def load(
     keep_loaded:     keep the weights of all stages in memory; False = load each stage for its part of the work only, so
                      that a cascade needs no more memory than its largest stage; None = True for a single stage.
 
-    Raises InputError for a file that is not a generator's checkpoint, a tokenizer that is missing, and stages that do
-    not fit each other.
+    Raises InputError for a file that is not a checkpoint of a generator or decoder, a tokenizer that is missing, and
+    stages that do not fit each other.
     """
-    paths = [path] * bool(path) + list(upsampler_paths)
+    first = [path] * bool(path) if isinstance(path, str) else list(path)
+    paths = first + list(upsampler_paths)
     if not paths:
         raise InputError("there is no checkpoint: give a generator's with --model_path, or upsamplers'")
     keep = len(paths) == 1 if keep_loaded is None else keep_loaded
-    stages = [load_stage(stage_path, device, precision, bpe_path, keep) for stage_path in paths]
-    if path and stages[0].is_upsampler:
-        raise InputError(f"{path} is an upsampler, not a base generator: give it with --upsampler_paths")
-    if not path and not stages[0].is_upsampler:
+    stages = [stage for each in paths for stage in load_stages(each, device, precision, bpe_path, keep)]
+    if first and stages[0].is_upsampler:
+        raise InputError(f"{paths[0]} is an upsampler, not a base generator: give it with --upsampler_paths")
+    if not first and not stages[0].is_upsampler:
         raise InputError(f"{paths[0]} is a base generator, not an upsampler: give it with --model_path")
     return Pipeline(stages)

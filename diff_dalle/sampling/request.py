@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,6 +35,9 @@ class Request:
                         or as ``low_res`` upsampled.
     low_res:            N images for upsamplers without a base generator, uint8 [N, h, w, 3].
     edit:               the images to edit; None = sample from noise.
+    embeddings:         N image embeddings for decoders, float32 [N, E].
+    text_states:        N text encodings for decoders, float32 [N, L, D], with their mask, bool [N, L]: True = a real
+                        token.
 
     Raises InputError for lists and arrays of the wrong length or type, and for seeds out of range.
     """
@@ -45,6 +50,8 @@ class Request:
     size: tuple[int, int] | None = None
     low_res: np.ndarray | None = None
     edit: ImageEdit | None = None
+    embeddings: np.ndarray | None = None
+    text_states: tuple[np.ndarray, np.ndarray] | None = None
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -60,6 +67,16 @@ class Request:
             check_pixels("low_res", self.low_res, "[N, h, w, 3]")
             if len(self.low_res) != len(self):
                 raise InputError(f"low_res has {quantity(len(self.low_res), 'image')} for {count}: give one for each")
+        if self.embeddings is not None:
+            check_floats("embeddings", self.embeddings, "[N, E]", len(self))
+        if self.text_states is not None:
+            states, mask = self.text_states
+            check_floats("text_states", states, "[N, L, D]", len(self))
+            if mask.dtype != np.bool_ or mask.shape != states.shape[:2]:
+                raise InputError(
+                    f"the mask of text_states is {mask.dtype} of shape {list(mask.shape)}, but must be bool "
+                    f"{list(states.shape[:2])}"
+                )
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +136,18 @@ def check_pixels(name: str, images: np.ndarray, shape: str) -> None:
         raise InputError(f"{name} is {images.dtype} of shape {list(images.shape)}, but must be uint8 {shape}")
 
 
+def check_floats(name: str, values: np.ndarray, shape: str, count: int) -> None:
+    """InputError unless ``values`` is float32 of a shape like ``shape``, "[N, E]", for N = ``count``, and finite."""
+    if values.dtype != np.float32 or values.ndim != shape.count(",") + 1:
+        raise InputError(f"{name} is {values.dtype} of shape {list(values.shape)}, but must be float32 {shape}")
+    if len(values) != count:
+        raise InputError(
+            f"{name} has {quantity(len(values), 'row')} for {quantity(count, 'prompt')}: give one for each"
+        )
+    if not np.isfinite(values).all():
+        raise InputError(f"{name} has values that are not finite: compute it again")
+
+
 @dataclass(frozen=True)
 class StageSettings:
     """Sampling settings of one stage.
@@ -150,75 +179,112 @@ class StageSettings:
 
 @dataclass(frozen=True)
 class UpsamplersConfig:
-    """Upsamplers (each setting: one value for all, or a list with one for each)"""
+    """Upsamplers (each setting: one value for all, or a list with one for each; none = as the checkpoint says)"""
 
     upsampler_paths: tuple[str, ...] = option((), "upsampler checkpoints, in order of increasing resolution")
-    upsampler_sampler: tuple[str, ...] = option(("dpm++2m",), f"sampling algorithm: {', '.join(SAMPLERS)}")
-    upsampler_timestep_respacing: tuple[str, ...] = option(("20",), "sampling steps")
-    upsampler_eta: tuple[float, ...] = option((0.0,), "randomness of ddim; 0 = deterministic")
-    upsampler_guidance_scale: tuple[float, ...] = option((1.0,), "scale of classifier-free guidance; 1 = off")
+    upsampler_sampler: tuple[str, ...] = option(
+        (), f"sampling algorithm: {', '.join(SAMPLERS)}; none = dpm++2m for a generator"
+    )
+    upsampler_timestep_respacing: tuple[str, ...] = option((), "sampling steps; none = 20 for a generator")
+    upsampler_eta: tuple[float, ...] = option((), "randomness of ddim; 0 = deterministic")
+    upsampler_guidance_scale: tuple[float, ...] = option((), "scale of classifier-free guidance; 1 = off; none = 1")
     upsampler_classifier_paths: tuple[str, ...] = option((), "noised CLIP checkpoints; `none` in a list = none")
-    upsampler_classifier_scale: tuple[float, ...] = option((1.0,), "scale of classifier guidance; 0 = off")
+    upsampler_classifier_scale: tuple[float, ...] = option((), "scale of classifier guidance; 0 = off; none = 1")
     upsampler_seed: tuple[int, ...] = option((), "seed of the upsampling noise: image i uses seed + i; none = as base")
-    upsampler_batch_size: tuple[int, ...] = option((4,), "images per batch and process")
+    upsampler_batch_size: tuple[int, ...] = option((), "images per batch and process; none = 4")
     noise_level: tuple[float, ...] = option(
-        (0.0,),
-        "noise level of the low-resolution image, 0–1; higher values hide artifacts and generate more new detail",
+        (),
+        "noise level of the low-resolution image, 0–1; higher values hide artifacts and generate more new detail; none "
+        "= 0 for a generator",
     )
     blur_level: tuple[float, ...] = option(
-        (0.0,), "standard deviation of the blur of the low-resolution image, in its pixels; 0 = no blur"
+        (), "standard deviation of the blur of the low-resolution image, in its pixels; none or 0 = no blur"
     )
     tile_size: tuple[int, ...] = option(
-        (0,),
+        (),
         "width and height in pixels of overlapping tiles that the network processes one after another to save memory; "
-        "0 = the whole image",
+        "none or 0 = the whole image",
     )
-    tile_overlap: tuple[int, ...] = option((StageSettings.tile_overlap,), "pixels shared by neighboring tiles")
+    tile_overlap: tuple[int, ...] = option(
+        (), f"pixels shared by neighboring tiles; none = {StageSettings.tile_overlap}"
+    )
 
     def __post_init__(self):
-        count = len(self.upsampler_paths)
-        for setting in fields(self):
-            given = len(getattr(self, setting.name))
-            if not given and setting.default:
-                raise InputError(f"{setting.name} is empty: give one value for all upsamplers, or one for each")
-            if count and given not in (0, 1, count):
-                raise InputError(
-                    f"{setting.name} has {given} values for {quantity(count, 'upsampler')}: give one for all, or one "
-                    "for each"
-                )
+        if self.upsampler_paths:
+            self._check_counts(len(self.upsampler_paths))
+        self._check_samplers()
         if not self.upsampler_classifier_paths and set(self.upsampler_classifier_scale) - {0.0, 1.0}:
             raise InputError(
                 "upsampler_classifier_scale is set, but there is no classifier: give its checkpoint with "
                 "--upsampler_classifier_paths"
             )
-        if not any(self.tile_size) and self.tile_overlap != UpsamplersConfig.tile_overlap:
+        if not any(self.tile_size) and self.tile_overlap:
             raise InputError("tile_overlap is set, but there are no tiles: set --tile_size")
-        for i, path in enumerate(self.upsampler_paths):
-            try:
-                self.setting(i)
-            except InputError as error:
-                raise InputError(f"the upsampler_ settings of {path}: {error}") from None
 
-    def settings(self) -> list[StageSettings]:
-        """The settings of all upsamplers."""
-        return [self.setting(i) for i in range(len(self.upsampler_paths))]
+    def _check_samplers(self) -> None:
+        """InputError for unknown samplers and, where both are given, for those that have no eta."""
+        etas = self.upsampler_eta or (0.0,)
+        for i in range(max(len(self.upsampler_sampler), len(etas)) if self.upsampler_sampler else 0):
+            with self._about(i):
+                SamplerConfig(
+                    self.upsampler_sampler[i if len(self.upsampler_sampler) > 1 else 0],
+                    eta=etas[i if len(etas) > 1 else 0],
+                )
 
-    def setting(self, i: int = 0) -> StageSettings:
-        """The settings of upsampler ``i``."""
+    @contextlib.contextmanager
+    def _about(self, i: int) -> Iterator[None]:
+        """Say in an InputError that it is about upsampler ``i``."""
+        try:
+            yield
+        except InputError as error:
+            name = self.upsampler_paths[i] if i < len(self.upsampler_paths) else f"upsampler {i + 1}"
+            raise InputError(f"the upsampler_ settings of {name}: {error}") from None
 
-        def at(values: tuple):
-            return values[i if len(values) > 1 else 0] if values else None
+    def _check_counts(self, count: int) -> None:
+        for setting in fields(self):
+            given = len(getattr(self, setting.name))
+            if given not in (0, 1, count) and setting.name != "upsampler_paths":
+                raise InputError(
+                    f"{setting.name} has {quantity(given, 'value')} for {quantity(count, 'upsampler')}: give one for "
+                    "all, or one for each"
+                )
 
-        classifier = at(self.upsampler_classifier_paths)
-        return StageSettings(
-            SamplerConfig(at(self.upsampler_sampler), at(self.upsampler_timestep_respacing), at(self.upsampler_eta)),
-            GuidanceConfig(guidance_scale=at(self.upsampler_guidance_scale)),
-            classifier=None if classifier == "none" else classifier,
-            classifier_scale=at(self.upsampler_classifier_scale),
-            batch_size=at(self.upsampler_batch_size),
-            seed=at(self.upsampler_seed),
-            noise_level=at(self.noise_level),
-            blur_level=at(self.blur_level),
-            tile_size=at(self.tile_size),
-            tile_overlap=at(self.tile_overlap),
+    def settings(self, defaults: Sequence[StageSettings]) -> list[StageSettings]:
+        """The settings of all upsamplers, whose checkpoints say ``defaults``. InputError for another number of values
+        than there are upsamplers, and for settings without any."""
+        if not defaults and self != UpsamplersConfig():
+            raise InputError("upsampler settings are given, but no upsampler: give it with --upsampler_paths")
+        self._check_counts(len(defaults))
+        found = []
+        for i, default in enumerate(defaults):
+            with self._about(i):
+                found.append(self._setting(i, default))
+        return found
+
+    def _setting(self, i: int, default: StageSettings) -> StageSettings:
+        def given(**names: str) -> dict[str, Any]:
+            """Of these settings, by their names there, the values that are set."""
+            values = {name: getattr(self, own) for name, own in names.items()}
+            return {name: value[i if len(value) > 1 else 0] for name, value in values.items() if value}
+
+        own = given(
+            classifier="upsampler_classifier_paths",
+            classifier_scale="upsampler_classifier_scale",
+            batch_size="upsampler_batch_size",
+            seed="upsampler_seed",
+            noise_level="noise_level",
+            blur_level="blur_level",
+            tile_size="tile_size",
+            tile_overlap="tile_overlap",
+        )
+        if own.get("classifier") == "none":
+            own["classifier"] = None
+        steps = given(timestep_respacing="upsampler_timestep_respacing", eta="upsampler_eta")
+        chosen = given(sampler="upsampler_sampler")
+        guidance = given(guidance_scale="upsampler_guidance_scale")
+        return replace(
+            default,
+            sampler=default.sampler.changed(**chosen, **steps),
+            guidance=replace(default.guidance, **guidance),
+            **own,
         )

@@ -1,7 +1,8 @@
-"""One generator of a cascade: its properties, read from its checkpoint, and sampling with it."""
+"""One network of a cascade: its properties, read from its checkpoint, and sampling with it."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,17 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from ..batch import Conditioning
-from ..checkpoints.loading import SavedNetwork, open_network
-from ..diffusion.diffusion_config import create_gaussian_diffusion
+from ..checkpoints.loading import SavedNetwork
+from ..diffusion.augmentation import Degradation
+from ..diffusion.diffusion_config import DiffusionConfig, create_gaussian_diffusion
 from ..diffusion.editing import shortened
 from ..diffusion.guidance import thresholding
 from ..diffusion.process import SamplingProcess
 from ..diffusion.sampling import SampleBatch, SamplerConfig, sample_batch, seeds_draw
 from ..diffusion.tiling import Tiled, check_tiles
-from ..distributed.devices import use_device
 from ..errors import InputError
 from ..images.signal import Signal
-from ..models.precision import autocast, for_inference, resolve_precision
+from ..models.decoder.config import DecoderUnetConfig
+from ..models.precision import autocast, for_inference
+from ..models.unet import UNetConfig
 from ..randomness import check_seeds
 from ..text.tokenizer import Tokenizer
 from .classifier import Classifier, load_classifier
@@ -41,24 +44,52 @@ class StageJob:
     index: int = 0
 
 
-class Stage:
-    """A generator ready to sample. Made by ``load_stage``.
+class Stage(ABC):
+    """A denoising network ready to sample: one resolution of a cascade. Made by ``load_stages``.
 
-    saved:     its checkpoint.
-    precision: fp32, bf16 or fp16; of the arithmetic and, where it has it, of the stored weights.
-    bpe_path:  the merge file of its classifiers' tokenizers, for files that do not hold theirs.
-    keep:      keep the weights in memory after use.
+    To add a kind of network: a subclass of this, and a line in ``kinds.STAGES``.
+
+    saved:       its checkpoint.
+    precision:   fp32, bf16 or fp16; of the arithmetic and, where it has it, of the stored weights.
+    bpe_path:    the merge file of its classifiers' tokenizers, for files that do not hold theirs.
+    keep:        keep the weights in memory after use.
+
+    A subclass says of its network:
+
+    config:      its settings.
+    unet:        those of its U-Net, which know the sizes it supports.
+    image_size:  width and height of the signal in training.
+    small_size:  those of the low-resolution signal; 0 = no upsampler.
+    diffusion:   its process.
+    degradation: of its low-resolution signals in training.
+    defaults:    how to sample with it, unless told otherwise.
+    num_classes: number of its classes; 0 = none.
     """
+
+    config: Any
+    unet: UNetConfig | DecoderUnetConfig
+    image_size: int
+    small_size: int
+    diffusion: DiffusionConfig
+    degradation: Degradation
+    defaults: StageSettings
+    num_classes: int = 0
 
     def __init__(
         self, saved: SavedNetwork, device: torch.device, precision: str = "fp32", bpe_path: str = "", keep: bool = True
     ):
         self.saved, self.device, self.precision, self.bpe_path, self.keep = saved, device, precision, bpe_path, keep
-        self.config, self.diffusion = saved.settings.model, saved.settings.diffusion
-        self.degradation = saved.settings.augmentation.degradation
         self.signal: Signal = saved.kind.signal(saved.settings)
         self._network: nn.Module | None = None
         self._classifiers: dict[str, Classifier] = {}
+
+    @abstractmethod
+    def conditioning(self, request: Request, index: Sequence[int]) -> Conditioning:
+        """The network's conditions of the request's images with these indices, on the CPU, except for those of the
+        low-resolution image.
+
+        Guidance and batching include whatever is there. Raises InputError for missing or impossible conditions.
+        """
 
     @property
     def path(self) -> str:
@@ -67,37 +98,35 @@ class Stage:
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """None for a generator without text."""
+        """None for a network without text of its own."""
         return self.saved.tokenizer
 
     @property
-    def num_classes(self) -> int:
-        """0 for a generator without classes."""
-        return self.config.unet.num_classes
-
-    @property
-    def image_size(self) -> int:
-        """Width and height of the signal in training."""
-        return self.config.unet.image_size
-
-    @property
-    def small_size(self) -> int:
-        """Width and height of the low-resolution signal in training; 0 = a base generator."""
-        return self.config.low_res.small_size
-
-    @property
     def is_upsampler(self) -> bool:
-        return self.config.is_upsampler
+        return self.small_size > 0
 
     @property
     def factor(self) -> int:
-        """The upsampling factor; 1 for a base generator."""
-        return self.config.factor
+        """The upsampling factor; 1 if it is no upsampler."""
+        return self.image_size // (self.small_size or self.image_size)
 
     @property
     def divisor(self) -> int:
         """Required divisor of height and width."""
-        return self.config.unet.divisor
+        return self.unet.divisor
+
+    @property
+    def reads_embeddings(self) -> bool:
+        """Whether it is conditioned on image embeddings."""
+        return False
+
+    @property
+    def reads_text_states(self) -> bool:
+        """Whether it is conditioned on text encodings from outside."""
+        return False
+
+    def check_beside(self, other: Stage) -> None:  # noqa: B027  (optional)
+        """InputError if it cannot work for the same request as another stage, before it in the cascade."""
 
     def network(self) -> nn.Module:
         """The network with its weights, loaded unless kept."""
@@ -109,51 +138,18 @@ class Stage:
         """The process with the sampling steps."""
         return create_gaussian_diffusion(self.diffusion, sampler.timestep_respacing)
 
-    def conditioning(self, request: Request, index: Sequence[int]) -> Conditioning:
-        """The network's conditions of the request's images with these indices, on the CPU, except for those of the
-        low-resolution image.
-
-        Stages with further conditions (text states or image embeddings from other networks) add them here; guidance and
-        batching then include them. Raises InputError for missing or impossible classes.
-        """
-        cond = self._text([request.prompts[i] for i in index])
-        if not self.num_classes:
-            return cond
-        labels = self._labels(request)
-        return replace(cond, labels=torch.tensor([labels[i] for i in index]))
-
-    def _labels(self, request: Request) -> Sequence[int]:
-        last = self.num_classes - 1
-        if request.labels is None:
-            raise InputError(f"this generator is class-conditional: give labels from 0 to {last}")
-        if not all(0 <= label <= self.num_classes for label in request.labels):
-            raise InputError(
-                f"labels must lie between 0 and {last} ({self.num_classes} = no class), not {list(request.labels)}"
-            )
-        return request.labels
-
     def negative_conditioning(self, cond: Conditioning, negative_prompt: str) -> Conditioning | None:
         """The negative condition of classifier-free guidance: ``cond`` with caption, class and image embedding dropped,
         or with the negative prompt as its caption. None for an unconditional generator."""
         if not cond.droppable:
             return None
         count = len(next(iter(cond.present().values())))
-        null = cond.drop(torch.ones(count, dtype=torch.bool), self.num_classes)
-        if negative_prompt and self.tokenizer is not None:
-            text = self._text([negative_prompt] * count)
-            null = replace(null, tokens=text.tokens, mask=text.mask)
-        return null
-
-    def _text(self, prompts: Sequence[str]) -> Conditioning:
-        if self.tokenizer is None:
-            return Conditioning()
-        tokens, mask = self.tokenizer(list(prompts), self.config.text.text_length)
-        return Conditioning(tokens=tokens, mask=mask)
+        return cond.drop(torch.ones(count, dtype=torch.bool), self.num_classes)
 
     def check(self, job: StageJob) -> None:
         """InputError for a job that ``sample_batches`` cannot do, before any weights are loaded."""
         request, settings = job.request, job.settings
-        self.config.unet.check_size(*job.size)
+        self.unet.check_size(*job.size)
         settings.guidance.scale(self.conditioning(request, range(len(request))[:1]).droppable)
         thresholding(settings.guidance, self.signal.value_range)
         process = self.process(settings.sampler)
@@ -246,14 +242,3 @@ class Stage:
         level, sigma = (torch.full((len(images),), value, device=self.device) for value in levels)
         noise = seeds_draw(seeds, job.index, self.device).normal("low-resolution noise", images.shape[1:])
         return self.degradation.apply(images, sigma, level, noise)
-
-
-def load_stage(
-    path: str, device: str | torch.device = "auto", precision: str = "auto", bpe_path: str = "", keep: bool = True
-) -> Stage:
-    """A generator, base or upsampler, from its checkpoint; arguments and errors as for ``pipeline.load``.
-
-    keep: False = load the weights for each use and free them afterwards.
-    """
-    saved, resolved = open_network(path, "generator", bpe_path), use_device(device)
-    return Stage(saved, resolved, resolve_precision(precision, resolved), bpe_path, keep)

@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ..batch import Batch, Conditioning
+from ..batch import SELF_COND, Batch, Conditioning
 from ..checkpoints.decoder_stage import DecoderStage
 from ..diffusion.augmentation import area_resize
 from ..diffusion.diffusion_config import create_gaussian_diffusion
@@ -16,7 +16,7 @@ from ..diffusion.guidance import thresholding
 from ..embeddings.contract import Clip
 from ..errors import InputError
 from ..images.signal import PixelSignal
-from ..models.decoder.unet import SELF_COND, DecoderUnet
+from ..models.decoder.unet import DecoderUnet
 from ..randomness import Draw
 from .denoising import DenoisingConfig, DenoisingTask
 

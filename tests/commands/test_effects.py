@@ -27,7 +27,7 @@ CASES = [
     (GeneratorRun, "--vb_loss_weight 0.1", "", "--variance learned", "set --variance to learned or learned_range"),
     (GeneratorRun, "--learned_variance_constrain_frac True", "", "--learn_sigma True", "variance is fixed_large"),
     (GeneratorRun, "--dynamic_percentile 0.9", "", "--thresholding dynamic", "thresholding is static"),
-    (SampleRun, "--dynamic_percentile 0.9", "--model_path a.pt", "--model_path a.pt --thresholding dynamic", "static"),
+    (SampleRun, "--dynamic_percentile 0.9", "--model_path a.pt", "--model_path a.pt --thresholding dynamic", "none"),
     (GeneratorRun, "--preview_samples 4", "--sample_interval 0", "", "sample_interval is 0"),
     (GeneratorRun, "--sampler unipc", "--sample_interval 0", "", "sample_interval is 0"),
     (GeneratorRun, "--use_ddim", "--sample_interval 0", "", "--sampler has no effect while sample_interval is 0"),

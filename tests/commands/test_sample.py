@@ -1,16 +1,23 @@
 """Settings of sample.py: upsamplers, images to upsample, images to edit, config files."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from PIL import Image
 
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.sample import SampleRun, read_request
+from diff_dalle.config import given
 from diff_dalle.diffusion import GuidanceConfig
+from diff_dalle.diffusion.sampling import SamplerConfig
 from diff_dalle.errors import InputError
 from diff_dalle.images.signal import PixelSignal
-from diff_dalle.sampling.request import UpsamplersConfig
+from diff_dalle.sampling.generator_stage import UPSAMPLER_DEFAULTS
+from diff_dalle.sampling.request import StageSettings, UpsamplersConfig
 
+USUAL = [UPSAMPLER_DEFAULTS] * 2
 CASCADE = {
     "model_path": "base.pt",
     "prompts": "a red circle|a star",
@@ -79,9 +86,9 @@ def test_the_output_of_a_dry_run_is_read_back(tmp_path, capsys):
     assert not left.value.code
     (tmp_path / "cascade.yaml").write_text(capsys.readouterr().out)
     again = parsed(config=tmp_path / "cascade.yaml")
-    assert again == parsed(**CASCADE) and again.upsamplers.settings() == parsed(**CASCADE).upsamplers.settings()
+    assert again == parsed(**CASCADE)
     assert again.sampler.timestep_respacing == "10,15,20" and again.what.sample_size == (64, 128)
-    two = again.upsamplers.settings()
+    two = again.upsamplers.settings(USUAL)
     assert [settings.sampler.timestep_respacing for settings in two] == ["9", "ddim25"]
     assert [settings.classifier for settings in two] == [None, "clip.pt"]
     changed = parsed(config=tmp_path / "cascade.yaml", noise_level="0.3", prompts="a ring")
@@ -91,8 +98,8 @@ def test_the_output_of_a_dry_run_is_read_back(tmp_path, capsys):
 def test_a_file_from_before_guidance_had_a_default_of_its_own_still_loads(tmp_path):
     """Its guidance_scale is 3.0, which is now spelled none; both are accepted, in files and flags."""
     (tmp_path / "old.yaml").write_text("what: {model_path: base.pt}\nguidance: {guidance_scale: 3.0}\n")
-    assert parsed(config=tmp_path / "old.yaml").guidance == GuidanceConfig(guidance_scale=3.0)
-    assert parsed(config=tmp_path / "old.yaml", guidance_scale="none").guidance == GuidanceConfig()
+    assert given(parsed(config=tmp_path / "old.yaml").guidance) == {"guidance_scale": 3.0}
+    assert given(parsed(config=tmp_path / "old.yaml", guidance_scale="none").guidance) == {}
 
 
 def test_a_file_may_set_an_upsamplers_steps_by_thirds(tmp_path):
@@ -100,7 +107,7 @@ def test_a_file_may_set_an_upsamplers_steps_by_thirds(tmp_path):
     (tmp_path / "settings.yaml").write_text(
         "what: {model_path: base.pt}\nupsamplers: {upsampler_paths: up.pt, upsampler_timestep_respacing: ['3,4,5']}\n"
     )
-    settings = parsed(config=tmp_path / "settings.yaml").upsamplers.settings()
+    settings = parsed(config=tmp_path / "settings.yaml").upsamplers.settings(USUAL[:1])
     assert [stage.sampler.timestep_respacing for stage in settings] == ["3,4,5"]
 
 
@@ -109,7 +116,6 @@ REFUSED = {
     "upsamplers alone": ({"upsampler_paths": "up.pt"}, "--model_path is required"),
     "base and images": ({**UPSAMPLING, "model_path": "base.pt"}, "leave --model_path or --low_res_dir out"),
     "no upsampler": ({"low_res_dir": "images"}, "there is no upsampler: give it with --upsampler_paths"),
-    "settings of none": ({"model_path": "base.pt", "noise_level": 0.1}, "but no upsampler: .* --upsampler_paths"),
     "too many values": (
         {"model_path": "base.pt", "upsampler_paths": "a.pt,b.pt", "blur_level": "0,0,0.5"},
         "blur_level has 3 values for 2 upsamplers: give one for all, or one for each",
@@ -140,8 +146,6 @@ def test_incompatible_settings_are_refused(case):
         ({"noise_level": (0.1, 0.2, 0.3)}, "noise_level has 3 values for 2 upsamplers: give one for all, or one for"),
         ({"upsampler_seed": (1, 2, 3)}, "upsampler_seed has 3 values for 2 upsamplers"),
         ({"upsampler_classifier_paths": ("a", "b", "c")}, "upsampler_classifier_paths has 3 values for 2 upsamplers"),
-        ({"tile_size": ()}, "tile_size is empty: give one value for all upsamplers"),
-        ({"upsampler_timestep_respacing": ()}, "upsampler_timestep_respacing is empty"),
         ({"upsampler_sampler": ("ddim", "ddmi")}, "settings of b: sampler 'ddmi' is unknown; did you mean ddim"),
         ({"upsampler_sampler": ("ddim", "heun"), "upsampler_eta": (0.5,)}, "settings of b: eta is 0.5, but only"),
         ({"upsampler_classifier_scale": (2.0,)}, "upsampler_classifier_scale .* with --upsampler_classifier_paths"),
@@ -161,11 +165,42 @@ def test_a_list_of_one_is_for_all_and_a_longer_one_for_each():
         upsampler_seed=(7,),
         noise_level=(0.1, 0.2),
     )
-    one, two = config.settings()
+    one, two = config.settings(USUAL)
     assert (one.noise_level, two.noise_level) == (0.1, 0.2) and one.seed == two.seed == 7
     assert (one.classifier, two.classifier) == (None, "c")
     assert one.guidance == two.guidance == GuidanceConfig(guidance_scale=2.0)
-    assert UpsamplersConfig(("a",)).setting().seed is None and UpsamplersConfig().settings() == []
+    assert one.sampler == UPSAMPLER_DEFAULTS.sampler and one.batch_size == 4
+    assert UpsamplersConfig(("a",)).settings(USUAL[:1]) == USUAL[:1] and UpsamplersConfig().settings([]) == []
+    with pytest.raises(InputError, match="has 2 values for 3 upsamplers"):
+        config.settings([*USUAL, UPSAMPLER_DEFAULTS])
+    with pytest.raises(InputError, match="but no upsampler: .* --upsampler_paths"):
+        UpsamplersConfig(noise_level=(0.1,)).settings([])
+
+
+def test_what_is_given_replaces_what_a_checkpoint_says():
+    """Another sampler than the checkpoint's has none of its eta."""
+    says = StageSettings(SamplerConfig("ddim", "7", 0.5), GuidanceConfig(thresholding="dynamic"), noise_level=0.2)
+    pipeline = SimpleNamespace(
+        stages=[SimpleNamespace(defaults=says)],
+        has_base=True,
+        upsampler_defaults=[],
+        stage_settings=lambda *given: given,
+    )
+
+    def settings(**flags):
+        return parsed(model_path="a.pt", **flags).settings(pipeline, 2.0)[0]
+
+    assert settings() == replace(says, classifier_scale=2.0)
+    assert settings(timestep_respacing=9).sampler == SamplerConfig("ddim", "9", 0.5)
+    assert settings(sampler="heun").sampler == SamplerConfig("heun", "7")
+    assert settings(sampler="ddim", eta=0).sampler == SamplerConfig("ddim", "7")
+    assert settings(thresholding="none").guidance.thresholding == "none"
+    assert settings(guidance_scale=2).guidance == GuidanceConfig(2.0, thresholding="dynamic")
+    with pytest.raises(InputError, match="eta is 0.1, but only the sampler ddim has it"):
+        settings(sampler="heun", eta=0.1)
+    pipeline.has_base = False
+    with pytest.raises(InputError, match="are given, but there is none: set the upsamplers' own"):
+        settings(sampler="heun")
 
 
 def test_prompts_come_from_text_files_and_folders_of_them_or_from_shards(tmp_path):
@@ -249,3 +284,33 @@ def test_an_upsampler_alone_supports_masks(folder, tmp_path):
     image, mask = save(tmp_path / "a.png", 8, 12), save(tmp_path / "m.png", 8, 12, 255, "L")
     found = request(**{**UPSAMPLING, "low_res_dir": folder}, init_image=image, mask=mask)
     assert len(found.prompts) == 3 and np.all(found.edit.masks[0]) and found.low_res.shape == (3, 4, 6, 3)
+
+
+def test_embeddings_are_read_from_a_file(tmp_path):
+    """One image for each, or used in turn."""
+    path, values = str(tmp_path / "e.npy"), np.random.default_rng(0).normal(size=(3, 5))
+    for dtype in (np.float16, np.float32, np.float64):
+        np.save(path, values.astype(dtype))
+        found = request(model_path="a.pt", embeddings=path)
+        assert found.embeddings.dtype == np.float32 and len(found) == 3
+        np.testing.assert_array_equal(found.embeddings, values.astype(dtype).astype(np.float32))
+    again = request(model_path="a.pt", embeddings=path, num_samples=4).embeddings
+    np.testing.assert_array_equal(again, found.embeddings[[0, 1, 2, 0]])
+    for other, what in (
+        (np.zeros((2, 3), dtype=int), "int64"),
+        (np.zeros(3), "float64"),
+        (np.zeros((0, 3)), "float64"),
+        (np.asfortranarray(values), "float64"),
+        (np.array([[None]]), ".npy"),
+    ):
+        np.save(path, other, allow_pickle=True)
+        with pytest.raises(InputError, match=f"e.npy is .*{what}.*, but embeddings must be a .npy file of numbers"):
+            request(model_path="a.pt", embeddings=path)
+    np.save(path, values)
+    data = (tmp_path / "e.npy").read_bytes()
+    for cut in (data[:-8], data[:20], b"text"):
+        (tmp_path / "e.npy").write_bytes(cut)
+        with pytest.raises(InputError, match="but embeddings must be a .npy file of numbers"):
+            request(model_path="a.pt", embeddings=path)
+    with pytest.raises(InputError, match="does not exist"):
+        request(model_path="a.pt", embeddings=path + "x")

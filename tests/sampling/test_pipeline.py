@@ -14,9 +14,10 @@ from diff_dalle.diffusion.sampling import SamplerConfig
 from diff_dalle.errors import InputError
 from diff_dalle.images.pixels import to_uint8
 from diff_dalle.models.generator import Generator, GeneratorConfig
+from diff_dalle.sampling.generator_stage import GeneratorStage
 from diff_dalle.sampling.pipeline import load
 from diff_dalle.sampling.request import Request, StageSettings
-from diff_dalle.sampling.stage import Stage, StageJob
+from diff_dalle.sampling.stage import StageJob
 
 
 @pytest.fixture(scope="module")
@@ -117,10 +118,10 @@ def test_a_moved_vocabulary_is_passed_to_classifiers(tmp_path, monkeypatch):
 
 def test_negative_conditions_are_encoded_only_if_guidance_uses_them(tmp_path, monkeypatch):
     pipeline, scales = load(make_file(tmp_path), "cpu"), []
-    negative = Stage.negative_conditioning
+    negative = GeneratorStage.negative_conditioning
     for scale in (1.0, 3.0):
         counted = lambda self, *arguments, scale=scale: scales.append(scale) or negative(self, *arguments)  # noqa: E731
-        monkeypatch.setattr(Stage, "negative_conditioning", counted)
+        monkeypatch.setattr(GeneratorStage, "negative_conditioning", counted)
         sample(pipeline, ["a star"], guidance=GuidanceConfig(guidance_scale=scale))
     assert scales == [3.0]
 

@@ -11,8 +11,8 @@ from diff_dalle.diffusion import GuidanceConfig
 from diff_dalle.errors import InputError
 from diff_dalle.images.files import fit_image, fit_mask
 from diff_dalle.images.signal import PixelSignal, Signal
+from diff_dalle.sampling.generator_stage import GeneratorStage
 from diff_dalle.sampling.pipeline import Pipeline, load
-from diff_dalle.sampling.stage import Stage
 
 LOOSE = GuidanceConfig(guidance_scale=1.0, thresholding="none")
 GRAY = {"image_channels": 1, **NO_TEXT}
@@ -92,9 +92,9 @@ class Latent(Signal):
         return 10 * PixelSignal().from_pixels(images[:, ::2, ::2])
 
 
-def with_latents(stage: Stage) -> Stage:
+def with_latents(stage: GeneratorStage) -> GeneratorStage:
     kind = replace(stage.saved.kind, signal=lambda settings: Latent())
-    return Stage(replace(stage.saved, kind=kind), stage.device, stage.precision)
+    return GeneratorStage(replace(stage.saved, kind=kind), stage.device, stage.precision)
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +140,7 @@ def test_latents_have_no_limits_to_threshold(latents, kind):
 # --------------------------------------------------------------------------------------- conditions from other networks
 
 
-class EmbeddingStage(Stage):
+class EmbeddingStage(GeneratorStage):
     """A generator with an image embedding from another network and, if it reads no text itself, text states."""
 
     def conditioning(self, request, index):

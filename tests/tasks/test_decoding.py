@@ -7,10 +7,9 @@ import torch
 from decoder_making import TEXT_LENGTH, TEXT_UNET, TEXT_WIDTH, UNET, WIDTH, make_decoder, make_network
 from torch import nn
 
-from diff_dalle.batch import Batch, Conditioning
+from diff_dalle.batch import SELF_COND, Batch, Conditioning
 from diff_dalle.diffusion.augmentation import area_downsample
 from diff_dalle.errors import InputError
-from diff_dalle.models.decoder.unet import SELF_COND
 from diff_dalle.models.precision import autocast
 from diff_dalle.randomness import Draw
 from diff_dalle.tasks.decoding import CLIP, DecodingTask

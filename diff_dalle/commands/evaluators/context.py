@@ -101,7 +101,8 @@ class Context:
         if all(stage.tokenizer is None for stage in pipeline.stages):
             prompts = [""] * len(low_res)
         request = Request(prompts, self._seeds(len(low_res)), low_res=low_res)
-        return pipeline.sample_stages(request, self.run.upsamplers.settings(), world=self.world)[-1]
+        settings = self.run.upsamplers.settings(pipeline.upsampler_defaults)
+        return pipeline.sample_stages(request, settings, world=self.world)[-1]
 
     def _sample(
         self,
@@ -119,7 +120,7 @@ class Context:
             classifier_gradient=self.run.classifier.classifier_gradient,
             batch_size=self.settings.batch_size,
         )
-        upsampling = self.run.upsamplers.settings()[: len(pipeline.stages) - 1]
+        upsampling = self.run.upsamplers.settings(self.pipeline.upsampler_defaults)[: len(pipeline.stages) - 1]
         captions = prompts if guidance.text_conditional else [""] * len(prompts)
         request = Request(captions, self._seeds(len(prompts)), classifier_prompts=prompts, edit=edit)
         return pipeline.sample_stages(request, [base, *upsampling], world=self.world)

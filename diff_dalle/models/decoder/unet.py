@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...batch import Conditioning
+from ...batch import SELF_COND, Conditioning
 from ...errors import InputError
 from ..layers import zero_init
 from ..precision import autocast_disabled
@@ -29,8 +29,6 @@ from .attention import LinearAttention, MultiQueryAttention, OverPositions
 from .blocks import ConvNorm, CrossEmbed, PixelShuffle, ResidualBlock
 from .conditions import Conditions
 from .config import DecoderUnetConfig, Stage
-
-SELF_COND = "self_cond"  # in ``Conditioning.extra``
 
 
 class _Builder:
@@ -148,7 +146,7 @@ class DecoderUnet(nn.Module):
     learned_variance: output twice the channels; the second half parametrizes the variance.
 
     With ``cond_on_text_encodings`` it reads ``cond.text_states`` and ``cond.mask``; with ``self_cond``
-    ``cond.extra["self_cond"]``, an image like x, without which it takes 0. A missing one of the others is an
+    ``cond.extra[SELF_COND]``, an image like x, without which it takes 0. A missing one of the others is an
     InputError. Samples whose embedding or text is dropped (see ``Conditioning.drop``) get learned values in its place.
     Conditions that the network was not built for are ignored.
     """
@@ -166,7 +164,7 @@ class DecoderUnet(nn.Module):
         super().__init__()
         if low_res_level and not low_res:
             raise InputError("low_res_level is the noise level of low_res, which this U-Net does not have")
-        self.config, self.low_res = config, low_res
+        self.config, self.low_res, self.self_conditioned = config, low_res, config.self_cond
         build, stages, first = _Builder(config), config.stages, config.stages[0]
         self.conditions = Conditions(config, image_embedding, low_res_level, attended=len(stages) > 1)
         images = 1 + config.self_cond + low_res

@@ -1,0 +1,65 @@
+"""A text-conditional or class-conditional generator as a stage: base or upsampler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from ..batch import Conditioning
+from ..checkpoints.loading import SavedNetwork
+from ..diffusion.guidance import GuidanceConfig
+from ..diffusion.sampling import SamplerConfig
+from ..errors import InputError
+from .request import Request, StageSettings
+from .stage import Stage
+
+UPSAMPLER_DEFAULTS = StageSettings(SamplerConfig("dpm++2m", "20"), GuidanceConfig(guidance_scale=1.0), batch_size=4)
+
+
+class GeneratorStage(Stage):
+    """A generator, base or upsampler. Arguments as for ``Stage``."""
+
+    def __init__(
+        self, saved: SavedNetwork, device: torch.device, precision: str = "fp32", bpe_path: str = "", keep: bool = True
+    ):
+        super().__init__(saved, device, precision, bpe_path, keep)
+        settings = saved.settings
+        self.config, self.diffusion = settings.model, settings.diffusion
+        self.degradation = settings.augmentation.degradation
+        self.unet, self.num_classes = self.config.unet, self.config.unet.num_classes
+        self.image_size, self.small_size = self.config.unet.image_size, self.config.low_res.small_size
+        self.defaults = UPSAMPLER_DEFAULTS if self.is_upsampler else StageSettings()
+
+    def conditioning(self, request: Request, index: Sequence[int]) -> Conditioning:
+        """Captions and classes. Subclasses with further conditions (of other networks) add them here."""
+        cond = self._text([request.prompts[i] for i in index])
+        if not self.num_classes:
+            return cond
+        labels = self._labels(request)
+        return replace(cond, labels=torch.tensor([labels[i] for i in index]))
+
+    def _labels(self, request: Request) -> Sequence[int]:
+        last = self.num_classes - 1
+        if request.labels is None:
+            raise InputError(f"this generator is class-conditional: give labels from 0 to {last}")
+        if not all(0 <= label <= self.num_classes for label in request.labels):
+            raise InputError(
+                f"labels must lie between 0 and {last} ({self.num_classes} = no class), not {list(request.labels)}"
+            )
+        return request.labels
+
+    def negative_conditioning(self, cond: Conditioning, negative_prompt: str) -> Conditioning | None:
+        """As for any stage, but with the negative prompt as its caption."""
+        null = super().negative_conditioning(cond, negative_prompt)
+        if null is None or not negative_prompt or self.tokenizer is None:
+            return null
+        text = self._text([negative_prompt] * len(null.caption[0]))
+        return replace(null, tokens=text.tokens, mask=text.mask)
+
+    def _text(self, prompts: Sequence[str]) -> Conditioning:
+        if self.tokenizer is None:
+            return Conditioning()
+        tokens, mask = self.tokenizer(list(prompts), self.config.text.text_length)
+        return Conditioning(tokens=tokens, mask=mask)

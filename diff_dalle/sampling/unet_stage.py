@@ -1,0 +1,86 @@
+"""A U-Net of a decoder as a stage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import cast
+
+import torch
+
+from ..batch import Conditioning
+from ..checkpoints.decoder import check_same_embeddings
+from ..checkpoints.kinds import DecoderSettings
+from ..checkpoints.loading import SavedNetwork
+from ..errors import InputError
+from .generator_stage import UPSAMPLER_DEFAULTS
+from .request import Request, StageSettings
+from .stage import Stage, StageJob
+
+
+class UnetStage(Stage):
+    """A U-Net of a decoder, conditioned on image embeddings and text encodings from outside. Arguments as for
+    ``Stage``."""
+
+    def __init__(
+        self, saved: SavedNetwork, device: torch.device, precision: str = "fp32", bpe_path: str = "", keep: bool = True
+    ):
+        super().__init__(saved, device, precision, bpe_path, keep)
+        self.decoder = cast("DecoderSettings", saved.settings).decoder
+        settings = self.settings = self.decoder.named(saved.trainee)
+        self.config = self.unet = settings.unet
+        self.image_size, self.small_size = settings.image_size, settings.small_size
+        self.diffusion, self.degradation = settings.diffusion, settings.degradation
+        usual = UPSAMPLER_DEFAULTS if self.is_upsampler else StageSettings()
+        # Without dropping in training there is nothing to guide by.
+        scale = usual.guidance.guidance_scale if settings.droppable else 1.0
+        self.defaults = replace(
+            usual,
+            sampler=settings.sampler,
+            guidance=replace(settings.guidance, guidance_scale=scale),
+            noise_level=settings.noise_level,
+        )
+
+    @property
+    def reads_embeddings(self) -> bool:
+        return self.settings.image_embedding
+
+    @property
+    def reads_text_states(self) -> bool:
+        return self.settings.has_text
+
+    def conditioning(self, request: Request, index: Sequence[int]) -> Conditioning:
+        """Embeddings and text encodings of the request."""
+        cond, rows = Conditioning(), list(index)
+        if self.reads_embeddings:
+            if request.embeddings is None:
+                raise InputError("this decoder is conditioned on image embeddings: give them (--embeddings)")
+            given, width = request.embeddings, self.config.image_embed_dim
+            if given.shape[1] != width:
+                raise InputError(
+                    f"the embeddings have width {given.shape[1]}, but this decoder's have width {width}: compute them "
+                    "with the CLIP of its training"
+                )
+            cond = replace(cond, image_embedding=torch.from_numpy(given[rows]))
+        if self.reads_text_states:
+            if request.text_states is None:
+                raise InputError("this decoder is conditioned on text encodings: give them (text_states)")
+            states, mask = request.text_states
+            width = self.config.text_embed_dim
+            if states.shape[2] != width:
+                raise InputError(f"the text encodings have width {states.shape[2]}, but this decoder's have {width}")
+            cond = replace(cond, text_states=torch.from_numpy(states[rows]), mask=torch.from_numpy(mask[rows]))
+        return cond
+
+    def check(self, job: StageJob) -> None:
+        super().check(job)
+        scale = job.settings.guidance.guidance_scale
+        if scale not in (None, 1.0) and not self.settings.droppable:
+            raise InputError(
+                f"guidance_scale is {scale:g}, but this U-Net was trained without dropping its conditions "
+                "(image_cond_drop_prob, text_cond_drop_prob), so it has nothing to guide by: set it to 1"
+            )
+
+    def check_beside(self, other: Stage) -> None:
+        if isinstance(other, UnetStage):
+            check_same_embeddings((other.path, other.decoder, other.settings), (self.path, self.decoder, self.settings))
