@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -19,8 +19,10 @@ from .decoder_stage import DecoderStage
 
 LOSSES = {"l1": "l1", "l2": "rescaled_mse", "huber": "huber"}  # their names in ``DiffusionConfig``
 CLIPS = ("openai", "open_clip", "diff_dalle")
-PER_UNET = "; one for all U-Nets or one for each"
-PER_UPSAMPLER = "; one for all upsamplers, one for each, or one for each U-Net, the first of them {}"
+_FOR_EACH = "; one for all U-Nets or one for each"
+_FOR_UPSAMPLERS = "; one for all upsamplers, one for each, or one for each U-Net, the first of them {}"
+#: Settings that can be lists, but that the first U-Net has not.
+PER_UPSAMPLER = ("random_crop_sizes", "use_noise_for_lowres_cond", "use_blur_for_lowres_cond")
 
 
 @dataclass(frozen=True)
@@ -69,27 +71,27 @@ class DecoderConfig:
     channels: int = option(3, "image channels of all U-Nets: 3 = RGB, 1 = grayscale")
     timesteps: int = option(1000, "number of noising steps T in training")
     sample_timesteps: tuple[int | None, ...] = option(
-        (None,), f"sampling steps: fewer than timesteps = by ddim, none = all of them, ancestral{PER_UNET}"
+        (None,), f"sampling steps: fewer than timesteps = by ddim, none = all of them, ancestral{_FOR_EACH}"
     )
-    loss_type: tuple[str, ...] = option(("l2",), f"loss: {', '.join(LOSSES)}{PER_UNET}")
+    loss_type: tuple[str, ...] = option(("l2",), f"loss: {', '.join(LOSSES)}{_FOR_EACH}")
     beta_schedule: tuple[str, ...] | None = option(
-        None, f"noise schedule: {', '.join(SCHEDULES)}{PER_UNET}; none = cosine, but linear for the last of several"
+        None, f"noise schedule: {', '.join(SCHEDULES)}{_FOR_EACH}; none = cosine, but linear for the last of several"
     )
-    learned_variance: tuple[bool, ...] = option((True,), f"learn the variance of a sampling step{PER_UNET}")
+    learned_variance: tuple[bool, ...] = option((True,), f"learn the variance of a sampling step{_FOR_EACH}")
     clip: ClipConfig | None = option(None, "CLIP that makes the embeddings where the data have none")
     image_cond_drop_prob: float = option(0.1, "probability of dropping the image embedding in training")
     text_cond_drop_prob: float = option(0.5, "probability of dropping the text in training, independent of the image's")
-    predict_x_start: tuple[bool, ...] = option((False,), f"predict the image instead of the noise{PER_UNET}")
-    predict_v: tuple[bool, ...] = option((False,), f"predict v; wins over predict_x_start{PER_UNET}")
+    predict_x_start: tuple[bool, ...] = option((False,), f"predict the image instead of the noise{_FOR_EACH}")
+    predict_v: tuple[bool, ...] = option((False,), f"predict v; wins over predict_x_start{_FOR_EACH}")
     random_crop_sizes: tuple[int | None, ...] = option(
         (None,),
-        "width and height in pixels of random training crops, none = whole images" + PER_UPSAMPLER.format("none"),
+        "width and height in pixels of random training crops, none = whole images" + _FOR_UPSAMPLERS.format("none"),
     )
     use_noise_for_lowres_cond: tuple[bool, ...] = option(
-        (False,), "noise low-resolution images in training, all levels" + PER_UPSAMPLER.format("False")
+        (False,), "noise low-resolution images in training, all levels" + _FOR_UPSAMPLERS.format("False")
     )
     use_blur_for_lowres_cond: tuple[bool, ...] = option(
-        (True,), "blur low-resolution images in training" + PER_UPSAMPLER.format("False")
+        (True,), "blur low-resolution images in training" + _FOR_UPSAMPLERS.format("False")
     )
     lowres_downsample_first: bool = option(
         True, "make low-resolution images at the U-Net before's size; False = at the U-Net's own"
@@ -112,7 +114,7 @@ class DecoderConfig:
     use_dynamic_thres: bool = option(False, "dynamic thresholding in sampling, instead of clipping")
     dynamic_thres_percentile: float = option(0.95, "its percentile of |x_start|, as a fraction")
     p2_loss_weight_gamma: tuple[float, ...] = option(
-        (0.0,), f"gamma in the weight 1 / (k + SNR)^gamma of the eps loss; 0 = off{PER_UNET}"
+        (0.0,), f"gamma in the weight 1 / (k + SNR)^gamma of the eps loss; 0 = off{_FOR_EACH}"
     )
     p2_loss_weight_k: float = option(1.0, "k in that weight")
     ddim_sampling_eta: float = option(0.0, "randomness of ddim; 0 = deterministic, 1 = as random as ancestral")
@@ -135,20 +137,37 @@ class DecoderConfig:
         """The names of the U-Nets, as trainees and in files."""
         return tuple(f"unet{i}" for i in range(len(self)))
 
+    def lists(self) -> dict[str, tuple | None]:
+        """The settings that can be lists with a value for each U-Net."""
+        return {
+            "sample_timesteps": self.sample_timesteps,
+            "loss_type": self.loss_type,
+            "beta_schedule": self.beta_schedule,
+            "learned_variance": self.learned_variance,
+            "predict_x_start": self.predict_x_start,
+            "predict_v": self.predict_v,
+            "p2_loss_weight_gamma": self.p2_loss_weight_gamma,
+            "random_crop_sizes": self.random_crop_sizes,
+            "use_noise_for_lowres_cond": self.use_noise_for_lowres_cond,
+            "use_blur_for_lowres_cond": self.use_blur_for_lowres_cond,
+        }
+
+    def own(self, i: int) -> dict[str, Any]:
+        """The values of ``lists`` for U-Net ``i``; None for what the first has not."""
+        found: dict[str, Any] = {}
+        for name, values in self.lists().items():
+            if values is None:  # beta_schedule
+                values = ("linear" if 0 < i == len(self) - 1 else "cosine",)
+            if name in PER_UPSAMPLER and len(values) == len(self) - 1:
+                values = (None, *values)
+            found[name] = None if i == 0 and name in PER_UPSAMPLER else values[i if len(values) > 1 else 0]
+        return found
+
     def stage(self, i: int) -> DecoderStage:
         """The settings of U-Net ``i``."""
-
-        def at(values: Sequence) -> Any:
-            return values[i if len(values) > 1 else 0]
-
-        def of_upsampler(values: Sequence) -> Any:
-            """Of the first U-Net: nothing."""
-            return None if i == 0 else at(values if len(values) != len(self) - 1 else (None, *values))
-
-        unet, blurred = replace(self.unets[i], channels=self.channels), of_upsampler(self.use_blur_for_lowres_cond)
-        steps, gamma, clipped = at(self.sample_timesteps), at(self.p2_loss_weight_gamma), self._is_clipped
+        own, unet = self.own(i), replace(self.unets[i], channels=self.channels)
+        steps, gamma, noised = own["sample_timesteps"], own["p2_loss_weight_gamma"], own["use_noise_for_lowres_cond"]
         embedding = i == 0 if unet.cond_on_image_embeds is None else unet.cond_on_image_embeds
-        schedule = ("linear" if 0 < i == len(self) - 1 else "cosine") if self.beta_schedule is None else None
         return DecoderStage(
             name=self.names[i],
             unet=unet,
@@ -157,10 +176,10 @@ class DecoderConfig:
             image_embedding=embedding and not self.unconditional,
             diffusion=DiffusionConfig(
                 diffusion_steps=self.timesteps,
-                noise_schedule=schedule or at(self.beta_schedule or ()),
-                prediction="v" if at(self.predict_v) else "x_start" if at(self.predict_x_start) else "eps",
-                variance="learned_range" if at(self.learned_variance) else "fixed_small",
-                loss_type=LOSSES[at(self.loss_type)],
+                noise_schedule=own["beta_schedule"],
+                prediction="v" if own["predict_v"] else "x_start" if own["predict_x_start"] else "eps",
+                variance="learned_range" if own["learned_variance"] else "fixed_small",
+                loss_type=LOSSES[own["loss_type"]],
                 learned_variance_constrain_frac=self.learned_variance_constrain_frac,
                 vb_loss_weight=self.vb_loss_weight,
                 loss_weighting="p2" if gamma else "none",
@@ -168,14 +187,14 @@ class DecoderConfig:
                 p2_k=self.p2_loss_weight_k,
             ),
             degradation=Degradation(
-                self.blur_prob if blurred else 0.0,
+                self.blur_prob if own["use_blur_for_lowres_cond"] else 0.0,
                 (self.blur_sigma[0], self.blur_sigma[-1]),
                 (self.blur_kernel_size[0] // 2, self.blur_kernel_size[-1] // 2),
-                1.0 if of_upsampler(self.use_noise_for_lowres_cond) else 0.0,
+                1.0 if noised else 0.0,
                 "linear",
             ),
             downsample_first=self.lowres_downsample_first,
-            crop_size=of_upsampler(self.random_crop_sizes) or 0,
+            crop_size=own["random_crop_sizes"] or 0,
             image_drop_prob=self.image_cond_drop_prob,
             text_drop_prob=self.text_cond_drop_prob,
             sampler=(
@@ -184,10 +203,10 @@ class DecoderConfig:
                 else SamplerConfig("ddim", str(steps), self.ddim_sampling_eta)
             ),
             guidance=GuidanceConfig(
-                thresholding="dynamic" if self.use_dynamic_thres else "static" if clipped else "none",
+                thresholding="dynamic" if self.use_dynamic_thres else "static" if self._is_clipped else "none",
                 dynamic_percentile=self.dynamic_thres_percentile,
             ),
-            noise_level=self.lowres_noise_sample_level if of_upsampler(self.use_noise_for_lowres_cond) else 0.0,
+            noise_level=self.lowres_noise_sample_level if noised else 0.0,
         )
 
     def named(self, name: str) -> DecoderStage:
@@ -269,14 +288,10 @@ class DecoderConfig:
 
     def _wrong_lists(self) -> Iterator[str]:
         """Lists with another number of values than there are U-Nets, and values that do not exist."""
-        for name in (
-            "sample_timesteps", "loss_type", "learned_variance", "predict_x_start", "predict_v", "p2_loss_weight_gamma",
-            "beta_schedule", "random_crop_sizes", "use_noise_for_lowres_cond", "use_blur_for_lowres_cond",
-        ):  # fmt: skip
-            values = getattr(self, name)
+        for name, values in self.lists().items():
             if values is None:
                 continue
-            of_upsamplers = name in ("random_crop_sizes", "use_noise_for_lowres_cond", "use_blur_for_lowres_cond")
+            of_upsamplers = name in PER_UPSAMPLER
             if len(values) not in (1, len(self), max(len(self) - of_upsamplers, 1)):
                 yield (
                     f"{name} has {quantity(len(values), 'value')} for {quantity(len(self), 'U-Net')}: give one for "

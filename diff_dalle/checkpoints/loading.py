@@ -47,13 +47,13 @@ class SavedNetwork:
 
     def check(self, content: Mapping) -> nn.Module:
         """The network without weights, on the meta device. InputError when the file's weights would not fit it."""
-        content = self._own(content)
+        content = self.own(content)
         with _described(self.path), torch.device("meta"), _at_most(len(content["state"])):
             model = self.build()
         check_weights(model, content, self.path)
         return model
 
-    def _own(self, content: Mapping) -> Mapping:
+    def own(self, content: Mapping) -> Mapping:
         """A file's content with the weights of this network only."""
         if not self.is_part:
             return content
@@ -65,7 +65,7 @@ class SavedNetwork:
         """The network with the file's weights, frozen and in evaluation mode."""
         content = load_file(self.path, values=True)
         model = self.check(content).to_empty(device="cpu")
-        load_weights(model, self._own(content), self.path)
+        load_weights(model, self.own(content), self.path)
         return to_channels_last(model.to(device)).eval().requires_grad_(False)
 
 

@@ -262,29 +262,31 @@ class UpsamplersConfig:
         return found
 
     def _setting(self, i: int, default: StageSettings) -> StageSettings:
-        def given(**names: str) -> dict[str, Any]:
-            """Of these settings, by their names there, the values that are set."""
-            values = {name: getattr(self, own) for name, own in names.items()}
-            return {name: value[i if len(value) > 1 else 0] for name, value in values.items() if value}
+        def given(**values: Sequence) -> dict[str, Any]:
+            """This upsampler's values of the settings that are set."""
+            return {name: each[i if len(each) > 1 else 0] for name, each in values.items() if each}
 
         own = given(
-            classifier="upsampler_classifier_paths",
-            classifier_scale="upsampler_classifier_scale",
-            batch_size="upsampler_batch_size",
-            seed="upsampler_seed",
-            noise_level="noise_level",
-            blur_level="blur_level",
-            tile_size="tile_size",
-            tile_overlap="tile_overlap",
+            classifier=self.upsampler_classifier_paths,
+            classifier_scale=self.upsampler_classifier_scale,
+            batch_size=self.upsampler_batch_size,
+            seed=self.upsampler_seed,
+            noise_level=self.noise_level,
+            blur_level=self.blur_level,
+            tile_size=self.tile_size,
+            tile_overlap=self.tile_overlap,
         )
+        sampler = given(
+            sampler=self.upsampler_sampler,
+            timestep_respacing=self.upsampler_timestep_respacing,
+            eta=self.upsampler_eta,
+        )
+        guidance = given(guidance_scale=self.upsampler_guidance_scale)
         if own.get("classifier") == "none":
             own["classifier"] = None
-        steps = given(timestep_respacing="upsampler_timestep_respacing", eta="upsampler_eta")
-        chosen = given(sampler="upsampler_sampler")
-        guidance = given(guidance_scale="upsampler_guidance_scale")
         return replace(
             default,
-            sampler=default.sampler.changed(**chosen, **steps),
+            sampler=default.sampler.changed(**sampler),
             guidance=replace(default.guidance, **guidance),
             **own,
         )

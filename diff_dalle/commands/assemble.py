@@ -1,0 +1,31 @@
+"""Settings of ``assemble_decoder.py``, and what it does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .. import storage
+from ..checkpoints.assembling import assemble
+from ..config import option
+from ..errors import InputError
+
+
+@dataclass(frozen=True)
+class AssembleConfig:
+    """Assembling"""
+
+    model_paths: tuple[str, ...] = option(
+        (), "checkpoints of the U-Nets of a decoder, ema_….pt or model….pt, in any order; some may hold several"
+    )
+    out: str = option("decoder.pt", "file to write, local or remote; it must not exist")
+
+    def __post_init__(self):
+        if not self.model_paths:
+            raise InputError("--model_paths is required: checkpoints of the U-Nets of a decoder, separated by commas")
+
+
+def assemble_decoder(config: AssembleConfig) -> str:
+    """Write the decoder; returns a text about what was taken. InputError as ``assemble``, and for an existing file."""
+    if storage.exists(config.out):
+        raise InputError(f"{config.out} exists already: give another file with --out, or remove it")
+    return assemble(config.model_paths, config.out)

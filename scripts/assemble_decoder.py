@@ -1,0 +1,13 @@
+"""Put U-Nets that were trained one by one together: one file with all of them, from which the decoder samples."""
+
+from diff_dalle.commands.assemble import AssembleConfig, assemble_decoder
+from diff_dalle.commands.command_line import parse
+from diff_dalle.distributed.launch import run_script
+
+
+def main():
+    print(assemble_decoder(parse(AssembleConfig, description=__doc__)))
+
+
+if __name__ == "__main__":
+    run_script(main)
