@@ -13,7 +13,7 @@ setup(
     packages=find_packages(include=["diff_dalle", "diff_dalle.*"]),
     package_data={
         "diff_dalle": ["py.typed"],
-        "diff_dalle.presets": ["*.yaml"],
+        "diff_dalle.presets": ["*.yaml", "*.json"],
         "diff_dalle.text": ["*.txt", "*.LICENSE"],
     },
     install_requires=[

@@ -16,8 +16,7 @@ from diff_dalle.commands.info import InfoConfig, preset_table
 from diff_dalle.commands.prepare import COMMANDS as PREPARE
 from diff_dalle.commands.replay import ReplayRun
 from diff_dalle.commands.sample import SampleRun
-from diff_dalle.commands.train_classifier import ClassifierRun
-from diff_dalle.commands.train_generator import GeneratorRun
+from diff_dalle.commands.training_commands import TRAINING_COMMANDS
 from diff_dalle.drill.table import DrillConfig
 from diff_dalle.text.bpe_training import VocabularyConfig
 
@@ -26,8 +25,7 @@ PRESETS = SCRIPTS.parent / "diff_dalle" / "presets" / "README.md"
 CONFIGS: dict[str, Mapping[str, Any]] = {
     "demo.py": {"": demo.DemoConfig},
     "prepare_data.py": {name: subcommand.config for name, subcommand in PREPARE.items()},
-    "train_generator.py": {"": GeneratorRun},
-    "train_classifier.py": {"": ClassifierRun},
+    **{Path(each.script).name: {"": each.config_class} for each in TRAINING_COMMANDS.values()},
     "assemble_decoder.py": {"": AssembleConfig},
     "sample.py": {"": SampleRun},
     "evaluate.py": {"": EvaluateRun},

@@ -125,6 +125,7 @@ def test_every_flag_in_the_documents_exists():
         ["sample.py"],
         ["train_generator.py"],
         ["train_classifier.py"],
+        ["train_decoder.py"],
         ["evaluate.py"],
         ["demo.py"],
         ["prepare_data.py", "folder"],

@@ -101,10 +101,13 @@ def _base(config_class) -> Any:
 def _shared_sections(commands: Sequence[Command]) -> dict[Any, Group]:
     """The sections that several commands have, by their base class."""
     configs = [config for command in commands for config in command.configs.values()]
-    uses = Counter(_base(group.config) for config in configs for group in _without_prefix(config))
-    shared = {}
-    for base in (base for base, count in uses.items() if count > 1):
-        shared[base] = Group(title_of(base), base, tuple(leaf for leaf in leaves(base) if leaf.has_flag), ())
+    found = [group for config in configs for group in _without_prefix(config)]
+    uses, shared = Counter(_base(group.config) for group in found), {}
+    for group in found:
+        base = _base(group.config)
+        if uses[base] > 1 and base not in shared:
+            flags = tuple(leaf for leaf in leaves(base) if leaf.has_flag)
+            shared[base] = Group(title_of(base), base, flags, group.in_file)
     return shared
 
 

@@ -95,9 +95,12 @@ def describe(run: Any) -> str:
         if changed := [name for name, free, value in given if (name, free, value) not in usual]:
             raise InputError(f"--model_path {what.model_path} says all settings itself: leave out {', '.join(changed)}")
         return describe_file(what.model_path)
-    cost = run_cost(run)
-    total = f"{training_bytes(run, cost) / 2**30:,.2f} GiB"
-    return f"{cost}\n\nWith {cost.flag} {cost.is_set} and microbatch {microbatch(run)}, as set: {total}."
+    costs, texts = run_costs(run), []
+    for i, (name, cost) in enumerate(costs.items()):
+        total = f"{training_bytes(run, cost, i) / 2**30:,.2f} GiB"
+        texts += [f"{name}:"] if len(costs) > 1 else []
+        texts += [str(cost), f"With {cost.flag} {cost.is_set} and microbatch {microbatch(run)}, as set: {total}."]
+    return "\n\n".join(texts)
 
 
 def describe_file(path: str) -> str:
@@ -138,10 +141,11 @@ def _file_cost(kind: Kind, settings, state: Mapping, trainee: str) -> NetworkCos
     return network_cost(kind, settings, vocab_size, trainee)
 
 
-def run_cost(run: TrainingRun) -> NetworkCost:
-    """The cost of the network that a run trains."""
+def run_costs(run: TrainingRun) -> dict[str, NetworkCost]:
+    """The costs of the networks of a run by their names, one with an empty name where it has only one."""
     tokenizer, kind = run.build_tokenizer(), find_kind(run.kind)
-    return network_cost(kind, kind.settings_of(run), tokenizer.vocab_size if tokenizer else 0)
+    settings, vocab_size = kind.settings_of(run), tokenizer.vocab_size if tokenizer else 0
+    return {name: network_cost(kind, settings, vocab_size, name) for name in kind.trainees(settings)}
 
 
 def microbatch(run: TrainingRun) -> int:
@@ -149,9 +153,9 @@ def microbatch(run: TrainingRun) -> int:
     return run.training.microbatch or run.training.batch_size
 
 
-def training_bytes(run: TrainingRun, cost: NetworkCost) -> int:
-    """Memory for training a run's network in fp32, with its own settings."""
-    return cost.own.training_bytes(microbatch(run), emas=len(run.optim.ema_rate))
+def training_bytes(run: TrainingRun, cost: NetworkCost, i: int = 0) -> int:
+    """Memory for training a run's network, its ``i``-th, in fp32 with its own settings."""
+    return cost.own.training_bytes(microbatch(run), emas=len(run.optims[i].ema_rate))
 
 
 def network_cost(kind: Kind, settings, vocab_size: int, trainee: str = "") -> NetworkCost:
@@ -173,10 +177,17 @@ def network_cost(kind: Kind, settings, vocab_size: int, trainee: str = "") -> Ne
 
 
 @functools.cache
-def preset_cost(name: str) -> tuple[TrainingRun, NetworkCost]:
-    """The run that a preset describes, and its network's cost."""
+def preset_costs(name: str) -> tuple[TrainingRun, dict[str, NetworkCost]]:
+    """The run that a preset describes, and its networks' costs by name."""
     run = parse_info(["--preset", name])
-    return run, run_cost(run)
+    return run, run_costs(run)
+
+
+def preset_cost(name: str) -> tuple[TrainingRun, NetworkCost]:
+    """``preset_costs`` of a preset with a single network."""
+    run, costs = preset_costs(name)
+    (cost,) = costs.values()
+    return run, cost
 
 
 def family(ending: str = "") -> list[str]:
@@ -187,7 +198,8 @@ def family(ending: str = "") -> list[str]:
 def preset_table() -> str:
     """The costs of all presets in Markdown: cascades first, then the others by name."""
     cascades = [name for ending in ENDINGS for name in family(ending)]
-    rows = [_preset_row(name) for name in [*cascades, *(name for name in preset_names() if name not in cascades)]]
+    others = [name for name in preset_names() if name not in cascades]
+    rows = [row for name in [*cascades, *others] for row in _preset_rows(name)]
     header = ["preset", "kind", "pixels", "parameters, M", "GFLOPs"]
     header += ["MiB per image", "with `use_checkpoint`", "microbatch", "GB total"]
     total = sum(preset_cost(name)[1].plain.parameters for name in FULL_SIZE)
@@ -200,9 +212,14 @@ def preset_table() -> str:
     )
 
 
-def _preset_row(name: str) -> list[Any]:
-    run, cost = preset_cost(name)
-    activations = [f"{one.activation_bytes / 2**20:,.0f}" for one in (cost.plain, cost.checkpointed)]
-    totals = [microbatch(run), f"{training_bytes(run, cost) / 1e9:,.1f}"]
-    size = f"{cost.plain.parameters / 1e6:,.1f}", f"{cost.plain.flops / 1e9:,.1f}"
-    return [f"`{name}`", run.kind, run.image_size, *size, *activations, *totals]
+def _preset_rows(name: str) -> list[list[Any]]:
+    """A row for each network."""
+    run, costs = preset_costs(name)
+    rows = []
+    for i, (network, cost) in enumerate(costs.items()):
+        activations = [f"{one.activation_bytes / 2**20:,.0f}" for one in (cost.plain, cost.checkpointed)]
+        totals = [microbatch(run), f"{training_bytes(run, cost, i) / 1e9:,.1f}"]
+        size = f"{cost.plain.parameters / 1e6:,.1f}", f"{cost.plain.flops / 1e9:,.1f}"
+        kind = f"{run.kind}, {network}" if len(costs) > 1 else run.kind
+        rows.append([f"`{name}`", kind, cost.size, *size, *activations, *totals])
+    return rows

@@ -63,7 +63,7 @@ def replay_step(config: ReplayConfig, world: World) -> str:
         raise InputError(f"{config.logdir} holds no run: give the folder that has its run.json")
     record = _find(storage.join(config.logdir, FILE), config.step)
     positions = sorted(position for rank in record["ranks"] for position in rank["position"])
-    run, step = _run_of(folder, config, record), record["step"]
+    run, step = _run_of(folder, config, record).settled(world), record["step"]
 
     tokenizer = run.build_tokenizer()
     data = run.build_loader(tokenizer, world)
@@ -108,17 +108,10 @@ def _find(path: str, step: int) -> dict[str, Any]:
 def _run_of(folder: RunFolder, config: ReplayConfig, record: Mapping[str, Any]) -> TrainingRun:
     """The run's settings for one process that takes the whole global batch in the pieces of the run's processes."""
     command = lookup(TRAINING_COMMANDS, folder.identity.kind, f"kind of {folder.path}")
-    run: Any = from_dict(command.config_class, folder.identity.config)
+    run: TrainingRun = from_dict(command.config_class, folder.identity.config)
     share = len(record["ranks"][0]["position"])
-    training = replace(
-        run.training,
-        batch_size=sum(len(rank["position"]) for rank in record["ranks"]),
-        microbatch=min(run.training.microbatch or share, share),
-        logdir=folder.path,
-        accept_changed_batch=True,  # what counts is the batch of the step and of those before it
-    )
-    data = replace(run.data, num_workers=0, data_dir=config.data_dir or run.data.data_dir)
-    return replace(run, training=training, data=data)
+    batch = sum(len(rank["position"]) for rank in record["ranks"])
+    return run.replayed(batch, share, folder.path, config.data_dir)
 
 
 def _captions(tokenizer: Tokenizer | None, batch) -> list[str]:

@@ -274,6 +274,9 @@ class Settings:
         if isinstance(items, Mapping) and leaf.lone:
             items = [items]
             self._store(path, items)
+        if leaf.lone and index and not index.isdecimal() and isinstance(items, list) and len(items) == 1:
+            parts.insert(0, index)
+            return 0
         if not isinstance(items, list):
             raise InputError(f"--set {text}: {spelled_path(path)} is {quoted(items)}, but must be a list of sections")
         if not items:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, cast
 
@@ -88,6 +89,39 @@ class TrainingRun(ABC):
         return 0
 
     @property
+    def optims(self) -> tuple[OptimConfig, ...]:
+        """The optimizers."""
+        return (self.optim,)
+
+    def check_folder(self, logdir: str) -> None:  # noqa: B027  (optional)
+        """InputError if the run must not go on with what is in its log directory. Rank 0 calls it, and it may remove
+        another run."""
+
+    def starting_from(self, weights: tuple[str, ...]) -> TrainingRun:
+        """The run with these files as its ``init_checkpoint``."""
+        training = replace(self.training, init_checkpoint=weights)
+        return replace(cast(Any, self), training=training)
+
+    def replayed(self, batch: int, share: int, logdir: str, data_dir: tuple[str, ...]) -> TrainingRun:
+        """The run for one process that takes global batches of this size in the pieces that its processes took.
+
+        share: the size of a piece. data_dir: in place of the run's, if given.
+        """
+        training = replace(
+            self.training,
+            batch_size=batch,
+            microbatch=min(self.training.microbatch or share, share),
+            logdir=logdir,
+            accept_changed_batch=True,  # what counts is the batch of the step and of those before it
+        )
+        data = replace(self.data, num_workers=0, data_dir=data_dir or self.data.data_dir)
+        return replace(cast(Any, self), training=training, data=data)  # a dataclass, as this base is not
+
+    def settled(self, world: World) -> TrainingRun:
+        """The run with all that depends on the data and the number of processes. Every rank calls it, once."""
+        return self
+
+    @property
     def epoch_samples(self) -> int:
         """Samples per epoch, for the names of saved files; 0 = those of the data."""
         return 0
@@ -100,6 +134,10 @@ class TrainingRun(ABC):
     def frozen(self) -> dict[str, nn.Module]:
         """Networks by name that are not trained but belong to the model that is saved."""
         return {}
+
+    def measure(self, trainees: Sequence[Trainee], world: World) -> Callable[[], dict[str, float]] | None:
+        """More values for each evaluation, see ``TrainLoop``."""
+        return None
 
     @abstractmethod
     def build_trainees(self, tokenizer: Tokenizer | None, shown: Loader, world: World) -> list[Trainee]:
@@ -188,7 +226,6 @@ def train(run: TrainingRun, world: World) -> None:
     Raises InputError for unusable data and for a log directory that holds another run.
     """
     run.check_world(world)
-    run.check_annealing(run.optim, world.size)
     logdir = world.broadcast(choose_logdir(run.training.logdir) if world.is_main else None)
     world.print(f"Logs and checkpoints: {logdir}")
     with hold(logdir) if world.is_main else contextlib.nullcontext() as lock:
@@ -196,8 +233,11 @@ def train(run: TrainingRun, world: World) -> None:
 
 
 def _train(run: TrainingRun, world: World, logdir: str, lock: RunLock | None) -> None:
-    run = _load(run, logdir, world)
-    run = _fix_streams(run, logdir, world)
+    if world.is_main:
+        run.check_folder(logdir)
+    run = _fix_streams(_load(run, logdir, world), logdir, world).settled(world)
+    for optim in run.optims:
+        run.check_annealing(optim, world.size)
     tokenizer = run.build_tokenizer()
     data, held_out = run.build_loader(tokenizer, world), run.build_held_out(tokenizer, world)
     folder = world.broadcast(open_run(logdir, run.identity(tokenizer), type(run)) if world.is_main else None)
@@ -208,7 +248,16 @@ def _train(run: TrainingRun, world: World, logdir: str, lock: RunLock | None) ->
 
     save_best = any(saver.save_best_to is not None for saver in run.tracking.savers)
     loop = TrainLoop(
-        run.training, trainees, data, folder, world, held_out, run.sample_interval, save_best, run.frozen()
+        run.training,
+        trainees,
+        data,
+        folder,
+        world,
+        held_out,
+        run.sample_interval,
+        save_best,
+        run.frozen(),
+        run.measure(trainees, world),
     )
     tracker = Tracker()
     if world.is_main:
@@ -249,7 +298,7 @@ def _load(run: TrainingRun, logdir: str, world: World) -> TrainingRun:
         return run
     if run.training.init_checkpoint or run.training.resume_checkpoint:
         raise InputError("tracking.load and init_checkpoint or resume_checkpoint exclude each other: give one of them")
-    return replace(cast(Any, run), training=replace(run.training, init_checkpoint=weights))
+    return run.starting_from(weights)
 
 
 def _fix_streams(run: TrainingRun, logdir: str, world: World) -> TrainingRun:

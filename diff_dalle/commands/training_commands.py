@@ -26,4 +26,5 @@ class TrainingCommand:
 TRAINING_COMMANDS = {
     "generator": TrainingCommand("scripts/train_generator.py", "train_generator.GeneratorRun"),
     "classifier": TrainingCommand("scripts/train_classifier.py", "train_classifier.ClassifierRun"),
+    "decoder": TrainingCommand("scripts/train_decoder.py", "train_decoder.DecoderRun"),
 }

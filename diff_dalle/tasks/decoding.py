@@ -70,6 +70,21 @@ class DecodingTask(DenoisingTask):
             cond = replace(cond, **stage.degradation.draw(low_res, draw))
         return Batch(images, cond, batch.index)
 
+    def given_conditions(
+        self, batch: Batch, draw: Draw, before: Tensor | None = None
+    ) -> tuple[Conditioning, Tensor | None]:
+        """The conditions of a batch's pictures in sampling, and the low-resolution images among them without their
+        noise; None for the first U-Net. before: those that the U-Net before has made; None = the pictures' own."""
+        stage, cond = self.stage, self._embedded(batch)
+        if not stage.is_upsampler:
+            return cond, None
+        if before is None:
+            before = _resized(batch.images, stage.image_size // (stage.factor if stage.downsample_first else 1))
+        zero = torch.zeros(len(batch), device=before.device)
+        noise = draw.normal("low-resolution noise", before.shape[1:])
+        degraded = stage.degradation.apply(before, zero, zero + stage.noise_level, noise)
+        return replace(cond, **degraded), before
+
     def _embedded(self, batch: Batch) -> Conditioning:
         """Image embeddings and text encodings, where the U-Net is conditioned on them."""
         stage, given, clip = self.stage, batch.cond, cast("Clip | None", self.companions.get(CLIP))

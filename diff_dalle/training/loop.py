@@ -41,6 +41,7 @@ class TrainLoop:
     val_data: ``val_data.batches_at(blocks)`` yields some of its ``samples`` held-out samples; None = no evaluation.
     sample_interval: steps between the tasks' previews; 0 = none.
     save_best: write a checkpoint also whenever the mean of the trainees' held-out losses is the lowest so far.
+    measure:  more values for each evaluation, with the trainees' first EMA weights in place; a collective.
     frozen:   networks by name that are not trained, but belong to the whole that ``Saved.forms`` calls the model.
 
     The state of a run is the state of its trainees, ``step`` (completed updates) and ``samples`` (position in the
@@ -63,13 +64,14 @@ class TrainLoop:
         sample_interval: int = 0,
         save_best: bool = False,
         frozen: Mapping[str, nn.Module] | None = None,
+        measure: Callable[[], dict[str, float]] | None = None,
     ):
         names = [trainee.name for trainee in trainees]
         if len(names) > 1 and (len(set(names)) < len(names) or not all(names)):
             raise ValueError(f"the trainees are called {names}, but several need names of their own, for their files")
         self.config, self.trainees, self.data, self.run_folder = config, list(trainees), data, run
         self.world, self.val_data, self.sample_interval = world, val_data, sample_interval
-        self.save_best, self.frozen = save_best, dict(frozen or {})
+        self.save_best, self.frozen, self.measure = save_best, dict(frozen or {}), measure
         self.failure: InputError | None = None
         self.evaluated_step, self.loss = -1, math.nan  # the latest evaluation, and the mean of its losses
         self.last_bad: dict[str, list[int]] = {}  # positions in each trainee's latest step that was not finite
@@ -310,6 +312,9 @@ class TrainLoop:
                 if self.world.is_main:
                     best = self.run_folder.keep_best
                     self._report(best, trainee.name, self.step, self.samples, values["loss"], state, role)
+        if self.measure:
+            with self._kept(), evaluating(self.trainees):
+                scalars |= self.measure()
         self._report(tracker.log, self.step, scalars)
         self.evaluated_step, self.loss = self.step, statistics.fmean(means)
         if self.save_best and self.world.any(self._is_best()):

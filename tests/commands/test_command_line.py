@@ -288,7 +288,8 @@ def test_another_kind_is_refused_with_the_right_script(presets):
     assert "kind in run.yaml is ['generator'], but must be one of" in message_of(from_text, Run, "kind: [generator]")
     message = message_of(from_text, Run, "kind: genrator")
     assert (
-        message == "kind in run.yaml is 'genrator', but must be one of generator, classifier; did you mean generator?"
+        message
+        == "kind in run.yaml is 'genrator', but must be one of generator, classifier, decoder; did you mean generator?"
     )
 
 

@@ -122,6 +122,7 @@ def test_only_json_has_comments_with_slashes():
         ("fitting.crops.whole.size=5", lambda config: config.fitting.crops[1] == Crop("whole", (5,))),
         ("fitting.crops.center.size=5", lambda config: config.fitting.crops[2] == Crop("center", (5,))),
         ("fitting.savers.0.side=7", lambda config: config.fitting.savers == (Clip("here", 7),)),
+        ("fitting.savers.side=7", lambda config: config.fitting.savers == (Clip("here", 7),)),
         ("fitting.mask=False", lambda config: config.fitting.mask == (False,)),
         ("seed=5", lambda config: config.seed == 5),
     ],

@@ -1,0 +1,121 @@
+"""The ``data`` section of a decoder's file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ...config import Problems, option, section
+from ...data.captions import caption_option
+from ...data.shard_range import ShardRange, divide
+from ...errors import InputError
+from ...images.preprocessing import TransformConfig
+
+INDEX_WIDTH = 4  # of img2dataset's shards
+TOLERANCE = 1e-6  # of the sum of the splits: 0.7 + 0.2 + 0.1 is 0.9999999999999999
+
+
+@dataclass(frozen=True)
+class SplitsConfig:
+    """Splits"""
+
+    train: float = option(0.75, "fraction of the shards to train on")
+    val: float = option(0.15, "fraction of the shards for the validation loss and the metrics; 0 = neither")
+    test: float = option(0.1, "fraction of the shards whose images are shown beside samples; 0 = none")
+
+    def __post_init__(self):
+        Problems.check(self._problems())
+
+    def _problems(self) -> Iterator[str]:
+        fractions = vars(self)
+        for name, value in fractions.items():
+            if not 0 <= value <= 1:
+                yield f"{name} is {value:g}, but must lie between 0 and 1"
+                return
+        total = sum(fractions.values())
+        if abs(total - 1) > TOLERANCE:
+            yield f"train, val and test are {self.train:g}, {self.val:g} and {self.test:g}, but must add up to 1"
+        elif not self.train:
+            yield "train is 0, but there must be shards to train on"
+
+
+@dataclass(frozen=True)
+class DataSection:
+    """Data"""
+
+    refused: ClassVar[dict[str, str]] = {
+        "data_dir": "is called webdataset_base_url here, with {} in place of the shard's number",
+    }
+
+    webdataset_base_url: str = option(
+        "",
+        "path, URL or pipe:COMMAND of a shard, with {} in place of its number",
+        required=True,
+        free=True,  # checkpoints know the shards themselves
+    )
+    img_embeddings_url: str | None = option(
+        None,
+        "folder of image embeddings, a .npy file for each shard; none = from the shards or decoder.clip",
+        free=True,
+    )
+    text_embeddings_url: str | None = option(
+        None, "folder of text encodings, a .npy file for each shard; none = from the shards or decoder.clip", free=True
+    )
+    streams: int = option(
+        0, "interleaved streams of an epoch, which its order depends on; 0 = 8, or the next multiple of the nodes"
+    )
+    num_workers: int = option(4, "data workers per training process; 0 = load in the training process", free=True)
+    batch_size: int = option(64, "samples per process and step", free=True)
+    start_shard: int = option(0, "number of the first shard", free=True)
+    end_shard: int = option(9_999_999, "number of the last shard; may lie beyond those that exist", free=True)
+    shard_width: int = option(6, "digits of a shard's number, padded with zeros", free=True)
+    index_width: int | None = option(
+        None,
+        f"last characters of a sample's key that number its row in the .npy files, 0 = rows in the order of the shard; "
+        f"none = as their folder records, else {INDEX_WIDTH}",
+    )
+    splits: SplitsConfig = section(SplitsConfig)
+    shuffle_train: bool = option(True, "new order of shards and samples in each epoch")
+    resample_train: bool = option(
+        False, "draw the shards of an epoch with replacement; their samples are shuffled, whatever shuffle_train is"
+    )
+    shuffle_val_test: bool = option(
+        False, "a fixed random order of validation and test samples, instead of the shards'"
+    )
+    preprocessing: tuple[TransformConfig, ...] = option(
+        (TransformConfig(),),
+        "transforms of images, by torchvision's names; then scaled to cover the largest size that is trained, and "
+        "cropped",
+        keyed="name",
+    )
+    caption_field: str = caption_option()
+    max_broken: float = option(0.02, "maximum fraction of broken samples, which are replaced", free=True)
+    index_cache: str = option("", "folder for the index of the shards; empty = beside the shards", free=True)
+    shard_cache: str = option("", "folder for copies of remote shards; empty = the user's cache", free=True)
+
+    def __post_init__(self):
+        Problems.check(self._problems())
+
+    def _problems(self) -> Iterator[str]:
+        for name, least in {"streams": 0, "num_workers": 0, "batch_size": 1}.items():
+            if getattr(self, name) < least:
+                yield f"{name} is {getattr(self, name)}, but must be at least {least}"
+        if self.index_width is not None and self.index_width < 0:
+            yield f"index_width is {self.index_width}, but must not be negative"
+        if not 0 <= self.max_broken <= 1:
+            yield f"max_broken is {self.max_broken:g}, but must be a fraction between 0 and 1"
+        if self.resample_train and self.shuffle_train:
+            yield "resample_train and shuffle_train are both True, but exclude each other: set one of them to false"
+        if self.webdataset_base_url:
+            try:
+                self.shards()
+            except InputError as error:
+                yield str(error)
+
+    def shards(self) -> ShardRange:
+        return ShardRange(self.webdataset_base_url, self.start_shard, self.end_shard, self.shard_width)
+
+    def divided(self, seed: int) -> dict[str, list[str]]:
+        """The shards that exist, as "train", "val" and "test"."""
+        return divide(self.shards().find(), vars(self.splits), seed)

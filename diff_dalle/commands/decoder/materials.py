@@ -1,0 +1,111 @@
+"""What a decoder is trained on: shards, and where their embeddings and texts come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ...checkpoints.decoder import DecoderConfig
+from ...data.index import count_kinds, index_shards
+from ...data.shards import ShardFiles
+from ...data.sidecars import Sidecar
+from ...data.spec import CaptionSpec, EmbeddingSpec, ImageSpec, SampleSpec
+from ...distributed.world import World
+from ...embeddings.clip import load_clip
+from ...embeddings.contract import Clip
+from ...embeddings.sources import EmbeddingSource, find_embeddings
+from ...errors import InputError
+from .data_section import INDEX_WIDTH, DataSection
+
+# Kinds of members that hold embeddings, the first one that the shards have is read: our own names, clip-retrieval's and
+# the reference's.
+IMAGE_KINDS = tuple(f"{name}{kind}" for name in ("img_emb.", "image_emb.", "") for kind in ("npy", "safetensors"))
+TEXT_KINDS = tuple(f"{name}.{kind}" for name in ("text_states", "text_emb") for kind in ("npy", "safetensors"))
+HOW_IMAGE = "set data.img_embeddings_url or decoder.clip, or put .img_emb.npy members into the shards"
+HOW_TEXT = "set data.text_embeddings_url or decoder.clip, or put .text_states.npy members into the shards"
+
+
+@dataclass(frozen=True)
+class Materials:
+    """shards: by part, "train", "val" and "test". spec: what a sample holds. clip: makes what the samples lack.
+    origins: where image embeddings and texts come from, for people."""
+
+    shards: Mapping[str, Sequence[str]]
+    spec: SampleSpec
+    clip: Clip | None
+    origins: Mapping[str, str]
+
+
+def open_materials(decoder: DecoderConfig, data: DataSection, side: int, seed: int, world: World) -> Materials:
+    """Find the shards and the embeddings; every rank calls it.
+
+    side: width and height in pixels of the images that are trained on.
+
+    Raises InputError when there are no shards or embeddings, or embeddings of another width than the U-Nets have.
+    """
+    shards = world.broadcast(data.divided(seed) if world.is_main else None)
+    files = ShardFiles(data.shard_cache)
+    entries = index_shards(shards["train"], files, data.index_cache, world)
+    kinds = world.broadcast(dict(count_kinds(entries)))
+    clip = None if decoder.clip is None else load_clip(decoder.clip.make, decoder.clip.model, world.device)
+    embeddings: list[EmbeddingSpec] = []
+    captions: list[CaptionSpec] = []
+    origins, stages = {}, decoder.stages()
+    if sighted := [stage for stage in stages if stage.image_embedding]:
+        width = sighted[0].unet.image_embed_dim or 0
+        found = _find(data.img_embeddings_url, width, 0, IMAGE_KINDS, data, clip, kinds)
+        if found is not None:
+            embeddings.append(found.spec)
+        elif clip is None:
+            raise InputError(f"decoder.unets are conditioned on image embeddings, but there are none: {HOW_IMAGE}")
+        else:
+            _check_width(clip, clip.embed_dim, "image_embed_dim", width)
+            side = max(side, clip.image_size)
+        origins["image embeddings"] = _origin(found, clip)
+    if reading := [stage for stage in stages if stage.has_text]:
+        width, length = reading[0].unet.text_embed_dim or 0, max(stage.unet.max_text_len for stage in reading)
+        found = _find(data.text_embeddings_url, width, length, TEXT_KINDS, data, clip, kinds)
+        if found is not None:
+            embeddings.append(found.spec)
+        elif clip is None:
+            raise InputError(f"decoder.unets are conditioned on text encodings, but there are none: {HOW_TEXT}")
+        elif not clip.text_width:
+            raise InputError(f"the CLIP {clip.name} has no states of text tokens: choose another decoder.clip")
+        else:
+            _check_width(clip, clip.text_width, "text_embed_dim", width)
+            captions.append(CaptionSpec(clip.tokenize, clip.text_length))
+        origins["text encodings"] = _origin(found, clip)
+    image = ImageSpec((side, side), channels=decoder.channels)
+    return Materials(shards, SampleSpec(image, tuple(captions), embeddings=tuple(embeddings)), clip, origins)
+
+
+def _find(
+    url: str | None,
+    width: int,
+    length: int,
+    members: Sequence[str],
+    data: DataSection,
+    clip: Clip | None,
+    kinds: Mapping[str, int],
+) -> EmbeddingSource | None:
+    """Embeddings that are there: those of ``url``, or members of the shards; None = there are none, or the CLIP is to
+    make them. length: above 0, they are the states of a text's tokens."""
+    setting, what = ("data.text_embeddings_url", "text_states") if length else ("data.img_embeddings_url", "image")
+    if not url:
+        member = None if clip else next((kind for kind in members if kind in kinds), None)
+        return find_embeddings(member, width, setting, what, length=length) if member else None
+    identity = clip.identity if clip else ""
+    found = find_embeddings(url, width, setting, what, data.index_width, length, identity=identity)
+    source = found.spec.source
+    if data.index_width is None and not found.identity and isinstance(source, Sidecar):  # of an unknown origin
+        return replace(found, spec=replace(found.spec, source=replace(source, index_width=INDEX_WIDTH)))
+    return found
+
+
+def _origin(found: EmbeddingSource | None, clip: Clip | None) -> str:
+    return found.origin if found else f"computed by the CLIP {clip.name if clip else ''}"
+
+
+def _check_width(clip: Clip, made: int, setting: str, width: int) -> None:
+    if made != width:
+        raise InputError(f"the CLIP {clip.name} makes embeddings of {made} elements, but {setting} is {width}: set it")

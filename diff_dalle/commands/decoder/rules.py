@@ -1,0 +1,157 @@
+"""The rules that hold between the sections of a decoder's file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...checkpoints.decoder import DecoderConfig
+from ...errors import quantity
+from ...evaluation.generated_config import GeneratedMetricsConfig
+from ...images.preprocessing import least_side, output_size
+from .data_section import DataSection
+from .tracker_section import TrackerSection
+from .train_section import PER_UNET, TrainSection, at
+
+# Width and height in pixels that OpenAI's CLIPs see.
+OPENAI_SIDE = 224
+OPENAI_SIDES = {"ViT-L/14@336px": 336, "RN50x4": 288, "RN50x16": 384, "RN50x64": 448}
+
+
+def wrong_between(
+    decoder: DecoderConfig,
+    data: DataSection,
+    train: TrainSection,
+    evaluate: GeneratedMetricsConfig,
+    tracker: TrackerSection,
+) -> Iterator[str]:
+    """What is wrong between the sections: sentences that begin with the path of a setting. Each section is checked by
+    itself as well, and may have failed."""
+    yield from _wrong_lists(decoder, train)
+    yield from _wrong_sizes(decoder, data, train)
+    yield from _wrong_sources(decoder, data)
+    yield from _wrong_widths(decoder)
+    yield from _wrong_scales(decoder, train)
+    yield from _wrong_counts(data, train, tracker)
+    if evaluate.given and not data.splits.val:
+        yield "data.splits.val is 0, but evaluate measures images of that split: raise it, or leave the metrics out"
+    if evaluate.needs_clip and decoder.clip is None:
+        yield "evaluate has the feature clip, but there is no decoder.clip: name one, or another feature"
+
+
+def last_trained(decoder: DecoderConfig, train: TrainSection) -> int:
+    """The number of the last U-Net that is trained."""
+    count, mask = len(decoder), train.unet_training_mask
+    if mask is None or len(mask) != count:
+        return count - 1
+    return max((i for i, is_trained in enumerate(mask) if is_trained), default=count - 1)
+
+
+def clip_side(decoder: DecoderConfig, data: DataSection) -> int:
+    """Width and height in pixels of the images that the CLIP embeds on the fly; 0 = it embeds none, or they are not
+    known before it is loaded."""
+    clip = decoder.clip
+    if clip is None or data.img_embeddings_url or clip.make != "openai":
+        return 0
+    return OPENAI_SIDES.get(clip.model, OPENAI_SIDE)
+
+
+def _wrong_lists(decoder: DecoderConfig, train: TrainSection) -> Iterator[str]:
+    count, unets = len(decoder), quantity(len(decoder), "U-Net")
+    mask = train.unet_training_mask
+    if mask is not None and len(mask) != count:
+        entries = f"{len(mask)} entr{'y' if len(mask) == 1 else 'ies'}"
+        yield f"train.unet_training_mask has {entries}, but decoder.unets has {unets}: give one for each"
+    wrong = False
+    for name in PER_UNET:
+        values = getattr(train, name)
+        if len(values) not in (1, count):
+            wrong = True
+            yield f"train.{name} has {quantity(len(values), 'value')} for {unets}: give one for all, or one for each"
+    for i in () if wrong else range(count):
+        optim = train.optimizer(i)
+        if optim is None:
+            yield (
+                f"train.warmup_steps of U-Net {i} is {at(train.warmup_steps, i)}, but must be below its "
+                f"cosine_decay_max_steps ({at(train.cosine_decay_max_steps, i)})"
+            )
+
+
+def _wrong_sizes(decoder: DecoderConfig, data: DataSection, train: TrainSection) -> Iterator[str]:
+    """Images that preprocessing makes smaller than what is trained on them or seen by a CLIP."""
+    side, made = least_side(data.preprocessing), output_size(data.preprocessing)
+    if made and made[0] != made[1]:
+        yield f"data.preprocessing makes images of {made[1]}×{made[0]} pixels, but they must be square"
+    if side is None or not decoder.sizes:
+        return
+    largest = max(decoder.sizes[: last_trained(decoder, train) + 1])
+    if largest > side:
+        yield (
+            f"data.preprocessing makes images of {side} pixels, but the U-Nets that are trained need {largest} "
+            "(decoder.image_sizes): raise its size"
+        )
+    seen = clip_side(decoder, data)
+    if decoder.clip and seen > side:
+        yield (
+            f"decoder.clip: {decoder.clip.model} sees images of {seen} pixels, but data.preprocessing makes {side}: "
+            "raise its size, or give data.img_embeddings_url"
+        )
+
+
+def _wrong_sources(decoder: DecoderConfig, data: DataSection) -> Iterator[str]:
+    """Embeddings from two places. Whether they come from anywhere turns out when the shards are opened."""
+    has_text = any(unet.cond_on_text_encodings for unet in decoder.unets)
+    if data.text_embeddings_url and not has_text:
+        yield (
+            "data.text_embeddings_url is given, but no U-Net has cond_on_text_encodings: leave it out, or set "
+            "cond_on_text_encodings"
+        )
+    if decoder.unconditional and data.img_embeddings_url:
+        yield "data.img_embeddings_url is given, but the decoder is unconditional: leave one of them out"
+    if decoder.clip is None or not data.img_embeddings_url:
+        return
+    if not has_text or data.text_embeddings_url:
+        both = " and data.text_embeddings_url" if has_text else ""
+        yield (
+            f"data.img_embeddings_url{both} is given beside decoder.clip, which would have nothing to embed: leave one "
+            "of them out"
+        )
+
+
+def _wrong_widths(decoder: DecoderConfig) -> Iterator[str]:
+    """Widths in which U-Nets differ that get the same embeddings."""
+    images = [
+        unet
+        for i, unet in enumerate(decoder.unets)
+        if unet.cond_on_image_embeds in ((None, True) if not i else (True,))
+    ]
+    texts = [unet for unet in decoder.unets if unet.cond_on_text_encodings]
+    for name, unets in (("image_embed_dim", images), ("text_embed_dim", texts)):
+        widths = list(dict.fromkeys(value for unet in unets if (value := getattr(unet, name)) is not None))
+        if len(widths) > 1:
+            listed = " and ".join(map(str, widths))
+            yield f"decoder.unets have {name} {listed}, but all get the same embeddings: give all the same"
+
+
+def _wrong_scales(decoder: DecoderConfig, train: TrainSection) -> Iterator[str]:
+    """Guidance of U-Nets that never learn to do without their conditions."""
+    droppable = [stage.droppable for stage in decoder.stages()]
+    if len(train.cond_scale) == 1 and train.cond_scale[0] != 1 and not any(droppable):
+        yield (
+            f"train.cond_scale is {train.cond_scale[0]:g}, but no U-Net drops a condition in training: set it to 1, or "
+            "raise decoder.image_cond_drop_prob"
+        )
+    for i, (scale, can) in enumerate(zip(train.cond_scale, droppable, strict=False)):
+        if len(train.cond_scale) > 1 and scale != 1 and not can:
+            yield f"train.cond_scale has {scale:g} for U-Net {i}, which drops no condition in training: set it to 1"
+
+
+def _wrong_counts(data: DataSection, train: TrainSection, tracker: TrackerSection) -> Iterator[str]:
+    if train.validation_samples and not data.splits.val:
+        yield f"train.validation_samples is {train.validation_samples}, but data.splits.val is 0: set one of them"
+    if train.max_batch_size and train.max_batch_size > data.batch_size:
+        yield (
+            f"train.max_batch_size is {train.max_batch_size}, but is a part of data.batch_size ({data.batch_size}): "
+            "lower it, or leave it out"
+        )
+    if not data.splits.val and any(saver.save_best_to for saver in tracker.save):
+        yield "tracker.save has save_best_to, but without data.splits.val there is no validation loss: leave it out"

@@ -1,0 +1,147 @@
+"""The ``train`` section of a decoder's file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
+
+from ...config import Problems, option
+from ...models.precision import PRECISIONS
+from ...training.optim import OptimConfig
+
+T = TypeVar("T")
+MAX_RATE = 1e-2  # far above what trains; Adam's usual rates are 1e-5 to 1e-3
+ADAM_BETA2 = 0.99
+PER_UNET = ("lr", "wd", "warmup_steps", "cosine_decay_max_steps", "max_grad_norm", "cond_scale", "ema_beta")
+EACH = "; one for all U-Nets or one for each"
+
+
+@dataclass(frozen=True)
+class TrainSection:
+    """Training"""
+
+    refused: ClassVar[dict[str, str]] = {
+        "find_unused_parameters": "is decided here, for each U-Net by itself: leave it out",
+        "static_graph": "is decided here, for each U-Net by itself: leave it out",
+        "ema_update_after_step": "is not supported: averages warm up by themselves; leave it out",
+        "save_immediately": "is not supported: lower save_every_n_samples for a first trial",
+        "iterations": "is not set here: set epochs, and epoch_samples if an epoch is not one pass over the data",
+    }
+
+    epochs: int = option(20, "epochs", free=True)
+    lr: tuple[float, ...] = option((1e-4,), f"learning rate{EACH}")
+    wd: tuple[float, ...] = option((0.01,), f"decoupled weight decay{EACH}")
+    warmup_steps: tuple[int | None, ...] = option((None,), f"steps of linear warm-up, none = no warm-up{EACH}")
+    cosine_decay_max_steps: tuple[int | None, ...] = option(
+        (None,), f"steps after which a cosine has taken the learning rate to 0, none = constant{EACH}"
+    )
+    max_grad_norm: tuple[float | None, ...] = option((0.5,), f"maximum gradient norm, none = no clipping{EACH}")
+    save_every_n_samples: int = option(100_000, "samples between checkpoints, each with a grid of samples", free=True)
+    n_sample_images: int = option(6, "images in a grid of samples; 0 = no grids", free=True)
+    cond_scale: tuple[float, ...] = option((1.0,), f"guidance scale in grids and metrics, 1 = none{EACH}", free=True)
+    device: str = option("auto", "cuda, cuda:0, mps or cpu; auto = CUDA, else MPS, else CPU", free=True)
+    epoch_samples: int | None = option(None, "samples of an epoch; none = all of the training data", free=True)
+    validation_samples: int | None = option(None, "samples of a validation; none = all of the split", free=True)
+    use_ema: bool = option(True, "average the weights for samples, metrics, validation and saved models")
+    ema_beta: tuple[float, ...] = option((0.99,), f"decay of the average in ema_update_every steps{EACH}")
+    ema_update_every: int = option(10, "steps that ema_beta counts for; the average moves after every step")
+    unet_training_mask: tuple[bool, ...] | None = option(
+        None, "whether to train each U-Net; one that is not stays as tracker.load or init_checkpoint gives it"
+    )
+    init_checkpoint: tuple[str, ...] = option(
+        (), "model or EMA files to initialize U-Nets from, or to use untrained", free=True
+    )
+    amp: bool | None = option(None, "half precision: true = bf16, or fp16 on older GPUs, false = fp32", free=True)
+    precision: str = option("auto", "arithmetic; auto = what amp says, else bf16 where supported", choices=PRECISIONS)
+    max_batch_size: int | None = option(
+        None, "samples per forward pass; memory depends on it, results do not; none = batch_size", free=True
+    )
+    compile: bool = option(False, "compile the U-Nets with torch.compile", free=True)
+    hours: float = option(0.0, "save and stop after this many hours; 0 = no limit", free=True)
+    log_interval: int = option(10, "steps between log lines", free=True)
+    keep_checkpoints: int = option(3, "number of latest checkpoints to keep in tracker.data_path; 0 = all", free=True)
+    accept_changed_data: bool = option(False, "resume although the shards are not those of the checkpoint", free=True)
+    accept_changed_batch: bool = option(
+        False, "resume although batch_size × processes is not that of the checkpoint", free=True
+    )
+
+    def __post_init__(self):
+        Problems.check(self._problems())
+
+    def _problems(self) -> Iterator[str]:
+        for name in ("epochs", "save_every_n_samples", "ema_update_every", "log_interval"):
+            if getattr(self, name) < 1:
+                yield f"{name} is {getattr(self, name)}, but must be at least 1"
+        for name in ("epoch_samples", "validation_samples", "max_batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                yield f"{name} is {value}, but must be at least 1, or null"
+        for name in ("n_sample_images", "hours", "keep_checkpoints"):
+            if getattr(self, name) < 0:
+                yield f"{name} is {getattr(self, name):g}, but must not be negative"
+        for name in ("wd", "warmup_steps", "max_grad_norm", "cond_scale"):
+            if bad := [value for value in getattr(self, name) if value is not None and value < 0]:
+                yield f"{name} has {bad[0]:g}, but must not be negative"
+        if bad := [rate for rate in self.lr if not 0 < rate <= MAX_RATE]:
+            yield f"lr has {bad[0]:g}, but must be above 0 and at most {MAX_RATE:g}"
+        if bad := [beta for beta in self.ema_beta if not 0 <= beta < 1]:
+            yield f"ema_beta has {bad[0]:g}, but must be at least 0 and below 1"
+        if bad := [steps for steps in self.cosine_decay_max_steps if steps is not None and steps < 1]:
+            yield f"cosine_decay_max_steps has {bad[0]}, but must be at least 1, or null"
+        if self.unet_training_mask is not None and not any(self.unet_training_mask):
+            yield "unet_training_mask is false for all U-Nets, so there is nothing to train"
+        if self.amp is not None and self.precision != "auto":
+            yield f"amp and precision ({self.precision}) both say the arithmetic: leave one of them out"
+        yield from self._wrong_device()
+
+    def _wrong_device(self) -> Iterator[str]:
+        if re.fullmatch(r"(auto|cpu|mps|cuda|cuda:0)", self.device):
+            return
+        numbers = re.fullmatch(r"cuda:(\d+(?:,\d+)*)", self.device)
+        if numbers is None:
+            yield f"device is {self.device!r}, but must be auto, cpu, mps, cuda or cuda:0"
+            return
+        count = numbers[1].count(",") + 1
+        start = f", and start one process per GPU: mpiexec -n {count} python …" if count > 1 else ""
+        yield f"device is {self.device!r}: choose GPUs by CUDA_VISIBLE_DEVICES={numbers[1]} with device cuda{start}"
+
+    @property
+    def device_name(self) -> str:
+        """As ``--device`` spells it."""
+        return self.device.partition(":")[0]
+
+    @property
+    def arithmetic(self) -> str:
+        """As ``--precision`` spells it."""
+        return "fp32" if self.amp is False else self.precision
+
+    def trained(self, count: int) -> tuple[bool, ...]:
+        """Whether each of ``count`` U-Nets is trained."""
+        return self.unet_training_mask or (True,) * count
+
+    def scale(self, i: int, droppable: bool) -> float:
+        """The guidance scale of U-Net ``i``; one for all is for those whose training drops conditions."""
+        return at(self.cond_scale, i) if droppable or len(self.cond_scale) > 1 else 1.0
+
+    def optimizer(self, i: int) -> OptimConfig | None:
+        """The optimizer of U-Net ``i``; None when its warm-up takes longer than its decay."""
+        warmup, decay = at(self.warmup_steps, i) or 0, at(self.cosine_decay_max_steps, i) or 0
+        if 0 < decay <= warmup:
+            return None
+        return OptimConfig(
+            lr=at(self.lr, i),
+            weight_decay=at(self.wd, i),
+            adam_beta2=ADAM_BETA2,
+            warmup_steps=warmup,
+            lr_anneal_steps=decay,
+            lr_anneal="cosine",
+            grad_clip=at(self.max_grad_norm, i) or 0.0,
+            ema_rate=(round(at(self.ema_beta, i) ** (1 / self.ema_update_every), 6),) if self.use_ema else (),
+        )
+
+
+def at(values: Sequence[T], i: int) -> T:
+    """The value for U-Net ``i`` of one for all or one for each."""
+    return values[i if len(values) > 1 else 0]

@@ -1,0 +1,197 @@
+"""The sections of a decoder's file, and the rules between them."""
+
+from pathlib import Path
+
+import pytest
+from decoder_file_making import UNET, changed, read_run_file, write_file
+
+from diff_dalle.commands.command_line import parse
+from diff_dalle.commands.train_decoder import DecoderRun
+from diff_dalle.config import to_dict
+from diff_dalle.errors import InputError
+
+CONFIGS = Path(__file__).parent / "configs"
+CLIP = {"make": "diff_dalle", "model": "clip.pt"}
+TEXT = {**UNET, "cond_on_text_encodings": True, "text_embed_dim": 5}
+CROP = {"RandomResizedCrop": {"size": 8}}
+
+
+def errors_of(path: str, *flags: str) -> list[str]:
+    with pytest.raises(InputError) as error:
+        read_run_file(path, *flags)
+    return str(error.value).splitlines()
+
+
+def test_the_documented_example_is_read_as_it_is():
+    run = parse(DecoderRun, ["--preset", "decoder_example"])
+    assert run.decoder.unets[0].attn_heads == 16 and run.data.splits.train == 0.75 and run.trained == [0]
+    assert [each.name for each in run.data.preprocessing] == ["RandomResizedCrop", "ToTensor"]
+    (optim,) = run.optims
+    assert (optim.lr, optim.weight_decay, optim.grad_clip, optim.adam_beta2) == (1e-4, 0.01, 0.5, 0.99)
+    assert optim.ema_rate[0] == pytest.approx(0.99**0.1, abs=1e-6)
+    assert run.training.precision == "fp32" and run.launching.device == "cuda"
+    assert run.tracking.trackers == ("console", "log", "csv", "jsonl", "samples", "wandb")
+
+
+def test_the_smoke_test_is_read_as_it_is():
+    run = read_run_file(str(CONFIGS / "smoke.json"))
+    assert run.decoder.clip.model == "ViT-L/14" and run.train.epoch_samples == 50 and run.data.resample_train
+
+
+def test_a_users_cascade_gets_everything_that_is_wrong_at_once():
+    lines = errors_of(str(CONFIGS / "cascade.json"))
+    assert lines[0].endswith("cascade.json has 4 errors:")
+    assert [line.split(": ")[0].strip() for line in lines[1:]] == [
+        "decoder.clip (line 36)", "data.preprocessing (line 63)", "train.device (line 79)",
+        "train.unet_training_mask (line 85)",
+    ]  # fmt: skip
+    assert "sees images of 224 pixels, but data.preprocessing makes 128" in lines[1]
+    assert "makes images of 128 pixels, but the U-Nets that are trained need 256" in lines[2]
+    assert "CUDA_VISIBLE_DEVICES=0,1,2,3" in lines[3] and "mpiexec -n 4" in lines[3]
+    assert "has 1 entry, but decoder.unets has 2 U-Nets" in lines[4]
+
+
+def test_its_corrected_form_is_a_preset():
+    run = parse(DecoderRun, ["--preset", "decoder_two_stage"])
+    assert run.trained == [0, 1] and run.image_size == 256
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ([("data.splits", {"train": 0.7, "val": 0.2, "test": 0.2})], "train, val and test are 0.7, 0.2 and 0.2, but"),
+        ([("data.splits", {"train": 0, "val": 0.5, "test": 0.5})], "train is 0, but there must be shards"),
+        ([("data.splits.train", 1.5)], "data.splits.train (line 1): train is 1.5, but must lie between 0 and 1"),
+        ([("data.resample_train", True)], "resample_train and shuffle_train are both True"),
+        ([("data.webdataset_base_url", "shards/")], "webdataset_base_url is 'shards/', but must have {} once"),
+        ([("data.end_shard", -1)], "start_shard is 0 and end_shard -1"),
+        ([("data.preprocessing", {"RandomResizedCrop": {"size": 4}})], "images of 4 pixels, but the U-Nets"),
+        ([("data.preprocessing", {"Resize": {"size": [8, 12]}})], "images of 12×8 pixels, but they must be square"),
+        ([("data.preprocessing", {"Normalize": {"mean": 3}})], "name is 'Normalize', but must be one of"),
+        ([("data.batch_size", 0)], "batch_size is 0, but must be at least 1"),
+        ([("data.data_dir", "x")], "data_dir is called webdataset_base_url here"),
+        ([("train.lr", 0.1)], "lr has 0.1, but must be above 0 and at most 0.01"),
+        ([("train.lr", [1e-3, 1e-3])], "train.lr has 2 values for 1 U-Net"),
+        ([("train.warmup_steps", [3]), ("train.cosine_decay_max_steps", 2)], "warmup_steps of U-Net 0 is 3, but must"),
+        ([("train.epochs", 0)], "epochs is 0, but must be at least 1"),
+        ([("train.epoch_samples", 0)], "epoch_samples is 0, but must be at least 1, or null"),
+        ([("train.validation_samples", 0)], "validation_samples is 0, but must be at least 1, or null"),
+        ([("train.n_sample_images", -1)], "n_sample_images is -1, but must not be negative"),
+        ([("train.unet_training_mask", [False])], "unet_training_mask is false for all U-Nets"),
+        ([("train.amp", True), ("train.precision", "fp32")], "amp and precision (fp32) both say the arithmetic"),
+        ([("train.device", "cuda:3")], "choose GPUs by CUDA_VISIBLE_DEVICES=3 with device cuda"),
+        ([("train.device", "gpu")], "device is 'gpu', but must be auto, cpu, mps, cuda or cuda:0"),
+        ([("train.find_unused_parameters", True)], "find_unused_parameters is decided here"),
+        ([("train.max_batch_size", 5)], "max_batch_size is 5, but is a part of data.batch_size (4)"),
+        ([("train.cond_scale", 3), ("decoder.image_cond_drop_prob", 0)], "no U-Net drops a condition in training"),
+        ([("train.validation_samples", 3), ("data.splits", {"train": 1, "val": 0, "test": 0})], "data.splits.val is 0"),
+        ([("decoder.unets.0.dimm", 3)], "decoder.unets[0].dimm (line 1): unknown setting; did you mean dim?"),
+        ([("decoder.clip", CLIP), ("data.img_embeddings_url", "x")], "would have nothing to embed: leave one of them"),
+        ([("data.text_embeddings_url", "x")], "no U-Net has cond_on_text_encodings"),
+        (
+            [("decoder.unets", [TEXT]), ("decoder.clip", CLIP), ("data.img_embeddings_url", "x"),
+             ("data.text_embeddings_url", "y")],
+            "data.img_embeddings_url and data.text_embeddings_url is given beside decoder.clip",
+        ),
+        ([("decoder.unconditional", True), ("data.img_embeddings_url", "x")], "but the decoder is unconditional"),
+        (
+            [("decoder.unets", [UNET, {**UNET, "image_embed_dim": 7, "cond_on_image_embeds": True}]),
+             ("decoder.image_sizes", [8, 16])],
+            "decoder.unets have image_embed_dim 6 and 7, but all get the same embeddings",
+        ),
+        (
+            [("evaluate", {"FID": {}}), ("data.splits", {"train": 1, "val": 0, "test": 0})],
+            "data.splits.val is 0, but evaluate measures images of that split",
+        ),
+        ([("evaluate", {"FID": {"feature": "clip"}})], "evaluate has the feature clip, but there is no decoder.clip"),
+        ([("evaluate", {"FDI": {}})], "evaluate.FDI (line 1): unknown setting; did you mean FID?"),
+        ([("tracker.save", [])], "save is an empty list: give one"),
+        ([("tracker.save", {"save_to": "local"})], "save_to needs save_latest_to, save_best_to or save_meta_to"),
+        ([("tracker.save.save_latest_to", "x_{steps}.pth")], "has {steps}, but the placeholders are"),
+        ([("tracker.save", [{"save_to": "local", "save_latest_to": "x"}] * 2)], "in two savers with the same place"),
+        ([("tracker.save", {"save_to": "wandb", "save_latest_to": "x"})], "set save[0].wandb_run_path"),
+        ([("tracker.log", [{"log_type": "console"}] * 2)], "log has console twice"),
+        ([("tracker.log", {"log_type": "wandb"})], "wandb_entity is missing, but log_type wandb needs it"),
+        ([("tracker.log", {"log_type": "console", "wandb_entity": "me"})], "wandb_entity has no effect with log_type"),
+        ([("tracker.log", {"log_type": "console", "resume": True})], "resume has no effect with log_type console"),
+        ([("tracker.load", {"load_from": "local"})], "file_path is missing, but load_from local needs it"),
+        (
+            [("tracker.load", {"load_from": "local", "file_path": "x", "only_auto_resume": True})],
+            "load.only_auto_resume is True, but no logger has auto_resume",
+        ),
+        ([("tracker.save.save_best_to", "b"), ("data.splits", {"train": 1, "val": 0, "test": 0})], "no validation"),
+        ([("tracker", {})], "tracker.log (line 1): log is required"),
+        ([("decoder", None)], "decoder (line 1): decoder is None, but must be a mapping of settings"),
+        ([("seed", -1)], "seed is -1, but must lie between 0"),
+    ],
+)  # fmt: skip
+def test_rules(tmp_path, changes, message):
+    assert message in "\n".join(errors_of(write_file(tmp_path, *changes, world="{}.tar")))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [("data.splits", {"train": 0.7, "val": 0.2, "test": 0.1})],
+        [("data.resample_train", True), ("data.shuffle_train", False)],
+        [("data.preprocessing", {**CROP, "ToTensor": True, "RandomHorizontalFlip": False})],
+        [("decoder.clip", CLIP), ("decoder.unets", [TEXT]), ("data.text_embeddings_url", "x")],
+        [("decoder.unets", [TEXT]), ("data.text_embeddings_url", "x"), ("data.img_embeddings_url", "y")],
+        [("decoder.unets", [UNET, UNET]), ("decoder.image_sizes", [8, 16]), ("train.unet_training_mask", [True, False]),
+         ("data.preprocessing", CROP)],
+        [("train.lr", [1e-3]), ("train.warmup_steps", None), ("train.max_grad_norm", None)],
+        [("train.device", "cuda:0")],
+        [("tracker.log", [{"log_type": "console"}, {"log_type": "tensorboard"}])],
+    ],
+)  # fmt: skip
+def test_what_the_rules_allow(tmp_path, changes):
+    read_run_file(write_file(tmp_path, *changes, world="{}.tar"))
+
+
+def test_lists_are_for_each_unet(tmp_path):
+    changes = [
+        ("decoder.unets", [UNET] * 3), ("decoder.image_sizes", [8, 16, 32]),
+        ("train.unet_training_mask", [True, False, True]),
+        ("train.lr", [1e-3, 2e-3, 3e-3]), ("train.wd", 0.5), ("train.warmup_steps", [None, 5, 6]),
+        ("train.max_grad_norm", [1, None, 2]), ("train.ema_beta", [0.9, 0.8, 0.7]), ("train.ema_update_every", 1),
+        ("train.cosine_decay_max_steps", [None, None, 100]), ("train.cond_scale", [3, 1, 1]),
+    ]  # fmt: skip
+    run = read_run_file(write_file(tmp_path, *changes, world="{}.tar"))
+    assert [optim.lr for optim in run.optims] == [1e-3, 2e-3, 3e-3] and run.trained == [0, 2]
+    assert [optim.weight_decay for optim in run.optims] == [0.5] * 3
+    assert [optim.warmup_steps for optim in run.optims] == [0, 5, 6]
+    assert [optim.grad_clip for optim in run.optims] == [1, 0, 2]
+    assert [optim.ema_rate for optim in run.optims] == [(0.9,), (0.8,), (0.7,)]
+    assert [(optim.lr_anneal_steps, optim.lr_anneal) for optim in run.optims] == [(0, "cosine")] * 2 + [(100, "cosine")]
+    assert [run.train.scale(i, True) for i in range(3)] == [3, 1, 1]
+
+
+def test_one_guidance_scale_is_for_those_that_drop_conditions(tmp_path):
+    run = read_run_file(write_file(tmp_path, ("train.cond_scale", 3), world="{}.tar"))
+    assert run.train.scale(0, True) == 3 and run.train.scale(1, False) == 1
+
+
+def test_set_reaches_every_section(tmp_path):
+    flags = ["decoder.unets.0.dim=16", "data.splits.train=0.5", "train.lr=1e-4,", "tracker.log.log_type=tensorboard"]
+    flags += ["data.preprocessing.Resize.size=9", "tracker.save.0.save_latest_to=x.pth", "seed=7"]
+    path = write_file(tmp_path, ("data.preprocessing", {}), world="{}.tar")
+    run = read_run_file(path, *[part for flag in flags for part in ("--set", flag)])
+    assert run.decoder.unets[0].dim == 16 and run.train.lr == (1e-4,) and run.seed == 7
+    assert run.tracker.log[0].log_type == "tensorboard" and run.data.preprocessing[0].size == (9,)
+    assert run.tracker.save[0].save_latest_to == "x.pth"
+
+
+def test_the_device_is_that_of_the_file_or_the_flag(tmp_path):
+    path = write_file(tmp_path, ("train.device", "cpu"), world="{}.tar")
+    assert read_run_file(path).launching.device == "cpu"
+    assert read_run_file(path, "--device", "cpu").launching.device == "cpu"
+    assert "but --device is cuda" in errors_of(path, "--device", "cuda")[0]
+    path = write_file(tmp_path, ("train.device", "auto"), world="{}.tar")
+    assert read_run_file(path, "--device", "cuda").launching.device == "cuda"
+
+
+def test_a_run_is_recorded_without_its_place(tmp_path):
+    run = read_run_file(write_file(tmp_path, world="{}.tar"))
+    config = run.identity(None).config
+    assert "data_path" not in config["tracker"] and config["decoder"] == to_dict(run.decoder)
+    assert changed()["train"]["epochs"] == config["train"]["epochs"]
