@@ -1,11 +1,12 @@
 """Python processes that start in milliseconds instead of seconds: copies of one that has imported torch.
 
-``start(["script.py", "--flag"], env)`` and ``start(["-c", code], env)`` behave as ``subprocess.Popen`` of python with
-text pipes, and are just that other than on Linux.
+``start(["script.py", "--flag"], env)``, also with ``-m`` and ``-c``, behaves as ``subprocess.Popen`` of python with
+text pipes, and is just that other than on Linux.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import gc
@@ -19,9 +20,12 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
+import traceback
 import types
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import NoReturn
 
 COMMANDS = [f"diff_dalle.commands.{name}" for name in ("train_generator", "train_classifier", "sample", "evaluate")]
 MODULES = ["torch._dynamo", "torch.distributed.fsdp", *COMMANDS]  # the first: imported by DistributedDataParallel
@@ -178,7 +182,10 @@ def _become(arguments: list[str], env: dict[str, str], folder: str, new_session:
 
 def _run(arguments: list[str]) -> None:
     """As ``python ARGUMENTS`` does."""
-    if arguments[0] == "-c":
+    if arguments[0] == "-m":
+        sys.argv, sys.path[0] = arguments[1:], os.getcwd()
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    elif arguments[0] == "-c":
         sys.argv, sys.path[0] = ["-c", *arguments[2:]], ""
         sys.modules["__main__"] = types.ModuleType("__main__")
         exec(compile(arguments[1], "<string>", "exec"), sys.modules["__main__"].__dict__)
@@ -187,5 +194,24 @@ def _run(arguments: list[str]) -> None:
         runpy.run_path(arguments[0], run_name="__main__")
 
 
+def _leave(status: int) -> NoReturn:
+    """As python does, without giving back all that was imported, which takes longer than all else."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status)
+
+
 if __name__ == "__main__":
-    _run(_serve(socket.socket(fileno=int(sys.argv[1]))))
+    started = _serve(socket.socket(fileno=int(sys.argv[1])))
+    try:
+        _run(started)
+    except SystemExit as error:
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
+        _leave(error.code if isinstance(error.code, int) else int(error.code is not None))
+    except BaseException:
+        traceback.print_exc()
+        _leave(1)
+    _leave(0)

@@ -17,8 +17,6 @@ from forking import run_ranks, start
 
 ROOT = Path(__file__).parent.parent
 TWO = [os.path.join(os.path.dirname(sys.executable), "mpiexec"), "-n", "2", sys.executable]
-# Standalone: on a free port, since tests run in parallel.
-TWO_BY_TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 TINY = {
     "--image_size": 16,
     "--num_channels": 16,

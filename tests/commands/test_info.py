@@ -1,13 +1,12 @@
 """Costs of networks and presets, descriptions of files, and that the presets of a cascade belong together."""
 
 import dataclasses
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from checkpoint_making import TINY, TINY_CLASSIFIER, make_run
+from script_running import run as run_script
 from torch import nn
 from torch.nn import functional as F
 
@@ -192,12 +191,7 @@ def test_optimizer_files_say_what_they_are(tmp_path):
 def test_the_kind_is_that_of_the_preset_or_flag():
     assert parsed("classifier_64_tiny").kind == "classifier" and parsed("shapes_32").kind == "generator"
     assert parse_info([]).kind == "generator" and parse_info(["--kind", "classifier"]).kind == "classifier"
-    result = subprocess.run(
-        [sys.executable, "scripts/info.py", "--kind", "classifier", "--num_channels", "3"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    result = run_script("info.py", "--kind", "classifier", "--num_channels", "3", ok=False)
     assert result.returncode == 2 and result.stderr.startswith("error: unknown flag or argument '--num_channels'")
 
 

@@ -10,7 +10,7 @@ from unittest import mock
 import numpy as np
 import pytest
 from PIL import Image
-from script_running import TWO, TWO_BY_TORCHRUN, hashes, losses, run, start_training, train
+from script_running import TWO, hashes, losses, run, start_training, train
 
 from diff_dalle.checkpoints.checkpoint import load_file
 from diff_dalle.commands import training
@@ -76,9 +76,8 @@ def test_a_killed_run_resumes_exactly(trained, world, tmp_path):
     assert hashes(tmp_path) == hashes(trained)
 
 
-@pytest.mark.parametrize("launcher", [TWO, TWO_BY_TORCHRUN], ids=["mpiexec", "torchrun"])
-def test_two_processes_equal_one_with_twice_the_batch(trained, world, tmp_path, launcher):
-    train(tmp_path, world / "train", launcher, iterations=6, batch_size=4)
+def test_two_processes_equal_one_with_twice_the_batch(trained, world, tmp_path):
+    train(tmp_path, world / "train", TWO, iterations=6, batch_size=4)
     one, two = losses(trained), losses(tmp_path)
     assert one.keys() == two.keys() and len(one) == 6
     assert all(abs(one[step] - two[step]) < 1e-5 for step in one)

@@ -168,10 +168,6 @@ def test_two_processes_agree(launcher, tmp_path):
                     assert vote.answer() == number
                 assert world.maximum(torch.tensor([1.0 + world.rank])).item() == 2.0
                 assert (world.node, world.nodes) == (0, 1)
-                layer = torch.nn.Linear(1, 1, bias=False)
-                replicas = Replicas(layer, layer.parameters(), world)
-                replicas(torch.tensor([[1.0 + world.rank]]), sync=True).sum().backward()
-                assert layer.weight.grad.item() == 1.5
                 world.print("fine")
         run_script(main)
     """,
@@ -180,10 +176,26 @@ def test_two_processes_agree(launcher, tmp_path):
     assert result.stdout.count("fine") == 1
 
 
-@pytest.mark.parametrize("launcher", ["mpiexec", "srun"])
-def test_a_rank_without_its_device_is_named(launcher, tmp_path):
+def test_replicas_have_the_mean_of_all_gradients(tmp_path):
     result = run_job(
-        launcher,
+        "srun",
+        tmp_path,
+        """
+        def main():
+            with launch(DistributedConfig(device="cpu", start_timeout=60)) as world:
+                layer = torch.nn.Linear(1, 1, bias=False)
+                replicas = Replicas(layer, layer.parameters(), world)
+                replicas(torch.tensor([[1.0 + world.rank]]), sync=True).sum().backward()
+                assert layer.weight.grad.item() == 1.5
+        run_script(main)
+    """,
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_rank_without_its_device_is_named(tmp_path):
+    result = run_job(
+        "srun",
         tmp_path,
         """
         from diff_dalle.distributed.launch import detect
@@ -214,12 +226,10 @@ FAILING = """
 """
 
 
-@pytest.mark.parametrize(
-    ("launcher", "failure"), [*(("mpiexec", failure) for failure in FAILURES), ("torchrun", [*FAILURES][1])]
-)
-def test_one_failing_rank_ends_the_job_with_its_reason(launcher, failure, tmp_path):
+@pytest.mark.parametrize("failure", [failure for failure in FAILURES if "InputError" not in failure])
+def test_one_failing_rank_ends_the_job_with_its_reason(failure, tmp_path):
     """The other rank waits in a collective; with a plain exception in one rank MPI would wait forever."""
-    result = run_job(launcher, tmp_path, FAILING.format(failure=failure))
+    result = run_job("mpiexec", tmp_path, FAILING.format(failure=failure))
     assert result.returncode != 0 and "rank 1: " in result.stderr and FAILURES[failure] in result.stderr
 
 

@@ -3,12 +3,11 @@
 import json
 import math
 import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
+from forking import ends, start
 
 from diff_dalle import storage
 from diff_dalle.batch import Batch, Conditioning
@@ -68,12 +67,12 @@ def test_the_wrapper_runs_the_script_as_it_is_and_with_a_fault(tmp_path):
     script.write_text(
         "import os, sys\nprint(__name__, sys.argv[1:])\nos.replace(sys.argv[1], sys.argv[1])\nprint('end')"
     )
-    command = [sys.executable, "-m", "diff_dalle.drill.inside", str(script), str(script), "--b"]
-    plain = subprocess.run(command, env=environment(), capture_output=True, text=True)
-    assert plain.returncode == 0 and plain.stdout.startswith("__main__ ['") and plain.stdout.endswith("end\n")
-    env = environment(**planned(Injection("rename", 1, "kill")))
-    killed = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert killed.returncode == -9 and "end" not in killed.stdout
+    command = ["-m", "diff_dalle.drill.inside", str(script), str(script), "--b"]
+    plain, killed = ends(
+        [start(command, environment()), start(command, environment(**planned(Injection("rename", 1, "kill"))))]
+    )
+    assert plain[0] == 0 and plain[1].startswith("__main__ ['") and plain[1].endswith("end\n")
+    assert killed[0] == -9 and "end" not in killed[1]
 
 
 @pytest.mark.parametrize("action", ["truncate", "rewrite", "delete", "fifo", "folder"])
@@ -100,7 +99,7 @@ def test_the_disk_of_a_folder_fills_up(tmp_path, monkeypatch):
     """With a limit of the file's size in place of a full disk."""
     code = f"from diff_dalle.drill.inside import ACTIONS\nACTIONS['fill']({str(tmp_path)!r})"
     limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (70_001, 70_001))\n{code}"
-    subprocess.run([sys.executable, "-c", limited], env=environment(), check=True)
+    assert start(["-c", limited], environment()).wait(120) == 0
     assert (tmp_path / ".filler").stat().st_size == 70_001
 
 
