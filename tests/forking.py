@@ -57,7 +57,7 @@ def start_ranks(arguments: Sequence[str], env: Mapping[str, str], size: int, **o
     return [start(arguments, {**env, **step, **rank}, **options) for rank in ranks]
 
 
-def ends(processes: Sequence, timeout: float = 120) -> list[tuple[int | None, str, str]]:
+def ends(processes: Sequence, timeout: float = 240) -> list[tuple[int | None, str, str]]:
     """(status, stdout, stderr) of each process; what still runs then is killed, with status None."""
     found = []
     for process in processes:

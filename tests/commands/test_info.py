@@ -1,6 +1,7 @@
 """Costs of networks and presets, descriptions of files, and that the presets of a cascade belong together."""
 
 import dataclasses
+import functools
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 from diff_dalle.batch import Conditioning
 from diff_dalle.checkpoints.checkpoint import save_file
 from diff_dalle.checkpoints.kinds import KINDS
+from diff_dalle.commands import info
 from diff_dalle.commands.info import (
     ENDINGS,
     FULL_SIZE,
@@ -21,7 +23,6 @@ from diff_dalle.commands.info import (
     family,
     network_cost,
     parse_info,
-    preset_cost,
     training_bytes,
 )
 from diff_dalle.commands.sources import preset_names
@@ -227,20 +228,23 @@ def test_the_full_size_family_has_about_one_and_a_half_billion_parameters():
     assert 1.4e9 <= total <= 1.6e9
 
 
+cost_of_preset = functools.cache(info.preset_cost)
+
+
 @pytest.mark.parametrize("name", family("_small"))
 def test_small_presets_fit_a_card_of_12_gb(name):
     """In fp32, with their own microbatch."""
-    run, cost = preset_cost(name)
+    run, cost = cost_of_preset(name)
     assert training_bytes(run, cost) < 12e9
 
 
 @pytest.mark.parametrize("name", ["upsampler_256", "upsampler_256_small"])
 def test_recomputing_saves_most_of_the_activations(name):
-    cost = preset_cost(name)[1]
+    cost = cost_of_preset(name)[1]
     assert cost.checkpointed.activation_bytes <= 0.45 * cost.plain.activation_bytes
 
 
 @pytest.mark.parametrize("name", family("_tiny"))
 def test_tiny_presets_are_tiny(name):
-    run, cost = preset_cost(name)
+    run, cost = cost_of_preset(name)
     assert cost.plain.parameters < 6e6 and training_bytes(run, cost) < 1e9

@@ -156,7 +156,7 @@ def test_two_processes_agree(launcher, tmp_path):
         tmp_path,
         """
         def main():
-            with launch(DistributedConfig(device="cpu", start_timeout=60)) as world:
+            with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
                 assert world.size == 2
                 assert world.broadcast(world.rank) == 0
                 assert world.gather(world.rank * 10) == [0, 10]
@@ -182,7 +182,7 @@ def test_replicas_have_the_mean_of_all_gradients(tmp_path):
         tmp_path,
         """
         def main():
-            with launch(DistributedConfig(device="cpu", start_timeout=60)) as world:
+            with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
                 layer = torch.nn.Linear(1, 1, bias=False)
                 replicas = Replicas(layer, layer.parameters(), world)
                 replicas(torch.tensor([[1.0 + world.rank]]), sync=True).sum().backward()
@@ -202,7 +202,7 @@ def test_a_rank_without_its_device_is_named(tmp_path):
         def main():
             torch.cuda.device_count = lambda: 0
             device = "cuda" if detect().rank == 1 else "cpu"
-            with launch(DistributedConfig(device=device, start_timeout=60)):
+            with launch(DistributedConfig(device=device, start_timeout=120)):
                 pass
         run_script(main)
     """,
@@ -218,7 +218,7 @@ FAILURES = {
 FAILING = """
         import sys
         def main():
-            with launch(DistributedConfig(device="cpu", start_timeout=60)) as world:
+            with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
                 if world.rank == 1:
                     {failure}
                 world.barrier()
@@ -246,8 +246,9 @@ def test_one_failing_rank_ends_processes_that_nobody_watches(tmp_path):
 
 LOST = """
         import os, signal
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # which MPICH's mpiexec sends to the other ranks
         def main():
-            with launch(DistributedConfig(device="cpu", start_timeout=60, timeout={timeout})) as world:
+            with launch(DistributedConfig(device="cpu", start_timeout=120, timeout={timeout})) as world:
                 world.barrier()
                 if world.rank == {lost}:
                     os.kill(os.getpid(), signal.{signal})
@@ -351,7 +352,7 @@ def test_all_ranks_end_in_order_with_the_status_of_the_job(tmp_path):
     body = """
         from diff_dalle.distributed.launch import JobEnd
         def main():
-            with launch(DistributedConfig(device="cpu", start_timeout=60)):
+            with launch(DistributedConfig(device="cpu", start_timeout=120)):
                 raise JobEnd(143)
         run_script(main)
     """
@@ -369,7 +370,7 @@ def test_nodes_are_told_apart_by_their_hosts(tmp_path):
         import os, socket
         socket.gethostname = lambda: "b" if os.environ["SLURM_PROCID"] == "0" else "a"
         def main():
-            with launch(DistributedConfig(device="cpu", start_timeout=60)) as world:
+            with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
                 assert (world.node, world.nodes, world.node_of) == (world.rank, 2, (0, 1))
         run_script(main)
     """,
@@ -385,7 +386,7 @@ def test_a_value_of_many_messages_is_broadcast_whole(tmp_path):
         from diff_dalle.distributed import world as module
         module.BROADCAST_BYTES = 1000
         def main():
-            with launch(DistributedConfig(device="cpu", start_timeout=60)) as world:
+            with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
                 names = [f"s3://bucket/shard-{i:06d}.tar" for i in range(5000)]
                 assert world.broadcast(names if world.is_main else None) == names
                 assert world.broadcast(None) is None
@@ -407,7 +408,7 @@ def test_slots_put_the_values_of_two_nodes_in_order(tmp_path):
         from diff_dalle.training.trainee import Trainee
         socket.gethostname = lambda: "node" + str(int(os.environ["SLURM_PROCID"]) // 2)
         def main():
-            with launch(DistributedConfig(device="cpu", start_timeout=60)) as world:
+            with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
                 assert (world.node, world.nodes, world.slot) == (world.rank // 2, 2, [0, 2, 1, 3][world.rank])
                 mine = torch.tensor([world.slot, world.slot + 4.0], requires_grad=True)
                 together = world.interleave(mine)
@@ -438,7 +439,7 @@ def test_gradients_come_back_to_the_rank_that_sent_the_values(tmp_path):
         tmp_path,
         """
         def main():
-            with launch(DistributedConfig(device="cpu", start_timeout=60)) as world:
+            with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
                 mine = torch.tensor([[1.0], [2.0]], requires_grad=True)
                 beside = torch.zeros(4, 1, requires_grad=True)
                 weights = torch.tensor([[1.0], [2.0], [3.0], [4.0]]) * (1 + 9 * world.rank)
@@ -463,7 +464,7 @@ def test_two_processes_have_the_contrastive_gradient_of_one_with_twice_the_batch
         from diff_dalle.training.optim import OptimConfig
         from diff_dalle.training.trainee import Trainee
         def main():
-            with launch(DistributedConfig(device="cpu", start_timeout=60)) as world:
+            with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
                 task = make_task(world=world, schedule_sampler="loss-second-moment")
                 task.observe({{"t": torch.arange(8).repeat(10), "unweighted_loss": 1.0 + torch.arange(80) % 8}})
                 trainee = Trainee(task, OptimConfig(), "fp32", world)

@@ -81,7 +81,7 @@ def test_sharded_parameters_train_as_one_process_does(tmp_path):
             return sum(tensor.numel() * tensor.element_size() for tensor in local(tensors))
 
         def main():
-            with launch(DistributedConfig(device="cpu", start_timeout=60)) as world:
+            with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
                 alone = Trainee(make_task(), CONFIG, "fp32", World(SINGLE, torch.device("cpu")))
                 start = torch.cat([p.detach().flatten().clone() for p in alone.task.model.parameters()])
                 expected = train(alone, 0, 1)
@@ -127,7 +127,7 @@ def test_two_optimizers_on_two_processes_update_as_on_one(tmp_path):
             return [(piece, Draw(0, piece.index)) for piece in batch.split(2)]
 
         def main():
-            with launch(DistributedConfig(device="cpu", start_timeout=60)) as world:
+            with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
                 tasks = [TwoOptimizers(), TwoOptimizers()]
                 worlds = [World(SINGLE, torch.device("cpu")), world]
                 for task, each in zip(tasks, worlds):
@@ -152,7 +152,7 @@ def test_the_norm_of_sharded_gradients_is_that_of_the_whole(tmp_path):
         from diff_dalle.distributed.parallel import total_norm
 
         def main():
-            with launch(DistributedConfig(device="cpu", start_timeout=60)) as world:
+            with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
                 mesh = init_device_mesh("cpu", (2,))
                 whole = [torch.arange(1.0, 9.0), torch.full((4, 2), 3.0)]
                 shards = [distribute_tensor(tensor, mesh, [Shard(0)]) for tensor in whole]
@@ -181,7 +181,7 @@ def test_ranks_receive_the_initial_values_of_the_first(tmp_path):
 
         def main():
             global world
-            with launch(DistributedConfig(device="cpu", start_timeout=60)) as world:
+            with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
                 network = build_shared(build, world)
                 values = torch.cat([value.flatten().float() for value in network.state_dict().values()])
                 everyone = world.gather(values)
@@ -214,7 +214,7 @@ def test_every_rank_runs_as_many_forward_passes_in_evaluation(tmp_path):
                 return self.losses(batch, draw)
 
         def main():
-            with launch(DistributedConfig(device="cpu", start_timeout=60)) as world:
+            with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
                 found = []
                 for each in (World(SINGLE, torch.device("cpu")), world):
                     torch.manual_seed(0)
@@ -274,7 +274,7 @@ def test_what_ends_one_rank_ends_all_at_the_same_step_after_a_checkpoint(tmp_pat
             raise InputError("the shard is gone")
 
         def main():
-            with launch(DistributedConfig(device="cpu", start_timeout=60)) as world:
+            with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
                 def ending(name, data=None, tracker=None):
                     loop = make_loop(world, {str(tmp_path)!r} + "/" + name, data)
                     try:
@@ -344,7 +344,7 @@ def test_all_ranks_skip_the_step_that_is_not_finite_on_one(tmp_path):
             optimization.finish = broken
 
         def main():
-            with launch(DistributedConfig(device="cpu", start_timeout=60)) as world:
+            with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
                 for inject in (in_the_data, in_the_loss, in_the_loss_alone, in_a_gradient, after_the_exchange):
                     folder = {str(tmp_path)!r} + "/" + inject.__name__
                     loop, clean = make_loop(world, folder), make_loop(world, folder + "_clean")

@@ -61,7 +61,7 @@ def check_tensors(world):
     assert torch.equal(found["a"][1][7], made[2])
 
 def main():
-    with launch(DistributedConfig(device="cpu", start_timeout=60)) as world:
+    with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
         check_tensors(world)
         loop = make_loop(world, FOLDER)
         loop.run(ListTracker())

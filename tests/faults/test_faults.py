@@ -10,7 +10,7 @@ from diff_dalle.drill.table import GROUPS, drill
 
 FAULTS = {fault.name: fault for group in GROUPS.values() for fault in group.faults}
 CHOSEN = {
-    "SIGKILL at random moments": "upsampler",
+    "SIGKILL at random moments": "generator",
     "power failure, no checkpoint left whole": "generator",
     "disk full in a save": "generator",
     "log directory becomes read-only": "generator",
