@@ -68,15 +68,22 @@ class GeneratedMetrics:
         """The values for ``chunks`` of this process, as ``add`` takes them; {} without reading any if no metric is
         asked for.
 
-        total: images of all processes, for the progress bar.
+        total: images of all processes, for the progress bar. InputError, on every process, for what one of them cannot
+        read, make or measure.
         """
         if not self.config.given:
             return {}
+        self.generated, problem = _Rows(), ""
         hidden = None if progress and self.world.is_main else True
         with tqdm(total=total, desc="Evaluating", unit="image", disable=hidden) as bar:
-            for real, generated, positions in chunks:
-                self.add(real, generated, positions)
-                bar.update(min(len(generated) * self.world.size, total - bar.n))
+            try:
+                for real, generated, positions in chunks:
+                    self.add(real, generated, positions)
+                    bar.update(min(len(generated) * self.world.size, total - bar.n))
+            except InputError as error:  # the others are told, so that none waits for this one
+                problem = str(error)
+        if problems := list(filter(None, self.world.gather(problem))):
+            raise InputError(problems[0])
         return self.compute()
 
     @torch.no_grad()

@@ -1,5 +1,6 @@
 """Metrics of generated images: from chunks, on several processes, with any network."""
 
+import os
 import sys
 
 import eval_making
@@ -29,6 +30,11 @@ def signal(images):
 
 def metrics(clip=None, count=N, **given):
     return GeneratedMetrics(from_dict(GeneratedMetricsConfig, {"n_evaluation_samples": count, **given}), ALONE, clip)
+
+
+def linear():
+    weights = torch.rand(3, 3, generator=torch.Generator().manual_seed(0))
+    return lambda images: images.float().mean((2, 3)) @ weights
 
 
 class Clip:
@@ -144,6 +150,27 @@ def test_too_few_images_and_bad_features_are_refused():
         metrics(FID={"feature": f"{__name__}:broken"}).add(real, generated, range(N))
 
 
+def test_an_evaluation_that_failed_leaves_nothing_behind():
+    real, generated = pair()
+    measured = metrics(FID={"feature": QUARTERS})
+
+    def failing():
+        yield real[:9], real[:9], range(100, 109)
+        raise InputError("no more")
+
+    with pytest.raises(InputError, match="no more"):
+        measured.measure(failing(), N)
+    expected = metrics(FID={"feature": QUARTERS}).measure([(real, generated, range(N))], N)
+    assert measured.measure([(real, generated, range(N))], N) == expected
+
+
+def test_features_are_computed_without_the_training_s_autocast():
+    real, generated = pair()
+    expected = metrics(FID={"feature": f"{__name__}:linear"}).measure([(real, generated, range(N))], N)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert metrics(FID={"feature": f"{__name__}:linear"}).measure([(real, generated, range(N))], N) == expected
+
+
 def test_cautions_are_printed(capsys):
     metrics(**{**EVERY, "KID": {"feature": QUARTERS, "subset_size": N}})
     assert "KID_std is 0" in capsys.readouterr().out
@@ -226,6 +253,17 @@ def test_weights_are_never_downloaded_and_what_is_no_weights_is_named(packages, 
             torch.save(content, path)
         with pytest.raises(InputError, match=words):
             metrics(**{key: {"feature_extractor_weights_path": str(path)}})
+
+
+def test_files_of_weights_run_no_code(packages):
+    class Command:
+        def __reduce__(self):
+            return os.mkdir, (str(packages / "made"),)
+
+    torch.save({"a": Command()}, packages / "hostile.pth")
+    with pytest.raises(InputError, match="does not hold weights"):
+        metrics(FID={"feature_extractor_weights_path": str(packages / "hostile.pth")})
+    assert not (packages / "made").exists()
 
 
 @pytest.mark.parametrize(("key", "package"), [("FID", "torch_fidelity"), ("LPIPS", "torchvision")])
