@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 from collections.abc import Iterable
 
@@ -27,8 +28,7 @@ class Inception:
     def __init__(self, features: Iterable[str], weights: str, antialias: bool, device: torch.device, setting: str):
         import_eval("torch_fidelity", "Inception-v3")
         make = import_eval("torchmetrics.image.fid", "Inception-v3").NoTrainInceptionV3
-        wanted = sorted(features, key=INCEPTION_FEATURES.index)
-        self.last, self.earlier = wanted[-1], wanted[:-1]
+        *earlier, self.last = sorted(features, key=INCEPTION_FEATURES.index)
         # The package unpickles its file without restriction: give it one that holds nothing but these tensors.
         file = io.BytesIO()
         torch.save(read_weights(weights, URL, setting), file)
@@ -39,19 +39,14 @@ class Inception:
             raise InputError(f"{setting} holds the weights of another network than Inception-v3 of {URL}") from error
         self.network.requires_grad_(False).eval().to(device)
 
+        self.found: dict[str, Tensor] = {}
+        for name in earlier:
+            self.network.get_submodule(_LAYERS[name]).register_forward_hook(functools.partial(self._keep, name))
+
+    def _keep(self, name: str, layer: nn.Module, inputs: object, output: Tensor) -> None:
+        self.found[name] = output.mean((2, 3))
+
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
-
-        def keep(name: str):
-            def hook(module: nn.Module, inputs: object, output: Tensor) -> None:
-                found[name] = output.mean((2, 3))
-
-            return hook
-
-        handles = [self.network.get_submodule(_LAYERS[name]).register_forward_hook(keep(name)) for name in self.earlier]
-        try:
-            found[self.last] = self.network(images)
-        finally:
-            for handle in handles:
-                handle.remove()
+        self.found[self.last] = self.network(images)
+        found, self.found = self.found, {}
         return found

@@ -68,6 +68,26 @@ def test_every_metric_is_of_the_generated_images_whatever_the_chunks():
     assert whole == pytest.approx(found, rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("key", "settings"),
+    [
+        ("KID", {"subsets": 5}),
+        ("KID", {"subset_size": 11}),
+        ("KID", {"degree": 2}),
+        ("KID", {"gamma": 0.5}),
+        ("KID", {"coef": 2}),
+        ("IS", {"splits": 2}),
+        ("precision_recall", {"k": 1}),
+        ("density_coverage", {"k": 1}),
+    ],
+)
+def test_every_key_has_an_effect(key, settings):
+    real, generated = pair()
+    chunk = [(real, (generated / 2 + real / 2).byte(), range(N))]
+    changed = metrics(**{key: {**EVERY[key], **settings}}).measure(chunk, N)
+    assert changed != metrics(**{key: EVERY[key]}).measure(chunk, N)
+
+
 def test_images_may_be_floats_or_gray_and_pairs_come_in_any_order_and_twice():
     real, generated = pair()
     expected = metrics(**EVERY).measure([(real, generated, range(N))], N)

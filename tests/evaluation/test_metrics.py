@@ -187,6 +187,7 @@ def test_a_kernel_distance_of_subsets_is_that_of_all_on_average():
     assert deviation > 0 and kernel_distance_of_subsets(real, fake, 400, 12) == (mean, deviation)
     whole = kernel_distance_of_subsets(real[:50], fake, 100, 50)
     assert whole == (pytest.approx(kernel_distance(real[:50], fake)["kernel_distance"], rel=1e-9), 0.0)
+    assert kernel_distance_of_subsets(real[:50], torch.cat([fake, fake]), 100, 50)[1] > 0
     with pytest.raises(InputError, match="at least 51 real and 51 generated images, not 60 and 50"):
         kernel_distance_of_subsets(real, fake, 1, 51)
 
