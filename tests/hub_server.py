@@ -17,7 +17,7 @@ LARGE = 1000  # bytes from which a file is stored apart, as the hub does with la
 class HubServer(ThreadingHTTPServer):
     """repos: files by path, by repository. commits: messages. tokens: accepted ones. private: repositories made so.
 
-    Faults: busy: number of requests to refuse with 503. refuse: status of every write.
+    Faults: busy: number of requests to refuse with 503. refuse: status of every write. silent: nothing is answered.
     """
 
     daemon_threads = True
@@ -29,7 +29,7 @@ class HubServer(ThreadingHTTPServer):
         self.commits: list[str] = []
         self.private: set[str] = set()
         self.tokens = {"hf_right"}
-        self.busy, self.refuse = 0, 0
+        self.busy, self.refuse, self.silent, self.ended = 0, 0, False, threading.Event()
         self.url = f"http://127.0.0.1:{self.server_port}"
 
     def handle_error(self, request, client_address):
@@ -51,6 +51,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self):
         server, body = self.server, self._body()
+        if server.silent:
+            server.ended.wait(60)
         if server.busy:
             server.busy -= 1
             return self._reply({}, 503)
@@ -115,5 +117,6 @@ def serving_hub() -> Iterator[HubServer]:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         thread.start()
         yield server
+        server.ended.set()
         server.shutdown()
         thread.join()

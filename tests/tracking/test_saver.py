@@ -154,6 +154,18 @@ def test_a_busy_hub_is_asked_again(tmp_path, hub):
     assert hub.repos["me/it"]["latest.pth"] == b"checkpoint 200 x"
 
 
+def test_a_silent_hub_counts_as_away(tmp_path, hub, monkeypatch):
+    """The client itself would wait without end."""
+    monkeypatch.setattr("diff_dalle.tracking.hub.SILENT_SECONDS", 0.1)
+    monkeypatch.setattr("diff_dalle.tracking.uploads.HURRY_SECONDS", 40.0)
+    hub.silent = True
+    tracker = make(tmp_path, {**HUB, "save_latest_to": "latest.pth"})
+    tracker.saved(saved())
+    tracker.hurry()
+    tracker.finish()
+    assert "latest.pth was not saved to the repository me/it" in log(tmp_path)
+
+
 def test_a_hub_that_refuses_in_mid_run_stops_nothing(tmp_path, hub):
     tracker = make(tmp_path, {**HUB, "save_latest_to": "latest.pth"})
     hub.refuse = 403
