@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .contract import Group, require
+from .contract import Group, Skipped, require
 from .inside import Injection
 from .place import SAVED_EVERY, STEPS, Place
 from .processes import Job
-from .servers import Faults, serving_folder, serving_s3
+from .servers import Faults, serving_folder, serving_s3, unused_port
 
 GROUP = Group("remote")
 AWAY = 20.0  # seconds
@@ -129,3 +131,19 @@ def s3_changed(place: Place) -> str:
             half = len(whole) // 1024 * 512
             server.put(path.name, whole[half:] + whole[:half])
         return _ended_for_change(place, job.wait(LIMIT))
+
+
+@GROUP.fault("a hub that a saver uses is away", "goes on, nothing lost, says so", quick_kinds=0, every_kind=False)
+def hub_away(place: Place) -> str:
+    if importlib.util.find_spec("huggingface_hub") is None:
+        raise Skipped("huggingface_hub is not installed: pip install 'diff_dalle[hub]'")
+    saver = {"save_to": "huggingface", "huggingface_repo": "me/it", "save_latest_to": "latest.pth"}
+    config = place.path / "savers.json"
+    config.write_text(json.dumps({"tracking": {"savers": [saver]}}))
+    env = {"HF_ENDPOINT": f"http://127.0.0.1:{unused_port()}", "HF_TOKEN": "drill"}
+    outcome = place.start(env=env, config=config).wait(LIMIT)
+    require(outcome.status == 0, f"it failed: {outcome.tail()}")
+    require("latest.pth was not saved" in outcome.output, "the failure was not reported")
+    kept = list((place.logdir / "uploads").rglob("latest.pth"))
+    require(len(kept) == 1, "the file does not wait for the next session")
+    return f"went on, {place.equal()}"

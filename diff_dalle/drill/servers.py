@@ -16,6 +16,12 @@ from typing import Any
 from .contract import Skipped
 
 
+def unused_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 class Faults:
     """What the next requests meet. Each count goes down with every request that met it.
 
@@ -131,9 +137,7 @@ class S3Server:
             raise Skipped("moto[server] and boto3 are not installed: pip install 'diff_dalle[test]'") from None
         self.faults = Faults()
         self._app = _FaultyApp(DomainDispatcherApplication(create_backend_app), self.faults)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = unused_port()
         self.bucket = f"drill-{self.port}"  # all servers of a process have the same store
         self.start()
 

@@ -6,6 +6,7 @@ import os
 import pytest
 import torch
 
+from diff_dalle import storage
 from diff_dalle.checkpoints.bundle import is_bundle, restore_bundle, write_bundle
 from diff_dalle.checkpoints.checkpoint import Identity, load_file, networks_in, write_networks
 from diff_dalle.checkpoints.content import DamagedError
@@ -70,6 +71,25 @@ def test_a_folder_with_a_run_is_left_alone(tmp_path):
     with pytest.raises(InputError, match="has a run already"):
         restore_bundle(path, str(tmp_path / "run"))
     assert contents(tmp_path / "run") == before
+
+
+def test_a_restoration_that_is_interrupted_can_be_repeated(tmp_path, monkeypatch):
+    """The record comes last: without it, a folder has no run."""
+    path = bundle(make_run(tmp_path / "run"), tmp_path / "b.pth")
+    write, written = storage.atomic_writer, []
+
+    def fail(target):
+        if target.startswith(str(tmp_path)) and len(written) == 5:
+            raise InputError("the disk is full")
+        written.extend([target] * target.startswith(str(tmp_path / "new")))
+        return write(target)
+
+    monkeypatch.setattr(storage, "atomic_writer", fail)
+    with pytest.raises(InputError, match="full"):
+        restore_bundle(path, str(tmp_path / "new"))
+    assert len(contents(tmp_path / "new")) == 5 and read_run(str(tmp_path / "new")) is None
+    monkeypatch.undo()
+    assert restore_bundle(path, str(tmp_path / "new")) == 4
 
 
 def test_a_record_without_checkpoints_is_replaced(tmp_path):

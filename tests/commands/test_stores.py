@@ -72,8 +72,8 @@ def test_several_processes_go_on_from_a_url(tmp_path, data, kept):
 
 
 def test_a_kept_model_is_what_a_run_starts_from(tmp_path, data, kept):
-    """Also when it is resumed; with another file, it is not the same run."""
-    output = run(tmp_path / "new", data, 2, **from_file(kept / "model_4.pth")).stdout
+    """On each process; also when it is resumed; with another file, it is not the same run."""
+    output = run(tmp_path / "new", data, 2, ranks=2, **from_file(kept / "model_4.pth")).stdout
     assert "Starting from the weights of" in output
     assert "Resuming at step 2" in run(tmp_path / "new", data, 3, **from_file(kept / "model_4.pth")).stdout
     result = run(tmp_path / "new", data, 4, ok=False, **from_file(kept / "model_2.pth"))

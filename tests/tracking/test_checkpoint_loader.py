@@ -1,5 +1,6 @@
 """Loaders: local files, URLs, wandb."""
 
+import io
 import os
 from pathlib import Path
 
@@ -79,6 +80,13 @@ def test_a_download_has_a_bounded_size(tmp_path, server, monkeypatch):
     monkeypatch.setattr(loader.storage, "size_and_tag", lambda url: (-1, ""))
     with pytest.raises(InputError, match="has more than 600 bytes"):
         fetch_source(config, str(tmp_path / "loaded"))
+    assert loaded(tmp_path) == []
+
+
+def test_a_download_that_ends_early_leaves_nothing(tmp_path, server, monkeypatch):
+    monkeypatch.setattr(loader.storage, "open_read", lambda url: io.BytesIO(b"weights"))
+    with pytest.raises(InputError, match="ended after 7 of 700 bytes"):
+        fetch_source(LoaderConfig("url", url=server.url("/a/latest.pth")), str(tmp_path / "loaded"))
     assert loaded(tmp_path) == []
 
 

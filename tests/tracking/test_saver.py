@@ -9,8 +9,8 @@ from hub_server import LARGE
 
 from diff_dalle.errors import InputError
 from diff_dalle.tracking.saver import SaverConfig
-from diff_dalle.tracking.tracker import Saved
-from diff_dalle.tracking.trackers import TrackingConfig, create_trackers
+from diff_dalle.tracking.tracker import Saved, Tracker
+from diff_dalle.tracking.trackers import TRACKERS, TrackingConfig, create_trackers
 
 META = {"decoder.json": '{"url": "http://user:word@host/x"}'}
 
@@ -126,6 +126,23 @@ def test_a_large_file_arrives_whole(tmp_path, hub):
     assert hub.repos["me/it"]["latest.pth"] == b"checkpoint 200 " + data and len(hub.objects) == 1
 
 
+def test_what_is_said_at_the_end_is_still_shown(tmp_path, hub, monkeypatch):
+    calls = []
+
+    class Shown(Tracker):
+        def note(self, text):
+            calls.append(text)
+
+        def finish(self):
+            calls.append("finish")
+
+    monkeypatch.setitem(TRACKERS, "csv", lambda run: Shown())
+    tracker = make(tmp_path, {**HUB, "save_latest_to": "latest.pth"}, trackers=("csv",))
+    tracker.saved(saved())
+    tracker.finish()
+    assert calls[-2:] == [f"Saved latest.pth to the repository me/it of {hub.url}", "finish"]
+
+
 def test_an_existing_repository_is_used(tmp_path, hub):
     hub.repos["me/it"] = {"README.md": b"mine"}
     tracker = make(tmp_path, {**HUB, "save_latest_to": "latest.pth"})
@@ -215,6 +232,17 @@ def test_the_logged_wandb_run_gets_files(tmp_path, offline):
     for name in ("a/latest.pth", "best_300.pth"):
         assert Path(files, name).read_bytes() == b"checkpoint 300 x"
     assert "not saved" not in log(tmp_path)
+
+
+def test_wandb_is_asked_to_send_files_at_once(tmp_path, offline, monkeypatch):
+    """Not at the end of the run."""
+    tracker = make(tmp_path, {"save_to": "wandb", "save_latest_to": "a/b"}, trackers=("wandb",))
+    asked = []
+    monkeypatch.setattr(tracker.members["wandb"].run, "save", lambda *paths, **options: asked.append((paths, options)))
+    tracker.saved(saved())
+    tracker.finish()
+    (((path,), options),) = asked
+    assert os.path.relpath(path, options["base_path"]) == os.path.join("a", "b") and options["policy"] == "now"
 
 
 def test_wandb_without_a_run_is_refused(tmp_path):
