@@ -47,7 +47,7 @@ class StageJob:
 class Stage(ABC):
     """A denoising network ready to sample: one resolution of a cascade. Made by ``load_stages``.
 
-    To add a kind of network: a subclass of this, and a line in ``kinds.STAGES``.
+    To add a kind of network: a subclass of this, and a line in ``stages.STAGES``.
 
     saved:       its checkpoint.
     precision:   fp32, bf16 or fp16; of the arithmetic and, where it has it, of the stored weights.

@@ -112,6 +112,7 @@ def test_images_follow_their_embeddings_and_seeds():
     images = sample(pipeline, seed=5)
     assert np.array_equal(images, sample(pipeline, seed=5))
     assert np.abs(images[1:2] - sample(pipeline, EMBEDDINGS[1:2], seed=6)).max() <= 1  # alone as in a batch
+    assert np.abs(images - sample(pipeline, seed=5, batch_size=2)).max() <= 1
     assert (np.abs(images - sample(pipeline, EMBEDDINGS[::-1].copy(), seed=5)).max((1, 2, 3)) > 3)[[0, 2]].all()
     assert np.abs(images - sample(pipeline, seed=9)).max() > 3
 
@@ -147,6 +148,7 @@ def test_text_and_embedding_both_count_and_are_both_dropped():
     pipeline, given = pipeline_of(unet=TEXT_UNET), texts()
     images = sample(pipeline, text_states=given, **guided(1.0))
     assert np.abs(images - sample(pipeline, text_states=texts(seed=2), **guided(1.0))).max() > 0
+    assert np.abs(images - sample(pipeline, text_states=given, batch_size=2, **guided(1.0))).max() <= 1
     half = given[0], given[1] & (np.arange(TEXT_LENGTH) < 2)
     assert np.abs(images - sample(pipeline, text_states=half, **guided(1.0))).max() > 0
     with watching(pipeline.stages[0]) as seen:

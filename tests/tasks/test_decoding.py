@@ -168,7 +168,7 @@ def test_pictures_that_do_not_do_are_named(images, message):
 
 def test_embeddings_come_from_the_batch_or_from_a_clip():
     """The CLIP sees the whole pictures, not the smaller or cropped ones that the U-Net is trained on."""
-    batch, clip = make_batch(image_embedding=None), Encoder()
+    batch, clip = make_batch(side=32, image_embedding=None), Encoder()
     every = (replace(UNET, cond_on_image_embeds=True),) * 2
     task = make_task(1, 2, unets=every, random_crop_sizes=(8,))
     with pytest.raises(InputError, match="unet1 is conditioned on image embeddings, but the samples have none and"):
