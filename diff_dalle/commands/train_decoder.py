@@ -222,10 +222,7 @@ class DecoderRun(TrainingRun):
 
     def settled(self, world: World) -> DecoderRun:
         materials = open_materials(self.decoder, self.data, self.image_size, self.seed, world)
-        clip = self.decoder.clip
-        if clip and materials.clip:
-            clip = replace(clip, identity=materials.clip.identity)
-        run = replace(self, decoder=replace(self.decoder, clip=clip))
+        run = replace(self, decoder=replace(self.decoder, clip=materials.made_by))
         train, val, test = (run._part(name, materials, world) for name in ("train", "val", "test"))
         assert train is not None  # there is no division without it
         frozen, given = self._weights(world)

@@ -21,11 +21,12 @@ class EmbeddingSource:
     """Embeddings that are there.
 
     spec:     how the loader reads them.
-    identity: of the CLIP that made them; "" = not recorded.
+    clip:     the name of the CLIP that made them, its make and its model; "" = not recorded. identity: its identity.
     origin:   where they are from, for people.
     """
 
     spec: EmbeddingSpec
+    clip: str
     identity: str
     origin: str
 
@@ -53,7 +54,7 @@ def find_embeddings(
     """
     if "{" not in given and "/" not in given and given.lower().lstrip(".").endswith(KINDS):
         kind = given.lower().lstrip(".")
-        return EmbeddingSource(EmbeddingSpec(width, kind, name, length), "", f"the .{kind} members of the shards")
+        return EmbeddingSource(EmbeddingSpec(width, kind, name, length), "", "", f"the .{kind} members of the shards")
     folder, pattern = storage.split(given) if "{" in given else (given.rstrip("/"), "")
     record = folder_record(folder) if folder else None
     inner = storage.join(folder, NAMES[what])
@@ -67,7 +68,8 @@ def find_embeddings(
     sidecar = Sidecar(storage.join(folder, pattern) if folder else pattern, index_width or 0)
     made = f", by {record.clip}" if record else ""
     spec = EmbeddingSpec(width, sidecar, name, length)
-    return EmbeddingSource(spec, record.identity if record else "", f"{sidecar.pattern}{made}")
+    clip, identity = (record.clip, record.identity) if record else ("", "")
+    return EmbeddingSource(spec, clip, identity, f"{sidecar.pattern}{made}")
 
 
 def _check(

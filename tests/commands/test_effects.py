@@ -71,6 +71,7 @@ CASES = [
     (EvaluateRun, "--num_samples 4", SHAPES, SHARDS, "data_dir is none"),
     (EvaluateRun, "--caption_field json:a", SHAPES, SHARDS, "data_dir is none"),
     (EvaluateRun, "--lpips_weights a.pth", f"{SHARDS} --metrics fid", f"{SHARDS} --metrics fid,lpips", "to lpips"),
+    (EvaluateRun, "--clip_path c.pt", SHAPES, "--shapes_dir s --decoder_path d.pt", "decoder_path is none"),
 ]
 
 

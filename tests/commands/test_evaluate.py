@@ -11,15 +11,20 @@ import pytest
 import torch
 from cascade_making import NO_TEXT, make_stage
 from checkpoint_making import make_classifier_file
+from decoder_making import UNET, make_decoder, save_decoder
 
+from diff_dalle.checkpoints.decoder import ClipConfig
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.evaluate import EvaluateRun, Evaluation
 from diff_dalle.commands.evaluators.context import rendered
 from diff_dalle.commands.evaluators.table import EVALUATORS
+from diff_dalle.diffusion.guidance import GuidanceConfig
 from diff_dalle.distributed.world import SINGLE, World
+from diff_dalle.embeddings.clip import load_clip
 from diff_dalle.errors import InputError
 from diff_dalle.evaluation.metrics import METRICS, inception_score
 from diff_dalle.evaluation.perceptual import Lpips
+from diff_dalle.images.pixels import from_uint8
 from diff_dalle.sampling.pipeline import Pipeline
 from diff_dalle.shapes.editing import VARIATIONS, object_mask, replacements
 from diff_dalle.shapes.render import render
@@ -340,3 +345,76 @@ def test_metrics_without_any_network_are_refused(folder):
     flags = base_and_classifier(folder, metrics="fid", classifier_path=None, classifier_scale=None)
     with pytest.raises(InputError, match="feature_metrics needs a noised CLIP or another network.*leave --metrics out"):
         make_run(folder, **flags)
+
+
+# ------------------------------------------------------------------------------------------------------------- decoders
+
+
+def decoder_run(folder, clip, **flags):
+    """A decoder of 8 and 16 pixels, whose embeddings are from the CLIP at ``clip``."""
+    loaded = load_clip("diff_dalle", clip, "cpu")
+    unet = replace(UNET, image_embed_dim=loaded.embed_dim)
+    identity = ClipConfig("diff_dalle", clip, loaded.identity)
+    path = save_decoder(folder / "decoder.pt", make_decoder(2, unet, clip=identity, sample_timesteps=(2,)))
+    usual = {"decoder_path": path, "upsampler_paths": None, "upsampler_timestep_respacing": None}
+    return make_run(folder, **{**usual, "upsampler_batch_size": None, **flags})
+
+
+def test_variations_of_a_decoder_are_scored_beside_what_its_clip_carries(folder, tmp_path):
+    run = decoder_run(folder, str(folder / "best.pt"), report_dir=tmp_path)
+    found = Evaluation(run, World(SINGLE, torch.device("cpu")))
+    assert [each.name for each in found.evaluators] == ["image_variations"]
+    assert "| color |" in found.run()
+    found.write()
+    scores = json.loads((tmp_path / "scores.json").read_text())["image_variations"]
+    assert set(scores) == {"color", "position", "size", "shape", "all attributes", "held-out pairs"}
+    assert all(0 <= scores[name]["probe"] <= 1 for name in ("color", "position", "size", "shape"))
+    assert (tmp_path / "image_variations.png").exists()
+
+
+def test_variations_are_of_the_embeddings_and_as_the_checkpoint_says(folder):
+    found = Evaluation(decoder_run(folder, str(folder / "best.pt")), World(SINGLE, torch.device("cpu"))).context
+    pictures = np.random.default_rng(0).integers(0, 256, (3, 16, 16, 3), np.uint8)
+    embeddings = found.embed(pictures)
+    assert torch.equal(embeddings, found.clip.encode_images(from_uint8(pictures)))
+    stages = found.vary(embeddings)
+    assert [images.shape for images in stages] == [(3, 8, 8, 3), (3, 16, 16, 3)]
+    plain = found.decoder.sample(embeddings=embeddings.numpy(), progress=False)
+    assert np.array_equal(stages[-1], plain)
+    guided = replace(found.run, guidance=GuidanceConfig(guidance_scale=1.0))
+    found.run = guided
+    assert not np.array_equal(found.vary(embeddings)[-1], plain)
+
+
+def clip_of(run):
+    return Evaluation(run, World(SINGLE, torch.device("cpu"))).context.clip
+
+
+def test_the_clip_of_a_decoder_may_have_moved_but_must_be_its_own(folder, tmp_path):
+    moved, other = tmp_path / "moved.pt", tmp_path / "other"
+    run = decoder_run(folder, str(folder / "best.pt"))
+    gone = replace(run, evaluation=replace(run.evaluation, clip_path=str(moved)))
+    with pytest.raises(InputError, match="moved.pt"):
+        clip_of(gone)
+    moved.write_bytes((folder / "best.pt").read_bytes())
+    assert clip_of(gone).name == f"diff_dalle {moved}"
+    other.mkdir()
+    wrong = make_classifier_file(other, **{**NOISE, "classifier_width": 24})
+    another = replace(run, evaluation=replace(run.evaluation, clip_path=wrong))
+    with pytest.raises(InputError, match="was trained with diff_dalle .* but .* is another CLIP"):
+        clip_of(another)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"model_path": "base.pt"}, "evaluate one of them at a time"),
+        ({"upsampler_paths": "up.pt"}, "evaluate one of them at a time"),
+        ({"shapes_dir": None, "prompts_per_task": None, "data_dir": "shards"}, "set --shapes_dir"),
+        ({"timestep_respacing": 3}, "samples as its checkpoint says"),
+        ({"thresholding": "dynamic"}, "samples as its checkpoint says"),
+    ],
+)
+def test_a_decoder_is_evaluated_alone_and_as_it_is(folder, flags, words):
+    with pytest.raises(InputError, match=words):
+        decoder_run(folder, str(folder / "best.pt"), **flags)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import os
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,15 @@ from script_running import TWO
 from script_running import run as run_script
 
 from diff_dalle.checkpoints.checkpoint import ROLES, load_file, networks_in
+from diff_dalle.checkpoints.decoder import ClipConfig
 from diff_dalle.checkpoints.loading import open_networks
 from diff_dalle.commands.decoder.evaluating import DecoderSampler
 from diff_dalle.commands.decoder.report import describe_decoder
 from diff_dalle.commands.training import train
 from diff_dalle.diffusion.augmentation import area_resize
 from diff_dalle.distributed.world import ALONE
+from diff_dalle.embeddings.clip import load_clip
+from diff_dalle.embeddings.computing import EmbeddingsConfig, compute_embeddings
 from diff_dalle.errors import InputError
 from diff_dalle.tasks.decoding import DecodingTask
 from diff_dalle.training.loop import evaluating
@@ -160,6 +164,29 @@ def test_a_clip_sees_the_crop_that_is_trained_on(tmp_path, bare_world, clip):
     cond, _ = trainee.task.given_conditions(batch, None)
     torch.testing.assert_close(cond.image_embedding, run.opened.materials.clip.encode_images(batch.images))
     train(read_run_file(path), ALONE)
+
+
+def test_the_clip_of_computed_embeddings_is_recorded_and_not_opened(tmp_path, bare_world, clip):
+    """So that a decoder knows the CLIP that it can be given pictures by."""
+    folder = os.path.dirname(bare_world)
+    compute_embeddings(EmbeddingsConfig((folder,), clip_path=clip["model"], out_dir=str(tmp_path / "emb")), ALONE)
+    unet = {**UNET, "image_embed_dim": 16}
+    changes = [("decoder.unets", [unet]), ("data.img_embeddings_url", str(tmp_path / "emb"))]
+    path = write_file(tmp_path, *changes, ("data.index_width", None), world=bare_world)
+    run = settled(path)
+    identity = load_clip("diff_dalle", clip["model"], "cpu").identity
+    assert run.decoder.clip == ClipConfig("diff_dalle", clip["model"], identity)
+    assert run.opened.materials.clip is None
+    for epochs in (1, 2):  # resumes
+        flags = ["--set", f"train.epochs={epochs}", "--set", "tracker.log.0.auto_resume=True"]
+        train(read_run_file(path, *flags), ALONE)
+    (saved,) = open_networks(str(next((tmp_path / "run").glob("unet0_ema*5.pt"))), ("decoder",))
+    assert saved.settings.decoder.clip == run.decoder.clip
+    again = run.settled(ALONE)  # what a checkpoint records is a run too
+    assert again.decoder.clip == run.decoder.clip and again.opened.materials.clip is None
+    bad = [*changes, ("decoder.clip", {**clip, "identity": "another"})]
+    with pytest.raises(InputError, match="data.img_embeddings_url: .* but the CLIP here is another"):
+        settled(write_file(tmp_path, *bad, ("data.index_width", None), world=bare_world))
 
 
 def test_a_clip_encodes_the_captions(tmp_path, world, bare_world, clip):

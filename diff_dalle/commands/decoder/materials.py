@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ...checkpoints.decoder import DecoderConfig
+from ...checkpoints.decoder import CLIPS, ClipConfig, DecoderConfig
 from ...data.index import count_kinds, index_shards
 from ...data.shards import ShardFiles
 from ...data.sidecars import Sidecar
@@ -28,11 +28,13 @@ HOW_TEXT = "set data.text_embeddings_url or decoder.clip, or put .text_states.np
 @dataclass(frozen=True)
 class Materials:
     """shards: by part, "train", "val" and "test". spec: what a sample holds. clip: makes what the samples lack.
-    origins: where image embeddings and texts come from, for people."""
+    made_by: the CLIP of the embeddings, wherever they are, as far as it is known. origins: where image embeddings and
+    texts come from, for people."""
 
     shards: Mapping[str, Sequence[str]]
     spec: SampleSpec
     clip: Clip | None
+    made_by: ClipConfig | None
     origins: Mapping[str, str]
 
 
@@ -47,24 +49,29 @@ def open_materials(decoder: DecoderConfig, data: DataSection, side: int, seed: i
     files = ShardFiles(data.shard_cache)
     entries = index_shards(shards["train"], files, data.index_cache, world)
     kinds = world.broadcast(dict(count_kinds(entries)))
-    clip = None if decoder.clip is None else load_clip(decoder.clip.make, decoder.clip.model, world.device)
     embeddings: list[EmbeddingSpec] = []
     captions: list[CaptionSpec] = []
-    origins, stages = {}, decoder.stages()
-    if sighted := [stage for stage in stages if stage.image_embedding]:
+    origins, stages, made_by = {}, decoder.stages(), decoder.clip
+    sighted, reading = ([each for each in stages if getattr(each, name)] for name in ("image_embedding", "has_text"))
+    embeds = (sighted and not data.img_embeddings_url) or (reading and not data.text_embeddings_url)
+    clip = load_clip(made_by.make, made_by.model, world.device) if made_by and embeds else None
+    if made_by and clip:
+        made_by = replace(made_by, identity=clip.identity)
+    if sighted:
         width = sighted[0].unet.image_embed_dim or 0
-        found = _find(data.img_embeddings_url, width, 0, IMAGE_KINDS, data, clip, kinds)
+        found = _find(data.img_embeddings_url, width, 0, IMAGE_KINDS, data, made_by, kinds)
         if found is not None:
             embeddings.append(found.spec)
+            made_by = made_by or _maker(found)
         elif clip is None:
             raise InputError(f"decoder.unets are conditioned on image embeddings, but there are none: {HOW_IMAGE}")
         else:
             _check_width(clip, clip.embed_dim, "image_embed_dim", width)
             side = max(side, clip.image_size)
         origins["image embeddings"] = _origin(found, clip)
-    if reading := [stage for stage in stages if stage.has_text]:
+    if reading:
         width, length = reading[0].unet.text_embed_dim or 0, max(stage.unet.max_text_len for stage in reading)
-        found = _find(data.text_embeddings_url, width, length, TEXT_KINDS, data, clip, kinds)
+        found = _find(data.text_embeddings_url, width, length, TEXT_KINDS, data, made_by, kinds)
         if found is not None:
             embeddings.append(found.spec)
         elif clip is None:
@@ -76,7 +83,7 @@ def open_materials(decoder: DecoderConfig, data: DataSection, side: int, seed: i
             captions.append(CaptionSpec(clip.tokenize, clip.text_length))
         origins["text encodings"] = _origin(found, clip)
     image = ImageSpec((side, side), channels=decoder.channels)
-    return Materials(shards, SampleSpec(image, tuple(captions), embeddings=tuple(embeddings)), clip, origins)
+    return Materials(shards, SampleSpec(image, tuple(captions), embeddings=tuple(embeddings)), clip, made_by, origins)
 
 
 def _find(
@@ -85,7 +92,7 @@ def _find(
     length: int,
     members: Sequence[str],
     data: DataSection,
-    clip: Clip | None,
+    clip: ClipConfig | None,
     kinds: Mapping[str, int],
 ) -> EmbeddingSource | None:
     """Embeddings that are there: those of ``url``, or members of the shards; None = there are none, or the CLIP is to
@@ -100,6 +107,12 @@ def _find(
     if data.index_width is None and not found.identity and isinstance(source, Sidecar):  # of an unknown origin
         return replace(found, spec=replace(found.spec, source=replace(source, index_width=INDEX_WIDTH)))
     return found
+
+
+def _maker(found: EmbeddingSource) -> ClipConfig | None:
+    """The CLIP that made these embeddings, as their record names it; None = not known."""
+    make, _, model = found.clip.partition(" ")
+    return ClipConfig(make, model, found.identity) if make in CLIPS and model else None
 
 
 def _origin(found: EmbeddingSource | None, clip: Clip | None) -> str:

@@ -107,8 +107,8 @@ def _wrong_sources(decoder: DecoderConfig, data: DataSection) -> Iterator[str]:
         )
     if decoder.unconditional and data.img_embeddings_url:
         yield "data.img_embeddings_url is given, but the decoder is unconditional: leave one of them out"
-    if decoder.clip is None or not data.img_embeddings_url:
-        return
+    if decoder.clip is None or not data.img_embeddings_url or decoder.clip.identity:
+        return  # one with an identity is the CLIP of the embeddings, as training records it
     if not has_text or data.text_embeddings_url:
         both = " and data.text_embeddings_url" if has_text else ""
         yield (

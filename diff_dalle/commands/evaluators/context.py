@@ -7,18 +7,23 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ...batch import Conditioning
+from ...checkpoints.decoder import ClipConfig
 from ...data.loader import DataConfig, Loader
 from ...data.spec import CaptionSpec, ImageSpec, SampleSpec
 from ...diffusion.sampling import SamplerConfig
 from ...distributed.world import World
+from ...embeddings.clip import Clip, load_clip
+from ...errors import InputError
 from ...evaluation.guidance_report import GuidanceSetting
-from ...images.pixels import to_uint8
+from ...images.pixels import from_uint8, to_uint8
 from ...sampling.classifier import Classifier
 from ...sampling.pipeline import Pipeline, load
 from ...sampling.request import ImageEdit, Request, StageSettings
+from ...sampling.unet_stage import UnetStage
 from ...shapes.prompts import TASKS, ShapePrompt, shape_prompts
 from ...shapes.render import render
 from ...shapes.scenes import ShapesConfig
@@ -41,8 +46,8 @@ class Context:
 
     def __init__(self, run: EvaluateInputs, world: World):
         self.run, self.settings, self.world = run, run.evaluation, world
-        paths = run.upsamplers.upsampler_paths
-        self.pipeline: Pipeline = load(self.settings.model_path, str(world.device), upsampler_paths=paths)
+        paths, base = run.upsamplers.upsampler_paths, self.settings.decoder_path or self.settings.model_path
+        self.pipeline: Pipeline = load(base, str(world.device), upsampler_paths=paths)
         self._classifier = run.classifier.load(world.device)
         self._samples: dict[tuple[tuple[str, ...], GuidanceSetting], list[np.ndarray]] = {}
         self._features: dict[tuple[tuple[str, ...], GuidanceSetting], Tensor] = {}
@@ -53,6 +58,10 @@ class Context:
     def classifier(self) -> Classifier:
         assert self._classifier is not None  # evaluators that use it declare the need
         return self._classifier
+
+    @property
+    def decoder(self) -> Pipeline:
+        return self.pipeline
 
     @property
     def base(self) -> Pipeline:
@@ -73,7 +82,41 @@ class Context:
         """Classifier-free guidance alone."""
         return GuidanceSetting(self.guidance_scale, 0.0)
 
+    @cached_property
+    def clip(self) -> Clip:
+        """The decoder's CLIP, of the run's clip_path or where it was in training. InputError for another one."""
+        recorded = next((stage.decoder.clip for stage in self.pipeline.stages if isinstance(stage, UnetStage)), None)
+        given = ClipConfig("diff_dalle", self.settings.clip_path) if self.settings.clip_path else recorded
+        if given is None:
+            raise InputError("the decoder does not say which CLIP made its embeddings: set --clip_path")
+        clip = load_clip(given.make, given.model, self.world.device)
+        if recorded is not None and recorded.identity not in ("", clip.identity):
+            raise InputError(
+                f"the decoder was trained with {recorded}, but {given.model} is another CLIP ({clip.identity}): set "
+                "--clip_path to the CLIP of its training"
+            )
+        return clip
+
     # --------------------------------------------------------------------------------------------------------- samples
+
+    def embed(self, images: np.ndarray) -> Tensor:
+        """Embeddings [N, E] of images, uint8 [N, H, W, 3], by the decoder's CLIP."""
+        size = self.settings.batch_size
+        batches = (from_uint8(images[i : i + size]) for i in range(0, len(images), size))
+        return torch.cat([self.clip.encode_images(batch).cpu() for batch in batches])
+
+    def vary(self, embeddings: Tensor) -> list[np.ndarray]:
+        """Samples of every U-Net of the decoder from embeddings [N, E], as its checkpoint says: uint8 [N, H, W, 3]."""
+        settings = []
+        for stage in self.pipeline.stages:
+            scale = self.run.guidance.guidance_scale if not stage.is_upsampler else None
+            guidance = (
+                stage.defaults.guidance if scale is None else replace(stage.defaults.guidance, guidance_scale=scale)
+            )
+            settings.append(replace(stage.defaults, guidance=guidance, batch_size=self.settings.batch_size))
+        count = len(embeddings)
+        request = Request([""] * count, self._seeds(count), embeddings=embeddings.numpy())
+        return self.pipeline.sample_stages(request, settings, world=self.world)
 
     def sample(self, prompts: Sequence[str], guidance: GuidanceSetting, all_stages: bool = False) -> list[np.ndarray]:
         """Samples of the base, or of every stage: uint8 [N, H, W, 3] each. Equal requests are sampled once."""

@@ -23,6 +23,7 @@ class Need:
 
 
 BASE = Need("a base generator", "--model_path", lambda run: bool(run.evaluation.model_path))
+DECODER = Need("a decoder", "--decoder_path", lambda run: bool(run.evaluation.decoder_path))
 UPSAMPLERS = Need("upsamplers", "--upsampler_paths", lambda run: bool(run.upsamplers.upsampler_paths))
 FEATURES = Need(
     "a noised CLIP or another network",

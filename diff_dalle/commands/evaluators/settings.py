@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...config import lookup, option, section
 from ...data.captions import caption_option
@@ -20,7 +20,13 @@ from .image_metrics import IMAGE_METRICS
 class EvaluateConfig:
     """Evaluation"""
 
-    model_path: str = option("", "checkpoint of a base generator; empty = upsamplers only")
+    model_path: str = option("", "checkpoint of a base generator; empty = upsamplers only, or a decoder")
+    decoder_path: tuple[str, ...] = option(
+        (), "checkpoint of a decoder, or one for each of its U-Nets, instead of a generator: its variations are scored"
+    )
+    clip_path: str = option(
+        "", "checkpoint of the decoder's CLIP; empty = where it was in training", needs=("decoder_path",)
+    )
     shapes_dir: str = option("", "folder of the shapes world of the training data: samples are scored by ShapeEval")
     data_dir: tuple[str, ...] = option(
         (), "captioned shards, instead of shapes_dir: samples of their captions are scored by the classifier"
@@ -92,8 +98,12 @@ class EvaluateInputs:
 
     def __post_init__(self):
         model, upsamplers = self.evaluation.model_path, self.upsamplers.upsampler_paths
-        if not model and not upsamplers:
-            raise InputError("there is no generator to evaluate: set --model_path or --upsampler_paths")
+        decoder = self.evaluation.decoder_path
+        if not model and not upsamplers and not decoder:
+            raise InputError("there is nothing to evaluate: set --model_path, --upsampler_paths or --decoder_path")
+        if decoder:
+            self._check_decoder()
+            return
         if self.upsamplers != UpsamplersConfig() and not upsamplers:
             raise InputError("settings of upsamplers are given, but no upsamplers: set --upsampler_paths")
         if self.classifier.classifier_path and not model:
@@ -105,4 +115,17 @@ class EvaluateInputs:
             raise InputError(
                 "--data_dir needs --classifier_path or --feature_network: without a shapes world, a network scores the "
                 "samples"
+            )
+
+    def _check_decoder(self) -> None:
+        """A decoder is evaluated alone, and samples as its checkpoint says."""
+        if self.evaluation.model_path or self.upsamplers.upsampler_paths:
+            raise InputError("--decoder_path, and --model_path or --upsampler_paths: evaluate one of them at a time")
+        if not self.evaluation.shapes_dir:
+            raise InputError("a decoder is scored on pictures of the shapes world: set --shapes_dir")
+        guidance = replace(self.guidance, guidance_scale=None)
+        if self.sampler != SamplerConfig() or guidance != GuidanceConfig():
+            raise InputError(
+                "a decoder samples as its checkpoint says: leave flags of the sampler and of the guidance out, except "
+                "--guidance_scale"
             )

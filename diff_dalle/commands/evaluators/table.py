@@ -11,6 +11,7 @@ from .contract import Evaluator
 from .editing import EDITING
 from .feature_metrics import FEATURE_METRICS
 from .guidance import GUIDANCE
+from .image_variations import IMAGE_VARIATIONS
 from .retrieval import RETRIEVAL
 from .settings import EvaluateInputs
 from .shapes import SHAPES
@@ -29,6 +30,7 @@ EVALUATORS: dict[str, Evaluator] = {
         FEATURE_METRICS,
         UPSAMPLING,
         EDITING,
+        IMAGE_VARIATIONS,
         TRAINING_CURVES,
     )
 }

@@ -1,0 +1,42 @@
+"""The demo's chapter on Diff-DALLE: a generator, a noised CLIP and an upsampler."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from .contract import Chapter, Demo
+
+PROMPTS = "a large red circle in the top left|a small blue square to the right of a yellow triangle|two green crosses"
+# Name, script, preset, and iterations of the quick demo.
+MODELS = (
+    ("generator", "train_generator.py", "shapes_32", 250),
+    ("classifier", "train_classifier.py", "shapes_32_classifier", 40),
+    ("upsampler", "train_generator.py", "shapes_64_upsampler", 60),
+)
+
+
+def run(demo: Demo) -> Path:
+    home, data = demo.home, demo.shapes
+    report, progress = home / "report", home / "generator" / "progress.csv"
+    demo.render_shapes()
+    demo.run("prepare_data.py", "inspect", "--data_dir", data / "train", "--grid", home / "examples.png")
+
+    splits = ["--data_dir", data / "train", "--val_data_dir", data / "val"]
+    for name, script, preset, iterations in MODELS:
+        short = ["--iterations", iterations] if demo.quick else []
+        demo.run(script, "--preset", preset, *splits, "--logdir", home / name, *short)
+        shutil.copy(home / name / "best.pt", home / f"{name}.pt")
+
+    models = ["--model_path", home / "generator.pt", "--classifier_path", home / "classifier.pt"]
+    models += ["--upsampler_paths", home / "upsampler.pt", "--upsampler_timestep_respacing", 10]
+    demo.run("sample.py", *models, "--classifier_scale", "0,4", "--logdir", home / "samples", "--prompts", PROMPTS)
+    per_task, per_setting, edits = (4, 4, 2) if demo.quick else (100, 64, 8)
+    sampling = ["--sampler", "ancestral", "--timestep_respacing", 20, "--upsampler_batch_size", 32]
+    counts = ["--prompts_per_task", per_task, "--guidance_prompts", per_setting, "--edits", edits]
+    paths = ["--shapes_dir", data, "--progress", progress, "--report_dir", report]
+    demo.run("evaluate.py", *models, *paths, *sampling, *counts)
+    return report / "report.md"
+
+
+GENERATOR = Chapter("generator", run, "a generator, a noised CLIP and an upsampler", (20, 3))
