@@ -22,6 +22,7 @@ def option(
     required: bool = False,
     keyed: str = "",
     lone: bool = False,
+    nested: bool = False,
 ) -> Any:
     """A setting: a dataclass field with its default and a help text that gives the unit.
 
@@ -40,9 +41,11 @@ def option(
     keyed:    of a list of sections: a mapping may take its place, each key of which is this setting of an item; the
               value is the item's other settings, or True for none of them, or False or None for no item.
     lone:     of a list of sections: the mapping of one item may take its place.
+    nested:   of texts: in a file a list may take the place of a text and stands for its JSON text, which is how a flag
+              spells it; commas within brackets and quotes separate nothing.
     """
     metadata = {"help": help, "choices": tuple(choices), "free": free, "was": tuple(was), "needs": _all(needs)}
-    metadata |= {"required": required, "keyed": keyed, "lone": lone}
+    metadata |= {"required": required, "keyed": keyed, "lone": lone, "nested": nested}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -88,6 +91,7 @@ class Leaf:
     required: bool = False
     keyed: str = ""
     lone: bool = False
+    nested: bool = False
     prefix: str = ""
     in_file: bool = False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import types
@@ -75,6 +76,38 @@ def _convert(value, kind, from_text: bool):
     raise ValueError
 
 
+def _unnested(value, kind, from_text: bool):
+    """The texts of a setting in which lists may take the place of texts."""
+    if from_text:
+        return _split_expressions(value) if typing.get_origin(kind) is tuple else value
+    if typing.get_origin(kind) is tuple:
+        return [_json(item) for item in value] if isinstance(value, list) else value
+    return _json(value)
+
+
+def _json(value):
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, list) else value
+
+
+def _split_expressions(text: str) -> list[str]:
+    """Split at commas outside brackets and quotes; ``none`` is the empty list."""
+    if text.lower() == "none":
+        return []
+    parts, depth, quote = [""], 0, ""
+    for before, character in zip(" " + text, text, strict=False):
+        if quote:
+            quote = "" if character == quote and before != "\\" else quote
+        elif character in "\"'":
+            quote = character
+        else:
+            depth += (character in "([{") - (character in ")]}")
+        if character == "," and not (depth or quote):
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts if part.strip()]
+
+
 class _OutOfRange(ValueError):
     """A number that no setting can have; its message says which ones they can."""
 
@@ -100,6 +133,8 @@ def checked(leaf: Leaf, value, from_text: bool, spelled: str):
     if from_text and value in leaf.choices:  # it may be "none", where the setting is optional too
         return value
     try:
+        if leaf.nested:
+            value = _unnested(value, leaf.type, from_text)
         value = _convert(value, leaf.type, from_text)
     except _OutOfRange as error:
         raise InputError(f"{spelled} is {quoted(value)}, but must be {error}") from None

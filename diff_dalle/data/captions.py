@@ -2,40 +2,98 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
+from collections.abc import Callable
 from typing import Any
 
-from ..config import option
+from ..config import nearest, option
 from ..errors import InputError
 from ..images.decode import BrokenSample
+
+Chance = Callable[[], float]  # a number in [0, 1)
+OLD_CAPTION_CHANCE = 0.05  # of the original caption, where a new one has replaced it
+
+
+def _text(data: bytes, record: dict | None, chance: Chance | None) -> str:
+    return data.decode("utf-8-sig", "replace")
+
+
+def _old_caption(data: bytes, record: dict | None, chance: Chance | None) -> object:
+    """``caption``, or sometimes the ``og_caption`` in the json text under ``old_caption``, if there is one."""
+    record = record or read_record(data)
+    if chance is not None and chance() < OLD_CAPTION_CHANCE and isinstance(record.get("old_caption"), str):
+        with contextlib.suppress(BrokenSample):
+            original = read_record(record["old_caption"].encode()).get("og_caption")
+            if isinstance(original, str) and original.strip():
+                return original
+    return record.get("caption")
+
+
+#: Named ways to get a caption from a member's bytes, or from its json object if that has been read already.
+GETTERS: dict[str, Callable[[bytes, dict | None, Chance | None], object]] = {
+    "identity": _text,
+    "old_caption": _old_caption,
+}
+ALIASES = {"captions_getter": "old_caption"}
 
 
 def caption_option() -> Any:
     """The setting ``caption_field`` of every command that reads captions from shards."""
     return option(
-        "txt", "location of captions in shards: extension of a text member, or json:FIELD", needs=("data_dir",)
+        "txt",
+        "location of captions in shards: extension of a text member, json:FIELD, or a pair of an extension and a "
+        f'way to read it, such as ["json", "old_caption"]: {", ".join(GETTERS)}',
+        nested=True,
+        needs=("data_dir",),
     )
+
+
+@functools.lru_cache(maxsize=64)
+def _parsed(field: str) -> tuple[str, str, str]:
+    """The kind of member that holds captions, the name of the json field, and that of the getter; "" for none."""
+    if field.lstrip().startswith("["):
+        try:
+            pair = json.loads(field)
+        except (ValueError, RecursionError):
+            pair = None
+        match pair:
+            case [str() as kind, str() as name] if kind:
+                name = ALIASES.get(name, name)
+                if name not in GETTERS:
+                    raise InputError(
+                        f"--caption_field has the name {name!r}, but must have one of {', '.join(GETTERS)}"
+                        f"{nearest(name, [*GETTERS, *ALIASES])} (a field of the json is written json:FIELD)"
+                    )
+                if name == "old_caption" and kind.lower() != "json":
+                    raise InputError(f"--caption_field reads {name} from {kind!r}, which is made from json")
+                return kind.lower(), "", name
+        raise InputError(f"--caption_field is {field!r}, but a pair must be [EXTENSION, NAME]")
+    kind, colon, name = field.partition(":")
+    if not kind or (colon and (kind != "json" or not name)) or (kind == "json" and not colon):
+        raise InputError(
+            f"--caption_field is {field!r}, but must be the extension of a text member (txt), json:FIELD or "
+            "[EXTENSION, NAME]"
+        )
+    return kind.lower(), name, "" if colon else "identity"
 
 
 def caption_kind(field: str) -> str:
     """The kind of member that holds captions: "txt" for ``txt``, "json" for ``json:caption``."""
-    kind, colon, name = field.partition(":")
-    if not kind or (colon and (kind != "json" or not name)) or (kind == "json" and not colon):
-        raise InputError(
-            f"--caption_field is {field!r}, but must be the extension of a text member (txt) or json:FIELD"
-        )
-    return kind.lower()
+    return _parsed(field)[0]
 
 
-def read_caption(data: bytes, field: str, record: dict | None = None) -> str:
+def read_caption(data: bytes, field: str, record: dict | None = None, chance: Chance | None = None) -> str:
     """The caption in a member's bytes. Raises BrokenSample when there is none.
 
     record: the sample's json object, if ``read_record`` has read it already.
+    chance: draws the number by which a random one of several captions is chosen; None = always the usual one.
     """
-    _, colon, name = field.partition(":")
-    text = (record or read_record(data)).get(name) if colon else data.decode("utf-8-sig", "replace")
+    _, name, getter = _parsed(field)
+    text = GETTERS[getter](data, record, chance) if getter else (record or read_record(data)).get(name)
     if not isinstance(text, str):
-        raise BrokenSample(f"its json has no text under {name!r}")
+        raise BrokenSample(f"its json has no text under {name or 'caption'!r}")
     text = text.strip()
     if not text:
         raise BrokenSample("its caption is empty")

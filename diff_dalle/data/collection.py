@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -15,14 +13,14 @@ from ..distributed.world import ALONE, World
 from ..errors import InputError, quantity, redact
 from ..images.decode import IMAGE_KINDS, BrokenSample
 from .embedding import KINDS
-from .index import Indexed, count_kinds, discard_summaries, examine, index_shards
+from .index import Indexed, count_kinds, discard_summaries, index_shards, read_table
 from .lru_cache import LRUCache
 from .names import printable
-from .shard_table import IMAGE, Members, Required, ShardSummary, Table, alternatives
-from .shards import Shard, ShardFiles
+from .shard_table import IMAGE, Members, Required, Table, alternatives
+from .shards import ShardFiles
 from .sidecars import Sidecar, SidecarFiles
 from .sources import find_shards
-from .table_file import load_table, save_table
+from .survey import NOTHING, Questions, Survey, check_kept, rejections, survey_shards
 
 MAX_BYTES = {IMAGE: 1 << 28, "cls": 1 << 10}  # of a member, by kind; larger ones are not read
 MAX_OTHER = 1 << 20  # bytes of any other member: captions, json
@@ -68,18 +66,16 @@ class Raw:
             raise (Unavailable if self.unavailable else BrokenSample)(self.problem)
 
 
-def _describes(summary: ShardSummary, shard: Shard) -> bool:
-    return (summary.size, summary.tag) == (shard.size, shard.tag)
-
-
 class Collection:
     """The usable samples of a list of shards: those with all required members.
 
     sidecars:  embeddings that are required from files beside the shards, with their shapes.
     remembered: number of shards whose tables are kept in memory.
+    surveys:   per shard, what has been found out about its usable samples; rejected ones are usable no more.
 
-    ``counts`` [shards] int64: usable samples per shard; ``samples``: their sum; ``left_out``: the other samples;
-    ``totals``: all samples per shard.
+    ``counts`` [shards] int64: usable samples per shard; ``samples``: their sum; ``totals``: all samples per shard;
+    ``left_out``: those without the required members. ``sizes``: per shard, (height, width) of the images of the usable
+    samples, int32 [n, 2], 0 where unknown, or None when nobody asked; copies for other processes do not have them.
     Raises InputError for sidecars that do not fit their shards.
     """
 
@@ -90,45 +86,51 @@ class Collection:
         files: ShardFiles,
         remembered: int = REMEMBERED,
         sidecars: Iterable[tuple[Sidecar, tuple[int, ...]]] = (),
+        surveys: Sequence[Survey] | None = None,
     ):
         self.required, self.files = required, files
         self.shards = [entry.shard for entry in entries]
         self.tables = [entry.table for entry in entries]
-        self.counts = np.array([entry.summary.count(required) for entry in entries], dtype=np.int64)
+        self._complete = [entry.summary.count(required) for entry in entries]  # samples with the required members
+        self._kept = [each.kept for each in surveys] if surveys else None
+        self.sizes = [each.sizes for each in surveys] if surveys and surveys[0].sizes is not None else None
+        counts = [int(kept.sum()) for kept in self._kept] if self._kept else self._complete
+        self.counts = np.array(counts, dtype=np.int64)
         self.samples = int(self.counts.sum())
         self.totals = [entry.summary.samples for entry in entries]
-        self.left_out = sum(self.totals) - self.samples
+        self.left_out = sum(self.totals) - sum(self._complete)
         paths = [entry.path for entry in entries]
         self._sidecars = {each: SidecarFiles(each, shape, paths, self.totals, files) for each, shape in sidecars}
         self._members: LRUCache[Members] = LRUCache(remembered)
         self._key_rows: LRUCache[np.ndarray] = LRUCache(remembered)
 
-    def _table(self, shard: int) -> Table:
+    def __getstate__(self):
+        return {**vars(self), "sizes": None}
+
+    def table(self, shard: int) -> Table:
         """A shard's table; read from the shard again when its file is missing or describes another state of it."""
         state, file = self.shards[shard], self.tables[shard]
-        found = load_table(file)
-        if found is None or not _describes(found[0], state):
-            found = examine(state.path, self.files)
-            state.check(found[0].size, found[0].tag)
-            with contextlib.suppress(InputError):  # for the next time; another node's index may be out of reach
-                storage.make_dirs(os.path.dirname(file))
-                save_table(file, *found)
-        count = len(found[1].select(self.required).rows)
-        if count != self.counts[shard]:
+        found = read_table(state, file, self.files)
+        count = len(found.select(self.required).rows)
+        if count != self._complete[shard]:
             discard_summaries(file)
             raise InputError(
-                f"the index counts {self.counts[shard]:,} usable samples in {state.path}, which has {count:,}: the "
+                f"the index counts {self._complete[shard]:,} usable samples in {state.path}, which has {count:,}: the "
                 "wrong count has been removed; start again"
             )
-        return found[1]
+        return found
 
     def members(self, shard: int) -> Members:
         """The locations of the members of a shard's usable samples."""
-        return self._members.get(shard, lambda: self._table(shard).select(self.required))
+        return self._members.get(shard, lambda: self._select(shard))
+
+    def _select(self, shard: int) -> Members:
+        complete = self.table(shard).select(self.required)
+        return complete.only(self._kept[shard]) if self._kept else complete
 
     def key(self, shard: int, member: int) -> str:
         """The key of a usable sample. Reads the shard's table again: for messages only."""
-        return self._table(shard).keys[self.members(shard).rows[member]]
+        return self.table(shard).keys[self.members(shard).rows[member]]
 
     def describe(self, shard: int, member: int) -> str:
         """``shard : key`` of a usable sample, for messages."""
@@ -155,7 +157,7 @@ class Collection:
         rows = self.members(shard).rows
         if not index_width:
             return rows
-        return self._key_rows.get((shard, index_width), lambda: _rows_of_keys(self._table(shard), rows, index_width))
+        return self._key_rows.get((shard, index_width), lambda: _rows_of_keys(self.table(shard), rows, index_width))
 
     def fetch(self, shard: int, member: int, kinds: Iterable[str] | None = None) -> Raw:
         """Find and read a usable sample, or those of its members. Raises InputError when its shard has changed."""
@@ -215,23 +217,32 @@ def collect(
     remembered: int = REMEMBERED,
     sidecars: Iterable[tuple[Sidecar, tuple[int, ...]]] = (),
     world: World = ALONE,
+    questions: Questions = NOTHING,
 ) -> Collection:
-    """The samples of all sources with all required members, see ``find_shards``.
+    """The samples of all sources with all required members that the filters accept, see ``find_shards``.
 
     world: the processes that call this together. Rank 0 alone lists the shards and their sizes; the others are told.
 
-    Raises InputError naming ``flag`` when there are none.
+    Raises InputError naming ``flag`` when there are none, and naming the filter when it accepts none.
     """
     paths = find_shards(sources, flag) if world.is_main else []
     entries = index_shards(paths, files, index_cache, world)
-    found = None
+    found = surveys = None
     if world.is_main:
-        found = Collection(entries, required, files, remembered, sidecars)
-        _check_usable(found, entries, flag)
+        check_usable(Collection(entries, required, files), entries, flag)
+    if questions:
+        surveys = survey_shards(entries, required, questions, files, index_cache, world)
+    if world.is_main:
+        if surveys:
+            for line in rejections(questions, surveys):
+                log.warning("%s", line)
+            check_kept(questions, surveys)
+        found = Collection(entries, required, files, remembered, sidecars, surveys)
     return world.broadcast(found)
 
 
-def _check_usable(found: Collection, entries: Sequence[Indexed], flag: str) -> None:
+def check_usable(found: Collection, entries: Sequence[Indexed], flag: str) -> None:
+    """Raise InputError naming ``flag`` when there are no samples."""
     required = found.required
     if not found.samples:
         raise InputError(_nothing_usable(entries, required, flag))

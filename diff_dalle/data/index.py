@@ -25,7 +25,7 @@ from ..distributed.world import ALONE, World
 from ..errors import InputError, quantity, redact
 from .shard_table import ShardSummary, Table
 from .shards import Shard, ShardFiles, cache_home
-from .table_file import FORMAT, load_summary, read_bounded, save_table
+from .table_file import FORMAT, load_summary, load_table, read_bounded, save_table
 from .tar import read_members
 
 FOLDER, SUMMARY = ".diff_dalle_index", "summary.json"
@@ -53,7 +53,7 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _folders(path: str, index_cache: str) -> tuple[list[str], str]:
+def table_folders(path: str, index_cache: str) -> tuple[list[str], str]:
     """The folders that may hold a shard's table, in order of preference, and its name there."""
     folder, name = ("pipe:", "") if storage.scheme(path) == "pipe" else storage.split(path)
     if not storage.is_remote(path):
@@ -66,7 +66,7 @@ def _folders(path: str, index_cache: str) -> tuple[list[str], str]:
     return folders, name
 
 
-def _writable(folders: Sequence[str]) -> str:
+def writable_folder(folders: Sequence[str]) -> str:
     """The first folder that can be written or created."""
     for folder in folders[:-1]:
         parent = folder if os.path.isdir(folder) else os.path.dirname(folder)
@@ -112,7 +112,7 @@ class _Indexer:
     def find(self, path: str) -> Indexed | None:
         """The shard with its table, if there is a current one."""
         size, tag = storage.size_and_tag(path, listed=True)
-        folders, name = _folders(path, self.index_cache)
+        folders, name = table_folders(path, self.index_cache)
         for folder in folders:
             file = os.path.join(folder, f"{name}.npz")
             summary = self.known[folder].get(name)
@@ -126,9 +126,9 @@ class _Indexer:
         found = self.find(path)  # another process may have built it in the meantime
         if found:
             return found
-        folders, name = _folders(path, self.index_cache)
+        folders, name = table_folders(path, self.index_cache)
         summary, members = examine(path, self.files)
-        file = os.path.join(_writable(folders), f"{name}.npz")
+        file = os.path.join(writable_folder(folders), f"{name}.npz")
         try:
             storage.make_dirs(os.path.dirname(file))
             save_table(file, summary, members)
@@ -161,7 +161,7 @@ class _Indexer:
         return {entry.path: entry for part in found for entry in part if entry is not None}
 
     def _load_summaries(self, paths: Sequence[str]):
-        for folder in {folder for path in paths for folder in _folders(path, self.index_cache)[0]}:
+        for folder in {folder for path in paths for folder in table_folders(path, self.index_cache)[0]}:
             if folder not in self.known:
                 self.known[folder] = _load_summary(folder)
 
@@ -184,6 +184,19 @@ def examine(path: str, files: ShardFiles) -> tuple[ShardSummary, Table]:
         members, problem = read_members(read, total)
     contents = Table.of(members)
     return ShardSummary(total, tag, by_offset, problem, contents.signatures()), contents
+
+
+def read_table(shard: Shard, file: str, files: ShardFiles) -> Table:
+    """The table of an indexed shard from its file; from the shard again when the file is missing, as another node's
+    may be, or describes another state of it. Raises ``storage.ChangedError`` when the shard has changed."""
+    found = load_table(file)
+    if found is None or (found[0].size, found[0].tag) != (shard.size, shard.tag):
+        found = examine(shard.path, files)
+        shard.check(found[0].size, found[0].tag)
+        with contextlib.suppress(InputError):  # for the next time
+            storage.make_dirs(os.path.dirname(file))
+            save_table(file, *found)
+    return found[1]
 
 
 def index_shards(paths: Sequence[str], files: ShardFiles, index_cache: str = "", world: World = ALONE) -> list[Indexed]:

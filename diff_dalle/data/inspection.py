@@ -18,11 +18,13 @@ from ..images.grid import image_grid
 from ..images.transforms import center_crop
 from .captions import caption_kind, caption_option, read_caption
 from .collection import Collection
+from .filters import filters_option, parse_filters
 from .index import Indexed, count_kinds, index_shards
 from .loader import DataConfig
 from .shard_table import IMAGE, Required
 from .shards import ShardFiles
 from .sources import find_shards
+from .survey import Questions, rejections, survey_shards
 
 SIDES = (64, 128, 256, 512, 1024)  # histogram edges for the shorter side of images, in pixels
 EXAMPLE = 128  # width and height of an example in pixels
@@ -34,6 +36,7 @@ class InspectionConfig:
 
     data_dir: tuple[str, ...] = option((), "shards: folders, tars, globs, brace ranges, URLs or pipe:COMMAND")
     caption_field: str = caption_option()
+    dataset_filters: tuple[str, ...] = filters_option()
     look_at: int = option(1000, "samples to decode, spread evenly over all shards; 0 = all")
     examples: int = option(8, "samples in the grid")
     grid: str = option("inspect.png", "file for a grid of examples with captions; empty = none", was=("picture",))
@@ -48,6 +51,8 @@ class InspectionConfig:
             raise InputError(
                 f"look_at is {self.look_at} and examples {self.examples}, but they must be at least 0 and 1"
             )
+        caption_kind(self.caption_field)
+        parse_filters(self.dataset_filters)
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,12 @@ def inspect_shards(config: InspectionConfig) -> tuple[list[str], Image.Image | N
         return [*lines, "no sample has both an image and a caption"], None
     if captioned:
         lines.append(f"{quantity(found.samples, 'sample')} with image and caption, {found.left_out:,} without")
+    if questions := Questions(parse_filters(config.dataset_filters)):
+        surveys = survey_shards(entries, found.required, questions, files, config.index_cache)
+        found = Collection(entries, found.required, files, surveys=surveys)
+        lines += [*rejections(questions, surveys), f"{quantity(found.samples, 'sample')} left by the filters"]
+        if not found.samples:
+            return lines, None
     looks, broken = _look(found, config, captioned)
     lines += _findings(looks, broken, captioned)
     examples = looks[:: max(1, len(looks) // config.examples)][: config.examples]

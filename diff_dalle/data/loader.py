@@ -22,10 +22,12 @@ from .broken import BrokenSamples
 from .buckets import BucketOrder, Buckets
 from .captions import caption_kind, caption_option
 from .collection import collect
+from .filters import filters_option, parse_filters
 from .order import Order, SampleOrder, streams_for
 from .samples import Chunk, Recipe, Samples
 from .shards import CACHE_BYTES, ShardFiles
 from .spec import SampleSpec
+from .survey import Questions
 from .workers import Workers, prepared
 
 CHUNK = 32  # samples that a worker prepares at a time: all workers share a large batch
@@ -44,6 +46,7 @@ class DataConfig:
         free=True,  # checkpoints know the shards themselves
     )
     caption_field: str = caption_option()
+    dataset_filters: tuple[str, ...] = filters_option()
     transforms: tuple[TransformConfig, ...] = option(
         (),
         "transforms of images, by torchvision's names, before the center crop at the training size; instead of "
@@ -97,6 +100,7 @@ class DataConfig:
         if self.transforms and (self.random_crop or self.random_flip):
             raise InputError("random_crop and random_flip are transforms too: leave them out beside transforms")
         caption_kind(self.caption_field)
+        parse_filters(self.dataset_filters)
 
 
 class Loader:
@@ -143,7 +147,10 @@ class Loader:
         remembered = 2 * self.streams * config.shuffle_window  # per stream: its window and the next
         required = spec.required(config.caption_field)
         sidecars = spec.sidecars.items()
-        self.collection = collect(sources, required, files, config.index_cache, flag, remembered, sidecars, world)
+        questions = Questions(parse_filters(config.dataset_filters))
+        self.collection = collect(
+            sources, required, files, config.index_cache, flag, remembered, sidecars, world, questions
+        )
         self.order = self._order(buckets, seed, shuffle)
         self.samples = self.order.samples
         recipe = Recipe(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
@@ -268,7 +268,8 @@ class Samples(Dataset[Chunk]):
             record = self._accepted(raw)
         caption = ""
         if spec.captions:
-            caption = read_caption(raw.members[self.caption_kind], recipe.caption_field, record)
+            chance = self._draw(position, "old caption") if recipe.augment else None
+            caption = read_caption(raw.members[self.caption_kind], recipe.caption_field, record, chance)
         label = _read_label(raw.members["cls"], spec.num_classes) if spec.num_classes else 0
         embeddings = [
             read_embedding(each.source.lower(), raw.members[each.source.lower()], each.shape)
@@ -306,9 +307,13 @@ class Samples(Dataset[Chunk]):
         decoded, full = decode_image(data, recipe.max_pixels, cover)
 
         def draw(purpose: str) -> float:
-            return float(random_uniform(recipe.seed, purpose, [position])[0])
+            return self._draw(position, purpose)()
 
         return center_crop(*transform(decoded, full, recipe.transforms, draw if recipe.augment else None), size)
+
+    def _draw(self, position: int, purpose: str) -> Callable[[], float]:
+        """A number in [0, 1) for a position, made when it is asked for."""
+        return lambda: float(random_uniform(self.recipe.seed, purpose, [position])[0])
 
 
 def _read_label(data: bytes, num_classes: int) -> int:

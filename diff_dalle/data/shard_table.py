@@ -163,3 +163,7 @@ class Members:
 
     rows: np.ndarray
     spans: dict[str, np.ndarray]
+
+    def only(self, kept: np.ndarray) -> Members:
+        """Those of some samples. kept: bool [n]."""
+        return Members(self.rows[kept], {kind: spans[kept] for kind, spans in self.spans.items()})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import threading
@@ -123,6 +124,13 @@ class ShardFiles:
                 data = file.read(offset, size)
                 shard.check(*file.state())  # after the read, so that what it returns is of that state
             return data
+
+    def consecutive(self, shard: Shard) -> Callable[[int, int], bytes]:
+        """``read(offset, size)`` for many small parts one after another; otherwise as ``read``. Of remote shards it
+        reads large blocks: up to all of each, in few requests."""
+        if self.in_place(shard):
+            return _read_ahead(shard.path, (shard.size, shard.tag))
+        return functools.partial(self.read, shard)
 
     def _open_copy(self, path: str, tag: str) -> _Open:
         """A copy, to be read once. It may be removed for another one until it is open."""

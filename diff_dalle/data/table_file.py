@@ -67,6 +67,24 @@ def load_table(path: str) -> tuple[ShardSummary, Table] | None:
     return _load(path, lambda file, summary, header: (summary, _table(file, summary, header)))
 
 
+def save_column(path: str, summary: ShardSummary, values: np.ndarray):
+    """Write an array with a row for each sample of the shard that ``summary`` describes, atomically."""
+    buffer = io.BytesIO()
+    header = json.dumps({"format": FORMAT, "about": asdict(summary)})
+    np.savez(buffer, header=np.frombuffer(header.encode(), dtype=np.uint8), values=values.ravel())
+    storage.write_bytes(path, buffer.getvalue())
+
+
+def load_column(path: str, summary: ShardSummary, dtype: type, width: int = 1) -> np.ndarray | None:
+    """What ``save_column`` wrote, [samples, width], or None when it is missing, damaged or of another shard."""
+
+    def read(file: zipfile.ZipFile, found: ShardSummary, header: dict) -> np.ndarray:
+        _check(found == summary, "state")
+        return _array(file, "values", dtype).reshape(summary.samples, width)
+
+    return _load(path, read)
+
+
 def _load(path: str, read: Callable[[zipfile.ZipFile, ShardSummary, dict], Result]) -> Result | None:
     try:
         data = read_bounded(path, MAX_FILE)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -12,10 +14,12 @@ FORMATS = ("JPEG", "PNG", "WEBP")
 IMAGE_KINDS = ("jpg", "jpeg", "png", "webp")  # file extensions, in order of preference where a sample has several
 MAX_PIXELS = 1 << 26  # the default limit: 200 MB as RGB
 PILLOW_PIXELS = 178_956_970  # its own limit: twice Image.MAX_IMAGE_PIXELS
-ORIENTATION = 0x0112  # EXIF tag; 1 to 8, of which 5 to 8 swap rows and columns
+ORIENTATION = 0x0112  # EXIF tag; 1 to 8
+SIDEWAYS = (5, 6, 7, 8)  # orientations that swap rows and columns
 WHITE = (255, 255, 255)
 MAX_READS = 1 << 18  # per file; more only where a file consists of tiny chunks, which Pillow handles one by one
 MAX_SCANNED = 100 * MAX_PIXELS  # pixels × scans of a jpeg, whose scans each visit the whole image: 10 s at most
+Result = TypeVar("Result")
 
 
 class BrokenSample(Exception):
@@ -39,10 +43,21 @@ def decode_image(
     Raises BrokenSample for any other format, a truncated or damaged file, too many pixels, or a file that would take
     minutes to decode.
     """
+    return _explained(lambda: _decode(data, max_pixels, cover))
+
+
+def image_size(data: bytes) -> tuple[int, int]:
+    """The (height, width) that ``decode_image`` would give, from the header: ``data`` may end after it, except that of
+    a webp. Raises BrokenSample when it is no image or cut within its header."""
+    return _explained(lambda: _open(data)[1])
+
+
+def _explained(read: Callable[[], Result]) -> Result:
+    """``read()``, with BrokenSample for whatever it raises."""
     try:
         with warnings.catch_warnings():  # about odd EXIF data, large images, …: nobody here can fix those
             warnings.simplefilter("ignore")
-            return _decode(data, max_pixels, cover)
+            return read()
     except BrokenSample:
         raise
     except UnidentifiedImageError:
@@ -64,8 +79,16 @@ class _File(io.BytesIO):
         return super().read(size)
 
 
-def _decode(data: bytes, max_pixels: int, cover: tuple[int, int] | None) -> tuple[Image.Image, tuple[int, int]]:
+def _open(data: bytes) -> tuple[Image.Image, tuple[int, int], int | None]:
+    """The image, not decoded yet, its (height, width) the right way up, and its EXIF orientation."""
     image: Image.Image = Image.open(_File(data), formats=FORMATS)
+    orientation = image.getexif().get(ORIENTATION) if "exif" in image.info else None
+    width, height = image.size
+    return image, ((width, height) if orientation in SIDEWAYS else (height, width)), orientation
+
+
+def _decode(data: bytes, max_pixels: int, cover: tuple[int, int] | None) -> tuple[Image.Image, tuple[int, int]]:
+    image, full, orientation = _open(data)
     width, height = image.size
     if width * height > max_pixels:
         raise BrokenSample(f"too many pixels: {width} × {height}, where the limit is {max_pixels}")
@@ -73,14 +96,12 @@ def _decode(data: bytes, max_pixels: int, cover: tuple[int, int] | None) -> tupl
         scans = data.count(b"\xff\xda")  # the marker of a scan; does not occur within one
         if scans * width * height > MAX_SCANNED:
             raise BrokenSample(f"not a readable image: a jpeg of {width} × {height} pixels in {scans:,} scans")
-    orientation = image.getexif().get(ORIENTATION) if "exif" in image.info else None
-    sideways = orientation in (5, 6, 7, 8)
     if cover is not None and image.format == "JPEG":
-        rows, columns = cover[::-1] if sideways else cover
+        rows, columns = cover[::-1] if orientation in SIDEWAYS else cover
         image.draft("RGB", (2 * columns, 2 * rows))
     if orientation is not None:  # before the conversions, some of which lose the EXIF data
         image = ImageOps.exif_transpose(image)
-    return _to_rgb(image), ((width, height) if sideways else (height, width))
+    return _to_rgb(image), full
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

@@ -1,10 +1,15 @@
 """Where captions come from, and what is no caption."""
 
-import pytest
-from shard_making import sample, tar_bytes
+import json
 
+import pytest
+from shard_making import Letters, captions_of, sample, tar_bytes
+
+from diff_dalle.config import from_dict
 from diff_dalle.data.caption_list import read_captions
-from diff_dalle.data.captions import read_caption
+from diff_dalle.data.captions import caption_kind, read_caption
+from diff_dalle.data.loader import DataConfig, Loader
+from diff_dalle.data.spec import CaptionSpec, SampleSpec
 from diff_dalle.errors import InputError
 from diff_dalle.images.decode import BrokenSample
 
@@ -26,3 +31,60 @@ def test_shards_without_a_usable_caption_are_refused(tmp_path):
     assert read_captions([str(tmp_path / "a.tar")], "txt") == ["a star"]
     with pytest.raises(InputError, match=r"b\.tar holds no caption that is neither empty nor unreadable"):
         read_captions([str(tmp_path / "b.tar")], "txt")
+
+
+OLD = json.dumps({"og_caption": "a star of old"})
+
+
+def test_captions_are_got_by_name():
+    """The original caption comes with probability .05, when it is there and the caller draws."""
+    data = json.dumps({"caption": "a new star", "old_caption": OLD}).encode()
+    for field in ('["json", "old_caption"]', '["json", "captions_getter"]'):
+        assert caption_kind(field) == "json"
+        assert read_caption(data, field) == read_caption(data, field, chance=lambda: 0.0501) == "a new star"
+        assert read_caption(data, field, chance=lambda: 0.0499) == "a star of old"
+    assert read_caption(b" a star", '["txt", "identity"]') == "a star" and caption_kind('["TXT", "identity"]') == "txt"
+    for old in ("", "{", "[]", '{"og_caption": " "}', '{"og_caption": 3}', '{"caption": "b"}', 3, None):
+        data = json.dumps({"caption": "a new star", "old_caption": old}).encode()
+        assert read_caption(data, '["json", "old_caption"]', chance=lambda: 0.0) == "a new star"
+    with pytest.raises(BrokenSample, match="no text under 'caption'"):
+        read_caption(json.dumps({"old_caption": OLD}).encode(), '["json", "old_caption"]', chance=lambda: 1.0)
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        (
+            '["json", "captions_geter"]',
+            "'captions_geter', but must have one of identity, old_caption; .*captions_getter",
+        ),
+        ('["json", "caption"]', "a field of the json is written json:FIELD"),
+        ('["txt", "old_caption"]', "reads old_caption from 'txt'"),
+        ('["txt"]', r"a pair must be \[EXTENSION, NAME\]"),
+        ("[txt, identity]", r"a pair must be \[EXTENSION, NAME\]"),
+        ('["", "identity"]', r"a pair must be"),
+    ],
+)
+def test_unknown_ways_to_get_captions_are_refused(field, message):
+    with pytest.raises(InputError, match=message):
+        DataConfig(caption_field=field)
+
+
+def test_a_file_spells_the_pair_as_a_list():
+    found = from_dict(DataConfig, {"caption_field": ["json", "old_caption"]})
+    assert found == DataConfig(caption_field='["json", "old_caption"]')
+
+
+def test_which_caption_comes_follows_from_the_position(tmp_path):
+    record = json.dumps({"caption": "new", "old_caption": OLD.replace("a star of old", "old")}).encode()
+    files = [file for i in range(50) for file in ((f"{i:03d}.json", record),)]
+    (tmp_path / "a.tar").write_bytes(tar_bytes(files))
+    config = DataConfig((str(tmp_path),), caption_field='["json", "old_caption"]', num_workers=0)
+    spec = SampleSpec(captions=(CaptionSpec(Letters(), 8),))
+    data = Loader(config, spec, seed=1)
+    found = captions_of(data.batch_at(range(2000)))
+    assert found == captions_of(Loader(config, spec, seed=1).batch_at(range(2000)))
+    assert found[300:310] == captions_of(data.batch_at(range(300, 310)))
+    assert set(found) == {"old", "new"} and 60 <= found.count("old") <= 140
+    assert found != captions_of(Loader(config, spec, seed=2).batch_at(range(2000)))
+    assert set(captions_of(Loader(config, spec, seed=1, augment=False).batch_at(range(2000)))) == {"new"}

@@ -6,13 +6,16 @@ from types import SimpleNamespace
 
 import pytest
 from file_server import serving
-from shard_making import make_shards
+from shard_making import make_shards, sample, tar_bytes
 
 from diff_dalle import storage
 from diff_dalle.data import index
+from diff_dalle.data import survey as survey_module
 from diff_dalle.data.collection import collect
+from diff_dalle.data.filters import Filter
 from diff_dalle.data.shard_table import IMAGE, Required
 from diff_dalle.data.shards import ShardFiles
+from diff_dalle.data.survey import Questions
 from diff_dalle.errors import InputError
 
 CAPTIONED = Required({IMAGE: "images", "txt": "captions"})
@@ -141,10 +144,9 @@ def test_a_table_that_is_elsewhere_is_made_again_once(tmp_path, monkeypatch):
     for table in (tmp_path / "cache").rglob("*.npz"):
         table.unlink()
     examined = []
-    from diff_dalle.data import collection
 
-    examine = collection.examine
-    monkeypatch.setattr(collection, "examine", lambda path, files: examined.append(path) or examine(path, files))
+    examine = index.examine
+    monkeypatch.setattr(index, "examine", lambda path, files: examined.append(path) or examine(path, files))
     for _ in range(2):
         assert found.key(0, 1) == "0001"
     assert len(examined) == 1
@@ -153,3 +155,35 @@ def test_a_table_that_is_elsewhere_is_made_again_once(tmp_path, monkeypatch):
 def test_what_rank_0_cannot_find_is_an_error(tmp_path):
     with pytest.raises(InputError, match="--data_dir .*nowhere does not exist"):
         collect([str(tmp_path / "nowhere")], CAPTIONED, ShardFiles(), world=Replayed(0, 2, []))
+
+
+def test_processes_share_what_filters_and_buckets_ask(tmp_path, monkeypatch):
+    """Each shard is asked by one process, and all get the same answers."""
+    number = 0
+    for shard, count in enumerate((3, 1, 2, 4, 2, 3, 1)):
+        files = []
+        for i in range(number, number + count):
+            files += [*sample(f"{i:04d}", "a"), (f"{i:04d}.json", f'{{"score": {i}}}'.encode())]
+        (tmp_path / f"{shard}.tar").write_bytes(tar_bytes(files))
+        number += count
+    questions = Questions((Filter.parse("score >= 2"), Filter.parse("score != 5")), sizes=True)
+    asked, survey = [], survey_module._Surveyor.survey
+    monkeypatch.setattr(survey_module._Surveyor, "survey", lambda *call: asked.append(call[1].path) or survey(*call))
+    monkeypatch.setattr(survey_module, "ROUND", 2)
+    folder = [str(tmp_path)]
+    one = collect(folder, CAPTIONED, ShardFiles(), questions=questions)
+    assert one.counts.tolist() == [1, 1, 1, 4, 2, 3, 1] and len(asked) == 7
+    assert [len(sizes) for sizes in one.sizes] == one.counts.tolist() and one.sizes[0].tolist() == [[20, 24]]
+    for again in (False, True):
+        if not again:
+            for column in (tmp_path / index.FOLDER).glob("*.tar.*.npz"):
+                if column.name.count(".") > 2:
+                    column.unlink()
+        asked.clear()
+        found = Threads(3).run(lambda world: collect(folder, CAPTIONED, ShardFiles(), world=world, questions=questions))
+        assert sorted(asked) == [f"{tmp_path}/{shard}.tar" for shard in range(7)]
+        for each in found:
+            assert each.counts.tolist() == one.counts.tolist()
+            assert [each.key(3, i) for i in range(4)] == ["0006", "0007", "0008", "0009"]
+        for mine, theirs in zip(found[0].sizes, one.sizes, strict=True):
+            assert mine.tolist() == theirs.tolist()

@@ -1,0 +1,265 @@
+"""Filters of samples by their json: a small language with Python's spelling, of which Python evaluates nothing.
+
+``aesthetic_score > 4.5 and "cat" in caption`` names keys of a sample's json; so does the pair
+``["aesthetic_score", "lambda s: s > 4.5"]``, and ``[["width", "height"], "lambda w, h: w * h >= 65536"]`` with several
+keys. There are comparisons, ``in``, ``and``, ``or``, ``not``, ``+ - * /`` of numbers, ``len(…)``, numbers, texts and
+lists of them; nothing else.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import operator
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from ..config import option, quoted
+from ..errors import InputError
+from ..images.decode import BrokenSample
+from .captions import read_record
+
+LANGUAGE = 1  # part of a filter's fingerprint: raise it when an expression comes to mean something else
+MAX_TEXT = 1000  # characters of an expression
+MAX_DEPTH = 24  # expressions within each other
+ALLOWED = "comparisons, in, and, or, not, + - * /, len(…), numbers, texts, lists and names"
+
+_COMPARISONS: dict[type[ast.cmpop], Callable] = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.In: lambda item, container: item in container,
+    ast.NotIn: lambda item, container: item not in container,
+}
+_ARITHMETIC: dict[type[ast.operator | ast.unaryop], Callable] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+}
+
+
+def filters_option() -> Any:
+    """The setting ``dataset_filters`` of every command that reads samples from shards."""
+    return option(
+        (),
+        "conditions on the samples' json; those that do not meet all of them are left out: expressions such as "
+        'aesthetic_score > 4.5, or pairs such as ["aesthetic_score", "lambda s: s > 4.5"]',
+        nested=True,
+    )
+
+
+class Verdict(IntEnum):
+    """What a filter says about a sample. The numbers are stored."""
+
+    ACCEPTED = 0
+    REFUSED = 1
+    NO_JSON = 2
+    NO_KEY = 3
+    WRONG_TYPE = 4
+
+    @property
+    def reason(self) -> str:
+        """Of those that reject, for messages."""
+        return {
+            Verdict.REFUSED: "by their values",
+            Verdict.NO_JSON: "without a readable .json",
+            Verdict.NO_KEY: "without the key",
+            Verdict.WRONG_TYPE: "with values of another type",
+        }[self]
+
+
+@dataclass(frozen=True)
+class Filter:
+    """A condition on the json of a sample. Made by ``parse``.
+
+    text: as it was given. keys: of the json, each bound to the name in ``names`` at its place. body: what must be true.
+    """
+
+    text: str
+    keys: tuple[str, ...]
+    names: tuple[str, ...]
+    body: ast.expr
+
+    @classmethod
+    def parse(cls, text: str, flag: str = "--dataset_filters") -> Filter:
+        """A filter from an expression, or from the JSON text of a pair. Raises InputError for anything else."""
+        pair = _pair(text, flag)
+        source = " ".join((pair[1] if pair else text).split())
+        if len(source) > MAX_TEXT:
+            raise InputError(f"{flag} has an expression of {len(source):,} characters, but at most {MAX_TEXT:,} may be")
+        where = f"{flag}: {quoted(source)}"
+        try:
+            with warnings.catch_warnings():  # about odd escapes in texts
+                warnings.simplefilter("ignore")
+                body = ast.parse(source, mode="eval").body
+        except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+            place = getattr(error, "offset", 0) or len(source) + 1
+            raise InputError(
+                f"{where} is no expression ({getattr(error, 'msg', 'too deep')} at character {place})"
+            ) from None
+        function = body if isinstance(body, ast.Lambda) else None
+        if function and not pair:
+            raise InputError(f"{where} does not say its keys: write [KEY, {json.dumps(source)}]")
+        if pair and not function:
+            raise InputError(f"{where} must be a lambda of {', '.join(pair[0])}, such as lambda s: s > 4.5")
+        body = function.body if function else body
+        places = dict(_checked_names(body, source, where, 1))
+        names = _parameters(function, where) if function else tuple(places)
+        for name, place in places.items():
+            if name not in names:
+                takes = ", ".join(names) or "none"
+                raise InputError(f"{where} has the name {name!r} at character {place}, but its lambda takes {takes}")
+        keys = pair[0] if pair else names
+        if not keys:
+            raise InputError(f"{where} names no key of the json")
+        if len(keys) != len(names):
+            raise InputError(f"{where} takes {len(names)} values, but there are {len(keys)} keys: {', '.join(keys)}")
+        return cls(text, keys, names, body)
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits that are equal only for filters of equal meaning."""
+        described = json.dumps([LANGUAGE, self.keys, self.names, ast.dump(self.body)])
+        return hashlib.sha256(described.encode()).hexdigest()[:16]
+
+    def verdict(self, record: Mapping) -> Verdict:
+        """Whether a json object is accepted, and if not, why. All keys must be there, whatever their values are."""
+        if any(key not in record for key in self.keys):
+            return Verdict.NO_KEY
+        values = {name: record[key] for name, key in zip(self.names, self.keys, strict=True)}
+        try:
+            return Verdict.ACCEPTED if _value(self.body, values) else Verdict.REFUSED
+        except (TypeError, ValueError, ArithmeticError):
+            return Verdict.WRONG_TYPE
+
+
+def parse_filters(texts: Iterable[str], flag: str = "--dataset_filters") -> tuple[Filter, ...]:
+    """The filters of a setting. Raises InputError for one that is not of the language, or given twice."""
+    found = tuple(Filter.parse(text, flag) for text in texts)
+    seen: set[str] = set()
+    for each in found:
+        if each.fingerprint in seen:
+            raise InputError(f"{flag} has {quoted(each.text)} twice: leave one out")
+        seen.add(each.fingerprint)
+    return found
+
+
+def verdicts(filters: Iterable[Filter], data: bytes | None) -> list[Verdict]:
+    """What each filter says about the bytes of a sample's json member; None = it has none."""
+    try:
+        record = None if data is None else read_record(data)
+    except BrokenSample:
+        record = None
+    return [Verdict.NO_JSON if record is None else each.verdict(record) for each in filters]
+
+
+def _pair(text: str, flag: str) -> tuple[tuple[str, ...], str] | None:
+    """Keys and expression of a pair; None for a text that is no JSON list."""
+    if not text.lstrip().startswith("["):
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    match value:
+        case [str() as key, str() as source] if key:
+            return (key,), source
+        case [[*keys], str() as source] if keys and all(isinstance(key, str) and key for key in keys):
+            return tuple(keys), source
+    raise InputError(f"{flag} is {quoted(text)}, but must be an expression, [KEY, LAMBDA] or [[KEY, KEY], LAMBDA]")
+
+
+def _parameters(function: ast.Lambda, where: str) -> tuple[str, ...]:
+    given = function.args
+    if given.vararg or given.kwarg or given.kwonlyargs or given.posonlyargs or given.defaults:
+        raise InputError(f"{where} must take plain parameters, without defaults and stars")
+    return tuple(each.arg for each in given.args)
+
+
+def _children(node: ast.expr) -> Iterator[ast.expr] | None:
+    """The expressions within an allowed one; None for one that is not allowed."""
+    match node:
+        case ast.Name():
+            return iter(())
+        case ast.Constant(value=bool() | int() | float() | str() | None):
+            return iter(())
+        case ast.BoolOp(values=values):
+            return iter(values)
+        case ast.UnaryOp(op=ast.Not() | ast.USub() | ast.UAdd(), operand=operand):
+            return iter((operand,))
+        case ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div(), left=left, right=right):
+            return iter((left, right))
+        case ast.Compare(left=left, ops=ops, comparators=others) if all(type(op) in _COMPARISONS for op in ops):
+            return iter((left, *others))
+        case ast.Call(func=ast.Name(id="len"), args=[argument], keywords=[]) if not isinstance(argument, ast.Starred):
+            return iter((argument,))
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return iter(items)
+    return None
+
+
+def _checked_names(node: ast.expr, source: str, where: str, depth: int) -> Iterator[tuple[str, int]]:
+    """The names in an expression that stand for values, each with its place. Raises InputError unless the language has
+    all of it."""
+    at = len(source.encode()[: node.col_offset].decode()) + 1
+    children = _children(node)
+    if children is None:
+        part = ast.get_source_segment(source, node) or type(node).__name__
+        raise InputError(f"{where} has {quoted(part)} at character {at}, but a filter has only {ALLOWED}")
+    if depth > MAX_DEPTH:
+        raise InputError(f"{where} has more than {MAX_DEPTH} expressions within each other at character {at}")
+    if isinstance(node, ast.Name):
+        yield node.id, at
+    for child in children:
+        yield from _checked_names(child, source, where, depth + 1)
+
+
+def _value(node: ast.expr, values: Mapping[str, object]) -> object:
+    match node:
+        case ast.Constant(value=value):
+            return value
+        case ast.Name(id=name):
+            return values[name]
+        case ast.BoolOp(op=op, values=parts):
+            found: object = None
+            for part in parts:
+                found = _value(part, values)
+                if bool(found) == isinstance(op, ast.Or):
+                    return found
+            return found
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return not _value(operand, values)
+        case ast.UnaryOp(op=sign, operand=operand):
+            return _ARITHMETIC[type(sign)](_number(_value(operand, values)))
+        case ast.BinOp(left=left, op=operation, right=right):
+            return _ARITHMETIC[type(operation)](_number(_value(left, values)), _number(_value(right, values)))
+        case ast.Compare(left=left, ops=ops, comparators=others):
+            one = _value(left, values)
+            for comparison, each in zip(ops, others, strict=True):
+                other = _value(each, values)
+                if not _COMPARISONS[type(comparison)](one, other):
+                    return False
+                one = other
+            return True
+        case ast.Call(args=[argument]):
+            return len(_value(argument, values))  # type: ignore[arg-type]  # a TypeError is an answer too
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return [_value(item, values) for item in items]
+    raise TypeError(type(node).__name__)
+
+
+def _number(value: object) -> int | float:
+    """Only numbers are added and multiplied: a text times a number could fill the memory."""
+    if not isinstance(value, (int, float)):
+        raise TypeError(f"{value!r:.40} is no number")
+    return value
