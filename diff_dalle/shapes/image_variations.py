@@ -63,15 +63,17 @@ def probe_scenes(config: ShapesConfig, count: int = PROBE_SCENES) -> list[Scene]
 def probe_scores(
     features: Tensor, scenes: Sequence[Scene], queries: Tensor, prompts: Sequence[ShapePrompt]
 ) -> dict[str, float]:
-    """For each attribute, the share of ``prompts`` whose scene's attribute a probe reads from its embedding.
+    """For each attribute, the share of prompts of the task ``attributes`` where a probe reads the scene's from its
+    embedding.
 
     features: [N, E] embeddings of pictures of ``scenes``, for the probes to learn from. queries: [M, E] embeddings of
     pictures of the prompts' scenes.
     """
+    asked = [i for i, prompt in enumerate(prompts) if prompt.task == TASKS[0]]
     scores = {}
     for name in ATTRIBUTES:
-        found = linear_probe(features, [getattr(each.objects[0], name) for each in scenes], queries)
-        truth = [getattr(prompt.scene.objects[0], name) for prompt in prompts]
+        found = linear_probe(features, [getattr(each.objects[0], name) for each in scenes], queries[asked])
+        truth = [getattr(prompts[i].scene.objects[0], name) for i in asked]
         scores[name] = float(np.mean([a == b for a, b in zip(found, truth, strict=True)]))
     return scores
 
