@@ -18,8 +18,8 @@ _HOMES = {
     "training.task": ("Task",),
     "diffusion": (
         "SAMPLERS", "SCHEDULES", "ClassifierGuidance", "DiffusionConfig", "GaussianDiffusion", "GuidanceConfig",
-        "LogSnrProcess", "LossSecondMomentResampler", "LossType", "ModelMeanType", "ModelVarType", "ScheduleSampler",
-        "SpacedDiffusion",
+        "LogSnrConfig", "LogSnrProcess", "LossSecondMomentResampler", "LossType", "ModelMeanType", "ModelVarType",
+        "ScheduleSampler", "SpacedDiffusion",
         "UniformSampler", "betas_for_alpha_bar", "create_gaussian_diffusion", "create_named_schedule_sampler",
         "get_named_beta_schedule", "space_timesteps",
     ),

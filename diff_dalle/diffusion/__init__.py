@@ -3,7 +3,9 @@
 from .diffusion_config import DiffusionConfig, create_gaussian_diffusion
 from .gaussian_diffusion import GaussianDiffusion
 from .guidance import ClassifierGuidance, GuidanceConfig, guided_denoiser
-from .log_snr import LOG_SNR_SCHEDULES, LogSnrProcess
+from .log_snr import LogSnrProcess
+from .log_snr_config import LogSnrConfig
+from .log_snr_schedules import LOG_SNR_SCHEDULES
 from .parametrization import LossType, ModelMeanType, ModelVarType
 from .resample import LossSecondMomentResampler, ScheduleSampler, UniformSampler, create_named_schedule_sampler
 from .respace import SpacedDiffusion, space_timesteps
@@ -18,6 +20,7 @@ __all__ = [
     "DiffusionConfig",
     "GaussianDiffusion",
     "GuidanceConfig",
+    "LogSnrConfig",
     "LogSnrProcess",
     "LossSecondMomentResampler",
     "LossType",

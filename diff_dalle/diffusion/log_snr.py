@@ -1,78 +1,132 @@
 """A Gaussian process in continuous time t in [0, 1], defined by its log signal-to-noise ratio (Kingma et al. 2021).
 
-x_t = α x_start + σ noise with α² = sigmoid(log-SNR) and σ² = sigmoid(−log-SNR). The network's time input is t itself.
-A new schedule is one function ``t → log-SNR`` and one line in LOG_SNR_SCHEDULES.
+Everything is a function of log-SNR: a schedule gives it at a time, and from it follow x_t, what the network is told,
+and the weight of the error (log_snr_schedules.py, log_snr_targets.py, noise_conditions.py, loss_weights.py).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..config import lookup
 from ..errors import InputError
+from .adaptive import ADAPTIVE, Adaptive, AdaptiveSchedule, AdaptiveWeight
 from .forward_process import at_least_float32
+from .log_snr_config import LogSnrConfig
+from .log_snr_schedules import LogSnrSchedule, discretized, interpolated
+from .log_snr_targets import SCALERS, TARGETS
 from .losses import mean_flat
-from .parametrization import ModelMeanType, ModelVarType
+from .noise import Normal, training_noise
+from .noise_conditions import discrete
+from .parametrization import PREDICTIONS, ModelMeanType, ModelVarType
 from .process import Model
 from .reverse_process import ReverseProcess
 
-LogSnrSchedule = Callable[[Tensor], Tensor]
-_COSINE_OFFSET = 0.008  # s in Nichol & Dhariwal 2021, equation 17
-_MIN_ALPHA_BAR = 1e-4  # and 1 − it the maximum: log-SNR within ±9.21, so that both ends stay finite
-
-
-def cosine_log_snr(t: Tensor) -> Tensor:
-    """α² as a squared cosine (Nichol & Dhariwal 2021, equation 17), limited to [1e-4, 1 − 1e-4]."""
-    start = math.cos(_COSINE_OFFSET / (1 + _COSINE_OFFSET) * math.pi / 2) ** 2
-    alpha_bar = torch.cos((t + _COSINE_OFFSET) / (1 + _COSINE_OFFSET) * (math.pi / 2)).square() / start
-    return torch.logit(alpha_bar.clamp(_MIN_ALPHA_BAR, 1 - _MIN_ALPHA_BAR))
-
-
-LOG_SNR_SCHEDULES: dict[str, LogSnrSchedule] = {"cosine": cosine_log_snr}
+LEAST_TIME = 0.001  # in training
+_DISTRIBUTIONS = {"edm_train": "edm", ADAPTIVE: "cosine"}  # schedules to train on → to sample with
 
 
 class LogSnrProcess:
     """Training in continuous time; ``steps`` gives the discrete process to sample with.
 
-    schedule:        of LOG_SNR_SCHEDULES.
-    model_mean_type: the network's prediction; PREVIOUS_X, which has no meaning in continuous time, raises InputError.
+    config: its settings; None = the defaults.
+
+    x_t = a x_start + b noise with any scaler; the network sees it as it is, and the noise condition as its time input.
+    What is adaptive is state, which a task feeds and saves: see ``observes``.
     """
 
-    def __init__(self, schedule: str = "cosine", model_mean_type: ModelMeanType = ModelMeanType.EPSILON):
-        self._schedule = lookup(LOG_SNR_SCHEDULES, schedule, "log_snr_schedule")
-        self.model_mean_type = model_mean_type
-        if model_mean_type is ModelMeanType.PREVIOUS_X:
-            raise InputError("prediction is previous_x, but must be eps, x_start or v in continuous time")
+    def __init__(self, config: LogSnrConfig | None = None):
+        config = self.config = LogSnrConfig() if config is None else config
+        self._scaler, self._target = SCALERS[config.scaler], TARGETS[config.prediction]
+        self._adaptive: dict[str, Adaptive] = {}
+        self._schedule = self._sampling_schedule = _Limited(self._training_schedule())
+        sampled = config.sampling_schedule or _DISTRIBUTIONS.get(config.log_snr_schedule)
+        if sampled is not None:
+            self._sampling_schedule = _Limited(config.schedule(sampled))
+        weights = {ADAPTIVE: AdaptiveWeight()} if config.weighs_adaptively else {}
+        self._adaptive |= {f"{name}_weight": weight for name, weight in weights.items()}
+        self._weights = config.weights(weights)
+        self._condition = config.condition()
+        if config.noise_condition_steps:
+            noisy, clean = self._condition(torch.tensor(self._schedule.limits, dtype=torch.float64)).tolist()
+            self._condition = discrete(self._condition, config.noise_condition_steps, clean, noisy)
+
+    def _training_schedule(self) -> LogSnrSchedule:
+        config = self.config
+        if config.log_snr_schedule == ADAPTIVE:
+            self._adaptive["adaptive_schedule"] = schedule = AdaptiveSchedule()
+            return schedule
+        first = config.schedule(config.log_snr_schedule)
+        if config.log_snr_interpolation is not None:
+            first = interpolated(first, config.schedule(config.log_snr_interpolation))
+        return discretized(first, config.log_snr_steps) if config.log_snr_steps else first
+
+    # ------------------------------------------------------------------------------------------------------ training
+
+    def training_times(self, u: Tensor) -> Tensor:
+        """u [N], uniform in [0, 1) → times t [N] to train at: at least .001, except with a schedule that is itself a
+        distribution."""
+        least = 0.0 if self.config.log_snr_schedule in _DISTRIBUTIONS else LEAST_TIME
+        return (1 + least - u).clamp(max=1)
 
     def log_snr(self, t: Tensor) -> Tensor:
-        """log(α²/σ²) at the times t [N] in [0, 1], float64 (float32 on devices without float64)."""
-        return self._schedule(t if t.device.type == "mps" else t.double())
+        """log(a²/b²) at the times t [N] in [0, 1], float64 (float32 on devices without float64)."""
+        t = t if t.device.type == "mps" else t.double()
+        return self._schedule(t, self.config.log_shift)
 
-    def alpha_sigma(self, t: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """α and σ at t [N], [N, 1, …] in x's precision, at least float32."""
-        log_snr = self.log_snr(t).view(-1, *[1] * (x.dim() - 1))
+    def condition(self, log_snr: Tensor) -> Tensor:
+        """[N] float32, the network's time input at log_snr [N]."""
+        return self._condition(log_snr).float()
+
+    def loss_weight(self, log_snr: Tensor) -> Tensor:
+        """[N] float32, the weight of the error at log_snr [N]."""
+        log_snr = log_snr + 2 * math.log(self.config.loss_shift)
+        product = torch.ones_like(log_snr)
+        for weight, divides in self._weights:
+            product = product / weight(log_snr) if divides else product * weight(log_snr)
+        low, high = self.config.loss_weight_limits
+        return product.clamp(low, high).float()
+
+    def scales(self, log_snr: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """a and b at log_snr [N], [N, 1, …] in x's precision, at least float32."""
         dtype = torch.promote_types(x.dtype, torch.float32)
-        return torch.sigmoid(log_snr).sqrt().to(dtype), torch.sigmoid(-log_snr).sqrt().to(dtype)
+        a, b = self._scaler(log_snr.view(-1, *[1] * (x.dim() - 1)))
+        return a.to(dtype), b.to(dtype)
+
+    def noise(self, normal: Normal, shape) -> Tensor:
+        """[N, *shape] noise to train on, with ``offset_noise`` and ``pyramid_noise``.
+
+        normal: where all random numbers come from, such as ``Draw.normal``; see noise.py. shape: [C, …] of a sample.
+        """
+        return training_noise(normal, shape, self.config.offset_noise, self.config.pyramid_noise)
+
+    def _own_noise(self, x_start: Tensor) -> Tensor:
+        """From torch's own generator."""
+
+        def normal(purpose: str, shape) -> Tensor:
+            dtype = torch.promote_types(x_start.dtype, torch.float32)
+            return torch.randn(len(x_start), *shape, dtype=dtype, device=x_start.device)
+
+        return self.noise(normal, x_start.shape[1:])
 
     def q_sample(self, x_start: Tensor, t: Tensor, noise: Tensor | None = None) -> Tensor:
-        """x_t = α x_start + σ noise at the times t [N]. ``noise`` defaults to ``torch.randn_like``."""
-        noise = torch.randn_like(x_start) if noise is None else noise
-        alpha, sigma = self.alpha_sigma(t, x_start)
-        return alpha * x_start + sigma * noise
+        """x_t = a x_start + b noise at the times t [N]. ``noise`` defaults to that of ``noise``, from torch's own
+        generator."""
+        noise = self._own_noise(x_start) if noise is None else noise
+        a, b = self.scales(self.log_snr(t), x_start)
+        return a * x_start + b * noise
 
     def target(self, x_start: Tensor, t: Tensor, noise: Tensor) -> Tensor:
-        """The training target at the times t [N]: noise, x_start, or v = α noise − σ x_start."""
-        if self.model_mean_type is ModelMeanType.EPSILON:
-            return noise
-        if self.model_mean_type is ModelMeanType.START_X:
-            return x_start
-        alpha, sigma = self.alpha_sigma(t, x_start)
-        return alpha * noise - sigma * x_start
+        """The training target at the times t [N], of x_start's shape."""
+        return self._target.make(x_start, noise, *self.scales(self.log_snr(t), x_start))
+
+    def undiffuse(self, x_t: Tensor, t: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
+        """x_start and noise according to a network's output for x_t at the times t [N]."""
+        return self._target.read(x_t, at_least_float32(output), *self.scales(self.log_snr(t), x_t))
 
     def training_losses(
         self,
@@ -82,44 +136,103 @@ class LogSnrProcess:
         model_kwargs: Mapping | None = None,
         noise: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """ "loss" and "mse" [N], at least float32: the mean squared error of the network's prediction.
+        """ "mse" [N], the mean squared error of the network's prediction, and "loss", the same weighted; at least
+        float32.
 
-        t: [N] float in [0, 1], given to the model as float32.
+        t: [N] float in [0, 1], as from ``training_times``. noise: as for ``q_sample``.
         """
-        noise = torch.randn_like(x_start) if noise is None else noise
-        output = at_least_float32(model(self.q_sample(x_start, t, noise), t.float(), **(model_kwargs or {})))
+        noise = self._own_noise(x_start) if noise is None else noise
+        log_snr = self.log_snr(t)
+        a, b = self.scales(log_snr, x_start)
+        output = at_least_float32(model(a * x_start + b * noise, self.condition(log_snr), **(model_kwargs or {})))
         if output.shape != x_start.shape:
             raise InputError(
                 f"the model returned shape {list(output.shape)}, but x_start has shape {list(x_start.shape)}"
             )
-        mse = mean_flat((self.target(x_start, t, noise) - output) ** 2)
-        return {"loss": mse, "mse": mse}
+        mse = mean_flat((self._target.make(x_start, noise, a, b) - output) ** 2)
+        return {"loss": mse * self.loss_weight(log_snr), "mse": mse}
 
-    def steps(self, count: int) -> LogSnrSteps:
-        """``count`` sampling steps, evenly spaced in time from t = 1 down to 1 / count; the last one ends at the clean
-        sample. Of times with the same log-SNR, where a schedule is limited, one remains.
+    # --------------------------------------------------------------------------------------------------------- state
 
-        Raises InputError for fewer than 1.
+    @property
+    def observes(self) -> bool:
+        """Whether a task must pass every step's losses to ``observe``, and save ``state_dict``."""
+        return bool(self._adaptive)
+
+    def observe(self, log_snr: Tensor, mse: Tensor) -> None:
+        """Take the errors [N] at log_snr [N] into account: of a whole step, all ranks, in order of position."""
+        for each in self._adaptive.values():
+            each.buckets.update(log_snr, mse)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The state to save for resuming; empty if nothing is adaptive."""
+        return {name: each.state() for name, each in self._adaptive.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore the result of ``state_dict`` of the same settings."""
+        for name, each in self._adaptive.items():
+            each.load(state[name])
+
+    # ------------------------------------------------------------------------------------------------------ sampling
+
+    def steps(self, count: int, shift: float = 1.0, t_start: float = 1.0, t_end: float = 0.0) -> LogSnrSteps:
+        """``count`` sampling steps: the first ``count`` of count + 1 evenly spaced times from t_start to t_end.
+
+        The last step ends at the clean sample. Of times with the same log-SNR, where a schedule is limited, one stays.
+
+        shift: multiplies that of the process.
+
+        Raises InputError for fewer than 1 step, and unless 0 <= t_end < t_start <= 1 and shift > 0.
         """
         if count < 1:
             raise InputError(f"timestep_respacing is {count}, but must be at least 1")
-        times = np.arange(1, count + 1) / count
-        alphas_cumprod = torch.sigmoid(self.log_snr(torch.from_numpy(times))).numpy()
+        if not 0 <= t_end < t_start <= 1:
+            raise InputError(
+                f"t_start and t_end are {t_start:g} and {t_end:g}, but must have 0 <= t_end < t_start <= 1"
+            )
+        if shift <= 0:
+            raise InputError(f"shift is {shift:g}, but must be above 0")
+        times = t_end + (t_start - t_end) * np.arange(1, count + 1) / count
+        log_snr = self._sampling_schedule(torch.from_numpy(times), self.config.log_shift + 2 * math.log(shift))
+        alphas_cumprod = torch.sigmoid(log_snr).numpy()
         noisier = np.diff(alphas_cumprod, prepend=1.0) < 0
-        return LogSnrSteps(times[noisier], alphas_cumprod[noisier], self.model_mean_type)
+        return LogSnrSteps(self, times[noisier], log_snr.numpy()[noisier])
+
+
+class _Limited:
+    """A schedule that can be shifted, within the ``limits`` that it has at t = 1 and t = 0."""
+
+    def __init__(self, schedule: LogSnrSchedule):
+        self._schedule = schedule
+        self.limits = schedule(torch.tensor([1.0, 0.0], dtype=torch.float64)).tolist()
+
+    def __call__(self, t: Tensor, log_shift: float) -> Tensor:
+        """[N] log-SNR at t [N], less ``log_shift``."""
+        return (self._schedule(t) - log_shift).clamp(*self.limits)
 
 
 class LogSnrSteps(ReverseProcess):
     """The discrete process between some times of a ``LogSnrProcess``, with the small fixed variance.
 
-    times:          [T] float64, increasing, in (0, 1]; the model's time input.
-    alphas_cumprod: [T] float64, α² at these times.
+    It is variance preserving, as samplers, guidance and editing require. With a scaler that is not, x_t differs from
+    the network's by the factor sqrt(a² + b²) alone: ``model_input`` multiplies by it, and the network's output is read
+    with a and b.
+
+    times:   [T] float64, increasing, in (0, 1].
+    log_snr: [T] float64, strictly decreasing, at these times.
     """
 
-    def __init__(self, times: np.ndarray, alphas_cumprod: np.ndarray, model_mean_type: ModelMeanType):
+    def __init__(self, process: LogSnrProcess, times: np.ndarray, log_snr: np.ndarray):
+        self._process, self.times, self._log_snr = process, times, log_snr
+        levels = torch.from_numpy(log_snr)
+        alphas_cumprod = torch.sigmoid(levels).numpy()
         betas = 1 - alphas_cumprod / np.append(1.0, alphas_cumprod[:-1])
-        super().__init__(betas, model_mean_type, ModelVarType.FIXED_SMALL)
-        self.times, self._levels = times, alphas_cumprod
+        # A rectified flow is a velocity too; _x_start reads it.
+        mean_type = PREDICTIONS.get(process.config.prediction, ModelMeanType.VELOCITY)
+        super().__init__(betas, mean_type, ModelVarType.FIXED_SMALL)
+        a, b = SCALERS[process.config.scaler](levels)
+        self.signal_scale, self.noise_scale, self.input_scale = a.numpy(), b.numpy(), torch.hypot(a, b).numpy()
+        self.time_inputs = process.condition(levels).numpy()
 
     def fraction(self, t: int) -> float:
         """Just below the time of step t: like a discrete process, whose step t ends at (t + 1) / T, in infinitely many
@@ -128,7 +241,14 @@ class LogSnrSteps(ReverseProcess):
 
     def truncated(self, count: int) -> LogSnrSteps:
         """The process of the ``count`` least noisy of these steps, each with the same number and tables as here."""
-        return LogSnrSteps(self.times[:count], self._levels[:count], self.model_mean_type)
+        return LogSnrSteps(self._process, self.times[:count], self._log_snr[:count])
+
+    def model_input(self, x: Tensor, t: Tensor | int) -> Tensor:
+        return x * self.at("input_scale", t, x)
 
     def _scale_timesteps(self, t: Tensor) -> Tensor:
-        return self._table("times", t.device, torch.float32)[t]
+        return self._table("time_inputs", t.device, torch.float32)[t]
+
+    def _x_start(self, output: Tensor, x: Tensor, t: Tensor | int) -> Tensor:
+        a, b = self.at("signal_scale", t, x), self.at("noise_scale", t, x)
+        return TARGETS[self._process.config.prediction].read(self.model_input(x, t), output, a, b)[0]

@@ -27,6 +27,9 @@ class SamplingProcess(NoiseLevels, Protocol):
     def truncated(self, count: int) -> SamplingProcess:
         """The ``count`` least noisy steps, with the same numbers and tables."""
 
+    def model_input(self, x: Tensor, t: int) -> Tensor:
+        """x_t as the network was trained on it: the same, but for a factor."""
+
     def model_steps(self, x: Tensor, t: int) -> Tensor:
         """[N] step t for all samples of x as the network's time input."""
 

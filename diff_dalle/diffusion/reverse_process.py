@@ -104,7 +104,7 @@ class ReverseProcess(ForwardProcess):
 
         denoised_fn: applied to the expected x_start; then ``clip_denoised`` clamps it to [-1, 1].
         """
-        output = model(x, self._scale_timesteps(t), **(model_kwargs or {}))
+        output = model(self.model_input(x, t), self._scale_timesteps(t), **(model_kwargs or {}))
         return self._read(output, x, t, clip_denoised, denoised_fn)
 
     def predict(self, model_output: Tensor, x: Tensor, t: int, clip_denoised=True, denoised_fn=None) -> Prediction:
@@ -112,6 +112,10 @@ class ReverseProcess(ForwardProcess):
         out = self._read(model_output, x, t, clip_denoised, denoised_fn)
         eps = self._predict_eps_from_xstart(x, t, out["pred_xstart"])
         return Prediction(out["pred_xstart"], eps, out["mean"], out["log_variance"])
+
+    def model_input(self, x: Tensor, t: Tensor | int) -> Tensor:
+        """x_t of this process as the network was trained on it."""
+        return x
 
     def model_steps(self, x: Tensor, t: Tensor | int) -> Tensor:
         """[N] steps t of this process as the model's time input; t [N], or one int for all samples of x."""
@@ -124,7 +128,7 @@ class ReverseProcess(ForwardProcess):
         kwargs = model_kwargs or {}
 
         def denoise(x: Tensor, t: int) -> Prediction:
-            output = model(x, self.model_steps(x, t), **kwargs)
+            output = model(self.model_input(x, t), self.model_steps(x, t), **kwargs)
             return self.predict(output, x, t, clip_denoised, denoised_fn)
 
         return denoise

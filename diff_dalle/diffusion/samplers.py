@@ -129,6 +129,21 @@ def ddim(
         yield Step(t, x, p.x_start)
 
 
+def lcm(process: NoiseLevels, denoise: Denoise, x: Tensor, noise: Noise) -> Iterator[Step]:
+    """x_start, noised afresh to the next level (Song et al. 2023, algorithm 1; Luo et al. 2023). T evaluations.
+
+    For networks whose x_start is a sample, as after consistency distillation. With an ordinary denoiser, whose x_start
+    is a mean, samples vary too little.
+    """
+    levels = _levels(process)
+    for t in reversed(range(process.num_timesteps)):
+        p = denoise(x, t)
+        x = p.x_start
+        if t > 0:
+            x = _sqrt(levels[t - 1]) * x + _sqrt(1 - levels[t - 1]) * noise(t)
+        yield Step(t, x, p.x_start)
+
+
 def ddim_inversion(process: NoiseLevels, denoise: Denoise, x: Tensor, noise: Noise | None = None) -> Iterator[Step]:
     """A clean sample x → the noise from which ``ddim`` at eta 0 reproduces it (Song et al. 2021, section 4.3).
 
@@ -248,4 +263,6 @@ SAMPLERS: dict[str, Sampler] = {
     "dpm++2m": dpm_solver_pp_2m,
     "unipc": unipc,
     "heun": heun,
+    "lcm": lcm,
 }
+RANDOM_SAMPLERS = ("ancestral", "lcm")  # draw noise at every step, whatever their settings

@@ -18,7 +18,7 @@ from ..randomness import Draw, check_seeds
 from .editing import Edit, EditConfig, edited_steps, shortened
 from .guidance import ClassifierGuidance, GuidanceConfig, guided_denoiser
 from .process import SamplingProcess
-from .samplers import SAMPLERS, Denoise, Step
+from .samplers import RANDOM_SAMPLERS, SAMPLERS, Denoise, Step
 from .self_conditioning import SelfConditioned, is_self_conditioned
 
 
@@ -50,9 +50,9 @@ class SamplerConfig:
 
     def check_edit(self, edit: EditConfig) -> None:
         """InputError if this sampler cannot perform the edit."""
-        if edit.variation is not None and (self.sampler == "ancestral" or self.eta):
+        if edit.variation is not None and (self.sampler in RANDOM_SAMPLERS or self.eta):
             used = f"ddim with eta {self.eta:g}" if self.eta else self.sampler
-            names = ", ".join(name for name in SAMPLERS if name != "ancestral")
+            names = ", ".join(name for name in SAMPLERS if name not in RANDOM_SAMPLERS)
             raise InputError(f"--variation requires a deterministic sampler ({names}) without --eta, not {used}")
 
 

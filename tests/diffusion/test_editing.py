@@ -27,7 +27,7 @@ from diff_dalle.images.signal import PixelSignal
 CONFIG = DiffusionConfig(variance="fixed_small")
 OFF = GuidanceConfig(guidance_scale=1.0, thresholding="none")
 SIZE = (4, 6)
-DETERMINISTIC = [name for name in SAMPLERS if name != "ancestral"]
+DETERMINISTIC = [name for name in SAMPLERS if name not in ("ancestral", "lcm")]
 LEFT = torch.arange(6) < 3  # columns
 
 
@@ -380,6 +380,8 @@ def test_impossible_edits_are_refused():
             Edit(DATA, mask)
     with pytest.raises(InputError, match="deterministic sampler .*not ancestral"):
         run(Edit(DATA, None, vary), "ancestral")
+    with pytest.raises(InputError, match=r"deterministic sampler \(ddim, dpm\+\+2m, unipc, heun\) .*not lcm"):
+        run(Edit(DATA, None, vary), "lcm")
     with pytest.raises(InputError, match="deterministic sampler .*eta 0.5"):
         run(Edit(DATA, None, vary), "ddim", eta=0.5)
     with pytest.raises(InputError, match="images to edit have shape"):

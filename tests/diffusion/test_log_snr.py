@@ -12,25 +12,29 @@ from torch import nn
 
 from diff_dalle.batch import Conditioning
 from diff_dalle.diffusion import (
-    LOG_SNR_SCHEDULES,
     SAMPLERS,
     GaussianDiffusion,
     GuidanceConfig,
+    LogSnrConfig,
     LogSnrProcess,
     LossType,
-    ModelMeanType,
     ModelVarType,
     get_named_beta_schedule,
 )
 from diff_dalle.diffusion.editing import Edit, EditConfig, shortened
 from diff_dalle.diffusion.guidance import guidance_interval
+from diff_dalle.diffusion.log_snr_targets import SCALERS, TARGETS
+from diff_dalle.diffusion.parametrization import PREDICTIONS
 from diff_dalle.diffusion.samplers import Prediction
 from diff_dalle.diffusion.sampling import SampleBatch, SamplerConfig, sample_batch
+from diff_dalle.diffusion.tiling import Tiled
 from diff_dalle.errors import InputError
-from diff_dalle.images.signal import PixelSignal
+from diff_dalle.images.signal import PixelSignal, Signal
 from diff_dalle.models.text_encoder import TextEncoderConfig
+from diff_dalle.randomness import Draw
 
-EPS, X_START, V = MEANS = (ModelMeanType.EPSILON, ModelMeanType.START_X, ModelMeanType.VELOCITY)
+MEANS = ("eps", "x_start", "v")
+PAIRS = [(scaler, target) for scaler in SCALERS for target in TARGETS if (scaler, target) != ("vp", "rectified_flow")]
 T = torch.tensor([0.0, 0.2, 0.73, 1.0])
 X = torch.rand(4, 3, 4, 4, generator=torch.Generator().manual_seed(1)) * 2 - 1
 NOISE = torch.randn(4, 3, 4, 4, generator=torch.Generator().manual_seed(2))
@@ -44,46 +48,94 @@ def alpha_bar(process):
 # -------------------------------------------------------------------------------------------------- training
 
 
-def test_the_cosine_schedule():
-    """Its values, and those of the discrete cosine schedule at the ends of its steps."""
-    process = LogSnrProcess("cosine")
-    log_snr = process.log_snr(torch.tensor([0, 0.25, 0.5, 0.75, 1]))
-    assert log_snr.dtype == torch.float64 and log_snr.tolist() == pytest.approx(
-        [9.2102, 1.7114, -0.0246, -1.7803, -9.2102], abs=1e-4
-    )
-    discrete = np.cumprod(1 - get_named_beta_schedule("cosine", 200))[9:190]
-    times = torch.arange(10, 191, dtype=torch.float64) / 200
-    np.testing.assert_allclose(alpha_bar(process)(times), discrete, rtol=1e-9)
+def make(**settings):
+    return LogSnrProcess(LogSnrConfig(**{"loss_weighting": ("none",), **settings}))
 
 
-@pytest.mark.parametrize("schedule", LOG_SNR_SCHEDULES)
-def test_schedules_fall_and_are_variance_preserving(schedule):
-    process, t = LogSnrProcess(schedule), torch.linspace(0, 1, 101)
-    log_snr = process.log_snr(t)
-    assert log_snr.isfinite().all() and (log_snr.diff() <= 0).all() and log_snr[0] > 5 and log_snr[-1] < -5
-    alpha, sigma = process.alpha_sigma(t, torch.zeros(101, 3, 2, 2))
-    assert alpha.shape == (101, 1, 1, 1) and alpha.dtype == torch.float32
-    torch.testing.assert_close(alpha**2 + sigma**2, torch.ones_like(alpha))
-    torch.testing.assert_close(2 * (alpha.double() / sigma).log().flatten(), log_snr, atol=1e-5, rtol=1e-5)
+def test_shift_moves_the_schedule_within_its_limits():
+    """Shift 2: more noise at every time, and the last level stays the noisiest. Shifts multiply."""
+    expected = [7.8239, 0.3251, -1.4109, -3.1665, -9.2102]
+    t = torch.tensor([0, 0.25, 0.5, 0.75, 1])
+    assert make(shift=2.0).log_snr(t).tolist() == pytest.approx(expected, abs=1e-4)
+    assert make(shift=0.5).log_snr(t).tolist() == pytest.approx([9.2102, 3.0977, 1.3617, -0.3940, -7.8239], abs=1e-4)
+    for process, shift in ((make(), 2.0), (make(shift=2.0), 1.0), (make(shift=8.0), 0.25)):
+        levels = process.steps(4, shift=shift).alphas_cumprod
+        assert torch.logit(torch.tensor(levels)).tolist() == pytest.approx(expected[1:], abs=1e-4)
 
 
-def test_identities_between_the_targets():
-    """x_t and v are x_start and eps rotated by an angle: each target follows from the others and x_t."""
-    processes = {mean: LogSnrProcess(model_mean_type=mean) for mean in MEANS}
-    eps, x_start, v = (processes[mean].target(X, T, NOISE) for mean in MEANS)
-    x_t, (alpha, sigma) = processes[V].q_sample(X, T, NOISE), processes[V].alpha_sigma(T, X)
-    assert torch.equal(eps, NOISE) and torch.equal(x_start, X)
-    torch.testing.assert_close(alpha * x_start + sigma * eps, x_t)
-    torch.testing.assert_close(alpha * x_t - sigma * v, x_start)
-    torch.testing.assert_close(sigma * x_t + alpha * v, eps)
+def test_training_times_cover_all_noise_levels():
+    """At least .001, where a distribution of log-SNR is not itself the schedule."""
+    u = torch.tensor([0.0, 0.0005, 0.3, 1 - 2**-53], dtype=torch.float64)
+    assert make().training_times(u).tolist() == pytest.approx([1, 1, 0.701, 0.001])
+    for name in ("edm_train", "adaptive"):
+        assert make(log_snr_schedule=name).training_times(u).tolist() == pytest.approx([1, 0.9995, 0.7, 0])
+
+
+def test_the_edm_distribution():
+    """log σ ~ N(−1.2, 1.2²), as in the paper."""
+    process, u = make(log_snr_schedule="edm_train"), (torch.arange(10_000) + 0.5) / 10_000
+    log_sigma = -process.log_snr(process.training_times(u)) / 2
+    assert log_sigma.mean().item() == pytest.approx(-1.2, abs=1e-3)
+    assert log_sigma.std().item() == pytest.approx(1.2, abs=1e-3)
+
+
+@pytest.mark.parametrize(("scaler", "prediction"), PAIRS)
+def test_diffused_and_back(scaler, prediction):
+    """From the true target and x_t, x_start and the noise come back; x_t is a x_start + b noise with the right SNR."""
+    process = make(scaler=scaler, prediction=prediction)
+    x, noise = X.double(), NOISE.double()
+    a, b = process.scales(process.log_snr(T), x)
+    assert a.shape == (4, 1, 1, 1) and a.dtype == torch.float64
+    torch.testing.assert_close(2 * (a / b).log().flatten(), process.log_snr(T))
+    torch.testing.assert_close(a**2 + b**2 if scaler == "vp" else a + b, torch.ones_like(a))
+    x_t = process.q_sample(x, T, noise)
+    torch.testing.assert_close(x_t, a * x + b * noise)
+    found = process.undiffuse(x_t, T, process.target(x, T, noise))
+    torch.testing.assert_close(found, (x, noise))
+
+
+def test_the_targets():
+    x, noise = X.double(), NOISE.double()
+    for scaler in SCALERS:
+        a, b = make(scaler=scaler).scales(make().log_snr(T), x)
+        targets = {"eps": noise, "x_start": x, "v": a * noise - b * x, "rectified_flow": noise - x}
+        for name in targets if scaler == "lerp" else MEANS:
+            assert torch.equal(make(scaler=scaler, prediction=name).target(x, T, noise), targets[name])
+
+
+@pytest.mark.parametrize("scaler", SCALERS)
+def test_the_first_loss_of_a_network_that_returns_zero_is_one(scaler):
+    """With eps, white or pyramid noise; the weighted loss is that times the weight."""
+    x, t = torch.randn(64, 3, 8, 6), torch.rand(64)
+    for pyramid in (0.0, 0.75):
+        process = make(scaler=scaler, pyramid_noise=pyramid, loss_weighting=("p2",))
+        losses = process.training_losses(lambda x, t: torch.zeros_like(x), x, t)
+        assert losses["mse"].mean().item() == pytest.approx(1, abs=0.1)
+        weights = torch.sigmoid(-process.log_snr(t)).float()
+        torch.testing.assert_close(losses["loss"], losses["mse"] * weights)
+    offset = make(scaler=scaler, offset_noise=2.0)
+    losses = offset.training_losses(lambda x, t: torch.zeros_like(x), x, t)
+    assert losses["mse"].mean().item() == pytest.approx(5, abs=1)  # 1 + 2²
+
+
+def test_the_noise_given_is_the_noise_used():
+    process, seen = make(offset_noise=0.5, pyramid_noise=0.75), []
+    draw = Draw(3, torch.arange(4))
+    noise = process.noise(draw.normal, (3, 4, 4))
+    part = process.noise(Draw(3, torch.arange(2, 4)).normal, (3, 4, 4))
+    assert torch.equal(noise[2:], part)  # a function of seed and position
+    process.training_losses(lambda x, t: seen.append(x) or x, X, T, noise=noise)
+    torch.testing.assert_close(seen[0], process.q_sample(X, T, noise))
+    torch.manual_seed(0)
+    assert process.q_sample(torch.zeros(4, 3, 4, 4), torch.ones(4)).mean((2, 3)).std() > 0.3  # its own has an offset
 
 
 @pytest.mark.parametrize("mean", MEANS)
 def test_the_loss_equals_that_of_the_discrete_process_at_the_same_level(mean):
-    continuous = LogSnrProcess(model_mean_type=mean)
+    continuous = make(prediction=mean)
     betas = get_named_beta_schedule("cosine", 100)
     discrete = GaussianDiffusion(
-        betas=betas, model_mean_type=mean, model_var_type=ModelVarType.FIXED_SMALL, loss_type=LossType.MSE
+        betas=betas, model_mean_type=PREDICTIONS[mean], model_var_type=ModelVarType.FIXED_SMALL, loss_type=LossType.MSE
     )
     steps, seen = torch.tensor([4, 30, 65, 95]), []
 
@@ -102,18 +154,19 @@ def test_the_loss_equals_that_of_the_discrete_process_at_the_same_level(mean):
 def test_losses_are_float32_for_half_precision_networks():
     output = torch.randn(4, 3, 4, 4, generator=torch.Generator().manual_seed(4)).half()
     with torch.autocast("cpu", torch.bfloat16):
-        half = LogSnrProcess().training_losses(lambda x, t: output, X, T, noise=NOISE)["loss"]
-    full = LogSnrProcess().training_losses(lambda x, t: output.float(), X, T, noise=NOISE)["loss"]
+        half = make().training_losses(lambda x, t: output, X, T, noise=NOISE)["loss"]
+    full = make().training_losses(lambda x, t: output.float(), X, T, noise=NOISE)["loss"]
     assert half.dtype == torch.float32 and torch.equal(half, full)
 
 
 def test_impossible_settings_are_refused():
-    with pytest.raises(InputError, match="log_snr_schedule 'cosin' is unknown; did you mean cosine"):
-        LogSnrProcess("cosin")
-    with pytest.raises(InputError, match="prediction is previous_x, but must be eps, x_start or v"):
-        LogSnrProcess(model_mean_type=ModelMeanType.PREVIOUS_X)
     with pytest.raises(InputError, match="timestep_respacing is 0, but must be at least 1"):
         LogSnrProcess().steps(0)
+    for ends in ({"t_start": 1.1}, {"t_end": -0.1}, {"t_start": 0.5, "t_end": 0.5}):
+        with pytest.raises(InputError, match="t_start and t_end are .* 0 <= t_end < t_start <= 1"):
+            LogSnrProcess().steps(5, **ends)
+    with pytest.raises(InputError, match="shift is 0, but must be above 0"):
+        LogSnrProcess().steps(5, shift=0)
     with pytest.raises(InputError, match=r"the model returned shape \[4, 6, 4, 4\]"):
         LogSnrProcess().training_losses(lambda x, t: torch.cat([x, x], 1), X, T)
 
@@ -125,12 +178,12 @@ def test_impossible_settings_are_refused():
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_every_sampler_ends_at_the_data(name, mean):
     """As accurately as on the discrete process (test_samplers.py), with the same number of steps."""
-    process = LogSnrProcess(model_mean_type=mean)
+    process = make(prediction=mean)
     steps = process.steps(25)
     check_ends_at_the_data(solve(name, steps, ExactModel(steps, alpha_bar=alpha_bar(process)), clip=True))
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("name", [name for name in SAMPLERS if name != "lcm"])  # see test_samplers.py
 def test_every_sampler_has_the_right_distribution(name):
     process = LogSnrProcess()
     steps = process.steps(100)
@@ -162,15 +215,74 @@ def test_the_network_sees_continuous_time_and_each_step_its_level():
     for t in range(4):
         steps.denoiser(model)(X, t)
     assert all(t.dtype == torch.float32 and t.shape == (4,) for t in seen)
-    assert torch.stack(seen)[:, 0].tolist() == [0.25, 0.5, 0.75, 1.0] == steps.times.tolist()
+    assert steps.times.tolist() == [0.25, 0.5, 0.75, 1.0]
+    assert torch.stack(seen)[:, 0].tolist() == pytest.approx([0.25, 0.5, 0.75, 0.99358], abs=1e-5)
     np.testing.assert_allclose(steps.alphas_cumprod, alpha_bar(process)(torch.tensor(steps.times)), rtol=1e-12)
+
+
+def test_steps_between_two_times():
+    """The first T of T + 1 times: what the last step ends at is the clean sample, not the level of t_end."""
+    steps = make().steps(4, t_start=0.8, t_end=0.2)
+    assert steps.times.tolist() == pytest.approx([0.35, 0.5, 0.65, 0.8])
+    assert steps.alphas_cumprod_prev[0] == 1
+
+
+GAUSSIAN_STD = {  # steps → of data N(.7, .5²), by sampler
+    "ancestral": {10: 0.389, 20: 0.434, 100: 0.481},
+    "ddim": {10: 0.427, 20: 0.462, 100: 0.494},
+    "lcm": {10: 0.308, 20: 0.325, 100: 0.342},
+}
+
+
+def gaussian(process, count, name, **options):
+    """Samples [80 000] of ``count`` steps with the exact denoiser of data N(.7, .5²), and their exact values under the
+    deterministic process."""
+    steps, generator = process.steps(count, **options), torch.Generator().manual_seed(0)
+    x = torch.randn(80_000, 1, 1, 1, generator=generator)
+
+    def model(x_t, t):
+        """It knows the noise level by its time input, and sees x_t as scaled in training."""
+        log_snr = process.log_snr(t.double()).view(-1, 1, 1, 1)
+        a, b = process.scales(process.log_snr(t.double()), x_t)
+        x_start = 0.7 + a * 0.25 / (a**2 * 0.25 + b**2) * (x_t - a * 0.7)
+        assert log_snr.isfinite().all()
+        return process._target.make(x_start, (x_t - a * x_start) / b, a, b)
+
+    denoise = steps.denoiser(model, clip_denoised=False)
+    *_, last = SAMPLERS[name](steps, denoise, x, lambda t: torch.randn(x.shape, generator=generator))
+    level = steps.alphas_cumprod[-1]
+    exact = 0.7 + 0.5 * (x - 0.7 * level**0.5) / (0.25 * level + 1 - level) ** 0.5
+    return last.x.flatten(), exact.flatten()
+
+
+@pytest.mark.parametrize("name", GAUSSIAN_STD)
+def test_the_spread_of_each_sampler(name):
+    """DDPM, DDIM and LCM, whatever the scaler and the prediction."""
+    for count, expected in GAUSSIAN_STD[name].items():
+        x, _ = gaussian(make(), count, name)
+        assert x.std().item() == pytest.approx(expected, abs=0.01) and x.mean().item() == pytest.approx(0.7, abs=0.01)
+    for scaler, prediction in PAIRS:
+        x, _ = gaussian(make(scaler=scaler, prediction=prediction), 10, name)
+        assert x.std().item() == pytest.approx(GAUSSIAN_STD[name][10], abs=0.01), (scaler, prediction)
+
+
+@pytest.mark.parametrize(("scaler", "prediction"), PAIRS)
+def test_second_order_pays(scaler, prediction):
+    """dpm++2m and unipc beside ddim, on the exact denoiser: root mean square errors."""
+    process = make(scaler=scaler, prediction=prediction)
+    for count in (10, 20):
+        error = {}
+        for name in ("ddim", "dpm++2m", "unipc"):
+            x, exact = gaussian(process, count, name)
+            error[name] = (x - exact).square().mean().sqrt().item()
+        assert error["dpm++2m"] < 0.55 * error["ddim"] and error["unipc"] < 0.55 * error["ddim"], error
 
 
 def test_strength_and_guidance_interval_are_fractions_of_time():
     steps = LogSnrProcess().steps(10)
     assert [shortened(steps, strength).num_timesteps for strength in (0.1, 0.3, 0.35, 1.0)] == [1, 3, 3, 10]
     short = shortened(steps, 0.3)
-    for table in ("times", "alphas_cumprod", "posterior_mean_coef1", "posterior_log_variance_clipped"):
+    for table in ("times", "time_inputs", "alphas_cumprod", "posterior_mean_coef1", "posterior_log_variance_clipped"):
         assert np.array_equal(getattr(short, table), getattr(steps, table)[:3])
     taken = []
     denoise = guidance_interval(steps, lambda x, t: taken.append(t), lambda x, t: None, 0.35, 0.7)
@@ -212,9 +324,77 @@ class Network(nn.Module):
         return self.generator(x, 1000 * t, cond)
 
 
+class Latent(Signal):
+    """Two unbounded channels."""
+
+    channels, value_range = 2, None
+
+    def to_pixels(self, x):
+        raise NotImplementedError
+
+    def from_pixels(self, images):
+        raise NotImplementedError
+
+
+class Local(nn.Conv2d):
+    """A network with a receptive field of 3×3, that sees what it was trained on."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        super().__init__(2, 2, 3, padding=1)
+        self.seen = []
+
+    def encode_text(self, cond):
+        return cond
+
+    def forward(self, x, t, cond):
+        self.seen.append((x, t))
+        return 0.3 * super().forward(x) + 0.01 * t.view(-1, 1, 1, 1)
+
+
+UNLIMITED = GuidanceConfig(guidance_scale=1.0, thresholding="none")
+
+
+@pytest.mark.parametrize(("scaler", "prediction"), [("vp", "eps"), ("lerp", "rectified_flow")])
+def test_editing_in_latent_space(scaler, prediction):
+    """The exact denoiser of a Gaussian: image to image stays near with little strength, and a variation of 0 is the
+    image, at a shift too."""
+    process = make(scaler=scaler, prediction=prediction)
+    latents = torch.randn(2, 2, 4, 6, generator=torch.Generator().manual_seed(3)) * 0.5 + 0.7
+
+    class Exact(Local):
+        def forward(self, x, t, cond):
+            a, b = process.scales(process.log_snr(t.double()), x)
+            x_start = 0.7 + a * 0.25 / (a**2 * 0.25 + b**2) * (x - a * 0.7)
+            return process._target.make(x_start, (x - a * x_start) / b, a, b)
+
+    def edited(**config):
+        batch = SampleBatch(Latent(), (4, 6), [0, 1], Conditioning(), edit=Edit(latents, None, EditConfig(**config)))
+        steps = process.steps(100, shift=1.5)
+        return sample_batch(Exact(), steps, batch, SamplerConfig("ddim"), UNLIMITED) - latents
+
+    assert edited(variation=0.0).abs().max() < 0.06
+    little, much = (edited(strength=strength).square().mean().sqrt() for strength in (0.05, 0.9))
+    assert 0.01 < little < 0.25 < 0.5 < much
+
+
+@pytest.mark.parametrize("scaler", SCALERS)
+def test_tiling_in_latent_space(scaler):
+    """A network that sees 3×3 positions returns the same in tiles as as a whole, at the scale of its training."""
+    process, network = make(scaler=scaler, prediction="v"), Local()
+    batch = SampleBatch(Latent(), (16, 24), [0, 1], Conditioning())
+    steps = process.steps(3)
+    with torch.no_grad():
+        whole = sample_batch(network, steps, batch, SamplerConfig("ddim"), UNLIMITED)
+        tiled = sample_batch(Tiled(network, 12, 8, 4), steps, batch, SamplerConfig("ddim"), UNLIMITED)
+    torch.testing.assert_close(tiled, whole, atol=1e-5, rtol=1e-4)
+    first = network.seen[0][0].std().item()  # of pure noise, times b
+    assert first == pytest.approx(steps.noise_scale[-1] if scaler == "lerp" else 1, rel=0.1)
+
+
 def test_a_network_trains_and_samples():
     """Two uniform images by class: after a few steps the loss has dropped, and guided samples and edits are finite."""
-    process, network = LogSnrProcess(model_mean_type=V), Network()
+    process, network = make(prediction="v"), Network()
     labels = torch.arange(8) % 2
     x_start = (labels * 1.0 - 0.5)[:, None, None, None].expand(8, 3, 16, 16)
     optimizer, generator = torch.optim.Adam(network.parameters(), lr=2e-3), torch.Generator().manual_seed(0)

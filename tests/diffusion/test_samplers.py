@@ -17,7 +17,7 @@ from diff_dalle.diffusion import (
     get_named_beta_schedule,
     space_timesteps,
 )
-from diff_dalle.diffusion.samplers import ancestral, ddim, ddim_inversion
+from diff_dalle.diffusion.samplers import ancestral, ddim, ddim_inversion, lcm
 
 EPS, X_START, V = ModelMeanType.EPSILON, ModelMeanType.START_X, ModelMeanType.VELOCITY
 FIXED, LEARNED = ModelVarType.FIXED_SMALL, ModelVarType.LEARNED_RANGE
@@ -29,7 +29,7 @@ PROCESSES = [  # without jsd and eps: in the last step of jsd, eps does not dete
     ("jsd", X_START, LEARNED),
     ("jsd", V, FIXED),
 ]
-EVALUATIONS = {"ancestral": 10, "ddim": 10, "dpm++2m": 10, "unipc": 10, "heun": 19}  # of 10 steps
+EVALUATIONS = {"ancestral": 10, "ddim": 10, "dpm++2m": 10, "unipc": 10, "heun": 19, "lcm": 10}  # of 10 steps
 ORDERS = {"ddim": 1, "dpm++2m": 2, "unipc": 2, "heun": 2}
 
 
@@ -46,9 +46,11 @@ def test_every_sampler_ends_at_the_data(name, schedule, mean, variance):
     check_ends_at_the_data(solve(name, process, ExactModel(process, GaussianDiffusion(**kwargs)), clip=True))
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("name", [name for name in SAMPLERS if name != "lcm"])
 def test_every_sampler_has_the_right_distribution(name):
-    """For a mixture of Gaussians, mean and covariance of 2 000 samples in 100 steps are the data's."""
+    """For a mixture of Gaussians, mean and covariance of 2 000 samples in 100 steps are the data's.
+
+    Not with lcm, for which x_start must be a sample: see ``test_lcm_noises_a_sample_afresh``."""
     process = GaussianDiffusion(**settings(even_betas(100)))
     check_distribution(solve(name, process, ExactModel(process, scale=0.3), count=2000), 0.3)
 
@@ -81,6 +83,22 @@ def test_second_order_pays_with_few_uneven_steps(schedule):
     error = {name: (result(name, 20) - exact).square().mean().sqrt() for name in ("ddim", "dpm++2m", "unipc")}
     assert error["dpm++2m"] < error["ddim"] / 2
     assert error["unipc"] < error["ddim"] / 2
+
+
+def test_lcm_noises_a_sample_afresh():
+    """Each step is q_sample of x_start; with a network whose x_start are samples, its results are these samples."""
+    process = GaussianDiffusion(**settings(even_betas(6), mean=X_START))
+    x, steps = torch.randn(64, 2, 1, 1), []
+
+    def model(x, t):
+        return CENTERS[(x[:, 0, 0, 0] > 0).long()][..., None, None].to(x.dtype)
+
+    noise = torch.randn(6, 64, 2, 1, 1)
+    for step in lcm(process, process.denoiser(model), x, lambda t: noise[t]):
+        steps.append(step)
+        if step.t:
+            torch.testing.assert_close(step.x, process.q_sample(step.x_start, step.t - 1, noise[step.t]))
+    assert [step.t for step in steps] == [5, 4, 3, 2, 1, 0] and torch.equal(steps[-1].x, steps[-1].x_start)
 
 
 def test_evaluations():

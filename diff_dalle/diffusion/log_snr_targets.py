@@ -1,0 +1,72 @@
+"""How x_t is made of x_start and noise, and what a network predicts of them.
+
+x_t = a x_start + b noise. A scaler gives a and b at a log-SNR; whatever it is, a²/b² is the SNR. A new scaler is one
+line in SCALERS, a new target one in TARGETS. a and b may be numbers, or tensors that broadcast with x.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Scaler = Callable[[Tensor], tuple[Tensor, Tensor]]
+Pair = tuple[Tensor, Tensor]
+
+
+def variance_preserving(log_snr: Tensor) -> Pair:
+    """a² + b² = 1: the variance of x_t stays that of x_start, if that is 1."""
+    return torch.sigmoid(log_snr).sqrt(), torch.sigmoid(-log_snr).sqrt()
+
+
+def linear_interpolation(log_snr: Tensor) -> Pair:
+    """a + b = 1: straight lines from x_start to the noise."""
+    return torch.sigmoid(log_snr / 2), torch.sigmoid(-log_snr / 2)
+
+
+SCALERS: dict[str, Scaler] = {"vp": variance_preserving, "lerp": linear_interpolation}
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a network predicts.
+
+    make: (x_start, noise, a, b) → the training target.
+    read: (x_t, the network's output, a, b) → x_start and noise; of the target they are the true ones.
+    """
+
+    make: Callable[..., Tensor]
+    read: Callable[..., Pair]
+
+
+def _read_eps(x_t: Tensor, output: Tensor, a, b) -> Pair:
+    return (x_t - b * output) / a, output
+
+
+def _read_x_start(x_t: Tensor, output: Tensor, a, b) -> Pair:
+    return output, (x_t - a * output) / b
+
+
+def _make_v(x_start: Tensor, noise: Tensor, a, b) -> Tensor:
+    """Salimans & Ho 2022, section 4."""
+    return a * noise - b * x_start
+
+
+def _read_v(x_t: Tensor, output: Tensor, a, b) -> Pair:
+    power = a**2 + b**2
+    return (a * x_t - b * output) / power, (b * x_t + a * output) / power
+
+
+def _read_rectified_flow(x_t: Tensor, output: Tensor, a, b) -> Pair:
+    """For a + b = 1 alone."""
+    return x_t - b * output, x_t + a * output
+
+
+TARGETS: dict[str, Target] = {
+    "eps": Target(lambda x_start, noise, a, b: noise, _read_eps),
+    "x_start": Target(lambda x_start, noise, a, b: x_start, _read_x_start),
+    "v": Target(_make_v, _read_v),
+    "rectified_flow": Target(lambda x_start, noise, a, b: noise - x_start, _read_rectified_flow),
+}

@@ -1,0 +1,127 @@
+"""The adaptive loss weight and the adaptive schedule."""
+
+import numpy as np
+import pytest
+import torch
+
+from diff_dalle.diffusion import LogSnrConfig, LogSnrProcess
+from diff_dalle.diffusion.adaptive import AdaptiveSchedule, AdaptiveWeight, LossBuckets
+
+EDGES = np.linspace(-10, 10, 299)
+
+
+def random_losses(count, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    log_snr = torch.rand(count, generator=generator, dtype=torch.float64) * 24 - 12
+    return log_snr, torch.rand(count, generator=generator) ** 3 * 4
+
+
+def both():
+    return LogSnrProcess(LogSnrConfig(log_snr_schedule="adaptive", loss_weighting=("adaptive",)))
+
+
+def test_updates_are_the_sequential_ones():
+    """Batches in which many losses share a bucket are equivalent to one-by-one updates."""
+    weight, expected = AdaptiveWeight(), np.ones(300)
+    for seed, size in enumerate((1, 7, 900, 3)):
+        log_snr, losses = random_losses(size, seed)
+        log_snr = torch.where(torch.arange(size) % 3 == 0, 0.1, log_snr)  # many in one bucket
+        weight.buckets.update(log_snr, losses)
+        for x, loss in zip(log_snr.tolist(), losses.tolist(), strict=True):
+            bucket = np.searchsorted(EDGES, x)
+            expected[bucket] = 0.99 * expected[bucket] + 0.01 * loss
+        np.testing.assert_allclose(weight.state(), expected, rtol=1e-12)
+
+
+def test_pieces_of_a_batch_are_the_batch():
+    log_snr, losses = random_losses(64)
+    whole, pieces = both(), both()
+    whole.observe(log_snr, losses)
+    for i in range(0, 64, 16):
+        pieces.observe(log_snr[i : i + 16], losses[i : i + 16])
+    for name, value in whole.state_dict().items():
+        torch.testing.assert_close(pieces.state_dict()[name], value, rtol=1e-14, atol=0)
+
+
+def test_the_weight_is_one_over_the_running_loss():
+    weight = AdaptiveWeight()
+    assert weight.buckets.values.tolist() == [1.0] * 300
+    x = torch.tensor([-11.0, -3.0, 3.0, 11.0], dtype=torch.float64)
+    assert weight(x).tolist() == [1] * 4
+    weight.buckets.update(x[1:2].repeat(300), torch.full((300,), 0.25))
+    loss = 0.99**300 + (1 - 0.99**300) * 0.25
+    assert weight(x).tolist() == pytest.approx([1, 1 / loss, 1, 1])
+    process = LogSnrProcess(LogSnrConfig(loss_weighting=("adaptive", "p2"), loss_shift=1.5))
+    process.observe(x[2:3], torch.tensor([11.0]))
+    expected = 1 / (1 + 2.25 * torch.exp(x))
+    shifted = x + 2 * np.log(1.5)
+    expected[EDGES.searchsorted(shifted.numpy()) == EDGES.searchsorted(3.0)] /= 1.1
+    torch.testing.assert_close(process.loss_weight(x), expected.float())
+
+
+def test_the_schedule_follows_the_losses():
+    """At first uniform in log-SNR; then each bucket is drawn in proportion to its loss."""
+    schedule, t = AdaptiveSchedule(), (torch.arange(100_000, dtype=torch.float64) + 0.5) / 100_000
+    torch.testing.assert_close(schedule(t), 10 - 20 * t)
+    log_snr = torch.linspace(-9.95, 9.95, 200, dtype=torch.float64).repeat(500)
+    losses = 0.01 + 1 / (1 + torch.exp(log_snr))
+    schedule.buckets.update(log_snr, losses)
+    drawn = schedule(t)
+    assert (drawn.diff() < 0).all() and drawn.abs().max() <= 10
+    share = torch.histogram(drawn, torch.linspace(-10, 10, 101, dtype=torch.float64)).hist / len(t)
+    values = schedule.state()
+    torch.testing.assert_close(share, values / values.sum(), atol=2e-5, rtol=1e-3)
+    assert share[0] > 30 * share[-1] > 0
+
+
+def test_a_schedule_without_losses_left_stays_defined():
+    schedule = AdaptiveSchedule()
+    schedule.load(torch.cat([torch.zeros(99, dtype=torch.float64), torch.ones(1, dtype=torch.float64)]))
+    t = torch.linspace(0, 1, 1001, dtype=torch.float64)
+    assert schedule(t).isfinite().all() and schedule(t)[[0, -1]].tolist() == [10, -10]
+    assert (schedule(t)[1:999] > 9.7).all()
+
+
+def test_non_finite_losses_are_discarded():
+    found, clean = LossBuckets(torch.zeros(1)), LossBuckets(torch.zeros(1))
+    found.update(torch.tensor([-1.0, 1, 1, -1]), torch.tensor([torch.nan, 3, torch.inf, -torch.inf]))
+    clean.update(torch.tensor([1.0]), torch.tensor([3.0]))
+    assert torch.equal(found.values, clean.values)
+
+
+def test_resuming_is_exact():
+    """A new process with the saved state draws the same times and weights, and goes on in the same way."""
+    process, fresh = both(), both()
+    process.observe(*random_losses(500))
+    state = process.state_dict()
+    assert process.observes and {name: len(value) for name, value in state.items()} == {
+        "adaptive_schedule": 100,
+        "adaptive_weight": 300,
+    }
+    fresh.load_state_dict(state)
+    for each in (process, fresh):
+        each.observe(*random_losses(50, seed=1))
+    t = torch.rand(100, dtype=torch.float64)
+    assert torch.equal(process.log_snr(t), fresh.log_snr(t))
+    assert torch.equal(process.loss_weight(process.log_snr(t)), fresh.loss_weight(fresh.log_snr(t)))
+    assert torch.equal(state["adaptive_weight"], both_after().state_dict()["adaptive_weight"])  # a copy, not a view
+    assert not LogSnrProcess().observes and LogSnrProcess().state_dict() == {}
+
+
+def both_after():
+    process = both()
+    process.observe(*random_losses(500))
+    return process
+
+
+def test_sampling_does_not_depend_on_the_state():
+    """It is not in a checkpoint's weights."""
+    fresh, later = both(), both_after()
+    assert np.array_equal(fresh.steps(7).alphas_cumprod, later.steps(7).alphas_cumprod)
+
+
+def test_losses_use_the_state():
+    process, x, t = both_after(), torch.ones(6, 1, 2, 2), torch.rand(6, dtype=torch.float64)
+    losses = process.training_losses(lambda x, t: torch.zeros_like(x), x, t)
+    torch.testing.assert_close(losses["loss"], losses["mse"] * process.loss_weight(process.log_snr(t)))
+    assert (process.loss_weight(process.log_snr(t)) != 1).any()
