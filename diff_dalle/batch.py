@@ -27,6 +27,7 @@ class Conditioning:
     text_pooled:     [N, D] float, the text encoder's summary vector, filled or given together with ``text_states``.
     image_embedding: [N, E] float, such as a CLIP image embedding.
     embedding_mask:  [N] bool, False = the image embedding is dropped; None = all of them count.
+    semantic:        [N, C, h, w] float, semantic latents; 0 where they are dropped.
     low_res:         [N, C, h, w] float, the image to be upsampled.
     low_res_level:   [N] float in [0, 1], the noise level of ``low_res``; 0 = none.
     low_res_blur:    [N] float, standard deviation in its own pixels of the blur of ``low_res``; 0 = none.
@@ -42,6 +43,7 @@ class Conditioning:
     text_pooled: Tensor | None = None
     image_embedding: Tensor | None = None
     embedding_mask: Tensor | None = None
+    semantic: Tensor | None = None
     low_res: Tensor | None = None
     low_res_level: Tensor | None = None
     low_res_blur: Tensor | None = None
@@ -93,11 +95,14 @@ class Conditioning:
 
     @property
     def droppable(self) -> bool:
-        """Whether there is anything that classifier-free guidance can drop: text, class or image embedding."""
-        return any(value is not None for value in (self.mask, self.labels, self.image_embedding))
+        """Whether there is anything that classifier-free guidance can drop: text, class, image embedding or semantic
+        latents."""
+        given = (self.mask, self.text_pooled, self.labels, self.image_embedding, self.semantic)
+        return any(value is not None for value in given)
 
     def drop(self, where: Tensor, num_classes: int = 0) -> Conditioning:
-        """Drop text, class and image embedding of the samples where ``where`` [N] bool is True (Ho & Salimans 2022).
+        """Drop text, class, image embedding and semantic latents of the samples where ``where`` [N] bool is True (Ho &
+        Salimans 2022).
 
         Raises InputError when there is none of them.
         """
@@ -106,7 +111,7 @@ class Conditioning:
                 "there is no caption, class or image embedding to drop, so classifier-free guidance is "
                 "impossible: set guidance_scale to 1"
             )
-        return self.drop_text(where).drop_labels(where, num_classes).drop_embedding(where)
+        return self.drop_text(where).drop_labels(where, num_classes).drop_embedding(where).drop_semantic(where)
 
     def drop_text(self, where: Tensor) -> Conditioning:
         """Drop the text of the samples where ``where`` [N] bool is True; nothing changes without text.
@@ -114,10 +119,10 @@ class Conditioning:
         A dropped caption keeps its start token alone, which is also what an empty caption is. Text encoded from
         ``tokens`` is discarded, because it belongs to the full captions; text states from outside become 0.
         """
-        if self.mask is None:
-            return self
-        first = torch.arange(self.mask.shape[1], device=self.mask.device) == 0
-        mask = self.mask & (first | ~where[:, None])
+        mask = self.mask
+        if mask is not None:
+            first = torch.arange(mask.shape[1], device=mask.device) == 0
+            mask = mask & (first | ~where[:, None])
         if self.tokens is not None:
             return replace(self, mask=mask, text_states=None, text_pooled=None)
         states, pooled = (
@@ -139,6 +144,12 @@ class Conditioning:
         kept = ~where if self.embedding_mask is None else self.embedding_mask & ~where
         embedding = self.image_embedding.masked_fill(~kept[:, None], 0.0)
         return replace(self, image_embedding=embedding, embedding_mask=kept)
+
+    def drop_semantic(self, where: Tensor) -> Conditioning:
+        """Drop the semantic latents of the samples where ``where`` [N] bool is True: they become 0."""
+        if self.semantic is None:
+            return self
+        return replace(self, semantic=self.semantic.masked_fill(where[:, None, None, None], 0.0))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,152 @@
+"""Settings that stages B and C share. Lists of the way up begin at the deepest level."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...config import option, section
+from ...errors import InputError, quantity
+from ..text_encoder import TextEncoderConfig
+
+LETTERS = {"C": "convolution", "A": "attention", "F": "feed-forward", "T": "timestep"}
+
+
+@dataclass(frozen=True)
+class LatentTextConfig(TextEncoderConfig):
+    """Text encoder"""
+
+    enc_attn_dim: int = option(
+        0, "width of a text encoder that is trained with the network; 0 = text is encoded outside, by a frozen CLIP"
+    )
+    text_length: int = option(
+        77,
+        "length of captions in tokens, start and end tokens included; longer ones are truncated, shorter ones padded",
+    )
+
+
+@dataclass(frozen=True)
+class LatentUnetConfig:
+    """Latent U-Net"""
+
+    channels: int = option(4, "channels of the latents")
+    patch_size: int = option(
+        1, "patch size in latent positions: space-to-depth at the input, depth-to-space at the end"
+    )
+    widths: tuple[int, ...] = option((320, 640), "channels of each level")
+    heads: tuple[int, ...] = option((0, 0), "attention heads of each level; 0 where there is no attention")
+    levels: tuple[str, ...] = option(
+        ("CT", "CT"),
+        "what one block of each level consists of: C convolution, T timestep, A attention, F feed-forward",
+    )
+    down_blocks: tuple[int, ...] = option((2, 2), "blocks of each level on the way down")
+    up_blocks: tuple[int, ...] = option((2, 2), "blocks of each level on the way up, deepest level first")
+    down_repeats: tuple[int, ...] = option((1, 1), "passes through each level on the way down, with the same weights")
+    up_repeats: tuple[int, ...] = option((1, 1), "passes through each level on the way up, deepest level first")
+    dropout: tuple[float, ...] = option((0.0, 0.0), "dropout rate in the blocks C and F of each level")
+    kernel_size: int = option(3, "kernel size of the depthwise convolutions; odd")
+    cond_width: int = option(1280, "width of the condition tokens")
+    vector_tokens: int = option(4, "condition tokens made from each vector: pooled text, image embedding")
+    time_width: int = option(64, "width of the embeddings of the noise condition and of each micro-condition")
+    micro_conditions: tuple[str, ...] = option(
+        (), "numbers in [0, 1] that condition the network besides the noise, by name; one that is not given is 0"
+    )
+    text: LatentTextConfig = section(LatentTextConfig)
+    pooled_width: int = option(
+        1280, "width of the pooled text from outside; 0 = not conditioned on it", needs=("enc_attn_dim", "0")
+    )
+    use_checkpoint: bool = option(
+        False, "activation checkpointing: recompute activations in the backward pass to save memory", free=True
+    )
+
+    def __post_init__(self):
+        for name in ("channels", "patch_size", "cond_width", "vector_tokens"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}, but must be at least 1")
+        if self.time_width < 2:
+            raise InputError(f"time_width is {self.time_width}, but must be at least 2: a sine and a cosine")
+        if self.pooled_width < 0:
+            raise InputError(f"pooled_width is {self.pooled_width}, but must be at least 0")
+        if self.kernel_size < 1 or self.kernel_size % 2 == 0:
+            raise InputError(f"kernel_size is {self.kernel_size}, but must be positive and odd")
+        if not self.widths:
+            raise InputError("widths is empty, but must have the channels of each level")
+        for name in ("heads", "levels", "down_blocks", "up_blocks", "down_repeats", "up_repeats", "dropout"):
+            if len(getattr(self, name)) != self.depth:
+                raise InputError(
+                    f"{name} has {quantity(len(getattr(self, name)), 'value')}, but must have one for each of the "
+                    f"{quantity(self.depth, 'level')} of widths"
+                )
+        for name in ("widths", "down_blocks", "up_blocks", "down_repeats", "up_repeats"):
+            for value in getattr(self, name):
+                if value < 1:
+                    raise InputError(f"{name} has {value}, but must have positive integers")
+        for rate in self.dropout:
+            if not 0 <= rate < 1:
+                raise InputError(f"dropout has {rate:g}, but must be at least 0 and less than 1")
+        if len(set(self.micro_conditions)) < len(self.micro_conditions):
+            raise InputError(f"micro_conditions is {', '.join(self.micro_conditions)}, but must not repeat a name")
+        for level in range(self.depth):
+            self._check_level(level)
+
+    def _check_level(self, level: int) -> None:
+        letters, width, heads = self.levels[level], self.widths[level], self.heads[level]
+        if not letters or set(letters) - LETTERS.keys():
+            raise InputError(f"levels has {letters!r}, but must be made of the letters {', '.join(LETTERS)}")
+        if level < self.depth - 1 and letters[0] != "C":
+            raise InputError(
+                f"levels has {letters!r}, but must begin with C above the deepest level: the skip connection ends there"
+            )
+        if "A" in letters and (heads < 1 or width % heads):
+            raise InputError(f"heads has {heads}, but must divide the {width} channels of level {level}, {letters}")
+
+    @property
+    def depth(self) -> int:
+        """Number of levels."""
+        return len(self.widths)
+
+    @property
+    def transitions(self) -> tuple[str, ...]:
+        """How the resolution changes after each level but the last; see ``Transition``."""
+        return ("strided",) * (self.depth - 1)
+
+    @property
+    def states_width(self) -> int:
+        """Width of the text states that become condition tokens; 0 = none do."""
+        return 0
+
+    @property
+    def vector_width(self) -> int:
+        """Width of the pooled text; 0 = not conditioned on it."""
+        return self.text.enc_attn_dim or self.pooled_width
+
+    @property
+    def embedding_width(self) -> int:
+        """Width of the image embedding; 0 = not conditioned on it."""
+        return 0
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether there are condition tokens."""
+        return bool(self.states_width or self.vector_width or self.embedding_width)
+
+    @property
+    def residual_blocks(self) -> int:
+        """Blocks C that one forward pass goes through, those that are repeated counted each time: as many control
+        tensors as the network takes."""
+        down = zip(self.levels, self.down_blocks, self.down_repeats, strict=True)
+        up = zip(reversed(self.levels), self.up_blocks, self.up_repeats, strict=True)
+        return sum(letters.count("C") * blocks * repeats for letters, blocks, repeats in (*down, *up))
+
+    def check_size(self, height: int, width: int) -> None:
+        """InputError for latents that the patches do not divide, or that are too small for the levels."""
+        if height % self.patch_size or width % self.patch_size:
+            raise InputError(
+                f"the latents have {width}×{height} positions, but patch_size ({self.patch_size}) must divide both: "
+                "change the image size"
+            )
+        least = self.patch_size * 2 ** sum(kind != "same" for kind in self.transitions)
+        if min(height, width) < least:
+            raise InputError(
+                f"the latents have {width}×{height} positions, but {quantity(self.depth, 'level')} need at least "
+                f"{least} on each side: use larger images or fewer levels (widths)"
+            )
