@@ -3,10 +3,10 @@
 from diff_dalle import storage
 from diff_dalle.checkpoints.run_folder import choose_logdir
 from diff_dalle.commands.command_line import parse
-from diff_dalle.commands.sample import SampleRun, read_request
+from diff_dalle.commands.sample import SampleRun
+from diff_dalle.commands.sample_inputs import read_request
+from diff_dalle.commands.sample_outputs import write_results
 from diff_dalle.distributed.launch import launch, run_script
-from diff_dalle.errors import quantity
-from diff_dalle.images.output import write_samples, write_sweep
 from diff_dalle.sampling.pipeline import load
 
 
@@ -19,7 +19,15 @@ def main():
             storage.make_dirs(logdir)  # raises now, not after sampling, if the folder cannot be written
         request = read_request(what, run.edit)
         paths = run.upsamplers.upsampler_paths
-        pipeline = load(what.model_path, world.device, what.precision, what.bpe_path, upsampler_paths=paths)
+        pipeline = load(
+            what.model_path,
+            world.device,
+            what.precision,
+            what.bpe_path,
+            upsampler_paths=paths,
+            clip_make=what.clip_make or "",
+            clip_path=what.clip_path,
+        )
         pipeline.check(run.model)
         pipeline.check(run.diffusion)
         if run.classifier.classifier_path:  # only checked here; its stage loads it for its part of the work
@@ -29,14 +37,7 @@ def main():
             images = pipeline.sample_stages(request, run.settings(pipeline, scale), world=world)[-1]
             sweep[f"classifier_scale_{scale:g}"] = images
         if world.is_main:
-            count = quantity(len(request), "image")
-            if len(sweep) > 1:
-                write_sweep(logdir, sweep, request.prompts, request.seeds)
-                print(f"{count} for each of {len(sweep)} scales, and grid.png to compare them, are in {logdir}")
-            else:
-                (images,) = sweep.values()
-                write_samples(logdir, images, request.prompts, request.seeds)
-                print(f"{count}, grid.png, captions.txt and samples.npz are in {logdir}")
+            print(write_results(logdir, request, sweep))
 
 
 if __name__ == "__main__":

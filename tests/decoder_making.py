@@ -52,8 +52,12 @@ def save_unet(path, decoder: DecoderConfig, i: int = 0) -> str:
     return str(path)
 
 
-def save_decoder(path, decoder: DecoderConfig) -> str:
-    """A checkpoint of all U-Nets together."""
+def save_decoder(path, decoder: DecoderConfig, gain: float = 1.0) -> str:
+    """A checkpoint of all U-Nets together. gain: of the weights that embeddings and texts meet first."""
     networks = nn.ModuleDict({name: make_network(decoder, i) for i, name in enumerate(decoder.names)})
+    with torch.no_grad():
+        for name, parameter in networks.named_parameters():
+            if ".image." in name or ".text." in name:
+                parameter *= gain
     save_file(str(path), "ema", identity(decoder), 10, 100, networks.state_dict())
     return str(path)

@@ -1,31 +1,24 @@
-"""Settings of ``sample.py``, and the request made from them."""
+"""Settings of ``sample.py``."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from .. import storage
 from ..config import expectations, given, option, overrides, section
-from ..data.caption_list import read_captions
 from ..data.captions import caption_option
-from ..data.npy import MAX_HEADER, parse_header
 from ..diffusion.diffusion_config import DiffusionConfig
 from ..diffusion.editing import EditConfig
 from ..diffusion.guidance import GuidanceConfig
 from ..diffusion.sampling import SamplerConfig
 from ..distributed.launch import DistributedConfig
-from ..errors import InputError, quantity
-from ..images.files import read_image, read_low_res, read_mask
+from ..embeddings.clip import CLIPS
+from ..errors import InputError
 from ..models.generator import GeneratorConfig
 from ..models.noised_clip import NoisedClipConfig
 from ..models.precision import PRECISIONS
 from ..sampling.classifier import ClassifierConfig
 from ..sampling.pipeline import Pipeline
-from ..sampling.request import ImageEdit, Request, StageSettings, UpsamplersConfig
+from ..sampling.request import StageSettings, UpsamplersConfig
 
 ExpectedModel = expectations(GeneratorConfig, "Checks of the checkpoint's network")
 ExpectedDiffusion = expectations(DiffusionConfig, "Checks of the checkpoint's diffusion process")
@@ -44,8 +37,15 @@ GivenGuidance = overrides(GuidanceConfig, "Guidance (none = as the checkpoint sa
 class PromptConfig:
     """Images to sample"""
 
-    model_path: str = option("", "checkpoint of a generator or decoder: ema_….pt or model….pt, local or remote")
-    prompts: str = option("", "prompts, separated by |")
+    model_path: tuple[str, ...] = option(
+        (),
+        "checkpoint of a generator or decoder: ema_….pt or model….pt, local or remote; several for a decoder with a "
+        "file for each U-Net",
+    )
+    prompts: str = option(
+        "",
+        "prompts, separated by |; for a decoder without text and without images, their embeddings stand in for those",
+    )
     prompts_file: str = option("", "text file with one prompt per line")
     data_dir: tuple[str, ...] = option(
         (),
@@ -67,9 +67,30 @@ class PromptConfig:
     embeddings: str = option(
         "", ".npy file of image embeddings for a decoder, [N, width], used in turn: one image for each"
     )
+    images: tuple[str, ...] = option(
+        (), "images whose variations a decoder makes, by the embeddings of its CLIP: files and folders, used in turn"
+    )
+    image_weights: tuple[float, ...] = option(
+        (),
+        "mix the images into one embedding: the sum of theirs with these weights, scaled to unit norm; below 0 = away "
+        "from an image",
+    )
+    interpolate: int = option(
+        0,
+        "number of steps from the embedding of the first of two images to that of the second, both included, with the "
+        "same noise; 0 = off",
+    )
+    clip_path: str = option(
+        "",
+        "CLIP of a decoder's training, for images and prompts, if it is not where the checkpoint says; spelled as in "
+        "prepare_data.py embeddings",
+    )
+    clip_make: str | None = option(
+        None, "its maker; none = as the checkpoint says, else diff_dalle", choices=tuple(CLIPS), needs=("clip_path",)
+    )
     labels: tuple[int, ...] = option((), "classes for a class-conditional generator, used in turn")
     negative_prompt: str = option("", "negative prompt of classifier-free guidance; empty = no caption")
-    num_samples: int = option(0, "number of images, with the prompts used in turn; 0 = one per prompt")
+    num_samples: int = option(0, "number of images, with prompts and images used in turn; 0 = one for each")
     seed: int = option(0, "random seed: image i depends on seed + i alone")
     batch_size: int = option(StageSettings.batch_size, "images per batch and process")
     sample_size: tuple[int, ...] = option(
@@ -89,6 +110,19 @@ class PromptConfig:
             raise InputError(
                 "--low_res_dir holds images to upsample instead of those of a base generator: leave --model_path or "
                 "--low_res_dir out"
+            )
+        if self.images and self.embeddings:
+            raise InputError("--images and --embeddings exclude each other: leave one of them out")
+        if (self.image_weights or self.interpolate) and not self.images:
+            raise InputError("image_weights or interpolate is set, but there are no images: give them with --images")
+        if self.interpolate and self.num_samples % self.interpolate:
+            raise InputError(
+                f"num_samples is {self.num_samples}, but must be a multiple of interpolate ({self.interpolate}): whole "
+                "strips"
+            )
+        if self.clip_path and not (self.images or self.prompts or self.prompts_file or self.data_dir):
+            raise InputError(
+                "--clip_path is set, but there is nothing to encode: give --images or --prompts, or leave it out"
             )
         if self.mask and not self.init_image:
             raise InputError("--mask is set, but there is no image to inpaint: give it with --init_image")
@@ -153,86 +187,3 @@ class SampleRun:
                 "upsamplers' own (their flags begin with --upsampler_)"
             )
         return pipeline.stage_settings(base, upsampling)
-
-
-def read_request(config: PromptConfig, edit: EditConfig) -> Request:
-    """The request for exactly ``num_samples`` images, with prompts, labels and images read from their files. InputError
-    for missing or unusable prompts or images."""
-    prompts, low_res = _prompts(config), None
-    embeddings = read_embeddings(config.embeddings) if config.embeddings else None
-    found = (prompts, config.labels, config.init_image, () if embeddings is None else embeddings)
-    count = config.num_samples or max(map(len, found))
-    if config.low_res_dir:
-        names, low_res = read_low_res(config.low_res_dir)
-        if count > len(names) or config.num_samples:
-            raise InputError(
-                f"{config.low_res_dir} holds {quantity(len(names), 'image')}, which is the number of images sampled: "
-                "give no more prompts, labels or init_image, and leave num_samples out"
-            )
-        count = len(names)
-    return Request(
-        [prompts[i % len(prompts)] for i in range(count)],
-        [config.seed + i for i in range(count)],
-        [config.labels[i % len(config.labels)] for i in range(count)] if config.labels else None,
-        config.negative_prompt,
-        size=(config.sample_size[0], config.sample_size[1]) if config.sample_size else None,
-        low_res=low_res,
-        edit=_read_edit(config, edit) if config.init_image else None,
-        embeddings=None if embeddings is None else embeddings[[i % len(embeddings) for i in range(count)]],
-    )
-
-
-def read_embeddings(path: str) -> np.ndarray:
-    """The image embeddings in a .npy file, float32 [N, width]. InputError for a file of anything else."""
-    with storage.explained(path), storage.open_read(path) as file:
-        data = file.read()
-    try:
-        header = parse_header(data[: MAX_HEADER + 12])
-        plain = header.is_float and not header.bfloat16 and not header.fortran_order
-        if not plain or len(header.shape) != 2 or not all(header.shape):
-            raise ValueError(f"a .npy file of {header}")
-        values = np.frombuffer(data, header.dtype, offset=header.offset, count=header.shape[0] * header.shape[1])
-    except ValueError as error:
-        raise InputError(f"{path} is {error}, but embeddings must be a .npy file of numbers [N, width]") from None
-    return values.reshape(header.shape).astype(np.float32)
-
-
-def _read_edit(config: PromptConfig, edit: EditConfig) -> ImageEdit:
-    masks = [read_mask(path) for path in config.mask]
-    return ImageEdit([read_image(path) for path in config.init_image], masks or None, edit)
-
-
-def _prompts(config: PromptConfig) -> Sequence[str]:
-    files = [config.prompts_file] if config.prompts_file else _text_files(config.data_dir)
-    if files:
-        prompts = [line.strip() for path in files for line in storage.read_text(path).splitlines()]
-    elif config.data_dir:
-        prompts = read_captions(config.data_dir, config.caption_field, config.num_samples)
-    else:
-        # a single empty prompt is valid: images without a caption
-        return [part.strip() for part in config.prompts.split("|")]
-    prompts = [prompt for prompt in prompts if prompt]
-    if not prompts:
-        raise InputError(f"there are no prompts in {', '.join(files or config.data_dir)}: write one per line")
-    return prompts
-
-
-def _text_files(sources: Sequence[str]) -> list[str]:
-    """The text files among ``sources`` and in folders of text files; empty for shards. InputError for both together."""
-    found = [(source, _prompt_files(source)) for source in sources]
-    texts, shards = ([source for source, files in found if bool(files) == wanted] for wanted in (True, False))
-    if texts and shards:
-        raise InputError(
-            f"--data_dir names text files ({', '.join(texts)}) and shards ({', '.join(shards)}): give one or the other"
-        )
-    return [path for _, files in found for path in files]
-
-
-def _prompt_files(source: str) -> list[str]:
-    """The text files that a source stands for; none for shards."""
-    if source.endswith(".txt"):
-        return [source]
-    if storage.is_remote(source) or not os.path.isdir(source):
-        return []
-    files = storage.list_files(source, recursive=True)
-    return [] if any(path.lower().endswith(".tar") for path in files) else [p for p in files if p.endswith(".txt")]

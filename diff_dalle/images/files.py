@@ -38,21 +38,21 @@ def _read(path: str) -> Image.Image:
         raise InputError(f"{path} cannot be used: {error}") from error
 
 
-def image_names(folder: str) -> list[str]:
+def image_names(folder: str, flag: str = "--low_res_dir") -> list[str]:
     """The sorted names of the png, jpeg and webp files in a local or remote folder, without its subfolders.
 
     The ``grid.png`` that sampling writes beside its ``samples.npz`` is left out: it repeats the other images.
-    Raises InputError naming --low_res_dir when there are none.
+    Raises InputError naming ``flag`` when there are none.
     """
     try:
         files = [storage.split(path)[1] for path in storage.list_files(folder)]
     except InputError as error:
-        raise InputError(f"--low_res_dir {error}") from error
+        raise InputError(f"{flag} {error}") from error
     names = sorted(name for name in files if name.lower().endswith(EXTENSIONS))
     if "samples.npz" in files and "grid.png" in names:
         names.remove("grid.png")
     if not names:
-        raise InputError(f"--low_res_dir {folder} holds no images ({', '.join(EXTENSIONS)})")
+        raise InputError(f"{flag} {folder} holds no images ({', '.join(EXTENSIONS)})")
     return names
 
 

@@ -13,14 +13,16 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ..config import disagreements
-from ..diffusion.editing import EditConfig
 from ..diffusion.guidance import GuidanceConfig
 from ..diffusion.sampling import SamplerConfig
 from ..distributed.world import SINGLE, World
 from ..errors import InputError, quantity
 from ..text.tokenizer import Tokenizer
 from .classifier import Classifier
-from .request import ImageEdit, Request, StageSettings
+from .effects import check_used
+from .embedded import DecoderClip, embedded
+from .image_prompts import ImagePrompts
+from .request import ImageEdit, Request, StageSettings, in_turn
 from .stage import Stage, StageJob
 from .stages import load_stages
 
@@ -29,11 +31,14 @@ class Pipeline:
     """A base generator and upsamplers, each of which upsamples the images of the stage before it; or upsamplers alone,
     for existing images. Made by ``load``.
 
-    Raises InputError for no stage, a base generator that is not first, and stages that do not fit each other.
+    clip_make, clip_path: of the CLIP of a decoder's training, as for ``DecoderClip``.
+
+    Raises InputError for no stage, a base generator that is not first, stages that do not fit each other, and a CLIP
+    without a decoder.
     """
 
-    def __init__(self, stages: Sequence[Stage]):
-        self.stages = list(stages)
+    def __init__(self, stages: Sequence[Stage], clip_make: str = "", clip_path: str = ""):
+        self.stages, self.clip = list(stages), DecoderClip(stages, clip_make, clip_path)
         if not self.stages:
             raise InputError("a pipeline needs at least one generator: a base (--model_path) or an upsampler")
         for before, after in zip(self.stages, self.stages[1:], strict=False):
@@ -103,15 +108,21 @@ class Pipeline:
         edit: ImageEdit | None = None,
         embeddings: np.ndarray | None = None,
         text_states: tuple[np.ndarray, np.ndarray] | None = None,
+        images: Sequence[np.ndarray] | None = None,
+        image_weights: Sequence[float] | None = None,
+        interpolate: int = 0,
+        num_samples: int = 0,
         progress: bool = True,
         world: World | None = None,
     ) -> np.ndarray:
-        """Sample one image per prompt or embedding. Returns the last stage's images, uint8 [N, height, width, 3].
+        """Sample one image per prompt, embedding or picture. Returns the last stage's images, uint8 [N, height, width,
+        3].
 
-        prompts:         one caption, or a list; "" = no caption; None = none for any of the embeddings or, without
-                         embeddings, for a single image.
-        seed:            image i has seed + i and depends on that alone, not on the batch or the other prompts.
-        seeds:           one seed per prompt, instead of ``seed``.
+        prompts:         one caption, or a list; "" = no caption; None = none for any of the embeddings or pictures or,
+                         without these, for a single image.
+        seed:            image i has seed + i and depends on that alone, not on the batch or the other prompts; those of
+                         one interpolation share a seed.
+        seeds:           one seed per image, instead of ``seed``.
         labels:          one class per prompt, for a class-conditional generator.
         negative_prompt: negative condition of classifier-free guidance; empty = no caption.
         size:            height and width of the images, multiples of the networks' divisors; None = as trained, or as
@@ -126,7 +137,13 @@ class Pipeline:
         low_res:         images for upsamplers without a base generator, uint8 [N, h, w, 3].
         edit:            images to edit: image to image, inpainting, variations (see diffusion/editing.py).
         embeddings:      image embeddings for a decoder, float32 [N, E].
-        text_states:     text encodings for a decoder that reads them, float32 [N, L, D], and their mask, bool [N, L].
+        text_states:     text encodings for a decoder that reads them, float32 [N, L, D], and their mask, bool [N, L];
+                         None = those of the prompts, by its CLIP.
+        images:          pictures for a decoder, uint8 [H, W, 3] each, whose embeddings by its CLIP are used in turn.
+                         Without these and ``embeddings``, those of the prompts stand in.
+        image_weights:   one number per picture: one embedding of all, their sum with these weights, of unit norm.
+        interpolate:     number of embeddings from the first of two pictures to the second, both included.
+        num_samples:     number of images, with prompts, labels, embeddings and pictures used in turn; 0 = one of each.
         progress:        show progress bars.
         world:           processes that share the work (``distributed.launch``); each gets all images.
 
@@ -134,12 +151,32 @@ class Pipeline:
         prompts and settings without effect, settings that a stage does not support (naming it), and a classifier that
         does not fit its generator.
         """
+        if images is None and (image_weights is not None or interpolate):
+            raise InputError("image_weights and interpolate are about images, but there are none: give images")
+        given = None if images is None else ImagePrompts(images, image_weights, interpolate)
         if prompts is None:
             prompts = [""] * (1 if embeddings is None else len(embeddings))
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-        seeds = range(seed, seed + len(prompts)) if seeds is None else seeds
+        if num_samples:
+            labels, classifier_prompts, embeddings = (
+                values if values is None else in_turn(values, num_samples)
+                for values in (labels, classifier_prompts, embeddings)
+            )
+        count = num_samples or max(len(prompts), len(given or ()))
+        if seeds is None:
+            seeds = given.seeds(seed, count) if given else range(seed, seed + count)
         request = Request(
-            prompts, seeds, labels, negative_prompt, classifier_prompts, size, low_res, edit, embeddings, text_states
+            in_turn(prompts, count),
+            seeds,
+            labels,
+            negative_prompt,
+            classifier_prompts,
+            size,
+            low_res,
+            edit,
+            embeddings,
+            text_states,
+            given,
         )
         defaults = self.stages[0].defaults if self.has_base else StageSettings()
         base = replace(
@@ -197,8 +234,10 @@ class Pipeline:
 
         ``world``, ``progress`` and errors as for ``sample``.
         """
-        jobs = self._jobs(request, settings)
-        self._check_used(request, settings)
+        sizes = self._sizes(request)
+        check_used(request, settings, self.stages)
+        request = embedded(request, self.stages, self.clip)
+        jobs = self._jobs(request, settings, sizes)
         for stage, job in zip(self.stages, jobs, strict=True):
             try:
                 stage.check(job)
@@ -229,8 +268,10 @@ class Pipeline:
             results.append(_interleave(world.gather(pixels), (count, *size, 3)))
         return results
 
-    def _jobs(self, request: Request, settings: Sequence[StageSettings]) -> list[StageJob]:
-        """Each stage's part of the request. InputError for sizes that do not fit and a wrong number of settings."""
+    def _jobs(
+        self, request: Request, settings: Sequence[StageSettings], sizes: Sequence[tuple[int, int]]
+    ) -> list[StageJob]:
+        """Each stage's part of the request. InputError for a wrong number of settings."""
         if len(settings) != len(self.stages):
             raise InputError(
                 f"settings has {quantity(len(settings), 'value')}, but the pipeline has "
@@ -240,9 +281,7 @@ class Pipeline:
         first = 0 if self.has_base else 1
         return [
             StageJob(replace(request, edit=edit) if stage.is_upsampler else request, chosen, size, index)
-            for index, (stage, chosen, size) in enumerate(
-                zip(self.stages, settings, self._sizes(request), strict=True), start=first
-            )
+            for index, (stage, chosen, size) in enumerate(zip(self.stages, settings, sizes, strict=True), start=first)
         ]
 
     def _sizes(self, request: Request) -> list[tuple[int, int]]:
@@ -278,29 +317,6 @@ class Pipeline:
             height, width = (self.factor * length // scale for length in low_res.shape[1:3])
         return [(height // factor, width // factor) for factor in factors]
 
-    def _check_used(self, request: Request, settings: Sequence[StageSettings]) -> None:
-        """InputError for prompts, labels and edits without effect."""
-        has_text = any(stage.tokenizer is not None for stage in self.stages)
-        has_classifier = any(chosen.classifier is not None for chosen in settings)
-        if any(request.prompts) and not has_text and not has_classifier:
-            raise InputError("prompts are given, but this generator has no text encoder: leave them empty")
-        if request.negative_prompt and not has_text:
-            raise InputError(
-                f"negative_prompt is {request.negative_prompt!r}, but this generator has no text encoder: leave it out"
-            )
-        if request.labels is not None and not any(stage.num_classes for stage in self.stages):
-            raise InputError("labels are given, but this generator is not class-conditional: leave them out")
-        if request.embeddings is not None and not any(stage.reads_embeddings for stage in self.stages):
-            raise InputError("embeddings are given, but no stage is conditioned on image embeddings: leave them out")
-        if request.text_states is not None and not any(stage.reads_text_states for stage in self.stages):
-            raise InputError("text_states are given, but no stage is conditioned on text encodings: leave them out")
-        edit = request.edit
-        if edit is not None and not self.has_base and (edit.masks is None or edit.config != EditConfig()):
-            raise InputError(
-                "images to edit are given, but there is no base generator: upsamplers alone support a mask (--mask) "
-                "only, without strength, variation, inpaint_resamples and inpaint_jump"
-            )
-
     def check(self, expected) -> None:
         """InputError if expected settings (see ``config.expectations``) differ from those of the first checkpoint."""
         first = self.stages[0]
@@ -326,6 +342,8 @@ def load(
     *,
     upsampler_paths: Sequence[str] = (),
     keep_loaded: bool | None = None,
+    clip_make: str = "",
+    clip_path: str = "",
 ) -> Pipeline:
     """Generators and decoders ready to sample, from model or EMA checkpoints.
 
@@ -337,6 +355,8 @@ def load(
     upsampler_paths: upsampler checkpoints, in order of increasing resolution.
     keep_loaded:     keep the weights of all stages in memory; False = load each stage for its part of the work only, so
                      that a cascade needs no more memory than its largest stage; None = True for a single stage.
+    clip_make, clip_path: where the CLIP of a decoder's training is, if not where its checkpoint says; see
+                     ``DecoderClip``.
 
     Raises InputError for a file that is not a checkpoint of a generator or decoder, a tokenizer that is missing, and
     stages that do not fit each other.
@@ -351,4 +371,4 @@ def load(
         raise InputError(f"{paths[0]} is an upsampler, not a base generator: give it with --upsampler_paths")
     if not first and not stages[0].is_upsampler:
         raise InputError(f"{paths[0]} is a base generator, not an upsampler: give it with --model_path")
-    return Pipeline(stages)
+    return Pipeline(stages, clip_make, clip_path)

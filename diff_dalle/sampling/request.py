@@ -17,9 +17,11 @@ from ..diffusion.samplers import SAMPLERS
 from ..diffusion.sampling import SamplerConfig
 from ..errors import InputError, quantity
 from ..images.files import check_mask, fit_image, fit_mask
+from ..images.pixels import check_pixels
 from ..images.signal import Signal
 from ..randomness import check_seeds
 from .classifier import Classifier
+from .image_prompts import ImagePrompts
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +40,10 @@ class Request:
     embeddings:         N image embeddings for decoders, float32 [N, E].
     text_states:        N text encodings for decoders, float32 [N, L, D], with their mask, bool [N, L]: True = a real
                         token.
+    images:             the pictures whose embeddings a decoder is given, in place of ``embeddings``.
 
-    Raises InputError for lists and arrays of the wrong length or type, and for seeds out of range.
+    Raises InputError for lists and arrays of the wrong length or type, for seeds out of range, and for images together
+    with embeddings.
     """
 
     prompts: Sequence[str]
@@ -52,6 +56,7 @@ class Request:
     edit: ImageEdit | None = None
     embeddings: np.ndarray | None = None
     text_states: tuple[np.ndarray, np.ndarray] | None = None
+    images: ImagePrompts | None = None
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -68,6 +73,10 @@ class Request:
             if len(self.low_res) != len(self):
                 raise InputError(f"low_res has {quantity(len(self.low_res), 'image')} for {count}: give one for each")
         if self.embeddings is not None:
+            if self.images is not None:
+                raise InputError(
+                    "images (--images) and embeddings (--embeddings) exclude each other: leave one of them out"
+                )
             check_floats("embeddings", self.embeddings, "[N, E]", len(self))
         if self.text_states is not None:
             states, mask = self.text_states
@@ -130,10 +139,10 @@ class ImageEdit:
         return replace(self, config=replace(self.config, strength=None, inpaint_resamples=1))
 
 
-def check_pixels(name: str, images: np.ndarray, shape: str) -> None:
-    """InputError unless ``images`` is uint8 of a shape like ``shape``: "[H, W, 3]", or "[N, h, w, 3]"."""
-    if images.dtype != np.uint8 or images.ndim != shape.count(",") + 1 or images.shape[-1] != 3:
-        raise InputError(f"{name} is {images.dtype} of shape {list(images.shape)}, but must be uint8 {shape}")
+def in_turn(values: Sequence | np.ndarray, count: int) -> Any:
+    """``count`` of the values, used in turn; an array of an array."""
+    index = [i % len(values) for i in range(count)]
+    return values[index] if isinstance(values, np.ndarray) else [values[i] for i in index]
 
 
 def check_floats(name: str, values: np.ndarray, shape: str, count: int) -> None:

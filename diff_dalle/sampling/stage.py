@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..batch import Conditioning
+from ..checkpoints.decoder import ClipConfig
 from ..checkpoints.loading import SavedNetwork
 from ..diffusion.augmentation import Degradation
 from ..diffusion.diffusion_config import DiffusionConfig, create_gaussian_diffusion
@@ -124,6 +125,11 @@ class Stage(ABC):
     def reads_text_states(self) -> bool:
         """Whether it is conditioned on text encodings from outside."""
         return False
+
+    @property
+    def clip(self) -> ClipConfig | None:
+        """The CLIP of these embeddings and encodings, as far as the checkpoint says."""
+        return None
 
     def check_beside(self, other: Stage) -> None:  # noqa: B027  (optional)
         """InputError if it cannot work for the same request as another stage, before it in the cascade."""

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
+import numpy as np
 import torch
 
 from ..batch import Conditioning
-from ..checkpoints.decoder import check_same_embeddings
+from ..checkpoints.decoder import ClipConfig, check_same_embeddings
 from ..checkpoints.kinds import DecoderSettings
 from ..checkpoints.loading import SavedNetwork
 from ..errors import InputError
@@ -49,12 +50,19 @@ class UnetStage(Stage):
     def reads_text_states(self) -> bool:
         return self.settings.has_text
 
+    @property
+    def clip(self) -> ClipConfig | None:
+        return self.decoder.clip
+
     def conditioning(self, request: Request, index: Sequence[int]) -> Conditioning:
-        """Embeddings and text encodings of the request."""
+        """Embeddings and text encodings of the request; without text it is dropped, as in training."""
         cond, rows = Conditioning(), list(index)
         if self.reads_embeddings:
             if request.embeddings is None:
-                raise InputError("this decoder is conditioned on image embeddings: give them (--embeddings)")
+                raise InputError(
+                    "this decoder is conditioned on image embeddings: give images (--images), embeddings "
+                    "(--embeddings), or prompts (--prompts) whose embeddings stand in for those of images"
+                )
             given, width = request.embeddings, self.config.image_embed_dim
             if given.shape[1] != width:
                 raise InputError(
@@ -63,10 +71,13 @@ class UnetStage(Stage):
                 )
             cond = replace(cond, image_embedding=torch.from_numpy(given[rows]))
         if self.reads_text_states:
-            if request.text_states is None:
-                raise InputError("this decoder is conditioned on text encodings: give them (text_states)")
-            states, mask = request.text_states
-            width = self.config.text_embed_dim
+            width = self.config.text_embed_dim or 0
+            states, mask = request.text_states or _no_text(len(request), width)
+            if not self.settings.text_drop_prob and not mask.any(1).all():
+                raise InputError(
+                    "this decoder was trained without dropping its text (text_cond_drop_prob): give a text for each "
+                    "image (--prompts)"
+                )
             if states.shape[2] != width:
                 raise InputError(f"the text encodings have width {states.shape[2]}, but this decoder's have {width}")
             cond = replace(cond, text_states=torch.from_numpy(states[rows]), mask=torch.from_numpy(mask[rows]))
@@ -84,3 +95,8 @@ class UnetStage(Stage):
     def check_beside(self, other: Stage) -> None:
         if isinstance(other, UnetStage):
             check_same_embeddings((other.path, other.decoder, other.settings), (self.path, self.decoder, self.settings))
+
+
+def _no_text(count: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Text encodings and their mask without any token."""
+    return np.zeros((count, 1, width), dtype=np.float32), np.zeros((count, 1), dtype=bool)

@@ -50,6 +50,13 @@ CASES = [
     (GeneratorRun, "--wandb_resume never", "", "--trackers wandb", "set --trackers to wandb"),
     (GeneratorRun, "--conv_resample True", "--resblock_updown", "", "resblock_updown is True: set"),
     (ClassifierRun, "--schedule_sampler uniform", "--noised False", "", "noised is False"),
+    (
+        SampleRun,
+        "--clip_make openai",
+        "--model_path a --images i",
+        "--model_path a --images i --clip_path c",
+        "clip_path is",
+    ),
     (SampleRun, "--classifier_gradient x_start", "--model_path a.pt", SHARDS, "classifier_path is"),
     (
         SampleRun,

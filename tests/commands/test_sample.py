@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 from diff_dalle.commands.command_line import parse
-from diff_dalle.commands.sample import SampleRun, read_request
+from diff_dalle.commands.sample import SampleRun
+from diff_dalle.commands.sample_inputs import read_request
 from diff_dalle.config import given
 from diff_dalle.diffusion import GuidanceConfig
 from diff_dalle.diffusion.sampling import SamplerConfig

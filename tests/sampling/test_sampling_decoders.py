@@ -160,16 +160,16 @@ def test_text_and_embedding_both_count_and_are_both_dropped():
 @pytest.mark.parametrize(
     ("settings", "options", "message"),
     [
-        ({}, {"embeddings": None}, "this decoder is conditioned on image embeddings: give them"),
+        ({}, {"embeddings": None}, "this decoder is conditioned on image embeddings: give images"),
         ({}, {"embeddings": EMBEDDINGS[:, :4]}, "the embeddings have width 4, but this decoder's have width 6"),
         ({}, {"embeddings": EMBEDDINGS.astype(float)}, r"embeddings is float64 of shape \[3, 6\], but must be float32"),
         ({}, {"embeddings": EMBEDDINGS[0]}, r"embeddings is float32 of shape \[6\], but must be float32 \[N, E\]"),
         ({}, {"embeddings": EMBEDDINGS * np.nan}, "embeddings has values that are not finite"),
         ({}, {"prompts": ["", ""]}, "embeddings has 3 rows for 2 prompts: give one for each"),
-        ({}, {"prompts": ["a"] * 3}, "prompts are given, but this generator has no text encoder"),
+        ({}, {"prompts": ["a"] * 3}, "prompts are given, but this decoder reads no text beside images, embeddings"),
         ({}, {"text_states": texts()}, "text_states are given, but no stage is conditioned on text encodings"),
         ({"unconditional": True}, {}, "embeddings are given, but no stage is conditioned on image embeddings"),
-        ({"unet": TEXT_UNET}, {}, "this decoder is conditioned on text encodings: give them"),
+        ({"unet": TEXT_UNET, "text_cond_drop_prob": 0.0}, {}, "trained without dropping its text .* give a text for"),
         ({"unet": TEXT_UNET}, {"text_states": (texts()[0], np.ones(3))}, "the mask of text_states is float64 of shape"),
         (
             {"unet": TEXT_UNET},

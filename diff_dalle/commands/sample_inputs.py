@@ -1,0 +1,127 @@
+"""What ``sample.py`` reads: prompts, embeddings, pictures and masks, into a request."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+from .. import storage
+from ..data.caption_list import read_captions
+from ..data.npy import MAX_HEADER, parse_header
+from ..diffusion.editing import EditConfig
+from ..errors import InputError, quantity
+from ..images.files import EXTENSIONS, image_names, read_image, read_low_res, read_mask
+from ..sampling.image_prompts import ImagePrompts
+from ..sampling.request import ImageEdit, Request, in_turn
+from .sample import PromptConfig
+
+
+def read_request(config: PromptConfig, edit: EditConfig) -> Request:
+    """The request for exactly ``num_samples`` images, with prompts, labels and images read from their files. InputError
+    for missing or unusable prompts or images."""
+    prompts, low_res = _prompts(config), None
+    embeddings = read_embeddings(config.embeddings) if config.embeddings else None
+    images = _read_images(config) if config.images else None
+    found = (prompts, config.labels, config.init_image, () if embeddings is None else embeddings, images or ())
+    count = config.num_samples or max(map(len, found))
+    if config.low_res_dir:
+        names, low_res = read_low_res(config.low_res_dir)
+        if count > len(names) or config.num_samples:
+            raise InputError(
+                f"{config.low_res_dir} holds {quantity(len(names), 'image')}, which is the number of images sampled: "
+                "give no more prompts, labels or init_image, and leave num_samples out"
+            )
+        count = len(names)
+    return Request(
+        in_turn(prompts, count),
+        images.seeds(config.seed, count) if images else [config.seed + i for i in range(count)],
+        in_turn(config.labels, count) if config.labels else None,
+        config.negative_prompt,
+        size=(config.sample_size[0], config.sample_size[1]) if config.sample_size else None,
+        low_res=low_res,
+        edit=_read_edit(config, edit) if config.init_image else None,
+        embeddings=None if embeddings is None else in_turn(embeddings, count),
+        images=images,
+    )
+
+
+def read_embeddings(path: str) -> np.ndarray:
+    """The image embeddings in a .npy file, float32 [N, width]. InputError for a file of anything else."""
+    with storage.explained(path), storage.open_read(path) as file:
+        data = file.read()
+    try:
+        header = parse_header(data[: MAX_HEADER + 12])
+        plain = header.is_float and not header.bfloat16 and not header.fortran_order
+        if not plain or len(header.shape) != 2 or not all(header.shape):
+            raise ValueError(f"a .npy file of {header}")
+        values = np.frombuffer(data, header.dtype, offset=header.offset, count=header.shape[0] * header.shape[1])
+    except ValueError as error:
+        raise InputError(f"{path} is {error}, but embeddings must be a .npy file of numbers [N, width]") from None
+    return values.reshape(header.shape).astype(np.float32)
+
+
+class _Pictures(Sequence):
+    """The pictures in files, read when they are asked for: a folder of photos does not fit in the memory."""
+
+    def __init__(self, paths: Sequence[str]):
+        self.paths = paths
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, i):
+        return read_image(self.paths[i])
+
+
+def _read_images(config: PromptConfig) -> ImagePrompts:
+    paths: list[str] = []
+    for given in config.images:
+        if given.lower().endswith(EXTENSIONS):
+            paths.append(given)
+        else:
+            paths += [storage.join(given, name) for name in image_names(given, "--images")]
+    names = [storage.split(path)[1] for path in paths]
+    return ImagePrompts(_Pictures(paths), config.image_weights or None, config.interpolate, names)
+
+
+def _read_edit(config: PromptConfig, edit: EditConfig) -> ImageEdit:
+    masks = [read_mask(path) for path in config.mask]
+    return ImageEdit([read_image(path) for path in config.init_image], masks or None, edit)
+
+
+def _prompts(config: PromptConfig) -> Sequence[str]:
+    files = [config.prompts_file] if config.prompts_file else _text_files(config.data_dir)
+    if files:
+        prompts = [line.strip() for path in files for line in storage.read_text(path).splitlines()]
+    elif config.data_dir:
+        prompts = read_captions(config.data_dir, config.caption_field, config.num_samples)
+    else:
+        # a single empty prompt is valid: images without a caption
+        return [part.strip() for part in config.prompts.split("|")]
+    prompts = [prompt for prompt in prompts if prompt]
+    if not prompts:
+        raise InputError(f"there are no prompts in {', '.join(files or config.data_dir)}: write one per line")
+    return prompts
+
+
+def _text_files(sources: Sequence[str]) -> list[str]:
+    """The text files among ``sources`` and in folders of text files; empty for shards. InputError for both together."""
+    found = [(source, _prompt_files(source)) for source in sources]
+    texts, shards = ([source for source, files in found if bool(files) == wanted] for wanted in (True, False))
+    if texts and shards:
+        raise InputError(
+            f"--data_dir names text files ({', '.join(texts)}) and shards ({', '.join(shards)}): give one or the other"
+        )
+    return [path for _, files in found for path in files]
+
+
+def _prompt_files(source: str) -> list[str]:
+    """The text files that a source stands for; none for shards."""
+    if source.endswith(".txt"):
+        return [source]
+    if storage.is_remote(source) or not os.path.isdir(source):
+        return []
+    files = storage.list_files(source, recursive=True)
+    return [] if any(path.lower().endswith(".tar") for path in files) else [p for p in files if p.endswith(".txt")]

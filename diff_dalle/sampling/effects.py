@@ -1,0 +1,45 @@
+"""What of a request would have no effect: refused, so that nobody believes it had one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..diffusion.editing import EditConfig
+from ..errors import InputError
+from .request import Request, StageSettings
+from .stage import Stage
+
+
+def check_used(request: Request, settings: Sequence[StageSettings], stages: Sequence[Stage]) -> None:
+    """InputError for prompts, labels, pictures, embeddings and edits that no stage uses. settings: of each stage."""
+    has_text = any(stage.tokenizer is not None for stage in stages)
+    reads_image = any(stage.reads_embeddings for stage in stages)
+    reads_text = any(stage.reads_text_states for stage in stages)
+    guides = any(chosen.classifier is not None for chosen in settings)
+    stands_in = reads_image and request.images is None and request.embeddings is None
+    if any(request.prompts) and not (has_text or guides or stands_in or (reads_text and request.text_states is None)):
+        if reads_image or reads_text:
+            raise InputError(
+                "prompts are given, but this decoder reads no text beside images, embeddings or text_states: leave the "
+                "prompts empty"
+            )
+        raise InputError("prompts are given, but this generator has no text encoder: leave them empty")
+    if request.negative_prompt and not has_text:
+        raise InputError(
+            f"negative_prompt is {request.negative_prompt!r}, but this generator has no text encoder: leave it out"
+        )
+    if request.labels is not None and not any(stage.num_classes for stage in stages):
+        raise InputError("labels are given, but this generator is not class-conditional: leave them out")
+    for name in ("images", "embeddings"):
+        if getattr(request, name) is not None and not reads_image:
+            raise InputError(
+                f"{name} are given, but no stage is conditioned on image embeddings: leave them (--{name}) out"
+            )
+    if request.text_states is not None and not reads_text:
+        raise InputError("text_states are given, but no stage is conditioned on text encodings: leave them out")
+    edit = request.edit
+    if edit is not None and stages[0].is_upsampler and (edit.masks is None or edit.config != EditConfig()):
+        raise InputError(
+            "images to edit are given, but there is no base generator: upsamplers alone support a mask (--mask) only, "
+            "without strength, variation, inpaint_resamples and inpaint_jump"
+        )
