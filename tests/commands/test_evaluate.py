@@ -401,7 +401,7 @@ def test_the_clip_of_a_decoder_may_have_moved_but_must_be_its_own(folder, tmp_pa
     other.mkdir()
     wrong = make_classifier_file(other, **{**NOISE, "classifier_width": 24})
     another = replace(run, evaluation=replace(run.evaluation, clip_path=wrong))
-    with pytest.raises(InputError, match="was trained with diff_dalle .* but .* is another CLIP"):
+    with pytest.raises(InputError, match="the CLIP is diff_dalle .*, but .* was trained with diff_dalle"):
         clip_of(another)
 
 

@@ -11,19 +11,17 @@ import torch
 from torch import Tensor
 
 from ...batch import Conditioning
-from ...checkpoints.decoder import ClipConfig
 from ...data.loader import DataConfig, Loader
 from ...data.spec import CaptionSpec, ImageSpec, SampleSpec
 from ...diffusion.sampling import SamplerConfig
 from ...distributed.world import World
-from ...embeddings.clip import Clip, load_clip
-from ...errors import InputError
+from ...embeddings.contract import Clip
 from ...evaluation.guidance_report import GuidanceSetting
 from ...images.pixels import from_uint8, to_uint8
 from ...sampling.classifier import Classifier
+from ...sampling.embedded import DecoderClip
 from ...sampling.pipeline import Pipeline, load
 from ...sampling.request import ImageEdit, Request, StageSettings
-from ...sampling.unet_stage import UnetStage
 from ...shapes.prompts import TASKS, ShapePrompt, shape_prompts
 from ...shapes.render import render
 from ...shapes.scenes import ShapesConfig
@@ -84,18 +82,8 @@ class Context:
 
     @cached_property
     def clip(self) -> Clip:
-        """The decoder's CLIP, of the run's clip_path or where it was in training. InputError for another one."""
-        recorded = next((stage.decoder.clip for stage in self.pipeline.stages if isinstance(stage, UnetStage)), None)
-        given = ClipConfig("diff_dalle", self.settings.clip_path) if self.settings.clip_path else recorded
-        if given is None:
-            raise InputError("the decoder does not say which CLIP made its embeddings: set --clip_path")
-        clip = load_clip(given.make, given.model, self.world.device)
-        if recorded is not None and recorded.identity not in ("", clip.identity):
-            raise InputError(
-                f"the decoder was trained with {recorded}, but {given.model} is another CLIP ({clip.identity}): set "
-                "--clip_path to the CLIP of its training"
-            )
-        return clip
+        """The decoder's CLIP, of the run's clip_path or where it was in training."""
+        return DecoderClip(self.pipeline.stages, path=self.settings.clip_path).load()
 
     # --------------------------------------------------------------------------------------------------------- samples
 
