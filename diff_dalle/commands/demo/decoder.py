@@ -12,9 +12,10 @@ from ...shapes.scenes import scene
 from ...shapes.shards import read_shapes_config
 from .contract import Chapter, Demo
 
+PROMPTS = "a large red circle in the top left|a small green cross in the center|a large blue square in the bottom right"
 PICTURES = 6  # held-out ones to vary
 CLIP_ITERATIONS = (500, 40)  # and of the quick demo
-SAMPLES = ((40_000, 1_600), (6_400, 640))  # that each U-Net is trained on, and of the quick demo
+SAMPLES = ((48_000, 1_600), (6_400, 640))  # that each U-Net is trained on, and of the quick demo
 
 
 def run(demo: Demo) -> Path:
@@ -49,12 +50,18 @@ def run(demo: Demo) -> Path:
     decoder, report = home / "decoder.pt", home / "report"
     decoder.unlink(missing_ok=True)
     demo.run("assemble_decoder.py", "--model_paths", ",".join(map(str, unets)), "--out", decoder)
-    demo.run("info.py", decoder)
+    demo.run("info.py", "--model_path", decoder)
     config = read_shapes_config(str(data))
     pictures.mkdir(exist_ok=True)
     for i in range(PICTURES):
         Image.fromarray(render(scene(config, i, "val"), config.image_size)).save(pictures / f"{i}.png")
-    demo.run("sample.py", "--model_path", decoder, "--images", pictures, "--logdir", home / "samples")
+    ends = f"{pictures / '0.png'},{pictures / f'{PICTURES - 1}.png'}"
+    for name, given in {
+        "variations": ["--images", pictures, "--num_samples", 3 * PICTURES],
+        "interpolation": ["--images", ends, "--interpolate", 8],
+        "prompts": ["--prompts", PROMPTS],
+    }.items():
+        demo.run("sample.py", "--model_path", decoder, *given, "--logdir", home / name)
     demo.run(
         "evaluate.py", "--decoder_path", decoder, "--shapes_dir", data, "--report_dir", report,
         "--prompts_per_task", 8 if demo.quick else 100,
