@@ -28,13 +28,14 @@ from ..randomness import Draw, check_seeds
 from ..tasks.decoding import CLIP, DecodingTask
 from ..tasks.previews import PreviewConfig, Previews
 from ..text.tokenizer import Tokenizer
+from ..tracking.loader import fetch_source
 from ..tracking.trackers import TrackingConfig
 from ..training.loop import EVALUATION_SEED
 from ..training.optim import OptimConfig
 from ..training.settings import TrainingConfig
 from ..training.trainee import Trainee
 from .decoder.data_section import DataSection
-from .decoder.evaluating import DecoderMetrics, DecoderSampler
+from .decoder.evaluating import DecoderMetrics, DecoderSampler, compared
 from .decoder.materials import Materials, open_materials
 from .decoder.rules import last_trained, wrong_between
 from .decoder.tracker_section import LogConfig, TrackerSection
@@ -87,15 +88,12 @@ class DecoderRun(TrainingRun):
         except InputError as error:
             yield str(error)
         yield from wrong_between(self.decoder, self.data, self.train, self.evaluate, self.tracker)
-        given = self.distributed.device
-        if "auto" not in (given, self.train.device) and given != self.train.device_name:
-            yield f"train.device is {self.train.device}, but --device is {given}: leave one of them out"
 
     # -------------------------------------------------------------------------------- the run that the file describes
 
     @property
     def launching(self) -> DistributedConfig:
-        """The processes and devices."""
+        """The processes and devices; as all flags, ``--device`` overrides the file."""
         device = self.distributed.device
         return replace(self.distributed, device=self.train.device_name if device == "auto" else device)
 
@@ -147,7 +145,7 @@ class DecoderRun(TrainingRun):
             log_interval=train.log_interval,
             save_interval=max(1, train.save_every_n_samples // self._global_batch),
             keep_checkpoints=train.keep_checkpoints,
-            eval_interval=max(1, round(self.epoch_samples / self._global_batch)),
+            eval_interval=-(-self.epoch_samples // self._global_batch),  # not before the end of an epoch
             eval_samples=min(train.validation_samples or held_out, held_out),
             keep_best=True,
         )
@@ -193,18 +191,30 @@ class DecoderRun(TrainingRun):
 
     # ---------------------------------------------------------------------------------------------- what it works with
 
+    def check_start(self) -> None:
+        """InputError if the run could not start: for what is in ``data_path``, or a file that it is to load."""
+        load, logdir = self.tracker.load, self.tracker.data_path
+        self._is_replaced(logdir)
+        if load and load.load_from == "local" and not load.only_auto_resume and read_run(logdir) is None:
+            fetch_source(load, "")
+
     def check_folder(self, logdir: str) -> None:
-        """``data_path`` may hold the run, to be continued (auto_resume), or another, to be replaced."""
+        if self._is_replaced(logdir):
+            discard_run(logdir)
+
+    def _is_replaced(self, logdir: str) -> bool:
+        """Whether ``data_path`` holds another run, to be replaced, and not the run, to be continued (auto_resume).
+        InputError if neither may be done."""
         run = read_run(logdir)
         if run is None or not run.checkpoints or self.tracker.auto_resume:
-            return
+            return False
         if not self.tracker.overwrite_data_path:
             raise InputError(
                 f"tracker.data_path {logdir} holds a run after {run.checkpoints[-1].step:,} steps: set "
                 "tracker.log.auto_resume to continue it, tracker.overwrite_data_path to start again in its place, or "
                 "another tracker.data_path"
             )
-        discard_run(logdir)
+        return True
 
     def starting_from(self, weights: tuple[str, ...]) -> DecoderRun:
         return replace(self, train=replace(self.train, init_checkpoint=weights))
@@ -297,7 +307,7 @@ class DecoderRun(TrainingRun):
 
     def _trainee(self, i: int, shown: Loader, world: World) -> Trainee:
         task = self._task(i, self.build_model(None, world, self.decoder.names[i]))
-        task.preview = self._previews(task, shown, self._scale(i))
+        task.preview = self._previews(task, shown, self._scales(i))
         return Trainee(task, self.optims[i], self.training.precision, world, task.stage.name)
 
     def _task(self, i: int, model: nn.Module) -> DecodingTask:
@@ -306,15 +316,24 @@ class DecoderRun(TrainingRun):
             task.add_companion(CLIP, clip)
         return task
 
-    def _scale(self, i: int) -> float:
-        """The guidance scale of U-Net ``i``."""
-        return self.train.scale(i, self.decoder.stage(i).droppable)
+    def _scales(self, i: int) -> tuple[float, ...]:
+        """The guidance scales of U-Net ``i``, to be compared."""
+        return self.train.scales(i, len(self.decoder), self.decoder.stage(i).droppable)
 
-    def measure(self, trainees: Sequence[Trainee], world: World) -> Callable[[], dict[str, float]] | None:
-        data, count = self._opened.val, self.evaluate.n_evaluation_samples
+    def metrics(self, world: World) -> GeneratedMetrics | None:
+        """The metrics of as many images as there are; None without any. InputError for what they lack."""
+        data = self._opened.val
         if not self.evaluate.given or data is None:
             return None
-        Problems.check(self.evaluate.shortages(min(count, data.samples), "the split val has"))
+        count = min(self.evaluate.n_evaluation_samples, data.samples)
+        Problems.check(self.evaluate.shortages(count, "the split val has"))
+        config = replace(self.evaluate, n_evaluation_samples=count)
+        return GeneratedMetrics(config, world, self._opened.materials.clip)
+
+    def measure(self, trainees: Sequence[Trainee], world: World) -> Callable[[], dict[str, float]] | None:
+        data, metrics = self._opened.val, self.metrics(world)
+        if data is None or metrics is None:
+            return None
         trained = {trainee.name: trainee.task for trainee in trainees}
         tasks = {}
         for i, name in enumerate(self.decoder.names):
@@ -322,23 +341,23 @@ class DecoderRun(TrainingRun):
                 tasks[i] = cast(DecodingTask, trained[name])
             elif name in self._opened.frozen:
                 tasks[i] = self._task(i, self._opened.frozen[name])
-        sampler = DecoderSampler(tasks, self.trained[-1], [self._scale(i) for i in range(len(self.decoder))])
-        metrics = GeneratedMetrics(self.evaluate, world, self._opened.materials.clip)
+        samplers = {
+            label: DecoderSampler(tasks, self.trained[-1], scales)
+            for label, scales in compared([self._scales(i) for i in range(len(self.decoder))]).items()
+        }
         size = self.training.microbatch or self.data.batch_size
-        return DecoderMetrics(metrics, sampler, data, count, size, world)
+        return DecoderMetrics(metrics, samplers, data, size, world)
 
-    def _previews(self, task: DecodingTask, shown: Loader, scale: float) -> Previews | None:
+    def _previews(self, task: DecodingTask, shown: Loader, scales: tuple[float, ...]) -> Previews | None:
         """A grid of pictures from fixed conditions beside the originals; None with n_sample_images 0."""
-        count, stage = self.train.n_sample_images, task.stage
+        count, stage = min(self.train.n_sample_images, shown.samples), task.stage
         if not count:
             return None
         batch = shown.batch_at(range(count))
         cond, low_res = task.given_conditions(batch, Draw(EVALUATION_SEED, batch.index, batch.images.device))
         signal, size = PixelSignal(self.decoder.channels), (stage.image_size, stage.image_size)
-        originals = signal.to_pixels(area_resize(batch.images, size))
-        upsampled = originals if low_res is None else signal.to_pixels(F.interpolate(low_res, size))
-        guidance = replace(stage.guidance, guidance_scale=scale)
-        config = PreviewConfig(self.sample_interval, count, stage.sampler, guidance)
+        upsampled = None if low_res is None else signal.to_pixels(F.interpolate(low_res, size))
+        config = PreviewConfig(self.sample_interval, count, stage.sampler, stage.guidance)
         return Previews(
             config,
             stage.diffusion,
@@ -347,5 +366,7 @@ class DecoderRun(TrainingRun):
             [""] * count,
             size,
             self.training.microbatch or self.data.batch_size,
-            context=(upsampled, originals),
+            inputs=upsampled,
+            originals=signal.to_pixels(area_resize(batch.images, size)),
+            scales=scales,
         )

@@ -137,12 +137,12 @@ class GeneratorRun(TrainingRun):
             captions = [tokenizer.decode(row) for row in cond.caption[0].tolist()]
         else:
             captions = [""] * count if cond.labels is None else [str(label) for label in cond.labels.tolist()]
-        context = None
+        inputs = originals = None
         if self.model.is_upsampler:
             low_res, zero = area_downsample(images, self.model.factor), torch.zeros(count)
             cond = replace(cond, low_res=low_res, low_res_level=zero, low_res_blur=zero)
             upsampled = low_res.repeat_interleave(self.model.factor, 2).repeat_interleave(self.model.factor, 3)
-            context = self.signal.to_pixels(upsampled), self.signal.to_pixels(images)
+            inputs, originals = self.signal.to_pixels(upsampled), self.signal.to_pixels(images)
         size = (images.shape[2], images.shape[3])
         return Previews(
             self.preview,
@@ -153,5 +153,6 @@ class GeneratorRun(TrainingRun):
             size,
             self.training.microbatch or self.training.batch_size,
             self.num_classes,
-            context,
+            inputs,
+            originals,
         )

@@ -26,8 +26,9 @@ def type_name(kind, article: bool = False) -> str:
         return "".join(_NAMES[kind]) if article else _NAMES[kind][1]
     args = typing.get_args(kind)
     if typing.get_origin(kind) is tuple:
-        inner = [arg for arg in typing.get_args(args[0]) or args[:1] if arg is not types.NoneType]
-        return f"comma-separated {_PLURALS[inner[0]]}" + (" or none" if inner[0] is not args[0] else "")
+        parts = typing.get_args(args[0]) or args[:1]
+        inner = next(part for part in parts if part is not types.NoneType)
+        return f"comma-separated {_PLURALS[inner]}" + (" or none" if types.NoneType in parts else "")
     return " or ".join("none" if arg is types.NoneType else type_name(arg, article) for arg in args)
 
 

@@ -9,7 +9,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from ..config import Problems
 from ..errors import InputError
+from ..images.pixels import from_levels
 from .feature_networks import INCEPTION, checked_features, load_feature_network
 from .generated_config import CLIP, FeatureMetric
 from .inception import Inception
@@ -57,7 +59,14 @@ class FeatureColumns:
 
     def __init__(self, columns: Mapping[Column, str], device: torch.device, clip: ImageEncoder | None = None):
         self.columns, self.device, self.clip = columns, device, clip
-        self.networks = {column.network: self._load(column.network) for column in columns}
+        self.networks: dict[Network, Callable[[Tensor], Mapping[str, Tensor]]] = {}
+        problems = []
+        for network in dict.fromkeys(column.network for column in columns):
+            try:
+                self.networks[network] = self._load(network)
+            except InputError as error:
+                problems.append(str(error))
+        Problems.check(problems)
 
     def _load(self, network: Network) -> Callable[[Tensor], Mapping[str, Tensor]]:
         if network.name == INCEPTION:
@@ -66,7 +75,7 @@ class FeatureColumns:
         if network.name == CLIP:
             if (clip := self.clip) is None:
                 raise InputError("the feature of a metric is clip, but there is none: give the run one, or set feature")
-            return lambda images: {"": clip.encode_images(images.float() / 127.5 - 1)}
+            return lambda images: {"": clip.encode_images(from_levels(images))}
         other = load_feature_network(network.name, self.device)
         return lambda images: {"": other(images)}
 

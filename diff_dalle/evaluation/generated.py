@@ -13,7 +13,7 @@ from tqdm import tqdm
 from ..config import Problems
 from ..distributed.world import World
 from ..errors import InputError, quantity
-from ..images.pixels import to_uint8
+from ..images.pixels import from_levels, to_uint8
 from ..models.precision import autocast_disabled
 from .feature_columns import BATCH_SIZE, Column, FeatureColumns, ImageEncoder, Network, column_of
 from .generated_config import (
@@ -55,10 +55,18 @@ class GeneratedMetrics:
         self.config, self.world = config, world
         self.columns = {key: column_of(m) for key, m in config.given.items() if isinstance(m, FeatureMetric)}
         settings = {column: f"{key}.{_WEIGHTS}" for key, column in self.columns.items()}
-        self.features = FeatureColumns(settings, world.device, clip)
-        self.lpips = config.LPIPS and Lpips(
-            config.LPIPS.net_type, config.LPIPS.feature_extractor_weights_path, world.device, f"LPIPS.{_WEIGHTS}"
-        )
+        problems = []
+        try:
+            self.features = FeatureColumns(settings, world.device, clip)
+        except InputError as error:
+            problems.append(str(error))
+        try:
+            self.lpips = config.LPIPS and Lpips(
+                config.LPIPS.net_type, config.LPIPS.feature_extractor_weights_path, world.device, f"LPIPS.{_WEIGHTS}"
+            )
+        except InputError as error:
+            problems.append(str(error))
+        Problems.check(problems)
         self.keeps_real = any(not metric.reset_real_features for metric in config.comparisons.values())
         self.real, self.generated = _Rows(), _Rows()
         for text in config.cautions():
@@ -110,7 +118,7 @@ class GeneratedMetrics:
                 self.real.add(positions, self.features(real, {self.columns[key] for key in self.config.comparisons}))
 
     def _signal(self, images: Tensor) -> Tensor:
-        return images.to(self.world.device).float() / 127.5 - 1
+        return from_levels(images.to(self.world.device))
 
     def compute(self) -> dict[str, float]:
         """The values by name, on every process, and a new beginning.

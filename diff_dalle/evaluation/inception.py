@@ -14,6 +14,7 @@ from .generated_config import INCEPTION_FEATURES
 from .pretrained import import_eval, read_weights
 
 URL = "https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/weights-inception-2015-12-05-6726825d.pth"
+_PURPOSE = f"Inception-v3 (with the weights {URL})"
 # The modules whose outputs, averaged over the image, are the features; the last ones are what the network returns.
 _LAYERS = dict(zip(INCEPTION_FEATURES, ("MaxPool_1", "MaxPool_2", "Mixed_6e", "AvgPool", ""), strict=True))
 
@@ -26,8 +27,8 @@ class Inception:
     """
 
     def __init__(self, features: Iterable[str], weights: str, antialias: bool, device: torch.device, setting: str):
-        import_eval("torch_fidelity", "Inception-v3")
-        make = import_eval("torchmetrics.image.fid", "Inception-v3").NoTrainInceptionV3
+        import_eval("torch_fidelity", _PURPOSE)
+        make = import_eval("torchmetrics.image.fid", _PURPOSE).NoTrainInceptionV3
         *earlier, self.last = sorted(features, key=INCEPTION_FEATURES.index)
         # The package unpickles its file without restriction: give it one that holds nothing but these tensors.
         file = io.BytesIO()

@@ -26,8 +26,9 @@ class Lpips:
     """
 
     def __init__(self, net_type: str, weights: str, device: torch.device, setting: str):
-        import_eval("torchvision", "LPIPS")
-        make = import_eval("torchmetrics.functional.image.lpips", "LPIPS")._LPIPS
+        purpose = f"LPIPS (with the weights {URLS[net_type]})"
+        import_eval("torchvision", purpose)
+        make = import_eval("torchmetrics.functional.image.lpips", purpose)._LPIPS
         self.net_type = net_type
         self.network: nn.Module = make(net=net_type, pnet_rand=True)  # the linear layers come with the package
         backbone = self.network.get_submodule("net")

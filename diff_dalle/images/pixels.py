@@ -16,7 +16,12 @@ def to_uint8(images: Tensor) -> Tensor:
 
 def from_uint8(images: np.ndarray | Tensor) -> Tensor:
     """Images [N, H, W, C] uint8 → [N, C, H, W] float32 in [-1, 1], on the device of ``images``."""
-    return torch.as_tensor(images).permute(0, 3, 1, 2).float().div_(127.5).sub_(1.0)  # in place: batches are large
+    return from_levels(torch.as_tensor(images).permute(0, 3, 1, 2))
+
+
+def from_levels(images: Tensor) -> Tensor:
+    """uint8 of any shape → float32 in [-1, 1] of the same shape, on the same device."""
+    return images.float().div_(127.5).sub_(1.0)  # in place: batches are large
 
 
 def check_pixels(name: str, images: np.ndarray, shape: str) -> None:

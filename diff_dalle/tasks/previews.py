@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -22,7 +22,9 @@ from ..images.signal import Signal
 class PreviewConfig:
     """Preview grids"""
 
-    sample_interval: int = option(5000, "steps between preview grids; 0 = no previews", free=True)
+    sample_interval: int = option(
+        5000, "steps between preview grids, of which the last step has one too; 0 = no previews", free=True
+    )
     preview_samples: int = option(
         16,
         "images in a preview grid, of the first captions of val_data_dir, or else of data_dir",
@@ -60,8 +62,9 @@ class Previews:
     captions: to show below the images.
     size:     height and width of the images, in the generator's signal.
     batch_size: images that are sampled at a time, as many as a training step's micro-batch.
-    context:  of an upsampler: the upsampled inputs and the original images, uint8 [N, H, W, 3] each, to show to the
-              left and right of its images.
+    inputs, originals: uint8 [N, H, W, 3] each, to show to the left and right of the images: the upsampled inputs of an
+              upsampler, and the images that the conditions are of; None = not shown.
+    scales:   guidance scales whose images are shown side by side; empty = that of ``config``.
     """
 
     config: PreviewConfig
@@ -72,9 +75,30 @@ class Previews:
     size: tuple[int, int]
     batch_size: int
     num_classes: int = 0
-    context: tuple[np.ndarray, np.ndarray] | None = None
+    inputs: np.ndarray | None = None
+    originals: np.ndarray | None = None
+    scales: tuple[float, ...] = ()
 
     def __call__(self, generator: nn.Module) -> dict[str, np.ndarray]:
+        """The grid by its name. Each image has its caption below it, and with several scales its scale too."""
+        guidance = self.config.guidance
+        shown = {f"scale {scale:g}": replace(guidance, guidance_scale=scale) for scale in self.scales}
+        panels = {name: self._sample(generator, each) for name, each in (shown or {"": guidance}).items()}
+        if len(panels) == 1:
+            panels = {"": next(iter(panels.values()))}
+        captions = [[f"{caption} {name}".strip() for name in panels] for caption in self.captions]
+        images = [*panels.values()]
+        if self.inputs is not None:
+            images, captions = [self.inputs, *images], [["input", *row] for row in captions]
+        if self.originals is not None:
+            images, captions = [*images, self.originals], [[*row, "original"] for row in captions]
+        count, width = len(self.captions), len(images)
+        columns = None if width == 1 else width * min(count, 2 if width <= 3 else 1)
+        cells = np.stack(images, 1).reshape(-1, *images[0].shape[1:])
+        return {"samples": np.asarray(image_grid(cells, [text for row in captions for text in row], columns))}
+
+    def _sample(self, generator: nn.Module, guidance: GuidanceConfig) -> np.ndarray:
+        """The images, uint8 [N, H, W, 3]."""
         count = len(self.captions)
         null = self.cond.drop(torch.ones(count, dtype=torch.bool), self.num_classes) if self.cond.droppable else None
         process = create_gaussian_diffusion(self.diffusion, self.config.sampler.timestep_respacing)
@@ -83,12 +107,5 @@ class Previews:
             part = slice(first, first + self.batch_size)
             given = self.cond.select(part), None if null is None else null.select(part)
             batch = SampleBatch(self.signal, self.size, range(count)[part], *given)
-            x = sample_batch(generator, process, batch, self.config.sampler, self.config.guidance)
-            parts.append(self.signal.to_pixels(x))
-        images, captions, columns = np.concatenate(parts), self.captions, None
-        if self.context:
-            inputs, originals = self.context
-            images = np.stack([inputs, images, originals], 1).reshape(-1, *images.shape[1:])
-            captions = [text for caption in captions for text in ("input", caption, "original")]
-            columns = 6 if count > 1 else 3
-        return {"samples": np.asarray(image_grid(images, captions, columns))}
+            parts.append(self.signal.to_pixels(sample_batch(generator, process, batch, self.config.sampler, guidance)))
+        return np.concatenate(parts)

@@ -39,7 +39,7 @@ class TrainLoop:
 
     data:     ``data.batches(position)`` yields this rank's slice of successive global batches, endlessly.
     val_data: ``val_data.batches_at(blocks)`` yields some of its ``samples`` held-out samples; None = no evaluation.
-    sample_interval: steps between the tasks' previews; 0 = none.
+    sample_interval: steps between the tasks' previews, of which the last step has one too; 0 = none.
     save_best: write a checkpoint also whenever the mean of the trainees' held-out losses is the lowest so far.
     measure:  more values for each evaluation, with the trainees' first EMA weights in place; a collective.
     frozen:   networks by name that are not trained, but belong to the whole that ``Saved.forms`` calls the model.
@@ -165,7 +165,7 @@ class TrainLoop:
                     logged = self._log(tracker, *logged)
                 if self.val_data is not None and (self.step % config.eval_interval == 0 or last):
                     self._evaluate(tracker)
-                if self.sample_interval and self.step % self.sample_interval == 0:
+                if self.sample_interval and (self.step % self.sample_interval == 0 or last):
                     self._show(tracker)
                 if self.step % config.save_interval == 0 and self.step > self.saved_step:
                     self._attempt(self.save, tracker)

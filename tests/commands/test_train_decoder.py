@@ -79,7 +79,7 @@ def test_a_decoder_trains_from_a_file(tmp_path, world):
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert {"unet0_model000005.pt", "unet0_ema_0.998995_000005.pt", "run.json", "progress.csv"} <= names
     grids = [path.name for path in (tmp_path / "run" / "samples").iterdir()]
-    assert len(grids) == 2 and all("unet0" in name for name in grids)  # every second of five steps
+    assert len(grids) == 3 and all("unet0" in name for name in grids)  # every second of five steps, and the last
     assert run.training.samples == 2 and settled(write_file(tmp_path, world=world)).training.samples == 20
 
 
@@ -99,6 +99,8 @@ def test_a_run_that_is_cut_in_two_is_the_same_run(tmp_path, world):
 def test_epochs_and_intervals_are_counted_in_samples(tmp_path, world):
     found = settled(write_file(tmp_path, ("train.epoch_samples", 7), ("train.epochs", 3), world=world))
     assert (found.training.samples, found.epoch_samples, found.training.eval_interval) == (21, 7, 2)
+    once = settled(write_file(tmp_path, ("train.epoch_samples", 5), ("train.epochs", 1), world=world)).training
+    assert once.eval_interval == once.last_step(1) == 2  # one epoch, one validation
     assert found.training.save_interval == 2 and found.sample_interval == 2 and found.training.eval_samples == SAMPLES
     found = settled(write_file(tmp_path, ("train.validation_samples", 3), ("train.n_sample_images", 0), world=world))
     assert found.training.eval_samples == 3 and found.sample_interval == 0
@@ -336,7 +338,7 @@ def test_generated_images_are_measured_after_each_epoch(tmp_path, bare_world, cl
     train(read_run_file(path), ALONE)
     rows = [json.loads(line) for line in (tmp_path / "run" / "progress.jsonl").read_text().splitlines()]
     found = {row["step"]: value for row in rows for name, value in row.items() if name.startswith("FID")}
-    assert set(found) == {2, 4, 5} and all(value > 0 for value in found.values())
+    assert set(found) == {3, 5} and all(value > 0 for value in found.values())
 
 
 def test_metrics_are_of_the_first_held_out_samples_whatever_the_chunks(tmp_path, bare_world, clip):

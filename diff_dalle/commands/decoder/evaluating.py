@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from ...batch import Batch
 from ...data.loader import Loader
@@ -15,8 +14,7 @@ from ...diffusion.augmentation import area_resize
 from ...diffusion.diffusion_config import create_gaussian_diffusion
 from ...diffusion.sampling import SampleBatch, sample_batch
 from ...distributed.world import World
-from ...errors import InputError
-from ...evaluation.generated import GeneratedMetrics
+from ...evaluation.generated import Chunk, GeneratedMetrics
 from ...images.signal import PixelSignal
 from ...randomness import Draw
 from ...tasks.decoding import DecodingTask
@@ -56,34 +54,43 @@ class DecoderSampler:
         return area_resize(batch.images, size), made
 
 
-class DecoderMetrics:
-    """Measures what a ``DecoderSampler`` makes of the first samples of held-out data; every rank calls it.
+def compared(scales: Sequence[Sequence[float]]) -> dict[str, tuple[float, ...]]:
+    """The guidance scales of the U-Nets for each evaluation, by what the names of its values end with; nothing for a
+    single one.
 
-    count: images of all processes together. size: images at a time.
+    scales: of each U-Net, either one or as many as there are evaluations.
+    """
+    count = max(map(len, scales))
+    columns = [tuple(own[i if len(own) > 1 else 0] for own in scales) for i in range(count)]
+    varied = [own for own in scales if len(own) > 1]
+    labels = [f" (cond_scale {', '.join(f'{own[i]:g}' for own in varied)})" if varied else "" for i in range(count)]
+    return dict(zip(labels, columns, strict=True))
+
+
+class DecoderMetrics:
+    """Measures what ``DecoderSampler`` make of the first samples of held-out data; every rank calls it.
+
+    metrics:  of as many images of all processes together as its config says, at most those of ``data``.
+    samplers: by what the names of their values end with. size: images at a time.
     """
 
     def __init__(
-        self, metrics: GeneratedMetrics, sampler: DecoderSampler, data: Loader, count: int, size: int, world: World
+        self, metrics: GeneratedMetrics, samplers: Mapping[str, DecoderSampler], data: Loader, size: int, world: World
     ):
-        self.metrics, self.sampler, self.data, self.world = metrics, sampler, data, world
-        self.count, self.size = min(count, data.samples), size
+        self.metrics, self.samplers, self.data, self.size, self.world = metrics, samplers, data, size, world
+        self.count = metrics.config.n_evaluation_samples
 
     def __call__(self) -> dict[str, float]:
         """The values by name. InputError, on all ranks, for what one of them cannot read or measure."""
-        problem = ""
-        with tqdm(
-            total=self.count, desc="Evaluating", unit="image", disable=None if self.world.is_main else True
-        ) as bar:
-            try:
-                for positions in self._blocks():
-                    real, made = self.sampler(self.data.batch_at(positions).to(self.world.device))
-                    self.metrics.add(real, made, positions)
-                    bar.update(min(len(positions) * self.world.size, self.count - bar.n))
-            except InputError as error:  # the others are told, so that none waits for this rank
-                problem = str(error)
-        if problems := list(filter(None, self.world.gather(problem))):
-            raise InputError(problems[0])
-        return self.metrics.compute()
+        found: dict[str, float] = {}
+        for label, sampler in self.samplers.items():
+            values = self.metrics.measure(self._chunks(sampler), self.count)
+            found |= {name + label: value for name, value in values.items()}
+        return found
+
+    def _chunks(self, sampler: DecoderSampler) -> Iterator[Chunk]:
+        for positions in self._blocks():
+            yield *sampler(self.data.batch_at(positions).to(self.world.device)), positions
 
     def _blocks(self) -> Iterator[range]:
         """This rank's positions. A rank for which no block is left repeats the last one: every rank executes as many

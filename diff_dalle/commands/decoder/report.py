@@ -19,6 +19,8 @@ PARTS = {"train": "training", "val": "validation and metrics", "test": "shown be
 
 def describe_decoder(run: DecoderRun, world: World) -> str:
     """The report; every rank calls it. Raises InputError for what would keep the run from starting."""
+    if world.is_main:
+        run.check_start()
     run = run.settled(world)
     opened = run.opened
     assert opened is not None
@@ -37,6 +39,10 @@ def describe_decoder(run: DecoderRun, world: World) -> str:
         f"every {quantity(training.eval_interval, 'step')}.",
         *(f"The {what}: {origin}." for what, origin in opened.materials.origins.items()),
     ]
+    metrics = run.metrics(world)
+    if metrics is not None:
+        count = quantity(metrics.config.n_evaluation_samples, "image")
+        text.append(f"Metrics of {count} of the split val after each validation: {', '.join(metrics.config.given)}.")
     text += [_first_sample(opened.train), _networks(run)]
     return "\n\n".join(text)
 

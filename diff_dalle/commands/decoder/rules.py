@@ -133,16 +133,31 @@ def _wrong_widths(decoder: DecoderConfig) -> Iterator[str]:
 
 
 def _wrong_scales(decoder: DecoderConfig, train: TrainSection) -> Iterator[str]:
-    """Guidance of U-Nets that never learn to do without their conditions."""
-    droppable = [stage.droppable for stage in decoder.stages()]
-    if len(train.cond_scale) == 1 and train.cond_scale[0] != 1 and not any(droppable):
+    """Guidance of U-Nets that never learn to do without their conditions, and scales that cannot be compared."""
+    given, count, droppable = train.cond_scale, len(decoder), [stage.droppable for stage in decoder.stages()]
+    if count > 1 and len(given) not in (1, count):
         yield (
-            f"train.cond_scale is {train.cond_scale[0]:g}, but no U-Net drops a condition in training: set it to 1, or "
-            "raise decoder.image_cond_drop_prob"
+            f"train.cond_scale has {quantity(len(given), 'value')} for {quantity(count, 'U-Net')}: give one for all, "
+            "one for each, or a list of a list to compare them"
         )
-    for i, (scale, can) in enumerate(zip(train.cond_scale, droppable, strict=False)):
-        if len(train.cond_scale) > 1 and scale != 1 and not can:
-            yield f"train.cond_scale has {scale:g} for U-Net {i}, which drops no condition in training: set it to 1"
+        return
+    scales = [train.scales(i, count, can) for i, can in enumerate(droppable)]
+    if not any(droppable) and len(given) == 1 and (wrong := [scale for scale in given[0] if scale != 1]):
+        yield (
+            f"train.cond_scale is {wrong[0]:g}, but no U-Net drops a condition in training: set it to 1, or raise "
+            "decoder.image_cond_drop_prob"
+        )
+        return
+    for i, (own, can) in enumerate(zip(scales, droppable, strict=True)):
+        if not can and (wrong := [scale for scale in own if scale != 1]):
+            yield f"train.cond_scale has {wrong[0]:g} for U-Net {i}, which drops no condition in training: set it to 1"
+        if twice := next((scale for scale in own if own.count(scale) > 1), None):
+            yield f"train.cond_scale has {twice:g} twice for U-Net {i}: give each scale to compare once"
+    if len(set(map(len, scales)) - {1}) > 1:
+        yield (
+            f"train.cond_scale has {', '.join(str(len(own)) for own in scales)} scales for the U-Nets, but they are "
+            "compared one by one: give each U-Net one, or as many as the others"
+        )
 
 
 def _wrong_counts(data: DataSection, train: TrainSection, tracker: TrackerSection) -> Iterator[str]:

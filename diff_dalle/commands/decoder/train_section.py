@@ -14,7 +14,7 @@ from ...training.optim import OptimConfig
 T = TypeVar("T")
 MAX_RATE = 1e-2  # far above what trains; Adam's usual rates are 1e-5 to 1e-3
 ADAM_BETA2 = 0.99
-PER_UNET = ("lr", "wd", "warmup_steps", "cosine_decay_max_steps", "max_grad_norm", "cond_scale", "ema_beta")
+PER_UNET = ("lr", "wd", "warmup_steps", "cosine_decay_max_steps", "max_grad_norm", "ema_beta")
 EACH = "; one for all U-Nets or one for each"
 
 
@@ -40,8 +40,13 @@ class TrainSection:
     max_grad_norm: tuple[float | None, ...] = option((0.5,), f"maximum gradient norm, none = no clipping{EACH}")
     save_every_n_samples: int = option(100_000, "samples between checkpoints, each with a grid of samples", free=True)
     n_sample_images: int = option(6, "images in a grid of samples; 0 = no grids", free=True)
-    cond_scale: tuple[float, ...] = option((1.0,), f"guidance scale in grids and metrics, 1 = none{EACH}", free=True)
-    device: str = option("auto", "cuda, cuda:0, mps or cpu; auto = CUDA, else MPS, else CPU", free=True)
+    cond_scale: tuple[tuple[float, ...], ...] = option(
+        ((1.0,),),
+        f"guidance scale in grids and metrics, 1 = none{EACH}; a list in place of one, or of several for a single "
+        "U-Net, = scales to show and measure side by side",
+        free=True,
+    )
+    device: str = option("auto", "cuda, cuda:0, mps or cpu; auto = CUDA, else MPS, else CPU; --device wins", free=True)
     epoch_samples: int | None = option(None, "samples of an epoch; none = all of the training data", free=True)
     validation_samples: int | None = option(None, "samples of a validation; none = all of the split", free=True)
     use_ema: bool = option(True, "average the weights for samples, metrics, validation and saved models")
@@ -81,7 +86,12 @@ class TrainSection:
         for name in ("n_sample_images", "hours", "keep_checkpoints"):
             if getattr(self, name) < 0:
                 yield f"{name} is {getattr(self, name):g}, but must not be negative"
-        for name in ("wd", "warmup_steps", "max_grad_norm", "cond_scale"):
+        for scales in self.cond_scale:
+            if bad := [scale for scale in scales if scale < 0]:
+                yield f"cond_scale has {bad[0]:g}, but must not be negative"
+            if not scales:
+                yield "cond_scale has an empty list, but must have a scale for each U-Net"
+        for name in ("wd", "warmup_steps", "max_grad_norm"):
             if bad := [value for value in getattr(self, name) if value is not None and value < 0]:
                 yield f"{name} has {bad[0]:g}, but must not be negative"
         if bad := [rate for rate in self.lr if not 0 < rate <= MAX_RATE]:
@@ -121,9 +131,12 @@ class TrainSection:
         """Whether each of ``count`` U-Nets is trained."""
         return self.unet_training_mask or (True,) * count
 
-    def scale(self, i: int, droppable: bool) -> float:
-        """The guidance scale of U-Net ``i``; one for all is for those whose training drops conditions."""
-        return at(self.cond_scale, i) if droppable or len(self.cond_scale) > 1 else 1.0
+    def scales(self, i: int, count: int, droppable: bool) -> tuple[float, ...]:
+        """The guidance scales of U-Net ``i`` of ``count``, several to be compared. One for all is for those whose
+        training drops conditions."""
+        if count == 1:
+            return tuple(scale for scales in self.cond_scale for scale in scales)
+        return at(self.cond_scale, i) if droppable or len(self.cond_scale) > 1 else (1.0,)
 
     def optimizer(self, i: int) -> OptimConfig | None:
         """The optimizer of U-Net ``i``; None when its warm-up takes longer than its decay."""

@@ -13,6 +13,8 @@ from diff_dalle.errors import InputError
 CONFIGS = Path(__file__).parent / "configs"
 CLIP = {"make": "diff_dalle", "model": "clip.pt"}
 TEXT = {**UNET, "cond_on_text_encodings": True, "text_embed_dim": 5}
+TWO = [("decoder.unets", [UNET, UNET]), ("decoder.image_sizes", [8, 16])]
+SIGHTED = ("decoder.unets", [UNET, {**UNET, "cond_on_image_embeds": True}])
 CROP = {"RandomResizedCrop": {"size": 8}}
 
 
@@ -84,6 +86,13 @@ def test_its_corrected_form_is_a_preset():
         ([("train.find_unused_parameters", True)], "find_unused_parameters is decided here"),
         ([("train.max_batch_size", 5)], "max_batch_size is 5, but is a part of data.batch_size (4)"),
         ([("train.cond_scale", 3), ("decoder.image_cond_drop_prob", 0)], "no U-Net drops a condition in training"),
+        ([("train.cond_scale", [1, 3]), ("decoder.image_cond_drop_prob", 0)], "has 3 for U-Net 0, which drops no"),
+        ([("train.cond_scale", [1, -3])], "cond_scale has -3, but must not be negative"),
+        ([("train.cond_scale", [1, 3, 3])], "cond_scale has 3 twice for U-Net 0"),
+        ([("train.cond_scale", [[]])], "cond_scale has an empty list"),
+        ([("train.cond_scale", [1, 2, 3]), *TWO], "cond_scale has 3 values for 2 U-Nets: give one for all"),
+        ([("train.cond_scale", [1, 3]), *TWO], "train.cond_scale has 3 for U-Net 1, which drops no condition"),
+        ([("train.cond_scale", [[1, 3], [1, 2, 3]]), *TWO[1:], SIGHTED], "has 2, 3 scales for the U-Nets"),
         ([("train.validation_samples", 3), ("data.splits", {"train": 1, "val": 0, "test": 0})], "data.splits.val is 0"),
         ([("decoder.unets.0.dimm", 3)], "decoder.unets[0].dimm (line 1): unknown setting; did you mean dim?"),
         ([("decoder.clip", CLIP), ("data.img_embeddings_url", "x")], "would have nothing to embed: leave one of them"),
@@ -163,12 +172,29 @@ def test_lists_are_for_each_unet(tmp_path):
     assert [optim.grad_clip for optim in run.optims] == [1, 0, 2]
     assert [optim.ema_rate for optim in run.optims] == [(0.9,), (0.8,), (0.7,)]
     assert [(optim.lr_anneal_steps, optim.lr_anneal) for optim in run.optims] == [(0, "cosine")] * 2 + [(100, "cosine")]
-    assert [run.train.scale(i, True) for i in range(3)] == [3, 1, 1]
+    assert [run.train.scales(i, 3, True) for i in range(3)] == [(3,), (1,), (1,)]
 
 
 def test_one_guidance_scale_is_for_those_that_drop_conditions(tmp_path):
     run = read_run_file(write_file(tmp_path, ("train.cond_scale", 3), world="{}.tar"))
-    assert run.train.scale(0, True) == 3 and run.train.scale(1, False) == 1
+    assert run.train.scales(0, 2, True) == (3,) and run.train.scales(1, 2, False) == (1,)
+
+
+@pytest.mark.parametrize(
+    ("given", "count", "expected"),
+    [
+        ([1, 3], 1, [(1, 3)]),
+        ([[1, 3]], 1, [(1, 3)]),
+        ([[1, 3]], 2, [(1, 3), (1,)]),
+        ([[1, 3], 1], 2, [(1, 3), (1,)]),
+        ([2, 1], 2, [(2,), (1,)]),
+    ],
+)
+def test_scales_to_compare(tmp_path, given, count, expected):
+    """A list in place of a scale; for a single U-Net, any list. The second U-Net drops nothing."""
+    changes = [("decoder.unets", [UNET] * count), ("decoder.image_sizes", [8, 16][:count])]
+    run = read_run_file(write_file(tmp_path, *changes, ("train.cond_scale", given), world="{}.tar"))
+    assert [run._scales(i) for i in range(count)] == expected
 
 
 def test_set_reaches_every_section(tmp_path):
@@ -185,7 +211,7 @@ def test_the_device_is_that_of_the_file_or_the_flag(tmp_path):
     path = write_file(tmp_path, ("train.device", "cpu"), world="{}.tar")
     assert read_run_file(path).launching.device == "cpu"
     assert read_run_file(path, "--device", "cpu").launching.device == "cpu"
-    assert "but --device is cuda" in errors_of(path, "--device", "cuda")[0]
+    assert read_run_file(path, "--device", "cuda").launching.device == "cuda"  # a flag overrides a file
     path = write_file(tmp_path, ("train.device", "auto"), world="{}.tar")
     assert read_run_file(path, "--device", "cuda").launching.device == "cuda"
 
