@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ...checkpoints.decoder import CLIPS, ClipConfig, DecoderConfig
+from ...config import Problems
 from ...data.index import count_kinds, index_shards
 from ...data.shards import ShardFiles
 from ...data.sidecars import Sidecar
@@ -16,6 +17,7 @@ from ...embeddings.contract import Clip
 from ...embeddings.sources import EmbeddingSource, find_embeddings
 from ...errors import InputError
 from .data_section import INDEX_WIDTH, DataSection
+from .rules import too_small
 
 # Kinds of members that hold embeddings, the first one that the shards have is read: our own names, clip-retrieval's and
 # the reference's.
@@ -67,6 +69,7 @@ def open_materials(decoder: DecoderConfig, data: DataSection, side: int, seed: i
             raise InputError(f"decoder.unets are conditioned on image embeddings, but there are none: {HOW_IMAGE}")
         else:
             _check_width(clip, clip.embed_dim, "image_embed_dim", width)
+            Problems.check(too_small(clip.name, clip.image_size, data))
             side = max(side, clip.image_size)
         origins["image embeddings"] = _origin(found, clip)
     if reading:

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...checkpoints.decoder import DecoderConfig
-from ...errors import quantity
+from ...embeddings.image_sizes import known_image_size
+from ...errors import InputError, quantity
 from ...evaluation.generated_config import GeneratedMetricsConfig
 from ...images.preprocessing import least_side, output_size
 from .data_section import DataSection
 from .tracker_section import TrackerSection
 from .train_section import PER_UNET, TrainSection, at
-
-# Width and height in pixels that OpenAI's CLIPs see.
-OPENAI_SIDE = 224
-OPENAI_SIDES = {"ViT-L/14@336px": 336, "RN50x4": 288, "RN50x16": 384, "RN50x64": 448}
 
 
 def wrong_between(
@@ -46,13 +43,14 @@ def last_trained(decoder: DecoderConfig, train: TrainSection) -> int:
     return max((i for i, is_trained in enumerate(mask) if is_trained), default=count - 1)
 
 
-def clip_side(decoder: DecoderConfig, data: DataSection) -> int:
-    """Width and height in pixels of the images that the CLIP embeds on the fly; 0 = it embeds none, or they are not
-    known before it is loaded."""
-    clip = decoder.clip
-    if clip is None or data.img_embeddings_url or clip.make != "openai":
-        return 0
-    return OPENAI_SIDES.get(clip.model, OPENAI_SIDE)
+def too_small(clip: str, seen: int, data: DataSection) -> Iterator[str]:
+    """A sentence if preprocessing makes images smaller than those that the CLIP sees. seen: their width and height."""
+    side = least_side(data.preprocessing)
+    if side is not None and seen > side:
+        yield (
+            f"decoder.clip: {clip} sees images of {seen} pixels, but data.preprocessing makes {side}: raise its "
+            "size, or give data.img_embeddings_url"
+        )
 
 
 def _wrong_lists(decoder: DecoderConfig, train: TrainSection) -> Iterator[str]:
@@ -89,12 +87,15 @@ def _wrong_sizes(decoder: DecoderConfig, data: DataSection, train: TrainSection)
             f"data.preprocessing makes images of {side} pixels, but the U-Nets that are trained need {largest} "
             "(decoder.image_sizes): raise its size"
         )
-    seen = clip_side(decoder, data)
-    if decoder.clip and seen > side:
-        yield (
-            f"decoder.clip: {decoder.clip.model} sees images of {seen} pixels, but data.preprocessing makes {side}: "
-            "raise its size, or give data.img_embeddings_url"
-        )
+    if (
+        (clip := decoder.clip)
+        and not data.img_embeddings_url
+        and any(each.image_embedding for each in decoder.stages())
+    ):
+        try:
+            yield from too_small(clip.model, known_image_size(clip.make, clip.model), data)
+        except InputError as error:
+            yield f"decoder.clip: {error}"
 
 
 def _wrong_sources(decoder: DecoderConfig, data: DataSection) -> Iterator[str]:

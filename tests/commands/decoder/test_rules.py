@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from checkpoint_making import make_classifier_file, make_file
 from decoder_file_making import UNET, changed, read_run_file, write_file
 
 from diff_dalle.commands.command_line import parse
@@ -221,3 +222,28 @@ def test_a_run_is_recorded_without_its_place(tmp_path):
     config = run.identity(None).config
     assert "data_path" not in config["tracker"] and config["decoder"] == to_dict(run.decoder)
     assert changed()["train"]["epochs"] == config["train"]["epochs"]
+
+
+@pytest.mark.parametrize(
+    ("make", "model", "side"),
+    [("openai", "ViT-L/14", 224), ("openai", "ViT-L/14@336px:file.pt", 336), ("openai", "RN50x16", 384)],
+)
+def test_crops_are_as_large_as_a_clip_sees_known_by_name(tmp_path, make, model, side):
+    clip = ("decoder.clip", {"make": make, "model": model})
+    for size in (side, side - 1):
+        path = write_file(tmp_path, clip, ("data.preprocessing", {"CenterCrop": {"size": size}}), world="{}.tar")
+        if size == side:
+            read_run_file(path)
+        else:
+            assert f"sees images of {side} pixels, but data.preprocessing makes {size}" in errors_of(path)[0]
+
+
+def test_crops_are_as_large_as_a_clip_of_ours_sees_known_from_its_file(tmp_path):
+    clip = ("decoder.clip", {"make": "diff_dalle", "model": make_classifier_file(tmp_path, noised=False)})
+    crop = ("data.preprocessing", {"CenterCrop": {"size": 15}})
+    (line,) = errors_of(write_file(tmp_path, clip, crop, world="{}.tar"))
+    assert "decoder.clip (line 1): " in line and "sees images of 16 pixels, but data.preprocessing makes 15" in line
+    read_run_file(write_file(tmp_path, clip, ("data.preprocessing", {"CenterCrop": {"size": 16}}), world="{}.tar"))
+    read_run_file(write_file(tmp_path, clip, crop, ("decoder.unconditional", True), world="{}.tar"))
+    other = ("decoder.clip", {"make": "diff_dalle", "model": make_file(tmp_path)})
+    assert "holds a generator, but a classifier is required" in errors_of(write_file(tmp_path, other, crop))[0]
