@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 from checkpoint_making import make_classifier_file
 from decoder_file_making import SAMPLES, SHARDS, UNET, WIDTH, embedding, make_world, read_run_file, write_file
+from open_clip_making import make_open_clip
 from script_running import TWO
 from script_running import run as run_script
 
@@ -189,6 +191,17 @@ def test_the_clip_of_computed_embeddings_is_recorded_and_not_opened(tmp_path, ba
     bad = [*changes, ("decoder.clip", {**clip, "identity": "another"})]
     with pytest.raises(InputError, match="data.img_embeddings_url: .* but the CLIP here is another"):
         settled(write_file(tmp_path, *bad, ("data.index_width", None), world=bare_world))
+
+
+def test_images_smaller_than_a_clip_sees_are_refused_when_it_is_opened(tmp_path, bare_world, monkeypatch):
+    """Where the file alone does not tell."""
+    monkeypatch.setitem(sys.modules, "open_clip", make_open_clip())
+    clip = ("decoder.clip", {"make": "open_clip", "model": "ViT-B-32/laion2b_s34b_b79k"})
+    changes = [clip, ("decoder.image_sizes", [4]), ("data.preprocessing", {"CenterCrop": {"size": 6}})]
+    with pytest.raises(InputError, match="sees images of 8 pixels, but data.preprocessing makes 6"):
+        settled(write_file(tmp_path, *changes, world=bare_world))
+    changes[2] = ("data.preprocessing", {"CenterCrop": {"size": 8}})
+    assert settled(write_file(tmp_path, *changes, world=bare_world)).opened.materials.clip.image_size == 8
 
 
 def test_a_clip_encodes_the_captions(tmp_path, world, bare_world, clip):

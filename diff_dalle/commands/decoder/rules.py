@@ -87,11 +87,8 @@ def _wrong_sizes(decoder: DecoderConfig, data: DataSection, train: TrainSection)
             f"data.preprocessing makes images of {side} pixels, but the U-Nets that are trained need {largest} "
             "(decoder.image_sizes): raise its size"
         )
-    if (
-        (clip := decoder.clip)
-        and not data.img_embeddings_url
-        and any(each.image_embedding for each in decoder.stages())
-    ):
+    embeds = not data.img_embeddings_url and any(stage.image_embedding for stage in decoder.stages())
+    if (clip := decoder.clip) and embeds:
         try:
             yield from too_small(clip.model, known_image_size(clip.make, clip.model), data)
         except InputError as error:
