@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from .log_snr_schedules import interpolate
 
@@ -49,7 +48,7 @@ class LossBuckets:
         """
         bucket = self.at(log_snr)
         finite = losses.isfinite()
-        members = F.one_hot(bucket, len(self.values)).bool() & finite[:, None]  # [N, B]
+        members = (bucket[:, None] == torch.arange(len(self.values), device=bucket.device)) & finite[:, None]  # [N, B]
         # Sums over a dense axis, not scattered ones, whose order and so rounding may differ between GPUs.
         counts = members.long().flip(0).cumsum(0).flip(0)  # this loss and the later ones of its bucket
         shares = torch.where(members, (1 - DECAY) * DECAY ** (counts - 1).to(self.values.dtype), 0.0)

@@ -33,6 +33,7 @@ DEFAULT_SCALE = 3.0  # of classifier-free guidance, where there is a condition
 
 Similarity = Callable[[Tensor, Tensor], Tensor]
 Range = tuple[float, float]
+_LEAST_DEVIATION = 1e-9
 _GRADIENT_SCALE = 2.0**6  # keeps half-precision gradients clear of underflow; a power of two is exact
 
 
@@ -44,6 +45,18 @@ class GuidanceConfig:
         None,
         "scale of classifier-free guidance; 1 = off, larger values follow the caption more closely; "
         f"none = {DEFAULT_SCALE:g} for a conditional generator, else 1",
+        free=True,
+    )
+    guidance_scale_end: float | None = option(
+        None,
+        "scale at the image end of the process, to which it changes linearly in time from guidance_scale at the noise "
+        "end; none = constant",
+        free=True,
+    )
+    guidance_rescale: float = option(
+        0.0,
+        "share of the guided prediction that gets the standard deviation of the conditional one, 0–1, against too much "
+        "contrast at large scales; 0 = off",
         free=True,
     )
     guidance_interval: tuple[float, ...] = option(
@@ -68,41 +81,68 @@ class GuidanceConfig:
         ends = self.guidance_interval
         if len(ends) != 2 or not 0 <= ends[0] <= ends[1] <= 1:
             raise InputError(f"guidance_interval is {ends}, but must be LOW,HIGH with 0 <= LOW <= HIGH <= 1")
+        if not 0 <= self.guidance_rescale <= 1:
+            raise InputError(f"guidance_rescale is {self.guidance_rescale:g}, but must lie between 0 and 1")
         if not 0 < self.dynamic_percentile <= 1:
             raise InputError(f"dynamic_percentile is {self.dynamic_percentile}, but must be above 0 and at most 1")
 
-    def scale(self, conditional: bool) -> float:
-        """The scale of classifier-free guidance; 1 = off.
+    def scales(self, conditional: bool) -> tuple[float, float]:
+        """The scales of classifier-free guidance at the noise end and at the image end of the process; 1 = off.
 
-        conditional: whether there is a caption, class or image embedding to guide by. Without one, a ``guidance_scale``
-                     other than 1 raises InputError.
+        conditional: whether there is a caption, class or image embedding to guide by. Without one, a scale other than 1
+                     raises InputError.
         """
-        if self.guidance_scale is None:
-            return DEFAULT_SCALE if conditional else 1.0
-        if self.guidance_scale != 1 and not conditional:
-            raise InputError(
-                f"guidance_scale is {self.guidance_scale:g}, but there is no caption, class or image embedding to "
-                "guide by: set it to 1, or leave it out"
-            )
-        return self.guidance_scale
+        default = DEFAULT_SCALE if conditional else 1.0
+        start = default if self.guidance_scale is None else self.guidance_scale
+        end = start if self.guidance_scale_end is None else self.guidance_scale_end
+        for name, scale in (("guidance_scale", start), ("guidance_scale_end", end)):
+            if scale != 1 and not conditional:
+                raise InputError(
+                    f"{name} is {scale:g}, but there is no caption, class or image embedding to guide by: set it to 1, "
+                    "or leave it out"
+                )
+        return start, end
+
+    def at_scale(self, scale: float) -> GuidanceConfig:
+        """The same with a constant scale."""
+        return replace(self, guidance_scale=scale, guidance_scale_end=None)
 
 
-def classifier_free(model: Model, cond: Conditioning, null: Conditioning, scale: float) -> Model:
+def classifier_free(model: Model, cond: Conditioning, null: Conditioning, scale: float, rescale: float = 0.0) -> Model:
     """A network ``(x, t) → null + scale × (cond − null)`` (Ho & Salimans 2022, with scale = w + 1).
 
     Both halves go through ``model`` as one batch. Only the C mean channels are guided; those of a learned variance are
     the conditional ones, because extrapolation takes them out of the range of training.
 
     cond, null: of N samples each, with the same fields; ``null`` holds a negative prompt or ``cond.drop(...)``.
+    rescale:    share of the result that is scaled, for each sample, to the standard deviation of the conditional half
+                (Lin et al. 2023, equation 16).
     """
-    both = Conditioning.concat([_with_embedding_mask(cond), _with_embedding_mask(null)])
+    return _extrapolated(model, _both(cond, null), scale, rescale)
+
+
+def _both(cond: Conditioning, null: Conditioning) -> Conditioning:
+    return Conditioning.concat([_with_embedding_mask(cond), _with_embedding_mask(null)])
+
+
+def _extrapolated(model: Model, both: Conditioning, scale: float, rescale: float) -> Model:
+    """``classifier_free`` of the conditions already joined."""
 
     def guided(x: Tensor, t: Tensor) -> Tensor:
         output, baseline = at_least_float32(model(torch.cat([x, x]), torch.cat([t, t]), cond=both)).chunk(2)
-        mean, null_mean = output[:, : x.shape[1]], baseline[:, : x.shape[1]]
-        return torch.cat([torch.lerp(null_mean, mean, scale), output[:, x.shape[1] :]], dim=1)
+        given, null_mean = output[:, : x.shape[1]], baseline[:, : x.shape[1]]
+        mean = torch.lerp(null_mean, given, scale)
+        if rescale:
+            ratio = _deviation(given) / _deviation(mean).clamp(min=_LEAST_DEVIATION)
+            mean = mean * (1 + rescale * (ratio - 1))
+        return torch.cat([mean, output[:, x.shape[1] :]], dim=1)
 
     return guided
+
+
+def _deviation(values: Tensor) -> Tensor:
+    """The standard deviation of each sample, [N, 1, …]."""
+    return values.std(tuple(range(1, values.dim())), keepdim=True)
 
 
 def _with_embedding_mask(cond: Conditioning) -> Conditioning:
@@ -150,7 +190,7 @@ def classifier_guided(
     def denoise(x: Tensor, t: int) -> Prediction:
         steps = process.model_steps(x, t)
         if classifier.gradient == "x_t":
-            output = model(x, steps)
+            output = model(process.model_input(x, t), steps)
             gradient = similarity_gradient(lambda noisy: classifier.similarity(noisy, steps), x)
         else:
             output, gradient = _through_model(x, t, steps)
@@ -168,7 +208,7 @@ def classifier_guided(
         outputs = []
 
         def expected(noisy: Tensor) -> Tensor:
-            outputs.append(model(noisy, steps))
+            outputs.append(model(process.model_input(noisy, t), steps))
             x_start = process.predict(outputs[0], noisy, t, clip_denoised=False).x_start
             if limit is not None:  # straight-through: the classifier's input is limited, the gradient ignores the limit
                 x_start = x_start + (limit(x_start) - x_start).detach()
@@ -254,16 +294,26 @@ def guided_denoiser(
     limit = thresholding(config, value_range)
     network: Model = functools.partial(model, cond=cond)
     plain = process.denoiser(network, clip_denoised=False, denoised_fn=limit)
-    scale = config.scale(cond is not None and cond.droppable)
-    if scale != 1:
-        if cond is None or null is None:
-            raise InputError(f"guidance_scale is {scale:g}, but null is missing: give it, or set guidance_scale to 1")
-        network = classifier_free(model, cond, null, scale)
-    if classifier is not None and classifier.scale != 0:
-        guided = classifier_guided(process, network, classifier, limit)
-    elif scale != 1:
-        guided = process.denoiser(network, clip_denoised=False, denoised_fn=limit)
+    start, end = config.scales(cond is not None and cond.droppable)
+    by_class = classifier if classifier is not None and classifier.scale != 0 else None
+    if (start, end) == (1.0, 1.0):
+        if by_class is None:
+            return plain
+        guided = classifier_guided(process, network, by_class, limit)
     else:
-        return plain
+        if cond is None or null is None:
+            raise InputError(
+                f"guidance_scale is {start:g}, but null is missing: give it, or set guidance_scale to 1 (and leave out "
+                "guidance_scale_end)"
+            )
+        both = _both(cond, null)
+
+        def guided(x: Tensor, t: int) -> Prediction:
+            scale = end + (start - end) * process.fraction(t)
+            free = _extrapolated(model, both, scale, config.guidance_rescale)
+            if by_class is not None:
+                return classifier_guided(process, free, by_class, limit)(x, t)
+            return process.denoiser(free, clip_denoised=False, denoised_fn=limit)(x, t)
+
     low, high = config.guidance_interval
     return guidance_interval(process, guided, plain, low, high)

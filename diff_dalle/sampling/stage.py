@@ -156,7 +156,7 @@ class Stage(ABC):
         """InputError for a job that ``sample_batches`` cannot do, before any weights are loaded."""
         request, settings = job.request, job.settings
         self.unet.check_size(*job.size)
-        settings.guidance.scale(self.conditioning(request, range(len(request))[:1]).droppable)
+        settings.guidance.scales(self.conditioning(request, range(len(request))[:1]).droppable)
         thresholding(settings.guidance, self.signal.value_range)
         process = self.process(settings.sampler)
         if settings.seed is not None:
@@ -210,7 +210,7 @@ class Stage(ABC):
             if low_res is not None:
                 degraded = self._degraded(low_res[start : start + len(part)], seeds, job)
             cond, null = self.conditioning(request, part), None
-            if settings.guidance.scale(cond.droppable) != 1:
+            if settings.guidance.scales(cond.droppable) != (1.0, 1.0):
                 null = self.negative_conditioning(cond, request.negative_prompt)
             batch = SampleBatch(
                 self.signal,

@@ -85,12 +85,13 @@ class UnetStage(Stage):
 
     def check(self, job: StageJob) -> None:
         super().check(job)
-        scale = job.settings.guidance.guidance_scale
-        if scale not in (None, 1.0) and not self.settings.droppable:
-            raise InputError(
-                f"guidance_scale is {scale:g}, but this U-Net was trained without dropping its conditions "
-                "(image_cond_drop_prob, text_cond_drop_prob), so it has nothing to guide by: set it to 1"
-            )
+        for name in () if self.settings.droppable else ("guidance_scale", "guidance_scale_end"):
+            scale = getattr(job.settings.guidance, name)
+            if scale not in (None, 1.0):
+                raise InputError(
+                    f"{name} is {scale:g}, but this U-Net was trained without dropping its conditions "
+                    "(image_cond_drop_prob, text_cond_drop_prob), so it has nothing to guide by: set it to 1"
+                )
 
     def check_beside(self, other: Stage) -> None:
         if isinstance(other, UnetStage):

@@ -50,7 +50,7 @@ class PreviewConfig:
         """
         if self.sample_interval:
             create_gaussian_diffusion(diffusion, self.sampler.timestep_respacing)
-            self.guidance.scale(conditional)
+            self.guidance.scales(conditional)
             thresholding(self.guidance, signal.value_range)
 
 

@@ -130,6 +130,7 @@ def test_a_grayscale_upsampler_is_compared_with_grayscale_images(folder):
         ({"edits": 2}, "edits is 2, .* base generator"),
         ({"edits": 1, "model_path": "base.pt"}, "edits is 1"),
         ({"upsampler_paths": None, "model_path": "base.pt"}, "settings of upsamplers are given, but no upsamplers"),
+        ({"guidance_scale": 1, "guidance_scale_end": 2}, "guidance_scale is 1, no guidance in evaluation"),
         ({"classifier_path": "c.pt"}, "--classifier_path is given, but it only scores and guides"),
         ({"data_dir": "x"}, "either --shapes_dir or --data_dir"),
         (

@@ -1,11 +1,19 @@
 """The adaptive loss weight and the adaptive schedule."""
 
+import os
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from forking import run_ranks
+from log_snr_making import make_trainee, train
 
 from diff_dalle.diffusion import LogSnrConfig, LogSnrProcess
 from diff_dalle.diffusion.adaptive import AdaptiveSchedule, AdaptiveWeight, LossBuckets
+from diff_dalle.distributed.launch import ProcessInfo
+from diff_dalle.distributed.world import World
 
 EDGES = np.linspace(-10, 10, 299)
 
@@ -125,3 +133,54 @@ def test_losses_use_the_state():
     losses = process.training_losses(lambda x, t: torch.zeros_like(x), x, t)
     torch.testing.assert_close(losses["loss"], losses["mse"] * process.loss_weight(process.log_snr(t)))
     assert (process.loss_weight(process.log_snr(t)) != 1).any()
+
+
+# ------------------------------------------------------------------------------------------------------------- training
+
+STEPS = 12
+JOB = f"""
+import sys, torch
+from diff_dalle.distributed.launch import DistributedConfig, launch, run_script
+from log_snr_making import make_trainee, train
+def main():
+    with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
+        trainee = make_trainee(world)
+        train(trainee, range({STEPS}))
+        torch.save((trainee.task.extra_state(), trainee.task.model.state_dict()), f"{{sys.argv[1]}}/{{world.rank}}.pt")
+run_script(main)
+"""
+
+
+def alone():
+    return make_trainee(World(ProcessInfo("single"), torch.device("cpu")))
+
+
+def test_two_processes_and_micro_batches_have_the_state_of_one(tmp_path):
+    (tmp_path / "job.py").write_text(JOB)
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PMI_", "OMPI_", "SLURM_"))}
+    tests = str(Path(__file__).parent.parent)
+    env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([tests, *sys.path])}
+    result = run_ranks([str(tmp_path / "job.py"), str(tmp_path)], env)
+    assert result.returncode == 0, result.stderr
+    one = alone()
+    train(one, range(STEPS), micro=8)
+    (first, weights), (second, _) = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
+    for name, value in one.task.extra_state().items():
+        assert torch.equal(first[name], second[name]) and (value != 1).sum() > 10
+        torch.testing.assert_close(first[name], value, rtol=1e-5, atol=0)
+    torch.testing.assert_close(weights, one.task.model.state_dict(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_resumed_run_is_the_uninterrupted_one():
+    """Bit for bit, through a file."""
+    whole, before, after = alone(), alone(), alone()
+    train(whole, range(STEPS))
+    train(before, range(5))
+    states = before.states()
+    after.task.model.load_state_dict(states["model"])
+    after.load_optimizer(states["optimizer"])
+    train(after, range(5, STEPS))
+    for name, value in whole.task.extra_state().items():
+        assert torch.equal(after.task.extra_state()[name], value)
+    for name, value in whole.task.model.state_dict().items():
+        assert torch.equal(after.task.model.state_dict()[name], value)

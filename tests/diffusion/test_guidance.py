@@ -9,6 +9,8 @@ from diff_dalle.diffusion import (
     ClassifierGuidance,
     DiffusionConfig,
     GuidanceConfig,
+    LogSnrConfig,
+    LogSnrProcess,
     ModelMeanType,
     create_gaussian_diffusion,
     guided_denoiser,
@@ -88,6 +90,81 @@ def test_interval_in_steps_of_the_original_process():
     assert network.sizes == [2, 4, 4, 2, 2]
 
 
+def test_the_scale_may_change_with_time():
+    """From guidance_scale at the noise end to guidance_scale_end at the image end, on any process."""
+    x = torch.randn(2, 3, 4, 4)
+    discrete = create_gaussian_diffusion(DiffusionConfig(100, prediction="x_start"), "5")  # steps 0, 25, 50, 74, 99
+    continuous = LogSnrProcess(LogSnrConfig(prediction="x_start")).steps(4)
+    for process, times in ((discrete, (0, 0.25, 0.5, 0.74, 0.99)), (continuous, (0.25, 0.5, 0.75, 1))):
+        for start, end in ((5.0, 2.0), (1.0, 4.0), (None, 1.0)):
+            config = GuidanceConfig(start, end, thresholding="none")
+            denoise = guided_denoiser(process, mean_of_labels, COND, NULL, config)
+            for t, time in enumerate(times):
+                scale = (3.0 if start is None else start) * time + end * (1 - time)
+                expected = torch.lerp(mean_of_labels(x, None, NULL), mean_of_labels(x, None, COND), scale)
+                torch.testing.assert_close(denoise(x, t).x_start, expected, atol=1e-5, rtol=1e-5)
+
+
+def mean_of_labels(x, t, cond):
+    return 0.1 * x * (1 + cond.labels.view(-1, 1, 1, 1))
+
+
+def test_a_changing_scale_is_never_silently_off():
+    process, low_res = create_gaussian_diffusion(CONFIG), Conditioning(low_res=torch.zeros(2, 3, 4, 4))
+    config = GuidanceConfig(1.0, 2.0)
+    with pytest.raises(InputError, match="guidance_scale_end is 2, but there is no caption"):
+        guided_denoiser(process, Network(), low_res, low_res, config)
+    with pytest.raises(InputError, match="null is missing"):
+        guided_denoiser(process, Network(), COND, None, config)
+    assert config.scales(True) == (1, 2) and config.at_scale(1.0).scales(True) == (1, 1)
+
+
+@pytest.mark.parametrize("rescale", [0.3, 1.0])
+def test_rescaled_guidance_has_the_conditional_standard_deviation(rescale):
+    """Each sample's own, so that it does not depend on its batch; the variance channels stay."""
+    t = torch.tensor([5, 5])
+    x = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 4]).view(2, 1, 1, 1)
+
+    def spread(x, t, cond):
+        """Another standard deviation with another label."""
+        return torch.cat([x * (1 + 0.2 * cond.labels.view(-1, 1, 1, 1)), x], dim=1)
+
+    guided, given = classifier_free(spread, COND, NULL, 5.0)(x, t)[:, :3], spread(x, t, COND)[:, :3]
+    found = classifier_free(spread, COND, NULL, 5.0, rescale)(x, t)
+    ratio = given.flatten(1).std(1) / guided.flatten(1).std(1)
+    expected = guided * (rescale * ratio + 1 - rescale).view(2, 1, 1, 1)
+    torch.testing.assert_close(found[:, :3], expected)
+    assert torch.equal(found[:, 3:], x) and (ratio < 0.8).all()
+    alone = classifier_free(spread, COND.select([1]), NULL.select([1]), 5.0, rescale)(x[1:], t[1:])
+    torch.testing.assert_close(found[1:], alone)
+    process = create_gaussian_diffusion(CONFIG)
+    config = GuidanceConfig(guidance_scale=5.0, guidance_rescale=rescale, thresholding="none")
+    torch.testing.assert_close(guided_denoiser(process, spread, COND, NULL, config)(x, 50).x_start, found[:, :3])
+    flat = classifier_free(lambda x, t, cond: torch.zeros_like(x), COND, NULL, 5.0, rescale)(x, t)
+    assert flat.eq(0).all()  # without any spread there is none to divide by
+
+
+@pytest.mark.parametrize("gradient", ["x_t", "x_start"])
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_a_network_sees_the_scale_of_its_training(gradient, scale):
+    """A process that is not variance preserving: with the same expected image, everything else is the same."""
+    x, found = seeded(2, 3, 2, 2), []
+    for scaler in ("vp", "lerp"):
+        process = LogSnrProcess(LogSnrConfig(scaler=scaler, prediction="x_start"))
+        steps = process.steps(10)
+
+        def network(x, t, cond, process=process):
+            a, b = process.scales(process.log_snr(t.double()), x)
+            return torch.sin(x / (a**2 + b**2).sqrt()) * (1 + cond.labels.view(-1, 1, 1, 1))
+
+        config = GuidanceConfig(guidance_scale=scale, thresholding="none")
+        guide = ClassifierGuidance(curved_similarity, 0.3, gradient)
+        p = guided_denoiser(steps, network, COND, NULL, config, guide)(x, 6)
+        assert (p.x_start - guided_denoiser(steps, network, COND, NULL, config)(x, 6).x_start).abs().max() > 1e-3
+        found.append((p.x_start, p.eps, p.mean))
+    torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("percentile", [0.3, 0.9, 0.995, 1.0])
 def test_dynamic_threshold(percentile):
     """Each sample is divided by its percentile of |x_start|, as by torch.quantile; small values stay."""
@@ -131,6 +208,8 @@ def test_thresholding_uses_the_value_range():
 @pytest.mark.parametrize(
     "settings",
     [
+        {"guidance_rescale": 1.1},
+        {"guidance_rescale": -0.1},
         {"guidance_interval": (0.5,)},
         {"guidance_interval": (0.8, 0.2)},
         {"dynamic_percentile": 0.0},

@@ -16,6 +16,8 @@ from diff_dalle.diffusion import (
     SAMPLERS,
     DiffusionConfig,
     GuidanceConfig,
+    LogSnrConfig,
+    LogSnrProcess,
     LossSecondMomentResampler,
     create_gaussian_diffusion,
     guided_denoiser,
@@ -55,6 +57,44 @@ def exercise(loss, device):
     x, labels = torch.zeros(4, 3, 4, 4, device=device), torch.zeros(4, dtype=torch.int64, device=device)
     u, resampler = torch.zeros(4, dtype=torch.float64, device=device), LossSecondMomentResampler(full)
     return lambda: (train(full, resampler, x, u), sample(short, x, labels))
+
+
+def exercise_log_snr(device, **settings):
+    """A training step in log-SNR, and sampling with every sampler."""
+    process = LogSnrProcess(LogSnrConfig(scaler="lerp", **settings))
+    short, x = process.steps(5, shift=2.0), torch.zeros(4, 3, 8, 4, device=device)
+    u, labels = torch.zeros(4, dtype=torch.float64, device=device), torch.zeros(4, dtype=torch.int64, device=device)
+
+    def step():
+        t = process.training_times(u)
+        losses = process.training_losses(lambda x, t: torch.tanh(x), x, t)
+        process.observe(process.log_snr(t), losses["mse"])
+        config = GuidanceConfig(3.0, guidance_scale_end=2.0, guidance_rescale=0.7, thresholding="none")
+        cond = Conditioning(labels=labels)
+        denoise = guided_denoiser(short, lambda x, t, cond: torch.tanh(x), cond, cond, config)
+        for sampler in SAMPLERS.values():
+            *_, _ = sampler(short, denoise, x, lambda t: x)
+
+    return step
+
+
+LOG_SNR = [
+    {"log_snr_schedule": "adaptive", "loss_weighting": ("adaptive", "p2"), "noise_condition": "edm"},
+    {"log_snr_schedule": "stable_diffusion", "noise_condition": "stable_diffusion", "noise_condition_steps": 9},
+    {"log_snr_schedule": "edm_train", "offset_noise": 0.1, "pyramid_noise": 0.75, "prediction": "rectified_flow"},
+]
+
+
+@pytest.mark.parametrize("settings", LOG_SNR)
+def test_log_snr_without_values(settings):
+    first, second = transfers(exercise_log_snr("meta", **settings))
+    assert first > 0 and second == 0
+
+
+@needs_cuda
+@pytest.mark.parametrize("settings", LOG_SNR)
+def test_cuda_is_never_waited_for_in_log_snr(settings):
+    run_without_waiting(exercise_log_snr("cuda", **settings))
 
 
 @pytest.mark.parametrize(("sampler", "copies"), [("dpm++2m", 0), ("unipc", 0), ("ancestral", 1)])

@@ -64,7 +64,7 @@ def test_thresholding_uses_the_signals_value_range():
 
 def test_classifier_free_guidance_is_on_where_there_is_a_condition_and_never_silently_off():
     cond, null = (Conditioning(labels=torch.full((3,), value)) for value in (1.0, 0.0))
-    assert GuidanceConfig().scale(True) == 3 and GuidanceConfig().scale(False) == 1
+    assert GuidanceConfig().scales(True) == (3, 3) and GuidanceConfig().scales(False) == (1, 1)
     for guidance, expected in ((GuidanceConfig(), 6), (GuidanceConfig(guidance_scale=1.0), 3)):
         network = Half()
         sample(network, cond, guidance, null=null)

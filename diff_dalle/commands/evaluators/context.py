@@ -72,8 +72,8 @@ class Context:
 
     @property
     def guidance_scale(self) -> float:
-        """The scale of classifier-free guidance of the base; 1 = off."""
-        return self.run.guidance.scale(self.base.tokenizer is not None)
+        """The scale of classifier-free guidance of the base, at the noise end; 1 = off."""
+        return self.run.guidance.scales(self.base.tokenizer is not None)[0]
 
     @property
     def default_guidance(self) -> GuidanceSetting:
@@ -143,9 +143,10 @@ class Context:
         edit: ImageEdit | None = None,
         sampler: SamplerConfig | None = None,
     ) -> list[np.ndarray]:
+        usual, scale = self.run.guidance, guidance.guidance_scale
         base = StageSettings(
             sampler=sampler or self.run.sampler,
-            guidance=replace(self.run.guidance, guidance_scale=guidance.guidance_scale),
+            guidance=usual.at_scale(1.0) if scale == 1 else replace(usual, guidance_scale=scale),
             classifier=self._classifier,
             classifier_scale=guidance.classifier_scale,
             classifier_gradient=self.run.classifier.classifier_gradient,

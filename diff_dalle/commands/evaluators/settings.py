@@ -98,6 +98,10 @@ class EvaluateInputs:
 
     def __post_init__(self):
         model, upsamplers = self.evaluation.model_path, self.upsamplers.upsampler_paths
+        if self.guidance.guidance_scale == 1 and self.guidance.guidance_scale_end is not None:
+            raise InputError(
+                "guidance_scale is 1, no guidance in evaluation, but guidance_scale_end is given: leave one of them out"
+            )
         decoder = self.evaluation.decoder_path
         if not model and not upsamplers and not decoder:
             raise InputError("there is nothing to evaluate: set --model_path, --upsampler_paths or --decoder_path")
