@@ -34,6 +34,8 @@ CASES = [
     (GeneratorRun, "--timestep_respacing 9", "--sample_interval 0", "", "set --sample_interval, or leave it out"),
     (GeneratorRun, "--eta 0", "--sample_interval 0", "", "sample_interval is 0"),
     (GeneratorRun, "--guidance_scale 2", "--sample_interval 0", "", "sample_interval is 0"),
+    (GeneratorRun, "--guidance_scale_end 2", "--sample_interval 0", "", "sample_interval is 0"),
+    (GeneratorRun, "--guidance_rescale 0.7", "--sample_interval 0", "", "sample_interval is 0"),
     (GeneratorRun, "--guidance_interval 0,0.9", "--sample_interval 0", "", "sample_interval is 0"),
     (GeneratorRun, "--thresholding none", "--sample_interval 0", "", "sample_interval is 0"),
     (
