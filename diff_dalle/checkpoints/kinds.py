@@ -6,7 +6,7 @@ Training, resuming, sampling and ``info.py`` read this table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -82,6 +82,7 @@ class Kind:
     probe:    (settings, trainee) → how to find the cost of one network.
     signal:   settings → the signal that the network denoises or sees.
     trainees: settings → the names of the networks, if there can be several.
+    summary:  (settings, names of networks) → lines for people about what the settings mean together.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Kind:
     probe: Callable[[Any, str], Probe]
     signal: Callable[[Any], Signal]
     trainees: Callable[[Any], tuple[str, ...]] = lambda settings: ("",)
+    summary: Callable[[Any, Sequence[str]], list[str]] = lambda settings, names: []
 
     def read_settings(self, config: Mapping) -> Any:
         """The settings in a checkpoint's config. Raises InputError for one that does not exist or is mistyped; a
@@ -187,6 +189,15 @@ def _decoder_trainees(settings: DecoderSettings) -> tuple[str, ...]:
     return settings.decoder.names
 
 
+def _decoder_summary(settings: DecoderSettings, names: Sequence[str]) -> list[str]:
+    decoder = settings.decoder
+    stages = [decoder.named(name) for name in names]
+    lines = [f"{stage.name}: {stage}" for stage in stages]
+    if any(stage.image_embedding or stage.has_text for stage in stages):
+        lines.append(f"CLIP of the embeddings and texts: {decoder.clip or 'not recorded'}")
+    return lines
+
+
 def _decoder_signal(settings: DecoderSettings) -> Signal:
     return PixelSignal(settings.decoder.channels)
 
@@ -213,6 +224,14 @@ KINDS = {
     for kind in (
         Kind("generator", GeneratorSettings, _build_generator, _probe_generator, _generator_signal),
         Kind("classifier", ClassifierSettings, _build_classifier, _probe_classifier, _classifier_signal),
-        Kind("decoder", DecoderSettings, _build_decoder, _probe_decoder, _decoder_signal, _decoder_trainees),
+        Kind(
+            "decoder",
+            DecoderSettings,
+            _build_decoder,
+            _probe_decoder,
+            _decoder_signal,
+            _decoder_trainees,
+            _decoder_summary,
+        ),
     )
 }

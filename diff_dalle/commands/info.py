@@ -113,6 +113,8 @@ def describe_file(path: str) -> str:
         f"{path} holds {ROLES[content['role']]} of a {kind.name}{trainee} after {content['step']:,} steps and "
         f"{content['samples']:,} samples; tokenizer {content['tokenizer'] or 'none'}."
     ]
+    names = (content["trainee"],) if content["trainee"] else kind.trainees(settings)
+    lines += kind.summary(settings, names)
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         listed = ", ".join(f"{name} {_shown(value)}" for name, _, value in entries(type(value), to_dict(value)))
@@ -120,7 +122,6 @@ def describe_file(path: str) -> str:
     if content["role"] == "optimizer":
         lines += ["", "It resumes training and holds no weights: those are in model….pt and ema_….pt of the same step."]
     else:
-        names = (content["trainee"],) if content["trainee"] else kind.trainees(settings)
         for name in names:
             lines += [
                 "",

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoint_making import TINY, TINY_CLASSIFIER, make_run
+from decoder_making import TEXT_UNET, UNET, make_decoder, make_network, save_decoder, save_unet
 from script_running import run as run_script
 from torch import nn
 from torch.nn import functional as F
 
 from diff_dalle.batch import Conditioning
 from diff_dalle.checkpoints.checkpoint import save_file
+from diff_dalle.checkpoints.decoder import ClipConfig
 from diff_dalle.checkpoints.kinds import KINDS
 from diff_dalle.commands import info
 from diff_dalle.commands.info import (
@@ -123,6 +125,33 @@ def test_the_peak_is_that_of_a_pass_on_a_device(name):
         with torch.device(device):
             peaks.append(peak_bytes(to_channels_last(build()), forward))
     assert peaks[0] == pytest.approx(peaks[1], rel=0.01)
+
+
+def test_a_decoders_file_says_what_each_unet_makes_from_what(tmp_path):
+    """Of all U-Nets that it holds."""
+    clip = ClipConfig("diff_dalle", "clip.pt", "diff_dalle:0123")
+    decoder = make_decoder(2, unets=(TEXT_UNET, UNET), clip=clip, sample_timesteps=(4, None), predict_v=(False, True))
+    text = describe_file(save_decoder(tmp_path / "decoder.pt", decoder))
+    first = (
+        "unet0: 8×8 pixels from an image embedding of width 6 and text of 4 tokens of width 5; cosine schedule of 50 "
+        "steps, predicts eps, variance learned_range; sampled by ddim in 4 steps"
+    )
+    last = (
+        "unet1: 16×16 pixels from 8×8 ones; linear schedule of 50 steps, predicts v, variance learned_range; sampled "
+        "by ancestral in all steps"
+    )
+    assert text.splitlines()[1:4] == [first, last, f"CLIP of the embeddings and texts: {clip}"]
+    for i in range(2):
+        count = sum(parameter.numel() for parameter in make_network(decoder, i).parameters())
+        assert f"unet{i}:\n{count:,} parameters" in text
+        alone = describe_file(save_unet(tmp_path / f"{i}.pt", decoder, i))
+        assert f"(trainee unet{i})" in alone and f"\n{count:,} parameters" in alone
+        assert alone.splitlines()[1] == (first, last)[i] and (first, last)[1 - i] not in alone
+        assert ("CLIP of the embeddings" in alone) == (i == 0)
+    plain = describe_file(save_decoder(tmp_path / "plain.pt", make_decoder()))
+    assert "CLIP of the embeddings and texts: not recorded" in plain
+    free = describe_file(save_decoder(tmp_path / "free.pt", make_decoder(unconditional=True)))
+    assert "unet0: 8×8 pixels from noise alone; " in free and "CLIP of the" not in free
 
 
 def test_recomputed_activations_count_while_they_are_alive():
