@@ -1,0 +1,62 @@
+import torch
+from torch import nn
+
+from diff_dalle.models.latent.running_norm import MOMENTUM, RunningNorm, update_running_norms
+
+
+def batch(n=6, seed=0, channels=4):
+    return 3 * torch.randn(n, channels, 5, 3, generator=torch.Generator().manual_seed(seed)) + 2
+
+
+def moments_of(norm, x):
+    found = []
+    norm(x, found)
+    (moments,) = found
+    return moments
+
+
+def test_it_normalizes_by_the_running_statistics_in_training_too():
+    norm = RunningNorm(4)
+    reference = nn.BatchNorm2d(4).eval()
+    reference.load_state_dict(norm.state_dict())
+    x = batch().requires_grad_()
+    out = norm(x)
+    assert norm.training and torch.equal(out, reference(x))
+    torch.testing.assert_close(norm(x[:1]), out[:1])
+    out.sum().backward()
+    assert all(p.grad is not None for p in norm.parameters())
+
+
+def test_the_statistics_are_those_of_the_whole_batch():
+    """Of all samples together, in any cut; the first batches count alike, later ones with the momentum."""
+    one, cut, batches = RunningNorm(4), RunningNorm(4), [batch(seed=i) + i for i in range(14)]
+    for i, x in enumerate(batches):
+        before = one.running_var.clone()
+        one.update(moments_of(one, x))
+        cut.update(torch.cat([moments_of(cut, part) for part in x.split(4)]))
+        torch.testing.assert_close(cut.state_dict(), one.state_dict())
+        if i == 9:
+            first = torch.stack(batches[:10])
+            torch.testing.assert_close(one.running_mean, first.mean((0, 1, 3, 4)))
+            variances = first.var((1, 3, 4), correction=0)
+            torch.testing.assert_close(one.running_var, variances.mean(0))
+        if i > 9:
+            moved = torch.lerp(before, x.var((0, 2, 3), correction=0), MOMENTUM)
+            torch.testing.assert_close(one.running_var, moved)
+    assert one.num_batches_tracked == 14
+
+
+def test_moments_have_no_gradient_and_are_fp32():
+    x = batch().half().requires_grad_()
+    moments = moments_of(RunningNorm(4), x.float())
+    assert moments.dtype == torch.float32 and not moments.requires_grad and moments.shape == (6, 8)
+
+
+def test_all_norms_of_a_network_are_updated():
+    network = nn.Sequential(RunningNorm(4), nn.Conv2d(4, 2, 1), RunningNorm(2))
+    x, found = batch(), []
+    h = network[1](network[0](x, found))
+    network[2](h, found)
+    update_running_norms(network, torch.cat(found, 1))
+    torch.testing.assert_close(network[0].running_mean, x.mean((0, 2, 3)))
+    torch.testing.assert_close(network[2].running_mean, h.mean((0, 2, 3)).detach())
