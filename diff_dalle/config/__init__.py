@@ -27,7 +27,7 @@ from .expectations import disagreements, expectations, given, overrides
 from .names import lookup, nearest
 from .reading import KeyPath, Problems, from_dict, from_file, spelled_path
 from .values import checked, checked_list, checked_mapping, cut, quoted, shown, type_name
-from .yaml_text import MAX_TEXT, load_located, load_mapping
+from .yaml_text import MAX_TEXT, load_located, load_mapping, load_texts
 
 __all__ = [
     "MAX_TEXT",
@@ -50,6 +50,7 @@ __all__ = [
     "leaves",
     "load_located",
     "load_mapping",
+    "load_texts",
     "lookup",
     "members",
     "nearest",

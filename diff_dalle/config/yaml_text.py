@@ -126,6 +126,21 @@ def load_mapping(text: str, name: str) -> dict:
 
 def load_located(text: str, name: str) -> tuple[dict, dict[tuple[str | int, ...], int]]:
     """``load_mapping``, and the line of every value in it by its path: keys, as texts, and indices."""
+    mapping, node = _load(text, name)
+    if not isinstance(mapping, dict):
+        raise InputError(f"{name} must hold settings as `name: value` lines")
+    return mapping, dict(_lines(node, ()))
+
+
+def load_texts(text: str, name: str) -> list[str]:
+    """The texts in a YAML or JSON list. Raises InputError as ``load_mapping`` does, and for a list of anything else."""
+    found, _ = _load(text, name)
+    if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
+        raise InputError(f"{name} must hold a list of texts, as `- text` lines")
+    return found
+
+
+def _load(text: str, name: str) -> tuple[object, yaml.Node | None]:
     if len(text) > MAX_TEXT:
         raise InputError(f"{name} has more than {MAX_TEXT:,} characters, so it holds no settings")
     plain = _blank_comments(text)
@@ -136,7 +151,7 @@ def load_located(text: str, name: str) -> tuple[dict, dict[tuple[str | int, ...]
     try:
         loader = _StrictLoader(text)  # a SafeLoader: data only
         node = loader.get_single_node()
-        mapping = None if node is None else loader.construct_document(node)
+        return (None if node is None else loader.construct_document(node)), node
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
     except Exception as error:  # beside YAMLError, whatever a bad tag or date makes PyYAML raise: KeyError, IndexError…
@@ -144,9 +159,6 @@ def load_located(text: str, name: str) -> tuple[dict, dict[tuple[str | int, ...]
     finally:
         if loader is not None:
             loader.dispose()
-    if not isinstance(mapping, dict):
-        raise InputError(f"{name} must hold settings as `name: value` lines")
-    return mapping, dict(_lines(node, ()))
 
 
 def _blank_comments(text: str) -> str:

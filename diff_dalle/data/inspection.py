@@ -34,7 +34,9 @@ EXAMPLE = 128  # width and height of an example in pixels
 class InspectionConfig:
     """Inspecting shards"""
 
-    data_dir: tuple[str, ...] = option((), "shards: folders, tars, globs, brace ranges, URLs or pipe:COMMAND")
+    data_dir: tuple[str, ...] = option(
+        (), "shards: folders, tars, globs, brace ranges, URLs, pipe:COMMAND or .yml lists of these"
+    )
     caption_field: str = caption_option()
     dataset_filters: tuple[str, ...] = filters_option()
     look_at: int = option(1000, "samples to decode, spread evenly over all shards; 0 = all")

@@ -42,7 +42,7 @@ class DataConfig:
     data_dir: tuple[str, ...] = option(
         (),
         "shards of images and captions: one or several folders (searched recursively), tars, globs, brace ranges, URLs "
-        "(http, s3, gs, az), pipe:COMMAND, or expand:pipe:COMMAND for its brace ranges",
+        "(http, s3, gs, az), pipe:COMMAND, expand:pipe:COMMAND for its brace ranges, or a .yml list of these",
         free=True,  # checkpoints know the shards themselves
     )
     caption_field: str = caption_option()

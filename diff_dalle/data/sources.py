@@ -1,4 +1,4 @@
-"""The value of ``--data_dir`` → the list of shards it stands for."""
+"""The value of ``--data_dir`` → the list of shards it stands for. Nothing is kept: each start lists them anew."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from braceexpand import braceexpand
 
 from .. import storage
+from ..config import MAX_TEXT, load_texts
 from ..errors import InputError, quantity
 
+LISTS = (".yml", ".yaml")
 EXPANDED = "expand:"  # before pipe:COMMAND, asks for the expansion of its braces
 
 
@@ -21,8 +23,9 @@ def find_shards(sources: Sequence[str] | str, flag: str = "--data_dir") -> list[
 
     A source is a folder (all ``*.tar`` in it and its subfolders), a tar, a glob, a brace range
     ``{00000..00099}.tar``, a URL (on s3, gs and az also a folder) or ``pipe:COMMAND``, whose output is a tar. A command
-    is taken as it is; ``expand:pipe:COMMAND`` stands for one command for each value of its brace ranges. Raises
-    InputError naming ``flag`` for a source that does not exist or holds no shard.
+    is taken as it is; ``expand:pipe:COMMAND`` stands for one command for each value of its brace ranges. A ``.yml`` or
+    ``.yaml`` file holds a list of sources; one from elsewhere cannot name commands. Raises InputError naming ``flag``
+    for a source that does not exist or holds no shard.
     """
     sources = [source for source in ([sources] if isinstance(sources, str) else sources) if source]
     if not sources:
@@ -34,6 +37,8 @@ def _expand(source: str, flag: str) -> list[str]:
     if storage.scheme(source) == "pipe":
         return [source]
     remote = storage.is_remote(source)
+    if storage.split(source)[1].lower().endswith(LISTS) and not source.startswith(EXPANDED):
+        return [shard for each in _listed(source, flag) for shard in _expand(each, flag)]
     if not remote and storage.exists(source):
         path = storage.local_path(source)
         return _in_folder(path, flag) if os.path.isdir(path) else [path]
@@ -50,6 +55,19 @@ def _expand(source: str, flag: str) -> list[str]:
     if remote:
         return _in_folder(source, flag)
     raise InputError(f"{flag} {source} does not exist")
+
+
+def _listed(path: str, flag: str) -> list[str]:
+    """The sources in a list file."""
+    found = load_texts(storage.read_text(path, MAX_TEXT), f"{flag} {path}")
+    if not found:
+        raise InputError(f"{flag} {path} is an empty list: name folders or .tar shards in it")
+    for each in found:
+        if each.lower().endswith(LISTS):
+            raise InputError(f"{flag} {path} names {each}, but a list cannot name a list: copy its lines")
+        if storage.is_remote(path) and each.removeprefix(EXPANDED).startswith("pipe:"):
+            raise InputError(f"{flag} {path} names a command, but only a local list can: copy the file")
+    return found
 
 
 def _is_tar(path: str) -> bool:

@@ -239,6 +239,51 @@ def test_sources_of_all_kinds_mean_the_same_shards(tmp_path, monkeypatch):
         find_shards([str(tmp_path / "empty")])
 
 
+def test_a_list_file_names_sources_of_all_kinds(tmp_path, monkeypatch):
+    for folder in "abcd":
+        (tmp_path / folder).mkdir()
+        make_shards(tmp_path / folder, [1, 1])
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    names = {folder: [str(tmp_path / folder / f"{i:05d}.tar") for i in range(2)] for folder in "abcd"}
+    lists, pipe = tmp_path / "list.yml", "pipe:cat {0,1}.tar, b"
+    lines = [f"file:{tmp_path}/a/00000.tar", f"{tmp_path}/b/*.tar", f"{tmp_path}/c/0000{{0..1}}.tar", f"{tmp_path}/d"]
+    lists.write_text("".join(f"- '{line}'\n" for line in [*lines, pipe]))
+    expected = [names["a"][0], *names["b"], *names["c"], *names["d"], pipe]
+    assert find_shards([str(lists)]) == find_shards([f"file:{lists}"]) == expected
+    lists.rename(tmp_path / "list.YAML")
+    assert find_shards([names["a"][1], str(tmp_path / "list.YAML")]) == [names["a"][1], *expected]
+    assert not list(here.iterdir())
+    (tmp_path / "list.YAML").write_text(f"[{names['a'][1]}]")  # nothing of the earlier list is kept
+    assert find_shards([str(tmp_path / "list.YAML")]) == [names["a"][1]]
+    with serving() as server:
+        server.files |= {"/list.yml": f"- {names['a'][0]}\n".encode(), "/bad.yml": b"- pipe:cat a.tar\n"}
+        assert find_shards([server.url("/list.yml")]) == [names["a"][0]]
+        with pytest.raises(InputError, match=r"bad\.yml names a command, but only a local list can"):
+            find_shards([server.url("/bad.yml")])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[]", "is an empty list"),
+        ("a: b", r"--data_dir .*list\.yml must hold a list of texts"),
+        ("- [a]", "must hold a list of texts"),
+        ("- 3", "must hold a list of texts"),
+        ("- a.tar\n- [", "is not valid YAML"),
+        ("- other.yml", "names other.yml, but a list cannot name a list"),
+        ("- nowhere.tar", "--data_dir nowhere.tar does not exist"),
+    ],
+)
+def test_list_files_that_name_no_sources_are_refused(tmp_path, text, message):
+    (tmp_path / "list.yml").write_text(text)
+    with pytest.raises(InputError, match=message):
+        find_shards([str(tmp_path / "list.yml")])
+    with pytest.raises(InputError, match="does not exist"):
+        find_shards([str(tmp_path / "absent.yml")])
+
+
 def test_remote_shards_are_read_by_range_or_from_a_copy(tmp_path):
     make_shards(tmp_path, [3, 4])
     expected = contents(collect(find_shards([str(tmp_path)]), CAPTIONED, ShardFiles()))
