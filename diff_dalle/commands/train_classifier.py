@@ -100,6 +100,7 @@ class ClassifierRun(TrainingRun):
     def __post_init__(self):
         optim = self.optim.resolved(self.training)
         self.check_annealing(optim)
+        self.check_aspect()
         object.__setattr__(self, "optim", optim)  # checkpoints hold the resolved values
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -50,6 +51,7 @@ class GeneratorRun(TrainingRun):
     def __post_init__(self):
         self.check_annealing(self.optim)
         self._check_upsampling()
+        self.check_aspect()
         self.preview.check(self.diffusion, self.signal, self.has_text or self.num_classes > 0)
 
     def _check_upsampling(self) -> None:
@@ -78,6 +80,10 @@ class GeneratorRun(TrainingRun):
     @property
     def image_size(self) -> int:
         return self.model.unet.image_size
+
+    @property
+    def size_multiple(self) -> int:
+        return math.lcm(self.model.unet.divisor, self.model.factor)
 
     @property
     def image_channels(self) -> int:
@@ -131,7 +137,7 @@ class GeneratorRun(TrainingRun):
         if not self.sample_interval:
             return None
         count = self.preview.preview_samples
-        batch = data.batch_at(range(count))
+        batch = data.first(count)
         cond, images = batch.cond.to("cpu"), batch.images.cpu()
         if tokenizer:
             captions = [tokenizer.decode(row) for row in cond.caption[0].tolist()]

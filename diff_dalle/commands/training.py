@@ -35,6 +35,7 @@ from ..tracking.trackers import TrackingConfig, create_trackers
 from ..training.loop import EVALUATION_SEED, TrainLoop
 from ..training.optim import OptimConfig
 from ..training.settings import TrainingConfig
+from ..training.task import Task
 from ..training.trainee import Trainee
 
 
@@ -57,6 +58,11 @@ class TrainingRun(ABC):
     @abstractmethod
     def image_size(self) -> int:
         """Width and height of the training images in pixels."""
+
+    @property
+    def size_multiple(self) -> int:
+        """What both sides of images must be multiples of; 0 = the network takes squares of ``image_size`` only."""
+        return 0
 
     @property
     def image_channels(self) -> int:
@@ -155,6 +161,19 @@ class TrainingRun(ABC):
         vocabulary = tokenizer.vocabulary.text() if self.tokenizer.bpe_path else ""
         return Identity(self.kind, config, tokenizer.identity, vocabulary)
 
+    def check_aspect(self) -> None:
+        """InputError for aspect ratios that the network does not take."""
+        aspect = self.data.aspect
+        if not aspect.multi_aspect_ratio:
+            return
+        if not self.size_multiple:
+            raise InputError(f"multi_aspect_ratio is set, but a {self.kind} takes square images only: leave it out")
+        if aspect.bucket_factor % self.size_multiple:
+            raise InputError(
+                f"bucket_factor is {aspect.bucket_factor}, but must be a multiple of {self.size_multiple}, which the "
+                "network's sizes are multiples of"
+            )
+
     def check_annealing(self, optim: OptimConfig, processes: int | None = None) -> None:
         """InputError for steps at learning rate 0. processes: None = not known yet, and with it the number of steps
         that ``samples`` stands for."""
@@ -198,8 +217,10 @@ class TrainingRun(ABC):
         ``val_data_dir``. Independent of the run's seed."""
         if not self.training.val_data_dir:
             return None
-        sources = {"sources": self.training.val_data_dir, "flag": "--val_data_dir", "seed": EVALUATION_SEED}
-        return self._loader(self.data, tokenizer, world, shuffle=False, augment=False, **sources)
+        options = {"sources": self.training.val_data_dir, "flag": "--val_data_dir", "seed": EVALUATION_SEED}
+        if self.data.aspect.multi_aspect_ratio:  # the blocks of an evaluation have one size each
+            options |= {"batch_size": Task.held_out_block, "rank": 0, "world_size": 1}
+        return self._loader(self.data, tokenizer, world, shuffle=False, augment=False, **options)
 
     def sample_spec(self, tokenizer: Tokenizer | None) -> SampleSpec:
         """What a training sample must hold. Nothing else is read from the shards."""
@@ -208,16 +229,8 @@ class TrainingRun(ABC):
         return SampleSpec(image, captions, self.num_classes)
 
     def _loader(self, config: DataConfig, tokenizer: Tokenizer | None, world: World, **options) -> Loader:
-        return Loader(
-            config,
-            self.sample_spec(tokenizer),
-            batch_size=self.training.batch_size,
-            rank=world.slot,
-            world_size=world.size,
-            device=world.device,
-            world=world,
-            **options,
-        )
+        share = {"batch_size": self.training.batch_size, "rank": world.slot, "world_size": world.size}
+        return Loader(config, self.sample_spec(tokenizer), device=world.device, world=world, **{**share, **options})
 
 
 def train(run: TrainingRun, world: World) -> None:

@@ -93,7 +93,8 @@ class Collection:
         self.tables = [entry.table for entry in entries]
         self._complete = [entry.summary.count(required) for entry in entries]  # samples with the required members
         self._kept = [each.kept for each in surveys] if surveys else None
-        self.sizes = [each.sizes for each in surveys] if surveys and surveys[0].sizes is not None else None
+        sizes = [each.sizes for each in surveys or () if each.sizes is not None]
+        self.sizes = sizes or None
         counts = [int(kept.sum()) for kept in self._kept] if self._kept else self._complete
         self.counts = np.array(counts, dtype=np.int64)
         self.samples = int(self.counts.sum())

@@ -11,11 +11,12 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from ..config import option
+from ..config import option, section
 from ..errors import InputError, quantity, redact
 from ..images.decode import IMAGE_KINDS, BrokenSample, decode_image
 from ..images.grid import image_grid
 from ..images.transforms import center_crop
+from .aspect_buckets import AspectBuckets, AspectConfig, kept_share
 from .captions import caption_kind, caption_option, read_caption
 from .collection import Collection
 from .filters import filters_option, parse_filters
@@ -27,6 +28,7 @@ from .sources import find_shards
 from .survey import Questions, rejections, survey_shards
 
 SIDES = (64, 128, 256, 512, 1024)  # histogram edges for the shorter side of images, in pixels
+SQUARE = np.array([[1, 1]])
 EXAMPLE = 128  # width and height of an example in pixels
 
 
@@ -47,8 +49,14 @@ class InspectionConfig:
         DataConfig.index_cache,
         "folder for the index of the shards; empty = beside the shards, else in the user's cache",
     )
+    image_size: int = option(
+        256, "side in pixels of the square with as many pixels as the buckets", needs=("multi_aspect_ratio",)
+    )
+    aspect: AspectConfig = section(AspectConfig)
 
     def __post_init__(self):
+        if self.image_size < 1:
+            raise InputError(f"image_size is {self.image_size}, but must be at least 1")
         if self.look_at < 0 or self.examples < 1:
             raise InputError(
                 f"look_at is {self.look_at} and examples {self.examples}, but they must be at least 0 and 1"
@@ -86,12 +94,16 @@ def inspect_shards(config: InspectionConfig) -> tuple[list[str], Image.Image | N
         return [*lines, "no sample has both an image and a caption"], None
     if captioned:
         lines.append(f"{quantity(found.samples, 'sample')} with image and caption, {found.left_out:,} without")
-    if questions := Questions(parse_filters(config.dataset_filters)):
+    questions = Questions(parse_filters(config.dataset_filters), sizes=bool(config.aspect.multi_aspect_ratio))
+    if questions:
         surveys = survey_shards(entries, found.required, questions, files, config.index_cache)
         found = Collection(entries, found.required, files, surveys=surveys)
+    if questions.filters:
         lines += [*rejections(questions, surveys), f"{quantity(found.samples, 'sample')} left by the filters"]
         if not found.samples:
             return lines, None
+    if found.sizes is not None:
+        lines += _aspects(np.concatenate(found.sizes), config.aspect.buckets(config.image_size**2))
     looks, broken = _look(found, config, captioned)
     lines += _findings(looks, broken, captioned)
     examples = looks[:: max(1, len(looks) // config.examples)][: config.examples]
@@ -147,8 +159,31 @@ def _findings(looks: Sequence[Look], broken: Sequence[str], captioned: bool) -> 
             lines.append(f"captions in {unit}: shortest {low}, median {median}, 95 % up to {high}, longest {top}")
     sides = np.digitize([min(look.size) for look in looks], SIDES)
     names = [f"< {SIDES[0]}", *(f"{a}-{b - 1}" for a, b in itertools.pairwise(SIDES)), f"≥ {SIDES[-1]}"]
-    lines.append("shorter side in pixels:")
-    for name, count in zip(names, np.bincount(sides, minlength=len(names)).tolist(), strict=True):
-        if count:
-            lines.append(f"  {name:>9} {count:6,} {'#' * max(1, round(50 * count / len(looks)))}")
+    counts = np.bincount(sides, minlength=len(names)).tolist()
+    return [*lines, "shorter side in pixels:", *_histogram(names, counts)]
+
+
+def _histogram(names: Sequence[str], counts: Sequence[int]) -> list[str]:
+    """A line with a bar for each that occurs."""
+    return [
+        f"  {name:>9} {count:6,} {'#' * max(1, round(50 * count / sum(counts)))}"
+        for name, count in zip(names, counts, strict=True)
+        if count
+    ]
+
+
+def _aspects(images: np.ndarray, buckets: AspectBuckets) -> list[str]:
+    """The number of images in each bucket, and the part that cropping keeps. images: [n, 2] height and width."""
+    numbers = buckets.nearest(images)
+    names = [f"{width}×{height}" for height, width in buckets.sizes]
+    counts = np.bincount(numbers, minlength=len(names)).tolist()
+    order = sorted(range(len(names)), key=lambda i: -counts[i])
+    lines = [
+        "samples by width×height of the nearest bucket:",
+        *_histogram([names[i] for i in order], [counts[i] for i in order]),
+    ]
+    readable = (images > 0).all(1)
+    if readable.any():
+        shares = [kept_share(images, sizes)[readable].mean() for sizes in (np.array(buckets.sizes)[numbers], SQUARE)]
+        lines.append(f"pixels kept by cropping: {shares[0]:.1%} in buckets, {shares[1]:.1%} in squares")
     return lines

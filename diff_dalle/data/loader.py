@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,12 +13,14 @@ from dataclasses import dataclass
 import torch
 
 from ..batch import Batch, Conditioning
-from ..config import option
+from ..config import option, section
 from ..distributed.world import ALONE, World
 from ..errors import InputError, quantity
 from ..images.decode import MAX_PIXELS, PILLOW_PIXELS
 from ..images.pixels import from_uint8
 from ..images.preprocessing import TransformConfig
+from ..images.smart_crop import Saliency
+from .aspect_buckets import AspectConfig
 from .broken import BrokenSamples
 from .buckets import BucketOrder, Buckets
 from .captions import caption_kind, caption_option
@@ -87,6 +90,7 @@ class DataConfig:
     copy_shards: bool = option(False, "copy remote shards as a whole instead of reading by range requests", free=True)
     shard_cache: str = option("", "folder for copies of remote shards; empty = the user's cache", free=True)
     shard_cache_gb: float = option(CACHE_BYTES / 1e9, "maximum size of shard_cache in GB (10^9 bytes)", free=True)
+    aspect: AspectConfig = section(AspectConfig)
 
     def __post_init__(self):
         least = {"max_pixels": 1, "streams": 0, "shuffle_window": 1, "num_workers": 0, "prefetch": 1, "data_timeout": 1}
@@ -99,6 +103,10 @@ class DataConfig:
             raise InputError(f"--max_broken is {self.max_broken}, but must be a fraction between 0 and 1")
         if self.transforms and (self.random_crop or self.random_flip):
             raise InputError("random_crop and random_flip are transforms too: leave them out beside transforms")
+        if self.aspect.multi_aspect_ratio:
+            for name in ("transforms", "random_crop", "resample"):
+                if getattr(self, name):
+                    raise InputError(f"{name} and multi_aspect_ratio exclude each other: leave one of them out")
         caption_kind(self.caption_field)
         parse_filters(self.dataset_filters)
 
@@ -113,8 +121,9 @@ class Loader:
     augment:    False = no random crops and flips: those in the middle, and none; a window of the spec stays random.
     sources:    shards to read instead of ``config.data_dir``; ``flag`` is their name in messages.
     device:     device of the batches.
-    buckets:    the image size of every sample; batches then have the sizes of ``BucketOrder``. None = all images have
-                the size of ``spec.image``.
+    buckets:    the image size of every sample; batches then have the sizes of ``BucketOrder``. None = those of
+                ``config.aspect`` with the pixels of ``spec.image``, or, without aspect ratios, its size for all.
+    saliency:   finds what crops should show, instead of the center or random places; see ``images.smart_crop``.
     world:      the processes that create their loaders together: one of them lists the shards for all.
 
     ``samples`` is the length of an epoch. ``seen`` counts the samples this process has looked at, ``broken`` the
@@ -136,6 +145,7 @@ class Loader:
         flag: str = "--data_dir",
         device: torch.device | str = "cpu",
         buckets: Buckets | None = None,
+        saliency: Saliency | None = None,
         world: World = ALONE,
     ):
         self.config, self.spec, self.batch_size = config, spec, batch_size
@@ -147,10 +157,13 @@ class Loader:
         remembered = 2 * self.streams * config.shuffle_window  # per stream: its window and the next
         required = spec.required(config.caption_field)
         sidecars = spec.sidecars.items()
-        questions = Questions(parse_filters(config.dataset_filters))
+        aspect = config.aspect if buckets is None and config.aspect.multi_aspect_ratio else None
+        questions = Questions(parse_filters(config.dataset_filters), sizes=aspect is not None)
         self.collection = collect(
             sources, required, files, config.index_cache, flag, remembered, sidecars, world, questions
         )
+        if aspect:
+            buckets = self._aspect_buckets(aspect, seed, augment, world)
         self.order = self._order(buckets, seed, shuffle)
         self.samples = self.order.samples
         recipe = Recipe(
@@ -163,11 +176,23 @@ class Loader:
             random_flip=config.random_flip,
             exact_decode=config.exact_decode,
             max_pixels=config.max_pixels,
+            bucket_crop=aspect.bucket_crop if aspect else "center",
+            saliency=saliency,
         )
         self.dataset = Samples(self.collection, self.order, recipe)
         self.seen = 0
         self._broken = BrokenSamples(self.collection.counts, config.max_broken, self.collection.describe)
         self.rejected: Counter[str] = Counter()
+
+    def _aspect_buckets(self, aspect: AspectConfig, seed: int, augment: bool, world: World) -> Buckets:
+        """The bucket of every sample; rank 0 alone knows the sizes of the images."""
+        if self.spec.image is None:
+            raise InputError("multi_aspect_ratio is set, but no images are read: leave it out")
+        table, numbers = aspect.buckets(math.prod(self.spec.image.size)), None
+        if world.is_main:
+            assert self.collection.sizes is not None  # they were asked for
+            numbers = table.assign(self.collection.sizes, seed, aspect.bucketeer_random_ratio if augment else 0.0)
+        return Buckets(table.sizes, world.broadcast(numbers))
 
     def _order(self, buckets: Buckets | None, seed: int, shuffle: bool) -> SampleOrder:
         streams, window = self.streams, self.config.shuffle_window
@@ -209,6 +234,14 @@ class Loader:
             (batch,) = self._prepared([positions], lambda: False)
             return batch
         return self._batch([self.dataset.chunk(list(positions))])
+
+    def first(self, count: int) -> Batch:
+        """The first samples of the order; with buckets, of those in the bucket of the first."""
+        if not isinstance(self.order, BucketOrder):
+            return self.batch_at(range(count))
+        size = self.order.size_at(0)
+        of_size = (position for position in itertools.count() if self.order.size_at(position) == size)
+        return self.batch_at(list(itertools.islice(of_size, count)))
 
     def _prepared(self, blocks: Iterable[Sequence[int]], should_stop: Callable[[], bool]) -> Iterator[Batch]:
         """A batch for each block, made of chunks so that all workers share a large one."""

@@ -20,6 +20,7 @@ from torch.utils.data import Dataset
 from ..errors import InputError
 from ..images.decode import BrokenSample, decode_image
 from ..images.preprocessing import TransformConfig, decoding_cover, transform
+from ..images.smart_crop import Saliency, smart_crop
 from ..images.transforms import center_crop, random_cover, random_crop, random_window
 from ..randomness import random_uniform
 from .buckets import BucketOrder
@@ -43,6 +44,8 @@ class Recipe:
     """How a sample is made: what it must hold, and the settings of ``DataConfig`` that concern it.
 
     augment: False = nothing about it is random, except a window.
+    bucket_crop: how images are cropped to the size of their bucket, as in ``AspectConfig``.
+    saliency: finds what a crop should show; see ``smart_crop``.
     """
 
     spec: SampleSpec
@@ -54,6 +57,8 @@ class Recipe:
     exact_decode: bool
     max_pixels: int
     augment: bool
+    bucket_crop: str = "center"
+    saliency: Saliency | None = None
 
 
 @dataclass(frozen=True)
@@ -290,8 +295,10 @@ class Samples(Dataset[Chunk]):
             cropped = recipe.augment and recipe.random_crop
             cover = random_cover(image.size, draws[0]) if cropped else image.size
             decoded, full = decode_image(data, recipe.max_pixels, None if recipe.exact_decode else cover)
-            if cropped:
-                pixels = random_crop(decoded, full, image.size, draws[:3])
+            if recipe.saliency:
+                pixels = smart_crop(decoded, full, image.size, recipe.saliency, draws[:3] if recipe.augment else None)
+            elif cropped or (recipe.augment and recipe.bucket_crop == "random"):
+                pixels = random_crop(decoded, full, image.size, cover, draws[1:3])
             else:
                 pixels = center_crop(decoded, full, image.size)
         if image.window:

@@ -16,6 +16,7 @@ from PIL import Image, ImageOps
 
 from ..config import Problems, nearest, option
 from .decode import BrokenSample
+from .transforms import Size
 
 TRIES = 10  # draws of a random crop's shape until it fits, then the largest one in the middle; as in torchvision
 FILTERS = {
@@ -38,7 +39,6 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
 }
 SIZED = ("RandomResizedCrop", "Resize", "CenterCrop", "RandomCrop")
 Draws = Callable[[str], float]  # a number in [0, 1) for each purpose
-Size = tuple[int, int]  # height, width
 
 
 @dataclass(frozen=True)

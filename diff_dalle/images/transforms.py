@@ -18,6 +18,7 @@ from ..errors import InputError
 from .decode import BrokenSample
 
 MIN_CROP, MAX_CROP = 0.8, 1.0  # a random crop's size as a fraction of the image's shorter side
+Size = tuple[int, int]  # height, width
 MAX_STRETCH = 64  # maximum ratio of an image's aspect ratio to the target's: memory grows with what is cropped away
 
 
@@ -69,6 +70,14 @@ def _steps(full: tuple[int, int], size: tuple[int, int]) -> list[tuple[int, int]
         steps.append((rows, columns))
     scale = max(height / rows, width / columns)
     return [*steps, (max(height, round(rows * scale)), max(width, round(columns * scale)))]
+
+
+def covering_size(full: Size, size: Size) -> Size:
+    """The size that an image has when it is scaled to just cover ``size``: one of its sides is that of ``size``.
+
+    full: (height, width) of the original image. Raises BrokenSample when it is too narrow.
+    """
+    return _steps(full, size)[-1]
 
 
 def _resize_to_cover(image: Image.Image, full: tuple[int, int], size: tuple[int, int]) -> np.ndarray:
@@ -128,16 +137,16 @@ def random_cover(size: tuple[int, int], uniform: float) -> tuple[int, int]:
     return math.ceil(size[0] * side / short), math.ceil(size[1] * side / short)
 
 
-def random_crop(
-    image: Image.Image, full: tuple[int, int], size: tuple[int, int], uniforms: Sequence[float]
-) -> np.ndarray:
-    """Random crop of an RGB image, 80–100 % of its shorter side: uint8 [height, width, 3].
+def random_crop(image: Image.Image, full: Size, size: Size, cover: Size, uniforms: Sequence[float]) -> np.ndarray:
+    """Scale an RGB image to just cover ``cover`` and crop ``size`` of it at random: uint8 [height, width, 3].
 
-    uniforms: three numbers in [0, 1), which determine the scale, the top and the left edge.
+    full:     (height, width) of the original image; ``image`` may have been decoded at a fraction of it.
+    cover:    a size that covers ``size``, such as ``random_cover`` gives.
+    uniforms: two numbers in [0, 1), which determine the top and the left edge.
     """
-    pixels = _resize_to_cover(image, full, random_cover(size, uniforms[0]))
-    top = _choose(uniforms[1], pixels.shape[0] - size[0] + 1)
-    left = _choose(uniforms[2], pixels.shape[1] - size[1] + 1)
+    pixels = _resize_to_cover(image, full, cover)
+    top = _choose(uniforms[0], pixels.shape[0] - size[0] + 1)
+    left = _choose(uniforms[1], pixels.shape[1] - size[1] + 1)
     return pixels[top : top + size[0], left : left + size[1]]
 
 

@@ -59,6 +59,10 @@ CASES = [
         "--model_path a --images i --clip_path c",
         "clip_path is",
     ),
+    (GeneratorRun, "--bucketeer_random_ratio 0", "", "--multi_aspect_ratio 1/1,1/2", "multi_aspect_ratio is none"),
+    (GeneratorRun, "--bucket_factor 16", "", "--multi_aspect_ratio 1/1", "set --multi_aspect_ratio, or leave it out"),
+    (GeneratorRun, "--bucket_distance log", "", "--multi_aspect_ratio 1/2", "multi_aspect_ratio is none"),
+    (GeneratorRun, "--bucket_crop center", "", "--multi_aspect_ratio 1/2", "multi_aspect_ratio is none"),
     (SampleRun, "--classifier_gradient x_start", "--model_path a.pt", SHARDS, "classifier_path is"),
     (
         SampleRun,

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.train_classifier import ClassifierOptim, ClassifierRun, ClassifierTraining
 from diff_dalle.commands.training import train
 from diff_dalle.distributed.world import ProcessInfo, World
@@ -83,3 +84,8 @@ def test_one_sample_is_no_batch_and_one_a_process_is():
     with pytest.raises(InputError, match="batch_size is 1, but a contrastive loss needs at least 2"):
         run.check_world(World(ProcessInfo("single"), torch.device("cpu")))
     run.check_world(World(ProcessInfo("mpi", 0, 2), torch.device("cpu")))
+
+
+def test_aspect_ratios_are_refused_since_the_network_takes_squares():
+    with pytest.raises(InputError, match="a classifier takes square images only: leave it out"):
+        parse(ClassifierRun, ["--data_dir", "d", "--multi_aspect_ratio", "1/1,1/2"])

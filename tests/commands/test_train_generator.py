@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from script_running import TINY, hashes, losses, train
+from shard_making import encoded, random_image, sample, tar_bytes
 
 from diff_dalle.batch import Batch, Conditioning
 from diff_dalle.commands.command_line import parse
@@ -77,6 +78,9 @@ class Pictures:
         images = torch.nn.functional.interpolate(rough, self.size, mode="bilinear")
         tokens, mask = self.tokenizer(["a"] * len(index), 24) if self.tokenizer else (None, None)
         return Batch(images, Conditioning(tokens=tokens, mask=mask), index)
+
+    def first(self, count):
+        return self.batch_at(range(count))
 
 
 def build(count, size=(16, 16), **flags):
@@ -168,3 +172,61 @@ def test_an_interrupted_upsampler_continues_exactly(tmp_path):
     assert len(latest) == 3 and all(whole[name] == parts[name] for name in latest)
     measures = ("psnr", "bicubic_psnr", "consistency_psnr", "caption_swap_gap")
     assert all(np.isfinite(losses(tmp_path / "whole", f"held_out/{name}")[4]) for name in measures)
+
+
+# -------------------------------------------------------------------------------------------------------- aspect ratios
+
+
+def wide_and_tall(folder, count=24):
+    """Shards of pictures with three aspect ratios."""
+    folder.mkdir()
+    shapes = ((16, 16), (10, 24), (24, 11))
+    for shard in range(2):
+        keys = [f"{i:04d}" for i in range(shard, count, 2)]
+        files = [
+            file
+            for key in keys
+            for file in sample(key, f"a {key}", encoded(random_image(*shapes[int(key) % 3], int(key))))
+        ]
+        (folder / f"{shard}.tar").write_bytes(tar_bytes(files))
+    return folder
+
+
+ASPECTS = {"multi_aspect_ratio": "1/1,1/2", "bucket_factor": 4}
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"bucket_factor": 3}, "bucket_factor is 3, but must be a multiple of 2, which the network's sizes are"),
+        ({"bucket_factor": 4, "small_size": 2}, "bucket_factor is 4, but must be a multiple of 8"),
+        ({"random_crop": True}, "random_crop and multi_aspect_ratio exclude each other"),
+    ],
+)
+def test_buckets_that_the_network_does_not_take_are_refused(flags, words):
+    with pytest.raises(InputError, match=words):
+        make_run(**{**ASPECTS, **flags})
+    make_run(**ASPECTS)
+
+
+@pytest.mark.parametrize("small_size", [0, 8])
+def test_a_run_over_several_aspect_ratios_continues_exactly_on_other_numbers_of_processes(tmp_path, small_size):
+    """Base and upsampler: two steps, two more on two processes, and two on one; held-out data and previews too."""
+    data = wide_and_tall(tmp_path / "data")
+    flags = {**ASPECTS, "save_interval": 2, "num_workers": 0, "val_data_dir": data, "eval_interval": 6}
+    flags |= {"eval_samples": 16, "sample_interval": 6, "preview_samples": 10, "timestep_respacing": 2}
+    flags |= {"small_size": small_size} if small_size else {}
+    train(tmp_path / "whole", data, iterations=6, batch_size=4, **flags)
+    train(tmp_path / "parts", data, iterations=2, batch_size=4, **flags)
+    train(tmp_path / "parts", data, iterations=4, batch_size=2, ranks=2, **flags)
+    result = train(tmp_path / "parts", data, iterations=6, batch_size=4, **flags)
+    assert "Resuming at step 4" in result.stdout
+    whole, parts = losses(tmp_path / "whole"), losses(tmp_path / "parts")
+    assert whole.keys() == parts.keys() and len(whole) == 6
+    assert all(abs(whole[step] - parts[step]) < 1e-5 for step in whole)
+    assert np.isfinite(losses(tmp_path / "whole", "held_out/loss")[6])
+    train(tmp_path / "again", data, iterations=2, batch_size=4, **flags)
+    train(tmp_path / "again", data, iterations=6, batch_size=4, **flags)
+    whole, again = hashes(tmp_path / "whole"), hashes(tmp_path / "again")
+    latest = [name for name in whole if "000006" in name]
+    assert len(latest) == 3 and all(whole[name] == again[name] for name in latest)

@@ -16,7 +16,7 @@ from diff_dalle.data.loader import DataConfig, Loader
 from diff_dalle.data.spec import CaptionSpec, ImageSpec, SampleSpec
 from diff_dalle.errors import InputError
 from diff_dalle.images.decode import decode_image
-from diff_dalle.images.transforms import Window, center_crop, random_crop
+from diff_dalle.images.transforms import Window, center_crop, random_cover, random_crop
 from diff_dalle.randomness import random_uniform
 
 PLAIN = DataConfig(num_workers=0, exact_decode=True)
@@ -103,7 +103,7 @@ def test_each_crop_and_flip_has_a_draw_of_its_own(shards):
         u = [random_uniform(5, name, [position])[0] for name in ("crop size", "crop top", "crop left", "flip")]
         key = data.describe(position)[-4:]
         image, full = decode_image(dict(sample(key))[f"{key}.jpg"], 10**6)
-        expected = random_crop(image, full, (16, 16), u[:3])
+        expected = random_crop(image, full, (16, 16), random_cover((16, 16), u[0]), u[1:3])
         expected = expected[:, ::-1] if u[3] < 0.5 else expected
         images = (data.batch_at([position]).images + 1) * 127.5
         np.testing.assert_array_equal(images[0].round().permute(1, 2, 0), expected)

@@ -10,7 +10,7 @@ from shard_making import encoded, random_image
 
 from diff_dalle.errors import InputError
 from diff_dalle.images.decode import BrokenSample, decode_image
-from diff_dalle.images.transforms import Window, center_crop, center_crop_mask, random_crop, random_window
+from diff_dalle.images.transforms import Window, center_crop, center_crop_mask, random_cover, random_crop, random_window
 
 SIZES = [(64, 64), (65, 64), (127, 128), (200, 131), (130, 333), (48, 50), (20, 30), (259, 517)]
 
@@ -45,7 +45,10 @@ def test_the_random_crop_equals_guided_diffusion_for_the_same_choices(size):
         tops, lefts = range(plain.shape[0] - side + 1), range(plain.shape[1] - side + 1)
         top, left = tops[int(u[1] * len(tops))], lefts[int(u[2] * len(lefts))]
         choices.add((plain.shape, top, left))
-        np.testing.assert_array_equal(random_crop(image, size, (side, side), u), plain[top:, left:][:side, :side])
+        np.testing.assert_array_equal(
+            random_crop(image, size, (side, side), random_cover((side, side), u[0]), u[1:]),
+            plain[top:, left:][:side, :side],
+        )
     assert len(choices) > 10
 
 
@@ -57,7 +60,10 @@ def test_any_target_is_covered_without_distortion(size, target):
     scale = max(target[0] / size[0], target[1] / size[1])
     ramp = np.stack([rows, columns, 0 * rows], -1) * min(1.0, 255 / max(size))
     image = Image.fromarray(ramp.astype(np.uint8))
-    for crop in (center_crop(image, size, target), random_crop(image, size, target, (0.99, 0.99, 0.99))):
+    for crop in (
+        center_crop(image, size, target),
+        random_crop(image, size, target, random_cover(target, 0.99), (0.99, 0.99)),
+    ):
         assert crop.shape == (*target, 3) and crop.dtype == np.uint8
     crop = center_crop(image, size, target).astype(float)
     slope = min(1.0, 255 / max(size)) / scale
@@ -88,7 +94,7 @@ def test_decoding_at_a_fraction_stays_within_40_db(size, crop):
         if crop == "center":
             results.append(center_crop(image, full, (64, 64)).astype(float))
         else:
-            results.append(random_crop(image, full, (64, 64), (0.0, 0.3, 0.9)).astype(float))
+            results.append(random_crop(image, full, (64, 64), (64, 64), (0.3, 0.9)).astype(float))
     assert 10 * np.log10(255**2 / np.mean((results[0] - results[1]) ** 2)) > 40
 
 

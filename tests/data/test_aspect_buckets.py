@@ -1,0 +1,402 @@
+"""Buckets by aspect ratio: their sizes, which image goes where, and batches of them."""
+
+import json
+import math
+from collections import Counter
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from shard_making import Letters, captions_of, encoded, random_image, take, tar_bytes
+
+from diff_dalle.config import from_dict, to_dict
+from diff_dalle.data import survey
+from diff_dalle.data.aspect_buckets import AspectBuckets, AspectConfig, kept_share
+from diff_dalle.data.inspection import InspectionConfig, inspect_shards
+from diff_dalle.data.loader import DataConfig, Loader
+from diff_dalle.data.spec import CaptionSpec, ImageSpec, SampleSpec
+from diff_dalle.errors import InputError
+from diff_dalle.images.transforms import Window, covering_size
+
+RATIOS = ("1/1", "1/2", "1/3", "2/3", "3/4", "1/5", "2/5", "3/5", "4/5", "1/6", "5/6", "9/16")  # as published
+
+
+def published(side: int, factor: int = 32) -> AspectBuckets:
+    return AspectConfig(RATIOS, bucket_factor=factor).buckets(side * side)
+
+
+# ---------------------------------------------------------------------------------------------------------- the sizes
+
+
+def test_the_published_ratios_give_the_published_sizes():
+    """Height and width; 4/5 and 5/6 coincide, so 12 ratios with their reciprocals, 23, give 21."""
+    tall = [(1056, 512), (1312, 416), (928, 608), (864, 640), (1696, 320), (1184, 480), (960, 576), (832, 672)]
+    tall += [(1856, 288), (1024, 576)]
+    table = published(768)
+    assert table.sizes == ((768, 768), *tall, *((width, height) for height, width in tall))
+    assert len(table.ratios) == 23 and len(table.sizes) == 21
+
+
+@pytest.mark.parametrize(("side", "count"), [(1024, 23), (768, 21), (384, 19), (256, 17)])
+def test_sizes_have_about_the_pixels_of_the_square(side, count):
+    """Rounded down on both sides by less than the factor."""
+    table = published(side)
+    assert len(set(table.sizes)) == len(table.sizes) == count
+    for height, width in table.sizes:
+        assert height % 32 == width % 32 == 0
+        assert height * width <= side * side < (height + 32) * (width + 32)
+        assert (width, height) in table.sizes
+
+
+@pytest.mark.parametrize("factor", [8, 16, 32, 64])
+def test_no_side_is_below_the_factor(factor):
+    table = published(64, factor)
+    assert factor <= min(map(min, table.sizes)) <= max(24, factor) and table.sizes[0] == (64, 64)
+    assert published(16, 32).sizes == ((32, 32),)
+
+
+def test_sizes_are_exact_where_floating_point_is_not():
+    """sqrt(768² · 9 / 16) is 576 exactly; a side that is a hair too small would lose a whole factor."""
+    for number in range(1, 400):
+        ratio = Fraction(number * number)
+        (height, width), *_ = AspectBuckets([ratio], (7 * number) ** 2, 7).sizes
+        assert (height, width) == (7, 7 * number * number)
+
+
+def test_reciprocals_are_added_once():
+    table = AspectBuckets([Fraction(2), Fraction(1, 2), Fraction(1)], 64 * 64, 8)
+    assert table.ratios == (2, Fraction(1, 2), 1)
+    decimal = AspectConfig(("0.5", "1.0", "1.5/1")).buckets(64 * 64)
+    assert decimal.ratios == (Fraction(1, 2), 1, Fraction(3, 2), 2, Fraction(2, 3))
+
+
+# --------------------------------------------------------------------------------------------------- the assignment
+
+
+def size_of(table, height, width):
+    return table.sizes[table.nearest(np.array([[height, width]]))[0]]
+
+
+def test_an_image_goes_to_the_nearest_ratio():
+    table = published(768)
+    assert size_of(table, 500, 500) == (768, 768)
+    assert size_of(table, 600, 900) == (608, 928) and size_of(table, 900, 600) == (928, 608)
+    assert size_of(table, 1080, 1920) == (576, 1024) and size_of(table, 10, 900) == (288, 1856)
+    assert size_of(table, 0, 0) == (768, 768)  # broken: found out when it is read
+
+
+def test_ratios_are_compared_by_difference_or_by_logarithm():
+    """Between 1 and 3: the arithmetic mean is 2, the geometric mean 1.732."""
+    linear, log = (
+        AspectConfig(("1", "3"), bucket_factor=8, bucket_distance=d).buckets(64**2) for d in ("linear", "log")
+    )
+    square, wide = (64, 64), (32, 104)
+    assert [size_of(linear, 100, width) for width in (199, 201)] == [square, wide]
+    assert [size_of(log, 1000, width) for width in (1731, 1733)] == [square, wide]
+    assert [size_of(log, height, 1000) for height in (1731, 1733)] == [square, wide[::-1]]
+    assert size_of(linear, 1500, 1000) == wide[::-1]  # 2/3, the middle of 1 and 1/3, is at 1500
+
+
+def test_a_share_of_the_images_goes_to_any_ratio():
+    """A function of the seed and of the number among all images, however they lie in shards."""
+    table = AspectConfig(("1/1", "1/2"), bucket_factor=8).buckets(64 * 64)
+    images = np.tile([[64, 64]], (9000, 1))
+    (numbers,) = table.assign([images], 3, 0.3)
+    counts = np.bincount(numbers, minlength=3) / 9000
+    assert np.abs(counts - [0.8, 0.1, 0.1]).max() < 0.02
+    parts = table.assign([images[:10], images[:0], images[10:]], 3, 0.3)
+    assert [len(part) for part in parts] == [10, 0, 8990] and (np.concatenate(parts) == numbers).all()
+    assert not (table.assign([images], 4, 0.3)[0] == numbers).all()
+    assert not table.assign([images], 3, 0.0)[0].any()
+    assert np.abs(np.bincount(table.assign([images], 3, 1.0)[0]) / 9000 - 1 / 3).max() < 0.02
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"multi_aspect_ratio": ("1/0",)}, "'1/0', but a ratio is WIDTH/HEIGHT or a number, above 0"),
+        ({"multi_aspect_ratio": ("0/1",)}, "'0/1'"),
+        ({"multi_aspect_ratio": ("-1/2",)}, "'-1/2'"),
+        ({"multi_aspect_ratio": ("1e999999999",)}, "'1e999999999'"),
+        ({"multi_aspect_ratio": ("1:2",)}, "'1:2'"),
+        ({"multi_aspect_ratio": ("1/2/3",)}, "'1/2/3'"),
+        ({"multi_aspect_ratio": ("1/2", "1/1", "2/4")}, "has 2/4 and 1/2, which are equal"),
+        ({"bucketeer_random_ratio": 1.1}, "bucketeer_random_ratio is 1.1, but must be a fraction"),
+        ({"bucket_factor": 0}, "bucket_factor is 0, but must be at least 1"),
+    ],
+)
+def test_impossible_ratios_are_refused(settings, message):
+    with pytest.raises(InputError, match=message):
+        AspectConfig(**settings)
+
+
+def test_a_file_may_hold_ratios_and_numbers():
+    found = from_dict(DataConfig, {"aspect": {"multi_aspect_ratio": ["1/1", 1.5, 2]}})
+    assert found.aspect.multi_aspect_ratio == ("1/1", "1.5", "2")
+    assert from_dict(DataConfig, to_dict(found)) == found
+
+
+@pytest.mark.parametrize("name", ["random_crop", "resample"])
+def test_what_contradicts_buckets_is_refused(name):
+    with pytest.raises(InputError, match=f"{name} and multi_aspect_ratio exclude each other"):
+        DataConfig(aspect=AspectConfig(("1/1",)), **{name: True})
+
+
+# -------------------------------------------------------------------------------------------------------- the crop
+
+
+@pytest.mark.parametrize(
+    ("image", "size", "shorter"),
+    [  # (height, width) of image and bucket, and what the shorter side of the image becomes
+        ((600, 900), (608, 928), 619),
+        ((900, 600), (608, 928), 928),
+        ((1000, 500), (512, 1024), 1024),
+        ((1500, 500), (512, 1024), 1024),  # 1536 in the published code, which is larger than covering takes
+        ((100, 100), (96, 128), 128),
+    ],
+)
+def test_images_are_scaled_to_cover_and_no_further(image, size, shorter):
+    assert min(covering_size(image, size)) == shorter
+
+
+def test_there_is_no_padding_and_no_enlargement_beyond_covering():
+    """One side of the scaled image is that of its bucket, the other no shorter, to a pixel of the exact scale."""
+    table, generator = published(256), np.random.default_rng(0)
+    for image in generator.integers(100, 1000, (500, 2)).tolist():
+        for size in (size_of(table, *image), (96, 544), (256, 256)):
+            covering = covering_size(tuple(image), size)
+            assert min(a - b for a, b in zip(covering, size, strict=True)) == 0
+            scale = max(size[0] / image[0], size[1] / image[1])
+            halvings = max(0, math.floor(-math.log2(scale)))  # each may drop half a pixel
+            assert np.abs(np.array(covering) - scale * np.array(image)).max() <= 1 + halvings + 0.01 * max(covering)
+
+
+def test_the_share_of_pixels_that_cropping_keeps():
+    images = np.array([[100, 100], [100, 200], [300, 100], [64, 64]])
+    sizes = np.array([[64, 64], [64, 64], [64, 64], [32, 64]])
+    np.testing.assert_allclose(kept_share(images, sizes), [1, 1 / 2, 1 / 3, 1 / 2])
+    generator, table = np.random.default_rng(0), published(512)
+    images = generator.integers(200, 900, (200, 2))
+    sizes = np.array(table.sizes)[table.nearest(images)]
+    exact = [
+        size[0] * size[1] / math.prod(covering_size(tuple(i), tuple(size)))
+        for i, size in zip(images.tolist(), sizes.tolist(), strict=True)
+    ]
+    np.testing.assert_allclose(kept_share(images, sizes), exact, rtol=0.02)
+    assert kept_share(images, sizes).mean() > 0.9 > 0.7 > kept_share(images, np.array([[1, 1]])).mean()
+
+
+# -------------------------------------------------------------------------------------------------------- the loader
+
+ASPECT = AspectConfig(("1/1", "1/2"), 0.0, bucket_factor=8)  # 16×16, 8 wide × 16 high, 16 wide × 8 high
+PLAIN = DataConfig(num_workers=0, exact_decode=True, aspect=ASPECT)
+SHAPES = ((20, 20), (12, 30), (30, 14), (40, 42))
+SPEC = SampleSpec(ImageSpec((16, 16)), (CaptionSpec(Letters(), 20),))
+
+
+def shape_of(number: int) -> tuple[int, int]:
+    return SHAPES[number * number % 7 % 4]
+
+
+@pytest.fixture
+def shards(tmp_path):
+    """40 images of several aspect ratios and forms in three shards; sample 11 is broken."""
+    number = 0
+    for shard, count in enumerate((17, 9, 14)):
+        files = []
+        for i in range(number, number + count):
+            kind, form = [("jpg", "JPEG"), ("png", "PNG"), ("webp", "WEBP")][i % 3]
+            image = b"no image" if i == 11 else encoded(random_image(*shape_of(i), i), form)
+            record = json.dumps({"score": i}).encode()
+            files += [(f"{i:04d}.{kind}", image), (f"{i:04d}.txt", f"caption of {i:04d}".encode())]
+            files += [(f"{i:04d}.json", record)]
+        (tmp_path / f"{shard}.tar").write_bytes(tar_bytes(files))
+        number += count
+    return tmp_path
+
+
+def loader(folder, batch_size=4, config=PLAIN, spec=SPEC, seed=3, **options) -> Loader:
+    return Loader(replace(config, data_dir=(str(folder),)), spec, seed, batch_size, **options)
+
+
+def numbers_of(batch) -> list[int]:
+    return [int(caption[-4:]) for caption in captions_of(batch)]
+
+
+def expected_size(number: int) -> tuple[int, int]:
+    height, width = shape_of(number)
+    return (16, 16) if abs(width / height - 1) < 0.25 else (16, 8) if height > width else (8, 16)
+
+
+def assert_equal(one, other):
+    assert torch.equal(one.images, other.images) and torch.equal(one.index, other.index)
+    assert captions_of(one) == captions_of(other)
+
+
+def test_each_batch_has_the_size_of_its_images(shards):
+    data = loader(shards, config=replace(PLAIN, max_broken=1.0))
+    assert data.samples == 40
+    seen, sizes = Counter(), set()
+    for batch in take(data, 0, 60):
+        numbers = numbers_of(batch)
+        assert {expected_size(number) for number in numbers} == {tuple(batch.images.shape[2:])}
+        seen.update(numbers)
+        sizes.add(tuple(batch.images.shape[2:]))
+    assert len(sizes) == 3 and set(seen) == set(range(40)) - {11}
+    assert max(seen.values()) - min(seen.values()) <= 4  # 6 epochs; the replacement of 11 counts twice
+
+
+def test_nothing_is_lost_at_the_end_of_an_epoch(shards):
+    """Each bucket visits each of its samples once per epoch, whatever the batch size."""
+    data = loader(shards, batch_size=8, config=replace(PLAIN, max_broken=1.0))
+    by_size: dict[tuple, list] = {}
+    for position in range(8 * 60):
+        by_size.setdefault(data.order.size_at(position), []).append(data.order.sample_at(position))
+    for places in by_size.values():
+        count = len(set(places))
+        for start in range(0, len(places) - count + 1, count):
+            assert len(set(places[start : start + count])) == count
+    assert sum(len(set(places)) for places in by_size.values()) == 40
+
+
+@pytest.mark.parametrize("position", [0, 24, 56])
+def test_ranks_and_workers_and_restarts_see_the_same_samples_and_sizes(shards, position):
+    """1, 2 and 1 processes, from any batch of an epoch on, filters and augmentation included."""
+    config = replace(PLAIN, random_flip=True, max_broken=1.0, dataset_filters=("score > 2",))
+    config = replace(config, aspect=replace(ASPECT, bucketeer_random_ratio=0.3))
+    whole = take(loader(shards, 8, config), 0, position // 8 + 4)[position // 8 :]
+    assert len({tuple(batch.images.shape) for batch in whole}) > 1
+    for one, other in zip(whole, take(loader(shards, 8, replace(config, num_workers=2)), position, 4), strict=True):
+        assert_equal(one, other)
+    for rank in (0, 1):
+        parts = take(loader(shards, 4, config, rank=rank, world_size=2), position, 4)
+        for one, other in zip(whole, parts, strict=True):
+            assert_equal(one.select(slice(rank, None, 2)), other)
+
+
+def test_filters_and_buckets_together(shards):
+    data = loader(shards, config=replace(PLAIN, dataset_filters=("score >= 12", "score != 30")))
+    kept = set(range(12, 40)) - {30}
+    assert data.samples == len(kept) and data.collection.counts.tolist() == [5, 9, 13]
+    seen = set()
+    for batch in take(data, 0, 30):
+        assert {expected_size(number) for number in numbers_of(batch)} == {tuple(batch.images.shape[2:])}
+        seen |= set(numbers_of(batch))
+    assert seen == kept and data.broken == 0
+
+
+def test_crops_are_random_by_position_or_in_the_center(shards):
+    def images(crop="random", **options):
+        config = replace(PLAIN, max_broken=1.0, aspect=replace(ASPECT, bucket_crop=crop))
+        batches = take(loader(shards, 8, config, **options), 0, 10)
+        return torch.cat([batch.images.flatten() for batch in batches])
+
+    center, at_random = images("center"), images()
+    assert len(center) == len(at_random) and not torch.equal(center, at_random)
+    assert torch.equal(at_random, images()) and torch.equal(center, images("center"))
+
+
+def test_a_random_crop_is_a_part_of_the_covering_image(tmp_path):
+    """A ramp of 16 × 64 pixels in a square: any 16 of its columns, and never scaled."""
+    ramp = Image.fromarray(np.tile(np.arange(64, dtype=np.uint8)[None, :, None] * 3, (16, 1, 3)))
+    (tmp_path / "a.tar").write_bytes(tar_bytes([(f"{i}.png", encoded(ramp, "PNG")) for i in range(4)]))
+    config = replace(PLAIN, aspect=AspectConfig(("1/1",), bucket_factor=8))
+    data = loader(tmp_path, config=config, spec=SampleSpec(ImageSpec((16, 16))))
+    pixels = ((data.batch_at(range(200)).images + 1) * 127.5).round().int()
+    starts = pixels[:, 0, 0, 0]
+    assert torch.equal(pixels[:, 0], (starts[:, None, None] + 3 * torch.arange(16)).expand(-1, 16, -1))
+    assert set(starts.tolist()) > {0, 144} and len(set(starts.tolist())) > 35
+
+
+def test_held_out_images_go_to_the_nearest_ratio(shards):
+    config = replace(PLAIN, max_broken=1.0, aspect=replace(ASPECT, bucketeer_random_ratio=1.0))
+    for batch in take(loader(shards, config=config, augment=False, shuffle=False), 0, 20):
+        assert {expected_size(number) for number in numbers_of(batch)} == {tuple(batch.images.shape[2:])}
+    sizes = [{expected_size(n) for n in numbers_of(batch)} for batch in take(loader(shards, config=config), 0, 20)]
+    assert any(len(each) > 1 for each in sizes)
+
+
+def test_the_first_samples_have_one_size(shards):
+    data = loader(shards, config=replace(PLAIN, max_broken=1.0))
+    first = data.first(11)
+    assert len(first) == 11 and tuple(first.images.shape[2:]) == data.order.size_at(0)
+    assert_equal(first.select(slice(0, 4)), take(data, 0, 1)[0])
+    plain = loader(shards, config=replace(PLAIN, max_broken=1.0, aspect=AspectConfig()))
+    assert_equal(plain.first(11), plain.batch_at(range(11)))
+
+
+def test_windows_and_missing_images(shards):
+    spec = SampleSpec(ImageSpec((16, 16), window=Window(8, 4)))
+    assert {b.images.shape for b in take(loader(shards, spec=spec, config=replace(PLAIN, max_broken=1.0)), 0, 8)} == {
+        (4, 3, 8, 8)
+    }
+    with pytest.raises(InputError, match="multi_aspect_ratio is set, but no images are read"):
+        loader(shards, spec=SampleSpec(captions=(CaptionSpec(Letters(), 20),)))
+    with pytest.raises(InputError, match="crop_size is 12, but must be at most 8"):
+        loader(shards, spec=SampleSpec(ImageSpec((16, 16), window=Window(12, 4))))
+
+
+# ------------------------------------------------------------------------------------------------- the sizes of images
+
+
+def test_sizes_come_from_headers_and_are_read_once(shards, monkeypatch):
+    """Also those of images that are larger than what is read of them; an index from before is extended."""
+    large = np.random.default_rng(0).integers(0, 256, (300, 200, 3), dtype=np.uint8)
+    picture = Image.fromarray(large)
+    members = [("a.jpg", encoded(picture, quality=95)), ("b.png", encoded(picture, "PNG"))]
+    members += [("c.webp", encoded(picture, "WEBP", quality=95)), ("d.jpg", b"\xff\xd8\xff" + bytes(9000))]
+    assert min(len(data) for _, data in members) > 2 * survey.HEADERS[0]
+    (shards / "3.tar").write_bytes(tar_bytes(members))
+    spec = SampleSpec(ImageSpec((16, 16)))
+    loader(shards, spec=spec, config=replace(PLAIN, aspect=AspectConfig()))
+    tables = {path: path.read_bytes() for path in (shards / ".diff_dalle_index").glob("*.npz")}
+    reads, size_of_image = [], survey.image_size
+    monkeypatch.setattr(survey, "image_size", lambda data: reads.append(len(data)) or size_of_image(data))
+    found = loader(shards, spec=spec).collection.sizes
+    assert [each.tolist() for each in found[:3]] == [
+        [[0, 0] if i == 11 else list(shape_of(i)) for i in numbers]
+        for numbers in (range(17), range(17, 26), range(26, 40))
+    ]
+    assert found[3].tolist() == [[300, 200]] * 3 + [[0, 0]]
+    assert sorted(n for n in reads if n >= 4096) == sorted([4096, 4096, 4096, len(members[2][1]), 4096, 9003])
+    assert all(path.read_bytes() == data for path, data in tables.items())
+    reads.clear()
+    again = loader(shards, spec=spec).collection.sizes
+    assert not reads and all((a == b).all() for a, b in zip(found, again, strict=True))
+
+
+def test_a_header_behind_much_else_is_found(tmp_path, monkeypatch):
+    """A jpeg with 100 kB of another application's data before its size."""
+    plain = encoded(random_image(40, 70))
+    padding = (b"\xff\xef" + (50_002).to_bytes(2, "big") + bytes(50_000)) * 2
+    (tmp_path / "a.tar").write_bytes(tar_bytes([("a.jpg", plain[:2] + padding + plain[2:])]))
+    assert loader(tmp_path, spec=SampleSpec(ImageSpec((16, 16)))).collection.sizes[0].tolist() == [[40, 70]]
+
+
+def test_sideways_images_count_the_right_way_up(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    (tmp_path / "a.tar").write_bytes(tar_bytes([("a.jpg", encoded(random_image(20, 40), exif=exif))]))
+    data = loader(tmp_path, spec=SampleSpec(ImageSpec((16, 16))))
+    assert data.collection.sizes[0].tolist() == [[40, 20]] and data.order.size_at(0) == (16, 8)
+
+
+# --------------------------------------------------------------------------------------------------------- inspection
+
+
+def test_inspection_shows_the_buckets_and_what_cropping_keeps(shards):
+    config = InspectionConfig((str(shards),), image_size=16, aspect=ASPECT, dataset_filters=("score >= 12",))
+    lines, _ = inspect_shards(config)
+    start = lines.index("samples by width×height of the nearest bucket:")
+    counts = Counter(expected_size(number) for number in range(12, 40))
+    expected = [(f"{width}×{height}", str(count)) for (height, width), count in counts.most_common()]
+    assert sorted(tuple(line.split()[:2]) for line in lines[start + 1 : start + 4]) == sorted(expected)
+    assert [int(line.split()[1]) for line in lines[start + 1 : start + 4]] == sorted(counts.values(), reverse=True)
+    shapes = np.array([shape_of(number) for number in range(12, 40)])
+    sizes = np.array([expected_size(number) for number in range(12, 40)])
+    inside, square = kept_share(shapes, sizes).mean(), kept_share(shapes, np.array([[1, 1]])).mean()
+    assert lines[start + 4] == f"pixels kept by cropping: {inside:.1%} in buckets, {square:.1%} in squares"
+    assert inside > square

@@ -1,0 +1,66 @@
+"""Crops around what a saliency map finds."""
+
+import numpy as np
+import pytest
+from PIL import Image
+from shard_making import encoded, random_image, tar_bytes
+
+from diff_dalle.data.loader import DataConfig, Loader
+from diff_dalle.data.spec import ImageSpec, SampleSpec
+from diff_dalle.images.decode import BrokenSample
+from diff_dalle.images.smart_crop import smart_crop
+
+
+def brightness(pixels: np.ndarray) -> np.ndarray:
+    assert pixels.dtype == np.uint8 and min(pixels.shape[:2]) == 240
+    return pixels.mean(2)[::8, ::8] / 255
+
+
+def with_spot(height, width, top, left) -> Image.Image:
+    pixels = np.zeros((height, width, 3), dtype=np.uint8)
+    pixels[top : top + 16, left : left + 16] = 255
+    return Image.fromarray(pixels)
+
+
+@pytest.mark.parametrize(("height", "width"), [(64, 256), (256, 64)])
+@pytest.mark.parametrize("place", [0, 60, 120, 200, 240])
+def test_the_crop_lies_around_the_spot_and_inside_the_image(height, width, place):
+    top, left = (24, place) if width > height else (place, 24)
+    image = with_spot(height, width, top, left)
+    crop = smart_crop(image, (height, width), (64, 64), brightness, None)
+    assert crop.shape == (64, 64, 3)
+    middle = np.argwhere(crop[..., 0] > 128).mean(0)
+    expected = np.clip(place + 8, 32, 256 - 32)  # of the crop's center
+    assert abs(middle[1 if width > height else 0] - (place + 8 - expected + 32)) < 6
+    assert np.argwhere(crop[..., 0] > 128).size
+
+
+def test_the_center_moves_with_chance_point_three():
+    image = with_spot(64, 640, 24, 312)
+
+    def shift(*uniforms):
+        crop = smart_crop(image, (64, 640), (64, 320), brightness, uniforms)
+        return 160 - np.argwhere(crop[..., 0] > 128).mean(0)[1]
+
+    assert abs(shift(0.31, 0.0, 0.0)) < 6 and abs(shift(0.29, 0.5, 0.5)) < 6
+    assert abs(shift(0.29, 0.5, 0.0) + 0.2 * 640) < 8 and abs(shift(0.29, 0.5, 0.999) - 0.2 * 640) < 8
+
+
+def test_maps_of_any_size_count_and_others_are_refused():
+    image = random_image(60, 90)
+    everywhere = smart_crop(image, (60, 90), (32, 32), lambda pixels: np.ones((1, 1)), None)
+    assert everywhere.shape == (32, 32, 3)
+    for bad in (np.full((3, 3), np.nan), np.ones(4), np.ones((0, 3))):
+        with pytest.raises(BrokenSample, match="saliency map"):
+            smart_crop(image, (60, 90), (32, 32), lambda pixels, bad=bad: bad, None)
+
+
+def test_the_loader_crops_by_it(tmp_path):
+    """Without a saliency the spot at the edge is not in the middle; with it the crop shows it."""
+    (tmp_path / "a.tar").write_bytes(tar_bytes([("a.png", encoded(with_spot(32, 128, 8, 112), "PNG"))]))
+    config, spec = DataConfig((str(tmp_path),), num_workers=0), SampleSpec(ImageSpec((32, 32)))
+    plain = Loader(config, spec).batch_at([0, 1]).images
+    found = Loader(config, spec, saliency=brightness, augment=False).batch_at([0, 1]).images
+    assert plain.max() < 0 < found.max()
+    (moved,) = {bool((Loader(config, spec, saliency=brightness).batch_at(range(40)).images != found[:1]).any())}
+    assert moved
