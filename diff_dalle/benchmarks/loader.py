@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from ..batch import Batch
+from ..data.aspect_buckets import AspectConfig
 from ..data.loader import DataConfig, Loader
 from ..data.spec import ImageSpec, SampleSpec
 from ..data.tar import write_tar
@@ -22,7 +23,8 @@ from ..images.transforms import center_crop
 
 SIZE = (64, 64)
 SIDES = ((256, 256), (256, 379), (320, 427), (384, 384), (512, 512), (767, 512))  # (height, width) of the jpegs
-COUNT = 48
+COUNT, BATCH = 48, 8
+ASPECT = AspectConfig(("1/1", "3/4", "2/3"), 0.0, bucket_factor=8, bucket_crop="center")
 
 
 def photograph(height: int, width: int, seed: int) -> Image.Image:
@@ -80,14 +82,51 @@ def decoding_gate() -> Mapping[str, tuple[float, float]]:
     return {"mean squared difference": (float(np.mean(difference**2)), 255**2 / 10**4)}
 
 
-def from_shards() -> Callable[[], Batch]:
-    """The loader in one process, from captioned shards to a batch of float images."""
+def _loader(aspect: AspectConfig) -> Loader:
+    """A loader, in one process, of shards with these images."""
     folder = tempfile.TemporaryDirectory(prefix="diff_dalle_benchmark_")
     atexit.register(folder.cleanup)
     samples = ((f"{i:05d}", {"jpg": data, "txt": b"an image", "json": b"{}"}) for i, data in enumerate(jpegs()))
     write_tar(str(Path(folder.name) / "00000.tar"), samples)
-    loader = Loader(DataConfig((folder.name,), num_workers=0), SampleSpec(ImageSpec(SIZE)))
-    return functools.partial(loader.batch_at, range(COUNT))
+    config = DataConfig((folder.name,), num_workers=0, aspect=aspect)
+    return Loader(config, SampleSpec(ImageSpec(SIZE)), batch_size=BATCH)
+
+
+def from_shards() -> Callable[[], Batch]:
+    """The loader in one process, from captioned shards to a batch of float images."""
+    return functools.partial(_loader(AspectConfig()).batch_at, range(COUNT))
+
+
+def in_batches() -> Callable[[], list[Batch]]:
+    """The same images as squares in small batches."""
+    return functools.partial(_all_batches, _loader(AspectConfig()))
+
+
+def in_buckets() -> Callable[[], list[Batch]]:
+    """The same images in batches of one aspect ratio each: their numbers are multiples of the batch size, so each image
+    occurs once."""
+    return functools.partial(_all_batches, _loader(ASPECT))
+
+
+def _all_batches(data: Loader) -> list[Batch]:
+    return [data.batch_at(range(start, start + BATCH)) for start in range(0, COUNT, BATCH)]
+
+
+def bucket_gate() -> Mapping[str, tuple[float, float]]:
+    """Both give the images that decoding alone gives at their sizes, all of them."""
+    table = ASPECT.buckets(SIZE[0] * SIZE[1])
+    full = np.array([decode_image(data, DataConfig.max_pixels)[1] for data in jpegs()])
+    sizes = [table.sizes[number] for number in table.nearest(full)]
+    found = {}
+    for name, build, wanted in (("squares", in_batches, [SIZE] * COUNT), ("buckets", in_buckets, sizes)):
+        levels = np.concatenate([to_uint8(batch.images).numpy().mean((1, 2, 3)) for batch in build()()])
+        decoded = [
+            center_crop(*decode_image(data, DataConfig.max_pixels, size), size)
+            for data, size in zip(jpegs(), wanted, strict=True)
+        ]
+        expected = np.sort([pixels.mean() for pixels in decoded])
+        found[f"difference of means, {name}"] = float(np.abs(np.sort(levels) - expected).max()), 1e-3
+    return found
 
 
 def loader_gate() -> Mapping[str, tuple[float, float]]:

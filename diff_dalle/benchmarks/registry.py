@@ -33,6 +33,13 @@ BENCHMARKS = {
         loader.loader_gate,
         target=1 / 0.9,
     ),
+    "buckets": Benchmark(
+        "batches of the same JPEGs from shards, of several aspect ratios against squares, one process each",
+        loader.in_batches,
+        loader.in_buckets,
+        loader.bucket_gate,
+        target=1 / 0.9,
+    ),
     "gradient_cache": Benchmark(
         "gradient of a contrastive loss over 256 samples: cached in micro-batches of 16 against one batch",
         gradient_cache.at_once,

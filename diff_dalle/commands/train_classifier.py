@@ -30,6 +30,11 @@ class ClassifierData(DataConfig):
 
     random_crop: bool = option(True, "random crop, 80–100 % of the shorter side, instead of a center crop")
 
+    def __post_init__(self):
+        if self.aspect.multi_aspect_ratio:
+            raise InputError("multi_aspect_ratio is set, but a classifier takes square images only: leave it out")
+        super().__post_init__()
+
 
 @dataclass(frozen=True)
 class ClassifierOptim(OptimConfig):
@@ -100,7 +105,6 @@ class ClassifierRun(TrainingRun):
     def __post_init__(self):
         optim = self.optim.resolved(self.training)
         self.check_annealing(optim)
-        self.check_aspect()
         object.__setattr__(self, "optim", optim)  # checkpoints hold the resolved values
 
     @property

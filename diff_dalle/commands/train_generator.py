@@ -51,7 +51,7 @@ class GeneratorRun(TrainingRun):
     def __post_init__(self):
         self.check_annealing(self.optim)
         self._check_upsampling()
-        self.check_aspect()
+        self.check_aspect(math.lcm(self.model.unet.divisor, self.model.factor))
         self.preview.check(self.diffusion, self.signal, self.has_text or self.num_classes > 0)
 
     def _check_upsampling(self) -> None:
@@ -80,10 +80,6 @@ class GeneratorRun(TrainingRun):
     @property
     def image_size(self) -> int:
         return self.model.unet.image_size
-
-    @property
-    def size_multiple(self) -> int:
-        return math.lcm(self.model.unet.divisor, self.model.factor)
 
     @property
     def image_channels(self) -> int:

@@ -60,11 +60,6 @@ class TrainingRun(ABC):
         """Width and height of the training images in pixels."""
 
     @property
-    def size_multiple(self) -> int:
-        """What both sides of images must be multiples of; 0 = the network takes squares of ``image_size`` only."""
-        return 0
-
-    @property
     def image_channels(self) -> int:
         """3 = RGB, 1 = grayscale."""
         return 3
@@ -161,17 +156,13 @@ class TrainingRun(ABC):
         vocabulary = tokenizer.vocabulary.text() if self.tokenizer.bpe_path else ""
         return Identity(self.kind, config, tokenizer.identity, vocabulary)
 
-    def check_aspect(self) -> None:
-        """InputError for aspect ratios that the network does not take."""
+    def check_aspect(self, multiple: int) -> None:
+        """InputError for aspect ratios with sizes that are no multiples of what the network's must be."""
         aspect = self.data.aspect
-        if not aspect.multi_aspect_ratio:
-            return
-        if not self.size_multiple:
-            raise InputError(f"multi_aspect_ratio is set, but a {self.kind} takes square images only: leave it out")
-        if aspect.bucket_factor % self.size_multiple:
+        if aspect.multi_aspect_ratio and aspect.bucket_factor % multiple:
             raise InputError(
-                f"bucket_factor is {aspect.bucket_factor}, but must be a multiple of {self.size_multiple}, which the "
-                "network's sizes are multiples of"
+                f"bucket_factor is {aspect.bucket_factor}, but must be a multiple of {multiple}, as the sizes of the "
+                "network's images are"
             )
 
     def check_annealing(self, optim: OptimConfig, processes: int | None = None) -> None:

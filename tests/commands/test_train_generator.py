@@ -198,7 +198,10 @@ ASPECTS = {"multi_aspect_ratio": "1/1,1/2", "bucket_factor": 4}
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ({"bucket_factor": 3}, "bucket_factor is 3, but must be a multiple of 2, which the network's sizes are"),
+        (
+            {"bucket_factor": 3},
+            "bucket_factor is 3, but must be a multiple of 2, as the sizes of the network's images are",
+        ),
         ({"bucket_factor": 4, "small_size": 2}, "bucket_factor is 4, but must be a multiple of 8"),
         ({"random_crop": True}, "random_crop and multi_aspect_ratio exclude each other"),
     ],
