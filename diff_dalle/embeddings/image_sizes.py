@@ -22,9 +22,12 @@ def known_image_size(make: str, model: str) -> int:
         return _OPENAI.get(model.partition(":")[0], _OPENAI_OTHERS)
     if make == "open_clip":
         return _of_open_clip(model.partition(":")[0])
-    if storage.is_remote(model) or not os.path.isfile(storage.local_path(model)):
-        return 0
-    return open_network(model, "classifier").settings.model.image_size
+    return open_network(model, "classifier").settings.model.image_size if is_local_file(model) else 0
+
+
+def is_local_file(path: str) -> bool:
+    """Whether it is one, and neither remote nor a command."""
+    return not storage.is_remote(path) and os.path.isfile(storage.local_path(path))
 
 
 def _of_open_clip(name: str) -> int:

@@ -25,13 +25,13 @@ def wrong_between(
     itself as well, and may have failed."""
     yield from _wrong_lists(decoder, train)
     yield from _wrong_sizes(decoder, data, train)
-    yield from _wrong_sources(decoder, data)
+    yield from _wrong_sources(decoder, data, evaluate)
     yield from _wrong_widths(decoder)
     yield from _wrong_scales(decoder, train)
     yield from _wrong_counts(data, train, tracker)
     if evaluate.given and not data.splits.val:
         yield "data.splits.val is 0, but evaluate measures images of that split: raise it, or leave the metrics out"
-    if evaluate.needs_clip and decoder.clip is None:
+    if evaluate.needs_clip and decoder.clip is None and not data.img_embeddings_url:  # whose CLIP may be recorded
         yield "evaluate has the feature clip, but there is no decoder.clip: name one, or another feature"
 
 
@@ -95,7 +95,7 @@ def _wrong_sizes(decoder: DecoderConfig, data: DataSection, train: TrainSection)
             yield f"decoder.clip: {error}"
 
 
-def _wrong_sources(decoder: DecoderConfig, data: DataSection) -> Iterator[str]:
+def _wrong_sources(decoder: DecoderConfig, data: DataSection, evaluate: GeneratedMetricsConfig) -> Iterator[str]:
     """Embeddings from two places. Whether they come from anywhere turns out when the shards are opened."""
     has_text = any(unet.cond_on_text_encodings for unet in decoder.unets)
     if data.text_embeddings_url and not has_text:
@@ -105,7 +105,7 @@ def _wrong_sources(decoder: DecoderConfig, data: DataSection) -> Iterator[str]:
         )
     if decoder.unconditional and data.img_embeddings_url:
         yield "data.img_embeddings_url is given, but the decoder is unconditional: leave one of them out"
-    if decoder.clip is None or not data.img_embeddings_url or decoder.clip.identity:
+    if decoder.clip is None or not data.img_embeddings_url or decoder.clip.identity or evaluate.needs_clip:
         return  # one with an identity is the CLIP of the embeddings, as training records it
     if not has_text or data.text_embeddings_url:
         both = " and data.text_embeddings_url" if has_text else ""

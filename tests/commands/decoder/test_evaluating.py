@@ -15,6 +15,8 @@ from diff_dalle.commands.decoder.evaluating import compared
 from diff_dalle.commands.decoder.report import describe_decoder
 from diff_dalle.commands.training import train
 from diff_dalle.distributed.world import ALONE
+from diff_dalle.embeddings.clip import load_clip
+from diff_dalle.embeddings.computing import EmbeddingsConfig, compute_embeddings
 from diff_dalle.errors import InputError
 from diff_dalle.evaluation.inception import URL
 from diff_dalle.evaluation.perceptual import URLS
@@ -121,6 +123,40 @@ def test_grids_have_no_more_images_than_there_are_samples(tmp_path, world):
     run = settled(write_file(tmp_path, ("train.n_sample_images", 50), world=world))
     (trainee,) = run.build_trainees(None, run.opened.val, ALONE)
     assert len(trainee.task.preview.captions) == 5
+
+
+def test_the_clip_of_computed_embeddings_measures_too(tmp_path):
+    """It is found by the record beside them, or named as decoder.clip, and must still be the same."""
+    world = make_world(tmp_path / "bare", member="")
+    folder, clip = tmp_path / "emb", make_classifier_file(tmp_path, noised=False)
+    compute_embeddings(EmbeddingsConfig((str(tmp_path / "bare"),), clip_path=clip, out_dir=str(folder)), ALONE)
+    unet = ("decoder.unets", [{**UNET, "image_embed_dim": 16}])
+    metrics = ("evaluate", {"n_evaluation_samples": 5, "FID": {"feature": "clip"}})
+    changes = [unet, metrics, ("data.img_embeddings_url", str(folder)), ("data.index_width", None)]
+    named = ("decoder.clip", {"make": "diff_dalle", "model": clip})
+    found = []
+    for more in ([], [named]):
+        run = settled(write_file(tmp_path, *changes, *more, world=world))
+        trainees = run.build_trainees(None, run.opened.val, ALONE)
+        with evaluating(trainees):
+            found.append(run.measure(trainees, ALONE)())
+    identity = load_clip("diff_dalle", clip, "cpu").identity
+    assert [*found[0]] == [f"FID (clip {identity})"] and found[0] == found[1]
+    make_classifier_file(tmp_path, noised=False, classifier_depth=2)
+    with pytest.raises(InputError, match=f"the embeddings are by .*{identity}"):
+        settled(write_file(tmp_path, *changes, world=world)).metrics(ALONE)
+    record = folder / "img_emb" / "embeddings.json"
+    record.write_text(record.read_text().replace(clip, f"pipe:touch {tmp_path / 'made'}"))
+    with pytest.raises(InputError, match="the CLIP of the embeddings is not at pipe:touch"):
+        settled(write_file(tmp_path, *changes, world=world)).metrics(ALONE)
+    assert not (tmp_path / "made").exists()
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    for number, path in enumerate(sorted((folder / "img_emb").glob("*.npy"))):
+        np.save(foreign / f"e_{number:02d}.npy", np.load(path))
+    foreign_rows = [("data.img_embeddings_url", str(foreign)), ("data.index_width", 0)]
+    with pytest.raises(InputError, match="not recorded which CLIP made the embeddings: name it as decoder.clip"):
+        settled(write_file(tmp_path, unet, metrics, *foreign_rows, world=world)).metrics(ALONE)
 
 
 # ------------------------------------------------------------------------------- the reference's own configuration
