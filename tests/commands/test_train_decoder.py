@@ -486,7 +486,7 @@ def test_the_script_checks_trains_and_resumes_in_one_and_two_processes(tmp_path,
     assert "Resuming at step 3" in result.stdout and "Trained for 5 steps" in result.stdout
     result = run_script("train_decoder.py", "--config_file", path, "--set", "data.splits.val=0.5", "--set",
                         "data.splits.train=0.25", "--set", "train.epochs=3", ok=False)  # fmt: skip
-    assert "data.webdataset_base_url differs" in result.stderr and "--" not in result.stderr
+    assert "choose another tracker.data_path" in result.stderr and "--" not in result.stderr
     bad = write_file(tmp_path, ("train.lrr", 3), world=world)
     result = run_script("train_decoder.py", "--config_file", bad, ok=False)
     assert result.returncode == 2 and "train.lrr (line 1): unknown setting; did you mean lr?" in result.stderr

@@ -56,11 +56,12 @@ def run(demo: Demo) -> Path:
     for i in range(PICTURES):
         Image.fromarray(render(scene(config, i, "val"), config.image_size)).save(pictures / f"{i}.png")
     ends = f"{pictures / '0.png'},{pictures / f'{PICTURES - 1}.png'}"
-    for name, given in {
+    requests: dict[str, list[object]] = {
         "variations": ["--images", pictures, "--num_samples", 3 * PICTURES],
         "interpolation": ["--images", ends, "--interpolate", 8],
         "prompts": ["--prompts", PROMPTS],
-    }.items():
+    }
+    for name, given in requests.items():
         demo.run("sample.py", "--model_path", decoder, *given, "--logdir", home / name)
     demo.run(
         "evaluate.py", "--decoder_path", decoder, "--shapes_dir", data, "--report_dir", report,
