@@ -67,7 +67,7 @@ class Adaptive:
         return self.buckets.values.double().cpu()
 
     def load(self, state: Tensor) -> None:
-        self.buckets.values = state.to(self.buckets.values, copy=True)
+        self.buckets.values = state.to(self.buckets.values)
 
 
 class AdaptiveWeight(Adaptive):

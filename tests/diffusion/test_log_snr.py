@@ -220,6 +220,21 @@ def test_the_network_sees_continuous_time_and_each_step_its_level():
     np.testing.assert_allclose(steps.alphas_cumprod, alpha_bar(process)(torch.tensor(steps.times)), rtol=1e-12)
 
 
+def test_steps_of_single_samples():
+    """``p_mean_variance``, with a step for each sample, is the denoiser's prediction."""
+    for scaler, prediction in PAIRS:
+        steps = make(scaler=scaler, prediction=prediction).steps(4)
+
+        def model(x, t):
+            return torch.tanh(x) + t.view(-1, 1, 1, 1)
+
+        found = steps.p_mean_variance(model, X, torch.tensor([3, 1, 0, 2]), clip_denoised=False)
+        for i, t in enumerate([3, 1, 0, 2]):
+            expected = steps.denoiser(model, clip_denoised=False)(X[i : i + 1], t)
+            torch.testing.assert_close(found["pred_xstart"][i : i + 1], expected.x_start, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(found["mean"][i : i + 1], expected.mean, atol=1e-4, rtol=1e-4)
+
+
 def test_steps_between_two_times():
     """The first T of T + 1 times: what the last step ends at is the clean sample, not the level of t_end."""
     steps = make().steps(4, t_start=0.8, t_end=0.2)

@@ -104,7 +104,7 @@ def test_interpolated():
     torch.testing.assert_close(found, T * linear + (1 - T) * edm, atol=2e-3, rtol=0)
 
 
-@pytest.mark.parametrize("count", [1, 7, 10, 1000])
+@pytest.mark.parametrize("count", [1, 7, 25, 1000])
 def test_discretized(count):
     """Each time is rounded up to one of ``count``, which are all as probable and kept as they are."""
     times = torch.arange(1, count + 1, dtype=torch.float64) / count
