@@ -16,7 +16,8 @@ CHANGES = {
     "fifo": "replaced by FIFOs",
     "folder": "replaced by folders",
 }
-STUCK = 300.0  # seconds within which a stuck worker must be named
+TIMEOUT = 20  # --data_timeout, in seconds
+STUCK = 60.0  # seconds within which a stuck worker must be named
 
 
 def _changes(place: Place, action: str) -> str:
@@ -54,7 +55,7 @@ def worker_killed(place: Place) -> str:
 
 @GROUP.fault("a data worker stopped", f"ends within {STUCK:.0f} s, names it, saves", quick_kinds=0, every_kind=False)
 def worker_stopped(place: Place) -> str:
-    outcome = place.start(Injection("chunk", STEPS - 4, "stop")).wait(STUCK)
+    outcome = place.start(Injection("chunk", STEPS - 4, "stop"), data_timeout=TIMEOUT).wait(STUCK)
     place.refused(outcome, "worker")
     step = place.saved_all()
     return f"status 2 after {outcome.seconds:.0f} s, saved at {step}; {place.continues()}"
