@@ -20,7 +20,7 @@ from .stage import Stage
 
 
 class DecoderClip:
-    """The CLIP of a decoder's training, which is loaded when it is needed.
+    """The CLIP of a decoder's training, which is loaded when it is needed, and kept if the stages are.
 
     make, path: its maker (a key of ``embeddings.clip.CLIPS``) and what that calls it, where the checkpoint says neither
                 or it is no longer there; "" = as the checkpoint says, of path alone a checkpoint of ours.
@@ -31,6 +31,7 @@ class DecoderClip:
     def __init__(self, stages: Sequence[Stage], make: str = "", path: str = ""):
         self.stages = [stage for stage in stages if stage.reads_embeddings or stage.reads_text_states]
         self.make, self.path = make, path
+        self._kept: Clip | None = None
         if make and not path:
             raise InputError(f"clip_make is {make}, but clip_path is missing: give both, or neither")
         if path and not self.stages:
@@ -52,6 +53,11 @@ class DecoderClip:
 
     def load(self) -> Clip:
         """Raises InputError where it is not known or not there, and for another one than that of the training."""
+        clip = self._kept or self._load()
+        self._kept = clip if self.stages[0].keep else None
+        return clip
+
+    def _load(self) -> Clip:
         recorded, path = self.recorded(), self.path
         if not (path or recorded):
             raise InputError(

@@ -264,6 +264,25 @@ def test_the_clip_of_the_training_is_found_or_given(make, clip, clip_path, tmp_p
         make(named=False).sample(images=PICTURES)
 
 
+@pytest.mark.parametrize("keep", [True, False])
+def test_the_clip_is_kept_as_the_networks_are(make, monkeypatch, keep):
+    pipeline, loads = make(options={"keep_loaded": keep}), []
+    plain = embedding_room.load_clip
+    monkeypatch.setattr(embedding_room, "load_clip", lambda *given: loads.append(given) or plain(*given))
+    one, two = (sample(pipeline, images=PICTURES) for _ in range(2))
+    assert np.array_equal(one, two) and len(loads) == (1 if keep else 2)
+
+
+def test_a_clip_without_token_states_cannot_encode_text(make, monkeypatch):
+    """As of some models of open_clip; images are not affected."""
+    pipeline = make(text=True)
+    clip = pipeline.clip.load()
+    monkeypatch.setattr(clip, "text_width", 0)
+    with pytest.raises(InputError, match="the CLIP diff_dalle .* has no states of text tokens to condition on: leave"):
+        pipeline.sample(TEXTS, images=PICTURES[:2])
+    assert len(sample(pipeline, images=PICTURES)) == 3
+
+
 @pytest.mark.parametrize("place", ["pipe:touch {}", "https://127.0.0.1:9/clip.pt", "folder"])
 def test_a_place_in_a_checkpoint_is_only_opened_if_it_is_a_file(make, tmp_path, place):
     """It may be a command, or tell somebody that the checkpoint is used."""
@@ -336,6 +355,40 @@ def test_what_has_no_effect_is_refused(make, clip_path, tmp_path):
 
 
 # -------------------------------------------------------------------------------------------------------------- editing
+
+
+def test_everything_is_used_in_turn(make, clip):
+    """Prompts and embeddings with num_samples, pictures always."""
+    pipeline, embeddings = make(text=True), embeddings_of(clip, PICTURES)
+    expected = sample(pipeline, [*TEXTS, *TEXTS, TEXTS[0]], embeddings=embeddings[[0, 1, 2, 0, 1]])
+    assert np.array_equal(sample(pipeline, TEXTS, embeddings=embeddings, num_samples=5), expected)
+    assert np.array_equal(sample(pipeline, TEXTS, images=PICTURES, num_samples=5), expected)
+    assert np.array_equal(sample(pipeline, TEXTS, images=PICTURES), expected[:3])
+    assert np.array_equal(sample(pipeline, [*TEXTS, *TEXTS], images=PICTURES), expected[:4])
+    with pytest.raises(InputError, match="embeddings has 3 rows for 2 prompts"):
+        pipeline.sample(TEXTS, embeddings=embeddings)
+
+
+def test_the_request_of_a_sample_call(make, monkeypatch):
+    pipeline, requests = make(), []
+    monkeypatch.setattr(pipeline, "sample_stages", lambda request, *rest, **more: requests.append(request) or [None])
+    each = {"labels": [4, 5], "classifier_prompts": ["x", "y"]}
+    pipeline.sample(["a", "b"], 3, images=PICTURES, num_samples=3, **each)
+    request = requests.pop()
+    assert (request.prompts, request.labels, request.classifier_prompts) == (
+        ["a", "b", "a"],
+        [4, 5, 4],
+        ["x", "y", "x"],
+    )
+    assert list(request.seeds) == [3, 4, 5] and request.images.images is PICTURES
+    pipeline.sample(images=PICTURES, seeds=[7, 8, 9])
+    assert list(requests.pop().seeds) == [7, 8, 9]
+    pipeline.sample(num_samples=4, seed=2)
+    assert requests[-1].prompts == [""] * 4 and list(requests.pop().seeds) == [2, 3, 4, 5]
+    pipeline.sample("a", images=PICTURES)
+    assert requests.pop().prompts == ["a"] * 3
+    with pytest.raises(InputError, match="classifier_prompts has 1 value for 3 prompts"):
+        pipeline.sample(images=PICTURES, classifier_prompts=["a"])
 
 
 def test_pictures_are_inpainted_and_repainted(make):
