@@ -166,21 +166,23 @@ def test_a_sweep_and_requests_without_pictures_write_what_they_did(tmp_path):
 
 
 def test_the_script_makes_variations_on_any_number_of_processes(pictures, tmp_path):
-    """From a list of files with a U-Net each, and from all in one."""
+    """From a list of files with a U-Net each, by a CLIP that they do not name, and from all in one."""
     clip_path = make_classifier_file(tmp_path, noised=False)
     clip = load_clip("diff_dalle", clip_path, "cpu")
     unet = replace(UNET, image_embed_dim=clip.embed_dim)
     decoder = make_decoder(2, unet, clip=ClipConfig("diff_dalle", clip_path, clip.identity), sample_timesteps=(3,))
-    paths = [save_unet(tmp_path / f"unet{i}.pt", decoder, i) for i in range(2)]
+    unknown = replace(decoder, clip=ClipConfig("openai", "ViT-L/14"))
+    paths = [save_unet(tmp_path / f"unet{i}.pt", unknown, i) for i in range(2)]
+    given = ("--clip_path", clip_path, "--clip_make", "diff_dalle")
     flags = ("--images", pictures, "--num_samples", 4, "--seed", 5, "--device", "cpu", "--precision", "fp32")
-    said = run("sample.py", "--model_path", ",".join(paths), *flags, "--logdir", tmp_path / "one").stdout
+    said = run("sample.py", "--model_path", ",".join(paths), *given, *flags, "--logdir", tmp_path / "one").stdout
     assert "4 images, variations.png" in said
     whole = save_decoder(tmp_path / "decoder.pt", decoder)
     run("sample.py", "--model_path", whole, *flags, "--batch_size", 1, "--logdir", tmp_path / "two", ranks=2)
     one, two = (np.load(tmp_path / name / "samples.npz")["arr_0"] for name in ("one", "two"))
     assert one.shape == (4, 16, 16, 3) and np.abs(one.astype(int) - two).max() <= 1
     images = [np.asarray(Image.open(pictures / f"{name}.png")) for name in "abca"]
-    found = diff_dalle.load(paths, "cpu").sample(images=images, seed=5, progress=False)
+    found = diff_dalle.load(whole, "cpu").sample(images=images, seed=5, progress=False)
     assert np.abs(one.astype(int) - found).max() <= 1
     assert (tmp_path / "one" / "variations.png").exists()
     generator = make_file(tmp_path)

@@ -155,6 +155,7 @@ def test_an_interpolation_goes_from_one_picture_to_the_other_with_the_same_noise
     assert np.array_equal(strip[[0, 3]], sample(pipeline, embeddings=ends, seeds=[6, 6]))
     between = slerp(*ends, np.array([1 / 3, 2 / 3]))
     assert np.array_equal(strip[1:3], sample(pipeline, embeddings=between, seeds=[6, 6]))
+    assert np.array_equal(sample(pipeline, **two, seed=6, num_samples=1), strip[:1])
     more = sample(pipeline, **two, seed=6, num_samples=8)
     assert np.array_equal(more[:4], strip)
     assert np.array_equal(more[4:], sample(pipeline, **two, seed=7)) and not np.array_equal(more[4:], strip)
@@ -219,6 +220,13 @@ def test_the_embedding_of_a_prompt_stands_in_for_that_of_a_picture(make, clip):
         pipeline, given = make(text=text), {"text_states": (states, mask)} if text else {}
         expected = sample(pipeline, embeddings=embedding, seed=2, **given)
         assert np.array_equal(sample(pipeline, TEXTS, seed=2), expected)
+    pipeline, own = make(text=True), (np.flip(states, 0).copy(), np.flip(mask, 0).copy())
+    expected = sample(pipeline, embeddings=embedding, text_states=own)
+    assert np.array_equal(sample(pipeline, TEXTS, text_states=own), expected)  # states that are given stay
+    with pytest.raises(
+        InputError, match="prompts are given, but this decoder reads no text beside images, embeddings or"
+    ):
+        pipeline.sample(TEXTS, embeddings=embedding, text_states=own)
     with pytest.raises(InputError, match="prompt 2 is empty, but has to stand in for an image: give a text, or images"):
         make().sample(["a", ""])
 
@@ -266,11 +274,12 @@ def test_the_clip_of_the_training_is_found_or_given(make, clip, clip_path, tmp_p
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_the_clip_is_kept_as_the_networks_are(make, monkeypatch, keep):
-    pipeline, loads = make(options={"keep_loaded": keep}), []
+    pipeline, loads = make(options={"keep_loaded": keep, "precision": "bf16"}), []
     plain = embedding_room.load_clip
     monkeypatch.setattr(embedding_room, "load_clip", lambda *given: loads.append(given) or plain(*given))
     one, two = (sample(pipeline, images=PICTURES) for _ in range(2))
     assert np.array_equal(one, two) and len(loads) == (1 if keep else 2)
+    assert {(str(device), precision) for _, _, device, precision in loads} == {("cpu", "bf16")}
 
 
 def test_a_clip_without_token_states_cannot_encode_text(make, monkeypatch):
@@ -283,11 +292,13 @@ def test_a_clip_without_token_states_cannot_encode_text(make, monkeypatch):
     assert len(sample(pipeline, images=PICTURES)) == 3
 
 
-@pytest.mark.parametrize("place", ["pipe:touch {}", "https://127.0.0.1:9/clip.pt", "folder"])
-def test_a_place_in_a_checkpoint_is_only_opened_if_it_is_a_file(make, tmp_path, place):
-    """It may be a command, or tell somebody that the checkpoint is used."""
+@pytest.mark.parametrize("place", ["pipe:touch made", "https://127.0.0.1:9/clip.pt", "folder"])
+def test_a_place_in_a_checkpoint_is_only_opened_if_it_is_a_file(make, tmp_path, place, monkeypatch):
+    """It may be a command, also where a file has its name, or tell somebody that the checkpoint is used."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
-    named = ClipConfig("diff_dalle", place.format(tmp_path / "made") if ":" in place else str(tmp_path / place))
+    (tmp_path / "pipe:touch made").write_bytes(b"")
+    named = ClipConfig("diff_dalle", place)
     with pytest.raises(InputError, match="was trained with is not at .* give its place with --clip_path"):
         make(named=named).sample(images=PICTURES)
     assert not (tmp_path / "made").exists()
