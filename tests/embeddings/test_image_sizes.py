@@ -6,7 +6,7 @@ import types
 
 from checkpoint_making import make_classifier_file
 
-from diff_dalle.embeddings.image_sizes import known_image_size
+from diff_dalle.embeddings.image_sizes import is_local_file, known_image_size
 
 
 def test_openais_models_are_known_by_name():
@@ -34,3 +34,10 @@ def test_checkpoints_of_ours_are_known_where_they_are_local_files(tmp_path):
     assert known_image_size("diff_dalle", make_classifier_file(tmp_path)) == 16
     assert known_image_size("diff_dalle", str(tmp_path / "none.pt")) == 0
     assert known_image_size("diff_dalle", "s3://bucket/clip.pt") == 0
+
+
+def test_a_command_is_no_local_file(tmp_path, monkeypatch):
+    """Even where a file has its name."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pipe:cat x").touch()
+    assert is_local_file(str(tmp_path / "pipe:cat x")) and not is_local_file("pipe:cat x")

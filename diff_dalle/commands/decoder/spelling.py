@@ -21,15 +21,11 @@ RENAMED = {
 
 
 def file_names(config_class) -> dict[str, str]:
-    """The path of every setting that is in the file alone, by its last key; none for a key that several have."""
-    found = [leaf for leaf in leaves(config_class) if leaf.in_file]
-    keys = [leaf.path[-1] for leaf in found]
-    flags = {leaf.path[-1] for leaf in leaves(config_class) if leaf.has_flag}
-    return RENAMED | {
-        key: ".".join(leaf.path)
-        for key, leaf in zip(keys, found, strict=True)
-        if keys.count(key) == 1 and key not in flags
-    }
+    """The path of every setting that is in the file alone, by its last key; keys must differ."""
+    found = list(leaves(config_class))
+    flags = {leaf.path[-1] for leaf in found if leaf.has_flag}
+    own = {leaf.path[-1]: ".".join(leaf.path) for leaf in found if leaf.in_file and leaf.path[-1] not in flags}
+    return RENAMED | own
 
 
 def respelled(text: str, names: Mapping[str, str]) -> str:

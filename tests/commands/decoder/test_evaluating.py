@@ -90,6 +90,19 @@ def test_scales_differ_in_grids_and_metrics_and_are_as_if_alone(tmp_path, world)
     assert {name.split()[0] for name in moved} >= {"FID", "KID_mean"}
 
 
+def test_no_more_images_are_measured_than_there_are(tmp_path, world, capsys):
+    found = []
+    for count in (5, 50):
+        metrics = {**EVERY, "n_evaluation_samples": count, "KID": {**EVERY["KID"], "subset_size": 5}}
+        run = settled(write_file(tmp_path, ("evaluate", metrics), world=world))
+        trainees = randomized(run)
+        with evaluating(trainees):
+            measure = run.measure(trainees, ALONE)
+            found.append((measure.count, measure()))
+        assert "every subset is the whole of 5 images" in capsys.readouterr().out
+    assert found[0] == found[1] and found[0][0] == 5
+
+
 def test_compared_scales_reach_the_folder_and_the_trackers(tmp_path, world):
     changes = [("train.cond_scale", [1, 3]), ("evaluate", EVERY), ("train.epochs", 1)]
     log = ("tracker.log", [{"log_type": "console"}, {"log_type": "tensorboard"}])

@@ -28,6 +28,8 @@ def test_messages_name_the_paths_of_the_file():
 def test_every_name_is_a_setting_of_the_file():
     paths = {".".join(leaf.path) for leaf in leaves(DecoderRun)}
     assert set(NAMES.values()) <= paths and set(RENAMED.values()) <= paths
+    keys = [leaf.path[-1] for leaf in leaves(DecoderRun) if leaf.in_file]
+    assert len(keys) == len(set(keys)) and not set(keys) & set(RENAMED)
     assert not set(NAMES) & {leaf.name for leaf in leaves(DecoderRun) if leaf.has_flag}
 
 
