@@ -12,7 +12,7 @@ from .stage import Stage
 
 def check_used(request: Request, settings: Sequence[StageSettings], stages: Sequence[Stage]) -> None:
     """InputError for prompts, labels, pictures, embeddings and edits that no stage uses. settings: of each stage."""
-    has_text = any(stage.tokenizer is not None for stage in stages)
+    has_text = any(stage.reads_text for stage in stages)
     reads_image = any(stage.reads_embeddings for stage in stages)
     reads_text = any(stage.reads_text_states for stage in stages)
     guides = any(chosen.classifier is not None for chosen in settings)
@@ -31,7 +31,7 @@ def check_used(request: Request, settings: Sequence[StageSettings], stages: Sequ
     if request.labels is not None and not any(stage.num_classes for stage in stages):
         raise InputError("labels are given, but this generator is not class-conditional: leave them out")
     for name in ("images", "embeddings"):
-        if getattr(request, name) is not None and not reads_image:
+        if getattr(request, name) is not None and not any(stage.takes_embeddings for stage in stages):
             raise InputError(
                 f"{name} are given, but no stage is conditioned on image embeddings: leave them (--{name}) out"
             )

@@ -3,6 +3,7 @@ evaluation."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -41,19 +42,8 @@ class Pipeline:
         self.stages, self.clip = list(stages), DecoderClip(stages, clip_make, clip_path)
         if not self.stages:
             raise InputError("a pipeline needs at least one generator: a base (--model_path) or an upsampler")
-        for before, after in zip(self.stages, self.stages[1:], strict=False):
-            if not after.is_upsampler:
-                raise InputError(f"{after.path} is a base generator, not an upsampler: only --model_path can be one")
-            if before.image_size != after.small_size:
-                raise InputError(
-                    f"{before.path} generates {before.image_size}-pixel images, but {after.path} upsamples "
-                    f"{after.small_size}-pixel images (its small_size): give stages with matching sizes"
-                )
-            if before.signal.channels != after.signal.channels:
-                raise InputError(
-                    f"{before.path} has {before.signal.channels} channels, but {after.path} has "
-                    f"{after.signal.channels}: give stages with the same image_channels"
-                )
+        for before, after in itertools.pairwise(self.stages):
+            after.check_after(before)
         for i, stage in enumerate(self.stages):
             for earlier in self.stages[:i]:
                 stage.check_beside(earlier)
@@ -248,7 +238,7 @@ class Pipeline:
 
         world = world or World(SINGLE, self.stages[0].device)
         count, mine = len(request), list(range(world.rank, len(request), world.size))
-        x = None if request.low_res is None else self.stages[0].signal.from_pixels(request.low_res[mine])
+        x = None if request.low_res is None else self.stages[0].from_low_res(request.low_res[mine])
         results = []
         for stage, job in zip(self.stages, jobs, strict=True):
             name = f"Upsampling to {job.size[1]}×{job.size[0]}" if stage.is_upsampler else "Sampling"
@@ -292,8 +282,9 @@ class Pipeline:
                 "low-resolution images (low_res, --low_res_dir) are required by upsamplers without a base generator, "
                 "and by these only"
             )
-        factors = [math.prod(after.factor for after in self.stages[i + 1 :]) for i in range(len(self.stages))]
-        divisor = math.lcm(*(stage.divisor * factor for stage, factor in zip(self.stages, factors, strict=True)))
+        divisor = 1
+        for stage in self.stages:
+            divisor = stage.divisor_after(divisor)
         if low_res is None:
             height, width = size or (self.image_size, self.image_size)
             scale = self.stages[-1].signal.scale
@@ -315,7 +306,10 @@ class Pipeline:
                     f"{scale * needed}, the networks' divisor: crop the images"
                 )
             height, width = (self.factor * length // scale for length in low_res.shape[1:3])
-        return [(height // factor, width // factor) for factor in factors]
+        sizes = [(height, width)]
+        for before, after in reversed(list(itertools.pairwise(self.stages))):
+            sizes.insert(0, after.size_before(sizes[0], before))
+        return sizes
 
     def check(self, expected) -> None:
         """InputError if expected settings (see ``config.expectations``) differ from those of the first checkpoint."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,7 +20,7 @@ from ..diffusion.diffusion_config import DiffusionConfig, create_gaussian_diffus
 from ..diffusion.editing import shortened
 from ..diffusion.guidance import thresholding
 from ..diffusion.process import SamplingProcess
-from ..diffusion.sampling import SampleBatch, SamplerConfig, sample_batch, seeds_draw
+from ..diffusion.sampling import SampleBatch, sample_batch, seeds_draw
 from ..diffusion.tiling import Tiled, check_tiles
 from ..errors import InputError
 from ..images.signal import Signal
@@ -58,7 +60,7 @@ class Stage(ABC):
     A subclass says of its network:
 
     config:      its settings.
-    unet:        those of its U-Net, which know the sizes it supports.
+    unet:        those of its U-Net, which check the sizes it supports.
     image_size:  width and height of the signal in training.
     small_size:  those of the low-resolution signal; 0 = no upsampler.
     diffusion:   its process.
@@ -131,6 +133,43 @@ class Stage(ABC):
         """The CLIP of these embeddings and encodings, as far as the checkpoint says."""
         return None
 
+    @property
+    def reads_text(self) -> bool:
+        """Whether it is conditioned on prompts of its own accord, without ``text_states``."""
+        return self.tokenizer is not None
+
+    @property
+    def takes_embeddings(self) -> bool:
+        """Whether image embeddings, or the pictures that they are made of, have an effect."""
+        return self.reads_embeddings
+
+    def check_after(self, before: Stage) -> None:
+        """InputError if it cannot continue from the signal of the stage before it."""
+        if not self.is_upsampler:
+            raise InputError(f"{self.path} is a base generator, not an upsampler: only --model_path can be one")
+        if before.image_size != self.small_size:
+            raise InputError(
+                f"{before.path} generates {before.image_size}-pixel images, but {self.path} upsamples "
+                f"{self.small_size}-pixel images (its small_size): give stages with matching sizes"
+            )
+        if before.signal.channels != self.signal.channels:
+            raise InputError(
+                f"{before.path} has {before.signal.channels} channels, but {self.path} has {self.signal.channels}: "
+                "give stages with the same image_channels"
+            )
+
+    def size_before(self, size: tuple[int, int], before: Stage) -> tuple[int, int]:
+        """Height and width of the signal of the stage before it, from which its own gets this size."""
+        return size[0] // self.factor, size[1] // self.factor
+
+    def divisor_after(self, divisor: int) -> int:
+        """Required divisor of height and width, if that of the stage before it is ``divisor``."""
+        return math.lcm(self.divisor, divisor * self.factor)
+
+    def from_low_res(self, images: np.ndarray) -> Tensor:
+        """Images without a base generator, uint8 [N, h, w, 3], as the signal that ``sample_batches`` continues from."""
+        return self.signal.from_pixels(images)
+
     def check_beside(self, other: Stage) -> None:  # noqa: B027  (optional)
         """InputError if it cannot work for the same request as another stage, before it in the cascade."""
 
@@ -140,9 +179,13 @@ class Stage(ABC):
         self._network = network if self.keep else None
         return network
 
-    def process(self, sampler: SamplerConfig) -> SamplingProcess:
+    def process(self, settings: StageSettings) -> SamplingProcess:
         """The process with the sampling steps."""
-        return create_gaussian_diffusion(self.diffusion, sampler.timestep_respacing)
+        return create_gaussian_diffusion(self.diffusion, settings.sampler.timestep_respacing)
+
+    def guidable(self, cond: Conditioning) -> bool:
+        """Whether there is something to guide by, with these conditions beside the low-resolution image."""
+        return cond.droppable
 
     def negative_conditioning(self, cond: Conditioning, negative_prompt: str) -> Conditioning | None:
         """The negative condition of classifier-free guidance: ``cond`` with caption, class and image embedding dropped,
@@ -156,19 +199,14 @@ class Stage(ABC):
         """InputError for a job that ``sample_batches`` cannot do, before any weights are loaded."""
         request, settings = job.request, job.settings
         self.unet.check_size(*job.size)
-        settings.guidance.scales(self.conditioning(request, range(len(request))[:1]).droppable)
+        self.check_settings(settings)
+        settings.guidance.scales(self.guidable(self.conditioning(request, range(len(request))[:1])))
         thresholding(settings.guidance, self.signal.value_range)
-        process = self.process(settings.sampler)
+        process = self.process(settings)
         if settings.seed is not None:
             check_seeds([settings.seed, settings.seed + len(request) - 1], "upsampler_seed")
         if settings.batch_size < 1:
             raise InputError(f"batch_size is {settings.batch_size}, but must be at least 1")
-        if self.is_upsampler:
-            self.degradation.check_levels(settings.noise_level, settings.blur_level)
-            if settings.tile_size:
-                check_tiles(settings.tile_size, settings.tile_overlap, self.divisor)
-        elif settings.noise_level or settings.blur_level or settings.tile_size:
-            raise InputError("noise_level, blur_level and tile_size are for upsamplers, not for a base generator")
         if request.edit is not None:
             settings.sampler.check_edit(request.edit.config)
             for i in range(len(request.edit.images)):  # one at a time to save memory
@@ -178,6 +216,15 @@ class Stage(ABC):
         if classifier is not None:
             classifier.check_fits(job.size, self.signal, self.diffusion, self.tokenizer)
             classifier.check_gradient(settings.classifier_gradient)
+
+    def check_settings(self, settings: StageSettings) -> None:
+        """InputError for settings that this kind of stage does not have."""
+        if self.is_upsampler:
+            self.degradation.check_levels(settings.noise_level, settings.blur_level)
+            if settings.tile_size:
+                check_tiles(settings.tile_size, settings.tile_overlap, self.divisor)
+        elif settings.noise_level or settings.blur_level or settings.tile_size:
+            raise InputError("noise_level, blur_level and tile_size are for upsamplers, not for a base generator")
 
     def sample_batches(
         self, job: StageJob, index: Sequence[int], low_res: Tensor | None, emit: Callable[[Tensor], object]
@@ -200,24 +247,23 @@ class Stage(ABC):
         self, job: StageJob, index: Sequence[int], low_res: Tensor | None, emit: Callable[[Tensor], object]
     ) -> None:
         request, settings = job.request, job.settings
-        network, process, classifier = self.network(), self.process(settings.sampler), self._classifier(settings)
+        network, process, classifier = self.network(), self.process(settings), self._classifier(settings)
         if settings.tile_size:
             network = Tiled(network, settings.tile_size, settings.tile_overlap, self.divisor)
         for start in range(0, len(index), settings.batch_size):
             part = index[start : start + settings.batch_size]
             seeds = [request.seeds[i] if settings.seed is None else settings.seed + i for i in part]
-            degraded: dict[str, Any] = {}
-            if low_res is not None:
-                degraded = self._degraded(low_res[start : start + len(part)], seeds, job)
             cond, null = self.conditioning(request, part), None
+            if low_res is not None:
+                cond = self.continued(cond, low_res[start : start + len(part)], seeds, job)
             if settings.guidance.scales(cond.droppable) != (1.0, 1.0):
                 null = self.negative_conditioning(cond, request.negative_prompt)
             batch = SampleBatch(
                 self.signal,
                 job.size,
                 seeds,
-                replace(cond, **degraded),
-                None if null is None else replace(null, **degraded),
+                cond,
+                null,
                 request.edit.at(part, job.size, self.signal) if request.edit else None,
                 job.index,
             )
@@ -241,10 +287,10 @@ class Stage(ABC):
             self._classifiers[path] = load_classifier(path, self.device, self.precision, self.bpe_path)
         return self._classifiers[path]
 
-    def _degraded(self, low_res: Tensor, seeds: Sequence[int], job: StageJob) -> dict[str, Any]:
-        """The conditions of the low-resolution image, blurred and noised as the settings say."""
+    def continued(self, cond: Conditioning, low_res: Tensor, seeds: Sequence[int], job: StageJob) -> Conditioning:
+        """``cond`` with the low-resolution image, blurred and noised as the settings say."""
         images = low_res.to(self.device, memory_format=torch.channels_last)  # the networks' format
         levels = (float(value) for value in (job.settings.noise_level, job.settings.blur_level))
         level, sigma = (torch.full((len(images),), value, device=self.device) for value in levels)
         noise = seeds_draw(seeds, job.index, self.device).normal("low-resolution noise", images.shape[1:])
-        return self.degradation.apply(images, sigma, level, noise)
+        return replace(cond, **self.degradation.apply(images, sigma, level, noise))

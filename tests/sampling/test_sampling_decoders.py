@@ -215,7 +215,7 @@ def test_every_sampler_works_with_every_prediction(name, prediction):
 def test_every_schedule_samples_finite_images(schedule):
     for steps in ((None,), (7,)):
         stage = pipeline_of(beta_schedule=(schedule,), sample_timesteps=steps, clip_denoised=False).stages[0]
-        process = stage.process(stage.defaults.sampler)
+        process = stage.process(stage.defaults)
         assert np.isfinite(process.posterior_mean_coef1).all() and np.isfinite(process.log_betas).all()
     assert sample(pipeline_of(beta_schedule=(schedule,), sample_timesteps=(7,))).std() > 5
 
@@ -226,7 +226,7 @@ def test_sampling_steps_come_from_the_checkpoint():
     base, upper = pipeline.stages
     times = {}
     for stage in (base, upper):
-        times[stage] = stage.process(stage.defaults.sampler).timestep_map
+        times[stage] = stage.process(stage.defaults).timestep_map
     assert times[base][-1] == 49 and times[base][0] == 0 and len(times[base]) == 4
     assert times[upper] == list(range(50))
     assert upper.defaults.sampler.sampler == "ancestral" and base.defaults.sampler.sampler == "ddim"
@@ -284,8 +284,9 @@ def test_a_unet_is_shown_its_latest_prediction():
     stage, few, steps = pipeline.stages[0], SamplerConfig("ddim", "4"), []
     cond = stage.conditioning(diff_dalle.Request([""] * 3, range(3), embeddings=EMBEDDINGS), range(3))
     batch = SampleBatch(stage.signal, (8, 8), range(3), cond, stage.negative_conditioning(cond, ""))
+    process, guidance = stage.process(StageSettings(few)), GuidanceConfig(guidance_scale=3.0)
     with watching(stage) as seen, torch.no_grad():
-        for step in sample_steps(stage.network(), stage.process(few), batch, few, GuidanceConfig(guidance_scale=3.0)):
+        for step in sample_steps(stage.network(), process, batch, few, guidance):
             steps.append(step.x_start)
     shown = [cond.extra.get(SELF_COND) for _, cond in seen]
     assert shown[0] is None and len(shown) == 4
