@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import json
@@ -27,12 +28,13 @@ from ..commands.train_generator import GeneratorRun
 from ..config import from_dict, to_dict
 from ..data.captions import read_caption
 from ..data.embedding import read_embedding
+from ..data.filters import Filter, parse_filters, verdicts
 from ..data.index import FOLDER, SUMMARY, index_shards
 from ..data.shard_table import Table
 from ..data.shards import ShardFiles
-from ..data.table_file import load_table
+from ..data.table_file import load_column, load_table
 from ..data.tar import read_members
-from ..images.decode import decode_image
+from ..images.decode import BrokenSample, decode_image, image_size
 from ..images.files import read_mask
 from ..text.vocabulary import OWN_HEADER, read_vocabulary
 from .contract import Skipped
@@ -100,7 +102,13 @@ def _images(folder: Path):
     pngs = [data for data in seeds if data.startswith(b"\x89PNG")]
     case = _mixed(partial(damaged, seeds), lambda chance: _fixed_png(damaged(pngs, chance)))
     covers = (None, (8, 8))
-    return case, lambda data: decode_image(data, MAX_PIXELS, covers[len(data) % 2])
+
+    def read(data: bytes) -> None:
+        with contextlib.suppress(BrokenSample):
+            image_size(data)
+        decode_image(data, MAX_PIXELS, covers[len(data) % 2])
+
+    return case, read
 
 
 def _masks(folder: Path):
@@ -109,10 +117,32 @@ def _masks(folder: Path):
 
 def _captions(folder: Path):
     record = {"caption": "a red circle", "width": 24, "tags": ["a", {"b": None}]}
+    record["old_caption"] = '{"og_caption": "a circle"}'
+    asked = parse_filters(FILTERS)
     seeds = [as_json(record), b"a red circle in the top left", "ein großer Kreis 圓".encode()]
     case = _mixed(partial(damaged, seeds), lambda chance: as_json(distorted(record, chance)))
-    fields = ("txt", "json:caption")
-    return case, lambda data: read_caption(data, fields[len(data) % 2])
+    fields = ("txt", "json:caption", '["json", "old_caption"]')
+
+    def read(data: bytes) -> None:
+        verdicts(asked, data)
+        read_caption(data, fields[len(data) % 3], chance=lambda: 0.0)
+
+    return case, read
+
+
+FILTERS = (
+    "width > 4.5 and 'red' in caption or not len(tags) < 2",
+    "0 < width / 2 <= 12 * 3 - 1 and width in (24, 'a', None)",
+    '["caption", "lambda s: s == \'a red circle\'"]',
+    '[["width", "tags"], "lambda w, t: -w < len(t) + 1"]',
+)
+
+
+def _filters(folder: Path):
+    record = {"caption": "a red circle", "width": 24, "tags": ["a"]}
+    return partial(damaged, [text.encode() for text in FILTERS]), lambda data: Filter.parse(
+        data.decode("utf-8", "replace")
+    ).verdict(record)
 
 
 def _embeddings(folder: Path):
@@ -204,6 +234,7 @@ def _tables(folder: Path):
         if found is not None:
             found[1].signatures()
             found[1].spans(["txt"])
+            load_column(str(path), found[0], np.uint8)
 
     return _mixed(partial(damaged, [whole]), rebuilt), read
 
@@ -332,7 +363,8 @@ def _vocabularies(folder: Path):
 
 
 PARSERS = {
-    "tars": Parser(_tars, 25_000),
+    "tars": Parser(_tars, 24_000),
+    "filters": Parser(_filters, 1_000),
     "captions": Parser(_captions, 20_000),
     "images": Parser(_images, 18_000),
     "embeddings": Parser(_embeddings, 14_000),
