@@ -112,6 +112,7 @@ def test_a_json_that_cannot_be_read_is_rejected():
         ("open(w)", r"'open\(w\)' at character 1"),
         ("len(*w)", r"'len\(\*w\)'"),
         ("len(w, h)", r"'len\(w, h\)'"),
+        ("len(w, a=h)", r"'len\(w, a=h\)'"),
         ("w ** 9 > 1", r"'w \*\* 9'"),
         ("w % 2 == 1", "'w % 2'"),
         ("w << 9", "'w << 9'"),

@@ -187,3 +187,28 @@ def test_processes_share_what_filters_and_buckets_ask(tmp_path, monkeypatch):
             assert [each.key(3, i) for i in range(4)] == ["0006", "0007", "0008", "0009"]
         for mine, theirs in zip(found[0].sizes, one.sizes, strict=True):
             assert mine.tolist() == theirs.tolist()
+
+
+def test_of_remote_shards_large_blocks_are_asked_for_and_only_once(tmp_path, caplog):
+    """40 samples of which json and header are wanted: a request for each would be 80."""
+    files = []
+    for i in range(40):
+        files += [*sample(f"{i:04d}", "a"), (f"{i:04d}.json", f'{{"score": {i}}}'.encode())]
+    questions = Questions((Filter.parse("score >= 20"),), sizes=True)
+    with serving() as server:
+        server.files["/a.tar"] = tar_bytes(files)
+        url, cache = server.url("/a.tar"), str(tmp_path)
+        collect([url], CAPTIONED, ShardFiles(), cache)
+        before = len(server.requests)
+        with caplog.at_level("WARNING"):
+            found = collect([url], CAPTIONED, ShardFiles(), cache, questions=questions)
+        assert found.samples == 20 and len(found.sizes[0]) == 20
+        assert len(server.requests) - before <= 6
+        assert "a.tar and other remote shards are read nearly whole, once" in caplog.text
+        caplog.clear()
+        before = len(server.requests)
+        collect([url], CAPTIONED, ShardFiles(), cache, questions=questions)
+        assert len(server.requests) - before <= 2 and "nearly whole" not in caplog.text
+        other = Questions((Filter.parse("score >= 30"),))
+        server.files["/a.tar"] = tar_bytes([*files, ("x.jpg", b"another")])
+        assert collect([url], CAPTIONED, ShardFiles(), cache, questions=other).samples == 10

@@ -46,6 +46,16 @@ def test_the_center_moves_with_chance_point_three():
     assert abs(shift(0.29, 0.5, 0.0) + 0.2 * 640) < 8 and abs(shift(0.29, 0.5, 0.999) - 0.2 * 640) < 8
 
 
+@pytest.mark.parametrize(("second", "expected"), [(1.0, 96), (0.992, 96), (0.99, 0), (0.9, 0)])
+def test_cells_near_the_maximum_count(second, expected):
+    """Those above 75 % of it after a softmax with temperature .03, so at most .0086 below it."""
+    pixels = np.zeros((64, 256, 3), dtype=np.uint8)
+    pixels[:] = np.arange(256, dtype=np.uint8)[None, :, None]
+    saliency = np.array([[1.0, 0, 0, 0, 0, 0, 0, second]])
+    crop = smart_crop(Image.fromarray(pixels), (64, 256), (64, 64), lambda pixels: saliency, None)
+    assert crop[0, 0, 0] == expected
+
+
 def test_maps_of_any_size_count_and_others_are_refused():
     image = random_image(60, 90)
     everywhere = smart_crop(image, (60, 90), (32, 32), lambda pixels: np.ones((1, 1)), None)
