@@ -38,6 +38,7 @@ setup(
         "tensorboard": ["tensorboard"],
         "hub": ["huggingface_hub"],
         "clip": ["open_clip_torch>=2.30"],
+        "vision": ["torchvision"],
         "eval": ["torchmetrics>=1.6", "torch-fidelity", "torchvision"],
         "test": [
             "pytest",

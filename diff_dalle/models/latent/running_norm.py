@@ -13,8 +13,8 @@ class RunningNorm(nn.BatchNorm2d):
     """Batch norm (Ioffe & Szegedy 2015) that normalizes by the running statistics in training too.
 
     The batch's own statistics would make what is learned depend on how the batch is cut and dealt to processes. The
-    running ones follow outside the forward pass: it gives every sample's moments, and ``update_running_norms`` takes
-    those of the whole batch after the step. Parameters and buffers are those of ``nn.BatchNorm2d``.
+    running ones follow outside the forward pass: it gives every sample's moments, and ``update`` takes those of the
+    whole batch after the step. Parameters and buffers are those of ``nn.BatchNorm2d``.
     """
 
     running_mean: Tensor
@@ -42,14 +42,3 @@ class RunningNorm(nn.BatchNorm2d):
         weight = (1 / self.num_batches_tracked.float()).clamp(min=MOMENTUM)
         self.running_mean.lerp_(mean, weight)
         self.running_var.lerp_(variance, weight)
-
-
-def update_running_norms(network: nn.Module, moments: Tensor) -> None:
-    """Update all ``RunningNorm`` of a network, which must have been called in the order in which they are registered.
-
-    moments: [N, sum of all 2C], what they appended in one forward pass, joined, of the whole batch.
-    """
-    norms = [module for module in network.modules() if isinstance(module, RunningNorm)]
-    parts = moments.split([2 * norm.num_features for norm in norms], dim=1)
-    for norm, part in zip(norms, parts, strict=True):
-        norm.update(part)

@@ -1,0 +1,340 @@
+"""Weights under the released names. Files are made here, name by name, at small width and, on the meta device, at the
+released sizes."""
+
+import sys
+import types
+
+import pytest
+import torch
+from latent_making import B, C, own_text
+from network_making import VOCABULARY
+from torch import nn
+
+from diff_dalle.errors import InputError
+from diff_dalle.models.latent import released
+from diff_dalle.models.latent.semantic import SemanticAutoencoder, SemanticConfig
+from diff_dalle.models.latent.stage_a import STAGE_A_SIZES, StageA, StageAConfig
+from diff_dalle.models.latent.stage_b import STAGE_B_SIZES, StageB
+from diff_dalle.models.latent.stage_c import STAGE_C_SIZES, StageC
+
+TINY_A = StageAConfig(levels=3, width=12, bottleneck_blocks=2, latent_channels=3, codebook_size=20)
+
+
+def layer(name, *shape, bias=True):
+    return {f"{name}.weight": shape} | ({f"{name}.bias": shape[:1]} if bias else {})
+
+
+def transposed(name, channels, out_channels, size):
+    return {f"{name}.weight": (channels, out_channels, size, size), f"{name}.bias": (out_channels,)}
+
+
+def norm(name, channels, affine=True):
+    names = ["running_mean", "running_var", *(["weight", "bias"] if affine else [])]
+    return {f"{name}.{each}": (channels,) for each in names} | {f"{name}.num_batches_tracked": ()}
+
+
+def block(name, letter, width, skip, config):
+    size = config.kernel_size
+    if letter == "T":
+        names = ["mapper", *(f"mapper_{each}" for each in config.micro_conditions)]
+        found = {}
+        for each in names:
+            found |= layer(f"{name}.{each}", 2 * width, config.time_width)
+        return found
+    if letter == "A":
+        attention = {f"{name}.attention.attn.in_proj_weight": (3 * width, width)}
+        attention |= {f"{name}.attention.attn.in_proj_bias": (3 * width,)}
+        attention |= layer(f"{name}.attention.attn.out_proj", width, width)
+        return attention | layer(f"{name}.kv_mapper.1", width, config.cond_width)
+    mlp = layer(f"{name}.channelwise.0", 4 * width, width + skip) | layer(f"{name}.channelwise.4", width, 4 * width)
+    mlp |= {f"{name}.channelwise.2.{each}": (1, 1, 1, 4 * width) for each in ("gamma", "beta")}
+    return mlp if letter == "F" else mlp | layer(f"{name}.depthwise", width, 1, size, size)
+
+
+def unet(config):
+    """What stages B and C have in common: names and shapes."""
+    widths, deepest = config.widths, config.depth - 1
+    found = layer("embedding.1", widths[0], config.channels * config.patch_size**2, 1, 1)
+    found |= layer("clf.1", config.channels * config.patch_size**2, widths[0], 1, 1)
+    for side, blocks, repeats in (
+        ("down", config.down_blocks, config.down_repeats), ("up", config.up_blocks, config.up_repeats)
+    ):  # fmt: skip
+        for i in range(config.depth):
+            level = i if side == "down" else deepest - i
+            for j, letter in enumerate(config.levels[level] * blocks[i]):
+                skip = widths[level] if side == "up" and i and not j else 0
+                found |= block(f"{side}_blocks.{i}.{j}", letter, widths[level], skip, config)
+            for j in range(repeats[i] - 1):
+                found |= layer(f"{side}_repeat_mappers.{i}.{j}", widths[level], widths[level], 1, 1)
+    return found
+
+
+def stage_b(config):
+    widths, deepest, found = config.widths, config.depth - 1, unet(config)
+    for name, channels in (("effnet", config.semantic_channels), ("pixels", config.pixel_channels)):
+        found |= layer(f"{name}_mapper.0", 4 * widths[0], channels, 1, 1)
+        found |= layer(f"{name}_mapper.2", widths[0], 4 * widths[0], 1, 1)
+    for i in range(deepest):
+        found |= layer(f"down_downscalers.{i + 1}.1", widths[i + 1], widths[i], 2, 2)
+        found |= transposed(f"up_upscalers.{i}.1", widths[deepest - i], widths[deepest - i - 1], 2)
+    return found | layer("clip_mapper", config.vector_tokens * config.cond_width, config.pooled_width)
+
+
+def stage_c(config):
+    widths, deepest, found = config.widths, config.depth - 1, unet(config)
+    for i in range(deepest):
+        found |= layer(f"down_downscalers.{i + 1}.1.blocks.0", widths[i + 1], widths[i], 1, 1)
+        found |= layer(f"up_upscalers.{i}.1.blocks.1", widths[deepest - i - 1], widths[deepest - i], 1, 1)
+    tokens = config.vector_tokens * config.cond_width
+    found |= layer("clip_txt_mapper", config.cond_width, config.states_width)
+    found |= layer("clip_txt_pooled_mapper", tokens, config.vector_width)
+    return found | layer("clip_img_mapper", tokens, config.image_width)
+
+
+def stage_a(config):
+    widths, channels, k = config.widths, config.latent_channels, 0
+
+    def gated(name, width):
+        found = {f"{name}.gammas": (6,)} | layer(f"{name}.depthwise.1", width, 1, 3, 3)
+        return (
+            found | layer(f"{name}.channelwise.0", 4 * width, width) | layer(f"{name}.channelwise.2", width, 4 * width)
+        )
+
+    found = layer("in_block.1", widths[0], 12, 1, 1) | layer("out_block.0", 12, widths[0], 1, 1)
+    for i, width in enumerate(widths):
+        if i:
+            found, k = found | layer(f"down_blocks.{k}", width, widths[i - 1], 4, 4), k + 1
+        found, k = found | gated(f"down_blocks.{k}", width), k + 1
+    found |= layer(f"down_blocks.{k}.0", channels, widths[-1], 1, 1, bias=False) | norm(f"down_blocks.{k}.1", channels)
+    found |= {"vquantizer.codebook.weight": (config.codebook_size, channels)}
+    found, k = found | layer("up_blocks.0.0", widths[-1], channels, 1, 1), 1
+    for i, width in enumerate(reversed(widths)):
+        for _ in range(1 if i else config.bottleneck_blocks):
+            found, k = found | gated(f"up_blocks.{k}", width), k + 1
+        if width > widths[0]:
+            found, k = found | transposed(f"up_blocks.{k}", width, width // 2, 4), k + 1
+    return found
+
+
+def previewer(channels, width):
+    found, before = layer("blocks.0", width, channels, 1, 1) | norm("blocks.2", width), width
+    found |= layer("blocks.3", width, width, 3, 3) | norm("blocks.5", width)
+    for i, each in enumerate((width // 2, width // 4, width // 4)):
+        k = 6 * (i + 1)
+        found |= transposed(f"blocks.{k}", before, each, 2) | norm(f"blocks.{k + 2}", each)
+        found |= layer(f"blocks.{k + 3}", each, each, 3, 3) | norm(f"blocks.{k + 5}", each)
+        before = each
+    return found | layer("blocks.24", 3, before, 1, 1)
+
+
+def file_of(shapes, dtype=torch.bfloat16, seed=0):
+    """Random weights; in half precision, as released files are."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.tensor(7) if name.endswith("tracked") else torch.randn(shape, generator=generator).to(dtype)
+        for name, shape in shapes.items()
+    }
+
+
+@pytest.fixture
+def _torchvision(monkeypatch):
+    """A package whose EfficientNet is one convolution and its norm."""
+
+    class StandIn(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.features = nn.Sequential(nn.Sequential(nn.Conv2d(3, 1280, 4, bias=False), nn.BatchNorm2d(1280)))
+
+    models = types.ModuleType("torchvision.models")
+    models.efficientnet_v2_s = lambda weights: StandIn()
+    monkeypatch.setitem(sys.modules, "torchvision", types.ModuleType("torchvision"))
+    monkeypatch.setitem(sys.modules, "torchvision.models", models)
+
+
+def semantic():
+    torch.manual_seed(0)
+    return SemanticAutoencoder(SemanticConfig(backbone="efficientnet_v2_s", semantic_channels=5, previewer_width=8))
+
+
+BACKBONE = layer("0.0", 1280, 3, 4, 4, bias=False) | norm("0.1", 1280)
+ENCODER = {f"backbone.{name}": shape for name, shape in BACKBONE.items()}
+ENCODER |= layer("mapper.0", 5, 1280, 1, 1, bias=False) | norm("mapper.1", 5, affine=False)
+
+
+# ---------------------------------------------------------------------------------------------------------------- names
+
+
+UNET_PAIRS = {
+    "in_conv.weight": "embedding.1.weight",
+    "out_conv.bias": "clf.1.bias",
+    "down_blocks.0.0.depthwise.bias": "down_blocks.0.0.depthwise.bias",
+    "down_blocks.0.0.mlp.linear_in.weight": "down_blocks.0.0.channelwise.0.weight",
+    "down_blocks.0.2.mlp.linear_out.bias": "down_blocks.0.2.channelwise.4.bias",
+    "up_blocks.1.2.mlp.response_norm.gamma": "up_blocks.1.2.channelwise.2.gamma",
+    "up_blocks.1.2.mlp.response_norm.beta": "up_blocks.1.2.channelwise.2.beta",
+    "down_blocks.1.4.mappers.0.weight": "down_blocks.1.4.mapper.weight",
+    "down_blocks.1.4.mappers.1.bias": "down_blocks.1.4.mapper_sca.bias",
+    "down_blocks.1.5.attn.in_proj.weight": "down_blocks.1.5.attention.attn.in_proj_weight",
+    "up_blocks.0.2.attn.in_proj.bias": "up_blocks.0.2.attention.attn.in_proj_bias",
+    "up_blocks.0.5.attn.out_proj.weight": "up_blocks.0.5.attention.attn.out_proj.weight",
+    "up_blocks.0.5.kv_mapper.weight": "up_blocks.0.5.kv_mapper.1.weight",
+    "down_repeats.0.0.bias": "down_repeat_mappers.0.0.bias",
+    "up_repeats.0.0.weight": "up_repeat_mappers.0.0.weight",
+    "up_repeats.1.1.weight": "up_repeat_mappers.1.1.weight",
+}
+PAIRS = {
+    "stage_b": UNET_PAIRS | {
+        "condition_tokens.pooled.weight": "clip_mapper.weight",
+        "semantic_mapper.layer_in.bias": "effnet_mapper.0.bias",
+        "semantic_mapper.layer_out.weight": "effnet_mapper.2.weight",
+        "pixel_mapper.layer_in.bias": "pixels_mapper.0.bias",
+        "pixel_mapper.layer_out.weight": "pixels_mapper.2.weight",
+        "down_transitions.0.conv.weight": "down_downscalers.1.1.weight",
+        "up_transitions.0.conv.bias": "up_upscalers.0.1.bias",
+    },
+    "stage_c": UNET_PAIRS | {
+        "condition_tokens.text.weight": "clip_txt_mapper.weight",
+        "condition_tokens.pooled.bias": "clip_txt_pooled_mapper.bias",
+        "condition_tokens.image.bias": "clip_img_mapper.bias",
+        "down_blocks.1.4.mappers.2.weight": "down_blocks.1.4.mapper_crp.weight",
+        "down_transitions.0.conv.weight": "down_downscalers.1.1.blocks.0.weight",
+        "up_transitions.0.conv.bias": "up_upscalers.0.1.blocks.1.bias",
+    },
+    "stage_a": {
+        "in_conv.bias": "in_block.1.bias",
+        "down_blocks.0.gates": "down_blocks.0.gammas",
+        "down_blocks.1.weight": "down_blocks.1.weight",
+        "down_blocks.2.depthwise.weight": "down_blocks.2.depthwise.1.weight",
+        "down_blocks.4.linear_in.bias": "down_blocks.4.channelwise.0.bias",
+        "down_blocks.4.linear_out.weight": "down_blocks.4.channelwise.2.weight",
+        "to_latents.weight": "down_blocks.5.0.weight",
+        "norm.running_var": "down_blocks.5.1.running_var",
+        "norm.bias": "down_blocks.5.1.bias",
+        "quantizer.codebook.weight": "vquantizer.codebook.weight",
+        "from_latents.bias": "up_blocks.0.0.bias",
+        "up_blocks.0.gates": "up_blocks.1.gammas",
+        "up_blocks.1.gates": "up_blocks.2.gammas",
+        "up_blocks.2.bias": "up_blocks.3.bias",
+        "up_blocks.5.gates": "up_blocks.6.gammas",
+        "out_conv.weight": "out_block.0.weight",
+    },
+}  # fmt: skip
+MAKE = {
+    "stage_b": (lambda: StageB(B), stage_b(B), released.stage_b_weights, []),
+    "stage_c": (lambda: StageC(C), stage_c(C), released.stage_c_weights, []),
+    "stage_a": (lambda: StageA(TINY_A), stage_a(TINY_A), released.stage_a_weights, ["scale_factor", "quantizer.usage"]),
+}
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("name", MAKE)
+def test_every_tensor_finds_its_place(name, nested):
+    build, shapes, convert, kept = MAKE[name]
+    network, file = build(), file_of(shapes)
+    found = convert(network, {"state_dict": file} if nested else file)
+    assert found.unused == [] and sorted(found.kept) == sorted(kept) and len(found.state) == len(file)
+    missing = network.load_state_dict(found.state, strict=False).missing_keys
+    assert sorted(missing) == sorted(kept)
+    for ours, theirs in PAIRS[name].items():
+        value = network.state_dict()[ours]
+        assert value.dtype == torch.float32 and torch.equal(value, file[theirs].float().view(value.shape)), ours
+
+
+def test_stage_a_has_its_batches_counted():
+    network = StageA(TINY_A)
+    network.load_state_dict(released.stage_a_weights(network, file_of(stage_a(TINY_A))).state, strict=False)
+    assert network.norm.num_batches_tracked == 7
+
+
+@pytest.mark.usefixtures("_torchvision")
+def test_semantic_encoder_and_previewer_come_from_two_files():
+    network, encoder, preview = semantic(), file_of(ENCODER), file_of(previewer(5, 8), seed=1)
+    parts = [
+        released.semantic_encoder_weights(network, encoder),
+        released.previewer_weights(network, preview),
+    ]
+    assert all(part.unused == [] for part in parts)
+    assert len(parts[0].state) == len(encoder) and len(parts[1].state) == len(preview)
+    state = parts[0].state | parts[1].state
+    missing = network.load_state_dict(state, strict=False).missing_keys
+    assert missing == ["latent_mean", "latent_std", "backbone.mean", "backbone.std"]
+    pairs = {
+        "backbone.features.0.0.weight": "backbone.0.0.weight",
+        "backbone.features.0.1.running_mean": "backbone.0.1.running_mean",
+        "mapper.weight": "mapper.0.weight",
+        "norm.running_var": "mapper.1.running_var",
+        "previewer.convs.1.weight": "blocks.3.weight",
+        "previewer.norms.0.bias": "blocks.2.bias",
+        "previewer.convs.7.weight": "blocks.21.weight",
+        "previewer.norms.7.running_var": "blocks.23.running_var",
+        "previewer.out_conv.bias": "blocks.24.bias",
+    }
+    for ours, theirs in pairs.items():
+        assert torch.equal(network.state_dict()[ours], (encoder | preview)[theirs].float()), ours
+
+
+@pytest.mark.usefixtures("_torchvision")
+def test_weights_of_torchvision_itself():
+    """The projection and the previewer are still to be trained."""
+    network = semantic()
+    file = file_of({f"features.{name}": shape for name, shape in BACKBONE.items()} | layer("classifier.1", 3, 1280))
+    found = released.backbone_weights(network, file)
+    assert found.unused == ["classifier.1.weight", "classifier.1.bias"]
+    own = {"mapper", "norm", "previewer", "latent_mean", "latent_std", "backbone"}
+    assert {name.split(".")[0] for name in found.kept} == own
+    network.load_state_dict(found.state, strict=False)
+    weight = network.backbone.features[0][0].weight
+    assert torch.equal(weight, file["features.0.0.weight"].float())
+
+
+@pytest.mark.parametrize(
+    ("stage", "config", "shapes", "convert", "parameters"),
+    [
+        (StageC, STAGE_C_SIZES["3.6B"], stage_c, released.stage_c_weights, 3_589_103_632),
+        (StageC, STAGE_C_SIZES["1B"], stage_c, released.stage_c_weights, 1_030_785_040),
+        (StageB, STAGE_B_SIZES["3B"], stage_b, released.stage_b_weights, 1_562_941_136),
+        (StageB, STAGE_B_SIZES["700M"], stage_b, released.stage_b_weights, 699_471_248),
+        (StageA, STAGE_A_SIZES["released"], stage_a, released.stage_a_weights, 18_406_894),
+    ],
+    ids=["C 3.6B", "C 1B", "B 3B", "B 700M", "A"],
+)
+def test_the_released_sizes(stage, config, shapes, convert, parameters):
+    """Names and shapes agree at full width."""
+    with torch.device("meta"):
+        network = stage(config)
+        file = {name: torch.empty(shape) for name, shape in shapes(config).items()}
+    buffers = ("running", "tracked")
+    assert sum(v.numel() for name, v in file.items() if not any(each in name for each in buffers)) == parameters
+    assert convert(network, file).unused == []
+
+
+# ----------------------------------------------------------------------------------------------------------- mismatches
+
+
+def test_what_is_left_is_reported_and_what_is_own_is_kept():
+    """A text encoder of our own, and a path that this network does not have."""
+    config = own_text(C)
+    network = StageC(config, VOCABULARY)
+    found = released.stage_c_weights(network, file_of(stage_c(config) | {"controlnet.x": (3,)}))
+    assert found.unused == ["controlnet.x"]
+    assert set(found.kept) == {name for name in network.state_dict() if name.startswith("text_encoder.")}
+    assert network.load_state_dict(found.state, strict=False).missing_keys == found.kept
+
+
+def test_other_networks_are_refused():
+    shapes = stage_c(C)
+    with pytest.raises(InputError, match=r"clip_img_mapper.weight has the shape \[20, 6\] in .* is \[20, 9\]"):
+        released.stage_c_weights(StageC(type(C)(**{**vars(C), "image_width": 9})), file_of(shapes))
+    short = {name: shape for name, shape in shapes.items() if not name.startswith("clf.")}
+    with pytest.raises(InputError, match=r"lacks 2 tensors of the network \(clf.1.weight, clf.1.bias\)"):
+        released.stage_c_weights(StageC(C), file_of(short))
+    with pytest.raises(InputError, match=r"lacks \d+ tensors of the network \(.*, …\)"):
+        released.stage_b_weights(StageB(B), file_of(stage_a(TINY_A)))
+
+
+def test_nothing_is_changed_by_converting():
+    network, file = StageC(C), file_of(stage_c(C), torch.float32)
+    names, before = list(file), {name: value.clone() for name, value in network.state_dict().items()}
+    released.stage_c_weights(network, file)
+    assert list(file) == names
+    assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())
