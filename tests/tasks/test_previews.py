@@ -43,8 +43,8 @@ class Images:
     def __init__(self, channels):
         self.channels = channels
 
-    def batch_at(self, positions):
-        index = torch.tensor(list(positions))
+    def first(self, count):
+        index = torch.arange(count)
         rough = torch.rand(9, self.channels, 4, 4, generator=torch.Generator().manual_seed(0))[index] * 2 - 1
         return Batch(torch.nn.functional.interpolate(rough, (16, 16)), Conditioning(), index)
 
@@ -77,8 +77,8 @@ def test_previews_take_the_memory_of_a_micro_batch_and_look_the_same(microbatch,
                 parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
         model.register_forward_hook(lambda _, __, output: sizes.append(len(output)))
         data = Images(3)
-        batch_at = data.batch_at
-        data.batch_at = lambda positions, get=batch_at: with_labels(get(positions))
+        first = data.first
+        data.first = lambda count, first=first: with_labels(first(count))
         grids.append(run.build_previews(None, data)(model)["samples"])
         largest = max(sizes)
         sizes.clear()
