@@ -8,6 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 from checkpoint_making import TINY, TINY_CLASSIFIER, make_run
+from latent_making import B, C, conditioning, latents, own_text
+from latent_making import make as make_latent
 from network_making import TEXT, VOCABULARY, captions, noisy, randomize
 from torch import nn
 
@@ -76,7 +78,21 @@ def classifier():
     return network, run, 2
 
 
-@pytest.mark.parametrize("make", [generator, checkpointed, upsampler, classifier])
+def latent_stage(config, **changed):
+    network = make_latent(replace(config, dropout=(0.2, 0.2), **changed))
+    (x, t), cond = latents(config), conditioning(network.config)
+    return network, lambda keys: network(x, t, replace(cond, dropout_keys=keys)), 1
+
+
+def stage_b():
+    return latent_stage(B)
+
+
+def stage_c():
+    return latent_stage(own_text(C), use_checkpoint=True)
+
+
+@pytest.mark.parametrize("make", [generator, checkpointed, upsampler, classifier, stage_b, stage_c])
 def test_a_network_is_one_graph_for_all_steps_and_computes_the_same(make):
     network, run, passes = make()
     randomize(network)

@@ -233,6 +233,8 @@ def test_every_tensor_finds_its_place(name, nested):
     network, file = build(), file_of(shapes)
     found = convert(network, {"state_dict": file} if nested else file)
     assert found.unused == [] and sorted(found.kept) == sorted(kept) and len(found.state) == len(file)
+    own = network.state_dict()
+    assert all(value.dtype == own[each].dtype for each, value in found.state.items())
     missing = network.load_state_dict(found.state, strict=False).missing_keys
     assert sorted(missing) == sorted(kept)
     for ours, theirs in PAIRS[name].items():

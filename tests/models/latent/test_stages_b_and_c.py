@@ -304,6 +304,19 @@ def test_a_condition_of_another_width_is_refused(config, name, message):
         run(make(config), replace(cond, **{name: value}))
 
 
+def test_condition_tokens():
+    """Of text states, pooled text and image embedding, in this order, each normalized; zeros after a text's end."""
+    tokens, cond = make(C).condition_tokens, conditioning(C)
+    states = F.pad(cond.text_states * cond.mask[:, :, None], (0, 0, 0, 1))
+    parts = [states @ tokens.text.weight.T + tokens.text.bias]
+    for layer, vector in ((tokens.pooled, cond.text_pooled), (tokens.image, cond.image_embedding)):
+        parts.append((vector @ layer.weight.T + layer.bias).view(3, 2, 10))
+    x = torch.cat(parts, 1)
+    expected = (x - x.mean(2, keepdim=True)) / (x.var(2, correction=0, keepdim=True) + 1e-6).sqrt()
+    torch.testing.assert_close(tokens(cond, 3), expected)
+    assert expected.shape == (3, 9 + 2 + 2, 10)
+
+
 def test_vectors_may_have_an_axis_of_one_token():
     network, cond = make(C), conditioning(C)
     other = replace(cond, text_pooled=cond.text_pooled[:, None], image_embedding=cond.image_embedding[:, None])
