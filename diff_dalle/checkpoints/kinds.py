@@ -22,7 +22,9 @@ from ..images.signal import PixelSignal, Signal
 from ..models.generator import Generator, GeneratorConfig
 from ..models.noised_clip import NoisedClip, NoisedClipConfig
 from ..text.tokenizer import TokenizerConfig
+from . import cascade
 from .decoder import DecoderConfig
+from .probe import Probe, empty_captions, empty_images
 
 
 @dataclass(frozen=True)
@@ -50,23 +52,6 @@ class DecoderSettings:
     """The settings required to sample from a decoder."""
 
     decoder: DecoderConfig = section(DecoderConfig)
-
-
-@dataclass(frozen=True)
-class Probe:
-    """A forward pass on zeros that measures a network's cost.
-
-    sizes:           image resolution in pixels, and the resolution of the crops that are trained on.
-    forward:         (network, number of images, resolution) → output, on torch's default device.
-    checkpoint_flag: the setting that turns activation checkpointing on, and ``checkpointed`` whether it is set.
-    with_checkpoint: the settings with that flag on or off.
-    """
-
-    sizes: tuple[int, int]
-    forward: Callable[[Any, int, int], Tensor]
-    checkpoint_flag: str
-    checkpointed: bool
-    with_checkpoint: Callable[[bool], Any]
 
 
 @dataclass(frozen=True)
@@ -132,13 +117,13 @@ def _probe_generator(settings: GeneratorSettings, trainee: str) -> Probe:
     config = settings.model
 
     def forward(network: nn.Module, images: int, side: int) -> Tensor:
-        cond = _captions(images, config.text.text_length) if config.text.enc_attn_dim else Conditioning()
+        cond = empty_captions(images, config.text.text_length) if config.text.enc_attn_dim else Conditioning()
         if config.unet.num_classes:
             cond = replace(cond, labels=torch.zeros(images, dtype=torch.int64))
         if config.is_upsampler:
-            low_res, level = _images(images, config.channels, side // config.factor), torch.zeros(images)
+            low_res, level = empty_images(images, config.channels, side // config.factor), torch.zeros(images)
             cond = replace(cond, low_res=low_res, low_res_level=level, low_res_blur=level)
-        return network(_images(images, config.channels, side), torch.zeros(images, dtype=torch.int64), cond)
+        return network(empty_images(images, config.channels, side), torch.zeros(images, dtype=torch.int64), cond)
 
     def with_checkpoint(value: bool) -> GeneratorSettings:
         return replace(settings, model=replace(config, unet=replace(config.unet, use_checkpoint=value)))
@@ -152,8 +137,8 @@ def _probe_classifier(settings: ClassifierSettings, trainee: str) -> Probe:
     config = settings.model
 
     def forward(network: NoisedClip, images: int, side: int) -> Tensor:
-        cond, t = _captions(images, config.text_length), torch.zeros(images, dtype=torch.int64)
-        return network.encode_image(_images(images, 3, side), t) * network.encode_text(*cond.caption)
+        cond, t = empty_captions(images, config.text_length), torch.zeros(images, dtype=torch.int64)
+        return network.encode_image(empty_images(images, 3, side), t) * network.encode_text(*cond.caption)
 
     def with_checkpoint(value: bool) -> ClassifierSettings:
         return replace(settings, model=replace(config, classifier_use_checkpoint=value))
@@ -173,9 +158,9 @@ def _probe_decoder(settings: DecoderSettings, trainee: str) -> Probe:
             states = torch.zeros(images, unet.max_text_len, unet.text_embed_dim or 0)
             cond = replace(cond, text_states=states, mask=torch.ones(states.shape[:2], dtype=torch.bool))
         if stage.is_upsampler:
-            low_res = _images(images, unet.channels, side // stage.factor)
+            low_res = empty_images(images, unet.channels, side // stage.factor)
             cond = replace(cond, low_res=low_res, low_res_level=level)
-        return network(_images(images, unet.channels, side), torch.zeros(images, dtype=torch.int64), cond)
+        return network(empty_images(images, unet.channels, side), torch.zeros(images, dtype=torch.int64), cond)
 
     def with_checkpoint(value: bool) -> DecoderSettings:
         unets = (replace(unet, checkpoint_during_training=value) for unet in decoder.unets)
@@ -210,15 +195,6 @@ def _classifier_signal(settings: ClassifierSettings) -> Signal:
     return PixelSignal(3)
 
 
-def _captions(count: int, length: int) -> Conditioning:
-    tokens = torch.zeros(count, length, dtype=torch.int64)
-    return Conditioning(tokens=tokens, mask=torch.ones_like(tokens, dtype=torch.bool))
-
-
-def _images(count: int, channels: int, side: int) -> Tensor:
-    return torch.zeros(count, channels, side, side)
-
-
 KINDS = {
     kind.name: kind
     for kind in (
@@ -232,6 +208,24 @@ KINDS = {
             _decoder_signal,
             _decoder_trainees,
             _decoder_summary,
+        ),
+        Kind("stage_a", cascade.StageASettings, cascade.build_stage_a, cascade.autoencoder_probe, cascade.pixels),
+        Kind("semantic", cascade.SemanticSettings, cascade.build_semantic, cascade.autoencoder_probe, cascade.pixels),
+        Kind(
+            "stage_b",
+            cascade.StageBSettings,
+            cascade.build_stage_b,
+            cascade.stage_probe,
+            cascade.stage_b_signal,
+            summary=cascade.stage_summary,
+        ),
+        Kind(
+            "stage_c",
+            cascade.StageCSettings,
+            cascade.build_stage_c,
+            cascade.stage_probe,
+            cascade.stage_c_signal,
+            summary=cascade.stage_summary,
         ),
     )
 }

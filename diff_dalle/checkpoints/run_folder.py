@@ -11,7 +11,7 @@ import fnmatch
 import math
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,11 +72,19 @@ class RunFolder:
             raise InputError(f"{path} belongs to the trainee {content['trainee']!r}, not to {trainee!r}")
         return content, path
 
-    def save(self, step: int, samples: int, states: Mapping[str, dict], keep: int = 0, batch: int = 0) -> None:
+    def save(
+        self,
+        step: int,
+        samples: int,
+        states: Mapping[str, dict],
+        keep: int = 0,
+        is_backup: Callable[[int], bool] = lambda step: False,
+        batch: int = 0,
+    ) -> None:
         """Write a complete set.
 
         states: state dicts by role.
-        keep:   > 0 removes all but the latest sets.
+        keep:   > 0 removes all but the latest sets and those of the steps for which ``is_backup(step)``.
         batch:  samples per step, those of all processes.
         """
         self._check_lock()
@@ -88,8 +96,8 @@ class RunFolder:
             save_file(storage.join(self.path, files[key]), role, self.identity, step, samples, state, trainee)
         earlier = [entry for entry in self.checkpoints if entry.step < step]
         self.checkpoints = [*earlier, CheckpointSet(step, samples, files, batch, self._save_data())]
-        dropped = self.checkpoints[:-keep] if keep > 0 else []
-        self.checkpoints = self.checkpoints[len(dropped) :]
+        dropped = [each for each in self.checkpoints[:-keep] if not is_backup(each.step)] if keep > 0 else []
+        self.checkpoints = [each for each in self.checkpoints if each not in dropped]
         self.write_record()
         kept = {name for other in self.checkpoints for name in other.files.values()}
         for path in (storage.join(self.path, name) for old in dropped for name in {*old.files.values()} - kept):

@@ -208,10 +208,13 @@ class TrainingRun(ABC):
         ``val_data_dir``. Independent of the run's seed."""
         if not self.training.val_data_dir:
             return None
-        options = {"sources": self.training.val_data_dir, "flag": "--val_data_dir", "seed": EVALUATION_SEED}
-        if self.data.aspect.multi_aspect_ratio:  # the blocks of an evaluation have one size each
+        return self._held_out_loader(self.data, tokenizer, world, "--val_data_dir")
+
+    def _held_out_loader(self, config: DataConfig, tokenizer: Tokenizer | None, world: World, flag: str) -> Loader:
+        options: dict[str, Any] = {"sources": self.training.val_data_dir, "flag": flag, "seed": EVALUATION_SEED}
+        if config.aspect.multi_aspect_ratio:  # the blocks of an evaluation have one size each
             options |= {"batch_size": Task.held_out_block, "rank": 0, "world_size": 1}
-        return self._loader(self.data, tokenizer, world, shuffle=False, augment=False, **options)
+        return self._loader(config, tokenizer, world, shuffle=False, augment=False, **options)
 
     def sample_spec(self, tokenizer: Tokenizer | None) -> SampleSpec:
         """What a training sample must hold. Nothing else is read from the shards."""

@@ -18,7 +18,7 @@ class TrainingCommand:
     def config_class(self) -> Any:
         """The subclass of ``training.TrainingRun``. Imported here, so that commands that only ask for the script stay
         quick to start."""
-        module, _, name = self.config.partition(".")
+        module, _, name = self.config.rpartition(".")
         return getattr(importlib.import_module(f".{module}", __package__), name)
 
 
@@ -27,4 +27,8 @@ TRAINING_COMMANDS = {
     "generator": TrainingCommand("scripts/train_generator.py", "train_generator.GeneratorRun"),
     "classifier": TrainingCommand("scripts/train_classifier.py", "train_classifier.ClassifierRun"),
     "decoder": TrainingCommand("scripts/train_decoder.py", "train_decoder.DecoderRun"),
+    "stage_a": TrainingCommand("scripts/train_cascade.py", "cascade.autoencoders.StageARun"),
+    "semantic": TrainingCommand("scripts/train_cascade.py", "cascade.autoencoders.SemanticRun"),
+    "stage_b": TrainingCommand("scripts/train_cascade.py", "cascade.stages.StageBRun"),
+    "stage_c": TrainingCommand("scripts/train_cascade.py", "cascade.stages.StageCRun"),
 }

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
+from torch.nn import functional as F
+
+from ..errors import InputError
 
 from .pixels import from_uint8, to_uint8
 
@@ -58,6 +62,37 @@ class PixelSignal(Signal):
     def from_pixels(self, images: np.ndarray) -> Tensor:
         """Grayscale is the luma of ITU-R BT.601."""
         return from_uint8(images if self.channels == 3 else _luma(images))
+
+
+@dataclass(frozen=True)
+class LatentSignal(Signal):
+    """Latents of an autoencoder, which makes them pixels.
+
+    autoencoder: its name, for messages.
+    encode, decode: images [N, 3, H, W] in [-1, 1] ↔ [N, channels, H / scale, W / scale], on the autoencoder's device;
+                    None = there is none. Decoded images of another size are resized, as a preview's.
+    """
+
+    channels: int
+    scale: int = 1
+    autoencoder: str = "an autoencoder"
+    encode: Callable[[Tensor], Tensor] | None = None
+    decode: Callable[[Tensor], Tensor] | None = None
+    value_range = None
+
+    def to_pixels(self, x: Tensor) -> np.ndarray:
+        if self.decode is None:
+            raise InputError(f"latents become pictures by {self.autoencoder}, but there is none: give its checkpoint")
+        images = self.decode(x)
+        size = x.shape[2] * self.scale, x.shape[3] * self.scale
+        if images.shape[2:] != size:
+            images = F.interpolate(images, size, mode="bilinear", antialias=True)
+        return to_uint8(images).cpu().numpy()
+
+    def from_pixels(self, images: np.ndarray) -> Tensor:
+        if self.encode is None:
+            raise InputError(f"pictures become latents by {self.autoencoder}, but there is none: give its checkpoint")
+        return self.encode(from_uint8(images)).float().cpu()
 
 
 def _luma(images: np.ndarray) -> np.ndarray:

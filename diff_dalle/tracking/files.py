@@ -119,10 +119,11 @@ class JsonLog(Tracker):
 
 
 class SampleGrids(Tracker):
-    """samples/NAME_STEP.png: every image grid; NAME.png in the log directory: the latest version of each figure."""
+    """NAME_STEP.png in ``samples_dir``: every image grid; NAME.png in the log directory: the latest version of each
+    figure."""
 
     def __init__(self, run: Run):
-        self.logdir, self.folder = run.logdir, storage.join(run.logdir, "samples")
+        self.logdir, self.folder = run.logdir, run.samples_dir or storage.join(run.logdir, "samples")
         storage.make_dirs(self.folder)
 
     def images(self, step: int, name: str, grid: np.ndarray) -> None:

@@ -30,6 +30,7 @@ class Run:
     run_id, resume: the service's run to continue, see ``WandbTracker``.
     epoch_samples: samples per epoch.
     meta: the texts that configure the run, by file name.
+    samples_dir: folder for image grids; empty = "samples" in the log directory.
     """
 
     logdir: str
@@ -43,6 +44,7 @@ class Run:
     resume: str = "auto"
     epoch_samples: int = 1
     meta: Mapping[str, str] = field(default_factory=dict)
+    samples_dir: str = ""
 
 
 @dataclass(frozen=True)

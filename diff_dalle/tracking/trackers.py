@@ -40,6 +40,9 @@ class TrackingConfig:
         " tensorboard and wandb (extras)",
         free=True,
     )
+    samples_dir: str = option(
+        "", "folder for image grids; empty = samples in the log directory", free=True, needs=("trackers", "samples")
+    )
     wandb_project: str = option(
         "diff_dalle", "wandb project (WANDB_MODE=offline keeps the run on disk)", free=True, needs=("trackers", "wandb")
     )
@@ -163,6 +166,7 @@ def create_trackers(
         config.wandb_resume,
         epoch_samples,
         meta or {"config.json": json.dumps(settings, indent=1)},
+        config.samples_dir,
     )
     members = {name: TRACKERS[name](run) for name in config.trackers}
     trackers = Trackers(members)

@@ -20,15 +20,21 @@ def effective_rate(rate: float, step: int) -> float:
 
 
 class Ema:
-    """The moving average of a model's trained parameters, in fp32. Frozen parameters and buffers are not averaged; in
-    ``state`` they have the model's present values.
+    """The moving average of a model's trained parameters and of the floating-point buffers that it saves, such as
+    running statistics, in fp32. In ``state`` the others have the model's present values.
 
-    rate: limit of the decay, in [0, 1); the horizon is about 1 / (1 - rate) steps.
+    rate:  limit of the decay, in [0, 1); the horizon is about every / (1 - rate) steps.
+    start: steps in which it is the model itself; from then on the decay is ``rate``. None = the decay warms up, as
+           ``effective_rate`` says.
+    every: steps between its updates.
     """
 
-    def __init__(self, rate: float, model: nn.Module):
-        self.rate, self.model = rate, model
-        self.sources = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    def __init__(self, rate: float, model: nn.Module, start: int | None = None, every: int = 1):
+        self.rate, self.model, self.start, self.every = rate, model, start, every
+        saved = model.state_dict().keys()
+        buffers = {name: buffer for name, buffer in model.named_buffers() if name in saved}
+        self.sources: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.sources |= {name: buffer for name, buffer in buffers.items() if buffer.is_floating_point()}
         self.averages = {name: p.detach().clone() for name, p in self.sources.items()}
 
     @property
@@ -39,8 +45,15 @@ class Ema:
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Move towards the present weights, after update number ``step`` (from 1)."""
+        if step % self.every:
+            return
         averages, sources = local(self.averages.values()), local(self.sources.values())
-        torch._foreach_lerp_(averages, sources, 1 - effective_rate(self.rate, step))
+        torch._foreach_lerp_(averages, sources, 1 - self._decay(step))
+
+    def _decay(self, step: int) -> float:
+        if self.start is None:
+            return effective_rate(self.rate, step // self.every)
+        return 0.0 if step <= self.start else self.rate
 
     def state(self) -> dict[str, Tensor]:
         """A state dict of the model with the averages in it."""

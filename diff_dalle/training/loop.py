@@ -90,7 +90,8 @@ class TrainLoop:
             self.run_folder.lowest_loss = self.loss
         if self.world.is_main:
             batch = self.config.batch_size * self.world.size
-            self.run_folder.save(self.step, self.samples, states, self.config.keep_checkpoints, batch)
+            kept = self.config.keep_checkpoints, self.config.backs_up_at
+            self.run_folder.save(self.step, self.samples, states, *kept, batch)
         self.saved_step = self.step
         if tracker is not None:
             names = tuple(trainee.name for trainee in self.trainees)
@@ -167,7 +168,7 @@ class TrainLoop:
                     self._evaluate(tracker)
                 if self.sample_interval and (self.step % self.sample_interval == 0 or last):
                     self._show(tracker)
-                if self.step % config.save_interval == 0 and self.step > self.saved_step:
+                if config.saves_at(self.step) and self.step > self.saved_step:
                     self._attempt(self.save, tracker)
                 if last:
                     return 0

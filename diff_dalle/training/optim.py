@@ -32,7 +32,15 @@ class OptimConfig:
         needs=("lr_anneal_steps",),
     )
     grad_clip: float = option(1.0, "maximum gradient norm; 0 = no clipping")
-    ema_rate: tuple[float, ...] = option((0.9999,), "decay per step of each exponential moving average of the weights")
+    ema_rate: tuple[float, ...] = option(
+        (0.9999,), "decay per update of each exponential moving average of the weights, every ema_every steps"
+    )
+    ema_start: int | None = option(
+        None,
+        "steps in which the averages are the weights themselves; none = their decay warms up by itself",
+        needs=("ema_rate",),
+    )
+    ema_every: int = option(1, "steps between updates of the averages", needs=("ema_rate",))
 
     def __post_init__(self):
         if not self.lr > 0:
@@ -44,6 +52,10 @@ class OptimConfig:
                 f"adam_beta1 and adam_beta2 are {self.adam_beta1:g} and {self.adam_beta2:g}, but must be "
                 "at least 0 and below 1"
             )
+        if self.ema_start is not None and self.ema_start < 0:
+            raise InputError(f"ema_start is {self.ema_start}, but must not be negative, or none")
+        if self.ema_every < 1:
+            raise InputError(f"ema_every is {self.ema_every}, but must be at least 1")
         for name in ("warmup_steps", "lr_anneal_steps", "grad_clip", "weight_decay"):
             if getattr(self, name) < 0:
                 raise InputError(f"{name} is {getattr(self, name)}, but must not be negative")

@@ -50,6 +50,9 @@ class TrainingConfig:
     log_interval: int = option(50, "steps between log lines", free=True)
     save_interval: int = option(5000, "steps between checkpoints; a last one is written at the end", free=True)
     keep_checkpoints: int = option(0, "number of latest checkpoints to keep; 0 = all", free=True)
+    backup_interval: int = option(
+        0, "steps between checkpoints that are kept beside the latest; 0 = none", free=True, needs=("keep_checkpoints",)
+    )
     eval_interval: int = option(1000, "steps between evaluations on val_data_dir", free=True, needs=("val_data_dir",))
     eval_samples: int = option(
         1024, "maximum number of held-out samples per evaluation", free=True, needs=("val_data_dir",)
@@ -64,7 +67,7 @@ class TrainingConfig:
         for name in ("batch_size", "log_interval", "save_interval", "eval_interval", "eval_samples", "max_bad_steps"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}, but must be at least 1")
-        for name in ("microbatch", "iterations", "samples", "hours", "keep_checkpoints"):
+        for name in ("microbatch", "iterations", "samples", "hours", "keep_checkpoints", "backup_interval"):
             if getattr(self, name) < 0:
                 raise InputError(f"{name} is {getattr(self, name)}, but must not be negative")
         check_seeds([self.seed])
@@ -74,6 +77,14 @@ class TrainingConfig:
             raise InputError("resume_checkpoint and init_checkpoint exclude each other: resume a run or start one")
         if self.init_exclude and not self.init_checkpoint:
             raise InputError("init_exclude is given without init_checkpoint, whose weights it excludes")
+
+    def saves_at(self, step: int) -> bool:
+        """Whether a checkpoint is written after this many updates."""
+        return step % self.save_interval == 0 or self.backs_up_at(step)
+
+    def backs_up_at(self, step: int) -> bool:
+        """Whether the checkpoint of this step is kept, however old it becomes."""
+        return self.backup_interval > 0 and step % self.backup_interval == 0
 
     def last_step(self, processes: int, step: int = 0, samples: int = 0) -> int | None:
         """Number of updates after which a run on that many processes ends; None when only ``hours`` limits it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 import numpy as np
 from torch import Tensor, nn
@@ -41,6 +42,8 @@ class Task(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        #: Puts the weights in place that are not averaged, inside a block of ``previews``; None = they are in place.
+        self.unaveraged: Callable[[], AbstractContextManager] | None = None
         # In a plain dict: companions are not saved, trained, or switched to training mode with the task.
         self.companions: dict[str, nn.Module] = {}
 

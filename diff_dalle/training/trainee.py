@@ -112,7 +112,10 @@ class Trainee:
                     f"ema_rate of the optimizer {part!r} is {configs[part].ema_rate}, but only that of the first "
                     "optimizer counts: leave it out"
                 )
-        self.emas = [Ema(rate, self.task.model) for rate in configs[first].ema_rate]
+        averaged = configs[first]
+        self.emas = [Ema(rate, self.task.model, averaged.ema_start, averaged.ema_every) for rate in averaged.ema_rate]
+        if self.emas:  # they are in place in previews, and swapping them again puts the others back
+            task.unaveraged = self.emas[0].in_place
         losses = [_named(part, "loss") for part in task.parts]
         self.meter, self.norms = Meter(world.device, losses), Meter(world.device)
         self.bad_steps = torch.zeros(3, device=world.device)  # in all, consecutive until now, longest run of them

@@ -33,12 +33,15 @@ class RunningNorm(nn.BatchNorm2d):
     def update(self, moments: Tensor) -> None:
         """Move the running statistics towards those of a batch: moments [N, 2C] of samples with equally many positions.
 
-        The first ten batches are averaged evenly, so that the initial statistics do not count.
+        The first ten batches are averaged evenly, so that the initial statistics do not count. Moments that are not
+        finite, as in a step that the optimizer skips, change nothing.
         """
+        finite = moments.isfinite().all()
+        moments = torch.where(finite, moments, 0.0)
         means, variances = moments.chunk(2, dim=1)
         mean = means.mean(0)
         variance = variances.mean(0) + (means - mean).square().mean(0)
-        self.num_batches_tracked += 1
-        weight = (1 / self.num_batches_tracked.float()).clamp(min=MOMENTUM)
+        self.num_batches_tracked += finite
+        weight = finite * (1 / self.num_batches_tracked.clamp(min=1).float()).clamp(min=MOMENTUM)
         self.running_mean.lerp_(mean, weight)
         self.running_var.lerp_(variance, weight)

@@ -1,0 +1,97 @@
+"""Training the two autoencoders of a latent cascade: stage A, and the semantic encoder with its previewer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, cast
+
+import torch
+
+from ...config import option, section
+from ...data.loader import Loader
+from ...distributed.parallel import build_shared
+from ...distributed.world import World
+from ...evaluation.perceptual import Lpips
+from ...models.latent.discriminator import Discriminator
+from ...models.latent.semantic import SEMANTIC_SIZES, SemanticAutoencoder, SemanticConfig
+from ...models.latent.stage_a import STAGE_A_SIZES, StageA, StageAConfig
+from ...models.layers import to_channels_last
+from ...tasks.autoencoding import DISCRIMINATOR, AutoencodingConfig, AutoencodingTask
+from ...tasks.semantic import SemanticTask
+from ...text.tokenizer import Tokenizer
+from ...training.trainee import Trainee
+from .run import CascadeRun
+
+
+@dataclass(frozen=True)
+class StageARun(CascadeRun):
+    """Settings of ``train_cascade.py`` with ``kind: stage_a``."""
+
+    kind: ClassVar[str] = "stage_a"
+    sizes: ClassVar[Mapping[str, Any]] = STAGE_A_SIZES
+
+    model_version: str | None = option(
+        None,
+        "size of the network, which model may change; none = what model says",
+        choices=tuple(STAGE_A_SIZES),
+    )
+    model: StageAConfig = section(StageAConfig, flags=False)
+    autoencoding: AutoencodingConfig = section(AutoencodingConfig, flags=False)
+
+    def wrong_sizes(self, multiple: int) -> Iterator[str]:
+        yield from super().wrong_sizes(multiple)
+        config = self.autoencoding
+        least = 2**config.discriminator.discriminator_depth
+        if config.adversarial_weight and self.image_size <= least:
+            yield (
+                f"image_size is {self.image_size}, but the discriminator needs more than {least} pixels on each side: "
+                "lower autoencoding.discriminator.discriminator_depth"
+            )
+
+    @property
+    def size_multiple(self) -> int:
+        return self.model.stride
+
+    def build_trainees(self, tokenizer: Tokenizer | None, shown: Loader, world: World) -> list[Trainee]:
+        config, optims = self.autoencoding, {"": self.optim}
+        discriminator = perceptual = None
+        if config.adversarial_weight:
+            discriminator = to_channels_last(build_shared(self._discriminator, world))
+            optims[DISCRIMINATOR] = replace(
+                self.optim, lr=config.discriminator_lr or self.lr, weight_decay=0.0, ema_rate=()
+            )
+        if config.lpips_weight:
+            setting = "autoencoding.lpips_path"
+            perceptual = Lpips(config.lpips_net, config.lpips_path, world.device, setting)
+        model = cast(StageA, self.build_model(None, world))
+        images = self.shown_images(shown)
+        task = AutoencodingTask(model, config, discriminator, self.loop.seed, perceptual, images)
+        return [Trainee(task, optims, self.training.precision, world)]
+
+    def _discriminator(self) -> Discriminator:
+        torch.manual_seed(self.loop.seed)
+        return Discriminator(self.autoencoding.discriminator)
+
+
+@dataclass(frozen=True)
+class SemanticRun(CascadeRun):
+    """Settings of ``train_cascade.py`` with ``kind: semantic``."""
+
+    kind: ClassVar[str] = "semantic"
+    sizes: ClassVar[Mapping[str, Any]] = SEMANTIC_SIZES
+
+    model_version: str | None = option(
+        None,
+        "size of the network, which model may change; none = what model says",
+        choices=tuple(SEMANTIC_SIZES),
+    )
+    model: SemanticConfig = section(SemanticConfig, flags=False)
+
+    @property
+    def size_multiple(self) -> int:
+        return self.model.stride
+
+    def build_trainees(self, tokenizer: Tokenizer | None, shown: Loader, world: World) -> list[Trainee]:
+        task = SemanticTask(cast(SemanticAutoencoder, self.build_model(None, world)), self.shown_images(shown))
+        return [Trainee(task, self.optim, self.training.precision, world)]

@@ -1,0 +1,96 @@
+"""The frozen networks that stages B and C are trained with, and what identifies them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import cast
+
+import torch
+
+from ...checkpoints.decoder import ClipConfig
+from ...checkpoints.loading import open_network
+from ...embeddings.clip import load_clip
+from ...embeddings.contract import Clip, weights_digest
+from ...errors import InputError
+from ...models.latent.config import LatentUnetConfig
+from ...models.latent.semantic import SemanticAutoencoder
+from ...models.latent.stage_a import StageA
+
+# The names under which the documented default CLIPs are known on the Hugging Face hub.
+HUB_NAMES = {
+    "laion/CLIP-ViT-bigG-14-laion2B-39B-b160k": ("open_clip", "ViT-bigG-14/laion2b_s39b_b160k"),
+    "openai/clip-vit-large-patch14": ("openai", "ViT-L/14"),
+}
+
+
+def identity_of(network: torch.nn.Module) -> str:
+    """The same for the same weights."""
+    return weights_digest(network.state_dict())
+
+
+def load_stage_a(path: str, device: torch.device) -> StageA:
+    """InputError for a checkpoint of anything else."""
+    return cast(StageA, open_network(path, "stage_a").load(device))
+
+
+def load_semantic(path: str, device: torch.device) -> SemanticAutoencoder:
+    """InputError for a checkpoint of anything else."""
+    return cast(SemanticAutoencoder, open_network(path, "semantic").load(device))
+
+
+def named_clip(name: str) -> ClipConfig:
+    """What a name of a CLIP stands for: a checkpoint of ``train_classifier.py`` (a path that ends with .pt), a
+    documented name, or MODEL/TAG of open_clip."""
+    if name in HUB_NAMES:
+        return ClipConfig(*HUB_NAMES[name])
+    return ClipConfig("diff_dalle" if name.endswith(".pt") else "open_clip", name)
+
+
+def open_clip(given: str, known: ClipConfig | None, setting: str, device: torch.device) -> tuple[Clip, ClipConfig]:
+    """A CLIP by its name, and what to record about it. known: what the run says already. InputError when that is
+    another."""
+    config = named_clip(given)
+    clip = load_clip(config.make, config.model, device)
+    found = replace(config, identity=clip.identity)
+    if known and known.identity and known.identity != clip.identity:
+        raise InputError(f"{setting} is {given}, whose weights are {clip.identity}, but the run has {known}: give that")
+    return clip, found
+
+
+def check_text_clip(clip: Clip, model: LatentUnetConfig) -> None:
+    """InputError when the network takes text of another width or length."""
+    wants = {"text_width": (model.states_width, clip.text_width), "pooled_width": (model.vector_width, clip.embed_dim)}
+    for name, (expected, found) in wants.items():
+        if expected and expected != found:
+            raise InputError(
+                f"model.{name} is {expected}, but the CLIP {clip.name} has {found or 'none'}: set it to that, or "
+                "choose another clip_text_model_name"
+            )
+    if model.states_width and clip.text_length > model.text.text_length:
+        raise InputError(
+            f"model.text.text_length is {model.text.text_length}, but the CLIP {clip.name} reads {clip.text_length} "
+            "tokens: raise it"
+        )
+
+
+def check_image_clip(clip: Clip, model: LatentUnetConfig) -> None:
+    """InputError when the network takes image embeddings of another width."""
+    if clip.embed_dim != model.embedding_width:
+        raise InputError(
+            f"model.image_width is {model.embedding_width}, but the CLIP {clip.name} makes embeddings of "
+            f"{clip.embed_dim} elements: set it to that, or choose another clip_image_model_name"
+        )
+
+
+def check_same(found: str, recorded: str, setting: str, path: str) -> None:
+    """InputError when a run goes on with other weights of a frozen network."""
+    if recorded and recorded != found:
+        raise InputError(
+            f"{setting} is {path}, whose weights are {found}, but the run was begun with {recorded}: give those"
+        )
+
+
+def check_channels(setting: str, given: int, found: int, whose: str) -> None:
+    """InputError for a network that does not take the latents of a frozen one."""
+    if given != found:
+        raise InputError(f"{setting} is {given}, but the latents of {whose} have {found} channels: set it to that")

@@ -1,0 +1,325 @@
+"""What the files of all four kinds of a latent cascade say, under the documented keys, and the run that follows."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, cast
+
+from torch import Tensor
+
+from ... import storage
+from ...checkpoints.checkpoint import Identity
+from ...config import Problems, option, redacted, section, to_dict
+from ...data.aspect_buckets import AspectConfig
+from ...data.captions import caption_kind
+from ...data.filters import filters_option, parse_filters
+from ...data.loader import DataConfig, Loader
+from ...distributed.launch import DistributedConfig
+from ...distributed.world import World
+from ...errors import InputError
+from ...randomness import check_seeds
+from ...text.tokenizer import Tokenizer
+from ...tracking.trackers import TrackingConfig
+from ...training.optim import OptimConfig
+from ...training.settings import TrainingConfig
+from ..training import TrainingRun
+from .sections import DataSection, LoopSection
+
+PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}  # dtype → precision
+EMA_KEYS = ("ema_start_iters", "ema_iters", "ema_beta")
+CONTROLNET_KEYS = (
+    "controlnet_blocks", "controlnet_filter", "controlnet_filter_params", "controlnet_bottleneck_mode",
+    "controlnet_checkpoint_path", "offset_noise",
+)  # fmt: skip
+LORA_KEYS = ("module_filters", "rank", "train_tokens", "lora_checkpoint_path")
+REFUSED = {
+    **dict.fromkeys(CONTROLNET_KEYS, "belongs to the training of a ControlNet, which is another kind: leave it out"),
+    **dict.fromkeys(LORA_KEYS, "belongs to the training of a LoRA, which is another kind: leave it out"),
+    "offset_noise": "is set under diffusion: write diffusion: {offset_noise: …}",
+    "edm_objective": "never had an effect; for a network that predicts v write diffusion: {prediction: v}",
+    "dist_file_subfolder": "is for processes that find each other by a file, which these do not need: leave it out",
+    "checkpoint_extension": "is decided: checkpoints are .pt files, which say all about themselves; leave it out",
+    "allow_tf32": "is decided: matrix products in fp32 keep all digits; for speed set dtype: bfloat16",
+}
+
+
+@dataclass(frozen=True)
+class CascadeRun(TrainingRun):
+    """Settings of ``train_cascade.py``.
+
+    sizes: of the class: what ``model_version`` stands for.
+    processes: of the instance that ``settled`` returns.
+    """
+
+    refused: ClassVar[dict[str, str]] = REFUSED
+    sizes: ClassVar[Mapping[str, Any]] = {}
+    processes: ClassVar[int] = 1
+
+    experiment_id: str = option("", "name of the run and of its folders", required=True, free=True)
+    checkpoint_path: str = option("", "logs and checkpoints go to its folder experiment_id", required=True, free=True)
+    output_path: str = option("", "previews go to its folder experiment_id", required=True, free=True)
+    dtype: str | None = option(
+        None,
+        "arithmetic of the networks, whose weights are fp32; none = bfloat16 on GPUs that support it, else float32",
+        choices=tuple(PRECISIONS),
+    )
+    wandb_project: str | None = option(None, "wandb project; none = no wandb", free=True)
+    wandb_entity: str | None = option(None, "wandb user or team; none = the one logged in", free=True)
+    lr: float = option(1e-4, "learning rate after the warm-up", required=True, free=True)
+    warmup_updates: int = option(1, "linear warm-up of the learning rate, in updates", required=True, free=True)
+    batch_size: int = option(256, "samples per update, of all processes together", required=True)
+    grad_accum_steps: int = option(
+        1, "forward passes per update; memory depends on it, results do not", required=True, free=True
+    )
+    image_size: int = option(
+        768, "width and height in pixels of training images, or of a square with as many", required=True
+    )
+    multi_aspect_ratio: tuple[str, ...] | None = option(
+        None, "width / height of training images, such as 1/1,2/3; none = squares"
+    )
+    bucketeer_random_ratio: float = option(
+        0.05, "with multi_aspect_ratio: fraction of samples that go to a random one instead of the nearest"
+    )
+    updates: int = option(100_000, "updates in all, including resumed ones", required=True, free=True)
+    save_every: int = option(2000, "updates between checkpoints, each with previews", required=True, free=True)
+    backup_every: int = option(20_000, "updates between checkpoints that are kept; 0 = none", required=True, free=True)
+    ema_start_iters: int | None = option(None, "updates in which the average of the weights is the weights themselves")
+    ema_iters: int | None = option(None, "updates between those of the average")
+    ema_beta: float | None = option(None, "decay of the average; with the two before or not at all: then none is kept")
+    use_fsdp: bool | None = option(None, "shard the weights over processes: not supported yet for several", free=True)
+    webdataset_path: tuple[str, ...] = option(
+        (), "shards: folders, tars, globs, brace ranges, URLs, pipe:COMMAND; one or a list", required=True, free=True
+    )
+    captions_getter: str | None = option(
+        None,
+        'where captions are: a pair of an extension and a way to read it, such as ["json", "captions_getter"]; none = '
+        "text members .txt",
+        nested=True,
+    )
+    dataset_filters: tuple[str, ...] = filters_option()
+    generator_checkpoint_path: str | None = option(
+        None, "model or EMA file to initialize the weights from; none = from scratch", free=True
+    )
+    data: DataSection = section(DataSection)  # type: ignore[assignment]  # it makes the DataConfig
+    loop: LoopSection = section(LoopSection)
+    distributed: DistributedConfig = section(DistributedConfig)
+
+    @classmethod
+    def completed(cls, tree: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings of a file with those that follow from others: ``model`` is the size ``model_version``, except
+        for what it says itself. Settings that are wrong are left as they are."""
+        tree = copy.deepcopy(dict(tree))
+        size, own = cls.sizes.get(str(tree.get("model_version"))), tree.get("model", {})
+        if size is not None and isinstance(own, Mapping):
+            tree["model"] = _merged(to_dict(size), own)
+        return tree
+
+    def __post_init__(self):
+        Problems.check(self._problems())
+
+    def _problems(self) -> Iterator[str]:
+        least = {"batch_size": 1, "grad_accum_steps": 1, "updates": 1, "save_every": 1, "image_size": 1}
+        least |= {"warmup_updates": 0, "backup_every": 0}
+        for name, bound in least.items():
+            if getattr(self, name) < bound:
+                yield f"{name} is {getattr(self, name)}, but must be at least {bound}"
+        if not self.lr > 0:
+            yield f"lr is {self.lr:g}, but must be above 0"
+        given = [name for name in EMA_KEYS if getattr(self, name) is not None]
+        if given and len(given) < len(EMA_KEYS):
+            yield f"{given[0]} is given, but {', '.join(EMA_KEYS)} go together: give all of them, or none"
+        for name, low, high in (("ema_start_iters", 0, None), ("ema_iters", 1, None), ("ema_beta", 0, 1)):
+            value = getattr(self, name)
+            if value is not None and (value < low or (high is not None and value >= high)):
+                yield f"{name} is {value:g}, but must be at least {low}" + (f" and below {high}" if high else "")
+        checks = {
+            "captions_getter": lambda: caption_kind(self.captions_getter or "txt"),
+            "dataset_filters": lambda: parse_filters(self.dataset_filters, "dataset_filters"),
+            "loop.seed": lambda: check_seeds([self.loop.seed]),
+            "data": lambda: self.data_config,
+        }
+        found: list[str] = []
+        for name, check in checks.items():
+            try:
+                check()
+            except InputError as error:
+                if str(error) not in found:  # the data's settings include those before
+                    yield f"{name}: {error}" if str(error).partition(" ")[0] not in vars(self) else str(error)
+                found.append(str(error))
+        yield from self.wrong_sizes(self.size_multiple)
+
+    def wrong_sizes(self, multiple: int) -> Iterator[str]:
+        """Sentences about sizes of images that the networks do not take. multiple: of which both sides must be."""
+        given = {"image_size": self.image_size}
+        given |= {"data.bucket_factor": self.data.bucket_factor} if self.multi_aspect_ratio else {}
+        for name, value in given.items():
+            if multiple and value % multiple:
+                yield f"{name} is {value}, but must be a multiple of {multiple}, which the networks' strides require"
+
+    # -------------------------------------------------------------------------------- the run that the file describes
+
+    @property
+    def logdir(self) -> str:
+        return storage.join(self.checkpoint_path, self.experiment_id) if self.checkpoint_path else ""
+
+    @property
+    def text_length(self) -> int:
+        return 0
+
+    @property
+    def has_text(self) -> bool:
+        return False
+
+    @property
+    def sample_interval(self) -> int:
+        return self.save_every if self.loop.preview_samples else 0
+
+    @property
+    def optim(self) -> OptimConfig:  # type: ignore[override]
+        averaged = self.ema_beta is not None
+        return OptimConfig(
+            lr=self.lr,
+            weight_decay=self.loop.weight_decay,
+            adam_beta2=self.loop.adam_beta2,
+            warmup_steps=self.warmup_updates,
+            grad_clip=self.loop.grad_clip,
+            ema_rate=(cast(float, self.ema_beta),) if averaged else (),
+            ema_start=self.ema_start_iters,
+            ema_every=self.ema_iters or 1,
+        )
+
+    @property
+    def training(self) -> TrainingConfig:  # type: ignore[override]
+        loop, share = self.loop, max(1, self.batch_size // self.processes)
+        return TrainingConfig(
+            batch_size=share,
+            microbatch=max(1, share // self.grad_accum_steps),
+            iterations=self.updates,
+            hours=loop.hours,
+            seed=loop.seed,
+            precision=PRECISIONS[self.dtype] if self.dtype else "auto",
+            compile=loop.compile,
+            logdir=self.logdir,
+            accept_changed_data=loop.accept_changed_data,
+            accept_changed_batch=loop.accept_changed_batch,
+            init_checkpoint=(self.generator_checkpoint_path,) if self.generator_checkpoint_path else (),
+            log_interval=loop.log_interval,
+            save_interval=self.save_every,
+            keep_checkpoints=loop.keep_checkpoints,
+            backup_interval=self.backup_every,
+            eval_interval=loop.eval_interval,
+            eval_samples=loop.eval_samples,
+            val_data_dir=self.data.val_path,
+            keep_best=loop.keep_best,
+        )
+
+    @property
+    def tracking(self) -> TrackingConfig:  # type: ignore[override]
+        trackers = ("console", "log", "csv", "jsonl", "samples", *(["wandb"] if self.wandb_project else []))
+        return TrackingConfig(
+            trackers,
+            samples_dir=storage.join(self.output_path, self.experiment_id) if self.output_path else "",
+            wandb_project=self.wandb_project or "",
+            wandb_entity=self.wandb_entity or "",
+            wandb_run_name=self.experiment_id,
+        )
+
+    @property
+    def data_config(self) -> DataConfig:
+        data = self.data
+        return DataConfig(
+            caption_field=self.captions_getter or "txt",
+            dataset_filters=self.dataset_filters,
+            random_crop=data.random_crop,
+            random_flip=data.random_flip,
+            max_broken=data.max_broken,
+            streams=data.streams,
+            num_workers=data.num_workers,
+            index_cache=data.index_cache,
+            shard_cache=data.shard_cache,
+            aspect=AspectConfig(
+                multi_aspect_ratio=self.multi_aspect_ratio or (),
+                bucketeer_random_ratio=self.bucketeer_random_ratio,
+                bucket_factor=data.bucket_factor,
+                bucket_crop=data.bucket_crop,
+                bucket_distance=data.bucket_distance,
+            ),
+        )
+
+    def identity(self, tokenizer: Tokenizer | None) -> Identity:
+        config = redacted(to_dict(self))
+        config |= dict.fromkeys(("checkpoint_path", "output_path"), "")
+        if tokenizer is None:
+            return Identity(self.kind, config)
+        vocabulary = tokenizer.vocabulary.text() if self.tokenizer.bpe_path else ""
+        return Identity(self.kind, config, tokenizer.identity, vocabulary)
+
+    # ---------------------------------------------------------------------------------------------- what it works with
+
+    def check_world(self, world: World) -> None:
+        if self.use_fsdp and world.size > 1:
+            raise InputError(
+                f"use_fsdp is True, but weights cannot be sharded over {world.size} processes yet: set use_fsdp to "
+                "False, with which each has all of them"
+            )
+        pieces = world.size * self.grad_accum_steps
+        if self.batch_size % pieces:
+            raise InputError(
+                f"batch_size is {self.batch_size}, but must be a multiple of {pieces}: the processes ({world.size}) × "
+                f"grad_accum_steps ({self.grad_accum_steps})"
+            )
+
+    def starting_from(self, weights: tuple[str, ...]) -> CascadeRun:
+        (path,) = weights
+        return replace(self, generator_checkpoint_path=path)
+
+    def replayed(self, batch: int, share: int, logdir: str, data_dir: tuple[str, ...]) -> CascadeRun:
+        pieces = batch // min(self.training.microbatch, share)
+        folder, name = os.path.split(logdir.rstrip("/"))
+        return replace(
+            self,
+            batch_size=batch,
+            grad_accum_steps=max(1, pieces),
+            checkpoint_path=folder or ".",
+            experiment_id=name,
+            webdataset_path=data_dir or self.webdataset_path,
+            data=replace(self.data, num_workers=0),
+            loop=replace(self.loop, accept_changed_batch=True, preview_samples=0),
+        )
+
+    def settled(self, world: World) -> CascadeRun:
+        run = replace(self)
+        object.__setattr__(run, "processes", world.size)
+        return run
+
+    def shown_images(self, shown: Loader) -> Tensor | None:
+        """The images of the previews of an autoencoder."""
+        return shown.first(self.loop.preview_samples).images if self.sample_interval else None
+
+    def build_loader(self, tokenizer: Tokenizer | None, world: World) -> Loader:
+        return self._loader(
+            self.data_config,
+            tokenizer,
+            world,
+            seed=self.loop.seed,
+            shuffle=True,
+            sources=self.webdataset_path,
+            flag="webdataset_path",
+        )
+
+    def build_held_out(self, tokenizer: Tokenizer | None, world: World) -> Loader | None:
+        if not self.data.val_path:
+            return None
+        return self._held_out_loader(self.data_config, tokenizer, world, "data.val_path")
+
+
+def _merged(size: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a size with one's own in their place, section by section."""
+    merged = dict(size)
+    for key, value in own.items():
+        inner = merged.get(key)
+        merged[key] = _merged(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
+    return merged

@@ -1,0 +1,365 @@
+"""Training stages B and C of a latent cascade, which denoise latents of frozen networks."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import nn
+
+from ...checkpoints.cascade import LatentSampling, StageBDiffusion, StageBSampling, TrainedWith
+from ...config import Problems, option, section
+from ...data.loader import Loader
+from ...data.spec import CaptionSpec, ImageSpec, SampleSpec
+from ...diffusion.log_snr import LogSnrProcess
+from ...diffusion.log_snr_config import LogSnrConfig
+from ...distributed.world import World
+from ...embeddings.contract import Clip
+from ...errors import InputError
+from ...images.signal import LatentSignal
+from ...models.latent.config import LatentUnetConfig
+from ...models.latent.semantic import SemanticAutoencoder
+from ...models.latent.stage_a import StageA
+from ...models.latent.stage_b import STAGE_B_SIZES, StageB, StageBConfig
+from ...models.latent.stage_c import STAGE_C_SIZES, StageC, StageCConfig
+from ...tasks.latent import (
+    IMAGE_CLIP,
+    SEMANTIC,
+    STAGE_A,
+    TEXT_CLIP,
+    LatentTask,
+    StageBTask,
+    StageBTaskConfig,
+    StageCTask,
+    StageCTaskConfig,
+)
+from ...tasks.latent_previews import LatentPreviews
+from ...text.tokenizer import Tokenizer, TokenizerConfig
+from ...training.trainee import Trainee
+from .companions import (
+    check_channels,
+    check_image_clip,
+    check_same,
+    check_text_clip,
+    identity_of,
+    load_semantic,
+    load_stage_a,
+    open_clip,
+)
+from .run import CascadeRun
+
+TEXT_NAME = "laion/CLIP-ViT-bigG-14-laion2B-39B-b160k"
+IMAGE_NAME = "openai/clip-vit-large-patch14"
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The frozen networks of a run.
+
+    previewer: decodes semantic latents in stage C's previews.
+    """
+
+    semantic: SemanticAutoencoder
+    stage_a: StageA | None = None
+    previewer: SemanticAutoencoder | None = None
+    text_clip: Clip | None = None
+    image_clip: Clip | None = None
+
+
+@dataclass(frozen=True)
+class LatentRun(CascadeRun):
+    """Settings of stages B and C; a kind adds ``model``, ``diffusion``, ``denoising`` and
+    ``sampling``."""
+
+    opened: ClassVar[Opened | None] = None  # of the instance that ``settled`` returns
+
+    adaptive_loss_weight: bool | None = option(
+        None, "weigh the loss by 1 / its running value at that log-SNR; False = p2; none = diffusion.loss_weighting"
+    )
+    effnet_checkpoint_path: str = option(
+        "", "checkpoint of the semantic encoder (kind: semantic)", required=True, free=True
+    )
+    clip_text_model_name: str | None = option(
+        None,
+        "CLIP that encodes captions: a checkpoint of train_classifier.py, MODEL/TAG of open_clip or a documented name; "
+        f"none = {TEXT_NAME}, unless the network encodes text itself or reads none",
+        free=True,
+    )
+    tokenizer: TokenizerConfig = section(TokenizerConfig, flags=False)
+    trained_with: TrainedWith = section(TrainedWith, flags=False)
+
+    @classmethod
+    def completed(cls, tree: Mapping[str, Any]) -> dict[str, Any]:
+        completed = super().completed(tree)
+        if isinstance(completed.get("adaptive_loss_weight"), bool):
+            weighting = "adaptive" if completed["adaptive_loss_weight"] else "p2"
+            _complete(completed, "loss_weighting", [weighting])
+        return completed
+
+    def __post_init__(self):
+        object.__setattr__(self, "trained_with", replace(self.trained_with, image_size=self.image_size))
+        super().__post_init__()
+
+    def _problems(self) -> Iterator[str]:
+        yield from super()._problems()
+        adaptive, weighting = self.adaptive_loss_weight, self.process.loss_weighting
+        if adaptive is not None and weighting != (("adaptive",) if adaptive else ("p2",)):
+            yield (
+                f"adaptive_loss_weight is {adaptive}, but diffusion.loss_weighting is {', '.join(weighting)}: leave "
+                "one of them out"
+            )
+        if self.clip_text_model_name and not self._encodes_outside:
+            what = "encodes text itself" if self.has_text else "reads no text"
+            yield f"clip_text_model_name is given, but the network {what}: leave it out"
+
+    # ------------------------------------------------------------------------------------------------ what a kind says
+
+    @property
+    @abstractmethod
+    def network(self) -> LatentUnetConfig:
+        """``model``."""
+
+    @property
+    @abstractmethod
+    def process(self) -> LogSnrConfig:
+        """``diffusion``."""
+
+    @property
+    @abstractmethod
+    def sampled(self) -> LatentSampling:
+        """``sampling``."""
+
+    @abstractmethod
+    def opened_for(self, device: torch.device) -> Opened:
+        """The frozen networks, without CLIPs. InputError for those that are not there or do not fit."""
+
+    @abstractmethod
+    def build_task(self, model: nn.Module) -> LatentTask:
+        """The task, without previews."""
+
+    # ------------------------------------------------------------------------------------------------------------- text
+
+    @property
+    def text_length(self) -> int:
+        return self.network.text.text_length
+
+    @property
+    def has_text(self) -> bool:
+        return self.network.text.enc_attn_dim > 0
+
+    @property
+    def _encodes_outside(self) -> bool:
+        """Whether a CLIP encodes the captions."""
+        return not self.has_text and bool(self.network.states_width or self.network.vector_width)
+
+    def sample_spec(self, tokenizer: Tokenizer | None) -> SampleSpec:
+        image, clip = ImageSpec((self.image_size, self.image_size)), self._opened.text_clip
+        if clip is not None:
+            return SampleSpec(image, (CaptionSpec(clip.tokenize, clip.text_length),))
+        return SampleSpec(image, (CaptionSpec(tokenizer, self.text_length),) if tokenizer else ())
+
+    # ---------------------------------------------------------------------------------------------- what it works with
+
+    @property
+    def _opened(self) -> Opened:
+        assert self.opened is not None  # ``settled`` comes first
+        return self.opened
+
+    def settled(self, world: World) -> CascadeRun:
+        opened, known = self.opened_for(world.device), self.trained_with
+        frozen = {"semantic": (opened.semantic, "effnet_checkpoint_path")}
+        if opened.stage_a is not None:
+            frozen["stage_a"] = opened.stage_a, "stage_a_checkpoint_path"  # type: ignore[assignment]
+        for name, (network, setting) in frozen.items():
+            identity = identity_of(network)
+            check_same(identity, getattr(known, name), setting, getattr(self, setting))
+            known = replace(known, **{name: identity, f"{name}_stride": network.config.stride})
+        if self._encodes_outside:
+            name = self.clip_text_model_name or TEXT_NAME
+            clip, recorded = open_clip(name, known.text_clip, "clip_text_model_name", world.device)
+            check_text_clip(clip, self.network)
+            opened, known = replace(opened, text_clip=clip), replace(known, text_clip=recorded)
+        if self.image_clip_name:
+            name, setting = self.image_clip_name, "clip_image_model_name"
+            clip, recorded = open_clip(name, known.image_clip, setting, world.device)
+            check_image_clip(clip, self.network)
+            opened, known = replace(opened, image_clip=clip), replace(known, image_clip=recorded)
+        run = cast(LatentRun, super().settled(world))
+        object.__setattr__(run, "trained_with", known)
+        object.__setattr__(run, "opened", opened)
+        Problems.check(run.wrong_sizes(run.size_multiple))
+        return run
+
+    @property
+    def image_clip_name(self) -> str | None:
+        """The CLIP of the images; None = none is used."""
+        return None
+
+    @property
+    def size_multiple(self) -> int:
+        if self.opened is None:  # the strides are not known yet
+            return 0
+        halved = sum(kind == "resized" for kind in self.network.transitions)
+        return math.lcm(self.trained_with.semantic_stride, self.signal.scale * self.network.patch_size * 2**halved)
+
+    @property
+    @abstractmethod
+    def signal(self) -> LatentSignal:
+        """What is denoised."""
+
+    def build_trainees(self, tokenizer: Tokenizer | None, shown: Loader, world: World) -> list[Trainee]:
+        task, opened = self.build_task(self.build_model(tokenizer, world)), self._opened
+        networks = {
+            STAGE_A: opened.stage_a,
+            SEMANTIC: opened.semantic,
+            TEXT_CLIP: opened.text_clip,
+            IMAGE_CLIP: opened.image_clip,
+        }
+        for name, network in networks.items():
+            if network is not None:
+                task.add_companion(name, network)
+        if self.sample_interval:
+            batch = shown.first(self.loop.preview_samples)
+            batch = replace(batch, index=torch.arange(len(batch)))
+            task.preview = LatentPreviews(batch, self.signal, self.sampled, self.training.microbatch)
+        return [Trainee(task, self.optim, self.training.precision, world)]
+
+
+@dataclass(frozen=True)
+class StageBRun(LatentRun):
+    """Settings of ``train_cascade.py`` with ``kind: stage_b``."""
+
+    kind: ClassVar[str] = "stage_b"
+    sizes: ClassVar[Mapping[str, Any]] = STAGE_B_SIZES
+
+    model_version: str = option(
+        "3B", "size of the network, which model may change", choices=tuple(STAGE_B_SIZES), required=True
+    )
+    stage_a_checkpoint_path: str = option("", "checkpoint of stage A (kind: stage_a)", required=True, free=True)
+    shift: float | None = option(
+        None, "sets diffusion.shift: above 1 = more noise, for larger images, in training and sampling; none = 1"
+    )
+    model: StageBConfig = section(StageBConfig, flags=False)
+    diffusion: StageBDiffusion = section(StageBDiffusion, flags=False)
+    denoising: StageBTaskConfig = section(StageBTaskConfig, flags=False)
+    sampling: StageBSampling = section(StageBSampling, flags=False)
+
+    @classmethod
+    def completed(cls, tree: Mapping[str, Any]) -> dict[str, Any]:
+        completed = super().completed(tree)
+        if completed.get("shift") is not None:
+            _complete(completed, "shift", completed["shift"])
+        return completed
+
+    def _problems(self) -> Iterator[str]:
+        yield from super()._problems()
+        if self.shift is not None and self.shift != self.diffusion.shift:
+            yield f"shift is {self.shift:g}, but diffusion.shift is {self.diffusion.shift:g}: leave one of them out"
+
+    @property
+    def network(self) -> StageBConfig:
+        return self.model
+
+    @property
+    def process(self) -> LogSnrConfig:
+        return self.diffusion
+
+    @property
+    def sampled(self) -> LatentSampling:
+        return self.sampling
+
+    def opened_for(self, device: torch.device) -> Opened:
+        semantic = load_semantic(self.effnet_checkpoint_path, device)
+        stage_a = load_stage_a(self.stage_a_checkpoint_path, device)
+        model, channels = self.model, semantic.config.semantic_channels
+        check_channels("model.channels", model.channels, stage_a.config.latent_channels, "stage A")
+        check_channels("model.semantic_channels", model.semantic_channels, channels, "the semantic encoder")
+        return Opened(semantic, stage_a)
+
+    @property
+    def signal(self) -> LatentSignal:
+        stage_a = cast(StageA, self._opened.stage_a)
+        return LatentSignal(
+            self.model.channels, self.trained_with.stage_a_stride, "stage A", stage_a.encode, stage_a.decode
+        )
+
+    def build_task(self, model: nn.Module) -> LatentTask:
+        return StageBTask(cast(StageB, model), LogSnrProcess(self.diffusion), self.denoising)
+
+
+@dataclass(frozen=True)
+class StageCRun(LatentRun):
+    """Settings of ``train_cascade.py`` with ``kind: stage_c``."""
+
+    kind: ClassVar[str] = "stage_c"
+    sizes: ClassVar[Mapping[str, Any]] = STAGE_C_SIZES
+
+    model_version: str = option(
+        "3.6B", "size of the network, which model may change", choices=tuple(STAGE_C_SIZES), required=True
+    )
+    previewer_checkpoint_path: str | None = option(
+        None, "checkpoint of the previewer (kind: semantic); none = effnet_checkpoint_path", free=True
+    )
+    clip_image_model_name: str | None = option(
+        None,
+        "CLIP that makes image embeddings, as clip_text_model_name; "
+        f"none = {IMAGE_NAME}, unless model.image_width is 0",
+        free=True,
+    )
+    model: StageCConfig = section(StageCConfig, flags=False)
+    diffusion: LogSnrConfig = section(LogSnrConfig, flags=False)
+    denoising: StageCTaskConfig = section(StageCTaskConfig, flags=False)
+    sampling: LatentSampling = section(LatentSampling, flags=False)
+
+    def _problems(self) -> Iterator[str]:
+        yield from super()._problems()
+        if self.clip_image_model_name and not self.model.image_width:
+            yield "clip_image_model_name is given, but model.image_width is 0: leave it out, or set the width"
+
+    @property
+    def network(self) -> StageCConfig:
+        return self.model
+
+    @property
+    def process(self) -> LogSnrConfig:
+        return self.diffusion
+
+    @property
+    def sampled(self) -> LatentSampling:
+        return self.sampling
+
+    @property
+    def image_clip_name(self) -> str | None:
+        return (self.clip_image_model_name or IMAGE_NAME) if self.model.image_width else None
+
+    def opened_for(self, device: torch.device) -> Opened:
+        semantic = load_semantic(self.effnet_checkpoint_path, device)
+        path = self.previewer_checkpoint_path
+        previewer = load_semantic(path, device) if path else semantic
+        channels = semantic.config.semantic_channels
+        check_channels("model.channels", self.model.channels, channels, "the semantic encoder")
+        if previewer.config.semantic_channels != channels:
+            raise InputError(
+                f"previewer_checkpoint_path is {path}, which decodes latents of {previewer.config.semantic_channels} "
+                f"channels, but those of the semantic encoder have {channels}: give its own previewer"
+            )
+        return Opened(semantic, previewer=previewer)
+
+    @property
+    def signal(self) -> LatentSignal:
+        opened, previewer = self._opened, cast(SemanticAutoencoder, self._opened.previewer)
+        stride = self.trained_with.semantic_stride
+        return LatentSignal(self.model.channels, stride, "a previewer", opened.semantic.encode, previewer.preview)
+
+    def build_task(self, model: nn.Module) -> LatentTask:
+        return StageCTask(cast(StageC, model), LogSnrProcess(self.diffusion), self.denoising)
+
+
+def _complete(tree: dict[str, Any], name: str, value: Any) -> None:
+    """Set ``diffusion.NAME`` unless the file does."""
+    if isinstance(tree.setdefault("diffusion", {}), dict):
+        tree["diffusion"].setdefault(name, value)

@@ -1,0 +1,93 @@
+"""Training a semantic encoder with its previewer: small pictures from the latents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..batch import Batch
+from ..diffusion.augmentation import area_resize
+from ..evaluation.fidelity import PSNR_CAP, psnr_uint8
+from ..images.grid import image_grid
+from ..images.pixels import to_uint8
+from ..models.latent.running_norm import update_running_norms
+from ..models.latent.semantic import SemanticAutoencoder
+from ..randomness import Draw
+from ..training.task import Task
+from .calibration import calibration_rate, sample_moments, std_of
+
+
+class SemanticTask(Task):
+    """The mean squared error of previews to the images, area-downsampled to the previews' size.
+
+    shown: [M, 3, H, W], images whose previews are shown; None = no previews.
+
+    The statistics of the norms, and mean and standard deviation of the latents, follow the whole batch between steps.
+    """
+
+    model: SemanticAutoencoder
+    observed = ("norm_moments", "latent_moments")
+
+    def __init__(self, model: SemanticAutoencoder, shown: Tensor | None = None):
+        super().__init__()
+        self.model, self.shown, self.updates = model, shown, 0
+
+    def losses(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:
+        moments: list[Tensor] = []
+        latents = self.model.encode(batch.images, moments)
+        loss = self._error(self.model.preview(latents, moments), batch.images)
+        observed = {"norm_moments": torch.cat(moments, 1), "latent_moments": sample_moments(latents.flatten(2))}
+        return {"loss": loss, **observed}
+
+    def _error(self, previews: Tensor, images: Tensor) -> Tensor:
+        return (previews - _small(images, previews)).square().flatten(1).mean(1)
+
+    @torch.no_grad()
+    def observe(self, values: Mapping[str, Tensor]) -> None:
+        self.updates += 1
+        update_running_norms(self.model, values["norm_moments"])
+        mean, std = std_of(values["latent_moments"])
+        rate = calibration_rate(self.updates)
+        self.model.calibrate(rate * mean, 1 + rate * (std - 1))
+
+    def extra_state(self) -> dict[str, Tensor]:
+        return {"updates": torch.tensor(self.updates)}
+
+    def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
+        self.updates = int(state["updates"])
+
+    def held_out(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:
+        """The loss, PSNR (dB) of the previews, and the latents' mean and mean square."""
+        latents = self.model.encode(batch.images)
+        previews = self.model.preview(latents)
+        real, ours = (to_uint8(each).cpu().numpy() for each in (_small(batch.images, previews), previews))
+        psnr = torch.from_numpy(np.minimum(psnr_uint8(real, ours), PSNR_CAP)).float().to(latents.device)
+        mean, square = sample_moments(latents.flatten(1)[:, None]).unbind(1)
+        loss = self._error(previews, batch.images)
+        return {"loss": loss, "psnr": psnr, "latent_mean": mean, "latent_square": square}
+
+    def findings(self, values: Mapping[str, float]) -> tuple[str, dict[str, np.ndarray]]:
+        std = max(0.0, values["latent_square"] - values["latent_mean"] ** 2) ** 0.5
+        return (
+            f"previews: PSNR {values['psnr']:.2f} dB; latents: mean {values['latent_mean']:.3f}, standard deviation "
+            f"{std:.3f}",
+            {},
+        )
+
+    def previews(self) -> dict[str, np.ndarray]:
+        """Small originals above their previews."""
+        if self.shown is None:
+            return {}
+        columns = []
+        for image in self.shown.split(1):
+            preview = self.model(image)
+            columns.append(to_uint8(torch.cat([_small(image, preview), preview])).cpu().numpy())
+        rows = np.stack(columns, 1)
+        return {"previews": np.asarray(image_grid(np.concatenate([*rows]), columns=len(columns)))}
+
+
+def _small(images: Tensor, previews: Tensor) -> Tensor:
+    return area_resize(images, (previews.shape[2], previews.shape[3]))
