@@ -22,10 +22,13 @@ from diff_dalle.text.bpe_training import VocabularyConfig
 
 SCRIPTS = Path(__file__).parent
 PRESETS = SCRIPTS.parent / "diff_dalle" / "presets" / "README.md"
+TRAINING: dict[str, dict[str, Any]] = {}  # by script, and by kind where it trains several
+for kind, each in TRAINING_COMMANDS.items():
+    TRAINING.setdefault(Path(each.script).name, {})[f"kind: {kind}"] = each.config_class
 CONFIGS: dict[str, Mapping[str, Any]] = {
     "demo.py": {"": demo.DemoConfig},
     "prepare_data.py": {name: subcommand.config for name, subcommand in PREPARE.items()},
-    **{Path(each.script).name: {"": each.config_class} for each in TRAINING_COMMANDS.values()},
+    **{script: own if len(own) > 1 else {"": next(iter(own.values()))} for script, own in TRAINING.items()},
     "assemble_decoder.py": {"": AssembleConfig},
     "sample.py": {"": SampleRun},
     "evaluate.py": {"": EvaluateRun},

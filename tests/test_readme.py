@@ -9,6 +9,7 @@ import pytest
 from script_running import ROOT, run
 
 from diff_dalle.checkpoints.checkpoint import save_file
+from diff_dalle.commands.cascade.reading import KINDS, parse_cascade
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.info import parse_info
 from diff_dalle.commands.sources import preset_names
@@ -90,6 +91,8 @@ def test_every_script_is_documented_with_examples_that_parse(readme_flags):
             argv = [word for word in argv if word not in ("--config", "runs/clip.yaml")]  # which no test has
             if script == "info.py":
                 parse_info(argv)
+            elif script == "train_cascade.py":
+                parse_cascade(argv)
             else:
                 name = argv.pop(0) if "" not in command.configs else ""
                 parse(command.configs[name], argv)
@@ -126,6 +129,7 @@ def test_every_flag_in_the_documents_exists():
         ["train_generator.py"],
         ["train_classifier.py"],
         ["train_decoder.py"],
+        *(["train_cascade.py", "--kind", kind] for kind in KINDS),
         ["evaluate.py"],
         ["demo.py"],
         ["prepare_data.py", "folder"],

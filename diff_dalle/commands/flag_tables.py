@@ -40,7 +40,7 @@ class Command:
     script:      its file name.
     description: its docstring.
     examples:    command lines.
-    configs:     its config class; several by name of the subcommand.
+    configs:     its config class; several by name of the subcommand, or by the line ``kind: …`` of a file.
     """
 
     script: str
@@ -106,9 +106,15 @@ def _shared_sections(commands: Sequence[Command]) -> dict[Any, Group]:
     for group in found:
         base = _base(group.config)
         if uses[base] > 1 and base not in shared:
-            flags = tuple(leaf for leaf in leaves(base) if leaf.has_flag)
-            shared[base] = Group(title_of(base), base, flags, group.in_file)
+            shared[base] = Group(title_of(base), base, *(_of_base(base, found) for found in (group.flags, group.in_file)))
     return shared
+
+
+def _of_base(base: Any, found: Sequence[Leaf]) -> tuple[Leaf, ...]:
+    """Those of a group's settings that its base class has too, as that declares them."""
+    declared = {leaf.path: leaf for leaf in leaves(base)}
+    known = ((leaf, declared.get(leaf.path) or declared.get(leaf.path[1:])) for leaf in found)
+    return tuple(dataclasses.replace(own, path=leaf.path, in_file=leaf.in_file) for leaf, own in known if own)
 
 
 def _without_prefix(config_class) -> list[Group]:
@@ -125,7 +131,7 @@ def _command_section(command: Command, shared: Mapping[Any, Group]) -> str:
     parts = [f"## `{command.script}`", command.description, "```bash\n" + "\n".join(command.examples) + "\n```"]
     for name, config in command.configs.items():
         if name:
-            parts.append(f"### `{command.script} {name}`")
+            parts.append(f"### `{command.script}`, `{name}`" if ":" in name else f"### `{command.script} {name}`")
         links, tables = [], []
         for group in groups(config):
             known = shared.get(_base(group.config))

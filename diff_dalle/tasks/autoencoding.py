@@ -18,7 +18,6 @@ from ..images.grid import image_grid
 from ..images.pixels import to_uint8
 from ..models.latent.discriminator import Discriminator, DiscriminatorConfig, adversarial_loss, discriminator_loss
 from ..models.latent.quantizer import one_vector
-from ..models.latent.running_norm import update_running_norms
 from ..models.latent.stage_a import Reconstruction, StageA
 from ..randomness import Draw
 from ..training.task import Task
@@ -153,7 +152,7 @@ class AutoencodingTask(Task):
         if self._is_adversarial:
             cast(Discriminator, self.discriminator).iterate()
         self.updates += 1
-        update_running_norms(self.model, values["norm_moments"])
+        self.model.norm.update(values["norm_moments"])
         quantizer.observe(values["counts"])
         if config.revival_interval and self.updates % config.revival_interval == 0:
             candidates = values["candidates"].nan_to_num()

@@ -13,7 +13,6 @@ from ..diffusion.augmentation import area_resize
 from ..evaluation.fidelity import PSNR_CAP, psnr_uint8
 from ..images.grid import image_grid
 from ..images.pixels import to_uint8
-from ..models.latent.running_norm import update_running_norms
 from ..models.latent.semantic import SemanticAutoencoder
 from ..randomness import Draw
 from ..training.task import Task
@@ -25,7 +24,7 @@ class SemanticTask(Task):
 
     shown: [M, 3, H, W], images whose previews are shown; None = no previews.
 
-    The statistics of the norms, and mean and standard deviation of the latents, follow the whole batch between steps.
+    The statistics of the norm, and mean and standard deviation of the latents, follow the whole batch between steps.
     """
 
     model: SemanticAutoencoder
@@ -38,7 +37,7 @@ class SemanticTask(Task):
     def losses(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:
         moments: list[Tensor] = []
         latents = self.model.encode(batch.images, moments)
-        loss = self._error(self.model.preview(latents, moments), batch.images)
+        loss = self._error(self.model.preview(latents), batch.images)
         observed = {"norm_moments": torch.cat(moments, 1), "latent_moments": sample_moments(latents.flatten(2))}
         return {"loss": loss, **observed}
 
@@ -48,7 +47,7 @@ class SemanticTask(Task):
     @torch.no_grad()
     def observe(self, values: Mapping[str, Tensor]) -> None:
         self.updates += 1
-        update_running_norms(self.model, values["norm_moments"])
+        self.model.norm.update(values["norm_moments"])
         mean, std = std_of(values["latent_moments"])
         rate = calibration_rate(self.updates)
         self.model.calibrate(rate * mean, 1 + rate * (std - 1))

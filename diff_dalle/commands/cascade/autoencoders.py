@@ -55,9 +55,10 @@ class StageARun(CascadeRun):
 
     def build_trainees(self, tokenizer: Tokenizer | None, shown: Loader, world: World) -> list[Trainee]:
         config, optims = self.autoencoding, {"": self.optim}
-        discriminator = perceptual = None
+        discriminator: Discriminator | None = None
+        perceptual: Lpips | None = None
         if config.adversarial_weight:
-            discriminator = to_channels_last(build_shared(self._discriminator, world))
+            discriminator = cast(Discriminator, to_channels_last(build_shared(self._discriminator, world)))
             optims[DISCRIMINATOR] = replace(
                 self.optim, lr=config.discriminator_lr or self.lr, weight_decay=0.0, ema_rate=()
             )

@@ -111,11 +111,11 @@ class CascadeRun(TrainingRun):
     def completed(cls, tree: Mapping[str, Any]) -> dict[str, Any]:
         """The settings of a file with those that follow from others: ``model`` is the size ``model_version``, except
         for what it says itself. Settings that are wrong are left as they are."""
-        tree = copy.deepcopy(dict(tree))
+        completed = copy.deepcopy(dict(tree))
         size, own = cls.sizes.get(str(tree.get("model_version"))), tree.get("model", {})
         if size is not None and isinstance(own, Mapping):
-            tree["model"] = _merged(to_dict(size), own)
-        return tree
+            completed["model"] = _merged(to_dict(size), own)
+        return completed
 
     def __post_init__(self):
         Problems.check(self._problems())
@@ -160,6 +160,11 @@ class CascadeRun(TrainingRun):
                 yield f"{name} is {value}, but must be a multiple of {multiple}, which the networks' strides require"
 
     # -------------------------------------------------------------------------------- the run that the file describes
+
+    @property
+    def size_multiple(self) -> int:
+        """What both sides of images must be multiples of; 0 = not known yet."""
+        return 0
 
     @property
     def logdir(self) -> str:

@@ -177,7 +177,7 @@ class LatentRun(CascadeRun):
         for name, (network, setting) in frozen.items():
             identity = identity_of(network)
             check_same(identity, getattr(known, name), setting, getattr(self, setting))
-            known = replace(known, **{name: identity, f"{name}_stride": network.config.stride})
+            known = replace(known, **cast(Any, {name: identity, f"{name}_stride": network.config.stride}))
         if self._encodes_outside:
             name = self.clip_text_model_name or TEXT_NAME
             clip, recorded = open_clip(name, known.text_clip, "clip_text_model_name", world.device)
