@@ -183,8 +183,13 @@ def settings(config: type) -> list[dataclasses.Field]:
     return [field for field in dataclasses.fields(config) if "help" in field.metadata]
 
 
-# Read by computed names. tests/models/test_noised_clip.py and tests/shapes/test_shapes.py test the effect of each.
-READ_BY_NAME = {"NoisedClipConfig": "", "ShapesConfig": "say_"}  # class → how the names begin
+# Read by computed names, or before there is a config. tests/models/test_noised_clip.py, tests/shapes/test_shapes.py and
+# tests/commands/cascade/test_cascade_files.py test the effect of each.
+READ_BY_NAME = {
+    "NoisedClipConfig": "",
+    "ShapesConfig": "say_",
+    "CascadeRun": "model_version",
+}  # class → how the names begin
 
 
 def test_every_setting_is_read_and_has_a_help_text():

@@ -20,8 +20,8 @@ def effective_rate(rate: float, step: int) -> float:
 
 
 class Ema:
-    """The moving average of a model's trained parameters and of the floating-point buffers that it saves, such as
-    running statistics, in fp32. In ``state`` the others have the model's present values.
+    """The moving average of a model's trained parameters, in fp32. Frozen parameters and buffers are not averaged; in
+    ``state`` they have the model's present values.
 
     rate:  limit of the decay, in [0, 1); the horizon is about every / (1 - rate) steps.
     start: steps in which it is the model itself; from then on the decay is ``rate``. None = the decay warms up, as
@@ -31,10 +31,7 @@ class Ema:
 
     def __init__(self, rate: float, model: nn.Module, start: int | None = None, every: int = 1):
         self.rate, self.model, self.start, self.every = rate, model, start, every
-        saved = model.state_dict().keys()
-        buffers = {name: buffer for name, buffer in model.named_buffers() if name in saved}
-        self.sources: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.sources |= {name: buffer for name, buffer in buffers.items() if buffer.is_floating_point()}
+        self.sources = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.averages = {name: p.detach().clone() for name, p in self.sources.items()}
 
     @property

@@ -1,0 +1,229 @@
+"""The files of a latent cascade: the documented keys, what follows from them, and what is refused."""
+
+import pytest
+import yaml
+from cascade_file_making import COMMON, content, read, write_file
+
+from diff_dalle.commands.cascade.reading import parse_cascade
+from diff_dalle.commands.command_line import parse
+from diff_dalle.commands.sources import preset_names, preset_text
+from diff_dalle.commands.training_commands import TRAINING_COMMANDS
+from diff_dalle.distributed.launch import ProcessInfo
+from diff_dalle.distributed.world import World
+from diff_dalle.errors import InputError
+from diff_dalle.models.latent.stage_b import STAGE_B_SIZES
+from diff_dalle.models.latent.stage_c import STAGE_C_SIZES
+
+STAGE_B = [("stage_a_checkpoint_path", "a.pt"), ("effnet_checkpoint_path", "s.pt")]
+STAGE_C = [("effnet_checkpoint_path", "s.pt")]
+DOCUMENTED = """
+experiment_id: stage_c_3b_base
+checkpoint_path: /path/to/checkpoint
+output_path: /path/to/output
+model_version: 3.6B
+wandb_project: StableCascade
+wandb_entity: wandb_username
+lr: 1.0e-4
+batch_size: 256
+image_size: 768
+multi_aspect_ratio: [1/1, 1/2, 1/3, 2/3, 3/4, 1/5, 2/5, 3/5, 4/5, 1/6, 5/6, 9/16]
+grad_accum_steps: 1
+updates: 500000
+backup_every: 50000
+save_every: 2000
+warmup_updates: 1
+use_fsdp: False
+ema_start_iters: 5000
+ema_iters: 100
+ema_beta: 0.9
+webdataset_path:
+  - s3://path/to/your/first/dataset/on/s3
+  - file:/path/to/your/local/dataset.tar
+captions_getter: ['json', captions_getter]
+dataset_filters:
+   - ['aesthetic_score', 'lambda s: s > 4.5']
+   - ['nsfw_probability', 'lambda s: s < 0.01']
+effnet_checkpoint_path: models/effnet_encoder.pt
+previewer_checkpoint_path: models/previewer.pt
+generator_checkpoint_path: models/stage_c_bf16.pt
+clip_image_model_name: openai/clip-vit-large-patch14
+clip_text_model_name: laion/CLIP-ViT-bigG-14-laion2B-39B-b160k
+dtype: bfloat16
+bucketeer_random_ratio: 0.1
+adaptive_loss_weight: True
+"""
+
+
+def documented(tmp_path, text: str = DOCUMENTED, *flags: str):
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    return parse_cascade([str(path), *flags])
+
+
+def test_every_documented_key_arrives_where_it_works(tmp_path):
+    run = documented(tmp_path)
+    assert run.kind == "stage_c" and run.model == STAGE_C_SIZES["3.6B"]  # what is trained follows from the version
+    assert run.training.logdir == "/path/to/checkpoint/stage_c_3b_base"
+    tracking = run.tracking
+    assert (tracking.wandb_project, tracking.wandb_entity) == ("StableCascade", "wandb_username")
+    assert tracking.wandb_run_name == "stage_c_3b_base" and "wandb" in tracking.trackers
+    assert tracking.samples_dir == "/path/to/output/stage_c_3b_base"
+    training, optim, data = run.training, run.optim, run.data_config
+    assert (training.batch_size, training.iterations, training.save_interval) == (256, 500_000, 2000)
+    assert (training.backup_interval, training.precision) == (50_000, "bf16")
+    assert training.init_checkpoint == ("models/stage_c_bf16.pt",)
+    assert (optim.lr, optim.warmup_steps, optim.ema_rate, optim.ema_start, optim.ema_every) == (
+        1e-4, 1, (0.9,), 5000, 100,
+    )  # fmt: skip
+    assert len(data.aspect.multi_aspect_ratio) == 12 and data.aspect.bucketeer_random_ratio == 0.1
+    assert data.caption_field == '["json", "captions_getter"]' and len(data.dataset_filters) == 2
+    assert run.webdataset_path[1] == "file:/path/to/your/local/dataset.tar"
+    assert run.diffusion.loss_weighting == ("adaptive",) and run.image_size == run.trained_with.image_size == 768
+    assert run.image_clip_name == "openai/clip-vit-large-patch14"
+
+
+def test_what_is_left_out_is_off(tmp_path):
+    lines = [line for line in DOCUMENTED.splitlines() if not line.startswith(("ema_", "wandb", "multi", "adaptive"))]
+    run = documented(tmp_path, "\n".join(lines))
+    assert run.optim.ema_rate == () and "wandb" not in run.tracking.trackers
+    assert run.data_config.aspect.multi_aspect_ratio == () and run.diffusion.loss_weighting == ("p2",)
+
+
+def test_a_size_is_completed_by_what_the_file_says(tmp_path):
+    run = read("stage_c", tmp_path, "w", *STAGE_C, ("model", {"widths": [64, 64], "heads": [2, 2]}))
+    assert run.model.widths == (64, 64) and run.model.cond_width == STAGE_C_SIZES["1B"].cond_width
+    run = read("stage_b", tmp_path, "w", *STAGE_B, ("model", {"text": {"text_length": 20}}))
+    assert run.model.text.text_length == 20 and run.model.up_repeats == STAGE_B_SIZES["700M"].up_repeats
+    assert run.diffusion.pyramid_noise == 0.75 and run.diffusion.shift == 1  # of stage B
+    run = read("stage_b", tmp_path, "w", *STAGE_B, ("shift", 4))
+    assert run.diffusion.shift == 4
+    run = read("stage_b", tmp_path, "w", *STAGE_B, ("adaptive_loss_weight", False))
+    assert run.diffusion.loss_weighting == ("p2",)
+    run = read("stage_b", tmp_path, "w", *STAGE_B, ("adaptive_loss_weight", None), ("diffusion.loss_weighting", ["snr"]))
+    assert run.diffusion.loss_weighting == ("snr",)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("ema_itres", 100), r"ema_itres \(line \d+\): unknown setting; did you mean ema_iters\?"),
+        (("lr", "fast"), r"lr \(line \d+\): lr is 'fast', but must be a number"),
+        (("model_version", "2B"), "model_version is '2B', but must be one of 3.6B, 1B, tiny"),
+        (("lr", 0.0), "lr is 0, but must be above 0"),
+        (("batch_size", 0), "batch_size is 0, but must be at least 1"),
+        (("save_every", 0), "save_every is 0, but must be at least 1"),
+        (("ema_beta", 0.9), "ema_beta is given, but ema_start_iters, ema_iters, ema_beta go together"),
+        (("edm_objective", True), r"edm_objective \(line \d+\): .*for a network that predicts v write"),
+        (("controlnet_blocks", [0, 4]), "belongs to the training of a ControlNet, which is another kind"),
+        (("train_tokens", []), "belongs to the training of a LoRA, which is another kind"),
+        (("dist_file_subfolder", "x"), "which these do not need"),
+        (("checkpoint_extension", "safetensors"), r"checkpoints are \.pt files"),
+        (("allow_tf32", True), "for speed set dtype: bfloat16"),
+        (("offset_noise", 0.1), "is set under diffusion"),
+        (("dataset_filters", [["a", "lambda s: __import__('os')"]]), "dataset_filters .* a filter has only"),
+        (("captions_getter", ["json", "nothing"]), "captions_getter: .*must have one of identity, old_caption"),
+        (("multi_aspect_ratio", ["0/1"]), "multi_aspect_ratio has '0/1', but a ratio is WIDTH/HEIGHT"),
+        (("diffusion", {"loss_weighting": ["p2"]}), "adaptive_loss_weight is True, but diffusion.loss_weighting is p2"),
+        (("clip_text_model_name", "clip.pt"), "is given, but the network encodes text itself: leave it out"),
+        (("clip_image_model_name", "clip.pt"), "is given, but model.image_width is 0: leave it out"),
+        (("loop", {"seed": -1}), "seed is -1, but must lie between"),
+        (("loop", {"log_interval": 0}), "log_interval is 0, but must be at least 1"),
+        (("denoising", {"text_dropout": 1.5}), r"text_dropout is 1\.5, but must lie between 0 and 1"),
+        (("sampling", {"steps": 0}), "steps is 0, but must be at least 1"),
+        (("sampling", {"shift": 0}), "shift is 0, but must be above 0"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_opened(tmp_path, change, message):
+    with pytest.raises(InputError, match=message):
+        read("stage_c", tmp_path, "nowhere", *STAGE_C, change)
+
+
+def test_everything_that_is_wrong_is_said_at_once(tmp_path):
+    changes = [("lr", "fast"), ("updates", 0), ("ema_itres", 100), ("rank", 4), ("model.cond_widht", 8)]
+    with pytest.raises(InputError) as found:
+        read("stage_c", tmp_path, "nowhere", *STAGE_C, *changes)
+    text = str(found.value)
+    assert "has 5 errors" in text
+    for part in ("lr", "updates", "ema_itres", "rank", "model.cond_widht"):
+        assert f"\n  {part} (line" in text, part
+
+
+@pytest.mark.parametrize("key", [*COMMON.keys() - {"data", "loop", "distributed", "dtype"}, "experiment_id"])
+def test_what_the_document_requires_is_required(tmp_path, key):
+    file = content("stage_c", tmp_path, "w", *STAGE_C)
+    del file[key]
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(file))
+    with pytest.raises(InputError, match=f"{key} is required"):
+        parse_cascade([str(tmp_path / "run.yaml")])
+
+
+def test_stage_b_has_rules_of_its_own(tmp_path):
+    with pytest.raises(InputError, match=r"shift is 4, but diffusion.shift is 2: leave one of them out"):
+        read("stage_b", tmp_path, "w", *STAGE_B, ("shift", 4), ("diffusion.shift", 2))
+    with pytest.raises(InputError, match="stage_a_checkpoint_path is required"):
+        read("stage_b", tmp_path, "w", *STAGE_C)
+    for scale in ([0.5], [0, 1], [1, 0.5], [1, 3]):
+        with pytest.raises(InputError, match="semantic_scale is .* but must be LOW,HIGH"):
+            read("stage_b", tmp_path, "w", *STAGE_B, ("denoising", {"semantic_scale": scale}))
+
+
+def test_the_kind_is_said_or_follows(tmp_path):
+    for kind, changes in (("stage_b", STAGE_B), ("stage_c", STAGE_C)):
+        file = content(kind, tmp_path, "w", *changes)
+        del file["kind"]
+        (tmp_path / "run.yaml").write_text(yaml.safe_dump(file))
+        assert parse_cascade(["--config_file", str(tmp_path / "run.yaml")]).kind == kind
+    file = content("stage_a", tmp_path, "w")
+    del file["kind"]
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(file))
+    with pytest.raises(InputError, match="does not say what is trained: add the line kind: with one of stage_a, sem"):
+        parse_cascade([str(tmp_path / "run.yaml")])
+    assert parse_cascade([str(tmp_path / "run.yaml"), "--kind", "stage_a"]).kind == "stage_a"
+    with pytest.raises(InputError, match="no settings are given: name a file"):
+        parse_cascade(["--lr", "1e-3"])
+    with pytest.raises(InputError, match="holds settings for training a stage_a: use it with"):
+        parse(TRAINING_COMMANDS["stage_c"].config_class, ["--config", write_file("stage_a", tmp_path, "w")])
+
+
+def test_flags_win_over_the_file(tmp_path):
+    path = write_file("stage_a", tmp_path, "w")
+    run = parse_cascade([path, "--lr", "0.5", "--num_workers", "3", "--set", "model.codebook_size=7"])
+    assert (run.lr, run.data.num_workers, run.model.codebook_size, run.model.width) == (0.5, 3, 7, 8)
+
+
+def test_sizes_of_images_must_suit_the_networks(tmp_path):
+    with pytest.raises(InputError, match="image_size is 34, but must be a multiple of 4"):
+        read("stage_a", tmp_path, "w", ("image_size", 34))
+    changes = [("multi_aspect_ratio", ["1/2"]), ("data.bucket_factor", 6)]
+    with pytest.raises(InputError, match=r"data.bucket_factor is 6, but must be a multiple of 8"):
+        read("semantic", tmp_path, "w", *changes)
+    assert read("semantic", tmp_path, "w", changes[1]).data.bucket_factor == 6  # without buckets
+    with pytest.raises(InputError, match="image_size is 4, but the discriminator needs more than 4 pixels"):
+        read("stage_a", tmp_path, "w", ("image_size", 4))
+
+
+def world_of(size: int) -> World:
+    return World(ProcessInfo("mpi", 0, size), "cpu")
+
+
+def test_the_batch_is_that_of_all_processes(tmp_path):
+    run = read("stage_a", tmp_path, "w", ("batch_size", 12), ("grad_accum_steps", 2))
+    assert (run.training.batch_size, run.training.microbatch) == (12, 6)
+    run = run.settled(world_of(3))
+    assert (run.training.batch_size, run.training.microbatch) == (4, 2)
+    run.check_world(world_of(3))
+    with pytest.raises(InputError, match=r"batch_size is 12, but must be a multiple of 8: the processes \(4\)"):
+        run.check_world(world_of(4))
+
+
+def test_weights_are_sharded_on_one_process_only_in_name(tmp_path):
+    run = read("stage_a", tmp_path, "w", ("use_fsdp", True))
+    run.check_world(world_of(1))
+    with pytest.raises(InputError, match="use_fsdp is True, but weights cannot be sharded over 2 processes yet"):
+        run.check_world(world_of(2))
+
+
+@pytest.mark.parametrize("name", [name for name in preset_names() if name.startswith("cascade_")])
+def test_presets_are_files_of_the_command(tmp_path, name):
+    (tmp_path / "run.yaml").write_text(preset_text(name))
+    assert parse_cascade([str(tmp_path / "run.yaml")]) == parse_cascade(["--preset", name])
