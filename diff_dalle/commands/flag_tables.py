@@ -106,7 +106,8 @@ def _shared_sections(commands: Sequence[Command]) -> dict[Any, Group]:
     for group in found:
         base = _base(group.config)
         if uses[base] > 1 and base not in shared:
-            shared[base] = Group(title_of(base), base, *(_of_base(base, found) for found in (group.flags, group.in_file)))
+            flags, in_file = (_of_base(base, found) for found in (group.flags, group.in_file))
+            shared[base] = Group(title_of(base), base, flags, in_file)
     return shared
 
 

@@ -10,6 +10,7 @@ from config_making import Cascade, Model, Run, Sampling, Training, UNet, from_te
 from diff_dalle.commands import sources
 from diff_dalle.commands.command_line import parse, parse_kind
 from diff_dalle.commands.settings import ALIASES, by_name
+from diff_dalle.commands.training_commands import TRAINING_COMMANDS
 from diff_dalle.config import option, section
 from diff_dalle.errors import InputError
 
@@ -289,7 +290,7 @@ def test_another_kind_is_refused_with_the_right_script(presets):
     message = message_of(from_text, Run, "kind: genrator")
     assert (
         message
-        == "kind in run.yaml is 'genrator', but must be one of generator, classifier, decoder; did you mean generator?"
+        == f"kind in run.yaml is 'genrator', but must be one of {', '.join(TRAINING_COMMANDS)}; did you mean generator?"
     )
 
 

@@ -99,7 +99,8 @@ def test_a_size_is_completed_by_what_the_file_says(tmp_path):
     assert run.diffusion.shift == 4
     run = read("stage_b", tmp_path, "w", *STAGE_B, ("adaptive_loss_weight", False))
     assert run.diffusion.loss_weighting == ("p2",)
-    run = read("stage_b", tmp_path, "w", *STAGE_B, ("adaptive_loss_weight", None), ("diffusion.loss_weighting", ["snr"]))
+    weighting = [("adaptive_loss_weight", None), ("diffusion.loss_weighting", ["snr"])]
+    run = read("stage_b", tmp_path, "w", *STAGE_B, *weighting)
     assert run.diffusion.loss_weighting == ("snr",)
 
 
