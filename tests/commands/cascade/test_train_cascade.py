@@ -1,0 +1,311 @@
+"""Training all four kinds of a latent cascade from their files: resuming, processes, frozen networks, previews."""
+
+import csv
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from cascade_file_making import SIDE, UNET, frozen_of, make_frozen, make_world, read, run, write_file
+from checkpoint_making import make_classifier_file
+from PIL import Image
+from script_running import TWO, hashes
+from script_running import run as run_script
+from shard_making import encoded, random_image, tar_bytes
+
+from diff_dalle.checkpoints.checkpoint import load_file
+from diff_dalle.checkpoints.kinds import find_kind
+from diff_dalle.checkpoints.loading import open_network
+from diff_dalle.commands.cascade.companions import identity_of, load_semantic, load_stage_a
+from diff_dalle.commands.info import describe_file
+from diff_dalle.commands.sources import preset_text
+from diff_dalle.commands.training import train
+from diff_dalle.distributed.world import ALONE
+from diff_dalle.errors import InputError
+
+KINDS = ("stage_a", "semantic", "stage_b", "stage_c")
+QUIET = ("loop.preview_samples", 0)
+EMA = [("ema_start_iters", 1), ("ema_iters", 2), ("ema_beta", 0.5)]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return make_world(tmp_path_factory.mktemp("shards"))
+
+
+@pytest.fixture(scope="module")
+def frozen(tmp_path_factory, world):
+    return make_frozen(tmp_path_factory.mktemp("frozen"), world)
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory):
+    return make_classifier_file(tmp_path_factory.mktemp("clip"), noised=False)
+
+
+def weights(path) -> torch.Tensor:
+    state = load_file(str(path))["state"]
+    return torch.cat([value.flatten().double() for value in state.values()])
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with open(folder / "run" / "progress.csv", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_is_cut_in_two_is_the_same_run(tmp_path, world, frozen, kind):
+    """Optimizers, discriminator, revivals, adaptive weights and averages included."""
+    changes = [*frozen_of(kind, frozen), *EMA]
+    run(kind, tmp_path / "whole", world, *changes)
+    for updates in (2, 4):
+        run(kind, tmp_path / "cut", world, *changes, ("updates", updates))
+    whole, cut = (hashes(tmp_path / name / "run") for name in ("whole", "cut"))
+    last = {name for name in whole if "000004" in name}
+    assert last == {"model000004.pt", "ema_0.5_000004.pt", "opt000004.pt"}
+    assert all(whole[name] == cut[name] for name in last)
+    state = load_file(str(tmp_path / "cut" / "run" / "opt000004.pt"), ("optimizer",))["state"]
+    if kind == "stage_a":
+        assert state["task"]["updates"] == 4 and list(state["modules"]) == ["discriminator"]
+    elif kind in ("stage_b", "stage_c"):
+        assert (state["task"]["adaptive_weight"] != 1).any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_accumulated_updates_are_those_of_the_whole_batch(tmp_path, world, frozen, kind):
+    for steps in (1, 2):
+        run(kind, tmp_path / str(steps), world, *frozen_of(kind, frozen), ("grad_accum_steps", steps), QUIET)
+    one, two = (weights(tmp_path / str(steps) / "run" / "model000004.pt") for steps in (1, 2))
+    torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_processes_may_come_and_go(tmp_path, world, frozen, kind):
+    """One process, then two, then one: the same run, to rounding."""
+    changes = [*frozen_of(kind, frozen), QUIET, ("updates", 3), ("save_every", 1), ("loop.keep_checkpoints", 0)]
+    run(kind, tmp_path / "one", world, *changes)
+    run(kind, tmp_path / "moved", world, *changes, ("updates", 1))
+    path = write_file(kind, tmp_path / "moved", world, *changes, ("updates", 2))
+    out = run_script("train_cascade.py", path, launcher=TWO)
+    assert "Resuming at step 1" in out.stdout
+    run(kind, tmp_path / "moved", world, *changes)
+    one, moved = (weights(tmp_path / name / "run" / "model000003.pt") for name in ("one", "moved"))
+    torch.testing.assert_close(one, moved, rtol=1e-3, atol=1e-5)
+
+
+def test_what_frozen_networks_it_was_trained_with_is_recorded(tmp_path, world, frozen):
+    run("stage_b", tmp_path, world, *frozen_of("stage_b", frozen), QUIET)
+    path = str(tmp_path / "run" / "model000004.pt")
+    known = open_network(path, "stage_b").settings.trained_with
+    stage_a = load_stage_a(frozen["stage_a_checkpoint_path"], torch.device("cpu"))
+    semantic = load_semantic(frozen["effnet_checkpoint_path"], torch.device("cpu"))
+    assert known.stage_a == identity_of(stage_a) != identity_of(semantic) == known.semantic != ""
+    assert (known.stage_a_stride, known.semantic_stride, known.image_size) == (4, 8, SIDE)
+    assert known.text_clip is None and known.image_clip is None
+    text = describe_file(path)
+    assert f"with stage A {known.stage_a}, semantic encoder {known.semantic}" in text
+    assert "predicts eps on the schedule cosine; sampled by ancestral in 2 steps, guidance scale 1.1, shift 1" in text
+    assert "GFLOPs for a forward pass over one image of 32×32 pixels" in text
+    settings = open_network(path, "stage_b").settings
+    signal = find_kind("stage_b").signal(settings)
+    assert (signal.channels, signal.scale, signal.value_range) == (4, 4, None)
+    with pytest.raises(InputError, match="latents become pictures by stage A, but there is none"):
+        signal.to_pixels(torch.zeros(1, 4, 2, 2))
+
+
+@pytest.mark.parametrize("name", ["stage_a", "effnet"])
+def test_other_frozen_networks_than_those_at_the_start_are_refused(tmp_path, world, frozen, name):
+    """Not only of the folder's run: a file may say which ones it is about."""
+    kind = "stage_a" if name == "stage_a" else "semantic"
+    run(kind, tmp_path / "other", world, QUIET, ("updates", 1), ("loop.seed", 7))
+    changes = [*frozen_of("stage_b", frozen), QUIET]
+    run("stage_b", tmp_path, world, *changes, ("updates", 1))
+    other = (f"{name}_checkpoint_path", str(tmp_path / "other" / "run" / "model000001.pt"))
+    with pytest.raises(InputError, match=rf"holds a run with other settings: trained_with.{kind} \("):
+        run("stage_b", tmp_path, world, *changes, other)
+    known = ("trained_with", {kind: "0123456789abcdef"})
+    with pytest.raises(InputError, match=rf"{name}_checkpoint_path is .*the run was begun with 0123456789abcdef"):
+        run("stage_b", tmp_path / "new", world, *changes, known)
+
+
+def test_networks_that_do_not_fit_are_refused_before_training(tmp_path, world, frozen):
+    changes = frozen_of("stage_b", frozen)
+    for change, message in (
+        (("model.channels", 3), "model.channels is 3, but the latents of stage A have 4 channels"),
+        (
+            ("model.semantic_channels", 8),
+            "model.semantic_channels is 8, but the latents of the semantic encoder have 16",
+        ),
+        (("image_size", 36), "image_size is 36, but must be a multiple of 8"),
+        (("effnet_checkpoint_path", frozen["stage_a_checkpoint_path"]), "holds a stage_a, but a semantic is required"),
+    ):
+        with pytest.raises(InputError, match=message):
+            read("stage_b", tmp_path, world, *changes, change).settled(ALONE)
+    with pytest.raises(InputError, match="model.channels is 3, but the latents of the semantic encoder have 16"):
+        read("stage_c", tmp_path, world, *frozen_of("stage_c", frozen), ("model.channels", 3)).settled(ALONE)
+
+
+# ----------------------------------------------------------------------------------------------------------------- text
+
+
+def clip_changes(clip) -> list:
+    """The network's text and images are encoded by a CLIP."""
+    own = {**UNET, "micro_conditions": [], "text": {"enc_attn_dim": 0, "text_length": 12}}
+    widths = {"text_width": 16, "pooled_width": 16, "image_width": 16}
+    names = [("clip_text_model_name", clip), ("clip_image_model_name", clip)]
+    return [("model", {**own, **widths}), *names]
+
+
+def test_a_frozen_clip_encodes_text_and_images(tmp_path, world, frozen, clip):
+    changes = [*frozen_of("stage_c", frozen), *clip_changes(clip)]
+    run("stage_c", tmp_path, world, *changes, ("updates", 2))
+    run("stage_c", tmp_path, world, *changes)  # resumes
+    saved = open_network(str(tmp_path / "run" / "model000004.pt"), "stage_c")
+    known = saved.settings.trained_with
+    assert known.text_clip == known.image_clip and known.text_clip.identity.startswith("diff_dalle:")
+    assert saved.tokenizer is None and (tmp_path / "out" / "run" / "samples_000004.png").is_file()
+    assert f"CLIP of texts diff_dalle {clip}" in describe_file(saved.path)
+    own = {**dict(changes)["model"], "pixel_channels": 0}
+    del own["text_width"], own["image_width"]
+    b = [*frozen_of("stage_b", frozen), ("model", own), ("clip_text_model_name", clip)]
+    run("stage_b", tmp_path / "b", world, *b, ("updates", 1))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("model.text_width", 5), "model.text_width is 5, but the CLIP .* has 16"),
+        (("model.pooled_width", 5), "model.pooled_width is 5, but the CLIP .* has 16"),
+        (("model.image_width", 5), "model.image_width is 5, but the CLIP .* makes embeddings of 16 elements"),
+        (("model.text.text_length", 11), "model.text.text_length is 11, but the CLIP .* reads 12 tokens"),
+        (("clip_text_model_name", "nothing"), "the CLIP model is 'nothing', but must be spelled MODEL/TAG|open_clip"),
+        (("trained_with", {"text_clip": {"identity": "x"}}), "clip_text_model_name is .* but the run has .*x"),
+    ],
+)
+def test_a_clip_that_does_not_fit_is_refused(tmp_path, world, frozen, clip, change, message):
+    with pytest.raises(InputError, match=message):
+        read("stage_c", tmp_path, world, *frozen_of("stage_c", frozen), *clip_changes(clip), change).settled(ALONE)
+
+
+# ------------------------------------------------------------------------------------------------- the documented keys
+
+
+def test_the_learning_rate_may_be_edited_between_sessions(tmp_path, world):
+    run("semantic", tmp_path, world, QUIET, ("updates", 2), ("warmup_updates", 2))
+    run("semantic", tmp_path, world, QUIET, ("updates", 4), ("lr", 5e-4))
+    assert [float(row["lr"]) for row in rows(tmp_path)] == pytest.approx([5e-4, 1e-3, 5e-4, 5e-4])
+
+
+def test_an_average_is_a_copy_until_its_start(tmp_path, world):
+    keys = [("ema_start_iters", 2), ("ema_iters", 1), ("ema_beta", 0.75), ("updates", 3), ("save_every", 1)]
+    run("semantic", tmp_path, world, QUIET, *keys, ("loop.keep_checkpoints", 0))
+    names = [name for name, _ in torch.nn.Module.named_parameters(load_semantic_of(tmp_path))]
+
+    def state(stem: str, step: int) -> torch.Tensor:
+        content = load_file(str(tmp_path / "run" / f"{stem}{step:06d}.pt"))["state"]
+        return torch.cat([content[name].flatten() for name in names])
+
+    assert torch.equal(state("ema_0.75_", 2), state("model", 2))
+    expected = 0.75 * state("model", 2) + 0.25 * state("model", 3)
+    torch.testing.assert_close(state("ema_0.75_", 3), expected)
+
+
+def load_semantic_of(folder: Path):
+    return load_semantic(str(folder / "run" / "model000001.pt"), torch.device("cpu"))
+
+
+def test_backups_stay_when_later_checkpoints_replace_earlier_ones(tmp_path, world):
+    keys = [("updates", 8), ("save_every", 2), ("backup_every", 3), ("loop.keep_checkpoints", 1)]
+    run("semantic", tmp_path, world, QUIET, *keys)
+    assert sorted(hashes(tmp_path / "run")) == [
+        f"{stem}{step:06d}.pt" for stem in ("model", "opt") for step in (3, 6, 8)
+    ]
+    run("semantic", tmp_path, world, QUIET, *keys, ("updates", 9))
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert [entry["step"] for entry in record["checkpoints"]] == [3, 6, 9]
+
+
+def test_weights_of_another_run_are_taken_first(tmp_path, world):
+    run("semantic", tmp_path / "first", world, QUIET)
+    first = tmp_path / "first" / "run" / "model000004.pt"
+    given = ("generator_checkpoint_path", str(first))
+    run("semantic", tmp_path / "second", world, QUIET, given, ("lr", 1e-9), ("updates", 1))
+    names = [name for name, _ in load_semantic(str(first), torch.device("cpu")).named_parameters()]
+    ours, theirs = (load_file(str(path))["state"] for path in (tmp_path / "second" / "run" / "model000001.pt", first))
+    assert all(torch.allclose(ours[name], theirs[name], atol=1e-7) for name in names)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_previews_and_evaluations(tmp_path, world, frozen, kind):
+    """With averages, stages B and C show samples of both weights."""
+    held_out = [("data.val_path", world), ("loop.eval_interval", 2), ("loop.eval_samples", 4), ("loop.keep_best", True)]
+    run(kind, tmp_path, world, *frozen_of(kind, frozen), *EMA, *held_out)
+    name, lines = {"stage_a": ("reconstructions", 3), "semantic": ("previews", 2)}.get(kind, ("samples", 6))
+    folder = tmp_path / "out" / "run"
+    assert sorted(path.name for path in folder.iterdir()) == [f"{name}_00000{step}.png" for step in (2, 4)]
+    grid = np.asarray(Image.open(folder / f"{name}_000004.png"))
+    assert grid.shape == (lines * 100 + 4, 2 * 100 + 4, 3)
+    measured = [row for row in rows(tmp_path) if row["held_out/loss"]]
+    assert len(measured) == 2 and (tmp_path / "run" / "best.pt").is_file()
+    expected = {"stage_a": "psnr", "semantic": "psnr", "stage_b": "semantic_drop_gap", "stage_c": "caption_swap_gap"}
+    assert float(measured[-1][f"held_out/{expected[kind]}"]) != 0
+    assert (tmp_path / "run" / "loss_by_log_snr.png").is_file() == (kind in ("stage_b", "stage_c"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_of_several_aspect_ratios(tmp_path, frozen, kind):
+    tall = make_world(tmp_path / "shards", 1, (64, 30))
+    files = []
+    for i in range(12):
+        files += [(f"{i:02d}.jpg", encoded(random_image(30, 64, i))), (f"{i:02d}.txt", b"wide")]
+    (tmp_path / "shards" / "wide.tar").write_bytes(tar_bytes(files))
+    ratios = [("multi_aspect_ratio", ["1/1", "1/2"]), ("data.bucket_factor", 8), ("bucketeer_random_ratio", 0.0)]
+    held_out = [("data.val_path", tall), ("loop.eval_interval", 2), ("loop.eval_samples", 8)]
+    run(kind, tmp_path, tall, *frozen_of(kind, frozen), *ratios, *held_out)
+    settings = read(kind, tmp_path, tall, *frozen_of(kind, frozen), *ratios).settled(ALONE)
+    data = settings.build_loader(settings.build_tokenizer(), ALONE)
+    batches = data.batches(0)
+    sizes = {next(batches).images.shape[2:] for _ in range(8)}
+    assert sizes == {(16, 40), (40, 16)}
+
+
+def test_a_filter_that_rejects_all_ends_the_run(tmp_path, world):
+    with pytest.raises(InputError, match="score"):
+        run("semantic", tmp_path, world, ("dataset_filters", [["score", "lambda s: s > 4.5"]]))
+
+
+@pytest.mark.parametrize("name", ["stage_c_3b", "stage_c_1b", "stage_b_3b", "stage_b_700m"])
+def test_the_documented_files_run_ten_steps_at_tiny_width(tmp_path, world, frozen, clip, name):
+    kind = name[:7]
+    file = yaml.safe_load(preset_text(f"cascade_{name}"))
+    own = {**UNET, "micro_conditions": [], "text": {"enc_attn_dim": 0, "text_length": 12}, "pooled_width": 16}
+    own |= {"text_width": 16, "image_width": 16} if kind == "stage_c" else {"pixel_channels": 0}
+    file |= {"checkpoint_path": str(tmp_path), "output_path": str(tmp_path / "out"), "webdataset_path": world}
+    file |= dict(frozen_of(kind, frozen))
+    file |= {"batch_size": 4, "image_size": SIDE, "updates": 10, "save_every": 5, "model": own}
+    file |= {"data": {"num_workers": 0, "bucket_factor": 8}, "loop": {"preview_samples": 2}, "sampling": {"steps": 2}}
+    file |= {"distributed": {"device": "cpu", "threads": 1}, "clip_text_model_name": clip, "use_fsdp": True}
+    file |= {"clip_image_model_name": clip} if kind == "stage_c" else {"shift": 4}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(file))
+    result = run_script("train_cascade.py", str(tmp_path / "config.yaml"))
+    assert "Trained for 10 steps" in result.stdout
+    assert {"model000010.pt", "opt000010.pt"} <= set(os.listdir(tmp_path / file["experiment_id"]))
+
+
+def test_nothing_is_said_twice(tmp_path, world):
+    """A file's kind may be given by a flag as well, but no other."""
+    path = write_file("stage_a", tmp_path, world)
+    result = run_script("train_cascade.py", path, "--kind", "semantic", ok=False)
+    assert result.returncode == 2 and "--kind is semantic, but" in result.stderr + result.stdout
+
+
+def test_training_of_text_without_captions_is_refused(tmp_path, frozen):
+    files = [(f"{i:02d}.jpg", encoded(random_image(40, 40, i))) for i in range(6)]
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards" / "0.tar").write_bytes(tar_bytes(files))
+    with pytest.raises(InputError, match="caption"):
+        train(read("stage_c", tmp_path, str(tmp_path / "shards"), *frozen_of("stage_c", frozen)), ALONE)
+    run("semantic", tmp_path / "s", str(tmp_path / "shards"), QUIET)
