@@ -149,7 +149,7 @@ def test_everything_that_is_wrong_is_said_at_once(tmp_path):
         assert f"\n  {part} (line" in text, part
 
 
-@pytest.mark.parametrize("key", [*COMMON.keys() - {"data", "loop", "distributed", "dtype"}, "experiment_id"])
+@pytest.mark.parametrize("key", [*sorted(COMMON.keys() - {"data", "loop", "distributed", "dtype"}), "experiment_id"])
 def test_what_the_document_requires_is_required(tmp_path, key):
     file = content("stage_c", tmp_path, "w", *STAGE_C)
     del file[key]
