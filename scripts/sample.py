@@ -25,6 +25,9 @@ def main():
             what.precision,
             what.bpe_path,
             upsampler_paths=paths,
+            stage_b=run.cascade.stage_b,
+            stage_a=run.cascade.stage_a,
+            semantic=run.cascade.semantic,
             clip_make=what.clip_make or "",
             clip_path=what.clip_path,
         )

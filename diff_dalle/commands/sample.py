@@ -17,6 +17,7 @@ from ..models.generator import GeneratorConfig
 from ..models.noised_clip import NoisedClipConfig
 from ..models.precision import PRECISIONS
 from ..sampling.classifier import ClassifierConfig
+from ..sampling.latent_config import LatentCascadeConfig
 from ..sampling.pipeline import Pipeline
 from ..sampling.request import StageSettings, UpsamplersConfig
 
@@ -39,8 +40,8 @@ class PromptConfig:
 
     model_path: tuple[str, ...] = option(
         (),
-        "checkpoint of a generator or decoder: ema_….pt or model….pt, local or remote; several for a decoder with a "
-        "file for each U-Net",
+        "checkpoint of a generator, decoder or stage C: ema_….pt or model….pt, local or remote; several for a decoder "
+        "with a file for each U-Net",
     )
     prompts: str = option(
         "",
@@ -68,7 +69,15 @@ class PromptConfig:
         "", ".npy file of image embeddings for a decoder, [N, width], used in turn: one image for each"
     )
     images: tuple[str, ...] = option(
-        (), "images whose variations a decoder makes, by the embeddings of its CLIP: files and folders, used in turn"
+        (),
+        "images whose variations a decoder or stage C makes, by the embeddings of its CLIP: files and folders, used in "
+        "turn",
+    )
+    reconstruct: tuple[str, ...] = option(
+        (),
+        "pictures that stages B and A of a latent cascade make again from their semantic latents: files and folders, "
+        "used in turn",
+        needs=("stage_b",),
     )
     image_weights: tuple[float, ...] = option(
         (),
@@ -82,8 +91,8 @@ class PromptConfig:
     )
     clip_path: str = option(
         "",
-        "CLIP of a decoder's training, for images and prompts, if it is not where the checkpoint says; spelled as in "
-        "prepare_data.py embeddings",
+        "CLIP of a decoder's or latent cascade's training, for images and prompts, if it is not where the checkpoint "
+        "says; spelled as in prepare_data.py embeddings",
     )
     clip_make: str | None = option(
         None, "its maker; none = as the checkpoint says, else diff_dalle", choices=tuple(CLIPS), needs=("clip_path",)
@@ -101,10 +110,15 @@ class PromptConfig:
     logdir: str = option("", "output folder; empty = $OPENAI_LOGDIR, else a new temporary folder")
 
     def __post_init__(self):
-        if not self.model_path and not self.low_res_dir:
+        if not self.model_path and not self.low_res_dir and not self.reconstruct:
             raise InputError(
                 "--model_path is required: an ema_….pt or model….pt file written in training (or --low_res_dir and "
                 "--upsampler_paths, to upsample existing images)"
+            )
+        if self.reconstruct and (self.model_path or self.low_res_dir):
+            raise InputError(
+                "--reconstruct names the pictures that stages B and A make again: leave --model_path and --low_res_dir "
+                "out"
             )
         if self.model_path and self.low_res_dir:
             raise InputError(
@@ -145,6 +159,7 @@ class SampleRun:
     sampler: GivenSampler = section(GivenSampler)  # type: ignore[valid-type]
     guidance: GivenGuidance = section(GivenGuidance)  # type: ignore[valid-type]
     upsamplers: UpsamplersConfig = section(UpsamplersConfig)
+    cascade: LatentCascadeConfig = section(LatentCascadeConfig)
     edit: EditConfig = section(EditConfig)
     classifier: ClassifierConfig = section(ClassifierConfig)
     model: ExpectedModel = section(ExpectedModel)  # type: ignore[valid-type]
@@ -162,6 +177,16 @@ class SampleRun:
             raise InputError(
                 "settings of a classifier's network are given, but no classifier: give it with --classifier_path"
             )
+        if self.what.reconstruct and not self.cascade.semantic:
+            raise InputError(
+                "--reconstruct names pictures, but there is no semantic encoder for them: give its checkpoint with "
+                "--semantic"
+            )
+        if self.cascade.stage_b and self.upsamplers != UpsamplersConfig():
+            raise InputError(
+                "upsampler settings are given, but stage B is no upsampler: set its own (their flags begin with "
+                "--stage_b_)"
+            )
         if self.what.low_res_dir and not self.upsamplers.upsampler_paths:
             raise InputError(
                 "--low_res_dir holds images to upsample, but there is no upsampler: give it with --upsampler_paths"
@@ -169,21 +194,31 @@ class SampleRun:
 
     def settings(self, pipeline: Pipeline, classifier_scale: float) -> list[StageSettings]:
         """The settings of all stages: what is given, and else what their checkpoints say."""
-        base, upsampling = None, self.upsamplers.settings(pipeline.upsampler_defaults)
+        base, defaults = None, pipeline.upsampler_defaults
+        if self.cascade.stage_b:
+            upsampling = [self.cascade.settings(default) for default in defaults]
+        else:
+            upsampling = self.upsamplers.settings(defaults)
         if pipeline.has_base:
             usual = pipeline.stages[0].defaults
             base = replace(
                 usual,
                 sampler=usual.sampler.changed(**given(self.sampler)),
                 guidance=replace(usual.guidance, **given(self.guidance)),
+                shift=usual.shift if self.cascade.shift is None else self.cascade.shift,
                 classifier=self.classifier.classifier_path or None,
                 classifier_scale=classifier_scale,
                 classifier_gradient=self.classifier.classifier_gradient,
                 batch_size=self.what.batch_size,
             )
-        elif given(self.sampler) or given(self.guidance) or self.classifier != ClassifierConfig():
+        elif (
+            given(self.sampler)
+            or given(self.guidance)
+            or self.classifier != ClassifierConfig()
+            or self.cascade.shift is not None
+        ):
             raise InputError(
-                "settings of a base generator's sampler, guidance or classifier are given, but there is none: set the "
-                "upsamplers' own (their flags begin with --upsampler_)"
+                "settings of a base generator's sampler, guidance, shift or classifier are given, but there is none: "
+                "set the upsamplers' own (their flags begin with --upsampler_), or stage B's (--stage_b_)"
             )
         return pipeline.stage_settings(base, upsampling)

@@ -24,7 +24,9 @@ def read_request(config: PromptConfig, edit: EditConfig) -> Request:
     prompts, low_res = _prompts(config), None
     embeddings = read_embeddings(config.embeddings) if config.embeddings else None
     images = _read_images(config) if config.images else None
-    found = (prompts, config.labels, config.init_image, () if embeddings is None else embeddings, images or ())
+    pictures = _Pictures(_paths(config.reconstruct, "--reconstruct"))
+    given = (() if embeddings is None else embeddings, images or (), pictures)
+    found = (prompts, config.labels, config.init_image, *given)
     count = config.num_samples or max(map(len, found))
     if config.low_res_dir:
         names, low_res = read_low_res(config.low_res_dir)
@@ -44,6 +46,7 @@ def read_request(config: PromptConfig, edit: EditConfig) -> Request:
         edit=_read_edit(config, edit) if config.init_image else None,
         embeddings=None if embeddings is None else in_turn(embeddings, count),
         images=images,
+        reconstruct=pictures if config.reconstruct else None,
     )
 
 
@@ -75,13 +78,19 @@ class _Pictures(Sequence):
         return read_image(self.paths[i])
 
 
-def _read_images(config: PromptConfig) -> ImagePrompts:
+def _paths(sources: Sequence[str], flag: str) -> list[str]:
+    """The pictures among ``sources``, files and folders of pictures."""
     paths: list[str] = []
-    for given in config.images:
+    for given in sources:
         if given.lower().endswith(EXTENSIONS):
             paths.append(given)
         else:
-            paths += [storage.join(given, name) for name in image_names(given, "--images")]
+            paths += [storage.join(given, name) for name in image_names(given, flag)]
+    return paths
+
+
+def _read_images(config: PromptConfig) -> ImagePrompts:
+    paths = _paths(config.images, "--images")
     names = [storage.split(path)[1] for path in paths]
     return ImagePrompts(_Pictures(paths), config.image_weights or None, config.interpolate, names)
 

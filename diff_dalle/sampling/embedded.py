@@ -58,29 +58,36 @@ class DecoderClip:
         return clip
 
     def _load(self) -> Clip:
-        recorded, path = self.recorded(), self.path
-        if not (path or recorded):
+        return load_recorded(self.recorded(), self.make, self.path, self.stages[0])
+
+
+def load_recorded(recorded: ClipConfig | None, make: str, path: str, stage: Stage) -> Clip:
+    """The CLIP that a stage was trained with, for its device and precision.
+
+    recorded: what its checkpoint says; None = nothing. make, path: as for ``DecoderClip``.
+
+    Raises InputError as ``DecoderClip.load``.
+    """
+    if not (path or recorded):
+        raise InputError(
+            f"{stage.path} does not say which CLIP it was trained with: give it with --clip_path, or its embeddings "
+            "with --embeddings"
+        )
+    make = make or (recorded.make if recorded else "diff_dalle")
+    if recorded and not path:
+        path = recorded.model
+        # A location in a file may also be a command or a URL, which nobody here has asked for.
+        if make == "diff_dalle" and (storage.is_remote(path) or not os.path.isfile(storage.local_path(path))):
             raise InputError(
-                f"{self.stages[0].path} does not say which CLIP it was trained with: give it with --clip_path, or its "
-                "embeddings with --embeddings"
+                f"the CLIP that {stage.path} was trained with is not at {path}: give its place with --clip_path"
             )
-        make = self.make or (recorded.make if recorded else "diff_dalle")
-        if recorded and not path:
-            path = recorded.model
-            # A location in a file may also be a command or a URL, which nobody here has asked for.
-            if make == "diff_dalle" and (storage.is_remote(path) or not os.path.isfile(storage.local_path(path))):
-                raise InputError(
-                    f"the CLIP that {self.stages[0].path} was trained with is not at {path}: give its place with "
-                    "--clip_path"
-                )
-        first = self.stages[0]
-        clip = load_clip(make, path, first.device, first.precision)
-        if recorded and recorded.identity and recorded.identity != clip.identity:
-            raise InputError(
-                f"the CLIP is {clip.name} ({clip.identity}), but {first.path} was trained with {recorded}: give that "
-                "one with --clip_path"
-            )
-        return clip
+    clip = load_clip(make, path, stage.device, stage.precision)
+    if recorded and recorded.identity and recorded.identity != clip.identity:
+        raise InputError(
+            f"the CLIP is {clip.name} ({clip.identity}), but {stage.path} was trained with {recorded}: give that one "
+            "with --clip_path"
+        )
+    return clip
 
 
 def embedded(request: Request, stages: Sequence[Stage], source: DecoderClip) -> Request:

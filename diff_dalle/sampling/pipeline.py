@@ -18,6 +18,8 @@ from ..diffusion.guidance import GuidanceConfig
 from ..diffusion.sampling import SamplerConfig
 from ..distributed.world import SINGLE, World
 from ..errors import InputError, quantity
+from ..images.files import fit_image
+from ..images.pixels import check_pixels
 from ..text.tokenizer import Tokenizer
 from .classifier import Classifier
 from .effects import check_used
@@ -25,7 +27,7 @@ from .embedded import DecoderClip, embedded
 from .image_prompts import ImagePrompts
 from .request import ImageEdit, Request, StageSettings, in_turn
 from .stage import Stage, StageJob
-from .stages import load_stages
+from .stages import attach_companions, load_stages
 
 
 class Pipeline:
@@ -44,6 +46,7 @@ class Pipeline:
             raise InputError("a pipeline needs at least one generator: a base (--model_path) or an upsampler")
         for before, after in itertools.pairwise(self.stages):
             after.check_after(before)
+        self.stages[-1].check_last()
         for i, stage in enumerate(self.stages):
             for earlier in self.stages[:i]:
                 stage.check_beside(earlier)
@@ -89,6 +92,7 @@ class Pipeline:
         batch_size: int = StageSettings.batch_size,
         sampler: SamplerConfig | None = None,
         guidance: GuidanceConfig | None = None,
+        shift: float | None = None,
         classifier: Classifier | str | None = None,
         classifier_prompts: Sequence[str] | None = None,
         classifier_scale: float = StageSettings.classifier_scale,
@@ -101,6 +105,7 @@ class Pipeline:
         images: Sequence[np.ndarray] | None = None,
         image_weights: Sequence[float] | None = None,
         interpolate: int = 0,
+        reconstruct: Sequence[np.ndarray] | None = None,
         num_samples: int = 0,
         progress: bool = True,
         world: World | None = None,
@@ -120,6 +125,7 @@ class Pipeline:
         batch_size:      images per batch and process; guidance doubles their memory.
         sampler:         sampler of the base generator; None = as its checkpoint says.
         guidance:        classifier-free guidance and thresholding of the base generator; None = as its checkpoint says.
+        shift:           stage C: α/σ is divided by this (see ``StageSettings``); None = as its checkpoint says.
         classifier:      a noised CLIP (``load_classifier``, or its path) that guides the base generator too, with scale
                          ``classifier_scale`` (0 = off, 1 = Bayes' rule), towards ``classifier_prompts`` (None = the
                          prompts), by its gradient at "x_t", or at "x_start" through the generator.
@@ -129,10 +135,11 @@ class Pipeline:
         embeddings:      image embeddings for a decoder, float32 [N, E].
         text_states:     text encodings for a decoder that reads them, float32 [N, L, D], and their mask, bool [N, L];
                          None = those of the prompts, by its CLIP.
-        images:          pictures for a decoder, uint8 [H, W, 3] each, whose embeddings by its CLIP are used in turn.
-                         Without these and ``embeddings``, those of the prompts stand in.
+        images:          pictures for a decoder or stage C, uint8 [H, W, 3] each, whose embeddings by its CLIP are used
+                         in turn. For a decoder without these and ``embeddings``, those of the prompts stand in.
         image_weights:   one number per picture: one embedding of all, their sum with these weights, of unit norm.
         interpolate:     number of embeddings from the first of two pictures to the second, both included.
+        reconstruct:     pictures, uint8 [H, W, 3] each, that stages B and A alone make again, of ``size``.
         num_samples:     number of images, with prompts, labels, embeddings and pictures used in turn; 0 = one of each.
         progress:        show progress bars.
         world:           processes that share the work (``distributed.launch``); each gets all images.
@@ -152,7 +159,7 @@ class Pipeline:
                 values if values is None else in_turn(values, num_samples)
                 for values in (labels, classifier_prompts, embeddings)
             )
-        count = num_samples or max(len(prompts), len(given or ()))
+        count = num_samples or max(map(len, (prompts, given or (), reconstruct or ())))
         if seeds is None:
             seeds = given.seeds(seed, count) if given else range(seed, seed + count)
         request = Request(
@@ -167,12 +174,14 @@ class Pipeline:
             embeddings,
             text_states,
             given,
+            reconstruct,
         )
         defaults = self.stages[0].defaults if self.has_base else StageSettings()
         base = replace(
             defaults,
             sampler=sampler or defaults.sampler,
             guidance=guidance or defaults.guidance,
+            shift=defaults.shift if shift is None else shift,
             classifier=classifier,
             classifier_scale=classifier_scale,
             classifier_gradient=classifier_gradient,
@@ -224,6 +233,7 @@ class Pipeline:
 
         ``world``, ``progress`` and errors as for ``sample``.
         """
+        request = self._with_low_res(request)
         sizes = self._sizes(request)
         check_used(request, settings, self.stages)
         request = embedded(request, self.stages, self.clip)
@@ -235,28 +245,51 @@ class Pipeline:
                 if len(jobs) == 1:
                     raise
                 raise InputError(f"{stage.path}: {error}") from None
+            finally:
+                stage.release()
 
         world = world or World(SINGLE, self.stages[0].device)
         count, mine = len(request), list(range(world.rank, len(request), world.size))
         x = None if request.low_res is None else self.stages[0].from_low_res(request.low_res[mine])
         results = []
         for stage, job in zip(self.stages, jobs, strict=True):
-            name = f"Upsampling to {job.size[1]}×{job.size[0]}" if stage.is_upsampler else "Sampling"
+            height, width = (stage.signal.scale * length for length in job.size)
+            name = f"Upsampling to {width}×{height}" if stage.is_upsampler else "Sampling"
             signals: list[Tensor] = []
             pixels: list[np.ndarray] = []
             with tqdm(total=count, unit="image", desc=name, disable=not (progress and world.is_main)) as bar:
 
                 def collect(batch: Tensor, stage=stage, signals=signals, pixels=pixels, bar=bar) -> None:
-                    pixels.append(stage.signal.to_pixels(batch))
-                    if stage is not self.stages[-1]:  # no stage reads the last one's, which are the largest
+                    if not stage.decodes_apart:
+                        pixels.append(stage.pixels(batch))
+                    if stage.decodes_apart or stage is not self.stages[-1]:  # no stage reads the last, largest one
                         signals.append(batch)
                     bar.update(min(len(batch) * world.size, count - bar.n))
 
                 stage.sample_batches(job, mine, x, collect)
             x = torch.cat(signals) if signals else None
-            size = tuple(stage.signal.scale * length for length in job.size)
-            results.append(_interleave(world.gather(pixels), (count, *size, 3)))
+            if stage.decodes_apart:
+                pixels = [stage.pixels(signal) for signal in signals]
+                stage.release()
+            results.append(_interleave(world.gather(pixels), (count, *stage.picture_size(job.size), 3)))
         return results
+
+    def _with_low_res(self, request: Request) -> Request:
+        """The request with the pictures that are reconstructed cut to their size. InputError for no pipeline of stages
+        B and A."""
+        if request.reconstruct is None:
+            return request
+        if self.has_base or not self.stages[0].reconstructs:
+            raise InputError(
+                "there are pictures to reconstruct (--reconstruct), which stages B and A do alone: give them with "
+                "--stage_b and --stage_a, without --model_path"
+            )
+        size = request.size or (self.image_size, self.image_size)
+        images = []
+        for image in itertools.islice(request.reconstruct, len(request)):
+            check_pixels("a picture to reconstruct", image, "[H, W, 3]")
+            images.append(fit_image(image, size))
+        return replace(request, low_res=in_turn(np.stack(images), len(request)), reconstruct=None, size=None)
 
     def _jobs(
         self, request: Request, settings: Sequence[StageSettings], sizes: Sequence[tuple[int, int]]
@@ -277,6 +310,11 @@ class Pipeline:
     def _sizes(self, request: Request) -> list[tuple[int, int]]:
         """Height and width of each stage's signal. InputError if ``size`` or ``low_res`` does not fit."""
         size, low_res = request.size, request.low_res
+        if low_res is None and self.stages[0].reconstructs:
+            raise InputError(
+                f"{self.stages[0].path} is a stage B alone, which reconstructs pictures: give them with --reconstruct, "
+                "or a stage C with --model_path"
+            )
         if self.has_base == (low_res is not None):
             raise InputError(
                 "low-resolution images (low_res, --low_res_dir) are required by upsamplers without a base generator, "
@@ -335,6 +373,9 @@ def load(
     bpe_path: str = "",
     *,
     upsampler_paths: Sequence[str] = (),
+    stage_b: str = "",
+    stage_a: str = "",
+    semantic: str = "",
     keep_loaded: bool | None = None,
     clip_make: str = "",
     clip_path: str = "",
@@ -347,22 +388,31 @@ def load(
     precision:       auto, fp32, bf16 or fp16.
     bpe_path:        the tokenizers' merge file, for checkpoints of earlier versions that do not hold theirs.
     upsampler_paths: upsampler checkpoints, in order of increasing resolution.
+    stage_b:         of a latent cascade, whose stage C is ``path``; without ``path`` it reconstructs pictures.
+    stage_a:         of a latent cascade, which decodes what stage B makes.
+    semantic:        of a latent cascade: the semantic encoder of its training, for pictures to edit or reconstruct; its
+                     previewer shows what stage C makes where there is no stage B.
     keep_loaded:     keep the weights of all stages in memory; False = load each stage for its part of the work only, so
                      that a cascade needs no more memory than its largest stage; None = True for a single stage.
-    clip_make, clip_path: where the CLIP of a decoder's training is, if not where its checkpoint says; see
-                     ``DecoderClip``.
+    clip_make, clip_path: where the CLIP of the training of a decoder or latent cascade is, if not where its checkpoint
+                     says; see ``DecoderClip``. Of two CLIPs, that of the texts.
 
-    Raises InputError for a file that is not a checkpoint of a generator or decoder, a tokenizer that is missing, and
-    stages that do not fit each other.
+    Raises InputError for a file that is not a checkpoint of a generator, decoder or latent cascade, a tokenizer that is
+    missing, and stages that do not fit each other or what they were trained with.
     """
     first = [path] * bool(path) if isinstance(path, str) else list(path)
-    paths = first + list(upsampler_paths)
+    paths = first + [stage_b] * bool(stage_b) + list(upsampler_paths)
     if not paths:
         raise InputError("there is no checkpoint: give a generator's with --model_path, or upsamplers'")
     keep = len(paths) == 1 if keep_loaded is None else keep_loaded
     stages = [stage for each in paths for stage in load_stages(each, device, precision, bpe_path, keep)]
     if first and stages[0].is_upsampler:
-        raise InputError(f"{paths[0]} is an upsampler, not a base generator: give it with --upsampler_paths")
+        flag = "--stage_b" if stages[0].reconstructs else "--upsampler_paths"
+        raise InputError(f"{paths[0]} is an upsampler, not a base generator: give it with {flag}")
     if not first and not stages[0].is_upsampler:
         raise InputError(f"{paths[0]} is a base generator, not an upsampler: give it with --model_path")
+    if stage_b and not any(stage.path == stage_b and stage.reconstructs for stage in stages):
+        raise InputError(f"stage_b is {stage_b}, which is no stage B of a latent cascade: give one")
+    if attach_companions(stages, stage_a, semantic, clip_make, clip_path):
+        return Pipeline(stages)
     return Pipeline(stages, clip_make, clip_path)

@@ -40,7 +40,9 @@ class Request:
     embeddings:         N image embeddings for decoders, float32 [N, E].
     text_states:        N text encodings for decoders, float32 [N, L, D], with their mask, bool [N, L]: True = a real
                         token.
-    images:             the pictures whose embeddings a decoder is given, in place of ``embeddings``.
+    images:             the pictures whose embeddings a decoder or stage C is given, in place of ``embeddings``.
+    reconstruct:        pictures, uint8 [H, W, 3] of any size, that stages B and A make again from their semantic
+                        latents: scaled to cover ``size`` and center-cropped, used in turn.
 
     Raises InputError for lists and arrays of the wrong length or type, for seeds out of range, and for images together
     with embeddings.
@@ -57,6 +59,7 @@ class Request:
     embeddings: np.ndarray | None = None
     text_states: tuple[np.ndarray, np.ndarray] | None = None
     images: ImagePrompts | None = None
+    reconstruct: Sequence[np.ndarray] | None = None
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -72,6 +75,11 @@ class Request:
             check_pixels("low_res", self.low_res, "[N, h, w, 3]")
             if len(self.low_res) != len(self):
                 raise InputError(f"low_res has {quantity(len(self.low_res), 'image')} for {count}: give one for each")
+        if self.reconstruct is not None and (self.low_res is not None or not len(self.reconstruct)):
+            problem = "there is no picture" if self.low_res is None else "low_res is given too"
+            raise InputError(
+                f"{problem}: reconstruct (--reconstruct) takes at least one picture, and no low_res beside it"
+            )
         if self.embeddings is not None:
             if self.images is not None:
                 raise InputError(
@@ -171,6 +179,8 @@ class StageSettings:
     tile_size:           upsamplers: width and height in pixels of overlapping tiles, which the network processes one
                          after another; 0 = the whole image.
     tile_overlap:        pixels shared by neighboring tiles.
+    shift:               stages B and C of a latent cascade: α/σ is divided by this, beside the shift of training; above
+                         1 = more of the steps at high noise.
     """
 
     sampler: SamplerConfig = field(default_factory=SamplerConfig)
@@ -184,6 +194,7 @@ class StageSettings:
     blur_level: float = 0.0
     tile_size: int = 0
     tile_overlap: int = 32
+    shift: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from ..batch import Conditioning
 from ..checkpoints.decoder import ClipConfig
 from ..checkpoints.loading import SavedNetwork
 from ..diffusion.augmentation import Degradation
-from ..diffusion.diffusion_config import DiffusionConfig, create_gaussian_diffusion
+from ..diffusion.diffusion_config import create_gaussian_diffusion
 from ..diffusion.editing import shortened
 from ..diffusion.guidance import thresholding
 from ..diffusion.process import SamplingProcess
@@ -25,6 +25,7 @@ from ..diffusion.tiling import Tiled, check_tiles
 from ..errors import InputError
 from ..images.signal import Signal
 from ..models.decoder.config import DecoderUnetConfig
+from ..models.latent.config import LatentUnetConfig
 from ..models.precision import autocast, for_inference
 from ..models.unet import UNetConfig
 from ..randomness import check_seeds
@@ -63,17 +64,17 @@ class Stage(ABC):
     unet:        those of its U-Net, which check the sizes it supports.
     image_size:  width and height of the signal in training.
     small_size:  those of the low-resolution signal; 0 = no upsampler.
-    diffusion:   its process.
+    diffusion:   its process: DiffusionConfig, or LogSnrConfig of latents.
     degradation: of its low-resolution signals in training.
     defaults:    how to sample with it, unless told otherwise.
     num_classes: number of its classes; 0 = none.
     """
 
     config: Any
-    unet: UNetConfig | DecoderUnetConfig
+    unet: UNetConfig | DecoderUnetConfig | LatentUnetConfig
     image_size: int
     small_size: int
-    diffusion: DiffusionConfig
+    diffusion: Any
     degradation: Degradation
     defaults: StageSettings
     num_classes: int = 0
@@ -134,6 +135,11 @@ class Stage(ABC):
         return None
 
     @property
+    def reconstructs(self) -> bool:
+        """Whether, alone, it makes pictures again from what an encoder keeps of them."""
+        return False
+
+    @property
     def reads_text(self) -> bool:
         """Whether it is conditioned on prompts of its own accord, without ``text_states``."""
         return self.tokenizer is not None
@@ -169,6 +175,25 @@ class Stage(ABC):
     def from_low_res(self, images: np.ndarray) -> Tensor:
         """Images without a base generator, uint8 [N, h, w, 3], as the signal that ``sample_batches`` continues from."""
         return self.signal.from_pixels(images)
+
+    @property
+    def decodes_apart(self) -> bool:
+        """Whether ``pixels`` loads a network, for which the stage's own has to make room."""
+        return False
+
+    def pixels(self, x: Tensor) -> np.ndarray:
+        """Its signal as pictures, uint8 [N, *picture_size, 3]."""
+        return self.signal.to_pixels(x)
+
+    def picture_size(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Height and width in pixels of a signal of this size."""
+        return self.signal.scale * size[0], self.signal.scale * size[1]
+
+    def check_last(self) -> None:  # noqa: B027  (optional)
+        """InputError if its signal does not become pictures."""
+
+    def release(self) -> None:  # noqa: B027  (optional)
+        """Free what it loaded beside its network, unless that is kept."""
 
     def check_beside(self, other: Stage) -> None:  # noqa: B027  (optional)
         """InputError if it cannot work for the same request as another stage, before it in the cascade."""
@@ -219,6 +244,8 @@ class Stage(ABC):
 
     def check_settings(self, settings: StageSettings) -> None:
         """InputError for settings that this kind of stage does not have."""
+        if settings.shift != StageSettings.shift:
+            raise InputError(f"shift is {settings.shift:g}, but only stages B and C of a latent cascade have it")
         if self.is_upsampler:
             self.degradation.check_levels(settings.noise_level, settings.blur_level)
             if settings.tile_size:
@@ -238,6 +265,7 @@ class Stage(ABC):
             with autocast(self.precision, self.device):
                 self._sample_batches(job, index, low_res, emit)
         finally:
+            self.release()
             if not self.keep:
                 self._classifiers.clear()
                 if self.device.type == "cuda":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,26 +12,71 @@ from ..checkpoints.decoder import DecoderConfig
 from ..checkpoints.kinds import DecoderSettings, find_kind
 from ..checkpoints.loading import SavedNetwork, open_networks
 from ..distributed.devices import use_device
+from ..errors import InputError
 from ..models.precision import resolve_precision
+from .autoencoders import Autoencoder
 from .generator_stage import GeneratorStage
+from .latent_clips import LatentClips
+from .latent_stages import Companions, LatentStage, ReconstructionStage, SemanticStage
 from .stage import Stage
 from .unet_stage import UnetStage
 
 #: The stage that a network of each kind is.
-STAGES: dict[str, type[Stage]] = {"generator": GeneratorStage, "decoder": UnetStage}
+STAGES: dict[str, type[Stage]] = {
+    "generator": GeneratorStage,
+    "decoder": UnetStage,
+    "stage_c": SemanticStage,
+    "stage_b": ReconstructionStage,
+}
 
 
 def load_stages(
     path: str, device: str | torch.device = "auto", precision: str = "auto", bpe_path: str = "", keep: bool = True
 ) -> list[Stage]:
-    """The networks of a checkpoint: a generator, a U-Net of a decoder, or all U-Nets of one, from the lowest resolution
-    to the highest. Arguments and errors as for ``pipeline.load``.
+    """The networks of a checkpoint: a generator, a U-Net of a decoder, all U-Nets of one, from the lowest resolution to
+    the highest, or a stage B or C of a latent cascade. Arguments and errors as for ``pipeline.load``.
 
     keep: False = load the weights for each use and free them afterwards.
     """
     networks, resolved = open_networks(path, tuple(STAGES), bpe_path), use_device(device)
     precision = resolve_precision(precision, resolved)
     return [STAGES[saved.kind.name](saved, resolved, precision, bpe_path, keep) for saved in networks]
+
+
+def attach_companions(
+    stages: Sequence[Stage], stage_a: str = "", semantic: str = "", clip_make: str = "", clip_path: str = ""
+) -> bool:
+    """Give the stages of a latent cascade what they work with. Returns whether there are any.
+
+    Arguments and errors as for ``pipeline.load``.
+    """
+    latent = [stage for stage in stages if isinstance(stage, LatentStage)]
+    for name, path, used in (
+        ("stage_a", stage_a, any(isinstance(stage, ReconstructionStage) for stage in latent)),
+        ("semantic", semantic, bool(latent)),
+    ):
+        if path and not used:
+            raise InputError(f"{name} is {path}, but no stage of the pipeline works with it: leave it out")
+    if not latent:
+        return False
+    clips = [clip for stage in latent for clip in (stage.trained_with.text_clip, stage.trained_with.image_clip) if clip]
+    if clip_path and not clips and not any(stage.reads_clip for stage in latent):
+        raise InputError(f"clip_path is {clip_path}, but the cascade was trained without a CLIP: leave it out")
+    if clip_make and not clip_path:
+        raise InputError(f"clip_make is {clip_make}, but clip_path is missing: give both, or neither")
+    first = latent[0]
+
+    def autoencoder(path: str, kind: str) -> Autoencoder | None:
+        return Autoencoder(path, kind, first.device, first.precision, first.keep) if path else None
+
+    companions = Companions(
+        LatentClips(clips[0] if clips else None, clip_make, clip_path, first.keep),
+        autoencoder(stage_a, "stage_a"),
+        autoencoder(semantic, "semantic"),
+    )
+    for stage in latent:
+        stage.attach(companions)
+    return True
 
 
 @dataclass(frozen=True)

@@ -105,6 +105,11 @@ class LatentUnetConfig:
         return len(self.widths)
 
     @property
+    def divisor(self) -> int:
+        """Required divisor of height and width."""
+        return self.patch_size
+
+    @property
     def transitions(self) -> tuple[str, ...]:
         """How the resolution changes after each level but the last; see ``Transition``."""
         return ("strided",) * (self.depth - 1)

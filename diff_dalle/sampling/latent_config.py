@@ -1,0 +1,64 @@
+"""Settings of a latent cascade's sampling: its files, and how stage B is sampled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..config import option
+from ..diffusion.samplers import SAMPLERS
+from ..diffusion.sampling import SamplerConfig
+from ..errors import InputError
+from .request import StageSettings
+
+_STAGE_B = ("stage_b",)
+
+
+@dataclass(frozen=True)
+class LatentCascadeConfig:
+    """Latent cascade (model_path is stage C, with the flags of a base generator; none = as the checkpoint says)"""
+
+    stage_b: str = option("", "checkpoint of stage B, which makes latents of stage A from semantic ones")
+    stage_a: str = option("", "checkpoint of stage A, which decodes what stage B makes", needs=_STAGE_B)
+    semantic: str = option(
+        "",
+        "checkpoint of the semantic encoder of the training, for init_image and reconstruct; without stage_b its "
+        "previewer shows what stage C makes",
+    )
+    shift: float | None = option(
+        None, "stage C: α/σ is divided by this, beside the shift of training; above 1 = more of the steps at high noise"
+    )
+    stage_b_sampler: str | None = option(None, "sampling algorithm", choices=tuple(SAMPLERS), needs=_STAGE_B)
+    stage_b_timestep_respacing: str | None = option(None, "sampling steps", needs=_STAGE_B)
+    stage_b_eta: float | None = option(None, "randomness of ddim; 0 = deterministic", needs=_STAGE_B)
+    stage_b_guidance_scale: float | None = option(
+        None, "scale of classifier-free guidance by prompt and semantic latents; 1 = off", needs=_STAGE_B
+    )
+    stage_b_shift: float | None = option(None, "as shift", needs=_STAGE_B)
+    stage_b_seed: int | None = option(
+        None, "seed of its noise: image i uses seed + i; none = as stage C", needs=_STAGE_B
+    )
+    stage_b_batch_size: int | None = option(None, "images per batch and process; none = 4", needs=_STAGE_B)
+
+    def __post_init__(self):
+        if self.stage_b_sampler is not None:
+            self._about_stage_b(StageSettings())
+
+    def settings(self, default: StageSettings) -> StageSettings:
+        """Those of stage B, whose checkpoint says ``default``. InputError for impossible ones."""
+        own = self._given(shift=self.stage_b_shift, seed=self.stage_b_seed, batch_size=self.stage_b_batch_size)
+        guidance = replace(default.guidance, **self._given(guidance_scale=self.stage_b_guidance_scale))
+        return replace(default, sampler=self._about_stage_b(default), guidance=guidance, **own)
+
+    def _about_stage_b(self, default: StageSettings) -> SamplerConfig:
+        given = self._given(
+            sampler=self.stage_b_sampler, timestep_respacing=self.stage_b_timestep_respacing, eta=self.stage_b_eta
+        )
+        try:
+            return default.sampler.changed(**given)
+        except InputError as error:
+            raise InputError(f"the stage_b_ settings: {error}") from None
+
+    @staticmethod
+    def _given(**values: Any) -> dict[str, Any]:
+        return {name: value for name, value in values.items() if value is not None}

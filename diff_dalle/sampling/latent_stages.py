@@ -1,0 +1,273 @@
+"""The stages of a latent cascade: C makes semantic latents from text, B makes latents of stage A from those."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..batch import Conditioning
+from ..checkpoints.cascade import TrainedWith
+from ..checkpoints.loading import SavedNetwork
+from ..diffusion.augmentation import Degradation
+from ..diffusion.log_snr import LogSnrProcess
+from ..diffusion.process import SamplingProcess
+from ..errors import InputError
+from ..images.pixels import from_uint8
+from ..images.signal import LatentSignal
+from ..models.latent.config import LatentUnetConfig
+from ..models.latent.stage_b import StageBConfig
+from ..models.latent.stage_c import StageCConfig
+from .autoencoders import Autoencoder
+from .latent_clips import LatentClips, check_width
+from .request import Request, StageSettings
+from .stage import Stage, StageJob
+
+
+@dataclass(frozen=True)
+class Companions:
+    """What the stages of a cascade work with.
+
+    stage_a:  decodes what stage B makes; None = there is none.
+    semantic: encodes pictures for stages C and B, and previews what stage C makes; None = there is none.
+    """
+
+    clips: LatentClips
+    stage_a: Autoencoder | None = None
+    semantic: Autoencoder | None = None
+
+
+class LatentStage(Stage):
+    """A network that makes latents by a process in log-SNR. Arguments as for ``Stage``. ``attach`` comes before
+    sampling."""
+
+    config: LatentUnetConfig
+    signal: LatentSignal
+    decoder = ""  # what its latents become pictures by: the flag that names the file
+
+    def __init__(
+        self, saved: SavedNetwork, device: torch.device, precision: str = "fp32", bpe_path: str = "", keep: bool = True
+    ):
+        super().__init__(saved, device, precision, bpe_path, keep)
+        settings: Any = saved.settings
+        self.config = self.unet = settings.model
+        self.trained_with: TrainedWith = settings.trained_with
+        self.diffusion, self.degradation, self.small_size = settings.diffusion, Degradation(), 0
+        self.image_size = self.trained_with.image_size // self.signal.scale
+        sampling = settings.sampling
+        self.defaults = StageSettings(sampling.sampler_config, sampling.guidance, batch_size=4, shift=sampling.shift)
+        self.clips = LatentClips(None)
+        self.autoencoders: tuple[Autoencoder, ...] = ()
+
+    def attach(self, companions: Companions) -> None:
+        """Work with these. Raises InputError for those that it was not trained with."""
+        self.clips = companions.clips
+
+    def _attach_autoencoder(self, found: Autoencoder, channels: int, stride: int, identity: str) -> None:
+        found.check(channels, stride, identity, self.path)
+        self.autoencoders = (*self.autoencoders, found)
+
+    # ------------------------------------------------------------------------------------------------------ conditions
+
+    @property
+    def reads_text(self) -> bool:
+        return self.tokenizer is not None or self._text_from_outside
+
+    @property
+    def reads_clip(self) -> bool:
+        """Whether it is conditioned on what a CLIP makes of prompts or pictures."""
+        return self._text_from_outside or self.takes_embeddings
+
+    @property
+    def _text_from_outside(self) -> bool:
+        """Whether a CLIP encodes its prompts."""
+        return self.tokenizer is None and bool(self.config.states_width or self.config.vector_width)
+
+    def conditioning(self, request: Request, index: Sequence[int]) -> Conditioning:
+        """Prompts, as they are in training."""
+        if self._text_from_outside:  # all at once
+            self.clips.texts(self.trained_with.text_clip, self, [*request.prompts, request.negative_prompt])
+        return self._text([request.prompts[i] for i in index])
+
+    def _text(self, prompts: Sequence[str]) -> Conditioning:
+        config = self.config
+        if self.tokenizer is not None:
+            tokens, mask = self.tokenizer(list(prompts), config.text.text_length)
+            return Conditioning(tokens=tokens, mask=mask)
+        if not self._text_from_outside:
+            return Conditioning()
+        known = self.clips.texts(self.trained_with.text_clip, self, prompts)
+        pooled, states, mask = (torch.stack(each) for each in zip(*(known[text] for text in prompts), strict=True))
+        check_width("model.pooled_width", config.vector_width, pooled.shape[1], self.path)
+        check_width("model.text_width", config.states_width, states.shape[2], self.path)
+        cond = Conditioning(text_pooled=pooled if config.vector_width else None)
+        return replace(cond, text_states=states, mask=mask) if config.states_width else cond
+
+    def negative_conditioning(self, cond: Conditioning, negative_prompt: str) -> Conditioning | None:
+        """The negative prompt, or an empty one; zeros for image embedding and semantic latents."""
+        if not cond.droppable:
+            return None
+        count = len(next(iter(cond.present().values())))
+        everywhere = torch.ones(count, dtype=torch.bool)
+        null, text = cond.drop_embedding(everywhere).drop_semantic(everywhere), self._text([negative_prompt] * count)
+        return replace(
+            null, tokens=text.tokens, mask=text.mask, text_states=text.text_states, text_pooled=text.text_pooled
+        )
+
+    # -------------------------------------------------------------------------------------------------------- sampling
+
+    @cached_property
+    def _process(self) -> LogSnrProcess:
+        return LogSnrProcess(self.diffusion)
+
+    def process(self, settings: StageSettings) -> SamplingProcess:
+        steps = settings.sampler.timestep_respacing
+        if not (steps.isascii() and steps.isdigit()):
+            raise InputError(f"timestep_respacing is {steps!r}, but a process in log-SNR takes a number of steps")
+        return self._process.steps(int(steps), settings.shift)
+
+    def check_settings(self, settings: StageSettings) -> None:
+        for name in ("noise_level", "blur_level", "tile_size"):
+            if getattr(settings, name):
+                raise InputError(f"{name} is {getattr(settings, name):g}, but a stage of a latent cascade has none")
+        if settings.classifier is not None and settings.classifier_scale:
+            raise InputError("a classifier sees pictures, not the latents of a latent cascade: leave it out")
+
+    # -------------------------------------------------------------------------------------------------------- pictures
+
+    @property
+    def decodes_apart(self) -> bool:
+        return True
+
+    def pixels(self, x: Tensor) -> np.ndarray:
+        """Pictures, or without a network that decodes them empty ones."""
+        if self.signal.decode is None:
+            return np.zeros((len(x), 0, 0, 3), dtype=np.uint8)
+        return self.signal.to_pixels(x)
+
+    def picture_size(self, size: tuple[int, int]) -> tuple[int, int]:
+        return (0, 0) if self.signal.decode is None else super().picture_size(size)
+
+    def check_last(self) -> None:
+        if self.signal.decode is None:
+            raise InputError(
+                f"{self.path} makes latents, which become pictures by {self.signal.autoencoder}, but there is none: "
+                f"give its checkpoint with {self.decoder}"
+            )
+
+    def release(self) -> None:
+        for autoencoder in self.autoencoders:
+            autoencoder.release()
+
+
+class SemanticStage(LatentStage):
+    """Stage C: semantic latents from a prompt, or from a picture's embedding by a CLIP."""
+
+    config: StageCConfig
+    decoder = "--semantic, or stages B and A with --stage_b and --stage_a"
+
+    def attach(self, companions: Companions) -> None:
+        super().attach(companions)
+        found, known = companions.semantic, self.trained_with
+        if found is not None:
+            self._attach_autoencoder(found, self.signal.channels, self.signal.scale, known.semantic)
+            self.signal = replace(self.signal, encode=found.encode, decode=found.decode)
+
+    @property
+    def takes_embeddings(self) -> bool:
+        return self.config.embedding_width > 0
+
+    def conditioning(self, request: Request, index: Sequence[int]) -> Conditioning:
+        """Prompts and image embeddings, zeros without pictures."""
+        cond, width = super().conditioning(request, index), self.config.embedding_width
+        if not width:
+            return cond
+        found = np.zeros((len(request), width), dtype=np.float32) if request.embeddings is None else request.embeddings
+        if request.images is not None:
+            found = self.clips.pictures(self.trained_with.image_clip, self, request.images, len(request))
+        check_width("model.image_width", width, found.shape[1], self.path)
+        return replace(cond, image_embedding=torch.from_numpy(found[list(index)]))
+
+
+class ReconstructionStage(LatentStage):
+    """Stage B: latents of stage A from semantic ones, which stage C makes or the semantic encoder of a picture."""
+
+    config: StageBConfig
+    decoder = "--stage_a"
+    is_upsampler = True
+    reconstructs = True
+
+    def attach(self, companions: Companions) -> None:
+        super().attach(companions)
+        known, encoder = self.trained_with, companions.semantic
+        #: How pictures become the semantic latents that it reads.
+        self.read = LatentSignal(self.config.semantic_channels, known.semantic_stride, "a semantic encoder")
+        if companions.stage_a is not None:
+            found = companions.stage_a
+            self._attach_autoencoder(found, self.signal.channels, self.signal.scale, known.stage_a)
+            self.signal = replace(self.signal, encode=found.encode, decode=found.decode)
+        if encoder is not None:
+            self._attach_autoencoder(encoder, self.read.channels, self.read.scale, known.semantic)
+            self.read = replace(self.read, encode=encoder.encode)
+
+    @property
+    def factor(self) -> int:
+        """1: from a picture it makes one of the same size."""
+        return 1
+
+    def check_after(self, before: Stage) -> None:
+        if not isinstance(before, SemanticStage):
+            raise InputError(f"{self.path} is a stage B, which continues from a stage C, but {before.path} is none")
+        own, given = self.trained_with.semantic, before.trained_with.semantic
+        if own and given and own != given:
+            raise InputError(
+                f"{before.path} was trained with the semantic encoder {given}, but {self.path} with {own}: give stages "
+                "that were trained with the same"
+            )
+        channels = before.signal.channels
+        if channels != self.config.semantic_channels:
+            raise InputError(
+                f"{before.path} makes semantic latents of {channels} channels, but {self.path} reads "
+                f"{self.config.semantic_channels}: give stages that were trained with the same semantic encoder"
+            )
+
+    def size_before(self, size: tuple[int, int], before: Stage) -> tuple[int, int]:
+        """As many positions for a picture as both stages had in training, rounded up."""
+        unit = before.divisor * self.image_size
+        height, width = (before.divisor * -(-length * before.image_size // unit) for length in size)
+        return height, width
+
+    def divisor_after(self, divisor: int) -> int:
+        """Its own: semantic latents are resized."""
+        return self.divisor
+
+    def from_low_res(self, images: np.ndarray) -> Tensor:
+        """Semantic latents of pictures, resized to the next multiple of the encoder's stride."""
+        if self.read.encode is None:
+            raise InputError(
+                f"{self.path} reads the semantic latents of pictures, but there is no semantic encoder: give its "
+                "checkpoint with --semantic"
+            )
+        stride, parts = self.read.scale, []
+        size = [-(-length // stride) * stride for length in images.shape[1:3]]
+        for image in images:  # one at a time to save memory
+            pixels = from_uint8(image[None])
+            if list(pixels.shape[2:]) != size:
+                pixels = F.interpolate(pixels, size, mode="bilinear", antialias=True)
+            parts.append(self.read.encode(pixels))
+        self.release()
+        return torch.cat(parts)
+
+    def guidable(self, cond: Conditioning) -> bool:
+        """The semantic latents can be left out."""
+        return True
+
+    def continued(self, cond: Conditioning, low_res: Tensor, seeds: Sequence[int], job: StageJob) -> Conditioning:
+        """``cond`` with the semantic latents."""
+        return replace(cond, semantic=low_res)
