@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -123,6 +124,22 @@ def watching(stage: Stage):
         yield seen
     finally:
         handle.remove()
+
+
+class Share:
+    """One of two processes, simulated by threads."""
+
+    values, meeting, size = [None, None], threading.Barrier(2, timeout=60), 2
+
+    def __init__(self, rank):
+        self.rank, self.is_main = rank, rank == 0
+
+    def gather(self, value):
+        self.values[self.rank] = value
+        self.meeting.wait()
+        found = list(self.values)
+        self.meeting.wait()
+        return found
 
 
 def same(one, other, numbers) -> bool:

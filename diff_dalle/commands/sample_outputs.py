@@ -24,9 +24,10 @@ def write_results(folder: str, request: Request, sweep: Mapping[str, np.ndarray]
     (samples,) = sweep.values()
     write_samples(folder, samples, captions, request.seeds)
     files = "grid.png, captions.txt and samples.npz"
-    if request.images is not None:
-        write_beside(storage.join(folder, "variations.png"), request.images, samples)
-        files = f"variations.png (beside the given ones), {files}"
+    for name, given in (("variations.png", request.images), ("reconstructions.png", _originals(request))):
+        if given is not None:
+            write_beside(storage.join(folder, name), given, samples)
+            files = f"{name} (beside the given ones), {files}"
     return f"{count}, {files} are in {folder}"
 
 
@@ -47,6 +48,11 @@ def write_beside(path: str, given: ImagePrompts, samples: np.ndarray) -> None:
         cells += [cell for cell, _ in row]
         labels += [label for _, label in row]
     write_grid(path, np.stack(cells), labels, width)
+
+
+def _originals(request: Request) -> ImagePrompts | None:
+    """The pictures that are reconstructed."""
+    return None if request.reconstruct is None else ImagePrompts(request.reconstruct)
 
 
 def _captions(request: Request) -> list[str]:

@@ -159,7 +159,7 @@ class Pipeline:
                 values if values is None else in_turn(values, num_samples)
                 for values in (labels, classifier_prompts, embeddings)
             )
-        count = num_samples or max(map(len, (prompts, given or (), reconstruct or ())))
+        count = num_samples or max(len(prompts), len(given or ()), 0 if reconstruct is None else len(reconstruct))
         if seeds is None:
             seeds = given.seeds(seed, count) if given else range(seed, seed + count)
         request = Request(

@@ -12,6 +12,7 @@ from cascade_making import (
     FAST,
     NO_TEXT,
     PROMPTS,
+    Share,
     close,
     different,
     edited,
@@ -255,22 +256,6 @@ def test_networks_are_kept_on_request_and_a_single_one_by_default(stage_files, c
     kept, unkept = (load(stage_files["exact"], "cpu", keep_loaded=keep) for keep in (True, False))
     assert unkept.stages[0].network() is not unkept.stages[0].network()
     assert same(stages(kept, [""]), stages(unkept, [""]), [0])
-
-
-class Share:
-    """One of two processes, simulated by threads."""
-
-    values, meeting, size = [None, None], threading.Barrier(2, timeout=60), 2
-
-    def __init__(self, rank):
-        self.rank, self.is_main = rank, rank == 0
-
-    def gather(self, value):
-        self.values[self.rank] = value
-        self.meeting.wait()
-        found = list(self.values)
-        self.meeting.wait()
-        return found
 
 
 @pytest.mark.parametrize("count", [3, 1])

@@ -1,0 +1,144 @@
+"""sample.py with a latent cascade: flags and files, pictures on the command line."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import yaml
+from latent_file_making import make_cascade
+from PIL import Image
+from script_running import run
+
+import diff_dalle
+from diff_dalle.checkpoints.cascade import LatentSampling, StageBSampling
+from diff_dalle.commands.command_line import parse
+from diff_dalle.commands.sample import SampleRun
+from diff_dalle.diffusion import GuidanceConfig
+from diff_dalle.diffusion.sampling import SamplerConfig
+from diff_dalle.errors import InputError
+from diff_dalle.sampling.request import StageSettings
+
+FILES = {"model_path": "c.pt", "stage_b": "b.pt", "stage_a": "a.pt"}
+
+
+def parsed(**flags):
+    return parse(SampleRun, [str(part) for name, value in flags.items() for part in (f"--{name}", value)])
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return make_cascade(tmp_path_factory.mktemp("latent"))
+
+
+def flags(files):
+    return "--model_path", files.c, "--stage_b", files.b, "--stage_a", files.a
+
+
+def test_flags_of_each_stage():
+    """What is given replaces what the checkpoints say; those of stage B have no effect on stage C."""
+    c, b = LatentSampling(), StageBSampling()
+    stages = [
+        SimpleNamespace(defaults=StageSettings(each.sampler_config, each.guidance, batch_size=4, shift=each.shift))
+        for each in (c, b)
+    ]
+    pipeline = SimpleNamespace(
+        stages=stages,
+        has_base=True,
+        upsampler_defaults=[stages[1].defaults],
+        stage_settings=lambda base, others: [base, *others],
+    )
+
+    def settings(**flags):
+        return parsed(**FILES, **flags).settings(pipeline, 1.0)
+
+    plain = settings()
+    assert plain[0] == StageSettings(c.sampler_config, c.guidance, shift=2.0) and plain[1] == stages[1].defaults
+    assert c.guidance == GuidanceConfig(4.0, thresholding="none") and c.sampler_config == SamplerConfig(
+        "ancestral", "20"
+    )
+    assert settings(shift=3)[0].shift == 3 and settings(shift=3)[1] == plain[1]
+    changed = settings(
+        stage_b_sampler="ddim",
+        stage_b_timestep_respacing=7,
+        stage_b_eta=0.5,
+        stage_b_guidance_scale=2,
+        stage_b_shift=1.5,
+        stage_b_seed=9,
+        stage_b_batch_size=2,
+    )
+    guidance = GuidanceConfig(2.0, thresholding="none")
+    assert changed[0] == plain[0]
+    assert changed[1] == StageSettings(SamplerConfig("ddim", "7", 0.5), guidance, batch_size=2, seed=9, shift=1.5)
+    with pytest.raises(InputError, match="stage_b_ settings: eta is 0.5, but only the sampler ddim has it"):
+        settings(stage_b_eta=0.5)
+    pipeline.has_base = False
+    with pytest.raises(InputError, match="sampler, guidance, shift or classifier are given, but there is none"):
+        settings(shift=3)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"model_path": "c.pt", "stage_a": "a.pt"}, "--stage_a has no effect while stage_b is"),
+        ({"model_path": "c.pt", "stage_b_shift": 2}, "--stage_b_shift has no effect while stage_b is"),
+        ({"reconstruct": "a.png"}, "--reconstruct has no effect while stage_b is"),
+        ({**FILES, "reconstruct": "a.png"}, "make again: leave --model_path and --low_res_dir out"),
+        ({"stage_b": "b.pt", "stage_a": "a.pt", "reconstruct": "a.png"}, "there is no semantic encoder for them"),
+        ({**FILES, "upsampler_seed": 3}, "stage B is no upsampler: set its own"),
+        ({**FILES, "stage_b_sampler": "ddpm"}, "stage_b_sampler"),
+        ({**FILES, "stage_b_sampler": "heun", "stage_b_eta": 0.5}, "stage_b_ settings: eta is 0.5, but"),
+    ],
+)
+def test_impossible_flags_are_refused(given, message):
+    with pytest.raises(InputError, match=message):
+        parsed(**given)
+
+
+def test_text_to_image_from_flags_from_a_file_and_in_python(files, tmp_path):
+    chosen = {"sample_size": "32,72", "seed": 3, "shift": 1.5, "stage_b_timestep_respacing": 2, "timestep_respacing": 3}
+    common = [str(part) for name, value in chosen.items() for part in (f"--{name}", value)]
+    prompts = ("--prompts", "a red circle|a star", "--device", "cpu", "--precision", "fp32")
+    run("sample.py", *flags(files), *common, *prompts, "--logdir", tmp_path / "flags")
+    samples = np.load(tmp_path / "flags" / "samples.npz")["arr_0"]
+    assert samples.shape == (2, 32, 72, 3) and (samples[0] != samples[1]).any()
+
+    content = {"model_path": files.c, "stage_b": files.b, "stage_a": files.a, **chosen, "sample_size": [32, 72]}
+    (tmp_path / "pipeline.yaml").write_text(yaml.safe_dump(content))
+    run(
+        "sample.py",
+        "--config",
+        tmp_path / "pipeline.yaml",
+        *prompts,
+        "--batch_size",
+        1,
+        "--logdir",
+        tmp_path / "file",
+        ranks=2,
+    )
+    again = np.load(tmp_path / "file" / "samples.npz")["arr_0"]
+    assert np.abs(samples.astype(int) - again).max() <= 1
+
+    pipeline = diff_dalle.load(files.c, "cpu", "fp32", stage_b=files.b, stage_a=files.a)
+    settings = parsed(**FILES, **chosen).settings(pipeline, 1.0)
+    request = diff_dalle.Request(["a red circle", "a star"], [3, 4], size=(32, 72))
+    assert np.abs(pipeline.sample_stages(request, settings, progress=False)[-1].astype(int) - samples).max() <= 1
+
+
+def test_pictures_are_reconstructed_beside_the_originals(files, tmp_path):
+    (tmp_path / "pictures").mkdir()
+    for i in range(2):
+        Image.new("RGB", (80, 70), (90 * i, 10, 200)).save(tmp_path / "pictures" / f"{i}.png")
+    common = ("--stage_b", files.b, "--stage_a", files.a, "--semantic", files.semantic, "--device", "cpu")
+    out = run("sample.py", *common, "--reconstruct", tmp_path / "pictures", "--logdir", tmp_path / "out").stdout
+    assert "2 images, reconstructions.png (beside the given ones)" in out
+    assert np.load(tmp_path / "out" / "samples.npz")["arr_0"].shape == (2, 64, 64, 3)
+    assert Image.open(tmp_path / "out" / "reconstructions.png").width > 100
+
+
+def test_a_picture_is_edited(files, tmp_path):
+    Image.new("RGB", (80, 70), (90, 10, 200)).save(tmp_path / "a.png")
+    edit = ("--init_image", tmp_path / "a.png", "--strength", 0.5, "--prompts", "a star")
+    run(
+        "sample.py", *flags(files), "--semantic", files.semantic, *edit, "--device", "cpu", "--logdir", tmp_path / "out"
+    )
+    assert np.load(tmp_path / "out" / "samples.npz")["arr_0"].shape == (1, 64, 64, 3)

@@ -1,0 +1,426 @@
+"""The latent cascade C → B → A: sizes, conditions, editing, reconstruction, memory, what does not fit."""
+
+import threading
+import weakref
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from cascade_making import Share, random_images, watching
+from checkpoint_making import make_classifier_file, make_file
+from latent_file_making import A, B, C, Files, make, make_cascade, with_clip
+
+import diff_dalle
+from diff_dalle.batch import Conditioning
+from diff_dalle.checkpoints.loading import SavedNetwork, open_network
+from diff_dalle.diffusion import SAMPLERS, GuidanceConfig, LogSnrProcess
+from diff_dalle.diffusion.editing import EditConfig
+from diff_dalle.diffusion.sampling import SampleBatch, SamplerConfig, sample_batch
+from diff_dalle.embeddings.clip import load_clip
+from diff_dalle.errors import InputError
+from diff_dalle.images.files import fit_image
+from diff_dalle.images.pixels import from_uint8, to_uint8
+from diff_dalle.images.signal import PixelSignal
+from diff_dalle.sampling.pipeline import load
+from diff_dalle.sampling.request import ImageEdit, Request, StageSettings
+from diff_dalle.text.tokenizer import load_tokenizer
+
+PROMPTS = ["a red circle", "", "two blue squares"]
+UNGUIDED = GuidanceConfig(guidance_scale=1.0, thresholding="none")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> Files:
+    return make_cascade(tmp_path_factory.mktemp("latent"))
+
+
+@pytest.fixture(scope="module")
+def cascade(files):
+    return load(files.c, "cpu", **files.rest, semantic=files.semantic, keep_loaded=True)
+
+
+@pytest.fixture(scope="module")
+def decoders(files):
+    """Stages B and A alone."""
+    return load("", "cpu", **files.rest, semantic=files.semantic, keep_loaded=True)
+
+
+def sample(pipeline, *arguments, **options) -> np.ndarray:
+    return pipeline.sample(*arguments, progress=False, **options)
+
+
+def distance(one, other) -> float:
+    return float(np.abs(one.astype(float) - other).mean())
+
+
+def close(one, other) -> bool:
+    """The same up to the rounding of another batch."""
+    return one.shape == other.shape and np.abs(one.astype(int) - other).max() <= 1
+
+
+def stages(pipeline, request, **changed) -> list[np.ndarray]:
+    settings = [replace(stage.defaults, **changed) for stage in pipeline.stages]
+    return pipeline.sample_stages(request, settings, progress=False)
+
+
+# ------------------------------------------------------------------------------------------------------- text to image
+
+
+def _caption(texts):
+    tokens, mask = load_tokenizer("")(texts, 12)
+    return Conditioning(tokens=tokens, mask=mask)
+
+
+def test_a_picture_is_what_the_networks_make_one_after_another(files, cascade):
+    """With each checkpoint's sampler, steps, shift and scale; unconditional = an empty caption and zeros as the map."""
+    networks = {
+        kind: open_network(path, kind).load(CPU)
+        for kind, path in (("stage_c", files.c), ("stage_b", files.b), ("stage_a", files.a))
+    }
+    cond, null = _caption(PROMPTS[:2]), _caption(["", ""])
+    guidance = GuidanceConfig(guidance_scale=3.0, thresholding="none")
+    batch = SampleBatch(cascade.stages[0].signal, (6, 6), [7, 8], cond, null)
+    steps = LogSnrProcess(C.diffusion).steps(4, 2.0)
+    semantic = sample_batch(networks["stage_c"], steps, batch, SamplerConfig("ancestral", "4"), guidance)
+
+    cond, null = replace(cond, semantic=semantic), replace(null, semantic=torch.zeros_like(semantic))
+    batch = SampleBatch(cascade.stages[1].signal, (16, 16), [7, 8], cond, null, stage=1)
+    steps, guidance = LogSnrProcess(B.diffusion).steps(3), replace(guidance, guidance_scale=1.5)
+    latents = sample_batch(networks["stage_b"], steps, batch, SamplerConfig("ancestral", "3"), guidance)
+    expected = to_uint8(networks["stage_a"].decode(latents)).numpy()
+    assert expected.std() > 5 and close(sample(cascade, PROMPTS[:2], seed=7), expected)
+
+
+def test_any_size_that_stage_b_divides(cascade):
+    """Stage C has as many positions for a picture as in training, here 6 for 64 pixels, rounded up."""
+    for (height, width), semantic in {(64, 64): (6, 6), (32, 72): (3, 7), (136, 16): (13, 2)}.items():
+        with watching(cascade.stages[0]) as first, watching(cascade.stages[1]) as second:
+            images = sample(cascade, ["a star"], size=(height, width))
+        assert images.shape == (1, height, width, 3)
+        assert {x.shape[2:] for x, _ in first} == {torch.Size(semantic)}
+        assert {x.shape[2:] for x, _ in second} == {torch.Size((height // 4, width // 4))}
+    assert (cascade.image_size, cascade.has_base) == (64, True)
+    for height, width in ((60, 64), (64, 68), (0, 64)):
+        with pytest.raises(InputError, match=f"size is {width}×{height}, .* must be multiples of 8"):
+            sample(cascade, ["a star"], size=(height, width))
+
+
+def test_the_released_sizes_meet_at_a_ratio_that_is_no_integer(cascade):
+    """24 positions of stage C, trained at 768 pixels and stride 32, for 1024 pixels of stage B: 42.67 pixels each."""
+    before, after = cascade.stages
+
+    class Released:
+        image_size, divisor = 24, 1
+
+    released = type("B", (), {"image_size": 256})
+    found = [type(after).size_before(released, (h // 4, w // 4), Released) for h, w in ((1024, 1024), (1536, 640))]
+    assert found == [(24, 24), (36, 15)]
+    assert after.size_before((16, 16), before) == (6, 6)
+
+
+def test_seeds_batches_and_processes_change_no_picture(cascade):
+    together = sample(cascade, PROMPTS, seed=3, batch_size=2)
+    for i, prompt in enumerate(PROMPTS):
+        assert close(together[i : i + 1], sample(cascade, [prompt], seed=3 + i))
+    assert distance(together[1], sample(cascade, [""], seed=3)[0]) > 1
+    found = {}
+
+    def work(rank):
+        found[rank] = sample(cascade, PROMPTS, seed=3, world=Share(rank))
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert close(found[0], together) and close(found[1], together)
+
+
+def test_every_stage_is_shown_by_its_decoder(files, cascade):
+    """Stage C by the previewer, where there is one."""
+    request = Request(PROMPTS, range(3))
+    preview, images = stages(cascade, request)
+    assert preview.shape == (3, 48, 48, 3) and images.shape == (3, 64, 64, 3) and preview.std() > 5
+    alone = load(files.c, "cpu", semantic=files.semantic)
+    assert close(sample(alone, PROMPTS), preview) and alone.image_size == 48
+    assert sample(alone, ["a star"], size=(16, 40)).shape == (1, 16, 40, 3)
+    unseen, same = stages(load(files.c, "cpu", **files.rest), request)
+    assert unseen.shape == (3, 0, 0, 3) and close(same, images)
+
+
+@pytest.mark.parametrize("sampler", sorted(SAMPLERS))
+def test_every_sampler(cascade, sampler):
+    chosen = SamplerConfig(sampler, "3")
+    images = sample(cascade, ["a star"], sampler=chosen, upsampling=replace(cascade.stages[1].defaults, sampler=chosen))
+    assert images.shape == (1, 64, 64, 3) and images.std() > 5
+    assert distance(images, sample(cascade, ["a star"])) > 0.5
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"prompts": ["a ring"]},
+        {"negative_prompt": "a ring"},
+        {"shift": 1.0},
+        {"guidance": UNGUIDED},
+        {"guidance": GuidanceConfig(guidance_scale=3.0, guidance_scale_end=1.0, thresholding="none")},
+        {"guidance": GuidanceConfig(guidance_scale=3.0, guidance_interval=(0.5, 1.0), thresholding="none")},
+    ],
+    ids=["prompt", "negative_prompt", "shift", "guidance", "scale_end", "interval"],
+)
+def test_settings_of_stage_c_change_what_it_makes(cascade, change):
+    plain = sample(cascade, **{"prompts": ["a star"]})
+    assert distance(plain, sample(cascade, **{"prompts": ["a star"], **change})) > 0
+
+
+@pytest.mark.parametrize(
+    "change", [{"shift": 3.0}, {"seed": 5}, {"guidance": UNGUIDED}], ids=["shift", "seed", "scale"]
+)
+def test_settings_of_stage_b_change_its_pictures_alone(cascade, change):
+    request, (c, b) = Request(["a star"], [1]), [stage.defaults for stage in cascade.stages]
+    plain, other = (cascade.sample_stages(request, [c, each], progress=False) for each in (b, replace(b, **change)))
+    assert np.array_equal(plain[0], other[0]) and distance(plain[1], other[1]) > 0.05
+
+
+def test_the_unconditional_half_has_no_map_and_no_caption(cascade):
+    with watching(cascade.stages[1]) as seen:
+        sample(cascade, ["a star"])
+    for _, cond in seen:
+        given, null = cond.semantic
+        assert given.abs().max() > 0.1 and not null.any()
+    with watching(cascade.stages[1]) as seen:
+        sample(cascade, ["a star"], upsampling=replace(cascade.stages[1].defaults, guidance=UNGUIDED))
+    assert {len(cond.semantic) for _, cond in seen} == {1}
+
+
+# --------------------------------------------------------------------------------------------------- CLIPs of training
+
+
+@pytest.fixture(scope="module")
+def clip_path(tmp_path_factory):
+    return make_classifier_file(tmp_path_factory.mktemp("clip"), noised=False)
+
+
+@pytest.fixture(scope="module")
+def conditioned(clip_path, tmp_path_factory):
+    """Files of a cascade whose texts and image embeddings come from a CLIP."""
+    clip = load_clip("diff_dalle", clip_path, "cpu")
+    b, c = with_clip(clip_path, clip.identity, 16, 12)
+    return make_cascade(tmp_path_factory.mktemp("conditioned"), b, c)
+
+
+def test_text_comes_from_the_clip_of_the_training(conditioned, clip_path, monkeypatch):
+    """States and pooled text; the unconditional half is an empty text's, not zeros. It is encoded once."""
+    pipeline = load(conditioned.c, "cpu", **conditioned.rest, keep_loaded=True)
+    with watching(pipeline.stages[0]) as first, watching(pipeline.stages[1]) as second:
+        images = sample(pipeline, PROMPTS[:1], seed=1)
+    pooled, states, mask = load_clip("diff_dalle", clip_path, "cpu").encode_text([PROMPTS[0], ""])
+    for x, cond in first:
+        assert len(x) == 2 and torch.allclose(cond.text_pooled, pooled, atol=1e-6)
+        assert torch.allclose(cond.text_states, states, atol=1e-6) and torch.equal(cond.mask, mask)
+        assert not cond.image_embedding.any()
+    assert all(torch.allclose(cond.text_pooled, pooled, atol=1e-6) and cond.text_states is None for _, cond in second)
+    assert distance(images, sample(pipeline, ["a ring"], seed=1)) > 0.05
+    assert distance(images, sample(pipeline, PROMPTS[:1], seed=1, negative_prompt="a ring")) > 0.05
+    loads = []
+    monkeypatch.setattr("diff_dalle.sampling.embedded.load_clip", lambda *given: loads.append(given))
+    assert close(sample(pipeline, PROMPTS[:1], seed=1), images) and not loads  # kept, with the stages
+
+
+def test_variations_of_a_picture(conditioned, clip_path):
+    """By its embedding, without a caption; unconditional = zeros."""
+    pipeline = load(conditioned.c, "cpu", **conditioned.rest)
+    pictures = list(random_images(2, 20, 30))
+    kept = load(conditioned.c, "cpu", **conditioned.rest, keep_loaded=True)
+    with watching(kept.stages[0]) as seen:
+        images = sample(kept, images=pictures)
+    clip = load_clip("diff_dalle", clip_path, "cpu")
+    expected = diff_dalle.sampling.image_prompts.ImagePrompts(pictures).embed(clip, PixelSignal(3), 2)
+    for _, cond in seen:
+        assert np.allclose(cond.image_embedding[:2], expected, atol=1e-6) and not cond.image_embedding[2:].any()
+    assert images.shape == (2, 64, 64, 3) and close(sample(pipeline, images=pictures), images)
+    assert close(sample(kept, embeddings=expected), images)
+    assert distance(images, sample(kept, ["", ""])) > 0.05
+    with pytest.raises(InputError, match=r"vectors of 5 elements, but .*c\.pt was trained with 16 \(model.image_width"):
+        sample(kept, embeddings=np.zeros((1, 5), np.float32))
+
+
+def test_the_place_of_a_clip_and_a_wrong_one(conditioned, clip_path, tmp_path):
+    moved = load(conditioned.c, "cpu", **conditioned.rest, clip_path=clip_path)
+    assert sample(moved, ["a star"]).std() > 5
+    (tmp_path / "other").mkdir()
+    other = make_classifier_file(tmp_path / "other", noised=False, classifier_width=8)
+    with pytest.raises(InputError, match="was trained with diff_dalle"):
+        sample(load(conditioned.c, "cpu", **conditioned.rest, clip_path=other), ["a star"])
+    with pytest.raises(InputError, match="clip_make is diff_dalle, but clip_path is missing"):
+        load(conditioned.c, "cpu", **conditioned.rest, clip_make="diff_dalle")
+
+
+# ------------------------------------------------------------------------------------------ editing and reconstruction
+
+
+def test_image_to_image_starts_from_the_latents_of_the_picture(files, cascade):
+    """Little strength keeps them, through both stages."""
+    picture, signal = random_images(1, 100, 80)[0], cascade.stages[0].signal
+    edit, sampler = ImageEdit([picture], config=EditConfig(strength=0.1)), SamplerConfig("ddim", "20")
+    latents = edit.at([0], (6, 6), signal).images
+    network = open_network(files.semantic, "semantic").load(CPU)
+    assert torch.allclose(latents, network.encode(from_uint8(fit_image(picture, (48, 48))[None])), atol=1e-5)
+    with watching(cascade.stages[0]) as seen:
+        preview, image = cascade.sample_stages(
+            Request(["a star"], [3], edit=edit),
+            [StageSettings(sampler, UNGUIDED), cascade.stages[1].defaults],
+            progress=False,
+        )
+    assert len(seen) == 2 and image.shape == (1, 64, 64, 3)  # 0.1 of 20 steps
+    original, strong = signal.to_pixels(latents), ImageEdit([picture], config=EditConfig(strength=0.95))
+    (other, _) = stages(cascade, Request(["a star"], [3], edit=strong), sampler=sampler, guidance=UNGUIDED)
+    assert distance(preview, original) < distance(other, original) / 2
+
+
+def test_inpainting_keeps_the_latents_outside_of_the_mask(cascade):
+    """At both stages, as far as their decoders do."""
+    picture, mask = random_images(1, 64, 64)[0], np.zeros((64, 64), dtype=bool)
+    mask[:, 32:] = True
+    edit = ImageEdit([picture], [mask])
+    with watching(cascade.stages[0]), watching(cascade.stages[1]):
+        preview, image = stages(cascade, Request(["a star"], [0], edit=edit))
+    known = cascade.stages[1].signal
+    kept = known.to_pixels(edit.at([0], (16, 16), known).images)
+    assert distance(image[:, :, :24], kept[:, :, :24]) < 0.1 * distance(image[:, :, 40:], kept[:, :, 40:])
+    assert preview.shape == (1, 48, 48, 3)
+
+
+def test_reconstruction_from_the_semantic_latents_of_pictures(files, decoders):
+    pictures = [*random_images(1, 70, 100), *random_images(1, 64, 64, seed=1)]
+    with watching(decoders.stages[0]) as seen:
+        images = sample(decoders, reconstruct=pictures, seed=4)
+    assert images.shape == (2, 64, 64, 3)
+    network = open_network(files.semantic, "semantic").load(CPU)
+    expected = network.encode(from_uint8(pictures[1][None]))
+    assert all(torch.allclose(cond.semantic[1:2], expected, atol=1e-5) for _, cond in seen if len(cond.semantic) > 1)
+    assert close(sample(decoders, reconstruct=pictures[1:], seed=5)[0], images[1])
+    assert distance(images[1], sample(decoders, reconstruct=[255 - pictures[1]], seed=5)[0]) > 0.05
+    wide = sample(decoders, ["a", "b", "c"], reconstruct=pictures, size=(40, 72))  # 5 × 9 positions of the encoder
+    assert wide.shape == (3, 40, 72, 3)
+    assert not decoders.has_base and decoders.image_size == 64
+    assert close(sample(decoders, low_res=np.stack(pictures[1:]), seed=5)[0], images[1])
+
+
+def test_the_map_of_a_picture_whose_sides_the_encoder_does_not_divide_is_that_of_the_whole(files):
+    """Sizes that stage B takes and the encoder does not: with a stride of 16, 40 × 72 pixels have 3 × 5 positions."""
+    stage = load("", "cpu", **files.rest, semantic=files.semantic).stages[0]
+    seen = []
+    stage.read = replace(stage.read, scale=16, encode=lambda pixels: seen.append(pixels) or pixels[:, :, ::16, ::16])
+    images = random_images(2, 40, 72)
+    assert stage.from_low_res(images).shape == (2, 3, 3, 5) and [x.shape for x in seen] == [(1, 3, 48, 80)] * 2
+    assert abs(float(seen[0].mean()) - float(from_uint8(images[:1]).mean())) < 0.02
+
+
+# ------------------------------------------------------------------------------------------------------------- memory
+
+
+def test_one_network_is_in_memory_at_a_time(files, monkeypatch):
+    """Stage A and the previewer after their stages; nothing is left in the end."""
+    pipeline = load(files.c, "cpu", **files.rest, semantic=files.semantic)
+    alive, order, original = [], [], SavedNetwork.load
+
+    def loading(saved, device):
+        assert not any(ref() for ref in alive), f"{saved.kind.name} was loaded beside another network"
+        network = original(saved, device)
+        alive.append(weakref.ref(network))
+        order.append(saved.kind.name)
+        return network
+
+    monkeypatch.setattr(SavedNetwork, "load", loading)
+    images = sample(pipeline, PROMPTS, batch_size=1)
+    assert images.shape == (3, 64, 64, 3) and order == ["stage_c", "semantic", "stage_b", "stage_a"]
+    assert not any(ref() for ref in alive)
+    order.clear()
+    sample(
+        load("", "cpu", **files.rest, semantic=files.semantic, keep_loaded=False), reconstruct=random_images(2, 64, 64)
+    )
+    assert order[-3:] == ["semantic", "stage_b", "stage_a"] and not any(ref() for ref in alive)
+
+
+# ------------------------------------------------------------------------------------------------------ what is refused
+
+
+def test_autoencoders_that_were_not_there_in_training_are_refused(files, tmp_path):
+    a, _ = make(tmp_path / "a.pt", "stage_a", A, seed=1)
+    with pytest.raises(InputError, match=r"a\.pt has the weights \w+, but .*b\.pt was trained with \w+: .*--stage_a"):
+        load(files.c, "cpu", stage_b=files.b, stage_a=a)
+    deep = replace(A, model=replace(A.model, levels=3))
+    a, _ = make(tmp_path / "deep.pt", "stage_a", deep)
+    with pytest.raises(InputError, match="4 channels with 8 pixels per position, but .* 4 channels and 4 pixels"):
+        load(files.c, "cpu", stage_b=files.b, stage_a=a)
+    other = make_cascade(tmp_path, seed=2)
+    for first, options in ((files.c, files.rest), ("", files.rest)):
+        with pytest.raises(InputError, match=r"semantic\.pt has the weights .*--semantic"):
+            load(first, "cpu", **options, semantic=other.semantic)
+    with pytest.raises(InputError, match="was trained with the semantic encoder .* give stages that were trained with"):
+        load(other.c, "cpu", **files.rest)
+
+
+def test_files_that_do_not_make_a_cascade_are_refused(files, tmp_path):
+    generator = make_file(tmp_path)
+    for options, message in (
+        (
+            {"path": files.c},
+            "c.pt makes latents, which become pictures by a previewer, .* --semantic, or stages B and A",
+        ),
+        ({"path": files.c, "stage_b": files.b}, "b.pt makes latents, .* by stage A, .* with --stage_a"),
+        ({"path": files.b}, "b.pt is an upsampler, not a base generator: give it with --stage_b"),
+        ({"path": files.a}, "a.pt holds a stage_a, but"),
+        (
+            {"path": files.c, "stage_b": files.c, "stage_a": files.a},
+            "c.pt is a base generator, not an upsampler|no stage B",
+        ),
+        ({"path": files.c, "stage_b": generator, "stage_a": files.a}, "which is no stage B of a latent cascade"),
+        ({"path": generator, **files.rest}, "continues from a stage C, but .*ema.pt is none"),
+        ({"path": generator, "stage_a": files.a}, "stage_a is .*a.pt, but no stage of the pipeline works with it"),
+        ({"path": generator, "semantic": files.semantic}, "semantic is .*, but no stage of the pipeline works with it"),
+        ({"path": files.c, **files.rest, "clip_path": "clip.pt"}, "the cascade was trained without a CLIP"),
+        (
+            {"path": files.c, "stage_b": files.b, "stage_a": files.semantic},
+            "holds a semantic, but a stage_a is required",
+        ),
+    ):
+        with pytest.raises(InputError, match=message):
+            load(options.pop("path"), "cpu", **options)
+
+
+def test_requests_that_a_cascade_cannot_do_are_refused(files, cascade, decoders):
+    picture = random_images(1, 64, 64)
+    blind = load(files.c, "cpu", **files.rest)
+    for pipeline, options, message in (
+        (cascade, {"sampler": SamplerConfig("ancestral", "10,10,10")}, "timestep_respacing is '10,10,10', but"),
+        (cascade, {"guidance": GuidanceConfig(guidance_scale=3.0)}, "thresholding is static, but .* no limits"),
+        (cascade, {"classifier": "clip.pt"}, "a classifier sees pictures, not the latents"),
+        (
+            cascade,
+            {"upsampling": StageSettings(guidance=UNGUIDED, tile_size=8)},
+            "tile_size is 8, but a stage of a lat",
+        ),
+        (cascade, {"upsampling": StageSettings(guidance=UNGUIDED, noise_level=0.1)}, "noise_level is 0.1, but a stage"),
+        (cascade, {"shift": 0.0}, "shift is 0, but must be above 0"),
+        (cascade, {"images": list(picture)}, "images are given, but no stage is conditioned on image embeddings"),
+        (cascade, {"reconstruct": list(picture)}, "pictures to reconstruct .* which stages B and A do alone"),
+        (decoders, {}, "b.pt is a stage B alone, which reconstructs pictures: give them with --reconstruct"),
+        (decoders, {"reconstruct": []}, "there is no picture: reconstruct"),
+        (blind, {"edit": ImageEdit(list(picture))}, "pictures become latents by a previewer, but there is none"),
+        (
+            load("", "cpu", **files.rest),
+            {"reconstruct": list(picture)},
+            "there is no semantic encoder: give its checkp",
+        ),
+    ):
+        with pytest.raises(InputError, match=message):
+            sample(pipeline, ["a star"], **options)
+
+
+def test_a_shift_is_for_latent_stages_alone(tmp_path):
+    with pytest.raises(InputError, match="shift is 2, but only stages B and C of a latent cascade have it"):
+        load(make_file(tmp_path), "cpu").sample(["a star"], shift=2.0, progress=False)
