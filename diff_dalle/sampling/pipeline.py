@@ -18,14 +18,13 @@ from ..diffusion.guidance import GuidanceConfig
 from ..diffusion.sampling import SamplerConfig
 from ..distributed.world import SINGLE, World
 from ..errors import InputError, quantity
-from ..images.files import fit_image
-from ..images.pixels import check_pixels
 from ..text.tokenizer import Tokenizer
 from .classifier import Classifier
 from .effects import check_used
 from .embedded import DecoderClip, embedded
 from .image_prompts import ImagePrompts
 from .request import ImageEdit, Request, StageSettings, in_turn
+from .sizes import image_size, stage_sizes, with_low_res
 from .stage import Stage, StageJob
 from .stages import attach_companions, load_stages
 
@@ -54,7 +53,7 @@ class Pipeline:
     @property
     def image_size(self) -> int:
         """Width and height in pixels of the last stage's training images."""
-        return self.stages[-1].image_size * self.stages[-1].signal.scale
+        return image_size(self.stages)
 
     @property
     def has_base(self) -> bool:
@@ -233,8 +232,8 @@ class Pipeline:
 
         ``world``, ``progress`` and errors as for ``sample``.
         """
-        request = self._with_low_res(request)
-        sizes = self._sizes(request)
+        request = with_low_res(request, self.stages)
+        sizes = stage_sizes(request, self.stages)
         check_used(request, settings, self.stages)
         request = embedded(request, self.stages, self.clip)
         jobs = self._jobs(request, settings, sizes)
@@ -274,23 +273,6 @@ class Pipeline:
             results.append(_interleave(world.gather(pixels), (count, *stage.picture_size(job.size), 3)))
         return results
 
-    def _with_low_res(self, request: Request) -> Request:
-        """The request with the pictures that are reconstructed cut to their size. InputError for no pipeline of stages
-        B and A."""
-        if request.reconstruct is None:
-            return request
-        if self.has_base or not self.stages[0].reconstructs:
-            raise InputError(
-                "there are pictures to reconstruct (--reconstruct), which stages B and A do alone: give them with "
-                "--stage_b and --stage_a, without --model_path"
-            )
-        size = request.size or (self.image_size, self.image_size)
-        images = []
-        for image in itertools.islice(request.reconstruct, len(request)):
-            check_pixels("a picture to reconstruct", image, "[H, W, 3]")
-            images.append(fit_image(image, size))
-        return replace(request, low_res=in_turn(np.stack(images), len(request)), reconstruct=None, size=None)
-
     def _jobs(
         self, request: Request, settings: Sequence[StageSettings], sizes: Sequence[tuple[int, int]]
     ) -> list[StageJob]:
@@ -306,48 +288,6 @@ class Pipeline:
             StageJob(replace(request, edit=edit) if stage.is_upsampler else request, chosen, size, index)
             for index, (stage, chosen, size) in enumerate(zip(self.stages, settings, sizes, strict=True), start=first)
         ]
-
-    def _sizes(self, request: Request) -> list[tuple[int, int]]:
-        """Height and width of each stage's signal. InputError if ``size`` or ``low_res`` does not fit."""
-        size, low_res = request.size, request.low_res
-        if low_res is None and self.stages[0].reconstructs:
-            raise InputError(
-                f"{self.stages[0].path} is a stage B alone, which reconstructs pictures: give them with --reconstruct, "
-                "or a stage C with --model_path"
-            )
-        if self.has_base == (low_res is not None):
-            raise InputError(
-                "low-resolution images (low_res, --low_res_dir) are required by upsamplers without a base generator, "
-                "and by these only"
-            )
-        divisor = 1
-        for stage in self.stages:
-            divisor = stage.divisor_after(divisor)
-        if low_res is None:
-            height, width = size or (self.image_size, self.image_size)
-            scale = self.stages[-1].signal.scale
-            if any(length < 1 or length % (scale * divisor) for length in (height, width)):
-                raise InputError(
-                    f"size is {width}×{height}, but width and height must be multiples of {scale * divisor}, the "
-                    "networks' divisor: change --sample_size"
-                )
-            height, width = height // scale, width // scale
-        else:
-            if size:
-                raise InputError(
-                    "size is set, but it follows from the low-resolution images: leave it (--sample_size) out"
-                )
-            scale, needed = self.stages[0].signal.scale, divisor // math.gcd(divisor, self.factor)
-            if any(length < 1 or length % (scale * needed) for length in low_res.shape[1:3]):
-                raise InputError(
-                    f"low_res is {low_res.shape[2]}×{low_res.shape[1]}, but width and height must be multiples of "
-                    f"{scale * needed}, the networks' divisor: crop the images"
-                )
-            height, width = (self.factor * length // scale for length in low_res.shape[1:3])
-        sizes = [(height, width)]
-        for before, after in reversed(list(itertools.pairwise(self.stages))):
-            sizes.insert(0, after.size_before(sizes[0], before))
-        return sizes
 
     def check(self, expected) -> None:
         """InputError if expected settings (see ``config.expectations``) differ from those of the first checkpoint."""

@@ -78,6 +78,26 @@ CASES = [
         "--model_path a --init_image i --mask m",
         "mask is",
     ),
+    (SampleRun, "--stage_a a", "--model_path c", "--model_path c --stage_b b", "stage_b is"),
+    (SampleRun, "--reconstruct r", "--semantic s", "--semantic s --stage_b b", "stage_b is"),
+    *(
+        (
+            SampleRun,
+            f"--stage_b_{flag}",
+            "--model_path c",
+            "--model_path c --stage_b b",
+            "set --stage_b, or leave it out",
+        )
+        for flag in (
+            "sampler ddim",
+            "timestep_respacing 5",
+            "eta 0",
+            "guidance_scale 2",
+            "shift 2",
+            "seed 3",
+            "batch_size 2",
+        )
+    ),
     (SampleRun, "--caption_field json:a", "--model_path a.pt", "--model_path a.pt --data_dir d", "data_dir is none"),
     (EvaluateRun, "--prompts_per_task 4", SHARDS, SHAPES, "shapes_dir is"),
     (EvaluateRun, "--guidance_prompts 4", SHARDS, SHAPES, "shapes_dir is"),

@@ -81,7 +81,7 @@ def test_flags_of_each_stage():
     [
         ({"model_path": "c.pt", "stage_a": "a.pt"}, "--stage_a has no effect while stage_b is"),
         ({"model_path": "c.pt", "stage_b_shift": 2}, "--stage_b_shift has no effect while stage_b is"),
-        ({"reconstruct": "a.png"}, "--reconstruct has no effect while stage_b is"),
+        ({"reconstruct": "a.png", "semantic": "s.pt"}, "--reconstruct has no effect while stage_b is"),
         ({**FILES, "reconstruct": "a.png"}, "make again: leave --model_path and --low_res_dir out"),
         ({"stage_b": "b.pt", "stage_a": "a.pt", "reconstruct": "a.png"}, "there is no semantic encoder for them"),
         ({**FILES, "upsampler_seed": 3}, "stage B is no upsampler: set its own"),

@@ -409,6 +409,8 @@ def test_requests_that_a_cascade_cannot_do_are_refused(files, cascade, decoders)
         (cascade, {"images": list(picture)}, "images are given, but no stage is conditioned on image embeddings"),
         (cascade, {"reconstruct": list(picture)}, "pictures to reconstruct .* which stages B and A do alone"),
         (decoders, {}, "b.pt is a stage B alone, which reconstructs pictures: give them with --reconstruct"),
+        (decoders, {"reconstruct": list(picture), "size": (64, 60)}, "size is 60×64, .*of 8, .* change --sample_size"),
+        (decoders, {"reconstruct": list(picture[:, :, :, 0])}, "a picture to reconstruct"),
         (decoders, {"reconstruct": []}, "there is no picture: reconstruct"),
         (blind, {"edit": ImageEdit(list(picture))}, "pictures become latents by a previewer, but there is none"),
         (
