@@ -87,7 +87,8 @@ def open_networks(path: str, kinds: Sequence[str], bpe_path: str = "") -> list[S
     """
     content = load_file(path)
     if content["kind"] not in kinds:
-        required = " or ".join(f"a {kind}" for kind in kinds)
+        *others, last = (f"a {kind}" for kind in kinds)
+        required = f"{', '.join(others)} or {last}" if others else last
         raise InputError(f"{path} holds a {content['kind']}, but {required} is required here")
     kind = find_kind(content["kind"])
     with _described(path):

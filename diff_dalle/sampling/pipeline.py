@@ -24,7 +24,7 @@ from .effects import check_used
 from .embedded import DecoderClip, embedded
 from .image_prompts import ImagePrompts
 from .request import ImageEdit, Request, StageSettings, in_turn
-from .sizes import image_size, stage_sizes, with_low_res
+from .sizes import stage_sizes, trained_size, with_low_res
 from .stage import Stage, StageJob
 from .stages import attach_companions, load_stages
 
@@ -53,7 +53,7 @@ class Pipeline:
     @property
     def image_size(self) -> int:
         """Width and height in pixels of the last stage's training images."""
-        return image_size(self.stages)
+        return trained_size(self.stages)
 
     @property
     def has_base(self) -> bool:

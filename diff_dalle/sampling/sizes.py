@@ -16,7 +16,7 @@ from .request import Request, in_turn
 from .stage import Stage
 
 
-def image_size(stages: Sequence[Stage]) -> int:
+def trained_size(stages: Sequence[Stage]) -> int:
     """Width and height in pixels of the last stage's training images."""
     return stages[-1].image_size * stages[-1].signal.scale
 
@@ -31,7 +31,7 @@ def with_low_res(request: Request, stages: Sequence[Stage]) -> Request:
             "there are pictures to reconstruct (--reconstruct), which stages B and A do alone: give them with "
             "--stage_b and --stage_a, without --model_path"
         )
-    size = request.size or (image_size(stages),) * 2
+    size = request.size or (trained_size(stages),) * 2
     _check_multiples("size", *size, stages[0].signal.scale * stages[0].divisor, "change --sample_size")
     images = []
     for image in itertools.islice(request.reconstruct, len(request)):
@@ -58,7 +58,7 @@ def stage_sizes(request: Request, stages: Sequence[Stage]) -> list[tuple[int, in
     for stage in stages:
         divisor = stage.divisor_after(divisor)
     if low_res is None:
-        height, width = size or (image_size(stages),) * 2
+        height, width = size or (trained_size(stages),) * 2
         scale = last.signal.scale
         _check_multiples("size", height, width, scale * divisor, "change --sample_size")
         height, width = height // scale, width // scale

@@ -119,7 +119,11 @@ def test_stages_must_be_of_the_right_kind_and_size(stage_files):
         ("", [large, middle], "classes.pt generates 64-pixel images, but .*middle.pt upsamples 8-pixel images"),
         ("", [], "there is no checkpoint: give a generator's with --model_path"),
         (base, ["nowhere.pt"], "nowhere.pt does not exist"),
-        (base, [stage_files["classifier 16"]], "holds a classifier, but a generator or a decoder is required"),
+        (
+            base,
+            [stage_files["classifier 16"]],
+            "a classifier, but a generator, a decoder, a stage_c or a stage_b is req",
+        ),
     ]
     for path, upsampler_paths, words in cases:
         with pytest.raises(InputError, match=words):

@@ -22,6 +22,7 @@ from diff_dalle.errors import InputError
 from diff_dalle.images.files import fit_image
 from diff_dalle.images.pixels import from_uint8, to_uint8
 from diff_dalle.images.signal import PixelSignal
+from diff_dalle.sampling.autoencoders import Autoencoder
 from diff_dalle.sampling.pipeline import load
 from diff_dalle.sampling.request import ImageEdit, Request, StageSettings
 from diff_dalle.text.tokenizer import load_tokenizer
@@ -117,6 +118,8 @@ def test_the_released_sizes_meet_at_a_ratio_that_is_no_integer(cascade):
     released = type("B", (), {"image_size": 256})
     found = [type(after).size_before(released, (h // 4, w // 4), Released) for h, w in ((1024, 1024), (1536, 640))]
     assert found == [(24, 24), (36, 15)]
+    Released.divisor = 2
+    assert type(after).size_before(released, (384, 160), Released) == (36, 16)
     assert after.size_before((16, 16), before) == (6, 6)
 
 
@@ -195,6 +198,49 @@ def test_the_unconditional_half_has_no_map_and_no_caption(cascade):
     assert {len(cond.semantic) for _, cond in seen} == {1}
 
 
+def test_stage_b_is_guided_by_its_map_alone_where_it_reads_no_text(files, tmp_path):
+    text = replace(B.model.text, enc_attn_dim=0)
+    b = replace(B, model=replace(B.model, text=text, pooled_width=0))
+    wordless, _ = make(tmp_path / "b.pt", "stage_b", b)
+    pipeline = load(files.c, "cpu", stage_b=wordless, stage_a=files.a)
+    plain = pipeline.stages[1].defaults
+    guided, free = (
+        sample(pipeline, ["a star"], upsampling=replace(plain, guidance=replace(plain.guidance, guidance_scale=scale)))
+        for scale in (2.0, 1.0)
+    )
+    assert guided.shape == (1, 64, 64, 3) and distance(guided, free) > 0.05
+    alone = load("", "cpu", stage_b=wordless, stage_a=files.a, semantic=files.semantic)
+    with pytest.raises(InputError, match="prompts are given, but this generator has no text encoder"):
+        sample(alone, ["a star"], reconstruct=random_images(1, 64, 64))
+
+
+def test_settings_come_from_the_checkpoints(cascade):
+    c, b = (stage.defaults for stage in cascade.stages)
+    guidance = GuidanceConfig(guidance_scale=3.0, thresholding="none")
+    assert c == StageSettings(SamplerConfig("ancestral", "4"), guidance, batch_size=4, shift=2.0)
+    assert b == StageSettings(SamplerConfig("ancestral", "3"), replace(guidance, guidance_scale=1.5), batch_size=4)
+
+
+def test_half_precision(files):
+    pipeline = load(files.c, "cpu", "bf16", **files.rest, keep_loaded=True)
+    images = sample(pipeline, ["a star"])
+    assert images.shape == (1, 64, 64, 3) and images.std() > 5
+    assert pipeline.stages[1].autoencoders[0]._loaded().down_blocks[1].weight.dtype == torch.bfloat16
+
+
+def test_pictures_are_decoded_a_few_at_a_time(files, cascade, monkeypatch):
+    """So many that their pixels fit in the memory."""
+    images, seen = sample(cascade, PROMPTS), []
+    autoencoder = Autoencoder(files.a, "stage_a", CPU)
+    decode = autoencoder._loaded().decode
+    autoencoder._loaded().decode = lambda latents: seen.append(len(latents)) or decode(latents)
+    latents = torch.randn(5, 4, 16, 16)
+    whole = autoencoder.decode(latents)
+    monkeypatch.setattr("diff_dalle.sampling.autoencoders.PIXELS", 2 * 64 * 64)
+    assert torch.allclose(autoencoder.decode(latents), whole, atol=1e-4) and seen == [5, 2, 2, 1]
+    assert close(sample(cascade, PROMPTS), images)
+
+
 # --------------------------------------------------------------------------------------------------- CLIPs of training
 
 
@@ -251,9 +297,23 @@ def test_the_place_of_a_clip_and_a_wrong_one(conditioned, clip_path, tmp_path):
     moved = load(conditioned.c, "cpu", **conditioned.rest, clip_path=clip_path)
     assert sample(moved, ["a star"]).std() > 5
     (tmp_path / "other").mkdir()
-    other = make_classifier_file(tmp_path / "other", noised=False, classifier_width=8)
+    other = make_classifier_file(tmp_path / "other", noised=False, classifier_enc_attn_dim=8)
     with pytest.raises(InputError, match="was trained with diff_dalle"):
         sample(load(conditioned.c, "cpu", **conditioned.rest, clip_path=other), ["a star"])
+    b, c = with_clip(clip_path, moved.stages[0].trained_with.text_clip.identity, 16, 12)
+    gone = replace(c.trained_with.text_clip, model=str(tmp_path / "gone.pt"))
+    two = replace(c.trained_with, text_clip=gone, image_clip=replace(gone, model=other, identity=""))
+    both = make_cascade(
+        tmp_path, replace(b, trained_with=replace(b.trained_with, text_clip=gone)), replace(c, trained_with=two)
+    )
+    with pytest.raises(
+        InputError, match=r"the CLIP that .*c\.pt was trained with is not at .*gone\.pt: .* --clip_path"
+    ):
+        sample(load(both.c, "cpu", **both.rest), ["a star"])
+    found = load(both.c, "cpu", **both.rest, clip_path=clip_path)  # of the texts; that of pictures is in its place
+    assert sample(found, ["a star"]).std() > 5
+    with pytest.raises(InputError, match=r"makes vectors of 8 elements, but .*c\.pt was trained with 16"):
+        sample(found, ["a star"], images=list(random_images(1, 20, 20)))
     with pytest.raises(InputError, match="clip_make is diff_dalle, but clip_path is missing"):
         load(conditioned.c, "cpu", **conditioned.rest, clip_make="diff_dalle")
 
