@@ -115,7 +115,7 @@ class LatentStage(Stage):
             return None
         count = len(next(iter(cond.present().values())))
         everywhere = torch.ones(count, dtype=torch.bool)
-        null, text = cond.drop_semantic(everywhere), self._text([negative_prompt] * count)
+        null, text = cond.drop_embedding(everywhere).drop_semantic(everywhere), self._text([negative_prompt] * count)
         return replace(
             null, tokens=text.tokens, mask=text.mask, text_states=text.text_states, text_pooled=text.text_pooled
         )
