@@ -70,7 +70,7 @@ def attach_companions(
         return Autoencoder(path, kind, first.device, first.precision, first.keep) if path else None
 
     companions = Companions(
-        LatentClips(None, clip_make, clip_path, first.keep),
+        LatentClips(clips[0] if clips else None, clip_make, clip_path, first.keep),
         autoencoder(stage_a, "stage_a"),
         autoencoder(semantic, "semantic"),
     )

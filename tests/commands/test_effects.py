@@ -50,6 +50,10 @@ CASES = [
     (GeneratorRun, "--wandb_run_name p", "", "--trackers wandb", "set --trackers to wandb"),
     (GeneratorRun, "--wandb_run_id p", "", "--trackers wandb", "set --trackers to wandb"),
     (GeneratorRun, "--wandb_resume never", "", "--trackers wandb", "set --trackers to wandb"),
+    (GeneratorRun, "--samples_dir s", "--trackers console", "--trackers samples", "set --trackers to samples"),
+    (GeneratorRun, "--backup_interval 100", "", "--keep_checkpoints 2", "keep_checkpoints is 0"),
+    (GeneratorRun, "--ema_start 10", "--ema_rate=", "", "ema_rate is none"),
+    (GeneratorRun, "--ema_every 10", "--ema_rate=", "", "ema_rate is none"),
     (GeneratorRun, "--conv_resample True", "--resblock_updown", "", "resblock_updown is True: set"),
     (ClassifierRun, "--schedule_sampler uniform", "--noised False", "", "noised is False"),
     (

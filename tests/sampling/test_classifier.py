@@ -48,7 +48,9 @@ def test_files_of_the_other_kind_are_refused(tmp_path):
     generator, classifier = make_generator_file(tmp_path), make_classifier_file(tmp_path)
     with pytest.raises(InputError, match="holds a generator, but a classifier is required"):
         load_classifier(generator)
-    with pytest.raises(InputError, match="holds a classifier, but a generator or a decoder is required"):
+    with pytest.raises(
+        InputError, match="holds a classifier, but a generator, a decoder, a stage_c or a stage_b is required"
+    ):
         load(classifier)
 
 
