@@ -1,6 +1,6 @@
 """All benchmarks by name. To add one: a file with a baseline, our version and a gate, and an entry here."""
 
-from . import cascade, decoder_unet, gradient_cache, guidance, loader, train_step, use_checkpoint, watching
+from . import cascade, decoder_unet, gradient_cache, guidance, latent, loader, train_step, use_checkpoint, watching
 from .timing import Benchmark
 
 BENCHMARKS = {
@@ -86,5 +86,21 @@ BENCHMARKS = {
         decoder_unet.checkpoint_gate,
         target=1.4,
         memory_target=0.5,
+    ),
+    "latent_b": Benchmark(
+        "training step of the tiny stage B, 64 pixels, batch size 16, fp32: ours against plain torch modules",
+        latent.plain_b,
+        latent.ours_b,
+        latent.gate_b,
+        target=0.90,
+        memory_target=1.0,
+    ),
+    "latent_c": Benchmark(
+        "training step of the tiny stage C, 64 pixels, batch size 16, fp32: ours against plain torch modules",
+        latent.plain_c,
+        latent.ours_c,
+        latent.gate_c,
+        target=0.90,
+        memory_target=1.0,
     ),
 }
