@@ -54,7 +54,7 @@ class AspectConfig:
     def __post_init__(self):
         known: dict[Fraction, str] = {}
         for text in self.multi_aspect_ratio:
-            if (ratio := _ratio(text)) in known:
+            if (ratio := parse_ratio("multi_aspect_ratio", text)) in known:
                 raise InputError(f"multi_aspect_ratio has {text} and {known[ratio]}, which are equal: leave one out")
             known[ratio] = text
         if not 0 <= self.bucketeer_random_ratio <= 1:
@@ -66,18 +66,17 @@ class AspectConfig:
 
     def buckets(self, pixels: int) -> AspectBuckets:
         """The buckets of images with that many pixels."""
-        return AspectBuckets(
-            tuple(map(_ratio, self.multi_aspect_ratio)), pixels, self.bucket_factor, self.bucket_distance == "log"
-        )
+        ratios = [parse_ratio("multi_aspect_ratio", text) for text in self.multi_aspect_ratio]
+        return AspectBuckets(ratios, pixels, self.bucket_factor, self.bucket_distance == "log")
 
 
-def _ratio(text: str) -> Fraction:
+def parse_ratio(setting: str, text: str) -> Fraction:
     """A ratio above 0 from a text such as 2/3 or 1.5. (Fraction itself accepts 1e999999999.)"""
     if _RATIO.fullmatch(text):
         above, _, below = text.partition("/")
         if Fraction(above) > 0 and Fraction(below or 1) > 0:
             return Fraction(above) / Fraction(below or 1)
-    raise InputError(f"multi_aspect_ratio has {text[:40]!r}, but a ratio is WIDTH/HEIGHT or a number, above 0")
+    raise InputError(f"{setting} has {text[:40]!r}, but a ratio is WIDTH/HEIGHT or a number, above 0")
 
 
 class AspectBuckets:
@@ -91,7 +90,7 @@ class AspectBuckets:
 
     def __init__(self, ratios: Sequence[Fraction], pixels: int, factor: int, log: bool = False):
         self.ratios = tuple(dict.fromkeys([*ratios, *(1 / ratio for ratio in ratios)]))
-        sizes = [(_side(pixels / ratio, factor), _side(pixels * ratio, factor)) for ratio in self.ratios]
+        sizes = [size_of(ratio, pixels, factor) for ratio in self.ratios]
         self.sizes = tuple(dict.fromkeys(sizes))
         self._bucket_of = np.array([self.sizes.index(size) for size in sizes])
         self.log = log
@@ -116,6 +115,11 @@ class AspectBuckets:
             any_ratio = (random_uniform(seed, "aspect ratio", positions) * len(self.ratios)).astype(np.int64)
             numbers.append(np.where(chosen, self._bucket_of[any_ratio], self.nearest(each)))
         return tuple(numbers)
+
+
+def size_of(ratio: Fraction, pixels: int, factor: int) -> tuple[int, int]:
+    """Height and width of images of a ratio, width / height, with about as many pixels: multiples of ``factor``."""
+    return _side(pixels / ratio, factor), _side(pixels * ratio, factor)
 
 
 def _side(square: Fraction, factor: int) -> int:

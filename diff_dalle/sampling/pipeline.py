@@ -24,7 +24,7 @@ from .effects import check_used
 from .embedded import DecoderClip, embedded
 from .image_prompts import ImagePrompts
 from .request import ImageEdit, Request, StageSettings, in_turn
-from .sizes import stage_sizes, trained_size, with_low_res
+from .sizes import size_multiple, stage_sizes, trained_size, with_low_res
 from .stage import Stage, StageJob
 from .stages import attach_companions, load_stages
 
@@ -54,6 +54,11 @@ class Pipeline:
     def image_size(self) -> int:
         """Width and height in pixels of the last stage's training images."""
         return trained_size(self.stages)
+
+    @property
+    def size_multiple(self) -> int:
+        """What height and width in pixels of the last stage's images must be multiples of."""
+        return size_multiple(self.stages)
 
     @property
     def has_base(self) -> bool:

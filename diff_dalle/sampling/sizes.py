@@ -54,9 +54,7 @@ def stage_sizes(request: Request, stages: Sequence[Stage]) -> list[tuple[int, in
             "low-resolution images (low_res, --low_res_dir) are required by upsamplers without a base generator, "
             "and by these only"
         )
-    divisor = 1
-    for stage in stages:
-        divisor = stage.divisor_after(divisor)
+    divisor = _divisor(stages)
     if low_res is None:
         height, width = size or (trained_size(stages),) * 2
         scale = last.signal.scale
@@ -72,6 +70,19 @@ def stage_sizes(request: Request, stages: Sequence[Stage]) -> list[tuple[int, in
     for before, after in reversed(list(itertools.pairwise(stages))):
         sizes.insert(0, after.size_before(sizes[0], before))
     return sizes
+
+
+def size_multiple(stages: Sequence[Stage]) -> int:
+    """What height and width in pixels of the last stage's images must be multiples of."""
+    return stages[-1].signal.scale * _divisor(stages)
+
+
+def _divisor(stages: Sequence[Stage]) -> int:
+    """What both sides of the last stage's signal must be multiples of."""
+    divisor = 1
+    for stage in stages:
+        divisor = stage.divisor_after(divisor)
+    return divisor
 
 
 def _check_multiples(name: str, height: int, width: int, multiple: int, advice: str) -> None:

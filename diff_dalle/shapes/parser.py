@@ -21,7 +21,8 @@ from ..errors import InputError
 from .render import coverage
 from .scenes import COLORS, POSITIONS, SHAPES, SIZES, SceneObject
 
-SIDE = 32  # width and height to which all images are resized: enough for every shape, and fast
+SIDE = 32  # to which the shorter sides of all images are resized: enough for every shape, and fast
+MAX_RATIO = 4.0  # of the longer side to the shorter: the templates grow with its square
 MAX_OBJECTS = 4  # one more than a scene contains, so that a surplus object is detected
 MIN_FIT = 0.7  # fraction of the energy around an object that its template must explain; clean renders reach 0.83
 MIN_CONTRAST = 45.0  # levels between an object and its background; the minimum in the shapes world is 100
@@ -48,12 +49,14 @@ class DetectedObject(SceneObject):
 
 @dataclass(frozen=True)
 class Templates:
-    """Every shape and size, centered on every whole pixel at which it lies inside the image.
+    """Every shape and size, centered on every whole pixel at which it lies inside an image of P = height × width.
 
-    masks: [T, SIDE²] coverage; energy: [T] sum of squared coverage; centers: [T, 2] x, y in pixels; half_widths: [T] in
+    masks: [T, P] coverage; energy: [T] sum of squared coverage; centers: [T, 2] x, y in pixels; half_widths: [T] in
     pixels; names: (shape, size) of each.
     """
 
+    height: int
+    width: int
     masks: Tensor
     energy: Tensor
     centers: Tensor
@@ -61,45 +64,51 @@ class Templates:
     names: tuple[tuple[str, str], ...]
 
 
-@functools.cache
-def templates() -> Templates:
+@functools.lru_cache(maxsize=3)
+def templates(height: int = SIDE, width: int = SIDE) -> Templates:
     names, geometry, masks = [], [], []
     for shape, size in itertools.product(SHAPES, SIZES):
         half_width = SIZES[size] * SIDE
-        grid = np.arange(np.floor(half_width), np.ceil(SIDE - half_width) + 1)
-        for x, y in itertools.product(grid, grid):
+        across, down = (np.arange(np.floor(half_width), np.ceil(side - half_width) + 1) for side in (width, height))
+        for x, y in itertools.product(across, down):
             names.append((shape, size))
             geometry.append((x, y, half_width))
-            masks.append(coverage(shape, half_width, x, y, SIDE).ravel())
+            masks.append(coverage(shape, half_width, x, y, height, width).ravel())
     stacked, placed = torch.from_numpy(np.stack(masks)), torch.tensor(geometry, dtype=torch.float32)
-    return Templates(stacked, stacked.square().sum(1), placed[:, :2], placed[:, 2], tuple(names))
+    return Templates(height, width, stacked, stacked.square().sum(1), placed[:, :2], placed[:, 2], tuple(names))
 
 
-def _pixels() -> Tensor:
-    """[SIDE², 2] x and y of the pixel centers, in pixels."""
-    line = torch.arange(SIDE) + 0.5
-    return torch.stack(torch.meshgrid(line, line, indexing="xy"), -1).reshape(-1, 2)
+def _pixels(height: int, width: int) -> Tensor:
+    """[height * width, 2] x and y of the pixel centers, in pixels."""
+    across, down = (torch.arange(side) + 0.5 for side in (width, height))
+    return torch.stack(torch.meshgrid(across, down, indexing="xy"), -1).reshape(-1, 2)
 
 
 def _resized(images: np.ndarray) -> Tensor:
-    """[N, H, W, 3] uint8 → [N, 3, SIDE, SIDE] float32 in 0..255."""
+    """[N, H, W, 3] uint8 → [N, 3, h, w] float32 in 0..255, whose shorter side is SIDE."""
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
         raise InputError(f"images to parse must be [N, H, W, 3] uint8, not {list(images.shape)} {images.dtype}")
+    height, width = images.shape[1:3]
+    shorter = min(height, width)
+    if max(height, width) > MAX_RATIO * shorter:
+        raise InputError(f"images to parse are {width}×{height}, but the ratio of sides must be at most {MAX_RATIO:g}")
     pixels = torch.from_numpy(np.ascontiguousarray(images)).permute(0, 3, 1, 2).float()
-    if pixels.shape[2:] != (SIDE, SIDE):
-        pixels = F.interpolate(pixels, (SIDE, SIDE), mode="bilinear", antialias=True, align_corners=False)
+    size = (round(SIDE * height / shorter), round(SIDE * width / shorter))
+    if pixels.shape[2:] != size:
+        pixels = F.interpolate(pixels, size, mode="bilinear", antialias=True, align_corners=False)
     return pixels
 
 
 def background(images: Tensor) -> Tensor:
-    """A plane per channel, fitted robustly to the outermost two pixels: [N, 3, SIDE²].
+    """A plane per channel, fitted robustly to the outermost two pixels: [N, 3, h, w] → [N, 3, h * w].
 
     Iteratively reweighted least squares: pixels far from the plane, in units of the median distance, such as those of
     objects that reach the border, have a low weight.
     """
-    xy = _pixels() / (SIDE / 2) - 1
+    half = torch.tensor([images.shape[3] / 2, images.shape[2] / 2])
+    xy = _pixels(*images.shape[2:]) / half - 1
     basis = torch.cat([torch.ones(len(xy), 1), xy], 1)
-    outer = xy.abs().amax(1) > 1 - 2 / (SIDE / 2)
+    outer = (xy.abs() > 1 - 2 / half).any(1)
     rim, rim_basis = images.flatten(2)[:, :, outer], basis[outer]
     distance = (rim - rim.median(2, keepdim=True).values).norm(dim=1)
     for _ in range(5):
@@ -128,7 +137,7 @@ class _Fit:
 
     def __init__(self, residual: Tensor, bank: Templates):
         n = len(residual)
-        self.bank = bank
+        self.bank, self.pixels = bank, _pixels(bank.height, bank.width)
         self.residual = residual  # [N, 3, P]
         self.template = torch.zeros(n, MAX_OBJECTS, dtype=torch.long)
         self.colors = torch.zeros(n, MAX_OBJECTS, 3)  # relative to the background; zero = an empty slot
@@ -164,7 +173,7 @@ class _Fit:
     def quality(self, slot: int, noise: Tensor) -> Tensor:
         """[N] fraction of the energy around each object that it explains, discounting noise of variance ``noise``."""
         template = self.template[:, slot]
-        offset = (_pixels()[None] - self.bank.centers[template][:, None]).abs().amax(2)
+        offset = (self.pixels[None] - self.bank.centers[template][:, None]).abs().amax(2)
         near = (offset <= self.bank.half_widths[template][:, None] + _MARGIN).float()
         discount = 3 * noise * near.sum(1)
         with_object = self.residual + self.rendered(slot, torch.arange(len(template)))
@@ -173,17 +182,17 @@ class _Fit:
 
 
 def _describe(name: tuple[str, str], center: Tensor, rgb: Tensor, fit: float) -> DetectedObject:
-    """name: shape and size; center: [2] in pixels; rgb: [3] sRGB levels."""
+    """name: shape and size; center: [2], fractions of width and height; rgb: [3] sRGB levels."""
     palette = torch.tensor(list(COLORS.values()), dtype=torch.float32)
     distance, nearest = (palette - rgb).norm(dim=1).min(0)
     color = list(COLORS)[int(nearest)] if distance <= MAX_COLOR_DISTANCE else "other"
-    x, y = (center / SIDE).tolist()
+    x, y = center.tolist()
     position = min(POSITIONS, key=lambda name: math.dist(POSITIONS[name], (x, y)))
     return DetectedObject(color, *name, position, x, y, fit)
 
 
 def _parse_chunk(images: Tensor) -> list[list[DetectedObject]]:
-    bank, plane, noise = templates(), background(images), _noise_variance(images)
+    bank, plane, noise = templates(*images.shape[2:]), background(images), _noise_variance(images)
     fit = _Fit(images.flatten(2) - plane, bank)
     rows = torch.arange(len(images))
     for slot in range(MAX_OBJECTS):
@@ -199,10 +208,11 @@ def _parse_chunk(images: Tensor) -> list[list[DetectedObject]]:
     results: list[list[DetectedObject]] = [[] for _ in range(len(images))]
     for n, slot in detected.nonzero().tolist():
         template = int(fit.template[n, slot])
-        center = bank.centers[template]
-        x, y = center.long().clamp(max=SIDE - 1).tolist()
-        rgb = fit.colors[n, slot] + plane[n, :, y * SIDE + x]
-        results[n].append(_describe(bank.names[template], center, rgb, float(qualities[n, slot])))
+        center, last = bank.centers[template], torch.tensor([bank.width - 1, bank.height - 1])
+        x, y = torch.minimum(center.long(), last).tolist()
+        rgb = fit.colors[n, slot] + plane[n, :, y * bank.width + x]
+        place = center / torch.tensor([bank.width, bank.height])
+        results[n].append(_describe(bank.names[template], place, rgb, float(qualities[n, slot])))
     return results
 
 
@@ -210,6 +220,6 @@ def parse_shapes(images: np.ndarray) -> list[list[DetectedObject]]:
     """The objects in each image, by decreasing explained energy.
 
     images: [N, H, W, 3] uint8. An image that is not explained by shapes on a smooth background yields an empty list.
-    Raises InputError for arrays of the wrong type or shape.
+    Raises InputError for arrays of the wrong type or shape, and for images more than MAX_RATIO times longer than wide.
     """
     return [objects for chunk in _resized(images).split(_CHUNK) for objects in _parse_chunk(chunk)]

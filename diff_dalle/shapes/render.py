@@ -36,13 +36,13 @@ OUTLINES = {
 _HOLE = 0.52  # inner radius of a ring
 
 
-def coverage(shape: str, half_width: float, x: float, y: float, image_size: int) -> np.ndarray:
-    """Fraction of each pixel that an object covers: [image_size, image_size] float32 in [0, 1].
+def coverage(shape: str, half_width: float, x: float, y: float, height: int, width: int) -> np.ndarray:
+    """Fraction of each pixel that an object covers: [height, width] float32 in [0, 1].
 
     half_width: half the object's width; x, y: its center; in pixels from the upper left corner of the image.
     """
-    scale, width = _SUPERSAMPLING, image_size * _SUPERSAMPLING
-    canvas = Image.new("L", (width, width))
+    scale = _SUPERSAMPLING
+    canvas = Image.new("L", (width * scale, height * scale))
     draw = ImageDraw.Draw(canvas)
 
     def corner(u: float, v: float) -> tuple[float, float]:
@@ -59,24 +59,29 @@ def coverage(shape: str, half_width: float, x: float, y: float, image_size: int)
 
 
 @functools.lru_cache(maxsize=8)
-def _ramps(image_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """x and y of every pixel center, from -1 at one edge to 1 at the other: [1, S, 1] and [S, 1, 1]."""
-    line = (2 * np.arange(image_size, dtype=np.float32) + 1) / image_size - 1
-    return line[None, :, None], line[:, None, None]
+def _ramps(height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """x and y of every pixel center, from -1 at one edge to 1 at the other: [1, W, 1] and [H, 1, 1]."""
+    across, down = ((2 * np.arange(side, dtype=np.float32) + 1) / side - 1 for side in (width, height))
+    return across[None, :, None], down[:, None, None]
 
 
-def render(scene: Scene, image_size: int = 32) -> np.ndarray:
-    """The image of a scene, with antialiased edges: [image_size, image_size, 3] uint8."""
-    image = np.empty((image_size, image_size, 3), dtype=np.float32)
+def render(scene: Scene, size: int | tuple[int, int] = 32) -> np.ndarray:
+    """The image of a scene, with antialiased edges: [height, width, 3] uint8.
+
+    size: height and width in pixels, one number if they are equal. Objects are as large as in a square image whose
+    sides are the shorter one.
+    """
+    height, width = (size, size) if isinstance(size, int) else size
+    image = np.empty((height, width, 3), dtype=np.float32)
     image[:] = BACKGROUNDS[scene.background]
     if scene.texture == "gradient":
-        across, down = _ramps(image_size)
+        across, down = _ramps(height, width)
         image += scene.slope[0] * across + scene.slope[1] * down
     elif scene.texture == "grainy":
-        noise = random_uniform(scene.grain, "shapes grain", np.arange(image_size**2)).reshape(image_size, image_size, 1)
+        noise = random_uniform(scene.grain, "shapes grain", np.arange(height * width)).reshape(height, width, 1)
         image += ((2 * noise - 1) * _GRAIN).astype(np.float32)
     for item in scene.objects:
-        half_width, x, y = (value * image_size for value in (SIZES[item.size], item.x, item.y))
-        mask = coverage(item.shape, half_width, x, y, image_size)[..., None]
+        half_width = SIZES[item.size] * min(height, width)
+        mask = coverage(item.shape, half_width, item.x * width, item.y * height, height, width)[..., None]
         image += mask * (np.array(COLORS[item.color], dtype=np.float32) - image)
     return np.clip(image + 0.5, 0, 255).astype(np.uint8)

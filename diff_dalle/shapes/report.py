@@ -20,19 +20,20 @@ captions, clean and with blur and noise (degraded). *n* captions per task; 95 % 
 """
 
 
-def sample_section(images: np.ndarray, prompts: Sequence[ShapePrompt], upsampled: bool = False) -> Section:
-    """A grid with one row of images per task. images: uint8 [N, H, W, 3], image i sampled for prompt i."""
+def sample_section(images: np.ndarray, prompts: Sequence[ShapePrompt], which: str = "") -> Section:
+    """A grid with one row of images per task. images: uint8 [N, H, W, 3], image i sampled for prompt i; which: of the
+    report's samples they are."""
     tasks = list(dict.fromkeys(prompt.task for prompt in prompts))
     chosen = [
         i for task in tasks for i in [k for k, prompt in enumerate(prompts) if prompt.task == task][:GRID_COLUMNS]
     ]
     grid = image_grid(images[chosen], [prompts[i].text for i in chosen], len(chosen) // len(tasks))
     text = f"The first captions of every task, not selected. Rows: {'; '.join(tasks)}."
-    title, name = ("Samples, upsampled", "grid_upsampled.png") if upsampled else ("Samples", "grid.png")
+    title, name = (f"Samples, {which}", f"grid_{which}.png") if which else ("Samples", "grid.png")
     return Section(title, text, grid, name)
 
 
-def score_section(report: ShapeReport, upsampled: bool = False) -> Section:
+def score_section(report: ShapeReport, which: str = "") -> Section:
     empty = f"Images without a detected object: {report.empty:.1%}."
-    title = "ShapeEval, upsampled images" if upsampled else "ShapeEval"
+    title = f"ShapeEval, {which}" if which else "ShapeEval"
     return Section(title, f"{EXPLANATION}\n{report.table()}\n\n{empty}")

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..config import nearest, option
+from ..data.aspect_buckets import parse_ratio
 from ..errors import InputError
 from ..randomness import random_uniform
 
@@ -91,7 +93,8 @@ class Scene:
 class ShapesConfig:
     """Shapes world"""
 
-    image_size: int = option(32, "image width and height in pixels")
+    image_size: int = option(32, "image width and height in pixels, or those of a square with as many pixels")
+    aspect_ratios: tuple[str, ...] = option(("1/1",), "width / height of images, such as 1/1,2/1: each has one of them")
     train_samples: int = option(16384, "captioned images in the training split")
     val_samples: int = option(512, "captioned images in the validation split, of different scenes")
     samples_per_shard: int = option(1024, "captioned images per shard")
@@ -167,9 +170,28 @@ def _check_numbers(config: ShapesConfig) -> None:
         raise InputError(f"--max_count is {config.max_count}, but must be 2 or 3")
     if not 0 <= config.jitter <= 0.03:
         raise InputError(f"--jitter is {config.jitter}, but must lie between 0 and 0.03, or objects would touch")
-    for field, minimum in (("image_size", 16), ("train_samples", 1), ("val_samples", 0), ("samples_per_shard", 1)):
+    if not config.aspect_ratios:
+        raise InputError("--aspect_ratios is none, but must have at least one ratio, such as 1/1")
+    shorter = min(min(picture_size(config, text)) for text in config.aspect_ratios)
+    if shorter < 16:
+        raise InputError(
+            f"--image_size is {config.image_size}, which with --aspect_ratios {','.join(config.aspect_ratios)} makes "
+            f"sides of {shorter} pixels, but all must have at least 16"
+        )
+    for field, minimum in (("train_samples", 1), ("val_samples", 0), ("samples_per_shard", 1)):
         if getattr(config, field) < minimum:
             raise InputError(f"--{field} is {getattr(config, field)}, but must be at least {minimum}")
+
+
+def picture_size(config: ShapesConfig, ratio: str) -> tuple[int, int]:
+    """Height and width of the images with this ratio of the config's."""
+    root = math.sqrt(parse_ratio("--aspect_ratios", ratio))
+    return round(config.image_size / root), round(config.image_size * root)
+
+
+def scene_size(config: ShapesConfig, i: int, split: str = "train") -> tuple[int, int]:
+    """Height and width of image i of a split: a function of (config, i, split)."""
+    return picture_size(config, Dice(config.seed, f"shapes {split} size", i).choose(config.aspect_ratios))
 
 
 @functools.lru_cache(maxsize=64)

@@ -115,7 +115,7 @@ def judge(prompt: ShapePrompt, detected: Sequence[DetectedObject]) -> dict[str, 
 
 def degrade(images: np.ndarray, seed: int = 0) -> np.ndarray:
     """Mild Gaussian blur and noise, like the errors of a good generator. [N, H, W, 3] uint8 → same."""
-    sigma = BLUR * images.shape[1] / 32
+    sigma = BLUR * min(images.shape[1:3]) / 32
     reach = max(1, round(3 * sigma))
     kernel = torch.exp(-0.5 * (torch.arange(-reach, reach + 1) / sigma).square())
     kernel /= kernel.sum()
@@ -140,15 +140,14 @@ def _chance(prompts: Sequence[ShapePrompt], parsed: Sequence[Sequence[DetectedOb
 def evaluate_shapes(images: np.ndarray, prompts: Sequence[ShapePrompt]) -> ShapeReport:
     """Score images against their prompts.
 
-    images: [N, H, W, 3] uint8, square, image i sampled for prompt i; resized to 32 pixels for parsing.
-    Raises InputError for different numbers of images and prompts, a task with a single prompt, and images that are not
-    square.
+    images: [N, H, W, 3] uint8, image i sampled for prompt i; resized for parsing.
+    Raises InputError for different numbers of images and prompts, a task with a single prompt, and images that
+    ``parse_shapes`` does not take.
     """
     if len(images) != len(prompts):
         raise InputError(f"ShapeEval got {len(images)} images for {len(prompts)} prompts; pass one image per prompt")
-    if images.shape[1] != images.shape[2]:
-        raise InputError(f"ShapeEval requires square images, not {images.shape[2]}×{images.shape[1]}")
-    real = np.stack([render(prompt.scene, images.shape[1]) for prompt in prompts])
+    size = (images.shape[1], images.shape[2])
+    real = np.stack([render(prompt.scene, size) for prompt in prompts])
     parsed, clean, degraded = (parse_shapes(pixels) for pixels in (images, real, degrade(real)))
     rows = []
     for name, task, key in ROWS:

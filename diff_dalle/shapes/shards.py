@@ -14,7 +14,7 @@ from ..errors import InputError
 from ..images.output import png_bytes
 from .captions import training_caption
 from .render import render
-from .scenes import ShapesConfig, scene
+from .scenes import ShapesConfig, scene, scene_size
 
 RECORD = "shapes.json"  # the config of the folder
 
@@ -23,7 +23,7 @@ def sample_files(config: ShapesConfig, i: int, split: str) -> dict[str, bytes]:
     """The members of sample i, by extension."""
     content = scene(config, i, split)
     text = training_caption(config, content, i, split)
-    png = png_bytes(Image.fromarray(render(content, config.image_size)), compress_level=1)
+    png = png_bytes(Image.fromarray(render(content, scene_size(config, i, split))), compress_level=1)
     truth = {"caption": text, **dataclasses.asdict(content)}
     return {"png": png, "txt": text.encode(), "json": json.dumps(truth).encode()}
 

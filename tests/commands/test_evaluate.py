@@ -12,6 +12,7 @@ import torch
 from cascade_making import NO_TEXT, make_stage
 from checkpoint_making import make_classifier_file
 from decoder_making import UNET, make_decoder, save_decoder
+from latent_file_making import make_cascade
 
 from diff_dalle.checkpoints.decoder import ClipConfig
 from diff_dalle.commands.command_line import parse
@@ -25,7 +26,7 @@ from diff_dalle.errors import InputError
 from diff_dalle.evaluation.metrics import METRICS, inception_score
 from diff_dalle.evaluation.perceptual import Lpips
 from diff_dalle.images.pixels import from_uint8
-from diff_dalle.sampling.pipeline import Pipeline
+from diff_dalle.sampling.pipeline import Pipeline, load
 from diff_dalle.shapes.editing import VARIATIONS, object_mask, replacements
 from diff_dalle.shapes.render import render
 from diff_dalle.shapes.scenes import ShapesConfig
@@ -419,3 +420,76 @@ def test_the_clip_of_a_decoder_may_have_moved_but_must_be_its_own(folder, tmp_pa
 def test_a_decoder_is_evaluated_alone_and_as_it_is(folder, flags, words):
     with pytest.raises(InputError, match=words):
         decoder_run(folder, str(folder / "best.pt"), **flags)
+
+
+# ------------------------------------------------------------------------------------------------------ latent cascades
+
+
+@pytest.fixture(scope="module")
+def latent(tmp_path_factory):
+    return make_cascade(tmp_path_factory.mktemp("latent"))
+
+
+def latent_run(folder, files, **flags):
+    usual = {"model_path": files.c, "upsampler_paths": None, "upsampler_timestep_respacing": None}
+    usual |= {"upsampler_batch_size": None, "timestep_respacing": None, "semantic": files.semantic, **files.rest}
+    return make_run(folder, **{**usual, **flags})
+
+
+def test_a_latent_cascade_is_scored_at_each_aspect_ratio(folder, latent, tmp_path):
+    """Its samples, and what stages B and A make of pictures again."""
+    run = latent_run(folder, latent, aspect_ratios="1/1,2/1", report_dir=tmp_path)
+    found = Evaluation(run, World(SINGLE, torch.device("cpu")))
+    assert [each.name for each in found.evaluators] == ["latent_cascade"]
+    table = found.run()
+    assert "Samples 64×64:" in table and "Reconstructions 88×40:" in table
+    report = Path(found.write()).read_text()
+    scores = json.loads((tmp_path / "scores.json").read_text())
+    names = {f"{what} {size}" for what in ("scores", "reconstructions") for size in ("64×64", "88×40")}
+    assert set(scores) == {"step", *names}
+    assert set(scores["reconstructions 88×40"]) == {
+        "empty", "color", "shape", "size", "position", "all attributes", "held-out pairs"
+    }  # fmt: skip
+    for size in ("64×64", "88×40"):
+        assert f"grid_{size}.png" in report and (tmp_path / f"reconstructions_{size}.png").exists()
+
+
+def test_a_latent_cascade_samples_and_reconstructs_as_its_files_say(folder, latent):
+    found = Evaluation(latent_run(folder, latent), World(SINGLE, torch.device("cpu"))).context
+    samples = found.sample_cascade(["a red circle", "a ring"], (40, 88))
+    plain = found.pipeline.sample(["a red circle", "a ring"], seed=found.settings.seed, size=(40, 88), progress=False)
+    assert samples.shape == (2, 40, 88, 3) and np.array_equal(samples, plain)
+    pictures = np.random.default_rng(0).integers(0, 256, (2, 40, 88, 3), np.uint8)
+    again = found.reconstruct(pictures)
+    alone = load("", "cpu", semantic=latent.semantic, **latent.rest)
+    expected = alone.sample(reconstruct=list(pictures), seed=found.settings.seed, size=(40, 88), progress=False)
+    assert np.array_equal(again, expected)
+
+
+@pytest.mark.parametrize(
+    "flags", [{"guidance_scale": 1.0}, {"shift": 5.0}, {"stage_b_shift": 4.0}, {"stage_b_timestep_respacing": 2}]
+)
+def test_own_settings_of_a_latent_cascade_are_used(folder, latent, flags):
+    usual, other = (
+        Evaluation(latent_run(folder, latent, **given), World(SINGLE, torch.device("cpu"))).context
+        for given in ({}, flags)
+    )
+    texts, size = ["a red circle", "a ring"], (64, 64)
+    assert not np.array_equal(usual.sample_cascade(texts, size), other.sample_cascade(texts, size))
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"model_path": None, "upsampler_paths": "up.pt"}, "--stage_b needs stage C as --model_path"),
+        ({"upsampler_paths": "up.pt"}, "--stage_b needs stage C as --model_path, and no decoder, upsamplers"),
+        ({"classifier_path": "best.pt"}, "evaluate one of them at a time"),
+        ({"shapes_dir": None, "prompts_per_task": None, "data_dir": "shards"}, "set --shapes_dir"),
+        ({"timestep_respacing": 3}, "a latent cascade samples as its checkpoint says"),
+        ({"stage_b": None, "stage_a": None}, "settings of a latent cascade are given, but no stage B"),
+        ({"stage_b": None, "stage_a": None, "semantic": None, "aspect_ratios": "2/1"}, "but no stage B"),
+    ],
+)
+def test_a_latent_cascade_is_evaluated_alone_and_as_it_is(folder, latent, flags, words):
+    with pytest.raises(InputError, match=words):
+        latent_run(folder, latent, **flags)

@@ -58,11 +58,27 @@ def test_exact_on_every_combination():
     assert accuracy(scenes, parse_shapes(renders(scenes))) == dict.fromkeys(ATTRIBUTES, 1.0)
 
 
-@pytest.mark.parametrize("image_size", [32, 64])
+@pytest.mark.parametrize("image_size", [32, 64, (40, 88), (88, 40)])
 def test_exact_on_whole_scenes(image_size):
     """Jitter, gradients, grain and up to three objects: at least 0.995 of images right in each attribute."""
     found = accuracy(MIXED, parse_shapes(renders(MIXED, image_size)))
     assert min(found.values()) >= 0.995, found
+
+
+def test_objects_of_a_wide_image_are_as_large_as_in_a_square_of_its_height():
+    """Their places are fractions of both sides."""
+    item = SceneObject("red", "circle", "small", "top right", *POSITIONS["top right"])
+    content = Scene("single", (item,), None, "white", "plain", (0.0, 0.0), 0)
+    wide, square = (np.abs(render(content, size).astype(int) - 238).sum(2) > 60 for size in ((32, 80), 32))
+    assert wide.sum() == square.sum() and np.array_equal(wide.any(1), square.any(1))
+    assert np.array_equal(wide.any(0).nonzero()[0], square.any(0).nonzero()[0] + 36)  # 0.75 · 80 - 0.75 · 32
+    (found,) = parse_shapes(render(content, (32, 80))[None])[0]
+    assert (found.x, found.y) == (0.75, 0.25) and (found.size, found.position) == ("small", "top right")
+
+
+def test_images_that_are_too_long_are_refused():
+    with pytest.raises(InputError, match="images to parse are 130×32, but the ratio of sides must be at most 4"):
+        parse_shapes(np.zeros((1, 32, 130, 3), np.uint8))
 
 
 def test_mild_blur_and_noise_cost_little():

@@ -1,6 +1,7 @@
 """The shapes world: scenes are pure functions of an index, captions are true, held-out objects stay out."""
 
 import hashlib
+import io
 import itertools
 import json
 import re
@@ -17,7 +18,17 @@ from diff_dalle.errors import InputError
 from diff_dalle.shapes import scenes as shapes
 from diff_dalle.shapes.captions import HELD_OUT_PHRASING, PHRASINGS, caption, phrasing_key, training_caption
 from diff_dalle.shapes.render import coverage, render
-from diff_dalle.shapes.scenes import BACKGROUNDS, COLORS, OPPOSITE, POSITIONS, SHAPES, SIZES, ShapesConfig, scene
+from diff_dalle.shapes.scenes import (
+    BACKGROUNDS,
+    COLORS,
+    OPPOSITE,
+    POSITIONS,
+    SHAPES,
+    SIZES,
+    ShapesConfig,
+    scene,
+    scene_size,
+)
 from diff_dalle.shapes.shards import RECORD, read_shapes_config, write_shapes
 
 SMALL = ShapesConfig(train_samples=7, val_samples=2, samples_per_shard=3)
@@ -164,10 +175,10 @@ def test_a_lone_size_is_never_named():
 def test_objects_lie_inside_the_image_and_never_touch():
     """Coverage masks of a scene do not overlap, and each is as large as far from the border."""
     config = EVERYTHING
-    whole = {(s, z): coverage(s, SIZES[z] * 32, 16, 16, 32).sum() for s, z in itertools.product(SHAPES, SIZES)}
+    whole = {(s, z): coverage(s, SIZES[z] * 32, 16, 16, 32, 32).sum() for s, z in itertools.product(SHAPES, SIZES)}
     for i in range(400):
         objects = scene(config, i).objects
-        masks = [coverage(t.shape, SIZES[t.size] * 32, t.x * 32, t.y * 32, 32) for t in objects]
+        masks = [coverage(t.shape, SIZES[t.size] * 32, t.x * 32, t.y * 32, 32, 32) for t in objects]
         assert (sum(masks) <= 1).all()
         for item, mask in zip(objects, masks, strict=True):
             assert abs(mask.sum() / whole[item.shape, item.size] - 1) < 0.06
@@ -218,6 +229,9 @@ def test_colors_are_far_from_each_other_and_from_backgrounds():
         ({"jitter": 0.2}, "--jitter"),
         ({"train_samples": 0}, "--train_samples"),
         ({"shapes": ("circle",), "held_out": ()}, "--pair_fraction"),
+        ({"aspect_ratios": ()}, "--aspect_ratios is none"),
+        ({"aspect_ratios": ("1/1", "2:1")}, "--aspect_ratios has '2:1', but a ratio is WIDTH/HEIGHT"),
+        ({"aspect_ratios": ("1/1", "5/1")}, "makes sides of 14 pixels, but all must have at least 16"),
     ],
 )
 def test_impossible_worlds_are_refused(settings, word):
@@ -270,6 +284,25 @@ def test_shards_hold_what_the_world_says(tmp_path):
     assert described["caption"] == found["train/00000005.txt"].decode() == training_caption(SMALL, truth, 5)
     (tmp_path / "one.png").write_bytes(found["train/00000005.png"])
     assert np.array_equal(np.asarray(Image.open(tmp_path / "one.png")), render(truth))
+
+
+def test_images_have_one_of_the_aspect_ratios(tmp_path):
+    """About equally often, with the pixels of the square; content and captions are those of the square world."""
+    config = replace(SMALL, image_size=64, aspect_ratios=("1/1", "2/1", "0.5"))
+    sizes = [scene_size(config, i) for i in range(300)]
+    counts = {size: sizes.count(size) for size in set(sizes)}
+    assert set(counts) == {(64, 64), (45, 91), (91, 45)} and min(counts.values()) > 70
+    assert sizes != [scene_size(config, i, "val") for i in range(300)]
+    write_shapes(config, str(tmp_path / "a"))
+    write_shapes(replace(SMALL, image_size=64), str(tmp_path / "b"))
+    found, squares = contents(tmp_path / "a"), contents(tmp_path / "b")
+    for name, data in found.items():
+        if name.endswith(".png"):
+            i, split = int(name.partition("/")[2].partition(".")[0]), name.partition("/")[0]
+            expected = render(scene(config, i, split), scene_size(config, i, split))
+            assert np.array_equal(np.asarray(Image.open(io.BytesIO(data))), expected)
+        else:
+            assert data == squares[name]
 
 
 def test_writing_again_finishes_an_interrupted_folder(tmp_path):

@@ -190,6 +190,8 @@ class CascadeRun(TrainingRun):
             weight_decay=self.loop.weight_decay,
             adam_beta2=self.loop.adam_beta2,
             warmup_steps=self.warmup_updates,
+            lr_anneal_steps=self.updates if self.loop.lr_anneal else 0,
+            lr_anneal=self.loop.lr_anneal or OptimConfig.lr_anneal,
             grad_clip=self.loop.grad_clip,
             ema_rate=(cast(float, self.ema_beta),) if averaged else (),
             ema_start=self.ema_start_iters,

@@ -44,6 +44,12 @@ class LoopSection:
     seed: int = option(0, "seed of the data order and of all random numbers")
     weight_decay: float = option(0.01, "decoupled weight decay of linear and convolution weights", free=True)
     adam_beta2: float = option(0.999, "AdamW beta2, decay of the second moment", free=True)
+    lr_anneal: str | None = option(
+        None,
+        "how the learning rate falls to 0 at the last update; none = it stays",
+        choices=("linear", "cosine"),
+        free=True,
+    )
     grad_clip: float = option(1.0, "maximum gradient norm; 0 = no clipping", free=True)
     hours: float = option(0.0, "save and stop after this many hours of the session; 0 = no limit", free=True)
     compile: bool = option(False, "compile the network with torch.compile", free=True)

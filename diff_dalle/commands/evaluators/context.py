@@ -45,12 +45,24 @@ class Context:
     def __init__(self, run: EvaluateInputs, world: World):
         self.run, self.settings, self.world = run, run.evaluation, world
         paths, base = run.upsamplers.upsampler_paths, self.settings.decoder_path or self.settings.model_path
-        self.pipeline: Pipeline = load(base, str(world.device), upsampler_paths=paths)
+        self.pipeline: Pipeline = self._load(base, paths)
         self._classifier = run.classifier.load(world.device)
         self._samples: dict[tuple[tuple[str, ...], GuidanceSetting], list[np.ndarray]] = {}
         self._features: dict[tuple[tuple[str, ...], GuidanceSetting], Tensor] = {}
 
     # ---------------------------------------------------------------------------------------------------------- models
+
+    def _load(self, base: str | Sequence[str], upsampler_paths: Sequence[str] = ()) -> Pipeline:
+        """``base`` with the upsamplers, or with the rest of the latent cascade."""
+        device, cascade = str(self.world.device), self.run.cascade
+        return load(
+            base,
+            device,
+            upsampler_paths=upsampler_paths,
+            stage_b=cascade.stage_b,
+            stage_a=cascade.stage_a,
+            semantic=cascade.semantic,
+        )
 
     @property
     def classifier(self) -> Classifier:
@@ -60,6 +72,11 @@ class Context:
     @property
     def decoder(self) -> Pipeline:
         return self.pipeline
+
+    @property
+    def reconstructor(self) -> Pipeline:
+        """Stages B and A of the latent cascade alone."""
+        return self._load("")
 
     @property
     def base(self) -> Pipeline:
@@ -95,16 +112,36 @@ class Context:
 
     def vary(self, embeddings: Tensor) -> list[np.ndarray]:
         """Samples of every U-Net of the decoder from embeddings [N, E], as its checkpoint says: uint8 [N, H, W, 3]."""
-        settings = []
-        for stage in self.pipeline.stages:
-            scale = self.run.guidance.guidance_scale if not stage.is_upsampler else None
-            guidance = (
-                stage.defaults.guidance if scale is None else replace(stage.defaults.guidance, guidance_scale=scale)
-            )
-            settings.append(replace(stage.defaults, guidance=guidance, batch_size=self.settings.batch_size))
+        settings = [replace(each, batch_size=self.settings.batch_size) for each in self._recorded(self.pipeline)]
         count = len(embeddings)
         request = Request([""] * count, self._seeds(count), embeddings=embeddings.numpy())
         return self.pipeline.sample_stages(request, settings, world=self.world)
+
+    def sample_cascade(self, prompts: Sequence[str], size: tuple[int, int]) -> np.ndarray:
+        """Samples of a latent cascade, as its checkpoints and its own settings say: uint8 [N, height, width, 3]."""
+        request = Request(prompts, self._seeds(len(prompts)), size=size)
+        return self.pipeline.sample_stages(request, self._cascade(self.pipeline), world=self.world)[-1]
+
+    def reconstruct(self, images: np.ndarray) -> np.ndarray:
+        """What stages B and A of a latent cascade make of images, uint8 [N, H, W, 3], by their semantic latents."""
+        pipeline, count = self.reconstructor, len(images)
+        request = Request([""] * count, self._seeds(count), size=images.shape[1:3], reconstruct=list(images))
+        return pipeline.sample_stages(request, self._cascade(pipeline), world=self.world)[-1]
+
+    def _recorded(self, pipeline: Pipeline) -> list[StageSettings]:
+        """How the checkpoints say to sample, with the run's guidance scale for the first stage if it is a base."""
+        settings = [stage.defaults for stage in pipeline.stages]
+        scale = self.run.guidance.guidance_scale
+        if pipeline.has_base and scale is not None:
+            settings[0] = replace(settings[0], guidance=replace(settings[0].guidance, guidance_scale=scale))
+        return settings
+
+    def _cascade(self, pipeline: Pipeline) -> list[StageSettings]:
+        """``_recorded`` with the run's own settings of a latent cascade."""
+        settings = [replace(each, batch_size=self.settings.batch_size) for each in self._recorded(pipeline)]
+        if pipeline.has_base and self.run.cascade.shift is not None:
+            settings[0] = replace(settings[0], shift=self.run.cascade.shift)
+        return [*settings[:-1], self.run.cascade.settings(settings[-1])]
 
     def sample(self, prompts: Sequence[str], guidance: GuidanceSetting, all_stages: bool = False) -> list[np.ndarray]:
         """Samples of the base, or of every stage: uint8 [N, H, W, 3] each. Equal requests are sampled once."""
@@ -213,6 +250,6 @@ class Context:
         return CaptionedImages(to_uint8(batch.images).numpy(), texts, batch.cond)
 
 
-def rendered(prompts: Sequence[ShapePrompt], image_size: int) -> np.ndarray:
-    """Real images of ShapeEval prompts: uint8 [N, image_size, image_size, 3]."""
-    return np.stack([render(prompt.scene, image_size) for prompt in prompts])
+def rendered(prompts: Sequence[ShapePrompt], size: int | tuple[int, int]) -> np.ndarray:
+    """Real images of ShapeEval prompts: uint8 [N, height, width, 3]."""
+    return np.stack([render(prompt.scene, size) for prompt in prompts])

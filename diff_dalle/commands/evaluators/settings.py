@@ -12,6 +12,7 @@ from ...distributed.launch import DistributedConfig
 from ...errors import InputError
 from ...evaluation.metrics import METRICS
 from ...sampling.classifier import ClassifierConfig
+from ...sampling.latent_config import LatentCascadeConfig
 from ...sampling.request import UpsamplersConfig
 from .image_metrics import IMAGE_METRICS
 
@@ -20,7 +21,9 @@ from .image_metrics import IMAGE_METRICS
 class EvaluateConfig:
     """Evaluation"""
 
-    model_path: str = option("", "checkpoint of a base generator; empty = upsamplers only, or a decoder")
+    model_path: str = option(
+        "", "checkpoint of a base generator, or of stage C with stage_b; empty = upsamplers only, or a decoder"
+    )
     decoder_path: tuple[str, ...] = option(
         (), "checkpoint of a decoder, or one for each of its U-Nets, instead of a generator: its variations are scored"
     )
@@ -33,6 +36,11 @@ class EvaluateConfig:
     )
     caption_field: str = caption_option()
     num_samples: int = option(256, "captions of data_dir to sample; fewer if it has fewer", needs=("data_dir",))
+    aspect_ratios: tuple[str, ...] = option(
+        ("1/1",),
+        "width / height of a latent cascade's samples, such as 1/1,2/1: each is scored by itself, with about as many "
+        "pixels as in training",
+    )
     progress: str = option("", "progress.csv of the training run, to plot; empty = no plots")
     report_dir: str = option("runs/report", "folder for report.md, scores.json and images")
     prompts_per_task: int = option(64, "captions per ShapeEval task", needs=("shapes_dir",))
@@ -93,6 +101,7 @@ class EvaluateInputs:
     sampler: SamplerConfig = section(SamplerConfig)
     guidance: GuidanceConfig = section(GuidanceConfig)
     upsamplers: UpsamplersConfig = section(UpsamplersConfig)
+    cascade: LatentCascadeConfig = section(LatentCascadeConfig)
     classifier: ClassifierConfig = section(ClassifierConfig)
     distributed: DistributedConfig = section(DistributedConfig)
 
@@ -105,6 +114,13 @@ class EvaluateInputs:
         decoder = self.evaluation.decoder_path
         if not model and not upsamplers and not decoder:
             raise InputError("there is nothing to evaluate: set --model_path, --upsampler_paths or --decoder_path")
+        if self.cascade.stage_b:
+            self._check_cascade()
+            return
+        if self.cascade != LatentCascadeConfig() or self.evaluation.aspect_ratios != EvaluateConfig.aspect_ratios:
+            raise InputError(
+                "settings of a latent cascade are given, but no stage B: set --stage_b, --stage_a and --model_path"
+            )
         if decoder:
             self._check_decoder()
             return
@@ -125,11 +141,24 @@ class EvaluateInputs:
         """A decoder is evaluated alone, and samples as its checkpoint says."""
         if self.evaluation.model_path or self.upsamplers.upsampler_paths:
             raise InputError("--decoder_path, and --model_path or --upsampler_paths: evaluate one of them at a time")
+        self._check_recorded("a decoder")
+
+    def _check_cascade(self) -> None:
+        """A latent cascade is evaluated alone, and samples as its checkpoints say, but for its own settings."""
+        others = self.evaluation.decoder_path or self.upsamplers.upsampler_paths or self.classifier.classifier_path
+        if others or not self.evaluation.model_path:
+            raise InputError(
+                "--stage_b needs stage C as --model_path, and no decoder, upsamplers or classifier: evaluate one of "
+                "them at a time"
+            )
+        self._check_recorded("a latent cascade")
+
+    def _check_recorded(self, what: str) -> None:
         if not self.evaluation.shapes_dir:
-            raise InputError("a decoder is scored on pictures of the shapes world: set --shapes_dir")
+            raise InputError(f"{what} is scored on pictures of the shapes world: set --shapes_dir")
         guidance = replace(self.guidance, guidance_scale=None)
         if self.sampler != SamplerConfig() or guidance != GuidanceConfig():
             raise InputError(
-                "a decoder samples as its checkpoint says: leave flags of the sampler and of the guidance out, except "
+                f"{what} samples as its checkpoint says: leave flags of the sampler and of the guidance out, except "
                 "--guidance_scale"
             )

@@ -15,12 +15,12 @@ def run(context: Context) -> Findings:
     sections: list[Section] = []
     scores, tables = {}, []
     for key, images in {"scores": stages[0], "scores upsampled": stages[-1]}.items():
-        upsampled = key != "scores"
-        if upsampled and len(stages) == 1:
+        which = "" if key == "scores" else "upsampled"
+        if which and len(stages) == 1:
             break
         report = evaluate_shapes(images, prompts)
         scores[key] = report.to_dict()
-        sections += [sample_section(images, prompts, upsampled), score_section(report, upsampled)]
+        sections += [sample_section(images, prompts, which), score_section(report, which)]
         tables.append(report.table())
     return Findings(sections, scores, "\n\n".join(tables))
 

@@ -12,6 +12,7 @@ from .editing import EDITING
 from .feature_metrics import FEATURE_METRICS
 from .guidance import GUIDANCE
 from .image_variations import IMAGE_VARIATIONS
+from .latent_cascade import LATENT_CASCADE
 from .retrieval import RETRIEVAL
 from .settings import EvaluateInputs
 from .shapes import SHAPES
@@ -31,6 +32,7 @@ EVALUATORS: dict[str, Evaluator] = {
         UPSAMPLING,
         EDITING,
         IMAGE_VARIATIONS,
+        LATENT_CASCADE,
         TRAINING_CURVES,
     )
 }
