@@ -23,11 +23,14 @@ from ..data.loader import DataConfig, Loader
 from ..data.order import streams_for
 from ..data.spec import CaptionSpec, ImageSpec, SampleSpec
 from ..distributed.parallel import build_shared
+from ..distributed.sharding import build_sharded
 from ..distributed.world import World
 from ..errors import InputError
 from ..images.transforms import Window
 from ..models.compiling import compile_training
 from ..models.layers import to_channels_last
+from ..models.precision import DTYPES, resolve_precision
+from ..models.units import parts_of
 from ..text.tokenizer import Tokenizer, TokenizerConfig, load_tokenizer
 from ..tracking.loader import fetch_source, source_path
 from ..tracking.tracker import Tracker
@@ -192,6 +195,9 @@ class TrainingRun(ABC):
             torch.manual_seed(self.training.seed)
             return kind.build(kind.settings_of(self), vocab_size, trainee)
 
+        if world and world.size > 1 and self.training.sharding.parallel != "ddp":
+            half = DTYPES.get(resolve_precision(self.training.precision, world.device))
+            return build_sharded(build, lambda network: parts_of(network, half), world, self.training.sharding)
         model = to_channels_last(build_shared(build, world) if world else build())
         if self.training.compile:
             compile_training(model)

@@ -1,7 +1,4 @@
-"""Data parallelism: modules whose gradients are averaged over ranks, and tensors that may be sharded.
-
-Norms and updates are right for sharded parameters; checkpoints of them are not supported yet.
-"""
+"""Data parallelism: modules whose gradients are averaged over ranks, and tensors that may be sharded."""
 
 from __future__ import annotations
 
@@ -45,7 +42,7 @@ class Replicas:
         return self.parallel(*arguments)
 
 
-def _is_sharded(tensor: Tensor) -> bool:
+def is_sharded(tensor: Tensor) -> bool:
     """Whether a tensor is a DTensor. Its module takes half a second to import; the code that shards imports it."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
@@ -53,13 +50,22 @@ def _is_sharded(tensor: Tensor) -> bool:
 
 def local(tensors: Iterable[Any]) -> list[Tensor]:
     """This rank's shard of each tensor: the tensor itself unless it is sharded. Shares its memory."""
-    return [tensor.to_local() if _is_sharded(tensor) else tensor for tensor in tensors]
+    return [tensor.to_local() if is_sharded(tensor) else tensor for tensor in tensors]
 
 
 def total_norm(gradients: Sequence[Tensor]) -> Tensor:
     """The 2-norm of all gradients together, over all shards: the same scalar on every rank."""
-    norm: Any = torch.nn.utils.get_total_norm(gradients)
-    return norm.full_tensor() if _is_sharded(norm) else norm
+    kinds = [[each for each in gradients if is_sharded(each) is sharded] for sharded in (True, False)]
+    norms: list[Any] = [torch.nn.utils.get_total_norm(kind) for kind in kinds if kind]
+    whole = [norm.full_tensor() if is_sharded(norm) else norm for norm in norms]
+    return whole[0] if len(whole) == 1 else torch.linalg.vector_norm(torch.stack(whole))
+
+
+def discard_gathered(module: nn.Module) -> None:
+    """Free the weights that a sharded module has gathered, so that it gathers them again after a change."""
+    for each in module.modules():
+        if reshard := getattr(each, "reshard", None):
+            reshard()
 
 
 def build_shared(build: Callable[[], nn.Module], world: World) -> nn.Module:

@@ -75,6 +75,9 @@ class Generator(nn.Module):
         Sampling calls this once, so that the text is not encoded again at every step. Raises InputError when the
         network requires captions and ``cond`` has none.
         """
+        return self._with_text(cond)
+
+    def _with_text(self, cond: Conditioning) -> Conditioning:
         if self.text_encoder is None or cond.text_states is not None:
             return cond
         if cond.tokens is None or cond.mask is None:
@@ -89,7 +92,7 @@ class Generator(nn.Module):
         Returns [N, C, H, W] float32, or [N, 2C, H, W] with a learned variance. Raises InputError for a missing
         condition and for an image size that the network does not support.
         """
-        cond = self.encode_text(cond or Conditioning())
+        cond = self._with_text(cond or Conditioning())
         if not self.config.is_upsampler:
             return self.unet(x, t, cond)
         low_res = upsample_low_res(cond, x.shape[2:])

@@ -36,6 +36,17 @@ def autocast_disabled(device: torch.device) -> contextlib.AbstractContextManager
     return torch.autocast(device.type, enabled=False)
 
 
+def full_precision_layers(network: nn.Module) -> set[nn.Module]:
+    """The modules of a network that compute without autocast, as their owners' ``full_precision`` names them."""
+    return {
+        layer
+        for module in network.modules()
+        for name in getattr(module, "full_precision", ())
+        if getattr(module, name) is not None
+        for layer in getattr(module, name).modules()
+    }
+
+
 def cast_weights(network: Module, dtype: torch.dtype) -> Module:
     """Convert, once, the weights that autocast to ``dtype`` converts at every use, because it keeps no copies of frozen
     ones: those of convolutions and linear layers. Returns the network, for use under the same autocast, with the same
@@ -44,13 +55,7 @@ def cast_weights(network: Module, dtype: torch.dtype) -> Module:
     A module that computes without autocast names such layers in ``full_precision``: they stay as they are, as do norms,
     embeddings and other parameters.
     """
-    kept = {
-        layer
-        for module in network.modules()
-        for name in getattr(module, "full_precision", ())
-        if getattr(module, name) is not None
-        for layer in getattr(module, name).modules()
-    }
+    kept = full_precision_layers(network)
     for module in network.modules():
         if isinstance(module, (nn.Linear, nn.Conv2d)) and module not in kept:
             module.to(dtype)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from ..distributed.parallel import local
+from ..distributed.parallel import discard_gathered, local
 
 
 def effective_rate(rate: float, step: int) -> float:
@@ -72,7 +72,8 @@ class Ema:
 
     @torch.no_grad()
     def _swap(self) -> None:
-        for name, average in self.averages.items():
-            kept = self.sources[name].clone()
-            self.sources[name].copy_(average)
+        discard_gathered(self.model)
+        for average, source in zip(local(self.averages.values()), local(self.sources.values()), strict=True):
+            kept = source.clone()
+            source.copy_(average)
             average.copy_(kept)

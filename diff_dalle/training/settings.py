@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..config import option
+from ..config import option, section
+from ..distributed.sharding import ShardingConfig
 from ..errors import InputError
 from ..models.precision import PRECISIONS
 from ..randomness import check_seeds
@@ -61,6 +62,7 @@ class TrainingConfig:
     keep_best: bool = option(
         False, "keep the weights with the lowest held-out loss as best.pt", free=True, needs=("val_data_dir",)
     )
+    sharding: ShardingConfig = section(ShardingConfig)
     max_bad_steps: int = option(20, "stop after this many consecutive steps with a non-finite gradient", free=True)
 
     def __post_init__(self):
@@ -75,6 +77,11 @@ class TrainingConfig:
             raise InputError("iterations, samples and hours are all 0, so the run would never end: set one of them")
         if self.resume_checkpoint and self.init_checkpoint:
             raise InputError("resume_checkpoint and init_checkpoint exclude each other: resume a run or start one")
+        if self.compile and self.sharding.parallel != "ddp":
+            raise InputError(
+                f"compile is True and parallel is {self.sharding.parallel}, but a network is compiled as one graph, which "
+                "gathering its weights block by block would break: leave one of them out"
+            )
         if self.init_exclude and not self.init_checkpoint:
             raise InputError("init_exclude is given without init_checkpoint, whose weights it excludes")
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from ..batch import Batch
 from ..checkpoints.content import check_like
-from ..distributed.parallel import Replicas, local, total_norm
+from ..distributed.parallel import Replicas, is_sharded, local, total_norm
+from ..distributed.sharding import Shards
 from ..distributed.world import World
 from ..errors import InputError
 from ..models.precision import autocast, resolve_precision
@@ -102,8 +103,11 @@ class Trainee:
             for part in task.parts
         }
         first, *others = task.parts
-        self.replicas = {
-            part: Replicas(self.task, each.parameters, world, init_sync=part == first)  # once for the whole task
+        self.is_sharded = any(map(is_sharded, self.task.parameters()))
+        self.replicas: dict[str, Replicas | Shards] = {
+            part: Shards(self.task, each.parameters, world)
+            if self.is_sharded
+            else Replicas(self.task, each.parameters, world, init_sync=part == first)  # once for the whole task
             for part, each in self.optimizations.items()
         }
         for part in others:

@@ -39,10 +39,15 @@ def make_pieces(positions, step, size=2):
 
 def run_job(tmp_path, body):
     """Two processes."""
+    return run_ranks_of(tmp_path, textwrap.dedent(body), 2)
+
+
+def run_ranks_of(tmp_path, body, size):
+    """What processes that run the preamble and ``body`` print."""
     script = tmp_path / "job.py"
-    script.write_text(PREAMBLE + textwrap.dedent(body))
+    script.write_text(PREAMBLE + body)
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PMI_", "OMPI_", "SLURM_"))}
-    result = run_ranks([str(script)], {**env, "OMP_NUM_THREADS": "1"})
+    result = run_ranks([str(script)], {**env, "OMP_NUM_THREADS": "1"}, size)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 

@@ -213,7 +213,7 @@ class DecoderUnet(nn.Module):
         condition and for an image size that the network does not support.
         """
         self.config.check_size(*x.shape[2:])
-        cond = self.encode_text(cond or Conditioning())
+        cond = self.conditions.project(cond or Conditioning())
         emb, tokens, middle_tokens = self.conditions(t, cond)
         images, low_res = [x], self._low_res(x, cond)
         if self.config.self_cond:

@@ -125,7 +125,7 @@ class LatentUnet(nn.Module):
         if control is not None and len(control) > c.residual_blocks:
             found = quantity(len(control), "control tensor")
             raise InputError(f"there are {found}, but the network has {quantity(c.residual_blocks, 'residual block')}")
-        cond = self.encode_text(cond or Conditioning())
+        cond = encode_captions(self.text_encoder, cond or Conditioning())
         tokens = None if self.condition_tokens is None else F.silu(self.condition_tokens(cond, len(x)))
         context, controls = Context(self._embed(t, cond), tokens, cond.dropout_keys), iter(control or ())
         h = F.pixel_unshuffle(x, c.patch_size).contiguous(memory_format=torch.channels_last)
