@@ -26,7 +26,13 @@ from ..errors import InputError, quantity
 from .content import DamagedError, check_archive, check_header, check_state
 
 FORMAT = 1
-ROLES = {"model": "a model's weights", "ema": "EMA weights", "optimizer": "an optimizer's state"}
+ROLES = {
+    "model": "a model's weights",
+    "ema": "EMA weights",
+    "optimizer": "an optimizer's state",
+    "sharded": "the index of a sharded checkpoint",
+}
+INDEX = "index.pt"  # of a sharded checkpoint, a folder; see shards.py
 SHOWN_NAMES = 8  # parameters listed in a message
 _WRITTEN = {"format", "role", "step", "samples", "kind", "config", "tokenizer", "state"}
 
@@ -119,6 +125,11 @@ def load_file(path: str, roles: tuple[str, ...] = ("model", "ema"), values: bool
     compares all of it with its checksums. Raises DamagedError when it is missing, damaged or foreign, and InputError
     when it has none of the ``roles``.
     """
+    if not path.endswith(".pt") and storage.exists(storage.join(path, INDEX)):
+        raise InputError(
+            f"{path} is a sharded checkpoint: make ordinary files of it by scripts/consolidate.py --model_path {path}, "
+            "and give one of them"
+        )
     content, size = read_archive(path, values)
     if isinstance(content, dict) and "bundle" in content:
         raise InputError(f"{path} holds a whole run, not one network: give it to tracking.load, or a model….pt here")

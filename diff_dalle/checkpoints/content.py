@@ -122,7 +122,7 @@ def check_state(content: Mapping[str, Any], path: str, size: int) -> None:
             raise DamagedError(f"{path} is damaged: its state holds {short(value)}, which is no tensor of plain values")
     if total > size:
         raise DamagedError(f"{path} is damaged: it has {size:,} bytes, but its tensors would need {total:,}")
-    if content["role"] == "optimizer":
+    if content["role"] not in ("model", "ema"):
         return
     for name, value in content["state"].items():
         if type(name) is not str or type(value) is not Tensor:
@@ -135,7 +135,7 @@ def check_like(own: Any, given: Any, name: str) -> None:
     if isinstance(own, torch.optim.Optimizer):
         _check_optimizer(own, given, name)
     elif isinstance(own, Tensor):
-        if not is_whole(given) or given.shape != own.shape or given.dtype != own.dtype:
+        if not _is_tensor(given) or given.shape != own.shape or given.dtype != own.dtype:
             raise InputError(f"{name} is {short(given)}, but must be {short(own)}")
     elif isinstance(own, Mapping):
         if not isinstance(given, Mapping) or given.keys() != own.keys():
@@ -170,11 +170,30 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, given: Any, name: str) ->
             raise InputError(f"{name}.state[{number}] is {short(entry)}, but must be a mapping")
         for key, value in entry.items():
             where = f"{name}.state[{number}].{key}"
-            if not is_whole(value) or value.shape not in (parameters[number].shape, torch.Size()):
+            if not _is_tensor(value) or value.shape not in (parameters[number].shape, torch.Size()):
                 shape = tuple(parameters[number].shape)
                 raise InputError(f"{where} is {short(value)}, but must be a number or a tensor of shape {shape}")
-            if key == "step" and not (value.ndim == 0 and 0 <= float(value) < math.inf):
-                raise InputError(f"{where} must be one number that is finite and not negative")
+            if key == "step" and not value.is_meta:
+                _check_step(value, where)
+
+
+def check_steps(optimizer: Mapping[str, Any], path: str) -> None:
+    """DamagedError unless an optimizer's state counts possible numbers of updates."""
+    for number, entry in optimizer["state"].items():
+        try:
+            _check_step(entry["step"], f"state[{number}].step")
+        except InputError as error:
+            raise DamagedError(f"{path} is damaged: its {error}") from None
+
+
+def _check_step(value: Tensor, where: str) -> None:
+    if not (value.ndim == 0 and 0 <= float(value) < math.inf):
+        raise InputError(f"{where} must be one number that is finite and not negative")
+
+
+def _is_tensor(value: Any) -> bool:
+    """Whether a value is an ordinary tensor, or stands for one whose values are elsewhere."""
+    return isinstance(value, Tensor) and (value.is_meta or is_whole(value))
 
 
 def _parameters(group: Any) -> int:

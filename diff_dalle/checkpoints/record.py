@@ -17,6 +17,7 @@ from .content import MAX_COUNT, is_plain, leaves_of
 RECORD = "run.json"
 MAX_BYTES = 64 * 2**20  # 100,000 checkpoints have half of it
 _FILE = re.compile(r"\w[\w.+-]*\.pt", re.ASCII)  # a plain name: never a path, which could leave the folder
+_FOLDER = re.compile(r"\w[\w+-]*", re.ASCII)  # likewise
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -28,6 +29,7 @@ class CheckpointSet:
            roles have a prefix, ``NAME/model``.
     batch: samples per step, those of all processes; 0 = written by an earlier version, which did not say.
     data:  {"digest", "totals"} of the shards, by "data_dir" and "val_data_dir".
+    folder: of a sharded checkpoint, which ``files`` can be made of; "" = the files themselves are the checkpoint.
     """
 
     step: int
@@ -35,6 +37,7 @@ class CheckpointSet:
     files: dict[str, str]
     batch: int = 0
     data: dict[str, dict[str, str]] = field(default_factory=dict)
+    folder: str = ""
 
 
 @dataclass
@@ -120,6 +123,7 @@ def _checkpoint_set(entry: Any, path: str) -> CheckpointSet:
             raise InputError(
                 f"{path} names the checkpoint file {name[:80]!r}, which is no plain name: choose another --logdir"
             )
+    _require(type(found.folder) is str and (not found.folder or bool(_FOLDER.fullmatch(found.folder))))
     for shards in found.data.values():
         _require(_is_mapping(shards, str) and shards.keys() == {"digest", "totals"})
         _require(bool(_DIGEST.fullmatch(shards["digest"])))

@@ -18,10 +18,13 @@ from typing import Any
 from .. import storage
 from ..config import differences
 from ..data.fingerprint import Fingerprint, changes
+from ..distributed.world import World
 from ..errors import InputError
-from .checkpoint import Identity, load_file, save_file
+from .checkpoint import INDEX, Identity, load_file, save_file
+from .content import DamagedError
 from .record import RECORD, CheckpointSet, Record, load_record, save_record
 from .run_lock import RunLock
+from .shards import ROLE, ShardedFolder, is_sharded_folder, temporary_file
 
 MAX_LIST = 2**28  # bytes of a list of shards; 10^6 of them have a quarter
 
@@ -66,6 +69,10 @@ class RunFolder:
         key = f"{trainee}/{role}" if trainee else role
         if key not in entry.files:
             raise InputError(f"the checkpoint of step {entry.step} in {self.path} has no {key}")
+        if entry.folder:
+            folder = self.sharded(entry)
+            with temporary_file(self.path) as file:
+                return {**folder.content, "role": role.partition("_")[0], "state": folder.read(key, file)}, folder.path
         path = storage.join(self.path, entry.files[key])
         content = load_file(path, (role.partition("_")[0],), values=True)
         if content["trainee"] not in ("", trainee):  # files of earlier versions carry no name
@@ -88,20 +95,62 @@ class RunFolder:
         batch:  samples per step, those of all processes.
         """
         self._check_lock()
-        files = {}
+        files = {key: file_name(key, step) for key in states}
         for key, state in states.items():
             trainee, _, role = key.rpartition("/")
-            stem = {"model": "model", "optimizer": "opt"}.get(role, f"{role}_")
-            files[key] = f"{trainee + '_' if trainee else ''}{stem}{step:06d}.pt"
             save_file(storage.join(self.path, files[key]), role, self.identity, step, samples, state, trainee)
-        earlier = [entry for entry in self.checkpoints if entry.step < step]
-        self.checkpoints = [*earlier, CheckpointSet(step, samples, files, batch, self._save_data())]
+        self._add(CheckpointSet(step, samples, files, batch, self._save_data()), keep, is_backup)
+
+    def save_sharded(
+        self,
+        world: World,
+        step: int,
+        samples: int,
+        states: Mapping[str, dict],
+        keep: int = 0,
+        is_backup: Callable[[int], bool] = lambda step: False,
+        batch: int = 0,
+    ) -> None:
+        """``save`` of states whose tensors may be sharded, into a folder (see shards.py). Every rank calls it.
+        InputError, on all ranks, when one of them cannot write."""
+        from .sharded_io import save_sharded
+
+        folder = f"sharded{step:06d}"
+        path, files = storage.join(self.path, folder), {key: file_name(key, step) for key in states}
+
+        def write_index(state: dict) -> None:
+            save_file(storage.join(path, INDEX), ROLE, self.identity, step, samples, state)
+
+        def add() -> None:
+            self._add(CheckpointSet(step, samples, files, batch, self._save_data(), folder), keep, is_backup)
+
+        world.on_main(self._check_lock)
+        save_sharded(path, states, world, write_index)
+        world.on_main(add)
+
+    def _add(self, entry: CheckpointSet, keep: int, is_backup: Callable[[int], bool]) -> None:
+        """Record a checkpoint whose files are complete, and drop those that are not kept."""
+        self.checkpoints = [*(each for each in self.checkpoints if each.step < entry.step), entry]
         dropped = [each for each in self.checkpoints[:-keep] if not is_backup(each.step)] if keep > 0 else []
         self.checkpoints = [each for each in self.checkpoints if each not in dropped]
         self.write_record()
         kept = {name for other in self.checkpoints for name in other.files.values()}
-        for path in (storage.join(self.path, name) for old in dropped for name in {*old.files.values()} - kept):
-            _remove(path)
+        for old in dropped:
+            for name in {*old.files.values()} - kept:
+                _remove(storage.join(self.path, name))
+            self._remove_folder(old)
+
+    def _remove_folder(self, entry: CheckpointSet) -> None:
+        if entry.folder:
+            storage.remove_folder(storage.join(self.path, entry.folder))
+
+    def sharded(self, entry: CheckpointSet) -> ShardedFolder:
+        """The folder of a sharded checkpoint. DamagedError when it cannot be read."""
+        folder = ShardedFolder(storage.join(self.path, entry.folder))
+        missing = entry.files.keys() - folder.states.keys()
+        if missing or folder.content["step"] != entry.step:
+            raise DamagedError(f"{folder.path} is not the checkpoint of step {entry.step:,} of {self.path}")
+        return folder
 
     def _check_lock(self) -> None:
         if self.lock is not None:
@@ -166,6 +215,13 @@ class RunFolder:
         self.write_record()
 
 
+def file_name(key: str, step: int) -> str:
+    """The name of the file with a state. key: its role, prefixed by the trainee's name in a run of several."""
+    trainee, _, role = key.rpartition("/")
+    stem = {"model": "model", "optimizer": "opt"}.get(role, f"{role}_")
+    return f"{trainee + '_' if trainee else ''}{stem}{step:06d}.pt"
+
+
 def _list_name(digest: str) -> str:
     return f"data-{digest[:16]}.jsonl"
 
@@ -194,6 +250,7 @@ def discard_run(path: str) -> None:
     for entry in run.checkpoints:
         for name in run.names_of(entry):
             _remove(storage.join(path, name))
+        run._remove_folder(entry)
     for trainee in run.best:
         _remove(storage.join(path, best_file(trainee)))
     _remove(storage.join(path, RECORD))
@@ -242,7 +299,9 @@ def open_run(path: str, identity: Identity, config_class: type) -> RunFolder:
 
 def find_set(path: str) -> tuple[RunFolder, CheckpointSet]:
     """The complete checkpoint that the file ``path`` belongs to, for ``--resume_checkpoint``."""
-    content = load_file(path, roles=("model", "ema", "optimizer"))
+    path = path.rstrip("/")
+    sharded = is_sharded_folder(path)
+    content = ShardedFolder(path).content if sharded else load_file(path, roles=("model", "ema", "optimizer"))
     run = read_run(os.path.dirname(path) or ".")
     if run is None:
         raise InputError(

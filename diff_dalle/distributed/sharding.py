@@ -40,10 +40,16 @@ class ShardingConfig:
         needs=_SHARDED,
     )
     forward_prefetch: int = option(
-        0, "blocks to gather ahead in the forward pass; 0 = the next one, as torch does by itself", free=True, needs=_SHARDED
+        0,
+        "blocks to gather ahead in the forward pass; 0 = the next one",
+        free=True,
+        needs=_SHARDED,
     )
     backward_prefetch: int = option(
-        0, "blocks to gather ahead in the backward pass; 0 = the next one, as torch does by itself", free=True, needs=_SHARDED
+        0,
+        "blocks to gather ahead in the backward pass; 0 = the next one",
+        free=True,
+        needs=_SHARDED,
     )
 
     def __post_init__(self):
@@ -78,7 +84,7 @@ class Parts:
     half:    what the weights of blocks are gathered in; None = fp32.
     """
 
-    blocks: Sequence[nn.Module]
+    blocks: Sequence[Any]
     full: set[nn.Module]
     methods: Sequence[str]
     half: torch.dtype | None
@@ -141,7 +147,7 @@ def _mesh(groups: list[list[int]], device: str) -> Any:
     return DeviceMesh(device, groups, mesh_dim_names=("copy", "shard"))
 
 
-def place(target: Tensor, whole: Tensor | None, world: World) -> None:
+def place(target: Any, whole: Tensor | None, world: World) -> None:
     """Overwrite ``target``, a tensor that may be sharded, with rank 0's ``whole``; of the same shape and dtype."""
     sent = torch.empty(target.shape, dtype=target.dtype, device=world.device)
     if whole is not None:
@@ -167,7 +173,7 @@ class Shards:
 
     def __init__(self, module: nn.Module, parameters: Iterable[nn.Parameter], world: World):
         self.module, self.world, self.sync = module, world, True
-        self.networks = [each for each in module.modules() if hasattr(each, "set_requires_gradient_sync")]
+        self.networks: list[Any] = [each for each in module.modules() if hasattr(each, "set_requires_gradient_sync")]
         for parameter in parameters:
             if not is_sharded(parameter):
                 parameter.register_post_accumulate_grad_hook(self._average)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..errors import redact
+from ..errors import InputError, redact
 
 BROADCAST_BYTES = 2**28  # of one message: backends count the elements of a message in 32 bits
 
@@ -94,6 +94,18 @@ class World:
         for piece in data.split(BROADCAST_BYTES):
             torch.distributed.broadcast(piece, src=0)
         return value if self.is_main else pickle.loads(data.numpy().data)  # from our own rank 0, not from a file
+
+    def on_main(self, call: Callable[[], object]) -> None:
+        """``call()`` on rank 0. InputError on every rank when it raises one there."""
+        problem: InputError | None = None
+        if self.is_main:
+            try:
+                call()
+            except InputError as error:
+                problem = error
+        text = self.broadcast(problem and str(problem))
+        if text is not None:
+            raise problem or InputError(text)
 
     def gather(self, value) -> list:
         """Every rank's ``value`` in rank order, on every rank."""

@@ -55,8 +55,8 @@ def units_of(network: nn.Module) -> Units:
     found = next((UNITS[each] for each in type(network).__mro__ if each in UNITS), None)
     if found is None:
         raise InputError(
-            f"a {type(network).__name__} is not made of blocks that can be gathered one by one, so its weights cannot be "
-            "sharded: set --parallel ddp, with which each process has all of them"
+            f"a {type(network).__name__} is not made of blocks that can be gathered one by one, so its weights cannot "
+            "be sharded: set --parallel ddp, with which each process has all of them"
         )
     return found
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -55,6 +56,7 @@ __all__ = [
     "read_text",
     "reads_by_offset",
     "remove",
+    "remove_folder",
     "scheme",
     "size_and_tag",
     "split",
@@ -181,6 +183,16 @@ def make_dirs(folder: str):
 
 def remove(path: str):
     _repeated(path, lambda: _backend(path).remove(path))
+
+
+def remove_folder(folder: str):
+    """Remove a folder with all its files, if it exists."""
+    if is_remote(folder):
+        for path in list_files(folder, recursive=True):
+            remove(path)
+    elif exists(folder):
+        with explained(folder):
+            shutil.rmtree(local_path(folder))
 
 
 _swept: set[str] = set()  # folders where this process looked for temporaries of dead ones

@@ -88,10 +88,12 @@ class TrainLoop:
         best = self._is_best()
         if best:
             self.run_folder.lowest_loss = self.loss
-        if self.world.is_main:
-            batch = self.config.batch_size * self.world.size
-            kept = self.config.keep_checkpoints, self.config.backs_up_at
-            self.run_folder.save(self.step, self.samples, states, *kept, batch)
+        batch = self.config.batch_size * self.world.size
+        saved = self.step, self.samples, states, self.config.keep_checkpoints, self.config.backs_up_at, batch
+        if any(trainee.is_sharded for trainee in self.trainees):
+            self.run_folder.save_sharded(self.world, *saved)
+        elif self.world.is_main:
+            self.run_folder.save(*saved)
         self.saved_step = self.step
         if tracker is not None:
             names = tuple(trainee.name for trainee in self.trainees)

@@ -10,10 +10,12 @@ from .. import storage
 from ..checkpoints.checkpoint import Identity, check_patterns, check_weights, load_file, load_weights, networks_in
 from ..checkpoints.content import DamagedError
 from ..checkpoints.run_folder import CheckpointSet, RunFolder, find_set
+from ..checkpoints.shards import ShardedFolder
 from ..checkpoints.sharing import share_state, share_tensors
 from ..distributed.world import World
 from ..errors import InputError, quantity, redact
 from .settings import TrainingConfig
+from .sharded_restoring import check_sharded, contents_of, load_trainee, place_weights
 from .trainee import Trainee
 
 
@@ -25,6 +27,7 @@ class Start:
 
     def __init__(self, config: TrainingConfig, trainees: Sequence[Trainee], run: RunFolder, world: World):
         self.config, self.trainees, self.run, self.world = config, trainees, run, world
+        self.sharded = any(trainee.is_sharded for trainee in trainees)
         self.step = self.samples = 0
 
     def restore(self) -> None:
@@ -87,11 +90,13 @@ class Start:
 
     def _load_set(self, run: RunFolder, entry: CheckpointSet) -> None:
         """Load a checkpoint of this run or another. DamagedError, on every rank, when a file cannot be read."""
-        files, problem = {}, None
+        files: dict[tuple[str, str], tuple[dict[str, Any], str]] = {}
+        folder, problem = None, None
         if self.world.is_main:
             self._check_identity(run.identity, run.path)
             try:
-                for trainee in self.trainees:
+                folder = run.sharded(entry) if entry.folder and self.sharded else None
+                for trainee in self.trainees if folder is None else ():
                     for role in ("model", *(ema.role for ema in trainee.emas), "optimizer"):
                         files[trainee.name, role] = run.load(entry, trainee.name, role)
             except DamagedError as error:
@@ -104,6 +109,9 @@ class Start:
             self._check_data(run, entry)
         for trainee in self.trainees:
             state = None
+            if trainee.is_sharded:
+                self._load_sharded(trainee, run, files, folder)
+                continue
             if self.world.is_main:
                 content, path = files[trainee.name, "model"]
                 load_weights(trainee.task.model, content, path)
@@ -118,6 +126,19 @@ class Start:
             trainee.load_optimizer(share_state(self.world, state))
         self.step, self.samples = entry.step, entry.samples
         self.world.print(f"Resuming at step {self.step:,} ({quantity(self.samples, 'sample')}) of {run.path}")
+
+    def _load_sharded(
+        self, trainee: Trainee, run: RunFolder, files: Mapping[tuple[str, str], Any], folder: ShardedFolder | None
+    ) -> None:
+        """files, folder: on rank 0, the contents of ordinary files by trainee and role, or a sharded checkpoint."""
+        contents: dict[str, tuple[dict[str, Any], str]] | None = None
+        if self.world.is_main:
+            contents = contents_of(folder, trainee) if folder else {}
+            contents |= {role: found for (name, role), found in files.items() if name == trainee.name}
+            check_sharded(trainee, contents)
+            content, path = contents["optimizer"]
+            self._check_optimizer(trainee, content["state"], path, run)
+        load_trainee(trainee, contents, self.world.broadcast(folder), self.world)
 
     def _changed_settings(self, run: RunFolder) -> str:
         return redact(", ".join(self.run.changed_settings(run)))
@@ -166,16 +187,26 @@ class Start:
     def _start_from_weights(self, paths: Sequence[str]) -> None:
         """Initialize each trainee from the file that carries its name; in a run of one, from the only file."""
         exclude = self.config.init_exclude
+        taken: dict[str, tuple[list[str], Mapping[str, Any] | None]] = {}
         if self.world.is_main:
             found = self._files_of_trainees(paths)
             own = [trainee.task.model.state_dict() for trainee, _, _ in found]
             names = [name for state in (*own, *(file["state"] for _, file, _ in found)) for name in state]
             check_patterns(exclude, names, ", ".join(paths))
             for trainee, content, path in found:
-                loaded = load_weights(trainee.task.model, content, path, exclude)
-                for ema in trainee.emas:
-                    ema.load_state({**ema.state(), **{key: content["state"][key] for key in loaded.taken}})
+                if trainee.is_sharded:
+                    loaded = check_weights(trainee.task.model, content, path, exclude)
+                    taken[trainee.name] = loaded.taken, content["state"]
+                else:
+                    loaded = load_weights(trainee.task.model, content, path, exclude)
+                    for ema in trainee.emas:
+                        ema.load_state({**ema.state(), **{key: content["state"][key] for key in loaded.taken}})
                 self.world.print(f"Starting from the weights of {path}: {loaded}")
+        if self.sharded:
+            for name, names in self.world.broadcast({name: names for name, (names, _) in taken.items()}).items():
+                trainee = next(each for each in self.trainees if each.name == name)
+                place_weights(trainee, names, taken[name][1] if self.world.is_main else None, self.world)
+            return
         for trainee in self.trainees:
             self._share_weights(trainee)
 

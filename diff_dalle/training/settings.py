@@ -79,8 +79,8 @@ class TrainingConfig:
             raise InputError("resume_checkpoint and init_checkpoint exclude each other: resume a run or start one")
         if self.compile and self.sharding.parallel != "ddp":
             raise InputError(
-                f"compile is True and parallel is {self.sharding.parallel}, but a network is compiled as one graph, which "
-                "gathering its weights block by block would break: leave one of them out"
+                f"compile is True and parallel is {self.sharding.parallel}, but a network is compiled as one graph, "
+                "which gathering its weights block by block would break: leave one of them out"
             )
         if self.init_exclude and not self.init_checkpoint:
             raise InputError("init_exclude is given without init_checkpoint, whose weights it excludes")

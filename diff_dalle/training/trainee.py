@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..batch import Batch
 from ..checkpoints.content import check_like
+from ..checkpoints.shards import replaced
 from ..distributed.parallel import Replicas, is_sharded, local, total_norm
 from ..distributed.sharding import Shards
 from ..distributed.world import World
@@ -104,6 +105,11 @@ class Trainee:
         }
         first, *others = task.parts
         self.is_sharded = any(map(is_sharded, self.task.parameters()))
+        if self.is_sharded and others:
+            raise InputError(
+                f"the task has {len(task.parts)} optimizers, whose gradients cannot be reduced separately when weights "
+                "are sharded: set --parallel ddp"
+            )
         self.replicas: dict[str, Replicas | Shards] = {
             part: Shards(self.task, each.parameters, world)
             if self.is_sharded
@@ -226,6 +232,25 @@ class Trainee:
             entry["parts"] = {part: state_of(self.optimizations[part]) for part in others}
             entry["modules"] = {name: module.state_dict() for name, module in self._beside_model()}
         return entry
+
+    def empty_optimizer(self, outline: Mapping[str, Any]) -> dict[str, Any]:
+        """The "optimizer" entry of ``states`` of a trainee with one optimizer, whose tensors are to be filled; those of
+        a sharded parameter are sharded likewise. outline: such an entry, with the shapes and types of the tensors."""
+        optimizer = self.optimizations[self.task.parts[0]].optimizer
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+        def empty(given: Tensor) -> Tensor:
+            return torch.empty(given.shape, dtype=given.dtype, device=self.world.device)
+
+        def like(parameter: Tensor, given: Tensor) -> Tensor:
+            return torch.empty_like(parameter, dtype=given.dtype) if given.shape == parameter.shape else empty(given)
+
+        found = replaced({**outline, "optimizer": {**outline["optimizer"], "state": {}}}, empty)
+        found["optimizer"]["state"] = {
+            number: {name: like(parameters[number], given) for name, given in entry.items()}
+            for number, entry in outline["optimizer"]["state"].items()
+        }
+        return found
 
     def check_optimizer(self, state: Mapping[str, Any], path: str) -> None:
         """InputError, which names the file, when ``load_optimizer`` cannot restore its state."""

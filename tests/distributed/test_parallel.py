@@ -18,7 +18,7 @@ from diff_dalle.randomness import Draw
 from diff_dalle.tasks.denoising import DenoisingConfig, DenoisingTask
 from diff_dalle.training.optim import OptimConfig
 from diff_dalle.training.trainee import Trainee
-from network_making import VOCABULARY, make_generator
+from network_making import VOCABULARY, make_generator, randomize
 
 CONFIG = OptimConfig(lr=1e-2, ema_rate=(0.5,), grad_clip=0.5)
 
