@@ -9,6 +9,7 @@ from diff_dalle.checkpoints.shards import numbered
 from diff_dalle.distributed.parallel import is_sharded
 from diff_dalle.distributed.sharding import ShardingConfig, build_sharded
 from diff_dalle.models.precision import DTYPES
+from diff_dalle.models.text_encoder import TextEncoderConfig
 from diff_dalle.models.units import parts_of
 from diff_dalle.training.loop import TrainLoop
 from diff_dalle.training.settings import TrainingConfig
@@ -16,7 +17,8 @@ from diff_dalle.training.settings import TrainingConfig
 SLOW = dataclasses.replace(CONFIG, lr=1e-3)
 
 def make_network():
-    return make_generator(use_checkpoint=True, dropout=0.1)
+    text = TextEncoderConfig(enc_attn_dim=12, enc_depth=1, enc_heads=3, text_length=10)
+    return make_generator(text, channel_mult=(1,), attention_resolutions=(16,), use_checkpoint=True, dropout=0.1)
 
 def make_task(model):
     process = create_gaussian_diffusion(DiffusionConfig(50, "cosine"))
@@ -29,7 +31,7 @@ def make_sharded(build, world, mode="fsdp", precision="fp32", **settings):
 def train(trainee, world, steps=20):
     rows = []
     for step in range(steps):
-        trainee.update(make_pieces(range(world.rank, 8, world.size), step, 1), step)
+        trainee.update(make_pieces(range(world.rank, 8, world.size), step, 4 // world.size), step)
         found = trainee.scalars()
         rows.append((found["loss"], found["grad_norm"]))
     return torch.tensor(rows, dtype=torch.float64)
