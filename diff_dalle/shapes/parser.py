@@ -69,11 +69,15 @@ def templates(height: int = SIDE, width: int = SIDE) -> Templates:
     names, geometry, masks = [], [], []
     for shape, size in itertools.product(SHAPES, SIZES):
         half_width = SIZES[size] * SIDE
-        across, down = (np.arange(np.floor(half_width), np.ceil(side - half_width) + 1) for side in (width, height))
+        reach = math.ceil(half_width)
+        drawn = coverage(shape, half_width, reach, reach, 2 * reach, 2 * reach)  # the same around every whole pixel
+        across, down = (range(math.floor(half_width), side - math.floor(half_width) + 1) for side in (width, height))
         for x, y in itertools.product(across, down):
             names.append((shape, size))
             geometry.append((x, y, half_width))
-            masks.append(coverage(shape, half_width, x, y, height, width).ravel())
+            canvas = np.zeros((height + 2 * reach, width + 2 * reach), dtype=np.float32)
+            canvas[y : y + 2 * reach, x : x + 2 * reach] = drawn
+            masks.append(canvas[reach:-reach, reach:-reach].ravel())
     stacked, placed = torch.from_numpy(np.stack(masks)), torch.tensor(geometry, dtype=torch.float32)
     return Templates(height, width, stacked, stacked.square().sum(1), placed[:, :2], placed[:, 2], tuple(names))
 

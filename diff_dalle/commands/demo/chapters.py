@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...config import lookup, option
+from .cascade import CASCADE
 from .contract import Chapter
 from .decoder import DECODER
 from .generator import GENERATOR
 
-CHAPTERS: dict[str, Chapter] = {chapter.name: chapter for chapter in (GENERATOR, DECODER)}
+CHAPTERS: dict[str, Chapter] = {chapter.name: chapter for chapter in (GENERATOR, DECODER, CASCADE)}
 _WHAT = "; ".join(
     f"{each.name}: {each.trains} ({each.minutes[0]} minutes on two cores, {each.minutes[1]} with --quick)"
     for each in CHAPTERS.values()

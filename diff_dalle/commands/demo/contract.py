@@ -5,10 +5,12 @@ To add a chapter: a file in this folder with a ``Chapter``, and a line in ``chap
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,11 +36,48 @@ class Demo:
 
     def run(self, script: str, *flags: object) -> None:
         """Print a command and run it. InputError when it fails."""
-        command = ["python", f"scripts/{script}", *map(str, flags)]
+        command = _command(script, flags)
         print(f"\n$ {shlex.join(command)}", flush=True)
-        result = subprocess.run([sys.executable, *command[1:]], cwd=self.checkout)
-        if result.returncode:
-            raise InputError(f"the demo stopped, because this command failed: {shlex.join(command)}")
+        if subprocess.run([sys.executable, *command[1:]], cwd=self.checkout).returncode:
+            raise _failed(command)
+
+    def run_beside(self, first: Sequence[object], second: Sequence[object], log: Path) -> None:
+        """Run two commands, each a script and its flags, at the same time, on half of the cores each: small networks do
+        not use many cores well. The second one's output goes to the file ``log``. InputError when one fails, which ends
+        the other."""
+        commands = [_command(str(each[0]), each[1:]) for each in (first, second)]
+        print(f"\n$ {shlex.join(commands[0])}\n$ {shlex.join(commands[1])}  # beside it; see {log}", flush=True)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // 2))}
+        with log.open("w") as file:
+            running = [
+                subprocess.Popen(
+                    [sys.executable, *command[1:]],
+                    cwd=self.checkout,
+                    env={**os.environ, **threads},
+                    stdout=out,
+                    stderr=out,
+                )
+                for command, out in zip(commands, (None, file), strict=True)
+            ]
+            try:
+                while None in (codes := [process.poll() for process in running]) and not any(codes):
+                    time.sleep(0.2)
+            finally:
+                for process in running:
+                    process.terminate()
+                    process.wait()
+        for command, code in zip(commands, codes, strict=True):
+            if code:
+                raise _failed(command)
+
+
+def _command(script: str, flags: Sequence[object]) -> list[str]:
+    return ["python", f"scripts/{script}", *map(str, flags)]
+
+
+def _failed(command: list[str]) -> InputError:
+    return InputError(f"the demo stopped, because this command failed: {shlex.join(command)}")
 
 
 @dataclass(frozen=True)
