@@ -44,6 +44,11 @@ class LatentUnetConfig:
     up_repeats: tuple[int, ...] = option((1, 1), "passes through each level on the way up, deepest level first")
     dropout: tuple[float, ...] = option((0.0, 0.0), "dropout rate in the blocks C and F of each level")
     kernel_size: int = option(3, "kernel size of the depthwise convolutions; odd")
+    coordinates: bool = option(
+        False,
+        "give the input layer the position of each patch too, x and y from -1 to 1 (Liu et al. 2018): a network of few "
+        "layers learns sooner where things belong",
+    )
     cond_width: int = option(1280, "width of the condition tokens")
     vector_tokens: int = option(4, "condition tokens made from each vector: pooled text, image embedding")
     time_width: int = option(64, "width of the embeddings of the noise condition and of each micro-condition")

@@ -56,7 +56,8 @@ class LatentUnet(nn.Module):
         self.config = config
         c, widths, deepest = config, config.widths, config.depth - 1
         patch = c.channels * c.patch_size**2
-        self.in_conv, self.in_norm = xavier(nn.Conv2d(patch, widths[0], 1), STEM_GAIN), ChannelNorm(widths[0])
+        self.in_conv = xavier(nn.Conv2d(patch + 2 * c.coordinates, widths[0], 1), STEM_GAIN)
+        self.in_norm = ChannelNorm(widths[0])
         self.condition_tokens = ConditionTokens(c) if c.has_tokens else None
         self.down_blocks = nn.ModuleList(self._blocks(i, c.down_blocks[i], 0) for i in range(c.depth))
         self.down_repeats = nn.ModuleList(_between(widths[i], c.down_repeats[i]) for i in range(c.depth))
@@ -129,6 +130,8 @@ class LatentUnet(nn.Module):
         tokens = None if self.condition_tokens is None else F.silu(self.condition_tokens(cond, len(x)))
         context, controls = Context(self._embed(t, cond), tokens, cond.dropout_keys), iter(control or ())
         h = F.pixel_unshuffle(x, c.patch_size).contiguous(memory_format=torch.channels_last)
+        if c.coordinates:
+            h = torch.cat([h, _coordinates(h)], 1)
         h = self.add_maps(self.in_norm(self.in_conv(h)), cond)
         skips: list[Tensor] = []
         for level, (blocks, repeats) in enumerate(zip(self.down_blocks, self.down_repeats, strict=True)):
@@ -150,6 +153,13 @@ class LatentUnet(nn.Module):
         zeros = torch.zeros_like(t, dtype=torch.float32)
         values = [t, *(cond.extra.get(name, zeros) for name in self.config.micro_conditions)]
         return torch.stack([noise_embedding(value, self.config.time_width) for value in values], 1)
+
+
+def _coordinates(h: Tensor) -> Tensor:
+    """[N, 2, H, W]: x and y of every position of a feature map, from -1 at one edge to 1 at the other."""
+    down, across = ((2 * torch.arange(side, device=h.device, dtype=h.dtype) + 1) / side - 1 for side in h.shape[2:])
+    found = torch.stack(torch.meshgrid(across, down, indexing="xy"))
+    return found.expand(len(h), -1, -1, -1)
 
 
 def _between(width: int, passes: int) -> nn.ModuleList:

@@ -40,7 +40,7 @@ OTHER = {
     "up_blocks": (1, 3), "down_repeats": (1, 2), "up_repeats": (1, 1), "dropout": (0.5, 0.0), "kernel_size": 5,
     "cond_width": 7, "vector_tokens": 3, "time_width": 8, "micro_conditions": ("x", "y", "z"), "text": own_text(C).text,
     "pooled_width": 0, "use_checkpoint": True, "semantic_channels": 4, "pixel_channels": 0, "switch_level": (False,),
-    "text_width": 0, "image_width": 0,
+    "text_width": 0, "image_width": 0, "coordinates": True,
 }  # fmt: skip
 
 
@@ -398,6 +398,19 @@ def test_a_network_without_conditions_needs_none():
 
 
 # ------------------------------------------------------------------------------------------ samples, dropout, precision
+
+
+def test_coordinates_are_those_of_the_patches():
+    """x and y of each patch's center, of an input of any size, in the last two channels of the input layer."""
+    network, seen = make(replace(C, coordinates=True)), []
+    hook = network.in_conv.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    cond = conditioning(C)
+    run(network, cond, (4, 6))
+    hook.remove()
+    x, y = seen[0][:, -2], seen[0][:, -1]
+    height, width = x.shape[1:]
+    assert torch.allclose(x, torch.linspace(1 / width - 1, 1 - 1 / width, width).expand_as(x), atol=1e-6)
+    assert torch.allclose(y, torch.linspace(1 / height - 1, 1 - 1 / height, height)[:, None].expand_as(y), atol=1e-6)
 
 
 @BOTH
