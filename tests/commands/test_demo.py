@@ -5,7 +5,7 @@ import time
 import pytest
 
 from diff_dalle.commands.demo.chapters import CHAPTERS, DemoConfig
-from diff_dalle.commands.demo.contract import Demo
+from diff_dalle.commands.demo.contract import Demo, Job
 from diff_dalle.errors import InputError
 
 SCRIPTS = {
@@ -19,6 +19,17 @@ while not other.exists():
 print("met")
 """,
     "fail.py": "import sys; print('no'); sys.exit(2)",
+    "read.py": "import sys; open(sys.argv[1])",
+    "count.py": """
+import os, pathlib, sys, time
+home = pathlib.Path(sys.argv[1])
+own = home / f"{os.getpid()}.running"
+own.touch()
+time.sleep(0.5)
+(home / f"{os.getpid()}.count").write_text(str(len(list(home.glob("*.running")))))
+own.unlink()
+print("threads", os.environ["OMP_NUM_THREADS"])
+""",
     "wait.py": "import time; time.sleep(600)",
 }
 
@@ -37,24 +48,37 @@ def test_a_command_is_printed_and_run(demo, capfd):
     assert "$ python scripts/greet.py --name 3" in printed and printed.rstrip().endswith("--name 3")
 
 
-def test_two_commands_run_at_the_same_time(demo, capfd, tmp_path):
-    """Each waits for the other; the second one's output is in the file."""
+def test_jobs_run_beside_each_other(demo, capfd, tmp_path):
+    """Each waits for the other; the output of all but the last is in files."""
     a, b = tmp_path / "a", tmp_path / "b"
-    demo.run_beside(["meet.py", a, b], ["meet.py", b, a], demo.home / "second.txt")
-    assert capfd.readouterr().out.count("met\n") == 1 and (demo.home / "second.txt").read_text() == "met\n"
+    demo.run_jobs({"first": Job("meet.py", [a, b]), "last": Job("meet.py", [b, a])})
+    assert capfd.readouterr().out.count("met\n") == 1 and (demo.home / "logs/first.txt").read_text() == "met\n"
 
 
-def test_two_commands_share_the_cores(demo, capfd, monkeypatch):
+def test_jobs_wait_for_what_they_need(demo, tmp_path):
+    """And for what is called when that has ended."""
+    path, found = tmp_path / "path", []
+    jobs = {
+        "needs": Job("read.py", [path], after=("makes",), finish=lambda: found.append("needs")),
+        "makes": Job("greet.py", [], finish=lambda: (path.touch(), found.append("makes"))),
+        "free": Job("greet.py", [], after=("makes", "needs"), finish=lambda: found.append("free")),
+    }
+    demo.run_jobs(jobs)
+    assert found == ["makes", "needs", "free"]
+
+
+def test_two_jobs_share_the_cores(demo, capfd, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(6)))
-    demo.run_beside(["greet.py"], ["greet.py"], demo.home / "second.txt")
-    assert "threads 3" in capfd.readouterr().out and "threads 3" in (demo.home / "second.txt").read_text()
+    demo.run_jobs({name: Job("count.py", [demo.home]) for name in ("a", "b", "c", "d")})
+    assert "threads 3" in capfd.readouterr().out and "threads 3" in (demo.home / "logs/a.txt").read_text()
+    assert max(int(path.read_text()) for path in demo.home.glob("*.count")) <= 2
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_a_command_that_fails_ends_the_other(demo, order):
+def test_a_job_that_fails_ends_the_others(demo, order):
     started = time.monotonic()
     with pytest.raises(InputError, match=r"the demo stopped, because this command failed: python scripts/fail.py"):
-        demo.run_beside(*[["fail.py"], ["wait.py"]][::order], demo.home / "second.txt")
+        demo.run_jobs({name: Job(name, []) for name in ["fail.py", "wait.py"][::order]})
     assert time.monotonic() - started < 300  # not the ten minutes of the other
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 from ...shapes.render import render
 from ...shapes.scenes import scene
 from ...shapes.shards import read_shapes_config
-from .contract import Chapter, Demo
+from .contract import Chapter, Demo, Job
 
 PROMPTS = "a large red circle in the top left|a small blue square to the right of a yellow triangle|two green crosses"
 RATIOS = "1/1,2/1,1/2"  # of width to height, of the pictures
@@ -25,7 +25,7 @@ def run(demo: Demo) -> Path:
     data = {"webdataset_path": world / "train", "data.val_path": world / "val"}
     files = {kind: home / f"{kind}.pt" for kind in UPDATES}
 
-    def training(kind: str, **frozen: Path) -> list[object]:
+    def training(kind: str, weights: str, *after: str, **frozen: Path) -> Job:
         settings: dict[str, object] = {
             "checkpoint_path": home / "runs",
             "output_path": home / "previews",
@@ -34,19 +34,24 @@ def run(demo: Demo) -> Path:
         }
         settings |= {"updates": UPDATES[kind]} if demo.quick else {}
         flags = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
-        return ["train_cascade.py", "--preset", f"cascade_{kind}_tiny", *flags]
+        last = home / "runs" / f"{kind}_tiny"
+        return Job(
+            "train_cascade.py",
+            ["--preset", f"cascade_{kind}_tiny", *flags],
+            after,
+            lambda: shutil.copy(max(last.glob(f"{weights}*.pt")), files[kind]),
+        )
 
-    demo.run_beside(training("stage_a"), training("semantic"), home / "semantic.txt")
-    for kind in ("stage_a", "semantic"):
-        shutil.copy(_last(home / "runs" / f"{kind}_tiny", "model"), files[kind])
-    frozen = {"effnet_checkpoint_path": files["semantic"]}
-    demo.run_beside(
-        training("stage_c", **frozen),
-        training("stage_b", **frozen, stage_a_checkpoint_path=files["stage_a"]),
-        home / "stage_b.txt",
+    effnet = {"effnet_checkpoint_path": files["semantic"]}
+    stage_a = {"stage_a_checkpoint_path": files["stage_a"]}
+    demo.run_jobs(
+        {
+            "semantic": training("semantic", "model"),
+            "stage_a": training("stage_a", "model"),
+            "stage_b": training("stage_b", "ema", "semantic", "stage_a", **effnet, **stage_a),
+            "stage_c": training("stage_c", "ema", "semantic", **effnet),
+        }
     )
-    for kind in ("stage_b", "stage_c"):
-        shutil.copy(_last(home / "runs" / f"{kind}_tiny", "ema"), files[kind])
 
     pictures, report = home / "pictures", home / "report"
     pictures.mkdir(exist_ok=True)
@@ -70,11 +75,6 @@ def run(demo: Demo) -> Path:
         "--prompts_per_task", 4 if demo.quick else 64,
     )  # fmt: skip
     return report / "report.md"
-
-
-def _last(folder: Path, kind: str) -> Path:
-    """The latest checkpoint of a run."""
-    return max(folder.glob(f"{kind}*.pt"))
 
 
 CASCADE = Chapter("cascade", run, "a latent cascade: stages A, B, C and a semantic encoder", (15, 4))

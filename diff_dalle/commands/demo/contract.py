@@ -5,16 +5,30 @@ To add a chapter: a file in this folder with a ``Chapter``, and a line in ``chap
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import InputError
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command that runs beside others.
+
+    after:  names of the jobs that must have ended. finish: called when it has ended.
+    """
+
+    script: str
+    flags: Sequence[object]
+    after: tuple[str, ...] = ()
+    finish: Callable[[], object] | None = None
 
 
 @dataclass(frozen=True)
@@ -41,35 +55,39 @@ class Demo:
         if subprocess.run([sys.executable, *command[1:]], cwd=self.checkout).returncode:
             raise _failed(command)
 
-    def run_beside(self, first: Sequence[object], second: Sequence[object], log: Path) -> None:
-        """Run two commands, each a script and its flags, at the same time, on half of the cores each: small networks do
-        not use many cores well. The second one's output goes to the file ``log``. InputError when one fails, which ends
-        the other."""
-        commands = [_command(str(each[0]), each[1:]) for each in (first, second)]
-        print(f"\n$ {shlex.join(commands[0])}\n$ {shlex.join(commands[1])}  # beside it; see {log}", flush=True)
-        log.parent.mkdir(parents=True, exist_ok=True)
+    def run_jobs(self, jobs: Mapping[str, Job]) -> None:
+        """Run jobs, by name, two at a time, each on half of the cores: small networks do not use many well. The output
+        of the last one goes to the console, that of the others to files. InputError when one fails, which ends the
+        others.
+        """
+        waiting, running, done = dict(jobs), {}, set[str]()  # type: ignore[var-annotated]
+        *_, shown = jobs
         threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // 2))}
-        with log.open("w") as file:
-            running = [
-                subprocess.Popen(
-                    [sys.executable, *command[1:]],
-                    cwd=self.checkout,
-                    env={**os.environ, **threads},
-                    stdout=out,
-                    stderr=out,
-                )
-                for command, out in zip(commands, (None, file), strict=True)
-            ]
-            try:
-                while None in (codes := [process.poll() for process in running]) and not any(codes):
-                    time.sleep(0.2)
-            finally:
-                for process in running:
-                    process.terminate()
-                    process.wait()
-        for command, code in zip(commands, codes, strict=True):
-            if code:
-                raise _failed(command)
+        logs = self.home / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as stack:
+            while waiting or running:
+                ready = [name for name, job in waiting.items() if done.issuperset(job.after)]
+                for name in ready[: 2 - len(running)]:
+                    job, log = waiting.pop(name), logs / f"{name}.txt"
+                    command = _command(job.script, job.flags)
+                    print(f"\n$ {shlex.join(command)}" + ("" if name == shown else f"  # see {log}"), flush=True)
+                    out = None if name == shown else stack.enter_context(log.open("w"))
+                    environment = {**os.environ, **threads}
+                    process = subprocess.Popen(
+                        [sys.executable, *command[1:]], cwd=self.checkout, env=environment, stdout=out, stderr=out
+                    )
+                    stack.callback(process.wait)
+                    stack.callback(process.terminate)
+                    running[name] = (process, command)
+                time.sleep(0.2)
+                for name in [name for name, (process, _) in running.items() if process.poll() is not None]:
+                    process, command = running.pop(name)
+                    if process.returncode:
+                        raise _failed(command)
+                    if (finish := jobs[name].finish) is not None:
+                        finish()
+                    done.add(name)
 
 
 def _command(script: str, flags: Sequence[object]) -> list[str]:
