@@ -36,7 +36,7 @@ setup(
         "s3": ["boto3"],
         "wandb": ["wandb"],
         "tensorboard": ["tensorboard"],
-        "hub": ["huggingface_hub"],
+        "hub": ["huggingface_hub", "safetensors"],
         "clip": ["open_clip_torch>=2.30"],
         "vision": ["torchvision"],
         "eval": ["torchmetrics>=1.6", "torch-fidelity", "torchvision"],
@@ -56,6 +56,7 @@ setup(
             "tensorboard",
             "wandb",
             "huggingface_hub",
+            "safetensors",
         ],
     },
 )

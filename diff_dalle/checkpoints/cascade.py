@@ -86,6 +86,9 @@ class TrainedWith:
     stage_a_stride: int = option(4, "pixels per position of stage A's latents, which training records")
     semantic: str = option("", "identity of the weights of the semantic encoder, which training records; empty = none")
     semantic_stride: int = option(32, "pixels per position of the semantic latents, which training records")
+    encoder: SemanticConfig | None = option(
+        None, "settings of a semantic encoder that is trained with stage B, which training records"
+    )
     text_clip: ClipConfig | None = option(None, "CLIP that encodes the text; none = the network's own text encoder")
     image_clip: ClipConfig | None = option(None, "CLIP that makes image embeddings")
 

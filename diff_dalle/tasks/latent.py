@@ -56,6 +56,7 @@ class LatentTask(Task):
 
     model: LatentUnet
     recorded = ("log_snr",)
+    trains_conditions = False  # whether the loss has a gradient for what makes the conditions
 
     def __init__(self, model: LatentUnet, process: LogSnrProcess, config: LatentConfig, preview=None):
         super().__init__()
@@ -115,14 +116,16 @@ class LatentTask(Task):
 
     def losses(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:
         with torch.no_grad():
-            x_start, cond = self.latents(batch.images), self.condition(batch, draw)
+            x_start = self.latents(batch.images)
+        with torch.set_grad_enabled(self.trains_conditions and torch.is_grad_enabled()):
+            cond = self.condition(batch, draw)
         torch.clear_autocast_cache()  # in older versions it keeps weights cast without gradient
         t = self.process.training_times(draw.uniform("timestep"))
         cond = replace(cond, dropout_keys=draw.keys("dropout"))
         terms = self._terms(x_start, cond, t, draw)
         mse = terms["mse"].detach()
         named = {**terms, "mse": mse, "log_snr": self.process.log_snr(t).float()} | _by_quartile("mse", mse, t)
-        return {**named, "observed_mse": mse} if self.observed else named
+        return {**named, "observed_mse": mse} if self.process.observes else named
 
     def _terms(self, x_start: Tensor, cond: Conditioning, t: Tensor, draw: Draw) -> dict[str, Tensor]:
         noise = self.process.noise(draw.normal, x_start.shape[1:])
@@ -167,7 +170,8 @@ class LatentTask(Task):
         return "", {"loss_by_log_snr": np.asarray(plot)}
 
     def observe(self, values: Mapping[str, Tensor]) -> None:
-        self.process.observe(values["log_snr"], values["observed_mse"])
+        if self.process.observes:
+            self.process.observe(values["log_snr"], values["observed_mse"])
 
     def extra_state(self) -> dict[str, Tensor]:
         return self.process.state_dict()
@@ -202,14 +206,19 @@ class StageBTask(LatentTask):
 
     config: StageBTaskConfig
 
+    @property
+    def encoder(self) -> SemanticAutoencoder:
+        """What makes the semantic maps."""
+        return cast(SemanticAutoencoder, self.companions[SEMANTIC])
+
     def latents(self, images: Tensor) -> Tensor:
         return cast(StageA, self.companions[STAGE_A]).encode(images)
 
     def condition(self, batch: Batch, draw: Draw | None = None) -> Conditioning:
-        cond, encoder = super().condition(batch, draw), cast(SemanticAutoencoder, self.companions[SEMANTIC])
+        cond = super().condition(batch, draw)
         if draw is None:
-            return replace(cond, semantic=encoder.encode(batch.images))
-        cond = replace(cond, semantic=self._scaled(encoder, batch.images, draw))
+            return replace(cond, semantic=self.encoder.encode(batch.images))
+        cond = replace(cond, semantic=self._scaled(self.encoder, batch.images, draw))
         if not self.config.semantic_dropout:
             return cond
         return cond.drop_semantic(draw.uniform("semantic dropout") < self.config.semantic_dropout)

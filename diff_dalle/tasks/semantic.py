@@ -18,6 +18,32 @@ from ..randomness import Draw
 from ..training.task import Task
 from .calibration import calibration_rate, sample_moments, std_of
 
+OBSERVED = ("norm_moments", "latent_moments")
+
+
+def autoencoding_losses(model: SemanticAutoencoder, images: Tensor, frozen: bool = False) -> dict[str, Tensor]:
+    """The error of the previews as "loss", and what ``follow`` takes. frozen: without gradient for the encoder."""
+    moments: list[Tensor] = []
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
+        latents = model.encode(images, moments)
+    loss = preview_error(model.preview(latents), images)
+    return {"loss": loss, "norm_moments": torch.cat(moments, 1), "latent_moments": sample_moments(latents.flatten(2))}
+
+
+def preview_error(previews: Tensor, images: Tensor) -> Tensor:
+    """Mean squared error [N] of previews to the images, area-downsampled to the previews' size."""
+    return (previews - _small(images, previews)).square().flatten(1).mean(1)
+
+
+@torch.no_grad()
+def follow(model: SemanticAutoencoder, values: Mapping[str, Tensor], updates: int) -> None:
+    """Let the statistics of the norm, and mean and standard deviation of the latents, follow a whole batch. values:
+    those of ``OBSERVED``; updates: how many there have been, this one included."""
+    model.norm.update(values["norm_moments"])
+    mean, std = std_of(values["latent_moments"])
+    rate = calibration_rate(updates)
+    model.calibrate(rate * mean, 1 + rate * (std - 1))
+
 
 class SemanticTask(Task):
     """The mean squared error of previews to the images, area-downsampled to the previews' size.
@@ -28,29 +54,18 @@ class SemanticTask(Task):
     """
 
     model: SemanticAutoencoder
-    observed = ("norm_moments", "latent_moments")
+    observed = OBSERVED
 
     def __init__(self, model: SemanticAutoencoder, shown: Tensor | None = None):
         super().__init__()
         self.model, self.shown, self.updates = model, shown, 0
 
     def losses(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:
-        moments: list[Tensor] = []
-        latents = self.model.encode(batch.images, moments)
-        loss = self._error(self.model.preview(latents), batch.images)
-        observed = {"norm_moments": torch.cat(moments, 1), "latent_moments": sample_moments(latents.flatten(2))}
-        return {"loss": loss, **observed}
+        return autoencoding_losses(self.model, batch.images)
 
-    def _error(self, previews: Tensor, images: Tensor) -> Tensor:
-        return (previews - _small(images, previews)).square().flatten(1).mean(1)
-
-    @torch.no_grad()
     def observe(self, values: Mapping[str, Tensor]) -> None:
         self.updates += 1
-        self.model.norm.update(values["norm_moments"])
-        mean, std = std_of(values["latent_moments"])
-        rate = calibration_rate(self.updates)
-        self.model.calibrate(rate * mean, 1 + rate * (std - 1))
+        follow(self.model, values, self.updates)
 
     def extra_state(self) -> dict[str, Tensor]:
         return {"updates": torch.tensor(self.updates)}
@@ -65,7 +80,7 @@ class SemanticTask(Task):
         real, ours = (to_uint8(each).cpu().numpy() for each in (_small(batch.images, previews), previews))
         psnr = torch.from_numpy(np.minimum(psnr_uint8(real, ours), PSNR_CAP)).float().to(latents.device)
         mean, square = sample_moments(latents.flatten(1)[:, None]).unbind(1)
-        loss = self._error(previews, batch.images)
+        loss = preview_error(previews, batch.images)
         return {"loss": loss, "psnr": psnr, "latent_mean": mean, "latent_square": square}
 
     def findings(self, values: Mapping[str, float]) -> tuple[str, dict[str, np.ndarray]]:

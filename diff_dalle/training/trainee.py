@@ -230,7 +230,8 @@ class Trainee:
         }
         if others:
             entry["parts"] = {part: state_of(self.optimizations[part]) for part in others}
-            entry["modules"] = {name: module.state_dict() for name, module in self._beside_model()}
+        if beside := {name: module.state_dict() for name, module in self._beside_model()}:
+            entry["modules"] = beside
         return entry
 
     def empty_optimizer(self, outline: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from ...config import option, section
 from ...data.loader import Loader
 from ...distributed.parallel import build_shared
 from ...distributed.world import World
+from ...errors import InputError
 from ...evaluation.perceptual import Lpips
 from ...models.latent.discriminator import Discriminator
 from ...models.latent.semantic import SEMANTIC_SIZES, SemanticAutoencoder, SemanticConfig
@@ -92,6 +93,14 @@ class SemanticRun(CascadeRun):
     @property
     def size_multiple(self) -> int:
         return self.model.stride
+
+    def check_world(self, world: World) -> None:
+        super().check_world(world)
+        if self.model.backbone != "conv" and not self.generator_checkpoint_path:
+            raise InputError(
+                f"model.backbone is {self.model.backbone}, which is not trained, but there are no weights for it: "
+                "write a checkpoint with them by import_cascade.py and give it as generator_checkpoint_path"
+            )
 
     def build_trainees(self, tokenizer: Tokenizer | None, shown: Loader, world: World) -> list[Trainee]:
         task = SemanticTask(cast(SemanticAutoencoder, self.build_model(None, world)), self.shown_images(shown))

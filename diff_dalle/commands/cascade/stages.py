@@ -26,6 +26,7 @@ from ...models.latent.semantic import SemanticAutoencoder
 from ...models.latent.stage_a import StageA
 from ...models.latent.stage_b import STAGE_B_SIZES, StageB, StageBConfig
 from ...models.latent.stage_c import STAGE_C_SIZES, StageC, StageCConfig
+from ...tasks.joint import JointStageBTask
 from ...tasks.latent import (
     IMAGE_CLIP,
     SEMANTIC,
@@ -165,6 +166,11 @@ class LatentRun(CascadeRun):
     # ---------------------------------------------------------------------------------------------- what it works with
 
     @property
+    def trains_encoder(self) -> bool:
+        """Whether the semantic encoder is trained along."""
+        return False
+
+    @property
     def _opened(self) -> Opened:
         assert self.opened is not None  # ``settled`` comes first
         return self.opened
@@ -175,9 +181,13 @@ class LatentRun(CascadeRun):
         if opened.stage_a is not None:
             frozen["stage_a"] = opened.stage_a, "stage_a_checkpoint_path"  # type: ignore[assignment]
         for name, (network, setting) in frozen.items():
-            identity = identity_of(network)
-            check_same(identity, getattr(known, name), setting, getattr(self, setting))
+            identity = ""
+            if name != "semantic" or not self.trains_encoder:  # else nobody knows yet what it will be
+                identity = identity_of(network)
+                check_same(identity, getattr(known, name), setting, getattr(self, setting))
             known = replace(known, **cast(Any, {name: identity, f"{name}_stride": network.config.stride}))
+        if self.trains_encoder:
+            known = replace(known, encoder=opened.semantic.config)
         if self._encodes_outside:
             name = self.clip_text_model_name or TEXT_NAME
             clip, recorded = open_clip(name, known.text_clip, "clip_text_model_name", world.device)
@@ -219,8 +229,9 @@ class LatentRun(CascadeRun):
             TEXT_CLIP: opened.text_clip,
             IMAGE_CLIP: opened.image_clip,
         }
+        trained = set(task.modules())
         for name, network in networks.items():
-            if network is not None:
+            if network is not None and network not in trained:
                 task.add_companion(name, network)
         if self.sample_interval:
             batch = shown.first(self.loop.preview_samples)
@@ -240,6 +251,11 @@ class StageBRun(LatentRun):
         "3B", "size of the network, which model may change", choices=tuple(STAGE_B_SIZES), required=True
     )
     stage_a_checkpoint_path: str = option("", "checkpoint of stage A (kind: stage_a)", required=True, free=True)
+    train_encoder: bool = option(
+        False,
+        "train the semantic encoder along, from the weights of effnet_checkpoint_path; import_cascade.py then makes a "
+        "checkpoint of it, for stage C and for sampling",
+    )
     shift: float | None = option(
         None, "sets diffusion.shift: above 1 = more noise, for larger images, in training and sampling; none = 1"
     )
@@ -287,8 +303,13 @@ class StageBRun(LatentRun):
             self.model.channels, self.trained_with.stage_a_stride, "stage A", stage_a.encode, stage_a.decode
         )
 
+    @property
+    def trains_encoder(self) -> bool:
+        return self.train_encoder
+
     def build_task(self, model: nn.Module) -> LatentTask:
-        return StageBTask(cast(StageB, model), LogSnrProcess(self.diffusion), self.denoising)
+        given = cast(StageB, model), LogSnrProcess(self.diffusion), self.denoising
+        return JointStageBTask(*given, self._opened.semantic) if self.train_encoder else StageBTask(*given)
 
 
 @dataclass(frozen=True)

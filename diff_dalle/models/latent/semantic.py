@@ -186,6 +186,13 @@ class SemanticAutoencoder(nn.Module):
         """Encode and preview, for training."""
         return self.preview(self.encode(images, moments))
 
+    def thaw(self) -> SemanticAutoencoder:
+        """Make everything trainable except torchvision's features, and return the network."""
+        self.requires_grad_(True)
+        if isinstance(self.backbone, EfficientNetBackbone):
+            self.backbone.features.requires_grad_(False)
+        return self
+
     @torch.no_grad()
     def calibrate(self, mean: Tensor, std: Tensor) -> None:
         """Give every channel of the latents mean 0 and variance 1. mean, std: [semantic_channels], what they are now,

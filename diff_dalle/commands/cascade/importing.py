@@ -1,0 +1,173 @@
+"""What ``import_cascade.py`` does: a checkpoint of a cascade's network from files that hold it in another way."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import storage
+from ...checkpoints.cascade import TrainedWith
+from ...checkpoints.checkpoint import (
+    Identity,
+    LoadedWeights,
+    as_local_file,
+    check_weights,
+    load_file,
+    read_archive,
+    save_file,
+)
+from ...checkpoints.kinds import Kind, find_kind
+from ...config import option, to_dict
+from ...errors import InputError
+from ...models.latent import released
+from ...models.latent.semantic import SEMANTIC_SIZES
+from ...models.latent.stage_a import STAGE_A_SIZES
+from ...models.latent.stage_b import STAGE_B_SIZES
+from ...models.latent.stage_c import STAGE_C_SIZES
+from ...tasks.latent import SEMANTIC
+from .companions import named_clip
+from .stages import IMAGE_NAME, TEXT_NAME
+
+Converter = Callable[[Any, Mapping[str, Any]], released.Converted]
+
+SIZES: dict[str, Mapping[str, Any]] = {
+    "stage_a": STAGE_A_SIZES,
+    "semantic": SEMANTIC_SIZES,
+    "stage_b": STAGE_B_SIZES,
+    "stage_c": STAGE_C_SIZES,
+}
+# By stage: what one kind of file has, and what reads it. A semantic encoder may come in several files.
+CONVERTERS: dict[str, dict[str, Converter]] = {
+    "stage_a": {"vquantizer.codebook.weight": released.stage_a_weights},
+    "semantic": {
+        "mapper.0.weight": released.semantic_encoder_weights,
+        "features.0.0.weight": released.backbone_weights,
+        "blocks.0.weight": released.previewer_weights,
+    },
+    "stage_b": {"clf.1.weight": released.stage_b_weights},
+    "stage_c": {"clf.1.weight": released.stage_c_weights},
+}
+
+
+@dataclass(frozen=True)
+class ImportConfig:
+    """Importing"""
+
+    stage: str = option("semantic", "what to write: stage_a, semantic, stage_b or stage_c", choices=tuple(SIZES))
+    model_version: str = option("released", "size of the network, as in the files of train_cascade.py")
+    weights: tuple[str, ...] = option(
+        (),
+        "files of the public networks (.safetensors, .pt), or torchvision's weights of EfficientNetV2-S; several for "
+        "one semantic encoder; none = initial values",
+    )
+    joint_run: str = option(
+        "", "instead: an opt….pt of a stage B that was trained with train_encoder, whose semantic encoder is taken"
+    )
+    out: str = option("", "file to write, local or remote; it must not exist")
+
+    def __post_init__(self):
+        if self.joint_run and (self.stage, self.model_version, self.weights) != (SEMANTIC, "released", ()):
+            raise InputError(
+                "joint_run holds a semantic encoder and its weights: leave out stage, model_version and weights"
+            )
+
+
+def import_cascade(config: ImportConfig) -> str:
+    """Write the checkpoint; returns a text about what was taken. Raises InputError for files of anything else, and for
+    an ``out`` that is missing or exists."""
+    if not config.out:
+        raise InputError("--out is required: the file to write")
+    if storage.exists(config.out):
+        raise InputError(f"{config.out} exists already: give another file with --out, or remove it")
+    kind = find_kind(config.stage)
+    if config.joint_run:
+        settings, state, step, samples, text = _of_joint_run(kind, config.joint_run)
+    else:
+        sizes = SIZES[config.stage]
+        if config.model_version not in sizes:
+            raise InputError(f"model_version is {config.model_version!r}, but must be one of {', '.join(sizes)}")
+        settings, step, samples = _settings(kind, sizes[config.model_version]), 0, 0
+        state, text = _converted(kind, settings, config.weights)
+    save_file(config.out, "model", Identity(kind.name, to_dict(settings)), step, samples, state)
+    return f"{text}\nWrote {config.out}."
+
+
+def _settings(kind: Kind, model: Any) -> Any:
+    """Those of the public networks, with which stages B and C are used."""
+    if kind.name not in ("stage_b", "stage_c"):
+        return kind.settings(model=model)
+    text = named_clip(TEXT_NAME) if not model.text.enc_attn_dim and model.vector_width else None
+    image = named_clip(IMAGE_NAME) if model.embedding_width else None
+    return kind.settings(model=model, trained_with=TrainedWith(text_clip=text, image_clip=image))
+
+
+def _converted(kind: Kind, settings: Any, paths: tuple[str, ...]) -> tuple[dict[str, Tensor], str]:
+    """A network's state from files, and what was taken; with initial values for what none of them has."""
+    if kind.name in ("stage_b", "stage_c") and settings.model.text.enc_attn_dim:
+        raise InputError(f"model_version is that of a {kind.name} with a text encoder of its own, which no file has")
+    with torch.device("meta"):
+        shape = kind.build(settings, 0, "")
+    state: dict[str, Tensor] = {}
+    unused: list[str] = []
+    for path in paths:
+        weights = _read(path)
+        convert = next((each for name, each in CONVERTERS[kind.name].items() if name in weights), None)
+        if convert is None:
+            names = ", ".join(list(weights)[:3]) or "nothing"
+            raise InputError(f"{path} holds no weights of a {kind.name}: names look like {names}; check --stage")
+        found = convert(shape, weights)
+        state |= found.state
+        unused += found.unused
+    taken, missing = list(state), [name for name in shape.state_dict() if name not in state]
+    if missing:
+        torch.manual_seed(0)
+        initial = kind.build(settings, 0, "").state_dict()
+        state |= {name: initial[name] for name in missing}
+    return state, f"{', '.join(paths) or 'no file'}: {LoadedWeights(taken, missing, unused)}"
+
+
+def _read(path: str) -> Mapping[str, Any]:
+    """The named tensors of a file. InputError for one that holds anything else."""
+    if path.endswith(".safetensors"):
+        content: Any = _read_safetensors(path)
+    else:
+        content, _ = read_archive(path, values=True)
+    found = content.get("state_dict", content) if isinstance(content, Mapping) else None
+    if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise InputError(f"{path} is not a file of named tensors")
+    return found
+
+
+def _read_safetensors(path: str) -> Mapping[str, Tensor]:
+    try:
+        module = importlib.import_module("safetensors.torch")
+    except ModuleNotFoundError:
+        raise InputError(f"{path} requires the package safetensors: pip install 'diff_dalle[hub]'") from None
+    if not storage.exists(path):
+        raise InputError(f"{path} does not exist")
+    with as_local_file(path) as local:
+        try:
+            return module.load_file(local)
+        except Exception as error:  # its own class, for malformed headers
+            raise InputError(f"{path} is no safetensors file: {error}") from None
+
+
+def _of_joint_run(kind: Kind, path: str) -> tuple[Any, dict[str, Tensor], int, int, str]:
+    """Settings, state, step and samples of the semantic encoder that was trained with a stage B, and what to say."""
+    content = load_file(path, ("optimizer",), values=True)
+    model, state = None, content["state"].get("modules", {}).get(SEMANTIC)
+    if content["kind"] == "stage_b" and state is not None:
+        model = find_kind("stage_b").read_settings(content["config"]).trained_with.encoder
+    if model is None:
+        raise InputError(f"{path} holds no semantic encoder: give the opt….pt of a stage B trained with train_encoder")
+    settings, step = kind.settings(model=model), content["step"]
+    with torch.device("meta"):
+        network = kind.build(settings, 0, "")
+    check_weights(network, {"state": state}, path)
+    text = f"{path}: the semantic encoder after {step:,} steps with stage B"
+    return settings, dict(state), step, content["samples"], text

@@ -1,0 +1,14 @@
+"""Write a checkpoint of a latent cascade's network from the files of the public networks, from torchvision's weights of
+the semantic encoder's backbone, or from a stage B that its semantic encoder was trained with."""
+
+from diff_dalle.commands.cascade.importing import ImportConfig, import_cascade
+from diff_dalle.commands.command_line import parse
+from diff_dalle.distributed.launch import run_script
+
+
+def main():
+    print(import_cascade(parse(ImportConfig, description=__doc__)))
+
+
+if __name__ == "__main__":
+    run_script(main)

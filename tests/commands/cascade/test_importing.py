@@ -1,0 +1,211 @@
+"""Checkpoints of a cascade's networks from files that hold them in another way."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from cascade_file_making import frozen_of, make_frozen, make_world, read, run, write_file
+from latent_making import B, C
+from released_making import (
+    BACKBONE,
+    ENCODER,
+    file_of,
+    layer,
+    previewer,
+    stage_a,
+    stage_b,
+    stage_c,
+    stand_in_torchvision,
+)
+from script_running import TWO
+from script_running import run as run_script
+
+from diff_dalle.checkpoints.checkpoint import load_file
+from diff_dalle.checkpoints.loading import open_network
+from diff_dalle.commands.cascade import importing
+from diff_dalle.commands.cascade.importing import ImportConfig, import_cascade
+from diff_dalle.distributed.world import ALONE
+from diff_dalle.errors import InputError
+from diff_dalle.models.latent import released
+from diff_dalle.models.latent.semantic import SemanticAutoencoder, SemanticConfig
+from diff_dalle.models.latent.stage_a import StageA, StageAConfig
+from diff_dalle.models.latent.stage_b import StageB
+from diff_dalle.models.latent.stage_c import StageC
+
+A = StageAConfig(width=8, bottleneck_blocks=1, codebook_size=20)
+S = SemanticConfig(backbone="efficientnet_v2_s", semantic_channels=5, previewer_width=8)
+MAKE = {
+    "stage_a": (A, stage_a, StageA, released.stage_a_weights),
+    "stage_b": (B, stage_b, StageB, released.stage_b_weights),
+    "stage_c": (C, stage_c, StageC, released.stage_c_weights),
+}
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    sizes = {"stage_a": A, "semantic": S, "stage_b": B, "stage_c": C}
+    monkeypatch.setattr(importing, "SIZES", {stage: {"released": size} for stage, size in sizes.items()})
+
+
+@pytest.fixture
+def _torchvision(monkeypatch):
+    stand_in_torchvision(monkeypatch)
+
+
+def imported(tmp_path, stage: str, *files, ending="safetensors") -> tuple[str, str]:
+    """The checkpoint's path, and what was said."""
+    paths = []
+    for i, file in enumerate(files):
+        path = tmp_path / f"{i}.{ending}"
+        safetensors.torch.save_file(file, path) if ending == "safetensors" else torch.save(file, path)
+        paths.append(str(path))
+    out = str(tmp_path / "out.pt")
+    return out, import_cascade(ImportConfig(stage, weights=tuple(paths), out=out))
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "pt"])
+@pytest.mark.parametrize("stage", MAKE)
+def test_public_files_become_checkpoints(tmp_path, stage, ending):
+    config, shapes, network, convert = MAKE[stage]
+    file = file_of(shapes(config))
+    given = {"state_dict": file} if ending == "pt" else file
+    path, text = imported(tmp_path, stage, given, ending=ending)
+    saved = open_network(path, stage)
+    assert saved.settings.model == config and saved.step == 0 and f"{len(file)} tensors loaded" in text
+    expected = convert(network(config), file).state
+    found = saved.load(CPU).state_dict()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    left = set(found) - set(expected)
+    assert left == ({"scale_factor", "quantizer.usage"} if stage == "stage_a" else set())
+    if stage == "stage_a":
+        assert found["scale_factor"].item() == pytest.approx(0.43) and "2 left at initial values: scale_factor" in text
+    else:  # what the public networks read
+        known = saved.settings.trained_with
+        assert known.text_clip.model == "ViT-bigG-14/laion2b_s39b_b160k" and not known.text_clip.identity
+        assert (known.image_clip is not None) == (stage == "stage_c")
+        assert (known.stage_a_stride, known.semantic_stride) == (4, 32)
+
+
+@pytest.mark.usefixtures("_torchvision")
+def test_a_semantic_encoder_comes_in_two_files(tmp_path):
+    encoder, decoder = file_of(ENCODER), file_of(previewer(5, 8), seed=1)
+    path, _ = imported(tmp_path, "semantic", decoder, encoder)
+    found = open_network(path, "semantic").load(CPU).state_dict()
+    assert torch.equal(found["mapper.weight"], encoder["mapper.0.weight"].float())
+    assert torch.equal(found["previewer.out_conv.bias"], decoder["blocks.24.bias"].float())
+    assert torch.equal(found["latent_std"], torch.ones(5))
+
+
+@pytest.mark.usefixtures("_torchvision")
+def test_weights_of_torchvision_begin_a_semantic_encoder(tmp_path):
+    """Only the projection and the previewer are trained."""
+    backbone = file_of({f"features.{name}": shape for name, shape in BACKBONE.items()} | layer("classifier.1", 3, 1280))
+    backbone["features.0.1.running_var"].abs_()
+    path, text = imported(tmp_path, "semantic", backbone, ending="pth")
+    assert "2 of the file not used: classifier.1.weight" in text and "left at initial values: latent_mean" in text
+    world = make_world(tmp_path / "shards")
+    changes = [("model", dict(vars(S))), ("image_size", 64), ("loop.preview_samples", 0), ("updates", 1)]
+    with pytest.raises(InputError, match="there are no weights for it: write a checkpoint with them by import_cascade"):
+        read("semantic", tmp_path, world, *changes).check_world(ALONE)
+    run("semantic", tmp_path, world, *changes, ("generator_checkpoint_path", path))
+    start, end = (load_file(str(each))["state"] for each in (path, tmp_path / "run" / "model000001.pt"))
+    moved = {name.partition(".")[0] for name in start if not torch.equal(start[name], end[name])}
+    assert moved == {"mapper", "norm", "previewer", "latent_mean", "latent_std"}
+    assert torch.equal(end["backbone.features.0.0.weight"], backbone["features.0.0.weight"].float())
+
+
+def test_what_is_not_meant_is_refused(tmp_path, monkeypatch):
+    file = file_of(stage_c(C))
+    with pytest.raises(InputError, match="holds no weights of a stage_a: names look like clf.1.bias"):
+        imported(tmp_path, "stage_a", file)
+    with pytest.raises(InputError, match="is not a file of named tensors"):
+        imported(tmp_path, "stage_c", {"clf.1.weight": "text"}, ending="pt")
+    (tmp_path / "bad.safetensors").write_bytes(b"123")
+    bad = ImportConfig("stage_c", weights=(str(tmp_path / "bad.safetensors"),), out=str(tmp_path / "new.pt"))
+    with pytest.raises(InputError, match="bad.safetensors is no safetensors file"):
+        import_cascade(bad)
+    with pytest.raises(InputError, match="none.safetensors does not exist"):
+        import_cascade(replace(bad, weights=(str(tmp_path / "none.safetensors"),)))
+    with pytest.raises(InputError, match="model_version is '9B', but must be one of released"):
+        import_cascade(replace(bad, model_version="9B"))
+    with pytest.raises(InputError, match="--out is required"):
+        import_cascade(replace(bad, out=""))
+    with pytest.raises(InputError, match=r"bad.safetensors exists already"):
+        import_cascade(replace(bad, out=bad.weights[0]))
+    with pytest.raises(InputError, match="joint_run holds a semantic encoder and its weights: leave out stage, mod"):
+        ImportConfig("stage_c", joint_run="opt.pt")
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    with pytest.raises(InputError, match=r"requires the package safetensors: pip install 'diff_dalle\[hub\]'"):
+        import_cascade(bad)
+    assert not (tmp_path / "new.pt").exists()
+
+
+# ----------------------------------------------------------------------------- an encoder that is trained with stage B
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return make_world(tmp_path_factory.mktemp("shards"))
+
+
+@pytest.fixture(scope="module")
+def frozen(tmp_path_factory, world):
+    return make_frozen(tmp_path_factory.mktemp("frozen"), world)
+
+
+def joint(folder: Path, world: str, frozen: dict[str, str], *changes) -> Path:
+    """A stage B whose encoder is trained along; its files."""
+    run("stage_b", folder, world, *frozen_of("stage_b", frozen), ("train_encoder", True), *changes)
+    return folder / "run"
+
+
+def test_the_encoder_is_trained_and_taken_out(tmp_path, world, frozen):
+    """For stage C and for sampling; cut in two, the run is the same run."""
+    files = joint(tmp_path / "whole", world, frozen)
+    for updates in (2, 4):
+        joint(tmp_path / "cut", world, frozen, ("updates", updates))
+    for name in ("model000004.pt", "opt000004.pt"):
+        assert (files / name).read_bytes() == (tmp_path / "cut" / "run" / name).read_bytes()
+    config = ImportConfig(joint_run=str(files / "opt000004.pt"), out=str(tmp_path / "s.pt"))
+    assert "the semantic encoder after 4 steps with stage B" in import_cascade(config)
+    start, end = open_network(frozen["effnet_checkpoint_path"], "semantic"), open_network(config.out, "semantic")
+    assert end.settings == start.settings and end.step == 4
+    before, after = start.load(CPU), end.load(CPU)
+    same = [name for name, p in after.named_parameters() if torch.equal(p, before.get_parameter(name))]
+    assert same == []
+    assert not torch.equal(before.latent_std, after.latent_std)
+    known = open_network(str(files / "model000004.pt"), "stage_b").settings.trained_with
+    assert known.semantic == "" and known.encoder == start.settings.model and known.semantic_stride == 8
+    run("stage_c", tmp_path / "c", world, ("effnet_checkpoint_path", config.out), ("updates", 1))
+    frozen_run = {**frozen, "effnet_checkpoint_path": config.out}
+    changes = [("generator_checkpoint_path", str(files / "model000004.pt")), ("updates", 1)]
+    run("stage_b", tmp_path / "b", world, *frozen_of("stage_b", frozen_run), *changes)
+
+
+def test_processes_share_the_encoder_that_is_trained(tmp_path, world, frozen):
+    quiet = [("loop.preview_samples", 0), ("updates", 2)]
+    one = joint(tmp_path / "one", world, frozen, *quiet)
+    changes = [*frozen_of("stage_b", frozen), ("train_encoder", True), *quiet]
+    run_script("train_cascade.py", write_file("stage_b", tmp_path / "two", world, *changes), launcher=TWO)
+    paths = [str(folder / "opt000002.pt") for folder in (one, tmp_path / "two" / "run")]
+    states = [load_file(path, ("optimizer",))["state"] for path in paths]
+    for name, value in states[0]["modules"]["semantic"].items():
+        torch.testing.assert_close(value, states[1]["modules"]["semantic"][name], rtol=1e-3, atol=1e-5)
+
+
+def test_only_a_joint_run_has_an_encoder(tmp_path, world, frozen):
+    run("stage_b", tmp_path, world, *frozen_of("stage_b", frozen), ("updates", 1), ("loop.preview_samples", 0))
+    config = ImportConfig(joint_run=str(tmp_path / "run" / "opt000001.pt"), out=str(tmp_path / "s.pt"))
+    with pytest.raises(InputError, match="opt000001.pt holds no semantic encoder: give the opt….pt of a stage B"):
+        import_cascade(config)
+
+
+def test_thawing_leaves_the_backbone_of_torchvision(monkeypatch):
+    stand_in_torchvision(monkeypatch)
+    network = SemanticAutoencoder(S).requires_grad_(False).thaw()
+    kept = {name.partition(".")[0] for name, p in network.named_parameters() if not p.requires_grad}
+    assert kept == {"backbone"} and network.mapper.weight.requires_grad
