@@ -162,7 +162,8 @@ def _of_joint_run(kind: Kind, path: str) -> tuple[Any, dict[str, Tensor], int, i
     content = load_file(path, ("optimizer",), values=True)
     model, state = None, content["state"].get("modules", {}).get(SEMANTIC)
     if content["kind"] == "stage_b" and state is not None:
-        model = find_kind("stage_b").read_settings(content["config"]).trained_with.encoder
+        known: TrainedWith = find_kind("stage_b").read_settings(content["config"]).trained_with
+        model = known.encoder
     if model is None:
         raise InputError(f"{path} holds no semantic encoder: give the opt….pt of a stage B trained with train_encoder")
     settings, step = kind.settings(model=model), content["step"]
