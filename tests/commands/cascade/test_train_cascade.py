@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -309,3 +310,11 @@ def test_training_of_text_without_captions_is_refused(tmp_path, frozen):
     with pytest.raises(InputError, match="caption"):
         train(read("stage_c", tmp_path, str(tmp_path / "shards"), *frozen_of("stage_c", frozen)), ALONE)
     run("semantic", tmp_path / "s", str(tmp_path / "shards"), QUIET)
+
+
+def test_a_missing_open_clip_is_named_with_its_extra(tmp_path, world, frozen, monkeypatch):
+    """The documented default encodes the text where neither the network nor the file says anything else."""
+    monkeypatch.setitem(sys.modules, "open_clip", None)
+    text = [("model", {**UNET, "text": {"enc_attn_dim": 0, "text_length": 77}, "pixel_channels": 0})]
+    with pytest.raises(InputError, match=r"require the package open_clip: pip install 'diff_dalle\[clip\]'"):
+        read("stage_b", tmp_path, world, *frozen_of("stage_b", frozen), *text).settled(ALONE)
