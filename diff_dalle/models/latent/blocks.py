@@ -31,11 +31,13 @@ class Context(NamedTuple):
             micro-condition.
     tokens: [N, S, cond_width], the condition tokens after a SiLU; None = the network has none.
     keys:   [N] int64, dropout keys; None = torch's generator.
+    pooled: [N, D] pooled text, where it modulates the blocks T; else None.
     """
 
     emb: Tensor
     tokens: Tensor | None
     keys: Tensor | None
+    pooled: Tensor | None = None
 
 
 def xavier(module: Module, gain: float = 1.0) -> Module:
@@ -195,20 +197,24 @@ class AttentionBlock(nn.Module):
 class TimestepBlock(nn.Module):
     """T: the noise condition and the micro-conditions scale and shift every channel; the identity at initialization.
 
-    conditions: the number of both together.
+    conditions:   the number of both together.
+    pooled_width: of the pooled text, which does too; 0 = it does not.
     """
 
-    full_precision = ("mappers",)  # see ``cast_weights``
+    full_precision = ("mappers", "text")  # see ``cast_weights``
 
-    def __init__(self, channels: int, time_width: int, conditions: int):
+    def __init__(self, channels: int, time_width: int, conditions: int, pooled_width: int = 0):
         super().__init__()
         self.mappers = nn.ModuleList(zero_init(nn.Linear(time_width, 2 * channels)) for _ in range(conditions))
+        self.text = zero_init(nn.Linear(pooled_width, 2 * channels)) if pooled_width else None
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         """[N, channels, H, W] → [N, channels, H, W]."""
         with autocast_disabled(x.device):
             embs = context.emb.unbind(1)
             signal = sum(mapper(emb) for mapper, emb in zip(self.mappers, embs, strict=True))
+            if self.text is not None:
+                signal = signal + self.text(context.pooled.float())  # type: ignore[union-attr]
             scale, shift = signal[:, :, None, None].chunk(2, dim=1)
             return torch.addcmul(shift.to(x.dtype), x, (1 + scale).to(x.dtype))
 

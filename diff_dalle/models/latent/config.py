@@ -49,6 +49,9 @@ class LatentUnetConfig:
         "give the input layer the position of each patch too, x and y from -1 to 1 (Liu et al. 2018): a network of few "
         "layers learns sooner where things belong",
     )
+    text_modulation: bool = option(
+        False, "pooled text scales and shifts the channels in the blocks T too: a small network learns captions sooner"
+    )
     cond_width: int = option(1280, "width of the condition tokens")
     vector_tokens: int = option(4, "condition tokens made from each vector: pooled text, image embedding")
     time_width: int = option(64, "width of the embeddings of the noise condition and of each micro-condition")
@@ -88,6 +91,8 @@ class LatentUnetConfig:
         for rate in self.dropout:
             if not 0 <= rate < 1:
                 raise InputError(f"dropout has {rate:g}, but must be at least 0 and less than 1")
+        if self.text_modulation and not self.vector_width:
+            raise InputError("text_modulation is True, but the network reads no pooled text: set pooled_width")
         if len(set(self.micro_conditions)) < len(self.micro_conditions):
             raise InputError(f"micro_conditions is {', '.join(self.micro_conditions)}, but must not repeat a name")
         for level in range(self.depth):

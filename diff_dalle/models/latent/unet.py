@@ -93,7 +93,9 @@ class LatentUnet(nn.Module):
             return AttentionBlock(width, c.heads[level], c.cond_width if c.has_tokens else 0, c.use_checkpoint)
         if letter == "F":
             return FeedForward(width, dropout, branches, c.use_checkpoint)
-        return TimestepBlock(width, c.time_width, 1 + len(c.micro_conditions))
+        return TimestepBlock(
+            width, c.time_width, 1 + len(c.micro_conditions), c.vector_width if c.text_modulation else 0
+        )
 
     def encode_text(self, cond: Conditioning) -> Conditioning:
         """``cond`` with ``text_states`` and ``text_pooled`` from ``tokens``; unchanged if they are set, or come from
@@ -128,7 +130,8 @@ class LatentUnet(nn.Module):
             raise InputError(f"there are {found}, but the network has {quantity(c.residual_blocks, 'residual block')}")
         cond = encode_captions(self.text_encoder, cond or Conditioning())
         tokens = None if self.condition_tokens is None else F.silu(self.condition_tokens(cond, len(x)))
-        context, controls = Context(self._embed(t, cond), tokens, cond.dropout_keys), iter(control or ())
+        pooled = cond.text_pooled.flatten(1) if c.text_modulation and cond.text_pooled is not None else None
+        context, controls = Context(self._embed(t, cond), tokens, cond.dropout_keys, pooled), iter(control or ())
         h = F.pixel_unshuffle(x, c.patch_size).contiguous(memory_format=torch.channels_last)
         if c.coordinates:
             h = torch.cat([h, _coordinates(h)], 1)

@@ -41,6 +41,7 @@ OTHER = {
     "cond_width": 7, "vector_tokens": 3, "time_width": 8, "micro_conditions": ("x", "y", "z"), "text": own_text(C).text,
     "pooled_width": 0, "use_checkpoint": True, "semantic_channels": 4, "pixel_channels": 0, "switch_level": (False,),
     "text_width": 0, "image_width": 0, "coordinates": True,
+    "text_modulation": True,
 }  # fmt: skip
 
 
@@ -400,6 +401,23 @@ def test_a_network_without_conditions_needs_none():
 # ------------------------------------------------------------------------------------------ samples, dropout, precision
 
 
+@pytest.mark.parametrize("config", [C, own_text(C)], ids=["C", "C own text"])
+def test_pooled_text_modulates_the_channels(config):
+    """In every block T by a layer of its own, which is the identity at the start."""
+    network, plain = make(replace(config, text_modulation=True)), make(config)
+    layers = [block.text for block in network.modules() if isinstance(block, TimestepBlock)]
+    fresh = StageC(network.config, VOCABULARY)
+    assert layers and not any(m.text.weight.any() for m in fresh.modules() if isinstance(m, TimestepBlock))
+    plain.load_state_dict({name: value for name, value in network.state_dict().items() if name in plain.state_dict()})
+    cond = conditioning(config)
+    found, expected = run(network, cond), run(plain, cond)
+    assert relative(found, expected) > 1e-3
+    for layer in layers:
+        nn.init.zeros_(layer.weight)
+        nn.init.zeros_(layer.bias)
+    assert torch.equal(run(network, cond), expected)
+
+
 def test_coordinates_are_those_of_the_patches():
     """x and y of each patch's center, of an input of any size, in the last two channels of the input layer."""
     network, seen = make(replace(C, coordinates=True)), []
@@ -501,6 +519,11 @@ def test_every_setting_changes_the_network(config, name):
 @pytest.mark.parametrize(
     ("config", "change", "message"),
     [
+        (
+            C,
+            {"text_modulation": True, "pooled_width": 0},
+            "text_modulation is True, but the network reads no pooled text",
+        ),
         (B, {"heads": (2,)}, "heads has 1 value, but must have one for each of the 2 levels of widths"),
         (B, {"heads": (2, 5)}, "heads has 5, but must divide the 12 channels of level 1, CTA"),
         (B, {"heads": (2, 0)}, "heads has 0"),
