@@ -16,7 +16,7 @@ PROMPTS = "a large red circle in the top left|a small blue square to the right o
 RATIOS = "1/1,2/1,1/2"  # of width to height, of the pictures
 WIDE = (40, 88)  # height and width of a bucket
 PICTURES = 6  # held-out ones to reconstruct
-UPDATES = {"stage_a": 60, "semantic": 60, "stage_b": 40, "stage_c": 40}  # of the quick demo
+UPDATES = {"stage_a": 80, "semantic": 80, "stage_b": 60, "stage_c": 60}  # of the quick demo
 
 
 def run(demo: Demo) -> Path:

@@ -139,6 +139,11 @@ def test_what_is_wrong_is_said_before_anything_is_opened(tmp_path, change, messa
         read("stage_c", tmp_path, "nowhere", *STAGE_C, change)
 
 
+def test_a_warm_up_ends_before_the_annealed_rate_does(tmp_path):
+    with pytest.raises(InputError, match=r"warmup_updates is 4, but with loop.lr_anneal must be below updates \(4\)"):
+        read("stage_c", tmp_path, "w", *STAGE_C, ("warmup_updates", 4), ("loop.lr_anneal", "cosine"))
+
+
 def test_everything_that_is_wrong_is_said_at_once(tmp_path):
     changes = [("lr", "fast"), ("updates", 0), ("ema_itres", 100), ("rank", 4), ("model.cond_widht", 8)]
     with pytest.raises(InputError) as found:

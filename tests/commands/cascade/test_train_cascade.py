@@ -200,6 +200,11 @@ def test_the_learning_rate_may_be_edited_between_sessions(tmp_path, world):
     assert [float(row["lr"]) for row in rows(tmp_path)] == pytest.approx([5e-4, 1e-3, 5e-4, 5e-4])
 
 
+def test_the_learning_rate_falls_to_0_at_the_last_update(tmp_path, world):
+    run("semantic", tmp_path, world, QUIET, ("loop.lr_anneal", "linear"))
+    assert [float(row["lr"]) for row in rows(tmp_path)] == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4])
+
+
 def test_an_average_is_a_copy_until_its_start(tmp_path, world):
     keys = [("ema_start_iters", 2), ("ema_iters", 1), ("ema_beta", 0.75), ("updates", 3), ("save_every", 1)]
     run("semantic", tmp_path, world, QUIET, *keys, ("loop.keep_checkpoints", 0))
