@@ -202,7 +202,7 @@ def test_the_learning_rate_may_be_edited_between_sessions(tmp_path, world):
 
 def test_the_learning_rate_falls_to_0_at_the_last_update(tmp_path, world):
     run("semantic", tmp_path, world, QUIET, ("loop.lr_anneal", "linear"))
-    assert [float(row["lr"]) for row in rows(tmp_path)] == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4])
+    assert [float(row["lr"]) for row in rows(tmp_path)] == pytest.approx([1e-3, 1e-3, 2e-3 / 3, 1e-3 / 3])
 
 
 def test_an_average_is_a_copy_until_its_start(tmp_path, world):
