@@ -205,20 +205,20 @@ class SampleRun:
                 usual,
                 sampler=usual.sampler.changed(**given(self.sampler)),
                 guidance=replace(usual.guidance, **given(self.guidance)),
-                shift=usual.shift if self.cascade.shift is None else self.cascade.shift,
                 classifier=self.classifier.classifier_path or None,
                 classifier_scale=classifier_scale,
                 classifier_gradient=self.classifier.classifier_gradient,
                 batch_size=self.what.batch_size,
+                **self.cascade.stage_c,
             )
         elif (
             given(self.sampler)
             or given(self.guidance)
             or self.classifier != ClassifierConfig()
-            or self.cascade.shift is not None
+            or self.cascade.stage_c
         ):
             raise InputError(
-                "settings of a base generator's sampler, guidance, shift or classifier are given, but there is none: "
-                "set the upsamplers' own (their flags begin with --upsampler_), or stage B's (--stage_b_)"
+                "settings of a base generator's sampler, guidance, shift, t_start, t_end or classifier are given, but "
+                "there is none: set the upsamplers' own (their flags begin with --upsampler_), or stage B's (--stage_b_)"
             )
         return pipeline.stage_settings(base, upsampling)

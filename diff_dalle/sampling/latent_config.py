@@ -28,6 +28,12 @@ class LatentCascadeConfig:
     shift: float | None = option(
         None, "stage C: α/σ is divided by this, beside the shift of training; above 1 = more of the steps at high noise"
     )
+    t_start: float | None = option(
+        None, "stage C: time of the first step, 0–1; none = 1, at which everything is noise"
+    )
+    t_end: float | None = option(
+        None, "stage C: time up to which the steps are evenly spaced; the last one always leads to the clean sample"
+    )
     stage_b_sampler: str | None = option(None, "sampling algorithm", choices=tuple(SAMPLERS), needs=_STAGE_B)
     stage_b_timestep_respacing: str | None = option(None, "sampling steps", needs=_STAGE_B)
     stage_b_eta: float | None = option(None, "randomness of ddim; 0 = deterministic", needs=_STAGE_B)
@@ -35,6 +41,8 @@ class LatentCascadeConfig:
         None, "scale of classifier-free guidance by prompt and semantic latents; 1 = off", needs=_STAGE_B
     )
     stage_b_shift: float | None = option(None, "as shift", needs=_STAGE_B)
+    stage_b_t_start: float | None = option(None, "as t_start", needs=_STAGE_B)
+    stage_b_t_end: float | None = option(None, "as t_end", needs=_STAGE_B)
     stage_b_seed: int | None = option(
         None, "seed of its noise: image i uses seed + i; none = as stage C", needs=_STAGE_B
     )
@@ -44,9 +52,20 @@ class LatentCascadeConfig:
         if self.stage_b_sampler is not None:
             self._about_stage_b(StageSettings())
 
+    @property
+    def stage_c(self) -> dict[str, float]:
+        """The settings of stage C that are given."""
+        return self._given(shift=self.shift, t_start=self.t_start, t_end=self.t_end)
+
     def settings(self, default: StageSettings) -> StageSettings:
         """Those of stage B, whose checkpoint says ``default``. InputError for impossible ones."""
-        own = self._given(shift=self.stage_b_shift, seed=self.stage_b_seed, batch_size=self.stage_b_batch_size)
+        own = self._given(
+            shift=self.stage_b_shift,
+            t_start=self.stage_b_t_start,
+            t_end=self.stage_b_t_end,
+            seed=self.stage_b_seed,
+            batch_size=self.stage_b_batch_size,
+        )
         guidance = replace(default.guidance, **self._given(guidance_scale=self.stage_b_guidance_scale))
         return replace(default, sampler=self._about_stage_b(default), guidance=guidance, **own)
 

@@ -130,7 +130,7 @@ class LatentStage(Stage):
         steps = settings.sampler.timestep_respacing
         if not (steps.isascii() and steps.isdigit()):
             raise InputError(f"timestep_respacing is {steps!r}, but a process in log-SNR takes a number of steps")
-        return self._process.steps(int(steps), settings.shift)
+        return self._process.steps(int(steps), settings.shift, settings.t_start, settings.t_end)
 
     def check_settings(self, settings: StageSettings) -> None:
         for name in ("noise_level", "blur_level", "tile_size"):

@@ -97,6 +97,8 @@ class Pipeline:
         sampler: SamplerConfig | None = None,
         guidance: GuidanceConfig | None = None,
         shift: float | None = None,
+        t_start: float = StageSettings.t_start,
+        t_end: float = StageSettings.t_end,
         classifier: Classifier | str | None = None,
         classifier_prompts: Sequence[str] | None = None,
         classifier_scale: float = StageSettings.classifier_scale,
@@ -130,6 +132,7 @@ class Pipeline:
         sampler:         sampler of the base generator; None = as its checkpoint says.
         guidance:        classifier-free guidance and thresholding of the base generator; None = as its checkpoint says.
         shift:           stage C: α/σ is divided by this (see ``StageSettings``); None = as its checkpoint says.
+        t_start, t_end:  stage C: the range of its steps (see ``StageSettings``).
         classifier:      a noised CLIP (``load_classifier``, or its path) that guides the base generator too, with scale
                          ``classifier_scale`` (0 = off, 1 = Bayes' rule), towards ``classifier_prompts`` (None = the
                          prompts), by its gradient at "x_t", or at "x_start" through the generator.
@@ -186,6 +189,8 @@ class Pipeline:
             sampler=sampler or defaults.sampler,
             guidance=guidance or defaults.guidance,
             shift=defaults.shift if shift is None else shift,
+            t_start=t_start,
+            t_end=t_end,
             classifier=classifier,
             classifier_scale=classifier_scale,
             classifier_gradient=classifier_gradient,

@@ -181,6 +181,8 @@ class StageSettings:
     tile_overlap:        pixels shared by neighboring tiles.
     shift:               stages B and C of a latent cascade: α/σ is divided by this, beside the shift of training; above
                          1 = more of the steps at high noise.
+    t_start, t_end:      stages B and C: the steps are evenly spaced in time from t_start (1 = noise) to t_end (0 =
+                         clean), of which the last one leads to the clean sample.
     """
 
     sampler: SamplerConfig = field(default_factory=SamplerConfig)
@@ -195,6 +197,8 @@ class StageSettings:
     tile_size: int = 0
     tile_overlap: int = 32
     shift: float = 1.0
+    t_start: float = 1.0
+    t_end: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -244,8 +244,9 @@ class Stage(ABC):
 
     def check_settings(self, settings: StageSettings) -> None:
         """InputError for settings that this kind of stage does not have."""
-        if settings.shift != StageSettings.shift:
-            raise InputError(f"shift is {settings.shift:g}, but only stages B and C of a latent cascade have it")
+        for name in ("shift", "t_start", "t_end"):
+            if (value := getattr(settings, name)) != getattr(StageSettings, name):
+                raise InputError(f"{name} is {value:g}, but only stages B and C of a latent cascade have it")
         if self.is_upsampler:
             self.degradation.check_levels(settings.noise_level, settings.blur_level)
             if settings.tile_size:

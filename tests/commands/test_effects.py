@@ -98,6 +98,8 @@ CASES = [
             "eta 0",
             "guidance_scale 2",
             "shift 2",
+            "t_start 0.9",
+            "t_end 0.1",
             "seed 3",
             "batch_size 2",
         )

@@ -1,5 +1,6 @@
 """sample.py with a latent cascade: flags and files, pictures on the command line."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -56,24 +57,29 @@ def test_flags_of_each_stage():
     assert c.guidance == GuidanceConfig(4.0, thresholding="none") and c.sampler_config == SamplerConfig(
         "ancestral", "20"
     )
-    assert settings(shift=3)[0].shift == 3 and settings(shift=3)[1] == plain[1]
+    given = {"shift": 3, "t_start": 0.9, "t_end": 0.1}
+    assert settings(**given) == [replace(plain[0], **given), plain[1]]
     changed = settings(
         stage_b_sampler="ddim",
         stage_b_timestep_respacing=7,
         stage_b_eta=0.5,
         stage_b_guidance_scale=2,
         stage_b_shift=1.5,
+        stage_b_t_start=0.8,
+        stage_b_t_end=0.2,
         stage_b_seed=9,
         stage_b_batch_size=2,
     )
     guidance = GuidanceConfig(2.0, thresholding="none")
     assert changed[0] == plain[0]
-    assert changed[1] == StageSettings(SamplerConfig("ddim", "7", 0.5), guidance, batch_size=2, seed=9, shift=1.5)
+    sampler, ends = SamplerConfig("ddim", "7", 0.5), {"t_start": 0.8, "t_end": 0.2}
+    assert changed[1] == StageSettings(sampler, guidance, batch_size=2, seed=9, shift=1.5, **ends)
     with pytest.raises(InputError, match="stage_b_ settings: eta is 0.5, but only the sampler ddim has it"):
         settings(stage_b_eta=0.5)
     pipeline.has_base = False
-    with pytest.raises(InputError, match="sampler, guidance, shift or classifier are given, but there is none"):
-        settings(shift=3)
+    for each in given:
+        with pytest.raises(InputError, match="sampler, guidance, shift, t_start, t_end or classifier are given, but"):
+            settings(**{each: given[each]})
 
 
 @pytest.mark.parametrize(

@@ -167,11 +167,14 @@ def test_every_sampler(cascade, sampler):
         {"prompts": ["a ring"]},
         {"negative_prompt": "a ring"},
         {"shift": 1.0},
+        {"t_start": 0.8},
+        {"t_end": 0.2},
         {"guidance": UNGUIDED},
         {"guidance": GuidanceConfig(guidance_scale=3.0, guidance_scale_end=1.0, thresholding="none")},
         {"guidance": GuidanceConfig(guidance_scale=3.0, guidance_interval=(0.5, 1.0), thresholding="none")},
+        {"guidance": GuidanceConfig(guidance_scale=3.0, guidance_rescale=0.7, thresholding="none")},
     ],
-    ids=["prompt", "negative_prompt", "shift", "guidance", "scale_end", "interval"],
+    ids=["prompt", "negative_prompt", "shift", "t_start", "t_end", "guidance", "scale_end", "interval", "rescale"],
 )
 def test_settings_of_stage_c_change_what_it_makes(cascade, change):
     plain = sample(cascade, **{"prompts": ["a star"]})
@@ -179,12 +182,22 @@ def test_settings_of_stage_c_change_what_it_makes(cascade, change):
 
 
 @pytest.mark.parametrize(
-    "change", [{"shift": 3.0}, {"seed": 5}, {"guidance": UNGUIDED}], ids=["shift", "seed", "scale"]
+    "change",
+    [{"shift": 3.0}, {"t_start": 0.8}, {"t_end": 0.2}, {"seed": 5}, {"guidance": UNGUIDED}],
+    ids=["shift", "t_start", "t_end", "seed", "scale"],
 )
 def test_settings_of_stage_b_change_its_pictures_alone(cascade, change):
     request, (c, b) = Request(["a star"], [1]), [stage.defaults for stage in cascade.stages]
     plain, other = (cascade.sample_stages(request, [c, each], progress=False) for each in (b, replace(b, **change)))
     assert np.array_equal(plain[0], other[0]) and distance(plain[1], other[1]) > 0.05
+
+
+def test_the_range_of_steps_is_of_the_process(cascade):
+    for stage in cascade.stages:
+        chosen = replace(stage.defaults, t_start=0.9, t_end=0.1)
+        count = int(chosen.sampler.timestep_respacing)
+        expected = 0.1 + 0.8 * np.arange(1, count + 1) / count
+        np.testing.assert_allclose(stage.process(chosen).times, expected)
 
 
 def test_the_unconditional_half_has_no_map_and_no_caption(cascade):
@@ -466,6 +479,7 @@ def test_requests_that_a_cascade_cannot_do_are_refused(files, cascade, decoders)
         ),
         (cascade, {"upsampling": StageSettings(guidance=UNGUIDED, noise_level=0.1)}, "noise_level is 0.1, but a stage"),
         (cascade, {"shift": 0.0}, "shift is 0, but must be above 0"),
+        (cascade, {"t_start": 0.2, "t_end": 0.2}, "t_start and t_end are 0.2 and 0.2, but must have"),
         (cascade, {"images": list(picture)}, "images are given, but no stage is conditioned on image embeddings"),
         (cascade, {"reconstruct": list(picture)}, "pictures to reconstruct .* which stages B and A do alone"),
         (decoders, {}, "b.pt is a stage B alone, which reconstructs pictures: give them with --reconstruct"),
@@ -483,6 +497,7 @@ def test_requests_that_a_cascade_cannot_do_are_refused(files, cascade, decoders)
             sample(pipeline, ["a star"], **options)
 
 
-def test_a_shift_is_for_latent_stages_alone(tmp_path):
-    with pytest.raises(InputError, match="shift is 2, but only stages B and C of a latent cascade have it"):
-        load(make_file(tmp_path), "cpu").sample(["a star"], shift=2.0, progress=False)
+@pytest.mark.parametrize("name", ["shift", "t_start", "t_end"])
+def test_a_shift_and_a_range_of_steps_are_for_latent_stages_alone(tmp_path, name):
+    with pytest.raises(InputError, match=f"{name} is 0.5, but only stages B and C of a latent cascade have it"):
+        load(make_file(tmp_path), "cpu").sample(["a star"], progress=False, **{name: 0.5})
