@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
@@ -149,9 +150,10 @@ class CascadeRun(TrainingRun):
             try:
                 check()
             except InputError as error:
-                if str(error) not in found:  # the data's settings include those before
-                    yield f"{name}: {error}" if str(error).partition(" ")[0] not in vars(self) else str(error)
-                found.append(str(error))
+                text = str(error).removeprefix("--")
+                if text not in found:  # the data's settings include those before
+                    yield text if re.split(r"\W", text)[0] in vars(self) else f"{name}: {text}"
+                found.append(text)
         yield from self.wrong_sizes(self.size_multiple)
 
     def wrong_sizes(self, multiple: int) -> Iterator[str]:

@@ -154,6 +154,13 @@ def test_everything_that_is_wrong_is_said_at_once(tmp_path):
         assert f"\n  {part} (line" in text, part
 
 
+def test_what_is_wrong_is_said_once(tmp_path):
+    with pytest.raises(InputError) as found:
+        read("stage_c", tmp_path, "nowhere", *STAGE_C, ("dataset_filters", [["a", "lambda s: s >> 4"]]))
+    text = str(found.value)
+    assert text.count("s >> 4'") == 2 and "\n" not in text and "dataset_filters: dataset_filters" not in text
+
+
 @pytest.mark.parametrize("key", [*sorted(COMMON.keys() - {"data", "loop", "distributed", "dtype"}), "experiment_id"])
 def test_what_the_document_requires_is_required(tmp_path, key):
     file = content("stage_c", tmp_path, "w", *STAGE_C)
