@@ -32,6 +32,7 @@ set -euo pipefail
 python() { printf '%s\0' "$@"; printf '\n'; }
 mpiexec() { shift 2; "$@"; }
 srun() { shift 2; "$@"; }
+sbatch() { while [[ "$1" == --* ]]; do shift; done; test -f "$1"; shift; python "$@"; }
 torchrun() { shift 2; python "$@"; }
 pip() { :; }
 bash() { test -f "$1"; }
@@ -136,7 +137,12 @@ def test_every_flag_in_the_documents_exists():
         ["prepare_data.py", "embeddings"],
     )
     texts = [run(*command, "--help").stdout for command in commands]
-    known = {flag for text in texts for flag in re.findall(r"--(\w+)", text)} | {"nproc_per_node", "ntasks", "signal"}
+    known = {flag for text in texts for flag in re.findall(r"--(\w+)", text)} | {
+        "nproc_per_node",
+        "nodes",
+        "ntasks",
+        "signal",
+    }
     for name, text in DOCUMENTS.items():
         assert not set(re.findall(r"--([a-z]\w+)", text)) - known, name
 

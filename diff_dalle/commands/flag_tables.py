@@ -28,7 +28,7 @@ Settings are flags. Later sources win: default < `--preset NAME` < `--config FIL
 * Lists are separated by commas; `none` is the empty list or text. Booleans take `True` or `False`; the flag alone
   means `True`.
 * `mpiexec -n 8 python`, `torchrun --nproc_per_node 8` and `srun python` run training, sampling and evaluation in
-  several processes, one per GPU.
+  several processes, one per GPU ([Slurm](../diff_dalle/tasks/README.md#many-processes)).
 
 `bash scripts/test.sh` runs the tests. `python scripts/readme_flags.py` writes this file and the table of presets."""
 

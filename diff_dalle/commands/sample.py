@@ -212,13 +212,10 @@ class SampleRun:
                 **self.cascade.stage_c,
             )
         elif (
-            given(self.sampler)
-            or given(self.guidance)
-            or self.classifier != ClassifierConfig()
-            or self.cascade.stage_c
+            given(self.sampler) or given(self.guidance) or self.classifier != ClassifierConfig() or self.cascade.stage_c
         ):
             raise InputError(
                 "settings of a base generator's sampler, guidance, shift, t_start, t_end or classifier are given, but "
-                "there is none: set the upsamplers' own (their flags begin with --upsampler_), or stage B's (--stage_b_)"
+                "there is none: set the upsamplers' own (their flags begin with --upsampler_) or stage B's (--stage_b_)"
             )
         return pipeline.stage_settings(base, upsampling)

@@ -28,9 +28,7 @@ class LatentCascadeConfig:
     shift: float | None = option(
         None, "stage C: α/σ is divided by this, beside the shift of training; above 1 = more of the steps at high noise"
     )
-    t_start: float | None = option(
-        None, "stage C: time of the first step, 0–1; none = 1, at which everything is noise"
-    )
+    t_start: float | None = option(None, "stage C: time of the first step, 0–1; none = 1, at which everything is noise")
     t_end: float | None = option(
         None, "stage C: time up to which the steps are evenly spaced; the last one always leads to the clean sample"
     )
@@ -53,7 +51,7 @@ class LatentCascadeConfig:
             self._about_stage_b(StageSettings())
 
     @property
-    def stage_c(self) -> dict[str, float]:
+    def stage_c(self) -> dict[str, Any]:
         """The settings of stage C that are given."""
         return self._given(shift=self.shift, t_start=self.t_start, t_end=self.t_end)
 

@@ -30,6 +30,7 @@ from diff_dalle.errors import InputError
 KINDS = ("stage_a", "semantic", "stage_b", "stage_c")
 QUIET = ("loop.preview_samples", 0)
 EMA = [("ema_start_iters", 1), ("ema_iters", 2), ("ema_beta", 0.5)]
+RATIOS = [("multi_aspect_ratio", ["1/1", "1/2"]), ("data.bucket_factor", 8), ("bucketeer_random_ratio", 0.5)]
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +60,8 @@ def rows(folder: Path) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_is_cut_in_two_is_the_same_run(tmp_path, world, frozen, kind):
-    """Optimizers, discriminator, revivals, adaptive weights and averages included."""
-    changes = [*frozen_of(kind, frozen), *EMA]
+    """Optimizers, discriminator, revivals, adaptive weights, averages and buckets included."""
+    changes = [*frozen_of(kind, frozen), *EMA, *RATIOS]
     run(kind, tmp_path / "whole", world, *changes)
     for updates in (2, 4):
         run(kind, tmp_path / "cut", world, *changes, ("updates", updates))
@@ -86,7 +87,8 @@ def test_accumulated_updates_are_those_of_the_whole_batch(tmp_path, world, froze
 @pytest.mark.parametrize("kind", KINDS)
 def test_processes_may_come_and_go(tmp_path, world, frozen, kind):
     """One process, then two, then one: the same run, to rounding."""
-    changes = [*frozen_of(kind, frozen), QUIET, ("updates", 3), ("save_every", 1), ("loop.keep_checkpoints", 0)]
+    changes = [*frozen_of(kind, frozen), *RATIOS, QUIET]
+    changes += [("updates", 3), ("save_every", 1), ("loop.keep_checkpoints", 0)]
     run(kind, tmp_path / "one", world, *changes)
     run(kind, tmp_path / "moved", world, *changes, ("updates", 1))
     path = write_file(kind, tmp_path / "moved", world, *changes, ("updates", 2))
@@ -268,7 +270,7 @@ def test_batches_of_several_aspect_ratios(tmp_path, frozen, kind):
     for i in range(12):
         files += [(f"{i:02d}.jpg", encoded(random_image(30, 64, i))), (f"{i:02d}.txt", b"wide")]
     (tmp_path / "shards" / "wide.tar").write_bytes(tar_bytes(files))
-    ratios = [("multi_aspect_ratio", ["1/1", "1/2"]), ("data.bucket_factor", 8), ("bucketeer_random_ratio", 0.0)]
+    ratios = [*RATIOS, ("bucketeer_random_ratio", 0.0)]
     held_out = [("data.val_path", tall), ("loop.eval_interval", 2), ("loop.eval_samples", 8)]
     run(kind, tmp_path, tall, *frozen_of(kind, frozen), *ratios, *held_out)
     settings = read(kind, tmp_path, tall, *frozen_of(kind, frozen), *ratios).settled(ALONE)
