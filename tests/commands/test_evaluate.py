@@ -467,7 +467,14 @@ def test_a_latent_cascade_samples_and_reconstructs_as_its_files_say(folder, late
 
 
 @pytest.mark.parametrize(
-    "flags", [{"guidance_scale": 1.0}, {"shift": 5.0}, {"stage_b_shift": 4.0}, {"stage_b_timestep_respacing": 2}]
+    "flags",
+    [
+        {"guidance_scale": 1.0},
+        {"shift": 5.0},
+        {"t_start": 0.8},
+        {"stage_b_shift": 4.0},
+        {"stage_b_timestep_respacing": 2},
+    ],
 )
 def test_own_settings_of_a_latent_cascade_are_used(folder, latent, flags):
     usual, other = (

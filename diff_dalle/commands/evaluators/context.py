@@ -139,8 +139,8 @@ class Context:
     def _cascade(self, pipeline: Pipeline) -> list[StageSettings]:
         """``_recorded`` with the run's own settings of a latent cascade."""
         settings = [replace(each, batch_size=self.settings.batch_size) for each in self._recorded(pipeline)]
-        if pipeline.has_base and self.run.cascade.shift is not None:
-            settings[0] = replace(settings[0], shift=self.run.cascade.shift)
+        if pipeline.has_base:
+            settings[0] = replace(settings[0], **self.run.cascade.stage_c)
         return [*settings[:-1], self.run.cascade.settings(settings[-1])]
 
     def sample(self, prompts: Sequence[str], guidance: GuidanceSetting, all_stages: bool = False) -> list[np.ndarray]:
