@@ -20,6 +20,7 @@ DOCUMENTS = {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
     for path in [ROOT / "README.md", *sorted((ROOT / "diff_dalle").rglob("README.md"))]
 }
+CASCADE = [name for name in preset_names() if name.startswith("cascade_")]
 
 
 def blocks(language: str, text: str) -> list[str]:
@@ -102,6 +103,15 @@ def test_every_script_is_documented_with_examples_that_parse(readme_flags):
 def test_every_preset_is_in_the_table():
     table = (ROOT / "diff_dalle/presets/README.md").read_text(encoding="utf-8")
     assert all(f"| `{name}` |" in table for name in preset_names())
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_checkpoints_that_are_named_are_those_at_the_end_of_their_presets(name):
+    runs = {run.experiment_id: run for run in (parse_cascade(["--preset", each]) for each in CASCADE)}
+    for folder, role, rate, step in re.findall(r"runs/(\w+)/(model|ema)(?:_([\d.]+)_)?(\d{6})\.pt", DOCUMENTS[name]):
+        if run := runs.get(folder):
+            assert int(step) == run.updates
+            assert role == "model" or float(rate) == run.ema_beta
 
 
 def anchors(text: str) -> set[str]:
