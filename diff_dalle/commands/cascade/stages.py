@@ -213,8 +213,7 @@ class LatentRun(CascadeRun):
     def size_multiple(self) -> int:
         if self.opened is None:  # the strides are not known yet
             return 0
-        halved = sum(kind == "resized" for kind in self.network.transitions)
-        return math.lcm(self.trained_with.semantic_stride, self.signal.scale * self.network.patch_size * 2**halved)
+        return math.lcm(self.trained_with.semantic_stride, self.signal.scale * self.network.patch_size)
 
     @property
     @abstractmethod

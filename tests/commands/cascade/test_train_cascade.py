@@ -151,6 +151,13 @@ def test_networks_that_do_not_fit_are_refused_before_training(tmp_path, world, f
         read("stage_c", tmp_path, world, *frozen_of("stage_c", frozen), ("model.channels", 3)).settled(ALONE)
 
 
+def test_levels_at_half_the_resolution_need_no_even_sides(tmp_path, world, frozen):
+    """40 pixels are 5 positions of the semantic latents."""
+    changes = (("image_size", 40), ("model.switch_level", [True]), ("updates", 1))
+    settings = run("stage_c", tmp_path, world, *frozen_of("stage_c", frozen), *changes)
+    assert settings.settled(ALONE).size_multiple == 8
+
+
 # ----------------------------------------------------------------------------------------------------------------- text
 
 
