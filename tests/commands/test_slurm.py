@@ -80,7 +80,7 @@ def free_job() -> int:
 def submit(launcher: str, commands: Path, *arguments: object, **variables: object) -> subprocess.CompletedProcess:
     """What the job prints, and its status."""
     path = os.pathsep.join([str(commands), os.path.dirname(sys.executable), os.environ["PATH"]])
-    job = {"SLURM_JOB_ID": free_job(), "SLURM_JOB_NODELIST": "127.0.0.1", "SLURM_JOB_NUM_NODES": 1}
+    job = {"SLURM_JOB_ID": free_job(), "SLURM_JOB_NODELIST": "127.0.0.1,elsewhere", "SLURM_JOB_NUM_NODES": 1}
     job |= {"SLURM_SUBMIT_DIR": ROOT, "PATH": path, "PYTHONPATH": ROOT, "VIRTUAL_ENV": "active", **variables}
     env = {**environment(), **{name: str(value) for name, value in job.items()}}
     command = ["bash", str(SLURM / launcher), *map(str, arguments)]
