@@ -130,8 +130,8 @@ class CascadeRun(TrainingRun):
         if not self.lr > 0:
             yield f"lr is {self.lr:g}, but must be above 0"
         if self.loop.lr_anneal and self.warmup_updates >= self.updates:
-            least = f"with loop.lr_anneal must be below updates ({self.updates})"
-            yield f"warmup_updates is {self.warmup_updates}, but {least}"
+            rule = f"with loop.lr_anneal must be below updates ({self.updates})"
+            yield f"warmup_updates is {self.warmup_updates}, but {rule}"
         given = [name for name in EMA_KEYS if getattr(self, name) is not None]
         if given and len(given) < len(EMA_KEYS):
             yield f"{given[0]} is given, but {', '.join(EMA_KEYS)} go together: give all of them, or none"
