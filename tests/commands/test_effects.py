@@ -54,6 +54,10 @@ CASES = [
     (GeneratorRun, "--backup_interval 100", "", "--keep_checkpoints 2", "keep_checkpoints is 0"),
     (GeneratorRun, "--ema_start 10", "--ema_rate=", "", "ema_rate is none"),
     (GeneratorRun, "--ema_every 10", "--ema_rate=", "", "ema_rate is none"),
+    (GeneratorRun, "--shard_processes 2", "--parallel fsdp", "--parallel hsdp", "set --parallel to hsdp"),
+    (GeneratorRun, "--reshard_after_forward True", "", "--parallel fsdp", "set --parallel to fsdp or hsdp"),
+    (GeneratorRun, "--forward_prefetch 2", "", "--parallel fsdp", "parallel is ddp"),
+    (ClassifierRun, "--backward_prefetch 2", "", "--parallel hsdp", "parallel is ddp"),
     (GeneratorRun, "--conv_resample True", "--resblock_updown", "", "resblock_updown is True: set"),
     (ClassifierRun, "--schedule_sampler uniform", "--noised False", "", "noised is False"),
     (
