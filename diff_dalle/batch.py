@@ -31,6 +31,7 @@ class Conditioning:
     low_res:         [N, C, h, w] float, the image to be upsampled.
     low_res_level:   [N] float in [0, 1], the noise level of ``low_res``; 0 = none.
     low_res_blur:    [N] float, standard deviation in its own pixels of the blur of ``low_res``; 0 = none.
+    control:         [N, C, h, w] float in [0, 1], what a ControlNet steers by; guidance does not drop it.
     dropout_keys:    [N] int64, one random key per sample from which all dropout masks of the network follow; None
                      leaves dropout to torch's own generator.
     extra:           further conditions by name, for networks that need ones of their own (a second tokenizer's ids).
@@ -47,6 +48,7 @@ class Conditioning:
     low_res: Tensor | None = None
     low_res_level: Tensor | None = None
     low_res_blur: Tensor | None = None
+    control: Tensor | None = None
     dropout_keys: Tensor | None = None
     extra: Mapping[str, Tensor] = field(default_factory=dict)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -86,17 +87,19 @@ class Generator(nn.Module):
         states, pooled = self.text_encoder(cond.tokens, cond.mask, cond.dropout_keys)
         return replace(cond, text_states=states, text_pooled=pooled)
 
-    def forward(self, x: Tensor, t: Tensor, cond: Conditioning | None = None) -> Tensor:
-        """x: [N, C, H, W]; t: [N], integer or fractional steps of the original process.
+    def forward(
+        self, x: Tensor, t: Tensor, cond: Conditioning | None = None, control: Sequence[Tensor | None] | None = None
+    ) -> Tensor:
+        """x: [N, C, H, W]; t: [N], integer or fractional steps of the original process; control: see ``UNet``.
 
         Returns [N, C, H, W] float32, or [N, 2C, H, W] with a learned variance. Raises InputError for a missing
         condition and for an image size that the network does not support.
         """
         cond = self._with_text(cond or Conditioning())
         if not self.config.is_upsampler:
-            return self.unet(x, t, cond)
+            return self.unet(x, t, cond, control)
         low_res = upsample_low_res(cond, x.shape[2:])
-        output = self.unet(torch.cat([x, low_res.to(x.dtype)], 1), t, cond)
+        output = self.unet(torch.cat([x, low_res.to(x.dtype)], 1), t, cond, control)
         if not self.config.low_res.low_res_skip:
             return output
         channels = self.config.channels

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,7 @@ from torch.nn import functional as F
 
 from ..batch import Conditioning
 from ..config import option
-from ..errors import InputError
+from ..errors import InputError, quantity
 from .attention import AttentionBlock
 from .dropout import number_dropouts
 from .layers import Downsample, ResBlock, Upsample, timestep_embedding, zero_init
@@ -260,8 +261,11 @@ class UNetEncoder(nn.Module):
                 emb = emb + self.cond_emb(cond)
             return F.silu(emb)
 
-    def forward(self, x: Tensor, t: Tensor, cond: Conditioning) -> tuple[Tensor, list[Tensor], Tensor]:
-        """x: [N, in_channels, H, W]; t: [N], integer or fractional steps of the original process.
+    def forward(
+        self, x: Tensor, t: Tensor, cond: Conditioning, hint: Tensor | None = None
+    ) -> tuple[Tensor, list[Tensor], Tensor]:
+        """x: [N, in_channels, H, W]; t: [N], integer or fractional steps of the original process; hint: added to the
+        input layer's feature map.
 
         Returns the middle block's output [N, channels, H / divisor, W / divisor], the skip connections, and the
         embedding. Raises InputError for an image whose size is not a multiple of ``divisor`` and for a missing
@@ -270,9 +274,11 @@ class UNetEncoder(nn.Module):
         self.config.check_size(*x.shape[2:])
         emb = self.embed(t, cond)
         x = F.pixel_unshuffle(x, self.config.patch_size).contiguous(memory_format=torch.channels_last)
-        skips = []
+        skips: list[Tensor] = []
         for block in self.input_blocks:
             x = block(x, emb, cond)
+            if hint is not None and not skips:
+                x = x + hint
             skips.append(x)
         return self.middle(x, emb, cond), skips, emb
 
@@ -309,12 +315,34 @@ class UNet(nn.Module):
         self.out_conv = zero_init(nn.Conv2d(channels, out_channels * config.patch_size**2, 3, padding=1))
         number_dropouts(self)
 
-    def forward(self, x: Tensor, t: Tensor, cond: Conditioning | None = None) -> Tensor:
-        """x: [N, in_channels, H, W]; t: [N]. Returns [N, out_channels, H, W] float32. Errors: see ``UNetEncoder``."""
+    def forward(
+        self, x: Tensor, t: Tensor, cond: Conditioning | None = None, control: Sequence[Tensor | None] | None = None
+    ) -> Tensor:
+        """x: [N, in_channels, H, W]; t: [N]. Returns [N, out_channels, H, W] float32. Errors: see ``UNetEncoder``.
+
+        control: what is added to each skip connection, and last to the middle block's output; None = nothing.
+        """
         cond = cond or Conditioning()
         h, skips, emb = self.encoder(x, t, cond)
+        if control is not None:
+            *skips, h = _added([*skips, h], control)
         for block in self.output_blocks:
             h = block(torch.cat([h, skips.pop()], 1), emb, cond)
         with autocast_disabled(h.device):  # at low noise the prediction needs full precision
             h = self.out_conv(F.silu(self.out_norm(h.float())))
             return F.pixel_shuffle(h, self.config.patch_size)
+
+
+def _added(maps: Sequence[Tensor], control: Sequence[Tensor | None]) -> list[Tensor]:
+    """Feature maps with a control tensor added to each. InputError for another number or shape of these."""
+    if len(control) != len(maps):
+        raise InputError(
+            f"there are {quantity(len(control), 'control tensor')}, but the network takes {len(maps)}: one for each "
+            "skip connection and one for the middle block"
+        )
+    for given, own in zip(control, maps, strict=True):
+        if given is not None and given.shape != own.shape:
+            raise InputError(
+                f"a control tensor has the shape {tuple(given.shape)}, but is added to one of {tuple(own.shape)}"
+            )
+    return [own if given is None else own + given.to(own.dtype) for given, own in zip(control, maps, strict=True)]

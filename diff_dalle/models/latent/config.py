@@ -145,12 +145,21 @@ class LatentUnetConfig:
         return bool(self.states_width or self.vector_width or self.embedding_width)
 
     @property
+    def residual_widths(self) -> list[int]:
+        """The channels of the blocks C in the order in which one forward pass goes through them, those that are
+        repeated listed each time: of the control tensors that the network takes."""
+        down = zip(self.widths, self.levels, self.down_blocks, self.down_repeats, strict=True)
+        up = zip(reversed(self.widths), reversed(self.levels), self.up_blocks, self.up_repeats, strict=True)
+        return [
+            width
+            for width, letters, blocks, repeats in (*down, *up)
+            for _ in range(letters.count("C") * blocks * repeats)
+        ]
+
+    @property
     def residual_blocks(self) -> int:
-        """Blocks C that one forward pass goes through, those that are repeated counted each time: as many control
-        tensors as the network takes."""
-        down = zip(self.levels, self.down_blocks, self.down_repeats, strict=True)
-        up = zip(reversed(self.levels), self.up_blocks, self.up_repeats, strict=True)
-        return sum(letters.count("C") * blocks * repeats for letters, blocks, repeats in (*down, *up))
+        """The number of these."""
+        return len(self.residual_widths)
 
     def check_size(self, height: int, width: int) -> None:
         """InputError for latents that the patches do not divide, or that are too small for the levels."""

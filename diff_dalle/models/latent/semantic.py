@@ -112,7 +112,7 @@ class EfficientNetBackbone(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.channels = EFFICIENTNET_CHANNELS
-        self.features = _efficientnet().features.requires_grad_(False).eval()
+        self.features = efficientnet().features.requires_grad_(False).eval()
         for name, values in (("mean", IMAGENET_MEAN), ("std", IMAGENET_STD)):
             self.register_buffer(name, torch.tensor(values).view(1, 3, 1, 1))
 
@@ -127,7 +127,7 @@ class EfficientNetBackbone(nn.Module):
         return self.features(((images + 1) / 2 - self.mean) / self.std)
 
 
-def _efficientnet() -> Any:
+def efficientnet() -> Any:
     """The network with random weights. InputError that says what to install."""
     try:
         models = importlib.import_module("torchvision.models")

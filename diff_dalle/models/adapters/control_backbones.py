@@ -1,0 +1,175 @@
+"""What the ControlNet of a latent network reads its control with, by name: control → feature map."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ...config import option
+from ...errors import InputError
+from ..latent.semantic import (
+    EFFICIENTNET_CHANNELS,
+    ConvBackbone,
+    EfficientNetBackbone,
+    SemanticAutoencoder,
+    SemanticConfig,
+    efficientnet,
+)
+
+SLOPE = 0.2  # of all leaky ReLUs
+COLORS = 3  # channels that the encoders of pictures were trained on
+
+
+@dataclass(frozen=True)
+class BackboneConfig:
+    """What a ControlNet reads its control with"""
+
+    large_width: int = option(
+        1024, "large: channels of its residual blocks; 16 times as many before them, 5/4 as many after"
+    )
+    large_blocks: int = option(8, "large: residual blocks")
+    semantic: SemanticConfig | None = option(None, "semantic: the encoder it starts from, which training records")
+
+    def __post_init__(self):
+        if self.large_width < 4 or self.large_width % 4:
+            raise InputError(f"large_width is {self.large_width}, but must be a multiple of 4")
+        if self.large_blocks < 0:
+            raise InputError(f"large_blocks is {self.large_blocks}, but must be at least 0")
+
+
+class Backbone(nn.Module):
+    """[N, control_channels, H, W] in [0, 1] → [N, channels, h, w].
+
+    Attribute: ``channels``. encoder: the make of semantic encoder whose weights it starts from; "" = none.
+    """
+
+    channels: int
+    encoder = ""
+
+    def start_from(self, semantic: SemanticAutoencoder) -> None:
+        """Copy a semantic encoder's weights, where this has the same network."""
+
+
+class Simple(Backbone):
+    """Two convolutions, at the resolution of the control."""
+
+    def __init__(self, config: BackboneConfig, control_channels: int):
+        super().__init__()
+        self.channels, wide = control_channels, 4 * control_channels
+        self.layers = nn.Sequential(
+            nn.Conv2d(control_channels, wide, 3, padding=1),
+            nn.LeakyReLU(SLOPE),
+            nn.Conv2d(wide, control_channels, 3, padding=1),
+        )
+
+    def forward(self, control: Tensor) -> Tensor:
+        return self.layers(control)
+
+
+class _Residual(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(width, width, 3, padding=1) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.second(F.leaky_relu(self.first(F.leaky_relu(x, SLOPE)), SLOPE))
+
+
+class Large(Backbone):
+    """A wide layer and residual blocks, at the resolution of the control: for latents."""
+
+    def __init__(self, config: BackboneConfig, control_channels: int):
+        super().__init__()
+        width = config.large_width
+        self.channels = 5 * width // 4
+        self.layers = nn.Sequential(
+            nn.Conv2d(control_channels, 16 * width, 1),
+            nn.LeakyReLU(SLOPE),
+            nn.Conv2d(16 * width, width, 1),
+            *(_Residual(width) for _ in range(config.large_blocks)),
+            nn.Conv2d(width, self.channels, 1),
+        )
+
+    def forward(self, control: Tensor) -> Tensor:
+        return self.layers(control)
+
+
+class _Encoder(Backbone):
+    """The features of an encoder of pictures, whose first layer takes the control's channels."""
+
+    def __init__(self, encoder: nn.Module, channels: int, control_channels: int):
+        super().__init__()
+        self.channels, self.control_channels, self.network = channels, control_channels, encoder
+        self.first = next(name for name, module in encoder.named_modules() if isinstance(module, nn.Conv2d))
+        parent, _, name = self.first.rpartition(".")
+        conv = encoder.get_submodule(self.first)
+        assert isinstance(conv, nn.Conv2d)
+        if control_channels != COLORS:
+            adapted = nn.Conv2d(
+                control_channels,
+                conv.out_channels,
+                conv.kernel_size,  # type: ignore[arg-type]
+                conv.stride,  # type: ignore[arg-type]
+                conv.padding,  # type: ignore[arg-type]
+                bias=conv.bias is not None,
+            )
+            setattr(encoder.get_submodule(parent), name, adapted)
+
+    def _load(self, state: Mapping[str, Tensor]) -> None:
+        """Copy the weights of an encoder of colors: of its first layer, the planes of the first channels; further ones
+        start at 0."""
+        name, state = f"{self.first}.weight", dict(state)
+        planes = state[name][:, : self.control_channels]
+        missing = self.control_channels - planes.shape[1]
+        state[name] = F.pad(planes, (0, 0, 0, 0, 0, missing))
+        self.network.load_state_dict(state)
+
+
+class Semantic(_Encoder):
+    """Our own semantic encoder."""
+
+    encoder = "conv"
+
+    def __init__(self, config: BackboneConfig, control_channels: int):
+        network = ConvBackbone(config.semantic or SemanticConfig())
+        super().__init__(network, network.channels, control_channels)
+
+    def start_from(self, semantic: SemanticAutoencoder) -> None:
+        self._load(semantic.backbone.state_dict())
+
+    def forward(self, control: Tensor) -> Tensor:
+        return self.network(2 * control - 1)  # it was trained on pictures in [-1, 1]
+
+
+class EfficientNet(_Encoder):
+    """EfficientNetV2-S (Tan & Le 2021), trained in evaluation mode: the statistics of its norms stay as they are."""
+
+    encoder = "efficientnet_v2_s"
+
+    def __init__(self, config: BackboneConfig, control_channels: int):
+        super().__init__(efficientnet().features.eval(), EFFICIENTNET_CHANNELS, control_channels)
+
+    def train(self, mode: bool = True) -> EfficientNet:
+        super().train(mode)
+        self.network.eval()
+        return self
+
+    def start_from(self, semantic: SemanticAutoencoder) -> None:
+        assert isinstance(semantic.backbone, EfficientNetBackbone)
+        self._load(semantic.backbone.features.state_dict())
+
+    def forward(self, control: Tensor) -> Tensor:
+        return self.network(control.contiguous(memory_format=torch.channels_last))
+
+
+#: By the names that files give them.
+BACKBONES: dict[str, type[Backbone]] = {
+    "effnet": EfficientNet,
+    "simple": Simple,
+    "large": Large,
+    "semantic": Semantic,
+}

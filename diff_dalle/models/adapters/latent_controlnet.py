@@ -1,0 +1,89 @@
+"""The ControlNet of a network of latents: a backbone, and a projection for each residual block that it steers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from ...batch import Conditioning
+from ...config import lookup, option, section
+from ...errors import InputError, quantity
+from ..latent.config import LatentUnetConfig
+from ..layers import zero_init
+from .control_backbones import BACKBONES, SLOPE, BackboneConfig
+from .controlnet import ControlNet
+
+
+@dataclass(frozen=True)
+class LatentControlConfig:
+    """ControlNet"""
+
+    controlnet_blocks: tuple[int, ...] = option(
+        (),
+        "numbers of the residual blocks that it steers: blocks C in the order in which they are passed, repeats "
+        "included, from 0 on",
+        required=True,
+    )
+    controlnet_bottleneck_mode: str = option(
+        "effnet",
+        "what reads the control: effnet (EfficientNetV2-S) or semantic (our own encoder), which start from the weights "
+        "of the semantic encoder and take pictures, simple or large, which take small maps",
+        choices=tuple(BACKBONES),
+    )
+    backbone: BackboneConfig = section(BackboneConfig)
+
+    def __post_init__(self):
+        lookup(BACKBONES, self.controlnet_bottleneck_mode, "controlnet_bottleneck_mode")
+        blocks = self.controlnet_blocks
+        if min(blocks, default=0) < 0 or len(set(blocks)) < len(blocks):
+            raise InputError(f"controlnet_blocks is {blocks}, but must be different numbers from 0 on")
+
+    def check_blocks(self, base: LatentUnetConfig) -> None:
+        """InputError for no blocks, and for those that the base does not have."""
+        if not self.controlnet_blocks:
+            raise InputError("controlnet_blocks is empty, but must name at least one residual block")
+        last = base.residual_blocks - 1
+        if max(self.controlnet_blocks) > last:
+            raise InputError(
+                f"controlnet_blocks has {max(self.controlnet_blocks)}, but the base has "
+                f"{quantity(last + 1, 'residual block')}, numbered from 0 to {last}: leave it out"
+            )
+
+
+class Projection(nn.Sequential):
+    """Feature map → what is added to the input of a residual block, 0 at initialization."""
+
+    def __init__(self, channels: int, width: int):
+        super().__init__(
+            nn.Conv2d(channels, channels, 1, bias=False),
+            nn.LeakyReLU(SLOPE),
+            zero_init(nn.Conv2d(channels, width, 1, bias=False)),
+        )
+
+
+class LatentControlNet(ControlNet):
+    """What it adds depends on the control alone. Feature maps have their own resolution; the base resizes them."""
+
+    def __init__(self, config: LatentControlConfig, base: LatentUnetConfig, control_channels: int):
+        super().__init__(control_channels)
+        config.check_blocks(base)
+        widths = base.residual_widths
+        self.backbone = BACKBONES[config.controlnet_bottleneck_mode](config.backbone, control_channels)
+        self.projections = nn.ModuleDict(
+            {str(i): Projection(self.backbone.channels, widths[i]) for i in sorted(config.controlnet_blocks)}
+        )
+        self.length = max(config.controlnet_blocks) + 1
+
+    def start_from(self, base: nn.Module) -> None:
+        """Nothing is shared with the base; ``backbone.start_from`` is about the semantic encoder."""
+
+    def encoded(self, control: Tensor) -> Tensor:
+        return self.backbone(control)
+
+    def forward(self, hint: Tensor, x: Tensor, t: Tensor, cond: Conditioning) -> list[Tensor | None]:
+        """One tensor for each block up to the last that it steers, None for the others."""
+        found: list[Tensor | None] = [None] * self.length
+        for number, projection in self.projections.items():
+            found[int(number)] = projection(hint)
+        return found
