@@ -22,7 +22,7 @@ from ..images.signal import PixelSignal, Signal
 from ..models.generator import Generator, GeneratorConfig
 from ..models.noised_clip import NoisedClip, NoisedClipConfig
 from ..text.tokenizer import TokenizerConfig
-from . import cascade
+from . import cascade, controlnets
 from .decoder import DecoderConfig
 from .probe import Probe, empty_captions, empty_images
 
@@ -226,6 +226,22 @@ KINDS = {
             cascade.stage_probe,
             cascade.stage_c_signal,
             summary=cascade.stage_summary,
+        ),
+        Kind(
+            "controlnet",
+            controlnets.ControlNetSettings,
+            controlnets.build_unet_controlnet,
+            controlnets.unet_probe,
+            controlnets.controlnet_signal,
+            summary=controlnets.controlnet_summary,
+        ),
+        Kind(
+            "stage_c_controlnet",
+            controlnets.StageCControlNetSettings,
+            controlnets.build_latent_controlnet,
+            controlnets.latent_probe,
+            controlnets.controlnet_signal,
+            summary=controlnets.controlnet_summary,
         ),
     )
 }

@@ -31,4 +31,6 @@ TRAINING_COMMANDS = {
     "semantic": TrainingCommand("scripts/train_cascade.py", "cascade.autoencoders.SemanticRun"),
     "stage_b": TrainingCommand("scripts/train_cascade.py", "cascade.stages.StageBRun"),
     "stage_c": TrainingCommand("scripts/train_cascade.py", "cascade.stages.StageCRun"),
+    "controlnet": TrainingCommand("scripts/train_controlnet.py", "train_controlnet.ControlNetRun"),
+    "stage_c_controlnet": TrainingCommand("scripts/train_cascade.py", "cascade.controlnet.StageCControlNetRun"),
 }

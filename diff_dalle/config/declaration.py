@@ -41,8 +41,8 @@ def option(
     keyed:    of a list of sections: a mapping may take its place, each key of which is this setting of an item; the
               value is the item's other settings, or True for none of them, or False or None for no item.
     lone:     of a list of sections: the mapping of one item may take its place.
-    nested:   of texts: in a file a list may take the place of a text and stands for its JSON text, which is how a flag
-              spells it; commas within brackets and quotes separate nothing.
+    nested:   of texts: in a file a list or mapping may take the place of a text and stands for its JSON text, which is
+              how a flag spells it; commas within brackets and quotes separate nothing.
     """
     metadata = {"help": help, "choices": tuple(choices), "free": free, "was": tuple(was), "needs": _all(needs)}
     metadata |= {"required": required, "keyed": keyed, "lone": lone, "nested": nested}

@@ -87,7 +87,7 @@ def _unnested(value, kind, from_text: bool):
 
 
 def _json(value):
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, list) else value
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, (list, Mapping)) else value
 
 
 def _split_expressions(text: str) -> list[str]:

@@ -170,8 +170,7 @@ class Collection:
     def read(self, place: Place) -> Raw:
         """Read a sample; adjacent members are read at once. One with a member above its size limit is not read."""
         for kind, (_, size) in place.spans.items():
-            limit = MAX_EMBEDDING if kind.endswith(KINDS) else MAX_BYTES.get(kind, MAX_OTHER)
-            if size > limit:
+            if size > (limit := _limit(kind)):
                 return Raw(problem=f"one of its members has {size:,} bytes, more than {limit:,}")
         members = self._read_members(place)
         if any(len(members[kind]) < size for kind, (_, size) in place.spans.items()):
@@ -201,6 +200,13 @@ class Collection:
                 offset, size = place.spans[kind]
                 members[kind] = block[offset - begin :][:size]
         return members
+
+
+def _limit(kind: str) -> int:
+    """The largest size in bytes of a member of this kind."""
+    if kind.rpartition(".")[2] in IMAGE_KINDS:
+        kind = IMAGE
+    return MAX_EMBEDDING if kind.endswith(KINDS) else MAX_BYTES.get(kind, MAX_OTHER)
 
 
 def _rows_of_keys(found: Table, rows: np.ndarray, index_width: int) -> np.ndarray:

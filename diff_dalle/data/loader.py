@@ -148,6 +148,8 @@ class Loader:
         saliency: Saliency | None = None,
         world: World = ALONE,
     ):
+        if saliency and spec.control:
+            raise InputError("crops around what is salient differ between an image and its control: leave one out")
         self.config, self.spec, self.batch_size = config, spec, batch_size
         self.rank, self.world_size = rank, world_size
         self.device = torch.device(device)
@@ -284,6 +286,8 @@ class Loader:
             name: torch.cat([part.cond[name].to(self.device, non_blocking=True) for part in parts])
             for name in parts[0].cond
         }
+        if "control" in cond:
+            cond["control"] = cond["control"].permute(0, 3, 1, 2).float() / 255
         return Batch(from_uint8(pixels), Conditioning.of(cond), index)
 
     def _count(self, part: Chunk):

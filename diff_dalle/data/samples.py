@@ -76,7 +76,7 @@ class Chunk:
 
     index:    [n] int64 positions.
     images:   [n, H, W, C] uint8; [n, 0, 0, 0] when the spec asks for no images.
-    cond:     conditions, named as by ``Conditioning.present``.
+    cond:     conditions, named as by ``Conditioning.present``; a control is uint8 [n, H, W, C].
     broken:   the broken samples that were replaced.
     rejected: the number of samples that each filter rejected, and the reason for the last one.
     failure:  why the chunk is empty, when a shard changed or no sample could replace a broken one.
@@ -100,12 +100,14 @@ class Chunk:
 
 @dataclass(frozen=True)
 class _Sample:
-    """A decoded sample: pixels [H, W, C] uint8, its caption, class and embeddings; empty where not asked for."""
+    """A decoded sample: pixels and control [H, W, C] uint8, its caption, class and embeddings; empty where not asked
+    for."""
 
     pixels: np.ndarray
     caption: str
     label: int
     embeddings: list[np.ndarray]
+    control: np.ndarray
 
 
 class _Lost:
@@ -154,7 +156,7 @@ class Samples(Dataset[Chunk]):
         """The samples at ``positions``. Raises InputError when a sample cannot be used and none can replace it."""
         image = self._image_spec(positions)
         images = np.empty((len(positions), *(image.shape if image else NO_PIXELS.shape)), dtype=np.uint8)
-        captions, labels, embeddings, lost = [], [], [], _Lost()
+        samples, lost = [], _Lost()
         draws, places = self._draws(positions), self._places(*self.order.samples_at(positions))
         for i, raw in enumerate(self._read_all(places)):
             try:
@@ -162,13 +164,11 @@ class Samples(Dataset[Chunk]):
             except BrokenSample as error:
                 sample = self._replacement(positions[i], places[i], error, image, draws[i], lost)
             images[i] = sample.pixels
-            captions.append(sample.caption)
-            labels.append(sample.label)
-            embeddings.append(sample.embeddings)
+            samples.append(sample)
         return Chunk(
             torch.tensor(positions, dtype=torch.int64),
             torch.from_numpy(images),
-            self._conditions(captions, labels, embeddings),
+            self._conditions(samples),
             tuple(lost.broken),
             {name: (count, lost.reasons[name]) for name, count in lost.rejected.items()},
         )
@@ -183,15 +183,18 @@ class Samples(Dataset[Chunk]):
             raise ValueError(f"samples of different buckets cannot form a batch: their sizes are {sorted(sizes)}")
         return replace(image, size=sizes.pop())
 
-    def _conditions(self, captions: list[str], labels: list[int], embeddings: list[list[np.ndarray]]):
+    def _conditions(self, samples: Sequence[_Sample]) -> dict[str, Tensor]:
         spec = self.recipe.spec
         cond: dict[str, Tensor] = {}
+        captions = [sample.caption for sample in samples]
         for caption in spec.captions:
             cond |= zip(caption.fields, caption.tokenize(captions, caption.length), strict=True)
         if spec.num_classes:
-            cond["labels"] = torch.tensor(labels)
+            cond["labels"] = torch.tensor([sample.label for sample in samples])
+        if spec.control:
+            cond["control"] = torch.from_numpy(np.stack([sample.control for sample in samples]))
         for i, embedding in enumerate(spec.embeddings):
-            values = np.stack([row[i] for row in embeddings])
+            values = np.stack([sample.embeddings[i] for sample in samples])
             parts = (values, values.any(2)) if embedding.length else (values,)  # tokens of zeros are padding
             cond |= zip(embedding.fields, map(torch.from_numpy, parts), strict=True)
         return cond
@@ -283,7 +286,11 @@ class Samples(Dataset[Chunk]):
             for each in spec.embeddings
         ]
         pixels = self._pixels(raw.members[IMAGE], image, draws, position) if image else NO_PIXELS
-        return _Sample(pixels, caption, label, embeddings)
+        control = NO_PIXELS
+        if image and spec.control:
+            like = replace(image, channels=spec.control.channels)
+            control = self._pixels(raw.members[spec.control.member.lower()], like, draws, position)
+        return _Sample(pixels, caption, label, embeddings, control)
 
     def _pixels(self, data: bytes, image: ImageSpec, draws: list[float], position: int) -> np.ndarray:
         """[H, W, C] uint8, cropped and flipped. Raises BrokenSample when the image cannot be decoded."""

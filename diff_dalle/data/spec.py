@@ -61,6 +61,19 @@ class ImageSpec:
 
 
 @dataclass(frozen=True)
+class ControlSpec:
+    """A ready-made control of a sample: a second picture, which fills ``Conditioning.control``. It is resized, cropped
+    and flipped as the sample's image is.
+
+    member:   the extension of its member of the tar, such as "cond.png".
+    channels: 3 = RGB, 1 = gray.
+    """
+
+    member: str
+    channels: int = 3
+
+
+@dataclass(frozen=True)
 class CaptionSpec:
     """The caption of a sample, as tokens.
 
@@ -165,8 +178,11 @@ class SampleSpec:
     num_classes: int = 0
     embeddings: tuple[EmbeddingSpec, ...] = ()
     filters: tuple[JsonFilter, ...] = ()
+    control: ControlSpec | None = None
 
     def __post_init__(self):
+        if self.control and not self.image:
+            raise InputError("a control belongs to an image, but the spec asks for none")
         filled = [name for caption in self.captions for name in caption.fields]
         filled += [name for embedding in self.embeddings for name in embedding.fields]
         if not (self.image or filled or self.num_classes):
@@ -192,6 +208,8 @@ class SampleSpec:
         if self.num_classes:
             members["cls"] = "labels"
         members |= {each.source.lower(): "embeddings" for each in self.embeddings if isinstance(each.source, str)}
+        if self.control:
+            members[self.control.member.lower()] = "controls"
         if self.filters:
             members.setdefault("json", "json records")
         return Required(members)

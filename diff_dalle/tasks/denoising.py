@@ -45,6 +45,11 @@ class DenoisingTask(TimestepTask):
         super().__init__(model, process, config)
         self.num_classes, self.preview = num_classes, preview
 
+    @property
+    def denoiser(self) -> nn.Module:
+        """What the losses are of: ``model``, or a network that contains it."""
+        return self.model
+
     def condition(self, batch: Batch, draw: Draw) -> Conditioning:
         """The conditions of the samples, before caption dropout."""
         return batch.cond
@@ -94,7 +99,7 @@ class DenoisingTask(TimestepTask):
 
     def _terms(self, batch: Batch, cond: Conditioning, t: Tensor, draw: Draw) -> dict[str, Tensor]:
         noise = draw.normal("noise", batch.images.shape[1:])
-        return self.process.training_losses(self.model, batch.images, t, {"cond": cond}, noise)
+        return self.process.training_losses(self.denoiser, batch.images, t, {"cond": cond}, noise)
 
     def _by_quartile(self, name: str, values: Tensor, t: Tensor) -> dict[str, Tensor]:
         """``values`` by quarter of the process: quartile 0 has the least noise."""
@@ -102,4 +107,4 @@ class DenoisingTask(TimestepTask):
         return {f"{name}_q{q}": torch.where(quarter == q, values.detach(), torch.nan) for q in range(QUARTILES)}
 
     def previews(self):
-        return self.preview(self.model) if self.preview else {}
+        return self.preview(self.denoiser) if self.preview else {}

@@ -8,7 +8,7 @@ from typing import cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..batch import Batch, Conditioning
@@ -66,6 +66,11 @@ class LatentTask(Task):
 
     # ----------------------------------------------------------------------------------------- what a stage consists of
 
+    @property
+    def denoiser(self) -> nn.Module:
+        """What the losses are of: ``model``, or a network that contains it."""
+        return self.model
+
     def latents(self, images: Tensor) -> Tensor:
         """What is denoised: [N, channels, h, w] float32."""
         raise TypeError(f"{type(self).__name__} does not define latents(images)")
@@ -90,7 +95,7 @@ class LatentTask(Task):
 
     def _text(self, given: Conditioning, draw: Draw | None) -> Conditioning:
         """Captions, some empty with a ``draw``; encoded where a CLIP does so."""
-        shape: LatentUnetConfig = self.model.config
+        shape = cast(LatentUnetConfig, self.denoiser.config)
         if not (shape.states_width or shape.vector_width):
             return Conditioning()
         tokens, mask = given.caption
@@ -129,7 +134,7 @@ class LatentTask(Task):
 
     def _terms(self, x_start: Tensor, cond: Conditioning, t: Tensor, draw: Draw) -> dict[str, Tensor]:
         noise = self.process.noise(draw.normal, x_start.shape[1:])
-        return self.process.training_losses(self.model, x_start, t, {"cond": cond}, noise)
+        return self.process.training_losses(self.denoiser, x_start, t, {"cond": cond}, noise)
 
     def held_out(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:
         """The unweighted loss, which does not depend on what is adaptive: overall, by quarter of the time and in bins
@@ -153,6 +158,10 @@ class LatentTask(Task):
         given = {name: getattr(cond, name) for name in names}
         swapped = {name: value.roll(1, 0) for name, value in given.items() if value is not None}
         return {"caption_swap": replace(cond, **swapped)}
+
+    def pictures(self, batch: Batch, cond: Conditioning) -> list[Tensor]:
+        """What previews show of the conditions: images [N, 3, H, W] in [-1, 1]."""
+        return []
 
     def findings(self, values: Mapping[str, float]) -> tuple[str, dict[str, np.ndarray]]:
         """A plot of the loss over log-SNR, with the weights of training."""

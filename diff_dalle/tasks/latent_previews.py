@@ -24,8 +24,9 @@ SEED = 20240212  # of the noise, the same at every preview
 
 @dataclass(frozen=True)
 class LatentPreviews:
-    """Called with a task, shows a column for each image: the original, its latents decoded, noised and then predicted
-    in one step, and a sample from its conditions; with averaged weights also one from those that are not.
+    """Called with a task, shows a column for each image: the original, its control if any, its latents decoded, noised
+    and then predicted in one step, and a sample from its conditions; with averaged weights also one from those that
+    are not.
 
     batch:      the images and their captions; positions count.
     signal:     of the latents, which decodes them.
@@ -51,9 +52,10 @@ class LatentPreviews:
         t = (batch.index.to(x_start.device).double() + 0.5) / len(self.batch)
         t = t.float() if x_start.device.type == "mps" else t
         x_t = process.q_sample(x_start, t, draw.normal("noise", x_start.shape[1:]))
-        output = task.model(x_t, process.condition(process.log_snr(t)), cond=cond)
+        output = task.denoiser(x_t, process.condition(process.log_snr(t)), cond=cond)
         predicted = process.undiffuse(x_t, t, output)[0]
-        yield to_uint8(batch.images).cpu().numpy()
+        for images in (batch.images, *task.pictures(batch, cond)):
+            yield to_uint8(images).cpu().numpy()
         for latents in (x_start, x_t.to(x_start.dtype), predicted):
             yield self.signal.to_pixels(latents)
         for weights in self._weights(task):
@@ -72,7 +74,7 @@ class LatentPreviews:
             guidance = replace(guidance, guidance_scale=1.0)
         samples = SampleBatch(self.signal, (size[0], size[1]), batch.index.tolist(), cond, null)
         steps = task.process.steps(sampling.steps, sampling.shift)
-        return sample_batch(task.model, steps, samples, sampling.sampler_config, guidance)
+        return sample_batch(task.denoiser, steps, samples, sampling.sampler_config, guidance)
 
 
 def _device(task: LatentTask) -> torch.device:

@@ -1,6 +1,6 @@
 """Whole files: everything that is wrong at once, each with its path and line."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from config_making import Clip, Crop, Fitting, Stages, UNet, WholeFile, from_text
@@ -8,6 +8,8 @@ from config_making import Clip, Crop, Fitting, Stages, UNet, WholeFile, from_tex
 from diff_dalle.commands.command_line import groups, parse
 from diff_dalle.commands.flag_tables import flag_table
 from diff_dalle.config import differences, dump, entries, from_dict, leaves, option, section, shown, to_dict
+from diff_dalle.config.declaration import Leaf
+from diff_dalle.config.values import checked
 from diff_dalle.errors import InputError
 
 GOOD = """{
@@ -211,3 +213,12 @@ def test_a_follow_up_of_an_error_is_no_error_of_its_own():
     """The check of the whole runs on sections that their own checks have refused."""
     lines = errors_of("stages: {unets: [{dim: 3}, {dim: 4}]}\nfitting: {mask: [true, true, false]}")
     assert [line.split(" (")[0].strip() for line in lines[1:]] == ["stages.unets[0].dim", "fitting.mask"]
+
+
+def test_a_mapping_may_take_the_place_of_a_nested_text():
+    """It stands for its JSON text, which is read back as such."""
+    leaf = Leaf(("params",), str, "{}", "", nested=True)
+    text = checked(leaf, {"resize": 224, "sides": [1, 2]}, False, "params")
+    assert text == '{"resize": 224, "sides": [1, 2]}' and checked(leaf, text, False, "params") == text
+    with pytest.raises(InputError, match="params is"):
+        checked(replace(leaf, nested=False), {"resize": 224}, False, "params")

@@ -12,7 +12,7 @@ from ..training_commands import TRAINING_COMMANDS
 from .run import CascadeRun
 from .stages import STAGE_B_SIZES, STAGE_C_SIZES
 
-KINDS = ("stage_a", "semantic", "stage_b", "stage_c")
+KINDS = ("stage_a", "semantic", "stage_b", "stage_c", "stage_c_controlnet")
 
 
 def parse_cascade(argv: Sequence[str] | None = None, description: str = "") -> CascadeRun:
@@ -47,6 +47,8 @@ def _kind_of(argv: Sequence[str]) -> str:
 def inferred_kind(settings: Mapping) -> str | None:
     """The kind of a file that does not say it, from what only one kind has; None if that leaves it open."""
     version = str(settings.get("model_version", ""))
+    if any(str(key).startswith("controlnet_") for key in settings):
+        return "stage_c_controlnet"
     if "stage_a_checkpoint_path" in settings:
         return "stage_b"
     if "previewer_checkpoint_path" in settings:

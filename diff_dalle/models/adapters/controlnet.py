@@ -1,4 +1,4 @@
-"""ControlNets (Zhang et al. 2023): networks that steer a frozen denoiser by a control, such as the edges of a picture."""
+"""ControlNets (Zhang et al. 2023): networks that steer a frozen denoiser by a control, such as a picture's edges."""
 
 from __future__ import annotations
 

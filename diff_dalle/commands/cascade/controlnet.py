@@ -1,0 +1,179 @@
+"""Training a ControlNet of stage C from the documented file."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, cast
+
+from torch import nn
+
+from ...checkpoints.checkpoint import Identity
+from ...checkpoints.controlnets import BaseRecord
+from ...checkpoints.decoder import ClipConfig
+from ...checkpoints.loading import open_network
+from ...config import option, section
+from ...data.spec import SampleSpec
+from ...diffusion.log_snr import LogSnrProcess
+from ...diffusion.log_snr_config import LogSnrConfig
+from ...distributed.world import World
+from ...errors import InputError
+from ...images.control_filters.contract import Materials
+from ...images.control_filters.table import ControlConfig
+from ...models.adapters.control_backbones import BACKBONES
+from ...models.adapters.latent_controlnet import LatentControlConfig, LatentControlNet
+from ...models.latent.semantic import SemanticAutoencoder
+from ...models.latent.stage_c import STAGE_C_SIZES, StageC
+from ...tasks.control import BASE, ControlledStageCTask
+from ...tasks.latent import LatentTask
+from ...text.tokenizer import Tokenizer, TokenizerConfig
+from ...training.settings import TrainingConfig
+from ..base_settings import of_base
+from ..train_controlnet import Steered, with_control
+from .companions import HUB_NAMES
+from .run import CONTROLNET_KEYS, REFUSED, CascadeRun
+from .stages import StageCRun
+
+# Settings of the process that concern training alone: the ControlNet's are its own.
+TRAINED_BY = (
+    "loss_weighting", "p2_k", "p2_gamma", "p2_s", "min_snr_gamma", "sigmoid_s", "loss_shift", "loss_weight_limits",
+    "offset_noise", "pyramid_noise",
+)  # fmt: skip
+STRUCTURE = ("widths", "down_blocks", "up_blocks")  # what model_version says
+
+
+@dataclass(frozen=True)
+class StageCControlNetRun(StageCRun):
+    """Settings of ``train_cascade.py`` with ``kind: stage_c_controlnet``.
+
+    ``model``, ``tokenizer`` and ``diffusion`` are the base's, which ``settled`` reads, except for what concerns
+    training alone.
+    """
+
+    kind: ClassVar[str] = "stage_c_controlnet"
+    refused: ClassVar[dict[str, str]] = {
+        key: reason for key, reason in REFUSED.items() if key not in CONTROLNET_KEYS or key == "offset_noise"
+    }
+    steered: ClassVar[Steered | None] = None  # of the instance that ``settled`` returns
+
+    generator_checkpoint_path: str | None = option(None, "checkpoint of the base, a stage C", required=True, free=True)
+    controlnet_checkpoint_path: str | None = option(
+        None, "model or EMA file of a ControlNet to initialize the weights from; none = from scratch", free=True
+    )
+    control: ControlConfig = section(ControlConfig)
+    controlnet: LatentControlConfig = section(LatentControlConfig)
+    base: BaseRecord = section(BaseRecord, flags=False)
+
+    @classmethod
+    def completed(cls, tree: Mapping[str, Any]) -> dict[str, Any]:
+        """The documented keys of a ControlNet belong to sections here."""
+        completed = copy.deepcopy(dict(super().completed(tree)))
+        homes = {each.name: name for name, kind in cls._sections().items() for each in fields(kind)}
+        homes |= {"offset_noise": "diffusion"}
+        for key in [key for key in completed if key in homes]:
+            value = completed.pop(key)
+            if value is not None and isinstance(completed.setdefault(homes[key], {}), dict):
+                completed[homes[key]].setdefault(key, value)
+        return completed
+
+    @staticmethod
+    def _sections() -> dict[str, type]:
+        return {"control": ControlConfig, "controlnet": LatentControlConfig}
+
+    def _problems(self) -> Iterator[str]:
+        yield from super()._problems()
+        try:
+            self.control.check()
+        except InputError as error:
+            yield f"control.{error}"
+
+    # ---------------------------------------------------------------------------------------------- what it works with
+
+    def settled(self, world: World) -> CascadeRun:
+        path = cast(str, self.generator_checkpoint_path)
+        saved = open_network(path, "stage_c")
+        settings, origin = saved.settings, f"model_version {self.model_version}"
+        of_base(self.diffusion, _training_of(settings.diffusion, self.diffusion), LogSnrConfig(), path)
+        run = replace(
+            self,
+            model=of_base(self.model, settings.model, STAGE_C_SIZES[self.model_version], path, STRUCTURE, origin),
+            tokenizer=of_base(self.tokenizer, settings.tokenizer, TokenizerConfig(), path),
+            diffusion=_training_of(settings.diffusion, self.diffusion),
+            trained_with=settings.trained_with,
+            clip_text_model_name=self.clip_text_model_name or _name_of(settings.trained_with.text_clip),
+            clip_image_model_name=self.clip_image_model_name or _name_of(settings.trained_with.image_clip),
+        )
+        run = cast(StageCControlNetRun, StageCRun.settled(run, world))
+        semantic, opened = run._opened.semantic, run.opened
+        materials = Materials(semantic.encode, semantic.config.semantic_channels, semantic.config.stride)
+        steered = Steered(saved, saved.load(world.device), self.control.create(materials))
+        known = {
+            "control": replace(self.control, control_channels=steered.control_filter.channels),
+            "controlnet": _with_encoder(self.controlnet, semantic),
+            "base": steered.record(self.base, run.image_size, "generator_checkpoint_path"),
+        }
+        for name, value in {**known, "steered": steered, "opened": opened}.items():
+            object.__setattr__(run, name, value)
+        run.controlnet.check_blocks(run.model)
+        return run
+
+    @property
+    def _steered(self) -> Steered:
+        assert self.steered is not None  # ``settled`` comes first
+        return self.steered
+
+    @property
+    def training(self) -> TrainingConfig:  # type: ignore[override]
+        path = self.controlnet_checkpoint_path
+        return replace(super().training, init_checkpoint=(path,) if path else ())
+
+    def starting_from(self, weights: tuple[str, ...]) -> CascadeRun:
+        (path,) = weights
+        return replace(self, controlnet_checkpoint_path=path)
+
+    def build_tokenizer(self) -> Tokenizer | None:
+        """The base's."""
+        return self.steered.saved.tokenizer if self.steered else super().build_tokenizer()
+
+    def identity(self, tokenizer: Tokenizer | None) -> Identity:
+        """Without a tokenizer: the base reads the text."""
+        return super().identity(None)
+
+    def sample_spec(self, tokenizer: Tokenizer | None) -> SampleSpec:
+        return with_control(super().sample_spec(tokenizer), self._steered.control_filter)
+
+    def build_task(self, model: nn.Module) -> LatentTask:
+        assert isinstance(model, LatentControlNet)
+        model.backbone.start_from(self._opened.semantic)
+        task = ControlledStageCTask(cast(StageC, model), LogSnrProcess(self.diffusion), self.denoising)
+        task.add_companion(BASE, self._steered.network)
+        task.control_filter = self._steered.control_filter
+        return task
+
+
+def _training_of(base: LogSnrConfig, own: LogSnrConfig) -> LogSnrConfig:
+    """The base's process, trained as one's own says."""
+    return replace(base, **{name: getattr(own, name) for name in TRAINED_BY})
+
+
+def _name_of(clip: ClipConfig | None) -> str | None:
+    """The name by which a file would give a CLIP."""
+    if clip is None:
+        return None
+    names = {value: name for name, value in HUB_NAMES.items()}
+    return names.get((clip.make, clip.model), clip.model)
+
+
+def _with_encoder(config: LatentControlConfig, semantic: SemanticAutoencoder) -> LatentControlConfig:
+    """The settings with those of the semantic encoder that the backbone starts from. InputError for another make."""
+    mode = config.controlnet_bottleneck_mode
+    required, found = BACKBONES[mode].encoder, semantic.config.backbone
+    if required and required != found:
+        other = next(name for name, each in BACKBONES.items() if each.encoder == found)
+        raise InputError(
+            f"controlnet_bottleneck_mode is {mode}, which starts from the weights of a semantic encoder {required}, "
+            f"but that of effnet_checkpoint_path is {found}: set controlnet_bottleneck_mode to {other}, simple or large"
+        )
+    backbone = replace(config.backbone, semantic=semantic.config if mode == "semantic" else None)
+    return replace(config, backbone=backbone)

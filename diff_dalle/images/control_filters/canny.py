@@ -1,0 +1,101 @@
+"""Edges after Canny (1986), with the same pixels as OpenCV's ``Canny`` of 8-bit pictures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ...config import option
+from ...errors import InputError
+from ...randomness import Draw
+from .contract import ControlFilter, Materials
+
+TANGENT_SHIFT = 15
+TANGENT = 13573  # tan(22.5°) · 2^15, as OpenCV rounds it
+
+
+@dataclass(frozen=True)
+class CannyParams:
+    """Canny edges"""
+
+    resize: int = option(
+        224, "length in pixels of the shorter side of the pictures whose edges are found; 0 = as they are"
+    )
+    low: int = option(100, "gradient above which an edge goes on, in 8-bit levels")
+    high: int = option(200, "gradient above which an edge begins, in 8-bit levels")
+
+    def __post_init__(self):
+        if self.resize < 0 or 0 < self.resize < 8:
+            raise InputError(f"resize is {self.resize}, but must be at least 8, or 0")
+        if not 0 <= self.low <= self.high:
+            raise InputError(f"low is {self.low} and high {self.high}, but must have 0 <= low <= high")
+
+
+class CannyFilter(ControlFilter):
+    """One channel: 1 on edges, else 0; in between where it is resized."""
+
+    params = CannyParams
+    channels = 1
+
+    def __init__(self, params: Any, materials: Materials):
+        self.config: CannyParams = params
+
+    def __call__(self, pictures: Tensor, draw: Draw, masks: Tensor | None = None) -> Tensor:
+        height, width = pictures.shape[2:]
+        small, shorter = pictures, min(height, width)
+        if self.config.resize:
+            size = [round(length * self.config.resize / shorter) for length in (height, width)]
+            small = F.interpolate(pictures, size, mode="bilinear", antialias=True)
+        levels = (255 * small).round().clamp(0, 255).int()
+        edges = canny_edges(levels, self.config.low, self.config.high).float()
+        return F.interpolate(edges, (height, width), mode="bilinear") if self.config.resize else edges
+
+
+def canny_edges(pictures: Tensor, low: int, high: int) -> Tensor:
+    """8-bit levels, int32 [N, C, H, W] → edges, bool [N, 1, H, W].
+
+    Gradients by Sobel's 3×3 operator, of the channel where |dx| + |dy| is largest; thinned to maxima across the edge in
+    four directions; those above ``high``, and those above ``low`` that are connected to them.
+    """
+    dx, dy = _sobel(pictures)
+    size = dx.abs() + dy.abs()
+    order = torch.arange(size.shape[1], device=size.device)[:, None, None]
+    channel = (size * len(order) - order).argmax(1, keepdim=True)  # the first of several maxima
+    dx, dy, size = (each.gather(1, channel) for each in (dx, dy, size))
+    candidates = _thinned(dx, dy, size) & (size > low)
+    edges = candidates & (size > high)
+    while True:
+        grown = F.max_pool2d(edges.float(), 3, 1, 1).bool() & candidates
+        if torch.equal(grown, edges):
+            return edges
+        edges = grown
+
+
+def _sobel(pictures: Tensor) -> tuple[Tensor, Tensor]:
+    """Derivatives to the right and down, int32 of the same shape; the border is repeated."""
+    x = F.pad(pictures.float(), (1, 1, 1, 1), mode="replicate").int()
+    down = x[:, :, :-2] + 2 * x[:, :, 1:-1] + x[:, :, 2:]  # smoothed down
+    right = x[..., :-2] + 2 * x[..., 1:-1] + x[..., 2:]  # smoothed to the right
+    return down[..., 2:] - down[..., :-2], right[:, :, 2:] - right[:, :, :-2]
+
+
+def _thinned(dx: Tensor, dy: Tensor, size: Tensor) -> Tensor:
+    """Where the gradient is larger than before the pixel and not smaller than after it, along its direction."""
+    padded, (height, width) = F.pad(size, (1, 1, 1, 1)), size.shape[2:]
+
+    def beside(row: int, column: int) -> Tensor:
+        return padded[:, :, 1 + row : 1 + row + height, 1 + column : 1 + column + width]
+
+    x, y = dx.abs().long(), dy.abs().long() << TANGENT_SHIFT
+    flat = x * TANGENT  # below this an angle is less than 22.5°
+    steep = flat + (x << (TANGENT_SHIFT + 1))  # above this it is more than 67.5°, whose tangent is larger by 2
+    across = (size > beside(0, -1)) & (size >= beside(0, 1))
+    along = (size > beside(-1, 0)) & (size >= beside(1, 0))
+    falling = (size > beside(-1, -1)) & (size > beside(1, 1))
+    rising = (size > beside(-1, 1)) & (size > beside(1, -1))
+    diagonal = torch.where((dx ^ dy) < 0, rising, falling)
+    return torch.where(y < flat, across, torch.where(y > steep, along, diagonal))

@@ -1,0 +1,58 @@
+"""The contract of a control filter: pictures → what a ControlNet steers by."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from ...randomness import Draw
+
+
+@dataclass(frozen=True)
+class NoParams:
+    """A filter without parameters"""
+
+
+@dataclass(frozen=True)
+class Materials:
+    """What filters work with beside the pictures.
+
+    encode: pictures [N, 3, H, W] in [-1, 1] → semantic latents [N, channels, H / stride, W / stride], by the frozen
+            semantic encoder; None = there is none.
+    """
+
+    encode: Callable[[Tensor], Tensor] | None = None
+    channels: int = 0
+    stride: int = 1
+
+
+class ControlFilter(ABC):
+    """One kind of control. To add one: a subclass, and a line in ``table.FILTERS``; or, in a package of one's own, a
+    subclass that its entry point in the group ``diff_dalle.control_filters`` names.
+
+    params: the dataclass of its parameters, of which ``controlnet_filter_params`` has any.
+    takes_masks: whether it can be given masks instead of drawing them.
+    channels:    of the control.
+    """
+
+    params: ClassVar[type] = NoParams
+    takes_masks: ClassVar[bool] = False
+    channels: int
+
+    def __init__(self, params: Any, materials: Materials):  # noqa: B027  (most filters need neither)
+        """Raises InputError for materials or packages that are missing."""
+
+    @abstractmethod
+    def __call__(self, pictures: Tensor, draw: Draw, masks: Tensor | None = None) -> Tensor:
+        """Pictures [N, 3, H, W] in [0, 1] → the control [N, channels, h, w] float32 on the same device, usually in
+        [0, 1]. All random numbers are those of ``draw``. masks: see ``takes_masks``; bool [N, 1, H, W]."""
+
+    def shown(self, control: Tensor, pictures: Tensor) -> Tensor:
+        """The control for people, [N, 3, H, W] in [0, 1] of the size of the pictures that it is of."""
+        colors = control if control.shape[1] == 3 else control[:, :1].expand(-1, 3, -1, -1)
+        return F.interpolate(colors, pictures.shape[2:], mode="nearest").clamp(0, 1)

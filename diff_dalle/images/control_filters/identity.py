@@ -1,0 +1,87 @@
+"""Whose faces a picture shows as a control. The networks that find and describe faces are a plug-in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ...config import option
+from ...errors import InputError
+from ...randomness import Draw
+from .contract import ControlFilter, Materials
+from .plugins import load_plugin
+
+WIDTH = 512  # of the vector that describes a face
+STRIDE = 32  # pixels per position of the control
+
+
+@dataclass(frozen=True)
+class Face:
+    """box: (top, left, bottom, right) in pixels. vector: float32 [512], of unit norm."""
+
+    box: tuple[float, float, float, float]
+    vector: np.ndarray
+
+
+#: A picture uint8 [H, W, 3] → its faces, the most prominent one first.
+FindFaces = Callable[[np.ndarray], Sequence[Face]]
+
+
+@dataclass(frozen=True)
+class IdentityParams:
+    """Face identity"""
+
+    faces: str = option("", "plug-in that finds faces and describes them; empty = the only one that is installed")
+    max_faces: int = option(4, "most faces of a picture that count")
+    p_drop: float = option(0.05, "probability of dropping each face")
+    p_full: float = option(0.3, "probability that a face that is alone fills the whole control")
+
+    def __post_init__(self):
+        if self.max_faces < 1:
+            raise InputError(f"max_faces is {self.max_faces}, but must be at least 1")
+        for name in ("p_drop", "p_full"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"{name} is {getattr(self, name):g}, but must lie between 0 and 1")
+
+
+class IdentityFilter(ControlFilter):
+    """512 channels for each 32 pixels: the vector of the face there, 0 without one."""
+
+    params = IdentityParams
+    channels = WIDTH
+
+    def __init__(self, params: Any, materials: Materials):
+        self.config: IdentityParams = params
+        self.find: FindFaces = load_plugin("diff_dalle.faces", params.faces, "faces in controlnet_filter_params")
+
+    def __call__(self, pictures: Tensor, draw: Draw, masks: Tensor | None = None) -> Tensor:
+        height, width = pictures.shape[2:]
+        control = torch.zeros(len(pictures), WIDTH, -(-height // STRIDE), -(-width // STRIDE))
+        full = (draw.uniform("control full") < self.config.p_full).tolist()
+        dropped = [
+            (draw.uniform(f"control face {i}") < self.config.p_drop).tolist() for i in range(self.config.max_faces)
+        ]
+        pixels = (255 * pictures).round().clamp(0, 255).byte().permute(0, 2, 3, 1).cpu().numpy()
+        for i, picture in enumerate(pixels):
+            faces = list(self.find(picture))[: self.config.max_faces]
+            for number, face in enumerate(faces):
+                if dropped[number][i]:
+                    continue
+                vector = torch.from_numpy(np.asarray(face.vector, dtype=np.float32))
+                if len(faces) == 1 and full[i]:
+                    control[i] = vector[:, None, None]
+                else:
+                    top, left, bottom, right = (int(length // STRIDE) for length in face.box)
+                    control[i, :, max(top, 0) : bottom + 1, max(left, 0) : right + 1] = vector[:, None, None]
+        return control.to(pictures.device)
+
+    def shown(self, control: Tensor, pictures: Tensor) -> Tensor:
+        """The picture, darker where there is no face."""
+        faces = control.square().sum(1, keepdim=True).clamp(max=1)
+        return pictures * (0.3 + 0.7 * F.interpolate(faces, pictures.shape[2:], mode="nearest"))

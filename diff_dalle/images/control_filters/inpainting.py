@@ -1,0 +1,68 @@
+"""Pictures with a hole as controls: inpainting, and outpainting where the hole is all around."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...config import option
+from ...errors import InputError
+from ...randomness import Draw
+from ..smart_crop import Saliency
+from .contract import ControlFilter, Materials
+from .masking import box_or_stroke_masks, salient_masks
+from .plugins import load_plugin
+
+
+@dataclass(frozen=True)
+class InpaintParams:
+    """Inpainting and outpainting"""
+
+    p_outpaint: float = option(0.4, "probability that what is masked and what is not change places")
+    saliency: str = option(
+        "", "plug-in that finds what is salient in a picture, which is then masked; empty = random boxes and strokes"
+    )
+    threshold: tuple[float, ...] = option(
+        (0.04, 0.4), "saliency above which a place is masked: drawn between LOW,HIGH", was=("thresold",)
+    )
+
+    def __post_init__(self):
+        if not 0 <= self.p_outpaint <= 1:
+            raise InputError(f"p_outpaint is {self.p_outpaint:g}, but must lie between 0 and 1")
+        if len(self.threshold) != 2 or not 0 <= self.threshold[0] <= self.threshold[1]:
+            raise InputError(f"threshold is {self.threshold}, but must be LOW,HIGH with 0 <= LOW <= HIGH")
+
+
+class InpaintFilter(ControlFilter):
+    """The picture, white where it is masked, and the mask: 1 = masked."""
+
+    params = InpaintParams
+    takes_masks = True
+    channels = 4
+
+    def __init__(self, params: Any, materials: Materials):
+        self.config: InpaintParams = params
+        self.saliency: Saliency | None = None
+        if params.saliency:
+            self.saliency = load_plugin("diff_dalle.saliency", params.saliency, "saliency in controlnet_filter_params")
+
+    def __call__(self, pictures: Tensor, draw: Draw, masks: Tensor | None = None) -> Tensor:
+        if masks is None:
+            masks = self._drawn(pictures, draw)
+        return torch.cat([pictures.float().masked_fill(masks, 1.0), masks.float()], 1)
+
+    def _drawn(self, pictures: Tensor, draw: Draw) -> Tensor:
+        if self.saliency is None:
+            masks = box_or_stroke_masks(pictures.shape[2:], draw)
+        else:
+            low, high = self.config.threshold
+            thresholds = low + (high - low) * draw.uniform("control saliency threshold")
+            masks = salient_masks(pictures, self.saliency, thresholds)
+        outside = draw.uniform("control outpainting") < self.config.p_outpaint
+        return masks ^ outside[:, None, None, None]
+
+    def shown(self, control: Tensor, pictures: Tensor) -> Tensor:
+        return control[:, :3]

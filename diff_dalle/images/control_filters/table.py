@@ -1,0 +1,95 @@
+"""The control filters by name, and how settings name one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...config import from_dict, nearest, option
+from ...errors import InputError
+from .canny import CannyFilter
+from .contract import ControlFilter, Materials
+from .identity import IdentityFilter
+from .inpainting import InpaintFilter
+from .plugins import installed, load_plugin
+from .ready import PictureFilter, ReadyFilter
+from .super_resolution import PixelatedFilter, SemanticPixelatedFilter
+
+GROUP = "diff_dalle.control_filters"
+FILTERS: dict[str, type[ControlFilter]] = {
+    "canny": CannyFilter,
+    "sr": PixelatedFilter,
+    "semantic_sr": SemanticPixelatedFilter,
+    "inpaint": InpaintFilter,
+    "identity": IdentityFilter,
+    "picture": PictureFilter,
+    "ready": ReadyFilter,
+}
+#: What published configs call them.
+PUBLISHED = {
+    "CannyFilter": "canny",
+    "SRFilter": "sr",
+    "SREffnetFilter": "semantic_sr",
+    "InpaintFilter": "inpaint",
+    "IdentityFilter": "identity",
+    "BaseFilter": "picture",
+}
+
+
+@dataclass(frozen=True)
+class ControlConfig:
+    """Control"""
+
+    controlnet_filter: str = option(
+        "",
+        f"what makes the control of a picture: {', '.join(FILTERS)}, or a plug-in; also by the names of published "
+        "configs, such as CannyFilter",
+        required=True,
+    )
+    controlnet_filter_params: str = option(
+        "{}", "its parameters, a mapping or its JSON text, such as {resize: 224}", nested=True
+    )
+    control_channels: int = option(0, "channels of the control, which training records")
+
+    @property
+    def filter_class(self) -> type[ControlFilter]:
+        """InputError for a filter that does not exist; a plug-in is imported."""
+        name = PUBLISHED.get(self.controlnet_filter, self.controlnet_filter)
+        if name in FILTERS:
+            return FILTERS[name]
+        known = [*FILTERS, *installed(GROUP)]
+        if name not in known:
+            raise InputError(
+                f"controlnet_filter is {name!r}, but must be one of {', '.join(known)}{nearest(name, known)}, or a "
+                f"plug-in: an entry point of the group {GROUP}"
+            )
+        return load_plugin(GROUP, name, "controlnet_filter")
+
+    def params_of(self, kind: type[ControlFilter]) -> Any:
+        """The parameters, as the filter's dataclass. InputError for others than it has."""
+        setting = "controlnet_filter_params"
+        try:
+            given = json.loads(self.controlnet_filter_params or "{}")
+        except ValueError as error:
+            raise InputError(
+                f"{setting} is {self.controlnet_filter_params!r}, which is no JSON text: {error}"
+            ) from None
+        if not isinstance(given, Mapping):
+            raise InputError(f"{setting} is {self.controlnet_filter_params!r}, but must be a mapping")
+        return from_dict(kind.params, given, setting, repeated=True)
+
+    @property
+    def channels(self) -> int:
+        """Of the control: as recorded, else the filter's."""
+        return self.control_channels or self.create().channels
+
+    def check(self) -> None:
+        """InputError for a filter that does not exist, or parameters that it does not have."""
+        self.params_of(self.filter_class)
+
+    def create(self, materials: Materials | None = None) -> ControlFilter:
+        """The filter. InputError for what it lacks."""
+        kind = self.filter_class
+        return kind(self.params_of(kind), materials or Materials())

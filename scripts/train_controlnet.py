@@ -1,0 +1,15 @@
+"""Train a ControlNet, which steers a trained generator by edges, masks or other pictures, on captioned images."""
+
+from diff_dalle.commands.train_controlnet import parse_controlnet
+from diff_dalle.commands.training import train
+from diff_dalle.distributed.launch import launch, run_script
+
+
+def main():
+    run = parse_controlnet(description=__doc__)
+    with launch(run.distributed) as world:
+        train(run, world)
+
+
+if __name__ == "__main__":
+    run_script(main)
