@@ -10,6 +10,7 @@ _HOMES = {
     "sampling.pipeline": ("Pipeline", "load"),
     "sampling.request": ("ImageEdit", "Request", "StageSettings"),
     "sampling.classifier": ("Classifier", "load_classifier"),
+    "sampling.control": ("Control",),
     "errors": ("InputError",),
     "batch": ("Batch", "Conditioning"),
     "models.generator": ("Generator", "GeneratorConfig"),

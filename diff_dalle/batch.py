@@ -11,6 +11,7 @@ from torch import Tensor
 from .errors import InputError
 
 SELF_COND = "self_cond"  # in ``Conditioning.extra``: [N, C, H, W], the x_start predicted before (Chen et al. 2022)
+CONTROL_HINT = "control_hint"  # in ``Conditioning.extra``: what a ControlNet made of ``control``, once for all steps
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,11 @@ class Conditioning:
                 "impossible: set guidance_scale to 1"
             )
         return self.drop_text(where).drop_labels(where, num_classes).drop_embedding(where).drop_semantic(where)
+
+    def without_control(self) -> Conditioning:
+        """The same without control, with which a ControlNet has no effect."""
+        extra = {name: value for name, value in self.extra.items() if name != CONTROL_HINT}
+        return replace(self, control=None, extra=extra)
 
     def drop_text(self, where: Tensor) -> Conditioning:
         """Drop the text of the samples where ``where`` [N] bool is True; nothing changes without text.

@@ -17,7 +17,7 @@ def main():
         if world.is_main:
             logdir = choose_logdir(what.logdir)
             storage.make_dirs(logdir)  # raises now, not after sampling, if the folder cannot be written
-        request = read_request(what, run.edit)
+        request = read_request(what, run.edit, run.steering)
         paths = run.upsamplers.upsampler_paths
         pipeline = load(
             what.model_path,
@@ -30,6 +30,8 @@ def main():
             semantic=run.cascade.semantic,
             clip_make=what.clip_make or "",
             clip_path=what.clip_path,
+            controlnet=run.steering.controlnet,
+            accept_changed_base=run.steering.accept_changed_base,
         )
         pipeline.check(run.model)
         pipeline.check(run.diffusion)

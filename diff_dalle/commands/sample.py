@@ -17,6 +17,7 @@ from ..models.generator import GeneratorConfig
 from ..models.noised_clip import NoisedClipConfig
 from ..models.precision import PRECISIONS
 from ..sampling.classifier import ClassifierConfig
+from ..sampling.control import SteeringConfig
 from ..sampling.latent_config import LatentCascadeConfig
 from ..sampling.pipeline import Pipeline
 from ..sampling.request import StageSettings, UpsamplersConfig
@@ -161,6 +162,7 @@ class SampleRun:
     upsamplers: UpsamplersConfig = section(UpsamplersConfig)
     cascade: LatentCascadeConfig = section(LatentCascadeConfig)
     edit: EditConfig = section(EditConfig)
+    steering: SteeringConfig = section(SteeringConfig)
     classifier: ClassifierConfig = section(ClassifierConfig)
     model: ExpectedModel = section(ExpectedModel)  # type: ignore[valid-type]
     diffusion: ExpectedDiffusion = section(ExpectedDiffusion)  # type: ignore[valid-type]

@@ -13,19 +13,21 @@ from ..data.npy import MAX_HEADER, parse_header
 from ..diffusion.editing import EditConfig
 from ..errors import InputError, quantity
 from ..images.files import EXTENSIONS, image_names, read_image, read_low_res, read_mask
+from ..sampling.control import Control, SteeringConfig
 from ..sampling.image_prompts import ImagePrompts
 from ..sampling.request import ImageEdit, Request, in_turn
 from .sample import PromptConfig
 
 
-def read_request(config: PromptConfig, edit: EditConfig) -> Request:
+def read_request(config: PromptConfig, edit: EditConfig, steering: SteeringConfig | None = None) -> Request:
     """The request for exactly ``num_samples`` images, with prompts, labels and images read from their files. InputError
     for missing or unusable prompts or images."""
     prompts, low_res = _prompts(config), None
     embeddings = read_embeddings(config.embeddings) if config.embeddings else None
     images = _read_images(config) if config.images else None
     pictures = _Pictures(_paths(config.reconstruct, "--reconstruct"))
-    given = (() if embeddings is None else embeddings, images or (), pictures)
+    control = _read_control(steering) if steering is not None and steering.controlnet else None
+    given = (() if embeddings is None else embeddings, images or (), pictures, control.images if control else ())
     found = (prompts, config.labels, config.init_image, *given)
     count = config.num_samples or max(map(len, found))
     if config.low_res_dir:
@@ -47,6 +49,7 @@ def read_request(config: PromptConfig, edit: EditConfig) -> Request:
         embeddings=None if embeddings is None else in_turn(embeddings, count),
         images=images,
         reconstruct=pictures if config.reconstruct else None,
+        control=control,
     )
 
 
@@ -93,6 +96,12 @@ def _read_images(config: PromptConfig) -> ImagePrompts:
     paths = _paths(config.images, "--images")
     names = [storage.split(path)[1] for path in paths]
     return ImagePrompts(_Pictures(paths), config.image_weights or None, config.interpolate, names)
+
+
+def _read_control(config: SteeringConfig) -> Control:
+    masks = [read_mask(path) for path in _paths(config.control_mask, "--control_mask")]
+    images = _Pictures(_paths(config.control_image, "--control_image"))
+    return Control(images, masks or None, config.control_ready, config.control_scale, config.control_interval)
 
 
 def _read_edit(config: PromptConfig, edit: EditConfig) -> ImageEdit:

@@ -88,6 +88,8 @@ class ControlNetRun(GeneratorRun):
 
     def settled(self, world: World) -> ControlNetRun:
         path = self.model_path
+        if not path:
+            raise InputError("--model_path is required: the checkpoint of the base generator, ema_….pt or model….pt")
         saved = open_network(path, "generator")
         settings = saved.settings
         steered = Steered(saved, saved.load(world.device), self.control.create())

@@ -16,7 +16,7 @@ from ..errors import InputError
 from ..images.signal import Signal
 from ..randomness import Draw, check_seeds
 from .editing import Edit, EditConfig, edited_steps, shortened
-from .guidance import ClassifierGuidance, GuidanceConfig, guided_denoiser
+from .guidance import ClassifierGuidance, GuidanceConfig, guidance_interval, guided_denoiser
 from .process import SamplingProcess
 from .samplers import RANDOM_SAMPLERS, SAMPLERS, Denoise, Step
 from .self_conditioning import SelfConditioned, is_self_conditioned
@@ -67,6 +67,8 @@ class SampleBatch:
     null:   their negative conditions in classifier-free guidance; None = unconditional, or not guided.
     edit:   N images of that size to edit; another seed gives another edit.
     stage:  index of the generator in its cascade: each draws its own noise.
+    control_interval: part of the process in which ``cond.control`` has an effect, as fractions of it: 0 = image, 1 =
+            noise.
     """
 
     signal: Signal
@@ -76,6 +78,7 @@ class SampleBatch:
     null: Conditioning | None = None
     edit: Edit | None = None
     stage: int = 0
+    control_interval: tuple[float, ...] = (0.0, 1.0)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -114,6 +117,14 @@ def sample_steps(
     null = None if batch.null is None else encode_text(batch.null.to(device))
 
     def guided(null: Conditioning | None, guidance: GuidanceConfig, classifier=None) -> Denoise:
+        controlled = denoiser(cond, null, guidance, classifier)
+        low, high = batch.control_interval
+        if (low, high) == (0.0, 1.0):
+            return controlled
+        plain = denoiser(cond.without_control(), null and null.without_control(), guidance, classifier)
+        return guidance_interval(process, controlled, plain, low, high)
+
+    def denoiser(cond: Conditioning, null: Conditioning | None, guidance: GuidanceConfig, classifier) -> Denoise:
         network = SelfConditioned(generator) if is_self_conditioned(generator) else generator
         value_range = batch.signal.value_range
         denoise = guided_denoiser(process, network, cond, null, guidance, classifier, value_range)

@@ -37,6 +37,11 @@ def check_used(request: Request, settings: Sequence[StageSettings], stages: Sequ
             )
     if request.text_states is not None and not reads_text:
         raise InputError("text_states are given, but no stage is conditioned on text encodings: leave them out")
+    steered = any(stage.steering is not None for stage in stages)
+    if request.control is not None and not steered:
+        raise InputError("control is given, but there is no ControlNet: give it (--controlnet), or leave control out")
+    if steered and request.control is None:
+        raise InputError("there is a ControlNet, but no picture to control by: give control (--control_image)")
     edit = request.edit
     if edit is not None and stages[0].is_upsampler and (edit.masks is None or edit.config != EditConfig()):
         raise InputError(

@@ -20,6 +20,7 @@ from ..distributed.world import SINGLE, World
 from ..errors import InputError, quantity
 from ..text.tokenizer import Tokenizer
 from .classifier import Classifier
+from .control import Control
 from .effects import check_used
 from .embedded import DecoderClip, embedded
 from .image_prompts import ImagePrompts
@@ -27,6 +28,7 @@ from .request import ImageEdit, Request, StageSettings, in_turn
 from .sizes import size_multiple, stage_sizes, trained_size, with_low_res
 from .stage import Stage, StageJob
 from .stages import attach_companions, load_stages
+from .steering import Steering
 
 
 class Pipeline:
@@ -112,6 +114,7 @@ class Pipeline:
         image_weights: Sequence[float] | None = None,
         interpolate: int = 0,
         reconstruct: Sequence[np.ndarray] | None = None,
+        control: Control | None = None,
         num_samples: int = 0,
         progress: bool = True,
         world: World | None = None,
@@ -147,6 +150,7 @@ class Pipeline:
         image_weights:   one number per picture: one embedding of all, their sum with these weights, of unit norm.
         interpolate:     number of embeddings from the first of two pictures to the second, both included.
         reconstruct:     pictures, uint8 [H, W, 3] each, that stages B and A alone make again, of ``size``.
+        control:         pictures, used in turn, by which the ControlNet of ``load`` steers the generator or stage C.
         num_samples:     number of images, with prompts, labels, embeddings and pictures used in turn; 0 = one of each.
         progress:        show progress bars.
         world:           processes that share the work (``distributed.launch``); each gets all images.
@@ -166,7 +170,8 @@ class Pipeline:
                 values if values is None else in_turn(values, num_samples)
                 for values in (labels, classifier_prompts, embeddings)
             )
-        count = num_samples or max(len(prompts), len(given or ()), 0 if reconstruct is None else len(reconstruct))
+        others = (given, reconstruct, control and control.images)
+        count = num_samples or max(len(prompts), *(0 if each is None else len(each) for each in others))
         if seeds is None:
             seeds = given.seeds(seed, count) if given else range(seed, seed + count)
         request = Request(
@@ -182,6 +187,7 @@ class Pipeline:
             text_states,
             given,
             reconstruct,
+            control,
         )
         defaults = self.stages[0].defaults if self.has_base else StageSettings()
         base = replace(
@@ -329,6 +335,8 @@ def load(
     keep_loaded: bool | None = None,
     clip_make: str = "",
     clip_path: str = "",
+    controlnet: str = "",
+    accept_changed_base: bool = False,
 ) -> Pipeline:
     """Generators and decoders ready to sample, from model or EMA checkpoints.
 
@@ -346,6 +354,8 @@ def load(
                      that a cascade needs no more memory than its largest stage; None = True for a single stage.
     clip_make, clip_path: where the CLIP of the training of a decoder or latent cascade is, if not where its checkpoint
                      says; see ``DecoderClip``. Of two CLIPs, that of the texts.
+    controlnet:      checkpoint of a ControlNet that steers the generator or stage C ``path``. accept_changed_base: also
+                     if it was trained for other weights.
 
     Raises InputError for a file that is not a checkpoint of a generator, decoder or latent cascade, a tokenizer that is
     missing, and stages that do not fit each other or what they were trained with.
@@ -363,6 +373,11 @@ def load(
         raise InputError(f"{paths[0]} is a base generator, not an upsampler: give it with --model_path")
     if stage_b and not any(stage.path == stage_b and stage.reconstructs for stage in stages):
         raise InputError(f"stage_b is {stage_b}, which is no stage B of a latent cascade: give one")
+    if controlnet and not first:
+        raise InputError(f"controlnet is {controlnet}, but there is no base generator to steer: give --model_path")
+    if controlnet:
+        base = stages[0]
+        base.steering = Steering(controlnet, base.saved, base.device, base.precision, base.keep, accept_changed_base)
     if attach_companions(stages, stage_a, semantic, clip_make, clip_path):
         return Pipeline(stages)
     return Pipeline(stages, clip_make, clip_path)

@@ -21,6 +21,7 @@ from ..images.pixels import check_pixels
 from ..images.signal import Signal
 from ..randomness import check_seeds
 from .classifier import Classifier
+from .control import Control
 from .image_prompts import ImagePrompts
 
 
@@ -41,6 +42,7 @@ class Request:
     text_states:        N text encodings for decoders, float32 [N, L, D], with their mask, bool [N, L]: True = a real
                         token.
     images:             the pictures whose embeddings a decoder or stage C is given, in place of ``embeddings``.
+    control:            pictures that control the samples of the base generator or stage C, by a ControlNet.
     reconstruct:        pictures, uint8 [H, W, 3] of any size, that stages B and A make again from their semantic
                         latents: scaled to cover ``size`` and center-cropped, used in turn.
 
@@ -60,6 +62,7 @@ class Request:
     text_states: tuple[np.ndarray, np.ndarray] | None = None
     images: ImagePrompts | None = None
     reconstruct: Sequence[np.ndarray] | None = None
+    control: Control | None = None
 
     def __len__(self) -> int:
         return len(self.prompts)

@@ -32,6 +32,7 @@ from ..randomness import check_seeds
 from ..text.tokenizer import Tokenizer
 from .classifier import Classifier, load_classifier
 from .request import Request, StageSettings
+from .steering import Steering
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ class Stage(ABC):
         self.saved, self.device, self.precision, self.bpe_path, self.keep = saved, device, precision, bpe_path, keep
         self.signal: Signal = saved.kind.signal(saved.settings)
         self._network: nn.Module | None = None
+        self.steering: Steering | None = None  # by a ControlNet
         self._classifiers: dict[str, Classifier] = {}
 
     @abstractmethod
@@ -228,6 +230,8 @@ class Stage(ABC):
         settings.guidance.scales(self.guidable(self.conditioning(request, range(len(request))[:1])))
         thresholding(settings.guidance, self.signal.value_range)
         process = self.process(settings)
+        if self.steering is not None and request.control is not None:
+            self.steering.check(request.control, job.size, self.signal)
         if settings.seed is not None:
             check_seeds([settings.seed, settings.seed + len(request) - 1], "upsampler_seed")
         if settings.batch_size < 1:
@@ -277,6 +281,9 @@ class Stage(ABC):
     ) -> None:
         request, settings = job.request, job.settings
         network, process, classifier = self.network(), self.process(settings), self._classifier(settings)
+        steering, control = self.steering, request.control
+        if steering is not None and control is not None:
+            network = steering.around(network, control.scale)
         if settings.tile_size:
             network = Tiled(network, settings.tile_size, settings.tile_overlap, self.divisor)
         for start in range(0, len(index), settings.batch_size):
@@ -285,6 +292,8 @@ class Stage(ABC):
             cond, null = self.conditioning(request, part), None
             if low_res is not None:
                 cond = self.continued(cond, low_res[start : start + len(part)], seeds, job)
+            if steering is not None and control is not None:
+                cond = replace(cond, control=steering.controls(control, part, job.size, self.signal, seeds, job.index))
             if settings.guidance.scales(cond.droppable) != (1.0, 1.0):
                 null = self.negative_conditioning(cond, request.negative_prompt)
             batch = SampleBatch(
@@ -295,6 +304,7 @@ class Stage(ABC):
                 null,
                 request.edit.at(part, job.size, self.signal) if request.edit else None,
                 job.index,
+                control.interval if steering is not None and control is not None else (0.0, 1.0),
             )
             guide = None
             if classifier is not None:

@@ -91,6 +91,23 @@ CASES = [
     *(
         (
             SampleRun,
+            f"--{flag}",
+            "--model_path c",
+            "--model_path c --controlnet n --control_image i",
+            "set --controlnet, or leave it out",
+        )
+        for flag in (
+            "control_mask m",
+            "control_ready",
+            "control_scale 2",
+            "control_interval 0,0.5",
+            "accept_changed_base",
+        )
+    ),
+    (SampleRun, "--control_image i", "--model_path c", "--model_path c --controlnet n", "controlnet is none"),
+    *(
+        (
+            SampleRun,
             f"--stage_b_{flag}",
             "--model_path c",
             "--model_path c --stage_b b",

@@ -24,7 +24,7 @@ from ...images.control_filters.table import ControlConfig
 from ...models.adapters.control_backbones import BACKBONES
 from ...models.adapters.latent_controlnet import LatentControlConfig, LatentControlNet
 from ...models.latent.semantic import SemanticAutoencoder
-from ...models.latent.stage_c import STAGE_C_SIZES, StageC
+from ...models.latent.stage_c import STAGE_C_SIZES, StageC, StageCConfig
 from ...tasks.control import BASE, ControlledStageCTask
 from ...tasks.latent import LatentTask
 from ...text.tokenizer import Tokenizer, TokenizerConfig
@@ -57,6 +57,9 @@ class StageCControlNetRun(StageCRun):
     }
     steered: ClassVar[Steered | None] = None  # of the instance that ``settled`` returns
 
+    model_version: str | None = option(  # type: ignore[assignment]
+        None, "size of the base; none = whatever it has", choices=tuple(STAGE_C_SIZES)
+    )
     generator_checkpoint_path: str | None = option(None, "checkpoint of the base, a stage C", required=True, free=True)
     controlnet_checkpoint_path: str | None = option(
         None, "model or EMA file of a ControlNet to initialize the weights from; none = from scratch", free=True
@@ -93,11 +96,13 @@ class StageCControlNetRun(StageCRun):
     def settled(self, world: World) -> CascadeRun:
         path = cast(str, self.generator_checkpoint_path)
         saved = open_network(path, "stage_c")
-        settings, origin = saved.settings, f"model_version {self.model_version}"
+        settings, version = saved.settings, self.model_version
+        usual = STAGE_C_SIZES[version] if version else StageCConfig()
+        strict = STRUCTURE if version else ()
         of_base(self.diffusion, _training_of(settings.diffusion, self.diffusion), LogSnrConfig(), path)
         run = replace(
             self,
-            model=of_base(self.model, settings.model, STAGE_C_SIZES[self.model_version], path, STRUCTURE, origin),
+            model=of_base(self.model, settings.model, usual, path, strict, f"model_version {version}"),
             tokenizer=of_base(self.tokenizer, settings.tokenizer, TokenizerConfig(), path),
             diffusion=_training_of(settings.diffusion, self.diffusion),
             trained_with=settings.trained_with,

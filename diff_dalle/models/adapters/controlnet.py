@@ -9,10 +9,9 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from ...batch import Conditioning
+from ...batch import CONTROL_HINT, Conditioning
 from ...errors import InputError, quantity
 
-HINT = "control_hint"  # in ``Conditioning.extra``: what ``ControlNet.encode`` made of the control
 Residuals = Sequence[Tensor | None]
 
 
@@ -75,20 +74,14 @@ class Controlled(nn.Module):
         if cond.control is None:
             return cond
         hint = self.controlnet.encode(cond.control)
-        return replace(cond, control=None, extra={**cond.extra, HINT: hint})
+        return replace(cond, control=None, extra={**cond.extra, CONTROL_HINT: hint})
 
     def forward(self, x: Tensor, t: Tensor, cond: Conditioning | None = None) -> Tensor:
         cond = self.encode_text(cond or Conditioning())
-        hint = cond.extra.get(HINT)
+        hint = cond.extra.get(CONTROL_HINT)
         if hint is None:
             return self.base(x, t, cond)
         control = self.controlnet(hint, x, t, cond)
         if self.scale != 1:
             control = [None if each is None else self.scale * each for each in control]
         return self.base(x, t, cond, control=control)
-
-
-def without_control(cond: Conditioning) -> Conditioning:
-    """``cond`` without control or hint, with which a ``Controlled`` is its base."""
-    extra = {name: value for name, value in cond.extra.items() if name != HINT}
-    return replace(cond, control=None, extra=extra)

@@ -14,7 +14,7 @@ from torch import nn
 from diff_dalle.batch import Conditioning
 from diff_dalle.errors import InputError
 from diff_dalle.models.adapters.control_backbones import BACKBONES, BackboneConfig
-from diff_dalle.models.adapters.controlnet import Controlled, without_control
+from diff_dalle.models.adapters.controlnet import Controlled
 from diff_dalle.models.adapters.latent_controlnet import LatentControlConfig, LatentControlNet
 from diff_dalle.models.adapters.unet_controlnet import UnetControlConfig, UnetControlNet
 from diff_dalle.models.generator import GeneratorConfig
@@ -120,8 +120,8 @@ def test_the_hint_is_made_once_and_stands_for_the_control(make):
     once = steered(x, t, encoded)
     del controlnet.encode
     torch.testing.assert_close(once, steered(x, t, cond))
-    assert torch.equal(steered(x, t, without_control(encoded)), base(x, t, plain(cond)))
-    assert torch.equal(steered(x, t, without_control(cond)), base(x, t, plain(cond)))
+    assert torch.equal(steered(x, t, encoded.without_control()), base(x, t, plain(cond)))
+    assert torch.equal(steered(x, t, cond.without_control()), base(x, t, plain(cond)))
 
 
 @BOTH

@@ -1,0 +1,113 @@
+"""The pictures that control samples, by a ControlNet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..config import option
+from ..errors import InputError, quantity
+from ..images.files import check_mask, fit_image, fit_mask
+from ..images.pixels import check_pixels
+
+
+@dataclass(frozen=True)
+class SteeringConfig:
+    """ControlNet (steers the base generator or stage C)"""
+
+    controlnet: str = option("", "checkpoint of a ControlNet for model_path: ema_….pt or model….pt")
+    control_image: tuple[str, ...] = option(
+        (),
+        "pictures that control the samples, files and folders, used in turn; of another size they are scaled to cover "
+        "the samples and center-cropped",
+        needs=("controlnet",),
+    )
+    control_mask: tuple[str, ...] = option(
+        (),
+        "masks of control_image, of the same sizes, used in turn, for a ControlNet that inpaints: white = inpainted; "
+        "none = random",
+        needs=("controlnet",),
+    )
+    control_ready: bool = option(
+        False,
+        "control_image is a control already, such as a drawing of edges: the ControlNet's filter is not applied",
+        needs=("controlnet",),
+    )
+    control_scale: float = option(1.0, "strength of the control; 0 = none", needs=("controlnet",))
+    control_interval: tuple[float, ...] = option(
+        (0.0, 1.0),
+        "controlled part of the process, LOW,HIGH as fractions of T; 0 = image, 1 = noise",
+        needs=("controlnet",),
+    )
+    accept_changed_base: bool = option(
+        False,
+        "use the ControlNet although it was trained for other weights than those of model_path",
+        needs=("controlnet",),
+    )
+
+    def __post_init__(self):
+        if self.controlnet and not self.control_image:
+            raise InputError("--controlnet is set, but there is no picture to control by: give it with --control_image")
+
+
+@dataclass(frozen=True, eq=False)
+class Control:
+    """Pictures that control samples, of any size: scaled to cover the generated size and center-cropped.
+
+    images:   uint8 [H, W, 3] each, used in turn.
+    masks:    bool [H, W] each, True where new content is generated, for a ControlNet that inpaints: one for all, or one
+              for each; None = random ones, which follow from the seed of the sample.
+    ready:    whether the pictures are controls already.
+    scale:    strength; 0 = none.
+    interval: controlled part of the process, as fractions of it: 0 = image, 1 = noise.
+
+    Raises InputError for no picture, one of the wrong type, a mask that does not fit, and an impossible interval.
+    """
+
+    images: Sequence[np.ndarray]
+    masks: Sequence[np.ndarray] | None = None
+    ready: bool = False
+    scale: float = 1.0
+    interval: tuple[float, ...] = (0.0, 1.0)
+
+    def __post_init__(self):
+        count, ends = len(self.images), self.interval
+        if not count:
+            raise InputError("there is no picture to control by: give at least one (--control_image)")
+        if len(ends) != 2 or not 0 <= ends[0] <= ends[1] <= 1:
+            raise InputError(f"control_interval is {ends}, but must be LOW,HIGH with 0 <= LOW <= HIGH <= 1")
+        if not np.isfinite(self.scale):
+            raise InputError(f"control_scale is {self.scale}, but must be a finite number")
+        if self.masks is None:
+            return
+        if self.ready:
+            raise InputError("a mask (--control_mask) belongs to a picture, not to a ready-made control: leave one out")
+        if len(self.masks) not in (1, count):
+            raise InputError(
+                f"there are {len(self.masks)} masks (--control_mask) for {quantity(count, 'picture')}: give one for "
+                "all, or one for each"
+            )
+
+    def pictures(self, index: Sequence[int], size: tuple[int, int]) -> Tensor:
+        """The pictures of the samples with these indices, [N, 3, *size] in [0, 1]. InputError for another type."""
+        found = []
+        for i in index:
+            image = self.images[i % len(self.images)]
+            check_pixels("a picture to control by", image, "[H, W, 3]")
+            found.append(fit_image(image, size))
+        return torch.from_numpy(np.stack(found)).permute(0, 3, 1, 2).float() / 255
+
+    def masked(self, index: Sequence[int], size: tuple[int, int]) -> Tensor | None:
+        """The masks of these samples, bool [N, 1, *size]. InputError for those of another size than their pictures."""
+        if self.masks is None:
+            return None
+        found = []
+        for i in index:
+            mask, image = self.masks[i % len(self.masks)], self.images[i % len(self.images)]
+            check_mask(mask, image, "--control_mask")
+            found.append(fit_mask(mask, size))
+        return torch.from_numpy(np.stack(found))[:, None]

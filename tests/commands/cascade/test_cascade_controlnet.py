@@ -1,0 +1,210 @@
+"""Training a ControlNet of stage C from the documented file."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import yaml
+from cascade_file_making import COMMON, FILES, SIDE, frozen_of, make_frozen, make_world, run, write_file
+from checkpoint_making import make_classifier_file
+from script_running import hashes
+from script_running import run as run_script
+
+from diff_dalle.checkpoints.checkpoint import load_file
+from diff_dalle.checkpoints.loading import open_network
+from diff_dalle.commands.cascade.companions import identity_of
+from diff_dalle.commands.cascade.reading import inferred_kind, parse_cascade
+from diff_dalle.commands.info import describe_file
+from diff_dalle.commands.training import train
+from diff_dalle.distributed.world import ALONE
+from diff_dalle.errors import InputError
+
+QUIET = ("loop.preview_samples", 0)
+# The documented example, at another size: its keys and no others, but for what makes it quick.
+EXAMPLE = {
+    "experiment_id": "run",
+    "controlnet_blocks": [0, 1, 3], "controlnet_filter": "CannyFilter", "controlnet_filter_params": {"resize": 16},
+    "controlnet_bottleneck_mode": "semantic",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return make_world(tmp_path_factory.mktemp("shards"))
+
+
+@pytest.fixture(scope="module")
+def frozen(tmp_path_factory, world):
+    return make_frozen(tmp_path_factory.mktemp("frozen"), world)
+
+
+def make_base(folder, world, frozen, *changes) -> str:
+    """A stage C of a few updates."""
+    run("stage_c", folder, world, *frozen_of("stage_c", frozen), QUIET, ("updates", 2), ("save_every", 2), *changes)
+    return str(folder / "run" / "model000002.pt")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory, world, frozen):
+    return make_base(tmp_path_factory.mktemp("base"), world, frozen)
+
+
+def example(folder, world, frozen, path, **changes) -> str:
+    """A file; None leaves a key out."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {
+        **COMMON, **EXAMPLE, "checkpoint_path": str(folder), "output_path": str(folder / "out"),
+        "webdataset_path": world, "effnet_checkpoint_path": frozen["effnet_checkpoint_path"],
+        "generator_checkpoint_path": path, "sampling": {"steps": 2}, "loop": {"log_interval": 1, "preview_samples": 0},
+        **changes,
+    }  # fmt: skip
+    path = folder / "controlnet.yaml"
+    path.write_text(yaml.safe_dump({key: value for key, value in content.items() if value is not None}))
+    return str(path)
+
+
+def train_example(folder, world, frozen, path, **changes):
+    settings = parse_cascade([example(folder, world, frozen, path, **changes)])
+    train(settings, ALONE)
+    return settings
+
+
+def test_the_documented_file_runs_ten_steps(tmp_path, world, frozen, base):
+    """Its kind follows from its keys; the base's settings from the base; previews show the controls."""
+    path = example(
+        tmp_path, world, frozen, base, updates=10, save_every=10, loop={"log_interval": 1, "preview_samples": 2},
+        captions_getter=["txt", "identity"], use_fsdp=False, ema_start_iters=1, ema_iters=1, ema_beta=0.5,
+        model_version="1B", model=FILES["stage_c"]["model"],
+    )  # fmt: skip
+    out = run_script("train_cascade.py", path)
+    assert "Trained for 10 steps" in out.stdout
+    assert list((tmp_path / "out" / "run").glob("*.png"))
+    saved = open_network(str(tmp_path / "run" / "model000010.pt"), "stage_c_controlnet")
+    own = open_network(base, "stage_c").settings
+    assert saved.settings.model == own.model and saved.settings.base.image_size == SIDE
+    assert saved.settings.base.identity == identity_of(open_network(base, "stage_c").load(torch.device("cpu")))
+    assert saved.settings.control.control_channels == 1
+    assert saved.settings.controlnet.backbone.semantic.stride == 8
+    network = saved.load(torch.device("cpu"))
+    assert sorted(network.projections) == ["0", "1", "3"]
+    assert all(module[2].weight.any() for module in network.projections.values())
+    text = describe_file(str(tmp_path / "run" / "ema_0.5_000010.pt"))
+    assert (
+        f"steers the base {saved.settings.base.identity} by controls of 1 channels, which the filter CannyFilter"
+        in text
+    )
+    assert f"GFLOPs for a forward pass over one image of {SIDE}×{SIDE} pixels" in text
+
+
+def test_the_kind_follows_from_the_keys():
+    assert inferred_kind({"controlnet_filter": "CannyFilter", "previewer_checkpoint_path": "p"}) == "stage_c_controlnet"
+    assert inferred_kind({"previewer_checkpoint_path": "p"}) == "stage_c"
+
+
+def test_the_other_script_takes_the_file_too(tmp_path, world, frozen, base):
+    path = example(tmp_path, world, frozen, base, kind="stage_c_controlnet", updates=2)
+    assert "Trained for 2 steps" in run_script("train_controlnet.py", "--config", path).stdout
+
+
+def test_a_run_that_is_cut_in_two_is_the_same_run(tmp_path, world, frozen, base):
+    changes = {
+        "controlnet_filter": "InpaintFilter",
+        "controlnet_filter_params": {"p_outpaint": 0.4, "thresold": [0.1, 0.2]},
+    }
+    train_example(tmp_path / "whole", world, frozen, base, **changes)
+    for updates in (2, 4):
+        train_example(tmp_path / "cut", world, frozen, base, **changes, updates=updates)
+    whole, cut = (hashes(tmp_path / name / "run") for name in ("whole", "cut"))
+    last = {name for name in whole if "000004" in name}
+    assert len(last) == 2 and all(whole[name] == cut[name] for name in last)
+
+
+@pytest.mark.parametrize(
+    ("mode", "name", "params", "channels"),
+    [
+        ("simple", "BaseFilter", None, 3),
+        ("large", "SREffnetFilter", {"scale": 0.5}, 16),
+        ("semantic", "InpaintFilter", None, 4),
+        ("simple", "SRFilter", {"scale": 0.25}, 3),
+    ],
+)
+def test_filters_and_backbones(tmp_path, world, frozen, base, mode, name, params, channels):
+    controlnet = {"backbone": {"large_width": 8, "large_blocks": 1}} if mode == "large" else None
+    train_example(
+        tmp_path, world, frozen, base, updates=2, controlnet_bottleneck_mode=mode, controlnet_filter=name,
+        controlnet_filter_params=params, controlnet=controlnet,
+    )  # fmt: skip
+    settings = open_network(str(tmp_path / "run" / "model000002.pt"), "stage_c_controlnet").settings
+    assert settings.control.control_channels == channels and settings.controlnet.controlnet_bottleneck_mode == mode
+
+
+def test_weights_to_start_from(tmp_path, world, frozen, base):
+    """Those of a ControlNet; the base's are another key."""
+    train_example(tmp_path / "first", world, frozen, base, updates=2)
+    path = str(tmp_path / "first" / "run" / "model000002.pt")
+    train_example(tmp_path / "second", world, frozen, base, updates=1, controlnet_checkpoint_path=path, lr=1e-9)
+    first, second = load_file(path)["state"], load_file(str(tmp_path / "second" / "run" / "model000001.pt"))["state"]
+    for name, value in first.items():
+        torch.testing.assert_close(second[name], value, atol=1e-6, rtol=1e-6)
+    with pytest.raises(InputError, match="holds a stage_c, not a stage_c_controlnet"):
+        train_example(tmp_path / "third", world, frozen, base, controlnet_checkpoint_path=base)
+
+
+def test_a_base_whose_text_a_clip_encodes(tmp_path, world, frozen):
+    """Which CLIP it is, the base says; another is refused."""
+    clip = make_classifier_file(tmp_path, noised=False)
+    model = {"enc_attn_dim": 0, "text_length": 12}
+    changes = [
+        ("model.text", model), ("model.text_width", 16), ("model.pooled_width", 16), ("clip_text_model_name", clip),
+    ]  # fmt: skip
+    base = make_base(tmp_path / "base", world, frozen, *changes)
+    train_example(tmp_path / "run", world, frozen, base, updates=1)
+    (tmp_path / "other").mkdir()
+    other = make_classifier_file(tmp_path / "other", noised=False, classifier_width=32)
+    with pytest.raises(InputError, match="clip_text_model_name is .*, but the run has"):
+        train_example(tmp_path / "x", world, frozen, base, clip_text_model_name=other)
+
+
+def test_only_what_concerns_training_may_differ_from_the_process_of_the_base(tmp_path, world, frozen, base):
+    run_ = parse_cascade([example(tmp_path, world, frozen, base, offset_noise=0.1)]).settled(ALONE)
+    own = open_network(base, "stage_c").settings.diffusion
+    assert run_.diffusion == replace(own, offset_noise=0.1, loss_weighting=("p2",)) and own.offset_noise == 0
+    with pytest.raises(InputError, match="diffusion.log_snr_schedule is sqrt, but the base|log_snr_schedule is sqrt"):
+        parse_cascade([example(tmp_path, world, frozen, base, diffusion={"log_snr_schedule": "sqrt"})]).settled(ALONE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"controlnet_blocks": [0, 9]},
+            r"controlnet_blocks has 9, but the base has 4 residual blocks, numbered from 0",
+        ),
+        ({"controlnet_blocks": None}, "controlnet_blocks is required"),
+        ({"controlnet_filter": None}, "controlnet_filter is required"),
+        ({"controlnet_filter": "PidiFilter", "controlnet_filter_params": None}, "'PidiFilter', but must be one of"),
+        ({"controlnet_filter_params": {"size": 3}}, "unknown setting controlnet_filter_params.size"),
+        ({"controlnet_bottleneck_mode": "efnet"}, "did you mean effnet"),
+        ({"controlnet_bottleneck_mode": None}, "effnet, which starts from the weights of a semantic encoder efficient"),
+        ({"generator_checkpoint_path": None}, "generator_checkpoint_path is required"),
+        ({"model_version": "3.6B"}, r"widths is 2048,2048 \(model_version 3.6B\), but the base"),
+        ({"model": {"cond_width": 32}}, "cond_width is 32, but the base"),
+        ({"module_filters": [".attn"]}, "belongs to the training of a LoRA"),
+        ({"edm_objective": True}, "never had an effect"),
+        ({"base": {"identity": "0123456789abcdef"}}, "but the run was begun with 0123456789abcdef: give those"),
+    ],
+)
+def test_bad_files_are_refused(tmp_path, world, frozen, base, changes, message):
+    with pytest.raises(InputError, match=message):
+        parse_cascade([example(tmp_path, world, frozen, base, **changes)]).settled(ALONE)
+
+
+def test_other_files_are_no_bases(tmp_path, world, frozen):
+    with pytest.raises(InputError, match="holds a semantic, but a stage_c is required here"):
+        parse_cascade([example(tmp_path, world, frozen, frozen["effnet_checkpoint_path"])]).settled(ALONE)
+
+
+def test_a_controlnets_keys_are_refused_elsewhere(tmp_path, world, frozen):
+    path = write_file("stage_c", tmp_path, world, *frozen_of("stage_c", frozen), ("controlnet_blocks", [0]))
+    with pytest.raises(InputError, match="belongs to the training of a ControlNet"):
+        parse_cascade([path])

@@ -1,0 +1,175 @@
+"""Training a ControlNet of a generator by the script."""
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from checkpoint_making import make_file
+from control_making import flags_of, make_pictures, train_controlnet
+from forking import start
+from PIL import Image
+from script_running import ROOT, TWO, environment, hashes, losses
+
+from diff_dalle.checkpoints.checkpoint import load_file
+from diff_dalle.checkpoints.loading import open_network
+from diff_dalle.commands.info import describe_file
+from diff_dalle.commands.train_controlnet import parse_controlnet
+from diff_dalle.distributed.world import ALONE
+from diff_dalle.embeddings.contract import weights_digest
+from diff_dalle.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return make_file(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return make_pictures(tmp_path_factory.mktemp("pictures"))
+
+
+def test_settings_are_read_from_the_base(tmp_path, base, data):
+    """What a checkpoint says: the base's network and weights, the filter, and no tokenizer."""
+    train_controlnet(base, data, tmp_path)
+    saved = open_network(str(tmp_path / "model000002.pt"), "controlnet")
+    settings, own = saved.settings, open_network(base, "generator").settings
+    assert settings.model == own.model and saved.tokenizer is None
+    assert settings.base.identity == weights_digest(load_file(base)["state"]) and settings.base.image_size == 16
+    assert settings.control.control_channels == 1 and settings.control.controlnet_filter == "canny"
+    network = saved.load(torch.device("cpu"))
+    assert not any(p.requires_grad for p in network.parameters()) and network.hint[0].out_channels == 8
+    text = describe_file(str(tmp_path / "ema_0.5_000002.pt"))
+    assert f"steers the base {settings.base.identity} by controls of 1 channels, which the filter canny" in text
+    assert "GFLOPs for a forward pass over one image of 16×16 pixels" in text
+    assert not any("base" in name for name in load_file(str(tmp_path / "model000002.pt"))["state"])
+
+
+def test_a_run_that_is_cut_in_two_is_the_same_run(tmp_path, base, data):
+    settings = {"controlnet_filter": "inpaint", "controlnet_filter_params": "{}", "iterations": 4}
+    train_controlnet(base, data, tmp_path / "whole", **settings)
+    for iterations in (2, 4):
+        train_controlnet(base, data, tmp_path / "cut", **{**settings, "iterations": iterations})
+    whole, cut = (hashes(tmp_path / name) for name in ("whole", "cut"))
+    last = {name for name in whole if "000004" in name}
+    assert len(last) == 3 and all(whole[name] == cut[name] for name in last)
+
+
+def test_a_killed_run_goes_on(tmp_path, base, data):
+    """SIGKILL in the middle, then the same command: the same weights as without."""
+    settings = {"iterations": 6, "save_interval": 2, "keep_checkpoints": 0}
+    train_controlnet(base, data, tmp_path / "whole", **settings)
+    command = [str(ROOT / "scripts" / "train_controlnet.py")]
+    command += flags_of(base, data, tmp_path / "killed", **{**settings, "iterations": 1000})
+    process = start(command, environment(), merged=True)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "killed" / "model000004.pt").exists():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    for path in (tmp_path / "killed").glob("*.pt"):  # what it wrote after the fourth step
+        if int(path.stem[-6:]) > 4:
+            path.unlink()
+    record = tmp_path / "killed" / "run.json"
+    content = json.loads(record.read_text())
+    content["checkpoints"] = [entry for entry in content["checkpoints"] if entry["step"] <= 4]
+    record.write_text(json.dumps(content))
+    train_controlnet(base, data, tmp_path / "killed", **settings)
+    whole, killed = (hashes(tmp_path / name) for name in ("whole", "killed"))
+    assert all(killed[name] == whole[name] for name in whole if "000006" in name)
+
+
+def test_two_processes_are_as_one(tmp_path, base, data):
+    """Losses and gradients; with a larger learning rate the first updates, of AdamW, would depend on rounding."""
+    settings = {"iterations": 3, "lr": 1e-4}
+    train_controlnet(base, data, tmp_path / "one", **settings)
+    train_controlnet(base, data, tmp_path / "two", **settings, batch_size=2, _launcher=TWO)
+    for name in ("loss", "grad_norm"):
+        one, two = (losses(tmp_path / folder, name) for folder in ("one", "two"))
+        assert one.keys() == {1, 2, 3} and two == pytest.approx(one, rel=1e-5)
+
+
+def test_ready_made_controls_come_from_the_shards(tmp_path, base, data):
+    """And only with that filter: the shards need have none otherwise."""
+    params = '{"member": "cond.png", "channels": 1}'
+    train_controlnet(base, data, tmp_path, controlnet_filter="ready", controlnet_filter_params=params)
+    assert open_network(str(tmp_path / "model000002.pt"), "controlnet").settings.control.control_channels == 1
+    missing = train_controlnet(
+        base,
+        data,
+        tmp_path / "x",
+        controlnet_filter="ready",
+        controlnet_filter_params='{"member": "depth.png"}',
+        _ok=False,
+    )
+    assert missing.returncode == 2 and "holds no controls (no .depth.png members" in missing.stderr
+
+
+def test_previews_show_control_sample_and_original(tmp_path, base, data):
+    train_controlnet(
+        base, data, tmp_path, sample_interval=2, preview_samples=2, timestep_respacing=2, guidance_scale=1,
+        controlnet_filter="ready", controlnet_filter_params="{}",
+    )  # fmt: skip
+    (path,) = (tmp_path / "samples").glob("*.png")
+    grid = np.asarray(Image.open(path).convert("RGB")).astype(int)
+    assert grid.shape[1] >= 6 * 16
+
+
+def test_the_loss_of_held_out_samples_tells_whether_the_control_is_used(tmp_path, base, data):
+    train_controlnet(base, data, tmp_path, iterations=6, val_data_dir=data, eval_interval=3, eval_samples=8)
+    gaps = losses(tmp_path, "held_out/control_swap_gap")
+    assert set(gaps) == {3, 6} and gaps[6] != 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"controlnet_filter": "cany"}, "did you mean canny?"),
+        ({"controlnet_filter_params": '{"size": 2}'}, "unknown setting controlnet_filter_params.size"),
+        ({"controlnet_filter": "semantic_sr", "controlnet_filter_params": "{}"}, "requires a semantic encoder"),
+        ({"hint_channels": 0}, "hint_channels is 0"),
+        ({"set": "model.unet.num_channels=32"}, "num_channels is 32, but the base"),
+        ({"set": "diffusion.loss_type=l1"}, "loss_type is l1, but the base"),
+        ({"set": "base.identity=0123456789abcdef"}, "but the run was begun with 0123456789abcdef: give those"),
+    ],
+)
+def test_bad_input_is_told_in_one_sentence(tmp_path, base, data, changed, message):
+    result = train_controlnet(base, data, tmp_path, **changed, _ok=False)
+    assert result.returncode == 2 and message in result.stderr
+    assert "Traceback" not in result.stderr and not list(tmp_path.glob("*.pt"))
+
+
+def test_other_files_than_generators_are_no_bases(tmp_path, base, data):
+    train_controlnet(base, data, tmp_path / "run")
+    other = train_controlnet(str(tmp_path / "run" / "model000002.pt"), data, tmp_path / "x", _ok=False)
+    assert other.returncode == 2 and "holds a controlnet, but a generator is required here" in other.stderr
+    missing = train_controlnet("", data, tmp_path / "y", _ok=False)
+    assert missing.returncode == 2 and "model_path" in missing.stderr
+    upsampler = make_file(tmp_path, small_size=8, prediction="x_start")
+    refused = train_controlnet(upsampler, data, tmp_path / "z", _ok=False)
+    assert refused.returncode == 2 and "the base is an upsampler (small_size)" in refused.stderr
+
+
+def test_another_base_is_refused_when_a_run_goes_on(tmp_path, base, data):
+    train_controlnet(base, data, tmp_path / "run")
+    other = str(Path(tmp_path) / "other.pt")
+    content = torch.load(base, weights_only=True)
+    name = next(iter(content["state"]))
+    content["state"][name] = content["state"][name] + 1
+    torch.save(content, other)
+    result = train_controlnet(other, data, tmp_path / "run", iterations=4, _ok=False)
+    assert result.returncode == 2 and "holds a run with other settings: base.identity (" in result.stderr
+
+
+def test_the_resolved_settings_can_be_given_again(tmp_path, base, data):
+    """A dump of what has been settled repeats the base's settings, which is no contradiction."""
+    run = parse_controlnet(flags_of(base, data, tmp_path)).settled(ALONE)
+    again = run.settled(ALONE)
+    assert again == run and again.model.unet.num_channels == 16
+    with pytest.raises(InputError, match="prediction is v, but the base"):
+        parse_controlnet([*flags_of(base, data, tmp_path), "--set", "diffusion.prediction=v"]).settled(ALONE)
