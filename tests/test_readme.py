@@ -140,6 +140,7 @@ def test_every_flag_in_the_documents_exists():
         ["train_generator.py"],
         ["train_classifier.py"],
         ["train_decoder.py"],
+        ["train_controlnet.py"],
         *(["train_cascade.py", "--kind", kind] for kind in KINDS),
         ["evaluate.py"],
         ["demo.py"],

@@ -170,7 +170,7 @@ class Pipeline:
                 values if values is None else in_turn(values, num_samples)
                 for values in (labels, classifier_prompts, embeddings)
             )
-        others = (given, reconstruct, control and control.images)
+        others = (given, reconstruct, None if control is None else control.images)
         count = num_samples or max(len(prompts), *(0 if each is None else len(each) for each in others))
         if seeds is None:
             seeds = given.seeds(seed, count) if given else range(seed, seed + count)

@@ -92,14 +92,19 @@ class Steering:
         config: ControlConfig = self.settings.control
         if control.ready:
             return as_control(pictures, config.channels)
-        if self._filter is None:
-            self._filter = config.create(_materials(signal))
-        if masks is not None and not self._filter.takes_masks:
+        control_filter = self.control_filter(signal)
+        if masks is not None and not control_filter.takes_masks:
             raise InputError(
                 f"a mask (--control_mask) is given, but the ControlNet's filter {config.controlnet_filter} has none: "
                 "leave it out"
             )
-        return self._filter(pictures, seeds_draw(seeds, stage, torch.device("cpu")), masks)
+        return control_filter(pictures, seeds_draw(seeds, stage, torch.device("cpu")), masks)
+
+    def control_filter(self, signal: Signal) -> ControlFilter:
+        """What makes the controls of pictures, for samples of this signal. InputError for what it lacks."""
+        if self._filter is None:
+            self._filter = self.settings.control.create(_materials(signal))
+        return self._filter
 
     def around(self, network: nn.Module, scale: float) -> Controlled:
         """The stage's network, steered."""

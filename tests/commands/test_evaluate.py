@@ -11,6 +11,7 @@ import pytest
 import torch
 from cascade_making import NO_TEXT, make_stage
 from checkpoint_making import make_classifier_file
+from control_making import make_controlnet
 from decoder_making import UNET, make_decoder, save_decoder
 from latent_file_making import make_cascade
 
@@ -117,6 +118,19 @@ def test_upsamplers_alone_are_evaluated_on_real_images_with_and_without_text(fol
     assert shards.scores["upsampling"]["n"] == 5
 
 
+def test_a_controlnet_is_compared_with_its_base(folder, tmp_path):
+    """Alone and beside the other evaluators; the samples without it are those that the others see."""
+    params = '{"resize": 0}'
+    controlnet = make_controlnet(str(folder / "base.pt"), tmp_path / "control.pt", params=params)
+    result = evaluation(folder, **base_and_classifier(folder, classifier_path=None, classifier_scale=None),
+                        controlnet=controlnet, prompts_per_task=4, report_dir=tmp_path)  # fmt: skip
+    assert [each.name for each in result.evaluators] == ["shapes", "control"]
+    assert "Agreement of edges" in result.run() and Path(result.write()).exists()
+    assert (tmp_path / "control.png").exists()
+    scores = result.scores["control"]
+    assert scores["edges"]["with"] != scores["edges"]["without"] and scores["with"]["color"]["n"] == 4
+
+
 def test_a_grayscale_upsampler_is_compared_with_grayscale_images(folder):
     result = evaluation(folder, upsampler_paths=folder / "gray.pt")
     real, _ = result.context.real_images()
@@ -144,6 +158,8 @@ def test_a_grayscale_upsampler_is_compared_with_grayscale_images(folder):
         ),
         ({"evaluators": "upsampling,editing", "model_path": "base.pt"}, r"editing needs a number .* \(--edits\)"),
         ({"evaluators": "upsamplng"}, "did you mean upsampling"),
+        ({"controlnet": "c.pt"}, r"control needs a base generator \(--model_path\): set it, or leave --controlnet out"),
+        ({"controlnet": "c.pt", "model_path": "b.pt", "evaluators": "shapes"}, "add it to --evaluators"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused_before_anything_is_loaded(folder, flags, words):

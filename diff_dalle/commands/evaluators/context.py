@@ -19,9 +19,11 @@ from ...embeddings.contract import Clip
 from ...evaluation.guidance_report import GuidanceSetting
 from ...images.pixels import from_uint8, to_uint8
 from ...sampling.classifier import Classifier
+from ...sampling.control import Control
 from ...sampling.embedded import DecoderClip
 from ...sampling.pipeline import Pipeline, load
 from ...sampling.request import ImageEdit, Request, StageSettings
+from ...sampling.steering import Steering
 from ...shapes.prompts import TASKS, ShapePrompt, shape_prompts
 from ...shapes.render import render
 from ...shapes.scenes import ShapesConfig
@@ -163,6 +165,24 @@ class Context:
         """Edited images of the last stage: uint8 [N, H, W, 3]. sampler: of the base, instead of the run's."""
         return self._sample(self.pipeline, prompts, guidance, edit, sampler)[-1]
 
+    @cached_property
+    def _steered(self) -> Pipeline:
+        """The base with the ControlNet."""
+        settings = self.settings
+        return load(settings.model_path, str(self.world.device), controlnet=settings.controlnet)
+
+    @property
+    def steering(self) -> Steering:
+        steering = self._steered.stages[0].steering
+        assert steering is not None  # evaluators that use it declare the need
+        return steering
+
+    def steer(self, prompts: Sequence[str], control: Control | None) -> np.ndarray:
+        """Samples of the base, controlled by pictures, or not: uint8 [N, H, W, 3]."""
+        if control is None:
+            return self.sample(prompts, self.default_guidance)[0]
+        return self._sample(self._steered, prompts, self.default_guidance, control=control)[-1]
+
     def upsample(self, prompts: Sequence[str], low_res: np.ndarray) -> np.ndarray:
         """Images upsampled without a base: uint8 [N, H, W, 3]. prompts: ignored by upsamplers without text."""
         pipeline = self.upsamplers
@@ -179,6 +199,7 @@ class Context:
         guidance: GuidanceSetting,
         edit: ImageEdit | None = None,
         sampler: SamplerConfig | None = None,
+        control: Control | None = None,
     ) -> list[np.ndarray]:
         usual, scale = self.run.guidance, guidance.guidance_scale
         base = StageSettings(
@@ -191,7 +212,7 @@ class Context:
         )
         upsampling = self.run.upsamplers.settings(self.pipeline.upsampler_defaults)[: len(pipeline.stages) - 1]
         captions = prompts if guidance.text_conditional else [""] * len(prompts)
-        request = Request(captions, self._seeds(len(prompts)), classifier_prompts=prompts, edit=edit)
+        request = Request(captions, self._seeds(len(prompts)), classifier_prompts=prompts, edit=edit, control=control)
         return pipeline.sample_stages(request, [base, *upsampling], world=self.world)
 
     def _seeds(self, count: int) -> range:

@@ -35,6 +35,7 @@ CLASSIFIER = Need("a noised CLIP", "--classifier_path", lambda run: bool(run.cla
 SHAPES_WORLD = Need("a shapes world", "--shapes_dir", lambda run: bool(run.evaluation.shapes_dir))
 CAPTIONED_DATA = Need("captioned shards", "--data_dir", lambda run: bool(run.evaluation.data_dir))
 EDITS = Need("a number of images to edit", "--edits", lambda run: bool(run.evaluation.edits))
+CONTROLNET = Need("a ControlNet", "--controlnet", lambda run: bool(run.evaluation.controlnet))
 PROGRESS = Need("a training log", "--progress", lambda run: bool(run.evaluation.progress))
 
 

@@ -8,6 +8,7 @@ from ...config import lookup
 from ...errors import InputError
 from .captions import CAPTIONS
 from .contract import Evaluator
+from .control import CONTROL
 from .editing import EDITING
 from .feature_metrics import FEATURE_METRICS
 from .guidance import GUIDANCE
@@ -32,6 +33,7 @@ EVALUATORS: dict[str, Evaluator] = {
         UPSAMPLING,
         EDITING,
         IMAGE_VARIATIONS,
+        CONTROL,
         LATENT_CASCADE,
         TRAINING_CURVES,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,8 +40,8 @@ class CannyFilter(ControlFilter):
     params = CannyParams
     channels = 1
 
-    def __init__(self, params: Any, materials: Materials):
-        self.config: CannyParams = params
+    def __init__(self, params: CannyParams, materials: Materials):
+        self.config = params
 
     def __call__(self, pictures: Tensor, draw: Draw, masks: Tensor | None = None) -> Tensor:
         height, width = pictures.shape[2:]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -56,8 +55,8 @@ class IdentityFilter(ControlFilter):
     params = IdentityParams
     channels = WIDTH
 
-    def __init__(self, params: Any, materials: Materials):
-        self.config: IdentityParams = params
+    def __init__(self, params: IdentityParams, materials: Materials):
+        self.config = params
         self.find: FindFaces = load_plugin("diff_dalle.faces", params.faces, "faces in controlnet_filter_params")
 
     def __call__(self, pictures: Tensor, draw: Draw, masks: Tensor | None = None) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,8 +42,8 @@ class InpaintFilter(ControlFilter):
     takes_masks = True
     channels = 4
 
-    def __init__(self, params: Any, materials: Materials):
-        self.config: InpaintParams = params
+    def __init__(self, params: InpaintParams, materials: Materials):
+        self.config = params
         self.saliency: Saliency | None = None
         if params.saliency:
             self.saliency = load_plugin("diff_dalle.saliency", params.saliency, "saliency in controlnet_filter_params")

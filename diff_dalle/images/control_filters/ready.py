@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -47,7 +46,7 @@ class ReadyFilter(ControlFilter):
 
     params = ReadyParams
 
-    def __init__(self, params: Any, materials: Materials):
+    def __init__(self, params: ReadyParams, materials: Materials):
         self.member, self.channels = params.member, params.channels
 
     def __call__(self, pictures: Tensor, draw: Draw, masks: Tensor | None = None) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -38,8 +37,8 @@ class PixelatedFilter(ControlFilter):
     params = PixelatedParams
     channels = 3
 
-    def __init__(self, params: Any, materials: Materials):
-        self.config: PixelatedParams = params
+    def __init__(self, params: PixelatedParams, materials: Materials):
+        self.config = params
 
     def __call__(self, pictures: Tensor, draw: Draw, masks: Tensor | None = None) -> Tensor:
         return F.interpolate(_reduced(pictures, self.config.scale), pictures.shape[2:], mode="nearest")
@@ -50,13 +49,13 @@ class SemanticPixelatedFilter(ControlFilter):
 
     params = SemanticPixelatedParams
 
-    def __init__(self, params: Any, materials: Materials):
+    def __init__(self, params: SemanticPixelatedParams, materials: Materials):
         if materials.encode is None:
             raise InputError(
                 "controlnet_filter is semantic_sr, which requires a semantic encoder, but there is none: choose "
                 "another for a pixel generator; in sampling give its checkpoint with --semantic"
             )
-        self.config: SemanticPixelatedParams = params
+        self.config = params
         self.encode, self.channels, self.stride = materials.encode, materials.channels, materials.stride
 
     def __call__(self, pictures: Tensor, draw: Draw, masks: Tensor | None = None) -> Tensor:
