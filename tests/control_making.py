@@ -22,10 +22,21 @@ from diff_dalle.models.adapters.latent_controlnet import LatentControlConfig
 from diff_dalle.models.adapters.unet_controlnet import UnetControlConfig
 
 QUICK: dict[str, Any] = {
-    "controlnet_filter": "canny", "controlnet_filter_params": '{"resize": 0, "low": 10, "high": 30}',
-    "hint_channels": 8, "batch_size": 4, "iterations": 2, "log_interval": 1, "sample_interval": 0, "num_workers": 0,
-    "ema_rate": 0.5, "precision": "fp32", "device": "cpu", "threads": 1, "lr": 0.01, "warmup_steps": 0,
-}  # fmt: skip
+    "controlnet_filter": "canny",
+    "controlnet_filter_params": '{"resize": 0, "low": 10, "high": 30}',
+    "hint_channels": 8,
+    "batch_size": 4,
+    "iterations": 2,
+    "log_interval": 1,
+    "sample_interval": 0,
+    "num_workers": 0,
+    "ema_rate": 0.5,
+    "precision": "fp32",
+    "device": "cpu",
+    "threads": 1,
+    "lr": 0.01,
+    "warmup_steps": 0,
+}
 
 
 def make_pictures(folder: Path, count: int = 16) -> str:

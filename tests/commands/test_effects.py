@@ -128,7 +128,6 @@ CASES = [
     (SampleRun, "--caption_field json:a", "--model_path a.pt", "--model_path a.pt --data_dir d", "data_dir is none"),
     (EvaluateRun, "--prompts_per_task 4", SHARDS, SHAPES, "shapes_dir is"),
     (EvaluateRun, "--guidance_prompts 4", SHARDS, SHAPES, "shapes_dir is"),
-    (EvaluateRun, "--controlnet c.pt", SHARDS, SHAPES, "shapes_dir is"),
     (EvaluateRun, "--num_samples 4", SHAPES, SHARDS, "data_dir is none"),
     (EvaluateRun, "--caption_field json:a", SHAPES, SHARDS, "data_dir is none"),
     (EvaluateRun, "--lpips_weights a.pth", f"{SHARDS} --metrics fid", f"{SHARDS} --metrics fid,lpips", "to lpips"),

@@ -122,8 +122,8 @@ def test_a_controlnet_is_compared_with_its_base(folder, tmp_path):
     """Alone and beside the other evaluators; the samples without it are those that the others see."""
     params = '{"resize": 0}'
     controlnet = make_controlnet(str(folder / "base.pt"), tmp_path / "control.pt", params=params)
-    result = evaluation(folder, **base_and_classifier(folder, classifier_path=None, classifier_scale=None),
-                        controlnet=controlnet, prompts_per_task=4, report_dir=tmp_path)  # fmt: skip
+    base = base_and_classifier(folder, classifier_path=None, classifier_scale=None)
+    result = evaluation(folder, **base, controlnet=controlnet, prompts_per_task=4, report_dir=tmp_path)
     assert [each.name for each in result.evaluators] == ["shapes", "control"]
     assert "Agreement of edges" in result.run() and Path(result.write()).exists()
     assert (tmp_path / "control.png").exists()

@@ -112,9 +112,16 @@ def test_ready_made_controls_come_from_the_shards(tmp_path, base, data):
 
 def test_previews_show_control_sample_and_original(tmp_path, base, data):
     train_controlnet(
-        base, data, tmp_path, sample_interval=2, preview_samples=2, timestep_respacing=2, guidance_scale=1,
-        controlnet_filter="ready", controlnet_filter_params="{}",
-    )  # fmt: skip
+        base,
+        data,
+        tmp_path,
+        sample_interval=2,
+        preview_samples=2,
+        timestep_respacing=2,
+        guidance_scale=1,
+        controlnet_filter="ready",
+        controlnet_filter_params="{}",
+    )
     (path,) = (tmp_path / "samples").glob("*.png")
     grid = np.asarray(Image.open(path).convert("RGB")).astype(int)
     assert grid.shape[1] >= 6 * 16

@@ -48,9 +48,7 @@ class EvaluateConfig:
         0, "images of the shapes world per kind of edit (inpainting, image to image, variations); 0 = none"
     )
     controlnet: str = option(
-        "",
-        "checkpoint of a ControlNet for model_path, which pictures of the shapes world control",
-        needs=("shapes_dir",),
+        "", "checkpoint of a ControlNet for model_path, which pictures of the shapes world control; empty = none"
     )
     guidance_prompts: int = option(
         0, "captions per guidance setting in the shapes world; 0 = prompts_per_task", needs=("shapes_dir",)

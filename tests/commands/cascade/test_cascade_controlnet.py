@@ -23,9 +23,11 @@ QUIET = ("loop.preview_samples", 0)
 # The documented example, at another size: its keys and no others, but for what makes it quick.
 EXAMPLE = {
     "experiment_id": "run",
-    "controlnet_blocks": [0, 1, 3], "controlnet_filter": "CannyFilter", "controlnet_filter_params": {"resize": 16},
+    "controlnet_blocks": [0, 1, 3],
+    "controlnet_filter": "CannyFilter",
+    "controlnet_filter_params": {"resize": 16},
     "controlnet_bottleneck_mode": "semantic",
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +55,17 @@ def example(folder, world, frozen, path, **changes) -> str:
     """A file; None leaves a key out."""
     folder.mkdir(parents=True, exist_ok=True)
     content = {
-        **COMMON, **EXAMPLE, "checkpoint_path": str(folder), "output_path": str(folder / "out"),
-        "webdataset_path": world, "effnet_checkpoint_path": frozen["effnet_checkpoint_path"],
-        "generator_checkpoint_path": path, "sampling": {"steps": 2}, "loop": {"log_interval": 1, "preview_samples": 0},
+        **COMMON,
+        **EXAMPLE,
+        "checkpoint_path": str(folder),
+        "output_path": str(folder / "out"),
+        "webdataset_path": world,
+        "effnet_checkpoint_path": frozen["effnet_checkpoint_path"],
+        "generator_checkpoint_path": path,
+        "sampling": {"steps": 2},
+        "loop": {"log_interval": 1, "preview_samples": 0},
         **changes,
-    }  # fmt: skip
+    }
     path = folder / "controlnet.yaml"
     path.write_text(yaml.safe_dump({key: value for key, value in content.items() if value is not None}))
     return str(path)
@@ -72,10 +80,21 @@ def train_example(folder, world, frozen, path, **changes):
 def test_the_documented_file_runs_ten_steps(tmp_path, world, frozen, base):
     """Its kind follows from its keys; the base's settings from the base; previews show the controls."""
     path = example(
-        tmp_path, world, frozen, base, updates=10, save_every=10, loop={"log_interval": 1, "preview_samples": 2},
-        captions_getter=["txt", "identity"], use_fsdp=False, ema_start_iters=1, ema_iters=1, ema_beta=0.5,
-        model_version="1B", model=FILES["stage_c"]["model"],
-    )  # fmt: skip
+        tmp_path,
+        world,
+        frozen,
+        base,
+        updates=10,
+        save_every=10,
+        loop={"log_interval": 1, "preview_samples": 2},
+        captions_getter=["txt", "identity"],
+        use_fsdp=False,
+        ema_start_iters=1,
+        ema_iters=1,
+        ema_beta=0.5,
+        model_version="1B",
+        model=FILES["stage_c"]["model"],
+    )
     out = run_script("train_cascade.py", path)
     assert "Trained for 10 steps" in out.stdout
     assert list((tmp_path / "out" / "run").glob("*.png"))
@@ -131,9 +150,16 @@ def test_a_run_that_is_cut_in_two_is_the_same_run(tmp_path, world, frozen, base)
 def test_filters_and_backbones(tmp_path, world, frozen, base, mode, name, params, channels):
     controlnet = {"backbone": {"large_width": 8, "large_blocks": 1}} if mode == "large" else None
     train_example(
-        tmp_path, world, frozen, base, updates=2, controlnet_bottleneck_mode=mode, controlnet_filter=name,
-        controlnet_filter_params=params, controlnet=controlnet,
-    )  # fmt: skip
+        tmp_path,
+        world,
+        frozen,
+        base,
+        updates=2,
+        controlnet_bottleneck_mode=mode,
+        controlnet_filter=name,
+        controlnet_filter_params=params,
+        controlnet=controlnet,
+    )
     settings = open_network(str(tmp_path / "run" / "model000002.pt"), "stage_c_controlnet").settings
     assert settings.control.control_channels == channels and settings.controlnet.controlnet_bottleneck_mode == mode
 
@@ -155,8 +181,11 @@ def test_a_base_whose_text_a_clip_encodes(tmp_path, world, frozen):
     clip = make_classifier_file(tmp_path, noised=False)
     model = {"enc_attn_dim": 0, "text_length": 12}
     changes = [
-        ("model.text", model), ("model.text_width", 16), ("model.pooled_width", 16), ("clip_text_model_name", clip),
-    ]  # fmt: skip
+        ("model.text", model),
+        ("model.text_width", 16),
+        ("model.pooled_width", 16),
+        ("clip_text_model_name", clip),
+    ]
     base = make_base(tmp_path / "base", world, frozen, *changes)
     train_example(tmp_path / "run", world, frozen, base, updates=1)
     (tmp_path / "other").mkdir()
