@@ -11,12 +11,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..errors import InputError
+from ..evaluation.fidelity import PSNR_CAP
 from ..evaluation.report import Section
 from ..images.control_filters.canny import CannyFilter
 from ..images.control_filters.contract import ControlFilter
 from ..images.grid import image_grid
 from ..randomness import Draw
 from ..sampling.control import Control
+from .captions import PHRASINGS, caption, phrasing_key, sayable
 from .editing import GRID_ROWS, object_mask, replacements
 from .prompts import ShapePrompt, shape_prompts
 from .render import render
@@ -26,8 +28,9 @@ from .shape_eval import Row, evaluate_shapes
 EDGE = 0.5  # of a canny control, above which a pixel is an edge
 ROWS = ("color", "shape", "position", "all attributes")
 EXPLANATION = """
-Real pictures of ShapeEval's prompts control the samples of these prompts. Scores of ShapeEval with the ControlNet and
-without it, with 95 % intervals."""
+Real pictures control samples of captions that name their shapes and colors, but neither size nor position; or, where
+an object is masked, of captions of another object in its place. Scores of ShapeEval with the ControlNet and without it,
+with 95 % intervals."""
 
 # (prompts, control or None) → uint8 [N, H, W, 3]
 Sample = Callable[[Sequence[str], Control | None], np.ndarray]
@@ -52,7 +55,7 @@ def evaluate_control(
         pictures = [render(each.before.scene, image_size) for each in chosen]
         masks = [object_mask(each.before.scene.objects[0], image_size) for each in chosen]
     else:
-        prompts = shape_prompts(count, seed, config, ("attributes",))
+        prompts = _open_prompts(count, seed, config)
         pictures = [render(prompt.scene, image_size) for prompt in prompts]
     texts = [prompt.text for prompt in prompts]
     control = Control(pictures, masks)
@@ -66,8 +69,22 @@ def evaluate_control(
             "",
             "Agreement of edges: {with:.3f} with the ControlNet, {without:.3f} without.".format(**scores["edges"]),
         ]
+    if masks is not None:
+        scores["kept"] = {name: _kept(each, np.stack(pictures), np.stack(masks)) for name, each in samples.items()}
+        kept = "PSNR to the picture outside of the masks: {with:.1f} dB with the ControlNet, {without:.1f} dB without."
+        lines += ["", kept.format(**scores["kept"])]
     shown = _shown(control_filter, control, image_size, seed)
     return scores, Section("ControlNet", "\n".join(lines), _grid(shown, samples, texts), "control.png")
+
+
+def _open_prompts(count: int, seed: int, config: ShapesConfig) -> list[ShapePrompt]:
+    """Prompts that leave size and position to the control."""
+    found = []
+    for prompt in shape_prompts(count, seed, config, ("attributes",)):
+        say = frozenset({"color"}) & sayable(prompt.scene, config)
+        text = caption(prompt.scene, PHRASINGS[phrasing_key(prompt.scene, say)][0], say)
+        found.append(ShapePrompt(text, prompt.task, prompt.scene, say))
+    return found
 
 
 def edge_agreement(one: Tensor, other: Tensor) -> float:
@@ -76,6 +93,13 @@ def edge_agreement(one: Tensor, other: Tensor) -> float:
     a, b = (F.max_pool2d(each.float(), 3, 1, 1).bool().flatten(1) for each in (one, other))
     union, common = (a | b).sum(1).double(), (a & b).sum(1).double()
     return float(torch.where(union > 0, common / union.clamp(min=1), 1.0).mean())
+
+
+def _kept(images: np.ndarray, pictures: np.ndarray, masks: np.ndarray) -> float:
+    """PSNR in dB to the pictures where they are not masked, at most ``PSNR_CAP``; the mean over the pictures."""
+    errors = ((images.astype(float) - pictures) ** 2).mean(3)
+    mse = np.array([error[~mask].mean() for error, mask in zip(errors, masks, strict=True)])
+    return float(np.minimum(10 * np.log10(255**2 / np.maximum(mse, 1e-9)), PSNR_CAP).mean())
 
 
 def _edges(control_filter: CannyFilter, images: np.ndarray) -> Tensor:
