@@ -66,6 +66,6 @@ def test_a_filter_with_masks_is_asked_for_another_object_in_their_place():
 
 
 def test_a_world_without_replacements_is_refused():
-    world = ShapesConfig(shapes=("circle",), colors=("red",), held_out=())
+    world = ShapesConfig(shapes=("circle",), colors=("red",), held_out=(), pair_fraction=0.0)
     with pytest.raises(InputError, match="gives 0 replacements"):
         evaluate_control(lambda texts, control: None, ControlConfig("inpaint").create(), SIZE, N, 0, world)
