@@ -19,7 +19,7 @@ from ..evaluation.report import markdown_table
 from ..models.cost import Cost, measure, peak_bytes
 from ..models.layers import to_channels_last
 from .command_line import parse_kind
-from .sources import preset_names
+from .sources import preset_names, presets_of
 from .training import TrainingRun
 from .training_commands import TRAINING_COMMANDS
 
@@ -45,8 +45,10 @@ def _with_info(run_class: type[TrainingRun]) -> Any:
 
 def parse_info(argv: Sequence[str] | None = None, description: str = "") -> Any:
     """The command line as the config of the kind that ``--kind``, the preset or the config file says, by default the
-    first of ``TRAINING_COMMANDS``, with an ``InfoConfig`` as its section ``what``."""
-    classes = {kind: _with_info(command.config_class) for kind, command in TRAINING_COMMANDS.items()}
+    first of ``TRAINING_COMMANDS``, with an ``InfoConfig`` as its section ``what``. Adapters are not among the kinds:
+    their checkpoints can be described, but not their settings alone."""
+    commands = {kind: command for kind, command in TRAINING_COMMANDS.items() if not command.over_base}
+    classes = {kind: _with_info(command.config_class) for kind, command in commands.items()}
     return parse_kind(classes, argv, description)
 
 
@@ -196,10 +198,16 @@ def family(ending: str = "") -> list[str]:
     return [name + ending for name in FULL_SIZE if name + ending in preset_names()]
 
 
+def whole_presets() -> list[str]:
+    """Presets of networks that need no base."""
+    kinds = [kind for kind, command in TRAINING_COMMANDS.items() if not command.over_base]
+    return sorted(name for kind in kinds for name in presets_of(kind))
+
+
 def preset_table() -> str:
-    """The costs of all presets in Markdown: cascades first, then the others by name."""
+    """The costs of all presets but those of adapters in Markdown: cascades first, then the others by name."""
     cascades = [name for ending in ENDINGS for name in family(ending)]
-    others = [name for name in preset_names() if name not in cascades]
+    others = [name for name in whole_presets() if name not in cascades]
     rows = [row for name in [*cascades, *others] for row in _preset_rows(name)]
     header = ["preset", "kind", "pixels", "parameters, M", "GFLOPs"]
     header += ["MiB per image", "with `use_checkpoint`", "microbatch", "GB total"]

@@ -9,10 +9,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class TrainingCommand:
-    """script: its path in the checkout. config: its config class, as MODULE.CLASS of this folder."""
+    """script: its path in the checkout. config: its config class, as MODULE.CLASS of this folder. over_base: it trains
+    an adapter, whose network is known only with the checkpoint of its base."""
 
     script: str
     config: str
+    over_base: bool = False
 
     @property
     def config_class(self) -> Any:
@@ -31,6 +33,8 @@ TRAINING_COMMANDS = {
     "semantic": TrainingCommand("scripts/train_cascade.py", "cascade.autoencoders.SemanticRun"),
     "stage_b": TrainingCommand("scripts/train_cascade.py", "cascade.stages.StageBRun"),
     "stage_c": TrainingCommand("scripts/train_cascade.py", "cascade.stages.StageCRun"),
-    "controlnet": TrainingCommand("scripts/train_controlnet.py", "train_controlnet.ControlNetRun"),
-    "stage_c_controlnet": TrainingCommand("scripts/train_cascade.py", "cascade.controlnet.StageCControlNetRun"),
+    "controlnet": TrainingCommand("scripts/train_controlnet.py", "train_controlnet.ControlNetRun", over_base=True),
+    "stage_c_controlnet": TrainingCommand(
+        "scripts/train_cascade.py", "cascade.controlnet.StageCControlNetRun", over_base=True
+    ),
 }

@@ -26,6 +26,7 @@ from diff_dalle.commands.info import (
     network_cost,
     parse_info,
     training_bytes,
+    whole_presets,
 )
 from diff_dalle.commands.sources import preset_names
 from diff_dalle.commands.train_classifier import ClassifierRun
@@ -223,6 +224,14 @@ def test_the_kind_is_that_of_the_preset_or_flag():
     assert parse_info([]).kind == "generator" and parse_info(["--kind", "classifier"]).kind == "classifier"
     result = run_script("info.py", "--kind", "classifier", "--num_channels", "3", ok=False)
     assert result.returncode == 2 and result.stderr.startswith("error: unknown flag or argument '--num_channels'")
+
+
+def test_adapters_are_described_by_their_checkpoints_alone():
+    """Their settings have a ``--model_path`` of their own, and do not tell their networks."""
+    assert "shapes_32" in whole_presets() and "shapes_32_canny" not in whole_presets()
+    for argv in (["--kind", "controlnet"], ["--preset", "shapes_32_canny"]):
+        result = run_script("info.py", *argv, ok=False)
+        assert result.returncode == 2 and "controlnet" in result.stderr and result.stderr.startswith("error: ")
 
 
 # --------------------------------------------------------------------------------------------------------- the presets
