@@ -11,6 +11,7 @@ import demo
 
 from diff_dalle.commands.assemble import AssembleConfig
 from diff_dalle.commands.cascade.importing import ImportConfig
+from diff_dalle.commands.consolidate import ConsolidateConfig
 from diff_dalle.commands.evaluate import EvaluateRun
 from diff_dalle.commands.flag_tables import Command, command_page
 from diff_dalle.commands.info import InfoConfig, preset_table
@@ -32,6 +33,7 @@ CONFIGS: dict[str, Mapping[str, Any]] = {
     **{script: own if len(own) > 1 else {"": next(iter(own.values()))} for script, own in TRAINING.items()},
     "assemble_decoder.py": {"": AssembleConfig},
     "import_cascade.py": {"": ImportConfig},
+    "consolidate.py": {"": ConsolidateConfig},
     "sample.py": {"": SampleRun},
     "evaluate.py": {"": EvaluateRun},
     "info.py": {"": InfoConfig},

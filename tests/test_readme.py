@@ -144,6 +144,7 @@ def test_every_flag_in_the_documents_exists():
         *(["train_cascade.py", "--kind", kind] for kind in KINDS),
         ["evaluate.py"],
         ["demo.py"],
+        ["info.py"],
         ["prepare_data.py", "folder"],
         ["prepare_data.py", "embeddings"],
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import tempfile
+from dataclasses import replace
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -30,7 +31,7 @@ _NAME = re.compile("|".join([*map(re.escape, (RECORD, *BESIDE)), _LIST, _FILE]),
 
 def write_bundle(file: BinaryIO, run: RunFolder) -> None:
     """Write a run's latest complete checkpoint. It streams: no more than one file is in memory, if any."""
-    entry = run.checkpoints[-1]
+    entry = replace(run.checkpoints[-1], folder="")  # the ordinary files that a sharded one has been made into
     optional = [*map(best_file, run.best), *BESIDE]
     names = [*run.names_of(entry), *(name for name in optional if storage.exists(storage.join(run.path, name)))]
     record = np.frombuffer(record_bytes(run.record([entry])), np.uint8).copy()

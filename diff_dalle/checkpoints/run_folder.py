@@ -21,6 +21,7 @@ from ..data.fingerprint import Fingerprint, changes
 from ..distributed.world import World
 from ..errors import InputError
 from .checkpoint import INDEX, Identity, load_file, save_file
+from .consolidating import file_name
 from .content import DamagedError
 from .record import RECORD, CheckpointSet, Record, load_record, save_record
 from .run_lock import RunLock
@@ -203,23 +204,18 @@ class RunFolder:
             return None
         return found if found.digest == digest else None
 
-    def keep_best(self, trainee: str, step: int, samples: int, loss: float, state: dict, role: str) -> None:
-        """Write the weights ``state``, of ``role`` model or ``ema_RATE``, as best.pt (TRAINEE_best.pt in a run of
-        several) if their held-out loss is the lowest so far."""
-        if not loss < self.best.get(trainee, {"loss": math.inf})["loss"]:  # NaN is never the lowest
-            return
+    def is_best(self, trainee: str, loss: float) -> bool:
+        """Whether a held-out loss is the trainee's lowest so far. NaN never is."""
+        return loss < self.best.get(trainee, {"loss": math.inf})["loss"]
+
+    def keep_best(self, trainee: str, step: int, samples: int, loss: float, state: Mapping, role: str) -> None:
+        """Write the weights ``state``, of ``role`` model or ``ema_RATE``, with the lowest held-out loss so far, as
+        best.pt (TRAINEE_best.pt in a run of several)."""
         self._check_lock()
         path = storage.join(self.path, best_file(trainee))
         save_file(path, role, self.identity, step, samples, state, trainee)
         self.best[trainee] = {"step": step, "loss": loss}
         self.write_record()
-
-
-def file_name(key: str, step: int) -> str:
-    """The name of the file with a state. key: its role, prefixed by the trainee's name in a run of several."""
-    trainee, _, role = key.rpartition("/")
-    stem = {"model": "model", "optimizer": "opt"}.get(role, f"{role}_")
-    return f"{trainee + '_' if trainee else ''}{stem}{step:06d}.pt"
 
 
 def _list_name(digest: str) -> str:

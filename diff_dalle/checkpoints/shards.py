@@ -8,10 +8,11 @@ else, in one file for each process. Files that ``torch.distributed.checkpoint`` 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from .. import storage
+from ..errors import InputError
 from .checkpoint import INDEX, load_file
 from .content import DamagedError
 
@@ -31,6 +33,7 @@ DTYPES = {
         torch.int8, torch.bool,
     )
 }  # fmt: skip
+ALIGNMENT = 64  # bytes, of mapped tensors
 COLUMNS = 6  # of a row in ``Stored.rows``
 
 
@@ -68,6 +71,8 @@ class ShardedFolder:
             _check_slots(self.states, len(self.tensors))
             sizes = [storage.size_and_tag(file)[0] if storage.exists(file) else -1 for file in self.files]
             self._check_rows(sizes)
+        except InputError:
+            raise
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError):
             raise DamagedError(f"{index} is damaged: it does not say where tensors are") from None
 
@@ -77,9 +82,9 @@ class ShardedFolder:
         for stored in self.tensors:
             end = 0
             for first, count, file, offset, length, _ in stored.rows.tolist():
-                if first != end or count < 0 or offset < 0 or length != count * _row_bytes(stored):
+                if first != end or count < 0 or offset < 0 or file < 0 or length != count * _row_bytes(stored):
                     raise ValueError
-                if offset + length > sizes[file] or file < 0:
+                if offset + length > sizes[file]:
                     raise DamagedError(f"{self.files[file]} is missing or truncated")
                 end, total = end + count, total + length
             if end != (stored.shape[0] if stored.shape else 1):
@@ -122,24 +127,26 @@ class ShardedFolder:
         """A state with all its tensors, which are memory-mapped: ``file``, empty and open, gets their values."""
         numbers: list[int] = []
         replaced(self.states[key], lambda slot: numbers.append(int(slot)))
-        starts, end = {}, 0
-        for number in numbers:
-            starts[number], stored = end, self.tensors[number]
-            end += -(-stored.shape.numel() * stored.dtype.itemsize // 64) * 64  # aligned
-        if not end:
-            return replaced(self.states[key], lambda slot: slot)
-        file.truncate(end)
-        buffer = torch.from_numpy(np.memmap(file, np.uint8, mode="r+", shape=(end,)))
-
-        def filled(slot: Tensor) -> Tensor:
-            number = int(slot)
-            stored = self.tensors[number]
-            length = stored.shape.numel() * stored.dtype.itemsize
-            whole = buffer[starts[number] : starts[number] + length].view(stored.dtype).view(stored.shape)
+        stored = [self.tensors[number] for number in numbers]
+        tensors = mapped_tensors([(each.shape, each.dtype) for each in stored], file)
+        for number, whole in zip(numbers, tensors, strict=True):
             self.fill(number, whole)
-            return whole
+        found = iter(tensors)
+        return replaced(self.states[key], lambda slot: next(found))
 
-        return replaced(self.states[key], filled)
+
+def mapped_tensors(described: Sequence[tuple[torch.Size, torch.dtype]], file: BinaryIO) -> list[Tensor]:
+    """Tensors of these shapes and types, each by itself, whose values are those of an open file, which is empty
+    before."""
+    sizes = [shape.numel() * dtype.itemsize for shape, dtype in described]
+    ends = list(itertools.accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes))
+    file.truncate(ends[-1] if ends else 0)
+    return [
+        torch.from_numpy(np.memmap(file, np.uint8, "r+", start, (size,))).view(dtype).view(shape)
+        if size
+        else torch.empty(shape, dtype=dtype)  # which cannot be mapped
+        for start, size, (shape, dtype) in zip([0, *ends], sizes, described, strict=False)
+    ]
 
 
 @contextlib.contextmanager

@@ -14,10 +14,12 @@ from torch import nn
 from ..checkpoints.checkpoint import ROLES, load_file
 from ..checkpoints.kinds import Kind, find_kind
 from ..config import entries, option, section, shown, to_dict
+from ..distributed.world import ProcessInfo, World
 from ..errors import InputError
 from ..evaluation.report import markdown_table
 from ..models.cost import Cost, measure, peak_bytes
 from ..models.layers import to_channels_last
+from ..models.sharded_cost import Shapes, ShardedCost, shapes_of, sharded_cost
 from .command_line import parse_kind
 from .sources import preset_names, presets_of
 from .training import TrainingRun
@@ -34,6 +36,11 @@ class InfoConfig:
     """What to describe"""
 
     model_path: str = option("", "checkpoint file; empty = the network that the other settings describe")
+    processes: int = option(1, "number of processes, for the memory of each under --parallel")
+
+    def __post_init__(self):
+        if self.processes < 1:
+            raise InputError(f"processes is {self.processes}, but must be at least 1")
 
 
 @functools.cache
@@ -59,6 +66,7 @@ class NetworkCost:
     size:    width and height in pixels of whole images, on which FLOPs are counted.
     trained: width and height in pixels of the images or crops it is trained on, for the activations.
     flag:    the setting that turns activation checkpointing on; is_set: its value.
+    shapes:  of its parameters, see ``shapes_of``.
     """
 
     plain: Cost
@@ -67,6 +75,7 @@ class NetworkCost:
     trained: int
     flag: str
     is_set: bool
+    shapes: Sequence[Shapes]
 
     @property
     def own(self) -> Cost:
@@ -97,12 +106,40 @@ def describe(run: Any) -> str:
         if changed := [name for name, free, value in given if (name, free, value) not in usual]:
             raise InputError(f"--model_path {what.model_path} says all settings itself: leave out {', '.join(changed)}")
         return describe_file(what.model_path)
+    run = run.on(what.processes)
     costs, texts = run_costs(run), []
     for i, (name, cost) in enumerate(costs.items()):
         total = f"{training_bytes(run, cost, i) / 2**30:,.2f} GiB"
         texts += [f"{name}:"] if len(costs) > 1 else []
         texts += [str(cost), f"With {cost.flag} {cost.is_set} and microbatch {microbatch(run)}, as set: {total}."]
+        if what.processes > 1:
+            texts.append(_per_process(run, cost, i))
     return "\n\n".join(texts)
+
+
+def _per_process(run: Any, cost: NetworkCost, i: int) -> str:
+    config, processes = run.training.sharding, run.what.processes
+    if config.parallel == "ddp":
+        return f"Each of {processes} processes needs as much, since each has all weights (--parallel ddp)."
+    found = process_cost(run, cost, processes, i)
+    held, gathered, activation, total = (
+        f"{size / 2**30:,.2f} GiB" for size in (found.held, found.gathered, found.activation, found.total)
+    )
+    return (
+        f"On each of {processes} processes (--parallel {config.parallel}): {total}: {held} for its share of weights, "
+        f"gradients, optimizer state and averages, {gathered} for what is gathered, {activation} for activations."
+    )
+
+
+def process_cost(run: TrainingRun, cost: NetworkCost, processes: int, i: int = 0) -> ShardedCost:
+    """The memory on each process for training a run's network, its ``i``-th, with its own settings. InputError when it
+    cannot be sharded over so many."""
+    config, piece = run.training.sharding, microbatch(run)
+    if not cost.shapes:
+        raise InputError(f"the weights of a {run.kind} cannot be sharded: set --parallel ddp")
+    sharing = len(config.groups(World(ProcessInfo("single", 0, processes), torch.device("meta")))[0])
+    pieces, emas = -(-run.training.batch_size // piece), len(run.optims[i].ema_rate)
+    return sharded_cost(cost.shapes, cost.own, config, sharing, piece, pieces, emas)
 
 
 def describe_file(path: str) -> str:
@@ -176,7 +213,8 @@ def network_cost(kind: Kind, settings, vocab_size: int, trainee: str = "") -> Ne
         plain = measure(networks[0], forward(size), forward(trained), IMAGES)
         # FLOPs stay those of a forward pass: recomputation does not count.
         checkpointed = replace(plain, activation_bytes=peak_bytes(networks[1], forward(trained)) // IMAGES)
-    return NetworkCost(plain, checkpointed, size, trained, probe.checkpoint_flag, probe.checkpointed)
+        shapes = shapes_of(networks[0])
+    return NetworkCost(plain, checkpointed, size, trained, probe.checkpoint_flag, probe.checkpointed, shapes)
 
 
 @functools.cache

@@ -18,6 +18,7 @@ from ..config import Problems, option, redacted, section, to_dict
 from ..data.loader import DataConfig, Loader
 from ..diffusion.augmentation import area_resize
 from ..distributed.launch import DistributedConfig
+from ..distributed.sharding import ShardingConfig
 from ..distributed.world import World
 from ..embeddings.clip import load_clip
 from ..embeddings.contract import Clip
@@ -80,6 +81,7 @@ class DecoderRun(TrainingRun):
     check: bool = option(
         False, "check settings and data, print what would be trained on what, with its cost, and exit", free=True
     )
+    sharding: ShardingConfig = section(ShardingConfig)
     distributed: DistributedConfig = section(DistributedConfig)
 
     def __post_init__(self):
@@ -97,8 +99,8 @@ class DecoderRun(TrainingRun):
     @property
     def launching(self) -> DistributedConfig:
         """The processes and devices; as all flags, ``--device`` overrides the file."""
-        device = self.distributed.device
-        return replace(self.distributed, device=self.train.device_name if device == "auto" else device)
+        given = self.distributed
+        return given if given.device != "auto" else replace(given, device=self.train.device_name)
 
     @property
     def trained(self) -> list[int]:
@@ -124,8 +126,7 @@ class DecoderRun(TrainingRun):
     @property
     def optims(self) -> tuple[OptimConfig, ...]:
         """One for each U-Net."""
-        found = (self.train.optimizer(i) for i in range(len(self.decoder)))
-        return tuple(optim for optim in found if optim is not None)
+        return tuple(filter(None, map(self.train.optimizer, range(len(self.decoder)))))
 
     @property
     def training(self) -> TrainingConfig:  # type: ignore[override]
@@ -144,6 +145,7 @@ class DecoderRun(TrainingRun):
             logdir=self.tracker.data_path,
             accept_changed_data=train.accept_changed_data,
             accept_changed_batch=train.accept_changed_batch,
+            sharding=self.sharding,
             init_checkpoint=opened.weights if opened else train.init_checkpoint,
             log_interval=train.log_interval,
             save_interval=max(1, train.save_every_n_samples // self._global_batch),
@@ -265,10 +267,9 @@ class DecoderRun(TrainingRun):
 
     def _part(self, name: str, materials: Materials, world: World) -> Loader | None:
         """The loader of a part of the shards; validation and test samples are in a fixed order, and not augmented."""
-        shards, is_train = materials.shards[name], name == "train"
+        data, shards, is_train = self.data, materials.shards[name], name == "train"
         if not shards:
             return None
-        data = self.data
         config = DataConfig(
             caption_field=data.caption_field,
             transforms=data.preprocessing,
@@ -373,8 +374,7 @@ class DecoderRun(TrainingRun):
             label: DecoderSampler(tasks, self.trained[-1], scales)
             for label, scales in compared([self._scales(i) for i in range(len(self.decoder))]).items()
         }
-        size = self.training.microbatch or self.data.batch_size
-        return DecoderMetrics(metrics, samplers, data, size, world)
+        return DecoderMetrics(metrics, samplers, data, self.training.microbatch or self.data.batch_size, world)
 
     def _previews(self, task: DecodingTask, shown: Loader, scales: tuple[float, ...]) -> Previews | None:
         """A grid of pictures from fixed conditions beside the originals; None with n_sample_images 0."""

@@ -121,6 +121,10 @@ class TrainingRun(ABC):
         data = replace(self.data, num_workers=0, data_dir=data_dir or self.data.data_dir)
         return replace(cast(Any, self), training=training, data=data)  # a dataclass, as this base is not
 
+    def on(self, processes: int) -> TrainingRun:
+        """The run on this many processes."""
+        return self
+
     def settled(self, world: World) -> TrainingRun:
         """The run with all that depends on the data and the number of processes. Every rank calls it, once."""
         return self

@@ -51,6 +51,12 @@ class ShardingConfig:
         free=True,
         needs=_SHARDED,
     )
+    consolidate: bool = option(
+        False,
+        "write each checkpoint also as ordinary files, in the background; without, scripts/consolidate.py makes them",
+        free=True,
+        needs=_SHARDED,
+    )
 
     def __post_init__(self):
         if self.parallel not in MODES:

@@ -7,15 +7,12 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import BinaryIO
 
 import torch
 from torch import nn
 
 from .. import storage
 from ..batch import Batch
-from ..checkpoints.bundle import write_bundle
-from ..checkpoints.checkpoint import write_networks
 from ..checkpoints.run_folder import RunFolder
 from ..distributed.launch import JobEnd
 from ..distributed.world import Vote, World
@@ -27,6 +24,7 @@ from ..tracking.tracker import Saved, Tracker
 from .flight import FILE, flight_line
 from .meter import Meter
 from .restoring import Start
+from .saving import Saving
 from .settings import TrainingConfig
 from .stopping import FAILURE, SIGNAL, TIME, Diverged, Stop, stop_on_signals
 from .trainee import Trainee
@@ -50,7 +48,6 @@ class TrainLoop:
     Every rank executes the same forward passes and collectives, also in evaluation and previews: sharded parameters
     need all ranks in each of them. An InputError that one rank meets between two updates, in its data, its log or a
     checkpoint, is therefore kept as ``failure`` until the next vote, after which all ranks save and raise it.
-    Checkpoints of sharded parameters are not supported yet.
     """
 
     def __init__(
@@ -71,7 +68,8 @@ class TrainLoop:
             raise ValueError(f"the trainees are called {names}, but several need names of their own, for their files")
         self.config, self.trainees, self.data, self.run_folder = config, list(trainees), data, run
         self.world, self.val_data, self.sample_interval = world, val_data, sample_interval
-        self.save_best, self.frozen, self.measure = save_best, dict(frozen or {}), measure
+        self.save_best, self.measure = save_best, measure
+        self.saving = Saving(config, self.trainees, run, world, frozen or {})
         self.failure: InputError | None = None
         self.evaluated_step, self.loss = -1, math.nan  # the latest evaluation, and the mean of its losses
         self.last_bad: dict[str, list[int]] = {}  # positions in each trainee's latest step that was not finite
@@ -80,39 +78,23 @@ class TrainLoop:
         self.step, self.samples, self.saved_step = start.step, start.samples, start.step
 
     def save(self, tracker: Tracker | None = None) -> None:
-        """Write a complete checkpoint, from rank 0, and tell the tracker. Diverged when training has."""
+        """Write a complete checkpoint, and tell the tracker. Every rank calls it. Diverged when training has."""
         self._raise_if_diverged()
-        states: dict[str, dict] = {}
-        for trainee in self.trainees:
-            states |= {trainee.prefix + role: state for role, state in trainee.states().items()}
         best = self._is_best()
         if best:
             self.run_folder.lowest_loss = self.loss
-        batch = self.config.batch_size * self.world.size
-        saved = self.step, self.samples, states, self.config.keep_checkpoints, self.config.backs_up_at, batch
-        if any(trainee.is_sharded for trainee in self.trainees):
-            self.run_folder.save_sharded(self.world, *saved)
-        elif self.world.is_main:
-            self.run_folder.save(*saved)
+        self.saving.save(self.step, self.samples)
         self.saved_step = self.step
         if tracker is not None:
             names = tuple(trainee.name for trainee in self.trainees)
             loss = self.loss if self.evaluated_step >= 0 else None
-            forms = {"checkpoint": lambda file: write_bundle(file, self.run_folder), "model": self._write_model}
+            forms = self.saving.forms(self.step, self.samples)
             tracker.saved(Saved(self.step, self.samples, names, loss, best, forms))
 
     def _is_best(self) -> bool:
         """Whether the present state was evaluated, and is better than all saved ones."""
         lowest = self.run_folder.lowest_loss
         return self.evaluated_step == self.step and self.loss < (math.inf if lowest is None else lowest)
-
-    def _write_model(self, file: BinaryIO) -> None:
-        """All networks as they are evaluated, without what training needs, in one file."""
-        evaluated = {trainee.name: trainee.evaluated() for trainee in self.trainees}
-        states = {name: module.state_dict() for name, module in self.frozen.items()}
-        states |= {name: state for name, (_, state) in evaluated.items()}
-        role = next(iter(evaluated.values()))[0]
-        write_networks(file, role, self.run_folder.identity, self.step, self.samples, states)
 
     # -------------------------------------------------------------------------------------------------- the loop itself
 
@@ -129,6 +111,7 @@ class TrainLoop:
                     tracker.hurry()
                 if self.step > self.saved_step:
                     self._attempt(self.save, tracker)
+                self._attempt(self.saving.finish)
             failures = self.world.gather(str(self.failure or ""))
             if any(failures):
                 rank = next(rank for rank, text in enumerate(failures) if text)
@@ -311,10 +294,7 @@ class TrainLoop:
             for name, figure in figures.items():
                 self._report(tracker.figure, self.step, trainee.prefix + name, figure)
             if self.config.keep_best:
-                role, state = trainee.evaluated()
-                if self.world.is_main:
-                    best = self.run_folder.keep_best
-                    self._report(best, trainee.name, self.step, self.samples, values["loss"], state, role)
+                self._report(self.saving.keep_best, trainee, self.step, self.samples, values["loss"])
         if self.measure:
             with self._kept(), evaluating(self.trainees):
                 scalars |= self.measure()

@@ -105,10 +105,11 @@ class Trainee:
         }
         first, *others = task.parts
         self.is_sharded = any(map(is_sharded, self.task.parameters()))
-        if self.is_sharded and others:
+        trained = [p for each in self.optimizations.values() for p in each.parameters]
+        if self.is_sharded and (others or any(p.ndim and not is_sharded(p) for p in trained)):
             raise InputError(
-                f"the task has {len(task.parts)} optimizers, whose gradients cannot be reduced separately when weights "
-                "are sharded: set --parallel ddp"
+                f"{type(task).__name__} trains several networks or with several optimizers, of which only one can be "
+                "sharded: set --parallel ddp"
             )
         self.replicas: dict[str, Replicas | Shards] = {
             part: Shards(self.task, each.parameters, world)

@@ -52,6 +52,7 @@ CASES = [
     (GeneratorRun, "--wandb_resume never", "", "--trackers wandb", "set --trackers to wandb"),
     (GeneratorRun, "--samples_dir s", "--trackers console", "--trackers samples", "set --trackers to samples"),
     (GeneratorRun, "--backup_interval 100", "", "--keep_checkpoints 2", "keep_checkpoints is 0"),
+    (ClassifierRun, "--consolidate True", "", "--parallel fsdp", "parallel is ddp"),
     (GeneratorRun, "--ema_start 10", "--ema_rate=", "", "ema_rate is none"),
     (GeneratorRun, "--ema_every 10", "--ema_rate=", "", "ema_rate is none"),
     (GeneratorRun, "--shard_processes 2", "--parallel fsdp", "--parallel hsdp", "set --parallel to hsdp"),

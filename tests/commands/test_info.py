@@ -286,3 +286,47 @@ def test_recomputing_saves_most_of_the_activations(name):
 def test_tiny_presets_are_tiny(name):
     run, cost = cost_of_preset(name)
     assert cost.plain.parameters < 6e6 and training_bytes(run, cost) < 1e9
+
+
+# ---------------------------------------------------------------------------------------------------- several processes
+
+
+def test_the_largest_network_trains_on_eight_gpus_of_80_gb():
+    """3.6 billion parameters with activation checkpointing; one process, or eight that share nothing, cannot."""
+    run, costs = info.preset_costs("cascade_stage_c_3b")
+    cost = dataclasses.replace(costs[""], is_set=True)
+    assert cost.plain.parameters > 3.5e9
+    found = info.process_cost(run.on(8), cost, 8)
+    assert found.total < 80e9 and found.held < 0.13 * 16 * cost.plain.parameters
+    assert training_bytes(run.on(8), cost) > 80e9
+    whole = info.process_cost(run.on(8), cost, 1)
+    assert whole.held == 16 * cost.plain.parameters
+
+
+def test_gathered_weights_follow_the_settings():
+    """At most all weights and all gradients; less with blocks that are freed, and with a single micro-batch."""
+
+    def gathered(*flags):
+        run = parse_info([*TINY_FLAGS, "--parallel", "fsdp", *flags])
+        ((_, cost),) = info.run_costs(run).items()
+        return info.process_cost(run, cost, 4).gathered / (4 * cost.plain.parameters)
+
+    least = gathered()
+    assert least < gathered("--forward_prefetch", "3") < gathered("--reshard_after_forward", "False") < 2
+    assert gathered("--microbatch", "1") > least + 0.2
+
+
+TINY_FLAGS = [f"--{name}={value}" for name, value in TINY.items()]
+
+
+def test_the_memory_of_each_process_is_printed():
+    text = describe(parse_info([*TINY_FLAGS, "--parallel", "fsdp", "--processes", "4"]))
+    assert "On each of 4 processes (--parallel fsdp): " in text and "for its share of weights" in text
+    assert "Each of 4 processes needs as much" in describe(parse_info([*TINY_FLAGS, "--processes", "4"]))
+    assert "processes" not in describe(parse_info(TINY_FLAGS))
+    with pytest.raises(InputError, match="processes is 0, but must be at least 1"):
+        parse_info(["--processes", "0"])
+    with pytest.raises(InputError, match="hsdp shares the weights among 3 processes, but there are 4"):
+        describe(parse_info([*TINY_FLAGS, "--parallel", "hsdp", "--shard_processes", "3", "--processes", "4"]))
+    with pytest.raises(InputError, match="a stage_a cannot be sharded: set --parallel ddp"):
+        describe(parse_info(["--preset", "cascade_stage_a_tiny", "--processes", "2", "--set", "use_fsdp=True"]))

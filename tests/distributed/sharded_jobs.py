@@ -55,7 +55,7 @@ class Data:
             yield batch
             position += 8
 
-def make_loop(world, folder, mode, seed=0, **settings):
+def make_loop(world, folder, mode, seed=0, consolidate=False, **settings):
     def build():
         return randomize(make_network(), seed)
     model = make_sharded(build, world, mode) if mode != "ddp" and world.size > 1 else build_shared(build, world)
@@ -63,7 +63,7 @@ def make_loop(world, folder, mode, seed=0, **settings):
         model = model.to(memory_format=torch.channels_last)
     trainee = Trainee(make_task(model), SLOW, "fp32", world)
     defaults = {"batch_size": 8 // world.size, "iterations": 3, "save_interval": 100, "precision": "fp32"}
-    config = TrainingConfig(**{**defaults, **settings}, sharding=ShardingConfig(mode))
+    config = TrainingConfig(**{**defaults, **settings}, sharding=ShardingConfig(mode, consolidate=consolidate))
     run = world.broadcast(open_run(folder, Identity("toy", {}), TrainingConfig) if world.is_main else None)
     return TrainLoop(config, [trainee], Data(world), run, world)
 

@@ -1,9 +1,18 @@
 """A sharded run goes on in any arrangement of processes, with the same bits, and so does any other under sharding."""
 
+import json
 import os
+import signal
 
+import pytest
+import torch
+from forking import ends, start_ranks
 from sharded_jobs import SHARDED
-from test_parallel import run_ranks_of
+from test_parallel import PREAMBLE, run_ranks_of
+
+from diff_dalle.checkpoints.bundle import restore_bundle
+from diff_dalle.checkpoints.checkpoint import load_file
+from diff_dalle.checkpoints.consolidating import consolidate
 
 RUN = """
 def main():
@@ -35,3 +44,130 @@ def test_a_checkpoint_has_the_same_bits_however_it_is_loaded(tmp_path):
     assert not [name for name in os.listdir(tmp_path / "run") if name.endswith(".pt")]
     for size, mode in ((4, "fsdp"), (2, "ddp"), (1, "ddp")):
         assert digest_of(tmp_path, size, mode, seed=5) == saved, (size, mode)
+    paths = consolidate(str(tmp_path / "run" / "sharded000003"), str(tmp_path / "run"))
+    assert [os.path.basename(path) for path in paths] == ["model000003.pt", "ema_0.5_000003.pt", "opt000003.pt"]
+    record = tmp_path / "run" / "run.json"
+    record.write_text(json.dumps({**(saved_record := json.loads(record.read_text())), "checkpoints": [
+        {**entry, "folder": ""} for entry in saved_record["checkpoints"]
+    ]}))  # fmt: skip
+    assert digest_of(tmp_path, 2, "fsdp", seed=5) == saved
+
+
+def test_weights_to_start_from_reach_every_share(tmp_path):
+    """Of an ordinary file, without those that are excluded; the averages start from them too."""
+    digest_of(tmp_path, 1, "ddp")
+    start = {"init_checkpoint": (str(tmp_path / "run" / "ema_0.5_000003.pt"),), "init_exclude": ("unet.out_conv.*",)}
+    start |= {"iterations": 1, "seed": 5}
+    found = {mode: digest_of(tmp_path, size, mode, mode, **start) for size, mode in ((1, "ddp"), (2, "fsdp"))}
+    states = [load_file(str(tmp_path / "ddp" / name))["state"] for name in ("model000001.pt", "ema_0.5_000001.pt")]
+    assert found["ddp"] and not consolidate(str(tmp_path / "fsdp" / "sharded000001"), str(tmp_path / "fsdp"))[3:]
+    for state, name in zip(states, ("model000001.pt", "ema_0.5_000001.pt"), strict=True):
+        own = load_file(str(tmp_path / "fsdp" / name))["state"]
+        for key, value in state.items():
+            torch.testing.assert_close(own[key], value, rtol=0, atol=2e-3)  # a step of AdamW: lr
+
+
+KEEPING = """
+class Held(Data):
+    def batches_at(self, blocks):
+        for block in blocks:
+            ((batch, _),) = make_pieces(block, 0, 8)
+            yield batch
+
+class Reading(ListTracker):
+    # Keeps what savers would, of the checkpoint that was just written.
+    def saved(self, saved):
+        for name, write in saved.forms.items():
+            with open(f"{folder}-{{name}}-{{saved.step}}.pt", "wb") as file:
+                write(file)
+
+def main():
+    with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
+        settings = {{"save_interval": 1, "keep_checkpoints": 1, "backup_interval": 3, "iterations": 4}}
+        settings |= {{"eval_interval": 2, "eval_samples": 8, "keep_best": True, "val_data_dir": ("x",)}}
+        loop = make_loop(world, {folder!r}, "fsdp", consolidate={consolidate}, **settings)
+        loop.val_data = Held(world)
+        loop.run(Reading() if world.is_main else ListTracker())
+        world.print("digest", digest(loop))
+run_script(main)
+"""
+
+
+@pytest.mark.parametrize("consolidate", [True, False])
+def test_folders_are_kept_dropped_and_consolidated_as_files_are(tmp_path, consolidate):
+    """The latest checkpoint and the backup stay, with the files that are made of them in the background or for savers;
+    the best weights, a bundle and the model of a saver are ordinary files, and a bundle's run goes on."""
+    folder = tmp_path / "run"
+    out = run_ranks_of(tmp_path, SHARDED + KEEPING.format(folder=str(folder), consolidate=consolidate), 2)
+    saved = next(line for line in out.splitlines() if line.startswith("digest"))
+    names = {f"{stem}00000{step}.pt" for step in (3, 4) for stem in ("model", "ema_0.5_", "opt")}
+    found = {name for name in os.listdir(folder) if not name.startswith(("run.", "data-"))}
+    assert found == names | {"best.pt", "sharded000003", "sharded000004"}
+    best, latest = load_file(str(folder / "best.pt")), load_file(str(folder / "ema_0.5_000004.pt"))
+    assert best["role"] == "ema" and best["state"].keys() == latest["state"].keys()
+    model = load_file(str(tmp_path / "run-model-4.pt"))
+    assert all(torch.equal(model["state"][name], value) for name, value in latest["state"].items())
+    if best["step"] == 4:
+        assert all(torch.equal(best["state"][name], value) for name, value in latest["state"].items())
+    assert restore_bundle(str(tmp_path / "run-checkpoint-4.pt"), str(tmp_path / "restored")) == 4
+    assert digest_of(tmp_path, 2, "fsdp", "restored", iterations=4, seed=5) == saved
+
+
+FAILING = """
+from diff_dalle import storage
+from diff_dalle.errors import InputError
+
+def main():
+    with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
+        loop = make_loop(world, {folder!r}, "fsdp", save_interval=1)
+        written = storage.atomic_writer
+
+        def full(path):
+            if "rank00001" in path and "sharded000001" not in path:
+                raise InputError(f"no space left for {{path}}")
+            return written(path)
+
+        storage.atomic_writer = full
+        try:
+            loop.run(ListTracker())
+        except InputError as error:
+            found = world.gather((loop.step, str(error)))
+        assert found[0][0] == found[1][0], found
+        assert all("rank 1: no space left" in text for _, text in found), found
+        storage.atomic_writer = written
+        again = make_loop(world, {folder!r}, "fsdp")
+        assert again.step == 1
+        world.print("fine")
+run_script(main)
+"""
+
+
+def test_a_rank_that_cannot_write_ends_all_and_leaves_the_checkpoint_before(tmp_path):
+    assert "fine" in run_ranks_of(tmp_path, SHARDED + FAILING.format(folder=str(tmp_path / "run")), 2)
+
+
+DYING = """
+import signal
+
+class Dying(ListTracker):
+    def progress(self, step):
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+def main():
+    with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
+        loop = make_loop(world, {folder!r}, "fsdp", iterations=1000)
+        loop.run(Dying() if world.rank == 1 else ListTracker())
+run_script(main)
+"""
+
+
+def test_a_killed_rank_ends_the_others_with_the_reason(tmp_path):
+    """They wait for its share of the weights, with a time-out of half an hour."""
+    script = tmp_path / "job.py"
+    script.write_text(PREAMBLE + SHARDED + DYING.format(folder=str(tmp_path / "run")))
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PMI_", "OMPI_", "SLURM_"))}
+    found = ends(start_ranks([str(script)], {**env, "OMP_NUM_THREADS": "1"}, 3))
+    assert found.pop(1)[0] == -signal.SIGKILL
+    for status, _, stderr in found:
+        assert status == 1 and "stops because rank 1 is gone" in stderr, (status, stderr)

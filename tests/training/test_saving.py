@@ -141,7 +141,7 @@ def test_a_kept_model_holds_the_averages_of_all_networks(tmp_path):
         for name, value in trainee.emas[0].state().items():
             assert torch.equal(content["state"][f"{trainee.name}.{name}"], value)
             assert not torch.equal(value, trainee.task.model.state_dict()[name])
-    assert torch.equal(content["state"]["unet2.weight"], loop.frozen["unet2"].weight)
+    assert torch.equal(content["state"]["unet2.weight"], loop.saving.frozen["unet2"].weight)
     assert len(content["state"]) == 2 * 4 + 2
 
 

@@ -19,6 +19,7 @@ from ...data.captions import caption_kind
 from ...data.filters import filters_option, parse_filters
 from ...data.loader import DataConfig, Loader
 from ...distributed.launch import DistributedConfig
+from ...distributed.sharding import ShardingConfig
 from ...distributed.world import World
 from ...errors import InputError
 from ...randomness import check_seeds
@@ -90,7 +91,9 @@ class CascadeRun(TrainingRun):
     ema_start_iters: int | None = option(None, "updates in which the average of the weights is the weights themselves")
     ema_iters: int | None = option(None, "updates between those of the average")
     ema_beta: float | None = option(None, "decay of the average; with the two before or not at all: then none is kept")
-    use_fsdp: bool | None = option(None, "shard the weights over processes: not supported yet for several", free=True)
+    use_fsdp: bool | None = option(
+        None, "divide weights among processes, as sharding.parallel fsdp; none = what that says", free=True
+    )
     webdataset_path: tuple[str, ...] = option(
         (), "shards: folders, tars, globs, brace ranges, URLs, pipe:COMMAND; one or a list", required=True, free=True
     )
@@ -106,6 +109,7 @@ class CascadeRun(TrainingRun):
     )
     data: DataSection = section(DataSection)  # type: ignore[assignment]  # it makes the DataConfig
     loop: LoopSection = section(LoopSection)
+    sharding: ShardingConfig = section(ShardingConfig)
     distributed: DistributedConfig = section(DistributedConfig)
 
     @classmethod
@@ -139,6 +143,8 @@ class CascadeRun(TrainingRun):
             value = getattr(self, name)
             if value is not None and (value < low or (high is not None and value >= high)):
                 yield f"{name} is {value:g}, but must be at least {low}" + (f" and below {high}" if high else "")
+        if self.use_fsdp is False and self.sharding.parallel != "ddp":
+            yield f"use_fsdp is False, but sharding.parallel is {self.sharding.parallel}: leave one of them out"
         checks = {
             "captions_getter": lambda: caption_kind(self.captions_getter or "txt"),
             "dataset_filters": lambda: parse_filters(self.dataset_filters, "dataset_filters"),
@@ -217,6 +223,7 @@ class CascadeRun(TrainingRun):
             logdir=self.logdir,
             accept_changed_data=loop.accept_changed_data,
             accept_changed_batch=loop.accept_changed_batch,
+            sharding=replace(self.sharding, parallel="fsdp") if self._fsdp else self.sharding,
             init_checkpoint=(self.generator_checkpoint_path,) if self.generator_checkpoint_path else (),
             log_interval=loop.log_interval,
             save_interval=self.save_every,
@@ -227,6 +234,11 @@ class CascadeRun(TrainingRun):
             val_data_dir=self.data.val_path,
             keep_best=loop.keep_best,
         )
+
+    @property
+    def _fsdp(self) -> bool:
+        """Whether ``use_fsdp`` says how weights are sharded."""
+        return bool(self.use_fsdp) and self.sharding.parallel == "ddp"
 
     @property
     def tracking(self) -> TrackingConfig:  # type: ignore[override]
@@ -272,11 +284,6 @@ class CascadeRun(TrainingRun):
     # ---------------------------------------------------------------------------------------------- what it works with
 
     def check_world(self, world: World) -> None:
-        if self.use_fsdp and world.size > 1:
-            raise InputError(
-                f"use_fsdp is True, but weights cannot be sharded over {world.size} processes yet: set use_fsdp to "
-                "False, with which each has all of them"
-            )
         pieces = world.size * self.grad_accum_steps
         if self.batch_size % pieces:
             raise InputError(
@@ -303,8 +310,11 @@ class CascadeRun(TrainingRun):
         )
 
     def settled(self, world: World) -> CascadeRun:
+        return self.on(world.size)
+
+    def on(self, processes: int) -> CascadeRun:
         run = replace(self)
-        object.__setattr__(run, "processes", world.size)
+        object.__setattr__(run, "processes", processes)
         return run
 
     def shown_images(self, shown: Loader) -> Tensor | None:

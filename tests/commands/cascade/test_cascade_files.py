@@ -9,6 +9,7 @@ from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.sources import preset_names, preset_text
 from diff_dalle.commands.training_commands import TRAINING_COMMANDS
 from diff_dalle.distributed.launch import ProcessInfo
+from diff_dalle.distributed.sharding import ShardingConfig
 from diff_dalle.distributed.world import World
 from diff_dalle.errors import InputError
 from diff_dalle.models.latent.stage_b import STAGE_B_SIZES
@@ -229,11 +230,19 @@ def test_the_batch_is_that_of_all_processes(tmp_path):
         run.check_world(world_of(4))
 
 
-def test_weights_are_sharded_on_one_process_only_in_name(tmp_path):
-    run = read("stage_a", tmp_path, "w", ("use_fsdp", True))
-    run.check_world(world_of(1))
-    with pytest.raises(InputError, match="use_fsdp is True, but weights cannot be sharded over 2 processes yet"):
-        run.check_world(world_of(2))
+def test_weights_are_sharded_as_the_file_says(tmp_path):
+    """By the documented key, or by all settings of sharding; the two may not contradict each other."""
+
+    def sharding(*settings):
+        given = [(name, "x.pt") for name in ("effnet_checkpoint_path", "stage_a_checkpoint_path")]
+        return read("stage_b", tmp_path, "w", *given, *settings).training.sharding
+
+    assert sharding() == ShardingConfig() and sharding(("use_fsdp", False)) == ShardingConfig()
+    assert sharding(("use_fsdp", True)) == ShardingConfig("fsdp")
+    hybrid = ("sharding", {"parallel": "hsdp", "shard_processes": 4})
+    assert sharding(("use_fsdp", True), hybrid) == sharding(hybrid) == ShardingConfig("hsdp", 4)
+    with pytest.raises(InputError, match="use_fsdp is False, but sharding.parallel is hsdp: leave one of them out"):
+        sharding(("use_fsdp", False), hybrid)
 
 
 @pytest.mark.parametrize("name", [name for name in preset_names() if name.startswith("cascade_")])

@@ -1,0 +1,13 @@
+"""Make ordinary checkpoint files of a sharded checkpoint, tensor by tensor: model….pt, ema_….pt and opt….pt."""
+
+from diff_dalle.commands.command_line import parse
+from diff_dalle.commands.consolidate import ConsolidateConfig, consolidate_checkpoint
+from diff_dalle.distributed.launch import run_script
+
+
+def main():
+    print(consolidate_checkpoint(parse(ConsolidateConfig, description=__doc__)))
+
+
+if __name__ == "__main__":
+    run_script(main)

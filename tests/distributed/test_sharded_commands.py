@@ -1,0 +1,108 @@
+"""Sharded training by the commands, as users run it: two processes with previews and evaluation, then one."""
+
+import os
+
+import pytest
+from cascade_file_making import frozen_of, make_frozen
+from cascade_file_making import make_world as make_pictures
+from cascade_file_making import write_file as write_cascade
+from decoder_file_making import UNET
+from decoder_file_making import make_world as make_embedded
+from decoder_file_making import write_file as write_decoder
+from script_running import losses, run, train
+from shard_making import make_shards
+
+from diff_dalle.checkpoints.checkpoint import load_file
+from diff_dalle.checkpoints.consolidating import consolidate
+
+
+def make_data(folder):
+    folder.mkdir()
+    return make_shards(folder, [8, 8])
+
+
+def test_a_generator_from_shards_to_pictures(tmp_path):
+    """Sharded over two processes, made ordinary files of, sampled from, and resumed by one; with the losses of one."""
+    data, folder = make_data(tmp_path / "shards"), tmp_path / "run"
+    settings = {
+        "save_interval": 2,
+        "sample_interval": 2,
+        "preview_samples": 2,
+        "val_data_dir": data,
+        "eval_interval": 2,
+    }
+    train(tmp_path / "one", data, iterations=4, batch_size=4, microbatch=2, **settings)
+    train(folder, data, ranks=2, iterations=2, batch_size=2, microbatch=1, parallel="fsdp", keep_best=True, **settings)
+    assert sorted(os.listdir(folder / "sharded000002")) == ["index.pt", "rank00000.bin", "rank00001.bin"]
+    run("consolidate.py", "--model_path", folder / "sharded000002")
+    path = folder / "ema_0.9_000002.pt"
+    assert load_file(str(path))["step"] == load_file(str(folder / "best.pt"))["step"] == 2
+    flags = ("--timestep_respacing", 4, "--device", "cpu", "--num_samples", 2, "--logdir", tmp_path / "images")
+    run("sample.py", "--model_path", path, "--prompts", "caption of 3", *flags)
+    resumed = train(folder, data, iterations=4, batch_size=4, microbatch=2, **settings)
+    assert "Resuming at step 2" in resumed.stdout and (folder / "model000004.pt").exists()
+    for name in ("loss", "held_out/loss"):
+        expected, found = losses(tmp_path / "one", name), losses(folder, name)
+        assert found.keys() == expected.keys()
+        assert all(abs(loss - expected[step]) <= 1e-5 for step, loss in found.items()), (found, expected)
+
+
+def test_a_classifier_with_cached_gradients(tmp_path):
+    data = make_data(tmp_path / "shards")
+    settings = {"script": "train_classifier.py", "iterations": 3, "microbatch": 2, "lr": 1e-4}
+    train(tmp_path / "one", data, batch_size=8, **settings)
+    train(tmp_path / "two", data, ranks=2, batch_size=4, parallel="fsdp", consolidate=True, **settings)
+    one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
+    assert one.keys() == two.keys() and all(abs(one[step] - two[step]) <= 1e-5 for step in one)
+    state = load_file(str(tmp_path / "two" / "model000003.pt"))["state"]
+    assert (
+        state["scale_logit"].shape == ()
+        and state["scale_logit"] != load_file(str(tmp_path / "two" / "ema_0.9_000003.pt"))["state"]["scale_logit"]
+    )
+
+
+def test_two_u_nets_of_a_decoder(tmp_path, monkeypatch):
+    """Each sharded by itself, in one checkpoint; what a saver keeps is ordinary files."""
+    monkeypatch.chdir(tmp_path)
+    two = [("decoder.unets", [UNET, UNET]), ("decoder.image_sizes", [8, 16]), ("sharding.parallel", "fsdp")]
+    two.append(("tracker.log", {"log_type": "console", "auto_resume": True}))
+    path = write_decoder(tmp_path, *two, ("data.batch_size", 2), world=make_embedded(tmp_path / "shards"))
+    run("train_decoder.py", "--config", path, "--device", "cpu", "--threads", 1, ranks=2)
+    (folder,) = {each for each, names, _ in os.walk(tmp_path) for name in names if name.startswith("sharded")}
+    latest = max(name for name in os.listdir(folder) if name.startswith("sharded"))
+    names = {os.path.basename(each) for each in consolidate(os.path.join(folder, latest), str(tmp_path / "files"))}
+    assert len(names) == 6 and {name.partition("_")[0] for name in names} == {"unet0", "unet1"}
+    more = ("--set", "train.epochs=3", "--set", "data.batch_size=4")
+    resumed = run("train_decoder.py", "--config", path, "--device", "cpu", "--threads", 1, *more)
+    assert "Resuming at step" in resumed.stdout
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shards")
+    return make_pictures(folder), make_frozen(tmp_path_factory.mktemp("frozen"), str(folder))
+
+
+@pytest.mark.parametrize("kind", ["stage_b", "stage_c"])
+def test_stages_of_a_cascade(tmp_path, pictures, kind):
+    """By the key of the documented files; with previews and an average. One process goes on."""
+    world, frozen = pictures
+    average = [("ema_start_iters", 1), ("ema_iters", 2), ("ema_beta", 0.5)]
+    path = write_cascade(kind, tmp_path, world, *frozen_of(kind, frozen), *average, ("use_fsdp", True))
+    run("train_cascade.py", path, "--updates", 2, ranks=2)
+    assert sorted(os.listdir(tmp_path / "run" / "sharded000002"))[-1] == "rank00001.bin"
+    resumed = run("train_cascade.py", path)
+    assert "Resuming at step 2" in resumed.stdout and (tmp_path / "run" / "model000004.pt").exists()
+
+
+def test_what_cannot_be_sharded_is_refused(tmp_path, pictures):
+    """A small network; one of two that are trained together."""
+    world, frozen = pictures
+    path = write_cascade("stage_a", tmp_path, world, ("use_fsdp", True))
+    result = run("train_cascade.py", path, ranks=2, ok=False)
+    assert result.returncode == 2 and "a StageA is not made of blocks" in result.stderr
+    path = write_cascade(
+        "stage_b", tmp_path / "b", world, *frozen_of("stage_b", frozen), ("use_fsdp", True), ("train_encoder", True)
+    )
+    result = run("train_cascade.py", path, ranks=2, ok=False)
+    assert result.returncode == 2 and "JointStageBTask trains several networks" in result.stderr, result.stderr

@@ -1,0 +1,54 @@
+"""Every kind of network is divided into blocks that hold nearly all of it, or is refused."""
+
+import pytest
+import torch
+
+from diff_dalle.checkpoints.kinds import find_kind
+from diff_dalle.commands.info import parse_info
+from diff_dalle.errors import InputError
+from diff_dalle.models.sharded_cost import shapes_of
+from diff_dalle.models.units import parts_of, units_of
+
+PRESETS = (
+    "generator_64",
+    "upsampler_256",
+    "classifier_64",
+    "decoder_example",
+    "cascade_stage_b_3b",
+    "cascade_stage_c_3b",
+)
+
+
+def networks(preset):
+    run = parse_info(["--preset", preset])
+    kind = find_kind(run.kind)
+    settings = kind.settings_of(run)
+    with torch.device("meta"):
+        return [kind.build(settings, 1000, name) for name in kind.trainees(settings)]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_blocks_hold_nearly_all_and_are_small(preset):
+    for network in networks(preset):
+        *blocks, rest = (sum(map(torch.Size.numel, map(torch.Size, block))) for block in shapes_of(network))
+        total = sum(each.numel() for each in network.parameters())
+        assert sum(blocks) + rest == total
+        assert rest <= 0.2 * total and max(blocks) <= 0.2 * total, (rest / total, max(blocks) / total)
+        assert all(callable(getattr(network, name)) for name in units_of(network).methods)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_no_block_lies_in_another(preset):
+    """It would be gathered twice."""
+    for network in networks(preset):
+        blocks = parts_of(network, None).blocks
+        inside = {id(each) for block in blocks for each in block.modules() if each is not block}
+        assert not inside & set(map(id, blocks))
+
+
+@pytest.mark.parametrize("preset", ["cascade_stage_a_tiny", "cascade_semantic_tiny"])
+def test_networks_without_blocks_are_refused(preset):
+    (network,) = networks(preset)
+    with pytest.raises(InputError, match="so its weights cannot be sharded: set --parallel ddp"):
+        units_of(network)
+    assert shapes_of(network) == []
