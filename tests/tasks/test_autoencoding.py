@@ -13,7 +13,7 @@ from diff_dalle.models.latent.stage_a import StageA, StageAConfig
 from diff_dalle.randomness import Draw
 from diff_dalle.tasks.autoencoding import DISCRIMINATOR, AutoencodingConfig, AutoencodingTask
 from diff_dalle.tasks.calibration import calibration_rate, sample_moments, std_of
-from diff_dalle.tasks.semantic import SemanticTask
+from diff_dalle.tasks.semantic import SemanticTask, follow
 
 A = StageAConfig(width=8, bottleneck_blocks=1, codebook_size=16)
 S = SemanticConfig(stride=8, encoder_width=4, encoder_blocks=1, previewer_width=8)
@@ -77,6 +77,15 @@ def test_a_share_of_the_samples_is_decoded_from_quantized_latents():
     assert shares[0.0] == 0 and shares[1.0] == 1 and 0.1 < shares[0.3] < 0.5
 
 
+def test_the_discriminator_sees_the_reconstructions_that_are_trained():
+    """Those from quantized latents included, in the same share of the samples."""
+    task, batch, shown = make_task(adversarial_weight=0.1, adversarial_start=0, quantized_share=0.5), make_batch(), []
+    task.model.register_forward_pre_hook(lambda module, given: shown.append(given[1]))
+    for part in task.parts:
+        task(batch, Draw(0, batch.index), part)
+    assert torch.equal(*shown) and 0 < shown[0].sum() < len(batch)
+
+
 def test_each_part_has_gradients_of_its_own_only():
     task = make_task(adversarial_weight=0.1, adversarial_start=0)
     assert task.parts == ("", DISCRIMINATOR) and make_task().parts == ("",)
@@ -131,6 +140,11 @@ def test_unused_entries_of_the_codebook_are_revived_at_the_interval():
     assert 0 < moved.sum() <= len(candidates)
     for entry in book[moved]:
         assert (entry == candidates).all(1).any()
+    other = make_task(revival_interval=2, revival_usage=0.999)
+    other.seed = 4
+    step(other)
+    step(other)
+    assert not torch.equal(other.model.quantizer.codebook.weight, book)  # which candidates depends on the seed
     never = make_task(revival_interval=0, revival_usage=0.999)
     for _ in range(4):
         step(never)
@@ -256,6 +270,17 @@ def test_latents_get_mean_0_and_standard_deviation_1_in_each_channel():
     other = make_semantic()
     other.load_extra_state(task.extra_state())
     assert other.updates == 30
+
+
+def test_later_batches_move_mean_and_deviation_less():
+    """The second by half of what it finds, so that both count evenly."""
+    model = make_semantic().model
+    norm = torch.zeros(1, 32)
+    follow(model, {"norm_moments": norm, "latent_moments": torch.tensor([[2.0, 13.0]]).repeat_interleave(16, 1)}, 1)
+    assert (model.latent_mean == 2).all() and (model.latent_std == 3).all()
+    follow(model, {"norm_moments": norm, "latent_moments": torch.tensor([[1.0, 5.0]]).repeat_interleave(16, 1)}, 2)
+    torch.testing.assert_close(model.latent_mean, torch.full((16,), 2 + 3 * 0.5))
+    torch.testing.assert_close(model.latent_std, torch.full((16,), 3 * 1.5))
 
 
 def test_all_of_the_autoencoder_is_trained():

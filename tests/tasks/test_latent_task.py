@@ -137,6 +137,12 @@ def test_the_semantic_map_in_training_is_of_an_image_scaled_at_random():
     assert wide.semantic.shape == (60, 16, 8, 4)
 
 
+def test_the_semantic_map_has_a_position_at_least():
+    """Of an image as small as the encoder's stride, whatever the factor."""
+    task, batch = stage_b(semantic_dropout=0.0, semantic_scale=(0.1, 0.5)), make_batch(size=(8, 24))
+    assert task.condition(batch, draw_of(batch)).semantic.shape == (4, 16, 1, 3)
+
+
 def test_the_map_is_dropped_and_the_caption_emptied_each_with_its_own_probability():
     batch = make_batch(range(400))
     task = stage_b(semantic_dropout=0.25, text_dropout=0.5)
@@ -384,6 +390,19 @@ def test_previews_show_each_image_from_the_original_to_a_sample(make):
     with torch.no_grad():
         pieces = previews_of(task, batch, 2)(task)["samples"]
     assert np.abs(grid.astype(int) - pieces).max() <= 1  # the same samples whatever is sampled together
+
+
+def test_previews_are_noised_from_little_to_much_and_sampled_with_the_shift(monkeypatch):
+    task, batch, times = stage_c(), make_batch(range(4), size=(96, 96)), []
+    q_sample = task.process.q_sample
+    monkeypatch.setattr(task.process, "q_sample", lambda x, t, *rest: times.extend(t.tolist()) or q_sample(x, t, *rest))
+    shown = previews_of(task, batch)
+    other = replace(shown, sampling=replace(shown.sampling, shift=5.0))
+    with torch.no_grad():
+        grids = [previews(task)["samples"] for previews in (shown, other)]
+    assert times == 2 * [0.125, 0.375, 0.625, 0.875]
+    samples = 4 + 4 * 100  # where the last row begins
+    assert np.array_equal(*(grid[:samples] for grid in grids)) and not np.array_equal(*grids)
 
 
 def test_previews_show_samples_of_both_weights():

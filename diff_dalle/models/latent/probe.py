@@ -14,9 +14,10 @@ from .stage_b import StageBConfig
 
 def zero_inputs(config: LatentUnetConfig, images: int, height: int, width: int) -> tuple[Tensor, Tensor, Conditioning]:
     """x, t and cond, on torch's default device, for latents of this size: captions of full length where the network
-    reads them itself, and every condition that costs anything. (A map costs what its resized version costs.)"""
+    reads them itself, and every condition that costs anything. (A map costs what its resized version costs.) With keys,
+    as in training: torch's own dropout would save a mask of numbers."""
     x, t = torch.zeros(images, config.channels, height, width), torch.zeros(images)
-    cond, length = Conditioning(), config.text.text_length
+    cond, length = Conditioning(dropout_keys=torch.zeros(images, dtype=torch.int64)), config.text.text_length
     if config.text.enc_attn_dim:
         tokens = torch.zeros(images, length, dtype=torch.int64)
         cond = replace(cond, tokens=tokens, mask=torch.ones_like(tokens, dtype=torch.bool))

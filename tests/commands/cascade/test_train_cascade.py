@@ -147,6 +147,9 @@ def test_networks_that_do_not_fit_are_refused_before_training(tmp_path, world, f
     ):
         with pytest.raises(InputError, match=message):
             read("stage_b", tmp_path, world, *changes, change).settled(ALONE)
+    halved = [*frozen_of("stage_c", frozen), ("model.switch_level", [True]), ("image_size", 40)]
+    with pytest.raises(InputError, match="image_size is 40, but must be a multiple of 16"):
+        read("stage_c", tmp_path, world, *halved).settled(ALONE)
     with pytest.raises(InputError, match="model.channels is 3, but the latents of the semantic encoder have 16"):
         read("stage_c", tmp_path, world, *frozen_of("stage_c", frozen), ("model.channels", 3)).settled(ALONE)
 
@@ -201,6 +204,16 @@ def test_a_clip_that_does_not_fit_is_refused(tmp_path, world, frozen, clip, chan
 
 
 # ------------------------------------------------------------------------------------------------- the documented keys
+
+
+def test_the_discriminator_has_an_optimizer_of_its_own(tmp_path, world):
+    """Without weight decay, which would move it before it begins."""
+    for given, expected in ((None, 1e-3), (0.25, 0.25)):
+        settings = read("stage_a", tmp_path, world, ("autoencoding.discriminator_lr", given), QUIET).settled(ALONE)
+        (trainee,) = settings.build_trainees(None, settings.build_loader(None, ALONE), ALONE)
+        own, other = (trainee.optimizations[part].config for part in ("", "discriminator"))
+        assert (own.lr, own.weight_decay, own.ema_rate) == (1e-3, 0.01, settings.optim.ema_rate)
+        assert (other.lr, other.weight_decay, other.ema_rate) == (expected, 0.0, ())
 
 
 def test_the_learning_rate_may_be_edited_between_sessions(tmp_path, world):

@@ -4,10 +4,11 @@ import pytest
 import torch
 from latent_making import B, C, own_text
 
-from diff_dalle.models.cost import measure
+from diff_dalle.models.cost import measure, peak_bytes
 from diff_dalle.models.latent.probe import zero_inputs
 from diff_dalle.models.latent.stage_b import StageB, StageBConfig
 from diff_dalle.models.latent.stage_c import STAGE_C_SIZES, StageC
+from diff_dalle.models.layers import to_channels_last
 
 
 def stage(config):
@@ -40,3 +41,21 @@ def test_the_cost_of_stage_c_grows_with_its_positions():
     weights = 2 * (costs[0].parameters - timestep)
     assert 0.95 < costs[0].flops / (16 * weights) < 1.1
     assert 3.9 < costs[1].flops / costs[0].flops < 4.6 and costs[1].activation_bytes > 3 * costs[0].activation_bytes
+
+
+def test_the_memory_of_a_block_of_stage_c_is_what_can_be_counted_by_hand():
+    """Saved for the backward pass, in feature maps of the network's width: C its input, that of its norm and that of
+    its MLP, 4 each before and after GELU and after dropout, and the mask, of one byte for each of 4 · width; T its
+    input; A the inputs of its norm and of its last layer, and for positions and tokens together the input of the first
+    layer, queries, keys and values."""
+    width, side, tokens = 64, 12, 9 + 2 + 2
+    wide = replace(C, widths=(width, width), heads=(2, 2), levels=("CTA", "CTA"), dropout=(0.1, 0.1), cond_width=width)
+    wide = replace(wide, switch_level=(False,), down_repeats=(1, 1), up_repeats=(1, 1), micro_conditions=())
+    peaks = []
+    for blocks in (2, 4):
+        with torch.device("meta"):
+            network = stage(replace(wide, down_blocks=(blocks, 1), up_blocks=(1, 1)))
+            inputs = zero_inputs(wide, 4, side, side)
+            peaks.append(peak_bytes(to_channels_last(network), lambda model, inputs=inputs: model(*inputs)))
+    maps = (3 + 3 * 4 + 1) + 1 + (2 + 4 * (1 + tokens / side**2))
+    assert (peaks[1] - peaks[0]) / 2 == pytest.approx(4 * 4 * width * side**2 * maps, rel=0.02)
