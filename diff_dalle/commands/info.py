@@ -17,7 +17,7 @@ from ..config import entries, option, section, shown, to_dict
 from ..distributed.world import ProcessInfo, World
 from ..errors import InputError
 from ..evaluation.report import markdown_table
-from ..models.cost import Cost, measure, peak_bytes
+from ..models.cost import Cost, HalfCost, measure, measure_half, peak_bytes
 from ..models.layers import to_channels_last
 from ..models.sharded_cost import Shapes, ShardedCost, shapes_of, sharded_cost
 from .command_line import parse_kind
@@ -67,6 +67,7 @@ class NetworkCost:
     trained: width and height in pixels of the images or crops it is trained on, for the activations.
     flag:    the setting that turns activation checkpointing on; is_set: its value.
     shapes:  of its parameters, see ``shapes_of``.
+    half:    (whether with activation checkpointing) → memory in bf16.
     """
 
     plain: Cost
@@ -76,6 +77,7 @@ class NetworkCost:
     flag: str
     is_set: bool
     shapes: Sequence[Shapes]
+    half: Callable[[bool], HalfCost]
 
     @property
     def own(self) -> Cost:
@@ -83,17 +85,20 @@ class NetworkCost:
         return self.checkpointed if self.is_set else self.plain
 
     def __str__(self) -> str:
-        rows, costs = [], (self.plain, self.checkpointed)
+        rows, costs, halves = [], (self.plain, self.checkpointed), [self.half(on) for on in (False, True)]
         for n in MICROBATCHES:
             sizes = [n * cost.activation_bytes for cost in costs] + [cost.training_bytes(n) for cost in costs]
+            sizes += [self.plain.training_bytes(0) + h.copy_bytes + n * h.activation_bytes for h in halves]
             rows.append([n, *(f"{size / 2**30:,.2f}" for size in sizes)])
-        header = ["microbatch", "activations, GiB", f"with {self.flag}", "total, GiB", f"with {self.flag}"]
+        header = ["microbatch"]
+        for name in ("activations, GiB", "total, GiB", "total in bf16, GiB"):
+            header += [name, f"with {self.flag}"]
         return (
             f"{self.plain.parameters:,} parameters; {self.plain.flops / 1e9:,.1f} GFLOPs for a forward pass over one "
             f"image of {self.size}×{self.size} pixels.\n"
             f"Memory for training in fp32 on images of {self.trained}×{self.trained} pixels: the peak activations of "
-            "one micro-batch, and the total with weights, gradients, AdamW's moments and one set of EMA weights. Half "
-            f"precision saves little of it, since norms stay in fp32.\n\n{markdown_table(header, rows)}"
+            "one micro-batch, and the total with weights, gradients, AdamW's moments and one set of EMA weights. In "
+            f"bf16 these stay in fp32, with copies of the weights, and so do norms.\n\n{markdown_table(header, rows)}"
         )
 
 
@@ -206,6 +211,12 @@ def network_cost(kind: Kind, settings, vocab_size: int, trainee: str = "") -> Ne
     def forward(pixels: int) -> Callable[[nn.Module], torch.Tensor]:
         return lambda network: probe.forward(network, IMAGES, pixels)
 
+    def half(on: bool) -> HalfCost:
+        def build() -> nn.Module:
+            return kind.build(probe.with_checkpoint(on), vocab_size, trainee)
+
+        return measure_half(build, lambda network, images: probe.forward(network, images, trained), IMAGES)
+
     with torch.device("meta"):
         networks = [
             to_channels_last(kind.build(probe.with_checkpoint(on), vocab_size, trainee)) for on in (False, True)
@@ -214,7 +225,9 @@ def network_cost(kind: Kind, settings, vocab_size: int, trainee: str = "") -> Ne
         # FLOPs stay those of a forward pass: recomputation does not count.
         checkpointed = replace(plain, activation_bytes=peak_bytes(networks[1], forward(trained)) // IMAGES)
         shapes = shapes_of(networks[0])
-    return NetworkCost(plain, checkpointed, size, trained, probe.checkpoint_flag, probe.checkpointed, shapes)
+    return NetworkCost(
+        plain, checkpointed, size, trained, probe.checkpoint_flag, probe.checkpointed, shapes, half
+    )
 
 
 @functools.cache

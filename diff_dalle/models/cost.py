@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
@@ -134,6 +135,38 @@ def peak_bytes(model: nn.Module, call: Callable[[nn.Module], Tensor]) -> int:
         out = call(model)
         out.backward(torch.empty_like(out))
     return live.peak
+
+
+@dataclass(frozen=True)
+class HalfCost:
+    """Memory of a network under autocast in bf16.
+
+    activation_bytes: peak per image, as ``Cost.activation_bytes``.
+    copy_bytes:       of the weights in bf16, which exist beside those in fp32 until the backward pass; the same for all
+                      numbers of images.
+    """
+
+    activation_bytes: int
+    copy_bytes: int
+
+
+def measure_half(build: Callable[[], nn.Module], call: Callable[[nn.Module, int], Tensor], images: int) -> HalfCost:
+    """build: makes the network; call: its forward pass over a number of images, all on torch's default device.
+
+    The meta device knows no autocast, so that this counts tensors that pretend to be on the CPU.
+    """
+
+    def peak(count: int) -> int:
+        def forward(network: nn.Module) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                return call(network, count)
+
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            return peak_bytes(build(), forward)
+
+    least = peak(images)
+    per_image = (peak(2 * images) - least) // images
+    return HalfCost(per_image, max(0, least - images * per_image))
 
 
 def measure(

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from diff_dalle.batch import Conditioning
+from diff_dalle.checkpoints.cascade import TrainedWith
 from diff_dalle.checkpoints.checkpoint import save_file
 from diff_dalle.checkpoints.decoder import ClipConfig
 from diff_dalle.checkpoints.kinds import KINDS
@@ -32,10 +33,14 @@ from diff_dalle.commands.sources import preset_names
 from diff_dalle.commands.train_classifier import ClassifierRun
 from diff_dalle.errors import InputError
 from diff_dalle.models.attention import SelfAttention
-from diff_dalle.models.cost import measure, peak_bytes
+from diff_dalle.models.cost import measure, measure_half, peak_bytes
 from diff_dalle.models.decoder.config import DecoderUnetConfig
 from diff_dalle.models.decoder.unet import DecoderUnet
 from diff_dalle.models.generator import Generator
+from diff_dalle.models.latent.semantic import SEMANTIC_SIZES
+from diff_dalle.models.latent.stage_a import STAGE_A_SIZES
+from diff_dalle.models.latent.stage_b import STAGE_B_SIZES
+from diff_dalle.models.latent.stage_c import STAGE_C_SIZES
 from diff_dalle.models.layers import to_channels_last
 
 ROOT = Path(__file__).parent.parent.parent
@@ -109,11 +114,27 @@ def run_pass(run):
     return lambda: kind.build(settings, 100, ""), lambda network: probe.forward(network, 2, probe.sizes[1])
 
 
+LATENT = {
+    "stage_a": STAGE_A_SIZES, "semantic": SEMANTIC_SIZES, "stage_b": STAGE_B_SIZES, "stage_c": STAGE_C_SIZES,
+}  # fmt: skip
+
+
+def latent_pass(name, images=2):
+    """The tiny network of a latent cascade at 64 pixels, as ``run_pass``."""
+    kind = KINDS[name]
+    settings = kind.settings(model=LATENT[name]["tiny"])
+    if name in ("stage_b", "stage_c"):
+        settings = dataclasses.replace(settings, trained_with=TrainedWith(image_size=64, semantic_stride=8))
+    probe = kind.probe(settings, "")
+    return lambda: kind.build(settings, 100, ""), lambda network, count=images: probe.forward(network, count, 64)
+
+
 PASSES = {
     "generator": lambda: run_pass(make_run(image_size=32)),
     "upsampler": lambda: run_pass(make_run(settings=UPSAMPLER)),
     "classifier": lambda: run_pass(make_run(ClassifierRun, TINY_CLASSIFIER, image_size=32)),
     "decoder": decoder_pass,
+    **{name: functools.partial(latent_pass, name) for name in LATENT},
 }
 
 
@@ -126,6 +147,22 @@ def test_the_peak_is_that_of_a_pass_on_a_device(name):
         with torch.device(device):
             peaks.append(peak_bytes(to_channels_last(build()), forward))
     assert peaks[0] == pytest.approx(peaks[1], rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["stage_a", "stage_b", "stage_c"])
+def test_the_peak_in_half_precision_is_that_of_a_pass_on_a_device(name):
+    """Copies of the weights and what grows with the images, told apart."""
+    build, call = latent_pass(name, 6)
+    half = measure_half(build, call, 4)
+
+    def forward(network):
+        with torch.autocast("cpu", torch.bfloat16):
+            return call(network)
+
+    assert half.copy_bytes + 6 * half.activation_bytes == pytest.approx(peak_bytes(build(), forward), rel=0.02)
+    assert half.copy_bytes > 0
+    full = peak_bytes(build(), call)
+    assert 0.4 * full < 6 * half.activation_bytes < 0.85 * full
 
 
 def test_a_decoders_file_says_what_each_unet_makes_from_what(tmp_path):

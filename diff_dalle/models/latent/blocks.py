@@ -7,7 +7,7 @@ block has the signature ``block(x, context)``; C, which can take a skip connecti
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -70,23 +70,6 @@ class ChannelNorm(LayerNorm32):
         return to_image(super().forward(to_tokens(input)), input.shape[2:])
 
 
-class TokenNorm(torch.autograd.Function):
-    """The 2-norm over the tokens, in fp32: [N, T, C] → [N, 1, C]. It keeps x for the backward pass in its own dtype,
-    where ``vector_norm`` keeps a copy in fp32: a fifth of what a block saves in half precision."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        norm = torch.linalg.vector_norm(x, dim=1, keepdim=True, dtype=torch.float32)
-        ctx.save_for_backward(x, norm)
-        return norm
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        x, norm = ctx.saved_tensors
-        return x * torch.where(norm > 0, gradient / norm, 0.0).to(x.dtype)
-
-
 class GlobalResponseNorm(nn.Module):
     """Global response normalization (Woo et al. 2023, ConvNeXt V2, §3.2) of tokens; the identity at initialization.
 
@@ -99,7 +82,7 @@ class GlobalResponseNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, T, C] → [N, T, C]."""
-        energy = TokenNorm.apply(x)  # [N, 1, C]
+        energy = torch.linalg.vector_norm(x, dim=1, keepdim=True, dtype=torch.float32)  # [N, 1, C]
         share = energy / (energy.mean(-1, keepdim=True) + NORM_EPS)
         # gamma · x · share + beta + x in one pass over x.
         return torch.addcmul(self.beta.to(x.dtype), x, (1 + self.gamma * share).to(x.dtype))

@@ -16,7 +16,6 @@ from diff_dalle.models.latent.blocks import (
     FeedForward,
     GlobalResponseNorm,
     TimestepBlock,
-    TokenNorm,
     Transition,
     noise_embedding,
     xavier,
@@ -146,27 +145,6 @@ def test_initial_values():
         bound = math.sqrt(6 / sum(layer.weight.shape))
         assert 0.95 * bound < layer.weight.abs().max() <= bound and not layer.bias.any()
     assert xavier(nn.Linear(64, 64), 0.02).weight.abs().max() < 0.02 * math.sqrt(6 / 128)
-
-
-def test_the_norm_over_tokens_has_the_gradient_of_torch():
-    """0 where all tokens are 0; and what it keeps of half precision is its input itself."""
-    torch.manual_seed(0)
-    x = torch.randn(2, 5, 3, dtype=torch.float64)
-    x[1, :, 2] = 0
-    results = []
-    for function in (TokenNorm.apply, lambda x: torch.linalg.vector_norm(x, dim=1, keepdim=True, dtype=torch.float32)):
-        given = x.float().requires_grad_()
-        out = function(given)
-        (out * torch.tensor([1.0, -2.0, 3.0])).sum().backward()
-        results.append((out, given.grad))
-    for ours, torchs in zip(*results, strict=True):
-        torch.testing.assert_close(ours, torchs)
-    half, saved = x.bfloat16().requires_grad_(), []
-    with torch.autograd.graph.saved_tensors_hooks(lambda each: saved.append(each) or each, lambda each: each):
-        norm = TokenNorm.apply(half)
-    assert norm.dtype == torch.float32 and [each.dtype for each in saved] == [torch.bfloat16, torch.float32]
-    norm.sum().backward()
-    assert half.grad.dtype == torch.bfloat16
 
 
 def test_statistics_of_the_response_norm_are_in_fp32():
