@@ -225,9 +225,7 @@ def network_cost(kind: Kind, settings, vocab_size: int, trainee: str = "") -> Ne
         # FLOPs stay those of a forward pass: recomputation does not count.
         checkpointed = replace(plain, activation_bytes=peak_bytes(networks[1], forward(trained)) // IMAGES)
         shapes = shapes_of(networks[0])
-    return NetworkCost(
-        plain, checkpointed, size, trained, probe.checkpoint_flag, probe.checkpointed, shapes, half
-    )
+    return NetworkCost(plain, checkpointed, size, trained, probe.checkpoint_flag, probe.checkpointed, shapes, half)
 
 
 @functools.cache
