@@ -168,25 +168,41 @@ class Batch:
     cond:   their conditions.
     index:  [N] int64, ALWAYS on the CPU: each sample's position in the run (samples consumed before it), the key
             of everything random about it.
+    weight: [N] float32, factors of the samples' losses; None = 1 for all.
     """
 
     images: Tensor
     cond: Conditioning
     index: Tensor
+    weight: Tensor | None = None
 
     def __len__(self) -> int:
         return self.images.shape[0]
 
     def to(self, device, non_blocking: bool = False) -> Batch:
         images = self.images.to(device, non_blocking=non_blocking)
-        return Batch(images, self.cond.to(device, non_blocking), self.index)
+        weight = None if self.weight is None else self.weight.to(device, non_blocking=non_blocking)
+        return Batch(images, self.cond.to(device, non_blocking), self.index, weight)
 
     def split(self, size: int) -> list[Batch]:
         """Pieces of ``size`` samples, the last one perhaps smaller."""
         images, index = self.images.split(size), self.index.split(size)
         conds = self.cond.split(size) or [Conditioning()] * len(images)
-        return [Batch(*piece) for piece in zip(images, conds, index, strict=True)]
+        weights = [None] * len(images) if self.weight is None else self.weight.split(size)
+        return [Batch(*piece) for piece in zip(images, conds, index, weights, strict=True)]
 
     def select(self, index) -> Batch:
         """The samples that ``index`` selects, in its order."""
-        return Batch(self.images[index], self.cond.select(index), self.index[index])
+        weight = None if self.weight is None else self.weight[index]
+        return Batch(self.images[index], self.cond.select(index), self.index[index], weight)
+
+    @staticmethod
+    def concat(parts: Sequence[Batch]) -> Batch:
+        """All samples of batches that have images of one size, the same conditions, and all weights or none."""
+        weights = [part.weight for part in parts if part.weight is not None]
+        return Batch(
+            torch.cat([part.images for part in parts]),
+            Conditioning.concat([part.cond for part in parts]),
+            torch.cat([part.index for part in parts]),
+            torch.cat(weights) if weights else None,
+        )

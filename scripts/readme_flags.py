@@ -15,6 +15,7 @@ from diff_dalle.commands.consolidate import ConsolidateConfig
 from diff_dalle.commands.evaluate import EvaluateRun
 from diff_dalle.commands.flag_tables import Command, command_page
 from diff_dalle.commands.info import InfoConfig, preset_table
+from diff_dalle.commands.merge_lora import MergeConfig
 from diff_dalle.commands.prepare import COMMANDS as PREPARE
 from diff_dalle.commands.replay import ReplayRun
 from diff_dalle.commands.sample import SampleRun
@@ -34,6 +35,7 @@ CONFIGS: dict[str, Mapping[str, Any]] = {
     "assemble_decoder.py": {"": AssembleConfig},
     "import_cascade.py": {"": ImportConfig},
     "consolidate.py": {"": ConsolidateConfig},
+    "merge_lora.py": {"": MergeConfig},
     "sample.py": {"": SampleRun},
     "evaluate.py": {"": EvaluateRun},
     "info.py": {"": InfoConfig},

@@ -30,8 +30,9 @@ def main():
             semantic=run.cascade.semantic,
             clip_make=what.clip_make or "",
             clip_path=what.clip_path,
+            lora=what.lora,
+            accept_changed_base=what.accept_changed_base,
             controlnet=run.steering.controlnet,
-            accept_changed_base=run.steering.accept_changed_base,
         )
         pipeline.check(run.model)
         pipeline.check(run.diffusion)

@@ -12,6 +12,8 @@ from diff_dalle.checkpoints.checkpoint import save_file
 from diff_dalle.commands.cascade.reading import KINDS, parse_cascade
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.info import parse_info, whole_presets
+from diff_dalle.commands.lora.reading import KINDS as LORA_KINDS
+from diff_dalle.commands.lora.reading import parse_lora
 from diff_dalle.commands.sources import preset_names
 from diff_dalle.commands.train_generator import GeneratorRun
 from diff_dalle.drill.table import GROUPS
@@ -95,6 +97,8 @@ def test_every_script_is_documented_with_examples_that_parse(readme_flags):
                 parse_info(argv)
             elif script == "train_cascade.py":
                 parse_cascade(argv)
+            elif script == "train_lora.py":
+                parse_lora(argv)
             else:
                 name = argv.pop(0) if "" not in command.configs else ""
                 parse(command.configs[name], argv)
@@ -142,10 +146,13 @@ def test_every_flag_in_the_documents_exists():
         ["train_decoder.py"],
         ["train_controlnet.py"],
         *(["train_cascade.py", "--kind", kind] for kind in KINDS),
+        *(["train_lora.py", "--kind", kind] for kind in LORA_KINDS),
+        ["merge_lora.py"],
         ["evaluate.py"],
         ["demo.py"],
         ["info.py"],
         ["prepare_data.py", "folder"],
+        ["prepare_data.py", "shapes"],
         ["prepare_data.py", "embeddings"],
     )
     texts = [run(*command, "--help").stdout for command in commands]

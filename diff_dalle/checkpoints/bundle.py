@@ -25,7 +25,8 @@ from .run_folder import RunFolder, best_file, read_run
 
 FORMAT = 1
 BESIDE = ("progress.csv", "progress.jsonl", "wandb_run_id.txt")  # the run's history, and where it continues
-_LIST, _FILE = r"data-[0-9a-f]{16}\.jsonl", r"\w[\w.+-]*\.pt"  # plain names: never a path, which could leave the folder
+# Plain names: never a path, which could leave the folder.
+_LIST, _FILE = r"data-[0-9a-f]{16}\.jsonl", r"\w[\w.+-]*\.(pt|safetensors)"
 _NAME = re.compile("|".join([*map(re.escape, (RECORD, *BESIDE)), _LIST, _FILE]), re.ASCII)
 
 

@@ -16,8 +16,9 @@ from .content import MAX_COUNT, is_plain, leaves_of
 
 RECORD = "run.json"
 MAX_BYTES = 64 * 2**20  # 100,000 checkpoints have half of it
-_FILE = re.compile(r"\w[\w.+-]*\.pt", re.ASCII)  # a plain name: never a path, which could leave the folder
-_FOLDER = re.compile(r"\w[\w+-]*", re.ASCII)  # likewise
+# Plain names: never a path, which could leave the folder.
+_FILE = re.compile(r"\w[\w.+-]*\.(pt|safetensors)", re.ASCII)
+_FOLDER = re.compile(r"\w[\w+-]*", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 

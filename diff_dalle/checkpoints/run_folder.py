@@ -13,7 +13,8 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, BinaryIO
 
 from .. import storage
 from ..config import differences
@@ -88,10 +89,12 @@ class RunFolder:
         keep: int = 0,
         is_backup: Callable[[int], bool] = lambda step: False,
         batch: int = 0,
+        exports: Mapping[str, Callable[[BinaryIO], object]] = MappingProxyType({}),
     ) -> None:
         """Write a complete set.
 
-        states: state dicts by role.
+        states:  state dicts by role.
+        exports: further files of the set, by ROLE.EXTENSION: functions that write them.
         keep:   > 0 removes all but the latest sets and those of the steps for which ``is_backup(step)``.
         batch:  samples per step, those of all processes.
         """
@@ -100,6 +103,11 @@ class RunFolder:
         for key, state in states.items():
             trainee, _, role = key.rpartition("/")
             save_file(storage.join(self.path, files[key]), role, self.identity, step, samples, state, trainee)
+        for key, write in exports.items():
+            stem, _, extension = key.replace("/", "_").rpartition(".")
+            files[key] = f"{stem}{step:06d}.{extension}"
+            with storage.atomic_writer(storage.join(self.path, files[key])) as file:
+                write(file)
         self._add(CheckpointSet(step, samples, files, batch, self._save_data()), keep, is_backup)
 
     def save_sharded(

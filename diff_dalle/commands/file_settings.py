@@ -22,10 +22,9 @@ class FileSettings(Settings):
         self.places: dict[KeyPath, str] = {}
 
     def build(self):
-        """A config class with a ``completed`` adds what follows from the settings that are given."""
-        complete = getattr(self.config_class, "completed", None)
-        tree = complete(self.tree) if complete else self.tree
-        return from_file(self.config_class, tree, self.places, " and ".join(self.names) or "the command line")
+        return from_file(
+            self.config_class, self.completed(), self.places, " and ".join(self.names) or "the command line"
+        )
 
     def update(self, mapping: Mapping, source: str, lines: Mapping[KeyPath, int]) -> None:
         origin = f" of {self.names[-1]}" if self.names else ""

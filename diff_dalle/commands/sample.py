@@ -19,6 +19,7 @@ from ..models.precision import PRECISIONS
 from ..sampling.classifier import ClassifierConfig
 from ..sampling.control import SteeringConfig
 from ..sampling.latent_config import LatentCascadeConfig
+from ..sampling.lora import accept_option, lora_option
 from ..sampling.pipeline import Pipeline
 from ..sampling.request import StageSettings, UpsamplersConfig
 
@@ -44,6 +45,8 @@ class PromptConfig:
         "checkpoint of a generator, decoder or stage C: ema_….pt or model….pt, local or remote; several for a decoder "
         "with a file for each U-Net",
     )
+    lora: tuple[str, ...] = lora_option()
+    accept_changed_base: bool = accept_option()
     prompts: str = option(
         "",
         "prompts, separated by |; for a decoder without text and without images, their embeddings stand in for those",
@@ -178,6 +181,11 @@ class SampleRun:
         if self.classifier_model != ExpectedClassifier() and not self.classifier.classifier_path:
             raise InputError(
                 "settings of a classifier's network are given, but no classifier: give it with --classifier_path"
+            )
+        if self.what.accept_changed_base and not self.what.lora and not self.steering.controlnet:
+            raise InputError(
+                "--accept_changed_base has no effect while lora and controlnet are none: set one of them, or leave it "
+                "out"
             )
         if self.what.reconstruct and not self.cascade.semantic:
             raise InputError(

@@ -97,7 +97,12 @@ class Settings:
 
     def build(self):
         """The config. Raises InputError for settings that exclude each other."""
-        return from_dict(self.config_class, self.tree)
+        return from_dict(self.config_class, self.completed())
+
+    def completed(self) -> dict:
+        """The settings with what follows from them, where the config class has a ``completed`` that adds it."""
+        complete = getattr(self.config_class, "completed", None)
+        return complete(self.tree) if complete else self.tree
 
     def check_effects(self, config) -> None:
         """InputError for a setting of the present source that has no effect in ``config``, the whole one."""

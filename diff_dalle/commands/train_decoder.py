@@ -249,7 +249,7 @@ class DecoderRun(TrainingRun):
         frozen: dict[str, nn.Module] = {}
         trained, given = {self.decoder.names[i] for i in self.trained}, []
         for path in self.train.init_checkpoint:
-            for saved in open_networks(path, (self.kind,)):
+            for saved in open_networks(path, (self.network_kind,)):
                 own = {name: i for i, name in enumerate(self.decoder.names)}.get(saved.trainee)
                 if own is None:
                     names = ", ".join(self.decoder.names)

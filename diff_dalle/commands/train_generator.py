@@ -104,7 +104,7 @@ class GeneratorRun(TrainingRun):
 
     @property
     def signal(self) -> Signal:
-        kind = find_kind(self.kind)
+        kind = find_kind(self.network_kind)
         return kind.signal(kind.settings_of(self))
 
     @property

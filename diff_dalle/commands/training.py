@@ -6,7 +6,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, cast
+from typing import Any, BinaryIO, ClassVar, cast
 
 import torch
 from torch import nn
@@ -22,6 +22,7 @@ from ..data.fingerprint import Fingerprint, check_ranks
 from ..data.loader import DataConfig, Loader
 from ..data.order import streams_for
 from ..data.spec import CaptionSpec, ImageSpec, SampleSpec
+from ..distributed.launch import DistributedConfig
 from ..distributed.parallel import build_shared
 from ..distributed.sharding import build_sharded
 from ..distributed.world import World
@@ -45,7 +46,7 @@ from ..training.trainee import Trainee
 class TrainingRun(ABC):
     """Base of the config of a training command, a dataclass with at least the sections annotated here.
 
-    kind: what is trained; an entry of checkpoints.kinds.KINDS.
+    kind: what is trained, as its checkpoints say.
 
     To train something new: such a config with ``build_trainees``, and a script that passes it to ``train``.
     """
@@ -56,6 +57,12 @@ class TrainingRun(ABC):
     optim: OptimConfig
     training: TrainingConfig
     tracking: TrackingConfig
+    distributed: DistributedConfig
+
+    @property
+    def network_kind(self) -> str:
+        """The kind of its networks; an entry of checkpoints.kinds.KINDS."""
+        return self.kind
 
     @property
     @abstractmethod
@@ -96,6 +103,11 @@ class TrainingRun(ABC):
     def optims(self) -> tuple[OptimConfig, ...]:
         """The optimizers."""
         return (self.optim,)
+
+    @property
+    def launching(self) -> DistributedConfig:
+        """The processes and devices."""
+        return self.distributed
 
     def check_folder(self, logdir: str) -> None:  # noqa: B027  (optional)
         """InputError if the run must not go on with what is in its log directory. Rank 0 calls it, and it may remove
@@ -141,6 +153,10 @@ class TrainingRun(ABC):
 
     def frozen(self) -> dict[str, nn.Module]:
         """Networks by name that are not trained but belong to the model that is saved."""
+        return {}
+
+    def exports(self, trainee: Trainee) -> dict[str, Callable[[BinaryIO], object]]:
+        """Files beside each checkpoint of a trainee, by ROLE.EXTENSION: functions that write them."""
         return {}
 
     def measure(self, trainees: Sequence[Trainee], world: World) -> Callable[[], dict[str, float]] | None:
@@ -193,7 +209,7 @@ class TrainingRun(ABC):
     def build_model(self, tokenizer: Tokenizer | None, world: World | None = None, trainee: str = "") -> nn.Module:
         """The network of a trainee with its initial weights, a function of the seed. With a ``world``, every rank calls
         it."""
-        kind, vocab_size = find_kind(self.kind), tokenizer.vocab_size if tokenizer else 0
+        kind, vocab_size = find_kind(self.network_kind), tokenizer.vocab_size if tokenizer else 0
 
         def build() -> nn.Module:
             torch.manual_seed(self.training.seed)
@@ -275,6 +291,7 @@ def _train(run: TrainingRun, world: World, logdir: str, lock: RunLock | None) ->
         save_best,
         run.frozen(),
         run.measure(trainees, world),
+        run.exports,
     )
     tracker = Tracker()
     if world.is_main:

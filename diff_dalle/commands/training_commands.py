@@ -37,4 +37,9 @@ TRAINING_COMMANDS = {
     "stage_c_controlnet": TrainingCommand(
         "scripts/train_cascade.py", "cascade.controlnet.StageCControlNetRun", over_base=True
     ),
+    "generator_lora": TrainingCommand("scripts/train_lora.py", "lora.kinds.GeneratorLora", over_base=True),
+    "classifier_lora": TrainingCommand("scripts/train_lora.py", "lora.kinds.ClassifierLora", over_base=True),
+    "decoder_lora": TrainingCommand("scripts/train_lora.py", "lora.kinds.DecoderLora", over_base=True),
+    "stage_b_lora": TrainingCommand("scripts/train_cascade.py", "lora.kinds.StageBLora", over_base=True),
+    "stage_c_lora": TrainingCommand("scripts/train_cascade.py", "lora.kinds.StageCLora", over_base=True),
 }

@@ -18,15 +18,7 @@ _TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 def parse_safetensors(data: bytes) -> ArrayHeader:
     """Where the only tensor of a safetensors file is. Raises ValueError for any other file."""
-    length = int.from_bytes(data[:8], "little")
-    if not 2 <= length <= min(MAX_HEADER, len(data) - 8):
-        raise ValueError("not a safetensors file")
-    try:
-        header = json.loads(data[8 : 8 + length].decode("utf-8"))
-    except (ValueError, RecursionError):
-        raise ValueError("not a safetensors file") from None
-    if not isinstance(header, dict):
-        raise ValueError("not a safetensors file")
+    header, begin = header_of(data, MAX_HEADER)
     tensors = [entry for name, entry in header.items() if name != "__metadata__"]
     if len(tensors) != 1:
         raise ValueError(f"a safetensors file of {len(tensors)} tensors, not of one")
@@ -39,7 +31,22 @@ def parse_safetensors(data: bytes) -> ArrayHeader:
     dtype = np.dtype(_TYPES[kind])
     if span[1] - span[0] != math.prod(shape) * dtype.itemsize:
         raise ValueError("not a safetensors file")
-    return ArrayHeader(shape, dtype, False, 8 + length + span[0], kind == "BF16")
+    return ArrayHeader(shape, dtype, False, begin + span[0], kind == "BF16")
+
+
+def header_of(data: bytes, limit: int) -> tuple[dict, int]:
+    """The header of a safetensors file, of at most ``limit`` bytes, and where its elements begin. ValueError for any
+    other file."""
+    length = int.from_bytes(data[:8], "little")
+    if not 2 <= length <= min(limit, len(data) - 8):
+        raise ValueError("not a safetensors file")
+    try:
+        header = json.loads(data[8 : 8 + length].decode("utf-8"))
+    except (ValueError, RecursionError):
+        raise ValueError("not a safetensors file") from None
+    if not isinstance(header, dict):
+        raise ValueError("not a safetensors file")
+    return header, 8 + length
 
 
 def _lengths(value: object) -> tuple[int, ...] | None:

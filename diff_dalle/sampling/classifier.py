@@ -172,7 +172,7 @@ class Classifier:
                 f"the classifier was trained on images with {self.signal.channels} channels, but the generator's have "
                 f"{signal.channels}: leave the classifier out"
             )
-        if tokenizer is not None and tokenizer.identity != self.tokenizer.identity:
+        if tokenizer is not None and tokenizer.base_identity != self.tokenizer.base_identity:
             raise InputError(
                 f"the classifier's vocabulary is {self.tokenizer.identity}, the generator's {tokenizer.identity}: use "
                 "a classifier and a generator trained with the same bpe_path"

@@ -43,11 +43,6 @@ class SteeringConfig:
         "controlled part of the process, LOW,HIGH as fractions of T; 0 = image, 1 = noise",
         needs=("controlnet",),
     )
-    accept_changed_base: bool = option(
-        False,
-        "use the ControlNet although it was trained for other weights than those of model_path",
-        needs=("controlnet",),
-    )
 
     def __post_init__(self):
         if self.controlnet and not self.control_image:

@@ -27,7 +27,7 @@ from .image_prompts import ImagePrompts
 from .request import ImageEdit, Request, StageSettings, in_turn
 from .sizes import size_multiple, stage_sizes, trained_size, with_low_res
 from .stage import Stage, StageJob
-from .stages import attach_companions, load_stages
+from .stages import adapt, attach_companions, load_stages
 from .steering import Steering
 
 
@@ -335,6 +335,7 @@ def load(
     keep_loaded: bool | None = None,
     clip_make: str = "",
     clip_path: str = "",
+    lora: str | Sequence[str] = (),
     controlnet: str = "",
     accept_changed_base: bool = False,
 ) -> Pipeline:
@@ -354,11 +355,13 @@ def load(
                      that a cascade needs no more memory than its largest stage; None = True for a single stage.
     clip_make, clip_path: where the CLIP of the training of a decoder or latent cascade is, if not where its checkpoint
                      says; see ``DecoderClip``. Of two CLIPs, that of the texts.
-    controlnet:      checkpoint of a ControlNet that steers the generator or stage C ``path``. accept_changed_base: also
-                     if it was trained for other weights.
+    controlnet:      checkpoint of a ControlNet that steers the generator or stage C ``path``.
+    lora:            LoRA files, each as PATH or, with a factor of its changes, PATH:FACTOR; each goes to the network
+                     that it was trained for.
+    accept_changed_base: use ControlNet and LoRAs although the network had other weights when they were trained.
 
     Raises InputError for a file that is not a checkpoint of a generator, decoder or latent cascade, a tokenizer that is
-    missing, and stages that do not fit each other or what they were trained with.
+    missing, stages that do not fit each other or what they were trained with, and a LoRA of another network.
     """
     first = [path] * bool(path) if isinstance(path, str) else list(path)
     paths = first + [stage_b] * bool(stage_b) + list(upsampler_paths)
@@ -366,6 +369,7 @@ def load(
         raise InputError("there is no checkpoint: give a generator's with --model_path, or upsamplers'")
     keep = len(paths) == 1 if keep_loaded is None else keep_loaded
     stages = [stage for each in paths for stage in load_stages(each, device, precision, bpe_path, keep)]
+    adapt(stages, [lora] if isinstance(lora, str) else lora, accept_changed_base)
     if first and stages[0].is_upsampler:
         flag = "--stage_b" if stages[0].reconstructs else "--upsampler_paths"
         raise InputError(f"{paths[0]} is an upsampler, not a base generator: give it with {flag}")

@@ -18,6 +18,7 @@ from .autoencoders import Autoencoder
 from .generator_stage import GeneratorStage
 from .latent_clips import LatentClips
 from .latent_stages import Companions, LatentStage, ReconstructionStage, SemanticStage
+from .lora import parse_lora_paths, with_loras
 from .stage import Stage
 from .unet_stage import UnetStage
 
@@ -41,6 +42,14 @@ def load_stages(
     networks, resolved = open_networks(path, tuple(STAGES), bpe_path), use_device(device)
     precision = resolve_precision(precision, resolved)
     return [STAGES[saved.kind.name](saved, resolved, precision, bpe_path, keep) for saved in networks]
+
+
+def adapt(stages: Sequence[Stage], lora: Sequence[str], accept_changed_base: bool = False) -> None:
+    """Give LoRAs to the stages that they were trained for. Arguments and errors as for ``pipeline.load``."""
+    if lora:
+        adapted = with_loras([stage.saved for stage in stages], parse_lora_paths(lora), accept_changed_base)
+        for stage, saved in zip(stages, adapted, strict=True):
+            stage.saved = saved
 
 
 def attach_companions(

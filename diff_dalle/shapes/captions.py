@@ -6,6 +6,7 @@ Every statement of a caption is true of its scene; a caption may omit attributes
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 
 from .scenes import OPPOSITE, SAYABLE, Dice, Scene, SceneObject, ShapesConfig
@@ -94,10 +95,17 @@ def caption(scene: Scene, phrasing: str, say: Collection[str], swap: bool = Fals
     return f"{text} on a {scene.background} background" if "background" in say else text
 
 
+def with_tokens(config: ShapesConfig, text: str) -> str:
+    """A caption with the names of ``config.new_tokens`` in brackets."""
+    for name in config.new_tokens:
+        text = re.sub(rf"\b{name}", f"[{name}]", text)
+    return text
+
+
 def training_caption(config: ShapesConfig, scene: Scene, i: int, split: str = "train") -> str:
     """The caption of scene i of a split: a function of its arguments. It never uses the held-out phrasing."""
     dice = Dice(config.seed, f"captions {split}", i)
     attributes = sayable(scene, config)
     say = [field for field in SAYABLE if dice.chance(getattr(config, f"say_{field}")) and field in attributes]
     phrasing = dice.choose(PHRASINGS[phrasing_key(scene, say)])
-    return caption(scene, phrasing, say, swap=dice.chance(0.5), variant=dice.choose((0, 1)))
+    return with_tokens(config, caption(scene, phrasing, say, swap=dice.chance(0.5), variant=dice.choose((0, 1))))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ..config import lookup
 from ..errors import InputError
 from ..randomness import permutation
-from .captions import HELD_OUT_PHRASING, PHRASINGS, caption, phrasing_key, sayable
+from .captions import HELD_OUT_PHRASING, PHRASINGS, caption, phrasing_key, sayable, with_tokens
 from .scenes import (
     LAYOUTS,
     OPPOSITE,
@@ -118,5 +118,6 @@ def shape_prompts(
         for scene in _scenes(config, task, _Deck(seed, name, n), dice):
             say = task.say & sayable(scene, config)
             phrasing = HELD_OUT_PHRASING if task.unseen == "phrasing" else PHRASINGS[phrasing_key(scene, say)][0]
-            prompts.append(ShapePrompt(caption(scene, phrasing, say), name, scene, say))
+            text = with_tokens(config, caption(scene, phrasing, say))
+            prompts.append(ShapePrompt(text, name, scene, say))
     return prompts

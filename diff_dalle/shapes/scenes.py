@@ -100,6 +100,9 @@ class ShapesConfig:
     samples_per_shard: int = option(1024, "captioned images per shard")
     seed: int = option(0, "random seed; image i is a function of (seed, i)")
     shapes: tuple[str, ...] = option(SHAPES[:4], f"shapes, of {', '.join(SHAPES)}")
+    new_tokens: tuple[str, ...] = option(
+        (), "shapes that captions name in brackets, such as [star], as tokens that a LoRA adds"
+    )
     colors: tuple[str, ...] = option(tuple(COLORS)[:6], f"colors, of {', '.join(COLORS)}", was=("colours",))
     sizes: tuple[str, ...] = option(
         tuple(SIZES), f"object sizes, of {', '.join(SIZES)}; captions never name the size if there is only one"
@@ -132,6 +135,7 @@ class ShapesConfig:
 
     def __post_init__(self):
         _check_names(self)
+        _check_new_tokens(self)
         _check_held_out(self)
         _check_numbers(self)
 
@@ -145,6 +149,12 @@ def _check_names(config: ShapesConfig) -> None:
         for name in names:
             if name not in table:
                 raise InputError(f"--{field} has no {name!r}{nearest(name, list(table))} (known: {', '.join(table)})")
+
+
+def _check_new_tokens(config: ShapesConfig) -> None:
+    for name in config.new_tokens:
+        if name not in config.shapes:
+            raise InputError(f"--new_tokens has {name!r}, but the shapes are {', '.join(config.shapes)}")
 
 
 def _check_held_out(config: ShapesConfig) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -43,7 +44,8 @@ class Tokenizer:
     spaces: "it's 42" becomes "it 's 4 2". With CLIP's vocabulary the ids are CLIP's, except that the names of its
     special tokens, spelled out in a caption, are ordinary text.
 
-    Token ids: the bytes, the bytes at the end of a word, the merges in order, start, end. The tokenizer can be pickled.
+    Token ids: the bytes, the bytes at the end of a word, the merges in order, start, end, and the tokens that were
+    added, which are found in the text before all others. The tokenizer can be pickled.
     """
 
     def __init__(self, vocabulary: Vocabulary):
@@ -53,8 +55,9 @@ class Tokenizer:
 
         self.vocabulary = vocabulary
         self.start, self.end = len(symbols), len(symbols) + 1
-        self.vocab_size = len(symbols) + 2
-        self.identity = f"{vocabulary.name}-{self.vocab_size}:{digest[:12]}"
+        self.vocab_size = len(symbols) + 2 + len(vocabulary.added)
+        self.base_identity = f"{vocabulary.name}-{len(symbols) + 2}:{digest[:12]}"  # without added tokens
+        self.identity = "+".join([self.base_identity, *vocabulary.added])
 
         ids = {symbol: i for i, symbol in enumerate(symbols)}
         pairs = [(ids[left], ids[right]) for left, right in vocabulary.merges]
@@ -64,18 +67,39 @@ class Tokenizer:
         self._bytes += [byte + b" " for byte in self._bytes]
         for left, right in pairs:
             self._bytes.append(self._bytes[left] + self._bytes[right])
+        self._added = {text: i for i, text in enumerate(vocabulary.added, self.end + 1)}
+        longest_first = sorted(map(re.escape, self._added), key=len, reverse=True)
+        self._find_added = re.compile(f"({'|'.join(longest_first)})").split if self._added else None
         self._cached_word = functools.lru_cache(CACHED_WORDS)(self._encode_word)
         self._warned = False
 
     def __reduce__(self):
         return Tokenizer, (self.vocabulary,)
 
+    def extended(self, added: Sequence[str]) -> Tokenizer:
+        """The tokenizer with further tokens, whose ids follow the others. InputError for tokens that it has."""
+        for text in added:
+            if text in self._added:
+                raise InputError(f"the token {text} exists already in {self.identity}: choose another name")
+        return Tokenizer(replace(self.vocabulary, added=(*self.vocabulary.added, *added))) if added else self
+
+    def token_id(self, added: str) -> int:
+        """The id of an added token."""
+        return self._added[added]
+
     def encode(self, text: str) -> list[int]:
         """All token ids of a text, from the start to the end token, not truncated."""
-        ids = [self.start]
-        for word in split_words(clean(text)):
-            ids += self._cached_word(word) if len(word) <= CACHED_CHARACTERS else self._encode_word(word)
+        ids, text = [self.start], clean(text)
+        for part in self._find_added(text) if self._find_added else (text,):
+            ids += [self._added[part]] if part in self._added else self._encode_plain(part)
         return [*ids, self.end]
+
+    def _encode_plain(self, text: str) -> list[int]:
+        """Token ids of a clean text without added tokens."""
+        ids: list[int] = []
+        for word in split_words(text):
+            ids += self._cached_word(word) if len(word) <= CACHED_CHARACTERS else self._encode_word(word)
+        return ids
 
     def _encode_word(self, word: str) -> list[int]:
         return merge_word([self._ids[symbol] for symbol in byte_symbols(word)], self._merges)
@@ -92,7 +116,9 @@ class Tokenizer:
                 break
             if not 0 <= token < self.vocab_size:
                 raise InputError(f"{token} is not a token id of {self.identity}: ids are 0 to {self.vocab_size - 1}")
-            if token != self.start:
+            if token > self.end:
+                pieces.append(f"{self.vocabulary.added[token - self.end - 1]} ".encode())
+            elif token != self.start:
                 pieces.append(self._bytes[token])
         return b"".join(pieces).decode("utf-8", errors="replace").removesuffix(" ")
 

@@ -1,7 +1,8 @@
 """Merge files: the merges of a byte-pair vocabulary, in order.
 
 The format is that of CLIP's ``bpe_simple_vocab_16e6.txt``: a header line, then one merge per line as ``left right``. In
-a symbol each letter stands for a byte; ``</w>`` marks the end of a word.
+a symbol each letter stands for a byte; ``</w>`` marks the end of a word. Lines at the end such as ``[star]`` are tokens
+that were added later.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import io
+import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,6 +31,7 @@ BUILT_IN = ("", "clip")  # values of bpe_path that name no file
 CLIP_PACKAGES = ("open_clip", "clip")  # import names of open_clip_torch and of clip-anytorch
 NAMES = {OWN_HEADER: "wordnet", CLIP_HEADER: "clip"}  # files with other headers are called "bpe"
 HEADERS = {name: header for header, name in NAMES.items()}
+ADDED = re.compile(r"\[\S+\]")  # a line of a merge file that adds a token; merges have a space
 MAX_BYTES = 8 * 2**20  # more than twice the size of CLIP's file, unpacked
 
 
@@ -54,10 +57,14 @@ def byte_symbols(word: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Merges in the order in which they were learned, and their origin: wordnet (ours), clip, or bpe (others)."""
+    """Merges in the order in which they were learned, and their origin: wordnet (ours), clip, or bpe (others).
+
+    added: further tokens, texts without spaces that are found in captions as they are, such as "[star]".
+    """
 
     name: str
     merges: tuple[Pair, ...]
+    added: tuple[str, ...] = ()
 
     def symbols(self) -> list[str]:
         """All symbols in the order of their token ids: the bytes, the bytes at the end of a word, the merges."""
@@ -66,7 +73,7 @@ class Vocabulary:
 
     def text(self) -> str:
         """The merge file that ``parse_vocabulary`` reads back."""
-        return merge_file_text(HEADERS.get(self.name, "#"), self.merges)
+        return merge_file_text(HEADERS.get(self.name, "#"), self.merges) + "".join(f"{text}\n" for text in self.added)
 
 
 def merge_file_text(header: str, merges: Sequence[Pair]) -> str:
@@ -113,6 +120,11 @@ def parse_vocabulary(text: str, where: str) -> Vocabulary:
     header, *lines = text.splitlines() or [""]
     if "#" not in header:
         raise InputError(f"{where} is not a merge file: its first line must be a header that contains #")
+    added: list[str] = []
+    while lines and ADDED.fullmatch(lines[-1]):
+        added.insert(0, lines.pop())
+    if len(set(added)) < len(added):
+        raise InputError(f"{where} adds a token twice: {', '.join(added)[:60]}")
     if header == CLIP_HEADER:
         lines = lines[:CLIP_MERGES]
         if len(lines) < CLIP_MERGES:
@@ -132,7 +144,7 @@ def parse_vocabulary(text: str, where: str) -> Vocabulary:
             raise InputError(f"{where} line {number} produces {merged[:60]!r} a second time")
         known.add(merged)
         merges.append((left, right))
-    return Vocabulary(NAMES.get(header, "bpe"), tuple(merges))
+    return Vocabulary(NAMES.get(header, "bpe"), tuple(merges), tuple(added))
 
 
 def _read_text(path: str) -> str:

@@ -24,7 +24,7 @@ from ..tracking.tracker import Saved, Tracker
 from .flight import FILE, flight_line
 from .meter import Meter
 from .restoring import Start
-from .saving import Saving
+from .saving import Exports, Saving
 from .settings import TrainingConfig
 from .stopping import FAILURE, SIGNAL, TIME, Diverged, Stop, stop_on_signals
 from .trainee import Trainee
@@ -41,6 +41,7 @@ class TrainLoop:
     save_best: write a checkpoint also whenever the mean of the trainees' held-out losses is the lowest so far.
     measure:  more values for each evaluation, with the trainees' first EMA weights in place; a collective.
     frozen:   networks by name that are not trained, but belong to the whole that ``Saved.forms`` calls the model.
+    exports:  files beside each checkpoint of a trainee, by ROLE.EXTENSION: functions that write them.
 
     The state of a run is the state of its trainees, ``step`` (completed updates) and ``samples`` (position in the
     data). Everything else is a function of these, so resuming is exact.
@@ -62,6 +63,7 @@ class TrainLoop:
         save_best: bool = False,
         frozen: Mapping[str, nn.Module] | None = None,
         measure: Callable[[], dict[str, float]] | None = None,
+        exports: Exports = lambda trainee: {},
     ):
         names = [trainee.name for trainee in trainees]
         if len(names) > 1 and (len(set(names)) < len(names) or not all(names)):
@@ -69,7 +71,7 @@ class TrainLoop:
         self.config, self.trainees, self.data, self.run_folder = config, list(trainees), data, run
         self.world, self.val_data, self.sample_interval = world, val_data, sample_interval
         self.save_best, self.measure = save_best, measure
-        self.saving = Saving(config, self.trainees, run, world, frozen or {})
+        self.saving = Saving(config, self.trainees, run, world, frozen or {}, exports)
         self.failure: InputError | None = None
         self.evaluated_step, self.loss = -1, math.nan  # the latest evaluation, and the mean of its losses
         self.last_bad: dict[str, list[int]] = {}  # positions in each trainee's latest step that was not finite

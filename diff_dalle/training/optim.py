@@ -77,9 +77,14 @@ def learning_rate(config: OptimConfig, step: int) -> float:
 
 
 def decayed(*modules: nn.Module) -> set[int]:
-    """``id`` of each parameter that weight decay applies to: weights of linear and convolution layers."""
-    layers = (layer for module in modules for layer in module.modules())
-    return {id(layer.weight) for layer in layers if isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d))}
+    """``id`` of each parameter that weight decay applies to: weights of linear and convolution layers, and what other
+    modules name in ``decayed``."""
+    found: set[int] = set()
+    for layer in (layer for module in modules for layer in module.modules()):
+        usual = ("weight",) if isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d)) else ()
+        names = getattr(layer, "decayed", usual)
+        found |= {id(parameter) for name, parameter in layer.named_parameters(recurse=False) if name in names}
+    return found
 
 
 class AdamW(torch.optim.AdamW):

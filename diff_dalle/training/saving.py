@@ -16,11 +16,15 @@ from ..distributed.world import World
 from .settings import TrainingConfig
 from .trainee import Trainee
 
+#: Of a trainee, files beside its checkpoints, by ROLE.EXTENSION: functions that write them.
+Exports = Callable[[Trainee], Mapping[str, Callable[[BinaryIO], object]]]
+
 
 class Saving:
     """Every rank calls its methods, but ``forms`` are written on rank 0 alone.
 
     frozen: networks by name that are not trained, but belong to the whole that is called the model.
+    exports: not for sharded weights.
     """
 
     def __init__(
@@ -30,15 +34,19 @@ class Saving:
         run: RunFolder,
         world: World,
         frozen: Mapping[str, nn.Module],
+        exports: Exports,
     ):
         self.config, self.trainees, self.run, self.world, self.frozen = config, trainees, run, world, frozen
+        self.exports = exports
         self.consolidation = Consolidation()
 
     def save(self, step: int, samples: int) -> None:
         """Write a complete checkpoint: from rank 0, or from all ranks into a folder when weights are sharded."""
         states: dict[str, dict[str, Any]] = {}
+        exports: dict[str, Callable[[BinaryIO], object]] = {}
         for trainee in self.trainees:
             states |= {trainee.prefix + role: state for role, state in trainee.states().items()}
+            exports |= {trainee.prefix + name: write for name, write in self.exports(trainee).items()}
         batch = self.config.batch_size * self.world.size
         saved = step, samples, states, self.config.keep_checkpoints, self.config.backs_up_at, batch
         if any(trainee.is_sharded for trainee in self.trainees):
@@ -47,7 +55,7 @@ class Saving:
             if self.config.sharding.consolidate and self.world.is_main:
                 self._consolidate()
         elif self.world.is_main:
-            self.run.save(*saved)
+            self.run.save(*saved, exports)
 
     def finish(self) -> None:
         """Wait for what is written in the background. InputError, on all ranks, when that has failed."""

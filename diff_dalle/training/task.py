@@ -72,7 +72,8 @@ class Task(nn.Module):
         return self.part_losses(part, batch, draw)
 
     def backward(self, pieces: Sequence[Piece], forward: Forward, scale: Tensor | float) -> list[dict[str, Tensor]]:
-        """Accumulate the gradient of ``scale`` × the mean loss over all pieces (the micro-batches of one batch).
+        """Accumulate the gradient of ``scale`` × the mean loss, times the samples' weights, over all pieces (the
+        micro-batches of one batch).
 
         ``forward(batch, draw, sync)`` calls the task under autocast and data parallelism; ``sync`` requests that the
         following backward pass exchanges gradients between ranks: True for the last piece only. Returns the detached
@@ -82,7 +83,8 @@ class Task(nn.Module):
         reports = []
         for i, (batch, draw) in enumerate(pieces):
             losses = forward(batch, draw, i == len(pieces) - 1)
-            (losses["loss"].sum() * (scale / total)).backward()
+            loss = losses["loss"] if batch.weight is None else losses["loss"] * batch.weight
+            (loss.sum() * (scale / total)).backward()
             reports.append({name: value.detach() for name, value in losses.items()})
         return reports
 

@@ -4,6 +4,7 @@ import pytest
 
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.evaluate import EvaluateRun
+from diff_dalle.commands.lora.kinds import GeneratorLora
 from diff_dalle.commands.sample import SampleRun
 from diff_dalle.commands.settings import by_name
 from diff_dalle.commands.train_classifier import ClassifierRun
@@ -102,7 +103,6 @@ CASES = [
             "control_ready",
             "control_scale 2",
             "control_interval 0,0.5",
-            "accept_changed_base",
         )
     ),
     (SampleRun, "--control_image i", "--model_path c", "--model_path c --controlnet n", "controlnet is none"),
@@ -133,6 +133,12 @@ CASES = [
     (EvaluateRun, "--caption_field json:a", SHAPES, SHARDS, "data_dir is none"),
     (EvaluateRun, "--lpips_weights a.pth", f"{SHARDS} --metrics fid", f"{SHARDS} --metrics fid,lpips", "to lpips"),
     (EvaluateRun, "--clip_path c.pt", SHAPES, "--shapes_dir s --decoder_path d.pt", "decoder_path is none"),
+    *(
+        (SampleRun, "--accept_changed_base", "--model_path a.pt", f"--model_path a.pt {flags}", "are none: set one")
+        for flags in ("--lora l", "--controlnet n --control_image i")
+    ),
+    (GeneratorLora, "--prior_weight 0.5", "", "--prior_data_dir d", "prior_data_dir is none"),
+    (GeneratorLora, "--accept_changed_base True", "", "--lora_checkpoint_path l", "set --lora_checkpoint_path, or"),
 ]
 
 
@@ -144,7 +150,7 @@ def test_a_flag_without_effect_is_refused(command, flag, without, with_effect, w
     parse(command, [*flag.split(), *with_effect.split()])
 
 
-@pytest.mark.parametrize("command", [GeneratorRun, ClassifierRun, SampleRun, EvaluateRun])
+@pytest.mark.parametrize("command", [GeneratorRun, ClassifierRun, SampleRun, EvaluateRun, GeneratorLora])
 def test_every_need_is_in_the_table(command):
     table = by_name(command)
     known = {

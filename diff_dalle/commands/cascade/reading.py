@@ -5,14 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
+from ...checkpoints.lora_file import ENDING
 from ...errors import InputError
 from ..command_line import parse_kind
 from ..sources import read_config, read_preset
 from ..training_commands import TRAINING_COMMANDS
-from .run import CascadeRun
+from .run import LORA_KEYS, CascadeRun
 from .stages import STAGE_B_SIZES, STAGE_C_SIZES
 
-KINDS = ("stage_a", "semantic", "stage_b", "stage_c", "stage_c_controlnet")
+KINDS = ("stage_a", "semantic", "stage_b", "stage_c", "stage_c_controlnet", "stage_b_lora", "stage_c_lora")
 
 
 def parse_cascade(argv: Sequence[str] | None = None, description: str = "") -> CascadeRun:
@@ -46,6 +47,11 @@ def _kind_of(argv: Sequence[str]) -> str:
 
 def inferred_kind(settings: Mapping) -> str | None:
     """The kind of a file that does not say it, from what only one kind has; None if that leaves it open."""
+    stage = _inferred_stage(settings)
+    return stage + ENDING if stage in ("stage_b", "stage_c") and not LORA_KEYS.isdisjoint(settings) else stage
+
+
+def _inferred_stage(settings: Mapping) -> str | None:
     version = str(settings.get("model_version", ""))
     if any(str(key).startswith("controlnet_") for key in settings):
         return "stage_c_controlnet"

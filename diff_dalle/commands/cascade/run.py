@@ -36,10 +36,10 @@ CONTROLNET_KEYS = (
     "controlnet_blocks", "controlnet_filter", "controlnet_filter_params", "controlnet_bottleneck_mode",
     "controlnet_checkpoint_path", "offset_noise",
 )  # fmt: skip
-LORA_KEYS = ("module_filters", "rank", "train_tokens", "lora_checkpoint_path")
+LORA_KEYS = frozenset(("module_filters", "rank", "train_tokens", "lora_checkpoint_path"))
 REFUSED = {
     **dict.fromkeys(CONTROLNET_KEYS, "belongs to the training of a ControlNet, which is another kind: leave it out"),
-    **dict.fromkeys(LORA_KEYS, "belongs to the training of a LoRA, which is another kind: leave it out"),
+    **dict.fromkeys(LORA_KEYS, "belongs to the training of a LoRA: write kind: stage_c_lora, or leave it out"),
     "offset_noise": "is set under diffusion: write diffusion: {offset_noise: …}",
     "edm_objective": "never had an effect; for a network that predicts v write diffusion: {prediction: v}",
     "dist_file_subfolder": "is for processes that find each other by a file, which these do not need: leave it out",

@@ -64,6 +64,7 @@ class Context:
             stage_b=cascade.stage_b,
             stage_a=cascade.stage_a,
             semantic=cascade.semantic,
+            lora=self.settings.lora if base else (),
         )
 
     @property

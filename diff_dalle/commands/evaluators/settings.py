@@ -13,6 +13,7 @@ from ...errors import InputError
 from ...evaluation.metrics import METRICS
 from ...sampling.classifier import ClassifierConfig
 from ...sampling.latent_config import LatentCascadeConfig
+from ...sampling.lora import lora_option
 from ...sampling.request import UpsamplersConfig
 from .image_metrics import IMAGE_METRICS
 
@@ -27,6 +28,7 @@ class EvaluateConfig:
     decoder_path: tuple[str, ...] = option(
         (), "checkpoint of a decoder, or one for each of its U-Nets, instead of a generator: its variations are scored"
     )
+    lora: tuple[str, ...] = lora_option()
     clip_path: str = option(
         "", "checkpoint of the decoder's CLIP; empty = where it was in training", needs=("decoder_path",)
     )

@@ -117,7 +117,7 @@ def test_a_size_is_completed_by_what_the_file_says(tmp_path):
         (("ema_beta", 0.9), "ema_beta is given, but ema_start_iters, ema_iters, ema_beta go together"),
         (("edm_objective", True), r"edm_objective \(line \d+\): .*for a network that predicts v write"),
         (("controlnet_blocks", [0, 4]), "belongs to the training of a ControlNet, which is another kind"),
-        (("train_tokens", []), "belongs to the training of a LoRA, which is another kind"),
+        (("train_tokens", []), "belongs to the training of a LoRA: write kind: stage_c_lora"),
         (("dist_file_subfolder", "x"), "which these do not need"),
         (("checkpoint_extension", "safetensors"), r"checkpoints are \.pt files"),
         (("allow_tf32", True), "for speed set dtype: bfloat16"),

@@ -1,0 +1,93 @@
+"""The kinds of networks that a LoRA can be trained for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from ...config import option
+from ...errors import InputError
+from ...training.settings import TrainingConfig
+from ..cascade.stages import LatentRun, StageBRun, StageCRun
+from ..train_classifier import ClassifierRun
+from ..train_decoder import DecoderRun
+from ..train_generator import GeneratorRun
+from .run import LoraRun
+
+
+@dataclass(frozen=True)
+class NetworkLora(LoraRun):
+    """A LoRA of the network in ``model_path``."""
+
+    model_path: str = option(
+        "", "checkpoint of the network to adapt, ema_….pt or model….pt, whose settings are taken", free=True
+    )
+
+    @property
+    def base_path(self) -> str:
+        return self.model_path
+
+
+@dataclass(frozen=True)
+class GeneratorLora(NetworkLora, GeneratorRun):
+    """Settings of ``train_lora.py`` for a generator."""
+
+    kind: ClassVar[str] = "generator_lora"
+
+
+@dataclass(frozen=True)
+class ClassifierLora(NetworkLora, ClassifierRun):
+    """Settings of ``train_lora.py`` for a classifier."""
+
+    kind: ClassVar[str] = "classifier_lora"
+
+    def __post_init__(self):
+        if self.prior_data_dir:
+            raise InputError("prior_data_dir is set, but a contrastive loss has no weights of samples: leave it out")
+        super().__post_init__()
+
+
+@dataclass(frozen=True)
+class DecoderLora(NetworkLora, DecoderRun):
+    """Settings of ``train_lora.py`` for U-Nets of a decoder."""
+
+    kind: ClassVar[str] = "decoder_lora"
+
+    def __post_init__(self):
+        if self.prior_data_dir:
+            raise InputError("prior_data_dir is set, but decoders are trained without such images: leave it out")
+        if self.check:
+            raise InputError("check is set, but it describes the training of whole decoders: leave it out")
+        super().__post_init__()
+
+    def adapted_names(self) -> tuple[str, ...]:
+        return tuple(self.decoder.names[i] for i in self.trained)
+
+
+@dataclass(frozen=True)
+class CascadeLora(LoraRun, LatentRun):
+    """A LoRA of a stage of a latent cascade, by the documented keys."""
+
+    base_setting: ClassVar[str] = "generator_checkpoint_path"
+
+    @property
+    def base_path(self) -> str:
+        return self.generator_checkpoint_path or ""
+
+    @property
+    def training(self) -> TrainingConfig:  # type: ignore[override]
+        return replace(super().training, init_checkpoint=())  # generator_checkpoint_path is the base
+
+
+@dataclass(frozen=True)
+class StageBLora(CascadeLora, StageBRun):
+    """Settings of ``train_cascade.py`` with ``kind: stage_b_lora``."""
+
+    kind: ClassVar[str] = "stage_b_lora"
+
+
+@dataclass(frozen=True)
+class StageCLora(CascadeLora, StageCRun):
+    """Settings of ``train_cascade.py`` with ``kind: stage_c_lora``."""
+
+    kind: ClassVar[str] = "stage_c_lora"

@@ -1,0 +1,47 @@
+"""The command line of ``train_lora.py``: the kind of network is that of the checkpoint to adapt."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Sequence
+
+from ... import storage
+from ...checkpoints.checkpoint import load_file
+from ...checkpoints.lora_file import ENDING
+from ...errors import InputError
+from ..command_line import parse_kind
+from ..sources import read_config, read_preset
+from ..training_commands import TRAINING_COMMANDS
+from .run import LoraRun
+
+KINDS = ("generator_lora", "classifier_lora", "decoder_lora")
+_CASCADE = ("stage_b", "stage_c")
+
+
+def parse_lora(argv: Sequence[str] | None = None, description: str = "") -> LoraRun:
+    """The command line as the run of the kind of ``--model_path``. Raises InputError as ``parse_kind``, and for a
+    checkpoint that no LoRA can be trained for here."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    classes = {kind: TRAINING_COMMANDS[kind].config_class for kind in KINDS}
+    words = [part for word in argv for part in word.split("=", 1)]
+    given = dict(itertools.pairwise(words))
+    path = _model_path(given)
+    if path and storage.exists(path):  # or else the run says that it is not there
+        kind = load_file(path)["kind"]
+        if kind + ENDING not in classes:
+            hint = ": use train_cascade.py with kind: " + kind + ENDING if kind in _CASCADE else ""
+            known = ", ".join(name.removesuffix(ENDING) for name in classes)
+            raise InputError(f"model_path {path} holds a {kind}, but must hold one of {known}{hint}")
+        if "--kind" not in words:
+            argv += ["--kind", kind + ENDING]
+    return parse_kind(classes, argv, description)
+
+
+def _model_path(given: dict[str, str]) -> str:
+    """The checkpoint that a command line names, itself or in its file or preset."""
+    if "--model_path" in given:
+        return given["--model_path"]
+    readers = {"--config": read_config, "--config_file": read_config, "--preset": read_preset}
+    found = (read(given[flag]).settings.get("model_path") for flag, read in readers.items() if flag in given)
+    return next((path for path in found if isinstance(path, str)), "")

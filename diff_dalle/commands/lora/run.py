@@ -1,0 +1,246 @@
+"""Training a LoRA: low-rank changes of the weights of a trained network, and new tokens, while the network stays as it
+is. A run of any kind of network becomes one of its LoRA with ``LoraRun`` as its first base class."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, BinaryIO, ClassVar
+
+import torch
+from torch import nn
+
+from ... import storage
+from ...checkpoints.checkpoint import load_file
+from ...checkpoints.kinds import find_kind
+from ...checkpoints.loading import SavedNetwork, open_networks
+from ...checkpoints.lora_file import ENDING, LoraAbout, base_of, read_lora, write_lora
+from ...config import differences, option, type_hints
+from ...data.loader import DataConfig
+from ...data.mixed import MixedLoader
+from ...distributed.world import World
+from ...embeddings.contract import weights_digest
+from ...errors import InputError
+from ...models.adapters.adapted import Adapted
+from ...models.compiling import compile_training
+from ...text.tokenizer import Tokenizer
+from ...text.trained_tokens import find_tokens, parse_token, tokens_option
+from ...training.trainee import Trainee
+from ..training import TrainingRun
+
+# How the names of settings of a diffusion process begin that concern training alone, and may differ from the base's.
+TRAINING_ONLY = ("loss_", "p2_", "min_snr_", "sigmoid_", "vb_", "offset_noise", "pyramid_noise")
+TASK_SECTIONS = ("denoising",)  # as the base's training had them, unless told otherwise
+
+
+@dataclass(frozen=True)
+class LoraRun(TrainingRun):
+    """What every run that trains a LoRA is set by.
+
+    ``bases`` of the instance that ``settled`` returns: the networks that are adapted, by name, with their weights.
+    """
+
+    bases: ClassVar[Mapping[str, nn.Module]] = {}
+    base_setting: ClassVar[str] = "model_path"
+
+    module_filters: tuple[str, ...] = option(
+        ("att",),  # attention and attn
+        "which layers are adapted: linear layers and convolutions with one of these texts in their dotted names; none "
+        "= train tokens alone",
+    )
+    rank: int = option(4, "rank of the changes")
+    alpha: float = option(4.0, "the change of a weight is alpha / rank times up times down")
+    train_tokens: tuple[str, ...] = tokens_option()
+    lora_checkpoint_path: str | None = option(
+        None, "LoRA file with the same modules, rank and tokens to start from; none = no change at first", free=True
+    )
+    prior_data_dir: tuple[str, ...] = option(
+        (),
+        "shards of regularization images, as data_dir, which keep what the base knows: half of every batch; none = no "
+        "such images",
+        free=True,
+    )
+    prior_weight: float = option(1.0, "weight of the loss of regularization images", needs=("prior_data_dir",))
+    base_weights: tuple[str, ...] = option(
+        (),
+        "identity that the base's weights must have, or NAME=IDENTITY for each of several networks; training records "
+        "it, none = any",
+    )
+    accept_changed_base: bool = option(
+        False, "start from a LoRA that was trained for another base", free=True, needs=("lora_checkpoint_path",)
+    )
+
+    # ------------------------------------------------------------------------------------------- settings of the base
+
+    @classmethod
+    def completed(cls, tree: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings of a file with those of the base, as its checkpoint says them. InputError for others."""
+        complete = getattr(super(), "completed", None)
+        completed = complete(tree) if complete else copy.deepcopy(dict(tree))
+        path = completed.get(cls.base_setting)
+        if not isinstance(path, str) or not path or not storage.exists(path):
+            return completed  # ``settled`` refuses it
+        kind = cls.kind.removesuffix(ENDING)
+        open_networks(path, (kind,))  # an InputError for anything else
+        hints, said = type_hints(find_kind(kind).settings), load_file(path)["config"]
+        for name, config_class in hints.items():
+            own = completed.get(name, {})
+            if isinstance(own, Mapping):
+                of_base = {**said.get(name, {})}
+                completed[name] = merged = _overlaid(of_base, own)
+                plain = _overlaid(of_base, _training_only(own))
+                if changed := differences(plain, merged, config_class):
+                    raise InputError(
+                        f"{cls.base_setting} {path} says its settings itself, but {name} says others: "
+                        f"{', '.join(changed)}; leave these out"
+                    )
+        for name in TASK_SECTIONS:
+            if name in said and name in type_hints(cls) and isinstance(completed.get(name, {}), Mapping):
+                completed[name] = _overlaid(said[name], completed.get(name, {}))
+        return completed
+
+    def __post_init__(self):
+        if self.rank < 1:
+            raise InputError(f"rank is {self.rank}, but must be at least 1")
+        if not self.alpha > 0:
+            raise InputError(f"alpha is {self.alpha:g}, but must be above 0")
+        if self.prior_weight < 0:
+            raise InputError(f"prior_weight is {self.prior_weight:g}, but must not be negative")
+        if not self.module_filters and not self.train_tokens:
+            raise InputError("module_filters and train_tokens are both empty, so there is nothing to train: set one")
+        for entry in self.train_tokens:
+            parse_token(entry)
+        getattr(super(), "__post_init__", lambda: None)()
+        if self.training.sharding.parallel != "ddp":
+            raise InputError(
+                f"parallel is {self.training.sharding.parallel}, but the base of a LoRA is on every process as a "
+                "whole: leave it out"
+            )
+        if self.prior_data_dir:
+            self._check_prior()
+
+    def _check_prior(self) -> None:
+        if self.training.batch_size % 2:
+            raise InputError(
+                f"batch_size is {self.training.batch_size}, but must be even with prior_data_dir: half of each batch "
+                "are regularization images"
+            )
+        if self._data_config.aspect.multi_aspect_ratio:
+            raise InputError("prior_data_dir and multi_aspect_ratio exclude each other: leave one of them out")
+
+    @property
+    def _data_config(self) -> DataConfig:
+        return getattr(self, "data_config", self.data)
+
+    @property
+    @abstractmethod
+    def base_path(self) -> str:
+        """The checkpoint of the base; "" = not given."""
+
+    @property
+    def network_kind(self) -> str:
+        return self.kind.removesuffix(ENDING)
+
+    # ----------------------------------------------------------------------------------------------------- the networks
+
+    @functools.cached_property
+    def _saved(self) -> dict[str, SavedNetwork]:
+        """What the base's checkpoint says of its networks, by name."""
+        if not self.base_path:
+            raise InputError(f"{self.base_setting} is required: the checkpoint of the network to adapt")
+        found = open_networks(self.base_path, (self.network_kind,))
+        return {saved.trainee: saved for saved in found}
+
+    def adapted_names(self) -> tuple[str, ...]:
+        """The names of the networks that are adapted."""
+        return ("",)
+
+    def settled(self, world: World) -> Any:
+        run, bases, weights = copy.copy(super().settled(world)), {}, []
+        for name in self.adapted_names():
+            if name not in self._saved:
+                raise InputError(f"{self.base_path} does not hold {name}, which is to be trained: give a file with it")
+            bases[name] = self._saved[name].load(world.device)
+            weights.append((f"{name}=" if name else "") + weights_digest(bases[name].state_dict()))
+        if self.base_weights and self.base_weights != tuple(weights):
+            raise InputError(
+                f"{self.base_setting} {self.base_path} has the weights {', '.join(weights)}, but base_weights says "
+                f"{', '.join(self.base_weights)}: give the checkpoint with these"
+            )
+        object.__setattr__(run, "base_weights", tuple(weights))
+        object.__setattr__(run, "bases", bases)
+        return run
+
+    def build_tokenizer(self) -> Tokenizer | None:
+        base = next(iter(self._saved.values())).tokenizer
+        return find_tokens(base, self._specs).tokenizer if base and self._specs else base
+
+    @property
+    def _specs(self):
+        return [parse_token(entry) for entry in self.train_tokens]
+
+    def build_model(self, tokenizer: Tokenizer | None, world: World | None = None, trainee: str = "") -> nn.Module:
+        base = self._saved[trainee].tokenizer
+        if self._specs and base is None:
+            raise InputError(
+                "train_tokens is set, but the network has no text encoder of its own: leave train_tokens out"
+            )
+        tokens = find_tokens(base, self._specs) if base and self._specs else None
+        torch.manual_seed(self.training.seed)
+        model = Adapted(self.bases[trainee], self.module_filters, self.rank, self.alpha, tokens)
+        if self.lora_checkpoint_path:
+            self._start_from(model, self.lora_checkpoint_path, trainee)
+        if self.training.compile:
+            compile_training(model)
+        return model
+
+    def _start_from(self, model: Adapted, path: str, trainee: str) -> None:
+        lora, own = read_lora(path), self.about(trainee)
+        expected = replace(own, base=lora.about.base) if self.accept_changed_base else own
+        if lora.about != expected:
+            differing = [name for name, value in vars(expected).items() if getattr(lora.about, name) != value]
+            hint = "" if differing != ["base"] else ", or accept the other base by --accept_changed_base True"
+            raise InputError(
+                f"lora_checkpoint_path {path} has another {' and '.join(differing)} than this run: give one trained "
+                f"with the same{hint}"
+            )
+        model.load_state_dict({f"lora.{name}": value for name, value in lora.tensors.items()})
+
+    # ------------------------------------------------------------------------------------------------- data and results
+
+    def _loader(self, config: DataConfig, tokenizer: Tokenizer | None, world: World, **options: Any) -> Any:
+        if not self.prior_data_dir or not options.get("shuffle"):
+            return super()._loader(config, tokenizer, world, **options)
+        options["batch_size"] = self.training.batch_size // 2
+        own = super()._loader(config, tokenizer, world, **options)
+        options |= {"sources": self.prior_data_dir, "flag": "--prior_data_dir"}
+        return MixedLoader(own, super()._loader(config, tokenizer, world, **options), self.prior_weight)
+
+    def about(self, trainee: str) -> LoraAbout:
+        """What the LoRA of a network says about itself."""
+        base = base_of(self.base_weights, trainee)
+        return LoraAbout(
+            self.network_kind, trainee, base, self.rank, self.alpha, self.module_filters, self.train_tokens
+        )
+
+    def exports(self, trainee: Trainee) -> dict[str, Callable[[BinaryIO], object]]:
+        """The LoRA file, of the weights as they are evaluated."""
+        state = trainee.evaluated()[1]
+        tensors = {name.removeprefix("lora."): value for name, value in state.items()}
+        return {"lora.safetensors": lambda file: write_lora(file, self.about(trainee.name), tensors)}
+
+
+def _overlaid(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested settings with others in their place, section by section."""
+    found = copy.deepcopy(dict(below))
+    for key, value in above.items():
+        inner = found.get(key)
+        found[key] = _overlaid(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
+    return found
+
+
+def _training_only(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if str(key).startswith(TRAINING_ONLY)}

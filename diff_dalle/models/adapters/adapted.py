@@ -1,0 +1,63 @@
+"""A frozen network with a low-rank adapter and trained tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from ...text.trained_tokens import TrainedTokens
+from .lora import DOWN, UP, LowRank, add_low_rank
+from .tokens import AdaptedEmbedding, text_encoder_of
+
+
+class Adapted(nn.Module):
+    """``base`` with adapters: called as it is, and with its attributes.
+
+    Parameters and state dict are the adapters' alone: ``lora.MODULE.lora_down``, ``lora.MODULE.lora_up`` and
+    ``lora.tokens.deltas``. The base is frozen and in evaluation mode, also in training, and must be on its device.
+    Initially all computes what the base does.
+
+    tokens: the tokens to train; None = none.
+    """
+
+    def __init__(
+        self, base: nn.Module, filters: Sequence[str], rank: int, alpha: float, tokens: TrainedTokens | None = None
+    ):
+        super().__init__()
+        self.__dict__["base"] = base.eval().requires_grad_(False)  # no submodule: neither saved nor trained with this
+        self.lora = _Node()
+        if tokens is not None:
+            encoder = text_encoder_of(base)[1]
+            embedding = AdaptedEmbedding(encoder.token_emb, tokens.tokenizer.vocab_size, tokens.ids, tokens.sources)
+            encoder.token_emb = embedding  # type: ignore[assignment]
+            node = _Node()
+            node.deltas = embedding.deltas
+            self.lora.add_module("tokens", node)
+        for name, pair in add_low_rank(base, filters, rank, alpha).items():
+            _put(self.lora, name, pair)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.base(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["base"], name)
+
+
+class _Node(nn.Module):
+    """A place in the tree of adapters, with the names that modules have in the base."""
+
+    decayed = (DOWN, UP)  # see ``training.optim.decayed``
+
+
+def _put(root: nn.Module, name: str, pair: LowRank) -> None:
+    for part in name.split("."):
+        if part not in root._modules:
+            root.add_module(part, _Node())
+        root = root._modules[part]  # type: ignore[assignment]
+    for own in (DOWN, UP):
+        root.register_parameter(own, getattr(pair, own))

@@ -1,0 +1,98 @@
+"""LoRAs in sampling: which network each belongs to, and networks with LoRAs in their weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..checkpoints.loading import SavedNetwork
+from ..checkpoints.lora_file import WeightedLora, extended_tokenizer, merge_loras, read_lora
+from ..config import option
+from ..embeddings.contract import weights_digest
+from ..errors import InputError, quantity
+
+
+def lora_option() -> Any:
+    """The setting ``lora`` of every command that uses LoRAs."""
+    return option((), "LoRA files of the networks, each with a factor if it is not 1: a.safetensors:0.8,b.safetensors")
+
+
+def accept_option() -> Any:
+    """The setting ``accept_changed_base`` of every command that uses LoRAs or ControlNets."""
+    return option(False, "use an adapter although it was trained for a network with other weights")
+
+
+def parse_lora_paths(texts: Sequence[str]) -> list[WeightedLora]:
+    """LoRAs from PATH or PATH:FACTOR. InputError for files of anything else."""
+    found = []
+    for text in texts:
+        path, _, last = text.rpartition(":")
+        try:
+            factor = float(last) if path else 1.0
+        except ValueError:
+            path, factor = text, 1.0
+        if not math.isfinite(factor):
+            raise InputError(f"lora has {text!r}, but the factor must be a finite number")
+        found.append(WeightedLora(read_lora(path or text), factor))
+    return found
+
+
+@dataclass(frozen=True)
+class LoraNetwork(SavedNetwork):
+    """A network of a checkpoint with LoRAs in its weights, and with their tokens."""
+
+    plain: SavedNetwork | None = None
+    loras: tuple[WeightedLora, ...] = ()
+
+    def load(self, device: torch.device) -> nn.Module:
+        assert self.plain is not None
+        network = self.plain.load(device)
+        merge_loras(network, self.plain.tokenizer, self.loras)
+        return network.eval().requires_grad_(False)
+
+
+def with_loras(
+    networks: Sequence[SavedNetwork], loras: Sequence[WeightedLora], accept_changed_base: bool = False
+) -> list[SavedNetwork]:
+    """The networks, those that a LoRA was trained for with it.
+
+    InputError for a LoRA that belongs to none of them, or that was trained for one with other weights, unless
+    ``accept_changed_base``, and for two LoRAs that add the same token.
+    """
+    given: list[list[WeightedLora]] = [[] for _ in networks]
+
+    @cache
+    def identity(i: int) -> str:
+        return weights_digest(networks[i].load(torch.device("cpu")).state_dict())
+
+    for each in loras:
+        about, path = each.lora.about, each.lora.path
+        fitting = [
+            i for i, saved in enumerate(networks) if (saved.kind.name, saved.trainee) == (about.kind, about.trainee)
+        ]
+        same = [i for i in fitting if identity(i) == about.base]
+        if not fitting:
+            name = f" {about.trainee}" if about.trainee else ""
+            raise InputError(f"{path} was trained for a {about.kind}{name}, which is not among the networks here")
+        if not same and not accept_changed_base:
+            raise InputError(
+                f"{path} was trained for a {about.kind} with the weights {about.base}, but {networks[fitting[0]].path} "
+                f"has {identity(fitting[0])}: give its own base, or accept this one by --accept_changed_base True"
+            )
+        if not same and len(fitting) > 1:
+            count = quantity(len(fitting), "network")
+            raise InputError(f"{path} fits {count} here, none of which it was trained for: sample with one of them")
+        given[(same or fitting)[0]].append(each)
+    return [_adapted(saved, own) if own else saved for saved, own in zip(networks, given, strict=True)]
+
+
+def _adapted(saved: SavedNetwork, loras: Sequence[WeightedLora]) -> LoraNetwork:
+    values = {field.name: getattr(saved, field.name) for field in fields(SavedNetwork)}
+    tokenizer = extended_tokenizer(saved.tokenizer, loras)
+    return replace(LoraNetwork(**values, plain=saved, loras=tuple(loras)), tokenizer=tokenizer)

@@ -1,0 +1,95 @@
+"""Which tokens an adapter trains: new ones, added to a tokenizer, and existing ones."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..config import nearest, option, quoted
+from ..errors import InputError
+from .cleaning import clean
+from .tokenizer import Tokenizer
+
+
+def tokens_option():
+    """The setting ``train_tokens`` of every command that trains adapters."""
+    return option(
+        (),
+        'tokens to train, each a pair such as ["[fernando]", "^dog</w>"]: a new token, in brackets, begins as the mean '
+        "of the tokens that the pattern finds, null = zeros; without brackets, a pattern of existing tokens, and null",
+        nested=True,
+    )
+
+
+@dataclass(frozen=True)
+class TokenSpec:
+    """One entry of ``train_tokens``. text: a new token's name with its brackets, or a pattern of existing ones; init:
+    pattern of the tokens with whose mean a new one begins; None = zeros."""
+
+    text: str
+    init: str | None = None
+
+    @property
+    def is_new(self) -> bool:
+        return self.text.startswith("[") and self.text.endswith("]")
+
+
+def parse_token(entry: str) -> TokenSpec:
+    """An entry: a JSON list of two, or a text alone. InputError for anything else."""
+    try:
+        values = json.loads(entry)
+    except ValueError:
+        values = None
+    if not isinstance(values, list) or not all(isinstance(value, (str, type(None))) for value in values):
+        values = [entry]
+    if len(values) > 2 or not values or not values[0]:
+        raise InputError(f'train_tokens has {quoted(entry)}, but each must be a pair such as ["[star]", "^circle</w>"]')
+    spec = TokenSpec(*values)
+    if not spec.is_new and spec.init is not None:
+        raise InputError(
+            f"train_tokens has {spec.text!r} with {spec.init!r} to begin with, but existing tokens begin as they are: "
+            f"write null there, or [{spec.text.strip('^$')}] for a new token"
+        )
+    if spec.is_new and (clean(spec.text) != spec.text or any(map(str.isspace, spec.text)) or len(spec.text) < 3):
+        raise InputError(
+            f"train_tokens adds {spec.text!r}, but a new token must be lower case, without spaces, in brackets, such "
+            "as [star]"
+        )
+    return spec
+
+
+@dataclass(frozen=True)
+class TrainedTokens:
+    """tokenizer: with the new tokens. ids: of the trained tokens, new ones and others. sources: for each of them the
+    ids of those in the original vocabulary with the mean of whose embeddings it begins; none = zeros."""
+
+    tokenizer: Tokenizer
+    ids: tuple[int, ...]
+    sources: tuple[tuple[int, ...], ...]
+
+
+def find_tokens(tokenizer: Tokenizer, specs: Sequence[TokenSpec]) -> TrainedTokens:
+    """What ``train_tokens`` means for a tokenizer. InputError for new tokens that exist already, and for patterns that
+    are not regular expressions or find nothing."""
+    symbols = tokenizer.vocabulary.symbols()
+    new = {spec.text: _matching(symbols, spec.init) if spec.init else () for spec in specs if spec.is_new}
+    if len(new) < sum(spec.is_new for spec in specs):
+        raise InputError("train_tokens names a new token twice: give each once")
+    extended = tokenizer.extended(tuple(new))
+    existing = {i for spec in specs if not spec.is_new for i in _matching(symbols, spec.text)}
+    sources = {i: (i,) for i in sorted(existing)} | {extended.token_id(name): ids for name, ids in new.items()}
+    return TrainedTokens(extended, tuple(sources), tuple(sources.values()))
+
+
+def _matching(symbols: Sequence[str], pattern: str) -> tuple[int, ...]:
+    try:
+        expression = re.compile(pattern)
+    except re.error as error:
+        raise InputError(f"train_tokens has the pattern {pattern!r}, which is no regular expression: {error}") from None
+    found = tuple(i for i, symbol in enumerate(symbols) if expression.search(symbol))
+    if not found:
+        plain = pattern.strip("^$")
+        raise InputError(f"train_tokens has the pattern {pattern!r}, which finds no token{nearest(plain, symbols)}")
+    return found

@@ -1,0 +1,13 @@
+"""Put LoRAs into the weights of the network that they were trained for, and write it as a plain checkpoint."""
+
+from diff_dalle.commands.command_line import parse
+from diff_dalle.commands.merge_lora import MergeConfig, merge_lora_files
+from diff_dalle.distributed.launch import run_script
+
+
+def main():
+    print(merge_lora_files(parse(MergeConfig, description=__doc__)))
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,15 @@
+"""Train a LoRA, and new tokens, for a trained generator, classifier or decoder, which itself stays as it is."""
+
+from diff_dalle.commands.lora.reading import parse_lora
+from diff_dalle.commands.training import train
+from diff_dalle.distributed.launch import launch, run_script
+
+
+def main():
+    run = parse_lora(description=__doc__)
+    with launch(run.launching) as world:
+        train(run, world)
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,154 @@
+"""LoRA files: their form, what is refused, and networks with several LoRAs."""
+
+import io
+import json
+
+import pytest
+import torch
+from network_making import randomize
+
+from diff_dalle.checkpoints.content import DamagedError
+from diff_dalle.checkpoints.lora_file import (
+    LoraAbout,
+    WeightedLora,
+    extended_tokenizer,
+    merge_loras,
+    read_lora,
+    write_lora,
+)
+from diff_dalle.checkpoints.safetensors import read_safetensors, write_safetensors
+from diff_dalle.data.safetensors_header import parse_safetensors
+from diff_dalle.errors import InputError
+from diff_dalle.models.text_encoder import TextEncoder, TextEncoderConfig
+from diff_dalle.text.tokenizer import load_tokenizer
+
+TOKENIZER = load_tokenizer()
+ABOUT = LoraAbout("generator", "", "00ff", 2, 3.0, ("mlp_in",), ('["[star]", "^circle</w>"]', "^triangle"))
+
+
+def encoder() -> TextEncoder:
+    torch.manual_seed(0)
+    return TextEncoder(TextEncoderConfig(8, 1, 2, 8), TOKENIZER.vocab_size).eval()
+
+
+def tensors(seed: int = 0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"blocks.0.mlp_in.lora_down": (2, 8), "blocks.0.mlp_in.lora_up": (32, 2), "tokens.deltas": (3, 8)}
+    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+def write(path, about=ABOUT, values=None) -> str:
+    with open(path, "wb") as file:
+        write_lora(file, about, tensors() if values is None else values)
+    return str(path)
+
+
+def test_a_file_says_all_about_itself(tmp_path):
+    path = write(tmp_path / "a.safetensors")
+    lora = read_lora(path)
+    assert lora.about == ABOUT and set(lora.pairs) == {*tensors()} - {"tokens.deltas"}
+    assert all(torch.equal(lora.tensors[name], value) for name, value in tensors().items())
+    data = (tmp_path / "a.safetensors").read_bytes()
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    assert header["tokens.deltas"]["dtype"] == "F32" and header["tokens.deltas"]["shape"] == [3, 8]
+    assert {type(value) for value in header["__metadata__"].values()} == {str}
+    assert int.from_bytes(data[:8], "little") % 8 == 0
+    assert header["__metadata__"]["rank"] == "2" and header["__metadata__"]["base"] == "00ff"
+
+
+def test_the_format_is_that_of_other_readers(tmp_path):
+    file = io.BytesIO()
+    write_safetensors(file, {"x": torch.arange(6.0).view(2, 3)}, {"a": "b"})
+    header = parse_safetensors(file.getvalue())
+    assert header.shape == (2, 3) and file.getvalue()[header.offset :] == torch.arange(6.0).numpy().tobytes()
+    again = io.BytesIO()
+    write_safetensors(again, {"x": torch.arange(6.0).view(2, 3)}, {"a": "b"})
+    assert again.getvalue() == file.getvalue()
+
+
+def made(tmp_path, header: dict, body: bytes) -> str:
+    text = json.dumps(header).encode()
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + body)
+    return str(path)
+
+
+def test_half_precision_is_read(tmp_path):
+    values = torch.tensor([1.5, -2.0])
+    for name, dtype in (("F16", torch.float16), ("BF16", torch.bfloat16)):
+        body = values.to(dtype).view(torch.uint8).numpy().tobytes()
+        path = made(tmp_path, {"x": {"dtype": name, "shape": [2], "data_offsets": [0, 4]}}, body)
+        assert torch.equal(read_safetensors(path)[0]["x"], values)
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ({"dtype": "I64", "shape": [1], "data_offsets": [0, 8]}, "something else than floating-point"),
+        ({"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}, "malformed"),
+        ({"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}, "malformed"),
+        ({"dtype": "F32", "shape": [2], "data_offsets": [4, 12]}, "overlap or leave gaps"),
+        ({"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, "its tensors have 4 bytes, but 8 follow"),
+        ("text", "something else"),
+    ],
+)
+def test_malformed_files_are_refused(tmp_path, entry, words):
+    with pytest.raises(DamagedError, match=words):
+        read_safetensors(made(tmp_path, {"x": entry}, bytes(8)))
+
+
+def test_truncated_and_foreign_files_are_refused(tmp_path):
+    path = write(tmp_path / "a.safetensors")
+    data = (tmp_path / "a.safetensors").read_bytes()
+    (tmp_path / "cut.safetensors").write_bytes(data[:-1])
+    with pytest.raises(DamagedError, match="cut.safetensors is damaged"):
+        read_lora(str(tmp_path / "cut.safetensors"))
+    (tmp_path / "text.safetensors").write_bytes(b"no such file at all")
+    with pytest.raises(DamagedError, match="not a safetensors file"):
+        read_lora(str(tmp_path / "text.safetensors"))
+    with pytest.raises(InputError, match="is no LoRA of diff_dalle"):
+        read_lora(made(tmp_path, {"__metadata__": {"format": "pt"}}, b""))
+    metadata = {**json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]}
+    for name, value in (("rank", "0"), ("rank", "true"), ("alpha", "NaN"), ("module_filters", "[1]"), ("rank", "x")):
+        with pytest.raises(DamagedError, match="its metadata do not describe a LoRA"):
+            read_lora(made(tmp_path, {"__metadata__": {**metadata, name: value}}, b""))
+    assert read_lora(path).about == ABOUT
+
+
+def test_several_loras_change_a_network_together(tmp_path):
+    other = LoraAbout("generator", "", "00ff", 1, 1.0, ("mlp_in",), ('["[dog]", "^dog"]', "^triangle</w>"))
+    values = {"blocks.0.mlp_in.lora_down": torch.ones(1, 8), "blocks.0.mlp_in.lora_up": torch.ones(32, 1)}
+    values["tokens.deltas"] = torch.ones(2, 8)
+    first = WeightedLora(read_lora(write(tmp_path / "a.safetensors")), 0.5)
+    second = WeightedLora(read_lora(write(tmp_path / "b.safetensors", other, values)), 2.0)
+    extended = extended_tokenizer(TOKENIZER, [first, second])
+    assert extended.identity == f"{TOKENIZER.identity}+[star]+[dog]"
+    network, plain = encoder(), encoder()
+    merge_loras(network, TOKENIZER, [first, second])
+    pairs = tensors()
+    change = 0.5 * 1.5 * pairs["blocks.0.mlp_in.lora_up"] @ pairs["blocks.0.mlp_in.lora_down"] + 2.0
+    torch.testing.assert_close(network.blocks[0].mlp_in.weight, plain.blocks[0].mlp_in.weight + change)
+    table, old = network.token_emb.weight, plain.token_emb.weight
+    (triangle,) = TOKENIZER.encode("triangle")[1:-1]
+    deltas = pairs["tokens.deltas"]
+    torch.testing.assert_close(table[triangle], old[triangle] + 0.5 * deltas[0] + 2.0)
+    (circle,) = TOKENIZER.encode("circle")[1:-1]
+    torch.testing.assert_close(table[extended.token_id("[star]")], old[circle] + 0.5 * deltas[2])
+    tokens, mask = extended(["a [dog] and a [star]"], 8)
+    assert network(tokens, mask)[0].isfinite().all() and not network.token_emb.weight.requires_grad
+
+
+def test_what_does_not_fit_is_refused_with_the_file(tmp_path):
+    loras = [WeightedLora(read_lora(write(tmp_path / "a.safetensors")))]
+    with pytest.raises(InputError, match=r"a.safetensors: the token \[star\] exists already"):
+        extended_tokenizer(TOKENIZER, loras * 2)
+    with pytest.raises(InputError, match="a.safetensors trains tokens, but the network has no text encoder"):
+        extended_tokenizer(None, loras)
+    with pytest.raises(
+        InputError, match="a.safetensors: the LoRA does not fit this network: it adapts blocks.0.mlp_in"
+    ):
+        merge_loras(randomize(torch.nn.Sequential(torch.nn.Linear(2, 2))), TOKENIZER, loras)
+    values = {name: value for name, value in tensors().items() if name != "tokens.deltas"}
+    lora = read_lora(write(tmp_path / "b.safetensors", values=values))
+    with pytest.raises(DamagedError, match=r"b.safetensors is damaged: it has no tokens.deltas"):
+        merge_loras(encoder(), TOKENIZER, [WeightedLora(lora)])

@@ -1,0 +1,229 @@
+"""Training LoRAs for every kind of network, and sampling with them."""
+
+import dataclasses
+import hashlib
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from checkpoint_making import FEW, make_classifier_file, make_file
+from script_running import TWO, run
+
+import diff_dalle
+from diff_dalle.checkpoints.checkpoint import load_file
+from diff_dalle.checkpoints.loading import open_network
+from diff_dalle.checkpoints.lora_file import read_lora
+from diff_dalle.commands.lora.reading import parse_lora
+from diff_dalle.distributed.world import ALONE
+from diff_dalle.embeddings.contract import weights_digest
+from diff_dalle.errors import InputError
+from diff_dalle.shapes.scenes import ShapesConfig
+from diff_dalle.shapes.shards import write_shapes
+
+TOKEN = '["[star]", "^circle</w>"]'
+TOKENS = f"{TOKEN},^circle"
+COMMON = {
+    "iterations": 4,
+    "batch_size": 4,
+    "save_interval": 2,
+    "log_interval": 1,
+    "num_workers": 0,
+    "lr": 0.05,
+    "precision": "fp32",
+    "device": "cpu",
+    "threads": 1,
+    "ema_rate": 0.5,
+}
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    """Folders of two worlds."""
+    folder = tmp_path_factory.mktemp("shards")
+    for name, seed in (("own", 0), ("prior", 1)):
+        config = ShapesConfig(image_size=16, train_samples=24, val_samples=8, samples_per_shard=8, seed=seed)
+        write_shapes(config, str(folder / name))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return make_file(tmp_path_factory.mktemp("base"))
+
+
+def flags(base, shards, logdir, **changed) -> list[str]:
+    given = {"model_path": base, "data_dir": shards / "own" / "train", "logdir": logdir, "train_tokens": TOKENS}
+    given |= {**COMMON, "sample_interval": 0, **changed}
+    return [str(part) for name, value in given.items() if value is not None for part in (f"--{name}", value)]
+
+
+def train(base, shards, logdir, launcher=(), ok=True, **changed):
+    return run("train_lora.py", *flags(base, shards, logdir, **changed), launcher=launcher, ok=ok)
+
+
+def hashes(folder: Path, ending: str = "000004.*") -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob(f"*{ending}")}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, base, shards):
+    folder = tmp_path_factory.mktemp("trained")
+    train(base, shards, folder)
+    return folder
+
+
+def sample(path, prompts=("a [star]", "a red circle"), **options) -> np.ndarray:
+    pipeline = diff_dalle.load(path, "cpu", **options)
+    return pipeline.sample(list(prompts), sampler=FEW, progress=False).astype(int)
+
+
+def test_the_run_keeps_the_adapters_alone(trained, base):
+    """Neither its checkpoints nor its optimizer know the base's weights."""
+    content = load_file(str(trained / "model000004.pt"))
+    names = content["state"]
+    assert content["kind"] == "generator_lora" and all(name.startswith("lora.") for name in names)
+    assert {name.rpartition(".")[2] for name in names} == {"lora_down", "lora_up", "deltas"}
+    optimizer = load_file(str(trained / "opt000004.pt"), ("optimizer",))["state"]["optimizer"]
+    assert sum(len(group["params"]) for group in optimizer["param_groups"]) == len(names) == len(optimizer["state"])
+    assert content["tokenizer"] == open_network(base, "generator").tokenizer.identity + "+[star]"
+    lora = read_lora(str(trained / "lora000004.safetensors"))
+    network = open_network(base, "generator").load(torch.device("cpu"))
+    assert lora.about.base == weights_digest(network.state_dict())
+    assert (lora.about.kind, lora.about.rank, lora.about.train_tokens) == ("generator", 4, (TOKEN, "^circle"))
+    averaged = load_file(str(trained / "ema_0.5_000004.pt"))["state"]
+    assert all(torch.equal(value, averaged[f"lora.{name}"]) for name, value in lora.tensors.items())
+    assert all(value.any() for value in lora.tensors.values())
+    assert lora.deltas.any(1).tolist() == [True, False, False]  # no caption has circles or [star]
+
+
+def test_the_base_has_no_gradient_and_is_not_in_training_mode(base, shards, tmp_path):
+    settings = parse_lora(flags(base, shards, tmp_path)).settled(ALONE)
+    tokenizer = settings.build_tokenizer()
+    data = settings.build_loader(tokenizer, ALONE)
+    (trainee,) = settings.build_trainees(tokenizer, data, ALONE)
+    network = settings.bases[""]
+    before = {n: p.clone() for n, p in network.named_parameters() if "lora" not in n and "deltas" not in n}
+    batch = data.batch_at(range(4))
+    draw = diff_dalle.randomness.Draw(0, batch.index, torch.device("cpu"))
+    trainee.update([(batch, draw)], 0)
+    assert not network.training and len(before) > 50
+    for name, parameter in network.named_parameters():
+        if name in before:
+            assert parameter.grad is None and not parameter.requires_grad and torch.equal(parameter, before[name])
+    held = {id(p) for part in trainee.optimizations.values() for p in part.optimizer.state}
+    assert held == {id(p) for p in trainee.task.model.parameters()}
+
+
+def test_a_run_that_is_cut_in_two_is_the_same_run(trained, base, shards, tmp_path):
+    train(base, shards, tmp_path, iterations=2)
+    train(base, shards, tmp_path)
+    assert hashes(tmp_path) == hashes(trained)
+    assert set(hashes(trained)) == {
+        "model000004.pt",
+        "ema_0.5_000004.pt",
+        "opt000004.pt",
+        "lora000004.safetensors",
+    }
+
+
+@pytest.mark.parametrize("prior", [False, True])
+def test_processes_may_come_and_go(base, shards, tmp_path, prior):
+    changed = {"prior_data_dir": shards / "prior" / "train", "prior_weight": 0.5} if prior else {}
+    for name, counts in (("one", (1, 1, 1)), ("moved", (1, 2, 1))):
+        for steps, ranks in enumerate(counts, start=1):
+            changed |= {"batch_size": 4 // ranks, "iterations": steps, "save_interval": 1}
+            train(base, shards, tmp_path / name, launcher=TWO if ranks > 1 else (), **changed)
+    one, moved = (load_file(str(tmp_path / name / "model000003.pt"))["state"] for name in ("one", "moved"))
+    for name in one:
+        torch.testing.assert_close(one[name], moved[name], rtol=1e-3, atol=1e-4)
+
+
+def test_sampling_with_the_file_equals_sampling_with_the_merged_checkpoint(trained, base, tmp_path):
+    path, merged = str(trained / "lora000004.safetensors"), str(tmp_path / "merged.pt")
+    out = run("merge_lora.py", "--model_path", base, "--lora", f"{path}:0.7", "--out", merged).stdout
+    assert merged in out
+    with_file, plain = sample(base, lora=f"{path}:0.7"), sample(base)
+    assert np.array_equal(sample(merged), with_file)
+    assert np.abs(with_file - plain).max() > 3
+    assert open_network(merged, "generator").tokenizer.identity.endswith("+[star]")
+
+
+def test_a_checkpoint_of_the_run_serves_as_its_file(trained, base):
+    by_file, by_checkpoint = (
+        sample(base, lora=str(trained / name)) for name in ("lora000004.safetensors", "ema_0.5_000004.pt")
+    )
+    assert np.array_equal(by_file, by_checkpoint)
+
+
+def test_the_script_samples_with_loras(trained, base, tmp_path):
+    path = str(trained / "lora000004.safetensors")
+    out = ("--prompts", "a [star]", "--timestep_respacing", 4, "--device", "cpu")
+    for name, lora in (("with", ("--lora", path)), ("without", ())):
+        run("sample.py", "--model_path", base, *out, "--logdir", tmp_path / name, *lora)
+    pictures = [(tmp_path / name / "grid.png").read_bytes() for name in ("with", "without")]
+    assert pictures[0] != pictures[1]
+
+
+def test_a_lora_goes_to_the_base_that_it_was_trained_for(trained, base, tmp_path):
+    path = str(trained / "lora000004.safetensors")
+    other = make_file(tmp_path, num_res_blocks=1, dropout=0.5, enc_depth=1, text_length=11)
+    content = load_file(other)
+    content["state"]["unet.out_conv.bias"] = content["state"]["unet.out_conv.bias"] + 1
+    changed = str(tmp_path / "changed.pt")
+    torch.save(content, changed)
+    with pytest.raises(
+        InputError, match=r"lora000004.safetensors was trained for a generator with the weights \w+, but"
+    ):
+        sample(changed, lora=path)
+    assert sample(changed, lora=path, accept_changed_base=True).shape == (2, 16, 16, 3)
+    with pytest.raises(InputError, match=r"the token \[star\] exists already"):
+        sample(base, lora=[path, path])
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"rank": 0}, "rank is 0, but must be at least 1"),
+        ({"alpha": 0}, "alpha is 0, but must be above 0"),
+        ({"module_filters": "none", "train_tokens": "none"}, "module_filters and train_tokens are both empty"),
+        ({"module_filters": "atention"}, "no linear layer or convolution .*; did you mean attention"),
+        ({"train_tokens": '["[x]", "^zzzzq"]'}, "'\\^zzzzq', which finds no token"),
+        ({"num_channels": 32}, r"says its settings itself, but model says others: num_channels \(16 → 32\)"),
+        ({"base_weights": "0123"}, "but base_weights says 0123"),
+        ({"batch_size": 3, "prior_data_dir": "x"}, "batch_size is 3, but must be even"),
+        ({"prior_weight": -1, "prior_data_dir": "x"}, "prior_weight is -1, but must not be negative"),
+        ({"parallel": "fsdp"}, "parallel is fsdp, but the base of a LoRA is on every process as a whole"),
+        ({"prior_weight": 2}, "--prior_weight has no effect while prior_data_dir is none"),
+        ({"model_path": None}, "model_path is required"),
+    ],
+)
+def test_bad_settings_are_refused_in_one_sentence(base, shards, tmp_path, changed, words):
+    result = train(base, shards, tmp_path, ok=False, **changed)
+    assert result.returncode == 2 and len(result.stderr.strip().splitlines()) == 1, result.stderr
+    assert re.search(words, result.stderr), result.stderr
+
+
+def test_a_lora_may_start_from_another(trained, base, shards, tmp_path):
+    path = str(trained / "lora000004.safetensors")
+    train(base, shards, tmp_path / "on", lora_checkpoint_path=path, iterations=1, lr=1e-9, ema_rate="none")
+    begun, given = read_lora(str(tmp_path / "on" / "lora000001.safetensors")), read_lora(path)
+    assert all(torch.allclose(begun.tensors[name], value, atol=1e-6) for name, value in given.tensors.items())
+    result = train(base, shards, tmp_path / "off", lora_checkpoint_path=path, rank=2, ok=False)
+    assert result.returncode == 2 and "has another rank than this run" in result.stderr
+
+
+def test_a_classifier_is_adapted(tmp_path, shards):
+    base = make_classifier_file(tmp_path)
+    train(
+        base, shards, tmp_path / "run", sample_interval=None, module_filters="tower", lr_anneal_steps=0, warmup_steps=0
+    )
+    path, merged = str(tmp_path / "run" / "lora000004.safetensors"), str(tmp_path / "merged.pt")
+    lora = read_lora(path)
+    assert lora.about.kind == "classifier" and any(name.startswith("text_tower") for name in lora.pairs)
+    run("merge_lora.py", "--model_path", base, "--lora", path, "--out", merged)
+    old, new = (diff_dalle.load_classifier(each, "cpu") for each in (base, merged))
+    assert not torch.allclose(old.encode_text(["a circle"]), new.encode_text(["a circle"]), atol=1e-3)
+    assert new.tokenizer.vocab_size == old.tokenizer.vocab_size + 1
+    assert dataclasses.asdict(old.config) == dataclasses.asdict(new.config)

@@ -1,0 +1,79 @@
+"""Tokens that adapters train, and tokenizers with added tokens."""
+
+import pickle
+
+import pytest
+
+from diff_dalle.errors import InputError
+from diff_dalle.text.tokenizer import Tokenizer, load_tokenizer
+from diff_dalle.text.trained_tokens import TokenSpec, find_tokens, parse_token
+from diff_dalle.text.vocabulary import parse_vocabulary
+
+BASE = load_tokenizer()
+BOTH = BASE.extended(["[star]", "[star]s]"])
+
+
+def test_entries_are_pairs_or_texts():
+    assert parse_token('["[star]", "^dog</w>"]') == TokenSpec("[star]", "^dog</w>")
+    assert parse_token('["^snail", null]') == parse_token("^snail") == TokenSpec("^snail")
+    assert parse_token("[star]") == TokenSpec("[star]") and parse_token("[1]").is_new
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ('["a", "b", "c"]', "each must be a pair"),
+        ("[]", "each must be a pair"),
+        ('["^snail", "^dog"]', r"existing tokens begin as they are: write null there, or \[snail\]"),
+        ('["[Star]", null]', "must be lower case, without spaces"),
+        ("[a star]", "must be lower case, without spaces"),
+    ],
+)
+def test_bad_entries_are_refused(entry, words):
+    with pytest.raises(InputError, match=words):
+        parse_token(entry)
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        (["^trianlge</w>"], "which finds no token; did you mean triangle</w>"),
+        (['["[star]", "xyzzyx"]'], "'xyzzyx', which finds no token"),
+        (["(", "a"], r"the pattern '\(', which is no regular expression"),
+        (["[star]", '["[star]", "^a</w>"]'], "names a new token twice"),
+    ],
+)
+def test_patterns_that_find_nothing_are_refused(entries, words):
+    with pytest.raises(InputError, match=words):
+        find_tokens(BASE, [parse_token(entry) for entry in entries])
+
+
+def test_a_token_that_exists_is_refused():
+    with pytest.raises(InputError, match=r"the token \[star\] exists already in wordnet-.*\+\[star\]"):
+        find_tokens(BASE.extended(["[star]"]), [parse_token("[star]")])
+
+
+def test_added_tokens_are_found_in_texts_and_the_rest_is_as_before():
+    star, long = BASE.vocab_size, BASE.vocab_size + 1
+    assert BOTH.encode("A [STAR] left") == [*BASE.encode("a")[:-1], star, *BASE.encode("left")[1:]]
+    assert BOTH.encode("[star]s]") == [BASE.start, long, BASE.end]  # the longest name wins
+    assert BOTH.encode("[star][star]")[1:-1] == [star, star]
+    assert BOTH.encode("a [sta] star") == BASE.encode("a [sta] star")
+    assert BOTH.decode(BOTH.encode("a [star] left")) == "a [star] left"
+    with pytest.raises(InputError, match=f"{long + 1} is not a token id"):
+        BOTH.decode([long + 1])
+
+
+def test_the_identity_is_that_of_the_base_and_the_added_tokens():
+    assert BOTH.identity == f"{BASE.identity}+[star]+[star]s]" and BOTH.vocab_size == BASE.vocab_size + 2
+    assert (BOTH.start, BOTH.end) == (BASE.start, BASE.end)
+    assert BASE.extended([]) is BASE
+    assert BASE.extended(["[a]"]).extended(["[b]"]).identity == BASE.extended(["[a]", "[b]"]).identity
+
+
+def test_merge_files_keep_added_tokens():
+    again = Tokenizer(parse_vocabulary(BOTH.vocabulary.text(), "here"))
+    assert again.identity == BOTH.identity and again.encode("[star]s] [star]") == BOTH.encode("[star]s] [star]")
+    assert pickle.loads(pickle.dumps(BOTH)).encode("[star]") == BOTH.encode("[star]")
+    with pytest.raises(InputError, match="here adds a token twice"):
+        parse_vocabulary("#\na b\n[x]\n[x]\n", "here")
