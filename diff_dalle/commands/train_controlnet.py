@@ -122,12 +122,16 @@ class ControlNetRun(GeneratorRun):
     def sample_spec(self, tokenizer: Tokenizer | None) -> SampleSpec:
         return with_control(super().sample_spec(tokenizer), self._steered.control_filter)
 
+    def initialize(self, network: nn.Module) -> None:
+        """As the base's encoder."""
+        if self.steered:
+            cast(ControlNet, network).start_from(self.steered.network)
+
     def build_trainees(self, tokenizer: Tokenizer | None, shown: Loader, world: World) -> list[Trainee]:
         process, previews = create_gaussian_diffusion(self.diffusion), self.build_previews(tokenizer, shown)
-        model = cast(ControlNet, self.build_model(None, world))
-        model.start_from(self._steered.network)
+        model = self.build_model(None, world)
         task = ControlledDenoisingTask(model, process, self.denoising, self.num_classes, previews)
-        task.add_companion(BASE, self._steered.network)
+        task.add_companion(BASE, self.shard_frozen(self._steered.network, world))
         task.control_filter = self._steered.control_filter
         return [Trainee(task, self.optim, self.training.precision, world)]
 

@@ -6,6 +6,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, BinaryIO, ClassVar, cast
 
 import torch
@@ -24,7 +25,7 @@ from ..data.order import streams_for
 from ..data.spec import CaptionSpec, ImageSpec, SampleSpec
 from ..distributed.launch import DistributedConfig
 from ..distributed.parallel import build_shared
-from ..distributed.sharding import build_sharded
+from ..distributed.sharding import Parts, build_sharded, shard
 from ..distributed.world import World
 from ..errors import InputError
 from ..images.transforms import Window
@@ -213,15 +214,34 @@ class TrainingRun(ABC):
 
         def build() -> nn.Module:
             torch.manual_seed(self.training.seed)
-            return kind.build(kind.settings_of(self), vocab_size, trainee)
+            network = kind.build(kind.settings_of(self), vocab_size, trainee)
+            if not next(network.parameters()).is_meta:  # other ranks get rank 0's values
+                self.initialize(network)
+            return network
 
-        if world and world.size > 1 and self.training.sharding.parallel != "ddp":
-            half = DTYPES.get(resolve_precision(self.training.precision, world.device))
-            return build_sharded(build, lambda network: parts_of(network, half), world, self.training.sharding)
+        if world and self._is_sharded(world):
+            return build_sharded(build, partial(self._parts, world), world, self.training.sharding)
         model = to_channels_last(build_shared(build, world) if world else build())
         if self.training.compile:
             compile_training(model)
         return model
+
+    def initialize(self, network: nn.Module) -> None:
+        """Overwrite what a new network does not start from at random."""
+        return
+
+    def shard_frozen(self, network: nn.Module, world: World) -> nn.Module:
+        """A network that is not trained, equal on all ranks: divided among them in place if weights are sharded."""
+        if self._is_sharded(world):
+            network.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # missing in torch's stubs
+            shard(network, self._parts(world, network), world, self.training.sharding)
+        return network
+
+    def _is_sharded(self, world: World) -> bool:
+        return world.size > 1 and self.training.sharding.parallel != "ddp"
+
+    def _parts(self, world: World, network: nn.Module) -> Parts:
+        return parts_of(network, DTYPES.get(resolve_precision(self.training.precision, world.device)))
 
     def build_loader(self, tokenizer: Tokenizer | None, world: World) -> Loader:
         """The training data, in an order determined by the seed. InputError when ``data_dir`` is unset or empty."""

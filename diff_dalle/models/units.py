@@ -13,6 +13,7 @@ from torch import nn
 from ..distributed.sharding import Parts
 from ..errors import InputError
 from . import attention, layers, text_encoder
+from .adapters.unet_controlnet import UnetControlNet
 from .decoder import attention as decoder_attention
 from .decoder import blocks as decoder_blocks
 from .decoder.unet import DecoderUnet
@@ -47,6 +48,7 @@ UNITS: dict[type[nn.Module], Units] = {
     NoisedClip: Units(_UNET, ("encode_image", "encode_text")),
     DecoderUnet: Units(_DECODER, ("encode_text",)),
     LatentUnet: Units(_LATENT, ("encode_text",)),
+    UnetControlNet: Units(_UNET, ("encode",)),
 }
 
 

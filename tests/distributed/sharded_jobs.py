@@ -58,7 +58,9 @@ class Data:
 def make_loop(world, folder, mode, seed=0, consolidate=False, **settings):
     def build():
         return randomize(make_network(), seed)
-    model = make_sharded(build, world, mode) if mode != "ddp" and world.size > 1 else build_shared(build, world)
+    groups = {"shard_processes": 2} if mode == "hsdp" else {}
+    sharded = mode != "ddp" and world.size > 1
+    model = make_sharded(build, world, mode, **groups) if sharded else build_shared(build, world)
     if mode == "ddp":
         model = model.to(memory_format=torch.channels_last)
     trainee = Trainee(make_task(model), SLOW, "fp32", world)

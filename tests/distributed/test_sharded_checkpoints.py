@@ -42,8 +42,11 @@ def test_a_checkpoint_has_the_same_bits_however_it_is_loaded(tmp_path):
         "index.pt", "rank00000.bin", "rank00001.bin",
     ]  # fmt: skip
     assert not [name for name in os.listdir(tmp_path / "run") if name.endswith(".pt")]
-    for size, mode in ((4, "fsdp"), (2, "ddp"), (1, "ddp")):
-        assert digest_of(tmp_path, size, mode, seed=5) == saved, (size, mode)
+    print(f"\nsaved by fsdp on 2: {saved}")
+    for size, mode in ((4, "fsdp"), (4, "hsdp"), (2, "ddp"), (1, "ddp")):
+        found = digest_of(tmp_path, size, mode, seed=5)
+        print(f"loaded by {mode} on {size}: {found}")
+        assert found == saved, (size, mode)
     paths = consolidate(str(tmp_path / "run" / "sharded000003"), str(tmp_path / "run"))
     assert [os.path.basename(path) for path in paths] == ["model000003.pt", "ema_0.5_000003.pt", "opt000003.pt"]
     record = tmp_path / "run" / "run.json"
@@ -68,6 +71,9 @@ def test_weights_to_start_from_reach_every_share(tmp_path):
 
 
 KEEPING = """
+import time
+from diff_dalle.checkpoints import consolidating
+
 class Held(Data):
     def batches_at(self, blocks):
         for block in blocks:
@@ -80,6 +86,12 @@ class Reading(ListTracker):
         for name, write in saved.forms.items():
             with open(f"{folder}-{{name}}-{{saved.step}}.pt", "wb") as file:
                 write(file)
+
+def slow(path, out):
+    time.sleep(0.3)  # a few updates, in which the next checkpoint would be due
+    return written(path, out)
+
+written, consolidating.consolidate = consolidating.consolidate, slow
 
 def main():
     with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
@@ -111,6 +123,33 @@ def test_folders_are_kept_dropped_and_consolidated_as_files_are(tmp_path, consol
         assert all(torch.equal(best["state"][name], value) for name, value in latest["state"].items())
     assert restore_bundle(str(tmp_path / "run-checkpoint-4.pt"), str(tmp_path / "restored")) == 4
     assert digest_of(tmp_path, 2, "fsdp", "restored", iterations=4, seed=5) == saved
+
+
+UNWRITTEN = """
+from diff_dalle.checkpoints import consolidating
+from diff_dalle.errors import InputError
+
+def full(path, out):
+    raise InputError(f"no space left for {{out}}")
+
+def main():
+    with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
+        consolidating.consolidate = full
+        loop = make_loop(world, {folder!r}, "fsdp", consolidate=True)
+        try:
+            loop.run(ListTracker())
+        except InputError as error:
+            found = world.gather(str(error))
+        assert all("no space left" in text for text in found), found
+        world.print("fine")
+run_script(main)
+"""
+
+
+def test_what_the_background_cannot_write_ends_all_ranks_with_the_reason(tmp_path):
+    """Also of the last checkpoint, which stays."""
+    assert "fine" in run_ranks_of(tmp_path, SHARDED + UNWRITTEN.format(folder=str(tmp_path / "run")), 2)
+    assert (tmp_path / "run" / "sharded000003" / "index.pt").exists()
 
 
 FAILING = """

@@ -6,11 +6,15 @@ import pytest
 from cascade_file_making import frozen_of, make_frozen
 from cascade_file_making import make_world as make_pictures
 from cascade_file_making import write_file as write_cascade
+from checkpoint_making import make_file
+from control_making import flags_of, train_controlnet
+from control_making import make_pictures as make_controls
 from decoder_file_making import UNET
 from decoder_file_making import make_world as make_embedded
 from decoder_file_making import write_file as write_decoder
 from script_running import losses, run, train
 from shard_making import make_shards
+from test_parallel import run_ranks_of
 
 from diff_dalle.checkpoints.checkpoint import load_file
 from diff_dalle.checkpoints.consolidating import consolidate
@@ -93,6 +97,43 @@ def test_stages_of_a_cascade(tmp_path, pictures, kind):
     assert sorted(os.listdir(tmp_path / "run" / "sharded000002"))[-1] == "rank00001.bin"
     resumed = run("train_cascade.py", path)
     assert "Resuming at step 2" in resumed.stdout and (tmp_path / "run" / "model000004.pt").exists()
+
+
+STEERED = """
+from diff_dalle.commands.train_controlnet import ControlNetRun, parse_controlnet
+from diff_dalle.commands.training import train
+from diff_dalle.distributed.parallel import is_sharded
+from diff_dalle.tasks.control import BASE
+
+build = ControlNetRun.build_trainees
+
+def build_trainees(run, tokenizer, shown, world):
+    (trainee,) = build(run, tokenizer, shown, world)
+    for network in (trainee.task.model, trainee.task.companions[BASE]):
+        assert all(map(is_sharded, network.parameters()))
+    return [trainee]
+
+def main():
+    ControlNetRun.build_trainees = build_trainees
+    run = parse_controlnet({flags!r})
+    with launch(run.distributed) as world:
+        train(run, world)
+run_script(main)
+"""
+
+
+def test_a_controlnet_over_a_sharded_base(tmp_path):
+    """With previews and micro-batches: the losses of one process, which goes on."""
+    base, data = make_file(tmp_path), make_controls(tmp_path / "pictures")
+    settings = {"iterations": 3, "lr": 1e-4, "sample_interval": 3, "preview_samples": 2, "timestep_respacing": 2}
+    train_controlnet(base, data, tmp_path / "one", **settings)
+    flags = flags_of(base, data, tmp_path / "two", **settings, batch_size=2, microbatch=1, parallel="fsdp")
+    run_ranks_of(tmp_path, STEERED.format(flags=flags), 2)
+    for name in ("loss", "grad_norm"):
+        one, two = (losses(tmp_path / folder, name) for folder in ("one", "two"))
+        assert one.keys() == {1, 2, 3} and two == pytest.approx(one, rel=1e-5)
+    resumed = train_controlnet(base, data, tmp_path / "two", **{**settings, "iterations": 4})
+    assert "Resuming at step 3" in resumed.stdout and (tmp_path / "two" / "model000004.pt").exists()
 
 
 def test_what_cannot_be_sharded_is_refused(tmp_path, pictures):

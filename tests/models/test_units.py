@@ -6,8 +6,12 @@ import torch
 from diff_dalle.checkpoints.kinds import find_kind
 from diff_dalle.commands.info import parse_info
 from diff_dalle.errors import InputError
+from diff_dalle.models.adapters.latent_controlnet import LatentControlConfig, LatentControlNet
+from diff_dalle.models.adapters.unet_controlnet import UnetControlConfig, UnetControlNet
+from diff_dalle.models.generator import Generator
+from diff_dalle.models.latent.stage_c import STAGE_C_SIZES
 from diff_dalle.models.sharded_cost import shapes_of
-from diff_dalle.models.units import parts_of, units_of
+from diff_dalle.models.units import UNITS, parts_of, units_of
 
 PRESETS = (
     "generator_64",
@@ -44,6 +48,18 @@ def test_no_block_lies_in_another(preset):
         blocks = parts_of(network, None).blocks
         inside = {id(each) for block in blocks for each in block.modules() if each is not block}
         assert not inside & set(map(id, blocks))
+
+
+def test_a_controlnet_is_divided_as_the_encoder_that_it_copies():
+    """Of a pixel generator; that of stage C, which has no blocks, is refused."""
+    (generator,) = networks("shapes_32")
+    with torch.device("meta"):
+        copy = UnetControlNet(UnetControlConfig(8), generator.config, 1)
+        other = LatentControlNet(LatentControlConfig((0,), "simple"), STAGE_C_SIZES["1B"], 1)
+    expected = [each for each in generator.unet.encoder.modules() if isinstance(each, UNITS[Generator].blocks)]
+    assert list(map(type, parts_of(copy, None).blocks)) == list(map(type, expected)) and len(expected) > 3
+    with pytest.raises(InputError, match="a LatentControlNet is not made of blocks .*: set --parallel ddp"):
+        units_of(other)
 
 
 @pytest.mark.parametrize("preset", ["cascade_stage_a_tiny", "cascade_semantic_tiny"])
