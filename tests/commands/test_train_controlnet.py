@@ -49,6 +49,15 @@ def test_settings_are_read_from_the_base(tmp_path, base, data):
     assert not any("base" in name for name in load_file(str(tmp_path / "model000002.pt"))["state"])
 
 
+def test_the_initial_weights_are_those_of_the_base(tmp_path, base, data):
+    """Of the encoder; what the ControlNet adds is 0."""
+    network = parse_controlnet(flags_of(base, data, tmp_path)).settled(ALONE).build_model(None, ALONE)
+    expected = load_file(base)["state"]
+    for name, value in network.encoder.state_dict().items():
+        assert torch.equal(value, expected[f"unet.encoder.{name}"]), name
+    assert not any(conv.weight.any() for conv in network.zero_convs)
+
+
 def test_a_run_that_is_cut_in_two_is_the_same_run(tmp_path, base, data):
     settings = {"controlnet_filter": "inpaint", "controlnet_filter_params": "{}", "iterations": 4}
     train_controlnet(base, data, tmp_path / "whole", **settings)

@@ -71,9 +71,6 @@ def test_weights_to_start_from_reach_every_share(tmp_path):
 
 
 KEEPING = """
-import time
-from diff_dalle.checkpoints import consolidating
-
 class Held(Data):
     def batches_at(self, blocks):
         for block in blocks:
@@ -86,12 +83,6 @@ class Reading(ListTracker):
         for name, write in saved.forms.items():
             with open(f"{folder}-{{name}}-{{saved.step}}.pt", "wb") as file:
                 write(file)
-
-def slow(path, out):
-    time.sleep(0.3)  # a few updates, in which the next checkpoint would be due
-    return written(path, out)
-
-written, consolidating.consolidate = consolidating.consolidate, slow
 
 def main():
     with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
@@ -123,6 +114,31 @@ def test_folders_are_kept_dropped_and_consolidated_as_files_are(tmp_path, consol
         assert all(torch.equal(best["state"][name], value) for name, value in latest["state"].items())
     assert restore_bundle(str(tmp_path / "run-checkpoint-4.pt"), str(tmp_path / "restored")) == 4
     assert digest_of(tmp_path, 2, "fsdp", "restored", iterations=4, seed=5) == saved
+
+
+SLOW_DISK = """
+import time
+from diff_dalle.checkpoints import consolidating
+
+def slow(path, out):
+    time.sleep(0.5)  # a few updates, after which the folder would be dropped
+    return written(path, out)
+
+written, consolidating.consolidate = consolidating.consolidate, slow
+
+def main():
+    with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
+        loop = make_loop(world, {folder!r}, "fsdp", consolidate=True, save_interval=1, keep_checkpoints=1)
+        loop.run(ListTracker())
+        assert not world.is_main or os.path.exists(os.path.join({folder!r}, "opt000003.pt"))
+        world.print("fine")
+run_script(main)
+"""
+
+
+def test_a_folder_stays_until_its_files_are_made(tmp_path):
+    """Though the next checkpoint, which replaces it, is due before; the run ends with the files of the last."""
+    assert "fine" in run_ranks_of(tmp_path, SHARDED + SLOW_DISK.format(folder=str(tmp_path / "run")), 2)
 
 
 UNWRITTEN = """
