@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..batch import Batch
+from ..config import option
 from ..diffusion.augmentation import area_resize
+from ..errors import InputError
 from ..evaluation.fidelity import PSNR_CAP, psnr_uint8
 from ..images.grid import image_grid
 from ..images.pixels import to_uint8
@@ -21,12 +24,32 @@ from .calibration import calibration_rate, sample_moments, std_of
 OBSERVED = ("norm_moments", "latent_moments")
 
 
-def autoencoding_losses(model: SemanticAutoencoder, images: Tensor, frozen: bool = False) -> dict[str, Tensor]:
-    """The error of the previews as "loss", and what ``follow`` takes. frozen: without gradient for the encoder."""
+@dataclass(frozen=True)
+class SemanticTaskConfig:
+    """Semantic autoencoding"""
+
+    latent_noise: float = option(
+        0.0,
+        "standard deviation of the noise on the latents that the previewer decodes in training, in theirs: above 0, "
+        "the encoder spends less variance on what many positions repeat, and stage C learns captions sooner",
+    )
+
+    def __post_init__(self):
+        if self.latent_noise < 0:
+            raise InputError(f"latent_noise is {self.latent_noise:g}, but must be at least 0")
+
+
+def autoencoding_losses(
+    model: SemanticAutoencoder, images: Tensor, frozen: bool = False, noise: Tensor | None = None
+) -> dict[str, Tensor]:
+    """The error of the previews as "loss", and what ``follow`` takes.
+
+    frozen: without gradient for the encoder. noise: added to the latents that are decoded, of their shape; None = 0.
+    """
     moments: list[Tensor] = []
     with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
         latents = model.encode(images, moments)
-    loss = preview_error(model.preview(latents), images)
+    loss = preview_error(model.preview(latents if noise is None else latents + noise), images)
     return {"loss": loss, "norm_moments": torch.cat(moments, 1), "latent_moments": sample_moments(latents.flatten(2))}
 
 
@@ -56,12 +79,19 @@ class SemanticTask(Task):
     model: SemanticAutoencoder
     observed = OBSERVED
 
-    def __init__(self, model: SemanticAutoencoder, shown: Tensor | None = None):
+    def __init__(self, model: SemanticAutoencoder, config: SemanticTaskConfig, shown: Tensor | None = None):
         super().__init__()
-        self.model, self.shown, self.updates = model, shown, 0
+        self.model, self.config, self.shown, self.updates = model, config, shown, 0
 
     def losses(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:
-        return autoencoding_losses(self.model, batch.images)
+        return autoencoding_losses(self.model, batch.images, noise=self._noise(batch.images, draw))
+
+    def _noise(self, images: Tensor, draw: Draw) -> Tensor | None:
+        if not self.config.latent_noise:
+            return None
+        c = self.model.config
+        shape = (c.semantic_channels, images.shape[2] // c.stride, images.shape[3] // c.stride)
+        return self.config.latent_noise * draw.normal("latent noise", shape)
 
     def observe(self, values: Mapping[str, Tensor]) -> None:
         self.updates += 1

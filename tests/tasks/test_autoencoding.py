@@ -13,7 +13,7 @@ from diff_dalle.models.latent.stage_a import StageA, StageAConfig
 from diff_dalle.randomness import Draw
 from diff_dalle.tasks.autoencoding import DISCRIMINATOR, AutoencodingConfig, AutoencodingTask
 from diff_dalle.tasks.calibration import calibration_rate, sample_moments, std_of
-from diff_dalle.tasks.semantic import SemanticTask, follow
+from diff_dalle.tasks.semantic import SemanticTask, SemanticTaskConfig, follow, preview_error
 
 A = StageAConfig(width=8, bottleneck_blocks=1, codebook_size=16)
 S = SemanticConfig(stride=8, encoder_width=4, encoder_blocks=1, previewer_width=8)
@@ -239,15 +239,15 @@ def test_impossible_settings_are_refused(settings, message):
 # ---------------------------------------------------------------------------------------------------- semantic encoder
 
 
-def make_semantic() -> SemanticTask:
+def make_semantic(latent_noise: float = 0.0) -> SemanticTask:
     torch.manual_seed(0)
-    return SemanticTask(SemanticAutoencoder(S))
+    return SemanticTask(SemanticAutoencoder(S), SemanticTaskConfig(latent_noise))
 
 
 def test_previews_are_compared_with_small_images():
     torch.manual_seed(0)
     config = SemanticConfig(stride=16, encoder_width=4, encoder_blocks=1, previewer_width=8)
-    task = SemanticTask(SemanticAutoencoder(config))
+    task = SemanticTask(SemanticAutoencoder(config), SemanticTaskConfig())
     batch = make_batch(size=(32, 64))
     named = task.losses(batch, Draw(0, batch.index))
     previews = task.model(batch.images)
@@ -281,6 +281,22 @@ def test_later_batches_move_mean_and_deviation_less():
     follow(model, {"norm_moments": norm, "latent_moments": torch.tensor([[1.0, 5.0]]).repeat_interleave(16, 1)}, 2)
     torch.testing.assert_close(model.latent_mean, torch.full((16,), 2 + 3 * 0.5))
     torch.testing.assert_close(model.latent_std, torch.full((16,), 3 * 1.5))
+
+
+def test_noise_is_added_to_the_latents_that_are_decoded():
+    task, batch = make_semantic(latent_noise=0.5), make_batch(range(6), size=(32, 64))
+    found = task.losses(batch, Draw(0, batch.index))
+    latents = task.model.encode(batch.images)
+    noise = 0.5 * Draw(0, batch.index).normal("latent noise", latents.shape[1:])
+    torch.testing.assert_close(found["loss"], preview_error(task.model.preview(latents + noise), batch.images))
+    plain = make_semantic().losses(batch, Draw(0, batch.index))
+    assert not torch.equal(found["loss"], plain["loss"])
+    # The statistics that the latents are normalized by, and the held-out errors, are those without noise.
+    assert torch.equal(found["latent_moments"], plain["latent_moments"])
+    draw = Draw(0, batch.index)
+    assert torch.equal(task.held_out(batch, draw)["loss"], make_semantic().held_out(batch, draw)["loss"])
+    with pytest.raises(InputError, match=r"latent_noise is -0\.1, but must be at least 0"):
+        SemanticTaskConfig(latent_noise=-0.1)
 
 
 def test_all_of_the_autoencoder_is_trained():

@@ -19,7 +19,7 @@ from ...models.latent.semantic import SEMANTIC_SIZES, SemanticAutoencoder, Seman
 from ...models.latent.stage_a import STAGE_A_SIZES, StageA, StageAConfig
 from ...models.layers import to_channels_last
 from ...tasks.autoencoding import DISCRIMINATOR, AutoencodingConfig, AutoencodingTask
-from ...tasks.semantic import SemanticTask
+from ...tasks.semantic import SemanticTask, SemanticTaskConfig
 from ...text.tokenizer import Tokenizer
 from ...training.trainee import Trainee
 from .run import CascadeRun
@@ -89,6 +89,7 @@ class SemanticRun(CascadeRun):
         choices=tuple(SEMANTIC_SIZES),
     )
     model: SemanticConfig = section(SemanticConfig, flags=False)
+    autoencoding: SemanticTaskConfig = section(SemanticTaskConfig, flags=False)
 
     @property
     def size_multiple(self) -> int:
@@ -103,5 +104,6 @@ class SemanticRun(CascadeRun):
             )
 
     def build_trainees(self, tokenizer: Tokenizer | None, shown: Loader, world: World) -> list[Trainee]:
-        task = SemanticTask(cast(SemanticAutoencoder, self.build_model(None, world)), self.shown_images(shown))
+        model = cast(SemanticAutoencoder, self.build_model(None, world))
+        task = SemanticTask(model, self.autoencoding, self.shown_images(shown))
         return [Trainee(task, self.optim, self.training.precision, world)]

@@ -69,11 +69,12 @@ STAGE_C_SIZES = {
     "tiny": StageCConfig(
         widths=(128, 128),
         heads=(4, 4),
-        down_blocks=(1, 3),
-        up_blocks=(3, 1),
+        down_blocks=(1, 1),
+        up_blocks=(1, 1),
         dropout=(0.0, 0.0),
         cond_width=128,
-        text=LatentTextConfig(enc_attn_dim=128, enc_depth=2, enc_heads=4, text_length=32),
+        vector_tokens=2,
+        text=LatentTextConfig(enc_attn_dim=128, enc_depth=2, enc_heads=4, text_length=24),
         image_width=0,
     ),
 }
