@@ -40,7 +40,7 @@ def test_the_cost_of_stage_c_grows_with_its_positions():
     timestep = sum(p.numel() for name, p in network.named_parameters() if ".mappers." in name)
     weights = 2 * (costs[0].parameters - timestep)
     assert 0.95 < costs[0].flops / (16 * weights) < 1.1
-    assert 3.9 < costs[1].flops / costs[0].flops < 4.6 and costs[1].activation_bytes > 3 * costs[0].activation_bytes
+    assert 3.9 < costs[1].flops / costs[0].flops < 4.6 and costs[1].activation_bytes > 2.5 * costs[0].activation_bytes
 
 
 def test_the_memory_of_a_block_of_stage_c_is_what_can_be_counted_by_hand():
