@@ -18,7 +18,7 @@ cd "${SLURM_SUBMIT_DIR:-.}" # Slurm runs a copy of this file elsewhere
 [ -n "${VIRTUAL_ENV:-}" ] || [ ! -f .venv/bin/activate ] || . .venv/bin/activate
 # On nodes with several networks: export NCCL_SOCKET_IFNAME=… GLOO_SOCKET_IFNAME=…
 
-first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p) # reads all, so that no pipe breaks
 port=$((20000 + SLURM_JOB_ID % 20000))
 exec srun --cpu-bind=none torchrun --nnodes "$SLURM_JOB_NUM_NODES" --nproc_per_node "$SLURM_GPUS_ON_NODE" \
     --rdzv_id "$SLURM_JOB_ID" --rdzv_backend c10d --rdzv_endpoint "$first:$port" "$@"

@@ -64,7 +64,7 @@ def test_a_classifier_must_fit_the_generator(classifier):
     with pytest.raises(InputError, match="on images with 3 channels, but the generator's have 1: leave"):
         fits((16, 16), PixelSignal(1), process, tokenizer)
     with pytest.raises(InputError, match="the classifier's vocabulary is .*, the generator's other-1:0"):
-        fits((16, 16), rgb, process, SimpleNamespace(identity="other-1:0"))
+        fits((16, 16), rgb, process, SimpleNamespace(identity="other-1:0", base_identity="other-1:0"))
     for name, other in (("noise_schedule", "cosine"), ("diffusion_steps", 100), ("rescale_timesteps", True)):
         with pytest.raises(InputError, match=f"trained with {name} .*, the generator with {other}"):
             fits((16, 16), rgb, replace(process, **{name: other}), tokenizer)
