@@ -53,6 +53,12 @@ def test_a_token_that_exists_is_refused():
         find_tokens(BASE.extended(["[star]"]), [parse_token("[star]")])
 
 
+def test_new_tokens_have_the_ids_after_the_others_in_their_order():
+    found = find_tokens(BASE, [parse_token("[b]"), parse_token('["[a]", "^dog</w>"]')])
+    assert found.ids == (BASE.vocab_size, BASE.vocab_size + 1) and found.sources[0] == () != found.sources[1]
+    assert found.tokenizer.identity == f"{BASE.identity}+[b]+[a]"
+
+
 def test_added_tokens_are_found_in_texts_and_the_rest_is_as_before():
     star, long = BASE.vocab_size, BASE.vocab_size + 1
     assert BOTH.encode("A [STAR] left") == [*BASE.encode("a")[:-1], star, *BASE.encode("left")[1:]]
