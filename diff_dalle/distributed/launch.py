@@ -22,6 +22,7 @@ import torch
 from ..config import option
 from ..errors import InputError, quantity, redact
 from .devices import use_device
+from .host_memory import reuse_freed_memory
 from .lifeline import MAX_SILENCE, Lifeline, News
 from .rendezvous import detect, meeting_point, open_store
 from .world import ProcessInfo, World
@@ -89,6 +90,7 @@ def launch(config: DistributedConfig) -> Iterator[World]:
     Raises InputError for a missing device and for inconsistent launchers.
     """
     place = detect()
+    reuse_freed_memory()
     torch.set_num_threads(config.threads or max(1, _cores() // place.local_size))
     if place.size == 1:
         world = World(place, _enter(config, place))

@@ -1,0 +1,56 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+import diff_dalle.distributed.launch as launch_module
+
+# Counts the pages that the kernel hands out while a block of 16 MiB is allocated and freed again and again.
+FAULTS = """
+import resource
+from diff_dalle.distributed.host_memory import reuse_freed_memory
+if {reuse}: print(reuse_freed_memory())
+bytearray(16 << 20)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10): bytearray(16 << 20)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def run(reuse: bool, **environment: str) -> list[str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    result = subprocess.run(
+        [sys.executable, "-c", FAULTS.format(reuse=reuse)],
+        env=inherited | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return result.stdout.split()
+
+
+def is_glibc() -> bool:
+    try:
+        return os.confstr("CS_GNU_LIBC_VERSION") is not None
+    except (AttributeError, ValueError):
+        return False
+
+
+@pytest.mark.skipif(not is_glibc(), reason="needs glibc")
+def test_freed_memory_is_reused_without_asking_the_kernel_again():
+    made, faults = run(True)
+    assert made == "True" and int(faults) < 100
+    assert int(run(False)[0]) > 1000
+
+
+def test_settings_of_the_environment_are_kept():
+    assert run(True, MALLOC_TRIM_THRESHOLD_="131072")[0] == "False"
+
+
+def test_every_job_begins_with_it(monkeypatch):
+    called = []
+    monkeypatch.setattr(launch_module, "reuse_freed_memory", lambda: called.append(True))
+    monkeypatch.setattr(launch_module.torch, "set_num_threads", lambda n: None)
+    with launch_module.launch(launch_module.DistributedConfig(device="cpu")):
+        assert called
