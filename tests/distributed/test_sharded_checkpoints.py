@@ -4,7 +4,6 @@ import json
 import os
 import signal
 
-import pytest
 import torch
 from forking import ends, start_ranks
 from sharded_jobs import SHARDED
@@ -14,59 +13,63 @@ from diff_dalle.checkpoints.bundle import restore_bundle
 from diff_dalle.checkpoints.checkpoint import load_file
 from diff_dalle.checkpoints.consolidating import consolidate
 
-RUN = """
+RUNS = """
 def main():
     with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
-        loop = make_loop(world, {folder!r}, {mode!r}, {settings})
-        loop.run(ListTracker())
-        found = digest(loop)
-        assert len(set(world.gather(found))) == 1
-        world.print("digest", found)
+        for folder, mode, settings in {runs!r}:
+            loop = make_loop(world, folder, mode, **settings)
+            loop.run(ListTracker())
+            found = digest(loop)
+            assert len(set(world.gather(found))) == 1
+            world.print("digest", found)
 run_script(main)
 """
 
 
-def digest_of(tmp_path, size, mode, folder="run", **settings):
-    """Step and hash of the state of a run that goes on in a folder."""
-    given = ", ".join(f"{name}={value!r}" for name, value in settings.items())
-    body = SHARDED + RUN.format(folder=str(tmp_path / folder), mode=mode, settings=given)
-    out = run_ranks_of(tmp_path, body, size)
-    return next(line for line in out.splitlines() if line.startswith("digest"))
+def digests_of(tmp_path, size, *runs):
+    """For each (folder, mode, settings): step and hash of the state of a run that goes on in a folder."""
+    given = [(str(tmp_path / folder), *run) for folder, *run in runs]
+    out = run_ranks_of(tmp_path, SHARDED + RUNS.format(runs=given), size)
+    found = [line for line in out.splitlines() if line.startswith("digest")]
+    assert len(found) == len(runs), out
+    return found
 
 
 def test_a_checkpoint_has_the_same_bits_however_it_is_loaded(tmp_path):
-    """Saved by two ranks that share the weights; loaded by four, by four in two groups, by two with all weights each,
+    """Saved by two ranks that share the weights; loaded by two with all weights each, by four, by four in two groups,
     and by one; and by two again from the ordinary file that this one saves."""
-    saved = digest_of(tmp_path, 2, "fsdp")
+    other = {"seed": 5}  # initial weights that the checkpoint replaces
+    saved, loaded = digests_of(tmp_path, 2, ("run", "fsdp", {}), ("run", "ddp", other))
     assert saved.startswith("digest 3 ") and sorted(os.listdir(tmp_path / "run" / "sharded000003")) == [
         "index.pt", "rank00000.bin", "rank00001.bin",
     ]  # fmt: skip
     assert not [name for name in os.listdir(tmp_path / "run") if name.endswith(".pt")]
     print(f"\nsaved by fsdp on 2: {saved}")
-    for size, mode in ((4, "fsdp"), (4, "hsdp"), (2, "ddp"), (1, "ddp")):
-        found = digest_of(tmp_path, size, mode, seed=5)
-        print(f"loaded by {mode} on {size}: {found}")
-        assert found == saved, (size, mode)
+    found = {"ddp on 2": loaded}
+    found["fsdp on 4"], found["hsdp on 4"] = digests_of(tmp_path, 4, ("run", "fsdp", other), ("run", "hsdp", other))
+    (found["ddp on 1"],) = digests_of(tmp_path, 1, ("run", "ddp", other))
+    for name, each in found.items():
+        print(f"loaded by {name}: {each}")
+        assert each == saved, name
     paths = consolidate(str(tmp_path / "run" / "sharded000003"), str(tmp_path / "run"))
     assert [os.path.basename(path) for path in paths] == ["model000003.pt", "ema_0.5_000003.pt", "opt000003.pt"]
     record = tmp_path / "run" / "run.json"
     record.write_text(json.dumps({**(saved_record := json.loads(record.read_text())), "checkpoints": [
         {**entry, "folder": ""} for entry in saved_record["checkpoints"]
     ]}))  # fmt: skip
-    assert digest_of(tmp_path, 2, "fsdp", seed=5) == saved
+    assert digests_of(tmp_path, 2, ("run", "fsdp", other)) == [saved]
 
 
 def test_weights_to_start_from_reach_every_share(tmp_path):
     """Of an ordinary file, without those that are excluded; the averages start from them too."""
-    digest_of(tmp_path, 1, "ddp")
-    start = {"init_checkpoint": (str(tmp_path / "run" / "ema_0.5_000003.pt"),), "init_exclude": ("unet.out_conv.*",)}
+    start = {"init_checkpoint": (str(tmp_path / "run" / "ema_0.5_000002.pt"),), "init_exclude": ("unet.out_conv.*",)}
     start |= {"iterations": 1, "seed": 5}
-    found = {mode: digest_of(tmp_path, size, mode, mode, **start) for size, mode in ((1, "ddp"), (2, "fsdp"))}
-    states = [load_file(str(tmp_path / "ddp" / name))["state"] for name in ("model000001.pt", "ema_0.5_000001.pt")]
-    assert found["ddp"] and not consolidate(str(tmp_path / "fsdp" / "sharded000001"), str(tmp_path / "fsdp"))[3:]
-    for state, name in zip(states, ("model000001.pt", "ema_0.5_000001.pt"), strict=True):
+    digests_of(tmp_path, 1, ("run", "ddp", {"iterations": 2}), ("ddp", "ddp", start))
+    digests_of(tmp_path, 2, ("fsdp", "fsdp", start))
+    assert not consolidate(str(tmp_path / "fsdp" / "sharded000001"), str(tmp_path / "fsdp"))[3:]
+    for name in ("model000001.pt", "ema_0.5_000001.pt"):
         own = load_file(str(tmp_path / "fsdp" / name))["state"]
-        for key, value in state.items():
+        for key, value in load_file(str(tmp_path / "ddp" / name))["state"].items():
             torch.testing.assert_close(own[key], value, rtol=0, atol=2e-3)  # a step of AdamW: lr
 
 
@@ -79,41 +82,47 @@ class Held(Data):
 
 class Reading(ListTracker):
     # Keeps what savers would, of the checkpoint that was just written.
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+
     def saved(self, saved):
         for name, write in saved.forms.items():
-            with open(f"{folder}-{{name}}-{{saved.step}}.pt", "wb") as file:
+            with open(f"{{self.folder}}-{{name}}-{{saved.step}}.pt", "wb") as file:
                 write(file)
 
 def main():
     with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
         settings = {{"save_interval": 1, "keep_checkpoints": 1, "backup_interval": 3, "iterations": 4}}
         settings |= {{"eval_interval": 2, "eval_samples": 8, "keep_best": True, "val_data_dir": ("x",)}}
-        loop = make_loop(world, {folder!r}, "fsdp", consolidate={consolidate}, **settings)
-        loop.val_data = Held(world)
-        loop.run(Reading() if world.is_main else ListTracker())
-        world.print("digest", digest(loop))
+        for folder, consolidate in {folders!r}.items():
+            loop = make_loop(world, folder, "fsdp", consolidate=consolidate, **settings)
+            loop.val_data = Held(world)
+            loop.run(Reading(folder) if world.is_main else ListTracker())
+            world.print("digest", digest(loop))
 run_script(main)
 """
 
 
-@pytest.mark.parametrize("consolidate", [True, False])
-def test_folders_are_kept_dropped_and_consolidated_as_files_are(tmp_path, consolidate):
+def test_folders_are_kept_dropped_and_consolidated_as_files_are(tmp_path):
     """The latest checkpoint and the backup stay, with the files that are made of them in the background or for savers;
     the best weights, a bundle and the model of a saver are ordinary files, and a bundle's run goes on."""
-    folder = tmp_path / "run"
-    out = run_ranks_of(tmp_path, SHARDED + KEEPING.format(folder=str(folder), consolidate=consolidate), 2)
-    saved = next(line for line in out.splitlines() if line.startswith("digest"))
-    names = {f"{stem}00000{step}.pt" for step in (3, 4) for stem in ("model", "ema_0.5_", "opt")}
-    found = {name for name in os.listdir(folder) if not name.startswith(("run.", "data-"))}
-    assert found == names | {"best.pt", "sharded000003", "sharded000004"}
-    best, latest = load_file(str(folder / "best.pt")), load_file(str(folder / "ema_0.5_000004.pt"))
-    assert best["role"] == "ema" and best["state"].keys() == latest["state"].keys()
-    model = load_file(str(tmp_path / "run-model-4.pt"))
-    assert all(torch.equal(model["state"][name], value) for name, value in latest["state"].items())
-    if best["step"] == 4:
-        assert all(torch.equal(best["state"][name], value) for name, value in latest["state"].items())
-    assert restore_bundle(str(tmp_path / "run-checkpoint-4.pt"), str(tmp_path / "restored")) == 4
-    assert digest_of(tmp_path, 2, "fsdp", "restored", iterations=4, seed=5) == saved
+    folders = {str(tmp_path / "background"): True, str(tmp_path / "savers"): False}
+    out = run_ranks_of(tmp_path, SHARDED + KEEPING.format(folders=folders), 2)
+    saved = [line for line in out.splitlines() if line.startswith("digest")]
+    for folder in folders:
+        names = {f"{stem}00000{step}.pt" for step in (3, 4) for stem in ("model", "ema_0.5_", "opt")}
+        found = {name for name in os.listdir(folder) if not name.startswith(("run.", "data-"))}
+        assert found == names | {"best.pt", "sharded000003", "sharded000004"}
+        best, latest = load_file(f"{folder}/best.pt"), load_file(f"{folder}/ema_0.5_000004.pt")
+        assert best["role"] == "ema" and best["state"].keys() == latest["state"].keys()
+        model = load_file(f"{folder}-model-4.pt")
+        assert all(torch.equal(model["state"][name], value) for name, value in latest["state"].items())
+        if best["step"] == 4:
+            assert all(torch.equal(best["state"][name], value) for name, value in latest["state"].items())
+        assert restore_bundle(f"{folder}-checkpoint-4.pt", f"{folder}-restored") == 4
+    more = {"iterations": 4, "seed": 5}
+    assert digests_of(tmp_path, 2, *((f"{folder}-restored", "fsdp", more) for folder in folders)) == saved
 
 
 SLOW_DISK = """

@@ -54,7 +54,7 @@ run_script(main)
     ],
 )
 def test_losses_are_those_of_one_process_and_memory_is_a_share(tmp_path, size, cases):
-    """20 steps in fp32 of two micro-batches, with activation checkpointing and dropout: losses and gradient norms; and
+    """Six steps in fp32 of two micro-batches, with activation checkpointing and dropout: losses and gradient norms; and
     the bytes of parameters, averages and optimizer on each rank, relative to those of DDP. Prints a table: the largest
     differences from one process, and the largest share."""
     out = run_ranks_of(tmp_path, SHARDED + TRAINING.format(cases=cases), size)
@@ -130,7 +130,7 @@ CASES = {{
 
 def steps(trainee, world, name):
     rows = []
-    for step in range(3):
+    for step in range(2):
         generator = name == "generator"
         given = make_pieces(range(world.rank, 8, world.size), step, 4 // world.size)
         trainee.update(given if generator else pieces(world, step), step)
@@ -153,11 +153,12 @@ def compare(name, world, other, precision, first=1e-5, later=1e-5, **settings):
                 lambda layer, _, key=key: used.update({{key: next(layer.parameters(recurse=False)).dtype}})
             )
     sharded = Trainee(task(model, world), SLOW, precision, world)
-    expected, found = steps(one, other, name), steps(sharded, world, name)
+    found = steps(sharded, world, name)
+    expected = world.broadcast(steps(one, other, name) if other is world or world.is_main else None)
     errors = ((found - expected) / expected).abs()
     compared = errors if precision == "fp32" else errors[:, :1]  # AdamW turns rounding of small gradients into steps
     assert errors[0, :2].max() <= first and compared.max() <= later, (name, errors)
-    assert world.gather(held(sharded) <= 0.6 * held(one)) == [True, True], name
+    assert max(world.gather(held(sharded))) <= 0.6 * world.broadcast(held(one)), name
     return model, used
 
 def main():
