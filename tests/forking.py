@@ -27,8 +27,9 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn
 
-COMMANDS = [f"diff_dalle.commands.{name}" for name in ("train_generator", "train_classifier", "sample", "evaluate")]
-MODULES = ["torch._dynamo", "torch.distributed.fsdp", *COMMANDS]  # the first: imported by DistributedDataParallel
+COMMANDS = [f"diff_dalle.commands.{name}" for name in ("training_commands", "sample", "evaluate", "prepare")]
+TORCH = ["torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint"]  # what training imports when used
+MODULES = [*TORCH, *COMMANDS]
 NEWS = struct.Struct("ii")  # process and 0, then process and exit status
 
 

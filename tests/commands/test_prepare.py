@@ -3,7 +3,6 @@
 import numpy as np
 from checkpoint_making import make_classifier_file
 from PIL import Image
-from script_running import TWO
 from script_running import run as run_script
 from shard_making import make_shards, sample, tar_bytes
 
@@ -50,7 +49,7 @@ def test_embeddings_are_the_same_files_on_any_number_of_processes(tmp_path):
     flags = ["--data_dir", tmp_path / "shards", "--clip_path", clip, "--what", "image,text_states"]
     flags = ["embeddings", *flags, "--dtype", "float32", "--device", "cpu", "--batch_size", "2"]
     one = run_script("prepare_data.py", *flags, "--out_dir", tmp_path / "one", "--threads", "2")
-    three = run_script("prepare_data.py", *flags, "--out_dir", tmp_path / "three", launcher=[TWO[0], "-n", "3", TWO[3]])
+    three = run_script("prepare_data.py", *flags, "--out_dir", tmp_path / "three", ranks=3)
     lines = [
         f"{tmp_path}/one/img_emb: 7 embeddings [16]",
         "2 samples without",

@@ -12,7 +12,7 @@ from checkpoint_making import make_file
 from control_making import flags_of, make_pictures, train_controlnet
 from forking import start
 from PIL import Image
-from script_running import ROOT, TWO, environment, hashes, losses
+from script_running import ROOT, environment, hashes, losses
 
 from diff_dalle.checkpoints.checkpoint import load_file
 from diff_dalle.checkpoints.loading import open_network
@@ -97,7 +97,7 @@ def test_two_processes_are_as_one(tmp_path, base, data):
     """Losses and gradients; with a larger learning rate the first updates, of AdamW, would depend on rounding."""
     settings = {"iterations": 3, "lr": 1e-4}
     train_controlnet(base, data, tmp_path / "one", **settings)
-    train_controlnet(base, data, tmp_path / "two", **settings, batch_size=2, _launcher=TWO)
+    train_controlnet(base, data, tmp_path / "two", **settings, batch_size=2, _ranks=2)
     for name in ("loss", "grad_norm"):
         one, two = (losses(tmp_path / folder, name) for folder in ("one", "two"))
         assert one.keys() == {1, 2, 3} and two == pytest.approx(one, rel=1e-5)

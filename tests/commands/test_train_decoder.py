@@ -13,7 +13,6 @@ import torch
 from checkpoint_making import make_classifier_file
 from decoder_file_making import SAMPLES, SHARDS, UNET, WIDTH, embedding, make_world, read_run_file, write_file
 from open_clip_making import make_open_clip
-from script_running import TWO
 from script_running import run as run_script
 
 from diff_dalle.checkpoints.checkpoint import ROLES, load_file, networks_in
@@ -482,7 +481,7 @@ def test_the_script_checks_trains_and_resumes_in_one_and_two_processes(tmp_path,
     assert shown.startswith("kind: decoder\ndecoder:\n") and "webdataset_base_url" in shown
     result = run_script("train_decoder.py", "--config_file", path, "--set", "train.epochs=1", "--threads", "1")
     assert "Trained for 3 steps" in result.stdout
-    result = run_script("train_decoder.py", "--config_file", path, "--set", "data.batch_size=2", launcher=TWO)
+    result = run_script("train_decoder.py", "--config_file", path, "--set", "data.batch_size=2", ranks=2)
     assert "Resuming at step 3" in result.stdout and "Trained for 5 steps" in result.stdout
     result = run_script("train_decoder.py", "--config_file", path, "--set", "data.splits.val=0.5", "--set",
                         "data.splits.train=0.25", "--set", "train.epochs=3", ok=False)  # fmt: skip

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoint_making import FEW, make_classifier_file, make_file
-from script_running import TWO, run
+from script_running import run
 
 import diff_dalle
 from diff_dalle.checkpoints.checkpoint import load_file
@@ -59,8 +59,8 @@ def flags(base, shards, logdir, **changed) -> list[str]:
     return [str(part) for name, value in given.items() if value is not None for part in (f"--{name}", value)]
 
 
-def train(base, shards, logdir, launcher=(), ok=True, **changed):
-    return run("train_lora.py", *flags(base, shards, logdir, **changed), launcher=launcher, ok=ok)
+def train(base, shards, logdir, ranks=1, ok=True, **changed):
+    return run("train_lora.py", *flags(base, shards, logdir, **changed), ranks=ranks, ok=ok)
 
 
 def hashes(folder: Path, ending: str = "000004.*") -> dict[str, str]:
@@ -134,7 +134,7 @@ def test_processes_may_come_and_go(base, shards, tmp_path, prior):
     for name, counts in (("one", (1, 1, 1)), ("moved", (1, 2, 1))):
         for steps, ranks in enumerate(counts, start=1):
             changed |= {"batch_size": 4 // ranks, "iterations": steps, "save_interval": 1}
-            train(base, shards, tmp_path / name, launcher=TWO if ranks > 1 else (), **changed)
+            train(base, shards, tmp_path / name, ranks=ranks, **changed)
     one, moved = (load_file(str(tmp_path / name / "model000003.pt"))["state"] for name in ("one", "moved"))
     for name in one:
         torch.testing.assert_close(one[name], moved[name], rtol=1e-3, atol=1e-4)

@@ -20,7 +20,6 @@ from released_making import (
     stage_c,
     stand_in_torchvision,
 )
-from script_running import TWO
 from script_running import run as run_script
 
 from diff_dalle.checkpoints.checkpoint import load_file
@@ -190,7 +189,7 @@ def test_processes_share_the_encoder_that_is_trained(tmp_path, world, frozen):
     quiet = [("loop.preview_samples", 0), ("updates", 2)]
     one = joint(tmp_path / "one", world, frozen, *quiet)
     changes = [*frozen_of("stage_b", frozen), ("train_encoder", True), *quiet]
-    run_script("train_cascade.py", write_file("stage_b", tmp_path / "two", world, *changes), launcher=TWO)
+    run_script("train_cascade.py", write_file("stage_b", tmp_path / "two", world, *changes), ranks=2)
     paths = [str(folder / "opt000002.pt") for folder in (one, tmp_path / "two" / "run")]
     states = [load_file(path, ("optimizer",))["state"] for path in paths]
     for name, value in states[0]["modules"]["semantic"].items():

@@ -13,7 +13,7 @@ import yaml
 from cascade_file_making import SIDE, UNET, frozen_of, make_frozen, make_world, read, run, write_file
 from checkpoint_making import make_classifier_file
 from PIL import Image
-from script_running import TWO, hashes
+from script_running import hashes
 from script_running import run as run_script
 from shard_making import encoded, random_image, tar_bytes
 
@@ -92,7 +92,7 @@ def test_processes_may_come_and_go(tmp_path, world, frozen, kind):
     run(kind, tmp_path / "one", world, *changes)
     run(kind, tmp_path / "moved", world, *changes, ("updates", 1))
     path = write_file(kind, tmp_path / "moved", world, *changes, ("updates", 2))
-    out = run_script("train_cascade.py", path, launcher=TWO)
+    out = run_script("train_cascade.py", path, ranks=2)
     assert "Resuming at step 1" in out.stdout
     run(kind, tmp_path / "moved", world, *changes)
     one, moved = (weights(tmp_path / name / "run" / "model000003.pt") for name in ("one", "moved"))
