@@ -25,26 +25,35 @@ import traceback
 import types
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import NoReturn
 
-COMMANDS = [f"diff_dalle.commands.{name}" for name in ("training_commands", "sample", "evaluate", "prepare")]
-TORCH = ["torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint"]  # what training imports when used
-MODULES = [*TORCH, *COMMANDS]
+NAMES = ("train_generator", "train_classifier", "train_decoder", "sample", "evaluate", "prepare")
+TORCH = ["torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint"]  # what training imports in use
+MODULES = [*TORCH, *(f"diff_dalle.commands.{name}" for name in NAMES)]
 NEWS = struct.Struct("ii")  # process and 0, then process and exit status
 
 
-def start(arguments: Sequence[str], env: Mapping[str, str], merged: bool = False, start_new_session: bool = False):
-    """A process. merged: whether stderr goes to stdout."""
+def start(
+    arguments: Sequence[str],
+    env: Mapping[str, str],
+    merged: bool = False,
+    start_new_session: bool = False,
+    output: Path | None = None,
+):
+    """A process. merged: whether stderr goes to stdout. output: a file for both, in whose folder it runs."""
     if sys.platform == "linux":
-        return Forked(arguments, env, merged, start_new_session)
-    return subprocess.Popen(
-        [sys.executable, *arguments],
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT if merged else subprocess.PIPE,
-        text=True,
-        start_new_session=start_new_session,
-    )
+        return Forked(arguments, env, merged, start_new_session, output)
+    with open(output, "wb") if output else contextlib.nullcontext(subprocess.PIPE) as stdout:
+        return subprocess.Popen(
+            [sys.executable, *arguments],
+            env=env,
+            stdout=stdout,
+            stderr=subprocess.STDOUT if merged or output else subprocess.PIPE,
+            text=True,
+            start_new_session=start_new_session,
+            cwd=output.parent if output else None,
+        )
 
 
 def start_ranks(arguments: Sequence[str], env: Mapping[str, str], size: int, **options) -> list:
@@ -81,15 +90,17 @@ def run_ranks(arguments: Sequence[str], env: Mapping[str, str], size: int = 2) -
 class Forked:
     """What of ``subprocess.Popen`` the tests need."""
 
-    def __init__(self, arguments: Sequence[str], env: Mapping[str, str], merged: bool, start_new_session: bool):
+    def __init__(self, arguments: Sequence[str], env: Mapping[str, str], merged: bool, start_new_session: bool, output):
         self.args, self.returncode = arguments, None
-        request = [list(arguments), dict(env), os.getcwd(), start_new_session]
-        pipes = [os.pipe() for _ in range(2 if merged else 3)]  # what happened to it, stdout, stderr
-        socket.send_fds(_server(), [json.dumps(request).encode()], [written for _, written in pipes])
-        for _, written in pipes:
-            os.close(written)
+        request = [list(arguments), dict(env), str(output.parent) if output else os.getcwd(), start_new_session]
+        pipes = [os.pipe() for _ in range(1 if output else 2 if merged else 3)]  # what happened to it, stdout, stderr
+        files = [os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)] if output else []
+        written = [*(end for _, end in pipes), *files]
+        socket.send_fds(_server(), [json.dumps(request).encode()], written)
+        for descriptor in written:
+            os.close(descriptor)
         self._news, *streams = (read for read, _ in pipes)
-        self.stdout, self.stderr = ([os.fdopen(stream) for stream in streams] + [None])[:2]
+        self.stdout, self.stderr = ([os.fdopen(stream) for stream in streams] + [None, None])[:2]
         self.pid, _ = NEWS.unpack(os.read(self._news, NEWS.size))
         self._texts = None
 

@@ -1,11 +1,17 @@
 """The drill's part for every change: each fault is injected into a real run, with one kind of network."""
 
+import contextlib
+import secrets
+import sys
+import time
+from pathlib import Path
+
 import pytest
 from forking import start
 
-from diff_dalle.drill import faults_ends, faults_files
+from diff_dalle.drill import faults_ends, faults_files, place, processes
 from diff_dalle.drill.place import Bench
-from diff_dalle.drill.processes import Outcome
+from diff_dalle.drill.processes import MARK, Job, survivors
 from diff_dalle.drill.table import GROUPS, drill
 
 FAULTS = {fault.name: fault for group in GROUPS.values() for fault in group.faults}
@@ -42,21 +48,37 @@ def bench(tmp_path_factory):
     return Bench(tmp_path_factory.mktemp("drill"), seed=0, quick=True)
 
 
-class Reading:
-    """A process that reads hostile files, without the seconds in which it starts."""
+SESSIONS: dict[str, int] = {}  # by the mark of a run
 
-    def __init__(self, command, output, env):
-        self.process = start(command[1:], env, merged=True)
 
-    def wait(self, seconds):
-        output, _ = self.process.communicate(seconds)
-        return Outcome(self.process.returncode, output, seconds)
+class Copied(Job):
+    """A run without the seconds in which its process starts; its processes are known by their session instead of their
+    environment, which is that of the process that was copied."""
+
+    def __init__(self, command, output, env, limits=None):
+        if limits or command[0] != sys.executable:
+            super().__init__(command, output, env, limits)
+            return
+        self.mark, self.output, self.started = secrets.token_hex(8), output, time.monotonic()
+        self.process = start(command[1:], {**env, MARK: self.mark}, start_new_session=True, output=output)
+        SESSIONS[self.mark] = self.process.pid
+
+
+def survivors_of_copies(mark):
+    yield from survivors(mark)
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it may end at any moment
+            state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+            if session == str(SESSIONS.get(mark)) and state != "Z":
+                yield int(entry.name)
 
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_fault(bench, name, monkeypatch):
     monkeypatch.setattr(faults_ends, "QUICK_KILLS", 3)
-    monkeypatch.setattr(faults_files, "Job", Reading)
+    monkeypatch.setattr(processes, "survivors", survivors_of_copies)
+    for module in (place, faults_files):
+        monkeypatch.setattr(module, "Job", Copied)
     row = drill(FAULTS[name], CHOSEN[name], bench)
     if row.result == "SKIP":
         pytest.skip(row.seen)
