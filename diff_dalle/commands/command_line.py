@@ -12,11 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from ..config import Leaf, Section, checked, dump, leaves, lookup, members, nearest, shown, type_name
+from ..config import Leaf, Section, checked, dump, leaves, members, nearest, shown, type_name
 from ..errors import InputError
 from .file_settings import settings_of_command
 from .settings import aliases_of, by_name, present_names
 from .sources import Source, presets_of, read_config, read_preset
+from .training_commands import TRAINING_COMMANDS
 
 DRY_RUN = Leaf(("dry_run",), bool, False, "print the resolved settings as YAML and exit")
 GENERAL = ("preset", "config", "set", "dry_run")  # flags of every command
@@ -129,7 +130,7 @@ def parse_kind(classes: Mapping[str, Any], argv: Sequence[str] | None = None, de
     """``parse`` for a command that serves several kinds, with the config class of the kind: that of the flag
     ``--kind``, of the preset or of the config file, else the first of ``classes``.
 
-    Raises InputError as well for an unknown kind and for a flag that contradicts the preset or file.
+    Raises InputError as well for another kind and for a flag that contradicts the preset or file.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     chooser = _Parser(allow_abbrev=False, add_help=False)
@@ -144,8 +145,13 @@ def parse_kind(classes: Mapping[str, Any], argv: Sequence[str] | None = None, de
     for name, kind in said.items():
         if flag and flag != kind:
             raise InputError(f"--kind is {flag}, but {name} is for a {kind}: leave --kind out")
+        if kind not in classes:
+            raise InputError(
+                f"{name} holds settings for training a {kind} by {TRAINING_COMMANDS[kind].script}, but this command "
+                f"takes those of {', '.join(classes)}"
+            )
     kind = flag or next(iter(said.values()), default)
-    return _parse(lookup(classes, kind, "kind"), argv, description, list(classes))
+    return _parse(classes[kind], argv, description, list(classes))
 
 
 def _single(given: Mapping[str, list[str] | None]) -> dict[str, str]:

@@ -85,7 +85,7 @@ def _paths(sources: Sequence[str], flag: str) -> list[str]:
     """The pictures among ``sources``, files and folders of pictures."""
     paths: list[str] = []
     for given in sources:
-        if given.lower().endswith(EXTENSIONS):
+        if given.lower().endswith(EXTENSIONS) or os.path.isfile(given):
             paths.append(given)
         else:
             paths += [storage.join(given, name) for name in image_names(given, flag)]

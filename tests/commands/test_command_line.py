@@ -334,6 +334,11 @@ def test_a_command_of_several_kinds_takes_that_of_flag_preset_or_file(presets, t
     assert "file.yaml holds settings for training a classifier" in message_of(
         parse_kind, KINDS, [*file, "--preset", "big"]
     )
+    (tmp_path / "lora.yaml").write_text("kind: generator_lora")
+    assert message_of(parse_kind, KINDS, ["--config", str(tmp_path / "lora.yaml")]).endswith(
+        "holds settings for training a generator_lora by scripts/train_lora.py, but this command takes those of "
+        "generator, classifier"
+    )
     assert "unknown flag" in message_of(parse_kind, KINDS, ["--kind", "classifier", "--num_channels", "3"])
     assert "unknown flag" in message_of(parse, GeneratorLike, ["--kind", "generator"])
 

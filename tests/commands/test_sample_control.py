@@ -10,7 +10,12 @@ from script_running import run
 
 import diff_dalle
 from diff_dalle import Control
+from diff_dalle.commands.sample import PromptConfig
+from diff_dalle.commands.sample_inputs import read_request
+from diff_dalle.diffusion.editing import EditConfig
 from diff_dalle.diffusion.sampling import SamplerConfig
+from diff_dalle.errors import InputError
+from diff_dalle.sampling.control import SteeringConfig
 
 STEPS = ("--timestep_respacing", "4", "--device", "cpu", "--precision", "fp32")
 
@@ -81,3 +86,19 @@ def test_a_file_may_say_it_all(folder, tmp_path):
 def test_flags_that_do_not_fit_are_refused(folder, tmp_path, flags, message):
     result = sample(folder, tmp_path, *flags, ok=False)
     assert result.returncode == 2 and message in result.stderr and "Traceback" not in result.stderr
+
+
+def test_a_file_is_a_picture_whatever_its_name_is(folder, tmp_path):
+    picture, text = tmp_path / "upload", tmp_path / "notes.txt"
+    picture.write_bytes((folder / "pictures" / "0.png").read_bytes())
+    text.write_text("no picture")
+
+    def first(path):
+        steering = SteeringConfig(controlnet="c.pt", control_image=(str(path),))
+        return read_request(PromptConfig(("ema.pt",)), EditConfig(), steering).control.images[0]
+
+    assert np.array_equal(first(picture), first(folder / "pictures" / "0.png"))
+    with pytest.raises(InputError, match=r"notes\.txt cannot be used: not a jpeg, png or webp$"):
+        first(text)
+    with pytest.raises(InputError, match="--control_image .*missing does not exist"):
+        first(tmp_path / "missing")

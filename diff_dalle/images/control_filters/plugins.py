@@ -22,8 +22,9 @@ def load_plugin(group: str, name: str, setting: str) -> Any:
         (name,) = found
     if name not in found:
         known = f"installed are {', '.join(sorted(found))}{nearest(name, found)}" if found else "none is installed"
+        given = repr(name) if name else "not set"
         raise InputError(
-            f"{setting} is {name!r}, but must name an entry point of the group {group} of a package, of which {known}"
+            f"{setting} is {given}, but must name an entry point of the group {group} of a package, of which {known}"
         )
     try:
         return found[name].load()

@@ -111,7 +111,12 @@ def test_published_names_are_of_filters():
         ("ready", '{"member": "cond.npy"}', "member is 'cond.npy'"),
         ("identity", '{"max_faces": 0}', "max_faces is 0"),
         ("identity", '{"p_drop": -1}', "p_drop is -1"),
-        ("identity", "{}", "must name an entry point of the group diff_dalle.faces of a package, of which none is"),
+        (
+            "identity",
+            "{}",
+            "faces in controlnet_filter_params is not set, but must name an entry point of the group diff_dalle.faces "
+            "of a package, of which none is installed$",
+        ),
         ("inpaint", '{"saliency": "u2"}', "saliency in controlnet_filter_params is 'u2', but must name an entry point"),
     ],
 )
