@@ -20,9 +20,6 @@ from ..diffusion.augmentation import area_resize
 from ..distributed.launch import DistributedConfig
 from ..distributed.sharding import ShardingConfig
 from ..distributed.world import World
-from ..embeddings.clip import load_clip
-from ..embeddings.contract import Clip
-from ..embeddings.image_sizes import is_local_file
 from ..errors import InputError
 from ..evaluation.generated import GeneratedMetrics
 from ..evaluation.generated_config import GeneratedMetricsConfig
@@ -39,7 +36,7 @@ from ..training.optim import OptimConfig
 from ..training.settings import TrainingConfig
 from ..training.trainee import Trainee
 from .decoder.data_section import DataSection
-from .decoder.evaluating import DecoderMetrics, DecoderSampler, compared
+from .decoder.evaluating import DecoderMetrics, DecoderSampler, compared, metrics_clip
 from .decoder.materials import Materials, open_materials
 from .decoder.rules import last_trained, wrong_between
 from .decoder.tracker_section import LogConfig, TrackerSection
@@ -332,32 +329,9 @@ class DecoderRun(TrainingRun):
         count = min(self.evaluate.n_evaluation_samples, data.samples)
         Problems.check(self.evaluate.shortages(count, "the split val has"))
         config = replace(self.evaluate, n_evaluation_samples=count)
-        return GeneratedMetrics(config, world, self._clip(world) if config.needs_clip else None)
-
-    def _clip(self, world: World) -> Clip:
-        """The CLIP of the embeddings, opened if it is only known by name. InputError if it is not there, or another."""
-        known, clip = self.decoder.clip, self._opened.materials.clip
-        if clip is not None:
-            return clip
-        what = "evaluate has the feature clip, but"
-        if known is None:
-            raise InputError(
-                f"{what} it is not recorded which CLIP made the embeddings: name it as decoder.clip, or choose another "
-                "feature"
-            )
-        # A location in a record may also be a command or a URL, which nobody here has asked for.
-        if known.identity and known.make == "diff_dalle" and not is_local_file(known.model):
-            raise InputError(
-                f"{what} the CLIP of the embeddings is not at {known.model}: name its place as decoder.clip, or choose "
-                "another feature"
-            )
-        clip = load_clip(known.make, known.model, world.device)
-        if known.identity not in ("", clip.identity):
-            raise InputError(
-                f"{what} the embeddings are by {known}, and {clip.name} is now {clip.identity}: name the former as "
-                "decoder.clip, or choose another feature"
-            )
-        return clip
+        return GeneratedMetrics(
+            config, world, metrics_clip(self._opened.materials, world) if config.needs_clip else None
+        )
 
     def measure(self, trainees: Sequence[Trainee], world: World) -> Callable[[], dict[str, float]] | None:
         data, metrics = self._opened.val, self.metrics(world)

@@ -14,10 +14,15 @@ from ...diffusion.augmentation import area_resize
 from ...diffusion.diffusion_config import create_gaussian_diffusion
 from ...diffusion.sampling import SampleBatch, sample_batch
 from ...distributed.world import World
+from ...embeddings.clip import load_clip
+from ...embeddings.contract import Clip
+from ...embeddings.image_sizes import is_local_file
+from ...errors import InputError
 from ...evaluation.generated import Chunk, GeneratedMetrics
 from ...images.signal import PixelSignal
 from ...randomness import Draw
 from ...tasks.decoding import DecodingTask
+from .materials import Materials
 
 SEED = 20220413  # the same noise in every evaluation, so that its numbers are comparable
 
@@ -99,3 +104,29 @@ class DecoderMetrics:
         for number in range(world.rank, -(-blocks // world.size) * world.size, world.size):
             first = min(number, blocks - 1) * self.size
             yield range(first, min(first + self.size, self.count))
+
+
+def metrics_clip(materials: Materials, world: World) -> Clip:
+    """The CLIP of the embeddings, opened if it is only known by name. InputError if it is not there, or another."""
+    known, clip = materials.made_by, materials.clip
+    if clip is not None:
+        return clip
+    what = "evaluate has the feature clip, but"
+    if known is None:
+        raise InputError(
+            f"{what} it is not recorded which CLIP made the embeddings: name it as decoder.clip, or choose another "
+            "feature"
+        )
+    # A location in a record may also be a command or a URL, which nobody here has asked for.
+    if known.identity and known.make == "diff_dalle" and not is_local_file(known.model):
+        raise InputError(
+            f"{what} the CLIP of the embeddings is not at {known.model}: name its place as decoder.clip, or choose "
+            "another feature"
+        )
+    clip = load_clip(known.make, known.model, world.device)
+    if known.identity not in ("", clip.identity):
+        raise InputError(
+            f"{what} the embeddings are by {known}, and {clip.name} is now {clip.identity}: name the former as "
+            "decoder.clip, or choose another feature"
+        )
+    return clip
