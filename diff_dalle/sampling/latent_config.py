@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..config import option
+from ..diffusion.guidance import GuidanceConfig
 from ..diffusion.samplers import SAMPLERS
 from ..diffusion.sampling import SamplerConfig
 from ..errors import InputError
 from .request import StageSettings
 
 _STAGE_B = ("stage_b",)
+
+
+@contextlib.contextmanager
+def _about_stage_b() -> Iterator[None]:
+    """Say in an InputError which settings it is about."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"the stage_b_ settings: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -38,6 +50,9 @@ class LatentCascadeConfig:
     stage_b_guidance_scale: float | None = option(
         None, "scale of classifier-free guidance by prompt and semantic latents; 1 = off", needs=_STAGE_B
     )
+    stage_b_guidance_scale_end: float | None = option(None, "as guidance_scale_end", needs=_STAGE_B)
+    stage_b_guidance_rescale: float | None = option(None, "as guidance_rescale", needs=_STAGE_B)
+    stage_b_guidance_interval: tuple[float, ...] | None = option(None, "as guidance_interval", needs=_STAGE_B)
     stage_b_shift: float | None = option(None, "as shift", needs=_STAGE_B)
     stage_b_t_start: float | None = option(None, "as t_start", needs=_STAGE_B)
     stage_b_t_end: float | None = option(None, "as t_end", needs=_STAGE_B)
@@ -47,8 +62,11 @@ class LatentCascadeConfig:
     stage_b_batch_size: int | None = option(None, "images per batch and process; none = 4", needs=_STAGE_B)
 
     def __post_init__(self):
-        if self.stage_b_sampler is not None:
-            self._about_stage_b(StageSettings())
+        usual = StageSettings()
+        with _about_stage_b():
+            self._guidance(usual)
+            if self.stage_b_sampler is not None:
+                self._sampler(usual)
 
     @property
     def stage_c(self) -> dict[str, Any]:
@@ -64,17 +82,23 @@ class LatentCascadeConfig:
             seed=self.stage_b_seed,
             batch_size=self.stage_b_batch_size,
         )
-        guidance = replace(default.guidance, **self._given(guidance_scale=self.stage_b_guidance_scale))
-        return replace(default, sampler=self._about_stage_b(default), guidance=guidance, **own)
+        with _about_stage_b():
+            return replace(default, sampler=self._sampler(default), guidance=self._guidance(default), **own)
 
-    def _about_stage_b(self, default: StageSettings) -> SamplerConfig:
+    def _sampler(self, default: StageSettings) -> SamplerConfig:
         given = self._given(
             sampler=self.stage_b_sampler, timestep_respacing=self.stage_b_timestep_respacing, eta=self.stage_b_eta
         )
-        try:
-            return default.sampler.changed(**given)
-        except InputError as error:
-            raise InputError(f"the stage_b_ settings: {error}") from None
+        return default.sampler.changed(**given)
+
+    def _guidance(self, default: StageSettings) -> GuidanceConfig:
+        given = self._given(
+            guidance_scale=self.stage_b_guidance_scale,
+            guidance_scale_end=self.stage_b_guidance_scale_end,
+            guidance_rescale=self.stage_b_guidance_rescale,
+            guidance_interval=self.stage_b_guidance_interval,
+        )
+        return replace(default.guidance, **given)
 
     @staticmethod
     def _given(**values: Any) -> dict[str, Any]:

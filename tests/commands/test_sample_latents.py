@@ -64,13 +64,16 @@ def test_flags_of_each_stage():
         stage_b_timestep_respacing=7,
         stage_b_eta=0.5,
         stage_b_guidance_scale=2,
+        stage_b_guidance_scale_end=1.5,
+        stage_b_guidance_rescale=0.7,
+        stage_b_guidance_interval="0.1,0.9",
         stage_b_shift=1.5,
         stage_b_t_start=0.8,
         stage_b_t_end=0.2,
         stage_b_seed=9,
         stage_b_batch_size=2,
     )
-    guidance = GuidanceConfig(2.0, thresholding="none")
+    guidance = GuidanceConfig(2.0, 1.5, 0.7, (0.1, 0.9), thresholding="none")
     assert changed[0] == plain[0]
     sampler, ends = SamplerConfig("ddim", "7", 0.5), {"t_start": 0.8, "t_end": 0.2}
     assert changed[1] == StageSettings(sampler, guidance, batch_size=2, seed=9, shift=1.5, **ends)
@@ -93,6 +96,8 @@ def test_flags_of_each_stage():
         ({**FILES, "upsampler_seed": 3}, "stage B is no upsampler: set its own"),
         ({**FILES, "stage_b_sampler": "ddpm"}, "stage_b_sampler"),
         ({**FILES, "stage_b_sampler": "heun", "stage_b_eta": 0.5}, "stage_b_ settings: eta is 0.5, but"),
+        ({**FILES, "stage_b_guidance_rescale": 2}, "stage_b_ settings: guidance_rescale is 2, but"),
+        ({**FILES, "stage_b_guidance_interval": "1,0"}, "stage_b_ settings: guidance_interval is .*, but"),
     ],
 )
 def test_impossible_flags_are_refused(given, message):

@@ -183,8 +183,17 @@ def test_settings_of_stage_c_change_what_it_makes(cascade, change):
 
 @pytest.mark.parametrize(
     "change",
-    [{"shift": 3.0}, {"t_start": 0.8}, {"t_end": 0.2}, {"seed": 5}, {"guidance": UNGUIDED}],
-    ids=["shift", "t_start", "t_end", "seed", "scale"],
+    [
+        {"shift": 3.0},
+        {"t_start": 0.8},
+        {"t_end": 0.2},
+        {"seed": 5},
+        {"guidance": UNGUIDED},
+        {"guidance": GuidanceConfig(1.5, guidance_scale_end=3.0, thresholding="none")},
+        {"guidance": GuidanceConfig(1.5, guidance_interval=(0.5, 1.0), thresholding="none")},
+        {"guidance": GuidanceConfig(1.5, guidance_rescale=0.7, thresholding="none")},
+    ],
+    ids=["shift", "t_start", "t_end", "seed", "scale", "scale_end", "interval", "rescale"],
 )
 def test_settings_of_stage_b_change_its_pictures_alone(cascade, change):
     request, (c, b) = Request(["a star"], [1]), [stage.defaults for stage in cascade.stages]
