@@ -211,6 +211,7 @@ def network_cost(kind: Kind, settings, vocab_size: int, trainee: str = "") -> Ne
     def forward(pixels: int) -> Callable[[nn.Module], torch.Tensor]:
         return lambda network: probe.forward(network, IMAGES, pixels)
 
+    @functools.cache
     def half(on: bool) -> HalfCost:
         def build() -> nn.Module:
             return kind.build(probe.with_checkpoint(on), vocab_size, trainee)

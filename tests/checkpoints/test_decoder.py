@@ -288,13 +288,10 @@ def test_files_that_do_not_fit_their_settings_are_refused(tmp_path):
         open_networks(str(tmp_path / "all.pt"), ("generator", "classifier"))
 
 
-@pytest.mark.parametrize("unet", [UNET, TEXT_UNET])
-def test_info_describes_files(tmp_path, unet):
-    decoder = make_decoder(2, unet, use_noise_for_lowres_cond=(True,), random_crop_sizes=(8,))
+def test_info_describes_files(tmp_path):
+    decoder = make_decoder(2, use_noise_for_lowres_cond=(True,), random_crop_sizes=(8,))
     text = describe_file(save_unet(tmp_path / "1.pt", decoder, 1))
     assert "EMA weights of a decoder (trainee unet1) after 11 steps" in text
     assert "decoder.unets" not in text and "unets[1].dim 8" in text
     assert f"{sum(p.numel() for p in make_network(decoder, 1).parameters()):,} parameters" in text
     assert "image of 16×16 pixels" in text and "images of 8×8 pixels" in text
-    whole = describe_file(save_decoder(tmp_path / "all.pt", decoder))
-    assert whole.index("unet0:") < whole.index("unet1:") and whole.count(" parameters;") == 2

@@ -48,6 +48,17 @@ UPSAMPLER = {**TINY, "image_size": 32, "small_size": 8, "attention_resolutions":
 CASCADE = [name for ending in ENDINGS for name in family(ending)]
 
 
+@pytest.fixture(scope="module")
+def measured():
+    return functools.cache(network_cost)
+
+
+@pytest.fixture(autouse=True)
+def _measured_once(monkeypatch, measured):
+    """Costs follow from a network's settings alone; many files and runs here have the same."""
+    monkeypatch.setattr(info, "network_cost", measured)
+
+
 def costs_of(run, vocab_size=100):
     kind = KINDS[run.kind]
     return network_cost(kind, kind.settings_of(run), vocab_size)
@@ -165,7 +176,7 @@ def test_the_peak_in_half_precision_is_that_of_a_pass_on_a_device(name):
     assert 0.4 * full < 6 * half.activation_bytes < 0.85 * full
 
 
-def test_a_decoders_file_says_what_each_unet_makes_from_what(tmp_path):
+def test_a_decoders_file_says_what_each_unet_makes_from_what(tmp_path, monkeypatch):
     """Of all U-Nets that it holds."""
     clip = ClipConfig("diff_dalle", "clip.pt", "diff_dalle:0123")
     decoder = make_decoder(2, unets=(TEXT_UNET, UNET), clip=clip, sample_timesteps=(4, None), predict_v=(False, True))
@@ -179,6 +190,7 @@ def test_a_decoders_file_says_what_each_unet_makes_from_what(tmp_path):
         "by ancestral in all steps"
     )
     assert text.splitlines()[1:4] == [first, last, f"CLIP of the embeddings and texts: {clip}"]
+    assert text.index("unet0:\n") < text.index("unet1:\n") and text.count(" parameters;") == 2
     for i in range(2):
         count = sum(parameter.numel() for parameter in make_network(decoder, i).parameters())
         assert f"unet{i}:\n{count:,} parameters" in text
@@ -186,6 +198,7 @@ def test_a_decoders_file_says_what_each_unet_makes_from_what(tmp_path):
         assert f"(trainee unet{i})" in alone and f"\n{count:,} parameters" in alone
         assert alone.splitlines()[1] == (first, last)[i] and (first, last)[1 - i] not in alone
         assert ("CLIP of the embeddings" in alone) == (i == 0)
+    monkeypatch.setattr(info, "network_cost", lambda *_: "")  # has no part in what follows
     plain = describe_file(save_decoder(tmp_path / "plain.pt", make_decoder()))
     assert "CLIP of the embeddings and texts: not recorded" in plain
     free = describe_file(save_decoder(tmp_path / "free.pt", make_decoder(unconditional=True)))
