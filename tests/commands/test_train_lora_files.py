@@ -14,8 +14,9 @@ from script_running import run
 
 import diff_dalle
 from diff_dalle.checkpoints.checkpoint import load_file
+from diff_dalle.checkpoints.loading import open_network
 from diff_dalle.checkpoints.lora_file import read_lora
-from diff_dalle.commands.cascade.reading import inferred_kind
+from diff_dalle.commands.cascade.reading import inferred_kind, parse_cascade
 
 TOKENS = [["[fernando]", "^dog</w>"], ["^snail", None]]
 
@@ -98,6 +99,13 @@ def test_the_documented_example_trains_and_samples(tmp_path, world, frozen, base
     assert np.array_equal(pictures[1], pictures[2]) and not np.array_equal(pictures[0], pictures[1])
 
 
+def test_a_base_may_have_any_size(tmp_path, world, frozen, bases):
+    """Whatever ``model_version`` it had, which a file need not repeat."""
+    own = {"model_version": None, "model": {}}
+    settings = parse_cascade([document(tmp_path, world, frozen, bases["stage_c"], **own)])
+    assert settings.model == open_network(bases["stage_c"], "stage_c").settings.model
+
+
 def test_a_stage_b_is_adapted(tmp_path, world, frozen, bases):
     own = [("generator_checkpoint_path", bases["stage_b"]), ("module_filters", ["attn", "mlp"]), ("rank", 2)]
     own += [*cascade.frozen_of("stage_b", frozen), ("kind", "stage_b_lora")]
@@ -115,7 +123,10 @@ def test_a_stage_b_is_adapted(tmp_path, world, frozen, bases):
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"model_version": "3.6B", "model": {}}, "says its settings itself, but model says others"),
+        (
+            {"model_version": "3.6B", "model": {}},
+            "says its settings itself, but model says others: .*; leave these out, and model_version, which stands",
+        ),
         ({"generator_checkpoint_path": None}, "generator_checkpoint_path is required"),
         ({"train_tokens": [["[fernando]", "^zzzzq"]]}, "which finds no token"),
         ({"rank": 0}, "rank is 0"),

@@ -33,7 +33,7 @@ from ..base_settings import of_base
 from ..train_controlnet import Steered, with_control
 from .companions import HUB_NAMES
 from .run import CONTROLNET_KEYS, REFUSED, CascadeRun
-from .stages import StageCRun
+from .stages import StageCRun, size_of_base
 
 # Settings of the process that concern training alone: the ControlNet's are its own.
 TRAINED_BY = (
@@ -57,9 +57,7 @@ class StageCControlNetRun(StageCRun):
     }
     steered: ClassVar[Steered | None] = None  # of the instance that ``settled`` returns
 
-    model_version: str | None = option(  # type: ignore[assignment]
-        None, "size of the base; none = whatever it has", choices=tuple(STAGE_C_SIZES)
-    )
+    model_version: str | None = size_of_base(STAGE_C_SIZES)  # type: ignore[assignment]
     generator_checkpoint_path: str | None = option(None, "checkpoint of the base, a stage C", required=True, free=True)
     controlnet_checkpoint_path: str | None = option(
         None, "model or EMA file of a ControlNet to initialize the weights from; none = from scratch", free=True

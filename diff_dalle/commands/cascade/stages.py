@@ -379,6 +379,11 @@ class StageCRun(LatentRun):
         return StageCTask(cast(StageC, model), LogSnrProcess(self.diffusion), self.denoising)
 
 
+def size_of_base(sizes: Mapping[str, Any]) -> Any:
+    """The setting ``model_version`` of what is trained over a base."""
+    return option(None, "size of the base; none = whatever it has", choices=tuple(sizes))
+
+
 def _complete(tree: dict[str, Any], name: str, value: Any) -> None:
     """Set ``diffusion.NAME`` unless the file does."""
     if isinstance(tree.setdefault("diffusion", {}), dict):

@@ -8,7 +8,7 @@ from typing import ClassVar
 from ...config import option
 from ...errors import InputError
 from ...training.settings import TrainingConfig
-from ..cascade.stages import LatentRun, StageBRun, StageCRun
+from ..cascade.stages import STAGE_B_SIZES, STAGE_C_SIZES, LatentRun, StageBRun, StageCRun, size_of_base
 from ..train_classifier import ClassifierRun
 from ..train_decoder import DecoderRun
 from ..train_generator import GeneratorRun
@@ -85,9 +85,13 @@ class StageBLora(CascadeLora, StageBRun):
 
     kind: ClassVar[str] = "stage_b_lora"
 
+    model_version: str | None = size_of_base(STAGE_B_SIZES)  # type: ignore[assignment]
+
 
 @dataclass(frozen=True)
 class StageCLora(CascadeLora, StageCRun):
     """Settings of ``train_cascade.py`` with ``kind: stage_c_lora``."""
 
     kind: ClassVar[str] = "stage_c_lora"
+
+    model_version: str | None = size_of_base(STAGE_C_SIZES)  # type: ignore[assignment]

@@ -93,9 +93,10 @@ class LoraRun(TrainingRun):
                 completed[name] = merged = _overlaid(of_base, own)
                 plain = _overlaid(of_base, _training_only(own))
                 if changed := differences(plain, merged, config_class):
+                    size = ", and model_version, which stands for some" if tree.get("model_version") else ""
                     raise InputError(
                         f"{cls.base_setting} {path} says its settings itself, but {name} says others: "
-                        f"{', '.join(changed)}; leave these out"
+                        f"{', '.join(changed)}; leave these out{size}"
                     )
         for name in TASK_SECTIONS:
             if name in said and name in type_hints(cls) and isinstance(completed.get(name, {}), Mapping):
