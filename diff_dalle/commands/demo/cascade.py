@@ -13,8 +13,8 @@ from ...shapes.shards import read_shapes_config
 from .contract import Chapter, Demo, Job
 
 PROMPTS = "a large red circle in the top left|a small blue square to the right of a yellow triangle|two green crosses"
-RATIOS = "1/1,2/1,1/2"  # of width to height, of the pictures
-WIDE = (40, 88)  # height and width of a bucket
+RATIOS = "1/1,11/5,5/11"  # of width to height, of the pictures: those of the buckets, which cut none of their objects
+WIDE = (40, 88)  # height and width of the bucket for 2:1
 PICTURES = 6  # held-out ones to reconstruct
 UPDATES = {"stage_a": 80, "semantic": 80, "stage_b": 60, "stage_c": 60}  # of the quick demo
 
