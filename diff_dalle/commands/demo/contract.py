@@ -56,13 +56,13 @@ class Demo:
             raise _failed(command)
 
     def run_jobs(self, jobs: Mapping[str, Job]) -> None:
-        """Run jobs, by name, two at a time, each on half of the cores: small networks do not use many well. The output
-        of the last one goes to the console, that of the others to files. InputError when one fails, which ends the
-        others.
+        """Run jobs, by name, two at a time, each on half of the cores (``--threads``): small networks do not use many
+        well. The output of the last one goes to the console, that of the others to files. InputError when one fails,
+        which ends the others.
         """
         waiting, running, done = dict(jobs), {}, set[str]()  # type: ignore[var-annotated]
         *_, shown = jobs
-        threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // 2))}
+        threads = ["--threads", max(1, len(os.sched_getaffinity(0)) // 2)]
         logs = self.home / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
@@ -70,12 +70,11 @@ class Demo:
                 ready = [name for name, job in waiting.items() if done.issuperset(job.after)]
                 for name in ready[: 2 - len(running)]:
                     job, log = waiting.pop(name), logs / f"{name}.txt"
-                    command = _command(job.script, job.flags)
+                    command = _command(job.script, [*job.flags, *threads])
                     print(f"\n$ {shlex.join(command)}" + ("" if name == shown else f"  # see {log}"), flush=True)
                     out = None if name == shown else stack.enter_context(log.open("w"))
-                    environment = {**os.environ, **threads}
                     process = subprocess.Popen(
-                        [sys.executable, *command[1:]], cwd=self.checkout, env=environment, stdout=out, stderr=out
+                        [sys.executable, *command[1:]], cwd=self.checkout, stdout=out, stderr=out
                     )
                     stack.callback(process.wait)
                     stack.callback(process.terminate)
