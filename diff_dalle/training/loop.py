@@ -63,7 +63,7 @@ class TrainLoop:
         save_best: bool = False,
         frozen: Mapping[str, nn.Module] | None = None,
         measure: Callable[[], dict[str, float]] | None = None,
-        exports: Exports = lambda trainee: {},
+        exports: Exports = lambda trainee, state: {},
     ):
         names = [trainee.name for trainee in trainees]
         if len(names) > 1 and (len(set(names)) < len(names) or not all(names)):
@@ -74,18 +74,20 @@ class TrainLoop:
         self.saving = Saving(config, self.trainees, run, world, frozen or {}, exports)
         self.failure: InputError | None = None
         self.evaluated_step, self.loss = -1, math.nan  # the latest evaluation, and the mean of its losses
+        self.lowest_loss = run.lowest_loss  # of a saved state
         self.last_bad: dict[str, list[int]] = {}  # positions in each trainee's latest step that was not finite
         start = Start(config, self.trainees, run, world)
         start.restore()
         self.step, self.samples, self.saved_step = start.step, start.samples, start.step
 
     def save(self, tracker: Tracker | None = None) -> None:
-        """Write a complete checkpoint, and tell the tracker. Every rank calls it. Diverged when training has."""
+        """Write a complete checkpoint, which ``saving.finish`` waits for, and tell the tracker. Every rank calls it.
+        Diverged when training has."""
         self._raise_if_diverged()
         best = self._is_best()
         if best:
-            self.run_folder.lowest_loss = self.loss
-        self.saving.save(self.step, self.samples)
+            self.lowest_loss = self.loss
+        self.saving.save(self.step, self.samples, self.lowest_loss)
         self.saved_step = self.step
         if tracker is not None:
             names = tuple(trainee.name for trainee in self.trainees)
@@ -95,8 +97,8 @@ class TrainLoop:
 
     def _is_best(self) -> bool:
         """Whether the present state was evaluated, and is better than all saved ones."""
-        lowest = self.run_folder.lowest_loss
-        return self.evaluated_step == self.step and self.loss < (math.inf if lowest is None else lowest)
+        lowest = math.inf if self.lowest_loss is None else self.lowest_loss
+        return self.evaluated_step == self.step and self.loss < lowest
 
     # -------------------------------------------------------------------------------------------------- the loop itself
 
@@ -119,6 +121,7 @@ class TrainLoop:
                 rank = next(rank for rank, text in enumerate(failures) if text)
                 raise self.failure or InputError(f"rank {rank}: {failures[rank]}")
         finally:
+            self.saving.close()
             tracker.finish()
         if reason > SIGNAL:
             raise JobEnd(reason)
@@ -169,6 +172,7 @@ class TrainLoop:
 
     def _why_to_stop(self, stop: Stop, ends: float | None) -> int:
         """This rank's vote."""
+        self._attempt(self.saving.check)
         if self.failure:
             return FAILURE
         return stop.reason or (TIME if ends is not None and time.monotonic() > ends else 0)

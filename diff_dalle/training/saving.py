@@ -1,23 +1,33 @@
-"""What a run writes of its trainees: checkpoints, the best weights, and the forms that trackers take."""
+"""What a run writes of its trainees: checkpoints, the best weights, and the forms that trackers take.
+
+Training waits for a copy of the state on the host. Files are written from it in the background, those of one step after
+those of another, so that there is one copy at most. Sharded checkpoints are written at once: the ranks agree by
+collectives on what each writes, and these cannot run beside those of training.
+"""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, BinaryIO
+from functools import partial
+from typing import BinaryIO
 
-from torch import nn
+from torch import Tensor, nn
 
 from .. import storage
+from ..checkpoints.background import Background, Snapshot
 from ..checkpoints.bundle import write_bundle
 from ..checkpoints.checkpoint import write_networks
-from ..checkpoints.consolidating import Consolidation, gathered
+from ..checkpoints.consolidating import consolidate, gathered
 from ..checkpoints.run_folder import RunFolder
 from ..distributed.world import World
+from ..errors import InputError
 from .settings import TrainingConfig
 from .trainee import Trainee
 
-#: Of a trainee, files beside its checkpoints, by ROLE.EXTENSION: functions that write them.
-Exports = Callable[[Trainee], Mapping[str, Callable[[BinaryIO], object]]]
+#: Of a trainee and its evaluated weights at the moment of saving, files beside its checkpoints, by ROLE.EXTENSION:
+#: functions that write them.
+Exports = Callable[[Trainee, Mapping[str, Tensor]], Mapping[str, Callable[[BinaryIO], object]]]
 
 
 class Saving:
@@ -37,41 +47,89 @@ class Saving:
         exports: Exports,
     ):
         self.config, self.trainees, self.run, self.world, self.frozen = config, trainees, run, world, frozen
-        self.exports = exports
-        self.consolidation = Consolidation()
+        self.exports, self.sharded = exports, any(trainee.is_sharded for trainee in trainees)
+        self.background = Background()
+        self._snapshot: Callable[[], Snapshot | None] = lambda: None  # of what is being written
+        self._consolidated = ""
 
-    def save(self, step: int, samples: int) -> None:
-        """Write a complete checkpoint: from rank 0, or from all ranks into a folder when weights are sharded."""
-        states: dict[str, dict[str, Any]] = {}
-        exports: dict[str, Callable[[BinaryIO], object]] = {}
-        for trainee in self.trainees:
-            states |= {trainee.prefix + role: state for role, state in trainee.states().items()}
-            exports |= {trainee.prefix + name: write for name, write in self.exports(trainee).items()}
+    def save(self, step: int, samples: int, lowest_loss: float | None = None) -> None:
+        """Write a complete checkpoint: from rank 0 in the background, or from all ranks into a folder when weights are
+        sharded.
+
+        lowest_loss: of a complete checkpoint once this one is. InputError when the previous one could not be written.
+        """
+        states = {trainee.prefix + role: state for trainee in self.trainees for role, state in trainee.states().items()}
         batch = self.config.batch_size * self.world.size
-        saved = step, samples, states, self.config.keep_checkpoints, self.config.backs_up_at, batch
-        if any(trainee.is_sharded for trainee in self.trainees):
+        rest = self.config.keep_checkpoints, self.config.backs_up_at, batch
+        if self.sharded:
             self.finish()  # a checkpoint that is read is not dropped
-            self.run.save_sharded(self.world, *saved)
+            self.run.lowest_loss = lowest_loss
+            self.run.save_sharded(self.world, step, samples, states, *rest)
             if self.config.sharding.consolidate and self.world.is_main:
                 self._consolidate()
         elif self.world.is_main:
-            self.run.save(*saved, exports)
+            snapshot = self._snapshot_of(step)
+            states = snapshot.of(states)
+            exports: dict[str, Callable[[BinaryIO], object]] = {}
+            for trainee in self.trainees:
+                written = self.exports(trainee, states[trainee.prefix + trainee.evaluated_role])
+                exports |= {trainee.prefix + name: write for name, write in written.items()}
+
+            def write() -> None:
+                self.run.lowest_loss = lowest_loss
+                self.run.save(step, samples, states, *rest, exports)
+
+            self._write(snapshot, write)
+
+    def _wait_for_earlier(self, step: int) -> Snapshot | None:
+        """Wait until all is written that is not of this step; returns the snapshot of what is."""
+        found = self._snapshot()
+        if found is not None and found.step == step:
+            return found
+        self.background.wait()
+        return None
+
+    def _snapshot_of(self, step: int) -> Snapshot:
+        snapshot = self._wait_for_earlier(step) or Snapshot(step)
+        self._snapshot = weakref.ref(snapshot)
+        return snapshot
+
+    def _write(self, snapshot: Snapshot, call: Callable[[], None]) -> None:
+        def write(snapshot: Snapshot) -> None:  # which lives as long as this call is ahead
+            call()
+
+        self.background.start(partial(write, snapshot))
+
+    def check(self) -> None:
+        """InputError, on rank 0, when what is written in the background has failed."""
+        self.background.check()
 
     def finish(self) -> None:
         """Wait for what is written in the background. InputError, on all ranks, when that has failed."""
-        self.world.on_main(self.consolidation.wait)
+        self.world.on_main(self.background.wait)
+
+    def close(self) -> None:
+        """Wait for what is written in the background, on this rank alone. A failure is only printed: another one has
+        ended the run."""
+        try:
+            self.background.wait()
+        except InputError as error:
+            self.world.print(f"Warning: {error}")
 
     def _consolidate(self) -> None:
-        entry = self.run.checkpoints[-1]
-        if entry.folder:
-            self.consolidation.start(storage.join(self.run.path, entry.folder), self.run.path)
+        """Begin to make files of the latest checkpoint, unless it was the last to begin."""
+        folder = self.run.checkpoints[-1].folder
+        if folder and folder != self._consolidated:
+            self._consolidated = folder
+            self.background.start(partial(consolidate, storage.join(self.run.path, folder), self.run.path))
 
     def forms(self, step: int, samples: int) -> dict[str, Callable[[BinaryIO], None]]:
         """What writes the latest checkpoint, of this step, as one file: the whole run, or the networks."""
 
         def checkpoint(file: BinaryIO) -> None:
+            self.background.join()
             self._consolidate()
-            self.consolidation.wait()
+            self.background.join()
             write_bundle(file, self.run)
 
         def model(file: BinaryIO) -> None:
@@ -82,16 +140,23 @@ class Saving:
                 if trainee.is_sharded:
                     state = self.run.load(self.run.checkpoints[-1], trainee.name, role)[0]["state"]
                 states[trainee.name] = state
-            role = self.trainees[0].evaluated()[0]
+            role = self.trainees[0].evaluated_role
             write_networks(file, role, self.run.identity, step, samples, states)
 
         return {"checkpoint": checkpoint, "model": model}
 
     def keep_best(self, trainee: Trainee, step: int, samples: int, loss: float) -> None:
         """Write a trainee's evaluated weights as the best if their held-out loss is the lowest so far."""
+        if not self.sharded:
+            self.world.on_main(partial(self._wait_for_earlier, step))  # as one of them may be the best so far
         if not self.world.broadcast(self.run.is_best(trainee.name, loss)):
             return
         role, state = trainee.evaluated()
-        with gathered(state, self.world, self.run.path) as whole:
-            if self.world.is_main:
-                self.run.keep_best(trainee.name, step, samples, loss, whole, role)
+        if self.sharded:
+            with gathered(state, self.world, self.run.path) as whole:
+                if self.world.is_main:
+                    self.run.keep_best(trainee.name, step, samples, loss, whole, role)
+        elif self.world.is_main:
+            snapshot = self._snapshot_of(step)
+            best = trainee.name, step, samples, loss, snapshot.of(state), role
+            self._write(snapshot, partial(self.run.keep_best, *best))

@@ -211,9 +211,14 @@ class Trainee:
         """Prefix of its names in logs and checkpoints."""
         return f"{self.name}/" if self.name else ""
 
+    @property
+    def evaluated_role(self) -> str:
+        """What is evaluated: the first EMA weights, or the weights if there are none."""
+        return self.emas[0].role if self.emas else "model"
+
     def evaluated(self) -> tuple[str, dict[str, Tensor]]:
-        """Role and state dict of what is evaluated: the first EMA weights, or the weights if there are none."""
-        return (self.emas[0].role, self.emas[0].state()) if self.emas else ("model", self.task.model.state_dict())
+        """``evaluated_role`` and its state dict."""
+        return self.evaluated_role, self.emas[0].state() if self.emas else self.task.model.state_dict()
 
     def states(self) -> dict[str, dict[str, Any]]:
         """State dicts by role, for a checkpoint. Every rank calls it."""

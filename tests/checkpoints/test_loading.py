@@ -1,6 +1,8 @@
 """Which vocabulary a checkpoint is opened with, and that nothing it names is run or fetched."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -100,3 +102,15 @@ def test_a_damaged_vocabulary_is_named(custom, text, words):
     path, _ = custom
     with pytest.raises(InputError, match=words):
         open_network(edited(path, vocabulary=text), "generator")
+
+
+def test_a_checkpoint_is_loaded_without_the_compiler_of_torch(tmp_path):
+    """Which random numbers and copies on the meta device import: a second, and 60 MB."""
+    code = (
+        "import sys, torch\n"
+        "from diff_dalle.checkpoints.loading import open_network\n"
+        "open_network(sys.argv[1], 'generator').load(torch.device('cpu'))\n"
+        "print([name for name in ('torch._dynamo', 'sympy') if name in sys.modules])"
+    )
+    command = [sys.executable, "-c", code, make_file(tmp_path)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == "[]"

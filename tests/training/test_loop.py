@@ -365,7 +365,8 @@ def test_a_failure_of_a_checkpoint_is_raised_after_another_attempt(tmp_path):
     loop.run_folder.save = full_at_first
     with pytest.raises(InputError, match="the disk is full"):
         run(loop)
-    assert steps == [3, 4] and make_loop(tmp_path).step == 4
+    assert steps[0] == 3 and steps[1:] in ([4], [5])  # seen at once, or after a step
+    assert make_loop(tmp_path).step == steps[-1]
 
 
 def test_a_failure_of_held_out_data_saves_first(tmp_path):

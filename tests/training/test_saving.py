@@ -4,6 +4,8 @@ import hashlib
 import io
 import math
 import os
+import threading
+import time
 
 import pytest
 import torch
@@ -185,6 +187,193 @@ def test_a_signal_tells_trackers_to_hurry(tmp_path):
         run(make_loop(tmp_path, iterations=100), tracker)
     assert tracker.hurried and tracker.finished
     assert not run(make_loop(tmp_path / "other")).hurried
+
+
+# ---------------------------------------------------------------------------------------------------- in the background
+
+
+class Held:
+    """Holds up writes of a loop's folder until ``go``; ``steps`` of what has been written."""
+
+    def __init__(self, loop, *names):
+        self.go, self.steps = threading.Event(), []
+        for name in names or ("save", "keep_best"):
+            setattr(loop.run_folder, name, self._held(getattr(loop.run_folder, name), int(name == "keep_best")))
+
+    def _held(self, call, number):
+        def held(*arguments):
+            assert self.go.wait(60)
+            call(*arguments)
+            self.steps.append(arguments[number])
+
+        return held
+
+
+def batches(count):
+    return [batch for _, batch in zip(range(count), ToyData(8).batches(0), strict=False)]
+
+
+def test_a_checkpoint_is_of_the_moment_of_saving(tmp_path):
+    """However late it is written: weights, averages, optimizer and files beside them."""
+
+    def exports(trainee, state):
+        return {"export.pt": lambda file: torch.save(dict(state), file)}
+
+    names = None
+    for folder, waits in (("late", False), ("now", True)):
+        loop = make_loop(tmp_path / folder, save_best=True)
+        loop.saving.exports = exports
+        held = Held(loop)
+        loop.update(batches(1)[0])
+        if waits:
+            held.go.set()
+        loop.saving.keep_best(loop.trainees[0], 1, 8, 0.5)
+        loop.save()
+        if waits:
+            loop.saving.finish()
+        for batch in batches(3):
+            loop.update(batch)
+        held.go.set()
+        loop.saving.finish()
+        found = hashes(tmp_path / folder)
+        names = names or found
+        assert found == names and len(found) == 9
+
+
+def test_training_goes_on_while_a_checkpoint_is_written_and_the_next_one_waits(tmp_path):
+    """One copy at most: what one step saves shares it, and a later step's save waits for it."""
+    loop = make_loop(tmp_path)
+    held = Held(loop)
+    first, second = batches(2)
+    loop.update(first)
+    loop.saving.keep_best(loop.trainees[0], 1, 8, 0.5)
+    snapshot = loop.saving._snapshot()
+    copies = len(snapshot._copies)
+    loop.save()
+    assert loop.saving._snapshot() is snapshot and len(snapshot._copies) > copies
+    states = [state.untyped_storage()._cdata for state in loop.trainees[0].emas[0].averages.values()]
+    assert set(states) <= set(snapshot._copies)
+    del snapshot
+    loop.update(second)
+    waiting = threading.Thread(target=loop.save)
+    waiting.start()
+    waiting.join(0.2)
+    assert waiting.is_alive() and held.steps == [] and read_run(str(tmp_path)).checkpoints == []
+    held.go.set()
+    waiting.join(60)
+    loop.saving.finish()
+    assert held.steps == [1, 1, 2] and loop.saving._snapshot() is None
+    assert [entry.step for entry in read_run(str(tmp_path)).checkpoints] == [1, 2]
+
+
+def test_the_best_weights_are_compared_with_those_that_are_being_written(tmp_path):
+    loop = make_loop(tmp_path)
+    held = Held(loop)
+    loop.saving.keep_best(loop.trainees[0], 1, 8, 0.5)
+    later = threading.Thread(target=loop.saving.keep_best, args=(loop.trainees[0], 2, 16, 0.6))
+    later.start()
+    later.join(0.2)
+    held.go.set()
+    later.join(60)
+    loop.saving.finish()
+    assert held.steps == [1] and read_run(str(tmp_path)).best == {"unet0": {"step": 1, "loss": 0.5}}
+
+
+def test_the_last_checkpoint_is_waited_for(tmp_path):
+    loop = make_loop(tmp_path, iterations=4)
+    held = Held(loop)
+    timer = threading.Timer(0.3, held.go.set)
+    timer.start()
+    loop.run(ListTracker())
+    assert held.steps == [4] and [entry.step for entry in read_run(str(tmp_path)).checkpoints] == [4]
+
+
+def test_a_run_that_breaks_waits_for_what_it_has_saved(tmp_path):
+    loop = make_loop(tmp_path, iterations=100)
+    held, update = Held(loop), loop.update
+
+    def broken(batch):
+        if loop.step == 5:
+            threading.Timer(0.3, held.go.set).start()
+            raise RuntimeError("a bug")
+        update(batch)
+
+    loop.update = broken
+    with pytest.raises(RuntimeError, match="a bug"):
+        loop.run(ListTracker())
+    assert held.steps == [4]
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_failure_in_the_background_ends_the_run(tmp_path, last):
+    """At the next step, after another attempt; that of the last checkpoint at the end."""
+    loop = make_loop(tmp_path, iterations=4 if last else 1000)
+    save, failed = loop.run_folder.save, []
+
+    def full(step, *rest):
+        if not failed:
+            failed.append(step)
+            raise InputError("the disk is full")
+        save(step, *rest)
+
+    loop.run_folder.save = full
+    with pytest.raises(InputError, match="the disk is full"):
+        loop.run(ListTracker())
+    found = [entry.step for entry in read_run(str(tmp_path)).checkpoints]
+    assert failed == [4] and found == ([] if last else [loop.step]) and loop.step < 100
+
+
+def test_a_failure_is_not_lost_on_a_saver_that_waits_for_it(tmp_path):
+    """One of a service, whose own failures are only noted."""
+    loop = make_loop(tmp_path, iterations=4)
+
+    def full(step, *rest):
+        raise InputError("the disk is full")
+
+    class Service(ListTracker):
+        def saved(self, saved):
+            with pytest.raises(InputError, match="the disk is full"):
+                saved.forms["checkpoint"](io.BytesIO())
+
+    loop.run_folder.save = full
+    with pytest.raises(InputError, match="the disk is full"):
+        loop.run(Service())
+
+
+def test_old_checkpoints_stay_until_the_new_one_is_whole(tmp_path):
+    loop = make_loop(tmp_path, keep_checkpoints=1)
+    first, second = batches(2)
+    loop.update(first)
+    loop.save()
+    loop.saving.finish()
+    before = set(hashes(tmp_path))
+    held = Held(loop)
+    loop.update(second)
+    loop.save()
+    assert set(hashes(tmp_path)) == before and [entry.step for entry in read_run(str(tmp_path)).checkpoints] == [1]
+    held.go.set()
+    loop.saving.finish()
+    assert [entry.step for entry in read_run(str(tmp_path)).checkpoints] == [2]
+    assert not before & set(hashes(tmp_path))
+
+
+def test_the_lowest_loss_is_recorded_with_its_checkpoint(tmp_path):
+    """Not before: a run killed meanwhile would take a state that it lost for the best."""
+    loop = make_loop(tmp_path)
+    best, checkpoint = Held(loop, "keep_best"), Held(loop, "save")
+    loop.update(batches(1)[0])
+    loop.evaluated_step, loop.loss = 1, 0.25
+    loop.saving.keep_best(loop.trainees[0], 1, 8, 0.25)
+    loop.save()
+    assert not loop._is_best()
+    best.go.set()
+    while not best.steps:
+        time.sleep(0.01)
+    found = read_run(str(tmp_path))
+    assert found.best and found.lowest_loss is None
+    checkpoint.go.set()
+    loop.saving.finish()
+    assert read_run(str(tmp_path)).lowest_loss == 0.25
 
 
 def test_savers_in_a_run(tmp_path):
