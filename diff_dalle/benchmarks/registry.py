@@ -1,9 +1,22 @@
 """All benchmarks by name. To add one: a file with a baseline, our version and a gate, and an entry here."""
 
-from . import cascade, decoder_unet, gradient_cache, guidance, latent, loader, train_step, use_checkpoint, watching
-from .timing import Benchmark
+from . import (
+    cascade,
+    decoder_unet,
+    gradient_cache,
+    guidance,
+    latent,
+    loader,
+    sampling,
+    saving,
+    solvers,
+    train_step,
+    use_checkpoint,
+    watching,
+)
+from .timing import Benchmark, Table
 
-BENCHMARKS = {
+BENCHMARKS: dict[str, Benchmark | Table] = {
     "train_step": Benchmark(
         "training step of a 64-pixel U-Net, 64 channels, batch size 4, fp32: ours against Guided-Diffusion's",
         train_step.baseline,
@@ -18,6 +31,13 @@ BENCHMARKS = {
         watching.gate,
         target=1.02,
         paired=True,
+    ),
+    "saving": Benchmark(
+        "saving after that step: what training waits for against writing all files",
+        saving.waiting,
+        saving.in_background,
+        saving.gate,
+        target=0.15,
     ),
     "decoding": Benchmark(
         "decoding JPEGs of 256 to 512 pixels to 64: at reduced scale against Guided-Diffusion's method",
@@ -55,6 +75,30 @@ BENCHMARKS = {
         guidance.gate,
         target=2.2,
     ),
+    "sampling": Benchmark(
+        "sampling four 64-pixel images from prompts, 64 channels, as sample.py does it: against a bare loop",
+        sampling.bare,
+        sampling.sampled,
+        sampling.gate,
+        target=1 / 0.95,
+        paired=True,
+    ),
+    "sampling_guided": Benchmark(
+        "the same with classifier-free guidance, both halves as one batch in the bare loop",
+        sampling.bare_guided,
+        sampling.sampled_guided,
+        sampling.gate_guided,
+        target=1 / 0.95,
+        paired=True,
+    ),
+    "sampling_steps": Benchmark(
+        f"{sampling.STEPS} guided steps without the network, against one evaluation of it (2 % a step at most)",
+        sampling.network_alone,
+        sampling.steps_alone,
+        sampling.gate_steps,
+        target=0.02 * sampling.STEPS,
+    ),
+    "solvers": Table("errors of solvers and spacings on a mixture of Gaussians", solvers.tables),
     "use_checkpoint": Benchmark(
         "training step of an upsampler to 256 pixels, batch size 4: with use_checkpoint against without",
         use_checkpoint.without_checkpoint,

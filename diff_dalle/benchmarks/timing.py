@@ -13,7 +13,7 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +24,13 @@ from ..config import option
 from ..errors import InputError
 
 Build = Callable[[], Callable[[], Any]]
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """The result of work that leaves something to be done after its time: ``finish``."""
+
+    finish: Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,14 @@ class Benchmark:
     target: float
     memory_target: float = 0.0
     paired: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """Numbers that do not depend on the machine. title: one-line description. text: computes the table."""
+
+    title: str
+    text: Callable[[], str]
 
 
 @dataclass(frozen=True)
@@ -112,8 +127,10 @@ def median_seconds(build: Build, repeats: int, threads: int) -> float:
     work, seconds = build(), []
     for _ in range(1 + repeats):
         start = time.perf_counter()
-        work()
+        result = work()
         seconds.append(time.perf_counter() - start)
+        if isinstance(result, Unfinished):
+            result.finish()
     return statistics.median(seconds[1:])
 
 
@@ -169,3 +186,16 @@ def compare(benchmark: Benchmark, config: TimingConfig, run: Callable = in_fresh
     for side in ("baseline", "ours", "ours", "baseline") * config.rounds:
         seconds[side].append(run(median_seconds, getattr(benchmark, side), config.repeats, config.threads))
     return Timing(tuple(seconds["baseline"]), tuple(seconds["ours"]))
+
+
+def results(benchmark: Benchmark | Table, config: TimingConfig) -> Iterator[str]:
+    """What a benchmark finds, as text to print. Raises InputError as ``check``."""
+    if isinstance(benchmark, Table):
+        yield benchmark.text()
+        return
+    if benchmark.target:
+        yield f"{compare(benchmark, config).report()}, target at most {benchmark.target:.2f}"
+    else:
+        check(benchmark)
+    if benchmark.memory_target:
+        yield f"{compare_memory(benchmark, config)}, target at most {benchmark.memory_target:.2f}"

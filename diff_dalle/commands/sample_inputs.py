@@ -25,7 +25,7 @@ def read_request(config: PromptConfig, edit: EditConfig, steering: SteeringConfi
     prompts, low_res = _prompts(config), None
     embeddings = read_embeddings(config.embeddings) if config.embeddings else None
     images = _read_images(config) if config.images else None
-    pictures = _Pictures(_paths(config.reconstruct, "--reconstruct"))
+    pictures = _Pictures(config.reconstruct, "--reconstruct")
     control = _read_control(steering) if steering is not None and steering.controlnet else None
     given = (() if embeddings is None else embeddings, images or (), pictures, control.images if control else ())
     found = (prompts, config.labels, config.init_image, *given)
@@ -69,16 +69,17 @@ def read_embeddings(path: str) -> np.ndarray:
 
 
 class _Pictures(Sequence):
-    """The pictures in files, read when they are asked for: a folder of photos does not fit in the memory."""
+    """The pictures in files and folders that ``flag`` names, read when they are asked for: a folder of photos does not
+    fit in the memory."""
 
-    def __init__(self, paths: Sequence[str]):
-        self.paths = paths
+    def __init__(self, sources: Sequence[str], flag: str):
+        self.paths, self.flag = _paths(sources, flag), flag
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def __getitem__(self, i):
-        return read_image(self.paths[i])
+        return read_image(self.paths[i], self.flag)
 
 
 def _paths(sources: Sequence[str], flag: str) -> list[str]:
@@ -93,20 +94,20 @@ def _paths(sources: Sequence[str], flag: str) -> list[str]:
 
 
 def _read_images(config: PromptConfig) -> ImagePrompts:
-    paths = _paths(config.images, "--images")
-    names = [storage.split(path)[1] for path in paths]
-    return ImagePrompts(_Pictures(paths), config.image_weights or None, config.interpolate, names)
+    pictures = _Pictures(config.images, "--images")
+    names = [storage.split(path)[1] for path in pictures.paths]
+    return ImagePrompts(pictures, config.image_weights or None, config.interpolate, names)
 
 
 def _read_control(config: SteeringConfig) -> Control:
-    masks = [read_mask(path) for path in _paths(config.control_mask, "--control_mask")]
-    images = _Pictures(_paths(config.control_image, "--control_image"))
+    masks = [read_mask(path, "--control_mask") for path in _paths(config.control_mask, "--control_mask")]
+    images = _Pictures(config.control_image, "--control_image")
     return Control(images, masks or None, config.control_ready, config.control_scale, config.control_interval)
 
 
 def _read_edit(config: PromptConfig, edit: EditConfig) -> ImageEdit:
-    masks = [read_mask(path) for path in config.mask]
-    return ImageEdit([read_image(path) for path in config.init_image], masks or None, edit)
+    masks = [read_mask(path, "--mask") for path in config.mask]
+    return ImageEdit([read_image(path, "--init_image") for path in config.init_image], masks or None, edit)
 
 
 def _prompts(config: PromptConfig) -> Sequence[str]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection
 from dataclasses import dataclass, fields
+
+import numpy as np
 
 from ..config import lookup, option
 from ..errors import InputError
@@ -11,6 +14,7 @@ from .losses import MIN_SNR_GAMMA, P2_GAMMA, P2_K, min_snr_weights, p2_weights
 from .parametrization import LOSSES, PREDICTIONS, VARIANCES
 from .respace import SpacedDiffusion, space_timesteps
 from .schedules import SCHEDULES, get_named_beta_schedule
+from .spacing import check_spacing, spaced_steps
 
 WEIGHTINGS = ("none", "min_snr", "p2")
 
@@ -91,19 +95,27 @@ class DiffusionConfig(NoiseConfig):
         return VARIANCES[self.variance].is_learned
 
 
-def create_gaussian_diffusion(config: DiffusionConfig, respacing: str = "") -> SpacedDiffusion:
+def create_gaussian_diffusion(config: DiffusionConfig, respacing: str = "", spacing: str = "even") -> SpacedDiffusion:
     """The process described by ``config``.
 
     respacing: steps to keep, as for ``space_timesteps``; empty = all steps.
+    spacing:   of SPACINGS, for a ``respacing`` that is a number of steps.
+
+    Raises InputError if there are no such steps.
     """
+    betas = get_named_beta_schedule(config.noise_schedule, config.diffusion_steps)
+    steps: Collection[int] = space_timesteps(config.diffusion_steps, respacing or [config.diffusion_steps])
+    if spacing != "even":
+        check_spacing(spacing, respacing)
+        steps = spaced_steps(np.cumprod(1 - betas), len(steps), spacing)
     weighting = {
         "none": None,
         "min_snr": functools.partial(min_snr_weights, gamma=config.min_snr_gamma),
         "p2": functools.partial(p2_weights, k=config.p2_k, gamma=config.p2_gamma),
     }[config.loss_weighting]
     return SpacedDiffusion(
-        use_timesteps=space_timesteps(config.diffusion_steps, respacing or [config.diffusion_steps]),
-        betas=get_named_beta_schedule(config.noise_schedule, config.diffusion_steps),
+        use_timesteps=steps,
+        betas=betas,
         model_mean_type=PREDICTIONS[config.prediction],
         model_var_type=VARIANCES[config.variance],
         loss_type=LOSSES[config.loss_type],

@@ -7,7 +7,7 @@ and the weight of the error (log_snr_schedules.py, log_snr_targets.py, noise_con
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -25,8 +25,10 @@ from .noise_conditions import discrete
 from .parametrization import PREDICTIONS, ModelMeanType, ModelVarType
 from .process import Model
 from .reverse_process import ReverseProcess
+from .spacing import LEVEL_SPACINGS, TIME_SPACINGS
 
 LEAST_TIME = 0.001  # in training
+_BISECTIONS = 53  # the digits of a double
 _DISTRIBUTIONS = {"edm_train": "edm", ADAPTIVE: "cosine"}  # schedules to train on → to sample with
 
 
@@ -175,12 +177,15 @@ class LogSnrProcess:
 
     # ------------------------------------------------------------------------------------------------------ sampling
 
-    def steps(self, count: int, shift: float = 1.0, t_start: float = 1.0, t_end: float = 0.0) -> LogSnrSteps:
+    def steps(
+        self, count: int, shift: float = 1.0, t_start: float = 1.0, t_end: float = 0.0, spacing: str = "even"
+    ) -> LogSnrSteps:
         """``count`` sampling steps: the first ``count`` of count + 1 evenly spaced times from t_start to t_end.
 
         The last step ends at the clean sample. Of times with the same log-SNR, where a schedule is limited, one stays.
 
-        shift: multiplies that of the process.
+        shift:   multiplies that of the process.
+        spacing: of TIME_SPACINGS; those other than even place ``count`` levels from that of t_start to that of t_end.
 
         Raises InputError for fewer than 1 step, and unless 0 <= t_end < t_start <= 1 and shift > 0.
         """
@@ -192,11 +197,35 @@ class LogSnrProcess:
             )
         if shift <= 0:
             raise InputError(f"shift is {shift:g}, but must be above 0")
-        times = t_end + (t_start - t_end) * np.arange(1, count + 1) / count
-        log_snr = self._sampling_schedule(torch.from_numpy(times), self.config.log_shift + 2 * math.log(shift))
-        alphas_cumprod = torch.sigmoid(log_snr).numpy()
-        noisier = np.diff(alphas_cumprod, prepend=1.0) < 0
-        return LogSnrSteps(self, times[noisier], log_snr.numpy()[noisier])
+        if spacing not in TIME_SPACINGS:
+            raise InputError(
+                f"spacing is {spacing}, but a process in log-SNR has no steps of training to count: set it to one of "
+                f"{', '.join(TIME_SPACINGS)}"
+            )
+
+        def schedule(t: np.ndarray) -> np.ndarray:
+            shifted = self._sampling_schedule(torch.from_numpy(t), self.config.log_shift + 2 * math.log(shift))
+            return shifted.numpy()
+
+        if spacing == "even":
+            times = t_end + (t_start - t_end) * np.arange(1, count + 1) / count
+            log_snr = schedule(times)
+        else:
+            noisy, clean = schedule(np.array([t_start, t_end])) / 2
+            log_snr = 2 * LEVEL_SPACINGS[spacing](noisy, clean, count)[::-1]
+            times = _times_of(schedule, log_snr, t_end, t_start)
+        noisier = np.diff(torch.sigmoid(torch.from_numpy(log_snr)).numpy(), prepend=1.0) < 0
+        return LogSnrSteps(self, times[noisier], log_snr[noisier])
+
+
+def _times_of(schedule: Callable[[np.ndarray], np.ndarray], log_snr: np.ndarray, low: float, high: float) -> np.ndarray:
+    """The times in [low, high] at which a schedule, which falls, has these values, by bisection."""
+    before, after = np.full_like(log_snr, low), np.full_like(log_snr, high)
+    for _ in range(_BISECTIONS):
+        middle = (before + after) / 2
+        later = schedule(middle) > log_snr
+        before, after = np.where(later, middle, before), np.where(later, after, middle)
+    return after
 
 
 class _Limited:

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..errors import InputError
 from .forward_process import ForwardProcess
 from .gaussian_diffusion import GaussianDiffusion
+from .spacing import even_steps
 
 
 def space_timesteps(num_timesteps: int, section_counts: str | Sequence[int]) -> set[int]:
@@ -44,11 +45,7 @@ def space_timesteps(num_timesteps: int, section_counts: str | Sequence[int]) -> 
             raise InputError(
                 f"timestep_respacing {section_counts!r} takes {count} steps from a section of only {size}: set fewer"
             )
-        spacing = (size - 1) / (count - 1) if count > 1 else 1
-        position = 0.0
-        for _ in range(count):
-            steps.add(start + round(position))
-            position += spacing  # not multiplied, so that rounding agrees with Guided-Diffusion
+        steps.update(start + step for step in even_steps(size, count))
         start += size
     return steps
 

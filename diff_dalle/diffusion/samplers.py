@@ -239,12 +239,18 @@ def _unipc_correct(
     return _exponential_step(x, target, alpha_bar, alpha_bar_next)
 
 
+_HEUN_STEPS = 15  # from which on the step before the image is not limited
+
+
 def heun(process: NoiseLevels, denoise: Denoise, x: Tensor, noise: Noise | None = None) -> Iterator[Step]:
     """Heun's method (Karras et al. 2022, algorithm 1), in s = σ/α. 2T-1 evaluations: one for the last step; order 2.
 
     Averaging the slopes at both ends adds α' (1 − s'/s) × s / 2s' times the change of x_start to Euler's step, which is
     DDIM's. The first factor is what the change would add if x_start had changed at once, so the second is limited to 1:
     it exceeds that in steps that more than halve s, of which a cosine schedule's first is the worst (s/s' up to 1000).
+    Not in the step before the image of 15 or more, where s is so small that the slope falls in a straight line and the
+    method is exact as published; the limit there made the RMS error of 15 steps up to 1.7 and of 125 steps up to 15
+    times larger, while fewer steps err more without it (README.md).
     """
     levels = _levels(process)
     for t in reversed(range(process.num_timesteps)):
@@ -252,7 +258,10 @@ def heun(process: NoiseLevels, denoise: Denoise, x: Tensor, noise: Noise | None 
         x = ddim_move(p.x_start, p.eps, levels[t - 1])
         if t > 0:
             ratio = math.exp(_half_log_snr(levels[t - 1]) - _half_log_snr(levels[t]))  # s/s'
-            weight = _sqrt(levels[t - 1]) * min(0.5 * (ratio - 1), 1 - 1 / ratio)
+            weight = 0.5 * (ratio - 1)
+            if t > 1 or process.num_timesteps < _HEUN_STEPS:
+                weight = min(weight, 1 - 1 / ratio)
+            weight *= _sqrt(levels[t - 1])
             x = x + weight * (denoise(x, t - 1).x_start - p.x_start)
         yield Step(t, x, p.x_start)
 

@@ -15,11 +15,14 @@ from ..config import lookup, option
 from ..errors import InputError
 from ..images.signal import Signal
 from ..randomness import Draw, check_seeds
+from .diffusion_config import DiffusionConfig, create_gaussian_diffusion
 from .editing import Edit, EditConfig, edited_steps, shortened
 from .guidance import ClassifierGuidance, GuidanceConfig, guidance_interval, guided_denoiser
 from .process import SamplingProcess
+from .respace import SpacedDiffusion
 from .samplers import RANDOM_SAMPLERS, SAMPLERS, Denoise, Step
 from .self_conditioning import SelfConditioned, is_self_conditioned
+from .spacing import SPACINGS, check_spacing, default_spacing, is_count
 
 
 @dataclass(frozen=True)
@@ -34,19 +37,36 @@ class SamplerConfig:
         free=True,
     )
     eta: float = option(0.0, "randomness of ddim; 0 = deterministic, 1 = as random as ancestral", free=True)
+    spacing: str | None = option(
+        None,
+        "which steps, if timestep_respacing is a number: even from first to last, leading or trailing with a constant "
+        "stride from the clean or the noise end, even in log_snr, or those of karras (rho 7); none = log_snr on the "
+        "noise schedule linear, else even",
+        choices=SPACINGS,
+        free=True,
+    )
 
     def __post_init__(self):
         lookup(SAMPLERS, self.sampler, "sampler")
+        check_spacing(self.spacing, self.timestep_respacing)
         if self.eta and self.sampler != "ddim":
             raise InputError(f"eta is {self.eta:g}, but only the sampler ddim has it, not {self.sampler}")
         if self.eta < 0:
             raise InputError(f"eta is {self.eta:g}, but must not be negative")
 
     def changed(self, **settings) -> SamplerConfig:
-        """The same with some settings changed; another sampler than ddim has no eta, unless that is given too."""
+        """The same with some settings changed; another sampler than ddim has no eta, and steps that are not a number no
+        spacing, unless that is given too."""
         if settings.get("sampler", self.sampler) != "ddim":
             settings = {"eta": 0.0, **settings}
+        if not is_count(settings.get("timestep_respacing", self.timestep_respacing)):
+            settings = {"spacing": None, **settings}
         return replace(self, **settings)
+
+    def process(self, diffusion: DiffusionConfig) -> SpacedDiffusion:
+        """The process with the steps to take. InputError if it has no such steps."""
+        usual = default_spacing(diffusion.noise_schedule) if is_count(self.timestep_respacing) else "even"
+        return create_gaussian_diffusion(diffusion, self.timestep_respacing, self.spacing or usual)
 
     def check_edit(self, edit: EditConfig) -> None:
         """InputError if this sampler cannot perform the edit."""

@@ -23,7 +23,7 @@ class SteeringConfig:
     control_image: tuple[str, ...] = option(
         (),
         "pictures that control the samples, files and folders, used in turn; of another size they are scaled to cover "
-        "the samples and center-cropped",
+        "the samples and center-cropped, except with control_ready",
         needs=("controlnet",),
     )
     control_mask: tuple[str, ...] = option(
@@ -34,7 +34,8 @@ class SteeringConfig:
     )
     control_ready: bool = option(
         False,
-        "control_image is a control already, such as a drawing of edges: the ControlNet's filter is not applied",
+        "control_image is a control already, such as a drawing of edges, and has the size of the samples: the "
+        "ControlNet's filter is not applied",
         needs=("controlnet",),
     )
     control_scale: float = option(1.0, "strength of the control; 0 = none", needs=("controlnet",))
@@ -51,7 +52,8 @@ class SteeringConfig:
 
 @dataclass(frozen=True, eq=False)
 class Control:
-    """Pictures that control samples, of any size: scaled to cover the generated size and center-cropped.
+    """Pictures that control samples, of any size: scaled to cover the generated size and center-cropped. Controls that
+    are ready-made have the generated size.
 
     images:   uint8 [H, W, 3] each, used in turn.
     masks:    bool [H, W] each, True where new content is generated, for a ControlNet that inpaints: one for all, or one
@@ -88,11 +90,17 @@ class Control:
             )
 
     def pictures(self, index: Sequence[int], size: tuple[int, int]) -> Tensor:
-        """The pictures of the samples with these indices, [N, 3, *size] in [0, 1]. InputError for another type."""
+        """The pictures of the samples with these indices, [N, 3, *size] in [0, 1]. InputError for another type, and for
+        a ready-made control of another size, whose lines scaling would blur."""
         found = []
         for i in index:
             image = self.images[i % len(self.images)]
             check_pixels("a picture to control by", image, "[H, W, 3]")
+            if self.ready and image.shape[:2] != size:
+                raise InputError(
+                    f"a ready-made control (--control_image) has {image.shape[1]} × {image.shape[0]} pixels, but must "
+                    f"have the size of the sample, {size[1]} × {size[0]}"
+                )
             found.append(fit_image(image, size))
         return torch.from_numpy(np.stack(found)).permute(0, 3, 1, 2).float() / 255
 

@@ -11,6 +11,7 @@ from ..config import option
 from ..diffusion.guidance import GuidanceConfig
 from ..diffusion.samplers import SAMPLERS
 from ..diffusion.sampling import SamplerConfig
+from ..diffusion.spacing import TIME_SPACINGS
 from ..errors import InputError
 from .request import StageSettings
 
@@ -46,6 +47,9 @@ class LatentCascadeConfig:
     )
     stage_b_sampler: str | None = option(None, "sampling algorithm", choices=tuple(SAMPLERS), needs=_STAGE_B)
     stage_b_timestep_respacing: str | None = option(None, "sampling steps", needs=_STAGE_B)
+    stage_b_spacing: str | None = option(
+        None, "spacing of the steps; none = even", choices=TIME_SPACINGS, needs=_STAGE_B
+    )
     stage_b_eta: float | None = option(None, "randomness of ddim; 0 = deterministic", needs=_STAGE_B)
     stage_b_guidance_scale: float | None = option(
         None, "scale of classifier-free guidance by prompt and semantic latents; 1 = off", needs=_STAGE_B
@@ -87,7 +91,10 @@ class LatentCascadeConfig:
 
     def _sampler(self, default: StageSettings) -> SamplerConfig:
         given = self._given(
-            sampler=self.stage_b_sampler, timestep_respacing=self.stage_b_timestep_respacing, eta=self.stage_b_eta
+            sampler=self.stage_b_sampler,
+            timestep_respacing=self.stage_b_timestep_respacing,
+            spacing=self.stage_b_spacing,
+            eta=self.stage_b_eta,
         )
         return default.sampler.changed(**given)
 

@@ -127,10 +127,10 @@ class LatentStage(Stage):
         return LogSnrProcess(self.diffusion)
 
     def process(self, settings: StageSettings) -> SamplingProcess:
-        steps = settings.sampler.timestep_respacing
+        steps, spacing = settings.sampler.timestep_respacing, settings.sampler.spacing or "even"
         if not (steps.isascii() and steps.isdigit()):
             raise InputError(f"timestep_respacing is {steps!r}, but a process in log-SNR takes a number of steps")
-        return self._process.steps(int(steps), settings.shift, settings.t_start, settings.t_end)
+        return self._process.steps(int(steps), settings.shift, settings.t_start, settings.t_end, spacing)
 
     def check_settings(self, settings: StageSettings) -> None:
         for name in ("noise_level", "blur_level", "tile_size"):

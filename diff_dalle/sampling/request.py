@@ -15,6 +15,7 @@ from ..diffusion.editing import Edit, EditConfig
 from ..diffusion.guidance import GuidanceConfig
 from ..diffusion.samplers import SAMPLERS
 from ..diffusion.sampling import SamplerConfig
+from ..diffusion.spacing import SPACINGS, check_spacing
 from ..errors import InputError, quantity
 from ..images.files import check_mask, fit_image, fit_mask
 from ..images.pixels import check_pixels
@@ -204,6 +205,11 @@ class StageSettings:
     t_end: float = 0.0
 
 
+def _of(values: Sequence, i: int) -> Any:
+    """The value of upsampler ``i``: one for all, or one for each."""
+    return values[i if len(values) > 1 else 0]
+
+
 @dataclass(frozen=True)
 class UpsamplersConfig:
     """Upsamplers (each setting: one value for all, or a list with one for each; none = as the checkpoint says)"""
@@ -213,6 +219,9 @@ class UpsamplersConfig:
         (), f"sampling algorithm: {', '.join(SAMPLERS)}; none = dpm++2m for a generator"
     )
     upsampler_timestep_respacing: tuple[str, ...] = option((), "sampling steps; none = 20 for a generator")
+    upsampler_spacing: tuple[str, ...] = option(
+        (), f"spacing of the steps: {', '.join(SPACINGS)}; none = log_snr on the noise schedule linear, else even"
+    )
     upsampler_eta: tuple[float, ...] = option((), "randomness of ddim; 0 = deterministic")
     upsampler_guidance_scale: tuple[float, ...] = option((), "scale of classifier-free guidance; 1 = off; none = 1")
     upsampler_classifier_paths: tuple[str, ...] = option((), "noised CLIP checkpoints; `none` in a list = none")
@@ -249,14 +258,17 @@ class UpsamplersConfig:
             raise InputError("tile_overlap is set, but there are no tiles: set --tile_size")
 
     def _check_samplers(self) -> None:
-        """InputError for unknown samplers and, where both are given, for those that have no eta."""
-        etas = self.upsampler_eta or (0.0,)
-        for i in range(max(len(self.upsampler_sampler), len(etas)) if self.upsampler_sampler else 0):
+        """InputError for unknown samplers and spacings and, where both are given, for those that have no eta, and for
+        steps that are not spaced."""
+        samplers, etas = self.upsampler_sampler, self.upsampler_eta or (0.0,)
+        for i in range(max(len(samplers), len(etas)) if samplers else 0):
             with self._about(i):
-                SamplerConfig(
-                    self.upsampler_sampler[i if len(self.upsampler_sampler) > 1 else 0],
-                    eta=etas[i if len(etas) > 1 else 0],
-                )
+                SamplerConfig(_of(samplers, i), eta=_of(etas, i))
+        spacings = self.upsampler_spacing
+        counts = self.upsampler_timestep_respacing or (SamplerConfig.timestep_respacing,)
+        for i in range(max(len(spacings), len(counts)) if spacings else 0):
+            with self._about(i):
+                check_spacing(_of(spacings, i), _of(counts, i))
 
     @contextlib.contextmanager
     def _about(self, i: int) -> Iterator[None]:
@@ -291,7 +303,7 @@ class UpsamplersConfig:
     def _setting(self, i: int, default: StageSettings) -> StageSettings:
         def given(**values: Sequence) -> dict[str, Any]:
             """This upsampler's values of the settings that are set."""
-            return {name: each[i if len(each) > 1 else 0] for name, each in values.items() if each}
+            return {name: _of(each, i) for name, each in values.items() if each}
 
         own = given(
             classifier=self.upsampler_classifier_paths,
@@ -306,6 +318,7 @@ class UpsamplersConfig:
         sampler = given(
             sampler=self.upsampler_sampler,
             timestep_respacing=self.upsampler_timestep_respacing,
+            spacing=self.upsampler_spacing,
             eta=self.upsampler_eta,
         )
         guidance = given(guidance_scale=self.upsampler_guidance_scale)

@@ -16,7 +16,6 @@ from ..batch import Conditioning
 from ..checkpoints.decoder import ClipConfig
 from ..checkpoints.loading import SavedNetwork
 from ..diffusion.augmentation import Degradation
-from ..diffusion.diffusion_config import create_gaussian_diffusion
 from ..diffusion.editing import shortened
 from ..diffusion.guidance import thresholding
 from ..diffusion.process import SamplingProcess
@@ -208,7 +207,7 @@ class Stage(ABC):
 
     def process(self, settings: StageSettings) -> SamplingProcess:
         """The process with the sampling steps."""
-        return create_gaussian_diffusion(self.diffusion, settings.sampler.timestep_respacing)
+        return settings.sampler.process(self.diffusion)
 
     def guidable(self, cond: Conditioning) -> bool:
         """Whether there is something to guide by, with these conditions beside the low-resolution image."""

@@ -3,7 +3,16 @@ from dataclasses import replace
 
 import pytest
 
-from diff_dalle.benchmarks.timing import Benchmark, Timing, TimingConfig, compare, in_fresh_process, paired_seconds
+from diff_dalle.benchmarks.timing import (
+    Benchmark,
+    Timing,
+    TimingConfig,
+    Unfinished,
+    compare,
+    in_fresh_process,
+    median_seconds,
+    paired_seconds,
+)
 from diff_dalle.errors import InputError
 
 
@@ -73,3 +82,17 @@ def test_nothing_is_timed_when_results_differ(found):
 
     with pytest.raises(InputError, match="different results.*gradients"):
         compare(replace(TOY, gate=lambda: {"gradients": (found, 1e-4)}), TimingConfig(threads=1), run)
+
+
+def test_what_a_repetition_leaves_to_be_done_is_done_outside_its_time(monkeypatch):
+    now = [0.0]
+
+    def passes(seconds):
+        now[0] += seconds
+
+    def work():
+        passes(1)
+        return Unfinished(lambda: passes(100))
+
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    assert median_seconds(lambda: work, 3, 1) == 1 and now[0] == 4 * 101

@@ -3,7 +3,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from diff_dalle.benchmarks import train_step, watching
+from diff_dalle.benchmarks import saving, train_step, watching
+from diff_dalle.checkpoints.run_folder import RunFolder
 from diff_dalle.models.unet import UNetConfig
 from diff_dalle.training.flight import FlightRecorder
 from diff_dalle.training.loop import TrainLoop
@@ -63,3 +64,15 @@ def test_watching_a_step_does_not_change_it(monkeypatch):
     assert records and not any(end.news for end in ends)
     for end in ends:
         end.close()
+
+
+def test_saving_in_the_background_writes_the_same_and_leaves_the_writing_for_later(monkeypatch):
+    monkeypatch.setattr(train_step, "NETWORK", TINY)
+    assert saving.gate() == {"saved values": (0.0, 0.0)}
+    save, done = RunFolder.save, []
+    monkeypatch.setattr(RunFolder, "save", lambda *args: (done.append(args[1]), save(*args)))
+    loop = saving.waiting()()
+    assert done == [2] and loop.saving.run.checkpoints[-1].step == 2
+    result = saving.in_background()()
+    result.finish()
+    assert done == [2, 2]

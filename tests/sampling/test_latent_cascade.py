@@ -207,6 +207,9 @@ def test_the_range_of_steps_is_of_the_process(cascade):
         count = int(chosen.sampler.timestep_respacing)
         expected = 0.1 + 0.8 * np.arange(1, count + 1) / count
         np.testing.assert_allclose(stage.process(chosen).times, expected)
+        spaced = replace(chosen, sampler=replace(chosen.sampler, spacing="log_snr"))
+        levels = stage.process(spaced).alphas_cumprod
+        np.testing.assert_allclose(np.diff(np.log(levels / (1 - levels)), 2), 0, atol=1e-6)  # even in log-SNR
 
 
 def test_the_unconditional_half_has_no_map_and_no_caption(cascade):
@@ -479,6 +482,11 @@ def test_requests_that_a_cascade_cannot_do_are_refused(files, cascade, decoders)
     blind = load(files.c, "cpu", **files.rest)
     for pipeline, options, message in (
         (cascade, {"sampler": SamplerConfig("ancestral", "10,10,10")}, "timestep_respacing is '10,10,10', but"),
+        (
+            cascade,
+            {"sampler": SamplerConfig("ddim", "4", spacing="leading")},
+            "spacing is leading, but a process in log",
+        ),
         (cascade, {"guidance": GuidanceConfig(guidance_scale=3.0)}, "thresholding is static, but .* no limits"),
         (cascade, {"classifier": "clip.pt"}, "a classifier sees pictures, not the latents"),
         (

@@ -68,6 +68,17 @@ def test_other_sizes_work_and_impossible_ones_are_refused(pipeline):
         sample(pipeline, "a star", size=(15, 16))
 
 
+def test_the_spacing_of_the_steps_matters(pipeline):
+    """Of 50 steps on a linear schedule, whose default is log_snr."""
+    images = {
+        spacing: sample(pipeline, ["a star"], sampler=SamplerConfig("ddim", "4", spacing=spacing))
+        for spacing in (None, "even", "trailing", "log_snr")
+    }
+    assert np.array_equal(images[None], images["log_snr"])
+    for other in ("even", "trailing"):
+        assert (images[other] != images["log_snr"]).any()
+
+
 def test_sample_stages_and_sample_agree(pipeline):
     settings = [StageSettings(FEW)]
     (images,) = pipeline.sample_stages(Request(["a star"], [0]), settings, progress=False)
