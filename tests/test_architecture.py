@@ -51,6 +51,7 @@ def is_module(name: tuple[str, ...]) -> bool:
     return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
 
 
+@functools.cache
 def imports(path: Path) -> list[tuple[tuple[str, ...], bool]]:
     """(module, whether at module level) of every import in a file."""
     tree, package = sources()[path], path.relative_to(ROOT).parts[:-1]

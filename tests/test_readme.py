@@ -67,6 +67,12 @@ def test_python_runs(tmp_path, monkeypatch):
         assert names["images"].shape == (2, 16, 16, 3)
 
 
+def table_of_presets() -> str:
+    """As it stands in the documents."""
+    text = (ROOT / "diff_dalle/presets/README.md").read_text(encoding="utf-8")
+    return text.partition("<!-- presets -->\n\n")[2].partition("\n<!-- /presets -->")[0]
+
+
 @pytest.fixture(scope="module")
 def readme_flags():
     """scripts/readme_flags.py as a module."""
@@ -78,7 +84,9 @@ def readme_flags():
     return readme_flags
 
 
-def test_generated_documentation_is_up_to_date(readme_flags):
+def test_generated_documentation_is_up_to_date(readme_flags, monkeypatch):
+    """The numbers of the table of presets: tests/commands/test_info.py."""
+    monkeypatch.setattr(readme_flags, "preset_table", table_of_presets)
     for path, text in readme_flags.pages().items():
         assert path.read_text(encoding="utf-8") == text, f"{path}: run python scripts/readme_flags.py"
 
@@ -105,8 +113,7 @@ def test_every_script_is_documented_with_examples_that_parse(readme_flags):
 
 
 def test_every_preset_of_a_whole_network_is_in_the_table():
-    table = (ROOT / "diff_dalle/presets/README.md").read_text(encoding="utf-8")
-    assert all(f"| `{name}` |" in table for name in whole_presets())
+    assert all(f"| `{name}` |" in table_of_presets() for name in whole_presets())
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -151,6 +158,7 @@ def test_every_flag_in_the_documents_exists():
         ["evaluate.py"],
         ["demo.py"],
         ["info.py"],
+        ["benchmark.py"],
         ["prepare_data.py", "folder"],
         ["prepare_data.py", "shapes"],
         ["prepare_data.py", "embeddings"],

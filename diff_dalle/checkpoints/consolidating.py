@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from torch import Tensor
@@ -37,27 +36,6 @@ def consolidate(path: str, out: str) -> list[str]:
             state = folder.read(key, file)
             save_file(paths[-1], role, identity, content["step"], content["samples"], state, trainee)
     return paths
-
-
-class Consolidation:
-    """``consolidate`` in the background, one checkpoint at a time."""
-
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1)
-        self._job: Future[list[str]] | None = None
-        self._path = ""
-
-    def start(self, path: str, out: str) -> None:
-        """Begin, unless it was the last to begin."""
-        if path != self._path:
-            self.wait()
-            self._path, self._job = path, self._pool.submit(consolidate, path, out)
-
-    def wait(self) -> None:
-        """Raise what the last one raised, at its end."""
-        job, self._job = self._job, None
-        if job is not None:
-            job.result()
 
 
 @contextlib.contextmanager

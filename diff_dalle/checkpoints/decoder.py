@@ -200,7 +200,7 @@ class DecoderConfig:
             sampler=(
                 SamplerConfig("ancestral", "")
                 if steps in (None, self.timesteps)
-                else SamplerConfig("ddim", str(steps), self.ddim_sampling_eta)
+                else SamplerConfig("ddim", str(steps), self.ddim_sampling_eta, "even")
             ),
             guidance=GuidanceConfig(
                 thresholding="dynamic" if self.use_dynamic_thres else "static" if self._is_clipped else "none",

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from .. import storage
+from ..distributed.devices import with_memory, without_values
 from ..errors import InputError, quantity
 from ..models.layers import to_channels_last
 from ..text.tokenizer import Tokenizer, load_tokenizer
@@ -48,7 +49,7 @@ class SavedNetwork:
     def check(self, content: Mapping) -> nn.Module:
         """The network without weights, on the meta device. InputError when the file's weights would not fit it."""
         content = self.own(content)
-        with _described(self.path), torch.device("meta"), _at_most(len(content["state"])):
+        with _described(self.path), without_values(), _at_most(len(content["state"])):
             model = self.build()
         check_weights(model, content, self.path)
         return model
@@ -64,7 +65,7 @@ class SavedNetwork:
     def load(self, device: torch.device) -> nn.Module:
         """The network with the file's weights, frozen and in evaluation mode."""
         content = load_file(self.path, values=True)
-        model = self.check(content).to_empty(device="cpu")
+        model = with_memory(self.check(content), "cpu")
         load_weights(model, self.own(content), self.path)
         return to_channels_last(model.to(device)).eval().requires_grad_(False)
 

@@ -59,8 +59,9 @@ class _Parser(argparse.ArgumentParser):
         raise InputError(message)
 
 
-def _parser(config_class, description: str, kinds: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser of a command; kinds: for ``--kind``, if the command serves several."""
+def _parser(config_class, description: str, kinds: Sequence[str], helps: bool) -> argparse.ArgumentParser:
+    """The parser of a command. kinds: for ``--kind``, if the command serves several. helps: it will show its help, for
+    which all presets are read."""
     usage = "%(prog)s [flags]"  # a list of all of them would fill a screen
     parser = _Parser(usage=usage, description=description, allow_abbrev=False, add_help=False)
     general = parser.add_argument_group("Where settings come from (defaults < preset < config file < flags and --set)")
@@ -68,7 +69,7 @@ def _parser(config_class, description: str, kinds: Sequence[str]) -> argparse.Ar
     if kinds:
         text = f"kind of network: {', '.join(kinds)}; default: that of the preset or config file, else {kinds[0]}"
         _add_flag(general, "kind", text, metavar="KIND")
-    presets = presets_of(_kind_of(config_class))
+    presets = presets_of(_kind_of(config_class)) if helps else []
     usable = f"named settings: {', '.join(presets)}" if presets else argparse.SUPPRESS
     _add_flag(general, "preset", usable, metavar="NAME")
     text = "YAML or JSON file of settings, local or remote; also --config_file"
@@ -169,7 +170,8 @@ def _sources(given: Mapping[str, str]) -> list[Source]:
 
 
 def _parse(config_class, argv: Sequence[str], description: str, kinds: Sequence[str] = ()) -> Any:
-    parser, kind = _parser(config_class, description, kinds), _kind_of(config_class)
+    parser = _parser(config_class, description, kinds, not {"-h", "--help"}.isdisjoint(argv))
+    kind = _kind_of(config_class)
     settings = settings_of_command(config_class)
     namespace, unknown = parser.parse_known_args(argv)
     if unknown:

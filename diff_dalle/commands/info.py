@@ -14,6 +14,7 @@ from torch import nn
 from ..checkpoints.checkpoint import ROLES, load_file
 from ..checkpoints.kinds import Kind, find_kind
 from ..config import entries, option, section, shown, to_dict
+from ..distributed.devices import without_values
 from ..distributed.world import ProcessInfo, World
 from ..errors import InputError
 from ..evaluation.report import markdown_table
@@ -218,7 +219,7 @@ def network_cost(kind: Kind, settings, vocab_size: int, trainee: str = "") -> Ne
 
         return measure_half(build, lambda network, images: probe.forward(network, images, trained), IMAGES)
 
-    with torch.device("meta"):
+    with without_values():
         networks = [
             to_channels_last(kind.build(probe.with_checkpoint(on), vocab_size, trainee)) for on in (False, True)
         ]

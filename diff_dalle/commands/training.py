@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, BinaryIO, ClassVar, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .. import storage
 from ..checkpoints.bundle import is_bundle, restore_bundle
@@ -156,8 +156,9 @@ class TrainingRun(ABC):
         """Networks by name that are not trained but belong to the model that is saved."""
         return {}
 
-    def exports(self, trainee: Trainee) -> dict[str, Callable[[BinaryIO], object]]:
-        """Files beside each checkpoint of a trainee, by ROLE.EXTENSION: functions that write them."""
+    def exports(self, trainee: Trainee, state: Mapping[str, Tensor]) -> dict[str, Callable[[BinaryIO], object]]:
+        """Files beside each checkpoint of a trainee, by ROLE.EXTENSION: functions that write them, in the background.
+        state: its evaluated weights when it is saved."""
         return {}
 
     def measure(self, trainees: Sequence[Trainee], world: World) -> Callable[[], dict[str, float]] | None:

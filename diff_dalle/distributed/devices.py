@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
 import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ..errors import InputError, quantity
 from .world import SINGLE, ProcessInfo
@@ -42,3 +48,31 @@ def use_device(name: str | torch.device, place: ProcessInfo = SINGLE) -> torch.d
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = True
     return device
+
+
+class _Undrawn(TorchFunctionMode):
+    """Tensors on the meta device have no values, so they get no initial ones: for random ones, torch would import its
+    compiler, which takes as long as importing torch."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is Tensor.normal_ or getattr(func, "__module__", "") == "torch.nn.init":
+            tensor = args[0] if args else kwargs["tensor"]
+            if tensor.is_meta:
+                return tensor
+        return func(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def without_values() -> Iterator[None]:
+    """Networks that are built in the block are on the meta device: shapes and types, no values, no memory."""
+    with torch.device("meta"), _Undrawn():
+        yield
+
+
+def with_memory(network: nn.Module, device: torch.device | str) -> nn.Module:
+    """A network that was built ``without_values``, with memory that is to be filled.
+
+    As ``to_empty``, whose ``empty_like`` of the meta device imports a computer algebra system, in a third of a second.
+    """
+    return network._apply(lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device))

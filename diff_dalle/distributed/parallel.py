@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .devices import with_memory, without_values
 from .world import World
 
 
@@ -77,9 +78,9 @@ def build_shared(build: Callable[[], nn.Module], world: World) -> nn.Module:
     if world.is_main:
         module = build()
     else:
-        with torch.device("meta"):
+        with without_values():
             module = build()
-        module = module.to_empty(device="cpu")
+        module = with_memory(module, "cpu")
     for tensor in [*module.parameters(), *module.buffers()]:
         world.broadcast_tensor(tensor.data)
     return module

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..config import option
 from ..errors import InputError, quantity
+from .devices import without_values
 from .parallel import is_sharded
 from .world import World
 
@@ -103,7 +104,7 @@ def build_sharded(
 
     Only rank 0 ever holds all of it, on the CPU. All tensors of the network must be parameters or buffers.
     """
-    with torch.device("meta"):
+    with without_values():
         network = build()
     shard(network, parts(network), world, config)
     network.to_empty(device=world.device)

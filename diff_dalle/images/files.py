@@ -14,28 +14,31 @@ EXTENSIONS = tuple(f".{kind}" for kind in IMAGE_KINDS)
 INPAINTED = 128  # minimum brightness of a mask's pixel that is inpainted
 
 
-def read_image(path: str) -> np.ndarray:
+def read_image(path: str, flag: str = "") -> np.ndarray:
     """Read a jpeg, png or webp as a viewer would show it: uint8 [H, W, 3]; see ``decode_image``.
 
-    path: local or remote. Raises InputError naming it when the file does not exist or is not an image.
+    path: local or remote. Raises InputError naming ``flag`` and it when the file does not exist or is not an image.
     """
-    return np.array(_read(path))
+    return np.array(_read(path, flag))
 
 
-def read_mask(path: str) -> np.ndarray:
+def read_mask(path: str, flag: str = "") -> np.ndarray:
     """Read an inpainting mask: bool [H, W], True (inpainted) where the file is white or transparent, False where it is
     black. A brightness of 128 or more out of 255 counts as white.
 
-    path: local or remote. Raises InputError naming it when the file does not exist or is not an image.
+    path: local or remote. Raises InputError naming ``flag`` and it when the file does not exist or is not an image.
     """
-    return np.asarray(_read(path).convert("L")) >= INPAINTED
+    return np.asarray(_read(path, flag).convert("L")) >= INPAINTED
 
 
-def _read(path: str) -> Image.Image:
+def _read(path: str, flag: str) -> Image.Image:
+    begin = f"{flag} " if flag else ""
     try:
         return decode_image(storage.read_bytes(path), MAX_PIXELS)[0]
     except BrokenSample as error:
-        raise InputError(f"{path} cannot be used: {error}") from error
+        raise InputError(f"{begin}{path} cannot be used: {error}") from error
+    except InputError as error:
+        raise InputError(f"{begin}{error}") from error
 
 
 def image_names(folder: str, flag: str = "--low_res_dir") -> list[str]:
@@ -64,7 +67,7 @@ def read_low_res(folder: str) -> tuple[list[str], np.ndarray]:
     names = image_names(folder)
     images: list[np.ndarray] = []
     for name in names:
-        image = read_image(storage.join(folder, name))
+        image = read_image(storage.join(folder, name), "--low_res_dir")
         if images and image.shape != images[0].shape:
             raise InputError(
                 f"--low_res_dir {folder} must hold images of one size, but {names[0]} has {_size(images[0])} and "

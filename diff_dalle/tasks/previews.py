@@ -10,7 +10,7 @@ from torch import nn
 
 from ..batch import Conditioning
 from ..config import option, section
-from ..diffusion.diffusion_config import DiffusionConfig, create_gaussian_diffusion
+from ..diffusion.diffusion_config import DiffusionConfig
 from ..diffusion.guidance import GuidanceConfig, thresholding
 from ..diffusion.sampling import SampleBatch, SamplerConfig, sample_batch
 from ..errors import InputError
@@ -49,7 +49,7 @@ class PreviewConfig:
         conditional: whether the generator has captions or classes.
         """
         if self.sample_interval:
-            create_gaussian_diffusion(diffusion, self.sampler.timestep_respacing)
+            self.sampler.process(diffusion)
             self.guidance.scales(conditional)
             thresholding(self.guidance, signal.value_range)
 
@@ -101,7 +101,7 @@ class Previews:
         """The images, uint8 [N, H, W, 3]."""
         count = len(self.captions)
         null = self.cond.drop(torch.ones(count, dtype=torch.bool), self.num_classes) if self.cond.droppable else None
-        process = create_gaussian_diffusion(self.diffusion, self.config.sampler.timestep_respacing)
+        process = self.config.sampler.process(self.diffusion)
         parts = []
         for first in range(0, count, self.batch_size):
             part = slice(first, first + self.batch_size)

@@ -49,12 +49,13 @@ class Run:
 
 @dataclass(frozen=True)
 class Saved:
-    """A complete checkpoint that has just been written.
+    """A complete checkpoint that is being written.
 
     trainees: names of what is trained.
     loss:     latest held-out loss, the mean over the trainees; None = there was no evaluation yet.
     best:     whether that is the loss of this checkpoint and the lowest so far.
-    forms:    what can be stored of it, by ``save_type``: functions that write one file.
+    forms:    what can be stored of it, by ``save_type``: functions that write one file, for
+              which the one of the checkpoint waits.
     """
 
     step: int
@@ -90,7 +91,7 @@ class Tracker:
         """A message for people who follow the run or read its log."""
 
     def saved(self, saved: Saved) -> None:
-        """A checkpoint has been written."""
+        """A checkpoint is being written. Raises, for a form that needs it, when that fails."""
 
     def hurry(self) -> None:
         """The session was told to end at once: ``finish`` must not wait for a server."""

@@ -372,6 +372,13 @@ def test_help_names_every_flag_and_section(presets, capsys):
     assert "2 % of them" in text and "or 3 %" in text
 
 
+def test_presets_are_read_for_help_alone(monkeypatch):
+    """Reading all of them takes as long as the rest of the command line."""
+    monkeypatch.setattr(sources, "preset_text", lambda name: pytest.fail(f"{name} was read"))
+    sources.presets_of.cache_clear()
+    assert parse(GeneratorLike, []) == GeneratorLike()
+
+
 def test_help_lists_the_presets_of_the_own_kind(presets, capsys):
     assert "named settings: big --config" in help_of(parse, capsys, GeneratorLike)
     assert "--preset" not in help_of(parse, capsys, Run)

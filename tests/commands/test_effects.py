@@ -33,6 +33,7 @@ CASES = [
     (GeneratorRun, "--sampler unipc", "--sample_interval 0", "", "sample_interval is 0"),
     (GeneratorRun, "--use_ddim", "--sample_interval 0", "", "--sampler has no effect while sample_interval is 0"),
     (GeneratorRun, "--timestep_respacing 9", "--sample_interval 0", "", "set --sample_interval, or leave it out"),
+    (GeneratorRun, "--spacing karras", "--sample_interval 0", "", "sample_interval is 0"),
     (GeneratorRun, "--eta 0", "--sample_interval 0", "", "sample_interval is 0"),
     (GeneratorRun, "--guidance_scale 2", "--sample_interval 0", "", "sample_interval is 0"),
     (GeneratorRun, "--guidance_scale_end 2", "--sample_interval 0", "", "sample_interval is 0"),
@@ -117,6 +118,7 @@ CASES = [
         for flag in (
             "sampler ddim",
             "timestep_respacing 5",
+            "spacing karras",
             "eta 0",
             "guidance_scale 2",
             "guidance_scale_end 2",

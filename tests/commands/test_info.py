@@ -338,6 +338,11 @@ def test_tiny_presets_are_tiny(name):
     assert cost.plain.parameters < 6e6 and training_bytes(run, cost) < 1e9
 
 
+def test_the_table_in_the_documents_is_up_to_date():
+    text = (ROOT / "diff_dalle/presets/README.md").read_text(encoding="utf-8")
+    assert f"<!-- presets -->\n\n{info.preset_table()}\n<!-- /presets -->" in text, "run python scripts/readme_flags.py"
+
+
 # ---------------------------------------------------------------------------------------------------- several processes
 
 

@@ -178,6 +178,20 @@ def test_a_list_of_one_is_for_all_and_a_longer_one_for_each():
         UpsamplersConfig(noise_level=(0.1,)).settings([])
 
 
+def test_the_spacing_of_every_stage():
+    """One for the base, and for the upsamplers one for all or one for each."""
+    run = parsed(model_path="a.pt", spacing="karras", upsampler_paths="u.pt,v.pt", upsampler_spacing="trailing,even")
+    assert run.sampler.spacing == "karras"
+    assert [each.sampler.spacing for each in run.upsamplers.settings(USUAL)] == ["trailing", "even"]
+    both = UpsamplersConfig(("u", "v"), upsampler_spacing=("log_snr",)).settings(USUAL)
+    assert [each.sampler.spacing for each in both] == ["log_snr"] * 2
+    assert [each.sampler.spacing for each in UpsamplersConfig(("u", "v")).settings(USUAL)] == [None] * 2
+    with pytest.raises(InputError, match=r"settings of v.pt: spacing 'krras' is unknown; did you mean karras"):
+        parsed(model_path="a.pt", upsampler_paths="u.pt,v.pt", upsampler_spacing="even,krras")
+    with pytest.raises(InputError, match="settings of v: spacing is even, but timestep_respacing 'ddim5' says itself"):
+        UpsamplersConfig(("u", "v"), upsampler_spacing=("even",), upsampler_timestep_respacing=("5", "ddim5"))
+
+
 def test_what_is_given_replaces_what_a_checkpoint_says():
     """Another sampler than the checkpoint's has none of its eta."""
     says = StageSettings(SamplerConfig("ddim", "7", 0.5), GuidanceConfig(thresholding="dynamic"), noise_level=0.2)

@@ -93,12 +93,20 @@ def test_a_file_is_a_picture_whatever_its_name_is(folder, tmp_path):
     picture.write_bytes((folder / "pictures" / "0.png").read_bytes())
     text.write_text("no picture")
 
-    def first(path):
-        steering = SteeringConfig(controlnet="c.pt", control_image=(str(path),))
-        return read_request(PromptConfig(("ema.pt",)), EditConfig(), steering).control.images[0]
+    def read(config=None, **steering):
+        steered = SteeringConfig(controlnet="c.pt", **steering)
+        return read_request(config or PromptConfig(("ema.pt",)), EditConfig(), steered)
 
-    assert np.array_equal(first(picture), first(folder / "pictures" / "0.png"))
-    with pytest.raises(InputError, match=r"notes\.txt cannot be used: not a jpeg, png or webp$"):
-        first(text)
-    with pytest.raises(InputError, match="--control_image .*missing does not exist"):
-        first(tmp_path / "missing")
+    found = read(control_image=(str(picture),)).control.images[0]
+    assert np.array_equal(found, read(control_image=(str(folder / "pictures" / "0.png"),)).control.images[0])
+    with pytest.raises(InputError, match=r"^--control_image .*notes\.txt cannot be used: not a jpeg, png or webp$"):
+        read(control_image=(str(text),)).control.images[0]
+    with pytest.raises(InputError, match=r"^--control_mask .*notes\.txt cannot be used: not a jpeg, png or webp$"):
+        read(control_image=(str(picture),), control_mask=(str(text),))
+    for name in ("missing", "missing.png"):
+        with pytest.raises(InputError, match=f"^--control_image .*{name} does not exist"):
+            read(control_image=(str(tmp_path / name),)).control.images[0]
+    for name, model in (("images", ("ema.pt",)), ("init_image", ("ema.pt",)), ("reconstruct", ())):
+        with pytest.raises(InputError, match=f"^--{name} .*notes.txt cannot be used"):
+            request = read(PromptConfig(model, **{name: (str(text),)}), control_image=(str(picture),))
+            (request.reconstruct or request.images.images)[0]

@@ -62,6 +62,7 @@ def test_flags_of_each_stage():
     changed = settings(
         stage_b_sampler="ddim",
         stage_b_timestep_respacing=7,
+        stage_b_spacing="karras",
         stage_b_eta=0.5,
         stage_b_guidance_scale=2,
         stage_b_guidance_scale_end=1.5,
@@ -75,7 +76,7 @@ def test_flags_of_each_stage():
     )
     guidance = GuidanceConfig(2.0, 1.5, 0.7, (0.1, 0.9), thresholding="none")
     assert changed[0] == plain[0]
-    sampler, ends = SamplerConfig("ddim", "7", 0.5), {"t_start": 0.8, "t_end": 0.2}
+    sampler, ends = SamplerConfig("ddim", "7", 0.5, "karras"), {"t_start": 0.8, "t_end": 0.2}
     assert changed[1] == StageSettings(sampler, guidance, batch_size=2, seed=9, shift=1.5, **ends)
     with pytest.raises(InputError, match="stage_b_ settings: eta is 0.5, but only the sampler ddim has it"):
         settings(stage_b_eta=0.5)

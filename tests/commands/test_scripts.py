@@ -53,6 +53,7 @@ update = TrainLoop.update
 def killed(self, batch):
     update(self, batch)
     if self.step == 5:
+        self.saving.finish()  # or the first checkpoint may not be whole yet
         os.kill(os.getpid(), signal.SIGKILL)
 
 TrainLoop.update = killed

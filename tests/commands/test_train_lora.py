@@ -3,22 +3,26 @@
 import dataclasses
 import hashlib
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from checkpoint_making import FEW, make_classifier_file, make_file
+from checkpoint_making import FEW, make_classifier_file, make_file, make_run
 from script_running import run
 
 import diff_dalle
 from diff_dalle.checkpoints.checkpoint import load_file
 from diff_dalle.checkpoints.loading import open_network
-from diff_dalle.checkpoints.lora_file import read_lora
+from diff_dalle.checkpoints.lora_file import WeightedLora, read_lora
 from diff_dalle.commands.lora.reading import parse_lora
+from diff_dalle.commands.merge_lora import MergeConfig, merge_lora_files
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.embeddings.contract import weights_digest
 from diff_dalle.errors import InputError
+from diff_dalle.models.adapters.adapted import Adapted
+from diff_dalle.sampling.lora import LoraNetwork, parse_lora_paths, with_loras
 from diff_dalle.shapes.scenes import ShapesConfig
 from diff_dalle.shapes.shards import write_shapes
 
@@ -116,6 +120,48 @@ def test_the_base_has_no_gradient_and_is_not_in_training_mode(base, shards, tmp_
     assert held == {id(p) for p in trainee.task.model.parameters()}
 
 
+def memory_of(run) -> dict[str, int]:
+    """Bytes of the tensors of one update by what they are for; each storage counts once, weights not as activations."""
+    tokenizer = run.build_tokenizer()
+    data = run.build_loader(tokenizer, ALONE)
+    (trainee,) = run.build_trainees(tokenizer, data, ALONE)
+    batch, kept = data.batch_at(range(4)), {}
+
+    def pack(value):
+        kept[value.untyped_storage().data_ptr()] = value
+        return value
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
+        trainee.update([(batch, diff_dalle.randomness.Draw(0, batch.index, torch.device("cpu")))], 0)
+    model = trainee.task.model
+    networks = [model, *([model.base] if isinstance(model, Adapted) else [])]
+    weights = [p for network in networks for p in network.parameters()]
+    known = {p.untyped_storage().data_ptr() for p in weights}
+    states = [state for part in trainee.optimizations.values() for state in part.optimizer.state.values()]
+    found = {
+        "weights": weights,
+        "gradients": [p.grad for p in weights if p.grad is not None],
+        "optimizer": [value for state in states for value in state.values() if value.ndim],
+        "averages": [value for ema in trainee.emas for value in ema.averages.values()],
+        "activations": [value for pointer, value in kept.items() if pointer not in known],
+    }
+    unique = {name: {v.untyped_storage().data_ptr(): v for v in values} for name, values in found.items()}
+    return {name: sum(v.untyped_storage().nbytes() for v in values.values()) for name, values in unique.items()}
+
+
+def test_a_lora_takes_the_memory_of_the_weights_and_little_beside_them(base, shards, tmp_path):
+    """Of the base there is no gradient, no optimizer state and no average; adapted weights are activations."""
+    common = {**COMMON, "data_dir": shards / "own" / "train", "logdir": tmp_path, "sample_interval": 0}
+    full = memory_of(make_run(**common).settled(ALONE))
+    own = memory_of(parse_lora(flags(base, shards, tmp_path, train_tokens=TOKEN, rank=1)).settled(ALONE))
+    assert full["gradients"] == full["averages"] == full["weights"] and full["optimizer"] == 2 * full["weights"]
+    added = own["weights"] - full["weights"]
+    assert 0 < added < 0.05 * full["weights"]
+    assert own["gradients"] == own["averages"] == added and own["optimizer"] == 2 * added
+    assert own["activations"] < full["activations"]
+    assert sum(own.values()) < 0.6 * sum(full.values())
+
+
 def test_a_run_that_is_cut_in_two_is_the_same_run(trained, base, shards, tmp_path):
     train(base, shards, tmp_path, iterations=2)
     train(base, shards, tmp_path)
@@ -140,10 +186,25 @@ def test_processes_may_come_and_go(base, shards, tmp_path, prior):
         torch.testing.assert_close(one[name], moved[name], rtol=1e-3, atol=1e-4)
 
 
+def test_half_of_a_batch_are_regularization_images(base, shards, tmp_path):
+    prior = shards / "prior" / "train"
+    own = parse_lora(flags(base, shards, tmp_path))
+    both = parse_lora(flags(base, shards, tmp_path, prior_data_dir=prior, prior_weight=0.25))
+    other = parse_lora(flags(base, shards, tmp_path, data_dir=prior))
+    loaders = [run.build_loader(run.build_tokenizer(), ALONE) for run in (own, both, other)]
+    expected, mixed, priors = (next(loader.batches(0)) for loader in loaders)
+    assert mixed.weight.tolist() == [1, 1, 0.25, 0.25]
+    assert torch.equal(mixed.images, torch.cat([expected.images[:2], priors.images[:2]]))
+
+
 def test_sampling_with_the_file_equals_sampling_with_the_merged_checkpoint(trained, base, tmp_path):
     path, merged = str(trained / "lora000004.safetensors"), str(tmp_path / "merged.pt")
     out = run("merge_lora.py", "--model_path", base, "--lora", f"{path}:0.7", "--out", merged).stdout
     assert merged in out
+    with pytest.raises(InputError, match=r"merged\.pt exists already: give another file with --out"):
+        merge_lora_files(MergeConfig(base, (path,), out=merged))
+    with pytest.raises(InputError, match="--lora is required"):
+        MergeConfig(base)
     with_file, plain = sample(base, lora=f"{path}:0.7"), sample(base)
     assert np.array_equal(sample(merged), with_file)
     assert np.abs(with_file - plain).max() > 3
@@ -157,6 +218,20 @@ def test_a_checkpoint_of_the_run_serves_as_its_file(trained, base):
     assert np.array_equal(by_file, by_checkpoint)
 
 
+def test_a_factor_may_follow_the_path(trained, tmp_path):
+    path = str(trained / "lora000004.safetensors")
+    colon = tmp_path / "a:b"
+    colon.mkdir()
+    shutil.copy(path, colon / "x.safetensors")
+    given = [path, f"{path}:0.7", f"{path}:-2", f"{colon}/x.safetensors"]
+    found = parse_lora_paths(given)
+    assert [each.weight for each in found] == [1.0, 0.7, -2.0, 1.0]
+    assert [each.lora.path for each in found] == [path] * 3 + [given[3]]
+    for factor in ("nan", "inf"):
+        with pytest.raises(InputError, match="but the factor must be a finite number"):
+            parse_lora_paths([f"{path}:{factor}"])
+
+
 def test_the_script_samples_with_loras(trained, base, tmp_path):
     path = str(trained / "lora000004.safetensors")
     out = ("--prompts", "a [star]", "--timestep_respacing", 4, "--device", "cpu")
@@ -166,13 +241,18 @@ def test_the_script_samples_with_loras(trained, base, tmp_path):
     assert pictures[0] != pictures[1]
 
 
-def test_a_lora_goes_to_the_base_that_it_was_trained_for(trained, base, tmp_path):
-    path = str(trained / "lora000004.safetensors")
-    other = make_file(tmp_path, num_res_blocks=1, dropout=0.5, enc_depth=1, text_length=11)
-    content = load_file(other)
+@pytest.fixture(scope="module")
+def changed(tmp_path_factory, base):
+    """The base with other weights."""
+    content = load_file(base)
     content["state"]["unet.out_conv.bias"] = content["state"]["unet.out_conv.bias"] + 1
-    changed = str(tmp_path / "changed.pt")
-    torch.save(content, changed)
+    path = str(tmp_path_factory.mktemp("changed") / "changed.pt")
+    torch.save(content, path)
+    return path
+
+
+def test_a_lora_goes_to_the_base_that_it_was_trained_for(trained, base, changed):
+    path = str(trained / "lora000004.safetensors")
     with pytest.raises(
         InputError, match=r"lora000004.safetensors was trained for a generator with the weights \w+, but"
     ):
@@ -180,6 +260,19 @@ def test_a_lora_goes_to_the_base_that_it_was_trained_for(trained, base, tmp_path
     assert sample(changed, lora=path, accept_changed_base=True).shape == (2, 16, 16, 3)
     with pytest.raises(InputError, match=r"the token \[star\] exists already"):
         sample(base, lora=[path, path])
+
+
+def test_a_lora_finds_its_network_among_several(trained, base, changed):
+    (given,) = parse_lora_paths([str(trained / "lora000004.safetensors")])
+    own, other = (open_network(path, "generator") for path in (base, changed))
+    found = with_loras([other, own], [given])
+    assert found[0] is other and isinstance(found[1], LoraNetwork) and found[1].plain is own
+    with pytest.raises(InputError, match="fits 2 networks here, none of which it was trained for"):
+        with_loras([other, other], [given], accept_changed_base=True)
+    about = dataclasses.replace(given.lora.about, kind="classifier")
+    foreign = WeightedLora(dataclasses.replace(given.lora, about=about))
+    with pytest.raises(InputError, match="was trained for a classifier, which is not among the networks here"):
+        with_loras([own], [foreign], accept_changed_base=True)
 
 
 @pytest.mark.parametrize(
@@ -212,6 +305,19 @@ def test_a_lora_may_start_from_another(trained, base, shards, tmp_path):
     assert all(torch.allclose(begun.tensors[name], value, atol=1e-6) for name, value in given.tensors.items())
     result = train(base, shards, tmp_path / "off", lora_checkpoint_path=path, rank=2, ok=False)
     assert result.returncode == 2 and "has another rank than this run" in result.stderr
+
+
+def test_a_lora_may_start_from_that_of_another_base_if_told_so(trained, changed, shards, tmp_path):
+    path = str(trained / "lora000004.safetensors")
+
+    def model(**options):
+        settings = parse_lora(flags(changed, shards, tmp_path, lora_checkpoint_path=path, **options)).settled(ALONE)
+        return settings.build_model(settings.build_tokenizer())
+
+    with pytest.raises(InputError, match="has another base than this run: .*, or accept the other base by --accept_ch"):
+        model()
+    state = model(accept_changed_base=True).state_dict()
+    assert all(torch.equal(state[f"lora.{name}"], value) for name, value in read_lora(path).tensors.items())
 
 
 def test_a_classifier_is_adapted(tmp_path, shards):

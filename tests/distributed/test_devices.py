@@ -1,5 +1,8 @@
 """Devices of processes, and the arithmetic of their kernels."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -45,3 +48,23 @@ def test_a_library_user_gets_the_same_arithmetic(otherwise, monkeypatch):
 
 def test_the_device_is_the_one_that_is_named():
     assert use_device("cpu") == torch.device("cpu")
+
+
+def test_building_without_values_needs_no_compiler():
+    """Importing it takes a second of every sampling command, and of every rank but the first."""
+    code = """
+import sys, torch
+from diff_dalle.distributed.devices import with_memory, without_values
+with without_values():
+    table = torch.nn.Embedding(4, 8, padding_idx=0)
+    torch.nn.init.kaiming_normal_(table.weight)
+    layer = torch.nn.Conv2d(8, 8, 3).to(memory_format=torch.channels_last)
+    values = torch.zeros(3, device="cpu").normal_()
+print(table.weight.is_meta, layer.weight.is_meta, bool(values.any()))
+strides = layer.weight.stride()
+layer = with_memory(layer, "cpu")
+print(layer.weight.is_cpu, isinstance(layer.weight, torch.nn.Parameter), layer.weight.stride() == strides)
+print([name for name in ("torch._dynamo", "sympy") if name in sys.modules])
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert result.stdout == "True True True\nTrue True True\n[]\n", result.stderr

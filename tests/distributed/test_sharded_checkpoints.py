@@ -127,13 +127,13 @@ def test_folders_are_kept_dropped_and_consolidated_as_files_are(tmp_path):
 
 SLOW_DISK = """
 import time
-from diff_dalle.checkpoints import consolidating
+from diff_dalle.training import saving
 
 def slow(path, out):
     time.sleep(0.5)  # a few updates, after which the folder would be dropped
     return written(path, out)
 
-written, consolidating.consolidate = consolidating.consolidate, slow
+written, saving.consolidate = saving.consolidate, slow
 
 def main():
     with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
@@ -151,7 +151,7 @@ def test_a_folder_stays_until_its_files_are_made(tmp_path):
 
 
 UNWRITTEN = """
-from diff_dalle.checkpoints import consolidating
+from diff_dalle.training import saving
 from diff_dalle.errors import InputError
 
 def full(path, out):
@@ -159,7 +159,7 @@ def full(path, out):
 
 def main():
     with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
-        consolidating.consolidate = full
+        saving.consolidate = full
         loop = make_loop(world, {folder!r}, "fsdp", consolidate=True)
         try:
             loop.run(ListTracker())

@@ -69,14 +69,14 @@ def test_two_u_nets_of_a_decoder(tmp_path, monkeypatch):
     """Each sharded by itself, in one checkpoint; what a saver keeps is ordinary files."""
     monkeypatch.chdir(tmp_path)
     two = [("decoder.unets", [UNET, UNET]), ("decoder.image_sizes", [8, 16]), ("sharding.parallel", "fsdp")]
-    two.append(("tracker.log", {"log_type": "console", "auto_resume": True}))
+    two += [("tracker.log", {"log_type": "console", "auto_resume": True}), ("train.epochs", 1)]
     path = write_decoder(tmp_path, *two, ("data.batch_size", 2), world=make_embedded(tmp_path / "shards"))
     run("train_decoder.py", "--config", path, "--device", "cpu", "--threads", 1, ranks=2)
     (folder,) = {each for each, names, _ in os.walk(tmp_path) for name in names if name.startswith("sharded")}
     latest = max(name for name in os.listdir(folder) if name.startswith("sharded"))
     names = {os.path.basename(each) for each in consolidate(os.path.join(folder, latest), str(tmp_path / "files"))}
     assert len(names) == 6 and {name.partition("_")[0] for name in names} == {"unet0", "unet1"}
-    more = ("--set", "train.epochs=3", "--set", "data.batch_size=4")
+    more = ("--set", "train.epochs=2", "--set", "data.batch_size=4")
     resumed = run("train_decoder.py", "--config", path, "--device", "cpu", "--threads", 1, *more)
     assert "Resuming at step" in resumed.stdout
 

@@ -10,6 +10,7 @@ import pytest
 from forking import start
 
 from diff_dalle.drill import faults_ends, faults_files, place, processes
+from diff_dalle.drill.contract import Deviation
 from diff_dalle.drill.place import Bench
 from diff_dalle.drill.processes import MARK, Job, survivors
 from diff_dalle.drill.table import GROUPS, drill
@@ -73,10 +74,26 @@ def survivors_of_copies(mark):
                 yield int(entry.name)
 
 
+@pytest.fixture(autouse=True)
+def _found_by_session(monkeypatch):
+    monkeypatch.setattr(processes, "survivors", survivors_of_copies)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_processes_that_a_copy_leaves_behind_are_found_and_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "LINGERING", 0.5)
+    code = "import os, time; child = os.fork(); print(child) if child else time.sleep(60)"  # as data workers start
+    job = Copied([sys.executable, "-c", code], tmp_path / "out.txt", processes.environment())
+    with pytest.raises(Deviation, match="1 of its processes still ran"):
+        job.wait()
+    deadline = time.monotonic() + 60
+    while processes.is_running(int(job.text())):
+        assert time.monotonic() < deadline
+
+
 @pytest.mark.parametrize("name", CHOSEN)
 def test_fault(bench, name, monkeypatch):
     monkeypatch.setattr(faults_ends, "QUICK_KILLS", 3)
-    monkeypatch.setattr(processes, "survivors", survivors_of_copies)
     for module in (place, faults_files):
         monkeypatch.setattr(module, "Job", Copied)
     row = drill(FAULTS[name], CHOSEN[name], bench)

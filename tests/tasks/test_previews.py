@@ -65,6 +65,18 @@ def test_grids_are_rgb_with_equal_channels_for_grayscale(channels, small_size):
     assert equal == (channels == 1)
 
 
+def test_the_spacing_of_the_steps_is_that_of_sampling():
+    """The network sees the trained steps that each spacing takes; leading ones that cannot be are refused at once."""
+    for spacing, expected in (("even", {0, 49}), ("trailing", {24, 49}), ("leading", {0, 25})):
+        run, seen = make_run(**UNCONDITIONAL, **FEW, spacing=spacing), set()
+        model = run.build_model(None)
+        model.register_forward_pre_hook(lambda module, inputs, seen=seen: seen.update(inputs[1].tolist()))
+        run.build_previews(None, Images(3))(model)
+        assert seen == expected
+    with pytest.raises(InputError, match="spacing leading has no stride that takes 30 of 50 steps"):
+        make_run(timestep_respacing=30, spacing="leading")
+
+
 @pytest.mark.parametrize("microbatch", [1, 4])
 def test_previews_take_the_memory_of_a_micro_batch_and_look_the_same(microbatch, monkeypatch):
     flags = {**UNCONDITIONAL, **FEW, "preview_samples": 5, "batch_size": 16, "num_classes": 3, "caption_dropout": 0.1}

@@ -23,6 +23,7 @@ from ...checkpoints.checkpoint import (
 )
 from ...checkpoints.kinds import Kind, find_kind
 from ...config import option, to_dict
+from ...distributed.devices import without_values
 from ...errors import InputError
 from ...models.latent import released
 from ...models.latent.semantic import SEMANTIC_SIZES
@@ -110,7 +111,7 @@ def _converted(kind: Kind, settings: Any, paths: tuple[str, ...]) -> tuple[dict[
     """A network's state from files, and what was taken; with initial values for what none of them has."""
     if kind.name in ("stage_b", "stage_c") and settings.model.text.enc_attn_dim:
         raise InputError(f"model_version is that of a {kind.name} with a text encoder of its own, which no file has")
-    with torch.device("meta"):
+    with without_values():
         shape = kind.build(settings, 0, "")
     state: dict[str, Tensor] = {}
     unused: list[str] = []
@@ -167,7 +168,7 @@ def _of_joint_run(kind: Kind, path: str) -> tuple[Any, dict[str, Tensor], int, i
     if model is None:
         raise InputError(f"{path} holds no semantic encoder: give the opt….pt of a stage B trained with train_encoder")
     settings, step = kind.settings(model=model), content["step"]
-    with torch.device("meta"):
+    with without_values():
         network = kind.build(settings, 0, "")
     check_weights(network, {"state": state}, path)
     text = f"{path}: the semantic encoder after {step:,} steps with stage B"

@@ -11,7 +11,6 @@ from torch import Tensor
 from ...batch import Batch
 from ...data.loader import Loader
 from ...diffusion.augmentation import area_resize
-from ...diffusion.diffusion_config import create_gaussian_diffusion
 from ...diffusion.sampling import SampleBatch, sample_batch
 from ...distributed.world import World
 from ...embeddings.clip import load_clip
@@ -50,7 +49,7 @@ class DecoderSampler:
             cond, _ = task.given_conditions(batch, draw, made)
             everything = torch.ones(len(batch), dtype=torch.bool, device=batch.images.device)
             null = cond.drop(everything) if cond.droppable else None
-            process = create_gaussian_diffusion(stage.diffusion, stage.sampler.timestep_respacing)
+            process = stage.sampler.process(stage.diffusion)
             size = (stage.image_size, stage.image_size)
             job = SampleBatch(PixelSignal(stage.unet.channels), size, batch.index.tolist(), cond, null, stage=i)
             guidance = replace(stage.guidance, guidance_scale=self.scales[i])

@@ -77,4 +77,4 @@ def run(demo: Demo) -> Path:
     return report / "report.md"
 
 
-CASCADE = Chapter("cascade", run, "a latent cascade: stages A, B, C and a semantic encoder", (15, 4))
+CASCADE = Chapter("cascade", run, "a latent cascade: stages A, B, C and a semantic encoder", (13, 2))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from .contract import Chapter, Demo
+from .contract import Chapter, Demo, Job
 
 PROMPTS = "a large red circle in the top left|a small blue square to the right of a yellow triangle|two green crosses"
-# Name, script, preset, and iterations of the quick demo.
-MODELS = (
-    ("generator", "train_generator.py", "shapes_32", 250),
-    ("classifier", "train_classifier.py", "shapes_32_classifier", 40),
-    ("upsampler", "train_generator.py", "shapes_64_upsampler", 60),
+# Name, script, preset, iterations of the quick demo, and what it waits for: the generator trains beside the two others.
+MODELS: tuple[tuple[str, str, str, int, tuple[str, ...]], ...] = (
+    ("classifier", "train_classifier.py", "shapes_32_classifier", 40, ()),
+    ("upsampler", "train_generator.py", "shapes_64_upsampler", 60, ("classifier",)),
+    ("generator", "train_generator.py", "shapes_32", 250, ()),
 )
 
 
@@ -22,11 +22,13 @@ def run(demo: Demo) -> Path:
     demo.render_shapes()
     demo.run("prepare_data.py", "inspect", "--data_dir", data / "train", "--grid", home / "examples.png")
 
-    splits = ["--data_dir", data / "train", "--val_data_dir", data / "val"]
-    for name, script, preset, iterations in MODELS:
-        short = ["--iterations", iterations] if demo.quick else []
-        demo.run(script, "--preset", preset, *splits, "--logdir", home / name, *short)
-        shutil.copy(home / name / "best.pt", home / f"{name}.pt")
+    def training(name: str, script: str, preset: str, iterations: int, after: tuple[str, ...]) -> Job:
+        flags: list[object] = ["--preset", preset, "--logdir", home / name]
+        flags += ["--data_dir", data / "train", "--val_data_dir", data / "val"]
+        flags += ["--iterations", iterations] if demo.quick else []
+        return Job(script, flags, after, lambda: shutil.copy(home / name / "best.pt", home / f"{name}.pt"))
+
+    demo.run_jobs({model[0]: training(*model) for model in MODELS})
 
     models = ["--model_path", home / "generator.pt", "--classifier_path", home / "classifier.pt"]
     models += ["--upsampler_paths", home / "upsampler.pt", "--upsampler_timestep_respacing", 10]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ... import storage
 from ...checkpoints.checkpoint import load_file
@@ -227,9 +227,8 @@ class LoraRun(TrainingRun):
             self.network_kind, trainee, base, self.rank, self.alpha, self.module_filters, self.train_tokens
         )
 
-    def exports(self, trainee: Trainee) -> dict[str, Callable[[BinaryIO], object]]:
+    def exports(self, trainee: Trainee, state: Mapping[str, Tensor]) -> dict[str, Callable[[BinaryIO], object]]:
         """The LoRA file, of the weights as they are evaluated."""
-        state = trainee.evaluated()[1]
         tensors = {name.removeprefix("lora."): value for name, value in state.items()}
         return {"lora.safetensors": lambda file: write_lora(file, self.about(trainee.name), tensors)}
 

@@ -46,7 +46,12 @@ class InpaintFilter(ControlFilter):
         self.config = params
         self.saliency: Saliency | None = None
         if params.saliency:
-            self.saliency = load_plugin("diff_dalle.saliency", params.saliency, "saliency in controlnet_filter_params")
+            self.saliency = load_plugin(
+                "diff_dalle.saliency",
+                params.saliency,
+                "saliency in controlnet_filter_params",
+                "train without saliency, by random boxes and strokes",
+            )
 
     def __call__(self, pictures: Tensor, draw: Draw, masks: Tensor | None = None) -> Tensor:
         if masks is None:

@@ -14,17 +14,19 @@ def installed(group: str) -> dict[str, EntryPoint]:
     return {each.name: each for each in entry_points(group=group)}
 
 
-def load_plugin(group: str, name: str, setting: str) -> Any:
+def load_plugin(group: str, name: str, setting: str, otherwise: str = "") -> Any:
     """What the entry point ``name`` of a group stands for; without a name the only one. InputError, which names the
-    setting, for one that is not installed or cannot be imported."""
+    setting, for one that is not installed or cannot be imported. otherwise: what can be done instead."""
     found = installed(group)
     if not name and len(found) == 1:
         (name,) = found
     if name not in found:
         known = f"installed are {', '.join(sorted(found))}{nearest(name, found)}" if found else "none is installed"
-        given = repr(name) if name else "not set"
+        given, named = (repr(name), f"with {name}") if name else ("not set", "that has one")
+        instead = f", or {otherwise}" if otherwise else ""
         raise InputError(
-            f"{setting} is {given}, but must name an entry point of the group {group} of a package, of which {known}"
+            f"{setting} is {given}, but must name an entry point of the group {group} of a package, of which {known}: "
+            f"install a package {named}{instead}"
         )
     try:
         return found[name].load()

@@ -63,7 +63,8 @@ class ControlConfig:
         if name not in known:
             raise InputError(
                 f"controlnet_filter is {name!r}, but must be one of {', '.join(known)}{nearest(name, known)}, or a "
-                f"plug-in: an entry point of the group {GROUP}"
+                f"plug-in: install a package with this name among its entry points of the group {GROUP}, or put such "
+                "controls into the shards (ready)"
             )
         return load_plugin(GROUP, name, "controlnet_filter")
 

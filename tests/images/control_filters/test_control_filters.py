@@ -115,9 +115,23 @@ def test_published_names_are_of_filters():
             "identity",
             "{}",
             "faces in controlnet_filter_params is not set, but must name an entry point of the group diff_dalle.faces "
-            "of a package, of which none is installed$",
+            "of a package, of which none is installed: install a package that has one$",
         ),
-        ("inpaint", '{"saliency": "u2"}', "saliency in controlnet_filter_params is 'u2', but must name an entry point"),
+        (
+            "inpaint",
+            '{"saliency": "u2"}',
+            "saliency in controlnet_filter_params is 'u2', but must name an entry point of the group "
+            "diff_dalle.saliency of a package, of which none is installed: install a package with u2, or train without",
+        ),
+        *(
+            (
+                name,
+                "{}",
+                f"controlnet_filter is '{name}', but must be one of .* plug-in: install a package with this name among "
+                r"its entry points of the group diff_dalle.control_filters, or put such controls .* \(ready\)$",
+            )
+            for name in ("PidiFilter", "QRFilter", "depth")
+        ),
     ],
 )
 def test_what_a_filter_does_not_take_is_refused(name, params, message):
