@@ -108,8 +108,10 @@ def test_a_network_keeps_channels_last_and_its_values(monkeypatch, dtype):
         results.append([out.detach(), *(p.grad for p in network.parameters())])
     assert len(layouts) > 20 and all(layouts)
     tolerance = 1e-4 if dtype == torch.float32 else 0.05
+    # That of a bias before a norm nearly cancels: in bfloat16 its error is that of its terms.
+    floor = torch.stack([expected.norm() for expected in results[0][1:]]).median()
     for own, expected in zip(results[1], results[0], strict=True):
-        assert (own - expected).norm() <= tolerance * expected.norm() + 1e-6
+        assert (own - expected).norm() <= tolerance * max(expected.norm(), floor)
 
 
 def test_only_cuda_needs_it():
