@@ -1,28 +1,36 @@
-"""AdamW, its parameter groups, and the learning rate as a function of the step."""
+"""The optimizer, its parameter groups, and the learning rate as a function of the step."""
 
 from __future__ import annotations
 
-import inspect
 import math
 from dataclasses import dataclass
+from typing import Any
 
-import torch
 from torch import nn
 
 from ..config import option
 from ..errors import InputError
+from .adamw import AdamW
+from .muon import Muon
 
 
 @dataclass(frozen=True)
 class OptimConfig:
     """Optimizer"""
 
+    optimizer: str = option(
+        "adamw",
+        "optimizer of the weights of linear and convolution layers; muon orthogonalizes their updates, to learn in "
+        "fewer steps; embeddings, norms and biases have adamw",
+        choices=("adamw", "muon"),
+    )
     lr: float = option(3e-4, "peak learning rate")
     weight_decay: float = option(
         0.0, "decoupled weight decay of linear and convolution weights; norms and biases are exempt"
     )
     adam_beta1: float = option(0.9, "AdamW beta1, decay of the first moment")
     adam_beta2: float = option(0.999, "AdamW beta2, decay of the second moment")
+    muon_momentum: float = option(0.95, "Nesterov momentum of muon", needs=("optimizer", "muon"))
     warmup_steps: int = option(0, "linear warm-up of the learning rate, in steps")
     lr_anneal_steps: int = option(0, "step at which the annealed learning rate reaches 0; 0 = constant rate")
     lr_anneal: str = option(
@@ -52,6 +60,8 @@ class OptimConfig:
                 f"adam_beta1 and adam_beta2 are {self.adam_beta1:g} and {self.adam_beta2:g}, but must be "
                 "at least 0 and below 1"
             )
+        if not 0 <= self.muon_momentum < 1:
+            raise InputError(f"muon_momentum is {self.muon_momentum:g}, but must be at least 0 and below 1")
         if self.ema_start is not None and self.ema_start < 0:
             raise InputError(f"ema_start is {self.ema_start}, but must not be negative, or none")
         if self.ema_every < 1:
@@ -87,27 +97,20 @@ def decayed(*modules: nn.Module) -> set[int]:
     return found
 
 
-class AdamW(torch.optim.AdamW):
-    """torch's without the wrappers that leave its methods out of torch.compile: they import torch._dynamo, which takes
-    as long as importing torch, and no update is compiled here."""
-
-    add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)
-    zero_grad = inspect.unwrap(torch.optim.AdamW.zero_grad)
-    state_dict = inspect.unwrap(torch.optim.AdamW.state_dict)
-    load_state_dict = inspect.unwrap(torch.optim.AdamW.load_state_dict)
-    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
-
-
 def build_optimizer(config: OptimConfig, *modules: nn.Module) -> AdamW:
-    """Fused AdamW (Loshchilov & Hutter 2019) of the modules' trainable parameters: one kernel for all of them, and able
-    to skip a step on the device. Frozen parameters have no state in it."""
+    """The optimizer of the modules' trainable parameters, which can skip a step on the device. AdamW is fused: one
+    kernel for all of them. Frozen parameters have no state in it."""
     with_decay = decayed(*modules)
     parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
+    weights: dict[str, Any] = {"weight_decay": config.weight_decay}
+    if config.optimizer == "muon":
+        weights["momentum"] = config.muon_momentum
     groups = [
-        {"params": [p for p in parameters if id(p) in with_decay], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if id(p) in with_decay], **weights},
         {"params": [p for p in parameters if id(p) not in with_decay], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
     if not groups:
         raise InputError("all parameters are frozen, so there is nothing to train")
-    return AdamW(groups, lr=config.lr, betas=(config.adam_beta1, config.adam_beta2), fused=True)
+    kind = Muon if config.optimizer == "muon" else AdamW
+    return kind(groups, lr=config.lr, betas=(config.adam_beta1, config.adam_beta2), fused=True)

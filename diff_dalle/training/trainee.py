@@ -111,6 +111,10 @@ class Trainee:
                 f"{type(task).__name__} trains several networks or with several optimizers, of which only one can be "
                 "sharded: set --parallel ddp"
             )
+        if self.is_sharded and any(each.optimizer == "muon" for each in configs.values()):
+            raise InputError(
+                "optimizer is muon, which needs whole matrices on each process: set --parallel ddp or --optimizer adamw"
+            )
         self.replicas: dict[str, Replicas | Shards] = {
             part: Shards(self.task, each.parameters, world)
             if self.is_sharded

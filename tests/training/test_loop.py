@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 import torch
@@ -55,10 +56,12 @@ def hashes(folder):
     return {n: hashlib.sha256((folder / n).read_bytes()).hexdigest() for n in os.listdir(folder) if n.endswith(".pt")}
 
 
-def test_resumed_run_equals_uninterrupted_run_bit_for_bit(tmp_path):
-    run(make_loop(tmp_path / "whole"))
-    run(make_loop(tmp_path / "parts", iterations=4))
-    resumed = make_loop(tmp_path / "parts")
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_resumed_run_equals_uninterrupted_run_bit_for_bit(optimizer, tmp_path):
+    optim = replace(OPTIM, optimizer=optimizer)
+    run(make_loop(tmp_path / "whole", optim=optim))
+    run(make_loop(tmp_path / "parts", optim=optim, iterations=4))
+    resumed = make_loop(tmp_path / "parts", optim=optim)
     assert (resumed.step, resumed.samples) == (4, 32)
     run(resumed)
     whole, parts = hashes(tmp_path / "whole"), hashes(tmp_path / "parts")
