@@ -57,7 +57,7 @@ class Muon(AdamW):
         super().__init__([{"momentum": None, **group} for group in groups], **defaults)
 
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self) -> None:  # type: ignore[override]  # the loop gives no closure
         groups = self.param_groups
         self.param_groups = [group for group in groups if group["momentum"] is None]
         try:
@@ -73,7 +73,7 @@ class Muon(AdamW):
         taken = (
             1.0 if found is None else 1 - found
         )  # 0: the step leaves no trace, also not of values that are not finite
-        by_shape: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
+        by_shape: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}
         for parameter in (parameter for parameter in group["params"] if parameter.grad is not None):
             state, gradient = self.state[parameter], parameter.grad
             if not state:
@@ -86,7 +86,7 @@ class Muon(AdamW):
             momentum.lerp_(gradient, 1 - group["momentum"])
             matrix = _matrix(gradient.lerp(momentum, group["momentum"]))
             wide = matrix if len(matrix) <= matrix.shape[1] else matrix.T
-            by_shape.setdefault(wide.shape, []).append((parameter, wide))
+            by_shape.setdefault(tuple(wide.shape), []).append((parameter, wide))
         for (_, length), pairs in by_shape.items():
             parameters, matrices = zip(*pairs, strict=True)
             updates = orthogonalized(torch.stack(matrices)) * (RMS * length**0.5 * group["lr"] * taken)

@@ -30,6 +30,9 @@ class OptimConfig:
     )
     adam_beta1: float = option(0.9, "AdamW beta1, decay of the first moment")
     adam_beta2: float = option(0.999, "AdamW beta2, decay of the second moment")
+    muon_lr: float | None = option(
+        None, "peak learning rate of muon, with the schedule of lr; none = lr", needs=("optimizer", "muon")
+    )
     muon_momentum: float = option(0.95, "Nesterov momentum of muon", needs=("optimizer", "muon"))
     warmup_steps: int = option(0, "linear warm-up of the learning rate, in steps")
     lr_anneal_steps: int = option(0, "step at which the annealed learning rate reaches 0; 0 = constant rate")
@@ -60,6 +63,8 @@ class OptimConfig:
                 f"adam_beta1 and adam_beta2 are {self.adam_beta1:g} and {self.adam_beta2:g}, but must be "
                 "at least 0 and below 1"
             )
+        if self.muon_lr is not None and not self.muon_lr > 0:
+            raise InputError(f"muon_lr is {self.muon_lr:g}, but must be above 0, or none")
         if not 0 <= self.muon_momentum < 1:
             raise InputError(f"muon_momentum is {self.muon_momentum:g}, but must be at least 0 and below 1")
         if self.ema_start is not None and self.ema_start < 0:
@@ -75,9 +80,9 @@ class OptimConfig:
             )
 
 
-def learning_rate(config: OptimConfig, step: int) -> float:
-    """The learning rate of the update that follows ``step`` completed ones."""
-    rate = config.lr
+def learning_rate(config: OptimConfig, step: int, peak: float | None = None) -> float:
+    """The learning rate of the update that follows ``step`` completed ones. peak: None = ``lr``."""
+    rate = config.lr if peak is None else peak
     if step < config.warmup_steps:
         return rate * (step + 1) / config.warmup_steps
     if config.lr_anneal_steps:
@@ -104,7 +109,7 @@ def build_optimizer(config: OptimConfig, *modules: nn.Module) -> AdamW:
     parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
     weights: dict[str, Any] = {"weight_decay": config.weight_decay}
     if config.optimizer == "muon":
-        weights["momentum"] = config.muon_momentum
+        weights |= {"momentum": config.muon_momentum, "peak": config.muon_lr}
     groups = [
         {"params": [p for p in parameters if id(p) in with_decay], **weights},
         {"params": [p for p in parameters if id(p) not in with_decay], "weight_decay": 0.0},

@@ -38,7 +38,7 @@ class Optimization:
     def begin(self, step: int) -> None:
         """Prepare the update that follows ``step`` completed ones."""
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.config, step)
+            group["lr"] = learning_rate(self.config, step, group.get("peak"))
         self.optimizer.zero_grad(set_to_none=True)
 
     def finish(self, losses: Tensor, world: World) -> tuple[Tensor, Tensor]:
@@ -198,7 +198,7 @@ class Trainee:
         norms = self.norms.read(self.world)
         values = {**self.meter.read(self.world), **norms}
         for part, optimization in self.optimizations.items():
-            values[_named(part, "lr")] = optimization.optimizer.param_groups[0]["lr"]
+            values[_named(part, "lr")] = optimization.optimizer.param_groups[-1]["lr"]  # the first may be muon's
             if optimization.loss_scale.dynamic:
                 values[_named(part, "loss_scale")] = float(optimization.loss_scale.scale)
         values["skipped_steps"] = float(self.bad_steps[0])

@@ -110,3 +110,15 @@ def test_shares_of_a_matrix_are_refused(monkeypatch):
 def test_an_impossible_momentum_is_named(momentum):
     with pytest.raises(InputError, match="muon_momentum"):
         OptimConfig(optimizer="muon", muon_momentum=momentum)
+
+
+def test_both_parts_have_their_own_peak_and_one_schedule():
+    model = network()
+    config = OptimConfig(optimizer="muon", lr=0.1, muon_lr=0.4, warmup_steps=2)
+    optimization = trainee.Optimization(config, {"model": model}, "fp32", torch.device("cpu"))
+    for step, share in ((0, 0.5), (5, 1.0)):
+        optimization.begin(step)
+        rates = [group["lr"] for group in optimization.optimizer.param_groups]
+        assert rates == pytest.approx([0.4 * share, 0.1 * share])
+    with pytest.raises(InputError, match="muon_lr is 0, but must be above 0"):
+        OptimConfig(optimizer="muon", muon_lr=0.0)
