@@ -70,9 +70,7 @@ class Muon(AdamW):
 
     def _orthogonal_step(self, group: dict[str, Any]) -> None:
         found = getattr(self, "found_inf", None)
-        taken = (
-            1.0 if found is None else 1 - found
-        )  # 0: the step leaves no trace, also not of values that are not finite
+        taken = 1.0 if found is None else 1 - found  # 0: the step leaves no trace
         by_shape: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}
         for parameter in (parameter for parameter in group["params"] if parameter.grad is not None):
             state, gradient = self.state[parameter], parameter.grad
@@ -81,7 +79,7 @@ class Muon(AdamW):
                 state["momentum"] = torch.zeros_like(gradient)
             state["step"].add_(taken)
             momentum = state["momentum"]
-            if found is not None:
+            if found is not None:  # also not of values that are not finite
                 gradient = torch.where(found > 0, momentum, gradient)
             momentum.lerp_(gradient, 1 - group["momentum"])
             matrix = _matrix(gradient.lerp(momentum, group["momentum"]))

@@ -17,6 +17,8 @@ SHARDS = "--model_path a.pt --classifier_path c.pt --data_dir d"
 CASES = [
     (GeneratorRun, "--lr_anneal cosine", "", "--lr_anneal_steps 10 --iterations 10", "lr_anneal_steps is 0"),
     (ClassifierRun, "--lr_anneal linear", "--lr_anneal_steps 0", "", "lr_anneal_steps is 0"),
+    (GeneratorRun, "--muon_lr 0.01", "", "--optimizer muon", "optimizer is adamw"),
+    (ClassifierRun, "--muon_momentum 0.9", "--optimizer adamw", "--optimizer muon", "set --optimizer to muon"),
     (GeneratorRun, "--keep_best", "", "--val_data_dir v", "val_data_dir is none: set --val_data_dir, or leave"),
     (ClassifierRun, "--keep_best True", "", "--val_data_dir v", "val_data_dir is none"),
     (GeneratorRun, "--eval_interval 10", "", "--val_data_dir v", "val_data_dir is none"),
