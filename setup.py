@@ -33,6 +33,7 @@ setup(
     ],
     extras_require={
         "plot": ["matplotlib"],
+        "jpeg": ["simplejpeg"],
         "s3": ["boto3"],
         "wandb": ["wandb"],
         "tensorboard": ["tensorboard"],
@@ -57,6 +58,7 @@ setup(
             "wandb",
             "huggingface_hub",
             "safetensors",
+            "simplejpeg",
         ],
     },
 )

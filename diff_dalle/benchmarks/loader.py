@@ -8,6 +8,7 @@ import io
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from PIL import Image
@@ -17,6 +18,7 @@ from ..data.aspect_buckets import AspectConfig
 from ..data.loader import DataConfig, Loader
 from ..data.spec import ImageSpec, SampleSpec
 from ..data.tar import write_tar
+from ..distributed.host_memory import reuse_freed_memory
 from ..images.decode import decode_image
 from ..images.pixels import to_uint8
 from ..images.transforms import center_crop
@@ -48,9 +50,9 @@ def jpegs() -> tuple[bytes, ...]:
     return tuple(files)
 
 
-def decode_full_size(data: bytes) -> np.ndarray:
+def decode_full_size(file: BinaryIO) -> np.ndarray:
     """Guided-Diffusion's procedure: decode at full size, halve with a box filter, resize, crop."""
-    image = Image.open(io.BytesIO(data)).convert("RGB")
+    image = Image.open(file).convert("RGB")
     side = SIZE[0]
     while min(image.size) >= 2 * side:
         image = image.resize((image.width // 2, image.height // 2), Image.Resampling.BOX)
@@ -65,7 +67,7 @@ def decode_reduced(data: bytes) -> np.ndarray:
 
 
 def full_size() -> Callable[[], np.ndarray]:
-    return functools.partial(_decode_all, decode_full_size, jpegs())
+    return functools.partial(_decode_all, lambda data: decode_full_size(io.BytesIO(data)), jpegs())
 
 
 def reduced() -> Callable[[], np.ndarray]:
@@ -82,30 +84,37 @@ def decoding_gate() -> Mapping[str, tuple[float, float]]:
     return {"mean squared difference": (float(np.mean(difference**2)), 255**2 / 10**4)}
 
 
-def _loader(aspect: AspectConfig) -> Loader:
-    """A loader, in one process, of shards with these images."""
+def temporary_folder() -> Path:
+    """A folder that is removed when the process ends."""
     folder = tempfile.TemporaryDirectory(prefix="diff_dalle_benchmark_")
     atexit.register(folder.cleanup)
+    return Path(folder.name)
+
+
+def loader_of_jpegs(batch_size: int = BATCH, shuffle: bool = True, num_workers: int = 0, **settings) -> Loader:
+    """A loader of a shard with these images. settings: of ``DataConfig``."""
+    reuse_freed_memory()  # as in every training command
+    folder = temporary_folder()
     samples = ((f"{i:05d}", {"jpg": data, "txt": b"an image", "json": b"{}"}) for i, data in enumerate(jpegs()))
-    write_tar(str(Path(folder.name) / "00000.tar"), samples)
-    config = DataConfig((folder.name,), num_workers=0, aspect=aspect)
-    return Loader(config, SampleSpec(ImageSpec(SIZE)), batch_size=BATCH)
+    write_tar(str(folder / "00000.tar"), samples)
+    config = DataConfig((str(folder),), num_workers=num_workers, **settings)
+    return Loader(config, SampleSpec(ImageSpec(SIZE)), batch_size=batch_size, shuffle=shuffle)
 
 
 def from_shards() -> Callable[[], Batch]:
     """The loader in one process, from captioned shards to a batch of float images."""
-    return functools.partial(_loader(AspectConfig()).batch_at, range(COUNT))
+    return functools.partial(loader_of_jpegs().batch_at, range(COUNT))
 
 
 def in_batches() -> Callable[[], list[Batch]]:
     """The same images as squares in small batches."""
-    return functools.partial(_all_batches, _loader(AspectConfig()))
+    return functools.partial(_all_batches, loader_of_jpegs())
 
 
 def in_buckets() -> Callable[[], list[Batch]]:
     """The same images in batches of one aspect ratio each: their numbers are multiples of the batch size, so each image
     occurs once."""
-    return functools.partial(_all_batches, _loader(ASPECT))
+    return functools.partial(_all_batches, loader_of_jpegs(aspect=ASPECT))
 
 
 def _all_batches(data: Loader) -> list[Batch]:

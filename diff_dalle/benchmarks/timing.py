@@ -56,7 +56,7 @@ class Benchmark:
 
 @dataclass(frozen=True)
 class Table:
-    """Numbers that do not depend on the machine. title: one-line description. text: computes the table."""
+    """Numbers without a baseline to compare with. title: one-line description. text: computes the table."""
 
     title: str
     text: Callable[[], str]

@@ -16,8 +16,9 @@ from ..batch import Batch, Conditioning
 from ..config import option, section
 from ..distributed.world import ALONE, World
 from ..errors import InputError, quantity
-from ..images.decode import MAX_PIXELS, PILLOW_PIXELS
+from ..images.decode import DECODERS, MAX_PIXELS, PILLOW_PIXELS, SCALE
 from ..images.pixels import from_uint8
+from ..images.plain_jpeg import require_simplejpeg
 from ..images.preprocessing import TransformConfig
 from ..images.smart_crop import Saliency
 from .aspect_buckets import AspectConfig
@@ -35,6 +36,9 @@ from .workers import Workers, prepared
 
 CHUNK = 32  # samples that a worker prepares at a time: all workers share a large batch
 MANY = 8 * CHUNK  # samples at once that are worth starting workers for
+LEAST = {"streams": 0, "num_workers": 0} | dict.fromkeys(
+    ("decode_scale", "max_pixels", "shuffle_window", "prefetch", "data_timeout"), 1
+)  # of settings
 log = logging.getLogger(__name__)
 
 
@@ -62,6 +66,16 @@ class DataConfig:
     )
     exact_decode: bool = option(
         False, "decode jpegs at full size: slower, pixels equal to Guided-Diffusion's instead of close (45 dB)"
+    )
+    decode_scale: int = option(
+        SCALE,
+        "least size of a jpeg as it is decoded, relative to the size that it is downsampled to, unless exact_decode: "
+        "2 = 45 dB, 1 = 41 dB and faster",
+    )
+    decoder: str = option(
+        "pillow",
+        "library that decodes jpegs, with the same pixels: simplejpeg is faster and needs the extra jpeg",
+        choices=DECODERS,
     )
     max_pixels: int = option(MAX_PIXELS, "maximum width × height of an image; larger ones count as broken")
     max_broken: float = option(
@@ -93,8 +107,7 @@ class DataConfig:
     aspect: AspectConfig = section(AspectConfig)
 
     def __post_init__(self):
-        least = {"max_pixels": 1, "streams": 0, "shuffle_window": 1, "num_workers": 0, "prefetch": 1, "data_timeout": 1}
-        for name, bound in least.items():
+        for name, bound in LEAST.items():
             if not getattr(self, name) >= bound:
                 raise InputError(f"--{name} is {getattr(self, name)}, but must be at least {bound}")
         if self.max_pixels > PILLOW_PIXELS:
@@ -148,6 +161,8 @@ class Loader:
         saliency: Saliency | None = None,
         world: World = ALONE,
     ):
+        if config.decoder == "simplejpeg":
+            require_simplejpeg()
         if saliency and spec.control:
             raise InputError("crops around what is salient differ between an image and its control: leave one out")
         self.config, self.spec, self.batch_size = config, spec, batch_size
@@ -177,6 +192,8 @@ class Loader:
             random_crop=config.random_crop,
             random_flip=config.random_flip,
             exact_decode=config.exact_decode,
+            decode_scale=config.decode_scale,
+            decoder=config.decoder,
             max_pixels=config.max_pixels,
             bucket_crop=aspect.bucket_crop if aspect else "center",
             saliency=saliency,

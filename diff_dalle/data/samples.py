@@ -21,7 +21,7 @@ from ..errors import InputError
 from ..images.decode import BrokenSample, decode_image
 from ..images.preprocessing import TransformConfig, decoding_cover, transform
 from ..images.smart_crop import Saliency, smart_crop
-from ..images.transforms import center_crop, random_cover, random_crop, random_window
+from ..images.transforms import Size, center_crop, random_cover, random_crop, random_window
 from ..randomness import random_uniform
 from .buckets import BucketOrder
 from .captions import caption_kind, read_caption, read_record
@@ -36,6 +36,7 @@ MAX_UNAVAILABLE = 3  # samples skipped for one position because storage does not
 MAX_REJECTED = 10_000  # samples that filters may reject for one position: at 0.1 % accepted, 1 position in 20,000 fails
 LOOKAHEAD = 16  # candidates for a replacement that are looked up at once
 REQUESTS = 16  # concurrent remote reads per worker
+TOGETHER = 8  # samples read before they are decoded, which evicts the reading code from the CPU's caches
 NO_PIXELS = np.empty((0, 0, 0), dtype=np.uint8)
 
 
@@ -55,6 +56,8 @@ class Recipe:
     random_crop: bool
     random_flip: bool
     exact_decode: bool
+    decode_scale: int
+    decoder: str
     max_pixels: int
     augment: bool
     bucket_crop: str = "center"
@@ -249,8 +252,9 @@ class Samples(Dataset[Chunk]):
 
     def _read_all(self, places: Sequence[tuple[int, int]]) -> Iterator[Raw]:
         """Read samples in order; remote ones concurrently."""
-        if not any(self.collection.in_place(shard) for shard, _ in places):
-            yield from itertools.starmap(self.collection.fetch, places)
+        if not any(map(self.collection.in_place, {shard for shard, _ in places})):
+            for first in range(0, len(places), TOGETHER):
+                yield from list(itertools.starmap(self.collection.fetch, places[first : first + TOGETHER]))
             return
         with ThreadPoolExecutor(REQUESTS) as pool:
             yield from pool.map(lambda place: self.collection.fetch(*place), places)
@@ -301,7 +305,7 @@ class Samples(Dataset[Chunk]):
         else:
             cropped = recipe.augment and recipe.random_crop
             cover = random_cover(image.size, draws[0]) if cropped else image.size
-            decoded, full = decode_image(data, recipe.max_pixels, None if recipe.exact_decode else cover)
+            decoded, full = self._decoded(data, cover)
             if recipe.saliency:
                 pixels = smart_crop(decoded, full, image.size, recipe.saliency, draws[:3] if recipe.augment else None)
             elif cropped or (recipe.augment and recipe.bucket_crop == "random"):
@@ -314,11 +318,16 @@ class Samples(Dataset[Chunk]):
             pixels = np.asarray(Image.fromarray(np.ascontiguousarray(pixels)).convert("L"))[..., None]
         return pixels[:, ::-1] if flipped else pixels
 
+    def _decoded(self, data: bytes, cover: Size | None) -> tuple[Image.Image, Size]:
+        """An image and its full size, decoded for one that covers ``cover``."""
+        recipe = self.recipe
+        cover = None if recipe.exact_decode else cover
+        return decode_image(data, recipe.max_pixels, cover, recipe.decode_scale, recipe.decoder)
+
     def _transformed(self, data: bytes, size: tuple[int, int], position: int) -> np.ndarray:
         """[H, W, 3] uint8 after the transforms; scaled to cover ``size`` and cropped if they end at another one."""
         recipe = self.recipe
-        cover = None if recipe.exact_decode else decoding_cover(recipe.transforms, size)
-        decoded, full = decode_image(data, recipe.max_pixels, cover)
+        decoded, full = self._decoded(data, decoding_cover(recipe.transforms, size))
 
         def draw(purpose: str) -> float:
             return self._draw(position, purpose)()

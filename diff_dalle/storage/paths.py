@@ -12,7 +12,7 @@ def scheme(path: str) -> str:
     """``"s3"`` for ``s3://…``, ``"pipe"`` for ``pipe:…``, and ``""`` for a local path or ``file:``."""
     if path.startswith("pipe:"):
         return "pipe"
-    match = re.match(r"([a-z][a-z0-9+.-]+)://", path)
+    match = "://" in path and re.match(r"([a-z][a-z0-9+.-]+)://", path)
     return match.group(1) if match and match.group(1) != "file" else ""
 
 

@@ -1,0 +1,133 @@
+"""JPEGs by simplejpeg have Pillow's pixels, and Pillow decodes or refuses what is not plain."""
+
+import io
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from shard_making import encoded, random_image
+
+from diff_dalle.errors import InputError
+from diff_dalle.images import decode, plain_jpeg
+from diff_dalle.images.decode import BrokenSample, decode_image
+
+pytest.importorskip("simplejpeg")
+LIMIT = 1 << 20
+
+
+def both(data: bytes, cover=None, scale: int = 2) -> list[tuple[np.ndarray, tuple[int, int]]]:
+    found = [decode_image(data, LIMIT, cover, scale, decoder) for decoder in decode.DECODERS]
+    return [(np.asarray(image), full) for image, full in found]
+
+
+def assert_same(data: bytes, cover=None, scale: int = 2) -> None:
+    (pillow, size), (ours, own_size) = both(data, cover, scale)
+    np.testing.assert_array_equal(pillow, ours)
+    assert size == own_size
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    sides=st.tuples(st.integers(1, 300), st.integers(1, 300)),
+    cover=st.none() | st.tuples(st.integers(1, 70), st.integers(1, 70)),
+    scale=st.integers(1, 3),
+    subsampling=st.sampled_from(("4:4:4", "4:2:2", "4:2:0")),
+    progressive=st.booleans(),
+    gray=st.booleans(),
+    quality=st.integers(5, 98),
+    noise=st.booleans(),
+)
+def test_pixels_are_those_of_pillow(sides, cover, scale, subsampling, progressive, gray, quality, noise):
+    """Of every size, at every fraction, and with every subsampling of colors that Pillow writes."""
+    image = random_image(*sides, seed=sum(sides))
+    if noise:
+        image = Image.fromarray(np.random.default_rng(sum(sides)).integers(0, 256, (*sides, 3), dtype=np.uint8))
+    options = {} if gray else {"subsampling": subsampling}
+    data = encoded(image.convert("L") if gray else image, quality=quality, progressive=progressive, **options)
+    assert_same(data, cover, scale)
+
+
+@pytest.mark.parametrize("scale, sides", [(1, (75, 100)), (2, (150, 200)), (4, (300, 400))])
+def test_the_scale_is_the_least_size_relative_to_the_target(scale, sides):
+    data = encoded(random_image(300, 400))
+    assert [pixels.shape[:2] for pixels, _ in both(data, (75, 100), scale)] == [sides, sides]
+
+
+def plain(data: bytes, max_pixels: int = LIMIT, max_scanned: int = decode.MAX_SCANNED, least=None):
+    return plain_jpeg.decode_plain_jpeg(data, max_pixels, max_scanned, least)
+
+
+def with_segment(data: bytes, marker: int, content: bytes) -> bytes:
+    return data[:2] + bytes((0xFF, marker)) + (len(content) + 2).to_bytes(2, "big") + content + data[2:]
+
+
+def test_plain_jpegs_do_not_reach_pillow(monkeypatch):
+    monkeypatch.setattr(decode, "_decode", None)
+    for options in ({}, {"progressive": True}, {"comment": b"hello"}, {"icc_profile": b"\xff\xda" * 300}):
+        image, full = decode_image(encoded(random_image(80, 96), **options), LIMIT, (20, 20), decoder="simplejpeg")
+        assert (image.size, full) == ((48, 40), (80, 96))
+
+
+def test_pillow_decodes_what_is_not_plain():
+    exif, photo = Image.Exif(), random_image(80, 96)
+    exif[0x0112] = 6
+    several = io.BytesIO()
+    photo.save(several, "MPO", save_all=True, append_images=[random_image(80, 96, seed=1)])
+    cases = {
+        "EXIF": encoded(photo, exif=exif),
+        "EXIF after a profile with any bytes": with_segment(encoded(photo, exif=exif), 0xE2, b"\xff\xda" * 300),
+        "several": several.getvalue(),
+        "CMYK": encoded(photo.convert("CMYK")),
+        "RGB": encoded(photo, keep_rgb=True),
+        "PNG": encoded(photo, "PNG"),
+        "tiny": encoded(random_image(7, 7)),
+        "fill bytes": (data := encoded(photo))[:2] + b"\xff\xff" + data[2:],
+    }
+    for name, data in cases.items():
+        assert plain(data) is None, name
+        assert_same(data, (20, 20))
+
+
+def test_the_same_images_are_broken():
+    data = encoded(random_image(80, 96), quality=90)
+    middle = len(data) // 2
+    cases = {
+        "cut": data[:middle],
+        "cut at the end": data[:-60],
+        "header": data[:100],
+        "no end marker": data[:-2],
+        "damaged": data[:-40] + bytes(range(7, 39)) + data[-8:],
+        "text": b"<html>",
+        "empty": b"",
+        "start": data[:2],
+        "no length": data[:2] + b"\xff\xe0\x00\x00" + data[2:],
+    }
+    for name, bad in cases.items():
+        results = []
+        for decoder in decode.DECODERS:
+            try:
+                results.append(np.asarray(decode_image(bad, LIMIT, None, decoder=decoder)[0]).tolist())
+            except BrokenSample as error:
+                results.append(str(error))
+        assert results[0] == results[1], name
+
+
+def test_limits_are_those_of_pillow():
+    data = encoded(random_image(80, 96), progressive=True)
+    for decoder in decode.DECODERS:
+        with pytest.raises(BrokenSample, match="too many pixels: 96 × 80"):
+            decode_image(data, 96 * 80 - 1, decoder=decoder)
+    scans = data.count(plain_jpeg.SCAN)
+    assert scans > 5 and plain(data, max_scanned=scans * 96 * 80) and plain(data, max_pixels=96 * 80)
+    assert plain(data, max_scanned=scans * 96 * 80 - 1) is None and plain(data, max_pixels=96 * 80 - 1) is None
+    assert plain(
+        encoded(random_image(80, 96)) + 50 * plain_jpeg.SCAN, max_scanned=96 * 80
+    )  # one scan, whatever follows
+
+
+def test_a_missing_simplejpeg_is_named(monkeypatch):
+    monkeypatch.setattr(plain_jpeg.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"decoder is simplejpeg.*pip install 'diff_dalle\[jpeg\]'"):
+        plain_jpeg.require_simplejpeg()
