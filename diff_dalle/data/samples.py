@@ -36,7 +36,7 @@ MAX_UNAVAILABLE = 3  # samples skipped for one position because storage does not
 MAX_REJECTED = 10_000  # samples that filters may reject for one position: at 0.1 % accepted, 1 position in 20,000 fails
 LOOKAHEAD = 16  # candidates for a replacement that are looked up at once
 REQUESTS = 16  # concurrent remote reads per worker
-TOGETHER = 8  # samples read before they are decoded, which evicts the reading code from the CPU's caches
+READ_AHEAD = 1 << 22  # bytes read before their images are decoded, which evicts the reading code from the CPU's caches
 NO_PIXELS = np.empty((0, 0, 0), dtype=np.uint8)
 
 
@@ -253,8 +253,14 @@ class Samples(Dataset[Chunk]):
     def _read_all(self, places: Sequence[tuple[int, int]]) -> Iterator[Raw]:
         """Read samples in order; remote ones concurrently."""
         if not any(map(self.collection.in_place, {shard for shard, _ in places})):
-            for first in range(0, len(places), TOGETHER):
-                yield from list(itertools.starmap(self.collection.fetch, places[first : first + TOGETHER]))
+            ahead, size = [], 0
+            for place in places:
+                ahead.append(raw := self.collection.fetch(*place))
+                size += sum(map(len, raw.members.values()))
+                if size >= READ_AHEAD:
+                    yield from ahead
+                    ahead, size = [], 0
+            yield from ahead
             return
         with ThreadPoolExecutor(REQUESTS) as pool:
             yield from pool.map(lambda place: self.collection.fetch(*place), places)
