@@ -70,6 +70,7 @@ BENCHMARKS: dict[str, Benchmark | Table] = {
         loading.fastest_gate,
         target=1 / 3,
         paired=True,
+        package="simplejpeg",
     ),
     "workers": Benchmark(
         "batches of the same JPEGs: two workers against one",

@@ -8,6 +8,7 @@ sides that differ by a few percent at most are paired: they take turns, repetiti
 
 from __future__ import annotations
 
+import importlib.util
 import multiprocessing
 import resource
 import statistics
@@ -43,6 +44,7 @@ class Benchmark:
     target:         maximum ratio ours / baseline of the times; 0 = no time target.
     memory_target:  maximum ratio ours / baseline of the peak memory that the work adds; 0 = no memory target.
     paired:         both sides take turns in the same process, and their ratio is taken in each.
+    package:        an optional one that it needs; it is skipped without.
     """
 
     title: str
@@ -52,6 +54,7 @@ class Benchmark:
     target: float
     memory_target: float = 0.0
     paired: bool = False
+    package: str = ""
 
 
 @dataclass(frozen=True)
@@ -192,6 +195,9 @@ def results(benchmark: Benchmark | Table, config: TimingConfig) -> Iterator[str]
     """What a benchmark finds, as text to print. Raises InputError as ``check``."""
     if isinstance(benchmark, Table):
         yield benchmark.text()
+        return
+    if benchmark.package and importlib.util.find_spec(benchmark.package) is None:
+        yield f"skipped: the package {benchmark.package} is not installed"
         return
     if benchmark.target:
         yield f"{compare(benchmark, config).report()}, target at most {benchmark.target:.2f}"

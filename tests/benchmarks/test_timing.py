@@ -12,6 +12,7 @@ from diff_dalle.benchmarks.timing import (
     in_fresh_process,
     median_seconds,
     paired_seconds,
+    results,
 )
 from diff_dalle.errors import InputError
 
@@ -46,6 +47,12 @@ def test_runs_go_a_b_b_a_after_the_gate():
     timing = compare(TOY, TimingConfig(rounds=2, repeats=3, threads=1), run)
     assert order == ["gate", *[build, build_other, build_other, build] * 2]
     assert len(timing.ours) == len(timing.baseline) == 4
+
+
+def test_a_benchmark_without_its_package_is_skipped():
+    (said,) = results(replace(TOY, package="no_such_package"), TimingConfig())
+    assert said == "skipped: the package no_such_package is not installed"
+    assert "skipped" not in next(results(replace(TOY, package="numpy", target=0, memory_target=1.0), TimingConfig()))
 
 
 def test_ratio_of_medians_and_a_a_control():
