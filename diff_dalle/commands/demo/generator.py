@@ -12,7 +12,7 @@ PROMPTS = "a large red circle in the top left|a small blue square to the right o
 MODELS: tuple[tuple[str, str, str, int, tuple[str, ...]], ...] = (
     ("classifier", "train_classifier.py", "shapes_32_classifier", 40, ()),
     ("upsampler", "train_generator.py", "shapes_64_upsampler", 60, ("classifier",)),
-    ("generator", "train_generator.py", "shapes_32", 250, ()),
+    ("generator", "train_generator.py", "shapes_32", 100, ()),
 )
 
 
@@ -31,14 +31,14 @@ def run(demo: Demo) -> Path:
     demo.run_jobs({model[0]: training(*model) for model in MODELS})
 
     models = ["--model_path", home / "generator.pt", "--classifier_path", home / "classifier.pt"]
-    models += ["--upsampler_paths", home / "upsampler.pt", "--upsampler_timestep_respacing", 10]
+    models += ["--upsampler_paths", home / "upsampler.pt", "--upsampler_timestep_respacing", 4]
     demo.run("sample.py", *models, "--classifier_scale", "0,4", "--logdir", home / "samples", "--prompts", PROMPTS)
     per_task, per_setting, edits = (4, 4, 2) if demo.quick else (100, 64, 8)
-    sampling = ["--sampler", "ancestral", "--timestep_respacing", 20, "--upsampler_batch_size", 32]
+    sampling = ["--timestep_respacing", 12, "--upsampler_batch_size", 32]
     counts = ["--prompts_per_task", per_task, "--guidance_prompts", per_setting, "--edits", edits]
     paths = ["--shapes_dir", data, "--progress", progress, "--report_dir", report]
     demo.run("evaluate.py", *models, *paths, *sampling, *counts)
     return report / "report.md"
 
 
-GENERATOR = Chapter("generator", run, "a generator, a noised CLIP and an upsampler", (20, 3))
+GENERATOR = Chapter("generator", run, "a generator, a noised CLIP and an upsampler", (10, 2))
