@@ -141,16 +141,14 @@ class ResBlock(nn.Module):
         return self._forward(x, emb, cond.dropout_keys)
 
     def _forward(self, x: Tensor, emb: Tensor, keys: Tensor | None) -> Tensor:
-        h = F.silu(self.in_norm(x))
+        h = self.in_norm(x, silu=True)
         if self.resample is not None:
             h, x = self.resample(h), self.resample(x)
-        h = self.in_conv(h)
-        signal = self.emb(emb).to(h.dtype)[:, :, None, None]
+        h, signal = self.in_conv(h), self.emb(emb)
         if self.use_scale_shift_norm:
-            scale, shift = signal.chunk(2, dim=1)
-            h = torch.addcmul(shift, self.out_norm(h), 1 + scale)
+            h = self.out_norm(h, signal, silu=True)
         else:
-            h = self.out_norm(h + signal)
+            h = self.out_norm(h + signal.to(h.dtype)[:, :, None, None], silu=True)
         size = h.shape[2:]
-        h = self.out_conv(to_image(self.dropout(to_tokens(F.silu(h)), keys), size))
+        h = self.out_conv(to_image(self.dropout(to_tokens(h), keys), size))
         return h + (x if self.skip is None else to_image(self.skip(to_tokens(x)), size))

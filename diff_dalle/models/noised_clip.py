@@ -151,7 +151,7 @@ class NoisedClip(nn.Module):
             found = "×".join(map(str, reversed(x.shape[2:])))
             raise InputError(f"the classifier takes images of {size}×{size} pixels (image_size), not of {found}")
         h = self.image_tower(x, t, Conditioning(dropout_keys=dropout_keys))[0]
-        return self._normalize(self.pool(F.silu(self.norm(h))))
+        return self._normalize(self.pool(self.norm(h, silu=True)))
 
     def encode_text(self, tokens: Tensor, mask: Tensor, dropout_keys: Tensor | None = None) -> Tensor:
         """Text features. tokens, mask: [N, L]. Returns [N, classifier_enc_attn_dim] float32, L2-normalized."""

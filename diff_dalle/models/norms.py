@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from .precision import autocast_disabled
 
@@ -14,26 +15,33 @@ GROUPS = 32  # of a group norm unless told otherwise, as in Guided-Diffusion
 
 
 class GroupNorm32(nn.GroupNorm):
-    """Group norm of [N, C, H, W] in fp32 (Wu & He 2018). gcd(groups, channels) groups when ``groups`` does not divide
-    the channels.
+    """Group norm of [N, C, H, W] in fp32 (Wu & He 2018), optionally with what follows it in residual blocks: a scale
+    and shift per sample and channel, and a SiLU. gcd(groups, channels) groups when ``groups`` does not divide the
+    channels.
 
-    torch's CPU kernel supports both layouts and mixed dtypes, and a compiler fuses the norm with its neighbors in any
-    layout. Elsewhere see ``native_keeps_layout``.
+    A compiler fuses all of it with its neighbors, in any layout. Without one see ``FusedGroupNorm``.
     """
 
     def __init__(self, channels: int, groups: int = GROUPS):
         super().__init__(math.gcd(groups, channels), channels)
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor, scale_shift: Tensor | None = None, silu: bool = False) -> Tensor:
+        """scale_shift: [N, 2 · C], scales s and shifts t of norm · (1 + s) + t; None = neither. silu: apply a SiLU."""
+        if scale_shift is not None:
+            scale_shift = scale_shift.to(self.weight.dtype)
         if torch.compiler.is_compiling():
-            return super().forward(input.float()).to(input.dtype)
-        if native_keeps_layout(input.device):
+            out = super().forward(input.to(self.weight.dtype))
+            if scale_shift is not None:
+                scale, shift = scale_shift[:, :, None, None].chunk(2, dim=1)
+                out = torch.addcmul(shift, out, 1 + scale)
+            return (F.silu(out) if silu else out).to(input.dtype)
+        if scale_shift is None and not silu and native_keeps_layout(input.device) and input.dtype == self.weight.dtype:
             return super().forward(input)
-        return ChannelsLastGroupNorm.apply(input, self.weight, self.bias, self.num_groups, self.eps)
+        return FusedGroupNorm.apply(input, self.weight, self.bias, scale_shift, self.num_groups, self.eps, silu)
 
 
 def native_keeps_layout(device: torch.device) -> bool:
-    """Whether torch's own group norm keeps the channels-last layout.
+    """Whether torch's own group norm keeps the channels-last layout in its forward pass.
 
     On CUDA, up to torch 2.13, it works on NCHW: it copies a channels-last input and returns NCHW, which the next
     convolution copies back. So it does on the meta device, where ``cost.py`` measures memory.
@@ -48,51 +56,123 @@ class LayerNorm32(nn.LayerNorm):
         return super().forward(input.float()).to(input.dtype)
 
 
-class ChannelsLastGroupNorm(torch.autograd.Function):
-    """Group norm of a channels-last image in few operations on it: three forward and seven backward, and one conversion
-    of each tensor in half precision. It keeps the image for the backward pass in its own dtype.
+class FusedGroupNorm(torch.autograd.Function):
+    """Group norm, scale and shift, and SiLU of a channels-last image, in few operations on it.
+
+    With a factor a and an offset b per sample and channel, all of it is silu(a · image + b). It keeps the image alone
+    for the backward pass, in its own dtype, and computes the rest again, which takes as long as reading it would.
 
     Gradients are those of Wu & He (2018); there are none of second order.
     """
 
     @staticmethod
-    def forward(ctx: Any, image: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Tensor:
-        x = _by_group(image, groups)
+    def forward(
+        ctx: Any,
+        image: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        scale_shift: Tensor | None,
+        groups: int,
+        eps: float,
+        silu: bool,
+    ) -> Tensor:
+        x, factor, offset = _operand(image, weight.dtype), None, None
         with autocast_disabled(image.device):
-            variance, mean = torch.var_mean(x.to(weight.dtype), (1, 2, 4), correction=0, keepdim=True)
-            rstd = (variance + eps).rsqrt()  # [N, 1, 1, groups, 1]
-            scale = rstd * weight.unflatten(0, (groups, -1))
-            shift = torch.addcmul(bias.unflatten(0, (groups, -1)), mean, scale, value=-1)
-            out = torch.addcmul(shift, x, scale)  # converts x as it reads it
-        ctx.save_for_backward(image, weight, mean, rstd)
-        ctx.groups = groups
-        return _to_image(out, image.dtype)
+            if native_keeps_layout(image.device):  # in one pass
+                out, mean, rstd = torch.native_group_norm(x, weight, bias, *_sizes(x), groups, eps)
+                if scale_shift is not None:
+                    scale, shift = scale_shift[:, :, None, None].chunk(2, dim=1)
+                    torch.addcmul(shift, out, 1 + scale, out=out)
+            else:
+                by_group = _rows(x).unflatten(3, (groups, -1))
+                variance, mean = torch.var_mean(by_group.to(weight.dtype), (1, 2, 4), correction=0)
+                rstd = (variance + eps).rsqrt()  # [N, groups]
+                factor, offset = _affine(weight, bias, mean, rstd, scale_shift)
+                out = torch.addcmul(offset, _rows(x), factor).permute(0, 3, 1, 2)
+            if silu:
+                F.silu(out, inplace=True)
+        ctx.save_for_backward(image, weight, bias, mean, rstd, scale_shift, factor, offset)
+        ctx.groups, ctx.silu = groups, silu
+        return out.to(image.dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        image, weight, mean, rstd = ctx.saved_tensors
-        x, g = _by_group(image, ctx.groups), _by_group(gradient, ctx.groups)
+        image, weight, bias, mean, rstd, scale_shift, factor, offset = ctx.saved_tensors
+        image, gradient, dtype = *(_operand(each, weight.dtype) for each in (image, gradient)), image.dtype
+        x, g, groups = _rows(image), _rows(gradient), (ctx.groups, -1)
+        native = native_keeps_layout(image.device) and scale_shift is None  # the faster one, for no scale and shift
         with autocast_disabled(image.device):
-            normalized = torch.addcmul(-mean * rstd, x, rstd)
-            to_bias = g.sum((1, 2), keepdim=True, dtype=weight.dtype)  # [N, 1, 1, groups, channels per group]
-            to_weight = (g * normalized).sum((1, 2), keepdim=True)
-            # The gradient at the normalized image is g · weight; that of the norm removes its mean and its projection
-            # on the normalized image, both over the group.
-            by_weight = weight.unflatten(0, (ctx.groups, -1))
-            height, width = image.shape[2:]
+            if factor is None and (ctx.silu or not native):
+                factor, offset = _affine(weight, bias, mean, rstd, scale_shift)
+            if ctx.silu:
+                out = torch.addcmul(offset, x, factor)
+                g = torch.ops.aten.silu_backward.grad_input(g.to(out.dtype), out, grad_input=out)
+            if native:
+                g, sizes = g.permute(0, 3, 1, 2), (*_sizes(image), ctx.groups)
+                found = torch.ops.aten.native_group_norm_backward(g, image, mean, rstd, weight, *sizes, [True] * 3)
+                return found[0].to(dtype), *found[1:], None, None, None, None
+            # The gradients at the offset and at the normalized image's factor, [N, groups, channels per group].
+            to_offset = g.sum((1, 2), dtype=weight.dtype).unflatten(1, groups)
+            with_image = torch.addcmul(weight.new_zeros(1), g, x).sum((1, 2)).unflatten(1, groups)  # in weight's dtype
+            mean, rstd = mean[:, :, None], rstd[:, :, None]
+            to_factor = torch.addcmul(with_image, mean, to_offset, value=-1) * rstd
+            by_weight = weight.unflatten(0, groups)
+            to_scale_shift = None
+            if scale_shift is None:
+                to_weight, to_bias = to_factor, to_offset
+            else:
+                factors = 1 + scale_shift.chunk(2, dim=1)[0].unflatten(1, groups)
+                to_scale = torch.addcmul(bias.unflatten(0, groups) * to_offset, by_weight, to_factor)
+                to_scale_shift = torch.cat([to_scale.flatten(1), to_offset.flatten(1)], 1)
+                to_weight, to_bias, by_weight = factors * to_factor, factors * to_offset, factors * by_weight
+            # The gradient at the normalized image is g · by_weight; that of the norm removes its mean and its
+            # projection on the normalized image, both over the group.
             removed, projected = (
-                rstd * (by_weight * total).mean(4, keepdim=True) / (height * width) for total in (to_bias, to_weight)
+                rstd * (by_weight * total).mean(2, keepdim=True) / x[0, :, :, 0].numel()
+                for total in (to_offset, to_factor)
             )
-            to_image = torch.addcmul(-removed, normalized, -projected).addcmul_(g, rstd * by_weight)
-        return _to_image(to_image, image.dtype), to_weight.sum(0).flatten(), to_bias.sum(0).flatten(), None, None
+            projected = -rstd * projected
+            constant = -torch.addcmul(removed, mean, projected)
+            constant, projected = (
+                each.expand_as(to_offset).flatten(1)[:, None, None] for each in (constant, projected)
+            )
+            to_image = torch.addcmul(constant, x, projected).addcmul_(g, factor)
+        return (
+            to_image.permute(0, 3, 1, 2).to(dtype),
+            to_weight.sum(0).flatten(),
+            to_bias.sum(0).flatten(),
+            to_scale_shift,
+            *(None, None, None),
+        )
 
 
-def _by_group(image: Tensor, groups: int) -> Tensor:
-    """[N, C, H, W] → [N, H, W, groups, C / groups], without a copy for channels-last input."""
-    return image.permute(0, 2, 3, 1).unflatten(3, (groups, -1))
+def _affine(
+    weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor, scale_shift: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """What norm, scale and shift amount to: factors and offsets [N, 1, 1, C] of an image. mean, rstd: [N, groups]."""
+    factor = rstd[:, :, None] * weight.unflatten(0, (mean.shape[1], -1))
+    offset = torch.addcmul(bias.unflatten(0, (mean.shape[1], -1)), mean[:, :, None], factor, value=-1).flatten(1)
+    factor = factor.flatten(1)
+    if scale_shift is not None:
+        scale, shift = scale_shift.chunk(2, dim=1)
+        factor, offset = torch.addcmul(factor, factor, scale), torch.addcmul(shift, offset, 1 + scale)
+    return factor[:, None, None], offset[:, None, None]
 
 
-def _to_image(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The inverse of ``_by_group``, in channels-last layout."""
-    return x.flatten(3).permute(0, 3, 1, 2).to(dtype)
+def _sizes(image: Tensor) -> tuple[int, int, int]:
+    """N, C and H · W."""
+    return image.shape[0], image.shape[1], image.shape[2:].numel()
+
+
+def _rows(image: Tensor) -> Tensor:
+    """[N, C, H, W] → [N, H, W, C], without a copy."""
+    return image.permute(0, 2, 3, 1)
+
+
+def _operand(image: Tensor, dtype: torch.dtype) -> Tensor:
+    """On a CPU the image in fp32 and channels last: kernels would convert it at each use, and torch's norm relies on
+    one layout. Others convert as they read."""
+    if not native_keeps_layout(image.device):
+        return image
+    return image.to(dtype).contiguous(memory_format=torch.channels_last)

@@ -329,7 +329,7 @@ class UNet(nn.Module):
         for block in self.output_blocks:
             h = block(torch.cat([h, skips.pop()], 1), emb, cond)
         with autocast_disabled(h.device):  # at low noise the prediction needs full precision
-            h = self.out_conv(F.silu(self.out_norm(h.float())))
+            h = self.out_conv(self.out_norm(h.float(), silu=True))
             return F.pixel_shuffle(h, self.config.patch_size)
 
 

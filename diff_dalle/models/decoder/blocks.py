@@ -30,13 +30,9 @@ class ConvNorm(nn.Module):
         self.norm = GroupNorm32(out_channels, groups)
         self.full_precision = ("conv",) if standardized else ()  # see ``cast_weights``
 
-    def forward(self, x: Tensor, scale_shift: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """scale_shift: two of [N, out_channels, 1, 1]."""
-        x = self.norm(self.conv(x))
-        if scale_shift is not None:
-            scale, shift = scale_shift
-            x = torch.addcmul(shift, x, 1 + scale)
-        return F.silu(x)
+    def forward(self, x: Tensor, scale_shift: Tensor | None = None) -> Tensor:
+        """scale_shift: [N, 2 · out_channels]."""
+        return self.norm(self.conv(x), scale_shift, silu=True)
 
 
 class ResidualBlock(nn.Module):
@@ -78,8 +74,7 @@ class ResidualBlock(nn.Module):
         if skip is not None:  # here, so that checkpointing keeps no copy of the two
             x = torch.cat([x, skip if self.skip_scale == 1 else self.skip_scale * skip], dim=1)
         size = x.shape[2:]
-        scale, shift = self.emb(emb).to(x.dtype)[:, :, None, None].chunk(2, dim=1)
-        h = self.first(x, (scale, shift))
+        h = self.first(x, self.emb(emb))
         if self.attention is not None:
             h = h + to_image(self.attention(to_tokens(h), tokens), size)
         return self.second(h) + (x if self.shortcut is None else to_image(self.shortcut(to_tokens(x)), size))
