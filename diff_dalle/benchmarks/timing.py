@@ -45,6 +45,7 @@ class Benchmark:
     memory_target:  maximum ratio ours / baseline of the peak memory that the work adds; 0 = no memory target.
     paired:         both sides take turns in the same process, and their ratio is taken in each.
     package:        an optional one that it needs; it is skipped without.
+    flops:          FLOPs that one repetition needs, in fp32; None = its share of the peak is not reported.
     """
 
     title: str
@@ -55,6 +56,7 @@ class Benchmark:
     memory_target: float = 0.0
     paired: bool = False
     package: str = ""
+    flops: Callable[[], int] | None = None
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,25 @@ def peak_memory(build: Build, threads: int) -> int:
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * unit
 
 
+def matmul_rate(threads: int, size: int = 2048) -> float:
+    """FLOPs per second of a product of two fp32 matrices, the fastest of ten, after one warm-up product."""
+    torch.set_num_threads(threads)
+    a, seconds = torch.ones(size, size), []
+    for _ in range(11):
+        start = time.perf_counter()
+        a @ a
+        seconds.append(time.perf_counter() - start)
+    return 2 * size**3 / min(seconds[1:])
+
+
+def utilization(timing: Timing, flops: int, rate: float) -> str:
+    """A line with the model FLOPs utilization (Chowdhery et al. 2022, appendix B) of both sides: FLOPs that the model
+    needs, however many a side performs, per second of the fastest run, against the machine's ``rate``."""
+    shares = (flops / min(side) / rate for side in (timing.ours, timing.baseline))
+    found, other = (f"{share:.0%}" for share in shares)
+    return f"MFU {found} against {other}, of {rate / 1e9:,.0f} GFLOP/s, the rate of a large product of fp32 matrices"
+
+
 def compare_memory(benchmark: Benchmark, config: TimingConfig) -> str:
     """A line with the peak memory of both sides, each in a fresh process, and their ratio."""
     baseline, ours = (
@@ -200,7 +221,11 @@ def results(benchmark: Benchmark | Table, config: TimingConfig) -> Iterator[str]
         yield f"skipped: the package {benchmark.package} is not installed"
         return
     if benchmark.target:
-        yield f"{compare(benchmark, config).report()}, target at most {benchmark.target:.2f}"
+        timing = compare(benchmark, config)
+        yield f"{timing.report()}, target at most {benchmark.target:.2f}"
+        if benchmark.flops is not None:
+            rate = in_fresh_process(matmul_rate, config.threads)
+            yield utilization(timing, in_fresh_process(benchmark.flops), rate)
     else:
         check(benchmark)
     if benchmark.memory_target:

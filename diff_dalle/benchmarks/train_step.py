@@ -1,20 +1,23 @@
 """A training step: our network and loop against Guided-Diffusion's as published.
 
 The network is Guided-Diffusion's 64-pixel model (``--attention_resolutions 32,16,8 --num_head_channels 64
---num_res_blocks 3 --resblock_updown True``) with 64 channels instead of 192, without classes and dropout.
+--num_res_blocks 3 --resblock_updown True``) with 64 or 128 channels instead of 192, without classes and dropout.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from ..batch import Batch, Conditioning
 from ..checkpoints.checkpoint import Identity
 from ..checkpoints.run_folder import RunFolder
+from ..distributed.host_memory import reuse_freed_memory
 from ..distributed.world import SINGLE, World
 from ..models.layers import to_channels_last
 from ..models.unet import UNet, UNetConfig
@@ -34,19 +37,24 @@ NETWORK = UNetConfig(
     num_head_channels=64,
     resblock_updown=True,
 )
-BATCH_SIZE, LR, EMA_RATE = 4, 3e-4, 0.9999
+CHANNELS, BATCH_SIZE, LR, EMA_RATE = 64, 4, 3e-4, 0.9999
 
 
-def problem() -> tuple[Tensor, Tensor, Tensor]:
+def config_of(channels: int, use_checkpoint: bool = False) -> UNetConfig:
+    return replace(NETWORK, num_channels=channels, use_checkpoint=use_checkpoint)
+
+
+def problem(batch_size: int = BATCH_SIZE) -> tuple[Tensor, Tensor, Tensor]:
     """Noisy images, timesteps and regression targets."""
     generator = torch.Generator().manual_seed(0)
-    x, target = torch.randn(2, BATCH_SIZE, 3, NETWORK.image_size, NETWORK.image_size, generator=generator)
-    return x, torch.linspace(0, 999, BATCH_SIZE), target
+    x, target = torch.randn(2, batch_size, 3, NETWORK.image_size, NETWORK.image_size, generator=generator)
+    return x, torch.linspace(0, 999, batch_size), target
 
 
-def networks() -> tuple[UNet, BaselineUNet]:
+def networks(channels: int = CHANNELS, use_checkpoint: bool = False) -> tuple[UNet, BaselineUNet]:
     """The two networks with equal weights, none of them 0 (zero-initialized layers would hide differences)."""
-    ours, baseline = to_channels_last(UNet(NETWORK)), BaselineUNet(NETWORK)
+    config = config_of(channels, use_checkpoint)
+    ours, baseline = to_channels_last(UNet(config)), BaselineUNet(config)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in ours.parameters():
@@ -67,9 +75,9 @@ def gradients(network: nn.Module) -> list[Tensor]:
     return [cast(Tensor, parameter.grad) for parameter in network.parameters()]
 
 
-def gate() -> dict[str, tuple[float, float]]:
+def gate(channels: int = CHANNELS, use_checkpoint: bool = False) -> dict[str, tuple[float, float]]:
     """Maximum difference of the outputs, and maximum relative error of a parameter's gradient."""
-    ours, baseline = networks()
+    ours, baseline = networks(channels, use_checkpoint)
     outputs = []
     for network in (ours, baseline):
         losses, output = losses_of(network, *problem())
@@ -85,33 +93,47 @@ class Regression(Task):
 
     recorded = ("t",)
 
-    def __init__(self):
+    def __init__(self, config: UNetConfig, batch_size: int):
         super().__init__()
-        self.model = to_channels_last(UNet(NETWORK))
-        _, self.t, self.target = problem()
+        self.model = to_channels_last(UNet(config))
+        _, self.t, self.target = problem(batch_size)
 
     def losses(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:
         return {"loss": losses_of(self.model, batch.images, self.t, self.target)[0], "t": self.t}
 
 
-def training_loop() -> tuple[TrainLoop, Batch]:
+def training_loop(
+    channels: int = CHANNELS, batch_size: int = BATCH_SIZE, use_checkpoint: bool = False
+) -> tuple[TrainLoop, Batch]:
     """The loop of all training commands, in fp32, and the batch of each step."""
-    world = World(SINGLE, torch.device("cpu"))
-    trainee = Trainee(Regression(), OptimConfig(lr=LR, ema_rate=(EMA_RATE,)), "fp32", world)
+    world, task = World(SINGLE, torch.device("cpu")), Regression(config_of(channels, use_checkpoint), batch_size)
+    trainee = Trainee(task, OptimConfig(lr=LR, ema_rate=(EMA_RATE,)), "fp32", world)
     folder = RunFolder("unused", Identity("benchmark", {}))
-    loop = TrainLoop(TrainingConfig(batch_size=BATCH_SIZE), [trainee], None, folder, world)
-    return loop, Batch(problem()[0], Conditioning(), torch.arange(BATCH_SIZE))
+    loop = TrainLoop(TrainingConfig(batch_size=batch_size), [trainee], None, folder, world)
+    return loop, Batch(problem(batch_size)[0], Conditioning(), torch.arange(batch_size))
 
 
-def ours() -> Callable[[], object]:
-    """The loop's own update: fused AdamW; clipping and EMA by foreach operations; no waiting for the device."""
-    loop, batch = training_loop()
+def ours(channels: int = CHANNELS, batch_size: int = BATCH_SIZE, use_checkpoint: bool = False) -> Callable[[], object]:
+    """The loop's own update: fused AdamW; clipping and EMA by foreach operations; no waiting for the device; memory
+    reused as in every training command."""
+    reuse_freed_memory()
+    loop, batch = training_loop(channels, batch_size, use_checkpoint)
     return lambda: loop.update(batch)
 
 
-def baseline() -> Callable[[], object]:
+def flops(channels: int = CHANNELS, batch_size: int = BATCH_SIZE) -> int:
+    """FLOPs of a step's forward and backward pass, nothing computed twice; a multiply-add counts as two."""
+    with torch.device("meta"):
+        network = UNet(config_of(channels))
+    batch = [each.to("meta") for each in problem(batch_size)]
+    with FlopCounterMode(display=False) as counter:
+        losses_of(network, *batch)[0].mean().backward()
+    return counter.get_total_flops()
+
+
+def baseline(channels: int = CHANNELS, batch_size: int = BATCH_SIZE) -> Callable[[], object]:
     """AdamW and EMA parameter by parameter; the loss and two norms per parameter are read back at each step."""
-    network, batch = BaselineUNet(NETWORK), problem()
+    network, batch = BaselineUNet(config_of(channels)), problem(batch_size)
     parameters = list(network.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=LR, weight_decay=0.0, foreach=False, fused=False)
     ema = [parameter.detach().clone() for parameter in parameters]

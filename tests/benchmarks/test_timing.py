@@ -10,9 +10,11 @@ from diff_dalle.benchmarks.timing import (
     Unfinished,
     compare,
     in_fresh_process,
+    matmul_rate,
     median_seconds,
     paired_seconds,
     results,
+    utilization,
 )
 from diff_dalle.errors import InputError
 
@@ -59,6 +61,12 @@ def test_ratio_of_medians_and_a_a_control():
     timing = Timing(baseline=(1.0, 4.0, 4.0, 1.0), ours=(2.0, 2.0, 2.0, 9.0))
     assert timing.ratio == pytest.approx(2.0 / 2.5) and timing.ratio_of_fastest == pytest.approx(2.0)
     assert timing.control(timing.baseline) == pytest.approx(0.25)
+
+
+def test_utilization_is_that_of_the_fastest_run():
+    timing = Timing(baseline=(4.0, 9.0), ours=(2.0, 3.0))
+    assert utilization(timing, flops=10**12, rate=10**12).startswith("MFU 50% against 25%, of 1,000 GFLOP/s")
+    assert matmul_rate(threads=1, size=64) > 0
 
 
 def test_paired_sides_take_turns_in_each_process():

@@ -5,7 +5,8 @@ import torch
 
 from diff_dalle.benchmarks import saving, train_step, watching
 from diff_dalle.checkpoints.run_folder import RunFolder
-from diff_dalle.models.unet import UNetConfig
+from diff_dalle.models.cost import count_flops
+from diff_dalle.models.unet import UNet, UNetConfig
 from diff_dalle.training.flight import FlightRecorder
 from diff_dalle.training.loop import TrainLoop
 
@@ -26,8 +27,24 @@ TINY = UNetConfig(
 def test_baseline_and_our_network_are_the_same_function(change, monkeypatch):
     """With equal weights: outputs to 1e-5 and every parameter's gradient to 1e-4."""
     monkeypatch.setattr(train_step, "NETWORK", replace(TINY, **change))
-    for found, most in train_step.gate().values():
-        assert 0 < found <= most
+    for use_checkpoint in (False, True):
+        for found, most in train_step.gate(use_checkpoint=use_checkpoint).values():
+            assert 0 < found <= most
+
+
+def test_flops_count_each_product_of_the_model_once(monkeypatch):
+    """A forward pass, and twice as much backward except at the inputs, which need no gradients. Both grow with width
+    and batch size as convolutions do."""
+    monkeypatch.setattr(train_step, "NETWORK", TINY)
+    with torch.device("meta"):
+        network = UNet(TINY)
+    once = count_flops(
+        network, lambda network: network(torch.empty(4, 3, 16, 16, device="meta"), torch.empty(4, device="meta"))
+    )
+    first = 2 * 4 * (16**2 * 9 * 3 * 64 + 64 * 256)  # of the input convolution and the timestep's first layer
+    assert train_step.flops() == 3 * once - first
+    assert train_step.flops(batch_size=8) == 2 * train_step.flops()
+    assert 3.5 < train_step.flops(128) / train_step.flops() < 4
 
 
 def test_both_sides_train(monkeypatch):
