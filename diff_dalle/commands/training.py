@@ -31,7 +31,7 @@ from ..errors import InputError
 from ..images.transforms import Window
 from ..models.compiling import compile_training
 from ..models.layers import to_channels_last
-from ..models.precision import DTYPES, resolve_precision
+from ..models.precision import DTYPES, training_precision
 from ..models.units import parts_of
 from ..text.tokenizer import Tokenizer, TokenizerConfig, load_tokenizer
 from ..tracking.loader import fetch_source, source_path
@@ -242,7 +242,7 @@ class TrainingRun(ABC):
         return world.size > 1 and self.training.sharding.parallel != "ddp"
 
     def _parts(self, world: World, network: nn.Module) -> Parts:
-        return parts_of(network, DTYPES.get(resolve_precision(self.training.precision, world.device)))
+        return parts_of(network, DTYPES.get(training_precision(self.training.precision, world.device)))
 
     def build_loader(self, tokenizer: Tokenizer | None, world: World) -> Loader:
         """The training data, in an order determined by the seed. InputError when ``data_dir`` is unset or empty."""

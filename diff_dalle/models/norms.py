@@ -172,7 +172,11 @@ def _rows(image: Tensor) -> Tensor:
 
 def _operand(image: Tensor, dtype: torch.dtype) -> Tensor:
     """On a CPU the image in fp32 and channels last: kernels would convert it at each use, and torch's norm relies on
-    one layout. Others convert as they read."""
+    one layout, also of dimensions of length 1, whose strides ``contiguous`` leaves as they are. Others convert as they
+    read."""
     if not native_keeps_layout(image.device):
         return image
-    return image.to(dtype).contiguous(memory_format=torch.channels_last)
+    channels, height, width = image.shape[1:]
+    if image.dtype == dtype and image.stride() == (channels * height * width, 1, channels * width, channels):
+        return image
+    return torch.empty(image.shape, dtype=dtype, memory_format=torch.channels_last).copy_(image)

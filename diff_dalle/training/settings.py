@@ -24,7 +24,9 @@ class TrainingConfig:
     hours: float = option(0.0, "save and stop after this many hours of the session; 0 = no limit", free=True)
     seed: int = option(0, "seed of the data order and of all random numbers")
     precision: str = option(
-        "auto", "arithmetic of the network; auto = bf16 on GPUs that support it, else fp32", choices=PRECISIONS
+        "auto",
+        "arithmetic of the network; auto = bf16 on GPUs that support it and on CPUs with AMX, else fp32",
+        choices=PRECISIONS,
     )
     compile: bool = option(
         False,

@@ -16,7 +16,7 @@ from ..distributed.parallel import Replicas, is_sharded, local, total_norm
 from ..distributed.sharding import Shards
 from ..distributed.world import World
 from ..errors import InputError
-from ..models.precision import autocast, resolve_precision
+from ..models.precision import autocast, training_precision
 from ..randomness import Draw
 from .ema import Ema
 from .flight import FlightRecorder
@@ -95,7 +95,7 @@ class Trainee:
     ):
         self.name, self.world = name, world
         self.task = task.to(world.device)
-        self.precision = resolve_precision(precision, world.device)
+        self.precision = training_precision(precision, world.device)
         configs = dict.fromkeys(task.parts, config) if isinstance(config, OptimConfig) else dict(config)
         if list(configs) != list(task.parts):
             raise InputError(f"optimizers are configured for {list(configs)}, but the task has {list(task.parts)}")

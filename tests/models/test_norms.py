@@ -193,3 +193,16 @@ def test_on_a_gpu():
     assert out.is_contiguous(**LAYOUT)
     expected = F.group_norm(x, layer.num_groups, layer.weight, layer.bias, layer.eps)
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("silu", [False, True])
+@pytest.mark.parametrize("shape", [(1, 12, 5, 7), (2, 12, 1, 7), (2, 12, 1, 1), (1, 4, 1, 1), (2, 4, 3, 1)])
+def test_dimensions_of_length_one_may_have_any_stride(shape, silu):
+    image, weight, bias = example(torch.float32, shape)
+    odd = [length * 1000 if size == 1 else length for length, size in zip(image.stride(), shape, strict=True)]
+    strange = torch.empty_strided(shape, odd).copy_(image.detach()).requires_grad_()
+    found, expected = norm(strange, weight, bias, silu=silu), norm(image, weight, bias, silu=silu)
+    assert torch.equal(found, expected)
+    for out, given in ((found, strange), (expected, image)):
+        out.square().sum().backward(inputs=[given])
+    assert torch.equal(strange.grad, image.grad)

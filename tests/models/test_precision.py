@@ -6,9 +6,10 @@ from network_making import TEXT, captions, make_generator, noisy, randomize
 from operation_counting import parameter_conversions
 from torch import nn
 
+from diff_dalle.models import precision
 from diff_dalle.models.generator import Generator, GeneratorConfig
 from diff_dalle.models.noised_clip import NoisedClip, NoisedClipConfig
-from diff_dalle.models.precision import cast_weights
+from diff_dalle.models.precision import cast_weights, resolve_precision, training_precision
 from diff_dalle.models.super_resolution import LowResConfig
 from diff_dalle.models.unet import UNetConfig
 
@@ -81,3 +82,11 @@ def test_norms_embeddings_and_full_precision_layers_are_not_converted(make):
         weights = [p for p in module.parameters(recurse=False)]
         half = isinstance(module, (nn.Linear, nn.Conv2d)) and not f"{path}.".startswith(tuple(full))
         assert all((p.dtype == torch.float16) == half for p in weights), path
+
+
+@pytest.mark.parametrize("amx", [False, True])
+def test_auto_is_half_precision_in_training_where_the_cpu_multiplies_tiles(monkeypatch, amx):
+    monkeypatch.setattr(precision, "has_amx", lambda: amx)
+    cpu = torch.device("cpu")
+    assert training_precision("auto", cpu) == ("bf16" if amx else "fp32")
+    assert training_precision("fp32", cpu) == resolve_precision("auto", cpu) == "fp32"
