@@ -1,13 +1,16 @@
 """Write a checkpoint of a latent cascade's network from the files of the public networks, from torchvision's weights of
 the semantic encoder's backbone, or from a stage B that its semantic encoder was trained with."""
 
-from diff_dalle.commands.cascade.importing import ImportConfig, import_cascade
+from diff_dalle.commands.cascade.import_config import ImportConfig
 from diff_dalle.commands.command_line import parse
 from diff_dalle.distributed.launch import run_script
 
 
 def main():
-    print(import_cascade(parse(ImportConfig, description=__doc__)))
+    config = parse(ImportConfig, description=__doc__)
+    from diff_dalle.commands.cascade.importing import import_cascade  # loads torch
+
+    print(import_cascade(config))
 
 
 if __name__ == "__main__":

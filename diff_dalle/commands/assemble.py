@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .. import storage
-from ..checkpoints.assembling import assemble
 from ..config import option
 from ..errors import InputError
 
@@ -26,6 +25,8 @@ class AssembleConfig:
 
 def assemble_decoder(config: AssembleConfig) -> str:
     """Write the decoder; returns a text about what was taken. InputError as ``assemble``, and for an existing file."""
+    from ..checkpoints.assembling import assemble
+
     if storage.exists(config.out):
         raise InputError(f"{config.out} exists already: give another file with --out, or remove it")
     return assemble(config.model_paths, config.out)

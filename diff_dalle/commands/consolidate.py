@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .. import storage
-from ..checkpoints.consolidating import consolidate
 from ..config import option
 from ..errors import InputError
 
@@ -24,6 +23,8 @@ class ConsolidateConfig:
 
 def consolidate_checkpoint(config: ConsolidateConfig) -> str:
     """Write the files; returns a text about them. InputError as ``consolidate``."""
+    from ..checkpoints.consolidating import consolidate
+
     path = config.model_path.rstrip("/")
     paths = consolidate(path, config.out or storage.split(path)[0] or ".")
     return "\n".join(f"Wrote {each}." for each in paths)

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from .. import storage
-from ..checkpoints.checkpoint import Identity, load_file, write_file
-from ..checkpoints.kinds import KINDS
-from ..checkpoints.loading import open_networks
 from ..config import option
 from ..errors import InputError
-from ..sampling.lora import accept_option, lora_option, parse_lora_paths, with_loras
+from ..sampling.lora_config import accept_option, lora_option
 
 
 @dataclass(frozen=True)
@@ -33,6 +28,13 @@ class MergeConfig:
 def merge_lora_files(config: MergeConfig) -> str:
     """Write a plain checkpoint of the network with the LoRAs in its weights, and their tokens in its vocabulary, which
     needs them no more; returns a text about it. InputError as ``with_loras``, and for an existing file."""
+    import torch
+
+    from ..checkpoints.checkpoint import Identity, load_file, write_file
+    from ..checkpoints.kinds import KINDS
+    from ..checkpoints.loading import open_networks
+    from ..sampling.lora import parse_lora_paths, with_loras
+
     if storage.exists(config.out):
         raise InputError(f"{config.out} exists already: give another file with --out, or remove it")
     content = load_file(config.model_path)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from .. import storage
 from ..checkpoints.run_folder import RunFolder, read_run
-from ..config import from_dict, lookup, option, section
+from ..config import from_dict, lookup
 from ..data.loader import Loader
-from ..distributed.launch import DistributedConfig
 from ..distributed.world import World
 from ..errors import InputError
 from ..evaluation.report import markdown_table
@@ -22,31 +21,11 @@ from ..tracking.files import read_lines
 from ..training.flight import FILE, FlightStep
 from ..training.loop import TrainLoop
 from ..training.nonfinite import search_non_finite
+from .replay_config import ReplayConfig
 from .training import TrainingRun
 from .training_commands import TRAINING_COMMANDS
 
 CLOSE = 1e-3  # relative difference of losses on another number of processes, or another device
-
-
-@dataclass(frozen=True)
-class ReplayConfig:
-    """Step"""
-
-    logdir: str = option("", "log directory of the run")
-    step: int = option(0, f"number of the step in {FILE}; 0 = the last one there")
-    data_dir: tuple[str, ...] = option((), "the run's shards, if they have moved; none = where they were")
-
-    def __post_init__(self):
-        if not self.logdir:
-            raise InputError("--logdir is required: the log directory of the run")
-
-
-@dataclass(frozen=True)
-class ReplayRun:
-    """All settings of ``replay.py``."""
-
-    what: ReplayConfig = section(ReplayConfig)
-    distributed: DistributedConfig = section(DistributedConfig)
 
 
 def replay_step(config: ReplayConfig, world: World) -> str:

@@ -19,7 +19,7 @@ from ..models.precision import PRECISIONS
 from ..sampling.classifier import ClassifierConfig
 from ..sampling.control import SteeringConfig
 from ..sampling.latent_config import LatentCascadeConfig
-from ..sampling.lora import accept_option, lora_option
+from ..sampling.lora_config import accept_option, lora_option
 from ..sampling.pipeline import Pipeline
 from ..sampling.request import StageSettings, UpsamplersConfig
 

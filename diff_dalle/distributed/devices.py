@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..errors import InputError, quantity
-from .world import SINGLE, ProcessInfo
+from .rendezvous import SINGLE, ProcessInfo
 
 
 def pick_device(name: str | torch.device, place: ProcessInfo = SINGLE) -> torch.device:

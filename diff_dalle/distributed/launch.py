@@ -16,18 +16,20 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-
-import torch
+from typing import TYPE_CHECKING
 
 from ..config import option
 from ..errors import InputError, quantity, redact
-from .devices import use_device
 from .host_memory import reuse_freed_memory
 from .lifeline import MAX_SILENCE, Lifeline, News
-from .rendezvous import detect, meeting_point, open_store
-from .world import ProcessInfo, World
+from .rendezvous import ProcessInfo, detect, meeting_point, open_store
 
-__all__ = ["DistributedConfig", "JobEnd", "detect", "launch", "run_script"]
+if TYPE_CHECKING:  # settings and --help need no torch
+    import torch
+
+    from .world import World
+
+__all__ = ["DistributedConfig", "JobEnd", "ProcessInfo", "detect", "launch", "run_script"]
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,10 @@ def _say(message: str) -> None:
 
 def _enter(config: DistributedConfig, place: ProcessInfo) -> torch.device:
     """The device of this process, which becomes torch's current one."""
+    import torch
+
+    from .devices import use_device
+
     device = use_device(config.device, place)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -89,6 +95,10 @@ def launch(config: DistributedConfig) -> Iterator[World]:
     the reason. A rank that vanishes is named by all others. ``JobEnd``, raised by all ranks, ends the job in order.
     Raises InputError for a missing device and for inconsistent launchers.
     """
+    import torch
+
+    from .world import World
+
     place = detect()
     reuse_freed_memory()
     torch.set_num_threads(config.threads or max(1, _cores() // place.local_size))

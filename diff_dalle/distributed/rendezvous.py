@@ -12,13 +12,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
-from .world import SINGLE, ProcessInfo
+
+if TYPE_CHECKING:
+    import torch
 
 # Ends its parent with a sentence unless its standard input is closed in time: also while the parent's interpreter is
 # inside a call of C code that lets no other thread run, as MPI's start is.
@@ -28,6 +29,20 @@ if not select.select([0], [], [], float(sys.argv[1]))[0]:
     print(sys.argv[2], file=sys.stderr, flush=True)
     os.kill(int(sys.argv[3]), 15)
 """
+
+
+@dataclass(frozen=True)
+class ProcessInfo:
+    """What a launcher says about this process. ``launcher`` is single, mpi, torchrun or slurm."""
+
+    launcher: str
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+
+
+SINGLE = ProcessInfo("single")
 
 
 def detect(env: Mapping[str, str] = os.environ) -> ProcessInfo:
@@ -109,6 +124,8 @@ def _in_time(seconds: float, message: str) -> Iterator[None]:
 
 def open_store(place: ProcessInfo, address: str, port: int, seconds: float) -> torch.distributed.Store:
     """Rank 0's store of names and values. InputError when it cannot be opened or reached in ``seconds``."""
+    import torch
+
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     serves = place.rank == 0 and not agent
     try:

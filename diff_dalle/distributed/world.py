@@ -4,28 +4,14 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..errors import InputError, redact
+from .rendezvous import SINGLE, ProcessInfo
 
 BROADCAST_BYTES = 2**28  # of one message: backends count the elements of a message in 32 bits
-
-
-@dataclass(frozen=True)
-class ProcessInfo:
-    """What a launcher says about this process. ``launcher`` is single, mpi, torchrun or slurm."""
-
-    launcher: str
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0
-    local_size: int = 1
-
-
-SINGLE = ProcessInfo("single")
 
 
 def deal(node_of: Sequence[int]) -> list[int]:

@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 
 from .contract import Group, Skipped, require
-from .hostile import LIMIT_BYTES, LIMIT_SECONDS, REPORT
-from .parsers import PARSERS
+from .hostile_cases import CASES, LIMIT_BYTES, LIMIT_SECONDS, REPORT
 from .place import Place
 from .processes import Job, environment
 
@@ -18,7 +17,7 @@ MINUTES = 20.0  # in which a parser reads its cases, unless one of them never en
 
 
 def _reads(place: Place, parser: str) -> str:
-    cases = PARSERS[parser].share
+    cases = CASES[parser]
     if place.quick:
         cases = -(-cases // QUICK_PART)
     folder = place.path / "hostile"
@@ -45,5 +44,5 @@ def _register(parser: str) -> None:
     GROUP.fault(f"hostile {parser}", promised, every_kind=False)(drill)
 
 
-for _parser in PARSERS:
+for _parser in CASES:
     _register(_parser)

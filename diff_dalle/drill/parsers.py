@@ -10,7 +10,6 @@ import random
 import tarfile
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,15 +41,8 @@ from .mutations import as_json, damaged, distorted
 
 Case = Callable[[random.Random], bytes]
 SIDE, WIDTH, MAX_PIXELS = 24, 8, 1 << 20
-
-
-@dataclass(frozen=True)
-class Parser:
-    """make:  (folder) → (a function that makes a hostile file, a function that reads it).
-    share: cases out of each 100,000."""
-
-    make: Callable[[Path], tuple[Case, Callable[[bytes], Any]]]
-    share: int
+# (folder) → (a function that makes a hostile file, a function that reads it)
+Make = Callable[[Path], tuple[Case, Callable[[bytes], Any]]]
 
 
 def _from_file(path: Path, read: Callable[[str], Any]) -> Callable[[bytes], Any]:
@@ -362,18 +354,18 @@ def _vocabularies(folder: Path):
     return partial(damaged, seeds), _from_file(folder / "merges.txt", read_vocabulary)
 
 
-PARSERS = {
-    "tars": Parser(_tars, 24_000),
-    "filters": Parser(_filters, 1_000),
-    "captions": Parser(_captions, 20_000),
-    "images": Parser(_images, 18_000),
-    "embeddings": Parser(_embeddings, 14_000),
-    "vocabularies": Parser(_vocabularies, 6_000),
-    "masks": Parser(_masks, 5_000),
-    "index tables": Parser(_tables, 4_000),
-    "index summaries": Parser(_summaries, 2_000),
-    "checkpoints": Parser(_checkpoints, 2_000),
-    "run.json": Parser(_records, 1_500),
-    "configurations": Parser(_configs, 1_500),
-    "structures (hypothesis)": Parser(_structures, 1_000),
+PARSERS: dict[str, Make] = {
+    "tars": _tars,
+    "filters": _filters,
+    "captions": _captions,
+    "images": _images,
+    "embeddings": _embeddings,
+    "vocabularies": _vocabularies,
+    "masks": _masks,
+    "index tables": _tables,
+    "index summaries": _summaries,
+    "checkpoints": _checkpoints,
+    "run.json": _records,
+    "configurations": _configs,
+    "structures (hypothesis)": _structures,
 }

@@ -14,13 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from ..checkpoints.checkpoint import load_file
-from ..checkpoints.run_folder import read_run
 from ..errors import InputError
-from ..shapes.scenes import ShapesConfig
-from ..shapes.shards import write_shapes
 from .contract import require
 from .inside import Injection, planned
 from .processes import INSIDE, SCRIPTS, Job, Outcome, environment
@@ -82,6 +76,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def digest(value: Any) -> str:
     """A hash of nested containers of tensors and plain values."""
+    import torch
+
     found = hashlib.sha256()
 
     def add(value: Any) -> None:
@@ -115,6 +111,9 @@ class Result:
 
 def saved(logdir: Path) -> Result | None:
     """The latest checkpoint of a log directory; None without one. InputError when a file of it cannot be read."""
+    from ..checkpoints.checkpoint import load_file
+    from ..checkpoints.run_folder import read_run
+
     run = read_run(str(logdir))
     if run is None or not run.checkpoints:
         return None
@@ -136,6 +135,9 @@ class Bench:
     """
 
     def __init__(self, folder: Path, seed: int, quick: bool):
+        from ..shapes.scenes import ShapesConfig
+        from ..shapes.shards import write_shapes
+
         self.folder, self.seed, self.quick = folder, seed, quick
         self.world = folder / "world"
         config = ShapesConfig(image_size=16, train_samples=64, val_samples=16, samples_per_shard=16)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-import torch
-
 Steps = range  # numbers of steps, from 1 on
 
 
@@ -55,7 +53,7 @@ def _poison_loss(steps: Steps, value: float) -> None:
             named = original(self, *arguments)
             if step.number not in steps:
                 return named
-            factor = torch.ones_like(named["loss"])
+            factor = named["loss"].new_ones(len(named["loss"]))
             factor[0] = value
             return {**named, "loss": named["loss"] * factor}
 

@@ -6,26 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import Any
 
 import torch
 from torch import nn
 
 from ..checkpoints.loading import SavedNetwork
 from ..checkpoints.lora_file import WeightedLora, extended_tokenizer, merge_loras, read_lora
-from ..config import option
 from ..embeddings.contract import weights_digest
 from ..errors import InputError, quantity
-
-
-def lora_option() -> Any:
-    """The setting ``lora`` of every command that uses LoRAs."""
-    return option((), "LoRA files of the networks, each with a factor if it is not 1: a.safetensors:0.8,b.safetensors")
-
-
-def accept_option() -> Any:
-    """The setting ``accept_changed_base`` of every command that uses LoRAs or ControlNets."""
-    return option(False, "use an adapter although it was trained for a network with other weights")
 
 
 def parse_lora_paths(texts: Sequence[str]) -> list[WeightedLora]:

@@ -8,16 +8,16 @@ import re
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-
-import numpy as np
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from ..config import option
 from ..errors import InputError
 from .bpe import merge_word
 from .cleaning import WORD_PATTERN, clean, split_words
 from .vocabulary import BYTE_LETTERS, Vocabulary, byte_symbols, read_vocabulary
+
+if TYPE_CHECKING:  # settings and texts need no torch
+    from torch import Tensor
 
 CACHED_WORDS = 2**15  # more than the distinct words of most caption sets; about 10 MB when full
 CACHED_CHARACTERS = 64  # longer words are not cached, which bounds the memory of the cache
@@ -129,6 +129,9 @@ class Tokenizer:
         covers the start token only, like a caption dropped by `Conditioning.drop`: the condition "no caption". Raises
         InputError when ``length`` is too small for start and end.
         """
+        import numpy as np
+        import torch
+
         if isinstance(texts, str):
             raise TypeError("texts must be a sequence of strings, not a single string")
         if length < 2:

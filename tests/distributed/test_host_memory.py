@@ -3,6 +3,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 import diff_dalle.distributed.launch as launch_module
 
@@ -51,6 +52,6 @@ def test_settings_of_the_environment_are_kept():
 def test_every_job_begins_with_it(monkeypatch):
     called = []
     monkeypatch.setattr(launch_module, "reuse_freed_memory", lambda: called.append(True))
-    monkeypatch.setattr(launch_module.torch, "set_num_threads", lambda n: None)
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
     with launch_module.launch(launch_module.DistributedConfig(device="cpu")):
         assert called

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from ...checkpoints.checkpoint import (
     save_file,
 )
 from ...checkpoints.kinds import Kind, find_kind
-from ...config import option, to_dict
+from ...config import to_dict
 from ...distributed.devices import without_values
 from ...errors import InputError
 from ...models.latent import released
@@ -32,6 +31,7 @@ from ...models.latent.stage_b import STAGE_B_SIZES
 from ...models.latent.stage_c import STAGE_C_SIZES
 from ...tasks.latent import SEMANTIC
 from .companions import named_clip
+from .import_config import ImportConfig
 from .stages import IMAGE_NAME, TEXT_NAME
 
 Converter = Callable[[Any, Mapping[str, Any]], released.Converted]
@@ -53,29 +53,6 @@ CONVERTERS: dict[str, dict[str, Converter]] = {
     "stage_b": {"clf.1.weight": released.stage_b_weights},
     "stage_c": {"clf.1.weight": released.stage_c_weights},
 }
-
-
-@dataclass(frozen=True)
-class ImportConfig:
-    """Importing"""
-
-    stage: str = option("semantic", "what to write: stage_a, semantic, stage_b or stage_c", choices=tuple(SIZES))
-    model_version: str = option("released", "size of the network, as in the files of train_cascade.py")
-    weights: tuple[str, ...] = option(
-        (),
-        "files of the public networks (.safetensors, .pt), or torchvision's weights of EfficientNetV2-S; several for "
-        "one semantic encoder; none = initial values",
-    )
-    joint_run: str = option(
-        "", "instead: an opt….pt of a stage B that was trained with train_encoder, whose semantic encoder is taken"
-    )
-    out: str = option("", "file to write, local or remote; it must not exist")
-
-    def __post_init__(self):
-        if self.joint_run and (self.stage, self.model_version, self.weights) != (SEMANTIC, "released", ()):
-            raise InputError(
-                "joint_run holds a semantic encoder and its weights: leave out stage, model_version and weights"
-            )
 
 
 def import_cascade(config: ImportConfig) -> str:

@@ -5,11 +5,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from PIL import Image
-
-from ...shapes.render import render
-from ...shapes.scenes import scene
-from ...shapes.shards import read_shapes_config
 from .contract import Chapter, Demo, Job
 
 PROMPTS = "a large red circle in the top left|a small blue square to the right of a yellow triangle|two green crosses"
@@ -20,6 +15,12 @@ UPDATES = {"stage_a": 80, "semantic": 80, "stage_b": 60, "stage_c": 60}  # of th
 
 
 def run(demo: Demo) -> Path:
+    from PIL import Image
+
+    from ...shapes.render import render
+    from ...shapes.scenes import scene
+    from ...shapes.shards import read_shapes_config
+
     home, world = demo.home / "cascade", demo.home / "cascade" / "shapes"
     demo.run("prepare_data.py", "shapes", "--out_dir", world, "--image_size", 64, "--aspect_ratios", RATIOS)
     data = {"webdataset_path": world / "train", "data.val_path": world / "val"}

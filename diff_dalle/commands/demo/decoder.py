@@ -5,11 +5,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from PIL import Image
-
-from ...shapes.render import render
-from ...shapes.scenes import scene
-from ...shapes.shards import read_shapes_config
 from .contract import Chapter, Demo
 
 PROMPTS = "a large red circle in the top left|a small green cross in the center|a large blue square in the bottom right"
@@ -20,6 +15,12 @@ SAMPLES = ((40_000, 1_600), (6_400, 640))  # that each U-Net is trained on, and 
 
 
 def run(demo: Demo) -> Path:
+    from PIL import Image
+
+    from ...shapes.render import render
+    from ...shapes.scenes import scene
+    from ...shapes.shards import read_shapes_config
+
     home, data = demo.home / "decoder", demo.shapes
     clip, embeddings, pictures = home / "clip.pt", home / "embeddings", home / "pictures"
     demo.render_shapes()

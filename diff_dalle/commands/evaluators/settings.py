@@ -13,7 +13,7 @@ from ...errors import InputError
 from ...evaluation.metrics import METRICS
 from ...sampling.classifier import ClassifierConfig
 from ...sampling.latent_config import LatentCascadeConfig
-from ...sampling.lora import lora_option
+from ...sampling.lora_config import lora_option
 from ...sampling.request import UpsamplersConfig
 from .image_metrics import IMAGE_METRICS
 
