@@ -10,12 +10,15 @@ import functools
 import hashlib
 import math
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from .errors import InputError
+
+if TYPE_CHECKING:  # settings and orders need no torch
+    import torch
+    from torch import Tensor
 
 # SplitMix64 (Steele et al. 2014): the increment, 2^64 / golden ratio, and (shift, multiplier) of its output function.
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -75,6 +78,8 @@ def splitmix64(keys: Tensor, count: int) -> Tensor:
     Tensor operations on int64, which wraps around, so the values are the same on every device. The masks make the
     shifts unsigned.
     """
+    import torch
+
     z = torch.add(keys[:, None], torch.arange(1, count + 1, device=keys.device), alpha=_signed(_GOLDEN))
     shifted = torch.empty_like(z)
     for shift, multiplier in ((30, _MIX_1), (27, _MIX_2), (31, None)):
@@ -91,6 +96,8 @@ def normal_pairs(bits: Tensor) -> Tensor:
     normal number exceeds once in 4 · 10^10. Devices differ in the last digits of logarithm, sine and cosine: by less
     than 2e-6.
     """
+    import torch
+
     words = bits.view(torch.int32).unflatten(1, (-1, 2))  # [N, M, 2]
     radius = words[..., 0].float().abs_().add_(0.5).mul_(2.0**-31).log_().mul_(-2).sqrt_()
     angle = words[..., 1].float().mul_(math.pi * 2.0**-31)
@@ -110,17 +117,23 @@ class Draw:
     """
 
     def __init__(self, seed: int, index: Tensor, device: torch.device | str = "cpu"):
+        import torch
+
         self.seed = seed
         self.positions = index.numpy()
         self.device = torch.device(device)
 
     def keys(self, purpose: str) -> Tensor:
         """[N] int64, uniform over all 64-bit values."""
+        import torch
+
         bits = random_bits(self.seed, purpose, self.positions).view(np.int64)
         return torch.from_numpy(bits).to(self.device, non_blocking=True)
 
     def uniform(self, purpose: str) -> Tensor:
         """[N] float64 in [0, 1) (float32 where the device has no float64)."""
+        import torch
+
         values = torch.from_numpy(random_uniform(self.seed, purpose, self.positions))
         if self.device.type == "mps":
             values = values.float()

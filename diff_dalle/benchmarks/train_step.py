@@ -23,7 +23,7 @@ from ..models.layers import to_channels_last
 from ..models.unet import UNet, UNetConfig
 from ..randomness import Draw
 from ..training.loop import TrainLoop
-from ..training.optim import OptimConfig
+from ..training.optim_config import OptimConfig
 from ..training.settings import TrainingConfig
 from ..training.task import Task
 from ..training.trainee import Trainee

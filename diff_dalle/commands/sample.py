@@ -15,7 +15,7 @@ from ..embeddings.clip import CLIPS
 from ..errors import InputError
 from ..models.generator import GeneratorConfig
 from ..models.noised_clip import NoisedClipConfig
-from ..models.precision import PRECISIONS
+from ..models.precision_names import PRECISIONS
 from ..sampling.classifier import ClassifierConfig
 from ..sampling.control import SteeringConfig
 from ..sampling.latent_config import LatentCascadeConfig

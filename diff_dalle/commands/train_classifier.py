@@ -16,7 +16,7 @@ from ..models.noised_clip import NoisedClip, NoisedClipConfig
 from ..tasks.contrastive import ContrastiveTask
 from ..text.tokenizer import Tokenizer, TokenizerConfig
 from ..tracking.trackers import TrackingConfig
-from ..training.optim import OptimConfig
+from ..training.optim_config import OptimConfig
 from ..training.settings import TrainingConfig
 from ..training.trainee import Trainee
 from .training import TrainingRun

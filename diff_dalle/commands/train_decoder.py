@@ -18,7 +18,7 @@ from ..config import Problems, option, redacted, section, to_dict
 from ..data.loader import DataConfig, Loader
 from ..diffusion.augmentation import area_resize
 from ..distributed.launch import DistributedConfig
-from ..distributed.sharding import ShardingConfig
+from ..distributed.sharding_config import ShardingConfig
 from ..distributed.world import World
 from ..errors import InputError
 from ..evaluation.generated import GeneratedMetrics
@@ -32,7 +32,7 @@ from ..text.tokenizer import Tokenizer
 from ..tracking.loader import fetch_source
 from ..tracking.trackers import TrackingConfig
 from ..training.loop import EVALUATION_SEED
-from ..training.optim import OptimConfig
+from ..training.optim_config import OptimConfig
 from ..training.settings import TrainingConfig
 from ..training.trainee import Trainee
 from .decoder.data_section import DataSection

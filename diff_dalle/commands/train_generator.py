@@ -24,7 +24,7 @@ from ..tasks.previews import PreviewConfig, Previews
 from ..tasks.upsampling import UpsamplingTask
 from ..text.tokenizer import Tokenizer, TokenizerConfig
 from ..tracking.trackers import TrackingConfig
-from ..training.optim import OptimConfig
+from ..training.optim_config import OptimConfig
 from ..training.settings import TrainingConfig
 from ..training.trainee import Trainee
 from .training import TrainingRun

@@ -38,7 +38,7 @@ from ..tracking.loader import fetch_source, source_path
 from ..tracking.tracker import Tracker
 from ..tracking.trackers import TrackingConfig, create_trackers
 from ..training.loop import EVALUATION_SEED, TrainLoop
-from ..training.optim import OptimConfig
+from ..training.optim_config import OptimConfig
 from ..training.settings import TrainingConfig
 from ..training.task import Task
 from ..training.trainee import Trainee

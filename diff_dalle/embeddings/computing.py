@@ -22,7 +22,7 @@ from ..errors import InputError, quantity, redact
 from ..images.decode import decode_image
 from ..images.pixels import from_uint8
 from ..images.transforms import center_crop
-from ..models.precision import PRECISIONS
+from ..models.precision_names import PRECISIONS
 from .clip import CLIPS, load_clip
 from .contract import Clip
 from .record import FILE, NAMES, Record, folder_record

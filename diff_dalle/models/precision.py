@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from ..errors import InputError
+from .precision_names import PRECISIONS
 
-PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}  # of the precisions that autocast
 Module = TypeVar("Module", bound=nn.Module)
 

@@ -8,7 +8,7 @@ from math import prod
 
 from torch import nn
 
-from ..distributed.sharding import ShardingConfig
+from ..distributed.sharding_config import ShardingConfig
 from ..errors import InputError
 from .cost import ADAMW_BYTES, Cost
 from .units import parts_of

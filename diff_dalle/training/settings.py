@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..config import option, section
-from ..distributed.sharding import ShardingConfig
+from ..distributed.sharding_config import ShardingConfig
 from ..errors import InputError
-from ..models.precision import PRECISIONS
+from ..models.precision_names import PRECISIONS
 from ..randomness import check_seeds
 
 

@@ -19,13 +19,13 @@ from ...data.captions import caption_kind
 from ...data.filters import filters_option, parse_filters
 from ...data.loader import DataConfig, Loader
 from ...distributed.launch import DistributedConfig
-from ...distributed.sharding import ShardingConfig
+from ...distributed.sharding_config import ShardingConfig
 from ...distributed.world import World
 from ...errors import InputError
 from ...randomness import check_seeds
 from ...text.tokenizer import Tokenizer
 from ...tracking.trackers import TrackingConfig
-from ...training.optim import OptimConfig
+from ...training.optim_config import OptimConfig
 from ...training.settings import TrainingConfig
 from ..training import TrainingRun
 from .sections import DataSection, LoopSection

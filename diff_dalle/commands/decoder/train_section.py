@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
 from ...config import Problems, option
-from ...models.precision import PRECISIONS
-from ...training.optim import OptimConfig
+from ...models.precision_names import PRECISIONS
+from ...training.optim_config import OptimConfig
 
 T = TypeVar("T")
 MAX_RATE = 1e-2  # far above what trains; Adam's usual rates are 1e-5 to 1e-3

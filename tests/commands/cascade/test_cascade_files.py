@@ -9,7 +9,7 @@ from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.sources import preset_names, preset_text
 from diff_dalle.commands.training_commands import TRAINING_COMMANDS
 from diff_dalle.distributed.launch import ProcessInfo
-from diff_dalle.distributed.sharding import ShardingConfig
+from diff_dalle.distributed.sharding_config import ShardingConfig
 from diff_dalle.distributed.world import World
 from diff_dalle.errors import InputError
 from diff_dalle.models.latent.stage_b import STAGE_B_SIZES

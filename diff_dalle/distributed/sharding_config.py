@@ -1,0 +1,77 @@
+"""Settings of what several processes hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..config import option
+from ..errors import InputError, quantity
+
+if TYPE_CHECKING:  # settings and --help need no torch
+    from .world import World
+
+MODES = ("ddp", "fsdp", "hsdp")
+_SHARDED = ("parallel", "fsdp", "hsdp")
+
+
+@dataclass(frozen=True)
+class ShardingConfig:
+    """Sharding"""
+
+    parallel: str = option(
+        "ddp",
+        "what several processes hold: ddp = each all weights; fsdp = each its share of weights, gradients, optimizer "
+        "state and averages; hsdp = shared among shard_processes, each such group with all of them",
+        choices=MODES,
+        free=True,
+    )
+    shard_processes: int = option(
+        0, "processes that share one copy of the weights; 0 = those of a machine", free=True, needs=("parallel", "hsdp")
+    )
+    reshard_after_forward: bool = option(
+        True,
+        "free gathered weights after the forward pass and gather them again for the backward pass: less memory, more "
+        "communication",
+        free=True,
+        needs=_SHARDED,
+    )
+    forward_prefetch: int = option(
+        0,
+        "blocks to gather ahead in the forward pass; 0 = the next one",
+        free=True,
+        needs=_SHARDED,
+    )
+    backward_prefetch: int = option(
+        0,
+        "blocks to gather ahead in the backward pass; 0 = the next one",
+        free=True,
+        needs=_SHARDED,
+    )
+    consolidate: bool = option(
+        False,
+        "write each checkpoint also as ordinary files, in the background; without, scripts/consolidate.py makes them",
+        free=True,
+        needs=_SHARDED,
+    )
+
+    def __post_init__(self):
+        if self.parallel not in MODES:
+            raise InputError(f"parallel is {self.parallel!r}, but must be one of {', '.join(MODES)}")
+        for name in ("shard_processes", "forward_prefetch", "backward_prefetch"):
+            if getattr(self, name) < 0:
+                raise InputError(f"{name} is {getattr(self, name)}, but must not be negative")
+
+    def groups(self, world: World) -> list[list[int]]:
+        """The ranks that share one copy of the weights, for each copy. InputError when there are no such groups."""
+        if self.parallel != "hsdp":
+            return [list(range(world.size))]
+        size = self.shard_processes or world.node_of.count(0)
+        ranks = sorted(range(world.size), key=lambda rank: world.node_of[rank])
+        copies = [ranks[start : start + size] for start in range(0, world.size, size)]
+        if world.size % size or len(copies) == 1:
+            raise InputError(
+                f"hsdp shares the weights among {quantity(size, 'process')}, but there are {world.size}, which must be "
+                "two or more such groups: change shard_processes, or set --parallel fsdp"
+            )
+        return copies
