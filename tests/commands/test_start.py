@@ -65,5 +65,7 @@ def test_settings_need_no_torch(tmp_path):
         "training.optim_config", "training.settings",
     )  # fmt: skip
     (tmp_path / "script.py").write_text("".join(f"import diff_dalle.{module}\n" for module in modules))
-    done = subprocess.run([sys.executable, "-c", BLOCKED, str(tmp_path / "script.py")], capture_output=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKED, str(tmp_path / "script.py")], capture_output=True, check=False
+    )
     assert done.returncode == 0, done.stderr
