@@ -20,8 +20,15 @@ sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 WITHOUT_TORCH = (
-    "assemble_decoder", "consolidate", "demo", "drill", "import_cascade", "merge_lora", "replay", "train_tokenizer",
-)  # fmt: skip
+    "assemble_decoder",
+    "consolidate",
+    "demo",
+    "drill",
+    "import_cascade",
+    "merge_lora",
+    "replay",
+    "train_tokenizer",
+)
 
 
 def start(name: str, *flags: str) -> subprocess.CompletedProcess:
@@ -61,9 +68,14 @@ def test_the_import_of_torch_would_fail(tmp_path):
 
 def test_settings_need_no_torch(tmp_path):
     modules = (
-        "data.aspect_buckets", "distributed.launch", "distributed.sharding_config", "shapes.scenes", "text.tokenizer",
-        "training.optim_config", "training.settings",
-    )  # fmt: skip
+        "data.aspect_buckets",
+        "distributed.launch",
+        "distributed.sharding_config",
+        "shapes.scenes",
+        "text.tokenizer",
+        "training.optim_config",
+        "training.settings",
+    )
     (tmp_path / "script.py").write_text("".join(f"import diff_dalle.{module}\n" for module in modules))
     done = subprocess.run(
         [sys.executable, "-c", BLOCKED, str(tmp_path / "script.py")], capture_output=True, check=False
