@@ -17,7 +17,7 @@ from diff_dalle.commands.flag_tables import Command, command_page
 from diff_dalle.commands.info import InfoConfig, preset_table
 from diff_dalle.commands.merge_lora import MergeConfig
 from diff_dalle.commands.prepare import COMMANDS as PREPARE
-from diff_dalle.commands.replay import ReplayRun
+from diff_dalle.commands.replay_config import ReplayRun
 from diff_dalle.commands.sample import SampleRun
 from diff_dalle.commands.training_commands import TRAINING_COMMANDS
 from diff_dalle.drill.table import DrillConfig
