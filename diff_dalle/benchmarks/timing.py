@@ -61,10 +61,10 @@ class Benchmark:
 
 @dataclass(frozen=True)
 class Table:
-    """Numbers without a baseline to compare with. title: one-line description. text: computes the table."""
+    """Numbers without a baseline. title: one-line description. text: computes the table, or one after the other."""
 
     title: str
-    text: Callable[[], str]
+    text: Callable[[], str | Iterator[str]]
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,8 @@ def compare(benchmark: Benchmark, config: TimingConfig, run: Callable = in_fresh
 def results(benchmark: Benchmark | Table, config: TimingConfig) -> Iterator[str]:
     """What a benchmark finds, as text to print. Raises InputError as ``check``."""
     if isinstance(benchmark, Table):
-        yield benchmark.text()
+        text = benchmark.text()
+        yield from [text] if isinstance(text, str) else text
         return
     if benchmark.package and importlib.util.find_spec(benchmark.package) is None:
         yield f"skipped: the package {benchmark.package} is not installed"

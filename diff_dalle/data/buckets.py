@@ -24,7 +24,7 @@ import numpy as np
 from ..errors import InputError
 from ..randomness import random_bits
 from .lru_cache import LRUCache
-from .order import Order, SampleOrder
+from .order import Order, SampleOrder, windows_kept
 
 UNIT = 1 << 53  # resolution of the schedule: keyed starts are multiples of 1 / UNIT
 
@@ -67,13 +67,22 @@ class BucketOrder(SampleOrder):
     """The order of samples over all epochs, in global batches of one image size.
 
     buckets:      the samples, and their sizes.
-    seed, streams, window, shuffle: as for ``Order``.
+    seed, streams, window, shuffle, processes: as for ``Order``.
     global_batch: samples per step of all processes together. It is part of the order; the number of processes is not.
 
     Raises InputError when there are no samples.
     """
 
-    def __init__(self, buckets: Buckets, seed: int, global_batch: int, streams: int, window: int, shuffle: bool = True):
+    def __init__(
+        self,
+        buckets: Buckets,
+        seed: int,
+        global_batch: int,
+        streams: int,
+        window: int,
+        shuffle: bool = True,
+        processes: int = 1,
+    ):
         if global_batch < 1:
             raise InputError(f"the global batch size is {global_batch}, but must be at least 1")
         # One byte per sample, not eight: this is most of the order's memory.
@@ -84,12 +93,16 @@ class BucketOrder(SampleOrder):
         super().__init__(int(counts.sum()))
         self.global_batch, self._sizes = global_batch, buckets.sizes
         # All with the same seed: they permute the shards alike, and so read the same shards at about the same time.
-        self._orders = {b: Order(row, seed, streams, window, shuffle) for b, row in enumerate(counts) if row.any()}
+        self._orders = {
+            b: Order(row, seed, streams, window, shuffle, processes=processes)
+            for b, row in enumerate(counts)
+            if row.any()
+        }
         starts = random_bits(seed, "bucket schedule", range(len(counts))) >> np.uint64(11)  # UNIT = 2^53
         self._rates = {b: order.samples for b, order in self._orders.items()}
         self._starts = {b: int(starts[b]) + 1 for b in self._orders}
         self._turns: LRUCache[tuple[int, int]] = LRUCache(256)
-        self._members: LRUCache[np.ndarray] = LRUCache(2 * streams * window * len(self._orders))
+        self._members: LRUCache[np.ndarray] = LRUCache(windows_kept(streams, processes) * window * len(self._orders))
 
     def check_position(self, position: int):
         """Raise InputError when a global batch does not start at ``position``."""

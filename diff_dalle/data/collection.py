@@ -236,14 +236,14 @@ def collect(
     entries = index_shards(paths, files, index_cache, world)
     found = surveys = None
     if world.is_main:
-        check_usable(Collection(entries, required, files), entries, flag)
+        found = Collection(entries, required, files, remembered, sidecars)
+        check_usable(found, entries, flag)
     if questions:
         surveys = survey_shards(entries, required, questions, files, index_cache, world)
-    if world.is_main:
-        if surveys:
-            for line in rejections(questions, surveys):
-                log.warning("%s", line)
-            check_kept(questions, surveys)
+    if surveys:
+        for line in rejections(questions, surveys):
+            log.warning("%s", line)
+        check_kept(questions, surveys)
         found = Collection(entries, required, files, remembered, sidecars, surveys)
     return world.broadcast(found)
 

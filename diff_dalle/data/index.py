@@ -48,22 +48,26 @@ class Indexed:
         return Shard(self.path, self.summary.size, self.summary.tag, self.summary.by_offset)
 
 
-@functools.lru_cache(maxsize=1024)
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def table_folders(path: str, index_cache: str) -> tuple[list[str], str]:
+def table_folders(path: str, index_cache: str) -> tuple[Sequence[str], str]:
     """The folders that may hold a shard's table, in order of preference, and its name there."""
-    folder, name = ("pipe:", "") if storage.scheme(path) == "pipe" else storage.split(path)
-    if not storage.is_remote(path):
+    scheme = storage.scheme(path)
+    folder, name = ("pipe:", "") if scheme == "pipe" else storage.split(path)
+    if not scheme:
         folder = os.path.abspath(folder)
     if not name.lower().endswith(".tar"):
         name = f"{name[:40]}.{_digest(path)}"
-    folders = [os.path.join(index_cache or os.path.join(cache_home(), "index"), _digest(folder))]
-    if not (storage.is_remote(path) or index_cache):
-        folders.insert(0, os.path.join(folder, FOLDER))
-    return folders, name
+    return _folders(folder, index_cache or os.path.join(cache_home(), "index"), not (scheme or index_cache)), name
+
+
+@functools.lru_cache(maxsize=1024)
+def _folders(folder: str, cache: str, beside: bool) -> tuple[str, ...]:
+    """``table_folders`` of the shards in a folder; beside: whether the tables may be in it."""
+    cached = os.path.join(cache, _digest(folder))
+    return (os.path.join(folder, FOLDER), cached) if beside else (cached,)
 
 
 def writable_folder(folders: Sequence[str]) -> str:
@@ -86,7 +90,7 @@ def _load_summary(folder: str) -> dict[str, ShardSummary]:
         return {}  # missing, of another format or damaged: it is written again
 
 
-def _save_summary(folder: str, shards: dict[str, ShardSummary]):
+def save_summaries(folder: str, shards: dict[str, ShardSummary]):
     record = {"format": FORMAT, "shards": {name: asdict(summary) for name, summary in shards.items()}}
     storage.write_bytes(os.path.join(folder, SUMMARY), json.dumps(record).encode())
 
@@ -173,7 +177,7 @@ class _Indexer:
                 news.setdefault(folder, {})[name] = entry.summary
         for folder, shards in news.items():
             if os.access(folder, os.W_OK):
-                _save_summary(folder, {**_load_summary(folder), **shards})
+                save_summaries(folder, {**_load_summary(folder), **shards})
 
 
 def examine(path: str, files: ShardFiles) -> tuple[ShardSummary, Table]:

@@ -27,7 +27,7 @@ from .buckets import BucketOrder, Buckets
 from .captions import caption_kind, caption_option
 from .collection import collect
 from .filters import filters_option, parse_filters
-from .order import Order, SampleOrder, streams_for
+from .order import Order, SampleOrder, streams_for, windows_kept
 from .samples import Chunk, Recipe, Samples
 from .shards import CACHE_BYTES, ShardFiles
 from .spec import SampleSpec
@@ -171,7 +171,7 @@ class Loader:
         sources = config.data_dir if sources is None else sources
         files = ShardFiles(config.shard_cache, int(config.shard_cache_gb * 1e9), config.copy_shards)
         self.streams = config.streams or streams_for(1)
-        remembered = 2 * self.streams * config.shuffle_window  # per stream: its window and the next
+        remembered = windows_kept(self.streams, world_size) * config.shuffle_window
         required = spec.required(config.caption_field)
         sidecars = spec.sidecars.items()
         aspect = config.aspect if buckets is None and config.aspect.multi_aspect_ratio else None
@@ -216,7 +216,8 @@ class Loader:
     def _order(self, buckets: Buckets | None, seed: int, shuffle: bool) -> SampleOrder:
         streams, window = self.streams, self.config.shuffle_window
         if buckets is None:
-            return Order(self.collection.counts, seed, streams, window, shuffle, shuffle and self.config.resample)
+            resample = shuffle and self.config.resample
+            return Order(self.collection.counts, seed, streams, window, shuffle, resample, self.world_size)
         if self.config.resample:
             raise InputError(
                 "resample is True, but images of several sizes are drawn without replacement: leave it out"
@@ -225,7 +226,7 @@ class Loader:
         if self.spec.image and self.spec.image.window:
             for size in buckets.sizes:
                 self.spec.image.window.check_size(size)
-        return BucketOrder(buckets, seed, self.batch_size * self.world_size, streams, window, shuffle)
+        return BucketOrder(buckets, seed, self.batch_size * self.world_size, streams, window, shuffle, self.world_size)
 
     def batches(self, position: int, should_stop: Callable[[], bool] = lambda: False) -> Iterator[Batch]:
         """This rank's part of consecutive global batches from ``position`` on, without end.

@@ -32,6 +32,11 @@ def streams_for(nodes: int) -> int:
     return -(-STREAMS // nodes) * nodes
 
 
+def windows_kept(streams: int, processes: int) -> int:
+    """The windows that each of ``processes`` processes needs at a time: of every stream it reads one, and the next."""
+    return 2 * streams // math.gcd(streams, processes)
+
+
 class SampleOrder(ABC):
     """An order of samples over all epochs: the sample at every position.
 
@@ -67,6 +72,7 @@ class Order(SampleOrder):
     shuffle: False = every epoch visits the shards, and the samples in them, in the given order.
     resample: draw the shards of an epoch with replacement, all with equal chance, until they have as many samples as
              all shards together; needs ``shuffle``.
+    processes: those that take turns at the positions. Memory falls with it; the order does not depend on it.
 
     Raises InputError when there are no samples.
     """
@@ -79,6 +85,7 @@ class Order(SampleOrder):
         window: int,
         shuffle: bool = True,
         resample: bool = False,
+        processes: int = 1,
     ):
         if streams < 1 or window < 1:
             raise InputError(f"--streams is {streams} and --shuffle_window {window}, but both must be at least 1")
@@ -91,7 +98,7 @@ class Order(SampleOrder):
         ) // streams  # of the streams: they differ by at most 1
         self._starts = np.cumsum(lengths) - lengths
         self._epochs: LRUCache[tuple[np.ndarray, np.ndarray]] = LRUCache(2)  # one ends while the next begins
-        self._mixes: LRUCache[np.ndarray] = LRUCache(2 * streams)  # per stream: its window and the next
+        self._mixes: LRUCache[np.ndarray] = LRUCache(windows_kept(streams, processes))
 
     def samples_at(self, positions: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         epochs, places = np.divmod(np.asarray(positions, dtype=np.int64), self.samples)
@@ -123,8 +130,7 @@ class Order(SampleOrder):
                 here = windows == window
                 sequence[here] = begin + mix[sequence[here] - begin]
             number = np.searchsorted(ends, sequence, side="right")
-        begins = np.concatenate([[0], ends[:-1]])
-        return shards[number], sequence - begins[number]
+        return shards[number], sequence - np.where(number > 0, ends[number - 1], 0)
 
     def _shards(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """The epoch's order of shards, and the end of each in the epoch's sequence."""

@@ -61,7 +61,7 @@ class ShardSummary:
     @classmethod
     def parse(cls, record: object) -> ShardSummary:
         """A summary from a file. Raises ValueError unless it describes a possible shard."""
-        if not isinstance(record, dict) or record.keys() != {each.name for each in fields(cls)}:
+        if not isinstance(record, dict) or record.keys() != _SUMMARY_FIELDS:
             raise ValueError("not a summary of a shard")
         found = cls(**record)
         if type(found.size) is not int or type(found.by_offset) is not bool:
@@ -79,6 +79,9 @@ class ShardSummary:
         if members * 2 * BLOCK > found.size + BLOCK:  # each has a header; the last payload may lack its padding
             raise ValueError("a shard of this size cannot hold as many members")
         return found
+
+
+_SUMMARY_FIELDS = {each.name for each in fields(ShardSummary)}
 
 
 def split_name(name: str) -> tuple[str, str] | None:

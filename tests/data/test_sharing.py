@@ -78,7 +78,7 @@ def test_of_128_processes_one_looks_at_20_000_shards(tmp_path, monkeypatch):
     paths = [f"{folder}/{number:06d}.tar" for number in range(count)]
     about = index.ShardSummary(10_240, "tag", True, "", {"jpg/txt": 3})
     (tmp_path / index.FOLDER).mkdir()
-    index._save_summary(f"{folder}/{index.FOLDER}", {f"{number:06d}.tar": about for number in range(count)})
+    index.save_summaries(f"{folder}/{index.FOLDER}", {f"{number:06d}.tar": about for number in range(count)})
     calls: Counter[str] = Counter()
 
     def counted(name, function):

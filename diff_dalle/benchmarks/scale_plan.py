@@ -1,0 +1,127 @@
+"""What large networks need on many GPUs, computed: memory, communication and time of a step, under assumptions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from ..commands.info import NetworkCost, microbatch, parse_info, preset_cost, process_cost, training_bytes
+from ..commands.training import TrainingRun
+from ..distributed.sharding_config import MODES
+from ..errors import InputError
+from ..evaluation.report import markdown_table
+
+PRESETS = ("generator_64", "cascade_stage_c_3b")
+GPUS = (8, 64, 512)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What is assumed about the machines. All rates are per GPU.
+
+    local:   GPUs of a node, which in hsdp share one copy of the weights.
+    peak:    FLOP/s in bf16, dense, of an H100 SXM by its data sheet.
+    mfu:     the fraction of the peak that forward and backward pass reach.
+    within:  bytes/s to the other GPUs of a node: NVLink 4, in one direction.
+    between: bytes/s to other nodes: one link of 400 Gbit/s.
+    """
+
+    local: int = 8
+    peak: float = 989e12
+    mfu: float = 0.40
+    within: float = 450e9
+    between: float = 50e9
+
+    def __str__(self) -> str:
+        return (
+            f"Assumed: {self.local} GPUs a node; {self.peak / 1e12:g} TFLOP/s a GPU in bf16, of which {self.mfu:.0%} "
+            f"are used; {self.within / 1e9:g} GB/s a GPU within a node, {self.between / 1e9:g} GB/s between nodes; a "
+            "backward pass takes twice the FLOPs of the forward pass, checkpointing one forward pass more; ring "
+            "algorithms at the full rate of the slowest link, without latency; gradients are exchanged in fp32, "
+            "weights of blocks gathered in bf16 and the others in fp32, for the forward and the backward pass of each "
+            "micro-batch; *apart*: nothing overlaps, *at once*: communication and computation overlap entirely; "
+            "memory in fp32 with one set of EMA weights for each rate of the preset, as `info.py` prints it."
+        )
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that each GPU sends in a step, within its node and to others."""
+
+    within: float = 0.0
+    between: float = 0.0
+
+    def seconds(self, cluster: Cluster) -> float:
+        return self.within / cluster.within + self.between / cluster.between
+
+
+def traffic(run: TrainingRun, cost: NetworkCost, mode: str, gpus: int, cluster: Cluster) -> Traffic:
+    """Of a ring of n, an all-gather or reduce-scatter of b bytes sends b·(n-1)/n, an all-reduce twice that."""
+
+    def ring(size: float, n: int) -> float:
+        return size * (n - 1) / n
+
+    whole = 4 * cost.plain.parameters
+    on_node = gpus <= cluster.local
+    if mode == "ddp":
+        sent = 2 * ring(whole, gpus)
+        return Traffic(within=sent) if on_node else Traffic(between=sent)
+    *blocks, rest = (sum(map(prod, block)) for block in cost.shapes)
+    pieces = -(-run.training.batch_size // microbatch(run))
+    gathered = 2 * pieces * (2 * sum(blocks) + 4 * rest)
+    if mode == "fsdp":
+        sent = ring(gathered + whole, gpus)
+        return Traffic(within=sent) if on_node else Traffic(between=sent)
+    shared = cluster.local
+    return Traffic(ring(gathered + whole, shared), 2 * ring(whole / shared, gpus // shared))
+
+
+def compute_seconds(run: TrainingRun, cost: NetworkCost, cluster: Cluster) -> float:
+    """Of the forward and backward passes of one step."""
+    passes = 4 if cost.is_set else 3
+    return passes * cost.plain.flops * run.training.batch_size / (cluster.peak * cluster.mfu)
+
+
+def on_gpus(preset: str, mode: str, gpus: int, cluster: Cluster) -> TrainingRun:
+    """The run that ``info.py`` describes for a preset on so many GPUs, with this form of parallelism."""
+    flags = ["--preset", preset, "--parallel", mode, "--processes", str(gpus)]
+    if mode == "hsdp":
+        flags += ["--shard_processes", str(cluster.local)]
+    if mode == "ddp" and getattr(parse_info(["--preset", preset]), "use_fsdp", False):
+        flags += ["--use_fsdp", "False"]  # some presets ask for it by this name
+    return parse_info(flags).on(gpus)
+
+
+def memory(run: TrainingRun, cost: NetworkCost, gpus: int) -> int:
+    """Bytes on each GPU, as ``info.py`` says. InputError where the weights cannot be shared so."""
+    if run.training.sharding.parallel == "ddp":
+        return training_bytes(run, cost)
+    return process_cost(run, cost, gpus).total
+
+
+def rows(preset: str, cluster: Cluster) -> Iterator[list[object]]:
+    _, cost = preset_cost(preset)
+    for gpus in GPUS:
+        for mode in MODES:
+            here = on_gpus(preset, mode, gpus, cluster)
+            try:
+                held = memory(here, cost, gpus)
+            except InputError:
+                continue  # hsdp on one node, which is fsdp
+            sent, busy = traffic(here, cost, mode, gpus, cluster), compute_seconds(here, cost, cluster)
+            wait = sent.seconds(cluster)
+            batch, piece = here.training.batch_size, microbatch(here)
+            times = [f"{seconds:.3f}" for seconds in (busy, wait, busy + wait, max(busy, wait))]
+            sizes = [f"{size / 1e9:,.2f}" for size in (sent.within, sent.between)]
+            yield [gpus, mode, f"{batch} ({piece})", f"{held / 2**30:,.1f}", *sizes, *times]
+
+
+def tables(cluster: Cluster) -> Iterator[str]:
+    header = ["GPUs", "parallel", "images a GPU (micro-batch)", "GiB a GPU", "GB sent within a node", "to other nodes"]
+    header += ["s computing", "s communicating", "s a step, apart", "at once"]
+    yield str(cluster)
+    for preset in PRESETS:
+        parameters = preset_cost(preset)[1].plain.parameters
+        plan = markdown_table(header, list(rows(preset, cluster)))
+        yield f"`{preset}`, {parameters / 1e6:,.0f} M parameters\n\n{plan}"
