@@ -127,9 +127,8 @@ def tables(count: int = 20_000) -> str:
     first = markdown_table(["schedule", "sampler", "spacing", *header], rows)
     x, rows = noise(count, 0), []
     for schedule in ("linear", "cosine"):
-        few = itertools.product(("dpm++2m", "unipc"), FEW)
-        for name, steps in (("ancestral", ANCESTRAL_STEPS), *few):
-            spacing = "even" if name == "ancestral" else default_spacing(schedule)
+        few = itertools.product(("dpm++2m", "unipc"), sorted({default_spacing(schedule), "flow"}), FEW)
+        for name, spacing, steps in (("ancestral", "even", ANCESTRAL_STEPS), *few):
             found = distribution_error(sampled(name, schedule, spacing, steps, x, WIDTHS[0]), WIDTHS[0])
             rows.append([schedule, name, spacing, steps, f"{found:.4f}"])
     second = markdown_table(["schedule", "sampler", "spacing", "steps", "distance"], rows)

@@ -40,8 +40,8 @@ class SamplerConfig:
     spacing: str | None = option(
         None,
         "which steps, if timestep_respacing is a number: even from first to last, leading or trailing with a constant "
-        "stride from the clean or the noise end, even in log_snr, or those of karras (rho 7); none = log_snr on the "
-        "noise schedule linear, else even",
+        "stride from the clean or the noise end, even in log_snr or in the time of a rectified flow, or those of "
+        "karras (rho 7); none = log_snr on the noise schedule linear, else flow",
         choices=SPACINGS,
         free=True,
     )

@@ -57,6 +57,13 @@ def karras_levels(noisy: float, clean: float, count: int) -> np.ndarray:
     return -_KARRAS_RHO * np.log(np.linspace(first, last, count))
 
 
+def flow_levels(noisy: float, clean: float, count: int) -> np.ndarray:
+    """Even in σ / (α + σ), the time of rectified flow (Liu et al. 2023)."""
+    first, last = 1 / (1 + np.exp(noisy)), 1 / (1 + np.exp(clean))
+    time = np.linspace(first, last, count)
+    return np.log1p(-time) - np.log(time)
+
+
 #: Number of steps T, count N → N of the steps 0 … T-1, increasing.
 STEP_SPACINGS: dict[str, Callable[[int, int], list[int]]] = {
     "even": even_steps,
@@ -65,6 +72,7 @@ STEP_SPACINGS: dict[str, Callable[[int, int], list[int]]] = {
 }
 #: λ of the noisiest and of the cleanest level, count N → N values of λ, increasing, both ends included.
 LEVEL_SPACINGS: dict[str, Callable[[float, float, int], np.ndarray]] = {
+    "flow": flow_levels,
     "log_snr": log_snr_levels,
     "karras": karras_levels,
 }
@@ -75,7 +83,7 @@ _DEFAULTS = {"linear": "log_snr"}  # by schedule; see the table in README.md
 
 def default_spacing(noise_schedule: str) -> str:
     """The spacing of a schedule of SCHEDULES, unless another is asked for."""
-    return _DEFAULTS.get(noise_schedule, "even")
+    return _DEFAULTS.get(noise_schedule, "flow")
 
 
 def is_count(respacing: str) -> bool:

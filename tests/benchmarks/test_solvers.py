@@ -49,7 +49,7 @@ def test_the_tables_hold_every_solver_and_mark_the_defaults(monkeypatch):
     text = solvers.tables(count=100)
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
     marked = {(row[0], row[2]) for row in lines if row[2].endswith("*")}
-    assert marked == {("linear", "log_snr*"), ("cosine", "even*")}
+    assert marked == {("linear", "log_snr*"), ("cosine", "flow*")}
     assert {row[1] for row in lines} >= set(SAMPLERS) - {"lcm"}
     assert BENCHMARKS["solvers"].text is solvers.tables
 

@@ -19,11 +19,13 @@ from diff_dalle.diffusion.spacing import (
 )
 from diff_dalle.errors import InputError
 
-#: Of 1000 linear steps, as diffusers 0.42 takes them (linspace, leading, trailing, Lu's lambdas, Karras's sigmas).
+#: Of 1000 linear steps, as diffusers 0.42 takes them (linspace, leading, trailing, Lu's lambdas, Karras's sigmas); of
+#: flow, the steps whose σ / (α + σ) has the λ nearest to that of even ones.
 TEN = {
     "even": [0, 111, 222, 333, 444, 555, 666, 777, 888, 999],
     "leading": [0, 100, 200, 300, 400, 500, 600, 700, 800, 900],
     "trailing": [99, 199, 299, 399, 499, 599, 699, 799, 899, 999],
+    "flow": [0, 37, 86, 147, 219, 302, 395, 500, 634, 999],
     "log_snr": [0, 5, 22, 73, 202, 410, 603, 757, 886, 999],
     "karras": [0, 18, 102, 301, 511, 663, 775, 864, 937, 999],
 }
@@ -50,8 +52,11 @@ def test_rounding_is_of_each_step():
 
 
 def test_levels_of_the_papers():
-    """Even in λ; even in the seventh root of σ/α. Both ends are included."""
-    log_snr, karras = (LEVEL_SPACINGS[name](-5.0, 4.0, 7) for name in ("log_snr", "karras"))
+    """Even in λ; even in σ/(α + σ); even in the seventh root of σ/α. Both ends are included."""
+    flow, log_snr, karras = (LEVEL_SPACINGS[name](-5.0, 4.0, 7) for name in ("flow", "log_snr", "karras"))
+    assert (flow[0], flow[-1]) == pytest.approx((-5, 4))
+    alpha, sigma = np.sqrt(1 / (1 + np.exp(-2 * flow))), np.sqrt(1 / (1 + np.exp(2 * flow)))
+    assert np.ptp(np.diff(sigma / (alpha + sigma))) == pytest.approx(0, abs=1e-12)
     np.testing.assert_allclose(log_snr, [-5, -3.5, -2, -0.5, 1, 2.5, 4])
     first, last = np.exp(5.0) ** (1 / 7), np.exp(-4.0) ** (1 / 7)
     np.testing.assert_allclose(np.exp(-karras), [(first + i / 6 * (last - first)) ** 7 for i in range(7)])
@@ -105,16 +110,18 @@ def test_the_sampler_s_setting_reaches_the_process():
 
 def test_the_default_follows_the_schedule():
     """Even in log-SNR on a linear schedule only; steps that are listed are taken as they are."""
-    assert {schedule for schedule in SCHEDULES if default_spacing(schedule) != "even"} == {"linear"}
+    assert {schedule for schedule in SCHEDULES if default_spacing(schedule) != "flow"} == {"linear"}
     linear, cosine = DiffusionConfig(noise_schedule="linear"), DiffusionConfig(noise_schedule="cosine")
     assert SamplerConfig(timestep_respacing="10").process(linear).timestep_map == TEN["log_snr"]
-    assert SamplerConfig(timestep_respacing="10").process(cosine).timestep_map == TEN["even"]
+    flow = spaced_steps(alphas_cumprod("cosine"), 10, "flow")
+    assert SamplerConfig(timestep_respacing="10").process(cosine).timestep_map == flow
     for respacing, steps in (("ddim10", TEN["leading"]), ("", list(range(1000))), ("1,1", [0, 500])):
         assert SamplerConfig(timestep_respacing=respacing).process(linear).timestep_map == steps
 
 
-def test_on_a_linear_schedule_the_default_pays():
-    """At 20 evaluations it divides UniPC's error by 3 at least; on a cosine schedule it would more than double it."""
+def test_the_defaults_pay():
+    """At 20 evaluations they divide UniPC's error by 3 on a linear schedule and by 1.3 on a cosine one. log_snr
+    would more than double it on a cosine one."""
 
     def error(schedule, spacing):
         config = DiffusionConfig(noise_schedule=schedule, variance="fixed_small")
@@ -128,6 +135,7 @@ def test_on_a_linear_schedule_the_default_pays():
 
     assert error("linear", "log_snr") < error("linear", "even") / 3
     assert error("cosine", "log_snr") > error("cosine", "even") * 2
+    assert error("cosine", "flow") < error("cosine", "even") / 1.3
 
 
 def test_impossible_spacings_are_refused():
