@@ -20,6 +20,7 @@ from ..checkpoints.run_folder import RunFolder
 from ..distributed.host_memory import reuse_freed_memory
 from ..distributed.world import SINGLE, World
 from ..models.layers import to_channels_last
+from ..models.precision import autocast, training_precision
 from ..models.unet import UNet, UNetConfig
 from ..randomness import Draw
 from ..training.loop import TrainLoop
@@ -38,6 +39,7 @@ NETWORK = UNetConfig(
     resblock_updown=True,
 )
 CHANNELS, BATCH_SIZE, LR, EMA_RATE = 64, 4, 3e-4, 0.9999
+CPU = torch.device("cpu")
 
 
 def config_of(channels: int, use_checkpoint: bool = False) -> UNetConfig:
@@ -88,6 +90,22 @@ def gate(channels: int = CHANNELS, use_checkpoint: bool = False) -> dict[str, tu
     return {"outputs": ((outputs[0] - outputs[1]).abs().max().item(), 1e-5), "gradients": (gradient, 1e-4)}
 
 
+def auto_gate(channels: int = CHANNELS) -> dict[str, tuple[float, float]]:
+    """Relative RMS error of the outputs and of all gradients in the precision that ``auto`` trains in on this CPU."""
+    ours, baseline = networks(channels)
+    outputs = []
+    for network, precision in ((ours, training_precision("auto", CPU)), (baseline, "fp32")):
+        with autocast(precision, CPU):
+            losses, output = losses_of(network, *problem())
+        losses.mean().backward()
+        outputs.append(output.detach().float())
+    pairs = list(zip(to_baseline(ours, gradients(ours)), gradients(baseline), strict=True))
+    different = torch.cat([(a - b).flatten() for a, b in pairs])
+    gradient = different.norm() / torch.cat([b.flatten() for _, b in pairs]).norm()
+    output = (outputs[0] - outputs[1]).norm() / outputs[1].norm()
+    return {"outputs": (output.item(), 0.02), "gradients": (gradient.item(), 0.05)}
+
+
 class Regression(Task):
     """Maps the problem's images to its targets."""
 
@@ -103,21 +121,23 @@ class Regression(Task):
 
 
 def training_loop(
-    channels: int = CHANNELS, batch_size: int = BATCH_SIZE, use_checkpoint: bool = False
+    channels: int = CHANNELS, batch_size: int = BATCH_SIZE, use_checkpoint: bool = False, precision: str = "fp32"
 ) -> tuple[TrainLoop, Batch]:
-    """The loop of all training commands, in fp32, and the batch of each step."""
-    world, task = World(SINGLE, torch.device("cpu")), Regression(config_of(channels, use_checkpoint), batch_size)
-    trainee = Trainee(task, OptimConfig(lr=LR, ema_rate=(EMA_RATE,)), "fp32", world)
+    """The loop of all training commands, and the batch of each step."""
+    world, task = World(SINGLE, CPU), Regression(config_of(channels, use_checkpoint), batch_size)
+    trainee = Trainee(task, OptimConfig(lr=LR, ema_rate=(EMA_RATE,)), training_precision(precision, CPU), world)
     folder = RunFolder("unused", Identity("benchmark", {}))
     loop = TrainLoop(TrainingConfig(batch_size=batch_size), [trainee], None, folder, world)
     return loop, Batch(problem(batch_size)[0], Conditioning(), torch.arange(batch_size))
 
 
-def ours(channels: int = CHANNELS, batch_size: int = BATCH_SIZE, use_checkpoint: bool = False) -> Callable[[], object]:
+def ours(
+    channels: int = CHANNELS, batch_size: int = BATCH_SIZE, use_checkpoint: bool = False, precision: str = "fp32"
+) -> Callable[[], object]:
     """The loop's own update: fused AdamW; clipping and EMA by foreach operations; no waiting for the device; memory
     reused as in every training command."""
     reuse_freed_memory()
-    loop, batch = training_loop(channels, batch_size, use_checkpoint)
+    loop, batch = training_loop(channels, batch_size, use_checkpoint, precision)
     return lambda: loop.update(batch)
 
 

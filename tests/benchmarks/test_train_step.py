@@ -5,6 +5,7 @@ import torch
 
 from diff_dalle.benchmarks import saving, train_step, watching
 from diff_dalle.checkpoints.run_folder import RunFolder
+from diff_dalle.models import precision
 from diff_dalle.models.cost import count_flops
 from diff_dalle.models.unet import UNet, UNetConfig
 from diff_dalle.training.flight import FlightRecorder
@@ -30,6 +31,17 @@ def test_baseline_and_our_network_are_the_same_function(change, monkeypatch):
     for use_checkpoint in (False, True):
         for found, most in train_step.gate(use_checkpoint=use_checkpoint).values():
             assert 0 < found <= most
+
+
+@pytest.mark.parametrize(("amx", "least", "most"), [(True, 1e-3, 0.02), (False, 0, 1e-5)])
+def test_the_automatic_precision_is_that_of_the_cpu(amx, least, most, monkeypatch):
+    """In the gate, whose errors are those of bf16, and in the timed loop."""
+    monkeypatch.setattr(train_step, "NETWORK", TINY)
+    monkeypatch.setattr(precision, "has_amx", lambda: amx)
+    found = train_step.auto_gate()
+    assert least < found["outputs"][0] < most and least < found["gradients"][0] < 2.5 * most
+    loop, _ = train_step.training_loop(precision="auto")
+    assert loop.trainees[0].precision == ("bf16" if amx else "fp32")
 
 
 def test_flops_count_each_product_of_the_model_once(monkeypatch):
