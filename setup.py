@@ -40,6 +40,7 @@ setup(
         "hub": ["huggingface_hub", "safetensors"],
         "clip": ["open_clip_torch>=2.30"],
         "vision": ["torchvision"],
+        "bench": ["diffusers>=0.41", "matplotlib"],
         "eval": ["torchmetrics>=1.6", "torch-fidelity", "torchvision"],
         "test": [
             "pytest",
@@ -59,6 +60,7 @@ setup(
             "huggingface_hub",
             "safetensors",
             "simplejpeg",
+            "diffusers>=0.42; python_version >= '3.11'",  # before, other versions of huggingface_hub are needed
         ],
     },
 )

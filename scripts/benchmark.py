@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass
 
-from diff_dalle.benchmarks.registry import BENCHMARKS
+from diff_dalle.benchmarks.registry import BENCHMARKS, LONG
 from diff_dalle.benchmarks.timing import TimingConfig, results
 from diff_dalle.commands.command_line import parse
 from diff_dalle.config import lookup, option, section
@@ -12,7 +12,9 @@ from diff_dalle.distributed.launch import run_script
 
 @dataclass(frozen=True)
 class BenchmarkRun:
-    benchmarks: tuple[str, ...] = option(tuple(BENCHMARKS), f"benchmarks to run, of {', '.join(BENCHMARKS)}")
+    benchmarks: tuple[str, ...] = option(
+        tuple(name for name in BENCHMARKS if name not in LONG), f"benchmarks to run, of {', '.join(BENCHMARKS)}"
+    )
     timing: TimingConfig = section(TimingConfig)
 
 

@@ -14,6 +14,7 @@ from . import (
     saving,
     scale,
     solvers,
+    time_to_quality,
     train_step,
     use_checkpoint,
     watching,
@@ -217,4 +218,10 @@ BENCHMARKS: dict[str, Benchmark | Table] = {
         target=0.90,
         memory_target=1.0,
     ),
+    "time_to_quality": Table(
+        "training until samples show what their captions say: the preset shapes_32 against diffusers' example",
+        time_to_quality.tables,
+        package="diffusers",
+    ),
 }
+LONG = ("time_to_quality",)  # half an hour or so; left out unless asked for

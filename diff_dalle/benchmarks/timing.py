@@ -61,10 +61,16 @@ class Benchmark:
 
 @dataclass(frozen=True)
 class Table:
-    """Numbers without a baseline. title: one-line description. text: computes the table, or one after the other."""
+    """Numbers that are not the ratio of two repeated works.
+
+    title:   one-line description.
+    text:    computes the table, or one after the other.
+    package: an optional one that it needs; it is skipped without.
+    """
 
     title: str
     text: Callable[[], str | Iterator[str]]
+    package: str = ""
 
 
 @dataclass(frozen=True)
@@ -214,12 +220,12 @@ def compare(benchmark: Benchmark, config: TimingConfig, run: Callable = in_fresh
 
 def results(benchmark: Benchmark | Table, config: TimingConfig) -> Iterator[str]:
     """What a benchmark finds, as text to print. Raises InputError as ``check``."""
+    if benchmark.package and importlib.util.find_spec(benchmark.package) is None:
+        yield f"skipped: the package {benchmark.package} is not installed"
+        return
     if isinstance(benchmark, Table):
         text = benchmark.text()
         yield from [text] if isinstance(text, str) else text
-        return
-    if benchmark.package and importlib.util.find_spec(benchmark.package) is None:
-        yield f"skipped: the package {benchmark.package} is not installed"
         return
     if benchmark.target:
         timing = compare(benchmark, config)
