@@ -106,14 +106,13 @@ class Peer:
         return self.run.signal.to_pixels(x)
 
 
-def faster_precision(build: Callable[[str], Peer], steps: int = 4) -> str:
-    """fp32 or bf16, by the median CPU seconds of steps, which alternate after one of each."""
+def faster_precision(build: Callable[[str], Peer], steps: int = 5) -> str:
+    """fp32 or bf16, by the median CPU seconds of alternating steps."""
     peers = {precision: build(precision) for precision in ("fp32", "bf16")}
     seconds: dict[str, list[float]] = {precision: [] for precision in peers}
-    for i in range(1 + steps):
+    for _ in range(steps):
         for precision, peer in peers.items():
             start = time.process_time()
             peer.step()
-            if i:
-                seconds[precision].append(time.process_time() - start)
+            seconds[precision].append(time.process_time() - start)
     return min(seconds, key=lambda precision: statistics.median(seconds[precision]))
