@@ -221,10 +221,8 @@ def train_both(
     rules: Rules, shapes: ShapesConfig, flags: Sequence[str] = FLAGS, widths: Sequence[int] = WIDTHS
 ) -> tuple[Course, Course]:
     """The courses of ours and the peer. flags: of our run. widths: of the peer's levels."""
-    world, prompts = (
-        World(SINGLE, torch.device("cpu")),
-        shape_prompts(rules.prompts, config=shapes, tasks=("attributes",)),
-    )
+    world = World(SINGLE, torch.device("cpu"))
+    prompts = shape_prompts(rules.prompts, config=shapes, tasks=("attributes",))
     reuse_freed_memory()  # as in every training command
     with tempfile.TemporaryDirectory(prefix="diff_dalle_benchmark_") as folder:
         print("rendering the shapes world", file=sys.stderr, flush=True)
