@@ -256,6 +256,20 @@ def test_the_peer_samples_by_its_averaged_weights(diffusers, run):
     assert all(torch.equal(a, b) for a, b in zip(changed, peer.weights, strict=True))
 
 
+def test_the_peer_samples_what_its_network_predicts(diffusers, run, monkeypatch):
+    """With the exact prediction of the noise, the image itself."""
+    peer = Peer(run, CPU, "fp32", (32, 32))
+    image = torch.rand(3, 16, 16) * 2 - 1
+    alphas = torch.cumprod(1 - torch.linspace(1e-4, 0.02, 1000), 0)
+
+    def predict(x, t, tokens, mask):
+        return (x - alphas[t].sqrt() * image) / (1 - alphas[t]).sqrt()
+
+    monkeypatch.setattr(peer, "_predict", predict)
+    expected = run.signal.to_pixels(image[None]).astype(int)
+    assert np.abs(peer.sample(["a red circle"] * 2, seed=0) - expected).max() <= 1
+
+
 def test_our_side_is_the_run(run):
     ours = Ours(replace(run, training=replace(run.training, iterations=2)), CPU)
     captions = [prompt.text for prompt in shape_prompts(2, config=SHAPES, tasks=("attributes",))]
