@@ -56,6 +56,13 @@ class Fleet:
     fraction: float = 0.01
     resumed: float = 7.9
 
+    def __str__(self) -> str:
+        return (
+            f"{self.samples:,} samples in {self.shards:,} shards, {self.processes:,} processes on {self.nodes} nodes, "
+            f"{streams_for(self.nodes)} streams, windows of {self.window} shards; the shards are described and not "
+            "written; the index is there, as the first start of a run leaves it."
+        )
+
     @property
     def per_shard(self) -> int:
         return self.samples // self.shards
@@ -244,8 +251,6 @@ def tables(fleet: Fleet) -> str:
     }.items():
         rows.append([name, "", f"{size / 2**20:,.1f}"])
     return (
-        f"{fleet.samples:,} samples in {fleet.shards:,} shards, {fleet.processes:,} processes on {fleet.nodes} nodes, "
-        f"{streams_for(fleet.nodes)} streams, windows of {fleet.window} shards\n\n"
         f"{markdown_table(['a process', 'seconds', 'MiB kept'], rows)}\n\n"
         f"The index is a message of {begun.message / 2**20:,.1f} MiB to each process. Resumed after "
         f"{fleet.resumed:g} epochs, the first chunk of {CHUNK} samples needs {begun.tables} tables.\n\n"

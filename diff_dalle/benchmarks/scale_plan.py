@@ -35,7 +35,7 @@ class Cluster:
 
     def __str__(self) -> str:
         return (
-            f"Assumed: {self.local} GPUs a node; {self.peak / 1e12:g} TFLOP/s a GPU in bf16, of which {self.mfu:.0%} "
+            f"{self.local} GPUs a node; {self.peak / 1e12:g} TFLOP/s a GPU in bf16, of which {self.mfu:.0%} "
             f"are used; {self.within / 1e9:g} GB/s a GPU within a node, {self.between / 1e9:g} GB/s between nodes; a "
             "backward pass takes twice the FLOPs of the forward pass, checkpointing one forward pass more; ring "
             "algorithms at the full rate of the slowest link, without latency; gradients are exchanged in fp32, "
@@ -120,7 +120,6 @@ def rows(preset: str, cluster: Cluster) -> Iterator[list[object]]:
 def tables(cluster: Cluster) -> Iterator[str]:
     header = ["GPUs", "parallel", "images a GPU (micro-batch)", "GiB a GPU", "GB sent within a node", "to other nodes"]
     header += ["s computing", "s communicating", "s a step, apart", "at once"]
-    yield str(cluster)
     for preset in PRESETS:
         parameters = preset_cost(preset)[1].plain.parameters
         plan = markdown_table(header, list(rows(preset, cluster)))

@@ -93,6 +93,13 @@ def meeting_point(place: ProcessInfo, seconds: float) -> tuple[str, int, Any]:
         return _meet_by_mpi(place)
 
 
+def free_port() -> int:
+    """A port of this machine that nothing uses at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
+
+
 def _meet_by_mpi(place: ProcessInfo) -> tuple[str, int, Any]:
     try:
         from mpi4py import MPI
@@ -105,11 +112,7 @@ def _meet_by_mpi(place: ProcessInfo) -> tuple[str, int, Any]:
             "different MPI installations; use the mpiexec of the library that mpi4py loads"
         )
     hosts = comm.allgather(socket.gethostname())
-    port = None
-    if place.rank == 0:
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port = probe.getsockname()[1]
+    port = free_port() if place.rank == 0 else None
     address = "127.0.0.1" if len(set(hosts)) == 1 else hosts[0]
     return address, comm.bcast(port, root=0), comm
 
