@@ -28,7 +28,7 @@ class Traced:
 RUNS = Traced(("--preset", "shapes_32"), 32), Traced(("--preset", "generator_64_small"), 2)
 ASSUMED = (
     "all-reduces of gradients in a step, by the events of torch's profiler on rank 0 of two processes placed as above. "
-    "*Launched*: before (−) the end of the backward pass; *exposed*: after it."
+    "*Begins*: after the end of the backward pass, or before it (−); *exposed*: after it."
 )
 
 
@@ -87,8 +87,8 @@ class Trace:
 def read_trace(events: Iterable[Any], parameters: Sequence[Tensor]) -> Trace:
     """The exchange of these parameters' gradients, all of one dtype, from the events of torch's profiler in one step.
 
-    gloo records each all-reduce from its call to its end, with the tensor's shape. Those called within the backward
-    pass are of gradients.
+    gloo's threads record each all-reduce with the tensor's shape. Those after the backward pass has begun are of
+    gradients, but for scalars: the loop's own.
     """
     events = list(events)
     backward = [event.time_range for event in events if event.name.startswith("autograd::engine::evaluate_function")]
@@ -97,7 +97,7 @@ def read_trace(events: Iterable[Any], parameters: Sequence[Tensor]) -> Trace:
     buckets = [
         Bucket(itemsize * math.prod(event.input_shapes[0]), (at.start - end) / 1e3, (at.end - end) / 1e3)
         for event in events
-        if event.name == "gloo:all_reduce" and begin < (at := event.time_range).start < end
+        if event.name == "gloo:all_reduce" and event.input_shapes[0] and (at := event.time_range).start > begin
     ]
     size = itemsize * sum(parameter.numel() for parameter in parameters)
     return Trace(tuple(sorted(buckets, key=lambda bucket: bucket.begin)), (end - begin) / 1e3, size)
@@ -118,14 +118,13 @@ def traces(world: World, run: Traced) -> list[Trace]:
 
 
 def trace_table(trace: Trace) -> str:
-    """Times in milliseconds."""
     rows: list[list[object]] = []
     for i, bucket in enumerate(trace.buckets, 1):
         times = [f"{each:.0f}" for each in (bucket.begin, bucket.end - bucket.begin, bucket.exposed)]
         rows.append([i, f"{bucket.size / 1e6:.1f}", *times])
     megabytes = sum(bucket.size for bucket in trace.buckets) / 1e6
     rows.append(["together", f"{megabytes:.1f}", "", f"{trace.communicating:.0f}", f"{trace.exposed:.0f}"])
-    return markdown_table(["bucket", "MB", "launched", "ms communicating", "ms exposed"], rows)
+    return markdown_table(["bucket", "MB", "begins, ms", "ms communicating", "ms exposed"], rows)
 
 
 def tables() -> Iterator[str]:

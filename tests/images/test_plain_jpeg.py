@@ -40,7 +40,8 @@ def assert_same(data: bytes, cover=None, scale: int = 2) -> None:
     noise=st.booleans(),
 )
 def test_pixels_are_those_of_pillow(sides, cover, scale, subsampling, progressive, gray, quality, noise):
-    """Of every size, at every fraction, and with every subsampling of colors that Pillow writes."""
+    """Of random sizes of up to 300 pixels a side, at every fraction, with every subsampling of colors that Pillow
+    writes."""
     image = random_image(*sides, seed=sum(sides))
     if noise:
         image = Image.fromarray(np.random.default_rng(sum(sides)).integers(0, 256, (*sides, 3), dtype=np.uint8))
