@@ -104,7 +104,7 @@ def read_trace(events: Iterable[Any], parameters: Sequence[Tensor]) -> Trace:
 
 
 def traces(world: World, run: Traced) -> list[Trace]:
-    """Of this rank's steps."""
+    """Of the steps, on rank 0; all ranks profile theirs, so that none waits for another."""
     loop, data = training(world, run.flags, run.batch)
     parameters = [p for optimization in loop.trainees[0].optimizations.values() for p in optimization.parameters]
     for _ in range(WARM_UP):
@@ -113,7 +113,8 @@ def traces(world: World, run: Traced) -> list[Trace]:
     for _ in range(run.steps):
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
             loop.update(data)
-        found.append(read_trace(profile.events(), parameters))
+        if world.is_main:
+            found.append(read_trace(profile.events(), parameters))
     return found
 
 

@@ -90,17 +90,18 @@ def test_gradients_are_what_is_exchanged_within_the_backward_pass():
 
 
 def live(world):
-    """Of each rank: its place, the times of its steps, and a trace."""
+    """Of each rank: its place, the times of its steps, and traces."""
+    place = world.rank, world.size, scale_processes.cores(), torch.get_num_threads()
     seconds = scale_processes.steps(world, TINY, [2], 2)
-    (trace,) = scale_exchange.traces(world, Traced(TINY, 2, steps=1))
-    return (world.rank, world.size, scale_processes.cores(), torch.get_num_threads()), seconds, trace
+    return place, seconds, scale_exchange.traces(world, Traced(TINY, 2, steps=1))
 
 
 def test_two_processes():
-    own = scale_processes.cores()
-    for rank, (place, seconds, trace) in enumerate(scale_processes.on_processes(2, live)):
+    own, ranks = scale_processes.cores(), scale_processes.on_processes(2, live)
+    for rank, (place, seconds, _) in enumerate(ranks):
         assert place == (rank, 2, [own[rank % len(own)]], 1)
         assert {kind: len(values) for kind, values in seconds.items()} == {(2, True): 2, (2, False): 2}
         assert all(value > 0 for values in seconds.values() for value in values)
-        assert sum(bucket.size for bucket in trace.buckets) == trace.parameters > 1e5
-        assert trace.buckets[-1].end > 0 and 0 <= trace.overlap < 1
+    (trace,), others = (traces for *_, traces in ranks)
+    assert sum(bucket.size for bucket in trace.buckets) == trace.parameters > 1e5 and not others
+    assert trace.buckets[-1].end > 0 and 0 <= trace.overlap < 1
