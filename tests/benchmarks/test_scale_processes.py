@@ -18,12 +18,12 @@ def times(exchanging: float, alone: float, batch: int = 4) -> dict:
 
 
 def test_efficiency_is_of_what_the_cores_can_do():
-    one, two = Rates.of([times(0.5, 0.5)], 4), Rates.of([times(0.8, 0.5), times(0.8, 1.0)], 4)
-    assert (one, two) == (Rates(8.0, 8.0), Rates(10.0, 12.0))
+    one, two = Rates.of([times(0.5, 0.4)], 4), Rates.of([times(0.8, 0.5), times(0.8, 1.0)], 4)
+    assert (one, two) == (Rates(8.0, 10.0), Rates(10.0, 12.0))
     assert one.efficiencies(one, 1, 2) == (1.0, 1.0)
-    assert two.efficiencies(one, 2, 2) == (10 / 16, 12 / 16)
-    assert two.efficiencies(one, 2, 1) == (10 / 8, 12 / 8)
-    assert Rates(15.2, 16.0).efficiencies(one, 4, 2) == (0.95, 1.0)  # four take turns on two cores
+    assert two.efficiencies(one, 2, 2) == (10 / 16, 12 / 20)
+    assert two.efficiencies(one, 2, 1) == (10 / 8, 12 / 10)
+    assert Rates(15.2, 20.0).efficiencies(one, 4, 2) == (0.95, 1.0)  # four take turns on two cores
 
 
 def test_the_table_says_where_processes_share_cores():

@@ -77,14 +77,10 @@ def test_settings_that_cannot_be_used_are_refused(shards, monkeypatch):
         Loader(replace(config, data_dir=(shards,)), SampleSpec(ImageSpec((20, 20))))
 
 
-@pytest.mark.parametrize("limit, ahead", [(1, 1), (4000, 2), (1 << 22, COUNT)])
-def test_few_bytes_are_read_ahead(shards, limit, ahead, monkeypatch):
-    """Samples are decoded in order, and no more are read than reach the limit."""
-    data = loader(shards)
+def reads_and_decodes(data: Loader, limit: int, monkeypatch) -> list[int]:
+    """1 for each sample that is read, and -1 for each that is decoded, in order, when a chunk is made."""
     fetch, decode, events = data.collection.fetch, data.dataset._decode, []
     expected = data.batch_at(range(COUNT)).images
-    sizes = [len(fetch(*data.order.sample_at(i)).members["image/*"]) for i in range(COUNT)]
-    assert max(sizes) < 4000 < 2 * min(sizes)
 
     def fetched(*place):
         events.append(1)
@@ -98,8 +94,31 @@ def test_few_bytes_are_read_ahead(shards, limit, ahead, monkeypatch):
     monkeypatch.setattr(data.collection, "fetch", fetched)
     monkeypatch.setattr(data.dataset, "_decode", decoded)
     assert torch.equal(expected, data.batch_at(range(COUNT)).images)
-    held = list(itertools.accumulate(events))
-    assert max(held) == ahead and min(held) == 0 and len(held) == 2 * COUNT
+    return events
+
+
+def in_turns(ahead: int) -> list[int]:
+    return (ahead * [1] + ahead * [-1]) * (COUNT // ahead)
+
+
+@pytest.mark.parametrize("limit, ahead", [(1, 1), (4000, 2), (1 << 22, COUNT)])
+def test_few_bytes_are_read_ahead(shards, limit, ahead, monkeypatch):
+    """Samples are decoded in order, after as many have been read as reach the limit: again and again."""
+    data = loader(shards)
+    sizes = [len(data.collection.fetch(*data.order.sample_at(i)).members["image/*"]) for i in range(COUNT)]
+    assert max(sizes) < 4000 < 2 * min(sizes)
+    assert reads_and_decodes(data, limit, monkeypatch) == in_turns(ahead)
+
+
+def test_all_members_count_as_read(tmp_path, monkeypatch):
+    jpeg = encoded(random_image(20, 20))
+    files = [
+        (f"{i:02d}.{kind}", data) for i in range(COUNT) for kind, data in (("jpg", jpeg), ("cls", b"1".ljust(1000)))
+    ]
+    (tmp_path / "0.tar").write_bytes(tar_bytes(files))
+    spec = SampleSpec(ImageSpec((20, 20)), num_classes=2)
+    data = Loader(replace(PLAIN, data_dir=(str(tmp_path),)), spec, batch_size=4)
+    assert reads_and_decodes(data, 3 * (len(jpeg) + 1000), monkeypatch) == in_turns(3)
 
 
 def test_a_long_stream_leaves_no_objects_behind(tmp_path):
