@@ -16,7 +16,7 @@ def tables() -> Iterator[str]:
     _say("following the data of all processes")
     yield f"Data\n\n{scale_data.tables(fleet)}\n"
     _say("timing jobs of several processes")
-    yield f"Processes\n\n{scale_processes.table(jobs)}\n"
+    yield f"Processes\n\n{scale_processes.weak_scaling(jobs)}\n"
     _say("tracing the exchange of gradients")
     for text in scale_exchange.tables():
         yield f"Exchange, {text}\n"

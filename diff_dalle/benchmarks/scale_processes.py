@@ -152,7 +152,7 @@ def scaling_table(found: Mapping[int, Sequence[Seconds]], batches: Sequence[int]
     return markdown_table([*header, "efficiency without exchange"], rows)
 
 
-def table(jobs: Jobs) -> str:
+def weak_scaling(jobs: Jobs) -> str:
     found: dict[int, list[Seconds]] = {}
     for size in jobs.sizes:
         for rank, seconds in enumerate(on_processes(size, steps, jobs.flags, jobs.batches, jobs.repeats)):

@@ -51,7 +51,7 @@ def test_jobs_of_a_size_count_together(monkeypatch):
     found = {}
     monkeypatch.setattr(scale_processes, "on_processes", answer)
     monkeypatch.setattr(scale_processes, "scaling_table", lambda times, batches, cores: found.update(times) or "table")
-    assert scale_processes.table(jobs) == "table"
+    assert scale_processes.weak_scaling(jobs) == "table"
     values = {size: [seconds[4, True] for seconds in ranks] for size, ranks in found.items()}
     assert values == {1: [[1.0, 3.0]], 2: [[2.0, 4.0], [3.0, 5.0]]}
     assert found[2][1][4, False] == [6.0, 10.0]
@@ -59,7 +59,7 @@ def test_jobs_of_a_size_count_together(monkeypatch):
 
 def test_overlap_is_the_part_within_the_backward_pass():
     """Times before and after the end of the backward pass, with buckets that are exchanged at the same time."""
-    assert covered([(5, 7), (0, 2), (1, 3), (1, 2)]) == 5 and covered([]) == 0
+    assert covered([(5, 7), (0, 2), (1, 3), (1, 2)]) == 5 and covered([(0, 10), (1, 2), (5, 7)]) == 10
     buckets = Bucket(8, -10, -6), Bucket(8, -7, -4), Bucket(8, -1, 2), Bucket(8, 1, 3), Bucket(8, 4, 5)
     assert [bucket.exposed for bucket in buckets] == [0, 0, 2, 2, 1]
     trace = Trace(buckets, 20.0, 40)
