@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from diff_dalle.benchmarks import scale_data, scale_plan
+from diff_dalle.benchmarks import scale, scale_data, scale_exchange, scale_plan, scale_processes
 from diff_dalle.benchmarks.scale_data import Fleet
 from diff_dalle.commands.info import describe, parse_info, preset_cost
 from diff_dalle.data.collection import collect
@@ -105,3 +105,14 @@ def test_the_plan_leaves_out_what_is_impossible(monkeypatch):
 def test_the_run_has_the_parallelism_of_its_row(preset, mode):
     """Also where the preset itself asks for another."""
     assert scale_plan.on_gpus(preset, mode, 64, scale_plan.Cluster()).training.sharding.parallel == mode
+
+
+def test_assumptions_stand_above_all_tables(monkeypatch):
+    monkeypatch.setattr(scale_data, "tables", lambda fleet: "of data")
+    monkeypatch.setattr(scale_processes, "weak_scaling", lambda jobs: "of processes")
+    monkeypatch.setattr(scale_exchange, "tables", lambda: iter(["of buckets"]))
+    monkeypatch.setattr(scale_plan, "tables", lambda cluster: iter(["of one preset", "of another"]))
+    assumed, *tables = scale.tables()
+    for words in ("1,000,000,000 samples in 100,000 shards", "`--preset shapes_32` in", "profiler", "8 GPUs a node"):
+        assert words in assumed
+    assert [text.split()[-1] for text in tables] == ["data", "processes", "buckets", "preset", "another"]
