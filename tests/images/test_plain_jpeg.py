@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageFile
 from shard_making import encoded, random_image
 
 from diff_dalle.errors import InputError
@@ -15,6 +15,14 @@ from diff_dalle.images.decode import BrokenSample, decode_image
 
 pytest.importorskip("simplejpeg")
 LIMIT = 1 << 20
+
+
+@pytest.fixture(autouse=True, scope="module")
+def room_for_noise():
+    """Pillow writes a progressive file as one block, for which it expects fewer bytes than pixels; noise takes more."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ImageFile, "MAXBLOCK", LIMIT)
+        yield
 
 
 def both(data: bytes, cover=None, scale: int = 2) -> list[tuple[np.ndarray, tuple[int, int]]]:
