@@ -1,5 +1,7 @@
 """Put U-Nets that were trained one by one together: one file with all of them, from which the decoder samples."""
 
+import help_without_torch  # noqa: F401
+
 from diff_dalle.commands.assemble import AssembleConfig, assemble_decoder
 from diff_dalle.commands.command_line import parse
 from diff_dalle.distributed.launch import run_script

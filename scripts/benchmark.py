@@ -3,6 +3,8 @@
 import os
 from dataclasses import dataclass
 
+import help_without_torch  # noqa: F401
+
 from diff_dalle.benchmarks.registry import BENCHMARKS, LONG
 from diff_dalle.benchmarks.timing import TimingConfig, results
 from diff_dalle.commands.command_line import parse

@@ -1,5 +1,7 @@
 """Make ordinary checkpoint files of a sharded checkpoint, tensor by tensor: model….pt, ema_….pt and opt….pt."""
 
+import help_without_torch  # noqa: F401
+
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.consolidate import ConsolidateConfig, consolidate_checkpoint
 from diff_dalle.distributed.launch import run_script

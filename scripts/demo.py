@@ -3,6 +3,8 @@
 import time
 from pathlib import Path
 
+import help_without_torch  # noqa: F401
+
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.demo.chapters import CHAPTERS, DemoConfig
 from diff_dalle.commands.demo.contract import Demo

@@ -2,6 +2,8 @@
 
 import sys
 
+import help_without_torch  # noqa: F401
+
 from diff_dalle.commands.command_line import parse
 from diff_dalle.distributed.launch import run_script
 from diff_dalle.drill.table import DrillConfig, run_drill, table, write_table

@@ -1,5 +1,7 @@
 """Evaluate a generator: sample captions, score the samples, write a report."""
 
+import help_without_torch  # noqa: F401
+
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.evaluate import EvaluateRun, Evaluation
 from diff_dalle.distributed.launch import launch, run_script

@@ -1,6 +1,8 @@
 """Write a checkpoint of a latent cascade's network from the files of the public networks, from torchvision's weights of
 the semantic encoder's backbone, or from a stage B that its semantic encoder was trained with."""
 
+import help_without_torch  # noqa: F401
+
 from diff_dalle.commands.cascade.import_config import ImportConfig
 from diff_dalle.commands.command_line import parse
 from diff_dalle.distributed.launch import run_script

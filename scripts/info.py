@@ -1,6 +1,8 @@
 """Describe a checkpoint file, or the parameters, FLOPs and training memory of the network that the flags of a training
 command describe. Nothing is allocated; ``--kind generator`` or ``--kind classifier`` selects the training command."""
 
+import help_without_torch  # noqa: F401
+
 from diff_dalle.commands.info import describe, parse_info
 from diff_dalle.distributed.launch import run_script
 

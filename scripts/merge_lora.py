@@ -1,5 +1,7 @@
 """Put LoRAs into the weights of the network that they were trained for, and write it as a plain checkpoint."""
 
+import help_without_torch  # noqa: F401
+
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.merge_lora import MergeConfig, merge_lora_files
 from diff_dalle.distributed.launch import run_script

@@ -4,6 +4,8 @@
 import argparse
 import sys
 
+import help_without_torch  # noqa: F401
+
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.prepare import COMMANDS
 from diff_dalle.distributed.launch import run_script

@@ -1,5 +1,6 @@
 """Write the generated documentation: ``scripts/README.md``, and the table in ``diff_dalle/presets/README.md``."""
 
+import argparse
 import ast
 import re
 from collections.abc import Mapping
@@ -8,6 +9,7 @@ from typing import Any
 
 import benchmark
 import demo
+import help_without_torch  # noqa: F401
 
 from diff_dalle.commands.assemble import AssembleConfig
 from diff_dalle.commands.cascade.importing import ImportConfig
@@ -61,5 +63,6 @@ def pages() -> dict[Path, str]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     for path, text in pages().items():
         path.write_text(text, encoding="utf-8")

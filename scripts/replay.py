@@ -1,6 +1,8 @@
 """Compute a training step again whose gradient was not finite, as the run's flight.jsonl recorded it: its samples,
 losses and norms, and where the first value that is not finite appears."""
 
+import help_without_torch  # noqa: F401
+
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.replay_config import ReplayRun
 from diff_dalle.distributed.launch import launch, run_script

@@ -1,5 +1,7 @@
 """Sample images from a generator's checkpoint."""
 
+import help_without_torch  # noqa: F401
+
 from diff_dalle import storage
 from diff_dalle.checkpoints.run_folder import choose_logdir
 from diff_dalle.commands.command_line import parse

@@ -1,5 +1,7 @@
 """Train a noised CLIP, which tells how well a noisy image fits a caption, on shards of captioned images."""
 
+import help_without_torch  # noqa: F401
+
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.train_classifier import ClassifierRun
 from diff_dalle.commands.training import train

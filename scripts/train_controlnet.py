@@ -1,5 +1,7 @@
 """Train a ControlNet, which steers a trained generator by edges, masks or other pictures, on captioned images."""
 
+import help_without_torch  # noqa: F401
+
 from diff_dalle.commands.train_controlnet import parse_controlnet
 from diff_dalle.commands.training import train
 from diff_dalle.distributed.launch import launch, run_script

@@ -1,5 +1,7 @@
 """Train a decoder (image embeddings to images, a cascade of U-Nets), as a file says: --config_file FILE."""
 
+import help_without_torch  # noqa: F401
+
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.decoder.report import describe_decoder
 from diff_dalle.commands.decoder.spelling import spelled_as_in_file

@@ -1,5 +1,7 @@
 """Train a text-to-image generator (text encoder and U-Net) on shards of captioned images."""
 
+import help_without_torch  # noqa: F401
+
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.train_generator import GeneratorRun
 from diff_dalle.commands.training import train

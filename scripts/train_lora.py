@@ -1,5 +1,7 @@
 """Train a LoRA, and new tokens, for a trained generator, classifier or decoder, which itself stays as it is."""
 
+import help_without_torch  # noqa: F401
+
 from diff_dalle.commands.lora.reading import parse_lora
 from diff_dalle.commands.training import train
 from diff_dalle.distributed.launch import launch, run_script

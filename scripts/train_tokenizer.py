@@ -1,6 +1,8 @@
 """Learn the tokenizer's vocabulary from WordNet's glosses, in about ten seconds. With Debian's package wordnet-base and
 its default settings it reproduces the built-in ``diff_dalle/text/vocabulary.txt`` byte for byte."""
 
+import help_without_torch  # noqa: F401
+
 from diff_dalle.commands.command_line import parse
 from diff_dalle.distributed.launch import run_script
 from diff_dalle.text.bpe_training import VocabularyConfig, count_words, learn_merges, wordnet_glosses
