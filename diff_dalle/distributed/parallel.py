@@ -33,6 +33,7 @@ class Replicas:
             self.parallel = nn.parallel.DistributedDataParallel(
                 module, device_ids=ids, init_sync=init_sync, gradient_as_bucket_view=True
             )
+            _arrange_buckets(self.parallel)
             for parameter in others:
                 parameter.requires_grad_(True)
 
@@ -41,6 +42,21 @@ class Replicas:
         if isinstance(self.parallel, nn.parallel.DistributedDataParallel):
             self.parallel.require_backward_grad_sync = sync  # what its own no_sync() sets
         return self.parallel(*arguments)
+
+
+def _arrange_buckets(parallel: nn.parallel.DistributedDataParallel) -> None:
+    """Give the buckets of gradients the arrangement that they keep.
+
+    After its first backward pass, DistributedDataParallel arranges them anew, and the sums of three and more ranks are
+    then rounded otherwise, so that a resumed run would differ from one that went on. Here a backward pass of gradients
+    of 0, in the order of the parameters, takes the place of the first one.
+    """
+    exchanged = [parameter for parameter in parallel.parameters() if parameter.requires_grad]
+    parallel.reducer.prepare_for_backward([])
+    torch.stack([0 * parameter.flatten()[0] for parameter in exchanged]).sum().backward()
+    parallel.reducer._rebuild_buckets()
+    for parameter in exchanged:
+        parameter.grad = None
 
 
 def is_sharded(tensor: Tensor) -> bool:
