@@ -10,7 +10,7 @@ import types
 from collections.abc import MutableSequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from typing import Any, ClassVar
+from typing import Any
 
 ABSENT = ("torch", "torchvision")
 
@@ -18,7 +18,7 @@ ABSENT = ("torch", "torchvision")
 class Absent(types.ModuleType):
     """Stands for a module and everything in it: as a base class nothing, as a decorator without effect."""
 
-    __path__: ClassVar[MutableSequence[str]] = []
+    __path__: MutableSequence[str] = []  # noqa: RUF012, a module has one
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
