@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .capturing import constant_in_graphs
 from .errors import InputError
 
 if TYPE_CHECKING:  # settings and orders need no torch
@@ -23,6 +24,15 @@ if TYPE_CHECKING:  # settings and orders need no torch
 # SplitMix64 (Steele et al. 2014): the increment, 2^64 / golden ratio, and (shift, multiplier) of its output function.
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+def _signed(bits: np.uint64) -> int:
+    """The int64 with the same 64 bits."""
+    return int(bits.astype(np.int64))
+
+
+_ROUNDS = ((30, _signed(_MIX_1)), (27, _signed(_MIX_2)), (31, None))  # of the output function, for tensors
+_STEP = _signed(_GOLDEN)
 
 MAX_SEED = 2**63 - 1  # seeds are positions too, which are int64
 
@@ -52,6 +62,12 @@ def _key(seed: int, purpose: str) -> np.ndarray:
     return mix64(mix64(np.array([seed], dtype=np.uint64)) ^ name)
 
 
+@constant_in_graphs
+def _signed_key(seed: int, purpose: str) -> int:
+    """``_key`` as an int64."""
+    return _signed(_key(seed, purpose)[0])
+
+
 def random_bits(seed: int, purpose: str, positions: Sequence[int] | np.ndarray) -> np.ndarray:
     """One uint64 per position, uniform over all 64-bit values."""
     return mix64(mix64(np.asarray(positions, dtype=np.uint64)) ^ _key(seed, purpose))
@@ -67,11 +83,6 @@ def permutation(seed: int, purpose: str, n: int) -> np.ndarray:
     return np.argsort(random_bits(seed, purpose, np.arange(n, dtype=np.uint64)), kind="stable")
 
 
-def _signed(bits: np.uint64) -> int:
-    """The int64 with the same 64 bits."""
-    return int(bits.astype(np.int64))
-
-
 def splitmix64(keys: Tensor, count: int) -> Tensor:
     """The first ``count`` outputs of SplitMix64 seeded with each key: int64 [N] → int64 [N, count].
 
@@ -80,12 +91,12 @@ def splitmix64(keys: Tensor, count: int) -> Tensor:
     """
     import torch
 
-    z = torch.add(keys[:, None], torch.arange(1, count + 1, device=keys.device), alpha=_signed(_GOLDEN))
+    z = torch.add(keys[:, None], torch.arange(1, count + 1, device=keys.device), alpha=_STEP)
     shifted = torch.empty_like(z)
-    for shift, multiplier in ((30, _MIX_1), (27, _MIX_2), (31, None)):
+    for shift, multiplier in _ROUNDS:
         z ^= torch.bitwise_right_shift(z, shift, out=shifted).bitwise_and_(2 ** (64 - shift) - 1)
         if multiplier is not None:
-            z *= _signed(multiplier)
+            z *= multiplier
     return z
 
 
@@ -101,6 +112,8 @@ def normal_pairs(bits: Tensor) -> Tensor:
     words = bits.view(torch.int32).unflatten(1, (-1, 2))  # [N, M, 2]
     radius = words[..., 0].float().abs_().add_(0.5).mul_(2.0**-31).log_().mul_(-2).sqrt_()
     angle = words[..., 1].float().mul_(math.pi * 2.0**-31)
+    if torch.compiler.is_compiling():  # which fuses this, and captures no write into a part of a tensor
+        return torch.stack([radius * angle.cos(), radius * angle.sin()], -1).flatten(1)
     pairs = torch.empty(*radius.shape, 2, dtype=torch.float32, device=bits.device)
     torch.mul(radius, angle.cos(), out=pairs[..., 0])
     torch.mul(radius, angle.sin_(), out=pairs[..., 1])
@@ -119,22 +132,27 @@ class Draw:
     def __init__(self, seed: int, index: Tensor, device: torch.device | str = "cpu"):
         import torch
 
-        self.seed = seed
-        self.positions = index.numpy()
+        self.seed, self.index = seed, index
         self.device = torch.device(device)
 
     def keys(self, purpose: str) -> Tensor:
         """[N] int64, uniform over all 64-bit values."""
         import torch
 
-        bits = random_bits(self.seed, purpose, self.positions).view(np.int64)
+        if torch.compiler.is_compiling():  # ``random_bits`` on the device: numpy's uint64 would break the graph
+            mixed = splitmix64(self.index.to(self.device, non_blocking=True), 1)[:, 0]
+            return splitmix64(mixed ^ _signed_key(self.seed, purpose), 1)[:, 0]
+        bits = random_bits(self.seed, purpose, self.index.numpy()).view(np.int64)
         return torch.from_numpy(bits).to(self.device, non_blocking=True)
 
     def uniform(self, purpose: str) -> Tensor:
         """[N] float64 in [0, 1) (float32 where the device has no float64)."""
         import torch
 
-        values = torch.from_numpy(random_uniform(self.seed, purpose, self.positions))
+        if torch.compiler.is_compiling():
+            dtype = torch.float32 if self.device.type == "mps" else torch.float64
+            return (self.keys(purpose) >> 11 & (2**53 - 1)).to(dtype) * 2.0**-53
+        values = torch.from_numpy(random_uniform(self.seed, purpose, self.index.numpy()))
         if self.device.type == "mps":
             values = values.float()
         return values.to(self.device, non_blocking=True)

@@ -25,7 +25,7 @@ ROOT = PACKAGE.parent
 ROOMS = (
     "scripts", "drill", "benchmarks", "commands", "shapes", "sampling", "tasks", "training", "embeddings",
     "evaluation", "checkpoints", "data", "diffusion", "models", "text", "tracking", "images", "distributed", "storage",
-    "batch", "config", "randomness", "errors",
+    "batch", "config", "randomness", "capturing", "errors",
 )  # fmt: skip
 
 

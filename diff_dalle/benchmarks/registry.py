@@ -5,6 +5,7 @@ from functools import partial
 from . import (
     cascade,
     decoder_unet,
+    gpu,
     gradient_cache,
     guidance,
     latent,
@@ -173,6 +174,7 @@ BENCHMARKS: dict[str, Benchmark | Table] = {
         "data of 1,024 processes simulated, steps of 1, 2 and 4 processes measured, steps on many GPUs computed",
         scale.tables,
     ),
+    "gpu": Table("training steps and sampling on one GPU, in ten minutes", gpu.tables),
     "use_checkpoint": Benchmark(
         "training step of an upsampler to 256 pixels, batch size 4: with use_checkpoint against without",
         use_checkpoint.without_checkpoint,

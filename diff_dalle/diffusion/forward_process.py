@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..capturing import constant_in_graphs
 from ..errors import InputError
 
 # Replaces 1/sqrt(ᾱ) where ᾱ = 0 (a last beta of exactly 1), so that no table contains an infinity.
@@ -68,7 +69,7 @@ class ForwardProcess:
         self.xstart_from_xprev = 1.0 / self.posterior_mean_coef1
         self.xstart_from_xprev_x = self.posterior_mean_coef2 / self.posterior_mean_coef1
 
-        self._on_device: dict[tuple[str, torch.device, torch.dtype], Tensor] = {}
+        self._on_device: dict[torch.device, dict[str, Tensor]] = {}
 
     @property
     def snr(self) -> np.ndarray:
@@ -96,14 +97,24 @@ class ForwardProcess:
         """
         if isinstance(t, int):
             return float(getattr(self, table)[t])
-        return self._table(table, t.device, torch.float32)[t].view(-1, *[1] * (x.dim() - 1)).expand(x.shape)
+        return self._table(table, t.device)[t].view(-1, *[1] * (x.dim() - 1)).expand(x.shape)
 
-    def _table(self, table: str, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """A table's copy on a device, cached."""
-        key = (table, device, dtype)
-        if key not in self._on_device:
-            self._on_device[key] = torch.tensor(getattr(self, table), dtype=dtype).to(device)
-        return self._on_device[key]
+    def _table(self, table: str, device: torch.device) -> Tensor:
+        """A table's copy on a device, cached: [T] float32, or int64 of integers."""
+        self._copy_tables(device)
+        return self._on_device[device][table]
+
+    @constant_in_graphs
+    def _copy_tables(self, device: torch.device) -> bool:
+        """Cache copies of all tables on a device, unless they are there. A copy that is made inside a graph would be
+        made again in each of its runs."""
+        if device not in self._on_device:
+            tables = {name: torch.tensor(v) for name, v in vars(self).items() if isinstance(v, np.ndarray | list)}
+            self._on_device[device] = {
+                name: (values.float() if values.is_floating_point() else values).to(device)
+                for name, values in tables.items()
+            }
+        return True
 
     def q_mean_variance(self, x_start: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Mean, variance and log-variance of q(x_t | x_start), each of x_start's shape."""

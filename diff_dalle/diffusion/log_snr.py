@@ -276,7 +276,7 @@ class LogSnrSteps(ReverseProcess):
         return x * self.at("input_scale", t, x)
 
     def _scale_timesteps(self, t: Tensor) -> Tensor:
-        return self._table("time_inputs", t.device, torch.float32)[t]
+        return self._table("time_inputs", t.device)[t]
 
     def _x_start(self, output: Tensor, x: Tensor, t: Tensor | int) -> Tensor:
         a, b = self.at("signal_scale", t, x), self.at("noise_scale", t, x)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ..errors import InputError
@@ -87,5 +86,5 @@ class SpacedDiffusion(GaussianDiffusion):
         return self.timestep_map[t] / self.original_num_steps
 
     def _scale_timesteps(self, t: Tensor) -> Tensor:
-        t = self._table("timestep_map", t.device, torch.int64)[t]
+        t = self._table("timestep_map", t.device)[t]
         return t.float() * (1000.0 / self.original_num_steps) if self.rescale_timesteps else t

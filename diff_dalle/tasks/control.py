@@ -43,6 +43,7 @@ class ControlTask(Task):
     """
 
     control_filter: ControlFilter
+    captured = False  # filters may leave torch
 
     @property
     def denoiser(self) -> nn.Module:

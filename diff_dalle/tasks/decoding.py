@@ -35,6 +35,7 @@ class DecodingTask(DenoisingTask):
     """
 
     model: DecoderUnet
+    captured = False  # companions, and predictions without gradient
 
     def __init__(self, model: DecoderUnet, stage: DecoderStage, preview=None):
         process = create_gaussian_diffusion(stage.diffusion)

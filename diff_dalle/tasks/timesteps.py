@@ -20,6 +20,7 @@ class TimestepTask(Task):
     """
 
     recorded = ("t",)
+    captured = True
 
     def __init__(self, model: nn.Module, process: GaussianDiffusion, config: TimestepConfig):
         super().__init__()

@@ -17,6 +17,7 @@ from ..checkpoints.run_folder import RunFolder
 from ..distributed.launch import JobEnd
 from ..distributed.world import Vote, World
 from ..errors import InputError
+from ..models.compiling import compile_training
 from ..models.precision import autocast
 from ..randomness import Draw
 from ..tracking.files import append
@@ -76,6 +77,9 @@ class TrainLoop:
         self.evaluated_step, self.loss = -1, math.nan  # the latest evaluation, and the mean of its losses
         self.lowest_loss = run.lowest_loss  # of a saved state
         self.last_bad: dict[str, list[int]] = {}  # positions in each trainee's latest step that was not finite
+        for trainee in self.trainees:
+            if config.compile and trainee.task.captured:  # compiled networks become part of the larger graph
+                compile_training(trainee.task)
         start = Start(config, self.trainees, run, world)
         start.restore()
         self.step, self.samples, self.saved_step = start.step, start.samples, start.step

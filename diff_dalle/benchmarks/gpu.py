@@ -1,0 +1,312 @@
+"""Training and sampling on one GPU: images per second, share of its peak, and memory.
+
+The rows come in order of interest, each as soon as it is measured, and none begins after ``MINUTES``. A row that does
+not fit into memory is repeated with half the batch.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from ..batch import Batch, Conditioning
+from ..checkpoints.checkpoint import Identity
+from ..checkpoints.run_folder import RunFolder
+from ..diffusion.augmentation import Degradation, area_downsample
+from ..diffusion.diffusion_config import DiffusionConfig, create_gaussian_diffusion
+from ..diffusion.guidance import GuidanceConfig
+from ..diffusion.sampling import SampleBatch, SamplerConfig, sample_batch
+from ..distributed.world import SINGLE, World
+from ..evaluation.report import markdown_table
+from ..images.signal import PixelSignal
+from ..models.compiling import compile_training
+from ..models.generator import Generator, GeneratorConfig
+from ..models.layers import to_channels_last
+from ..models.precision import DTYPES, autocast, for_inference
+from ..models.super_resolution import LowResConfig
+from ..models.text_encoder import TextEncoderConfig
+from ..models.unet import UNetConfig
+from ..tasks.denoising import DenoisingConfig, DenoisingTask
+from ..tasks.upsampling import UpsamplingTask
+from ..training.loop import TrainLoop
+from ..training.optim_config import OptimConfig
+from ..training.settings import TrainingConfig
+from ..training.trainee import Trainee
+from .baseline_unet import BaselineUNet
+
+MINUTES = 9.0
+LR, EMA_RATE = 1e-4, 0.9999
+COLUMNS = ("work", "form", "precision", "batch", "images/s", "MFU", "peak GiB")
+NO_TEXT = TextEncoderConfig(enc_attn_dim=0)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is measured, and where.
+
+    generator, upsampler: their U-Nets; trained without text and dropout, as the published form has neither.
+    factor:               of the upsampler.
+    text:                 of the generator that is sampled from.
+    batches:              images per step of generator, upsampler and sampling, if they fit.
+    respacing:            steps of sampling.
+    repeats, warm_up:     steps or samplings that are timed, and that precede them.
+    matrix:               rows and columns of the product that stands for the peak.
+    backend:              torch.compile's.
+    """
+
+    device: torch.device
+    generator: UNetConfig = UNetConfig(
+        image_size=64,
+        num_channels=192,
+        num_res_blocks=3,
+        attention_resolutions=(32, 16, 8),
+        num_head_channels=64,
+        resblock_updown=True,
+    )
+    upsampler: UNetConfig = UNetConfig(
+        image_size=256,
+        num_channels=192,
+        num_res_blocks=2,
+        channel_mult=(1, 1, 2, 2, 4, 4),
+        attention_resolutions=(32, 16, 8),
+        num_head_channels=64,
+        resblock_updown=True,
+    )
+    factor: int = 4
+    text: TextEncoderConfig = TextEncoderConfig(enc_attn_dim=512, enc_depth=6, enc_heads=8)
+    batches: tuple[int, int, int] = (64, 8, 32)
+    respacing: str = "20"
+    repeats: int = 8
+    warm_up: int = 3
+    matrix: int = 8192
+    backend: str = "inductor"
+
+
+# ------------------------------------------------------------------------------------------------------------ networks
+
+
+def network(config: UNetConfig, factor: int = 0, text: TextEncoderConfig = NO_TEXT) -> Generator:
+    """A generator, or with a ``factor`` an upsampler."""
+    low_res = LowResConfig(config.image_size // factor) if factor else LowResConfig()
+    return to_channels_last(Generator(GeneratorConfig(config, text, low_res), 50))
+
+
+def flops_per_image(config: UNetConfig, factor: int = 0) -> int:
+    """FLOPs of forward and backward pass, nothing computed twice; a multiply-add counts as two."""
+    with torch.device("meta"):
+        model, x, t = network(config, factor), torch.empty(1, 3, config.image_size, config.image_size), torch.empty(1)
+        cond = Conditioning()
+        if factor:
+            cond = Conditioning(low_res=area_downsample(x, factor), low_res_level=t, low_res_blur=t)
+        with FlopCounterMode(display=False) as counter:
+            model(x, t, cond=cond).sum().backward()
+    return counter.get_total_flops()
+
+
+# ---------------------------------------------------------------------------------------- work: a step, and its images
+
+
+def ours(
+    work: Workload, config: UNetConfig, factor: int, precision: str, compiled: bool, batch_size: int
+) -> Callable[[], object]:
+    """The loop's own update."""
+    process, world = create_gaussian_diffusion(DiffusionConfig()), World(SINGLE, work.device)
+    model, settings = network(config, factor), DenoisingConfig(caption_dropout=0.0)
+    if factor:
+        task: DenoisingTask = UpsamplingTask(model, process, settings, factor, Degradation(max_level=0.5))
+    else:
+        task = DenoisingTask(model, process, settings)
+    trainee = Trainee(task, OptimConfig(lr=LR, ema_rate=(EMA_RATE,)), precision, world)
+    if compiled:
+        compile_training(task, work.backend)
+    folder = RunFolder("unused", Identity("benchmark", {}))
+    loop = TrainLoop(TrainingConfig(batch_size=batch_size), [trainee], None, folder, world)
+    batch = Batch(_images(work, config, batch_size), Conditioning(), torch.arange(batch_size))
+    return lambda: loop.update(batch)
+
+
+def published(work: Workload, config: UNetConfig, factor: int, precision: str, batch_size: int) -> Callable[[], object]:
+    """Guided-Diffusion's network and step: AdamW and EMA parameter by parameter; loss and norms are read back."""
+    model = BaselineUNet(config, in_channels=6 if factor else 3).to(work.device)
+    process = create_gaussian_diffusion(DiffusionConfig())
+    parameters = list(model.parameters())
+    optimizer = torch.optim.AdamW(parameters, lr=LR, weight_decay=0.0, foreach=False, fused=False)
+    ema = [parameter.detach().clone() for parameter in parameters]
+    images = _images(work, config, batch_size)
+
+    def denoise(x: Tensor, t: Tensor) -> Tensor:
+        if factor:
+            low_res = area_downsample(images, factor)
+            x = torch.cat([x, F.interpolate(low_res, x.shape[2:], mode="bilinear")], dim=1)
+        return model(x, t)
+
+    def step() -> object:
+        optimizer.zero_grad(set_to_none=False)
+        t = torch.randint(process.num_timesteps, (batch_size,)).to(work.device)
+        with autocast(precision, work.device):
+            loss = process.training_losses(denoise, images, t)["loss"].mean()
+        loss.backward()
+        norms = [(p.detach().norm().item(), p.grad.norm().item()) for p in parameters if p.grad is not None]
+        optimizer.step()
+        for average, parameter in zip(ema, parameters, strict=True):
+            average.mul_(EMA_RATE).add_(parameter.detach(), alpha=1 - EMA_RATE)
+        return loss.item(), norms
+
+    return step
+
+
+def sampling(work: Workload, precision: str, half: bool, compiled: bool, batch_size: int) -> Callable[[], object]:
+    """Images with classifier-free guidance. half: weights converted once, instead of at every use."""
+    model = network(work.generator, text=work.text).to(work.device).eval().requires_grad_(False)
+    if half:
+        for_inference(model, precision)
+    if compiled:
+        model.forward = torch.compile(model.forward, backend=work.backend, fullgraph=True)  # type: ignore[method-assign]
+    tokens = torch.ones(batch_size, work.text.text_length, dtype=torch.long)
+    cond, size = Conditioning(tokens=tokens, mask=tokens > 0), work.generator.image_size
+    null = cond.drop(torch.ones(batch_size, dtype=torch.bool))
+    batch = SampleBatch(PixelSignal(), (size, size), range(batch_size), cond, null)
+    sampler = SamplerConfig("dpm++2m", work.respacing)
+    process = sampler.process(DiffusionConfig())
+
+    def sample() -> Tensor:
+        with autocast(precision, work.device):
+            return sample_batch(model, process, batch, sampler, GuidanceConfig(guidance_scale=3.0))
+
+    return sample
+
+
+def _images(work: Workload, config: UNetConfig, count: int) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.rand(count, 3, config.image_size, config.image_size, generator=generator).to(work.device) * 2 - 1
+
+
+# ----------------------------------------------------------------------------------------------------------- measuring
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table. build: batch size → the work; images: per repetition and image of the batch, that count;
+    flops: per image; None = no MFU."""
+
+    work: str
+    form: str
+    precision: str
+    batch: int
+    build: Callable[[int], Callable[[], object]]
+    images: int = 1
+    flops: int | None = None
+
+
+def rows(work: Workload) -> Iterator[Row]:
+    """All lines, the most interesting first."""
+    generator, upsampler, sampled = work.batches
+    trained = [("generator", work.generator, 0, generator), ("upsampler", work.upsampler, work.factor, upsampler)]
+    steps = int(work.respacing)
+    for precisions in (("bf16",), ("fp16", "fp32")):
+        for name, config, factor, batch in trained:
+            flops = flops_per_image(config, factor)
+            for precision in precisions:
+                title = f"training step, {name}, {config.image_size} px"
+                for compiled in (False, True):
+                    build: Callable = partial(ours, work, config, factor, precision, compiled)
+                    yield Row(title, "compiled" if compiled else "eager", precision, batch, build, flops=flops)
+                if precision != "fp16":  # the published form scales no loss under autocast
+                    build = partial(published, work, config, factor, precision)
+                    yield Row(title, "published form", precision, batch, build, flops=flops)
+        title = f"sampling, {work.generator.image_size} px, images × {steps} guided steps"
+        for precision in precisions:
+            for half in (False, True) if precision in DTYPES else (False,):
+                for compiled in (False, True):
+                    form = ("compiled" if compiled else "eager") + (", half weights" if half else "")
+                    build = partial(sampling, work, precision, half, compiled)
+                    yield Row(title, form, precision, sampled, build, images=steps)
+
+
+def tables(work: Workload | None = None, minutes: float = MINUTES) -> Iterator[str]:
+    """The table, line by line. work: None = the full one on the first CUDA device."""
+    if work is None:
+        if not torch.cuda.is_available():
+            yield "skipped: torch finds no CUDA device on this machine, and all figures here are of one"
+            return
+        work = Workload(torch.device("cuda", 0))
+    cuda, ends = work.device.type == "cuda", time.monotonic() + 60 * minutes
+    rates = {precision: matmul_rate(work, precision) for precision in ("fp32", *DTYPES)}
+    name = torch.cuda.get_device_name(work.device) if cuda else str(work.device)
+    peaks = ", ".join(f"{rate / 1e12:,.3g} in {precision}" for precision, rate in rates.items())
+    yield f"{name}, torch {torch.__version__}. MFU is of a large product of matrices: TFLOP/s {peaks}."
+    header, rule = markdown_table(COLUMNS, []).splitlines()[:2]
+    yield f"{header}\n{rule}"
+    for row in rows(work):
+        cells = measured(work, row, rates[row.precision]) if time.monotonic() < ends else ["time is up", "", "", ""]
+        yield markdown_table(COLUMNS, [[row.work, row.form, row.precision, *cells]]).splitlines()[2]
+
+
+def measured(work: Workload, row: Row, rate: float) -> list[str]:
+    """The cells batch, images/s, MFU and peak GiB; instead of images/s, why there are none."""
+    batch = row.batch
+    while True:
+        try:
+            seconds, peak = _run(work, row.build, batch)
+        except torch.OutOfMemoryError:
+            failure = "out of memory"
+        except RuntimeError as error:  # of a compiler, or of a kernel that the device lacks
+            return [str(batch), f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:80]}", "", ""]
+        else:
+            mfu = "" if row.flops is None else f"{row.flops * batch / seconds / rate:.0%}"
+            return [str(batch), f"{row.images * batch / seconds:,.1f}", mfu, peak]
+        finally:
+            _free(work)
+        if batch == 1:
+            return ["1", failure, "", ""]
+        batch //= 2
+
+
+def _run(work: Workload, build: Callable[[int], Callable[[], object]], batch: int) -> tuple[float, str]:
+    """Seconds of a repetition, and the peak memory in GiB."""
+    cuda, step = work.device.type == "cuda", build(batch)
+    for _ in range(work.warm_up):
+        step()
+    if cuda:
+        torch.cuda.reset_peak_memory_stats(work.device)
+    seconds = _seconds(work, step, work.repeats)
+    return seconds, f"{torch.cuda.max_memory_allocated(work.device) / 2**30:.1f}" if cuda else ""
+
+
+def _seconds(work: Workload, step: Callable[[], object], repeats: int) -> float:
+    """Mean of one repetition. The device works on after a call, so that it is waited for."""
+    _wait(work)
+    start = time.perf_counter()
+    for _ in range(repeats):
+        step()
+    _wait(work)
+    return (time.perf_counter() - start) / repeats
+
+
+def _wait(work: Workload) -> None:
+    if work.device.type == "cuda":
+        torch.cuda.synchronize(work.device)
+
+
+def _free(work: Workload) -> None:
+    """Forget what a row has left: compiled graphs, reference cycles, cached memory."""
+    torch.compiler.reset()
+    gc.collect()
+    if work.device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def matmul_rate(work: Workload, precision: str) -> float:
+    """FLOPs per second of a product of two matrices, after some to warm up."""
+    a = torch.ones(work.matrix, work.matrix, dtype=DTYPES.get(precision, torch.float32), device=work.device)
+    for _ in range(work.warm_up):
+        a @ a
+    return 2 * work.matrix**3 / _seconds(work, lambda: a @ a, work.repeats)
