@@ -23,30 +23,56 @@ _GOLDEN, _MULTIPLY_1, _MULTIPLY_2 = (
 
 
 @torch.no_grad()
-def keep_mask(keys: Tensor, salt: Tensor, count: int, drop: float) -> Tensor:
-    """The dropout mask: [N, count] bool, True = keep, with probability 1 - drop (rounded to a multiple of 2^-16).
+def layer_numbers(keys: Tensor, salts: Tensor) -> tuple[Tensor, Tensor]:
+    """A random offset and a random odd factor of every sample and layer: int64, [N, 1] each for one salt, [N, L] for
+    several.
 
-    keys: [N] int64, one random key per sample.
-    salt: the layer's number, an int64 scalar on the CPU; layers with different salts have independent masks.
-
-    Element i of a sample does not depend on ``count``. All arithmetic is int64 and wraps around.
+    keys:  [N] int64, one random key per sample.
+    salts: the layers' numbers, int64 [L], or a scalar, which may be on the CPU; layers with different salts have
+           independent masks.
     """
-    # Of every sample and layer: a random offset and a random odd factor.
-    offset = (keys ^ salt * _GOLDEN)[:, None]
+    offset = keys[:, None] ^ salts * _GOLDEN
     for multiplier in (_MULTIPLY_1, _MULTIPLY_2):
         offset = (offset ^ offset >> 32) * multiplier
     offset = offset ^ offset >> 32
-    factor = offset * _GOLDEN | 1
+    return offset, offset * _GOLDEN | 1
+
+
+@torch.no_grad()
+def keep_mask(offset: Tensor, factor: Tensor, count: int, drop: float) -> Tensor:
+    """The dropout mask: [N, count] bool, True = keep, with probability 1 - drop (rounded to a multiple of 2^-16).
+
+    offset, factor: [N, 1], of ``layer_numbers``.
+
+    Element i of a sample does not depend on ``count``. All arithmetic is int64 and wraps around.
+    """
     # Each 64-bit word is hashed for four elements. What is computed here once per word costs as much as the layer
     # itself, so one round must do: in the first fold XOR breaks the linearity in the counter, which the product cannot;
     # the product spreads all bits upwards; the second fold brings the well-mixed upper half down.
-    counter = torch.arange((count + 3) // 4, device=keys.device)
+    counter = torch.arange((count + 3) // 4, device=offset.device)
     words = torch.addcmul(offset, counter, factor)
     words ^= words >> 32
     words *= _MULTIPLY_2
     words += words >> 32
     limit = min(round(drop * 2**16), 2**16 - 1) - 2**15
     return (words.view(torch.int16) >= limit)[:, :count]
+
+
+class _SharedNumbers:
+    """``layer_numbers`` of a network's layers, salts 1 … ``layers``, for the keys that were asked for last: the first
+    layer that asks has them computed for all, in as many operations as for one."""
+
+    def __init__(self, layers: int):
+        self.layers = layers
+        self.keys: Tensor | None = None
+        self.numbers: tuple[Tensor, Tensor]
+
+    def of(self, keys: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        if keys is not self.keys:
+            salts = torch.arange(1, self.layers + 1, device=keys.device)
+            self.keys, self.numbers = keys, layer_numbers(keys, salts)
+        offsets, factors = self.numbers
+        return offsets[:, layer : layer + 1], factors[:, layer : layer + 1]
 
 
 class Dropout(nn.Module):
@@ -61,6 +87,7 @@ class Dropout(nn.Module):
         # A tensor, because torch.compile would compile a block again for each number; on the CPU and no buffer, because
         # it is neither a weight nor moved, saved or exchanged between processes.
         self.salt = torch.zeros((), dtype=torch.int64, device="cpu")
+        self.shared: tuple[_SharedNumbers, int] | None = None  # with the network's other layers, and its place there
 
     def forward(self, x: Tensor, keys: Tensor | None) -> Tensor:
         """x: [N, …], elements numbered in row-major order; keys: [N] int64, or None to use torch's generator."""
@@ -68,12 +95,18 @@ class Dropout(nn.Module):
             return x
         if keys is None:
             return F.dropout(x, self.drop, training=True)
-        keep = keep_mask(keys, self.salt, x[0].numel(), self.drop).reshape(x.shape)
+        if self.shared is None or torch.compiler.is_compiling():  # a compiler fuses them with the mask
+            numbers = layer_numbers(keys, self.salt)
+        else:
+            shared, place = self.shared
+            numbers = shared.of(keys, place)
+        keep = keep_mask(*numbers, x[0].numel(), self.drop).reshape(x.shape)
         return torch.where(keep, x * (1 / (1 - self.drop)), 0)
 
 
 def number_dropouts(network: nn.Module) -> None:
     """Set the salts of a network's dropout layers: 1, 2, … in order of registration."""
     layers = [module for module in network.modules() if isinstance(module, Dropout)]
-    for salt, layer in enumerate(layers, start=1):
-        layer.salt = torch.tensor(salt, device="cpu")
+    shared = _SharedNumbers(len(layers))
+    for place, layer in enumerate(layers):
+        layer.salt, layer.shared = torch.tensor(place + 1, device="cpu"), (shared, place)

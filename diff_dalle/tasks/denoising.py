@@ -103,8 +103,9 @@ class DenoisingTask(TimestepTask):
 
     def _by_quartile(self, name: str, values: Tensor, t: Tensor) -> dict[str, Tensor]:
         """``values`` by quarter of the process: quartile 0 has the least noise."""
-        quarter = QUARTILES * t // self.process.num_timesteps
-        return {f"{name}_q{q}": torch.where(quarter == q, values.detach(), torch.nan) for q in range(QUARTILES)}
+        quarter, every = QUARTILES * t // self.process.num_timesteps, torch.arange(QUARTILES, device=t.device)
+        rows = torch.where(quarter == every[:, None], values.detach(), torch.nan).unbind()
+        return {f"{name}_q{q}": row for q, row in enumerate(rows)}
 
     def previews(self):
         return self.preview(self.denoiser) if self.preview else {}

@@ -235,7 +235,7 @@ class StageBTask(LatentTask):
     def _scaled(self, encoder: SemanticAutoencoder, images: Tensor, draw: Draw) -> Tensor:
         """The maps of the images, each scaled by its own factor, as the network would resize them."""
         (low, high), stride = self.config.semantic_scale, encoder.config.stride
-        factors = low + (high - low) * random_uniform(draw.seed, "semantic scale", draw.positions)
+        factors = low + (high - low) * random_uniform(draw.seed, "semantic scale", draw.index.numpy())
         height, width = images.shape[2:]
         sides = np.stack([height * factors, width * factors], 1).astype(np.int64) // stride
         sizes = [tuple(size) for size in (np.maximum(sides, 1) * stride).tolist()]

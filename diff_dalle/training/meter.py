@@ -19,6 +19,7 @@ class Meter:
     def __init__(self, device: torch.device, losses: Collection[str] = ("loss",)):
         self.device, self.losses = device, losses
         self.names: tuple[str, ...] = ()
+        self.always = torch.zeros(0, 1, dtype=torch.bool, device=device)  # which names apply to every sample
         self.dtype = torch.float32 if device.type == "mps" else torch.float64
         self.sums = self.counts = torch.zeros(0, device=device, dtype=self.dtype)
 
@@ -29,9 +30,9 @@ class Meter:
             self.names = tuple(values)
             self.sums = torch.zeros(len(values), device=self.device, dtype=self.dtype)
             self.counts = torch.zeros_like(self.sums)
+            self.always = torch.tensor([[name in self.losses] for name in values], device=self.device)
         table = torch.stack([value.detach().float() for value in values.values()])  # [names, samples]
-        applies = ~table.isnan()
-        applies[[i for i, name in enumerate(self.names) if name in self.losses]] = True
+        applies = ~table.isnan() | self.always
         self.sums += torch.where(applies, table, 0.0).sum(1)
         self.counts += applies.sum(1)
 

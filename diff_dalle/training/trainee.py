@@ -49,7 +49,7 @@ class Optimization:
         """
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         norm = total_norm(gradients) / self.loss_scale.scale
-        finite = norm.isfinite() & losses.isfinite().all()
+        finite = torch.cat([norm.reshape(1), losses]).isfinite().all()
         overflowed = world.maximum(1 - finite.float())
         factor = 1 / self.loss_scale.scale
         if self.config.grad_clip > 0:
@@ -148,7 +148,7 @@ class Trainee:
             with self._training_only(part):
                 found = self.task.backward(pieces, self._forward(part), optimization.loss_scale.scale)
             scales[_named(part, "loss_scale")] = optimization.loss_scale.scale.clone()
-            report |= {_named(part, name): torch.cat([values[name] for values in found]) for name in found[0]}
+            report |= {_named(part, name): _joined([values[name] for values in found]) for name in found[0]}
             norm, overflowed = optimization.finish(report[_named(part, "loss")], self.world)
             norms[_named(part, "grad_norm")] = norm
             overflows.append(overflowed)
@@ -288,6 +288,10 @@ class Trainee:
             for name, module in self.task.part_modules(part).items():
                 if module not in inside:
                     yield name, module
+
+
+def _joined(pieces: Sequence[Tensor]) -> Tensor:
+    return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces))
 
 
 def _named(part: str, name: str) -> str:

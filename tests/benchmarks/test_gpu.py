@@ -33,7 +33,11 @@ def cells(line):
     return [cell.strip() for cell in line.strip("|").split(" | ")]
 
 
-def test_every_row_is_measured():
+def test_every_row_is_measured(monkeypatch):
+    """What is compiled is only noted: capturing takes long, and two rows do it below."""
+    compiled = []
+    monkeypatch.setattr(gpu, "compile_training", lambda task, backend: compiled.append(backend))
+    monkeypatch.setattr(torch, "compile", lambda plain, backend, fullgraph: compiled.append(backend) or plain)
     first, header, *lines = gpu.tables(WORK)
     assert first.startswith("cpu, torch ") and cells(header.splitlines()[0]) == list(gpu.COLUMNS)
     rows = [cells(line) for line in lines]
@@ -44,6 +48,14 @@ def test_every_row_is_measured():
     for row in rows:
         assert row[3] == "2" and float(row[4].replace(",", "")) > 0, row
         assert row[5].endswith("%") == row[0].startswith("training"), row
+    assert compiled == ["eager"] * sum("compiled" in row[1] for row in rows)
+
+
+@pytest.mark.parametrize("work", ["training step, generator", "sampling"])
+def test_a_compiled_row_is_captured(work):
+    (row, *_) = [row for row in gpu.rows(WORK) if row.work.startswith(work) and row.form.startswith("compiled")]
+    batch, images, *_ = gpu.measured(WORK, row, 1.0)
+    assert batch == "2" and float(images.replace(",", "")) > 0
 
 
 def test_without_cuda_it_says_so(monkeypatch):

@@ -1,6 +1,6 @@
 """With ``compile``, a step's random numbers, network, losses and backward pass are one graph, the same in all steps.
 
-The graphs run uncompiled here ("aot_eager"): forward and backward pass are captured as for a real backend.
+The graphs run uncompiled here; with "aot_eager" the backward pass is captured too, as for a real backend.
 """
 
 from dataclasses import replace
@@ -11,6 +11,7 @@ import torch
 from checkpoint_making import make_run
 from torch._dynamo.testing import CompileCounterWithBackend
 from toy import ToyTask
+from waiting import reads
 
 from diff_dalle.batch import Batch, Conditioning
 from diff_dalle.checkpoints.checkpoint import Identity
@@ -52,7 +53,7 @@ KINDS = {"generator": GENERATOR, "upsampler": UPSAMPLER, "classifier": CLASSIFIE
 
 def make_loop(kind, **changed):
     classifier = [ClassifierRun] if kind == "classifier" else []
-    run = make_run(*classifier, settings=KINDS[kind], batch_size=4, precision="fp32", **changed)
+    run = make_run(*classifier, settings=KINDS[kind], batch_size=4, **{"precision": "fp32", **changed})
     world = World(SINGLE, torch.device("cpu"))
     trainees = run.build_trainees(run.build_tokenizer(), None, world)
     return TrainLoop(run.training, trainees, None, RunFolder("unused", Identity("test", {})), world)
@@ -68,13 +69,28 @@ def batch(step):
 
 
 @pytest.mark.parametrize(
-    ("kind", "microbatch", "graphs"),
-    [("generator", 2, 1), ("upsampler", 0, 1), ("classifier", 2, 2)],
+    ("kind", "microbatch"), [("generator", 2), ("upsampler", 0), ("classifier", 4), ("classifier", 2)]
 )
-def test_a_step_is_one_graph_in_all_steps_and_computes_the_same(kind, microbatch, graphs, monkeypatch):
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_steps_between_two_logs_never_wait_for_the_device(kind, microbatch, precision):
+    """After the first step, which makes tables and the optimizer's state. Indices are on the CPU in any case."""
+    loop = make_loop(kind, microbatch=microbatch, precision=precision)
+    loop.update(batch(0))
+    batches = [batch(step) for step in (1, 2, 3)]
+    with reads([each.index for each in batches]) as found:
+        for each in batches:
+            loop.update(each)
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "microbatch", "graphs", "backend"),
+    [("generator", 2, 1, "eager"), ("upsampler", 0, 1, "aot_eager"), ("classifier", 2, 2, "eager")],
+)
+def test_a_step_is_one_graph_in_all_steps_and_computes_the_same(kind, microbatch, graphs, backend, monkeypatch):
     """Micro-batches of a classifier pass twice: a graph without gradient, and one with."""
     torch._dynamo.reset()
-    counter = CompileCounterWithBackend("aot_eager")
+    counter = CompileCounterWithBackend(backend)
     monkeypatch.setattr(training_loop, "compile_training", partial(compile_training, backend=counter))
     plain, compiled = (make_loop(kind, microbatch=microbatch, compile=compile) for compile in (False, True))
     for step in range(STEPS):

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from network_making import VOCABULARY, make_generator
+from operation_counting import operations
 from toy import ListTracker, ToyData, ToyTask
 from waiting import reads
 
@@ -560,3 +561,22 @@ def test_an_update_of_a_generator_never_waits_for_the_device(tmp_path, precision
     with reads() as found:
         loop.trainees[0].scalars()
     assert found
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_step_keeps_few_books(tmp_path, precision):
+    """Operations of a step beside network, random numbers and losses: as many for any number of parameters."""
+    counts = []
+    for width in (4, 8):
+        task = ToyTask()
+        task.model = torch.nn.Sequential(*[torch.nn.Linear(12, 12) for _ in range(width)], torch.nn.Linear(12, 1))
+        loop = make_loop(tmp_path / str(width), precision=precision, task=task)
+        (trainee,) = loop.trainees
+        pieces = [(batch := next(loop.data.batches(0)), Draw(0, batch.index))]
+        trainee.update(pieces, 0)
+        whole = operations(lambda: trainee.update(pieces, 1)).total()  # noqa: B023
+        forward = trainee._forward("")
+        trainee.optimizations[""].begin(1)
+        work = operations(lambda: task.backward(pieces, forward, trainee.optimizations[""].loss_scale.scale))  # noqa: B023
+        counts.append(whole - work.total())
+    assert counts[0] == counts[1] <= {"fp32": 72, "fp16": 83}[precision], counts
