@@ -579,4 +579,4 @@ def test_a_step_keeps_few_books(tmp_path, precision):
         trainee.optimizations[""].begin(1)
         work = operations(lambda: task.backward(pieces, forward, trainee.optimizations[""].loss_scale.scale))  # noqa: B023
         counts.append(whole - work.total())
-    assert counts[0] == counts[1] <= {"fp32": 72, "fp16": 83}[precision], counts
+    assert counts[0] == counts[1] <= {"fp32": 74, "fp16": 85}[precision], counts
