@@ -246,11 +246,13 @@ def tables(work: Workload | None = None, minutes: float = MINUTES) -> Iterator[s
     header, rule = markdown_table(COLUMNS, []).splitlines()[:2]
     yield f"{header}\n{rule}"
     for row in rows(work):
-        cells = measured(work, row, rates[row.precision]) if time.monotonic() < ends else ["time is up", "", "", ""]
+        cells = (
+            measured_cells(work, row, rates[row.precision]) if time.monotonic() < ends else ["time is up", "", "", ""]
+        )
         yield markdown_table(COLUMNS, [[row.work, row.form, row.precision, *cells]]).splitlines()[2]
 
 
-def measured(work: Workload, row: Row, rate: float) -> list[str]:
+def measured_cells(work: Workload, row: Row, rate: float) -> list[str]:
     """The cells batch, images/s, MFU and peak GiB; instead of images/s, why there are none."""
     batch = row.batch
     while True:

@@ -55,7 +55,7 @@ def test_every_row_is_measured(monkeypatch):
 @pytest.mark.parametrize("work", ["training step, generator", "sampling"])
 def test_a_compiled_row_is_captured(work):
     (row, *_) = [row for row in gpu.rows(WORK) if row.work.startswith(work) and row.form.startswith("compiled")]
-    batch, images, *_ = gpu.measured(WORK, row, 1.0)
+    batch, images, *_ = gpu.measured_cells(WORK, row, 1.0)
     assert batch == "2" and float(images.replace(",", "")) > 0
 
 
@@ -66,7 +66,7 @@ def test_without_cuda_it_says_so(monkeypatch):
 
 
 def test_no_row_begins_when_time_is_up(monkeypatch):
-    monkeypatch.setattr(gpu, "measured", lambda *_: pytest.fail("a row was measured"))
+    monkeypatch.setattr(gpu, "measured_cells", lambda *_: pytest.fail("a row was measured"))
     _, _, *lines = gpu.tables(WORK, minutes=0.0)
     assert len(lines) == 26 and all(cells(line)[3] == "time is up" for line in lines)
 
@@ -82,22 +82,22 @@ def test_a_row_that_does_not_fit_has_half_the_batch():
 
     row = Row("", "", "bf16", 8, build, images=5)
     limit = 2
-    assert gpu.measured(WORK, row, 1.0)[0] == "2" and tried == [8, 4, 2]
+    assert gpu.measured_cells(WORK, row, 1.0)[0] == "2" and tried == [8, 4, 2]
     limit = 0
-    assert gpu.measured(WORK, row, 1.0)[:2] == ["1", "out of memory"]
+    assert gpu.measured_cells(WORK, row, 1.0)[:2] == ["1", "out of memory"]
 
 
 def test_another_failure_is_named():
     def build(batch):
         raise RuntimeError("no compiler\nmore")
 
-    assert gpu.measured(WORK, Row("", "", "bf16", 8, build), 1.0)[:2] == ["8", "RuntimeError: no compiler"]
+    assert gpu.measured_cells(WORK, Row("", "", "bf16", 8, build), 1.0)[:2] == ["8", "RuntimeError: no compiler"]
 
 
 def test_images_and_their_share_of_the_peak_follow_from_the_time(monkeypatch):
     monkeypatch.setattr(gpu, "_run", lambda *_: (0.5, "1.0"))
     row = Row("", "", "bf16", 8, lambda batch: None, images=5, flops=30)
-    assert gpu.measured(WORK, row, 1000.0) == ["8", "80.0", "48%", "1.0"]
+    assert gpu.measured_cells(WORK, row, 1000.0) == ["8", "80.0", "48%", "1.0"]
 
 
 def test_flops_count_both_passes_of_the_network_that_is_trained():
