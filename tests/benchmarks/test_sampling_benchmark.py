@@ -47,7 +47,7 @@ def test_samples_without_a_network_depend_on_every_step(monkeypatch):
     many = sampling.steps_alone()()
     assert (many.abs() < 0.99).float().mean() > 0.5
     monkeypatch.setattr(sampling, "STEPS_APART", sampling.SamplerConfig("dpm++2m", str(sampling.STEPS - 1)))
-    assert (sampling.steps_alone()() - many).abs().max() > 5e-4
+    assert (sampling.steps_alone()() - many).abs().max() > 2e-4  # twice what the gate allows
 
 
 def test_a_table_is_printed_as_it_is():
