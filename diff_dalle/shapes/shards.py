@@ -8,15 +8,14 @@ import json
 from PIL import Image
 
 from .. import storage
-from ..config import MAX_TEXT, from_dict, load_mapping, to_dict
+from ..data.made_folder import claim_folder, read_claim
 from ..data.tar import write_tar
-from ..errors import InputError
 from ..images.output import png_bytes
 from .captions import training_caption
 from .render import render
 from .scenes import ShapesConfig, scene, scene_size
 
-RECORD = "shapes.json"  # the config of the folder
+RECORD, WORLD = "shapes.json", "a shapes world"  # the config of the folder
 
 
 def sample_files(config: ShapesConfig, i: int, split: str) -> dict[str, bytes]:
@@ -28,26 +27,13 @@ def sample_files(config: ShapesConfig, i: int, split: str) -> dict[str, bytes]:
     return {"png": png, "txt": text.encode(), "json": json.dumps(truth).encode()}
 
 
-def _claim(config: ShapesConfig, out_dir: str) -> None:
-    """Record the config in a new folder, or check it against the record of an earlier call."""
-    record = storage.join(out_dir, RECORD)
-    storage.make_dirs(out_dir)
-    if storage.exists(record):
-        if read_shapes_config(out_dir) != config:
-            raise InputError(f"{out_dir} contains a shapes world with different settings; choose another --out_dir")
-    elif storage.list_files(out_dir, recursive=True):
-        raise InputError(f"{out_dir} is not empty and contains no shapes world; choose another --out_dir")
-    else:
-        storage.write_bytes(record, json.dumps(to_dict(config), indent=1).encode())
-
-
 def write_shapes(config: ShapesConfig, out_dir: str) -> dict[str, dict[str, int]]:
     """Write ``out_dir/train`` and ``out_dir/val``, local or remote. Complete shards of an earlier call are kept.
 
     Returns the numbers of ``shards``, ``samples`` and ``bytes`` of each split. Raises InputError for a folder that
     contains other files, or a shapes world with different settings.
     """
-    _claim(config, out_dir)
+    claim_folder(config, out_dir, RECORD, WORLD)
     report = {}
     for split, count in (("train", config.train_samples), ("val", config.val_samples)):
         folder = storage.join(out_dir, split)
@@ -65,7 +51,4 @@ def write_shapes(config: ShapesConfig, out_dir: str) -> dict[str, dict[str, int]
 
 def read_shapes_config(out_dir: str) -> ShapesConfig:
     """The config of a folder written by ``write_shapes``. InputError for any other folder."""
-    record = storage.join(out_dir, RECORD)
-    if not storage.exists(record):
-        raise InputError(f"{out_dir or 'the empty path'} is not a shapes world: {RECORD} is missing")
-    return from_dict(ShapesConfig, load_mapping(storage.read_text(record, MAX_TEXT), record))
+    return read_claim(ShapesConfig, out_dir, RECORD, WORLD)

@@ -1,0 +1,1 @@
+"""The emoji world: pictures of a color font, named by Unicode."""

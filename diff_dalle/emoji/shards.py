@@ -1,0 +1,91 @@
+"""The emoji world as webdataset shards, written and read: picture (png), name (txt) and parts (json) per emoji."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+from PIL import Image
+
+from .. import storage
+from ..config import load_mapping
+from ..data.collection import collect
+from ..data.made_folder import claim_folder, read_claim
+from ..data.shard_table import IMAGE, Required
+from ..data.shards import ShardFiles
+from ..data.tar import write_tar
+from ..errors import InputError
+from ..images.decode import BrokenSample, decode_image
+from ..images.output import png_bytes
+from .font import Renderer, find_font, resized
+from .names import Emoji, recommended
+from .world import EmojiConfig, split_emoji
+
+RECORD, WORLD = "emoji.json", "an emoji world"
+
+
+def write_emoji(config: EmojiConfig, font: str, out_dir: str) -> dict[str, dict[str, int]]:
+    """Write a folder of shards for each of SPLITS, local or remote. Complete shards of an earlier call are kept.
+
+    font: path of the font; empty = Noto's, in the usual folders.
+
+    Returns the numbers of ``shards`` and ``samples`` of each split. Raises InputError without font or package, and for
+    a folder that contains other files, or an emoji world with different settings.
+    """
+    renderer, emoji = Renderer(find_font(font)), recommended()
+    claim_folder(config, out_dir, RECORD, WORLD)
+    pictures = {each.sequence: picture for each, picture in renderer.distinct(emoji)}
+    report = {}
+    for split, members in split_emoji(config, [each for each in emoji if each.sequence in pictures]).items():
+        folder = storage.join(out_dir, split)
+        storage.make_dirs(folder)
+        starts = range(0, len(members), config.samples_per_shard)
+        for number, start in enumerate(starts):
+            shard = storage.join(folder, f"emoji-{split}-{number:05d}.tar")
+            if not storage.exists(shard):
+                part = members[start : start + config.samples_per_shard]
+                write_tar(shard, ((_key(each), _files(config, each, pictures[each.sequence])) for each in part))
+        report[split] = {"shards": len(starts), "samples": len(members)}
+    return report
+
+
+def _key(emoji: Emoji) -> str:
+    """Its code points, as Unicode's files write them."""
+    return "-".join(f"{ord(each):x}" for each in emoji.sequence)
+
+
+def _files(config: EmojiConfig, emoji: Emoji, picture: Image.Image) -> dict[str, bytes]:
+    """The members of a sample, by extension."""
+    png = png_bytes(resized(picture, config.image_size))
+    return {
+        "png": png,
+        "txt": emoji.name.encode(),
+        "json": json.dumps(dataclasses.asdict(emoji), ensure_ascii=False).encode(),
+    }
+
+
+def read_emoji_config(out_dir: str) -> EmojiConfig:
+    """The config of a folder written by ``write_emoji``. InputError for any other folder."""
+    return read_claim(EmojiConfig, out_dir, RECORD, WORLD)
+
+
+def read_emoji(out_dir: str, split: str) -> tuple[list[Emoji], np.ndarray]:
+    """All emoji of a split in order, and their pictures: uint8 [N, H, W, 3].
+
+    Raises InputError for another folder, and for a sample that ``write_emoji`` did not write.
+    """
+    size = read_emoji_config(out_dir).image_size
+    required = Required({IMAGE: "images", "json": "the parts of emoji"})
+    found = collect([storage.join(out_dir, split)], required, ShardFiles())
+    emoji, pictures = [], []
+    for shard, count in enumerate(found.counts):
+        for member in range(count):
+            raw, where = found.fetch(shard, member), found.describe(shard, member)
+            try:
+                raw.check()
+                emoji.append(Emoji.parse(load_mapping(raw.members["json"].decode(), where)))
+                pictures.append(np.asarray(decode_image(raw.members[IMAGE], size * size)[0]))
+            except (BrokenSample, ValueError) as reason:
+                raise InputError(f"{where} is no sample of the emoji world: {reason}") from reason
+    return emoji, np.stack(pictures)

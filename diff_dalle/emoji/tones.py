@@ -1,0 +1,39 @@
+"""The skin tone of a picture, read from its pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .names import TONES
+
+_BIN = 8  # levels of 255 that count as one color when the palette is found
+_RADIUS = 20.0  # the distance from a color of the palette up to which a pixel is skin, in levels of 255
+
+
+def skin_palette(pictures: np.ndarray, tones: Sequence[str]) -> np.ndarray:
+    """The color [5, 3] of each of TONES: the one that its pictures have more of than those of other tones.
+
+    pictures: uint8 [N, H, W, 3], each of one skin tone; tones: N of TONES, all five of them.
+    """
+    bins = (pictures.astype(np.int64) // _BIN).reshape(len(pictures), -1, 3)
+    codes = (bins * (1, 32, 1024)).sum(2)
+    of_tone = np.array([TONES.index(tone) for tone in tones])
+    counts = np.stack([np.bincount(codes[of_tone == i].ravel(), minlength=32**3) for i in range(len(TONES))])
+    shares = counts / counts.sum(1, keepdims=True)
+    palette = []
+    for i in range(len(TONES)):
+        others = np.delete(shares, i, axis=0).mean(0)
+        chosen = codes[of_tone == i] == (shares[i] - others).argmax()
+        palette.append(pictures[of_tone == i].reshape(*chosen.shape, 3)[chosen].mean(0))
+    return np.stack(palette)
+
+
+def read_tones(pictures: np.ndarray, palette: np.ndarray) -> np.ndarray:
+    """The skin tone of each picture, uint8 [N, H, W, 3]: the index in TONES, int64 [N], of the color of the palette
+    [5, 3] that most of its pixels are near; -1 where no pixel is near any."""
+    distance = np.linalg.norm(pictures[..., None, :].astype(np.float32) - palette.astype(np.float32), axis=-1)
+    near = distance.argmin(-1)[..., None] == np.arange(len(palette))
+    votes = (near & (distance.min(-1, keepdims=True) < _RADIUS)).sum((1, 2))
+    return np.where(votes.any(1), votes.argmax(1), -1)

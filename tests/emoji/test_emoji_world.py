@@ -1,0 +1,233 @@
+"""The emoji world: names and parts from code points, what is held out, shards, and scores of samples."""
+
+import json
+import tarfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from diff_dalle.emoji import font, names, shards
+from diff_dalle.emoji.names import ADULT, TONES, WHO, Emoji
+from diff_dalle.emoji.report import Share, nearest, tone_share
+from diff_dalle.emoji.tones import read_tones, skin_palette
+from diff_dalle.emoji.world import EmojiConfig, split_emoji
+from diff_dalle.errors import InputError
+
+#: As the package names them, by code points.
+NAMES = {
+    "1f680": ":rocket:",
+    "1f468-200d-1f680": ":man_astronaut:",
+    "1f469-1f3fd-200d-1f680": ":woman_astronaut_medium_skin_tone:",
+    "1f9d1-200d-1f680": ":astronaut:",
+    "1f3c3-1f3ff": ":person_running_dark_skin_tone:",
+    "1f3c3-1f3ff-200d-2642-fe0f": ":man_running_dark_skin_tone:",
+    "1f44b-1f3fb": ":waving_hand_light_skin_tone:",
+    "1f9d1-1f3fd-200d-1f91d-200d-1f9d1-1f3fb": ":people_holding_hands_medium_skin_tone_light_skin_tone:",
+    "1f1f2-1f1f3": ":Mongolia:",
+    "1f3f4-e0067-e0062-e0065-e006e-e0067-e007f": ":England:",
+    "1f3f4-200d-2620-fe0f": ":pirate_flag:",
+}
+PARTS = {
+    "rocket": ("", ()),
+    "man astronaut": ("man", ()),
+    "woman astronaut medium skin tone": ("woman", ("medium",)),
+    "astronaut": ("person", ()),
+    "person running dark skin tone": ("person", ("dark",)),
+    "man running dark skin tone": ("man", ("dark",)),
+    "waving hand light skin tone": ("", ("light",)),
+    "people holding hands medium skin tone light skin tone": ("", ("medium", "light")),
+    "flag: Mongolia": ("", ()),
+    "flag: England": ("", ()),
+    "pirate flag": ("", ()),
+}
+
+
+def sequence(code: str) -> str:
+    return "".join(chr(int(each, 16)) for each in code.split("-"))
+
+
+def described() -> list[Emoji]:
+    return list(names._described({sequence(code): name for code, name in NAMES.items()}))
+
+
+def test_who_what_and_tones_come_from_the_code_points():
+    found = described()
+    assert {each.name: (each.who, each.tones) for each in found} == PARTS
+    what = {each.name: each.what for each in found}
+    assert what["man astronaut"] == what["woman astronaut medium skin tone"] == what["astronaut"]
+    assert what["man running dark skin tone"] == what["person running dark skin tone"] == "\U0001f3c3"
+    assert len(set(what.values())) == len(NAMES) - 3
+
+
+def test_an_emoji_survives_its_record():
+    for each in described():
+        record = json.loads(json.dumps(vars(each)))
+        assert Emoji.parse(record) == each
+        for change in ({"tones": ["blue"]}, {"name": 3}, {"more": 1}, {"tones": "dark"}):
+            with pytest.raises(ValueError, match="not the parts of an emoji"):
+                Emoji.parse({**record, **change})
+
+
+# ---------------------------------------------------------------------------------------------------- what is held out
+
+
+def people(count: int) -> list[Emoji]:
+    """``count`` occupations of all of WHO in all skin tones, and adults without one."""
+    whats = [f"{ADULT}\u200d{chr(0x1F300 + i)}" for i in range(count)] + [ADULT]
+    return [
+        Emoji(f"{who}{what}{tone}", f"{who} {i} {tone}", who, what, (tone,))
+        for i, what in enumerate(whats)
+        for who in WHO
+        for tone in TONES
+    ]
+
+
+def test_held_out_combinations_are_pairs_whose_parts_remain():
+    everyone = people(100)
+    splits = split_emoji(EmojiConfig(held_out_combinations=0.1), everyone)
+    held = {(each.who, each.what) for each in splits["combinations"]}
+    assert len(splits["combinations"]) == len(TONES) * len(held)  # in all skin tones
+    assert len({what for _, what in held}) == len(held) and ADULT not in {what for _, what in held}
+    assert 0.05 < len(held) / 300 < 0.15 and {who for who, _ in held} == set(WHO)
+    rest = [each for each in everyone if (each.who, each.what) not in held]
+    assert sorted(map(repr, splits["train"] + splits["names"])) == sorted(map(repr, rest))
+    assert 0.02 < len(splits["names"]) / len(rest) < 0.09
+
+
+def test_a_split_depends_on_the_emoji_and_the_seed_only():
+    everyone = people(30)
+    splits = split_emoji(EmojiConfig(), everyone)
+    fewer = split_emoji(EmojiConfig(), everyone[::-3])
+    assert all(set(fewer[name]) <= set(splits[name]) for name in splits)
+    assert split_emoji(EmojiConfig(seed=1), everyone) != splits
+
+
+@pytest.mark.parametrize("wrong", [{"held_out": 0.0}, {"held_out_combinations": 0.4}, {"image_size": 4}])
+def test_impossible_settings_are_refused(wrong):
+    (name, value), *_ = wrong.items()
+    with pytest.raises(InputError, match=f"--{name} is {value:g}, but must"):
+        EmojiConfig(**wrong)
+
+
+# --------------------------------------------------------------------------------------------------- pictures and files
+
+
+class Painter:
+    """In place of the font: a square of the skin tone on white, and other sizes for other emoji."""
+
+    def __init__(self, path: str = ""):
+        self.path = path
+
+    def draw(self, text: str) -> Image.Image | None:
+        if text == sequence("1f680"):
+            return None
+        picture = Image.new("RGB", (40, 40), "white")
+        tone = next((i for i in range(5) if chr(0x1F3FB + i) in text), 5)
+        picture.paste((250 - 30 * tone, 200 - 30 * tone, 180 - 30 * tone), (4, 4, 20 + len(text), 30))
+        return picture
+
+    distinct = font.Renderer.distinct
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "Renderer", Painter)
+    monkeypatch.setattr(shards, "find_font", str)
+    monkeypatch.setattr(shards, "recommended", lambda: people(20) + described())
+    config = EmojiConfig(image_size=16, samples_per_shard=100)
+    return config, tmp_path / "emoji", shards.write_emoji(config, "font", str(tmp_path / "emoji"))
+
+
+def test_shards_hold_what_they_are_read_as(folder):
+    config, path, report = folder
+    assert shards.read_emoji_config(str(path)) == config
+    expected = split_emoji(config, [each for each, _ in Painter().distinct(people(20) + described())])
+    for split, members in expected.items():
+        emoji, pictures = shards.read_emoji(str(path), split)
+        assert emoji == members and report[split]["samples"] == len(members)
+        assert pictures.shape == (len(members), 16, 16, 3) and pictures.dtype == np.uint8
+        for each, picture in zip(emoji, pictures, strict=True):
+            assert np.array_equal(picture, font.resized(Painter().draw(each.sequence), 16))
+    assert "rocket" not in {each.name for each in shards.read_emoji(str(path), "train")[0]}
+    with tarfile.open(path / "train" / "emoji-train-00000.tar") as tar:
+        assert {name.split(".")[-1] for name in tar.getnames()} == {"png", "txt", "json"}
+
+
+def test_an_unfinished_folder_is_continued_and_another_refused(folder):
+    config, path, report = folder
+    (path / "names" / "emoji-names-00000.tar").unlink()
+    assert shards.write_emoji(config, "font", str(path)) == report
+    assert (path / "names" / "emoji-names-00000.tar").exists()
+    with pytest.raises(InputError, match="contains an emoji world with different settings"):
+        shards.write_emoji(EmojiConfig(image_size=20), "font", str(path))
+    with pytest.raises(InputError, match=r"is not an emoji world: emoji\.json is missing"):
+        shards.read_emoji(str(path / "train"), "names")
+
+
+def test_equal_pictures_are_taken_once():
+    twice = [Emoji(text, text, "", text, ()) for text in ("ab", "ba", "abc")]
+    assert [each.name for each, _ in Painter().distinct(twice)] == ["ab", "abc"]
+
+
+def test_a_missing_font_and_one_without_color_are_explained(tmp_path, monkeypatch):
+    with pytest.raises(InputError, match=r"--font .*none\.ttf is not a file"):
+        font.find_font(str(tmp_path / "none.ttf"))
+    monkeypatch.setattr(font, "FOLDERS", (str(tmp_path),))
+    with pytest.raises(InputError, match="apt install fonts-noto-color-emoji"):
+        font.find_font()
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / font.FONT).write_bytes(b"no font")
+    assert font.find_font() == str(tmp_path / "deep" / font.FONT)
+    with pytest.raises(InputError, match="is not a font of color bitmaps"):
+        font.Renderer(font.find_font())
+
+
+def test_the_font_of_this_machine():
+    pytest.importorskip("emoji")
+    try:
+        renderer = font.Renderer(font.find_font())
+    except InputError as reason:
+        pytest.skip(str(reason))
+    everything = names.recommended()
+    named = {each.name: each for each in everything}
+    hand = np.asarray(renderer.draw(named["waving hand dark skin tone"].sequence))
+    assert hand.shape[0] == hand.shape[1] and hand.shape[2] == 3 and (hand[0] == 255).all()
+    assert np.abs(hand.astype(int) - (114, 84, 75)).sum(2).min() < 10  # Noto's darkest skin
+    assert renderer.draw("\U0001f680\U0001f680") is None  # two pictures
+    assert renderer.draw("\ue000") is None  # not in the font
+    assert len(everything) > 3500 and sum(len(each.tones) == 1 for each in everything) > 1400
+
+
+# ------------------------------------------------------------------------------------------------------------- scores
+
+
+def painted(tones: list[str]) -> np.ndarray:
+    """Skin in 4 of 64 pixels, on a ground of one color for all."""
+    pictures = np.full((len(tones), 8, 8, 3), (40, 90, 200), dtype=np.uint8)
+    for picture, tone in zip(pictures, tones, strict=True):
+        picture[2:4, 2:4] = 200 - 35 * TONES.index(tone)
+    return pictures
+
+
+def test_skin_tones_are_read_by_the_palette_of_the_training_pictures():
+    tones = [tone for tone in TONES for _ in range(3)]
+    palette = skin_palette(painted(tones), tones)
+    np.testing.assert_allclose(palette, [[200 - 35 * i] * 3 for i in range(5)])
+    assert read_tones(painted(tones), palette).tolist() == [TONES.index(tone) for tone in tones]
+    assert read_tones(np.full((1, 8, 8, 3), (40, 90, 200), np.uint8), palette).tolist() == [-1]
+
+
+def test_tones_are_judged_where_the_true_picture_shows_them():
+    palette = skin_palette(painted(list(TONES)), list(TONES))
+    emoji = [
+        Emoji(str(i), str(i), "", str(i), tones) for i, tones in enumerate([("dark",), ("light",), ("medium",), ()])
+    ]
+    true = painted(["dark", "light", "dark", "dark"])  # of the third, something else
+    assert tone_share(emoji, painted(["dark", "dark", "medium", "dark"]), true, palette) == Share(1, 2)
+
+
+def test_the_nearest_training_picture():
+    known = np.stack([np.full((4, 4, 3), value, np.uint8) for value in (0, 100, 250)])
+    index, distance = nearest(np.stack([known[1], known[2] - 10]), known)
+    assert index.tolist() == [1, 2] and distance.tolist() == [0, 10]
