@@ -72,7 +72,7 @@ def examples(emoji: Sequence[Emoji], samples: np.ndarray, true: np.ndarray, clos
     """A grid of EXAMPLES emoji, spread evenly: true picture, sample, most similar training picture."""
     chosen = np.arange(min(EXAMPLES, len(emoji))) * len(emoji) // min(EXAMPLES, len(emoji))
     cells = np.stack([true, samples, closest], 1)[chosen].reshape(-1, *true.shape[1:])
-    labels = [text for i in chosen for text in (emoji[i].name, "sample", "nearest in training")]
+    labels = [text for i in chosen.tolist() for text in (emoji[i].name, "sample", "nearest in training")]
     return Section(
         f"Held-out {title}",
         "True picture, sample, and the training picture that is most similar to the sample; not selected.",

@@ -21,8 +21,8 @@ class EmojiConfig:
     held_out: float = option(0.05, "fraction of emoji held out by name: the split names")
     held_out_combinations: float = option(
         0.08,
-        "fraction of pairs such as woman × astronaut held out in all skin tones, while other astronauts and women remain: "
-        "the split combinations",
+        "fraction of pairs such as woman × astronaut held out in all skin tones, while other astronauts and women "
+        "remain: the split combinations",
     )
     samples_per_shard: int = option(1024, "captioned images per shard")
     seed: int = option(0, "random seed of what is held out")
