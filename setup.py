@@ -34,6 +34,7 @@ setup(
     extras_require={
         "plot": ["matplotlib"],
         "jpeg": ["simplejpeg"],
+        "emoji": ["emoji>=2.10"],
         "s3": ["boto3"],
         "wandb": ["wandb"],
         "tensorboard": ["tensorboard"],
@@ -60,6 +61,7 @@ setup(
             "huggingface_hub",
             "safetensors",
             "simplejpeg",
+            "emoji",
             "diffusers>=0.42; python_version >= '3.11'",  # before, other versions of huggingface_hub are needed
         ],
     },

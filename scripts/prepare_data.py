@@ -1,5 +1,5 @@
-"""Make and inspect shards: ``shapes`` renders the demo world, ``folder`` packs images, ``inspect`` describes shards,
-``embeddings`` computes the embeddings of their samples."""
+"""Make and inspect shards: ``shapes`` and ``emoji`` render small worlds, ``folder`` packs images, ``inspect`` describes
+shards, ``embeddings`` computes the embeddings of their samples."""
 
 import argparse
 import sys

@@ -1,11 +1,12 @@
-"""The commands of ``prepare_data.py``: render the shapes world, pack a folder of images, inspect shards, embed samples.
+"""The commands of ``prepare_data.py``: render the shapes and the emoji world, pack a folder of images, inspect shards,
+embed samples.
 
 To add one: a config class, a function of it that returns lines to print, and a line in ``COMMANDS``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,8 @@ from ..data.inspection import InspectionConfig, inspect_shards
 from ..data.packing import REPORT, PackingConfig, pack_folder
 from ..distributed.launch import DistributedConfig, launch
 from ..embeddings.computing import EmbeddingsConfig, compute_embeddings
+from ..emoji.shards import write_emoji
+from ..emoji.world import EmojiConfig
 from ..errors import quantity
 from ..images.output import png_bytes
 from ..shapes.scenes import ShapesConfig
@@ -30,10 +33,29 @@ class ShapesRun:
 
 
 def shapes(run: ShapesRun) -> list[str]:
+    return _splits(run.out_dir, write_shapes(run.shapes, run.out_dir))
+
+
+@dataclass(frozen=True)
+class EmojiRun:
+    """Rendering the emoji world"""
+
+    out_dir: str = option(
+        "data/emoji", "folder for the shards of train and of the held-out names and combinations, local or remote"
+    )
+    font: str = option("", "a font of color bitmaps; empty = Noto Color Emoji, in the usual folders")
+    emoji: EmojiConfig = section(EmojiConfig)
+
+
+def emoji(run: EmojiRun) -> list[str]:
+    return _splits(run.out_dir, write_emoji(run.emoji, run.font, run.out_dir))
+
+
+def _splits(out_dir: str, report: Mapping[str, Mapping[str, int]]) -> list[str]:
     return [
-        f"{storage.join(run.out_dir, split)}: {quantity(counts['samples'], 'sample')} in "
+        f"{storage.join(out_dir, split)}: {quantity(counts['samples'], 'sample')} in "
         f"{quantity(counts['shards'], 'shard')}"
-        for split, counts in write_shapes(run.shapes, run.out_dir).items()
+        for split, counts in report.items()
     ]
 
 
@@ -80,6 +102,7 @@ class Command:
 
 COMMANDS = {
     "shapes": Command("Render the shapes world into shards.", ShapesRun, shapes),
+    "emoji": Command("Render the emoji of a font into shards.", EmojiRun, emoji),
     "folder": Command("Pack a folder of captioned images into shards.", PackingConfig, folder),
     "inspect": Command("Describe the content of shards.", InspectionConfig, inspect),
     "embeddings": Command("Compute the embeddings of all samples of shards.", EmbeddingsRun, embeddings),

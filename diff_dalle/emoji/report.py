@@ -10,6 +10,7 @@ import numpy as np
 from ..evaluation.intervals import wilson
 from ..evaluation.report import Section, markdown_table
 from ..images.grid import image_grid
+from ..randomness import permutation
 from .names import TONES, Emoji
 from .tones import read_tones
 
@@ -38,11 +39,11 @@ class Share:
 
 @dataclass(frozen=True)
 class SplitScore:
-    """Of the samples of a split: see EXPLANATION. name: None without a noised CLIP."""
+    """Of the samples of a split: see EXPLANATION."""
 
     tone: Share
-    name: Share | None
-    true_name: Share | None
+    name: Share
+    true_name: Share
     distance: float
     true_distance: float
 
@@ -68,6 +69,20 @@ def tone_share(emoji: Sequence[Emoji], samples: np.ndarray, true: np.ndarray, pa
     return Share(int((read_tones(samples, palette) == said)[judged].sum()), int(judged.sum()))
 
 
+def name_share(images: np.ndarray, texts: np.ndarray, candidates: int) -> Share:
+    """How many images are most similar to their own text, among it and ``candidates`` - 1 others, drawn for each.
+
+    images, texts: [N, D] features of length 1, row i of the same emoji; N at least ``candidates``.
+    """
+    similarity = images @ texts.T
+    right = 0
+    for i, row in enumerate(similarity):
+        order = permutation(i, "emoji candidates", len(texts))
+        others = order[order != i][: candidates - 1]
+        right += bool(row[i] > row[others].max())
+    return Share(right, len(images))
+
+
 def examples(emoji: Sequence[Emoji], samples: np.ndarray, true: np.ndarray, closest: np.ndarray, title: str) -> Section:
     """A grid of EXAMPLES emoji, spread evenly: true picture, sample, most similar training picture."""
     chosen = np.arange(min(EXAMPLES, len(emoji))) * len(emoji) // min(EXAMPLES, len(emoji))
@@ -84,7 +99,7 @@ def examples(emoji: Sequence[Emoji], samples: np.ndarray, true: np.ndarray, clos
 def score_section(scores: Mapping[str, SplitScore], candidates: int) -> Section:
     header = ["held out", "skin tone", "name", "name of true pictures", "distance", "of true pictures"]
     rows: list[list[object]] = [
-        [split, each.tone, each.name or "–", each.true_name or "–", f"{each.distance:.1f}", f"{each.true_distance:.1f}"]
+        [split, each.tone, each.name, each.true_name, f"{each.distance:.1f}", f"{each.true_distance:.1f}"]
         for split, each in scores.items()
     ]
     rows.append(["chance", f"{1 / len(TONES):.2f}", f"{1 / candidates:.3f}", f"{1 / candidates:.3f}", "", ""])

@@ -9,7 +9,7 @@ from PIL import Image
 
 from diff_dalle.emoji import font, names, shards
 from diff_dalle.emoji.names import ADULT, TONES, WHO, Emoji
-from diff_dalle.emoji.report import Share, nearest, tone_share
+from diff_dalle.emoji.report import Share, name_share, nearest, tone_share
 from diff_dalle.emoji.tones import read_tones, skin_palette
 from diff_dalle.emoji.world import EmojiConfig, split_emoji
 from diff_dalle.errors import InputError
@@ -231,3 +231,15 @@ def test_the_nearest_training_picture():
     known = np.stack([np.full((4, 4, 3), value, np.uint8) for value in (0, 100, 250)])
     index, distance = nearest(np.stack([known[1], known[2] - 10]), known)
     assert index.tolist() == [1, 2] and distance.tolist() == [0, 10]
+
+
+def test_a_name_is_found_among_as_many_others():
+    """By similarity; features that are all alike find none."""
+    features = np.eye(8, dtype=np.float32)
+    assert name_share(features, features, 8) == Share(8, 8)
+    assert name_share(np.roll(features, 1, 0), features, 8) == Share(0, 8)
+    assert name_share(np.ones_like(features), features, 2) == Share(0, 8)
+    wrong = features.copy()
+    wrong[0], wrong[1] = features[0] + 2 * features[5], features[1] + 2 * features[5]
+    few = [name_share(wrong, features, count).right for count in (2, 8)]
+    assert few[1] == 6 and few[0] > 6  # the wrong one is among seven others, and seldom among one

@@ -262,7 +262,7 @@ class Context:
         return stage.signal.to_pixels(stage.signal.from_pixels(images)), captions  # gray for a grayscale generator
 
     def _read_shards(self, image_size: int, tokenizer: Tokenizer | None, text_length: int) -> CaptionedImages:
-        config = DataConfig(data_dir=self.settings.data_dir, caption_field=self.settings.caption_field)
+        config = DataConfig(data_dir=self.settings.captioned, caption_field=self.settings.caption_field)
         captions = () if tokenizer is None else (CaptionSpec(tokenizer, text_length),)
         data = Loader(config, SampleSpec(ImageSpec((image_size, image_size)), captions), shuffle=False)
         batch = data.batch_at(range(min(self.settings.num_samples, data.samples)))

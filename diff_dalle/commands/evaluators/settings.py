@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ... import storage
 from ...config import lookup, option, section
 from ...data.captions import caption_option
 from ...diffusion.guidance import GuidanceConfig
@@ -33,11 +34,16 @@ class EvaluateConfig:
         "", "checkpoint of the decoder's CLIP; empty = where it was in training", needs=("decoder_path",)
     )
     shapes_dir: str = option("", "folder of the shapes world of the training data: samples are scored by ShapeEval")
+    emoji_dir: str = option(
+        "", "folder of the emoji world of the training data: samples of what it holds out are scored"
+    )
     data_dir: tuple[str, ...] = option(
-        (), "captioned shards, instead of shapes_dir: samples of their captions are scored by the classifier"
+        (),
+        "captioned shards, instead of shapes_dir: samples of their captions are scored by the classifier; empty with "
+        "emoji_dir = the emoji that it holds out by name",
     )
     caption_field: str = caption_option()
-    num_samples: int = option(256, "captions of data_dir to sample; fewer if it has fewer", needs=("data_dir",))
+    num_samples: int = option(256, "captions of data_dir to sample; fewer if it has fewer")
     aspect_ratios: tuple[str, ...] = option(
         ("1/1",),
         "width / height of a latent cascade's samples, such as 1/1,2/1: each is scored by itself, with about as many "
@@ -72,6 +78,11 @@ class EvaluateConfig:
     batch_size: int = option(64, "images per batch and process in the base generator")
     seed: int = option(0, "random seed; image i is a function of seed + i")
 
+    @property
+    def captioned(self) -> tuple[str, ...]:
+        """Captioned shards, whose samples the classifier scores."""
+        return self.data_dir or ((storage.join(self.emoji_dir, "names"),) if self.emoji_dir else ())
+
     def __post_init__(self):
         for name in self.metrics:
             lookup({**METRICS, **IMAGE_METRICS}, name, "metric")
@@ -80,8 +91,8 @@ class EvaluateConfig:
                 "the metric is needs the classes of a network: set --feature_network to inception, or to one that "
                 "returns logits"
             )
-        if bool(self.shapes_dir) == bool(self.data_dir):
-            raise InputError("evaluation needs captions: set either --shapes_dir or --data_dir")
+        if bool(self.shapes_dir) == bool(self.captioned):
+            raise InputError("evaluation needs captions: set either --shapes_dir or --data_dir, or --emoji_dir")
         if self.edits < 0 or self.edits == 1 or (self.edits and not (self.shapes_dir and self.model_path)):
             raise InputError(
                 f"edits is {self.edits}, but must be 0, or at least 2 with a base generator of the shapes world "
@@ -136,9 +147,10 @@ class EvaluateInputs:
                 "--classifier_path is given, but it only scores and guides a base generator: set --model_path"
             )
         scored = self.classifier.classifier_path or self.evaluation.feature_network
-        if self.evaluation.data_dir and model and not scored:
+        if self.evaluation.captioned and model and not scored:
+            given = "--data_dir" if self.evaluation.data_dir else "--emoji_dir"
             raise InputError(
-                "--data_dir needs --classifier_path or --feature_network: without a shapes world, a network scores the "
+                f"{given} needs --classifier_path or --feature_network: without a shapes world, a network scores the "
                 "samples"
             )
 

@@ -10,6 +10,7 @@ from .captions import CAPTIONS
 from .contract import Evaluator
 from .control import CONTROL
 from .editing import EDITING
+from .emoji import EMOJI
 from .feature_metrics import FEATURE_METRICS
 from .guidance import GUIDANCE
 from .image_variations import IMAGE_VARIATIONS
@@ -25,6 +26,7 @@ EVALUATORS: dict[str, Evaluator] = {
     evaluator.name: evaluator
     for evaluator in (
         SHAPES,
+        EMOJI,
         CAPTIONS,
         GUIDANCE,
         SIMILARITY,
@@ -55,7 +57,7 @@ def choose_evaluators(names: Sequence[str], run: EvaluateInputs) -> list[Evaluat
     samples = run.evaluation.num_samples
     for name in names:
         evaluator = lookup(EVALUATORS, name, "evaluator")
-        if run.evaluation.data_dir and samples < evaluator.least:
+        if run.evaluation.captioned and samples < evaluator.least:
             raise InputError(f"num_samples is {samples}, but the evaluator {name} needs at least {evaluator.least}")
         if missing := evaluator.missing(run):
             inputs = " and ".join(f"{need.name} ({need.flag})" for need in missing)
