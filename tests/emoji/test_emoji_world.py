@@ -5,7 +5,7 @@ import tarfile
 
 import numpy as np
 import pytest
-from PIL import Image
+from emoji_making import Painter, people, use_painter
 
 from diff_dalle.emoji import font, names, shards
 from diff_dalle.emoji.names import ADULT, TONES, WHO, Emoji
@@ -72,17 +72,6 @@ def test_an_emoji_survives_its_record():
 # ---------------------------------------------------------------------------------------------------- what is held out
 
 
-def people(count: int) -> list[Emoji]:
-    """``count`` occupations of all of WHO in all skin tones, and adults without one."""
-    whats = [f"{ADULT}\u200d{chr(0x1F300 + i)}" for i in range(count)] + [ADULT]
-    return [
-        Emoji(f"{who}{what}{tone}", f"{who} {i} {tone}", who, what, (tone,))
-        for i, what in enumerate(whats)
-        for who in WHO
-        for tone in TONES
-    ]
-
-
 def test_held_out_combinations_are_pairs_whose_parts_remain():
     everyone = people(100)
     splits = split_emoji(EmojiConfig(held_out_combinations=0.1), everyone)
@@ -113,28 +102,9 @@ def test_impossible_settings_are_refused(wrong):
 # --------------------------------------------------------------------------------------------------- pictures and files
 
 
-class Painter:
-    """In place of the font: a square of the skin tone on white, and other sizes for other emoji."""
-
-    def __init__(self, path: str = ""):
-        self.path = path
-
-    def draw(self, text: str) -> Image.Image | None:
-        if text == sequence("1f680"):
-            return None
-        picture = Image.new("RGB", (40, 40), "white")
-        tone = next((i for i in range(5) if chr(0x1F3FB + i) in text), 5)
-        picture.paste((250 - 30 * tone, 200 - 30 * tone, sum(map(ord, text)) % 251), (4, 4, 20 + len(text), 30))
-        return picture
-
-    distinct = font.Renderer.distinct
-
-
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(shards, "Renderer", Painter)
-    monkeypatch.setattr(shards, "find_font", str)
-    monkeypatch.setattr(shards, "recommended", lambda: people(20) + described())
+    use_painter(monkeypatch, people(20) + described())
     config = EmojiConfig(image_size=16, held_out_combinations=0.2, samples_per_shard=100)
     return config, tmp_path / "emoji", shards.write_emoji(config, "font", str(tmp_path / "emoji"))
 

@@ -43,7 +43,7 @@ class EvaluateConfig:
         "emoji_dir = the emoji that it holds out by name",
     )
     caption_field: str = caption_option()
-    num_samples: int = option(256, "captions of data_dir to sample; fewer if it has fewer")
+    num_samples: int = option(256, "captions of data_dir to sample; fewer if it has fewer", needs=("data_dir",))
     aspect_ratios: tuple[str, ...] = option(
         ("1/1",),
         "width / height of a latent cascade's samples, such as 1/1,2/1: each is scored by itself, with about as many "
