@@ -85,6 +85,6 @@ class Renderer:
                 yield each, picture
 
 
-def resized(picture: Image.Image, size: int) -> Image.Image:
+def square_of(picture: Image.Image, size: int) -> Image.Image:
     """A square picture of ``size`` pixels a side."""
     return picture.resize((size, size), Image.Resampling.LANCZOS)

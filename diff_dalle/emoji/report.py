@@ -51,7 +51,7 @@ class SplitScore:
         return asdict(self)
 
 
-def nearest(pictures: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def most_similar(pictures: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The index [N] of the most similar of the known pictures to each picture, and its RMS distance [N] in levels.
 
     pictures, known: uint8 [N, H, W, 3] and [M, H, W, 3].
@@ -96,7 +96,7 @@ def examples(emoji: Sequence[Emoji], samples: np.ndarray, true: np.ndarray, clos
     )
 
 
-def score_section(scores: Mapping[str, SplitScore], candidates: int) -> Section:
+def held_out_section(scores: Mapping[str, SplitScore], candidates: int) -> Section:
     header = ["held out", "skin tone", "name", "name of true pictures", "distance", "of true pictures"]
     rows: list[list[object]] = [
         [split, each.tone, each.name, each.true_name, f"{each.distance:.1f}", f"{each.true_distance:.1f}"]

@@ -18,7 +18,7 @@ from ..data.tar import write_tar
 from ..errors import InputError
 from ..images.decode import BrokenSample, decode_image
 from ..images.output import png_bytes
-from .font import Renderer, find_font, resized
+from .font import Renderer, find_font, square_of
 from .names import Emoji, recommended
 from .world import EmojiConfig, split_emoji
 
@@ -57,7 +57,7 @@ def _key(emoji: Emoji) -> str:
 
 def _files(config: EmojiConfig, emoji: Emoji, picture: Image.Image) -> dict[str, bytes]:
     """The members of a sample, by extension."""
-    png = png_bytes(resized(picture, config.image_size))
+    png = png_bytes(square_of(picture, config.image_size))
     return {
         "png": png,
         "txt": emoji.name.encode(),

@@ -14,7 +14,7 @@ from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.evaluate import EvaluateRun, Evaluation
 from diff_dalle.commands.evaluators.context import Context
 from diff_dalle.distributed.world import SINGLE, World
-from diff_dalle.emoji.font import resized
+from diff_dalle.emoji.font import square_of
 from diff_dalle.emoji.shards import read_emoji, write_emoji
 from diff_dalle.emoji.world import EmojiConfig
 from diff_dalle.errors import InputError
@@ -40,7 +40,7 @@ def test_what_is_held_out_is_scored(flags, tmp_path, monkeypatch):
 
     def true(self, prompts, guidance, all_stages=False):
         (pictures,) = (seen for emoji, seen in splits.values() if [each.name for each in emoji] == list(prompts))
-        return [np.stack([np.asarray(resized(Image.fromarray(picture), 16)) for picture in pictures])]
+        return [np.stack([np.asarray(square_of(Image.fromarray(picture), 16)) for picture in pictures])]
 
     run = parse(EvaluateRun, [*flags, "--evaluators", "emoji"])
     sampled = Evaluation(run, World(SINGLE, torch.device("cpu")))

@@ -9,7 +9,7 @@ from emoji_making import Painter, people, use_painter
 
 from diff_dalle.emoji import font, names, shards
 from diff_dalle.emoji.names import ADULT, TONES, WHO, Emoji
-from diff_dalle.emoji.report import Share, name_share, nearest, tone_share
+from diff_dalle.emoji.report import Share, most_similar, name_share, tone_share
 from diff_dalle.emoji.tones import read_tones, skin_palette
 from diff_dalle.emoji.world import EmojiConfig, split_emoji
 from diff_dalle.errors import InputError
@@ -118,7 +118,7 @@ def test_shards_hold_what_they_are_read_as(folder):
         assert emoji == members and report[split]["samples"] == len(members)
         assert pictures.shape == (len(members), 16, 16, 3) and pictures.dtype == np.uint8
         for each, picture in zip(emoji, pictures, strict=True):
-            assert np.array_equal(picture, font.resized(Painter().draw(each.sequence), 16))
+            assert np.array_equal(picture, font.square_of(Painter().draw(each.sequence), 16))
     assert "rocket" not in {each.name for each in shards.read_emoji(str(path), "train")[0]}
     with tarfile.open(path / "train" / "emoji-train-00000.tar") as tar:
         assert {name.split(".")[-1] for name in tar.getnames()} == {"png", "txt", "json"}
@@ -199,7 +199,7 @@ def test_tones_are_judged_where_the_true_picture_shows_them():
 
 def test_the_nearest_training_picture():
     known = np.stack([np.full((4, 4, 3), value, np.uint8) for value in (0, 100, 250)])
-    index, distance = nearest(np.stack([known[1], known[2] - 10]), known)
+    index, distance = most_similar(np.stack([known[1], known[2] - 10]), known)
     assert index.tolist() == [1, 2] and distance.tolist() == [0, 10]
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
-from ...emoji.font import resized
-from ...emoji.report import SplitScore, examples, name_share, nearest, score_section, tone_share
+from ...emoji.font import square_of
+from ...emoji.report import SplitScore, examples, held_out_section, most_similar, name_share, tone_share
 from ...emoji.shards import read_emoji
 from ...emoji.tones import skin_palette
 from ...emoji.world import SPLITS
@@ -31,22 +31,22 @@ def run(context: Context) -> Findings:
         samples = context.sample(names, context.default_guidance)[0]
         texts = context.classifier.encode_text(names).cpu().numpy()
         found, real = (context.classifier.encode_image(each).cpu().numpy() for each in (samples, true))
-        closest, distance = nearest(samples, pictures)
+        closest, distance = most_similar(samples, pictures)
         scores[split] = SplitScore(
             tone_share(emoji, samples, true, palette),
             name_share(found, texts, candidates),
             name_share(real, texts, candidates),
             float(np.median(distance)),
-            float(np.median(nearest(true, pictures)[1])),
+            float(np.median(most_similar(true, pictures)[1])),
         )
         sections.append(examples(emoji, samples, true, pictures[closest], split))
-    table = score_section(scores, candidates)
+    table = held_out_section(scores, candidates)
     return Findings([table, *sections], {"emoji": {name: each.to_dict() for name, each in scores.items()}}, table.text)
 
 
 def _at_size(pictures: np.ndarray, size: int) -> np.ndarray:
     """uint8 [N, H, W, 3] → [N, size, size, 3]."""
-    return np.stack([np.asarray(resized(Image.fromarray(each), size)) for each in pictures])
+    return np.stack([np.asarray(square_of(Image.fromarray(each), size)) for each in pictures])
 
 
 EMOJI = Evaluator("emoji", (BASE, CLASSIFIER, EMOJI_WORLD), run)
