@@ -41,6 +41,7 @@ from ..training.optim_config import OptimConfig
 from ..training.settings import TrainingConfig
 from ..training.trainee import Trainee
 from .baseline_unet import BaselineUNet
+from .train_step import config_of
 
 MINUTES = 9.0
 LR, EMA_RATE = 1e-4, 0.9999
@@ -63,14 +64,7 @@ class Workload:
     """
 
     device: torch.device
-    generator: UNetConfig = UNetConfig(
-        image_size=64,
-        num_channels=192,
-        num_res_blocks=3,
-        attention_resolutions=(32, 16, 8),
-        num_head_channels=64,
-        resblock_updown=True,
-    )
+    generator: UNetConfig = config_of(192)
     upsampler: UNetConfig = UNetConfig(
         image_size=256,
         num_channels=192,

@@ -43,7 +43,7 @@ SAMPLER = SamplerConfig("dpm++2m", "5")
 SCALE = 3.0
 SPREAD = 0.02  # of the random numbers added to the initial weights, with which the network would predict 0
 STEPS = 100  # timed without the network
-STEPS_APART = SamplerConfig("dpm++2m", str(STEPS))
+STEPS_APART = SamplerConfig("dpm++2m", str(STEPS), spacing="even")
 
 
 def write_generator(path: str) -> None:

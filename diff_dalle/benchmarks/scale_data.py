@@ -160,6 +160,7 @@ def start(fleet: Fleet, index_cache: str) -> Start:
     )
     chunk, tables = fleet.first_chunk(), 0
     for traced in (False, True):
+        # The bytes above, never a file's.
         received: Collection = part(RECEIVING, lambda: pickle.loads(message), traced)
         order = part("order, from the start", functools.partial(_begun, fleet, received, np.arange(1)), traced)
         part("order, resumed deep in a run", functools.partial(_begun, fleet, received, chunk), traced)

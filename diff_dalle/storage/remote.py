@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import BinaryIO, cast
@@ -130,12 +131,12 @@ class RemoteStream(io.RawIOBase):
         return data
 
 
-class RemoteReader:
+class RemoteReader(ABC):
     """Base class of backends whose files are read by requests."""
 
+    @abstractmethod
     def request(self, path: str, start: int, end: int | None, tag: str) -> Body:
         """See ``RemoteStream``."""
-        raise NotImplementedError
 
     def _stream(self, path: str, start: int, size: int | None, state: State) -> RemoteStream:
         return RemoteStream(path, lambda *where: self.request(path, *where), start, size, state)
