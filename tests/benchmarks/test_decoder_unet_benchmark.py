@@ -65,14 +65,17 @@ def test_the_network_is_the_example_at_a_quarter_of_its_width():
     assert [4 * getattr(decoder_unet.NETWORK, name) for name in ("dim", "cond_dim", "attn_heads")] == [128, 64, 16]
 
 
-@pytest.mark.parametrize("config", [EXAMPLE, replace(EXAMPLE, memory_efficient=True), replace(EXAMPLE, dim=32)])
-def test_activation_checkpointing_halves_the_peak_memory(config):
-    """Nearly, of the pass through the network at its full width, computed on the meta device: without it, norms keep no
-    more than their inputs either."""
+@pytest.mark.parametrize(
+    ("config", "most"),
+    [(EXAMPLE, 0.4), (replace(EXAMPLE, memory_efficient=True), 0.505), (replace(EXAMPLE, dim=32), 0.4)],
+)
+def test_activation_checkpointing_halves_the_peak_memory(config, most):
+    """Of the pass through the network at its full width, computed on the meta device. The memory-efficient network has
+    little left to save: its norms keep no more than their inputs without checkpointing either."""
     peaks = []
     for use_checkpoint in (False, True):
         with torch.device("meta"):
             network = DecoderUnet(replace(config, checkpoint_during_training=use_checkpoint), learned_variance=True)
             inputs = torch.empty(4, 3, 64, 64), torch.empty(4), Conditioning(image_embedding=torch.empty(4, 768))
         peaks.append(peak_bytes(network, lambda network, inputs=inputs: network(*inputs)))
-    assert peaks[1] <= 0.52 * peaks[0]
+    assert peaks[1] <= most * peaks[0]
