@@ -14,6 +14,7 @@ setup(
     package_data={
         "diff_dalle": ["py.typed"],
         "diff_dalle.presets": ["*.yaml", "*.json"],
+        "diff_dalle.trained": ["*/*"],
         "diff_dalle.text": ["*.txt", "*.LICENSE"],
     },
     install_requires=[

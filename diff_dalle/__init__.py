@@ -1,6 +1,7 @@
 """Text-to-image diffusion models, trained from scratch.
 
-``diff_dalle.load("ema.pt").sample(["a red circle"])`` generates images from a checkpoint. The diffusion process and its
+``diff_dalle.load("ema.pt").sample(["a red circle"])`` generates images from a checkpoint, or from a model that comes
+along, by its name (``diff_dalle.models()``). The diffusion process and its
 enumerations have Guided-Diffusion's names and numbers. Names are imported when they are first used.
 """
 
@@ -11,6 +12,7 @@ _HOMES = {
     "sampling.request": ("ImageEdit", "Request", "StageSettings"),
     "sampling.classifier": ("Classifier", "load_classifier"),
     "sampling.control": ("Control",),
+    "checkpoints.model_folder": ("trained_models",),
     "errors": ("InputError",),
     "batch": ("Batch", "Conditioning"),
     "models.generator": ("Generator", "GeneratorConfig"),
@@ -34,6 +36,8 @@ __all__ = sorted(_HOME_OF)
 
 
 def __getattr__(name: str):
+    if name == "models":  # a package that can be called
+        return import_module(".models", __name__)
     if name not in _HOME_OF:
         raise AttributeError(f"module 'diff_dalle' has no attribute {name!r}")
     return getattr(import_module(f".{_HOME_OF[name]}", __name__), name)

@@ -24,6 +24,8 @@ from .. import storage
 from ..config import quoted
 from ..errors import InputError, quantity
 from .content import DamagedError, check_archive, check_header, check_state
+from .model_folder import find_file
+from .weights_file import WEIGHTS, read_weights_file
 
 FORMAT = 1
 ROLES = {
@@ -122,15 +124,17 @@ def load_file(path: str, roles: tuple[str, ...] = ("model", "ema"), values: bool
     state.
 
     The file is memory-mapped (a remote one as a temporary copy), so that reading the header is cheap; ``values``
-    compares all of it with its checksums. Raises DamagedError when it is missing, damaged or foreign, and InputError
+    compares all of it with its checksums. A model folder or its name stands for its ``model_path``; a file of weights
+    alone (weights_file.py) is read whole. Raises DamagedError when it is missing, damaged or foreign, and InputError
     when it has none of the ``roles``.
     """
-    if not path.endswith(".pt") and storage.exists(storage.join(path, INDEX)):
+    if not path.endswith((".pt", WEIGHTS)) and storage.exists(storage.join(path, INDEX)):
         raise InputError(
             f"{path} is a sharded checkpoint: make ordinary files of it by scripts/consolidate.py --model_path {path}, "
             "and give one of them"
         )
-    content, size = read_archive(path, values)
+    path = find_file(path)
+    content, size = (read_weights_file(path), sys.maxsize) if path.endswith(WEIGHTS) else read_archive(path, values)
     if isinstance(content, dict) and "bundle" in content:
         raise InputError(f"{path} holds a whole run, not one network: give it to tracking.load, or a model….pt here")
     if not isinstance(content, dict) or _WRITTEN - content.keys():

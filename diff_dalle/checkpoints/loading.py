@@ -21,6 +21,10 @@ from ..text.tokenizer import Tokenizer, load_tokenizer
 from ..text.vocabulary import BUILT_IN, parse_vocabulary
 from .checkpoint import check_weights, load_file, load_weights
 from .kinds import Kind, find_kind
+from .model_folder import find_file
+
+# The file of a model folder for a kind of network, where it is not the model itself.
+_ROLES = {"classifier": "classifier_path", "stage_a": "stage_a", "semantic": "semantic"}
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,7 @@ def open_networks(path: str, kinds: Sequence[str], bpe_path: str = "") -> list[S
     Raises InputError for a file without weights of one of these ``kinds``, for weights that do not fit the file's
     settings, and for a missing tokenizer.
     """
+    path = find_file(path, _ROLES.get(kinds[0], "model_path"))
     content = load_file(path)
     if content["kind"] not in kinds:
         *others, last = (f"a {kind}" for kind in kinds)

@@ -3,6 +3,7 @@ the header, the elements. Read and written here, since such files are a core par
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -18,24 +19,32 @@ from .content import DamagedError
 
 MAX_HEADER = 2**24  # bytes; 10^5 tensors have as many
 METADATA = "__metadata__"
+CHECKSUM = "sha256"  # of the elements, among the texts; other writers leave it out
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-def write_safetensors(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write tensors, as float32, and texts. The same content gives the same bytes."""
-    header: dict[str, object] = {METADATA: dict(sorted(metadata.items()))}
-    values, start = [], 0
+def write_safetensors(
+    file: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], dtype: torch.dtype = torch.float32
+) -> None:
+    """Write tensors, as ``dtype``, float32 or float16, and texts, with a checksum of the elements. The same content
+    gives the same bytes."""
+    header: dict[str, object] = {}
+    values, start, checksum = [], 0, hashlib.sha256()
+    kind = next(name for name, known in _DTYPES.items() if known == dtype)
     for name in sorted(tensors):
-        value = tensors[name].detach().float().cpu().contiguous()
-        end = start + 4 * value.numel()
-        header[name] = {"dtype": "F32", "shape": list(value.shape), "data_offsets": [start, end]}
-        values.append(value)
+        value = tensors[name].detach().to("cpu", dtype).contiguous()
+        end = start + value.element_size() * value.numel()
+        header[name] = {"dtype": kind, "shape": list(value.shape), "data_offsets": [start, end]}
+        values.append(value.numpy().astype(value.numpy().dtype.newbyteorder("<"), copy=False).tobytes())
+        checksum.update(values[-1])
         start = end
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # elements begin at a multiple of 8
-    file.write(len(text).to_bytes(8, "little") + text)
-    for value in values:
-        file.write(value.numpy().astype("<f4", copy=False).tobytes())
+    texts = {**metadata, CHECKSUM: checksum.hexdigest()}
+    text = json.dumps({METADATA: dict(sorted(texts.items())), **header}, ensure_ascii=False, separators=(",", ":"))
+    encoded = text.encode()
+    encoded += b" " * (-len(encoded) % 8)  # elements begin at a multiple of 8
+    file.write(len(encoded).to_bytes(8, "little") + encoded)
+    for data in values:
+        file.write(data)
 
 
 def read_safetensors(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -54,6 +63,8 @@ def read_safetensors(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
             end = stop
         if end != len(data) - begin:
             raise ValueError(f"its tensors have {end:,} bytes, but {len(data) - begin:,} follow its header")
+        if metadata.pop(CHECKSUM, None) not in (None, hashlib.sha256(memoryview(data)[begin:]).hexdigest()):
+            raise ValueError("the checksum of its tensors is wrong")
     except ValueError as error:
         raise DamagedError(f"{path} is damaged or no safetensors file: {error}") from None
     tensors = {}

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from ..checkpoints.model_folder import find_file, open_model
 from ..config import disagreements
 from ..diffusion.guidance import GuidanceConfig
 from ..diffusion.sampling import SamplerConfig
@@ -342,7 +343,8 @@ def load(
     """Generators and decoders ready to sample, from model or EMA checkpoints.
 
     path:            ``ema_….pt`` (better images) or ``model….pt``, local or remote; empty = upsamplers alone. A decoder
-                     may be one file, or a list of files with one U-Net each.
+                     may be one file, or a list of files with one U-Net each. A model folder, or the name of a model
+                     that comes along (``models()``), brings its upsamplers and stages where none are given.
     device:          auto, cpu, cuda, cuda:1, mps, …; auto = CUDA if available, else MPS, else the CPU.
     precision:       auto, fp32, bf16 or fp16.
     bpe_path:        the tokenizers' merge file, for checkpoints of earlier versions that do not hold theirs.
@@ -363,6 +365,14 @@ def load(
     Raises InputError for a file that is not a checkpoint of a generator, decoder or latent cascade, a tokenizer that is
     missing, stages that do not fit each other or what they were trained with, and a LoRA of another network.
     """
+    if model := open_model(path) if isinstance(path, str) else None:
+        path = model.paths("model_path")
+        upsampler_paths = upsampler_paths or model.paths("upsampler_paths")
+        stage_b, stage_a, semantic = (
+            given or "".join(model.paths(role))
+            for role, given in (("stage_b", stage_b), ("stage_a", stage_a), ("semantic", semantic))
+        )
+    upsampler_paths = [find_file(each, "upsampler_paths") for each in upsampler_paths]
     first = [path] * bool(path) if isinstance(path, str) else list(path)
     paths = first + [stage_b] * bool(stage_b) + list(upsampler_paths)
     if not paths:

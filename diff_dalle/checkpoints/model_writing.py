@@ -1,0 +1,59 @@
+"""Checkpoints → a model folder, which holds the networks and nothing about the machine or run that trained them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .. import storage
+from ..config import lookup, to_dict
+from ..errors import InputError
+from ..text.vocabulary import BUILT_IN
+from .checkpoint import load_file
+from .kinds import find_kind
+from .model_folder import ROLES, TABLE, ModelFolder, open_model
+from .weights_file import write_weights_file
+
+#: What the files for a setting are called; those of ``model_path`` have the names of their kinds.
+NAMES = {"upsampler_paths": "upsampler", "classifier_path": "classifier"}
+PRECISIONS = {"fp16": torch.float16, "fp32": torch.float32}
+
+
+def write_model(folder: str, paths: Mapping[str, Sequence[str]], precision: str = "fp16") -> ModelFolder:
+    """Write the networks of model or EMA checkpoints into a model folder, which is made or overwritten; its table comes
+    last.
+
+    paths:     checkpoints by the settings that take them, among ``ROLES``.
+    precision: of the weights, fp16 or fp32.
+
+    Raises InputError for a file that is no checkpoint with weights, and for values that the precision cannot hold.
+    """
+    dtype = lookup(PRECISIONS, precision, "precision")
+    table: dict[str, list[str]] = {}
+    for role, files in paths.items():
+        if role not in ROLES:
+            raise InputError(f"a model has no file for {role}: give some of {', '.join(ROLES)}")
+        contents = [portable(load_file(path, values=True)) for path in files]
+        name = NAMES.get(role, contents[0]["kind"] if role == "model_path" and contents else role)
+        names = [f"{name}{i if len(files) > 1 else ''}.safetensors" for i in range(len(files))]
+        storage.make_dirs(folder)
+        for path, content, file_name in zip(files, contents, names, strict=True):
+            with storage.atomic_writer(storage.join(folder, file_name)) as file:
+                write_weights_file(file, content, path, dtype)
+        table |= {role: names} if names else {}
+    storage.write_bytes(storage.join(folder, TABLE), (json.dumps(table, indent=2) + "\n").encode())
+    model = open_model(folder)
+    assert model is not None
+    return model
+
+
+def portable(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A checkpoint's content with the settings that its network needs only, and no path of its tokenizer."""
+    kind = find_kind(content["kind"])
+    config = to_dict(kind.read_settings(content["config"]))
+    if (section := config.get("tokenizer")) and section["bpe_path"] not in BUILT_IN:
+        section["bpe_path"] = ""  # the vocabulary is in the file
+    return {**content, "config": config}
