@@ -1,7 +1,8 @@
 """Local and remote files through one set of functions, with atomic writes.
 
 A path is local (also ``file:``), ``s3://`` (boto3, the extra ``s3``), ``gs://`` or ``az://`` (blobfile), ``http(s)://``
-(read-only), or ``pipe:COMMAND``, the output of a shell command (read-only, sequential). Failures raise an InputError
+(read-only), ``hf://`` (huggingface_hub, the extra ``hub``), or ``pipe:COMMAND``, the output of a shell command
+(read-only, sequential). Failures raise an InputError
 that names the path: missing file, no permission, full disk. While a server is away, calls are repeated for
 ``retries.RETRY_SECONDS`` and then raise UnavailableError; a silent one counts as away.
 
@@ -24,6 +25,7 @@ from .copies import fetch, mark_used
 from .failures import ChangedError, UnavailableError, explained, full_disk, is_missing, no_space
 from .files import FileInfo
 from .http import Http
+from .hub import Hub
 from .local import Local, open_regular
 from .parallel import in_parallel
 from .paths import is_remote, join, local_path, scheme, split
@@ -69,6 +71,7 @@ _BACKENDS = {
     "": Local(),
     "http": Http(),
     "https": Http(),
+    "hf": Hub(),
     "pipe": Pipe(),
     "s3": S3(),
     "gs": Blob(),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
+from typing import Any
 
 from .. import storage
 from ..errors import InputError
 from ..storage.failures import is_temporary, reason_of
-from ..storage.retries import SILENT_SECONDS
+from ..storage.hub import hub_api, server
 from .tracker import import_extra
 
 MAX_TOKEN = 4096  # bytes of a file with a token
@@ -31,15 +31,14 @@ class Hub:
 
     def __init__(self, repo: str, token_path: str | None):
         self.repo, self.made = repo, False
-        self.hub = import_extra("huggingface_hub", "hub", "save_to huggingface")
+        hub = import_extra("huggingface_hub", "hub", "save_to huggingface")
         import_extra("huggingface_hub.utils", "hub", "save_to huggingface").disable_progress_bars()
-        token = storage.read_text(token_path, MAX_TOKEN).strip() if token_path else self.hub.get_token()
+        token = storage.read_text(token_path, MAX_TOKEN).strip() if token_path else hub.get_token()
         if not token:
             raise InputError(
                 f"huggingface_repo {repo} needs a login: run `hf auth login`, or name a file with a token by token_path"
             )
-        self.server = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-        self.api = self.hub.HfApi(self.server, token=token)
+        self.server, self.token = server(), token
         try:
             self._make()
         except Exception as error:
@@ -49,16 +48,16 @@ class Hub:
                     "may write there"
                 ) from error
 
-    def _make(self) -> None:
-        # The client has no time-out of its own. Asked for each time, since it is replaced after some errors.
-        self.hub.get_session().timeout = SILENT_SECONDS
+    def _make(self) -> Any:
+        """The client, with which the repository has been made."""
+        api = hub_api(self.token)
         if not self.made:
-            self.api.create_repo(self.repo, private=True, exist_ok=True)
+            api.create_repo(self.repo, private=True, exist_ok=True)
             self.made = True
+        return api
 
     def put(self, path: str, name: str) -> None:
         """Commit the local file ``path`` as ``name``."""
-        self._make()
-        self.api.upload_file(
+        self._make().upload_file(
             path_or_fileobj=path, path_in_repo=name, repo_id=self.repo, commit_message=f"diff_dalle: {name}"
         )

@@ -113,7 +113,8 @@ def test_the_hub_gets_small_and_large_files(tmp_path, hub):
     assert files["a/best.pth"] == files["a/latest.pth"] == b"checkpoint 300 x" and files["model.pth"] == b"model 300 x"
     assert files["meta/decoder.json"].startswith(b"{") and hub.private == {"me/it"}
     assert "Saved a/best.pth to the repository me/it" in log(tmp_path)
-    with urllib.request.urlopen(f"{hub.url}/me/it/resolve/main/a/latest.pth") as reply:
+    url = f"{hub.url}/me/it/resolve/main/a/latest.pth"
+    with urllib.request.urlopen(urllib.request.Request(url, headers={"Authorization": "Bearer hf_right"})) as reply:
         assert reply.read() == b"checkpoint 300 x"
     assert all(data.startswith((b"checkpoint 200", b"model 200")) for data in hub.objects.values())
 
