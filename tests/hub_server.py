@@ -1,4 +1,4 @@
-"""A Hugging Face hub on loopback: the calls that making a repository, committing files and fetching them takes."""
+"""A Hugging Face hub on loopback: the calls that making a repository, committing, listing and fetching files takes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ import hashlib
 import json
 import re
 import threading
-from collections.abc import Iterator
+import urllib.parse
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import MappingProxyType
+
+import pytest
 
 LARGE = 1000  # bytes from which a file is stored apart, as the hub does with large ones
 
 
 class HubServer(ThreadingHTTPServer):
     """repos: files by path, by repository. commits: messages. tokens: accepted ones. private: repositories made so.
+    sent: hashes of large files that were received, and names of files that were fetched. old: files of earlier commits.
 
     Faults: busy: number of requests to refuse with 503. refuse: status of every write. silent: nothing is answered.
     """
@@ -28,6 +33,8 @@ class HubServer(ThreadingHTTPServer):
         self.objects: dict[str, bytes] = {}
         self.commits: list[str] = []
         self.private: set[str] = set()
+        self.old: dict[str, dict[str, dict[str, bytes]]] = {}
+        self.sent: list[str] = []
         self.tokens = {"hf_right"}
         self.busy, self.refuse, self.silent, self.ended = 0, 0, False, threading.Event()
         self.url = f"http://127.0.0.1:{self.server_port}"
@@ -36,18 +43,51 @@ class HubServer(ThreadingHTTPServer):
         """Nothing: clients may end a connection early."""
 
 
+def commit_of(files: Mapping[str, bytes]) -> str:
+    """The id of a commit with these files."""
+    text = json.dumps({name: hashlib.sha256(data).hexdigest() for name, data in sorted(files.items())})
+    return hashlib.sha1(text.encode()).hexdigest()
+
+
+def _tag(data: bytes) -> str:
+    return (hashlib.sha256 if len(data) >= LARGE else hashlib.sha1)(data).hexdigest()
+
+
+def _row(name: str, data: bytes) -> dict[str, object]:
+    """A file in a listing."""
+    row: dict[str, object] = {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+    return {**row, "lfs": {"oid": _tag(data), "size": len(data), "pointerSize": 1}} if len(data) >= LARGE else row
+
+
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def _body(self) -> bytes:
         return self.rfile.read(int(self.headers.get("Content-Length", 0)))
 
-    def _reply(self, content: object, status: int = 200) -> None:
+    def _reply(self, content: object, status: int = 200, headers: Mapping[str, str] = MappingProxyType({})) -> None:
         data = content if isinstance(content, bytes) else json.dumps(content).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(data)
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def _has_token(self) -> bool:
+        return self.headers.get("Authorization", "").removeprefix("Bearer ") in self.server.tokens
+
+    def _files(self, repo: str, revision: str) -> tuple[dict[str, bytes], str] | None:
+        """The files of a revision and its commit; None after a reply that there are none."""
+        repos = self.server.repos
+        if repo not in repos or (repo in self.server.private and not self._has_token()):
+            return self._reply({"error": "no"}, 401, {"X-Error-Code": "RepoNotFound"})
+        head = commit_of(repos[repo])
+        known = {"main": repos[repo], head: repos[repo], **self.server.old.get(repo, {})}
+        if revision not in known:
+            return self._reply({"error": "no"}, 404, {"X-Error-Code": "RevisionNotFound"})
+        return known[revision], head if revision == "main" else revision
 
     def do_POST(self):
         server, body = self.server, self._body()
@@ -56,7 +96,7 @@ class _Handler(BaseHTTPRequestHandler):
         if server.busy:
             server.busy -= 1
             return self._reply({}, 503)
-        if self.headers.get("Authorization", "").removeprefix("Bearer ") not in server.tokens:
+        if not self._has_token():
             return self._reply({"error": "Invalid token"}, 401)
         if server.refuse:
             return self._reply({"error": "no"}, server.refuse)
@@ -77,12 +117,15 @@ class _Handler(BaseHTTPRequestHandler):
             return self._reply({"files": files})
         if found := re.fullmatch(r"/([^/]+/[^/]+)\.git/info/lfs/objects/batch", self.path):
             objects = [
-                {**each, "actions": {"upload": {"href": f"{server.url}/object/{each['oid']}"}}}
+                each
+                if each["oid"] in server.objects  # nothing to do
+                else {**each, "actions": {"upload": {"href": f"{server.url}/object/{each['oid']}"}}}
                 for each in json.loads(body)["objects"]
             ]
             return self._reply({"transfer": "basic", "objects": objects})
         if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/commit/main", self.path):
             files = server.repos[found[1]]
+            server.old.setdefault(found[1], {})[commit_of(files)] = dict(files)
             for line in map(json.loads, body.splitlines()):
                 value = line["value"]
                 if line["key"] == "header":
@@ -91,7 +134,8 @@ class _Handler(BaseHTTPRequestHandler):
                     files[value["path"]] = base64.b64decode(value["content"])
                 elif line["key"] == "lfsFile":
                     files[value["path"]] = server.objects[value["oid"]]
-            return self._reply({"commitUrl": f"{server.url}/{found[1]}/commit/1", "commitOid": "1"})
+            commit = commit_of(files)
+            return self._reply({"commitUrl": f"{server.url}/{found[1]}/commit/{commit}", "commitOid": commit})
         return self._reply({"error": "unknown"}, 404)
 
     def do_PUT(self):
@@ -100,12 +144,29 @@ class _Handler(BaseHTTPRequestHandler):
         if hashlib.sha256(data).hexdigest() != oid:
             return self._reply({}, 400)
         self.server.objects[oid] = data
+        self.server.sent.append(oid)
         return self._reply({})
 
     def do_GET(self):
-        found = re.fullmatch(r"/([^/]+/[^/]+)/resolve/main/(.+)", self.path)
-        data = self.server.repos.get(found[1], {}).get(found[2]) if found else None
-        return self._reply({}, 404) if data is None else self._reply(data)
+        if self.server.busy:
+            self.server.busy -= 1
+            return self._reply({}, 503)
+        if found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", self.path):
+            if (known := self._files(found[1], found[2])) is None:
+                return None
+            files, commit = known
+            if (data := files.get(urllib.parse.unquote(found[3]))) is None:
+                return self._reply({"error": "no"}, 404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})
+            if self.command == "GET":
+                self.server.sent.append(found[3])
+            return self._reply(data, 200, {"X-Repo-Commit": commit, "ETag": f'"{_tag(data)}"'})
+        if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/([^/?]+)(?:\?.*)?", self.path):
+            if (known := self._files(found[1], found[2])) is None:
+                return None
+            return self._reply([_row(name, data) for name, data in known[0].items()])
+        return self._reply({}, 404)
+
+    do_HEAD = do_GET
 
     def log_message(self, *arguments):
         """Nothing: the tests read ``commits``."""
@@ -120,3 +181,19 @@ def serving_hub() -> Iterator[HubServer]:
         server.ended.set()
         server.shutdown()
         thread.join()
+
+
+@contextlib.contextmanager
+def hub_to_use(monkeypatch, cache) -> Iterator[HubServer]:
+    """A hub, to which huggingface_hub is logged in. cache: folder for what it fetches."""
+    constants = pytest.importorskip("huggingface_hub.constants")
+    for name, value in (
+        ("HF_HUB_DISABLE_XET", True),
+        ("HF_HUB_CACHE", str(cache)),
+        ("HF_TOKEN_PATH", str(cache / "token")),
+    ):
+        monkeypatch.setattr(constants, name, value)
+    with serving_hub() as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        monkeypatch.setenv("HF_TOKEN", "hf_right")
+        yield server

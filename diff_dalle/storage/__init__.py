@@ -1,10 +1,10 @@
 """Local and remote files through one set of functions, with atomic writes.
 
-A path is local (also ``file:``), ``s3://`` (boto3, the extra ``s3``), ``gs://`` or ``az://`` (blobfile), ``http(s)://``
-(read-only), ``hf://`` (huggingface_hub, the extra ``hub``), or ``pipe:COMMAND``, the output of a shell command
-(read-only, sequential). Failures raise an InputError
-that names the path: missing file, no permission, full disk. While a server is away, calls are repeated for
-``retries.RETRY_SECONDS`` and then raise UnavailableError; a silent one counts as away.
+A path is local (also ``file:``), ``s3://`` (boto3, the extra ``s3``), ``gs://`` or ``az://`` (blobfile), ``hf://``
+(huggingface_hub, the extra ``hub``), ``http(s)://`` (read-only), or ``pipe:COMMAND``, the output of a shell command
+(read-only, sequential). Failures raise an InputError that names the path: missing file, no permission, full disk. While
+a server is away, calls are repeated for ``retries.RETRY_SECONDS`` and then raise UnavailableError; a silent one counts
+as away.
 
 To add a kind of storage: a class with the methods of ``Local`` in a file of this folder, and a line in ``_BACKENDS``.
 """

@@ -1,5 +1,5 @@
-"""hf://USER/NAME/FILE and hf://USER/NAME@REVISION/FILE, files of the Hugging Face hub, through huggingface_hub, the extra
-``hub``, which keeps what is read in its cache.
+"""hf://USER/NAME/FILE and hf://USER/NAME@REVISION/FILE: files of the Hugging Face hub through huggingface_hub, the
+extra ``hub``, which keeps what is read in its cache.
 
 A login or HF_TOKEN gives access, HF_ENDPOINT selects another server, HF_HUB_OFFLINE=1 allows the cache only.
 """
@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 from urllib.parse import unquote
 
 from ..errors import InputError
+from .failures import ChangedError, explained
 from .files import FileInfo
 from .remote import State
 from .retries import SILENT_SECONDS, retry
@@ -75,7 +76,7 @@ def hub_api(token: str | None = None) -> Any:
 
 
 @contextlib.contextmanager
-def _explained(path: str, place: Place) -> Iterator[None]:
+def _translated(path: str, place: Place) -> Iterator[None]:
     """Turn the client's errors into those that other storage raises."""
     errors = importlib.import_module("huggingface_hub.errors")
     try:
@@ -109,7 +110,7 @@ class Hub:
         if not place.name:
             raise InputError(f"{path} is a repository, but a file is required here: add /FILE")
         hub_api()
-        with _explained(path, place):
+        with _translated(path, place):
             return hub_module().hf_hub_download(
                 place.repo, place.name, revision=place.revision, endpoint=server(), etag_timeout=SILENT_SECONDS
             )
@@ -126,24 +127,27 @@ class Hub:
     def list_files(self, folder: str, recursive: bool) -> Iterator[FileInfo]:
         place = Place.of(folder)
         root = folder[: len(folder) - len(place.name)].rstrip("/") if place.name else folder.rstrip("/")
-        with _explained(folder, place):
+        with _translated(folder, place):
             found = hub_api().list_repo_tree(
                 place.repo, place.name or None, recursive=recursive, revision=place.revision
             )
             for entry in found:
                 if not hasattr(entry, "blob_id"):
                     continue  # a folder
-                if not _stays_inside(entry.path) or not entry.path:
+                if not entry.path or not _stays_inside(entry.path):
                     raise InputError(
                         f"{folder} lists a file named {entry.path[:80]!r}, which would lie elsewhere: do not use it"
                     )
-                yield FileInfo(f"{root}/{entry.path}", entry.size, entry.blob_id)
+                tag = entry.lfs.sha256 if entry.lfs else entry.blob_id  # as the cache names its content
+                yield FileInfo(f"{root}/{entry.path}", entry.size, tag)
 
     def size_and_tag(self, path: str) -> State:
         local = os.path.realpath(self._file(path))
         return os.path.getsize(local), os.path.basename(local)  # the cache names contents by their hashes
 
     def open_read(self, path: str, state: State) -> BinaryIO:
+        if state != (-1, "") and state != (found := retry(path, lambda: self.size_and_tag(path))):
+            raise ChangedError(f"{path} has changed: its size and tag were {state}, but are {found}")
         return open(retry(path, lambda: self._file(path)), "rb")
 
     def read(self, path: str, offset: int, size: int | None, state: State) -> bytes:
@@ -156,11 +160,11 @@ class Hub:
 
     def put(self, local: str, path: str):
         place = Place.of(path)
-        commit(f"hf://{place.repo}" + (f"@{place.revision}" if place.revision else ""), {place.name: local})
+        commit(path[: len(path.rstrip("/")) - len(place.name)].rstrip("/"), {place.name: local})
 
     def remove(self, path: str):
         place = Place.of(path)
-        with _explained(path, place):
+        with _translated(path, place):
             hub_api().delete_file(place.name, place.repo, revision=place.revision)
 
 
@@ -172,16 +176,23 @@ def commit(folder: str, files: Mapping[str, str], private: bool = True, message:
 
     What an interrupted call has sent is not sent again.
     """
-    place, names = Place.of(folder), list(files)
-    hub, api = hub_module(), hub_api()
+    place = Place.of(folder)
+    if place.name:
+        raise InputError(f"{folder} is a folder in a repository, but a whole one is required here: hf://USER/NAME")
+    hub = hub_module()
     if not hub.get_token():
         raise InputError(f"{folder} needs a login to be written: run `hf auth login`, or set HF_TOKEN")
-    with _explained(folder, place):
+
+    def send() -> None:
+        api = hub_api()
         if not place.revision:
             api.create_repo(place.repo, private=private, exist_ok=True)
         api.create_commit(
             place.repo,
-            [hub.CommitOperationAdd(path_in_repo=name, path_or_fileobj=files[name]) for name in names],
-            commit_message=message or f"diff_dalle: {', '.join(names)}",
+            [hub.CommitOperationAdd(path_in_repo=name, path_or_fileobj=local) for name, local in files.items()],
+            commit_message=message or f"diff_dalle: {', '.join(files)}",
             revision=place.revision,
         )
+
+    with explained(folder), _translated(folder, place):
+        retry(folder, send)

@@ -1,5 +1,5 @@
 import pytest
-from hub_server import serving_hub
+from hub_server import hub_to_use
 
 from diff_dalle.storage import retries
 
@@ -13,11 +13,7 @@ def fast_retries(monkeypatch):
 
 
 @pytest.fixture
-def hub(monkeypatch, fast_retries):
+def hub(monkeypatch, fast_retries, tmp_path):
     """A hub, to which huggingface_hub is logged in."""
-    constants = pytest.importorskip("huggingface_hub.constants")
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    with serving_hub() as server:
-        monkeypatch.setenv("HF_ENDPOINT", server.url)
-        monkeypatch.setenv("HF_TOKEN", "hf_right")
+    with hub_to_use(monkeypatch, tmp_path / "hub cache") as server:
         yield server
