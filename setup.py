@@ -13,6 +13,7 @@ setup(
     packages=find_packages(include=["diff_dalle", "diff_dalle.*"]),
     package_data={
         "diff_dalle": ["py.typed"],
+        "diff_dalle.commands": ["*.txt"],
         "diff_dalle.presets": ["*.yaml", "*.json"],
         "diff_dalle.trained": ["*/*"],
         "diff_dalle.text": ["*.txt", "*.LICENSE"],

@@ -1,5 +1,5 @@
-"""Describe a checkpoint file, or the parameters, FLOPs and training memory of the network that the flags of a training
-command describe. Nothing is allocated; ``--kind generator`` or ``--kind classifier`` selects the training command."""
+"""Describe a checkpoint file or the network of a training command: parameters, FLOPs and training memory of what the
+flags say. Nothing is allocated; ``--kind generator`` or ``--kind classifier`` selects the training command."""
 
 import help_without_torch  # noqa: F401
 

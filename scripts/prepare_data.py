@@ -7,15 +7,18 @@ import sys
 import help_without_torch  # noqa: F401
 
 from diff_dalle.commands.command_line import parse
+from diff_dalle.commands.examples import usage
 from diff_dalle.commands.prepare import COMMANDS
 from diff_dalle.distributed.launch import run_script
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, epilog="COMMAND --help lists the flags of a command")
+    epilog = "COMMAND --help lists the flags of a command"
+    parser = argparse.ArgumentParser(usage=usage(sys.argv[0], "COMMAND"), description=__doc__, epilog=epilog)
     parser.add_argument("command", choices=COMMANDS)
-    command = COMMANDS[parser.parse_args(sys.argv[1:2]).command]
-    for line in command.run(parse(command.config, sys.argv[2:], command.description)):
+    name = parser.parse_args(sys.argv[1:2]).command
+    command = COMMANDS[name]
+    for line in command.run(parse(command.config, sys.argv[2:], command.description, name)):
         print(line)
 
 

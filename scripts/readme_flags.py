@@ -15,6 +15,7 @@ from diff_dalle.commands.assemble import AssembleConfig
 from diff_dalle.commands.cascade.importing import ImportConfig
 from diff_dalle.commands.consolidate import ConsolidateConfig
 from diff_dalle.commands.evaluate import EvaluateRun
+from diff_dalle.commands.examples import examples_of
 from diff_dalle.commands.flag_tables import Command, command_page
 from diff_dalle.commands.info import InfoConfig, preset_table
 from diff_dalle.commands.merge_lora import MergeConfig
@@ -46,13 +47,11 @@ CONFIGS: dict[str, Mapping[str, Any]] = {
     "drill.py": {"": DrillConfig},
     "train_tokenizer.py": {"": VocabularyConfig},
 }
-EXAMPLES = (SCRIPTS / "examples.txt").read_text(encoding="utf-8")  # one command a line
 
 
 def command(script: str) -> Command:
     text = (SCRIPTS / script).read_text(encoding="utf-8")
-    examples = [line for line in EXAMPLES.splitlines() if f"scripts/{script.removesuffix('.py')}." in line]
-    return Command(script, ast.get_docstring(ast.parse(text)) or "", examples, CONFIGS[script])
+    return Command(script, ast.get_docstring(ast.parse(text)) or "", examples_of(script), CONFIGS[script])
 
 
 def pages() -> dict[Path, str]:

@@ -11,9 +11,11 @@ from script_running import ROOT, run
 from diff_dalle.checkpoints.checkpoint import save_file
 from diff_dalle.commands.cascade.reading import KINDS, parse_cascade
 from diff_dalle.commands.command_line import parse
+from diff_dalle.commands.examples import examples_of
 from diff_dalle.commands.info import parse_info, whole_presets
 from diff_dalle.commands.lora.reading import KINDS as LORA_KINDS
 from diff_dalle.commands.lora.reading import parse_lora
+from diff_dalle.commands.prepare import COMMANDS as PREPARE
 from diff_dalle.commands.sources import preset_names
 from diff_dalle.commands.train_generator import GeneratorRun
 from diff_dalle.drill.table import GROUPS
@@ -96,7 +98,8 @@ def test_every_script_is_documented_with_examples_that_parse(readme_flags):
     assert readme_flags.CONFIGS.keys() == scripts
     for script in scripts:
         command = readme_flags.command(script)
-        assert command.description and len(command.examples) >= 2
+        assert command.description
+        assert all(len(examples_of(script, name if name in PREPARE else "")) >= 2 for name in command.configs)
         for example in command.examples:
             words = shlex.split(example)
             argv = words[1 + next(i for i, word in enumerate(words) if word.startswith("scripts/")) :]

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from ..config import Leaf, Section, checked, dump, leaves, members, nearest, shown, type_name
 from ..errors import InputError
+from .examples import usage
 from .file_settings import settings_of_command
 from .settings import aliases_of, by_name, present_names
 from .sources import Source, presets_of, read_config, read_preset
@@ -59,11 +60,13 @@ class _Parser(argparse.ArgumentParser):
         raise InputError(message)
 
 
-def _parser(config_class, description: str, kinds: Sequence[str], helps: bool) -> argparse.ArgumentParser:
+def _parser(
+    config_class, description: str, kinds: Sequence[str], subcommand: str, helps: bool
+) -> argparse.ArgumentParser:
     """The parser of a command. kinds: for ``--kind``, if the command serves several. helps: it will show its help, for
-    which all presets are read."""
-    usage = "%(prog)s [flags]"  # a list of all of them would fill a screen
-    parser = _Parser(usage=usage, description=description, allow_abbrev=False, add_help=False)
+    which all presets and the examples are read."""
+    text = usage(sys.argv[0], subcommand) if helps else ""
+    parser = _Parser(usage=text, description=description, allow_abbrev=False, add_help=False)
     general = parser.add_argument_group("Where settings come from (defaults < preset < config file < flags and --set)")
     general.add_argument("--help", "-h", action="help", help="show this message and exit")
     if kinds:
@@ -118,16 +121,19 @@ def _kind_of(config_class) -> str | None:
     return getattr(config_class, "kind", None)
 
 
-def parse(config_class, argv: Sequence[str] | None = None, description: str = "") -> Any:
+def parse(config_class, argv: Sequence[str] | None = None, description: str = "", subcommand: str = "") -> Any:
     """The command line as an instance of ``config_class``.
 
+    subcommand: its name if the script has several, of which each has its own examples.
     ``--help`` and ``--dry_run`` print and raise SystemExit(0). Raises InputError for bad settings, and for a preset or
     config file of another kind than ``config_class.kind``.
     """
-    return _parse(config_class, list(sys.argv[1:] if argv is None else argv), description)
+    return _parse(config_class, list(sys.argv[1:] if argv is None else argv), description, subcommand=subcommand)
 
 
-def parse_kind(classes: Mapping[str, Any], argv: Sequence[str] | None = None, description: str = "") -> Any:
+def parse_kind(
+    classes: Mapping[str, Any], argv: Sequence[str] | None = None, description: str = "", subcommand: str = ""
+) -> Any:
     """``parse`` for a command that serves several kinds, with the config class of the kind: that of the flag
     ``--kind``, of the preset or of the config file, else the first of ``classes``.
 
@@ -152,7 +158,7 @@ def parse_kind(classes: Mapping[str, Any], argv: Sequence[str] | None = None, de
                 f"takes those of {', '.join(classes)}"
             )
     kind = flag or next(iter(said.values()), default)
-    return _parse(classes[kind], argv, description, list(classes))
+    return _parse(classes[kind], argv, description, list(classes), subcommand)
 
 
 def _single(given: Mapping[str, list[str] | None]) -> dict[str, str]:
@@ -169,8 +175,8 @@ def _sources(given: Mapping[str, str]) -> list[Source]:
     return [*([read_preset(preset)] if preset else []), *([read_config(file)] if file else [])]
 
 
-def _parse(config_class, argv: Sequence[str], description: str, kinds: Sequence[str] = ()) -> Any:
-    parser = _parser(config_class, description, kinds, not {"-h", "--help"}.isdisjoint(argv))
+def _parse(config_class, argv: Sequence[str], description: str, kinds: Sequence[str] = (), subcommand: str = "") -> Any:
+    parser = _parser(config_class, description, kinds, subcommand, not {"-h", "--help"}.isdisjoint(argv))
     kind = _kind_of(config_class)
     settings = settings_of_command(config_class)
     namespace, unknown = parser.parse_known_args(argv)

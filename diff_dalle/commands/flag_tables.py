@@ -22,7 +22,7 @@ Settings are flags. Later sources win: default < `--preset NAME` < `--config FIL
 
 * `--preset NAME` takes the settings of a [preset](../diff_dalle/presets/README.md), `--config FILE` those of a YAML or
   JSON file, with the keys grouped by section or not.
-* `--dry_run` prints the resolved settings as such a file and exits. `--help` lists all flags.
+* `--dry_run` prints the resolved settings as such a file and exits. `--help` shows examples and lists all flags.
 * `--set optim.lr=1e-4` sets any setting by its path in that file, also one without a flag, such as those in lists of
   sections. It may be repeated.
 * Lists are separated by commas; `none` is the empty list or text. Booleans take `True` or `False`; the flag alone
@@ -30,6 +30,7 @@ Settings are flags. Later sources win: default < `--preset NAME` < `--config FIL
 * `mpiexec -n 8 python`, `torchrun --nproc_per_node 8` and `srun python` run training, sampling and evaluation in
   several processes, one per GPU ([Slurm](../diff_dalle/tasks/README.md#many-processes)).
 
+`python -m diff_dalle` lists the commands and runs them: `python -m diff_dalle sample` is `python scripts/sample.py`.
 `bash scripts/test.sh` runs the tests. `python scripts/readme_flags.py` writes this file and the table of presets."""
 
 

@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from diff_dalle import __main__ as package
+from diff_dalle.commands.examples import examples_of
+from diff_dalle.errors import InputError
+
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 FIRST = "help_without_torch"
 NAMES = sorted(path.stem for path in SCRIPTS.glob("*.py") if path.stem != FIRST)
@@ -49,6 +53,9 @@ def test_help_needs_no_torch(run):
     texts = json.loads(complete.stdout)
     assert json.loads(without.stdout) == texts
     assert all(text.startswith(f"usage: {name}") for name, text in texts.items())
+    for name in set(NAMES) - {"readme_flags"}:  # which has no flags
+        first = texts[name].splitlines()[2:6]
+        assert first == ["examples:", *(f"  {example}" for example in examples_of(name)[:2]), ""], name
 
 
 @pytest.mark.parametrize("name", ["info", "readme_flags"])
@@ -107,3 +114,43 @@ def test_settings_need_no_torch(run):
     )
     done = run("-c", "".join(f"import diff_dalle.{module}\n" for module in modules))
     assert done.returncode == 0, done.stderr
+
+
+def test_help_of_a_subcommand_begins_with_its_own_examples(run):
+    done = run(SCRIPTS / "prepare_data.py", "inspect", "--help")
+    assert done.stdout.startswith("usage: prepare_data.py inspect [flags]\n\nexamples:\n  "), done.stderr
+    assert [line.split()[2] for line in done.stdout.splitlines()[3:5]] == ["inspect", "inspect"]
+
+
+# ------------------------------------------------------------------------------------------------ python -m diff_dalle
+
+
+def test_the_package_lists_its_commands_without_torch(run):
+    done = run("-m", "diff_dalle")
+    lines = [line.split(maxsplit=1) for line in done.stdout.splitlines() if line.startswith("  ")]
+    assert sorted(name for name, _ in lines) == sorted({*NAMES} - {"readme_flags"}), done.stderr
+    assert dict(lines)["sample"] == "Sample images from a generator's checkpoint"
+    assert all(10 < len(text) < 130 for _, text in lines)
+    assert run("-m", "diff_dalle", "--help").stdout == done.stdout
+
+
+@pytest.mark.parametrize("flags", [["--help"], ["--lorra", "a"]])
+def test_the_package_runs_a_command_as_its_script_does(flags, run):
+    done, script = run("-m", "diff_dalle", "merge_lora", *flags), run(SCRIPTS / "merge_lora.py", *flags)
+    assert (done.stdout, done.stderr, done.returncode) == (script.stdout, script.stderr, script.returncode)
+    assert done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("sampel", "did you mean sample?"), ("help_without_torch", "is no command"), ("-x", "'-x'")]
+)
+def test_a_command_that_does_not_exist_is_one_sentence(name, words, run):
+    done = run("-m", "diff_dalle", name)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert words in done.stderr and "python -m diff_dalle lists all commands" in done.stderr
+
+
+def test_an_installation_without_scripts_says_so(monkeypatch, tmp_path):
+    monkeypatch.setattr(package, "SCRIPTS", tmp_path / "scripts")
+    with pytest.raises(InputError, match="pip install -e"):
+        package.list_or_run()
