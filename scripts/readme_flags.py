@@ -22,9 +22,9 @@ from diff_dalle.commands.merge_lora import MergeConfig
 from diff_dalle.commands.prepare import COMMANDS as PREPARE
 from diff_dalle.commands.replay_config import ReplayRun
 from diff_dalle.commands.sample import SampleRun
+from diff_dalle.commands.train_tokenizer import VocabularyConfig
 from diff_dalle.commands.training_commands import TRAINING_COMMANDS
 from diff_dalle.drill.table import DrillConfig
-from diff_dalle.text.bpe_training import VocabularyConfig
 
 SCRIPTS = Path(__file__).parent
 PRESETS = SCRIPTS.parent / "diff_dalle" / "presets" / "README.md"

@@ -9,13 +9,11 @@ from __future__ import annotations
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 from tqdm import tqdm
 
-from ..config import option
 from ..errors import InputError, quantity
 from .cleaning import clean, split_words
 from .vocabulary import Pair, byte_symbols
@@ -36,15 +34,6 @@ CAPTION_WORDS = (
 )
 
 
-@dataclass(frozen=True)
-class VocabularyConfig:
-    """Vocabulary"""
-
-    wordnet_dir: str = option("/usr/share/wordnet", "folder with WordNet's data.* files (Debian: package wordnet-base)")
-    num_merges: int = option(16384, "number of merges to learn; the vocabulary adds 512 byte tokens, start and end")
-    out: str = option("vocabulary.txt", "output merge file")
-
-
 def wordnet_glosses(folder: str) -> Iterator[str]:
     """Definitions and example sentences from WordNet's ``data.*`` files: the text after the bar on each line.
 
@@ -62,10 +51,13 @@ def wordnet_glosses(folder: str) -> Iterator[str]:
 
 
 def count_words(texts: Iterable[str]) -> Counter[str]:
-    """Number of occurrences of each word in the cleaned texts, plus CAPTION_WORD_COUNT for caption words."""
-    counts = Counter(word for text in texts for word in split_words(clean(text)))
-    counts.update(dict.fromkeys(CAPTION_WORDS.split(), CAPTION_WORD_COUNT))
-    return counts
+    """Number of occurrences of each word in the cleaned texts."""
+    return Counter(word for text in texts for word in split_words(clean(text)))
+
+
+def add_caption_words(counts: Counter[str]) -> Counter[str]:
+    """Counts of a dictionary's words, plus CAPTION_WORD_COUNT for each of CAPTION_WORDS."""
+    return counts + Counter(dict.fromkeys(CAPTION_WORDS.split(), CAPTION_WORD_COUNT))
 
 
 class _Words:

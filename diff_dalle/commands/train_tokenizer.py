@@ -1,0 +1,42 @@
+"""What ``train_tokenizer.py`` is set by and does: a vocabulary learned from captions, or from WordNet's glosses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..config import option
+from ..data.caption_texts import caption_texts
+from ..data.captions import caption_kind, caption_option
+from ..errors import InputError
+from ..text.bpe_training import add_caption_words, count_words, learn_merges, wordnet_glosses
+from ..text.tokenizer import load_tokenizer
+from ..text.vocabulary import OWN_HEADER, write_merge_file
+
+
+@dataclass(frozen=True)
+class VocabularyConfig:
+    """Vocabulary"""
+
+    data_dir: tuple[str, ...] = option(
+        (),
+        "shards whose captions to learn from; empty = WordNet's glosses, and usual words of captions",
+    )
+    caption_field: str = caption_option()
+    wordnet_dir: str = option("/usr/share/wordnet", "folder with WordNet's data.* files (Debian: package wordnet-base)")
+    num_merges: int = option(16384, "number of merges to learn; the vocabulary adds 512 byte tokens, start and end")
+    out: str = option("vocabulary.txt", "output merge file")
+
+    def __post_init__(self):
+        caption_kind(self.caption_field)
+        if self.num_merges < 1:
+            raise InputError(f"num_merges is {self.num_merges}, but must be at least 1")
+
+
+def train_tokenizer(config: VocabularyConfig) -> str:
+    """Write the merge file. Returns a line that names it and the tokenizer's identity."""
+    if config.data_dir:
+        counts = count_words(caption_texts(config.data_dir, config.caption_field))
+    else:
+        counts = add_caption_words(count_words(wordnet_glosses(config.wordnet_dir)))
+    write_merge_file(config.out, OWN_HEADER, learn_merges(counts, config.num_merges))
+    return f"Wrote {config.out}: {load_tokenizer(config.out).identity}"
