@@ -10,7 +10,7 @@ from ..data.captions import caption_kind, caption_option
 from ..errors import InputError
 from ..text.bpe_training import add_caption_words, count_words, learn_merges, wordnet_glosses
 from ..text.tokenizer import load_tokenizer
-from ..text.vocabulary import OWN_HEADER, write_merge_file
+from ..text.vocabulary import CAPTIONS_HEADER, OWN_HEADER, write_merge_file
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class VocabularyConfig:
 def train_tokenizer(config: VocabularyConfig) -> str:
     """Write the merge file. Returns a line that names it and the tokenizer's identity."""
     if config.data_dir:
-        counts = count_words(caption_texts(config.data_dir, config.caption_field))
+        header, counts = CAPTIONS_HEADER, count_words(caption_texts(config.data_dir, config.caption_field))
     else:
-        counts = add_caption_words(count_words(wordnet_glosses(config.wordnet_dir)))
-    write_merge_file(config.out, OWN_HEADER, learn_merges(counts, config.num_merges))
+        header, counts = OWN_HEADER, add_caption_words(count_words(wordnet_glosses(config.wordnet_dir)))
+    write_merge_file(config.out, header, learn_merges(counts, config.num_merges))
     return f"Wrote {config.out}: {load_tokenizer(config.out).identity}"

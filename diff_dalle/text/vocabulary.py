@@ -24,12 +24,17 @@ Pair = tuple[str, str]
 WORD_END = "</w>"
 OWN_FILE = str(Path(__file__).with_name("vocabulary.txt"))  # learned by scripts/train_tokenizer.py
 OWN_HEADER = "#diff_dalle byte pairs: wordnet"
+CAPTIONS_HEADER = "#diff_dalle byte pairs: captions"
 CLIP_HEADER = '"bpe_simple_vocab_16e6.txt#version: 0.2'
 CLIP_MERGES = 49_152 - 256 - 2  # CLIP uses only the first merges of its file, which give 49,408 tokens
 CLIP_FILE = "bpe_simple_vocab_16e6.txt.gz"
 BUILT_IN = ("", "clip")  # values of bpe_path that name no file
 CLIP_PACKAGES = ("open_clip", "clip")  # import names of open_clip_torch and of clip-anytorch
-NAMES = {OWN_HEADER: "wordnet", CLIP_HEADER: "clip"}  # files with other headers are called "bpe"
+NAMES = {
+    OWN_HEADER: "wordnet",
+    CAPTIONS_HEADER: "captions",
+    CLIP_HEADER: "clip",
+}  # files with other headers are called "bpe"
 HEADERS = {name: header for header, name in NAMES.items()}
 ADDED = re.compile(r"\[\S+\]")  # a line of a merge file that adds a token; merges have a space
 MAX_BYTES = 8 * 2**20  # more than twice the size of CLIP's file, unpacked

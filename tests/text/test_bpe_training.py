@@ -12,7 +12,14 @@ from diff_dalle.errors import InputError
 from diff_dalle.text.bpe import merge_word
 from diff_dalle.text.bpe_training import CAPTION_WORDS, add_caption_words, count_words, learn_merges, wordnet_glosses
 from diff_dalle.text.tokenizer import load_tokenizer
-from diff_dalle.text.vocabulary import OWN_FILE, OWN_HEADER, byte_symbols, merge_file_text, write_merge_file
+from diff_dalle.text.vocabulary import (
+    CAPTIONS_HEADER,
+    OWN_FILE,
+    OWN_HEADER,
+    byte_symbols,
+    merge_file_text,
+    write_merge_file,
+)
 
 WORDNET = Path("/usr/share/wordnet")
 WORDNET_NOUNS = "fea17d2f9656611334eac790e5d69e47645fa180c4aa481fb4cd9b3520754ca2"  # sha256, WordNet 3.0
@@ -55,9 +62,13 @@ def test_a_vocabulary_of_captions(tmp_path):
     out = str(tmp_path / "vocabulary.txt")
     line = train_tokenizer(VocabularyConfig(data_dir=(str(tmp_path),), num_merges=11, out=out))
     tokenizer = load_tokenizer(out)
-    assert tokenizer.identity in line and tokenizer.vocab_size == 11 + 512 + 2
+    assert (
+        tokenizer.identity in line
+        and tokenizer.identity.startswith("captions-")
+        and tokenizer.vocab_size == 11 + 512 + 2
+    )
     merges = learn_merges(count_words([*texts, "zebra crossing"]), 11)
-    assert Path(out).read_text() == merge_file_text(OWN_HEADER, merges)
+    assert Path(out).read_text() == merge_file_text(CAPTIONS_HEADER, merges)
     assert len(tokenizer.encode("zebra crossing")) == 4  # start, two words, end
 
 

@@ -8,9 +8,10 @@ from ...config import lookup, option
 from .cascade import CASCADE
 from .contract import Chapter
 from .decoder import DECODER
+from .emoji import EMOJI
 from .generator import GENERATOR
 
-CHAPTERS: dict[str, Chapter] = {chapter.name: chapter for chapter in (GENERATOR, DECODER, CASCADE)}
+CHAPTERS: dict[str, Chapter] = {chapter.name: chapter for chapter in (GENERATOR, DECODER, CASCADE, EMOJI)}
 _WHAT = "; ".join(
     f"{each.name}: {each.trains} ({each.minutes[0]} minutes on two cores, {each.minutes[1]} with --quick)"
     for each in CHAPTERS.values()
