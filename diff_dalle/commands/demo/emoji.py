@@ -35,11 +35,11 @@ def run(demo: Demo) -> Path:
     demo.run_jobs({model[0]: training(*model) for model in MODELS})
 
     models = ["--model_path", home / "emoji_generator.pt", "--upsampler_paths", home / "emoji_upsampler.pt"]
+    models += ["--timestep_respacing", 20, "--upsampler_timestep_respacing", 4, "--guidance_scale", 1.5]
     demo.run("sample.py", *models, "--logdir", home / "emoji_samples", "--prompts", PROMPTS)
     report = home / "emoji_report"
-    models += ["--classifier_path", home / "emoji_classifier.pt"]
     scored = ["--emoji_dir", data, "--evaluators", "emoji,retrieval,upsampling", "--report_dir", report]
-    demo.run("evaluate.py", *models, *scored)
+    demo.run("evaluate.py", *models, "--classifier_path", home / "emoji_classifier.pt", *scored)
     return report / "report.md"
 
 
