@@ -365,15 +365,15 @@ def load(
     Raises InputError for a file that is not a checkpoint of a generator, decoder or latent cascade, a tokenizer that is
     missing, stages that do not fit each other or what they were trained with, and a LoRA of another network.
     """
-    if model := open_model(path) if isinstance(path, str) else None:
-        path = model.paths("model_path")
+    first = [path] * bool(path) if isinstance(path, str) else list(path)
+    if model := open_model(first[0]) if len(first) == 1 else None:
+        first = [*model.paths("model_path")]
         upsampler_paths = upsampler_paths or model.paths("upsampler_paths")
         stage_b, stage_a, semantic = (
             given or "".join(model.paths(role))
             for role, given in (("stage_b", stage_b), ("stage_a", stage_a), ("semantic", semantic))
         )
     upsampler_paths = [find_file(each, "upsampler_paths") for each in upsampler_paths]
-    first = [path] * bool(path) if isinstance(path, str) else list(path)
     paths = first + [stage_b] * bool(stage_b) + list(upsampler_paths)
     if not paths:
         raise InputError("there is no checkpoint: give a generator's with --model_path, or upsamplers'")

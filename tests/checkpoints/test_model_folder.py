@@ -16,6 +16,8 @@ from diff_dalle.checkpoints.content import DamagedError
 from diff_dalle.checkpoints.model_folder import ModelFolder, find_file, open_model
 from diff_dalle.checkpoints.model_writing import portable, write_model
 from diff_dalle.checkpoints.weights_file import write_weights_file
+from diff_dalle.commands.command_line import parse
+from diff_dalle.commands.evaluators.settings import EvaluateInputs
 from diff_dalle.errors import InputError
 
 
@@ -47,7 +49,7 @@ def test_a_folder_samples_as_its_checkpoints_do(checkpoints, model):
         diff_dalle.load(model.path),
         diff_dalle.load(checkpoints["model_path"][0], upsampler_paths=checkpoints["upsampler_paths"]),
     )
-    assert pipeline.image_size == 32
+    assert pipeline.image_size == diff_dalle.load([model.path]).image_size == 32
     guided = {"classifier": model.path, "classifier_scale": 2.0}
     images = sample(pipeline, ["a red circle"], seed=3, **guided)
     expected = sample(parts, ["a red circle"], seed=3, **{**guided, "classifier": checkpoints["classifier_path"][0]})
@@ -137,6 +139,13 @@ def test_values_beyond_half_precision_are_refused(checkpoints, tmp_path):
     content = {**content, "state": {**content["state"], name: torch.full((2,), 1e6)}}
     with open(tmp_path / "a", "wb") as file, pytest.raises(InputError, match=f"values in {name}"):
         write_weights_file(file, content, "ema.pt")
+
+
+def test_evaluation_scores_the_upsamplers_of_a_folder(model):
+    run = parse(EvaluateInputs, ["--model_path", model.path, "--shapes_dir", "shapes"])
+    assert run.upsampler_paths == model.paths("upsampler_paths") and run.upsampler_paths
+    given = parse(EvaluateInputs, ["--model_path", model.path, "--shapes_dir", "shapes", "--upsampler_paths", "up.pt"])
+    assert given.upsampler_paths == ("up.pt",)
 
 
 def test_the_card(model):

@@ -46,7 +46,7 @@ class Context:
 
     def __init__(self, run: EvaluateInputs, world: World):
         self.run, self.settings, self.world = run, run.evaluation, world
-        paths, base = run.upsamplers.upsampler_paths, self.settings.decoder_path or self.settings.model_path
+        paths, base = run.upsampler_paths, self.settings.decoder_path or self.settings.model_path
         self.pipeline: Pipeline = self._load(base, paths)
         self._classifier = run.classifier.load(world.device)
         self._samples: dict[tuple[tuple[str, ...], GuidanceSetting], list[np.ndarray]] = {}

@@ -25,7 +25,7 @@ class Need:
 BASE = Need("a base generator", "--model_path", lambda run: bool(run.evaluation.model_path) and not run.cascade.stage_b)
 DECODER = Need("a decoder", "--decoder_path", lambda run: bool(run.evaluation.decoder_path))
 CASCADE = Need("a latent cascade", "--stage_b and --model_path", lambda run: bool(run.cascade.stage_b))
-UPSAMPLERS = Need("upsamplers", "--upsampler_paths", lambda run: bool(run.upsamplers.upsampler_paths))
+UPSAMPLERS = Need("upsamplers", "--upsampler_paths", lambda run: bool(run.upsampler_paths))
 FEATURES = Need(
     "a noised CLIP or another network",
     "--classifier_path or --feature_network",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ... import storage
+from ...checkpoints.model_folder import open_model
 from ...config import lookup, option, section
 from ...data.captions import caption_option
 from ...diffusion.guidance import GuidanceConfig
@@ -121,8 +122,14 @@ class EvaluateInputs:
     classifier: ClassifierConfig = section(ClassifierConfig)
     distributed: DistributedConfig = section(DistributedConfig)
 
+    @property
+    def upsampler_paths(self) -> tuple[str, ...]:
+        """As given, or else those that the model folder ``model_path`` brings."""
+        model = open_model(self.evaluation.model_path)
+        return self.upsamplers.upsampler_paths or (model.paths("upsampler_paths") if model else ())
+
     def __post_init__(self):
-        model, upsamplers = self.evaluation.model_path, self.upsamplers.upsampler_paths
+        model, upsamplers = self.evaluation.model_path, self.upsampler_paths
         if self.guidance.guidance_scale == 1 and self.guidance.guidance_scale_end is not None:
             raise InputError(
                 "guidance_scale is 1, no guidance in evaluation, but guidance_scale_end is given: leave one of them out"
