@@ -22,6 +22,7 @@ from diff_dalle.commands.merge_lora import MergeConfig
 from diff_dalle.commands.prepare import COMMANDS as PREPARE
 from diff_dalle.commands.replay_config import ReplayRun
 from diff_dalle.commands.sample import SampleRun
+from diff_dalle.commands.share import COMMANDS as SHARE
 from diff_dalle.commands.train_tokenizer import VocabularyConfig
 from diff_dalle.commands.training_commands import TRAINING_COMMANDS
 from diff_dalle.drill.table import DrillConfig
@@ -41,6 +42,7 @@ CONFIGS: dict[str, Mapping[str, Any]] = {
     "merge_lora.py": {"": MergeConfig},
     "sample.py": {"": SampleRun},
     "evaluate.py": {"": EvaluateRun},
+    "share.py": {name: subcommand.config for name, subcommand in SHARE.items()},
     "info.py": {"": InfoConfig},
     "replay.py": {"": ReplayRun},
     "benchmark.py": {"": benchmark.BenchmarkRun},

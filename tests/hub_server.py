@@ -14,7 +14,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import MappingProxyType
 
 import pytest
+import yaml
 
+LICENSES = ("mit", "apache-2.0", "other")
 LARGE = 1000  # bytes from which a file is stored apart, as the hub does with large ones
 
 
@@ -109,6 +111,10 @@ class _Handler(BaseHTTPRequestHandler):
             if wanted.get("private") or wanted.get("visibility") == "private":
                 server.private.add(repo)
             return self._reply({"url": f"{server.url}/{repo}"})
+        if self.path == "/api/validate-yaml":
+            card = yaml.safe_load(json.loads(body)["content"].split("---\n")[1])
+            problem = set() if card.get("license", "mit") in LICENSES else {"license is none that is known"}
+            return self._reply({"errors": [{"message": each} for each in problem]}, 400 if problem else 200)
         if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/preupload/main", self.path):
             files = [
                 {"path": f["path"], "uploadMode": "lfs" if f["size"] >= LARGE else "regular", "shouldIgnore": False}

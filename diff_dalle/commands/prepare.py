@@ -6,9 +6,8 @@ To add one: a config class, a function of it that returns lines to print, and a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from .. import storage
 from ..config import option, section
@@ -22,6 +21,7 @@ from ..errors import quantity
 from ..images.output import png_bytes
 from ..shapes.scenes import ShapesConfig
 from ..shapes.shards import write_shapes
+from .command_line import Subcommand
 
 
 @dataclass(frozen=True)
@@ -91,19 +91,10 @@ def embeddings(run: EmbeddingsRun) -> list[str]:
     return lines if world.is_main else []
 
 
-@dataclass(frozen=True)
-class Command:
-    """config: class of its settings; run: does the work, returns lines to print."""
-
-    description: str
-    config: type
-    run: Callable[[Any], list[str]]
-
-
 COMMANDS = {
-    "shapes": Command("Render the shapes world into shards.", ShapesRun, shapes),
-    "emoji": Command("Render the emoji of a font into shards.", EmojiRun, emoji),
-    "folder": Command("Pack a folder of captioned images into shards.", PackingConfig, folder),
-    "inspect": Command("Describe the content of shards.", InspectionConfig, inspect),
-    "embeddings": Command("Compute the embeddings of all samples of shards.", EmbeddingsRun, embeddings),
+    "shapes": Subcommand("Render the shapes world into shards.", ShapesRun, shapes),
+    "emoji": Subcommand("Render the emoji of a font into shards.", EmojiRun, emoji),
+    "folder": Subcommand("Pack a folder of captioned images into shards.", PackingConfig, folder),
+    "inspect": Subcommand("Describe the content of shards.", InspectionConfig, inspect),
+    "embeddings": Subcommand("Compute the embeddings of all samples of shards.", EmbeddingsRun, embeddings),
 }

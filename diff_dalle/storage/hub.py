@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 from urllib.parse import unquote
 
 from ..errors import InputError
-from .failures import ChangedError, explained
+from .failures import ChangedError, explained, is_temporary, status_of
 from .files import FileInfo
 from .remote import State
 from .retries import SILENT_SECONDS, retry
@@ -99,8 +99,10 @@ def _translated(path: str, place: Place) -> Iterator[None]:
     except errors.RepositoryNotFoundError:
         see = "that this login may see" if hub_module().get_token() else "that is visible without `hf auth login`"
         raise InputError(f"{path}: {server()} has no repository {place.repo} {see}: check its name") from None
-    except errors.HFValidationError as error:
-        raise InputError(f"{path} cannot be a file of the hub: {error}") from None
+    except (errors.HfHubHTTPError, ValueError) as error:  # of the second kind are names and cards that it refuses
+        if isinstance(error, InputError) or is_temporary(error) or status_of(error) in (401, 403):
+            raise
+        raise InputError(f"{path}: {server()} refuses it: {' '.join(str(error).split())}") from None
 
 
 class Hub:

@@ -25,9 +25,7 @@ from .score_tables import score_tables
 from .training_facts import TrainingFacts, training_facts
 from .usage import usage
 
-PROMPT = "a red circle"
 UNKNOWN = "not recorded"
-FINDS = ("generator", "classifier")  # roles of files that the location of a model is enough for
 ADAPTERS = ("controlnet", "stage_c_controlnet")  # whose training includes a base that is not trained
 # Sections of a run's settings that do not affect what is learned, or that say where something lies.
 LEFT_OUT = ("data", "tracking", "tracker", "distributed", "sharding", "preview", "evaluate", "tokenizer")
@@ -52,25 +50,26 @@ KINDS = {
 
 @dataclass(frozen=True)
 class CardFile:
-    """A file of a model. role: what it is there, such as "generator"; name: in the model's folder; path: of the
-    checkpoint, whose folder may hold the records of its run."""
+    """A file of a model. role: the setting that takes it, of ``model_folder.ROLES``; name: in the model's folder; path:
+    of the checkpoint, whose folder may hold the records of its run; precision: of the weights there."""
 
     role: str
     name: str
     path: str
+    precision: str
 
 
 @dataclass(frozen=True)
 class CardTexts:
-    """What only people know. location: where the model can be loaded from; empty texts are left out or "not
-    recorded"."""
+    """What only people know. location: where the model can be loaded from; prompt: of examples. Empty texts are left
+    out or "not recorded"."""
 
     title: str
     location: str
+    prompt: str
     license: str = ""
     description: str = ""
     limits: str = ""
-    prompt: str = ""
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,7 @@ def model_card(
         _compute(found),
     ]
     if tables := list(score_tables(scores or {})):
-        parts += ["## Scores", *tables]
+        parts += ["## Scores", "In parentheses: 95 % intervals.", *tables]
     parts += ["## Limits", _limits(found, texts), "## License", texts.license or f"The license is {UNKNOWN}."]
     parts += ["## Hyperparameters"]
     for each in found:
@@ -199,7 +198,7 @@ def _sentence(each: _Described) -> str:
     return (
         f"{each.what[0]}, {_sizes(each, 0)} pixels, "
         f"{quantity(sum(network.parameters for network in each.networks), 'parameter')}, "
-        f"{ROLES[each.content['role']]} after {quantity(each.content['step'], 'step')}"
+        f"{ROLES[each.content['role']]} after {quantity(each.content['step'], 'step')}, in {each.file.precision}"
     )
 
 
@@ -213,9 +212,10 @@ def _sizes(each: _Described, which: int) -> str:
 
 def _use(found: Sequence[_Described], texts: CardTexts) -> str:
     """The command and the Python that use the model."""
-    first = found[0]
-    path = texts.location if first.file.role in FINDS else storage.join(texts.location, first.file.name)
-    command, code = usage(first.kind.name, first.settings, first.content["trainee"], path, texts.prompt or PROMPT)
+    first, location = found[0], texts.location
+    path = storage.join(location, first.file.name) if first.file.role == "stage_b" else location
+    roles = [each.file.role for each in found]
+    command, code = usage(first.kind.name, first.settings, first.content["trainee"], path, texts.prompt, roles)
     return f"```bash\n{command}\n```\n\n```python\nimport diff_dalle\n\n{code}\n```"
 
 

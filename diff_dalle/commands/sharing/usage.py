@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 _PICTURES = "path/to/images"
@@ -13,11 +14,11 @@ _IMAGES = 'images=[read_image("photo.png")]'
 _LATENT = {"stage_c": "stage_c.pt", "stage_b": "stage_b.pt", "stage_a": "stage_a.pt"}  # what is not in the model
 
 
-def usage(kind: str, settings: Any, name: str, path: str, prompt: str) -> tuple[str, str]:
+def usage(kind: str, settings: Any, name: str, path: str, prompt: str, roles: Sequence[str] = ()) -> tuple[str, str]:
     """A command, and Python after ``import diff_dalle``.
 
     kind, settings, name: of the network, as ``SavedNetwork`` has them (kind by name; name = trainee). path: where it
-    is. prompt: an example.
+    is. prompt: an example. roles: the settings that its model has files for, which need not be given.
     """
     if kind == "classifier":
         return _classifier(settings.contrastive.noised, path, prompt)
@@ -37,7 +38,7 @@ def usage(kind: str, settings: Any, name: str, path: str, prompt: str) -> tuple[
         base = "ema.pt" if kind == "controlnet" else "stage_c.pt"
         command = f"--model_path {base} --controlnet {_shell(path)} --control_image {_PICTURES} {flags}"
         return _sampled(command, f"{_python(base)}, controlnet={_python(path)}", f"{prompts}, {_CONTROL}", _READ)
-    return _latent(kind, path, prompt)
+    return _latent(kind, path, prompt, roles)
 
 
 def _classifier(noised: bool, path: str, prompt: str) -> tuple[str, str]:
@@ -70,17 +71,18 @@ def _decoder(decoder: Any, name: str, path: str, prompt: str) -> tuple[str, str]
     return _sampled(f"--model_path {_shell(path)} --num_samples 4", _python(path), "num_samples=4")
 
 
-def _latent(kind: str, path: str, prompt: str) -> tuple[str, str]:
+def _latent(kind: str, path: str, prompt: str, roles: Sequence[str]) -> tuple[str, str]:
     """A network of a latent cascade: with the files of the others."""
     paths = {**_LATENT, kind: path}
-    rest = " ".join(f"--{name} {_shell(paths[name])}" for name in ("stage_b", "stage_a"))
-    others = f"stage_b={_python(paths['stage_b'])}, stage_a={_python(paths['stage_a'])}"
+    missing = [name for name in ("stage_b", "stage_a") if name == kind or name not in roles]
+    rest = "".join(f" --{name} {_shell(paths[name])}" for name in missing)
+    others = "".join(f", {name}={_python(paths[name])}" for name in missing)
     if kind == "semantic":
-        command = f"--reconstruct {_PICTURES} {rest} --semantic {_shell(path)}"
+        command = f"--reconstruct {_PICTURES}{rest} --semantic {_shell(path)}"
         pictures = 'reconstruct=[read_image("photo.png")]'
-        return _sampled(command, f"{others}, semantic={_python(path)}", pictures, _READ)
-    command = f"--model_path {_shell(paths['stage_c'])} {rest} --prompts {_shell(prompt)}"
-    return _sampled(command, f"{_python(paths['stage_c'])}, {others}", _python([prompt]))
+        return _sampled(command, f"semantic={_python(path)}{others}", pictures, _READ)
+    command = f"--model_path {_shell(paths['stage_c'])}{rest} --prompts {_shell(prompt)}"
+    return _sampled(command, f"{_python(paths['stage_c'])}{others}", _python([prompt]))
 
 
 def _sampled(flags: str, loaded: str, sampled: str, before: str = "") -> tuple[str, str]:

@@ -1,0 +1,100 @@
+"""The commands of ``share.py``: send a model with its card to where others read it, and fetch one.
+
+To add one: a config class, a function of it that returns lines to print, and a line in ``COMMANDS``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from .. import storage
+from ..config import option
+from ..errors import InputError
+from .command_line import Subcommand
+
+PLACE = "hf://USER/NAME, a repository of the Hugging Face hub, or a folder, local or remote (s3://, gs://, az://)"
+
+
+@dataclass(frozen=True)
+class PushConfig:
+    """Sending a model"""
+
+    model_path: tuple[str, ...] = option(
+        (), "checkpoint of a generator, decoder or stage C, as for sample.py; or a model folder, which is sent as it is"
+    )
+    upsampler_paths: tuple[str, ...] = option((), "checkpoints of upsamplers, in order of increasing resolution")
+    classifier_path: str = option("", "checkpoint of a classifier")
+    stage_b: str = option("", "checkpoint of stage B of a latent cascade")
+    stage_a: str = option("", "checkpoint of stage A of a latent cascade")
+    semantic: str = option("", "checkpoint of the semantic encoder of a latent cascade")
+    to: str = option("", f"where to send it: {PLACE}")
+    private: bool = option(True, "a repository of the hub that is made can be seen by its owner only")
+    precision: str = option("fp16", "precision of the weights", choices=("fp16", "fp32"))
+    report_dir: str = option("", "folder of evaluate.py's report, whose scores and pictures go with the model")
+    title: str = option("", "title of the card; empty = the last part of to")
+    description: str = option("", "text for the card: what the model is for, and what the data show")
+    limits: str = option("", "text for the card: what the model cannot do")
+    license: str = option("", "license of the weights as the hub names it, such as mit; empty = not recorded")
+    example_prompt: str = option("a red circle", "prompt of the examples on the card")
+
+    def __post_init__(self):
+        if not self.to:
+            raise InputError(f"--to is required: {PLACE}")
+        if not self.paths:
+            raise InputError("there is nothing to send: give a checkpoint or a model folder with --model_path")
+        if not self.private and storage.scheme(self.to) != "hf":
+            raise InputError(f"private is False, but only hf:// can be private, not {self.to}: leave it out")
+
+    @property
+    def paths(self) -> dict[str, tuple[str, ...]]:
+        """The checkpoints by the settings that take them."""
+        several = {"model_path": self.model_path, "upsampler_paths": self.upsampler_paths}
+        single = {name: getattr(self, name) for name in ("classifier_path", "stage_b", "stage_a", "semantic")}
+        return {name: paths for name, paths in (several | {n: (p,) for n, p in single.items() if p}).items() if paths}
+
+
+def push(config: PushConfig) -> list[str]:
+    from ..checkpoints.model_folder import open_model
+    from .sharing.card import CardTexts
+    from .sharing.transfer import push_checkpoints, push_model
+
+    to = config.to.rstrip("/")
+    if len(config.model_path) == 1 and (model := open_model(config.model_path[0])):
+        plain = PushConfig(config.model_path, to=config.to, private=config.private)
+        if other := [each.name for each in fields(config) if getattr(config, each.name) != getattr(plain, each.name)]:
+            raise InputError(f"{model.path} is a model folder, which is sent as it is: leave out {', '.join(other)}")
+        names = push_model(model, to, config.private)
+    else:
+        title = config.title or to.rpartition("/")[2].partition("@")[0]
+        texts = CardTexts(title, to, config.example_prompt, config.license, config.description, config.limits)
+        names = push_checkpoints(config.paths, texts, config.report_dir, config.precision, config.private)
+    return [f"{to}: {', '.join(names)}"]
+
+
+@dataclass(frozen=True)
+class PullConfig:
+    """Fetching a model"""
+
+    # "from", as the command is written, cannot be the name of a field.
+    model_path: str = option(
+        "", f"model to fetch, also --from: {PLACE}; hf://USER/NAME@REVISION is a revision", was=("from",)
+    )
+    to: str = option("", "folder for the model, local or remote")
+
+    def __post_init__(self):
+        for name, flag in (("model_path", "from"), ("to", "to")):
+            if not getattr(self, name):
+                raise InputError(f"--{flag} is required: pull --from hf://USER/NAME --to FOLDER")
+
+
+def pull(config: PullConfig) -> list[str]:
+    from .sharing.transfer import pull_model
+
+    to = config.to.rstrip("/")
+    return [f"{to}: {', '.join(pull_model(config.model_path.rstrip('/'), to))}"]
+
+
+COMMANDS = {
+    "push": Subcommand("Write a model of checkpoints, with its card, to where others can read it.", PushConfig, push),
+    "pull": Subcommand("Copy a model to a folder.", PullConfig, pull),
+}

@@ -1,0 +1,120 @@
+"""Models on their way: checkpoints → a model folder with its card → a place that others read, and back."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ... import storage
+from ...checkpoints.model_folder import CARD, TABLE, ModelFolder, open_model
+from ...checkpoints.model_writing import write_model
+from ...config import MAX_TEXT, load_mapping
+from ...errors import InputError
+from ...storage.hub import commit
+from .card import CardFile, CardTexts, model_card
+
+REPORT, SCORES = "report.md", "scores.json"
+HUB = "hf"  # the scheme of places that take several files at once
+_PICTURE = re.compile(r"^!\[([^\]\n]*)\]\((\w[\w.-]*\.png)\)$", re.ASCII | re.MULTILINE)
+_SHARED = re.compile(r"\w[\w.-]*\.(safetensors|json|md|png|txt)|LICENSE(\.\w+)?", re.ASCII)
+_CHUNK = 2**20
+
+
+def push_checkpoints(
+    paths: Mapping[str, Sequence[str]], texts: CardTexts, report_dir: str, precision: str, private: bool
+) -> list[str]:
+    """Write a model of these checkpoints, by the settings that take them, with its card and an evaluation's report, and
+    send it to ``texts.location``. Returns the names of its files.
+
+    Raises InputError for files that are no checkpoints, a folder without a report, and a place that cannot be written
+    or holds a model already.
+    """
+    _check_free(texts.location)
+    with tempfile.TemporaryDirectory(prefix="diff_dalle-") as folder:
+        model = write_model(folder, paths, precision)
+        files = [
+            CardFile(role, name, path, precision)
+            for role, names in model.files.items()
+            for name, path in zip(names, paths[role], strict=True)
+        ]
+        scores, pictures = _copy_report(report_dir, folder) if report_dir else ({}, [])
+        card = model_card(files, texts, scores, pictures[:1])
+        storage.write_bytes(os.path.join(folder, CARD), card.encode())
+        return _send(folder, texts.location, private)
+
+
+def push_model(model: ModelFolder, to: str, private: bool) -> list[str]:
+    """Send a model folder as it is. Returns the names of its files; InputError as ``push_checkpoints``."""
+    _check_free(to)
+    with tempfile.TemporaryDirectory(prefix="diff_dalle-") as folder:
+        _fetch(model, folder)
+        return _send(folder, to, private)
+
+
+def pull_model(location: str, folder: str) -> list[str]:
+    """Copy a model from where it was sent to. Returns the names of its files.
+
+    Raises InputError where there is no model, for files of it that would lie elsewhere, and for a folder that holds a
+    model already.
+    """
+    model = open_model(location)
+    if model is None:
+        raise InputError(f"{location} is no model: it has no {TABLE}, which names the files of one")
+    _check_free(folder)
+    return _fetch(model, folder)
+
+
+def _check_free(place: str) -> None:
+    """A repository of the hub gets a new commit; elsewhere, files of two models would mix."""
+    if storage.scheme(place) != HUB and storage.exists(storage.join(place, TABLE)):
+        raise InputError(f"{place} holds a model already: give another folder with --to, or remove it")
+
+
+def _copy_report(report_dir: str, folder: str) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """Copy a report, its pictures and its scores; returns the scores, and titles and names of the pictures."""
+    path = storage.join(report_dir, REPORT)
+    if not storage.exists(path):
+        raise InputError(f"--report_dir {report_dir} has no {REPORT}: give the one that evaluate.py wrote")
+    pictures = _PICTURE.findall(storage.read_text(path, MAX_TEXT))
+    scores = storage.join(report_dir, SCORES)
+    for name in (REPORT, SCORES, *(name for _, name in pictures)):
+        _copy(storage.join(report_dir, name), os.path.join(folder, name))
+    return load_mapping(storage.read_text(scores, MAX_TEXT), scores), pictures
+
+
+def _send(folder: str, to: str, private: bool) -> list[str]:
+    names = _in_order(os.listdir(folder))
+    if storage.scheme(to) == HUB:
+        commit(to, {name: os.path.join(folder, name) for name in names}, private)
+    else:
+        storage.make_dirs(to)
+        for name in names:
+            _copy(os.path.join(folder, name), storage.join(to, name))
+    return names
+
+
+def _fetch(model: ModelFolder, folder: str) -> list[str]:
+    """Copy the files that a model's table names and, of those beside them, what belongs to its card."""
+    needed = [name for names in model.files.values() for name in names]
+    beside = [storage.split(path)[1] for path in storage.list_files(model.path)]
+    if missing := [name for name in needed if name not in beside]:
+        raise InputError(f"the model {model.path} has no {missing[0]}, which its {TABLE} names")
+    names = _in_order({*needed, TABLE, *(name for name in beside if _SHARED.fullmatch(name))})
+    storage.make_dirs(folder)
+    for name in names:
+        _copy(storage.join(model.path, name), storage.join(folder, name))
+    return names
+
+
+def _in_order(names: Sequence[str] | set[str]) -> list[str]:
+    """The table last: with it, a model is whole."""
+    return sorted(names, key=lambda name: (name == TABLE, name))
+
+
+def _copy(source: str, target: str) -> None:
+    with storage.explained(source), storage.open_read(source) as reading, storage.atomic_writer(target) as writing:
+        shutil.copyfileobj(reading, writing, _CHUNK)
