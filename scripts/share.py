@@ -1,20 +1,14 @@
 """Share models: ``push`` sends one with its card to the Hugging Face hub or a folder, ``pull`` fetches one."""
 
-import argparse
-import sys
-
 import help_without_torch  # noqa: F401
 
-from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.share import COMMANDS
+from diff_dalle.commands.subcommands import run_subcommand
 from diff_dalle.distributed.launch import run_script
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, epilog="COMMAND --help lists the flags of a command")
-    parser.add_argument("command", choices=COMMANDS)
-    command = COMMANDS[parser.parse_args(sys.argv[1:2]).command]
-    for line in command.run(parse(command.config, sys.argv[2:], command.description)):
+    for line in run_subcommand(COMMANDS, __doc__):
         print(line)
 
 

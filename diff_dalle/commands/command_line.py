@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -22,16 +22,6 @@ from .training_commands import TRAINING_COMMANDS
 
 DRY_RUN = Leaf(("dry_run",), bool, False, "print the resolved settings as YAML and exit")
 GENERAL = ("preset", "config", "set", "dry_run")  # flags of every command
-
-
-@dataclass(frozen=True)
-class Subcommand:
-    """One of the commands of a script that has several. config: class of its settings; run: does the work, returns
-    lines to print."""
-
-    description: str
-    config: type
-    run: Callable[[Any], list[str]]
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from ..errors import quantity
 from ..images.output import png_bytes
 from ..shapes.scenes import ShapesConfig
 from ..shapes.shards import write_shapes
-from .command_line import Subcommand
+from .subcommands import Subcommand
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from .. import storage
 from ..config import option
 from ..errors import InputError
-from .command_line import Subcommand
+from .subcommands import Subcommand
 
 PLACE = "hf://USER/NAME, a repository of the Hugging Face hub, or a folder, local or remote (s3://, gs://, az://)"
 
