@@ -166,10 +166,11 @@ class _Handler(BaseHTTPRequestHandler):
             if self.command == "GET":
                 self.server.sent.append(found[3])
             return self._reply(data, 200, {"X-Repo-Commit": commit, "ETag": f'"{_tag(data)}"'})
-        if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/([^/?]+)(?:\?.*)?", self.path):
+        if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/([^/?]+)\?(.*)", self.path):
             if (known := self._files(found[1], found[2])) is None:
                 return None
-            return self._reply([_row(name, data) for name, data in known[0].items()])
+            below = r"(?!)" if "recursive=true" in found[3].lower() else r"\w+/\w[\w.]*"  # in folders, not hostile
+            return self._reply([_row(*each) for each in known[0].items() if not re.fullmatch(below, each[0])])
         return self._reply({}, 404)
 
     do_HEAD = do_GET

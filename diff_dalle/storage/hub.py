@@ -186,15 +186,16 @@ def commit(folder: str, files: Mapping[str, str], private: bool = True, message:
         raise InputError(f"{folder} needs a login to be written: run `hf auth login`, or set HF_TOKEN")
 
     def send() -> None:
-        api = hub_api()
-        if not place.revision:
-            api.create_repo(place.repo, private=private, exist_ok=True)
-        api.create_commit(
-            place.repo,
-            [hub.CommitOperationAdd(path_in_repo=name, path_or_fileobj=local) for name, local in files.items()],
-            commit_message=message or f"diff_dalle: {', '.join(files)}",
-            revision=place.revision,
-        )
+        with _translated(folder, place):
+            api = hub_api()
+            if not place.revision:
+                api.create_repo(place.repo, private=private, exist_ok=True)
+            api.create_commit(
+                place.repo,
+                [hub.CommitOperationAdd(path_in_repo=name, path_or_fileobj=local) for name, local in files.items()],
+                commit_message=message or f"diff_dalle: {', '.join(files)}",
+                revision=place.revision,
+            )
 
-    with explained(folder), _translated(folder, place):
+    with explained(folder):
         retry(folder, send)

@@ -1,0 +1,267 @@
+"""share.py: models go to a hub of this machine or a folder and come back, or one sentence says why not."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import yaml
+from checkpoint_making import make_classifier_file, make_file, sample
+from hub_server import hub_to_use
+
+import diff_dalle
+from diff_dalle import storage
+from diff_dalle.checkpoints.model_folder import open_model
+from diff_dalle.commands.command_line import parse
+from diff_dalle.commands.share import COMMANDS
+from diff_dalle.errors import InputError
+from diff_dalle.storage import retries
+
+HUB = "hf://me/it"
+PNG = b"\x89PNG"
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    monkeypatch.setattr(retries, "RETRY_SECONDS", 1.0)
+    monkeypatch.setattr(retries, "_lost", set())
+    with hub_to_use(monkeypatch, tmp_path / "cache") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """Flags of a generator, an upsampler and a classifier."""
+    home = tmp_path_factory.mktemp("checkpoints")
+    (home / "upsampler").mkdir()
+    upsampler = make_file(home / "upsampler", image_size=32, small_size=16)
+    return [
+        "--model_path",
+        make_file(home),
+        "--upsampler_paths",
+        upsampler,
+        "--classifier_path",
+        make_classifier_file(home),
+    ]
+
+
+def share(command: str, *flags: str) -> str:
+    (line,) = COMMANDS[command].run(parse(COMMANDS[command].config, flags))
+    return line
+
+
+def images(model: str, classifier: str) -> np.ndarray:
+    return sample(diff_dalle.load(model), ["a red circle"], seed=3, classifier=classifier, classifier_scale=2.0)
+
+
+def refused(command: str, *flags: str) -> str:
+    with pytest.raises(InputError) as error:
+        share(command, *flags)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+# ----------------------------------------------------------------------------------------------------- there and back
+
+
+def test_pictures_are_the_same_before_and_after(hub, checkpoints, tmp_path):
+    """Of the checkpoints, of the repository, and of what is pulled from it; the model is one commit."""
+    flags = dict(zip(checkpoints[::2], checkpoints[1::2], strict=True))
+    parts = diff_dalle.load(flags["--model_path"], upsampler_paths=[flags["--upsampler_paths"]])
+    options = {"classifier": flags["--classifier_path"], "classifier_scale": 2.0}
+    before = sample(parts, ["a red circle"], seed=3, **options)
+    line = share("push", *checkpoints, "--to", HUB, "--precision", "fp32")
+    names = {"README.md", "model.json", "generator.safetensors", "upsampler.safetensors", "classifier.safetensors"}
+    assert set(hub.repos["me/it"]) == names and len(hub.commits) == 1 and all(name in line for name in names)
+    assert hub.private == {"me/it"}
+    assert before.shape == (1, 32, 32, 3) and np.array_equal(before, images(HUB, HUB))
+    folder = str(tmp_path / "pulled")
+    share("pull", "--from", HUB, "--to", folder)
+    assert np.array_equal(before, images(folder, folder))
+    assert {storage.split(path)[1] for path in storage.list_files(folder)} == names
+
+
+def test_half_precision_is_the_same_on_the_way_and_smaller(hub, checkpoints, tmp_path):
+    share("push", *checkpoints, "--to", str(tmp_path / "model"))
+    share("push", "--model_path", str(tmp_path / "model"), "--to", f"{HUB}/", "--private", "False")
+    assert hub.private == set()
+    share("pull", "--model_path", f"{HUB}/", "--to", f"{tmp_path}/pulled/")
+    for path in (tmp_path / "model").iterdir():
+        assert (tmp_path / "pulled" / path.name).read_bytes() == path.read_bytes() == hub.repos["me/it"][path.name]
+    share("push", *checkpoints, "--to", str(tmp_path / "whole"), "--precision", "fp32")
+    sizes = [(tmp_path / name / "generator.safetensors").stat().st_size for name in ("model", "whole")]
+    assert sizes[0] < 0.6 * sizes[1]
+
+
+def test_a_revision_is_pulled(hub, checkpoints, tmp_path):
+    share("push", *checkpoints[:2], "--to", HUB, "--title", "First")
+    share("push", *checkpoints[:2], "--to", HUB, "--title", "Second")
+    first = next(name for name, files in hub.old["me/it"].items() if files)
+    share("pull", "--from", f"{HUB}@{first}", "--to", str(tmp_path / "first"))
+    share("pull", "--from", HUB, "--to", str(tmp_path / "second"))
+    assert [open_model(str(tmp_path / name)).card.count("# First") for name in ("first", "second")] == [1, 0]
+
+
+def test_the_report_comes_along(checkpoints, tmp_path):
+    report = tmp_path / "report"
+    report.mkdir()
+    row = {"score": 0.5, "low": 0.25, "high": 0.75, "chance": 0.125, "n": 4}
+    (report / "scores.json").write_text(json.dumps({"step": 7, "scores": {"color": row}}))
+    text = "# Report\n\n![Samples](grid.png)\n\n![Loss](loss.png)\n\n![Other](../secret.png)\n"
+    (report / "report.md").write_text(text)
+    for name in ("grid.png", "loss.png", "unused.png", "../secret.png"):
+        (report / name).write_bytes(PNG)
+    flags = (
+        "--license",
+        "mit",
+        "--description",
+        "Of shapes.",
+        "--example_prompt",
+        "a blue square",
+        "--title",
+        "Shapes",
+    )
+    share("push", *checkpoints, "--to", str(tmp_path / "model"), "--report_dir", str(report), *flags)
+    names = {path.name for path in (tmp_path / "model").iterdir()}
+    assert {"grid.png", "loss.png", "report.md", "scores.json"} <= names and not {"unused.png", "secret.png"} & names
+    card = open_model(str(tmp_path / "model")).card
+    assert "| color | 0.5 (0.25 – 0.75) | 0.125 | 4 |" in card and card.count("![") == 1 and "(grid.png)" in card
+    assert yaml.safe_load(card.split("---\n")[1])["license"] == "mit" and "\n# Shapes\n\nOf shapes.\n" in card
+    assert f"--model_path {tmp_path}/model --prompts 'a blue square'" in card
+    assert all(f"`{name}`" in card for name in ("generator.safetensors", "upsampler.safetensors"))
+    share("pull", "--from", str(tmp_path / "model"), "--to", str(tmp_path / "pulled"))
+    assert {path.name for path in (tmp_path / "pulled").iterdir()} == names
+    said = refused("push", *checkpoints, "--to", str(tmp_path / "other"), "--report_dir", str(tmp_path))
+    assert "has no report.md" in said and not (tmp_path / "other").exists()
+
+
+# ------------------------------------------------------------------------------------------------------ what is refused
+
+
+def test_what_is_no_model_is_named(hub, checkpoints, tmp_path):
+    hub.repos["me/other"] = {"README.md": b"# Hello"}
+    pulled = ("--to", str(tmp_path / "pulled"))
+    assert "no repository me/none that this login may see" in refused("pull", "--from", "hf://me/none", *pulled)
+    assert "it has no model.json" in refused("pull", "--from", "hf://me/other", *pulled)
+    assert "must be hf://USER/NAME" in refused("push", *checkpoints[:2], "--to", "hf://me")
+    assert "none.pt does not exist" in refused("push", "--model_path", str(tmp_path / "none.pt"), "--to", HUB)
+    assert "me/it" not in hub.repos and not (tmp_path / "pulled").exists()
+
+
+def test_a_model_is_not_mixed_with_another(checkpoints, tmp_path):
+    share("push", *checkpoints[:2], "--to", str(tmp_path / "model"))
+    for command, flags in (("push", checkpoints[:2]), ("pull", ["--from", str(tmp_path / "model")])):
+        assert "holds a model already" in refused(command, *flags, "--to", str(tmp_path / "model"))
+
+
+@pytest.mark.parametrize("name", ["../../evil.md", "/tmp/evil.md", "a/../../evil.md", "C:\\evil.md"])
+def test_a_hostile_name_in_the_listing_is_refused(hub, checkpoints, tmp_path, name):
+    share("push", *checkpoints[:2], "--to", HUB)
+    hub.repos["me/it"][name] = b"x"
+    assert "which would lie elsewhere" in refused("pull", "--from", HUB, "--to", str(tmp_path / "a" / "b" / "pulled"))
+    assert not list(tmp_path.rglob("*evil*")) and not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "a.pt"])
+def test_a_hostile_table_is_refused(hub, checkpoints, tmp_path, name):
+    share("push", *checkpoints[:2], "--to", HUB)
+    hub.repos["me/it"]["model.json"] = json.dumps({"model_path": [name]}).encode()
+    assert "must list names of .safetensors files beside it" in refused(
+        "pull", "--from", HUB, "--to", str(tmp_path / "p")
+    )
+
+
+def test_only_what_belongs_to_a_model_is_pulled(hub, checkpoints, tmp_path):
+    share("push", *checkpoints[:2], "--to", HUB)
+    hub.repos["me/it"] |= {
+        "run.py": b"x",
+        ".bashrc": b"x",
+        "sub/a.md": b"x",
+        "LICENSE": b"MIT",
+        "pytorch_model.bin": b"x",
+    }
+    share("pull", "--from", HUB, "--to", str(tmp_path / "pulled"))
+    names = {path.name for path in (tmp_path / "pulled").iterdir()}
+    assert names == {"README.md", "model.json", "generator.safetensors", "LICENSE"}
+
+
+def test_a_model_without_its_files_is_not_pulled(hub, checkpoints, tmp_path):
+    share("push", *checkpoints, "--to", HUB)
+    del hub.repos["me/it"]["upsampler.safetensors"]
+    assert "has no upsampler.safetensors" in refused("pull", "--from", HUB, "--to", str(tmp_path / "pulled"))
+    assert not (tmp_path / "pulled").exists()
+
+
+def test_an_interrupted_pull_is_no_model_and_can_be_repeated(hub, checkpoints, tmp_path, monkeypatch):
+    share("push", *checkpoints, "--to", HUB)
+    folder, copies = str(tmp_path / "pulled"), []
+    write = storage.atomic_writer
+
+    def interrupted(path):
+        copies.append(path)
+        if len(copies) == 4:
+            raise KeyboardInterrupt
+        return write(path)
+
+    monkeypatch.setattr(storage, "atomic_writer", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        share("pull", "--from", HUB, "--to", folder)
+    assert open_model(folder) is None and len(storage.list_files(folder)) == 3
+    monkeypatch.setattr(storage, "atomic_writer", write)
+    fetched = len(hub.sent)
+    share("pull", "--from", HUB, "--to", folder)
+    assert len(open_model(folder).files) == 3
+    assert len(hub.sent) - fetched <= 2  # the others are in the client's cache
+
+
+def test_logins(hub, checkpoints, tmp_path, monkeypatch):
+    share("push", *checkpoints[:2], "--to", HUB)
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong_0123")
+    said = refused("push", *checkpoints[:2], "--to", HUB)
+    assert "hf://me/it cannot be read or written: permission denied" in said and "hf_wrong" not in said
+    monkeypatch.delenv("HF_TOKEN")
+    assert "needs a login to be written: run `hf auth login`, or set HF_TOKEN" in refused(
+        "push", *checkpoints[:2], "--to", HUB
+    )
+    said = refused("pull", "--from", HUB, "--to", str(tmp_path / "pulled"))
+    assert "no repository me/it that is visible without `hf auth login`" in said
+
+
+def test_offline(hub, checkpoints, tmp_path, monkeypatch):
+    share("push", *checkpoints[:2], "--to", HUB)
+    before = sample(diff_dalle.load(HUB), ["a red circle"], seed=3)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert np.array_equal(before, sample(diff_dalle.load(HUB), ["a red circle"], seed=3))  # from the cache
+    forbidden = "HF_HUB_OFFLINE forbids"
+    assert forbidden in refused("push", *checkpoints[:2], "--to", HUB)
+    assert forbidden in refused("pull", "--from", "hf://me/other", "--to", str(tmp_path / "pulled"))
+
+
+def test_a_card_that_the_hub_refuses(hub, checkpoints):
+    said = refused("push", *checkpoints[:2], "--to", HUB, "--license", "none at all")
+    assert re.search("hf://me/it: http.* refuses it: .*license is none that is known", said)
+    assert not hub.repos["me/it"]
+
+
+@pytest.mark.parametrize(
+    ("command", "flags", "said"),
+    [
+        ("push", ["--model_path", "a.pt"], "--to is required"),
+        ("push", ["--to", HUB], "there is nothing to send"),
+        ("push", ["--model_path", "a.pt", "--to", "folder", "--private", "False"], "only hf:// can be private"),
+        (
+            "push",
+            ["--model_path", "MODEL", "--to", HUB, "--license", "mit", "--precision", "fp32"],
+            "leave out precision, license",
+        ),
+        ("push", ["--model_path", "MODEL", "--to", HUB, "--classifier_path", "a.pt"], "leave out classifier_path"),
+        ("push", ["--model_path", "MODEL", "--to", "https://host/a"], "read-only"),
+        ("pull", ["--to", "folder"], "--from is required"),
+        ("pull", ["--from", HUB], "--to is required"),
+    ],
+)
+def test_impossible_settings_are_named(hub, checkpoints, tmp_path, monkeypatch, command, flags, said):
+    if "MODEL" in flags:
+        share("push", *checkpoints[:2], "--to", str(tmp_path / "model"))
+        monkeypatch.setattr(storage, "exists", lambda path, exists=storage.exists: "https" not in path and exists(path))
+    assert said in refused(command, *(str(tmp_path / "model") if flag == "MODEL" else flag for flag in flags))
