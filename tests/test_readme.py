@@ -159,6 +159,8 @@ def test_every_flag_in_the_documents_exists():
         *(["train_lora.py", "--kind", kind] for kind in LORA_KINDS),
         ["merge_lora.py"],
         ["evaluate.py"],
+        ["share.py", "push"],
+        ["share.py", "pull"],
         ["demo.py"],
         ["info.py"],
         ["benchmark.py"],

@@ -48,9 +48,15 @@ class PushConfig:
     @property
     def paths(self) -> dict[str, tuple[str, ...]]:
         """The checkpoints by the settings that take them."""
-        several = {"model_path": self.model_path, "upsampler_paths": self.upsampler_paths}
-        single = {name: getattr(self, name) for name in ("classifier_path", "stage_b", "stage_a", "semantic")}
-        return {name: paths for name, paths in (several | {n: (p,) for n, p in single.items() if p}).items() if paths}
+        found = {
+            "model_path": self.model_path,
+            "upsampler_paths": self.upsampler_paths,
+            "classifier_path": (self.classifier_path,),
+            "stage_b": (self.stage_b,),
+            "stage_a": (self.stage_a,),
+            "semantic": (self.semantic,),
+        }
+        return {name: paths for name, paths in found.items() if any(paths)}
 
 
 def push(config: PushConfig) -> list[str]:
