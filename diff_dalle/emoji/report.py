@@ -36,6 +36,11 @@ class Share:
         low, high = wilson(self.right, self.n)
         return f"{self.right / self.n:.2f} [{low:.2f}, {high:.2f}]" if self.n else "–"
 
+    def to_dict(self) -> dict:
+        """With the share as ``score`` and its 95 % interval, where there are trials."""
+        low, high = wilson(self.right, self.n)
+        return {**asdict(self), **({"score": self.right / self.n, "low": low, "high": high} if self.n else {})}
+
 
 @dataclass(frozen=True)
 class SplitScore:
@@ -48,7 +53,7 @@ class SplitScore:
     true_distance: float
 
     def to_dict(self) -> dict:
-        return asdict(self)
+        return {**asdict(self), **{name: getattr(self, name).to_dict() for name in ("tone", "name", "true_name")}}
 
 
 def most_similar(pictures: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

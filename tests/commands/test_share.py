@@ -11,7 +11,9 @@ from hub_server import hub_to_use
 
 import diff_dalle
 from diff_dalle import storage
+from diff_dalle.checkpoints.checkpoint import Identity, load_file
 from diff_dalle.checkpoints.model_folder import open_model
+from diff_dalle.checkpoints.record import CheckpointSet, Record, save_record
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.share import COMMANDS
 from diff_dalle.errors import InputError
@@ -100,6 +102,26 @@ def test_a_revision_is_pulled(hub, checkpoints, tmp_path):
     share("pull", "--from", f"{HUB}@{first}", "--to", str(tmp_path / "first"))
     share("pull", "--from", HUB, "--to", str(tmp_path / "second"))
     assert [open_model(str(tmp_path / name)).card.count("# First") for name in ("first", "second")] == [1, 0]
+
+
+def test_the_logs_come_along(tmp_path):
+    """That of the run that trained a network, and no log that happens to be beside its checkpoint."""
+    for name in ("run", "other"):
+        folder = tmp_path / name
+        folder.mkdir()
+        path = make_file(folder)
+        (folder / "progress.csv").write_text(f"step,loss\n7,{len(name)}\n")
+        (folder / "progress.jsonl").write_text('{"step": 7, "samples": 70, "samples_per_second": 10}\n')
+        if name == "run":
+            content = load_file(path)
+            identity = Identity(content["kind"], content["config"], content["tokenizer"])
+            save_record(str(folder), Record(identity, [CheckpointSet(7, 70, {}, 10, {})], {}, []))
+        share("push", "--model_path", path, "--to", str(tmp_path / f"{name}_model"))
+    log = tmp_path / "run_model" / "generator_progress.csv"
+    assert log.read_text() == "step,loss\n7,3\n"
+    assert not list((tmp_path / "other_model").glob("*.csv"))
+    share("pull", "--from", str(tmp_path / "run_model"), "--to", str(tmp_path / "pulled"))
+    assert (tmp_path / "pulled" / log.name).exists()
 
 
 def test_the_report_comes_along(checkpoints, tmp_path):

@@ -52,6 +52,8 @@ def test_what_is_held_out_is_scored(flags, tmp_path, monkeypatch):
     assert (report / "emoji_names.png").exists() and "emoji_combinations.png" in (report / "report.md").read_text()
     for split, (emoji, _) in splits.items():
         assert scores[split]["tone"]["n"] == scores[split]["name"]["n"] == len(emoji)
+        name = scores[split]["name"]
+        assert name["low"] < name["score"] == name["right"] / name["n"] < name["high"]
         assert scores[split]["distance"] > scores[split]["true_distance"] > 0
 
     monkeypatch.setattr(Context, "sample", true)

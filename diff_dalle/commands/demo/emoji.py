@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 from ...emoji.font import find_font
@@ -19,6 +18,19 @@ MODELS: tuple[tuple[str, str, str, int, tuple[str, ...]], ...] = (
 )
 
 
+# Of the card of the model.
+CARD = {
+    "title": "emoji",
+    "license": "mit",
+    "example_prompt": "cat with heart eyes",
+    "description": "Draws emoji on white by their English CLDR names, such as 'woman astronaut dark skin tone' or "
+    "'flag: Norway', in the style of the color font Noto Emoji (SIL Open Font License), from which its training "
+    "pictures were rendered.",
+    "limits": "Of what is held out from training, it draws combinations of person, activity and skin tone; things that "
+    "it has never seen come out as patterns of color. It reads names, not sentences.",
+}
+
+
 def run(demo: Demo) -> Path:
     find_font()  # now, not after the other chapters
     home, data, vocabulary = demo.home, demo.home / "emoji", demo.home / "emoji_vocabulary.txt"
@@ -30,27 +42,30 @@ def run(demo: Demo) -> Path:
         flags: list[object] = ["--preset", preset, "--logdir", home / name, "--bpe_path", vocabulary]
         flags += ["--data_dir", data / "train", "--val_data_dir", data / "names"]
         flags += ["--iterations", iterations] if demo.quick else []
-        return Job(script, flags, after, _keep(home / name, home / f"{name}.pt"))
+        return Job(script, flags, after)
 
     demo.run_jobs({model[0]: training(*model) for model in MODELS})
 
-    models = ["--model_path", home / "emoji_generator.pt", "--upsampler_paths", home / "emoji_upsampler.pt"]
-    models += ["--timestep_respacing", 20, "--upsampler_timestep_respacing", 4, "--guidance_scale", 1.5]
-    demo.run("sample.py", *models, "--logdir", home / "emoji_samples", "--prompts", PROMPTS)
-    report = home / "emoji_report"
+    base: list[object] = ["--model_path", _trained(home / "emoji_generator")]
+    base += ["--upsampler_paths", _trained(home / "emoji_upsampler")]
+    sampling = ["--timestep_respacing", 20, "--upsampler_timestep_respacing", 4, "--guidance_scale", 1.5]
+    demo.run("sample.py", *base, *sampling, "--logdir", home / "emoji_samples", "--prompts", PROMPTS)
+
+    models, report = [*base, "--classifier_path", _trained(home / "emoji_classifier")], home / "emoji_report"
     scored = ["--emoji_dir", data, "--evaluators", "emoji,retrieval,upsampling", "--report_dir", report]
-    demo.run("evaluate.py", *models, "--classifier_path", home / "emoji_classifier.pt", *scored)
+    demo.run("evaluate.py", *models, *sampling, *scored)
+
+    folder = home / "emoji_model"
+    shutil.rmtree(folder, ignore_errors=True)  # of an earlier demo
+    texts = [part for name, text in CARD.items() for part in (f"--{name}", text)]
+    demo.run("share.py", "push", *models, "--to", folder, "--report_dir", report, *texts)
     return report / "report.md"
 
 
-def _keep(logdir: Path, path: Path) -> Callable[[], object]:
-    """Copies a run's best checkpoint, or its last EMA."""
-
-    def copy() -> None:
-        *_, last = [*sorted(logdir.glob("ema_*.pt")), *logdir.glob("best.pt")]
-        shutil.copy(last, path)
-
-    return copy
+def _trained(logdir: Path) -> Path:
+    """A run's best checkpoint, or its last EMA where it keeps no best one."""
+    *_, last = [*sorted(logdir.glob("ema_*.pt")), *logdir.glob("best.pt")]
+    return last
 
 
-EMOJI = Chapter("emoji", run, "a generator, a noised CLIP and an upsampler of the emoji of a color font", (26, 2))
+EMOJI = Chapter("emoji", run, "a generator, a noised CLIP and an upsampler of the emoji of a color font", (30, 3))

@@ -10,25 +10,27 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ... import storage
+from ...checkpoints.checkpoint import load_file
 from ...checkpoints.model_folder import CARD, TABLE, ModelFolder, open_model
 from ...checkpoints.model_writing import write_model
 from ...config import MAX_TEXT, load_mapping
 from ...errors import InputError
 from ...storage.hub import commit
 from .card import CardFile, CardTexts, model_card
+from .training_facts import training_facts
 
-REPORT, SCORES = "report.md", "scores.json"
+REPORT, SCORES, LOG = "report.md", "scores.json", "progress.csv"
 HUB = "hf"  # the scheme of places that take several files at once
 _PICTURE = re.compile(r"^!\[([^\]\n]*)\]\((\w[\w.-]*\.png)\)$", re.ASCII | re.MULTILINE)
-_SHARED = re.compile(r"\w[\w.-]*\.(safetensors|json|md|png|txt)|LICENSE(\.\w+)?", re.ASCII)
+_SHARED = re.compile(r"\w[\w.-]*\.(safetensors|json|md|png|txt|csv)|LICENSE(\.\w+)?", re.ASCII)
 _CHUNK = 2**20
 
 
 def push_checkpoints(
     paths: Mapping[str, Sequence[str]], texts: CardTexts, report_dir: str, precision: str, private: bool
 ) -> list[str]:
-    """Write a model of these checkpoints, by the settings that take them, with its card and an evaluation's report, and
-    send it to ``texts.location``. Returns the names of its files.
+    """Write a model of these checkpoints, by the settings that take them, with its card, an evaluation's report and the
+    logs of training, and send it to ``texts.location``. Returns the names of its files.
 
     Raises InputError for files that are no checkpoints, a folder without a report, and a place that cannot be written
     or holds a model already.
@@ -41,6 +43,7 @@ def push_checkpoints(
             for role, names in model.files.items()
             for name, path in zip(names, paths[role], strict=True)
         ]
+        _copy_logs(files, folder)
         scores, pictures = _copy_report(report_dir, folder) if report_dir else ({}, [])
         card = model_card(files, texts, scores, pictures[:1])
         storage.write_bytes(os.path.join(folder, CARD), card.encode())
@@ -84,6 +87,14 @@ def _copy_report(report_dir: str, folder: str) -> tuple[dict[str, Any], list[tup
     for name in (REPORT, SCORES, *(name for _, name in pictures)):
         _copy(storage.join(report_dir, name), os.path.join(folder, name))
     return load_mapping(storage.read_text(scores, MAX_TEXT), scores), pictures
+
+
+def _copy_logs(files: Sequence[CardFile], folder: str) -> None:
+    """Copy the logs of the runs that trained these checkpoints, where they are beside them."""
+    for file in files:
+        log = storage.join(storage.split(file.path)[0] or ".", LOG)
+        if training_facts(file.path, load_file(file.path)).hours is not None and storage.exists(log):
+            _copy(log, os.path.join(folder, f"{file.name.rpartition('.')[0]}_{LOG}"))
 
 
 def _send(folder: str, to: str, private: bool) -> list[str]:

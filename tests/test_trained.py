@@ -1,0 +1,48 @@
+"""The models that come along: small enough, whole, and what their cards say."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import diff_dalle
+
+MODELS = diff_dalle.trained_models()
+LIMIT = 25_000_000  # bytes of all models together
+
+
+def test_they_are_small_enough_for_a_package():
+    files = [path for model in MODELS.values() for path in Path(model.path).iterdir()]
+    assert MODELS and sum(path.stat().st_size for path in files) < LIMIT
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_each_has_a_card_scores_and_logs(name):
+    model, beside = MODELS[name], {path.name for path in Path(MODELS[name].path).iterdir()}
+    assert model.card.startswith("---\nlicense:") and f'diff_dalle.load("{name}")' in model.card
+    networks = {Path(file).stem for files in model.files.values() for file in files}
+    assert {"scores.json", "report.md"} | {f"{network}_progress.csv" for network in networks} <= beside
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_each_says_nothing_of_the_machine(name):
+    for path in Path(MODELS[name].path).iterdir():
+        assert not any(word in path.read_bytes() for word in (b"/tmp/", b"/home/", b"/work/")), path
+
+
+def test_emoji_have_their_colors():
+    """Of two prompts that differ in a word, and not on other pixels than those of the object."""
+    pipeline = diff_dalle.load("emoji/generator.safetensors")
+    red, blue = pipeline.sample(["red heart", "blue heart"], seeds=[0, 0], progress=False).astype(float)
+    assert red.shape == (32, 32, 3) and (red[0, 0] > 240).all() and (blue[0, 0] > 240).all()
+    middle = np.s_[10:22, 10:22]
+    assert red[middle][..., 0].mean() > red[middle][..., 2].mean() + 60
+    assert blue[middle][..., 2].mean() > blue[middle][..., 0].mean() + 60
+
+
+def test_the_classifier_knows_what_the_generator_draws():
+    prompts = ["red heart", "woman astronaut dark skin tone", "flag: Norway"]
+    images = diff_dalle.load("emoji/generator.safetensors").sample(prompts, progress=False)
+    classifier = diff_dalle.load_classifier("emoji")
+    similarity = classifier.encode_image(images) @ classifier.encode_text(prompts).T
+    assert similarity.argmax(1).tolist() == [0, 1, 2]
