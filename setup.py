@@ -45,6 +45,7 @@ setup(
         "vision": ["torchvision"],
         "bench": ["diffusers>=0.41", "matplotlib"],
         "eval": ["torchmetrics>=1.6", "torch-fidelity", "torchvision"],
+        "web": ["gradio>=6"],
         "test": [
             "pytest",
             "pytest-xdist",
@@ -64,6 +65,10 @@ setup(
             "safetensors",
             "simplejpeg",
             "emoji",
+            "gradio",
+            "playwright",
+            "nbclient",
+            "ipykernel",
             "diffusers>=0.42; python_version >= '3.11'",  # before, other versions of huggingface_hub are needed
         ],
     },

@@ -25,6 +25,7 @@ from diff_dalle.commands.sample import SampleRun
 from diff_dalle.commands.share import COMMANDS as SHARE
 from diff_dalle.commands.train_tokenizer import VocabularyConfig
 from diff_dalle.commands.training_commands import TRAINING_COMMANDS
+from diff_dalle.commands.watch import WatchConfig
 from diff_dalle.drill.table import DrillConfig
 
 SCRIPTS = Path(__file__).parent
@@ -43,6 +44,7 @@ CONFIGS: dict[str, Mapping[str, Any]] = {
     "sample.py": {"": SampleRun},
     "evaluate.py": {"": EvaluateRun},
     "share.py": {name: subcommand.config for name, subcommand in SHARE.items()},
+    "watch.py": {"": WatchConfig},
     "info.py": {"": InfoConfig},
     "replay.py": {"": ReplayRun},
     "benchmark.py": {"": benchmark.BenchmarkRun},

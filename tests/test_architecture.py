@@ -23,7 +23,7 @@ ROOT = PACKAGE.parent
 
 # An import may only go down this list.
 ROOMS = (
-    "scripts", "__main__", "drill", "benchmarks", "commands", "shapes", "emoji", "sampling", "tasks", "training",
+    "scripts", "__main__", "drill", "benchmarks", "web", "commands", "shapes", "emoji", "sampling", "tasks", "training",
     "embeddings", "evaluation", "checkpoints", "data", "diffusion", "models", "text", "tracking", "images",
     "distributed", "storage", "batch", "config", "randomness", "capturing", "errors",
 )  # fmt: skip

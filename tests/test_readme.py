@@ -18,6 +18,7 @@ from diff_dalle.commands.lora.reading import parse_lora
 from diff_dalle.commands.prepare import COMMANDS as PREPARE
 from diff_dalle.commands.sources import preset_names
 from diff_dalle.commands.train_generator import GeneratorRun
+from diff_dalle.commands.watch import parse_watch
 from diff_dalle.drill.table import GROUPS
 
 DOCUMENTS = {
@@ -110,6 +111,8 @@ def test_every_script_is_documented_with_examples_that_parse(readme_flags):
                 parse_cascade(argv)
             elif script == "train_lora.py":
                 parse_lora(argv)
+            elif script == "watch.py":
+                parse_watch(argv)
             else:
                 name = argv.pop(0) if "" not in command.configs else ""
                 parse(command.configs[name], argv)

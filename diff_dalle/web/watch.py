@@ -1,0 +1,156 @@
+"""The page of ``watch.py``: runs as their folders show them, in the browser, looked at again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..commands.watch import WatchConfig
+from ..errors import InputError
+from ..evaluation.plots import COLORS
+from .watch_page import (
+    EXPLANATION,
+    LOSSES,
+    PLOTS,
+    SPEED,
+    Plot,
+    fingerprint,
+    grid_names,
+    grid_steps,
+    grids_at,
+    lines,
+    status,
+    value_range,
+)
+from .watch_run import WatchedRun, labels, read_watched
+
+CSS = """
+.runs, .grids { display: flex; flex-wrap: wrap; gap: 12px; }
+.run { flex: 1 1 260px; border: 1px solid var(--border-color-primary); border-radius: 8px; padding: 12px 16px; }
+.run h3 { margin: 0; overflow-wrap: anywhere; }
+.run .kind { opacity: 0.75; }
+.run progress { width: 100%; height: 8px; margin: 8px 0; accent-color: #0072b2; }
+.run dl { display: grid; grid-template-columns: auto 1fr; gap: 2px 16px; margin: 4px 0; }
+.run dt { opacity: 0.75; }
+.run dd { margin: 0; text-align: right; font-variant-numeric: tabular-nums; }
+.note { overflow-wrap: anywhere; }
+.grids figure { flex: 1 1 300px; margin: 0; max-width: 100%; }
+.grids img { width: 100%; border-radius: 4px; }
+"""
+
+
+def read_all(logdirs: Sequence[str]) -> dict[str, WatchedRun | InputError]:
+    """The runs by their labels; for one that cannot be read, why."""
+    found: dict[str, WatchedRun | InputError] = {}
+    for label, logdir in zip(labels(logdirs), logdirs, strict=True):
+        try:
+            found[label] = read_watched(logdir)
+        except InputError as error:
+            found[label] = error
+    return found
+
+
+def _gradio() -> Any:
+    try:
+        import gradio
+    except ImportError as error:
+        raise InputError(
+            f"the page requires gradio, which is not installed ({error}): pip install 'diff_dalle[web]'"
+        ) from None
+    return gradio
+
+
+def create_page(config: WatchConfig) -> Any:
+    """The page as ``gradio.Blocks``. Raises InputError for a folder without a run, and without gradio."""
+    gr = _gradio()
+    import pandas
+
+    for logdir in config.logdirs:
+        read_watched(logdir)
+    names = labels(config.logdirs)
+
+    def draw(plot: Plot, runs: dict[str, WatchedRun], by: str, samples: str) -> Any:
+        found = lines(plot, runs, by, samples)
+        rows = [(x, y, label) for label, line in found.items() for x, y in line]
+        colors = {label: COLORS[i % len(COLORS)] for i, label in enumerate(found)}
+        span = value_range(found)
+        return gr.LinePlot(
+            pandas.DataFrame(rows, columns=[by, "value", "run"]),
+            x=by,
+            y="value",
+            color="run",
+            color_map=colors,
+            title=plot.title,
+            y_title=" ",
+            color_title=" ",
+            y_lim=list(span) if span else None,
+            visible=bool(rows),
+        )
+
+    def refresh(shown, by, samples, name, position, steps, drawn):
+        found = read_all(config.logdirs)
+        found = {label: run for label, run in found.items() if label in shown}
+        runs = {label: run for label, run in found.items() if isinstance(run, WatchedRun)}
+        now = [*fingerprint(runs), by, samples]
+        plots = [draw(plot, runs, by, samples) for plot in PLOTS] if now != drawn else [gr.skip()] * len(PLOTS)
+        kinds = grid_names(runs)
+        name = name if name in kinds else next(iter(kinds), None)
+        new = grid_steps(runs, name) if name else []
+        if not steps or position >= len(steps) or not new:
+            position = len(new)  # follow the newest
+        position = min(position, len(new))
+        picture = grids_at(runs, name, new[position - 1]) if new else "<p>No image grid yet.</p>"
+        return [
+            status(found),
+            gr.Dropdown(choices=kinds, value=name, visible=len(kinds) > 1),
+            gr.Slider(maximum=max(2, len(new)), value=max(1, position), visible=len(new) > 1),
+            picture,
+            new,
+            now,
+            *plots,
+        ]
+
+    with gr.Blocks(title=f"diff_dalle: {', '.join(names)}", analytics_enabled=False) as page:
+        gr.Markdown("# Runs")
+        shown = gr.CheckboxGroup(names, value=names, label="Runs", visible=len(names) > 1)
+        cards = gr.HTML()
+        steps, drawn = gr.State([]), gr.State([])
+        gr.Markdown("## Image grids")
+        name = gr.Dropdown([], label="Grid", visible=False)
+        position = gr.Slider(1, 2, 1, step=1, label="Time: first to last grid", visible=False)
+        picture = gr.HTML()
+        gr.Markdown("## Losses")
+        with gr.Row():
+            samples = gr.Radio(["training", "held-out", "both"], value="training", label="Samples")
+            by = gr.Radio(["step", "samples"], value="step", label="Horizontal axis")
+        plots = []
+        for text, group in ((EXPLANATION, LOSSES), ("## Speed and optimizer", SPEED)):
+            gr.Markdown(text)
+            with gr.Row():
+                plots += [gr.LinePlot(height=260, min_width=320, visible=False) for _ in group]
+        timer = gr.Timer(config.refresh_seconds)
+        inputs = [shown, by, samples, name, position, steps, drawn]
+        outputs = [cards, name, position, picture, steps, drawn, *plots]
+        for event in (page.load, timer.tick, shown.input, by.input, samples.input, name.input, position.input):
+            event(refresh, inputs, outputs, show_progress="hidden", api_visibility="private")
+    return page
+
+
+def launch_page(page: Any, config: WatchConfig, **options: Any) -> None:
+    """Serve the page until the process is interrupted. options: of gradio's ``launch``."""
+    fonts = ["system-ui", "sans-serif"]  # the default ones come from a server
+    page.launch(
+        server_name=config.host,
+        server_port=config.port or None,
+        css=CSS,
+        theme=_gradio().themes.Default(font=fonts, font_mono=["ui-monospace", "monospace"]),
+        footer_links=[],
+        share=False,
+        ssr_mode=False,
+        **options,
+    )
+
+
+def serve_watch(config: WatchConfig) -> None:
+    """Create and serve the page. Raises InputError as ``create_page``."""
+    launch_page(create_page(config), config)
