@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 from typing import Any
 
@@ -87,24 +88,26 @@ def create_page(config: WatchConfig) -> Any:
             visible=bool(rows),
         )
 
-    def refresh(shown, by, samples, name, position, steps, drawn):
-        found = read_all(config.logdirs)
-        found = {label: run for label, run in found.items() if label in shown}
+    def choose(position: int, steps: list[int]) -> int | None:
+        """The step that the slider stands for; None at its end, which means the newest."""
+        return steps[position - 1] if position < len(steps) else None
+
+    def refresh(shown, by, samples, name, chosen, steps, drawn):
+        found = {label: run for label, run in read_all(config.logdirs).items() if label in shown}
         runs = {label: run for label, run in found.items() if isinstance(run, WatchedRun)}
         now = [*fingerprint(runs), by, samples]
-        plots = [draw(plot, runs, by, samples) for plot in PLOTS] if now != drawn else [gr.skip()] * len(PLOTS)
+        plots = [draw(plot, runs, by, samples) if now != drawn else gr.skip() for plot in PLOTS]
         kinds = grid_names(runs)
-        name = name if name in kinds else next(iter(kinds), None)
-        new = grid_steps(runs, name) if name else []
-        if not steps or position >= len(steps) or not new:
-            position = len(new)  # follow the newest
-        position = min(position, len(new))
-        picture = grids_at(runs, name, new[position - 1]) if new else "<p>No image grid yet.</p>"
+        name = name if name in kinds else next(iter(kinds), "")
+        new, slider = grid_steps(runs, name), gr.skip()
+        if new != steps:  # else it stays where it is being moved
+            position = len(new) if chosen is None else bisect.bisect_right(new, chosen)
+            slider = gr.Slider(maximum=max(2, len(new)), value=max(1, position), visible=len(new) > 1)
         return [
             status(found),
-            gr.Dropdown(choices=kinds, value=name, visible=len(kinds) > 1),
-            gr.Slider(maximum=max(2, len(new)), value=max(1, position), visible=len(new) > 1),
-            picture,
+            gr.Dropdown(choices=kinds, value=name or None, visible=len(kinds) > 1),
+            slider,
+            grids_at(runs, name, new[-1] if new and chosen is None else chosen or 0),
             new,
             now,
             *plots,
@@ -114,7 +117,7 @@ def create_page(config: WatchConfig) -> Any:
         gr.Markdown("# Runs")
         shown = gr.CheckboxGroup(names, value=names, label="Runs", visible=len(names) > 1)
         cards = gr.HTML()
-        steps, drawn = gr.State([]), gr.State([])
+        chosen, steps, drawn = gr.State(None), gr.State([]), gr.State([])
         gr.Markdown("## Image grids")
         name = gr.Dropdown([], label="Grid", visible=False)
         position = gr.Slider(1, 2, 1, step=1, label="Time: first to last grid", visible=False)
@@ -129,10 +132,12 @@ def create_page(config: WatchConfig) -> Any:
             with gr.Row():
                 plots += [gr.LinePlot(height=260, min_width=320, visible=False) for _ in group]
         timer = gr.Timer(config.refresh_seconds)
-        inputs = [shown, by, samples, name, position, steps, drawn]
+        inputs = [shown, by, samples, name, chosen, steps, drawn]
         outputs = [cards, name, position, picture, steps, drawn, *plots]
-        for event in (page.load, timer.tick, shown.input, by.input, samples.input, name.input, position.input):
-            event(refresh, inputs, outputs, show_progress="hidden", api_visibility="private")
+        quietly: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+        moved = position.input(choose, [position, steps], chosen, **quietly)
+        for event in (page.load, timer.tick, shown.input, by.input, samples.input, name.input, moved.then):
+            event(refresh, inputs, outputs, **quietly)
     return page
 
 
