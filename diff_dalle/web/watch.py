@@ -40,7 +40,7 @@ CSS = """
 """
 
 
-def read_all(logdirs: Sequence[str]) -> dict[str, WatchedRun | InputError]:
+def read_watched_runs(logdirs: Sequence[str]) -> dict[str, WatchedRun | InputError]:
     """The runs by their labels; for one that cannot be read, why."""
     found: dict[str, WatchedRun | InputError] = {}
     for label, logdir in zip(labels(logdirs), logdirs, strict=True):
@@ -93,7 +93,7 @@ def create_page(config: WatchConfig) -> Any:
         return steps[position - 1] if position < len(steps) else None
 
     def refresh(shown, by, samples, name, chosen, steps, drawn):
-        found = {label: run for label, run in read_all(config.logdirs).items() if label in shown}
+        found = {label: run for label, run in read_watched_runs(config.logdirs).items() if label in shown}
         runs = {label: run for label, run in found.items() if isinstance(run, WatchedRun)}
         now = [*fingerprint(runs), by, samples]
         plots = [draw(plot, runs, by, samples) if now != drawn else gr.skip() for plot in PLOTS]
