@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from diff_dalle.batch import Conditioning
 from diff_dalle.checkpoints.checkpoint import load_file, save_file
+from diff_dalle.checkpoints.decoder import ClipConfig
 from diff_dalle.checkpoints.kinds import KINDS
 from diff_dalle.checkpoints.loading import open_network
 from diff_dalle.checkpoints.record import CheckpointSet, Record, save_record
@@ -249,6 +250,13 @@ def test_settings_are_those_of_the_file_without_places(tmp_path):
     assert found["model", "channel_mult"] == "1.0,2.0" and found["diffusion", "noise_schedule"] == "linear"
     assert found["tokenizer", "identity"] == tokenizer.identity
     assert not {section for section, _ in found} & {"data", "tracking", "distributed"}
+
+
+def test_a_decoders_card_does_not_say_where_its_clip_was(tmp_path):
+    clip = ClipConfig("diff_dalle", "/home/somebody/secret.pt", "diff_dalle:0123")
+    card = card_of(save_unet(tmp_path / "unet.pt", make_decoder(1, clip=clip)))
+    found = {row["setting"]: row["value"] for row in rows(card, "### model.safetensors")}
+    assert "secret" not in card and found["clip.make"] == "diff_dalle" and found["unets[0].dim"] == "8"
 
 
 def test_what_people_say(files):
