@@ -19,6 +19,7 @@ from diff_dalle.commands.examples import examples_of
 from diff_dalle.commands.flag_tables import Command, command_page
 from diff_dalle.commands.info import InfoConfig, preset_table
 from diff_dalle.commands.merge_lora import MergeConfig
+from diff_dalle.commands.plan.config import PlanConfig
 from diff_dalle.commands.prepare import COMMANDS as PREPARE
 from diff_dalle.commands.replay_config import ReplayRun
 from diff_dalle.commands.sample import SampleRun
@@ -45,7 +46,7 @@ CONFIGS: dict[str, Mapping[str, Any]] = {
     "evaluate.py": {"": EvaluateRun},
     "share.py": {name: subcommand.config for name, subcommand in SHARE.items()},
     "watch.py": {"": WatchConfig},
-    "info.py": {"": InfoConfig},
+    "info.py": {"": InfoConfig, "plan": PlanConfig},
     "replay.py": {"": ReplayRun},
     "benchmark.py": {"": benchmark.BenchmarkRun},
     "drill.py": {"": DrillConfig},

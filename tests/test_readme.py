@@ -15,6 +15,7 @@ from diff_dalle.commands.examples import examples_of
 from diff_dalle.commands.info import parse_info, whole_presets
 from diff_dalle.commands.lora.reading import KINDS as LORA_KINDS
 from diff_dalle.commands.lora.reading import parse_lora
+from diff_dalle.commands.plan.plan import parse_plan
 from diff_dalle.commands.prepare import COMMANDS as PREPARE
 from diff_dalle.commands.sources import preset_names
 from diff_dalle.commands.train_generator import GeneratorRun
@@ -100,12 +101,16 @@ def test_every_script_is_documented_with_examples_that_parse(readme_flags):
     for script in scripts:
         command = readme_flags.command(script)
         assert command.description
-        assert all(len(examples_of(script, name if name in PREPARE else "")) >= 2 for name in command.configs)
+        assert all(
+            len(examples_of(script, name if name in PREPARE or name == "plan" else "")) >= 2 for name in command.configs
+        )
         for example in command.examples:
             words = shlex.split(example)
             argv = words[1 + next(i for i, word in enumerate(words) if word.startswith("scripts/")) :]
             argv = [word for word in argv if word not in ("--config", "runs/clip.yaml")]  # which no test has
-            if script == "info.py":
+            if argv[0] == "plan":
+                parse_plan(argv[1:])
+            elif script == "info.py":
                 parse_info(argv)
             elif script == "train_cascade.py":
                 parse_cascade(argv)
@@ -166,6 +171,7 @@ def test_every_flag_in_the_documents_exists():
         ["share.py", "pull"],
         ["demo.py"],
         ["info.py"],
+        ["info.py", "plan"],
         ["benchmark.py"],
         ["prepare_data.py", "folder"],
         ["prepare_data.py", "shapes"],

@@ -11,6 +11,7 @@ from . import (
     latent,
     loader,
     loading,
+    plan,
     sampling,
     saving,
     scale,
@@ -174,6 +175,7 @@ BENCHMARKS: dict[str, Benchmark | Table] = {
         "data of 1,024 processes simulated, steps of 1, 2 and 4 processes measured, steps on many GPUs computed",
         scale.tables,
     ),
+    "plan": Table("memory and time that info.py plan predicts, beside five runs measured on the CPU", plan.tables),
     "gpu": Table("training steps and sampling on one GPU, in ten minutes", gpu.tables),
     "use_checkpoint": Benchmark(
         "training step of an upsampler to 256 pixels, batch size 4: with use_checkpoint against without",

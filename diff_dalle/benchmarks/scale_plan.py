@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
 
 from ..commands.info import NetworkCost, microbatch, parse_info, preset_cost, process_cost, training_bytes
+from ..commands.plan.cluster import GPUS as KINDS
+from ..commands.plan.cluster import Links, Traffic, sent_bytes
 from ..commands.training import TrainingRun
 from ..distributed.sharding_config import MODES
 from ..errors import InputError
@@ -17,21 +18,15 @@ GPUS = (8, 64, 512)
 
 
 @dataclass(frozen=True)
-class Cluster:
+class Cluster(Links):
     """What is assumed about the machines. All rates are per GPU.
 
-    local:   GPUs of a node, which in hsdp share one copy of the weights.
-    peak:    FLOP/s in bf16, dense, of an H100 SXM by its data sheet.
-    mfu:     the fraction of the peak that forward and backward pass reach.
-    within:  bytes/s to the other GPUs of a node: NVLink 4, in one direction.
-    between: bytes/s to other nodes: one link of 400 Gbit/s.
+    peak: FLOP/s in bf16, of an H100 SXM.
+    mfu:  the fraction of the peak that forward and backward pass reach.
     """
 
-    local: int = 8
-    peak: float = 989e12
+    peak: float = KINDS["h100"].peak
     mfu: float = 0.40
-    within: float = 450e9
-    between: float = 50e9
 
     def __str__(self) -> str:
         return (
@@ -45,36 +40,10 @@ class Cluster:
         )
 
 
-@dataclass(frozen=True)
-class Traffic:
-    """Bytes that each GPU sends in a step, within its node and to others."""
-
-    within: float = 0.0
-    between: float = 0.0
-
-    def seconds(self, cluster: Cluster) -> float:
-        return self.within / cluster.within + self.between / cluster.between
-
-
 def traffic(run: TrainingRun, cost: NetworkCost, mode: str, gpus: int, cluster: Cluster) -> Traffic:
-    """Of a ring of n, an all-gather or reduce-scatter of b bytes sends b·(n-1)/n, an all-reduce twice that."""
-
-    def ring(size: float, n: int) -> float:
-        return size * (n - 1) / n
-
-    whole = 4 * cost.plain.parameters
-    on_node = gpus <= cluster.local
-    if mode == "ddp":
-        sent = 2 * ring(whole, gpus)
-        return Traffic(within=sent) if on_node else Traffic(between=sent)
-    *blocks, rest = (sum(map(prod, block)) for block in cost.shapes)
+    """What each GPU sends in a step of a preset's run."""
     pieces = -(-run.training.batch_size // microbatch(run))
-    gathered = 2 * pieces * (2 * sum(blocks) + 4 * rest)
-    if mode == "fsdp":
-        sent = ring(gathered + whole, gpus)
-        return Traffic(within=sent) if on_node else Traffic(between=sent)
-    shared = cluster.local
-    return Traffic(ring(gathered + whole, shared), 2 * ring(whole / shared, gpus // shared))
+    return sent_bytes(cost.shapes, cost.plain.parameters, pieces, mode, gpus, cluster.local)
 
 
 def compute_seconds(run: TrainingRun, cost: NetworkCost, cluster: Cluster) -> float:

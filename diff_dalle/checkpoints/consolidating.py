@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
+from tqdm import tqdm
 
 from .. import storage
 from ..distributed.parallel import is_sharded
@@ -29,7 +30,7 @@ def consolidate(path: str, out: str) -> list[str]:
     content = folder.content
     identity = Identity(content["kind"], content["config"], content["tokenizer"], content["vocabulary"])
     storage.make_dirs(out)
-    for key in folder.states:
+    for key in tqdm(folder.states, desc="consolidating", unit="file", disable=None):
         trainee, _, role = key.rpartition("/")
         paths.append(storage.join(out, file_name(key, content["step"])))
         with temporary_file(out) as file:

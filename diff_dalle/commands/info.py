@@ -45,19 +45,22 @@ class InfoConfig:
 
 
 @functools.cache
-def _with_info(run_class: type[TrainingRun]) -> Any:
-    """The config of a training command with the settings of ``info.py`` in the section ``what``."""
-    what = [("what", InfoConfig, section(InfoConfig))]
-    return dataclasses.make_dataclass(f"{run_class.__name__}Info", what, bases=(run_class,), frozen=True)
+def _with(name: str, config: type, run_class: type[TrainingRun]) -> Any:
+    fields = [(name, config, section(config))]
+    return dataclasses.make_dataclass(f"{run_class.__name__}Info", fields, bases=(run_class,), frozen=True)
+
+
+def configs_with(name: str, config: type) -> dict[str, Any]:
+    """The configs of training commands by kind, with one more section. Adapters are not among them: their checkpoints
+    can be described, but not their settings alone."""
+    commands = {kind: command for kind, command in TRAINING_COMMANDS.items() if not command.over_base}
+    return {kind: _with(name, config, command.config_class) for kind, command in commands.items()}
 
 
 def parse_info(argv: Sequence[str] | None = None, description: str = "") -> Any:
     """The command line as the config of the kind that ``--kind``, the preset or the config file says, by default the
-    first of ``TRAINING_COMMANDS``, with an ``InfoConfig`` as its section ``what``. Adapters are not among the kinds:
-    their checkpoints can be described, but not their settings alone."""
-    commands = {kind: command for kind, command in TRAINING_COMMANDS.items() if not command.over_base}
-    classes = {kind: _with_info(command.config_class) for kind, command in commands.items()}
-    return parse_kind(classes, argv, description)
+    first of ``TRAINING_COMMANDS``, with an ``InfoConfig`` as its section ``what``."""
+    return parse_kind(configs_with("what", InfoConfig), argv, description)
 
 
 @dataclass(frozen=True)

@@ -120,17 +120,39 @@ def count_flops(model: nn.Module, call: Callable[[nn.Module], Tensor]) -> int:
     return counter.get_total_flops()
 
 
-def peak_bytes(model: nn.Module, call: Callable[[nn.Module], Tensor]) -> int:
+class _Operations(TorchDispatchMode):
+    """Counts the operations that compute something: views do not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+def count_training(model: nn.Module, call: Callable[[nn.Module], Tensor]) -> tuple[int, int]:
+    """FLOPs and operations of ``call(model)`` and its backward pass, with what activation checkpointing repeats."""
+    with FlopCounterMode(display=False) as counter, _Operations() as operations:
+        out = call(model.train())
+        out.backward(torch.empty_like(out))
+    return counter.get_total_flops(), operations.count
+
+
+def peak_bytes(model: nn.Module, call: Callable[[nn.Module], Tensor], accumulates: bool = True) -> int:
     """Peak memory in bytes of ``call(model)`` and its backward pass, for a model built on the meta device.
 
-    Weights and gradients do not count. Gradients exist before the pass, as they do from the second micro-batch on.
+    Weights do not count.
+    accumulates: gradients exist before the pass and do not count either, as from the second micro-batch on; else they
+                 count from when they are made.
     """
     model.train()
     parameters = list(model.parameters())
-    gradients = [torch.empty_like(parameter) for parameter in parameters]
+    gradients = [torch.empty_like(parameter) if accumulates else None for parameter in parameters]
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient
-    live = _LiveBytes([*parameters, *gradients])
+    live = _LiveBytes([*parameters, *(gradient for gradient in gradients if gradient is not None)])
     with _fused_attention(), live:
         out = call(model)
         out.backward(torch.empty_like(out))
@@ -150,22 +172,26 @@ class HalfCost:
     copy_bytes: int
 
 
-def measure_half(build: Callable[[], nn.Module], call: Callable[[nn.Module, int], Tensor], images: int) -> HalfCost:
-    """build: makes the network; call: its forward pass over a number of images, all on torch's default device.
+def half_peak_bytes(
+    build: Callable[[], nn.Module], call: Callable[[nn.Module, int], Tensor], images: int, accumulates: bool = True
+) -> int:
+    """``peak_bytes`` under autocast in bf16, copies of the weights included.
 
     The meta device knows no autocast, so that this counts tensors that pretend to be on the CPU.
     """
 
-    def peak(count: int) -> int:
-        def forward(network: nn.Module) -> Tensor:
-            with torch.autocast("cpu", torch.bfloat16):
-                return call(network, count)
+    def forward(network: nn.Module) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return call(network, images)
 
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            return peak_bytes(build(), forward)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        return peak_bytes(build(), forward, accumulates)
 
-    least = peak(images)
-    per_image = (peak(2 * images) - least) // images
+
+def measure_half(build: Callable[[], nn.Module], call: Callable[[nn.Module, int], Tensor], images: int) -> HalfCost:
+    """build: makes the network; call: its forward pass over a number of images, all on torch's default device."""
+    least = half_peak_bytes(build, call, images)
+    per_image = (half_peak_bytes(build, call, 2 * images) - least) // images
     return HalfCost(per_image, max(0, least - images * per_image))
 
 

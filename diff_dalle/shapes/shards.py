@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterable, Iterator
 
 from PIL import Image
+from tqdm import tqdm
 
 from .. import storage
 from ..data.made_folder import claim_folder, read_claim
@@ -39,14 +41,21 @@ def write_shapes(config: ShapesConfig, out_dir: str) -> dict[str, dict[str, int]
         folder = storage.join(out_dir, split)
         storage.make_dirs(folder)
         sizes = []
-        for number, start in enumerate(range(0, count, config.samples_per_shard)):
-            path = storage.join(folder, f"shapes-{split}-{number:05d}.tar")
-            if not storage.exists(path):
-                members = range(start, min(start + config.samples_per_shard, count))
-                write_tar(path, ((f"{i:08d}", sample_files(config, i, split)) for i in members))
-            sizes.append(storage.size_and_tag(path)[0])
+        with tqdm(total=count, desc=f"rendering {split}", unit="image", disable=None) as bar:
+            for number, start in enumerate(range(0, count, config.samples_per_shard)):
+                path, end = storage.join(folder, f"shapes-{split}-{number:05d}.tar"), start + config.samples_per_shard
+                if not storage.exists(path):
+                    write_tar(path, _samples(config, split, range(start, min(end, count)), bar))
+                bar.update(min(end, count) - bar.n)
+                sizes.append(storage.size_and_tag(path)[0])
         report[split] = {"shards": len(sizes), "samples": count, "bytes": sum(sizes)}
     return report
+
+
+def _samples(config: ShapesConfig, split: str, members: Iterable[int], bar: tqdm) -> Iterator[tuple[str, dict]]:
+    for i in members:
+        yield f"{i:08d}", sample_files(config, i, split)
+        bar.update()
 
 
 def read_shapes_config(out_dir: str) -> ShapesConfig:

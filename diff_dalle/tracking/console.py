@@ -1,27 +1,50 @@
-"""Progress on the terminal: a bar, and a table at each log step."""
+"""Progress on the terminal: a bar, and a table at each log step, in color if colors are wanted."""
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 import time
 from collections.abc import Mapping
+from typing import TextIO
 
 from tqdm import tqdm
 
 from .scalar_table import format_table
 from .tracker import Run, Tracker
 
+DIM, BOLD, CYAN, RESET = "\033[2m", "\033[1m", "\033[36m", "\033[0m"
+
+
+def wants_color(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that shows colors, and NO_COLOR (no-color.org) is not set."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def painted(table: str) -> str:
+    """The text of ``format_table`` with dim rules, cyan values, and losses in bold."""
+
+    def paint(line: str) -> str:
+        if not line.startswith("|"):
+            return f"{DIM}{line}{RESET}"
+        _, name, value, _ = re.split(r"\|", line)
+        bold = BOLD if re.search(r"(^|[ /_])loss\b", name) else ""
+        return f"{DIM}|{RESET}{bold}{name}{RESET}{DIM}|{RESET}{bold}{CYAN}{value}{RESET}{DIM}|{RESET}"
+
+    return "\n".join(map(paint, table.splitlines()))
+
 
 class ConsoleTracker(Tracker):
     """A progress bar on stderr, tables and notes on stdout.
 
     If stderr is not a terminal, there is no bar, and a line with the elapsed and remaining time precedes each
-    table.
+    table. If stdout is one, tables are ``painted``.
     """
 
     def __init__(self, run: Run):
         self.first_step, self.total_steps = run.step, run.total_steps
-        self.started = time.monotonic()
+        self.started, self.colored = time.monotonic(), wants_color(sys.stdout)
         self.bar = tqdm(
             initial=run.step, total=run.total_steps, unit="step", dynamic_ncols=True, disable=not sys.stderr.isatty()
         )
@@ -30,7 +53,8 @@ class ConsoleTracker(Tracker):
         self.progress(step)
         if self.bar.disable:
             self.note(self._timing(step))
-        self.note(format_table({"step": step, **scalars}))
+        table = format_table({"step": step, **scalars})
+        self.note(painted(table) if self.colored else table)
 
     def _timing(self, step: int) -> str:
         """``step 200 of 1,000, 03:12 elapsed, 12:48 remaining``, for output without a terminal."""

@@ -1,3 +1,4 @@
+import re
 import sys
 
 import pytest
@@ -44,6 +45,32 @@ def test_with_a_terminal(capsys, monkeypatch):
     out, err = capsys.readouterr()
     assert out == format_table({"step": 250, "loss": 0.5}) + "\n"
     assert "100/400" in err and "250/400" in err
+
+
+def test_tables_are_painted_on_a_terminal_alone(capsys, monkeypatch):
+    """The characters are those of the plain table; NO_COLOR and dumb terminals get no colors."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    scalars = {"held_out/loss_q0": 0.1, "loss": 0.5, "lr": 1e-4}
+
+    def printed() -> str:
+        console = ConsoleTracker(Run("", step=100, total_steps=400))
+        console.log(250, scalars)
+        console.finish()
+        return "\n".join(capsys.readouterr().out.splitlines()[1:]) + "\n"
+
+    table, colored = format_table({"step": 250, **scalars}) + "\n", printed()
+    assert re.sub(r"\033\[\d+m", "", colored) == table != colored
+    bold = [line for line in colored.splitlines() if "\033[1m" in line]
+    assert [re.search(r"[\w/]*loss\w*", line)[0] for line in bold] == ["loss"]
+    assert all(line.endswith("\033[0m") for line in colored.splitlines())
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert printed() == table
+    monkeypatch.setenv("NO_COLOR", "")
+    assert printed() == colored
+    monkeypatch.setenv("TERM", "dumb")
+    assert printed() == table
 
 
 def test_cells_of_tables_are_not_printed():

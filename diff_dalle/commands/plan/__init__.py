@@ -1,0 +1,1 @@
+"""What a training run needs on given GPUs, before it starts: ``info.py plan``."""

@@ -1,0 +1,73 @@
+"""Ten steps of a run on this machine, for the speed of all others."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from ...batch import Batch
+from ...checkpoints.checkpoint import Identity
+from ...checkpoints.run_folder import RunFolder
+from ...distributed.devices import use_device
+from ...distributed.world import SINGLE, World
+from ...training.loop import TrainLoop
+from ..training import TrainingRun
+from .choice import step_flops
+from .network import networks_of
+
+STEPS, WARM_UP = 10, 2
+
+
+@dataclass
+class Steps:
+    """A run of which single steps can be taken, in one process, without files of its own."""
+
+    loop: TrainLoop
+    batches: Iterator[Batch]
+
+    @staticmethod
+    def of(run: TrainingRun, world: World) -> Steps:
+        """InputError for data or files that the run lacks."""
+        run = run.settled(world)
+        tokenizer = run.build_tokenizer()
+        data = run.build_loader(tokenizer, world)
+        trainees = run.build_trainees(tokenizer, data, world)
+        for trainee in trainees:
+            trainee.task.train()
+        training = dataclasses.replace(run.training, resume_checkpoint="", init_checkpoint=())
+        folder = RunFolder(tempfile.gettempdir(), Identity(run.kind, {}))
+        loop = TrainLoop(training, trainees, data, folder, world)
+        return Steps(loop, data.batches(0))
+
+    def seconds(self, count: int) -> list[float]:
+        """Of each of ``count`` steps, without the loading of their batches; on a CPU those of this process alone, which
+        do not depend on what else the machine computes."""
+        device, found = self.loop.world.device, []
+        for _ in range(count):
+            batch = next(self.batches)
+            clock = time.process_time if device.type == "cpu" else time.perf_counter
+            begun = clock()
+            self.loop.update(batch)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            found.append(clock() - begun)
+        return found
+
+
+def reached(run: TrainingRun) -> float:
+    """FLOP/s that ten steps of a run reach on this machine's device, with its own settings on one process."""
+    config = run.launching
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    world = World(SINGLE, use_device(config.device))
+    seconds = statistics.median(Steps.of(run, world).seconds(WARM_UP + STEPS)[WARM_UP:])
+    networks, training = networks_of(run, half=False), run.training
+    pieces = training.microbatch or training.batch_size
+    checkpoint = networks[0].probe.checkpointed
+    return step_flops(networks, checkpoint, training.batch_size, pieces, run.kind == "classifier") / seconds
