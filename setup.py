@@ -35,6 +35,7 @@ setup(
     ],
     extras_require={
         "plot": ["matplotlib"],
+        "completion": ["argcomplete"],
         "jpeg": ["simplejpeg"],
         "emoji": ["emoji>=2.10"],
         "s3": ["boto3"],
@@ -69,6 +70,7 @@ setup(
             "playwright",
             "nbclient",
             "ipykernel",
+            "argcomplete",
             "diffusers>=0.42; python_version >= '3.11'",  # before, other versions of huggingface_hub are needed
         ],
     },

@@ -1,4 +1,6 @@
-"""``python -m diff_dalle`` lists the commands; ``python -m diff_dalle NAME FLAGS`` runs ``scripts/NAME.py FLAGS``."""
+"""``python -m diff_dalle`` lists the commands; ``python -m diff_dalle NAME FLAGS`` runs ``scripts/NAME.py FLAGS``.
+
+PYTHON_ARGCOMPLETE_OK: the mark by which argcomplete knows that this completes flags."""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ import runpy
 import sys
 from pathlib import Path
 
+from .commands import completion
 from .commands.examples import scripts_in_order
 from .config import nearest
 from .distributed.launch import run_script
@@ -38,7 +41,13 @@ def list_or_run() -> None:
             f"the commands are scripts of a checkout, but {SCRIPTS} does not exist: clone the repository and install "
             "it with pip install -e"
         )
-    name, flags = (*sys.argv[1:2], "")[0], sys.argv[2:]
+    words = sys.argv[1:]
+    if completion.is_asked():
+        words = completion.typed_words()
+        if not words:
+            completion.offer(scripts_in_order())
+        completion.take_word()
+    name, flags = (*words, "")[0], words[1:]
     if name in ("", "-h", "--help"):
         print(listing())
         return

@@ -1,10 +1,11 @@
 """Imported first by every script: answers ``--help`` in a fraction of a second.
 
 Settings are declared beside what they configure, so parsing a command line imports torch, which takes longer than all
-the rest. Help needs the declarations only. When it is asked for, this puts something without content in the place of
-torch, as documentation builders do; the script then prints its help and ends.
+the rest. Help, and the completion of flags in a shell, need the declarations only. When one of them is asked for, this
+puts something without content in the place of torch, as documentation builders do; the script then prints it and ends.
 """
 
+import os
 import sys
 import types
 from collections.abc import MutableSequence
@@ -52,5 +53,5 @@ class AbsentFinder(MetaPathFinder, Loader):
         """It has no content."""
 
 
-if {"-h", "--help"} & set(sys.argv[1:]):
+if {"-h", "--help"} & set(sys.argv[1:]) or "_ARGCOMPLETE" in os.environ:
     sys.meta_path.insert(0, AbsentFinder())

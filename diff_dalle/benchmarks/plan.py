@@ -124,7 +124,7 @@ def peak_of_step(steps: Steps) -> int:
     return before + max(0, int(np.cumsum(changes).max()))
 
 
-def measured(preset: str, folder: str, frozen: int) -> Measured:
+def measured_run(preset: str, folder: str, frozen: int) -> Measured:
     """One of ``PRESETS``. frozen: bytes of its frozen networks."""
     torch.set_num_threads(1)
     run = run_of(preset, PRESETS[preset], folder)
@@ -149,7 +149,7 @@ def tables() -> Iterator[str]:
         semantic = in_fresh_process(write_semantic, folder)
         for preset in PRESETS:
             frozen = semantic if "semantic.pt" in str(PRESETS[preset].values()) else 0
-            found = in_fresh_process(measured, preset, folder, frozen)
+            found = in_fresh_process(measured_run, preset, folder, frozen)
             rows.append(_row(preset, found))
     header = ["run", "MB planned", "measured", "error", f"s planned for {PREDICTED} steps", "measured", "error"]
     yield markdown_table(header, rows)

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from ..config import Leaf, Section, checked, dump, leaves, members, nearest, shown, type_name
 from ..errors import InputError
+from .completion import complete, is_asked, suggest
 from .examples import usage
 from .file_settings import settings_of_command
 from .settings import aliases_of, by_name, present_names
@@ -71,10 +72,10 @@ def _parser(
     general.add_argument("--help", "-h", action="help", help="show this message and exit")
     if kinds:
         text = f"kind of network: {', '.join(kinds)}; default: that of the preset or config file, else {kinds[0]}"
-        _add_flag(general, "kind", text, metavar="KIND")
+        _add_flag(general, "kind", text, metavar="KIND", values=kinds)
     presets = presets_of(_kind_of(config_class)) if helps else []
     usable = f"named settings: {', '.join(presets)}" if presets else argparse.SUPPRESS
-    _add_flag(general, "preset", usable, metavar="NAME")
+    _add_flag(general, "preset", usable, metavar="NAME", values=presets)
     text = "YAML or JSON file of settings, local or remote; also --config_file"
     general.add_argument("--config", "--config_file", action="append", help=text, metavar="FILE")
     _add_flag(general, "set", "any setting by its path in a config file; may be repeated", metavar="PATH=VALUE")
@@ -83,7 +84,8 @@ def _parser(
         section = parser.add_argument_group(group.title)
         for leaf in group.flags:
             kind = "|".join(leaf.choices) or type_name(leaf.type)
-            _add_flag(section, leaf.name, f"{leaf.help} [{kind}; default {shown(leaf.default)}]", _is_boolean(leaf))
+            text = f"{leaf.help} [{kind}; default {shown(leaf.default)}]"
+            _add_flag(section, leaf.name, text, _is_boolean(leaf), values=leaf.choices)
         single = [leaf.path[-1] for leaf in group.in_file if not (leaf.item or leaf.optional)]
         if single:
             path = ".".join(group.in_file[0].path[:-1])
@@ -106,10 +108,14 @@ def _parser(
     return parser
 
 
-def _add_flag(group, name: str, help: str, boolean: bool = False, metavar: str = "VALUE") -> None:
+def _add_flag(
+    group, name: str, help: str, boolean: bool = False, metavar: str = "VALUE", values: Sequence[str] = ()
+) -> None:
+    """values: some that the shell may complete it with."""
     optional: dict[str, Any] = {"nargs": "?", "const": "True", "metavar": "BOOL"} if boolean else {"metavar": metavar}
     text = help if help == argparse.SUPPRESS else help.replace("%", "%%")
-    group.add_argument(f"--{name}", action="append", help=text, **optional)
+    action = group.add_argument(f"--{name}", action="append", help=text, **optional)
+    suggest(action, ("True", "False") if boolean else values)
 
 
 def _is_boolean(leaf: Leaf) -> bool:
@@ -144,7 +150,12 @@ def parse_kind(
     for name in ("kind", "preset", "config"):
         _add_flag(chooser, name, argparse.SUPPRESS)
     chooser.add_argument("--config_file", action="append", dest="config")
-    chosen = _single(vars(chooser.parse_known_args(argv)[0]))
+    try:
+        chosen = _single(vars(chooser.parse_known_args(argv)[0]))
+    except InputError:
+        if not is_asked():
+            raise
+        chosen = {}  # the value that is being typed is missing
     flag, default = chosen.get("kind", ""), next(iter(classes))
     if flag and flag not in classes:
         raise InputError(f"--kind is {flag!r}, but must be one of {', '.join(classes)}{nearest(flag, classes)}")
@@ -176,7 +187,9 @@ def _sources(given: Mapping[str, str]) -> list[Source]:
 
 
 def _parse(config_class, argv: Sequence[str], description: str, kinds: Sequence[str] = (), subcommand: str = "") -> Any:
-    parser = _parser(config_class, description, kinds, subcommand, not {"-h", "--help"}.isdisjoint(argv))
+    helps = is_asked() or not {"-h", "--help"}.isdisjoint(argv)
+    parser = _parser(config_class, description, kinds, subcommand, helps)
+    complete(parser, subcommand)
     kind = _kind_of(config_class)
     settings = settings_of_command(config_class)
     namespace, unknown = parser.parse_known_args(argv)

@@ -31,6 +31,7 @@ Settings are flags. Later sources win: default < `--preset NAME` < `--config FIL
   several processes, one per GPU ([Slurm](../diff_dalle/tasks/README.md#many-processes)).
 
 `python -m diff_dalle` lists the commands and runs them: `python -m diff_dalle sample` is `python scripts/sample.py`.
+With the extra `completion` and `activate-global-python-argcomplete`, the shell completes its commands and flags.
 `bash scripts/test.sh` runs the tests. `python scripts/readme_flags.py` writes this file and the table of presets."""
 
 

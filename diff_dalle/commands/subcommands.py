@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .command_line import parse
+from .completion import complete
 from .examples import usage
 
 
@@ -27,6 +28,8 @@ def run_subcommand(commands: Mapping[str, Subcommand], description: str) -> list
     epilog = "COMMAND --help lists the flags of a command"
     parser = argparse.ArgumentParser(usage=usage(sys.argv[0], "COMMAND"), description=description, epilog=epilog)
     parser.add_argument("command", choices=commands)
+    if not sys.argv[1:2]:
+        complete(parser)
     name = parser.parse_args(sys.argv[1:2]).command
     command = commands[name]
     return command.run(parse(command.config, sys.argv[2:], command.description, name))

@@ -367,7 +367,7 @@ def test_a_measured_run(tmp_path, monkeypatch):
     for name, value in {"SHARDS": 1, "SAMPLES": 16, "PREDICTED": 2, "STEPS": 2}.items():
         monkeypatch.setattr(benchmark, name, value)
     benchmark.write_world(str(tmp_path))
-    found = benchmark.measured("shapes_64_upsampler", str(tmp_path), 0)
+    found = benchmark.measured_run("shapes_64_upsampler", str(tmp_path), 0)
     assert found.planned_bytes == pytest.approx(found.bytes, rel=0.10)
     assert found.seconds > 0 and found.planned_seconds > 0
     row = benchmark._row(

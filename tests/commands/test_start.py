@@ -34,9 +34,9 @@ print(json.dumps(found))
 def run(tmp_path):
     """Runs Python, in a process in which an import of torch fails."""
     (tmp_path / "torch.py").write_text("raise AssertionError('torch is imported')")
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
 
     def run(*arguments: object) -> subprocess.CompletedProcess:
+        environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
         command = [sys.executable, *map(str, arguments)]
         return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
@@ -154,3 +154,30 @@ def test_an_installation_without_scripts_says_so(monkeypatch, tmp_path):
     monkeypatch.setattr(package, "SCRIPTS", tmp_path / "scripts")
     with pytest.raises(InputError, match="pip install -e"):
         package.list_or_run()
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("tra", {"train_generator", "train_lora", "train_tokenizer"}),
+        ("sample --sampler d", {"ddim", "dpm++2m"}),
+        ("prepare_data in", {"inspect"}),
+        ("prepare_data shapes --train_s", {"--train_samples"}),
+        ("info plan --gpu h", {"h100", "h200"}),
+        ("train_generator --preset shapes_32", {"shapes_32"}),
+        ("info --preset shapes_32", {"shapes_32"}),
+        ("train_generator --random_flip ", {"True", "False"}),
+        ("sampel --", set()),
+    ],
+)
+def test_the_shell_completes_without_torch(line, found, run, tmp_path, monkeypatch):
+    pytest.importorskip("argcomplete")
+    typed = f"python -m diff_dalle {line}"
+    asked = {"_ARGCOMPLETE": "3", "COMP_LINE": typed, "COMP_POINT": str(len(typed)), "_ARGCOMPLETE_IFS": "\n"}
+    for name, value in {**asked, "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "found")}.items():
+        monkeypatch.setenv(name, value)
+    done = run("-m", "diff_dalle")
+    path = tmp_path / "found"
+    words = path.read_text().split() if path.exists() else []
+    assert found <= {word.strip() for word in words}, done.stderr
+    assert found or not words
