@@ -318,6 +318,8 @@ def test_the_text_names_every_assumption(planned):
         "--microbatch ",
     ):
         assert words in text
+    settings = "--parallel ddp --use_checkpoint False --batch_size 16 --microbatch 16 --num_workers"
+    assert f"Settings: {settings} {found.workers}\n" in text
     assert "| activations | 4.00 |" in str(dataclasses.replace(found, best=option()))
     calibrated = dataclasses.replace(planned(), calibrated=3e9)
     assert "3.0 GFLOP/s that ten steps reached" in str(calibrated) and "(--utilization)" not in str(calibrated)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...config import leaves
 from ...data.order import streams_for
 from ...evaluation.report import markdown_table
 from ..command_line import parse_kind
@@ -156,11 +157,14 @@ class Plan:
         return markdown_table(header, rows)
 
     def _choice(self) -> str:
-        best, layout = self.best, self.best.layout
-        flags = [f"--parallel {layout.parallel}"] if self.config.gpus > 1 else []
-        flags += [f"--{self.networks[0].probe.checkpoint_flag} {layout.checkpoint}"]
-        flags += [f"--batch_size {self.batch}", f"--microbatch {best.microbatch}", f"--num_workers {self.workers}"]
-        return f"Settings: {' '.join(flags)}"
+        layout, known = self.best.layout, {leaf.name for leaf in leaves(type(self.run)) if leaf.has_flag}
+        settings: dict[str, object] = {"parallel": layout.parallel} if self.config.gpus > 1 else {}
+        settings[self.networks[0].probe.checkpoint_flag] = layout.checkpoint
+        settings |= {"batch_size": self.batch, "microbatch": self.best.microbatch, "num_workers": self.workers}
+        flags = [f"--{name} {value}" for name, value in settings.items() if name in known]
+        others = [f"{name} {value}" for name, value in settings.items() if name not in known]
+        in_file = f"; a GPU, in the file's own terms: {', '.join(others)}" if others else ""
+        return f"Settings: {' '.join(flags)}{in_file}"
 
     def _memory(self) -> str:
         memory = self.best.memory
