@@ -176,18 +176,16 @@ def test_a_model_is_not_mixed_with_another(checkpoints, tmp_path):
         assert "holds a model already" in refused(command, *flags, "--to", str(tmp_path / "model"))
 
 
-@pytest.mark.parametrize("name", ["../../evil.md", "/tmp/evil.md", "a/../../evil.md", "C:\\evil.md"])
-def test_a_hostile_name_in_the_listing_is_refused(hub, checkpoints, tmp_path, name):
+def test_a_hostile_name_in_the_listing_is_refused(hub, checkpoints, tmp_path):
+    """All kinds of them: tests/storage/test_hub.py."""
     share("push", *checkpoints[:2], "--to", HUB)
-    hub.repos["me/it"][name] = b"x"
+    hub.repos["me/it"]["../../evil.md"] = b"x"
     assert "which would lie elsewhere" in refused("pull", "--from", HUB, "--to", str(tmp_path / "a" / "b" / "pulled"))
     assert not list(tmp_path.rglob("*evil*")) and not (tmp_path / "a").exists()
 
 
-@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "a.pt"])
-def test_a_hostile_table_is_refused(hub, checkpoints, tmp_path, name):
-    share("push", *checkpoints[:2], "--to", HUB)
-    hub.repos["me/it"]["model.json"] = json.dumps({"model_path": [name]}).encode()
+def test_a_hostile_table_is_refused(hub, tmp_path):
+    hub.repos["me/it"] = {"model.json": json.dumps({"model_path": ["../model.safetensors"]}).encode()}
     assert "must list names of .safetensors files beside it" in refused(
         "pull", "--from", HUB, "--to", str(tmp_path / "p")
     )
