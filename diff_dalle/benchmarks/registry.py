@@ -178,7 +178,7 @@ BENCHMARKS: dict[str, Benchmark | Table] = {
     "plan": Table("memory and time that info.py plan predicts, beside five runs measured on the CPU", plan.tables),
     "gpu": Table("training steps and sampling on one GPU, in ten minutes", gpu.tables),
     "use_checkpoint": Benchmark(
-        "training step of an upsampler to 256 pixels, batch size 4: with use_checkpoint against without",
+        "training step of an upsampler to 256 pixels, batch size 4: with use_checkpoint against all activations kept",
         use_checkpoint.without_checkpoint,
         use_checkpoint.with_checkpoint,
         use_checkpoint.gate,

@@ -1,4 +1,4 @@
-"""A training step with activation checkpointing (``use_checkpoint``) against one without.
+"""A training step with activation checkpointing (``use_checkpoint``) against one that computes nothing twice.
 
 The network is an upsampler to 256 pixels like that of the presets, but narrow and without text, so that two cores
 suffice.
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..batch import Conditioning
 from ..models.generator import Generator, GeneratorConfig
-from ..models.layers import to_channels_last
+from ..models.layers import ResBlock, to_channels_last
 from ..models.super_resolution import LowResConfig
 from ..models.text_encoder import TextEncoderConfig
 from ..models.unet import UNetConfig
@@ -61,18 +61,22 @@ def step(model: Generator, size: int) -> Tensor:
     return loss.detach()
 
 
-def _work(use_checkpoint: bool) -> Callable[[], Tensor]:
-    model = network(use_checkpoint)
+def _work(model: Generator) -> Callable[[], Tensor]:
     step(model, WARM_UP_SIZE)  # allocates the libraries' own memory, which must not count as activations
     return lambda: step(model, IMAGE_SIZE)
 
 
 def without_checkpoint() -> Callable[[], Tensor]:
-    return _work(False)
+    """All that the backward pass needs is kept, also the inputs of convolutions, which ``ResBlock`` computes again."""
+    model = network(False)
+    for block in model.modules():
+        if isinstance(block, ResBlock):
+            block.keeps_conv_inputs = True
+    return _work(model)
 
 
 def with_checkpoint() -> Callable[[], Tensor]:
-    return _work(True)
+    return _work(network(True))
 
 
 def gate() -> dict[str, tuple[float, float]]:

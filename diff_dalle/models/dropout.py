@@ -6,6 +6,8 @@ gradient caching) gets the same mask again without a saved generator state.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -91,17 +93,25 @@ class Dropout(nn.Module):
 
     def forward(self, x: Tensor, keys: Tensor | None) -> Tensor:
         """x: [N, …], elements numbered in row-major order; keys: [N] int64, or None to use torch's generator."""
+        return self.drawn(x, keys)(x)
+
+    def drawn(self, x: Tensor, keys: Tensor | None) -> Callable[[Tensor], Tensor]:
+        """The dropout of x as a function, which has the same mask whenever it is called. Arguments: see ``forward``."""
         if not self.training or self.drop == 0:
-            return x
+            return _unchanged
         if keys is None:
-            return F.dropout(x, self.drop, training=True)
+            return F.dropout(torch.ones_like(x), self.drop, training=True).mul
         if self.shared is None or torch.compiler.is_compiling():  # a compiler fuses them with the mask
             numbers = layer_numbers(keys, self.salt)
         else:
             shared, place = self.shared
             numbers = shared.of(keys, place)
         keep = keep_mask(*numbers, x[0].numel(), self.drop).reshape(x.shape)
-        return torch.where(keep, x * (1 / (1 - self.drop)), 0)
+        return lambda x: torch.where(keep, x * (1 / (1 - self.drop)), 0)
+
+
+def _unchanged(x: Tensor) -> Tensor:
+    return x
 
 
 def number_dropouts(network: nn.Module) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,6 +40,14 @@ class GroupNorm32(nn.GroupNorm):
         if scale_shift is None and not silu and native_keeps_layout(input.device) and input.dtype == self.weight.dtype:
             return super().forward(input)
         return FusedGroupNorm.apply(input, self.weight, self.bias, scale_shift, self.num_groups, self.eps, silu)
+
+
+def output_again(out: Tensor) -> Callable[[], Tensor] | None:
+    """What computes ``out`` again in the backward pass, to the same bits, if it is the output of a ``FusedGroupNorm``
+    that has one; else None. A compiler decides by itself what to compute again."""
+    if torch.compiler.is_compiling() or not isinstance(out.grad_fn, FusedGroupNorm._backward_cls):
+        return None
+    return partial(FusedGroupNorm.again, out.grad_fn)
 
 
 def native_keeps_layout(device: torch.device) -> bool:
@@ -78,11 +88,8 @@ class FusedGroupNorm(torch.autograd.Function):
     ) -> Tensor:
         x, factor, offset = _operand(image, weight.dtype), None, None
         with autocast_disabled(image.device):
-            if native_keeps_layout(image.device):  # in one pass
-                out, mean, rstd = torch.native_group_norm(x, weight, bias, *_sizes(x), groups, eps)
-                if scale_shift is not None:
-                    scale, shift = scale_shift[:, :, None, None].chunk(2, dim=1)
-                    torch.addcmul(shift, out, 1 + scale, out=out)
+            if native_keeps_layout(image.device):
+                out, mean, rstd = _natively(x, weight, bias, scale_shift, groups, eps)
             else:
                 by_group = _rows(x).unflatten(3, (groups, -1))
                 variance, mean = torch.var_mean(by_group.to(weight.dtype), (1, 2, 4), correction=0)
@@ -92,8 +99,21 @@ class FusedGroupNorm(torch.autograd.Function):
             if silu:
                 F.silu(out, inplace=True)
         ctx.save_for_backward(image, weight, bias, mean, rstd, scale_shift, factor, offset)
-        ctx.groups, ctx.silu = groups, silu
+        ctx.groups, ctx.eps, ctx.silu = groups, eps, silu
         return out.to(image.dtype)
+
+    @staticmethod
+    @torch.no_grad()
+    def again(node: Any) -> Tensor:
+        """The output of a forward pass, by the same operations. node: its node in the graph, before it is freed."""
+        image, weight, bias, _, _, scale_shift, factor, offset = node.saved_tensors
+        x = _operand(image, weight.dtype)
+        with autocast_disabled(image.device):
+            if factor is None:
+                out, *_ = _natively(x, weight, bias, scale_shift, node.groups, node.eps)
+            else:
+                out = torch.addcmul(offset, _rows(x), factor).permute(0, 3, 1, 2)
+            return (F.silu(out, inplace=True) if node.silu else out).to(image.dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -145,6 +165,18 @@ class FusedGroupNorm(torch.autograd.Function):
             to_scale_shift,
             *(None, None, None),
         )
+
+
+def _natively(
+    x: Tensor, weight: Tensor, bias: Tensor, scale_shift: Tensor | None, groups: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Norm, scale and shift by torch's kernel, which reads the image once; mean and 1 / standard deviation of each
+    group."""
+    out, mean, rstd = torch.native_group_norm(x, weight, bias, *_sizes(x), groups, eps)
+    if scale_shift is not None:
+        scale, shift = scale_shift[:, :, None, None].chunk(2, dim=1)
+        torch.addcmul(shift, out, 1 + scale, out=out)
+    return out, mean, rstd
 
 
 def _affine(

@@ -156,10 +156,13 @@ class UNetConfig:
 
 
 class Layers(nn.ModuleList):
-    """Layers applied one after another, each to (x, emb, cond)."""
+    """Layers applied one after another, each to (x, emb, cond), the first one also to a skip connection if there is
+    one."""
 
-    def forward(self, x: Tensor, emb: Tensor, cond: Conditioning) -> Tensor:
-        for layer in self:
+    def forward(self, x: Tensor, emb: Tensor, cond: Conditioning, skip: Tensor | None = None) -> Tensor:
+        first, *others = self
+        x = first(x, emb, cond) if skip is None else first(x, emb, cond, skip)
+        for layer in others:
             x = layer(x, emb, cond)
         return x
 
@@ -327,7 +330,7 @@ class UNet(nn.Module):
         if control is not None:
             *skips, h = _added([*skips, h], control)
         for block in self.output_blocks:
-            h = block(torch.cat([h, skips.pop()], 1), emb, cond)
+            h = block(h, emb, cond, skips.pop())
         with autocast_disabled(h.device):  # at low noise the prediction needs full precision
             h = self.out_conv(self.out_norm(h.float(), silu=True))
             return F.pixel_shuffle(h, self.config.patch_size)

@@ -1,3 +1,4 @@
+import weakref
 from dataclasses import fields, replace
 
 import pytest
@@ -183,6 +184,22 @@ def test_activation_checkpointing_saves_fewer_activations():
             network(*noisy())
         saved.append(total)
     assert saved[1] < 0.7 * saved[0]
+
+
+def test_activation_checkpointing_keeps_no_copy_of_skip_connections(monkeypatch):
+    """Neither the two that are concatenated are a copy, nor is their concatenation kept."""
+    cat, joined = torch.cat, []
+
+    def watch(tensors, dim=0):
+        out = cat(tensors, dim)
+        if out.dim() == 4:
+            joined.append(weakref.ref(out.untyped_storage()))
+        return out
+
+    monkeypatch.setattr(torch, "cat", watch)
+    out = randomize(UNet(replace(UNET, use_checkpoint=True)))(*noisy())
+    assert len(joined) == 4 and not any(storage() for storage in joined)
+    out.sum().backward()
 
 
 def test_bfloat16_stays_close_to_float32():
