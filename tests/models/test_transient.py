@@ -61,7 +61,7 @@ def test_inputs_of_convolutions_are_not_kept(name, half):
     for module in (block.in_conv, block.out_conv):
         module.register_forward_pre_hook(lambda module, inputs: seen.append(weakref.ref(inputs[0].untyped_storage())))
     for kept in (False, True):
-        block.keeps_conv_inputs = kept
+        block.keeps_conv_inputs |= kept
         seen.clear()
         out, *_ = passed(block, KEYS, half)
         assert [storage() is not None for storage in seen] == [kept, kept], (name, kept)
