@@ -90,7 +90,8 @@ class _File(io.BytesIO):
 
 def _open(data: bytes) -> tuple[Image.Image, tuple[int, int], int | None]:
     """The image, not decoded yet, its (height, width) the right way up, and its EXIF orientation."""
-    image: Image.Image = Image.open(_File(data), formats=FORMATS)
+    image = Image.open(_File(data), formats=FORMATS)
+    image.decodermaxblock = len(data)  # else Pillow hands a jpeg to libjpeg in parts, and copies what is left of each
     orientation = image.getexif().get(ORIENTATION) if "exif" in image.info else None
     width, height = image.size
     return image, ((width, height) if orientation in SIDEWAYS else (height, width)), orientation

@@ -27,6 +27,21 @@ def test_plain_images_are_what_pillow_decodes(form):
     np.testing.assert_array_equal(pixels(data), np.asarray(Image.open(io.BytesIO(data)).convert("RGB")))
 
 
+def test_a_large_jpeg_is_decoded_in_one_part(monkeypatch):
+    """Pillow's parts have 64 KiB."""
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 300, 3), dtype=np.uint8))
+    data, read, sizes = encoded(noise, quality=95), decode._File.read, []
+
+    def watch(file, size=-1):
+        part = read(file, size)
+        sizes.append(len(part))
+        return part
+
+    monkeypatch.setattr(decode._File, "read", watch)
+    np.testing.assert_array_equal(pixels(data), np.asarray(Image.open(io.BytesIO(data)).convert("RGB")))
+    assert max(sizes) > len(data) - 1024 > 1 << 16
+
+
 def test_every_mode_has_the_colors_that_a_viewer_shows():
     color = random_image(32, 32)
     exact = np.asarray(color).astype(int)
