@@ -25,6 +25,7 @@ from diff_dalle.commands.train_classifier import ClassifierRun
 from diff_dalle.commands.train_generator import GeneratorRun
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.errors import InputError
+from diff_dalle.models.cost import peak_bytes
 from diff_dalle.shapes.scenes import ShapesConfig
 from diff_dalle.shapes.shards import write_shapes
 
@@ -119,6 +120,14 @@ def test_memory_is_that_of_the_tensors_of_a_step(run_class, settings, flags, wor
     assert (found.weights, found.gradients) == (weights, weights)
     assert (found.averages, found.optimizer) == (averages, moments)
     assert found.total == pytest.approx(benchmark.peak_of_step(steps), rel=0.10)
+
+
+def test_gradients_count_where_the_pass_makes_them():
+    """Three matrices of 4 MB: their gradients stay, or are added to others one at a time."""
+    with torch.device("meta"):
+        model = torch.nn.Sequential(*(torch.nn.Linear(1000, 1000, bias=False) for _ in range(3)))
+        peaks = [peak_bytes(model, lambda net: net(torch.zeros(1, 1000)), accumulates=on) for on in (True, False)]
+    assert 4e6 <= peaks[0] < 4.1e6 and 12e6 <= peaks[1] < 12.1e6
 
 
 def test_memory_grows_with_the_micro_batch_and_checkpointing_takes_less(tiny):
