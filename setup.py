@@ -68,6 +68,7 @@ setup(
             "emoji",
             "gradio",
             "playwright",
+            "axe-playwright-python",
             "nbclient",
             "ipykernel",
             "argcomplete",

@@ -23,6 +23,7 @@ from diff_dalle.commands.plan.config import PlanConfig
 from diff_dalle.commands.prepare import COMMANDS as PREPARE
 from diff_dalle.commands.replay_config import ReplayRun
 from diff_dalle.commands.sample import SampleRun
+from diff_dalle.commands.serve import ServeRun
 from diff_dalle.commands.share import COMMANDS as SHARE
 from diff_dalle.commands.train_tokenizer import VocabularyConfig
 from diff_dalle.commands.training_commands import TRAINING_COMMANDS
@@ -43,6 +44,7 @@ CONFIGS: dict[str, Mapping[str, Any]] = {
     "consolidate.py": {"": ConsolidateConfig},
     "merge_lora.py": {"": MergeConfig},
     "sample.py": {"": SampleRun},
+    "serve.py": {"": ServeRun},
     "evaluate.py": {"": EvaluateRun},
     "share.py": {name: subcommand.config for name, subcommand in SHARE.items()},
     "watch.py": {"": WatchConfig},

@@ -169,6 +169,7 @@ def test_every_flag_in_the_documents_exists():
         ["evaluate.py"],
         ["share.py", "push"],
         ["share.py", "pull"],
+        ["serve.py"],
         ["demo.py"],
         ["info.py"],
         ["info.py", "plan"],

@@ -164,6 +164,14 @@ def sample_steps(
         yield from edited_steps(process, walk, denoise, unguided, edit, noise)
 
 
+def step_count(process: SamplingProcess, edit: Edit | None = None) -> int:
+    """The number of steps that ``sample_steps`` takes. InputError as ``shortened``."""
+    if edit is None:
+        return process.num_timesteps
+    passes = 1 if edit.unknown is None else edit.config.inpaint_resamples
+    return passes * shortened(process, edit.strength).num_timesteps
+
+
 def seeds_draw(seeds: Sequence[int], stage: int, device: torch.device) -> Draw:
     """All random numbers of samples with these seeds, at a stage of a cascade. InputError as ``check_seeds``."""
     check_seeds(seeds)
@@ -178,8 +186,14 @@ def sample_batch(
     sampler: SamplerConfig,
     guidance: GuidanceConfig,
     classifier: ClassifierGuidance | None = None,
+    watch: Callable[[Step], object] | None = None,
 ) -> Tensor:
-    """The samples at the end of ``sample_steps``, with the same arguments: [N, C, H, W] on the generator's device."""
+    """The samples at the end of ``sample_steps``, with the same arguments: [N, C, H, W] on the generator's device.
+
+    watch: called with every step; what it raises ends the sampling.
+    """
     for step in sample_steps(generator, process, batch, sampler, guidance, classifier):
         x = step.x
+        if watch is not None:
+            watch(step)
     return x

@@ -27,7 +27,7 @@ from .embedded import DecoderClip, embedded
 from .image_prompts import ImagePrompts
 from .request import ImageEdit, Request, StageSettings, in_turn
 from .sizes import size_multiple, stage_sizes, trained_size, with_low_res
-from .stage import Stage, StageJob
+from .stage import Stage, StageJob, Watch
 from .stages import adapt, attach_companions, load_stages
 from .steering import Steering
 
@@ -119,6 +119,7 @@ class Pipeline:
         num_samples: int = 0,
         progress: bool = True,
         world: World | None = None,
+        watch: Watch | None = None,
     ) -> np.ndarray:
         """Sample one image per prompt, embedding or picture. Returns the last stage's images, uint8 [N, height, width,
         3].
@@ -155,6 +156,7 @@ class Pipeline:
         num_samples:     number of images, with prompts, labels, embeddings and pictures used in turn; 0 = one of each.
         progress:        show progress bars.
         world:           processes that share the work (``distributed.launch``); each gets all images.
+        watch:           called with the ``Progress`` of every step; what it raises ends the sampling.
 
         Raises InputError, before any weights are loaded, for sizes that do not fit, missing or impossible labels,
         prompts and settings without effect, settings that a stage does not support (naming it), and a classifier that
@@ -204,7 +206,7 @@ class Pipeline:
             batch_size=batch_size,
         )
         settings = self.stage_settings(base, upsampling)
-        return self.sample_stages(request, settings, world=world, progress=progress)[-1]
+        return self.sample_stages(request, settings, world=world, progress=progress, watch=watch)[-1]
 
     def stage_settings(
         self, base: StageSettings | None = None, upsampling: StageSettings | Sequence[StageSettings] | None = None
@@ -242,18 +244,19 @@ class Pipeline:
         *,
         world: World | None = None,
         progress: bool = True,
+        watch: Watch | None = None,
     ) -> list[np.ndarray]:
         """Sample the request's images. Returns every stage's images, uint8 [N, height, width, 3] each.
 
         settings: one for each stage, base first (see ``stage_settings``).
 
-        ``world``, ``progress`` and errors as for ``sample``.
+        ``world``, ``progress``, ``watch`` and errors as for ``sample``.
         """
         request = with_low_res(request, self.stages)
         sizes = stage_sizes(request, self.stages)
         check_used(request, settings, self.stages)
         request = embedded(request, self.stages, self.clip)
-        jobs = self._jobs(request, settings, sizes)
+        jobs = [replace(job, watch=watch) for job in self._jobs(request, settings, sizes)]
         for stage, job in zip(self.stages, jobs, strict=True):
             try:
                 stage.check(job)

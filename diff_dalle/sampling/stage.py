@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -19,7 +20,8 @@ from ..diffusion.augmentation import Degradation
 from ..diffusion.editing import shortened
 from ..diffusion.guidance import thresholding
 from ..diffusion.process import SamplingProcess
-from ..diffusion.sampling import SampleBatch, sample_batch, seeds_draw
+from ..diffusion.samplers import Step
+from ..diffusion.sampling import SampleBatch, sample_batch, seeds_draw, step_count
 from ..diffusion.tiling import Tiled, check_tiles
 from ..errors import InputError
 from ..images.signal import Signal
@@ -34,18 +36,46 @@ from .request import Request, StageSettings
 from .steering import Steering
 
 
+@dataclass(frozen=True, eq=False)
+class Progress:
+    """One sampling step of a batch of images, as ``Pipeline.sample`` reports it to its ``watch``.
+
+    stage: that takes the step.
+    index: of the batch's images in the request.
+    step:  number of the step in this batch, from 1 to ``steps``.
+    x_start: the expected images [n, C, h, w], in the stage's signal, on its device.
+    """
+
+    stage: Stage
+    index: Sequence[int]
+    step: int
+    steps: int
+    x_start: Tensor
+
+    def pixels(self) -> np.ndarray | None:
+        """The expected images, uint8 [n, H, W, 3]; None for latents, which take a network to decode."""
+        if self.stage.decodes_apart:
+            return None
+        return self.stage.pixels(self.stage.signal.finish(self.x_start.cpu()))
+
+
+Watch = Callable[[Progress], object]
+
+
 @dataclass(frozen=True)
 class StageJob:
     """A request and one stage's settings for it.
 
     size:  height and width of the stage's signal.
     index: of the stage in its cascade, from which its noise follows: 0 = base, 1 = first upsampler, …
+    watch: called after every step.
     """
 
     request: Request
     settings: StageSettings
     size: tuple[int, int]
     index: int = 0
+    watch: Watch | None = None
 
 
 class Stage(ABC):
@@ -311,8 +341,16 @@ class Stage(ABC):
                 guide = classifier.guidance(
                     [prompts[i] for i in part], settings.classifier_scale, settings.classifier_gradient
                 )
-            x = sample_batch(network, process, batch, settings.sampler, settings.guidance, guide)
+            watch = self._watched(job, part, step_count(process, batch.edit))
+            x = sample_batch(network, process, batch, settings.sampler, settings.guidance, guide, watch)
             emit(self.signal.finish(x.cpu()))
+
+    def _watched(self, job: StageJob, part: Sequence[int], steps: int) -> Callable[[Step], object] | None:
+        """What is called with each step of the images ``part``, on behalf of the job's ``watch``."""
+        if (watch := job.watch) is None:
+            return None
+        number = itertools.count(1)
+        return lambda step: watch(Progress(self, part, next(number), steps, step.x_start))
 
     def _classifier(self, settings: StageSettings) -> Classifier | None:
         """The classifier that guides this stage, or None."""

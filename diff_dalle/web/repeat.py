@@ -1,0 +1,82 @@
+"""The command line and the Python code that sample the same images as a wish."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from .models import Served
+from .wish import Wish
+
+
+def lora_paths(wish: Wish, model: Served) -> list[str]:
+    """Of a wish that was checked: PATH or PATH:FACTOR, as ``load`` takes them."""
+    found = []
+    for text in wish.lora:
+        name, _, factor = text.rpartition(":")
+        found.append(f"{model.loras[name]}:{factor}" if name else model.loras[text])
+    return found
+
+
+def command_line(wish: Wish, model: Served, pictures: Sequence[str] = ()) -> str:
+    """For a shell. pictures: the names of the wish's pictures, each of which is to be saved as NAME.png."""
+    flags: dict[str, object] = {"model_path": model.path, "upsampler_paths": ",".join(model.upsamplers)}
+    flags["lora"] = ",".join(lora_paths(wish, model))
+    if "control_image" in pictures:
+        flags |= {"controlnet": model.controlnet, "control_image": "control_image.png"}
+        flags |= {"control_scale": wish.control_scale}
+    before = ""
+    if "|" in wish.prompt:  # separates prompts
+        before = f"printf %s {shlex.quote(wish.prompt)} > prompt.txt && "
+        flags["prompts_file"] = "prompt.txt"
+    else:
+        flags["prompts"] = wish.prompt
+    flags |= {"negative_prompt": wish.negative_prompt, "labels": wish.label, "seed": wish.seed}
+    flags |= {"num_samples": wish.num_images, "sample_size": f"{wish.height},{wish.width}" if wish.height else None}
+    flags |= {"sampler": wish.sampler, "timestep_respacing": wish.steps, "guidance_scale": wish.guidance_scale}
+    if wish.classifier_scale:
+        flags |= {"classifier_path": model.classifier, "classifier_scale": wish.classifier_scale}
+    flags |= {name: f"{name}.png" for name in ("init_image", "mask") if name in pictures}
+    flags |= {"strength": wish.strength, "variation": wish.variation}
+    words = [f"--{name}={value}" for name, value in flags.items() if value not in (None, "")]
+    return before + shlex.join(["python", "scripts/sample.py", *(word for word in words)])
+
+
+def python_code(wish: Wish, model: Served, pictures: Sequence[str] = ()) -> str:
+    """A program whose ``images`` are the wish's. pictures: as for ``command_line``."""
+    loading = {"upsampler_paths": model.upsamplers, "lora": lora_paths(wish, model)}
+    options: dict[str, str] = {"seed": repr(wish.seed), "num_samples": repr(wish.num_images)}
+    imports, before = ["import diff_dalle"], []
+    if pictures:
+        imports += ["import numpy as np", "from PIL import Image"]
+        before = [f'{name} = np.array(Image.open("{name}.png").convert("RGB"))' for name in pictures]
+    if "control_image" in pictures:
+        loading["controlnet"] = [model.controlnet]
+        options["control"] = f"diff_dalle.Control([control_image], scale={wish.control_scale!r})"
+    given = {name: value for name, value in loading.items() if value}
+    arguments = "".join(f", {name}={value[0] if name == 'controlnet' else value!r}" for name, value in given.items())
+    arguments = arguments.replace(f"controlnet={model.controlnet}", f"controlnet={model.controlnet!r}")
+    if wish.negative_prompt:
+        options["negative_prompt"] = repr(wish.negative_prompt)
+    if wish.label is not None:
+        options["labels"] = repr([wish.label])
+    if wish.height:
+        options["size"] = repr((wish.height, wish.width))
+    steps = None if wish.steps is None else str(wish.steps)
+    changed = {"sampler": wish.sampler, "timestep_respacing": steps}
+    if words := ", ".join(f"{name}={value!r}" for name, value in changed.items() if value is not None):
+        options["sampler"] = f"defaults.sampler.changed({words})"
+    if wish.guidance_scale is not None:
+        imports.insert(0, "from dataclasses import replace\n")
+        options["guidance"] = f"replace(defaults.guidance, guidance_scale={wish.guidance_scale!r})"
+    if wish.classifier_scale:
+        options |= {"classifier": repr(model.classifier), "classifier_scale": repr(wish.classifier_scale)}
+    if "init_image" in pictures:
+        masks = "[mask.max(2) >= 128]" if "mask" in pictures else "None"
+        edit = f"diff_dalle.EditConfig(strength={wish.strength!r}, variation={wish.variation!r})"
+        options["edit"] = f"diff_dalle.ImageEdit([init_image], {masks}, {edit})"
+    lines = [*imports, "", *before, f"pipeline = diff_dalle.load({model.path!r}{arguments})"]
+    if "sampler" in options or "guidance" in options:
+        lines.append("defaults = pipeline.stages[0].defaults")
+    rest = "".join(f"    {name}={value},\n" for name, value in options.items())
+    return "\n".join([*lines, f"images = pipeline.sample(\n    [{wish.prompt!r}],\n{rest})"]) + "\n"

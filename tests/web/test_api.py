@@ -1,0 +1,235 @@
+"""The HTTP API: what it answers equals what the library samples, and what it refuses."""
+
+import base64
+import dataclasses
+import json
+import runpy
+import shlex
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cascade_making import make_stages
+from checkpoint_making import make_classifier_file, make_file
+from control_making import make_controlnet
+from PIL import Image
+from web_making import Gate, make_service, pixels
+
+import diff_dalle
+from diff_dalle.commands.serve import Limits
+from diff_dalle.images.output import png_bytes
+from diff_dalle.web.api import create_app
+from diff_dalle.web.wish import Wish
+
+pytest.importorskip("gradio", reason="the extra web is missing")
+from starlette.testclient import TestClient
+
+LIMITS = Limits(max_size=64, max_steps=20, max_images=3, max_prompt=40, max_queue=2, max_body=1, max_pixels=1)
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+PICTURE = np.random.default_rng(0).integers(0, 256, (20, 24, 3), dtype=np.uint8)
+MASK = np.zeros((20, 24, 3), dtype=np.uint8)
+MASK[4:14, 6:16] = 255
+
+
+def text(picture):
+    return base64.b64encode(png_bytes(Image.fromarray(picture))).decode()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    base, stages = make_file(folder), make_stages(folder)
+    return {
+        "base": base,
+        "classifier": make_classifier_file(folder),
+        "controlnet": make_controlnet(base, folder / "edges.pt"),
+        "low": stages["base"],
+        "middle": stages["middle"],
+    }
+
+
+@pytest.fixture(scope="module")
+def service(files):
+    models = f"one={files['base']},cascade={files['low']}"
+    classifier, controlnet = f"one={files['classifier']}", f"one={files['controlnet']}"
+    made = make_service(
+        models,
+        LIMITS,
+        upsampler_paths=f"cascade={files['middle']}",
+        classifier_path=classifier,
+        controlnet=controlnet,
+    )
+    yield made
+    made.worker.close()
+
+
+@pytest.fixture(scope="module")
+def client(service):
+    return TestClient(create_app(service))
+
+
+def ask(client, **wish):
+    return client.post("/api/sample", json={"prompt": "a star", "steps": 2, **wish})
+
+
+def test_models_are_listed_without_their_paths(client, files):
+    answer = client.get("/api/models")
+    one, cascade = answer.json()["models"]
+    assert (one["name"], one["size"], one["stages"], one["classifier"], one["controlnet"]) == ("one", 16, 1, True, True)
+    assert (cascade["name"], cascade["size"], cascade["stages"], cascade["classifier"]) == ("cascade", 16, 2, False)
+    assert str(Path(files["base"]).parent) not in answer.text
+
+
+def test_a_png_is_what_the_library_samples(client, files):
+    answer = ask(client, seed=5, sampler="ddim", guidance_scale=2.0)
+    assert answer.status_code == 200 and answer.headers["content-type"] == "image/png"
+    pipeline = diff_dalle.load(files["base"], "cpu", "fp32")
+    sampler = pipeline.stages[0].defaults.sampler.changed(sampler="ddim", timestep_respacing="2")
+    guidance = diff_dalle.GuidanceConfig(guidance_scale=2.0)
+    expected = pipeline.sample("a star", seed=5, sampler=sampler, guidance=guidance, progress=False)[0]
+    assert np.array_equal(pixels(answer.content), expected)
+
+
+WISHES = {
+    "plain": {"num_images": 2, "seed": 3, "negative_prompt": "a red circle", "sampler": "heun"},
+    "classifier": {"classifier_scale": 2.0, "guidance_scale": 1.0},
+    "size": {"width": 24, "height": 16},
+    "controlled": {"control_image": text(PICTURE), "control_scale": 0.5},
+    "inpainted": {"init_image": text(PICTURE), "mask": text(MASK)},
+    "image to image": {"init_image": text(PICTURE), "strength": 0.6},
+    "variation": {"init_image": text(PICTURE), "variation": 0.4},
+    "cascade": {"model": "cascade", "stages": True},
+    "odd": {"prompt": "-x|'y' $(z)"},
+}
+
+
+@pytest.mark.parametrize("name", WISHES)
+def test_the_command_line_and_the_python_code_repeat_the_images(name, client, tmp_path, monkeypatch, capsys):
+    wish = WISHES[name]
+    answer = ask(client, format="json", **wish)
+    assert answer.status_code == 200, answer.text
+    found = answer.json()
+    images = [pixels(base64.b64decode(image)) for image in found["images"]]
+    assert len(images) == wish.get("num_images", 1) == len(found["seeds"])
+    for key in ("init_image", "mask", "control_image"):
+        if key in wish:
+            (tmp_path / f"{key}.png").write_bytes(base64.b64decode(wish[key]))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "again.py").write_text(found["python"])
+    space = runpy.run_path(str(tmp_path / "again.py"))
+    assert np.array_equal(space["images"], images)
+
+    before, _, command = found["command"].rpartition(" && ")
+    if before:
+        (tmp_path / "prompt.txt").write_text(shlex.split(before)[2])
+    words = shlex.split(command)
+    assert words[:2] == ["python", "scripts/sample.py"]
+    monkeypatch.setattr(sys, "argv", [*words[1:], "--device", "cpu", "--precision", "fp32", "--logdir", str(tmp_path)])
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    runpy.run_path(str(SCRIPTS / "sample.py"), run_name="__main__")
+    assert np.array_equal(np.load(tmp_path / "samples.npz")["arr_0"], images)
+
+
+def test_the_stages_of_a_cascade_and_its_last_images(client):
+    found = ask(client, format="json", **WISHES["cascade"]).json()
+    sizes = [pixels(base64.b64decode(stage[0])).shape for stage in found["stages"]]
+    assert sizes == [(8, 8, 3), (16, 16, 3)] and found["stages"][-1] == found["images"]
+
+
+def test_a_wish_of_an_answer_gives_the_same_images(client):
+    first = ask(client, format="json", **WISHES["plain"]).json()
+    again = client.post("/api/sample", json={**first["wish"], "format": "json"}).json()
+    assert again["images"] == first["images"] and again["wish"] == first["wish"]
+
+
+def test_known_pixels_stay_and_a_control_has_an_effect(client):
+    kept = pixels(ask(client, **WISHES["inpainted"], width=24, height=16).content)
+    new = pixels(ask(client, **WISHES["image to image"], width=24, height=16).content)
+    outside = MASK[2:18, :, 0] == 0
+    assert np.array_equal(kept[outside], PICTURE[2:18][outside]) and not np.array_equal(new[outside], kept[outside])
+    plain, controlled = (pixels(ask(client, **each).content) for each in ({}, WISHES["controlled"]))
+    assert not np.array_equal(plain, controlled)
+
+
+BAD = [
+    ({"steps": 21}, 400, "steps is 21, but must lie between 1 and 20"),
+    ({"steps": 0}, 400, "steps is 0"),
+    ({"num_images": 4, "format": "json"}, 400, "num_images is 4"),
+    ({"num_images": 2}, 400, "a png holds one image"),
+    ({"prompt": "x" * 41}, 400, "prompt has 41 characters, but may have at most 40"),
+    ({"negative_prompt": "x" * 41}, 400, "negative_prompt has 41"),
+    ({"width": 128, "height": 16}, 400, "width is 128"),
+    ({"width": 16}, 400, "width and height belong together"),
+    ({"width": 17, "height": 16}, 400, "17"),
+    ({"seed": -1}, 400, "seed is -1"),
+    ({"seed": 1.5}, 400, "seed is 1.5"),
+    ({"sampler": "eulerr"}, 400, "sampler is 'eulerr'"),
+    ({"guidance_scale": 1e9}, 400, "guidance_scale is 1e+09"),
+    ({"guidance_scale": float("nan")}, 400, "guidance_scale"),
+    ({"model": "cascade", "classifier_scale": 1.0}, 400, "cascade has no classifier"),
+    ({"model": "../../etc/passwd"}, 404, "there is no model '../../etc/passwd'"),
+    ({"lora": ["/etc/passwd:1"]}, 400, "the LoRAs of the model one are: none"),
+    ({"label": 3}, 400, "the model one has 0 classes"),
+    ({"strength": 0.5}, 400, "there is none: give it"),
+    ({"init_image": "/etc/passwd"}, 400, "init_image must be a png, jpeg or webp file as a base64 text"),
+    ({"init_image": {"path": "x"}}, 400, "init_image must be"),
+    ({"init_image": base64.b64encode(b"GIF89a...").decode()}, 400, "init_image cannot be used: not a jpeg"),
+    ({"init_image": text(np.zeros((1001, 1000, 3), np.uint8))}, 400, "too many pixels"),
+    ({"init_image": text(PICTURE), "mask": text(MASK[:10])}, 400, "mask"),
+    ({"model": "cascade", "control_image": text(PICTURE)}, 400, "cascade has no ControlNet"),
+    ({"promt": "x"}, 400, "did you mean prompt"),
+    ({"format": "gif"}, 400, "format must be one of png, json"),
+    ({"stages": 1}, 400, "stages true or false"),
+]
+
+
+@pytest.mark.parametrize(("wish", "status", "words"), BAD)
+def test_a_refusal_is_one_sentence(wish, status, words, client, files):
+    answer = client.post(
+        "/api/sample",
+        content=json.dumps({"prompt": "a star", "steps": 2, **wish}),
+        headers={"Content-Type": "application/json"},
+    )
+    assert answer.status_code == status and words in answer.json()["error"], answer.text
+    assert "\n" not in answer.json()["error"] and str(Path(files["base"]).parent) not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "status", "words"),
+    [
+        (b"{", "application/json", 400, "not a JSON text"),
+        (b"[" * 100_000, "application/json", 400, "not a JSON text"),
+        (b"\xff", "application/json", 400, "not a JSON text"),
+        (b"[]", "application/json", 400, "a JSON object"),
+        (b'{"prompt": "x"}', "text/plain", 415, "Content-Type"),
+        (b" " * ((1 << 20) + 1), "application/json", 413, "more than 1 MiB"),
+    ],
+)
+def test_bodies_that_are_refused(body, kind, status, words, client):
+    answer = client.post("/api/sample", content=body, headers={"Content-Type": kind})
+    assert answer.status_code == status and words in answer.json()["error"], answer.text
+
+
+def test_a_body_without_a_length_is_cut_at_the_limit(client):
+    parts = (b" " * (1 << 17) for _ in range(9))
+    answer = client.post("/api/sample", content=parts, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 413
+
+
+def test_a_full_queue_answers_busy_and_recovers(client, service):
+    gates = [Gate() for _ in range(3)]
+    service.worker.submit(gates[0])
+    assert gates[0].started.wait(10)
+    jobs = [service.worker.submit(gate) for gate in gates[1:]]
+    answer = ask(client)
+    assert answer.status_code == 503 and "busy, try again" in answer.json()["error"]
+    assert answer.headers["retry-after"] == "1"
+    for gate in gates:
+        gate.open.set()
+    assert jobs[-1].wait(10) and ask(client).status_code == 200
+
+
+def test_the_description_of_every_part_of_a_wish_is_plain(client):
+    found = ask(client, format="json").json()["wish"]
+    assert set(found) == {field.name for field in dataclasses.fields(Wish)}

@@ -1,0 +1,187 @@
+"""The page in a real browser, at the width of a desktop and of a phone."""
+
+import asyncio
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from cascade_making import make_stages
+from checkpoint_making import make_file
+from PIL import Image
+from web_making import Gate, make_service, serving
+
+from diff_dalle.web.page import Visits, state_text, status
+from diff_dalle.web.page_inputs import mask_of
+from diff_dalle.web.refusal import Refusal
+from diff_dalle.web.wish import Pictures, Wish
+from diff_dalle.web.worker import Snapshot
+
+pytest.importorskip("gradio", reason="the extra web is missing")
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is missing")
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+WIDTHS = {"desktop": (1280, 900), "phone": (390, 844)}
+needs_browser = pytest.mark.skipif(not CHROMIUM, reason="there is no browser: apt-get install chromium")
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("page")
+    stages = make_stages(folder)
+    made = make_service(f"one={make_file(folder)},two={stages['base']}", upsampler_paths=f"two={stages['middle']}")
+    yield made
+    made.worker.close()
+
+
+@pytest.fixture(scope="module")
+def address(service):
+    with serving(service) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as driver:
+        yield driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+
+
+@pytest.fixture(params=WIDTHS)
+def page(request, browser, address):
+    """The page at each width. Nothing may come from elsewhere or fail in the console."""
+    width, height = WIDTHS[request.param]
+    context = browser.new_context(viewport={"width": width, "height": height})
+    page, wrong = context.new_page(), []
+    local = (address, "data:", "blob:")
+    page.on("request", lambda sent: None if sent.url.startswith(local) else wrong.append(sent.url))
+    page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
+    page.goto(address)
+    page.get_by_role("button", name="Sample", exact=True).wait_for()
+    yield page
+    assert not wrong
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    context.close()
+
+
+def sample(page, prompt="a star"):
+    page.get_by_label("Prompt", exact=True).fill(prompt)
+    page.get_by_role("button", name="Sample", exact=True).click()
+    page.get_by_text("Done in").wait_for()
+
+
+@needs_browser
+def test_an_image_is_sampled_by_keyboard_and_repeated(page, address):
+    page.get_by_label("Prompt", exact=True).focus()
+    page.keyboard.type("a 'red' circle")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.innerText") == "Sample"
+    page.keyboard.press("Enter")
+    page.get_by_text("Done in").wait_for()
+    assert page.locator(".images img").count() >= 2  # the image, and its place in the history
+    page.get_by_role("button", name="Repeat these images").click()
+    page.get_by_text("--num_samples=1").wait_for()
+    texts = page.locator(".cm-content").all_inner_texts()
+    assert "python scripts/sample.py" in texts[0] and "diff_dalle.load(" in texts[1] and '"seed": 0' in texts[2]
+
+
+@needs_browser
+def test_accessibility(page):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is missing")
+    sample(page)
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Negative prompt").wait_for()
+    found = axe.Axe().run(page, options={"runOnly": ["wcag2a", "wcag2aa"]}).response["violations"]
+    assert not [(each["id"], [node["html"][:300] for node in each["nodes"]]) for each in found]
+
+
+@needs_browser
+def test_the_part_that_is_drawn_is_inpainted(address, browser, tmp_path, service):
+    """Pixels that were not drawn over keep the values of the picture."""
+    picture = np.random.default_rng(1).integers(0, 256, (160, 160, 3), dtype=np.uint8)
+    picture[:] = picture[::10, ::10].repeat(10, 0).repeat(10, 1)  # as large as the model's images, each pixel ten times
+    Image.fromarray(picture).save(tmp_path / "picture.png")
+    page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
+    page.goto(address)
+    page.get_by_role("button", name="Edit a picture").click()
+    page.locator("input[type=file]").last.set_input_files(tmp_path / "picture.png")
+    page.get_by_role("button", name="Brush", exact=True).click()
+    canvas = page.locator("canvas").first
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.move(x - 20, y)
+    page.mouse.down()
+    page.mouse.move(x + 20, y, steps=5)
+    page.mouse.up()
+    seen = []
+    submit, service.submit = service.submit, lambda *given: seen.append(given) or submit(*given)
+    try:
+        sample(page)
+    finally:
+        service.submit = submit
+    ((_, pictures),) = seen
+    assert np.array_equal(pictures.init_image, picture)
+    drawn = pictures.mask[..., 0] == 255
+    assert 0.002 < drawn.mean() < 0.5 and drawn[80, 80] and not drawn[[0, 0, -1, -1], [0, -1, 0, -1]].any()
+
+
+@needs_browser
+def test_stop_ends_the_job_and_a_full_queue_is_told(page, service):
+    gates = [Gate() for _ in range(1 + service.limits.max_queue)]
+    jobs = [service.worker.submit(gates[0])]
+    assert gates[0].started.wait(10)
+    page.get_by_role("button", name="Sample", exact=True).click()
+    page.get_by_text("Waiting: 1 before this one").wait_for()
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_text("Canceled").wait_for()
+    jobs += [service.worker.submit(gate) for gate in gates[1:]]
+    page.get_by_role("button", name="Sample", exact=True).click()
+    page.get_by_text("Busy, try again").wait_for()
+    for job in jobs:
+        job.cancel()
+    sample(page)
+
+
+# --------------------------------------------------------------------------------------------------- without a browser
+
+
+def test_a_visitor_that_leaves_ends_the_job(service):
+    gate = Gate()
+    first = service.worker.submit(gate)
+    assert gate.started.wait(10)
+
+    async def visit(visits):
+        snapshots = visits.sample("someone", Wish(steps=2), Pictures())
+        now = await anext(snapshots)
+        job = visits.jobs["someone"]
+        await snapshots.aclose()
+        return now, job
+
+    visits = Visits(service)
+    with ThreadPoolExecutor() as others:  # the browser's driver has this thread's event loop
+        now, job = others.submit(asyncio.run, visit(visits)).result()
+    assert now.ahead == 1 and job.over and not visits.jobs
+    first.cancel()
+
+
+def test_every_step_can_be_shown(service):
+    seen = []
+    pipeline = service.models.pipeline("two")
+    images = pipeline.sample("a star", num_samples=2, progress=False, watch=seen.append)
+    totals = [stage.process(stage.defaults).num_timesteps for stage in pipeline.stages]
+    assert [each.step for each in seen] == [n for total in totals for n in range(1, total + 1)]
+    assert all(each.steps == totals[pipeline.stages.index(each.stage)] for each in seen)
+    assert [seen[0].pixels().shape, seen[-1].pixels().shape] == [(2, 8, 8, 3), (2, 16, 16, 3)]
+    last = seen[-1].pixels().astype(int)
+    assert np.abs(last - images).max() <= 1  # the last step of this sampler ends at the expected image
+    assert state_text(Snapshot(False, 0, seen[0], None, None, 1.0)).count("Sampling: step 1 of")
+
+
+def test_texts_are_escaped():
+    assert "&lt;b&gt;" in status("<b>") and "<b>" not in state_text(
+        Snapshot(True, 0, None, None, Refusal(400, "<b>"), 0)
+    )
+
+
+def test_a_mask_is_white_where_it_is_drawn():
+    drawn = np.eye(3, dtype=bool)
+    assert np.array_equal(mask_of(drawn) == 255, drawn[:, :, None].repeat(3, 2))

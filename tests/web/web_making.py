@@ -1,0 +1,59 @@
+"""Services of tiny models, and clients of them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+from PIL import Image
+
+from diff_dalle.commands.serve import Limits, ModelsConfig
+from diff_dalle.web.api import Service
+from diff_dalle.web.models import Models
+from diff_dalle.web.server import whole_app
+
+
+def make_service(models: str, limits: Limits | None = None, **files) -> Service:
+    given = {name: (path,) if isinstance(path, str) else path for name, path in files.items()}
+    return Service(Models(ModelsConfig(tuple(models.split(",")), precision="fp32", **given), "cpu"), limits or Limits())
+
+
+@contextlib.contextmanager
+def serving(service: Service) -> Iterator[str]:
+    """The address of API and page, on a free port of this machine."""
+    import uvicorn
+
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(whole_app(service), log_level="error", timeout_graceful_shutdown=1))
+        thread = threading.Thread(target=server.run, args=([place],), daemon=True)
+        thread.start()
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{place.getsockname()[1]}"
+        server.should_exit = True
+        thread.join()
+
+
+def pixels(png: bytes) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(png)))
+
+
+class Gate:
+    """Work that goes on when it is told to; ``steps`` counts the calls of ``watch``."""
+
+    def __init__(self):
+        self.started, self.open, self.steps = threading.Event(), threading.Event(), 0
+
+    def __call__(self, watch):
+        self.started.set()
+        while not self.open.wait(0.001):
+            self.steps += 1
+            watch(None)
+        return self
