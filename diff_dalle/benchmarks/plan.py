@@ -109,6 +109,7 @@ def live_bytes() -> int:
     """Of all tensors that exist in this process."""
     gc.collect()
     tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor) and not each.is_meta]
+    tensors = [each for each in tensors if each.layout == torch.strided]  # others have no storage of their own
     return sum({storage_key(each): each.untyped_storage().nbytes() for each in tensors}.values())
 
 

@@ -150,7 +150,8 @@ def memory_of(run) -> dict[str, int]:
 
 
 def test_a_lora_takes_the_memory_of_the_weights_and_little_beside_them(base, shards, tmp_path):
-    """Of the base there is no gradient, no optimizer state and no average; adapted weights are activations."""
+    """Of the base there is no gradient, no optimizer state and no average; adapted weights are activations. Inputs of
+    convolutions are kept by neither."""
     common = {**COMMON, "data_dir": shards / "own" / "train", "logdir": tmp_path, "sample_interval": 0}
     full = memory_of(make_run(**common).settled(ALONE))
     own = memory_of(parse_lora(flags(base, shards, tmp_path, train_tokens=TOKEN, rank=1)).settled(ALONE))
@@ -158,7 +159,7 @@ def test_a_lora_takes_the_memory_of_the_weights_and_little_beside_them(base, sha
     added = own["weights"] - full["weights"]
     assert 0 < added < 0.05 * full["weights"]
     assert own["gradients"] == own["averages"] == added and own["optimizer"] == 2 * added
-    assert own["activations"] < full["activations"]
+    assert own["activations"] < full["activations"] + 0.1 * full["weights"]
     assert sum(own.values()) < 0.6 * sum(full.values())
 
 

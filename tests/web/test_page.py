@@ -1,6 +1,7 @@
 """The page in a real browser, at the width of a desktop and of a phone."""
 
 import asyncio
+import io
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 
@@ -93,6 +94,21 @@ def test_accessibility(page):
     assert not [(each["id"], [node["html"][:300] for node in each["nodes"]]) for each in found]
 
 
+def give_picture(page, path):
+    """Give the editor a picture, again while it is not ready for one. Returns its canvas."""
+    canvas = page.locator("canvas").first
+    canvas.scroll_into_view_if_needed()
+    for attempt in range(60):
+        if attempt % 10 == 0:
+            page.locator("input[type=file]").last.set_input_files(path)
+        page.wait_for_timeout(300)
+        shown = np.asarray(Image.open(io.BytesIO(canvas.screenshot())).convert("RGB"))
+        height, width, _ = shown.shape
+        if shown[height * 3 // 8 : height * 5 // 8, width * 3 // 8 : width * 5 // 8].std() > 30:
+            return canvas
+    raise AssertionError("the editor shows no picture")
+
+
 @needs_browser
 def test_the_part_that_is_drawn_is_inpainted(address, browser, tmp_path, service):
     """Pixels that were not drawn over keep the values of the picture."""
@@ -102,10 +118,8 @@ def test_the_part_that_is_drawn_is_inpainted(address, browser, tmp_path, service
     page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
     page.goto(address)
     page.get_by_role("button", name="Edit a picture").click()
-    page.locator("input[type=file]").last.set_input_files(tmp_path / "picture.png")
+    canvas = give_picture(page, tmp_path / "picture.png")
     page.get_by_role("button", name="Brush", exact=True).click()
-    canvas = page.locator("canvas").first
-    canvas.scroll_into_view_if_needed()
     box = canvas.bounding_box()
     x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
     page.mouse.move(x - 20, y)

@@ -7,7 +7,7 @@ from .contract import Demo
 
 #: What to ask of each model. Of the emoji, those with a skin tone were not in its training data.
 PROMPTS = {
-    "emoji": "woman astronaut light skin tone|woman running dark skin tone|cat with heart eyes|red heart|pizza",
+    "emoji": "woman astronaut light skin tone|woman running dark skin tone|police officer medium skin tone|red heart",
     "shapes": "a large red circle in the top left|a small blue square to the right of a yellow triangle",
 }
 
