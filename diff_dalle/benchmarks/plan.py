@@ -113,8 +113,8 @@ def live_bytes() -> int:
     return sum({storage_key(each): each.untyped_storage().nbytes() for each in tensors}.values())
 
 
-def peak_of_step(steps: Steps) -> int:
-    """Bytes of all tensors at the peak of the next step."""
+def peak_of_step(steps: Steps, others: int) -> int:
+    """Bytes of all tensors at the peak of the next step, without ``others`` (live before the run was built)."""
     for trainee in steps.loop.trainees:
         trainee.task.zero_grad(set_to_none=True)  # as the step begins: what is freed in it must be allocated in it
     batch, before = next(steps.batches), live_bytes()
@@ -122,19 +122,20 @@ def peak_of_step(steps: Steps) -> int:
         steps.loop.update(batch)
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
     changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
-    return before + max(0, int(np.cumsum(changes).max()))
+    return before - others + max(0, int(np.cumsum(changes).max()))
 
 
 def measured_run(preset: str, folder: str, frozen: int) -> Measured:
     """One of ``PRESETS``. frozen: bytes of its frozen networks."""
     torch.set_num_threads(1)
+    others = live_bytes()
     run = run_of(preset, PRESETS[preset], folder)
     networks, training = networks_of(run, half=False), run.training
     layout = Layout(checkpoint=networks[0].probe.checkpointed)
     planned = memory_of(networks, layout, training.microbatch or training.batch_size, training.batch_size, frozen)
     steps = Steps.of(run, ALONE)
     steps.seconds(WARM_UP)
-    peak = peak_of_step(steps)
+    peak = peak_of_step(steps, others)
     calibration: list[float] = []
     predicted: list[float] = []
     for _ in range(ROUNDS):
