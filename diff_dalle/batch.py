@@ -26,6 +26,7 @@ class Conditioning:
     text_states:     [N, L, D] float, a text encoder's output: filled once per sampling run from ``tokens``, or given
                      from outside, without ``tokens``, by an encoder that is not part of the network.
     text_pooled:     [N, D] float, the text encoder's summary vector, filled or given together with ``text_states``.
+    text_mask:       [N, S] bool, which text states count, where these are others than the tokens of ``mask``.
     image_embedding: [N, E] float, such as a CLIP image embedding.
     embedding_mask:  [N] bool, False = the image embedding is dropped; None = all of them count.
     semantic:        [N, C, h, w] float, semantic latents; 0 where they are dropped.
@@ -43,6 +44,7 @@ class Conditioning:
     labels: Tensor | None = None
     text_states: Tensor | None = None
     text_pooled: Tensor | None = None
+    text_mask: Tensor | None = None
     image_embedding: Tensor | None = None
     embedding_mask: Tensor | None = None
     semantic: Tensor | None = None
@@ -90,6 +92,11 @@ class Conditioning:
         return Conditioning.of({name: torch.cat([value[name] for value in values]) for name in values[0]})
 
     @property
+    def states_mask(self) -> Tensor | None:
+        """[N, S] bool, which of ``text_states`` count."""
+        return self.mask if self.text_mask is None else self.text_mask
+
+    @property
     def caption(self) -> tuple[Tensor, Tensor]:
         """``tokens`` and ``mask``. InputError when there is no caption."""
         if self.tokens is None or self.mask is None:
@@ -132,7 +139,7 @@ class Conditioning:
             first = torch.arange(mask.shape[1], device=mask.device) == 0
             mask = mask & (first | ~where[:, None])
         if self.tokens is not None:
-            return replace(self, mask=mask, text_states=None, text_pooled=None)
+            return replace(self, mask=mask, text_states=None, text_pooled=None, text_mask=None)
         states, pooled = (
             None if text is None else text.masked_fill(where.view(-1, *[1] * (text.dim() - 1)), 0.0)
             for text in (self.text_states, self.text_pooled)

@@ -14,6 +14,7 @@ import help_without_torch  # noqa: F401
 from diff_dalle.commands.assemble import AssembleConfig
 from diff_dalle.commands.cascade.importing import ImportConfig
 from diff_dalle.commands.consolidate import ConsolidateConfig
+from diff_dalle.commands.convert import ConvertConfig
 from diff_dalle.commands.evaluate import EvaluateRun
 from diff_dalle.commands.examples import examples_of
 from diff_dalle.commands.flag_tables import Command, command_page
@@ -43,6 +44,7 @@ CONFIGS: dict[str, Mapping[str, Any]] = {
     "import_cascade.py": {"": ImportConfig},
     "consolidate.py": {"": ConsolidateConfig},
     "merge_lora.py": {"": MergeConfig},
+    "convert.py": {"": ConvertConfig},
     "sample.py": {"": SampleRun},
     "serve.py": {"": ServeRun},
     "evaluate.py": {"": EvaluateRun},

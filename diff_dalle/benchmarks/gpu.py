@@ -23,6 +23,7 @@ from ..checkpoints.run_folder import RunFolder
 from ..diffusion.augmentation import Degradation, area_downsample
 from ..diffusion.diffusion_config import DiffusionConfig, create_gaussian_diffusion
 from ..diffusion.guidance import GuidanceConfig
+from ..diffusion.resample import DenoisingConfig
 from ..diffusion.sampling import SampleBatch, SamplerConfig, sample_batch
 from ..distributed.world import SINGLE, World
 from ..evaluation.report import markdown_table
@@ -34,7 +35,7 @@ from ..models.precision import DTYPES, autocast, for_inference
 from ..models.super_resolution import LowResConfig
 from ..models.text_encoder import TextEncoderConfig
 from ..models.unet import UNetConfig
-from ..tasks.denoising import DenoisingConfig, DenoisingTask
+from ..tasks.denoising import DenoisingTask
 from ..tasks.upsampling import UpsamplingTask
 from ..training.loop import TrainLoop
 from ..training.optim_config import OptimConfig

@@ -13,12 +13,13 @@ import os
 import shutil
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .. import storage
 from ..config import quoted
@@ -125,16 +126,29 @@ def load_file(path: str, roles: tuple[str, ...] = ("model", "ema"), values: bool
 
     The file is memory-mapped (a remote one as a temporary copy), so that reading the header is cheap; ``values``
     compares all of it with its checksums. A model folder or its name stands for its ``model_path``; a file of weights
-    alone (weights_file.py) is read whole. Raises DamagedError when it is missing, damaged or foreign, and InputError
+    alone (weights_file.py) is read whole. Of a file of Improved Diffusion, Guided-Diffusion or GLIDE it gives what ours
+    would say (see ``foreign``). Raises DamagedError when it is missing, damaged or foreign, and InputError
     when it has none of the ``roles``.
     """
+    from .foreign.reading import (  # they need the networks, whose checkpoints this module reads
+        content_of,
+        is_foreign,
+        recognize,
+    )
+
     if not path.endswith((".pt", WEIGHTS)) and storage.exists(storage.join(path, INDEX)):
         raise InputError(
             f"{path} is a sharded checkpoint: make ordinary files of it by scripts/consolidate.py --model_path {path}, "
             "and give one of them"
         )
     path = find_file(path)
-    content, size = (read_weights_file(path), sys.maxsize) if path.endswith(WEIGHTS) else read_archive(path, values)
+    content, size = _read(path, values)
+    if is_foreign(content):
+        check_state({"role": "model", "state": dict(content)}, path, size)
+        found = recognize(content, path)
+        warnings.warn(f"{path} {found}", stacklevel=2)
+        content = content_of(found, content, path)
+        size = sys.maxsize  # checked, and a table of classes has one row more now
     if isinstance(content, dict) and "bundle" in content:
         raise InputError(f"{path} holds a whole run, not one network: give it to tracking.load, or a model….pt here")
     if not isinstance(content, dict) or _WRITTEN - content.keys():
@@ -151,6 +165,22 @@ def load_file(path: str, roles: tuple[str, ...] = ("model", "ema"), values: bool
             f"({'give model….pt or ema_….pt' if 'model' in roles else 'give opt….pt'})"
         )
     return content
+
+
+def _read(path: str, values: bool) -> tuple[Any, int]:
+    """What a file holds, and how many bytes its tensors may have."""
+    return (read_weights_file(path), sys.maxsize) if path.endswith(WEIGHTS) else read_archive(path, values)
+
+
+def read_foreign(path: str) -> dict[str, Tensor]:
+    """The weights in a file of Improved Diffusion, Guided-Diffusion or GLIDE. InputError for any other file."""
+    from .foreign.reading import is_foreign
+
+    content, size = _read(path, values=True)
+    if not is_foreign(content):
+        raise InputError(f"{path} does not hold weights named as in Improved Diffusion, Guided-Diffusion and GLIDE")
+    check_state({"role": "model", "state": dict(content)}, path, size)
+    return dict(content)
 
 
 def read_archive(path: str, values: bool) -> tuple[Any, int]:

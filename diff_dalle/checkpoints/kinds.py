@@ -17,10 +17,11 @@ from ..batch import Conditioning
 from ..config import from_dict, lookup, present_keys, section, type_hints
 from ..diffusion.augmentation import AugmentationConfig
 from ..diffusion.diffusion_config import DiffusionConfig, NoiseConfig
-from ..diffusion.resample import ContrastiveConfig
+from ..diffusion.resample import ContrastiveConfig, DenoisingConfig
 from ..images.signal import PixelSignal, Signal
 from ..models.generator import Generator, GeneratorConfig
 from ..models.noised_clip import NoisedClip, NoisedClipConfig
+from ..models.noisy_classifier import NoisyClassifier, NoisyClassifierConfig
 from ..text.tokenizer import TokenizerConfig
 from . import cascade, controlnets
 from .decoder import DecoderConfig
@@ -34,6 +35,7 @@ class GeneratorSettings:
     model: GeneratorConfig = section(GeneratorConfig)
     tokenizer: TokenizerConfig = section(TokenizerConfig)
     diffusion: DiffusionConfig = section(DiffusionConfig)
+    denoising: DenoisingConfig = section(DenoisingConfig)
     augmentation: AugmentationConfig = section(AugmentationConfig)
 
 
@@ -45,6 +47,14 @@ class ClassifierSettings:
     tokenizer: TokenizerConfig = section(TokenizerConfig)
     diffusion: NoiseConfig = section(NoiseConfig)
     contrastive: ContrastiveConfig = section(ContrastiveConfig)
+
+
+@dataclass(frozen=True)
+class NoisyClassifierSettings:
+    """The settings required for guidance by a classifier of classes, which comes from others' checkpoints only."""
+
+    model: NoisyClassifierConfig = section(NoisyClassifierConfig)
+    diffusion: NoiseConfig = section(NoiseConfig)
 
 
 @dataclass(frozen=True)
@@ -106,6 +116,10 @@ def _build_classifier(settings: ClassifierSettings, vocab_size: int, trainee: st
     return NoisedClip(settings.model, vocab_size)
 
 
+def _build_noisy_classifier(settings: NoisyClassifierSettings, vocab_size: int, trainee: str) -> NoisyClassifier:
+    return NoisyClassifier(settings.model)
+
+
 def _build_decoder(settings: DecoderSettings, vocab_size: int, trainee: str) -> nn.Module:
     decoder = settings.decoder
     if trainee:
@@ -145,6 +159,18 @@ def _probe_classifier(settings: ClassifierSettings, trainee: str) -> Probe:
 
     sizes = (config.image_size, config.image_size)
     return Probe(sizes, forward, "classifier_use_checkpoint", config.classifier_use_checkpoint, with_checkpoint)
+
+
+def _probe_noisy_classifier(settings: NoisyClassifierSettings, trainee: str) -> Probe:
+    tower = settings.model.tower
+
+    def forward(network: nn.Module, images: int, side: int) -> Tensor:
+        return network(empty_images(images, 3, side), torch.zeros(images, dtype=torch.int64))
+
+    def with_checkpoint(value: bool) -> NoisyClassifierSettings:
+        return replace(settings, model=replace(settings.model, tower=replace(tower, use_checkpoint=value)))
+
+    return Probe((tower.image_size, tower.image_size), forward, "use_checkpoint", tower.use_checkpoint, with_checkpoint)
 
 
 def _probe_decoder(settings: DecoderSettings, trainee: str) -> Probe:
@@ -191,7 +217,7 @@ def _generator_signal(settings: GeneratorSettings) -> Signal:
     return PixelSignal(settings.model.channels)
 
 
-def _classifier_signal(settings: ClassifierSettings) -> Signal:
+def _classifier_signal(settings: ClassifierSettings | NoisyClassifierSettings) -> Signal:
     return PixelSignal(3)
 
 
@@ -200,6 +226,13 @@ KINDS = {
     for kind in (
         Kind("generator", GeneratorSettings, _build_generator, _probe_generator, _generator_signal),
         Kind("classifier", ClassifierSettings, _build_classifier, _probe_classifier, _classifier_signal),
+        Kind(
+            "noisy_classifier",
+            NoisyClassifierSettings,
+            _build_noisy_classifier,
+            _probe_noisy_classifier,
+            _classifier_signal,
+        ),
         Kind(
             "decoder",
             DecoderSettings,

@@ -24,7 +24,12 @@ from .kinds import Kind, find_kind
 from .model_folder import find_file
 
 # The file of a model folder for a kind of network, where it is not the model itself.
-_ROLES = {"classifier": "classifier_path", "stage_a": "stage_a", "semantic": "semantic"}
+_ROLES = {
+    "classifier": "classifier_path",
+    "noisy_classifier": "classifier_path",
+    "stage_a": "stage_a",
+    "semantic": "semantic",
+}
 
 
 @dataclass(frozen=True)
@@ -169,7 +174,8 @@ def _tokenizer(content: Mapping, saved_path: str, path: str, bpe_path: str) -> T
         raise InputError(
             f"{path} names the vocabulary {saved_path!r}, which is no local file: give its merge file by --bpe_path"
         )
-    if tokenizer.identity != content["tokenizer"]:
+    # Others' files say the name of the vocabulary and its size only.
+    if content["tokenizer"] not in (tokenizer.identity, tokenizer.identity.partition(":")[0]):
         raise InputError(
             f"{path} was trained with tokenizer {content['tokenizer']}, but {origin} is {tokenizer.identity}; "
             "give the vocabulary it was trained with by --bpe_path"

@@ -36,11 +36,16 @@ def write_weights_file(
 
 
 def read_weights_file(path: str) -> dict[str, Any]:
-    """What ``load_file`` gives for such a file, in fp32. DamagedError for any other one."""
+    """What ``load_file`` gives for such a file, in fp32; of one with weights in others' layout, these. DamagedError for
+    any other one."""
+    from .foreign.structure import is_unet
+
     if not storage.exists(path):
         raise DamagedError(f"checkpoint {path} does not exist")
     state, texts = read_safetensors(path)
     if texts.get("format") != FORMAT:
+        if is_unet(state):
+            return dict(state)
         raise DamagedError(f"{path} was not written by diff_dalle: its metadata do not say the format {FORMAT!r}")
     try:
         header = json.loads(texts["header"])

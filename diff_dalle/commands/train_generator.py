@@ -13,13 +13,14 @@ from ..config import section
 from ..data.loader import DataConfig, Loader
 from ..diffusion.augmentation import AugmentationConfig, area_downsample
 from ..diffusion.diffusion_config import DiffusionConfig, create_gaussian_diffusion
+from ..diffusion.resample import DenoisingConfig
 from ..distributed.launch import DistributedConfig
 from ..distributed.world import World
 from ..errors import InputError
 from ..images.signal import Signal
 from ..images.transforms import Window
 from ..models.generator import GeneratorConfig
-from ..tasks.denoising import DenoisingConfig, DenoisingTask
+from ..tasks.denoising import DenoisingTask
 from ..tasks.previews import PreviewConfig, Previews
 from ..tasks.upsampling import UpsamplingTask
 from ..text.tokenizer import Tokenizer, TokenizerConfig

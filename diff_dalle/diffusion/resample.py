@@ -146,6 +146,17 @@ class TimestepConfig:
 
 
 @dataclass(frozen=True)
+class DenoisingConfig(TimestepConfig):
+    """Denoising"""
+
+    caption_dropout: float = option(0.1, "probability of dropping caption and class, for classifier-free guidance")
+
+    def __post_init__(self):
+        if not 0 <= self.caption_dropout <= 1:
+            raise InputError(f"caption_dropout is {self.caption_dropout}, but must lie between 0 and 1")
+
+
+@dataclass(frozen=True)
 class ContrastiveConfig(TimestepConfig):
     """Contrastive training"""
 

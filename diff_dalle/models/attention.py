@@ -99,8 +99,8 @@ class AttentionBlock(nn.Module):
 
     def forward(self, x: Tensor, emb: Tensor, cond: Conditioning) -> Tensor:
         if self.use_checkpoint and torch.is_grad_enabled():
-            return recompute(self._forward, x, cond.text_states, cond.mask, keys=cond.dropout_keys)
-        return self._forward(x, cond.text_states, cond.mask)
+            return recompute(self._forward, x, cond.text_states, cond.states_mask, keys=cond.dropout_keys)
+        return self._forward(x, cond.text_states, cond.states_mask)
 
     def _forward(self, x: Tensor, text: Tensor | None, mask: Tensor | None) -> Tensor:
         size = x.shape[2:]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -65,7 +65,8 @@ class Generator(nn.Module):
         width, text_width, channels = config.unet.num_channels, config.text.enc_attn_dim, config.channels
         out_channels = 2 * channels if learned_variance else channels
         if config.is_upsampler:
-            self.unet = UNet(config.unet, 2 * channels, out_channels, text_width, LevelEmbedding(width, 4 * width))
+            levels = LevelEmbedding(width, 4 * width) if config.low_res.low_res_levels else None
+            self.unet = UNet(config.unet, 2 * channels, out_channels, text_width, levels)
         else:
             self.unet = UNet(config.unet, channels, out_channels, text_width)
         number_dropouts(self)
@@ -84,8 +85,7 @@ class Generator(nn.Module):
         if cond.tokens is None or cond.mask is None:
             width = self.config.text.enc_attn_dim
             raise InputError(f"the network expects captions (enc_attn_dim is {width}), but cond lacks tokens or mask")
-        states, pooled = self.text_encoder(cond.tokens, cond.mask, cond.dropout_keys)
-        return replace(cond, text_states=states, text_pooled=pooled)
+        return self.text_encoder.encoded(cond)
 
     def forward(
         self, x: Tensor, t: Tensor, cond: Conditioning | None = None, control: Sequence[Tensor | None] | None = None

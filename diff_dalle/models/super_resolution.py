@@ -29,6 +29,10 @@ class LowResConfig:
         "upsamplers: predict the residual to the bilinearly upsampled input, which converges much faster; "
         "requires prediction x_start",
     )
+    low_res_levels: bool = option(
+        True,
+        "upsamplers: tell the network the noise level and blur of its input; False = as in Guided-Diffusion and GLIDE",
+    )
 
     def __post_init__(self):
         if self.small_size < 0:
@@ -37,6 +41,11 @@ class LowResConfig:
             raise InputError(
                 "low_res_skip is for upsamplers, but this is a base generator: set --small_size, or "
                 "--low_res_skip False"
+            )
+
+        if not self.low_res_levels and not self.small_size:
+            raise InputError(
+                "low_res_levels is for upsamplers, but this is a base generator: set --small_size, or leave it out"
             )
 
     def check_size(self, image_size: int) -> None:

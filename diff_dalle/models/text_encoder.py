@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..config import option
+from ..batch import Conditioning
+from ..config import lookup, option
 from ..errors import InputError
 from .attention import SelfAttention
 from .dropout import Dropout, number_dropouts
 from .layers import Linear
 from .norms import LayerNorm32
+
+PADDINGS = ("masked", "learned")
 
 
 def text_length_option() -> Any:
@@ -31,6 +34,17 @@ class TextEncoderConfig:
     enc_heads: int = option(8, "attention heads of the text encoder")
     text_length: int = text_length_option()
     dropout_text: float = option(0.0, "dropout rate in the text encoder")
+    enc_conv: int = option(
+        0,
+        "width in tokens of a convolution before each layer of the text encoder, which joins neighboring words, such "
+        "as a color and its object; 0 = none",
+    )
+    text_padding: str = option(
+        "masked",
+        "padding of captions: masked, or learned embeddings that attention reads like words; the pooled text is then "
+        "the last position's (GLIDE)",
+        choices=PADDINGS,
+    )
 
     def __post_init__(self):
         for name in ("enc_depth", "enc_heads", "text_length"):
@@ -43,13 +57,25 @@ class TextEncoderConfig:
             )
         if not 0 <= self.dropout_text < 1:
             raise InputError(f"dropout_text is {self.dropout_text:g}, but must be at least 0 and less than 1")
+        if self.enc_conv < 0 or (self.enc_conv and self.enc_conv % 2 == 0):
+            raise InputError(f"enc_conv is {self.enc_conv}, but must be an odd number of tokens, or 0 for none")
+        lookup(dict.fromkeys(PADDINGS), self.text_padding, "text_padding")
+        if self.text_padding == "learned" and self.text_length < 2:
+            raise InputError(
+                "text_length is 1, but must be at least 2 with text_padding learned: the start token is cut"
+            )
 
 
 class TextBlock(nn.Module):
-    """A pre-LN transformer layer (Xiong et al. 2020): self-attention and MLP, each with norm, dropout and shortcut."""
+    """A pre-LN transformer layer (Xiong et al. 2020): self-attention and MLP, each with norm, dropout and shortcut.
 
-    def __init__(self, width: int, heads: int, drop: float, depth: int):
+    With ``conv`` above 0 a convolution over so many tokens comes first. Attention alone is slow to learn which words
+    belong together: for thousands of steps small generators draw the words of a caption in any combination.
+    """
+
+    def __init__(self, width: int, heads: int, drop: float, depth: int, conv: int = 0):
         super().__init__()
+        self.conv = nn.Conv1d(width, width, conv, padding=conv // 2) if conv else None
         self.attention_norm, self.attention = LayerNorm32(width), SelfAttention(width, heads)
         self.mlp_norm = LayerNorm32(width)
         self.mlp_in, self.mlp_out = Linear(width, 4 * width), Linear(4 * width, width)
@@ -59,7 +85,10 @@ class TextBlock(nn.Module):
             for last in (self.attention.proj, self.mlp_out):
                 last.weight.mul_((2 * depth) ** -0.5)
 
-    def forward(self, x: Tensor, mask: Tensor, keys: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None, keys: Tensor | None) -> Tensor:
+        if self.conv is not None:
+            real = x if mask is None else x * mask[:, :, None]
+            x = x + self.conv(real.transpose(1, 2)).transpose(1, 2)
         x = x + self.attention_dropout(self.attention(self.attention_norm(x), mask), keys)
         h = self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x))))
         return x + self.mlp_dropout(h, keys)
@@ -68,7 +97,10 @@ class TextBlock(nn.Module):
 class TextEncoder(nn.Module):
     """A bidirectional transformer with learned positions.
 
-    summary: pooling: "mean" of the states of all real tokens, or the state of the "end" token.
+    summary: pooling where padding is masked: "mean" of the states of all real tokens, or the state of the "end" token.
+
+    With ``text_padding`` "learned" (Nichol et al. 2022, GLIDE) every caption has ``text_length`` - 1 states: it loses
+    its start token, and padded positions have embeddings of their own.
     """
 
     def __init__(self, config: TextEncoderConfig, vocab_size: int, summary: str = "mean"):
@@ -76,17 +108,35 @@ class TextEncoder(nn.Module):
         width = config.enc_attn_dim
         self.config, self.summary = config, summary
         self.token_emb = nn.Embedding(vocab_size, width)
-        self.position_emb = nn.Parameter(torch.empty(config.text_length, width))
-        for table in (self.token_emb.weight, self.position_emb):
+        learned = config.text_padding == "learned"
+        self.position_emb = nn.Parameter(torch.empty(config.text_length - learned, width))
+        self.padding_emb = nn.Parameter(torch.empty(config.text_length - 1, width)) if learned else None
+        for table in (
+            self.token_emb.weight,
+            self.position_emb,
+            *([] if self.padding_emb is None else [self.padding_emb]),
+        ):
             # Standard deviation 1, the scale of the layers' outputs. With GPT's 0.02 the first layers' outputs
             # dominate the embeddings, and a generator takes several times as many steps to start following captions.
             nn.init.normal_(table)
         self.blocks = nn.ModuleList(
-            TextBlock(width, config.enc_heads, config.dropout_text, config.enc_depth) for _ in range(config.enc_depth)
+            TextBlock(width, config.enc_heads, config.dropout_text, config.enc_depth, config.enc_conv)
+            for _ in range(config.enc_depth)
         )
         self.norm = LayerNorm32(width)
-        self.pool = nn.Linear(width, width)
+        self.pool = nn.Identity() if learned else nn.Linear(width, width)
         number_dropouts(self)
+
+    @property
+    def masks_padding(self) -> bool:
+        """Whether the states at padded positions are meaningless."""
+        return self.padding_emb is None
+
+    def encoded(self, cond: Conditioning) -> Conditioning:
+        """``cond`` with ``text_states`` and ``text_pooled`` of its caption. InputError when it has none."""
+        states, pooled = self(*cond.caption, cond.dropout_keys)
+        read = None if self.masks_padding else states.new_ones(states.shape[:2], dtype=torch.bool)
+        return replace(cond, text_states=states, text_pooled=pooled, text_mask=read)
 
     def forward(self, tokens: Tensor, mask: Tensor, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Encode captions.
@@ -96,11 +146,14 @@ class TextEncoder(nn.Module):
         keys:   [N] int64, dropout keys; None = torch's generator.
 
         Returns the states [N, L, enc_attn_dim] and the projected summary [N, enc_attn_dim]. Padding affects neither;
-        the states at padded positions are meaningless. Raises InputError for captions longer than text_length.
+        the states at padded positions are meaningless. With learned padding: [N, text_length - 1, enc_attn_dim], all
+        of which count, and the last of them. Raises InputError for captions longer than text_length.
         """
         length = tokens.shape[1]
         if length > self.config.text_length:
             raise InputError(f"the captions have {length} tokens, but text_length is {self.config.text_length}")
+        if self.padding_emb is not None:
+            return self._padded(self.padding_emb, tokens[:, 1:], mask[:, 1:], keys)
         x = self.token_emb(tokens) + self.position_emb[:length]
         for block in self.blocks:
             x = block(x, mask, keys)
@@ -112,3 +165,13 @@ class TextEncoder(nn.Module):
         # captions in half the steps that the last token's state took, which must first aggregate the others.
         real = mask.unsqueeze(2)
         return states, self.pool((states * real).sum(1) / real.sum(1).sqrt())
+
+    def _padded(self, padding: Tensor, tokens: Tensor, mask: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor]:
+        """``forward`` with learned padding, of captions without their start token."""
+        missing = len(padding) - tokens.shape[1]
+        tokens, mask = F.pad(tokens, (0, missing)), F.pad(mask, (0, missing), value=False)
+        x = torch.where(mask[:, :, None], self.token_emb(tokens) + self.position_emb, padding)
+        for block in self.blocks:
+            x = block(x, None, keys)
+        states = self.norm(x)
+        return states, self.pool(states[:, -1])

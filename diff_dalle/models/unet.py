@@ -255,7 +255,7 @@ class UNetEncoder(nn.Module):
                     raise InputError(f"the network expects classes (num_classes is {classes}), but cond has no labels")
                 emb = emb + self.label_emb(cond.labels)
             if self.text_emb is not None:
-                if cond.text_states is None or cond.text_pooled is None or cond.mask is None:
+                if cond.text_states is None or cond.text_pooled is None or cond.states_mask is None:
                     raise InputError(
                         "the network expects encoded text, but cond lacks text_states, text_pooled or mask"
                     )

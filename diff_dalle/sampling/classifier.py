@@ -1,7 +1,9 @@
-"""A trained noised CLIP: guides a generator's sampling, and scores images against captions."""
+"""What guides a generator's sampling: a trained noised CLIP, which also scores images against captions, or a classifier
+of classes."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ..batch import Batch, Conditioning
-from ..checkpoints.loading import SavedNetwork, open_network
+from ..checkpoints.loading import SavedNetwork, open_network, open_networks
 from ..config import disagreements, option
 from ..diffusion.diffusion_config import NoiseConfig, create_noise_process
 from ..diffusion.guidance import GRADIENTS, ClassifierGuidance
@@ -23,6 +25,7 @@ from ..errors import InputError
 from ..evaluation.retrieval import CANDIDATES, RetrievalTable
 from ..images.signal import Signal
 from ..models.noised_clip import NoisedClip, NoisedClipConfig
+from ..models.noisy_classifier import NoisyClassifier, NoisyClassifierConfig
 from ..models.precision import autocast, for_inference, resolve_precision
 from ..randomness import Draw
 from ..tasks.contrastive import ContrastiveTask
@@ -34,7 +37,9 @@ from ..training.loop import EVALUATION_SEED
 class ClassifierConfig:
     """Classifier guidance"""
 
-    classifier_path: str = option("", "noised CLIP checkpoint; empty = no classifier guidance")
+    classifier_path: str = option(
+        "", "checkpoint of a noised CLIP, or of a classifier of noisy images; empty = no classifier guidance"
+    )
     classifier_scale: tuple[float, ...] = option(
         (),
         "scale of classifier guidance; 0 = off, 1 = Bayes' rule; with several values, sample with each; none = 1 with "
@@ -58,28 +63,111 @@ class ClassifierConfig:
         """The scales to sample with, at least one; 0 without a classifier."""
         return tuple(dict.fromkeys(self.classifier_scale)) or ((1.0,) if self.classifier_path else (0.0,))
 
-    def load(self, device: torch.device, precision: str = "auto", bpe_path: str = "") -> Classifier | None:
+    def load(self, device: torch.device, precision: str = "auto", bpe_path: str = "") -> Guide | None:
         """The classifier, or None without ``classifier_path``."""
-        return load_classifier(self.classifier_path, device, precision, bpe_path) if self.classifier_path else None
+        return load_guide(self.classifier_path, device, precision, bpe_path) if self.classifier_path else None
 
 
-class Classifier:
-    """A noised CLIP from its checkpoint, which loads its weights at first use. Made by ``load_classifier``.
+class Guide(ABC):
+    """A classifier from its checkpoint, which loads its weights at first use. Made by ``load_classifier``.
 
     precision: fp32, bf16 or fp16; the model's weights are converted to it for use under autocast.
 
     Its attribute ``diffusion`` is the process whose noise it was trained on; ``noised`` is False if it was trained on
-    clean images only; ``step`` counts its training steps.
+    clean images only; ``step`` counts its training steps; ``reads`` says whether it guides by prompts or by labels.
     """
 
+    reads: str
+    noised = True
+    tokenizer: Tokenizer | None = None
+
     def __init__(self, saved: SavedNetwork, device: torch.device, precision: str = "fp32"):
-        assert saved.tokenizer is not None  # classifiers always read text
         self.saved, self.device, self.precision, self.step = saved, device, precision, saved.step
-        self.tokenizer: Tokenizer = saved.tokenizer
-        self.config: NoisedClipConfig = saved.settings.model
+        self.config = saved.settings.model
         self.diffusion: NoiseConfig = saved.settings.diffusion
-        self.noised: bool = saved.settings.contrastive.noised
         self.signal: Signal = saved.kind.signal(saved.settings)
+
+    @property
+    @abstractmethod
+    def image_size(self) -> int:
+        """Width and height in pixels of the images it takes."""
+
+    @abstractmethod
+    def guide(
+        self, prompts: Sequence[str], labels: Sequence[int] | None, scale: float, gradient: str
+    ) -> ClassifierGuidance:
+        """Guidance of N images by N prompts or labels, whichever it reads. Raises InputError as ``check_gradient`` and
+        ``check_labels``."""
+
+    def check_labels(self, labels: Sequence[int] | None) -> None:  # noqa: B027  (optional)
+        """InputError for labels that it cannot guide by."""
+
+    def check(self, expected) -> None:
+        """InputError if expected settings (see ``config.expectations``) differ from the checkpoint's."""
+        wrong = disagreements(expected, self.config)
+        if wrong:
+            raise InputError(f"the classifier has other settings: {', '.join(wrong)}; leave these flags out")
+
+    def check_gradient(self, gradient: str) -> None:
+        """InputError for the gradient at noisy images of a classifier trained on clean ones."""
+        if gradient == "x_t" and not self.noised:
+            raise InputError(
+                "the classifier was trained with --noised False, so it cannot score noisy images: set "
+                "classifier_gradient to x_start"
+            )
+
+    def check_fits(
+        self, image_size: tuple[int, int], signal: Signal, diffusion: NoiseConfig, tokenizer: Tokenizer | None
+    ) -> None:
+        """InputError unless this classifier can guide a generator with this image size, signal, noise, and vocabulary
+        (None = a generator without text)."""
+        size = self.image_size
+        if tuple(image_size) != (size, size):
+            height, width = image_size
+            raise InputError(
+                f"the classifier was trained on {size}×{size} images and cannot guide {width}×{height} images: use a "
+                "classifier of that image_size"
+            )
+        if signal.channels != self.signal.channels:
+            raise InputError(
+                f"the classifier was trained on images with {self.signal.channels} channels, but the generator's have "
+                f"{signal.channels}: leave the classifier out"
+            )
+        own_tokenizer = self.tokenizer
+        if tokenizer and own_tokenizer and tokenizer.base_identity != own_tokenizer.base_identity:
+            raise InputError(
+                f"the classifier's vocabulary is {own_tokenizer.identity}, the generator's {tokenizer.identity}: use "
+                "a classifier and a generator trained with the same bpe_path"
+            )
+        for name in ("noise_schedule", "diffusion_steps", "rescale_timesteps"):
+            own, other = getattr(self.diffusion, name), getattr(diffusion, name)
+            if own != other:
+                raise InputError(
+                    f"the classifier was trained with {name} {own}, the generator with {other}: use a "
+                    "classifier and a generator trained with the same noise"
+                )
+
+
+class Classifier(Guide):
+    """A noised CLIP: guides by prompts, and scores images against captions."""
+
+    reads = "prompts"
+    config: NoisedClipConfig
+    tokenizer: Tokenizer
+
+    def __init__(self, saved: SavedNetwork, device: torch.device, precision: str = "fp32"):
+        super().__init__(saved, device, precision)
+        assert saved.tokenizer is not None  # it always reads text
+        self.tokenizer, self.noised = saved.tokenizer, saved.settings.contrastive.noised
+
+    @property
+    def image_size(self) -> int:
+        return self.config.image_size
+
+    def guide(
+        self, prompts: Sequence[str], labels: Sequence[int] | None, scale: float, gradient: str
+    ) -> ClassifierGuidance:
+        return self.guidance(prompts, scale, gradient)
 
     @cached_property
     def model(self) -> NoisedClip:
@@ -141,54 +229,54 @@ class Classifier:
         means = {name: float(torch.cat([values[name] for values in results]).mean()) for name in results[0]}
         return RetrievalTable.from_values(means, task.levels, block)
 
-    def check(self, expected) -> None:
-        """InputError if expected settings (see ``config.expectations``) differ from the checkpoint's."""
-        wrong = disagreements(expected, self.config)
-        if wrong:
-            raise InputError(f"the classifier has other settings: {', '.join(wrong)}; leave these flags out")
 
-    def check_gradient(self, gradient: str) -> None:
-        """InputError for the gradient at noisy images of a classifier trained on clean ones."""
-        if gradient == "x_t" and not self.noised:
-            raise InputError(
-                "the classifier was trained with --noised False, so it cannot score noisy images: set "
-                "classifier_gradient to x_start"
-            )
+class LabelClassifier(Guide):
+    """A classifier of noisy images into classes (Dhariwal & Nichol 2021, §4): guides by labels."""
 
-    def check_fits(
-        self, image_size: tuple[int, int], signal: Signal, diffusion: NoiseConfig, tokenizer: Tokenizer | None
-    ) -> None:
-        """InputError unless this classifier can guide a generator with this image size, signal, noise, and vocabulary
-        (None = a generator without text)."""
-        size = self.config.image_size
-        if tuple(image_size) != (size, size):
-            height, width = image_size
-            raise InputError(
-                f"the classifier was trained on {size}×{size} images and cannot guide {width}×{height} images: use a "
-                "classifier of that image_size"
-            )
-        if signal.channels != self.signal.channels:
-            raise InputError(
-                f"the classifier was trained on images with {self.signal.channels} channels, but the generator's have "
-                f"{signal.channels}: leave the classifier out"
-            )
-        if tokenizer is not None and tokenizer.base_identity != self.tokenizer.base_identity:
-            raise InputError(
-                f"the classifier's vocabulary is {self.tokenizer.identity}, the generator's {tokenizer.identity}: use "
-                "a classifier and a generator trained with the same bpe_path"
-            )
-        for name in ("noise_schedule", "diffusion_steps", "rescale_timesteps"):
-            own, other = getattr(self.diffusion, name), getattr(diffusion, name)
-            if own != other:
-                raise InputError(
-                    f"the classifier was trained with {name} {own}, the generator with {other}: use a "
-                    "classifier and a generator trained with the same noise"
-                )
+    reads = "labels"
+    config: NoisyClassifierConfig
+
+    @cached_property
+    def model(self) -> NoisyClassifier:
+        model = for_inference(self.saved.load(self.device), self.precision)
+        assert isinstance(model, NoisyClassifier)
+        return model
+
+    @property
+    def image_size(self) -> int:
+        return self.config.tower.image_size
+
+    def check_labels(self, labels: Sequence[int] | None) -> None:
+        last = self.config.classes - 1
+        if labels is None:
+            raise InputError(f"the classifier tells classes apart: give labels from 0 to {last}")
+        if not all(0 <= label <= last for label in labels):
+            raise InputError(f"labels must lie between 0 and {last}, the classifier's classes, not {list(labels)}")
+
+    def guide(
+        self, prompts: Sequence[str], labels: Sequence[int] | None, scale: float, gradient: str
+    ) -> ClassifierGuidance:
+        self.check_labels(labels)
+        chosen = torch.tensor(labels, device=self.device)
+
+        def log_probability(x: Tensor, t: Tensor) -> Tensor:
+            with autocast(self.precision, self.device):
+                logits = self.model(x, t)
+            return logits.float().log_softmax(1).gather(1, chosen[:, None]).squeeze(1)
+
+        return ClassifierGuidance(log_probability, scale, gradient)
 
 
 def load_classifier(
     path: str, device: str | torch.device = "auto", precision: str = "auto", bpe_path: str = ""
 ) -> Classifier:
-    """A classifier from its checkpoint; arguments and errors as for ``pipeline.load``."""
+    """A noised CLIP from its checkpoint; arguments and errors as for ``pipeline.load``."""
     saved, resolved = open_network(path, "classifier", bpe_path), use_device(device)
     return Classifier(saved, resolved, resolve_precision(precision, resolved))
+
+
+def load_guide(path: str, device: str | torch.device = "auto", precision: str = "auto", bpe_path: str = "") -> Guide:
+    """A noised CLIP, or a classifier of classes, from its checkpoint; arguments and errors as for ``pipeline.load``."""
+    (saved, *_), resolved = open_networks(path, ("classifier", "noisy_classifier"), bpe_path), use_device(device)
+    made = Classifier if saved.kind.name == "classifier" else LabelClassifier
+    return made(saved, resolved, resolve_precision(precision, resolved))

@@ -15,7 +15,9 @@ def check_used(request: Request, settings: Sequence[StageSettings], stages: Sequ
     has_text = any(stage.reads_text for stage in stages)
     reads_image = any(stage.reads_embeddings for stage in stages)
     reads_text = any(stage.reads_text_states for stage in stages)
-    guides = any(chosen.classifier is not None for chosen in settings)
+    classifiers = [stage.classifier(chosen) for stage, chosen in zip(stages, settings, strict=True)]
+    guides_by = {classifier.reads for classifier in classifiers if classifier is not None}
+    guides = "prompts" in guides_by
     stands_in = reads_image and request.images is None and request.embeddings is None
     if any(request.prompts) and not (has_text or guides or stands_in or (reads_text and request.text_states is None)):
         if reads_image or reads_text:
@@ -28,7 +30,7 @@ def check_used(request: Request, settings: Sequence[StageSettings], stages: Sequ
         raise InputError(
             f"negative_prompt is {request.negative_prompt!r}, but this generator has no text encoder: leave it out"
         )
-    if request.labels is not None and not any(stage.num_classes for stage in stages):
+    if request.labels is not None and not ("labels" in guides_by or any(stage.num_classes for stage in stages)):
         raise InputError("labels are given, but this generator is not class-conditional: leave them out")
     for name in ("images", "embeddings"):
         if getattr(request, name) is not None and not any(stage.takes_embeddings for stage in stages):

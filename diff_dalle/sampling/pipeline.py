@@ -20,7 +20,7 @@ from ..diffusion.sampling import SamplerConfig
 from ..distributed.world import SINGLE, World
 from ..errors import InputError, quantity
 from ..text.tokenizer import Tokenizer
-from .classifier import Classifier
+from .classifier import Guide
 from .control import Control
 from .effects import check_used
 from .embedded import DecoderClip, embedded
@@ -102,7 +102,7 @@ class Pipeline:
         shift: float | None = None,
         t_start: float = StageSettings.t_start,
         t_end: float = StageSettings.t_end,
-        classifier: Classifier | str | None = None,
+        classifier: Guide | str | None = None,
         classifier_prompts: Sequence[str] | None = None,
         classifier_scale: float = StageSettings.classifier_scale,
         classifier_gradient: str = StageSettings.classifier_gradient,
@@ -129,7 +129,7 @@ class Pipeline:
         seed:            image i has seed + i and depends on that alone, not on the batch or the other prompts; those of
                          one interpolation share a seed.
         seeds:           one seed per image, instead of ``seed``.
-        labels:          one class per prompt, for a class-conditional generator.
+        labels:          one class per prompt, for a class-conditional generator or a classifier of classes.
         negative_prompt: negative condition of classifier-free guidance; empty = no caption.
         size:            height and width of the images, multiples of the networks' divisors; None = as trained, or as
                          ``low_res`` upsampled.
@@ -138,9 +138,9 @@ class Pipeline:
         guidance:        classifier-free guidance and thresholding of the base generator; None = as its checkpoint says.
         shift:           stage C: α/σ is divided by this (see ``StageSettings``); None = as its checkpoint says.
         t_start, t_end:  stage C: the range of its steps (see ``StageSettings``).
-        classifier:      a noised CLIP (``load_classifier``, or its path) that guides the base generator too, with scale
+        classifier:      guides the base generator too: a noised CLIP or a classifier of classes, or its path, by scale
                          ``classifier_scale`` (0 = off, 1 = Bayes' rule), towards ``classifier_prompts`` (None = the
-                         prompts), by its gradient at "x_t", or at "x_start" through the generator.
+                         prompts) or ``labels``, by its gradient at "x_t", or at "x_start" through the generator.
         upsampling:      settings of the upsamplers: one for each, one for all, or None for what their checkpoints say.
         low_res:         images for upsamplers without a base generator, uint8 [N, h, w, 3].
         edit:            images to edit: image to image, inpainting, variations (see diffusion/editing.py).

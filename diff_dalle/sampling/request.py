@@ -21,7 +21,7 @@ from ..images.files import check_mask, fit_image, fit_mask
 from ..images.pixels import check_pixels
 from ..images.signal import Signal
 from ..randomness import check_seeds
-from .classifier import Classifier
+from .classifier import Guide
 from .control import Control
 from .image_prompts import ImagePrompts
 
@@ -32,7 +32,7 @@ class Request:
 
     prompts:            N captions.
     seeds:              N integers from 0 to 2^63 - 1; all noise of an image follows from its seed.
-    labels:             N classes, for class-conditional generators; None = no classes.
+    labels:             N classes, for class-conditional generators and classifiers of classes; None = no classes.
     negative_prompt:    the negative condition of classifier-free guidance; empty = no caption.
     classifier_prompts: N captions for the classifier; None = the prompts.
     size:               height and width of the last stage's images, which the networks must divide; None = as trained,
@@ -173,7 +173,8 @@ def check_floats(name: str, values: np.ndarray, shape: str, count: int) -> None:
 class StageSettings:
     """Sampling settings of one stage.
 
-    classifier:          guides too: a noised CLIP, or the path of one to load for this stage only.
+    classifier:          guides too: a noised CLIP or a classifier of classes, or the path of one to load for this stage
+                         only.
     classifier_scale:    scale of classifier guidance; 0 = off, 1 = Bayes' rule.
     classifier_gradient: "x_t", or "x_start" through the generator (see ``ClassifierGuidance``).
     batch_size:          images per batch and process; guidance doubles their memory.
@@ -191,7 +192,7 @@ class StageSettings:
 
     sampler: SamplerConfig = field(default_factory=SamplerConfig)
     guidance: GuidanceConfig = field(default_factory=GuidanceConfig)
-    classifier: Classifier | str | None = None
+    classifier: Guide | str | None = None
     classifier_scale: float = 1.0
     classifier_gradient: str = "x_t"
     batch_size: int = 16

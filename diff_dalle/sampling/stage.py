@@ -31,7 +31,7 @@ from ..models.precision import autocast, for_inference
 from ..models.unet import UNetConfig
 from ..randomness import check_seeds
 from ..text.tokenizer import Tokenizer
-from .classifier import Classifier, load_classifier
+from .classifier import Guide, load_guide
 from .request import Request, StageSettings
 from .steering import Steering
 
@@ -98,6 +98,8 @@ class Stage(ABC):
     degradation: of its low-resolution signals in training.
     defaults:    how to sample with it, unless told otherwise.
     num_classes: number of its classes; 0 = none.
+    never_dropped: settings by which it was trained without dropping its conditions, so that classifier-free guidance
+                   has nothing to guide by; empty = they were dropped.
     """
 
     config: Any
@@ -108,6 +110,7 @@ class Stage(ABC):
     degradation: Degradation
     defaults: StageSettings
     num_classes: int = 0
+    never_dropped: str = ""
 
     def __init__(
         self, saved: SavedNetwork, device: torch.device, precision: str = "fp32", bpe_path: str = "", keep: bool = True
@@ -116,7 +119,7 @@ class Stage(ABC):
         self.signal: Signal = saved.kind.signal(saved.settings)
         self._network: nn.Module | None = None
         self.steering: Steering | None = None  # by a ControlNet
-        self._classifiers: dict[str, Classifier] = {}
+        self._classifiers: dict[str, Guide] = {}
 
     @abstractmethod
     def conditioning(self, request: Request, index: Sequence[int]) -> Conditioning:
@@ -257,6 +260,12 @@ class Stage(ABC):
         self.unet.check_size(*job.size)
         self.check_settings(settings)
         settings.guidance.scales(self.guidable(self.conditioning(request, range(len(request))[:1])))
+        for name in ("guidance_scale", "guidance_scale_end") if self.never_dropped else ():
+            if (scale := getattr(settings.guidance, name)) not in (None, 1.0):
+                raise InputError(
+                    f"{name} is {scale:g}, but this network was trained without dropping its conditions "
+                    f"({self.never_dropped}), so it has nothing to guide by: set it to 1"
+                )
         thresholding(settings.guidance, self.signal.value_range)
         process = self.process(settings)
         if self.steering is not None and request.control is not None:
@@ -270,10 +279,11 @@ class Stage(ABC):
             for i in range(len(request.edit.images)):  # one at a time to save memory
                 edit = request.edit.at([i], job.size, self.signal)
             shortened(process, edit.strength)
-        classifier = self._classifier(settings)
+        classifier = self.classifier(settings)
         if classifier is not None:
             classifier.check_fits(job.size, self.signal, self.diffusion, self.tokenizer)
             classifier.check_gradient(settings.classifier_gradient)
+            classifier.check_labels(request.labels)
 
     def check_settings(self, settings: StageSettings) -> None:
         """InputError for settings that this kind of stage does not have."""
@@ -309,7 +319,7 @@ class Stage(ABC):
         self, job: StageJob, index: Sequence[int], low_res: Tensor | None, emit: Callable[[Tensor], object]
     ) -> None:
         request, settings = job.request, job.settings
-        network, process, classifier = self.network(), self.process(settings), self._classifier(settings)
+        network, process, classifier = self.network(), self.process(settings), self.classifier(settings)
         steering, control = self.steering, request.control
         if steering is not None and control is not None:
             network = steering.around(network, control.scale)
@@ -338,8 +348,11 @@ class Stage(ABC):
             guide = None
             if classifier is not None:
                 prompts = request.prompts if request.classifier_prompts is None else request.classifier_prompts
-                guide = classifier.guidance(
-                    [prompts[i] for i in part], settings.classifier_scale, settings.classifier_gradient
+                guide = classifier.guide(
+                    [prompts[i] for i in part],
+                    None if request.labels is None else [request.labels[i] for i in part],
+                    settings.classifier_scale,
+                    settings.classifier_gradient,
                 )
             watch = self._watched(job, part, step_count(process, batch.edit))
             x = sample_batch(network, process, batch, settings.sampler, settings.guidance, guide, watch)
@@ -352,7 +365,7 @@ class Stage(ABC):
         number = itertools.count(1)
         return lambda step: watch(Progress(self, part, next(number), steps, step.x_start))
 
-    def _classifier(self, settings: StageSettings) -> Classifier | None:
+    def classifier(self, settings: StageSettings) -> Guide | None:
         """The classifier that guides this stage, or None."""
         path = settings.classifier
         if settings.classifier_scale == 0:
@@ -360,7 +373,7 @@ class Stage(ABC):
         if not isinstance(path, str):
             return path
         if path not in self._classifiers:
-            self._classifiers[path] = load_classifier(path, self.device, self.precision, self.bpe_path)
+            self._classifiers[path] = load_guide(path, self.device, self.precision, self.bpe_path)
         return self._classifiers[path]
 
     def continued(self, cond: Conditioning, low_res: Tensor, seeds: Sequence[int], job: StageJob) -> Conditioning:

@@ -16,7 +16,7 @@ from ..checkpoints.loading import SavedNetwork
 from ..errors import InputError
 from .generator_stage import UPSAMPLER_DEFAULTS
 from .request import Request, StageSettings
-from .stage import Stage, StageJob
+from .stage import Stage
 
 
 class UnetStage(Stage):
@@ -33,7 +33,7 @@ class UnetStage(Stage):
         self.image_size, self.small_size = settings.image_size, settings.small_size
         self.diffusion, self.degradation = settings.diffusion, settings.degradation
         usual = UPSAMPLER_DEFAULTS if self.is_upsampler else StageSettings()
-        # Without dropping in training there is nothing to guide by.
+        self.never_dropped = "" if settings.droppable else "image_cond_drop_prob, text_cond_drop_prob"
         scale = usual.guidance.guidance_scale if settings.droppable else 1.0
         self.defaults = replace(
             usual,
@@ -82,16 +82,6 @@ class UnetStage(Stage):
                 raise InputError(f"the text encodings have width {states.shape[2]}, but this decoder's have {width}")
             cond = replace(cond, text_states=torch.from_numpy(states[rows]), mask=torch.from_numpy(mask[rows]))
         return cond
-
-    def check(self, job: StageJob) -> None:
-        super().check(job)
-        for name in () if self.settings.droppable else ("guidance_scale", "guidance_scale_end"):
-            scale = getattr(job.settings.guidance, name)
-            if scale not in (None, 1.0):
-                raise InputError(
-                    f"{name} is {scale:g}, but this U-Net was trained without dropping its conditions "
-                    "(image_cond_drop_prob, text_cond_drop_prob), so it has nothing to guide by: set it to 1"
-                )
 
     def check_beside(self, other: Stage) -> None:
         if isinstance(other, UnetStage):

@@ -13,12 +13,13 @@ from ..checkpoints.decoder_stage import DecoderStage
 from ..diffusion.augmentation import area_resize
 from ..diffusion.diffusion_config import create_gaussian_diffusion
 from ..diffusion.guidance import thresholding
+from ..diffusion.resample import DenoisingConfig
 from ..embeddings.contract import Clip
 from ..errors import InputError
 from ..images.signal import PixelSignal
 from ..models.decoder.unet import DecoderUnet
 from ..randomness import Draw
-from .denoising import DenoisingConfig, DenoisingTask
+from .denoising import DenoisingTask
 
 CLIP = "clip"  # name of the companion that makes embeddings: an ``embeddings.clip.Clip``
 SELF_COND_FRACTION = 0.5  # of the training samples see a prediction (Chen et al. 2022, section 3.2)

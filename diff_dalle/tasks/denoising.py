@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from ..batch import Batch, Conditioning
-from ..config import option
 from ..diffusion.gaussian_diffusion import GaussianDiffusion
-from ..diffusion.resample import TimestepConfig, UniformSampler
-from ..errors import InputError
+from ..diffusion.resample import DenoisingConfig, UniformSampler
 from ..randomness import Draw
 from .timesteps import TimestepTask
 
 QUARTILES = 4  # losses are reported by quarter of the timesteps, as in Guided-Diffusion
-
-
-@dataclass(frozen=True)
-class DenoisingConfig(TimestepConfig):
-    """Denoising"""
-
-    caption_dropout: float = option(0.1, "probability of dropping caption and class, for classifier-free guidance")
-
-    def __post_init__(self):
-        if not 0 <= self.caption_dropout <= 1:
-            raise InputError(f"caption_dropout is {self.caption_dropout}, but must lie between 0 and 1")
 
 
 class DenoisingTask(TimestepTask):

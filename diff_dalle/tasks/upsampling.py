@@ -12,9 +12,10 @@ from ..batch import Batch, Conditioning
 from ..diffusion.augmentation import Degradation, area_downsample
 from ..diffusion.gaussian_diffusion import GaussianDiffusion
 from ..diffusion.parametrization import ModelMeanType
+from ..diffusion.resample import DenoisingConfig
 from ..evaluation.fidelity import PSNR_CAP
 from ..randomness import Draw
-from .denoising import DenoisingConfig, DenoisingTask
+from .denoising import DenoisingTask
 
 
 class UpsamplingTask(DenoisingTask):

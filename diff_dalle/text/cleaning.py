@@ -9,6 +9,9 @@ import html
 # lower-case, because the long s (U+017F) is a lower-case letter that matches "s" only case-insensitively.
 WORD_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 
+# GPT-2's (Radford et al. 2019): runs of digits are words, and words keep the space before them.
+SPACED_WORD_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
 
 def clean(text: str) -> str:
     """Fix broken Unicode, resolve HTML entities (also doubly escaped), collapse whitespace, convert to lower case."""
@@ -19,12 +22,13 @@ def clean(text: str) -> str:
 
 
 @functools.cache
-def _word():
+def _word(spaced: bool):
     import regex
 
-    return regex.compile(WORD_PATTERN, regex.IGNORECASE)
+    return regex.compile(SPACED_WORD_PATTERN) if spaced else regex.compile(WORD_PATTERN, regex.IGNORECASE)
 
 
-def split_words(text: str) -> list[str]:
-    """The words of a clean text, which are encoded one by one. Together they contain all of it except whitespace."""
-    return _word().findall(text)
+def split_words(text: str, spaced: bool = False) -> list[str]:
+    """The words of a clean text, which are encoded one by one. Together they contain all of it except whitespace, or
+    with it if ``spaced``, as in GPT-2."""
+    return _word(spaced).findall(text)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ..config import option
 from ..errors import InputError
 from .bpe import merge_word
-from .cleaning import WORD_PATTERN, clean, split_words
+from .cleaning import SPACED_WORD_PATTERN, WORD_PATTERN, clean, split_words
 from .vocabulary import BYTE_LETTERS, Vocabulary, byte_symbols, read_vocabulary
 
 if TYPE_CHECKING:  # settings and texts need no torch
@@ -31,7 +31,7 @@ class TokenizerConfig:
     bpe_path: str = option(
         "",
         "byte-pair merge file, plain or .gz; empty = the built-in vocabulary, clip = that of an installed open_clip or"
-        " clip package",
+        " clip package; GPT-2's vocab.bpe works too",
         free=True,  # the tokenizer's identity is compared instead
     )
 
@@ -46,17 +46,23 @@ class Tokenizer:
 
     Token ids: the bytes, the bytes at the end of a word, the merges in order, start, end, and the tokens that were
     added, which are found in the text before all others. The tokenizer can be pickled.
+
+    With GPT-2's vocabulary the ids are GPT-2's: words keep the space before them, and texts have no end token. Its only
+    special token, <|endoftext|>, is the start token here.
     """
 
     def __init__(self, vocabulary: Vocabulary):
         symbols = vocabulary.symbols()
         first_merge = len(symbols) - len(vocabulary.merges)
-        digest = hashlib.sha256(repr((WORD_PATTERN, vocabulary.merges)).encode()).hexdigest()
+        pattern = WORD_PATTERN if vocabulary.ends_words else SPACED_WORD_PATTERN
+        digest = hashlib.sha256(repr((pattern, vocabulary.merges)).encode()).hexdigest()
 
         self.vocabulary = vocabulary
-        self.start, self.end = len(symbols), len(symbols) + 1
-        self.vocab_size = len(symbols) + 2 + len(vocabulary.added)
-        self.base_identity = f"{vocabulary.name}-{len(symbols) + 2}:{digest[:12]}"  # without added tokens
+        self.start = len(symbols)
+        self.end = self.start + vocabulary.ends_words
+        self._closing = [self.end] if vocabulary.ends_words else []  # of each text
+        self.vocab_size = self.end + 1 + len(vocabulary.added)
+        self.base_identity = f"{vocabulary.name}-{self.end + 1}:{digest[:12]}"  # without added tokens
         self.identity = "+".join([self.base_identity, *vocabulary.added])
 
         ids = {symbol: i for i, symbol in enumerate(symbols)}
@@ -64,7 +70,7 @@ class Tokenizer:
         self._ids = ids
         self._merges = {pair: i for i, pair in enumerate(pairs, first_merge)}
         self._bytes = [bytes([byte]) for byte in BYTE_LETTERS]
-        self._bytes += [byte + b" " for byte in self._bytes]
+        self._bytes += [byte + b" " for byte in self._bytes] if vocabulary.ends_words else []
         for left, right in pairs:
             self._bytes.append(self._bytes[left] + self._bytes[right])
         self._added = {text: i for i, text in enumerate(vocabulary.added, self.end + 1)}
@@ -92,17 +98,18 @@ class Tokenizer:
         ids, text = [self.start], clean(text)
         for part in self._find_added(text) if self._find_added else (text,):
             ids += [self._added[part]] if part in self._added else self._encode_plain(part)
-        return [*ids, self.end]
+        return [*ids, *self._closing]
 
     def _encode_plain(self, text: str) -> list[int]:
         """Token ids of a clean text without added tokens."""
         ids: list[int] = []
-        for word in split_words(text):
+        for word in split_words(text, spaced=not self.vocabulary.ends_words):
             ids += self._cached_word(word) if len(word) <= CACHED_CHARACTERS else self._encode_word(word)
         return ids
 
     def _encode_word(self, word: str) -> list[int]:
-        return merge_word([self._ids[symbol] for symbol in byte_symbols(word)], self._merges)
+        symbols = byte_symbols(word, self.vocabulary.ends_words)
+        return merge_word([self._ids[symbol] for symbol in symbols], self._merges)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of token ids, up to the first end token.
@@ -112,13 +119,15 @@ class Tokenizer:
         """
         pieces = []
         for token in map(int, ids):
+            if token == self.start:
+                continue
             if token == self.end:
                 break
             if not 0 <= token < self.vocab_size:
                 raise InputError(f"{token} is not a token id of {self.identity}: ids are 0 to {self.vocab_size - 1}")
             if token > self.end:
                 pieces.append(f"{self.vocabulary.added[token - self.end - 1]} ".encode())
-            elif token != self.start:
+            else:
                 pieces.append(self._bytes[token])
         return b"".join(pieces).decode("utf-8", errors="replace").removesuffix(" ")
 
@@ -142,9 +151,9 @@ class Tokenizer:
             ids = self.encode(text)
             if len(ids) > length:
                 self._warn_truncated(text, len(ids), length)
-                ids = [*ids[: length - 1], self.end]
+                ids = [*ids[: length - len(self._closing)], *self._closing]
             tokens[row, : len(ids)] = ids
-            mask[row, : len(ids) if len(ids) > 2 else 1] = True
+            mask[row, : len(ids) if len(ids) > 1 + len(self._closing) else 1] = True
         return torch.from_numpy(tokens), torch.from_numpy(mask)
 
     def _warn_truncated(self, text: str, count: int, length: int) -> None:

@@ -2,7 +2,7 @@
 
 The format is that of CLIP's ``bpe_simple_vocab_16e6.txt``: a header line, then one merge per line as ``left right``. In
 a symbol each letter stands for a byte; ``</w>`` marks the end of a word. Lines at the end such as ``[star]`` are tokens
-that were added later.
+that were added later. GPT-2's ``vocab.bpe`` has the same format, but no ends of words: a word begins with a space.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ OWN_FILE = str(Path(__file__).with_name("vocabulary.txt"))  # learned by scripts
 OWN_HEADER = "#diff_dalle byte pairs: wordnet"
 CAPTIONS_HEADER = "#diff_dalle byte pairs: captions"
 CLIP_HEADER = '"bpe_simple_vocab_16e6.txt#version: 0.2'
+GPT2_HEADER = "#version: 0.2"  # also of other files, in which words have ends
 CLIP_MERGES = 49_152 - 256 - 2  # CLIP uses only the first merges of its file, which give 49,408 tokens
 CLIP_FILE = "bpe_simple_vocab_16e6.txt.gz"
 BUILT_IN = ("", "clip")  # values of bpe_path that name no file
@@ -34,6 +35,7 @@ NAMES = {
     OWN_HEADER: "wordnet",
     CAPTIONS_HEADER: "captions",
     CLIP_HEADER: "clip",
+    GPT2_HEADER: "gpt2",
 }  # files with other headers are called "bpe"
 HEADERS = {name: header for header, name in NAMES.items()}
 ADDED = re.compile(r"\[\S+\]")  # a line of a merge file that adds a token; merges have a space
@@ -53,16 +55,19 @@ def _byte_letters() -> dict[int, str]:
 BYTE_LETTERS = _byte_letters()
 
 
-def byte_symbols(word: str) -> list[str]:
-    """A word before any merge: the letters of its UTF-8 bytes, the last one marked as the end of the word."""
+def byte_symbols(word: str, ends: bool = True) -> list[str]:
+    """A word before any merge: the letters of its UTF-8 bytes, the last one marked as the end of the word if words have
+    ``ends``."""
     symbols = [BYTE_LETTERS[byte] for byte in word.encode("utf-8")]
-    symbols[-1] += WORD_END
+    if ends:
+        symbols[-1] += WORD_END
     return symbols
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Merges in the order in which they were learned, and their origin: wordnet (ours), clip, or bpe (others).
+    """Merges in the order in which they were learned, and their origin: wordnet (ours), captions, clip, gpt2, or bpe
+    (others).
 
     added: further tokens, texts without spaces that are found in captions as they are, such as "[star]".
     """
@@ -71,10 +76,16 @@ class Vocabulary:
     merges: tuple[Pair, ...]
     added: tuple[str, ...] = ()
 
+    @property
+    def ends_words(self) -> bool:
+        """Whether the last byte of a word is marked, instead of a space before the word."""
+        return self.name != "gpt2"
+
     def symbols(self) -> list[str]:
         """All symbols in the order of their token ids: the bytes, the bytes at the end of a word, the merges."""
         letters = list(BYTE_LETTERS.values())
-        return letters + [letter + WORD_END for letter in letters] + [left + right for left, right in self.merges]
+        ends = [letter + WORD_END for letter in letters] if self.ends_words else []
+        return letters + ends + [left + right for left, right in self.merges]
 
     def text(self) -> str:
         """The merge file that ``parse_vocabulary`` reads back."""
@@ -149,7 +160,10 @@ def parse_vocabulary(text: str, where: str) -> Vocabulary:
             raise InputError(f"{where} line {number} produces {merged[:60]!r} a second time")
         known.add(merged)
         merges.append((left, right))
-    return Vocabulary(NAMES.get(header, "bpe"), tuple(merges), tuple(added))
+    name = NAMES.get(header, "bpe")
+    if name == "gpt2" and any(WORD_END in right for _, right in merges):
+        name = "bpe"
+    return Vocabulary(name, tuple(merges), tuple(added))
 
 
 def _read_text(path: str) -> str:

@@ -70,7 +70,7 @@ def test_a_folder_says_nothing_of_the_run(checkpoints):
     content = load_file(checkpoints["model_path"][0])
     assert "data" in content["config"] and "optim" in content["config"]
     kept = portable(content)
-    assert kept["config"].keys() == {"model", "tokenizer", "diffusion", "augmentation"}
+    assert kept["config"].keys() == {"model", "tokenizer", "diffusion", "denoising", "augmentation"}
     assert kept["config"]["diffusion"]["diffusion_steps"] == TINY["diffusion_steps"]
     content["config"]["tokenizer"]["bpe_path"] = "/home/someone/merges.txt"
     assert portable(content)["config"]["tokenizer"]["bpe_path"] == ""

@@ -15,7 +15,8 @@ from diff_dalle.distributed.parallel import build_shared, local
 from diff_dalle.distributed.world import SINGLE, World
 from diff_dalle.diffusion import DiffusionConfig, create_gaussian_diffusion
 from diff_dalle.randomness import Draw
-from diff_dalle.tasks.denoising import DenoisingConfig, DenoisingTask
+from diff_dalle.diffusion.resample import DenoisingConfig
+from diff_dalle.tasks.denoising import DenoisingTask
 from diff_dalle.training.optim import OptimConfig
 from diff_dalle.training.trainee import Trainee
 from network_making import VOCABULARY, make_generator, randomize

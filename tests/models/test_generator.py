@@ -22,10 +22,10 @@ def run(network, cond):
     return out, [p.grad.clone() for p in network.parameters()]
 
 
-@pytest.mark.parametrize("text_attention", ["cross", "joint"])
-def test_padding_never_leaks(text_attention):
+@pytest.mark.parametrize(("text_attention", "conv"), [("cross", 0), ("joint", 0), ("cross", 3)])
+def test_padding_never_leaks(text_attention, conv):
     """Other padding tokens, or more of them, change neither the output nor any gradient."""
-    network = make_generator(text_attention=text_attention)
+    network = make_generator(replace(TEXT, enc_conv=conv), text_attention=text_attention)
     cond = captions(total=8)
     out, gradients = run(network, cond)
     scrambled = torch.where(cond.mask, cond.tokens, (cond.tokens + 17) % VOCABULARY)
@@ -34,6 +34,50 @@ def test_padding_never_leaks(text_attention):
         torch.testing.assert_close(other, out, rtol=0, atol=1e-6)
         for a, b in zip(other_gradients, gradients, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_learned_padding_is_read():
+    """Captions of any padded length are one caption, tokens in padded places do not count, and their learned embeddings
+    do; the start token is cut."""
+    network, (x, t) = make_generator(replace(TEXT, text_padding="learned")), noisy()
+    cond = captions(total=8)
+    out = network(x, t, cond)
+    scrambled = torch.where(cond.mask, cond.tokens, (cond.tokens + 17) % VOCABULARY)
+    scrambled[:, 0] = (scrambled[:, 0] + 1) % VOCABULARY
+    for same in (replace(cond, tokens=scrambled), captions(total=10)):
+        torch.testing.assert_close(network(x, t, same), out)
+    encoded = network.encode_text(cond)
+    assert encoded.text_states.shape == (3, 9, 12) and encoded.states_mask.all() and encoded.mask is cond.mask
+    assert torch.equal(encoded.text_pooled, encoded.text_states[:, -1])
+    assert encoded.drop_text(torch.ones(3, dtype=torch.bool)).text_mask is None
+    with torch.no_grad():
+        network.text_encoder.padding_emb[-1, 0] += 1
+    assert relative(network(x, t, cond), out) > 1e-4
+    dropped = network(x, t, cond.drop(torch.ones(3, dtype=torch.bool)))
+    assert relative(dropped[:2], network(x, t, cond)[:2]) > 1e-4
+    torch.testing.assert_close(dropped[2:], network(x, t, cond)[2:])  # its caption is the start token alone
+
+
+def test_a_convolution_joins_neighboring_words():
+    """Without attention, the state of a token depends on the tokens next to it and on no others."""
+    torch.manual_seed(0)
+    encoder = TextEncoder(replace(TEXT, enc_depth=1, enc_conv=3), VOCABULARY)
+    torch.nn.init.zeros_(encoder.blocks[0].attention.proj.weight)
+    cond = captions(lengths=(8,))
+    states, _ = encoder(*cond.caption)
+    other = cond.tokens.clone()
+    other[0, 4] = (other[0, 4] + 1) % VOCABULARY
+    changed = (encoder(other, cond.mask)[0] - states).abs().amax(2)[0] > 1e-6
+    assert changed.tolist() == [False, False, False, True, True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"enc_conv": 2}, "enc_conv is 2"), ({"enc_conv": -1}, "enc_conv is -1"), ({"text_padding": "x"}, "text_padding")],
+)
+def test_impossible_settings_of_the_text_encoder_are_refused(settings, message):
+    with pytest.raises(InputError, match=message):
+        replace(TEXT, **settings)
 
 
 @pytest.mark.parametrize("text_attention", ["cross", "joint"])

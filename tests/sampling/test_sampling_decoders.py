@@ -179,12 +179,12 @@ def test_text_and_embedding_both_count_and_are_both_dropped():
         (
             {"image_cond_drop_prob": 0.0},
             guided(3.0),
-            "guidance_scale is 3, but this U-Net was trained without dropping",
+            "guidance_scale is 3, but this network was trained without dropping",
         ),
         (
             {"image_cond_drop_prob": 0.0},
             guided(1.0, guidance_scale_end=3.0),
-            "guidance_scale_end is 3, but this U-Net was trained without dropping",
+            "guidance_scale_end is 3, but this network was trained without dropping",
         ),
         ({}, {"size": (7, 7)}, "size is 7×7, but width and height must be multiples of 2"),
     ],

@@ -8,13 +8,14 @@ from network_making import captions, make_generator
 
 from diff_dalle.batch import Batch, Conditioning
 from diff_dalle.diffusion import DiffusionConfig, create_gaussian_diffusion
+from diff_dalle.diffusion.resample import DenoisingConfig
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.images.control_filters.table import ControlConfig
 from diff_dalle.models.adapters.controlnet import Controlled
 from diff_dalle.models.adapters.unet_controlnet import UnetControlConfig, UnetControlNet
 from diff_dalle.randomness import Draw
 from diff_dalle.tasks.control import BASE, SEED, ControlledDenoisingTask, control_of
-from diff_dalle.tasks.denoising import DenoisingConfig, DenoisingTask
+from diff_dalle.tasks.denoising import DenoisingTask
 from diff_dalle.training.optim import OptimConfig
 from diff_dalle.training.trainee import Trainee
 

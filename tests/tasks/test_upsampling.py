@@ -15,6 +15,7 @@ from diff_dalle.data.loader import DataConfig, Loader
 from diff_dalle.data.spec import ImageSpec, SampleSpec
 from diff_dalle.diffusion import DiffusionConfig, create_gaussian_diffusion
 from diff_dalle.diffusion.augmentation import AugmentationConfig, area_downsample, blur
+from diff_dalle.diffusion.resample import DenoisingConfig
 from diff_dalle.evaluation.fidelity import PSNR_CAP
 from diff_dalle.images.transforms import Window
 from diff_dalle.models.generator import Generator, GeneratorConfig
@@ -22,7 +23,6 @@ from diff_dalle.models.super_resolution import LowResConfig
 from diff_dalle.models.text_encoder import TextEncoderConfig
 from diff_dalle.models.unet import UNetConfig
 from diff_dalle.randomness import Draw
-from diff_dalle.tasks.denoising import DenoisingConfig
 from diff_dalle.tasks.upsampling import UpsamplingTask, signal_psnr
 
 PROCESS = create_gaussian_diffusion(DiffusionConfig(diffusion_steps=40, prediction="x_start"))

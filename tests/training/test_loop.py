@@ -18,11 +18,12 @@ from diff_dalle.batch import Batch, Conditioning
 from diff_dalle.checkpoints.checkpoint import Identity, load_file, load_weights
 from diff_dalle.checkpoints.run_folder import open_run
 from diff_dalle.diffusion import DiffusionConfig, create_gaussian_diffusion
+from diff_dalle.diffusion.resample import DenoisingConfig
 from diff_dalle.distributed.launch import JobEnd
 from diff_dalle.distributed.world import ProcessInfo, World
 from diff_dalle.errors import InputError
 from diff_dalle.randomness import Draw
-from diff_dalle.tasks.denoising import DenoisingConfig, DenoisingTask
+from diff_dalle.tasks.denoising import DenoisingTask
 from diff_dalle.training.loop import TrainLoop
 from diff_dalle.training.optim import OptimConfig
 from diff_dalle.training.settings import TrainingConfig

@@ -16,6 +16,7 @@ from ...data.spec import CaptionSpec, ImageSpec, SampleSpec
 from ...diffusion.sampling import SamplerConfig
 from ...distributed.world import World
 from ...embeddings.contract import Clip
+from ...errors import InputError
 from ...evaluation.guidance_report import GuidanceSetting
 from ...images.pixels import from_uint8, to_uint8
 from ...sampling.classifier import Classifier
@@ -69,7 +70,8 @@ class Context:
 
     @property
     def classifier(self) -> Classifier:
-        assert self._classifier is not None  # evaluators that use it declare the need
+        if not isinstance(self._classifier, Classifier):  # evaluators that use it declare the need of one
+            raise InputError("the classifier tells classes apart, but only a noised CLIP can score captions: give one")
         return self._classifier
 
     @property

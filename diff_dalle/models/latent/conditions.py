@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -32,15 +30,14 @@ def encode_captions(encoder: TextEncoder | None, cond: Conditioning) -> Conditio
     set. Raises InputError for missing captions."""
     if encoder is None or (cond.text_states is not None and cond.text_pooled is not None):
         return cond
-    states, pooled = encoder(*cond.caption, cond.dropout_keys)
-    return replace(cond, text_states=states, text_pooled=pooled)
+    return encoder.encoded(cond)
 
 
 class ConditionTokens(nn.Module):
     """Text states, pooled text and image embedding → condition tokens, in this order.
 
     There is no attention mask. So that a caption gives the same tokens whatever it is padded with, states where
-    ``cond.mask`` is False count as 0, and all texts have ``text_length`` tokens.
+    ``cond.states_mask`` is False count as 0, and all texts have ``text_length`` tokens.
     """
 
     def __init__(self, config: LatentUnetConfig):
@@ -77,8 +74,8 @@ class ConditionTokens(nn.Module):
             raise InputError(f"the text states have width {states.shape[2]}, but text_width is {width}")
         if states.shape[1] > self.text_length:
             raise InputError(f"the texts have {states.shape[1]} tokens, but text_length is {self.text_length}")
-        if cond.mask is not None:
-            states = states.masked_fill(~cond.mask[:, :, None], 0.0)
+        if cond.states_mask is not None:
+            states = states.masked_fill(~cond.states_mask[:, :, None], 0.0)
         return F.pad(states, (0, 0, 0, self.text_length - states.shape[1]))
 
     def _tokens(self, layer: nn.Linear, vectors: Tensor, what: str, setting: str) -> Tensor:

@@ -1,0 +1,164 @@
+"""What the names and shapes of a U-Net's weights tell about it, in the layout that Improved Diffusion, Guided-Diffusion
+and GLIDE share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ...models.generator import GeneratorConfig
+
+Shapes = Mapping[str, tuple[int, ...]]
+_MARKS = ("time_embed.0.weight", "input_blocks.0.0.weight", "middle_block.1.qkv.weight")  # both halves have these
+
+
+@dataclass(frozen=True)
+class TextStructure:
+    """length: of captions, without a start token."""
+
+    length: int
+    width: int
+    depth: int
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A U-Net. attention: whether each level has it, from the highest resolution to the lowest; text: None without.
+
+    A classifier of noisy images is the encoder half, with ``out_channels`` 0 and ``classes`` to tell apart.
+    """
+
+    num_channels: int
+    channel_mult: tuple[float, ...]
+    num_res_blocks: int
+    attention: tuple[bool, ...]
+    in_channels: int
+    out_channels: int
+    num_classes: int = 0
+    use_scale_shift_norm: bool = True
+    resblock_updown: bool = True
+    conv_resample: bool = True
+    text: TextStructure | None = None
+    classes: int = 0
+
+    @property
+    def image_channels(self) -> int:
+        """Of the denoised signal; a learned variance doubles the output's, the low-resolution image the input's."""
+        if self.classes:
+            return self.in_channels
+        return min(self.in_channels, self.out_channels) if self.out_channels in (1, 3) else self.out_channels // 2
+
+    @property
+    def variance_is_learned(self) -> bool:
+        return self.out_channels == 2 * self.image_channels
+
+    @property
+    def is_upsampler(self) -> bool:
+        return self.in_channels == 2 * self.image_channels
+
+    @property
+    def kind(self) -> str:
+        """Of our checkpoints."""
+        return "noisy_classifier" if self.classes else "generator"
+
+    def attention_resolutions(self, image_size: int) -> tuple[int, ...]:
+        return tuple(image_size >> level for level, has in enumerate(self.attention) if has)
+
+    @staticmethod
+    def of(config: GeneratorConfig, learned_variance: bool) -> Structure:
+        """That of one of our networks."""
+        unet, text = config.unet, config.text
+        return Structure(
+            unet.num_channels,
+            tuple(map(float, unet.mults)),
+            unet.num_res_blocks,
+            tuple(map(unet.has_attention, range(unet.levels))),
+            config.channels * (2 if config.is_upsampler else 1),
+            config.channels * (2 if learned_variance else 1),
+            unet.num_classes,
+            unet.use_scale_shift_norm,
+            unet.resblock_updown,
+            unet.conv_resample or unet.resblock_updown,
+            TextStructure(text.text_length - 1, text.enc_attn_dim, text.enc_depth) if text.enc_attn_dim else None,
+        )
+
+
+def is_unet(names: Iterable[str]) -> bool:
+    """Whether weights have the names of such a U-Net or of its encoder half."""
+    return set(_MARKS) <= set(names)
+
+
+def structure_of(shapes: Shapes) -> Structure:
+    """The structure of a U-Net whose weights have these shapes. KeyError, IndexError, ValueError or ZeroDivisionError
+    where they are those of none."""
+    levels, blocks = _levels(shapes)
+    starts = [1 + level * (blocks + 1) for level in range(levels)]
+    channels = shapes["time_embed.0.weight"][1]
+    widths = [shapes[f"input_blocks.{start}.0.out_layers.3.weight"][0] for start in starts]
+    down = f"input_blocks.{blocks + 1}.0"
+    text = None
+    if "token_embedding.weight" in shapes:
+        depth = len(_indices(shapes, r"transformer\.resblocks\.(\d+)\.ln_1\.weight"))
+        length, width = shapes["positional_embedding"]
+        text = TextStructure(length, width, depth)
+    return Structure(
+        channels,
+        tuple(width / channels for width in widths),
+        blocks,
+        tuple(f"input_blocks.{start}.1.qkv.weight" in shapes for start in starts),
+        shapes["input_blocks.0.0.weight"][1],
+        shapes["out.2.weight"][0] if "out.2.weight" in shapes else 0,
+        shapes["label_emb.weight"][0] if "label_emb.weight" in shapes else 0,
+        shapes["input_blocks.1.0.emb_layers.1.weight"][0] == 2 * widths[0],
+        f"{down}.in_layers.0.weight" in shapes,
+        levels == 1 or f"{down}.op.weight" in shapes or f"{down}.in_layers.0.weight" in shapes,
+        text,
+        shapes["out.2.c_proj.weight"][0] if "out.2.c_proj.weight" in shapes else 0,
+    )
+
+
+def _indices(shapes: Shapes, pattern: str) -> list[int]:
+    found = (re.fullmatch(pattern, name) for name in shapes)
+    return sorted({int(match[1]) for match in found if match})
+
+
+def _levels(shapes: Shapes) -> tuple[int, int]:
+    """Levels, and residual blocks of each in the encoder.
+
+    After all blocks of a level but the last comes a layer that halves the resolution. Where it has no weights, its
+    number is missing; where it is a residual block, only the block in the decoder that doubles the resolution again
+    can be recognized: it is no block's first layer. An encoder without a decoder has no such block; there the widths
+    tell.
+    """
+    encoder, decoder = (
+        _indices(shapes, rf"{half}_blocks\.(\d+)\.0\.in_layers\.0\.weight") for half in ("input", "output")
+    )
+    ups = _indices(shapes, r"output_blocks\.(\d+)\.[12]\.(?:conv|in_layers\.0)\.weight")
+    others = sorted(set(range(1, encoder[-1] + 1)) - set(encoder))  # they halve the resolution without a block
+    if ups:
+        blocks = ups[0]
+    elif others:
+        blocks = others[0] - 1
+    elif decoder:
+        blocks = len(decoder) - 1
+    else:
+        return _levels_of_encoder(shapes, encoder[-1])
+    levels = len(decoder) // (blocks + 1) if decoder else (encoder[-1] + 1) // (blocks + 1)
+    return levels, blocks
+
+
+def _levels_of_encoder(shapes: Shapes, last: int) -> tuple[int, int]:
+    """As ``_levels``, for residual blocks that halve the resolution: these keep the width and have no attention; what
+    follows them may change the width; and the blocks of a level all have attention, or none has."""
+    attention = {i for i in range(1, last + 1) if f"input_blocks.{i}.1.qkv.weight" in shapes}
+    changes = {i for i in range(1, last + 1) if f"input_blocks.{i}.0.skip_connection.weight" in shapes}
+    for blocks in range(last, 0, -1):
+        levels, rest = divmod(last + 1, blocks + 1)
+        downs = {level * (blocks + 1) for level in range(1, levels)}
+        starts = {0, *downs}
+        spans = [set(range(start + 1, start + 1 + blocks)) for start in starts]
+        uniform = all(span <= attention or not span & attention for span in spans)
+        if rest == 0 and uniform and not downs & (attention | changes) and changes <= {start + 1 for start in starts}:
+            return levels, blocks
+    raise ValueError("no number of residual blocks explains the widths")

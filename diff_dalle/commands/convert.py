@@ -1,0 +1,146 @@
+"""Settings of ``convert.py``, and what it does: checkpoints of other projects become ours, and ours theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .. import storage
+from ..config import option
+from ..errors import InputError
+from ..evaluation.report import markdown_table
+
+if TYPE_CHECKING:
+    from ..checkpoints.foreign.names import Weight
+
+FORMATS = ("diff_dalle", "guided_diffusion", "unet")
+SAFETENSORS = ".safetensors"
+
+
+@dataclass(frozen=True)
+class ConvertConfig:
+    """Conversion"""
+
+    model_path: str = option(
+        "", "checkpoint of Improved Diffusion, Guided-Diffusion or GLIDE; with another `to`, one of ours"
+    )
+    out: str = option("converted.pt", "file to write, local or remote; it must not exist")
+    to: str = option(
+        "diff_dalle",
+        "what to write: our checkpoint; weights in the layout of Guided-Diffusion and GLIDE; or a base generator's "
+        "U-Net under Guided-Diffusion's names where it has such layers, as safetensors with a table of names",
+        choices=FORMATS,
+    )
+    bpe_path: str = option("", "GLIDE: merge file of its vocabulary, GPT-2's vocab.bpe")
+    image_size: int | None = option(None, "resolution in pixels; none = as published, of a network with these shapes")
+    small_size: int | None = option(None, "input resolution of an upsampler in pixels; none = as published")
+    num_heads: int | None = option(None, "attention heads; none = as published")
+    num_head_channels: int | None = option(
+        None, "channels per attention head, overrides num_heads; none = as published"
+    )
+    enc_heads: int | None = option(None, "attention heads of the text encoder; none = as published")
+    use_new_attention_order: bool | None = option(
+        None,
+        "rows of projections there are ordered by query, key and value before heads; none = as published, else False",
+    )
+    noise_schedule: str | None = option(None, "noise schedule of the training; none = as published")
+    diffusion_steps: int | None = option(None, "number of noising steps in training; none = as published")
+    rescale_timesteps: bool | None = option(None, "timesteps are scaled to 0–1000; none = as published")
+
+    def __post_init__(self):
+        if not self.model_path:
+            raise InputError("--model_path is required: the checkpoint to convert")
+        if self.to == "unet" and not self.out.endswith(SAFETENSORS):
+            raise InputError(f"out is {self.out}, but a U-Net is written as safetensors: end it with {SAFETENSORS}")
+        if self.to == "diff_dalle" and self.out.endswith(SAFETENSORS):
+            raise InputError(f"out is {self.out}, but a checkpoint of ours is a .pt file; share.py makes model folders")
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What the shapes do not tell, where it is set."""
+        found = {
+            "image_size": self.image_size,
+            "small_size": self.small_size,
+            "num_heads": self.num_heads,
+            "num_head_channels": self.num_head_channels,
+            "enc_heads": self.enc_heads,
+            "use_new_attention_order": self.use_new_attention_order,
+            "noise_schedule": self.noise_schedule,
+            "diffusion_steps": self.diffusion_steps,
+            "rescale_timesteps": self.rescale_timesteps,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def convert(config: ConvertConfig) -> str:
+    """Write the file; returns a text about it. InputError for a file that cannot be converted, and for an existing
+    ``out``."""
+    if storage.exists(config.out):
+        raise InputError(f"{config.out} exists already: give another file with --out, or remove it")
+    return _from_others(config) if config.to == "diff_dalle" else _to_others(config)
+
+
+def _from_others(config: ConvertConfig) -> str:
+    from ..checkpoints.checkpoint import Identity, read_foreign, save_file
+    from ..checkpoints.foreign.reading import content_of, recognize
+    from ..text.tokenizer import load_tokenizer
+
+    state = read_foreign(config.model_path)
+    found = recognize(state, config.model_path, config.given)
+    content = content_of(found, state, config.model_path)
+    identity = Identity(content["kind"], content["config"])
+    if found.structure.text:
+        if not config.bpe_path:
+            raise InputError(f"{config.model_path} reads text: give GPT-2's merge file, vocab.bpe, with --bpe_path")
+        tokenizer = load_tokenizer(config.bpe_path)
+        if tokenizer.vocab_size != found.vocab_size:
+            raise InputError(
+                f"{config.model_path} knows {found.vocab_size} tokens, but the vocabulary of --bpe_path "
+                f"{config.bpe_path} has {tokenizer.vocab_size}"
+            )
+        identity = Identity(identity.kind, identity.config, tokenizer.identity, tokenizer.vocabulary.text())
+    elif config.bpe_path:
+        raise InputError(f"bpe_path is set, but {config.model_path} reads no text: leave it out")
+    save_file(config.out, content["role"], identity, 0, 0, content["state"])
+    return f"{config.out}: {config.model_path} {found}"
+
+
+def _to_others(config: ConvertConfig) -> str:
+    import torch
+
+    from ..checkpoints.foreign.names import names_table
+    from ..checkpoints.foreign.reading import check_layout, state_of
+    from ..checkpoints.loading import open_networks
+    from ..checkpoints.safetensors import write_safetensors
+
+    for name in config.given.keys() - {"use_new_attention_order"}:
+        raise InputError(f"{name} is set, but a checkpoint of ours says it: leave it out")
+    kinds = ("generator",) if config.to == "unet" else ("generator", "noisy_classifier")
+    (saved,) = open_networks(config.model_path, kinds, config.bpe_path)
+    order = bool(config.use_new_attention_order)
+    if saved.kind.name == "generator":
+        check_layout(saved.settings.model, config.model_path, whole=config.to != "unet")
+    network = saved.load(torch.device("cpu"))
+    text = f"{config.out}: {config.model_path} in the layout of Guided-Diffusion"
+    state = state_of(network, order)
+    if config.to == "unet":
+        table = names_table(network, order)
+        state = {name: state[name] for name in table}
+        names = f"{config.out.removesuffix(SAFETENSORS)}_names.md"
+        storage.write_bytes(names, table_text(table).encode())
+        text += f"\n{names}: the names here and there"
+    with storage.atomic_writer(config.out) as file:
+        if config.out.endswith(SAFETENSORS):
+            write_safetensors(file, state, {"layout": "guided_diffusion"})
+        else:
+            torch.save(state, file)
+    return text
+
+
+def table_text(table: Mapping[str, Weight]) -> str:
+    """A table of weights in Markdown: the name in the file, the shape there, and our name."""
+    rows = [
+        [f"`{other}`", "×".join(map(str, weight.other_shape)), f"`{weight.own}`"] for other, weight in table.items()
+    ]
+    return markdown_table(["in the file", "shape", "in diff_dalle"], rows) + "\n"

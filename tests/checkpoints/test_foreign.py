@@ -1,0 +1,200 @@
+"""Checkpoints of Improved Diffusion, Guided-Diffusion and GLIDE: what they compute here and there."""
+
+import dataclasses
+
+import pytest
+import torch
+from network_making import relative
+from others import Other
+
+from diff_dalle.batch import Conditioning
+from diff_dalle.checkpoints.checkpoint import load_file, load_weights
+from diff_dalle.checkpoints.foreign.reading import content_of, recognize, state_of
+from diff_dalle.checkpoints.foreign.releases import RELEASES, find_release
+from diff_dalle.checkpoints.foreign.structure import Structure, structure_of
+from diff_dalle.checkpoints.kinds import find_kind
+from diff_dalle.errors import InputError
+
+SIZE = 16
+GIVEN = {"image_size": SIZE, "num_head_channels": 16, "noise_schedule": "cosine"}
+TEXT = (40, 6, 32, 2, 4)
+CASES = {
+    "unconditional": Other(),
+    "new order": Other(new_order=True),
+    "classes": Other(classes=5),
+    "fixed variance": Other(outputs=3),
+    "improved": Other(updown=False, blocks=2),
+    "without scales": Other(updown=False, scale_shift=False, attention=(True, False)),
+    "pooled": Other(updown=False, learned_resampling=False, blocks=2),
+    "three levels": Other(mults=(1, 1, 2), attention=(False, True, False), blocks=2),
+    "one level": Other(mults=(1,), attention=(True,), blocks=2),
+    "upsampler": Other(inputs=6, classes=3),
+    "classifier": Other(pooled=7),
+    "deep classifier": Other(pooled=7, mults=(1, 1, 2), attention=(False, True, True), blocks=2, final_size=4),
+    "classifier without blocks that halve": Other(pooled=7, updown=False),
+    "glide": Other(text=TEXT),
+    "glide upsampler": Other(text=TEXT, inputs=6),
+}
+
+
+def given(other):
+    flags = {**GIVEN, "use_new_attention_order": other.new_order}
+    flags |= {"small_size": SIZE // 4} if other.inputs == 6 else {}
+    return flags | ({"enc_heads": other.text[4]} if other.text else {})
+
+
+def network_of(other):
+    content = content_of(recognize(other.state, "theirs.pt", given(other)), other.state, "theirs.pt")
+    kind = find_kind(content["kind"])
+    network = kind.build(kind.read_settings(content["config"]), TEXT[0], "").eval()
+    load_weights(network, content, "theirs.pt")
+    return network
+
+
+def inputs(other, n=2, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x, t = torch.randn(n, 3, SIZE, SIZE, generator=generator), torch.tensor([3.0, 711.5])
+    theirs, ours = {}, {}
+    if other.classes:
+        theirs["y"] = ours["labels"] = torch.tensor([0, other.classes - 1])
+    if other.inputs == 6:
+        low_res, none = torch.randn(n, 3, SIZE // 4, SIZE // 4, generator=generator), torch.zeros(n)
+        theirs["low_res"] = ours["low_res"] = low_res
+        ours |= {"low_res_level": none, "low_res_blur": none}
+    if other.text:
+        theirs["tokens"] = torch.randint(TEXT[0], (n, TEXT[1]), generator=generator)
+        theirs["mask"] = torch.arange(TEXT[1]) < torch.tensor([[4], [0]])  # the second one has no caption
+        first = torch.ones(n, 1, dtype=torch.bool)
+        ours["tokens"] = torch.cat([first.long(), theirs["tokens"]], 1)[:, :-1]  # ours may also be shorter
+        ours["mask"] = torch.cat([first, theirs["mask"]], 1)[:, :-1]
+    return x, t, theirs, Conditioning(**ours)
+
+
+@pytest.mark.parametrize("name", CASES)
+@torch.no_grad()
+def test_the_function_is_theirs(name):
+    other = CASES[name]
+    x, t, theirs, cond = inputs(other)
+    ours = network_of(other)(x, t) if other.pooled else network_of(other)(x, t, cond)
+    assert relative(ours, other(x, t, **theirs)) < 1e-5
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_way_back_is_exact(name):
+    other = CASES[name]
+    state = state_of(network_of(other), other.new_order)
+    assert state.keys() == other.state.keys()
+    assert all(torch.equal(state[key], value) for key, value in other.state.items())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_shapes_tell_the_structure(name):
+    other = CASES[name]
+    found = recognize(other.state, "theirs.pt", given(other))
+    if not other.pooled:
+        assert found.structure == Structure.of(found.settings.model, other.outputs == 6)
+    assert found.structure.classes == other.pooled
+    assert found.structure.resblock_updown == (other.updown and len(other.mults) > 1)
+    assert found.structure.num_res_blocks == other.blocks and found.structure.attention == tuple(other.attention)
+    assert found.structure.channel_mult == tuple(other.mults) and found.structure.is_upsampler == (other.inputs == 6)
+
+
+@pytest.mark.parametrize("release", RELEASES, ids=lambda release: release.name)
+def test_published_networks_are_recognized_by_their_shapes(release):
+    """Their parameters, in millions, as published."""
+    published = {
+        "64x64_diffusion": 296,
+        "128x128_diffusion": 422,
+        "256x256_diffusion": 554,
+        "512x512_diffusion": 559,
+        "64_256_upsampler": 312,
+        "128_512_upsampler": 309,
+        "imagenet64_cond_270M_250K": 273,
+        "base": 385,
+        "upsample": 398,
+    }
+    s, unseen = release.structure, release.unseen
+    text = s.text and (50257, s.text.length, s.text.width, s.text.depth, 8)
+    with torch.device("meta"):
+        other = Other(
+            s.num_channels,
+            s.channel_mult,
+            s.num_res_blocks,
+            s.attention,
+            s.in_channels,
+            s.out_channels,
+            s.num_classes,
+            s.use_scale_shift_norm,
+            s.resblock_updown,
+            text=text,
+            pooled=s.classes,
+            final_size=unseen.image_size >> (len(s.channel_mult) - 1),
+        )
+    shapes = {name: tuple(value.shape) for name, value in other.state.items()}
+    assert find_release(structure_of(shapes)) is release
+    found = recognize(other.state, "theirs.pt")
+    assert found.unseen == unseen and found.structure.kind == release.structure.kind
+    own = {weight.other: weight.other_shape for weight in found.weights()}
+    pooled = ("out.2.qkv_proj.weight", "out.2.qkv_proj.bias")  # each of two weights of ours
+    assert {**own, **{name: shapes[name] for name in pooled if name in shapes}} == shapes
+    count = sum(value.numel() for value in other.state.values()) / 1e6
+    assert round(count) == published.get(release.name, round(count))
+
+
+def test_no_two_releases_have_one_structure():
+    assert len({release.structure for release in RELEASES}) == len(RELEASES)
+
+
+# ----------------------------------------------------------------------------------------------------------- bad files
+
+
+def changed(**values):
+    state = dict(CASES["glide"].state)
+    for name, value in values.items():
+        name = name.replace("__", ".")
+        state.pop(name, None)
+        if value is not None:
+            state[name] = value
+    return state
+
+
+@pytest.mark.parametrize(
+    ("state", "flags", "message"),
+    [
+        (changed(final_ln__weight=None), {}, "has no final_ln.weight"),
+        (changed(unemb__weight=torch.zeros(3, 3)), {}, "has an extra unemb.weight"),
+        (changed(final_ln__weight=torch.zeros(3, dtype=torch.int64)), {}, "an odd final_ln.weight"),
+        (changed(input_blocks__1__0__out_layers__3__weight=None), {}, "in shapes of no network of this kind"),
+        (
+            Other(pooled=3).state,
+            {"image_size": 32},
+            "positional_embedding of shape .64, 65., which does not fit a network with image_size 32",
+        ),
+        (Other(inputs=7).state, {}, "inpainting network with 7 input channels"),
+        (Other(inputs=6).state, {}, "--small_size"),
+        (Other().state, {"image_size": None}, "the shapes of none of the published networks"),
+        (Other().state, {"num_head_channels": 5}, "num_head_channels is 5"),
+    ],
+)
+def test_what_does_not_fit_is_refused(state, flags, message):
+    flags = {name: value for name, value in {**GIVEN, "enc_heads": 4, **flags}.items() if value is not None}
+    with pytest.raises(InputError, match=message):
+        content_of(recognize(state, "theirs.pt", flags), state, "theirs.pt")
+
+
+def test_a_file_of_theirs_is_read_like_ours(tmp_path, monkeypatch):
+    """With the settings of a release of the same structure; as a PyTorch file and as safetensors."""
+    import safetensors.torch
+
+    from diff_dalle.checkpoints.foreign import reading
+
+    other = Other(classes=4)
+    found = recognize(other.state, "theirs.pt", given(other))
+    release = dataclasses.replace(RELEASES[0], structure=found.structure, unseen=found.unseen)
+    monkeypatch.setattr(reading, "find_release", lambda structure: release if structure == release.structure else None)
+    torch.save(other.state, tmp_path / "theirs.pt")
+    safetensors.torch.save_file(other.state, tmp_path / "theirs.safetensors")
+    for path in (tmp_path / "theirs.pt", tmp_path / "theirs.safetensors"):
+        content = load_file(str(path))
+        assert content["kind"] == "generator" and content["config"]["denoising"]["caption_dropout"] == 0
+        assert torch.equal(content["state"]["unet.out_conv.weight"], other.state["out.2.weight"])

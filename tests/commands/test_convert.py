@@ -1,0 +1,238 @@
+"""convert.py: others' checkpoints become ours and the other way around, and then do all that ours do."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from checkpoint_making import make_file, sample
+from others import Other
+from script_running import run as run_script
+
+import diff_dalle
+from diff_dalle.checkpoints.checkpoint import load_file
+from diff_dalle.checkpoints.safetensors import read_safetensors
+from diff_dalle.commands.command_line import parse
+from diff_dalle.commands.convert import ConvertConfig, convert
+from diff_dalle.diffusion.guidance import GuidanceConfig
+from diff_dalle.errors import InputError
+from diff_dalle.sampling.classifier import load_guide
+from diff_dalle.sampling.request import ImageEdit
+from diff_dalle.shapes.scenes import ShapesConfig
+from diff_dalle.shapes.shards import write_shapes
+
+TRAINING = {
+    "iterations": 2,
+    "batch_size": 4,
+    "save_interval": 2,
+    "sample_interval": 0,
+    "num_workers": 0,
+    "precision": "fp32",
+    "device": "cpu",
+    "threads": 1,
+    "ema_rate": 0.5,
+}
+SHAPE = {"image_size": 16, "num_head_channels": 16, "noise_schedule": "cosine", "diffusion_steps": 50}
+MERGES = ["r e", "re d"]
+TEXT = (256 + 2 + 1, 6, 32, 1, 4)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("others")
+    (path / "vocab.bpe").write_text("\n".join(["#version: 0.2", *MERGES]) + "\n", encoding="utf-8")
+    return path
+
+
+def converted(folder, name, other, **flags):
+    """The path of our checkpoint with the weights of a network of others."""
+    theirs, out = folder / f"{name}_theirs.pt", folder / f"{name}.pt"
+    torch.save(other.state, theirs)
+    return run(model_path=theirs, out=out, **{**SHAPE, **flags})
+
+
+def run(**flags):
+    argv = [str(part) for name, value in flags.items() for part in (f"--{name}", value)]
+    convert(parse(ConvertConfig, argv))
+    return str(flags["out"])
+
+
+def train(script, **flags):
+    run_script(script, *[str(part) for name, value in flags.items() for part in (f"--{name}", value)])
+
+
+@pytest.fixture(scope="module")
+def unconditional(folder):
+    return converted(folder, "unconditional", Other())
+
+
+@pytest.fixture(scope="module")
+def glide(folder):
+    return converted(folder, "glide", Other(text=TEXT), enc_heads=4, bpe_path=folder / "vocab.bpe")
+
+
+def test_an_unconditional_network_samples_and_edits(unconditional):
+    pipeline = diff_dalle.load(unconditional)
+    images = sample(pipeline, num_samples=2, seed=1)
+    assert images.shape == (2, 16, 16, 3) and images.std() > 10
+    picture = np.full((16, 16, 3), 200, dtype=np.uint8)
+    mask = np.zeros((16, 16), dtype=bool)
+    mask[:8] = True
+    (edited,) = sample(pipeline, edit=ImageEdit([picture], [mask]))
+    assert (edited[8:] == 200).all() and (edited[:8] != 200).any()
+
+
+def test_a_network_with_text_follows_guidance(glide):
+    """The vocabulary is in the file; the empty prompt is the null condition."""
+    pipeline = diff_dalle.load(glide)
+    red, none = sample(pipeline, ["red", ""], seeds=[3, 3])
+    assert not np.array_equal(red, none)
+    guided = [sample(pipeline, ["red"], seeds=[3], guidance=GuidanceConfig(guidance_scale=s))[0] for s in (1.0, 0.0)]
+    alone = sample(pipeline, ["red", ""], seeds=[3, 3], guidance=GuidanceConfig(guidance_scale=1.0))
+    assert np.array_equal(guided[0], alone[0]) and np.array_equal(guided[1], alone[1])
+
+
+def test_classes_are_followed_without_guidance_by_default(folder):
+    """There is no trained embedding for "no class"."""
+    pipeline = diff_dalle.load(converted(folder, "classes", Other(classes=3)))
+    given = {"labels": [0, 2], "seeds": [1, 1], "num_samples": 2}
+    images = sample(pipeline, **given)
+    assert not np.array_equal(*images)
+    assert np.array_equal(images, sample(pipeline, **given, guidance=GuidanceConfig(guidance_scale=1.0)))
+    with pytest.raises(InputError, match="guidance_scale is 3, but this network was trained without dropping"):
+        sample(pipeline, **given, guidance=GuidanceConfig(guidance_scale=3.0))
+
+
+def test_a_classifier_guides_towards_classes(folder, unconditional):
+    """A generator without classes; the classifier's own probability of the class rises with the scale."""
+    path = converted(folder, "classifier", Other(pooled=3))
+    guide = load_guide(path, "cpu")
+    given = {"labels": [0, 1, 2], "seeds": [1, 1, 1], "num_samples": 3, "classifier": path}
+    pipeline, found = diff_dalle.load(unconditional), []
+    for scale in (0.5, 8.0):
+        images = sample(pipeline, **given, classifier_scale=scale)
+        x = torch.from_numpy(images).permute(0, 3, 1, 2) / 127.5 - 1
+        with torch.no_grad():
+            logits = guide.model(x, torch.zeros(3))
+        found.append(logits.log_softmax(1).diagonal().mean().item())
+    assert found[1] > found[0]
+    for wrong, message in (
+        ({"labels": None, "seeds": None}, "give labels from 0 to 2"),
+        ({"labels": [0, 1, 3]}, "not"),
+    ):
+        with pytest.raises(InputError, match=message):
+            sample(pipeline, **{**given, **wrong}, classifier_scale=1.0)
+    with pytest.raises(InputError, match="no text encoder"):
+        sample(pipeline, ["red"] * 3, **{**given, "num_samples": 0}, classifier_scale=1.0)
+
+
+def test_the_gradient_of_a_classifier_is_that_of_the_class(folder):
+    path = converted(folder, "gradient", Other(pooled=3))
+    guide, other = load_guide(path, "cpu"), Other(pooled=3)
+    x = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    t = torch.tensor([4.0, 30.0])
+    value = guide.guide(["", ""], [2, 0], 1.0, "x_t").similarity(x, t)
+    expected = other(x, t).log_softmax(1)[[0, 1], [2, 0]]
+    assert torch.allclose(value, expected, atol=1e-5)
+    given, wanted = (torch.autograd.grad(each.sum(), x)[0] for each in (value, expected))
+    assert torch.allclose(given, wanted, atol=1e-5)
+
+
+def test_an_upsampler_continues(folder):
+    path = converted(folder, "upsampler", Other(inputs=6), image_size=32, small_size=16)
+    low = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3), dtype=np.uint8)
+    images = diff_dalle.load(upsampler_paths=[path]).sample(low_res=low, seeds=[1, 1], num_samples=2, progress=False)
+    assert images.shape == (2, 32, 32, 3) and not np.array_equal(*images)
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_the_way_back_is_exact(glide, folder, suffix):
+    out = run(model_path=glide, out=folder / f"back{suffix}", to="guided_diffusion")
+    state = read_safetensors(out)[0] if suffix == ".safetensors" else torch.load(out, weights_only=True)
+    theirs = Other(text=TEXT).state
+    assert state.keys() == theirs.keys() and all(torch.equal(state[name], value) for name, value in theirs.items())
+
+
+def test_a_unet_of_ours_is_written_with_its_names(tmp_path):
+    path = make_file(tmp_path)
+    out = run(model_path=path, out=tmp_path / "unet.safetensors", to="unet")
+    state, ours = read_safetensors(out)[0], load_file(path)["state"]
+    table = (tmp_path / "unet_names.md").read_text(encoding="utf-8")
+    assert len(state) == sum(name.startswith("unet.") for name in ours) == table.count("`unet.")
+    assert torch.equal(state["out.2.weight"], ours["unet.out_conv.weight"])
+    rows = {tuple(cell.strip(" `") for cell in line.split("|")[1:-1]) for line in table.splitlines()}
+    own = "unet.encoder.input_blocks.1.0.in_conv.weight"
+    assert ("input_blocks.1.0.in_layers.2.weight", "16×16×3×3", own) in rows
+    assert "text_encoder" not in table
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shards")
+    write_shapes(ShapesConfig(image_size=16, train_samples=8, val_samples=0, samples_per_shard=8), str(folder))
+    return folder / "train"
+
+
+def test_a_lora_is_trained_on_it(glide, shards, tmp_path):
+    flags = {**TRAINING, "model_path": glide, "data_dir": shards, "logdir": tmp_path, "lr": 0.05}
+    train("train_lora.py", **flags)
+    before, after = (
+        sample(diff_dalle.load(glide, lora=lora), ["red"], seed=3)
+        for lora in ([], [str(tmp_path / "lora000002.safetensors")])
+    )
+    assert not np.array_equal(before, after)
+
+
+def test_training_continues_from_it(glide, shards, tmp_path):
+    network = {
+        "num_channels": 32,
+        "channel_mult": "1,2",
+        "num_res_blocks": 1,
+        "attention_resolutions": 8,
+        "num_head_channels": 16,
+        "resblock_updown": True,
+        "variance": "learned_range",
+        "text_attention": "joint",
+        "text_padding": "learned",
+        "text_length": TEXT[1] + 1,
+        "enc_attn_dim": TEXT[2],
+        "enc_depth": TEXT[3],
+        "enc_heads": TEXT[4],
+        "bpe_path": Path(glide).parent / "vocab.bpe",
+    }
+    flags = {**TRAINING, **SHAPE, **network, "init_checkpoint": glide, "data_dir": shards, "logdir": tmp_path}
+    train("train_generator.py", **flags, lr=1e-5)
+    before, after = load_file(glide)["state"], load_file(str(tmp_path / "model000002.pt"))["state"]
+    changes = [(after[name] - value).abs().max().item() for name, value in before.items()]
+    assert before.keys() == after.keys() and 0 < max(changes) < 1e-4
+    assert (after["text_encoder.token_emb.weight"] != before["text_encoder.token_emb.weight"]).any()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"model_path": "ours"}, "does not hold weights named as in Improved Diffusion"),
+        ({"model_path": "ours", "to": "guided_diffusion"}, "has patch_size|has text_attention cross"),
+        ({"model_path": "unconditional", "to": "guided_diffusion", "image_size": 16}, "image_size is set"),
+        ({"model_path": "unconditional", "to": "unet", "out": "x.pt"}, "end it with .safetensors"),
+        ({"out": "x.safetensors"}, "is a .pt file"),
+        ({"bpe_path": "vocab"}, "reads no text"),
+        ({"model_path": "glide_theirs", "enc_heads": 4}, "give GPT-2's merge file"),
+        ({"model_path": "glide_theirs", "enc_heads": 4, "bpe_path": ""}, "give GPT-2's merge file"),
+        ({"image_size": None}, "shapes of none of the published networks"),
+        ({"num_head_channels": 7}, "num_head_channels is 7"),
+    ],
+)
+def test_bad_input(flags, message, folder, unconditional, glide, tmp_path):
+    paths = {"ours": make_file(tmp_path), "unconditional": unconditional, "vocab": folder / "vocab.bpe"}
+    paths |= {"glide_theirs": folder / "glide_theirs.pt", "theirs": folder / "unconditional_theirs.pt"}
+    converts = flags.get("to", "diff_dalle") == "diff_dalle"
+    flags = {"model_path": "theirs", "out": str(tmp_path / "x.pt"), **(SHAPE if converts else {}), **flags}
+    flags = {name: paths.get(value, value) for name, value in flags.items() if value is not None}
+    with pytest.raises(InputError, match=message):
+        run(**flags)
+
+
+def test_an_existing_file_stays(unconditional, folder):
+    with pytest.raises(InputError, match="exists already"):
+        run(model_path=folder / "unconditional_theirs.pt", out=unconditional, **SHAPE)
