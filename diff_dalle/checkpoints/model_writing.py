@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -13,12 +14,14 @@ from ..config import lookup, to_dict
 from ..errors import InputError
 from ..text.vocabulary import BUILT_IN
 from .checkpoint import load_file
+from .decoder import ClipConfig
 from .kinds import find_kind
 from .model_folder import ROLES, TABLE, ModelFolder, open_model
 from .weights_file import write_weights_file
 
 #: What the files for a setting are called; those of ``model_path`` have the names of their kinds.
 NAMES = {"upsampler_paths": "upsampler", "classifier_path": "classifier"}
+_CLIP = {field.name for field in fields(ClipConfig)}
 PRECISIONS = {"fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -51,9 +54,20 @@ def write_model(folder: str, paths: Mapping[str, Sequence[str]], precision: str 
 
 
 def portable(content: Mapping[str, Any]) -> dict[str, Any]:
-    """A checkpoint's content with the settings that its network needs only, and no path of its tokenizer."""
+    """A checkpoint's content with the settings that its network needs only, and no folder of its tokenizer or CLIP."""
     kind = find_kind(content["kind"])
     config = to_dict(kind.read_settings(content["config"]))
     if (section := config.get("tokenizer")) and section["bpe_path"] not in BUILT_IN:
         section["bpe_path"] = ""  # the vocabulary is in the file
+    for clip in _clips(config):
+        clip["model"] = clip["model"].rpartition("/")[2]  # its identity stays, by which another copy is known
     return {**content, "config": config}
+
+
+def _clips(value: Any) -> Iterator[dict[str, Any]]:
+    """The CLIPs of ours that nested settings name: by the path of a checkpoint."""
+    if isinstance(value, dict):
+        if value.keys() == _CLIP and value["make"] == "diff_dalle":
+            yield value
+        for item in value.values():
+            yield from _clips(item)

@@ -7,6 +7,7 @@ import json
 
 import numpy as np
 from PIL import Image
+from tqdm import tqdm
 
 from .. import storage
 from ..config import load_mapping
@@ -35,7 +36,8 @@ def write_emoji(config: EmojiConfig, font: str, out_dir: str) -> dict[str, dict[
     """
     renderer, emoji = Renderer(find_font(font)), recommended()
     claim_folder(config, out_dir, RECORD, WORLD)
-    pictures = {each.sequence: picture for each, picture in renderer.distinct(emoji)}
+    bar = tqdm(emoji, desc="drawing", unit="emoji", disable=None)
+    pictures = {each.sequence: picture for each, picture in renderer.distinct(bar)}
     report = {}
     for split, members in split_emoji(config, [each for each in emoji if each.sequence in pictures]).items():
         folder = storage.join(out_dir, split)

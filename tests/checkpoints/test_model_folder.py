@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import torch
 from checkpoint_making import TINY, make_classifier_file, make_file, sample
+from decoder_making import make_decoder, save_decoder
 
 import diff_dalle
 from diff_dalle.checkpoints import model_folder
 from diff_dalle.checkpoints.checkpoint import load_file
 from diff_dalle.checkpoints.content import DamagedError
+from diff_dalle.checkpoints.decoder import ClipConfig
 from diff_dalle.checkpoints.model_folder import ModelFolder, find_file, open_model
 from diff_dalle.checkpoints.model_writing import portable, write_model
 from diff_dalle.checkpoints.weights_file import write_weights_file
@@ -75,6 +77,15 @@ def test_a_folder_says_nothing_of_the_run(checkpoints):
     content["config"]["tokenizer"]["bpe_path"] = "/home/someone/merges.txt"
     assert portable(content)["config"]["tokenizer"]["bpe_path"] == ""
     assert {name: kept[name] for name in ("role", "step", "samples")} == {"role": "ema", "step": 7, "samples": 70}
+
+
+@pytest.mark.parametrize(
+    ("make", "model", "kept"), [("diff_dalle", "/home/someone/clip.pt", "clip.pt"), ("openai", "ViT-L/14", "ViT-L/14")]
+)
+def test_a_folder_says_nothing_of_where_a_decoders_clip_was(make, model, kept, tmp_path):
+    path = save_decoder(tmp_path / "decoder.pt", make_decoder(clip=ClipConfig(make, model, "abc")))
+    clip = portable(load_file(str(path)))["config"]["decoder"]["clip"]
+    assert clip == {"make": make, "model": kept, "identity": "abc"}
 
 
 def test_what_a_location_means(checkpoints, shipped, tmp_path, monkeypatch):
