@@ -136,6 +136,8 @@ class LatentStage(Stage):
         for name in ("noise_level", "blur_level", "tile_size"):
             if getattr(settings, name):
                 raise InputError(f"{name} is {getattr(settings, name):g}, but a stage of a latent cascade has none")
+
+    def classifier(self, settings: StageSettings) -> None:
         if settings.classifier is not None and settings.classifier_scale:
             raise InputError("a classifier sees pictures, not the latents of a latent cascade: leave it out")
 

@@ -252,6 +252,11 @@ class Pipeline:
 
         ``world``, ``progress``, ``watch`` and errors as for ``sample``.
         """
+        if len(settings) != len(self.stages):
+            raise InputError(
+                f"settings has {quantity(len(settings), 'value')}, but the pipeline has "
+                f"{quantity(len(self.stages), 'stage')}: give one for each"
+            )
         request = with_low_res(request, self.stages)
         sizes = stage_sizes(request, self.stages)
         check_used(request, settings, self.stages)
@@ -296,12 +301,7 @@ class Pipeline:
     def _jobs(
         self, request: Request, settings: Sequence[StageSettings], sizes: Sequence[tuple[int, int]]
     ) -> list[StageJob]:
-        """Each stage's part of the request. InputError for a wrong number of settings."""
-        if len(settings) != len(self.stages):
-            raise InputError(
-                f"settings has {quantity(len(settings), 'value')}, but the pipeline has "
-                f"{quantity(len(self.stages), 'stage')}: give one for each"
-            )
+        """Each stage's part of the request."""
         edit = request.edit and request.edit.for_upsampling()
         first = 0 if self.has_base else 1
         return [

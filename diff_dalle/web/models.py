@@ -11,7 +11,7 @@ from ..checkpoints.model_folder import open_model, trained_models
 from ..commands.serve import ModelsConfig
 from ..config import nearest
 from ..errors import InputError
-from ..sampling.classifier import load_classifier
+from ..sampling.classifier import load_guide
 from ..sampling.pipeline import Pipeline, load
 from .refusal import Refusal
 
@@ -117,7 +117,7 @@ class Models:
         for stage in pipeline.stages:
             stage.network()
         if model.classifier:
-            classifier = load_classifier(model.classifier, self.device, self.precision)
+            classifier = load_guide(model.classifier, self.device, self.precision)
             classifier.check_fits((first.image_size, first.image_size), first.signal, first.diffusion, first.tokenizer)
         if model.loras or model.controlnet:
             self._load(model, list(model.loras.values()), bool(model.controlnet))

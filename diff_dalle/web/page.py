@@ -28,6 +28,8 @@ EDITS = {
 }
 CSS = """
 .images img { image-rendering: pixelated; }
+.images .grid-wrap { min-height: 8em; padding-top: 2.4em; }
+.images .empty { min-height: 8em; }
 .status { min-height: 3.2em; }
 .status progress { width: 100%; height: .7em; accent-color: #c2410c; }
 """
@@ -120,6 +122,23 @@ def read_wish(values: dict[str, Any], model: Served) -> tuple[Wish, Pictures]:
     return wish, pictures
 
 
+def values_of(wish: dict[str, Any]) -> dict[str, Any]:
+    """What the page's controls say for a wish, as a dict: the inverse of ``read_wish``, without its pictures."""
+    names = {"model": "model", "prompt": "prompt", "negative": "negative_prompt", "seed": "seed"}
+    names |= {"count": "num_images", "sampler": "sampler", "steps": "steps", "classifier": "classifier_scale"}
+    values = {name: wish[key] for name, key in names.items()}
+    optional = {"label": "label", "guidance": "guidance_scale"}
+    values |= {name: wish[key] for name, key in optional.items() if wish[key] is not None}
+    loras = [text.rpartition(":") for text in wish["lora"]]
+    values |= {"loras": [name for name, _, _ in loras], "control_scale": wish["control_scale"]}
+    if loras:
+        values["lora_factor"] = float(loras[0][2])
+    for label, kind in EDITS.items():
+        if kind in wish and wish[kind] is not None:
+            values |= {"edit": label, "amount": wish[kind]}
+    return values
+
+
 def _whole(value: Any, name: str) -> int:
     if value is None or int(value) != value:
         raise Refusal(400, f"{name} is {value}, but must be a whole number")
@@ -192,7 +211,7 @@ def build_page(service: Service) -> Any:
                     command = gr.Code(label="Command line", **text)
                     code = gr.Code(label="Python", **text)
                     settings = gr.Code(label="HTTP API (POST /api/sample)", **text)
-                past = _gallery(gr, "History: choose an image to see how to repeat it", 6)
+                past = _gallery(gr, "History: choose an image to have its settings again", 6)
         history = gr.State([], time_to_live=VISIT_SECONDS)
         names = list(controls)
 
@@ -222,20 +241,6 @@ def build_page(service: Service) -> Any:
             except Refusal as refusal:
                 yield {progress: status(refusal.sentence[:1].upper() + refusal.sentence[1:])}
 
-        def choose(entries: list[dict], event: gr.SelectData) -> dict:
-            entry = entries[event.index]
-            wish = entry["wish"]
-            again = {"prompt": "prompt", "negative": "negative_prompt", "seed": "seed", "steps": "steps"}
-            shown: dict[Any, Any] = {controls[name]: wish[key] for name, key in again.items()}
-            shown |= {controls["model"]: wish["model"], controls["sampler"]: wish["sampler"], controls["count"]: 1}
-            if wish["guidance_scale"] is not None:
-                shown[controls["guidance"]] = wish["guidance_scale"]
-            return shown | {
-                command: entry["command"],
-                code: entry["python"],
-                settings: json.dumps(wish, indent=1),
-            }
-
         def change_model(name: str) -> dict:
             model = service.models.find(name)
             return {
@@ -250,6 +255,18 @@ def build_page(service: Service) -> Any:
                 controls["lora_factor"]: gr.update(visible=bool(model.loras)),
                 control_group: gr.update(visible=bool(model.controlnet)),
                 stages: gr.update(visible=model.stages > 1),
+            }
+
+        def choose(entries: list[dict], event: gr.SelectData) -> dict:
+            entry = entries[event.index]
+            shown = change_model(entry["wish"]["model"])
+            for name, value in values_of(entry["wish"]).items():
+                update = shown.get(controls[name])
+                shown[controls[name]] = {**update, "value": value} if isinstance(update, dict) else value
+            return shown | {
+                command: entry["command"],
+                code: entry["python"],
+                settings: json.dumps(entry["wish"], indent=1),
             }
 
         def end(request: gr.Request) -> None:
@@ -269,7 +286,8 @@ def build_page(service: Service) -> Any:
         page.unload(end)
         changed = [controls[name] for name in names if name not in ("model", "count", "seed", "control", "editor")]
         controls["model"].input(change_model, controls["model"], [*changed, control_group, stages], **private)
-        past.select(choose, history, [*controls.values(), command, code, settings], **private)
+        again = [*controls.values(), control_group, stages, command, code, settings]
+        past.select(choose, history, again, **private)
     return page.queue(api_open=False, max_size=64)
 
 

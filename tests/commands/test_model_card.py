@@ -12,6 +12,7 @@ from checkpoint_making import TINY, make_classifier_file, make_file, make_run
 from control_making import make_controlnet
 from decoder_making import TEXT_UNET, UNET, make_decoder, save_decoder, save_unet
 from latent_file_making import make_cascade
+from others import Other
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -22,6 +23,7 @@ from diff_dalle.checkpoints.kinds import KINDS
 from diff_dalle.checkpoints.loading import open_network
 from diff_dalle.checkpoints.record import CheckpointSet, Record, save_record
 from diff_dalle.commands.command_line import parse
+from diff_dalle.commands.convert import ConvertConfig, convert
 from diff_dalle.commands.prepare import COMMANDS as PREPARE
 from diff_dalle.commands.sample import SampleRun
 from diff_dalle.commands.sharing.card import CardFile, CardTexts, model_card
@@ -52,6 +54,14 @@ def front_matter(card: str) -> dict:
 # ------------------------------------------------------------------------------------------------------ every kind
 
 
+def make_noisy_classifier(folder):
+    """Of another project, the only ones that have it."""
+    torch.save(Other(pooled=3).state, folder / "theirs.pt")
+    out = str(folder / "noisy.pt")
+    convert(ConvertConfig(str(folder / "theirs.pt"), out, image_size=16, num_head_channels=16, noise_schedule="linear"))
+    return out
+
+
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     """(role, path) of checkpoints by what they hold."""
@@ -65,6 +75,7 @@ def files(tmp_path_factory):
         "unconditional": make_stage(home / "plain.pt", enc_attn_dim=0, caption_dropout=0),
         "upsampler": make_stage(home / "upsampler.pt", image_size=16, small_size=8),
         "classifier": make_classifier_file(home),
+        "noisy_classifier": make_noisy_classifier(home),
         "clean CLIP": make_classifier_file((home / "clean", (home / "clean").mkdir())[0], noised=False),
         "decoder": save_decoder(home / "decoder.pt", decoder),
         "decoder's upsampler": save_unet(home / "unet1.pt", decoder, 1),
@@ -84,6 +95,7 @@ def files(tmp_path_factory):
         "upsampler": "upsampler_paths",
         "decoder's upsampler": "upsampler_paths",
         "classifier": "classifier_path",
+        "noisy_classifier": "classifier_path",
         "clean CLIP": "classifier_path",
         **{name: name for name in ("stage_a", "semantic", "stage_b")},
     }
@@ -94,6 +106,7 @@ WHAT = {
     "generator": ("text-to-image generator, 16×16 pixels", "text-to-image"),
     "upsampler": ("upsampler of images of 8×8 pixels, 16×16 pixels", "image-to-image"),
     "classifier": ("CLIP trained on noised images, 16×16 pixels", "zero-shot-image-classification"),
+    "noisy_classifier": ("classifier of noisy images into classes, 16×16 pixels", "image-classification"),
     "decoder": ("decoder of CLIP image embeddings, 8×8 and 16×16 pixels", "image-to-image"),
     "stage_a": ("stage A of a latent cascade, an autoencoder, 256×256 pixels", "image-to-image"),
     "semantic": ("semantic encoder of a latent cascade, with its previewer", "image-feature-extraction"),

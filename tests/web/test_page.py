@@ -12,7 +12,9 @@ from checkpoint_making import make_file
 from PIL import Image
 from web_making import Gate, make_service, serving
 
-from diff_dalle.web.page import Visits, state_text, status
+from diff_dalle.config import to_dict
+from diff_dalle.web.models import Served
+from diff_dalle.web.page import EDITS, Visits, read_wish, state_text, status, values_of
 from diff_dalle.web.page_inputs import mask_of
 from diff_dalle.web.refusal import Refusal
 from diff_dalle.web.wish import Pictures, Wish
@@ -188,6 +190,28 @@ def test_every_step_can_be_shown(service):
     last = seen[-1].pixels().astype(int)
     assert np.abs(last - images).max() <= 1  # the last step of this sampler ends at the expected image
     assert state_text(Snapshot(False, 0, seen[0], None, None, 1.0)).count("Sampling: step 1 of")
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"label": 0, "guidance_scale": 0.0},
+        {"label": 2, "guidance_scale": 4.5, "classifier_scale": 1.5, "negative_prompt": "dark"},
+        {"label": 1, "guidance_scale": 1.0, "lora": ("a:0.5", "b:0.5"), "num_images": 3, "control_scale": 0.7},
+        {"label": 1, "guidance_scale": 1.0, "strength": 0.3},
+        {"label": 1, "guidance_scale": 1.0, "variation": 0.9},
+    ],
+)
+def test_the_settings_of_a_wish_come_back(asked):
+    """What the history restores is read as the same wish."""
+    model = Served("m", "", classifier="c", loras={"a": "", "b": ""}, controlnet="n", has_text=True, num_classes=3)
+    model.guidable = True
+    wish = Wish(model="m", prompt="a star", seed=7, sampler="ddim", steps=3, **asked)
+    picture = np.zeros((8, 8, 3), dtype=np.uint8)
+    others = {"lora_factor": 1.0, "edit": next(iter(EDITS)), "amount": 0.5, "control_scale": 1.0, "loras": []}
+    editor = (picture, None) if wish.strength or wish.variation else None
+    given = {**others, **values_of(to_dict(wish)), "control": picture, "editor": editor}
+    assert read_wish(given, model)[0] == wish
 
 
 def test_texts_are_escaped():

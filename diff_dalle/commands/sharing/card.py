@@ -38,6 +38,7 @@ _GENERATOR = {
 }
 KINDS = {
     "classifier": ("CLIP", "zero-shot-image-classification"),
+    "noisy_classifier": ("classifier of noisy images into classes", "image-classification"),
     "decoder": ("decoder of CLIP image embeddings", "image-to-image"),
     "stage_a": ("stage A of a latent cascade, an autoencoder", "image-to-image"),
     "semantic": ("semantic encoder of a latent cascade, with its previewer", "image-feature-extraction"),

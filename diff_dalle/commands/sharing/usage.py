@@ -22,6 +22,9 @@ def usage(kind: str, settings: Any, name: str, path: str, prompt: str, roles: Se
     """
     if kind == "classifier":
         return _classifier(settings.contrastive.noised, path, prompt)
+    if kind == "noisy_classifier":
+        flags = f"--model_path ema.pt --classifier_path {_shell(path)} --labels 0"
+        return _sampled(flags, _python("ema.pt"), f"labels=[0], classifier={_python(path)}")
     prompts, flags = _python([prompt]), f"--prompts {_shell(prompt)}"
     if kind == "generator":
         model = settings.model
