@@ -12,6 +12,7 @@ import numpy as np
 
 from ..checkpoints.checkpoint import save_file
 from ..commands.train_generator import GeneratorRun
+from ..diffusion.preview_config import PreviewConfig
 from ..diffusion.sampling import SamplerConfig
 from ..models.generator import GeneratorConfig
 from ..models.super_resolution import LowResConfig
@@ -19,7 +20,6 @@ from ..models.text_encoder import TextEncoderConfig
 from ..models.unet import UNetConfig
 from ..sampling.pipeline import Pipeline, load
 from ..sampling.request import Request, StageSettings
-from ..tasks.previews import PreviewConfig
 from .timing import in_fresh_process
 
 # Input resolution, output resolution and channels: stages of 18, 18 and 28 million parameters, which need more memory

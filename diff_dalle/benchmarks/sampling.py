@@ -24,6 +24,7 @@ from ..checkpoints.checkpoint import save_file
 from ..commands.train_generator import GeneratorRun
 from ..diffusion.diffusion_config import DiffusionConfig
 from ..diffusion.guidance import GuidanceConfig
+from ..diffusion.preview_config import PreviewConfig
 from ..diffusion.respace import SpacedDiffusion
 from ..diffusion.sampling import SampleBatch, SamplerConfig, sample_batch, seeds_draw
 from ..images.signal import PixelSignal
@@ -32,7 +33,6 @@ from ..models.text_encoder import TextEncoderConfig
 from ..models.unet import UNetConfig
 from ..sampling.pipeline import Pipeline, load
 from ..sampling.stage import Stage
-from ..tasks.previews import PreviewConfig
 from ..text.tokenizer import Tokenizer
 
 PROMPTS = ["a red circle", "a small blue square", "two green crosses", "a star above a ring"]

@@ -17,6 +17,7 @@ from ..batch import Conditioning
 from ..config import from_dict, lookup, present_keys, section, type_hints
 from ..diffusion.augmentation import AugmentationConfig
 from ..diffusion.diffusion_config import DiffusionConfig, NoiseConfig
+from ..diffusion.preview_config import PreviewConfig
 from ..diffusion.resample import ContrastiveConfig, DenoisingConfig
 from ..images.signal import PixelSignal, Signal
 from ..models.generator import Generator, GeneratorConfig
@@ -37,6 +38,7 @@ class GeneratorSettings:
     diffusion: DiffusionConfig = section(DiffusionConfig)
     denoising: DenoisingConfig = section(DenoisingConfig)
     augmentation: AugmentationConfig = section(AugmentationConfig)
+    preview: PreviewConfig = section(PreviewConfig)
 
 
 @dataclass(frozen=True)

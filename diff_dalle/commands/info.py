@@ -234,7 +234,6 @@ def network_cost(kind: Kind, settings, vocab_size: int, trainee: str = "") -> Ne
 
 
 @functools.cache
-@functools.cache
 def preset_costs(name: str) -> tuple[TrainingRun, dict[str, NetworkCost]]:
     """The run that a preset describes, and its networks' costs by name."""
     run = parse_info(["--preset", name])

@@ -33,7 +33,7 @@ ExpectedClassifier = expectations(
 GivenSampler = overrides(
     SamplerConfig, "Sampler (none = as the checkpoint says; a generator: dpm++2m with 30 steps and eta 0)"
 )
-GivenGuidance = overrides(GuidanceConfig, "Guidance (none = as the checkpoint says; a generator: static thresholding)")
+GivenGuidance = overrides(GuidanceConfig, "Guidance (none = as the checkpoint says; a generator: as in its previews)")
 
 
 @dataclass(frozen=True)

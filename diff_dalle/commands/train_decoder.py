@@ -17,6 +17,7 @@ from ..checkpoints.run_folder import discard_run, read_run
 from ..config import Problems, option, redacted, section, to_dict
 from ..data.loader import DataConfig, Loader
 from ..diffusion.augmentation import area_resize
+from ..diffusion.preview_config import PreviewConfig
 from ..distributed.launch import DistributedConfig
 from ..distributed.sharding_config import ShardingConfig
 from ..distributed.world import World
@@ -27,7 +28,7 @@ from ..images.signal import PixelSignal
 from ..models.decoder.unet import DecoderUnet
 from ..randomness import Draw, check_seeds
 from ..tasks.decoding import CLIP, DecodingTask
-from ..tasks.previews import PreviewConfig, Previews
+from ..tasks.previews import Previews
 from ..text.tokenizer import Tokenizer
 from ..tracking.loader import fetch_source
 from ..tracking.trackers import TrackingConfig

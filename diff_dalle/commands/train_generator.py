@@ -13,6 +13,7 @@ from ..config import section
 from ..data.loader import DataConfig, Loader
 from ..diffusion.augmentation import AugmentationConfig, area_downsample
 from ..diffusion.diffusion_config import DiffusionConfig, create_gaussian_diffusion
+from ..diffusion.preview_config import PreviewConfig
 from ..diffusion.resample import DenoisingConfig
 from ..distributed.launch import DistributedConfig
 from ..distributed.world import World
@@ -21,7 +22,7 @@ from ..images.signal import Signal
 from ..images.transforms import Window
 from ..models.generator import GeneratorConfig
 from ..tasks.denoising import DenoisingTask
-from ..tasks.previews import PreviewConfig, Previews
+from ..tasks.previews import Previews
 from ..tasks.upsampling import UpsamplingTask
 from ..text.tokenizer import Tokenizer, TokenizerConfig
 from ..tracking.trackers import TrackingConfig

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
 from torch.utils.flop_counter import FlopCounterMode
 
 ADAMW_BYTES = 4 + 4 + 4 + 4  # per parameter: weight, gradient and AdamW's two moments, each fp32
@@ -49,6 +51,49 @@ def _convolution(x: Tensor, *arguments) -> Tensor:
 # On the meta device a convolution returns NCHW, unlike elsewhere; the layers after it would copy that, which overstated
 # the peak of U-Nets by 7 to 11 %.
 _META_KERNELS = {torch.ops.aten.convolution.default: _convolution}
+#: What operations return on the meta device, and the shape, strides and type of each result, by operation and input.
+_FORMS: dict[tuple, tuple[type, list[tuple]]] = {}
+
+
+class _MetaKernels(TorchDispatchMode):
+    """Operations on the meta device, whose kernels there are slow Python: the form of the results of equal operations,
+    of which a network of repeated blocks has many, is found once."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        key = _form_of_call(func, args, kwargs or {})
+        if key is not None and key in _FORMS:
+            container, forms = _FORMS[key]
+            found = [torch.empty_strided(shape, strides, dtype=t, device="meta") for shape, strides, t in forms]
+            return found[0] if container is Tensor else container(found)
+        out = _META_KERNELS.get(func, func)(*args, **(kwargs or {}))
+        results = out if isinstance(out, (tuple, list)) else (out,)
+        if key is not None and all(
+            type(each) is Tensor and each.is_meta and each.storage_offset() == 0 for each in results
+        ):
+            _FORMS[key] = type(out), [(each.shape, each.stride(), each.dtype) for each in results]
+        return out
+
+
+@functools.cache
+def _makes_new(func) -> bool:
+    return not any(each.alias_info for each in (*func._schema.returns, *func._schema.arguments))
+
+
+def _form_of_call(func, args, kwargs) -> tuple | None:
+    """What tells the form of an operation's results; None if they may share memory with its inputs, or if those are not
+    tensors on the meta device."""
+    if not _makes_new(func):
+        return None
+    flat, structure = tree_flatten((args, kwargs))
+    forms: list[Hashable] = []
+    for each in flat:
+        if isinstance(each, Tensor):
+            if type(each) not in (Tensor, nn.Parameter) or not each.is_meta:
+                return None
+            forms.append((each.shape, each.stride(), each.dtype))
+        else:
+            forms.append((type(each), each))  # 1, 1.0 and True are equal
+    return (func, structure, *forms) if any(isinstance(each, Tensor) for each in flat) else None
 
 
 class _LiveBytes(TorchDispatchMode):
@@ -64,7 +109,7 @@ class _LiveBytes(TorchDispatchMode):
         self.now = self.peak = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = _META_KERNELS.get(func, func)(*args, **(kwargs or {}))
+        out = func(*args, **(kwargs or {}))
         for result in out if isinstance(out, (tuple, list)) else (out,):
             if isinstance(result, Tensor):
                 self._count(result.untyped_storage())
@@ -115,7 +160,7 @@ def _fused_attention() -> Iterator[None]:
 
 def count_flops(model: nn.Module, call: Callable[[nn.Module], Tensor]) -> int:
     """FLOPs of ``call(model)``, a forward pass, for a model built on the meta device."""
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+    with torch.no_grad(), _MetaKernels(), FlopCounterMode(display=False) as counter:
         call(model)
     return counter.get_total_flops()
 
@@ -134,7 +179,7 @@ class _Operations(TorchDispatchMode):
 
 def count_training(model: nn.Module, call: Callable[[nn.Module], Tensor]) -> tuple[int, int]:
     """FLOPs and operations of ``call(model)`` and its backward pass, with what activation checkpointing repeats."""
-    with FlopCounterMode(display=False) as counter, _Operations() as operations:
+    with _MetaKernels(), FlopCounterMode(display=False) as counter, _Operations() as operations:
         out = call(model.train())
         out.backward(torch.empty_like(out))
     return counter.get_total_flops(), operations.count
@@ -153,7 +198,7 @@ def peak_bytes(model: nn.Module, call: Callable[[nn.Module], Tensor], accumulate
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient
     live = _LiveBytes([*parameters, *(gradient for gradient in gradients if gradient is not None)])
-    with _fused_attention(), live:
+    with _fused_attention(), _MetaKernels(), live:
         out = call(model)
         out.backward(torch.empty_like(out))
     return live.peak

@@ -30,10 +30,14 @@ class GeneratorStage(Stage):
         self.degradation = settings.augmentation.degradation
         self.unet, self.num_classes = self.config.unet, self.config.unet.num_classes
         self.image_size, self.small_size = self.config.unet.image_size, self.config.low_res.small_size
-        self.defaults = UPSAMPLER_DEFAULTS if self.is_upsampler else StageSettings()
+        usual = UPSAMPLER_DEFAULTS if self.is_upsampler else StageSettings()
+        guidance = settings.preview.guidance
         if not settings.denoising.caption_dropout:
             self.never_dropped = "caption_dropout"
-            self.defaults = replace(self.defaults, guidance=replace(self.defaults.guidance, guidance_scale=1.0))
+            guidance = guidance.at_scale(1.0)
+        elif guidance.guidance_scale is None:
+            guidance = replace(guidance, guidance_scale=usual.guidance.guidance_scale)
+        self.defaults = replace(usual, guidance=guidance)
 
     def conditioning(self, request: Request, index: Sequence[int]) -> Conditioning:
         """Captions and classes. Subclasses with further conditions (of other networks) add them here."""

@@ -9,49 +9,12 @@ import torch
 from torch import nn
 
 from ..batch import Conditioning
-from ..config import option, section
 from ..diffusion.diffusion_config import DiffusionConfig
-from ..diffusion.guidance import GuidanceConfig, thresholding
-from ..diffusion.sampling import SampleBatch, SamplerConfig, sample_batch
-from ..errors import InputError
+from ..diffusion.guidance import GuidanceConfig
+from ..diffusion.preview_config import PreviewConfig
+from ..diffusion.sampling import SampleBatch, sample_batch
 from ..images.grid import image_grid
 from ..images.signal import Signal
-
-
-@dataclass(frozen=True)
-class PreviewConfig:
-    """Preview grids"""
-
-    sample_interval: int = option(
-        5000, "steps between preview grids, of which the last step has one too; 0 = no previews", free=True
-    )
-    preview_samples: int = option(
-        16,
-        "images in a preview grid, of the first captions of val_data_dir, or else of data_dir",
-        free=True,
-        needs=("sample_interval",),
-    )
-    sampler: SamplerConfig = section(SamplerConfig, needs=("sample_interval",))
-    guidance: GuidanceConfig = section(GuidanceConfig, needs=("sample_interval",))
-
-    def __post_init__(self):
-        if self.sample_interval < 0:
-            raise InputError(f"sample_interval is {self.sample_interval}, but must not be negative")
-        if self.preview_samples < 1:
-            raise InputError(
-                f"preview_samples is {self.preview_samples}, but must be at least 1 (--sample_interval 0 turns "
-                "previews off)"
-            )
-
-    def check(self, diffusion: DiffusionConfig, signal: Signal, conditional: bool) -> None:
-        """InputError for previews that cannot be sampled, before training instead of at the first preview.
-
-        conditional: whether the generator has captions or classes.
-        """
-        if self.sample_interval:
-            self.sampler.process(diffusion)
-            self.guidance.scales(conditional)
-            thresholding(self.guidance, signal.value_range)
 
 
 @dataclass(frozen=True)

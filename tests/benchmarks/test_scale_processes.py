@@ -104,4 +104,4 @@ def test_two_processes():
         assert all(value > 0 for values in seconds.values() for value in values)
     (trace,), others = (traces for *_, traces in ranks)
     assert sum(bucket.size for bucket in trace.buckets) == trace.parameters > 1e5 and not others
-    assert trace.buckets[-1].end > 0 and 0 <= trace.overlap < 1
+    assert all(-trace.backward < bucket.begin < bucket.end for bucket in trace.buckets) and 0 <= trace.overlap <= 1

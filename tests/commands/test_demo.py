@@ -88,6 +88,6 @@ def test_a_command_that_fails_stops_the_demo(demo):
 
 
 def test_chapters_are_asked_for_by_name():
-    assert {"generator", "decoder", "cascade", "emoji"} == set(CHAPTERS)
+    assert {"generator", "shapes", "emoji", "decoder", "cascade"} == set(CHAPTERS)
     with pytest.raises(InputError, match="did you mean cascade"):
         DemoConfig(what=("cascades",))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from cascade_making import NO_TEXT, make_stage
-from checkpoint_making import make_classifier_file
+from checkpoint_making import make_classifier_file, make_file
 from control_making import make_controlnet
 from decoder_making import UNET, make_decoder, save_decoder
 from latent_file_making import make_cascade
@@ -196,6 +196,14 @@ def sampled(monkeypatch):
 
     monkeypatch.setattr(Pipeline, "sample_stages", recording)
     return calls
+
+
+@pytest.mark.parametrize(("trained", "given", "expected"), [({}, {}, 3.0), (2.0, {}, 2.0), (2.0, {"scale": 1.5}, 1.5)])
+def test_guidance_is_that_of_the_checkpoint(folder, tmp_path, trained, given, expected):
+    path = make_file(tmp_path, **({"guidance_scale": trained} if trained else {}))
+    flags = {f"guidance_{name}": value for name, value in given.items()}
+    result = evaluation(folder, **{**base_and_classifier(folder), "model_path": path}, **flags)
+    assert result.context.default_guidance.guidance_scale == expected
 
 
 def test_equal_samples_are_made_once_and_shared_between_evaluators(folder, sampled):

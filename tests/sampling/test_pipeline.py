@@ -51,6 +51,20 @@ def test_guidance_needs_a_condition(pipeline, tmp_path):
         sample(unconditional, "", guidance=three)
 
 
+def test_guidance_is_that_of_the_previews_of_the_training(tmp_path):
+    """Its scale, its interval and the rest; given guidance replaces all of it. An upsampler has its own."""
+    flags = {"guidance_scale": 1.5, "guidance_interval": "0,0.9", "sample_interval": 0}
+    trained, interval = load(make_file(tmp_path, **flags), "cpu"), (0.0, 0.9)
+    images = sample(trained, "a star")
+    assert np.array_equal(images, sample(trained, "a star", guidance=GuidanceConfig(1.5, guidance_interval=interval)))
+    for other in (GuidanceConfig(), GuidanceConfig(1.5), GuidanceConfig(guidance_interval=interval)):
+        assert not np.array_equal(images, sample(trained, "a star", guidance=other))
+    (tmp_path / "up").mkdir()
+    for given, expected in (({}, 1.0), ({"guidance_scale": 2}, 2.0)):
+        upsampler = load(upsampler_paths=[make_file(tmp_path / "up", image_size=32, small_size=16, **given)])
+        assert upsampler.upsampler_defaults[0].guidance.guidance_scale == expected
+
+
 def test_prompt_guidance_and_negative_prompt_matter(pipeline):
     def guided(scale, prompt="a red circle", **options):
         return sample(pipeline, [prompt], guidance=GuidanceConfig(guidance_scale=scale), **options).astype(int)

@@ -7,9 +7,9 @@ from checkpoint_making import make_run
 
 from diff_dalle.batch import Batch, Conditioning
 from diff_dalle.diffusion import DiffusionConfig, GuidanceConfig
+from diff_dalle.diffusion.preview_config import PreviewConfig
 from diff_dalle.errors import InputError
 from diff_dalle.images.signal import PixelSignal
-from diff_dalle.tasks.previews import PreviewConfig
 
 UNCONDITIONAL = {"enc_attn_dim": 0, "caption_dropout": 0}
 FEW = {"timestep_respacing": 2, "sample_interval": 1, "preview_samples": 2}
@@ -20,7 +20,8 @@ def test_guidance_of_an_unconditional_generator_is_refused_at_the_start():
         make_run(**UNCONDITIONAL, guidance_scale=3)
     for flags in ({}, {"guidance_scale": 1}):
         make_run(**UNCONDITIONAL, **flags)
-    PreviewConfig(0, guidance=GuidanceConfig(guidance_scale=3)).check(DiffusionConfig(), PixelSignal(), False)
+    with pytest.raises(InputError, match="guidance_scale is 3, but there is no caption"):  # also without previews
+        PreviewConfig(0, guidance=GuidanceConfig(guidance_scale=3)).check(DiffusionConfig(), PixelSignal(), False)
     make_run(guidance_scale=3)
     make_run(**UNCONDITIONAL, guidance_scale=3, num_classes=2)
 

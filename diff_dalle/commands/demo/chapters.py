@@ -10,8 +10,9 @@ from .contract import Chapter
 from .decoder import DECODER
 from .emoji import EMOJI
 from .generator import GENERATOR
+from .shapes import SHAPES
 
-CHAPTERS: dict[str, Chapter] = {chapter.name: chapter for chapter in (GENERATOR, DECODER, CASCADE, EMOJI)}
+CHAPTERS: dict[str, Chapter] = {chapter.name: chapter for chapter in (GENERATOR, SHAPES, EMOJI, DECODER, CASCADE)}
 _WHAT = "; ".join(
     f"{each.name}: {each.trains} ({each.minutes[0]} minutes on two cores, {each.minutes[1]} with --quick)"
     for each in CHAPTERS.values()

@@ -94,8 +94,12 @@ class Context:
 
     @property
     def guidance_scale(self) -> float:
-        """The scale of classifier-free guidance of the base, at the noise end; 1 = off."""
-        return self.run.guidance.scales(self.base.tokenizer is not None)[0]
+        """The scale of classifier-free guidance of the base, at the noise end; 1 = off. None given = as its checkpoint
+        says."""
+        guidance = self.run.guidance
+        if guidance.guidance_scale is None:
+            guidance = replace(guidance, guidance_scale=self.base.stages[0].defaults.guidance.guidance_scale)
+        return guidance.scales(self.base.tokenizer is not None)[0]
 
     @property
     def default_guidance(self) -> GuidanceSetting:

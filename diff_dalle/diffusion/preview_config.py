@@ -1,0 +1,49 @@
+"""How a generator's previews are sampled while it is trained. Their guidance is in its checkpoint, and is that of all
+sampling from it unless told otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..config import option, section
+from ..errors import InputError
+from ..images.signal import Signal
+from .diffusion_config import DiffusionConfig
+from .guidance import GuidanceConfig, thresholding
+from .sampling import SamplerConfig
+
+
+@dataclass(frozen=True)
+class PreviewConfig:
+    """Preview grids"""
+
+    sample_interval: int = option(
+        5000, "steps between preview grids, of which the last step has one too; 0 = no previews", free=True
+    )
+    preview_samples: int = option(
+        16,
+        "images in a preview grid, of the first captions of val_data_dir, or else of data_dir",
+        free=True,
+        needs=("sample_interval",),
+    )
+    sampler: SamplerConfig = section(SamplerConfig, needs=("sample_interval",))
+    guidance: GuidanceConfig = section(GuidanceConfig)
+
+    def __post_init__(self):
+        if self.sample_interval < 0:
+            raise InputError(f"sample_interval is {self.sample_interval}, but must not be negative")
+        if self.preview_samples < 1:
+            raise InputError(
+                f"preview_samples is {self.preview_samples}, but must be at least 1 (--sample_interval 0 turns "
+                "previews off)"
+            )
+
+    def check(self, diffusion: DiffusionConfig, signal: Signal, conditional: bool) -> None:
+        """InputError for previews that cannot be sampled, before training instead of at the first preview.
+
+        conditional: whether the generator has captions or classes.
+        """
+        self.guidance.scales(conditional)
+        if self.sample_interval:
+            self.sampler.process(diffusion)
+            thresholding(self.guidance, signal.value_range)
