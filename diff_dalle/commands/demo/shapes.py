@@ -13,8 +13,8 @@ PROMPTS = (
 )
 MERGES = 118  # of the captions' vocabulary: every word is a token
 # Captions of one object in .3 of the pictures, of two with a relation or of several equal ones in the others.
-MIX = ("--pair_fraction", 0.5, "--count_fraction", 0.2, "--say_relation", 0.7, "--say_background", 0.3)
-MIX += ("--say_color", 0.9, "--say_size", 0.7, "--say_position", 0.8)
+MIX: tuple[object, ...] = ("--pair_fraction", 0.5, "--count_fraction", 0.2, "--say_relation", 0.7, "--say_color", 0.9)
+MIX += ("--say_size", 0.7, "--say_position", 0.8, "--say_background", 0.3)
 CARD = {
     "title": "shapes",
     "license": "mit",
@@ -45,7 +45,7 @@ def run(demo: Demo) -> Path:
         "generator": Network("train_generator.py", "shapes_32_scenes", at_small, 40),
     }
     sampling = ("--sampler", "ancestral", "--timestep_respacing", 20, "--upsampler_timestep_respacing", 4)
-    scoring = ("--shapes_dir", large, "--evaluators", "shapes,retrieval,upsampling")
+    scoring: tuple[object, ...] = ("--shapes_dir", large, "--evaluators", "shapes,retrieval,upsampling")
     scoring += ("--prompts_per_task", 4 if demo.quick else 100, "--upsampler_batch_size", 32)
     return make_model(demo, Recipe("shapes", networks, vocabulary, PROMPTS, sampling, scoring, CARD))
 
