@@ -45,7 +45,8 @@ def storage_key(tensor: Tensor) -> int:
 
 
 def _convolution(x: Tensor, *arguments) -> Tensor:
-    return torch.ops.aten.convolution.default(x, *arguments).contiguous(memory_format=torch.channels_last)
+    out = torch.ops.aten.convolution.default(x, *arguments)
+    return out.contiguous(memory_format=torch.channels_last) if out.dim() == 4 else out
 
 
 # On the meta device a convolution returns NCHW, unlike elsewhere; the layers after it would copy that, which overstated

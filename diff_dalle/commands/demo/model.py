@@ -18,8 +18,7 @@ class Network:
     """How one of them is trained.
 
     data:  folders with its shards for training and held-out loss.
-    flags: beside the preset's settings.
-    quick: iterations of the quick demo.
+    flags: beside the preset's settings. iterations: instead of the preset's; quick: those of the quick demo.
     after: the networks that are trained before it.
     """
 
@@ -27,6 +26,7 @@ class Network:
     preset: str
     data: tuple[Path, Path]
     quick: int
+    iterations: int | None = None
     flags: tuple[object, ...] = ()
     after: tuple[str, ...] = ()
 
@@ -53,17 +53,14 @@ def make_model(demo: Demo, recipe: Recipe) -> Path:
     """Train, sample, score and write the folder ``{name}_model``. Returns the path of the report."""
     home, name = demo.home, recipe.name
     folders = {network: home / f"{name}_{network}" for network in FLAGS}
-    jobs = {
-        network: Job(
-            how.script,
-            ["--preset", how.preset, "--logdir", folders[network], "--bpe_path", recipe.vocabulary]
-            + ["--data_dir", how.data[0], "--val_data_dir", how.data[1], *how.flags]
-            + (["--iterations", how.quick] if demo.quick else []),
-            how.after,
-        )
-        for network, how in recipe.networks.items()
-    }
-    demo.run_jobs(jobs)
+
+    def job(network: str, how: Network) -> Job:
+        flags: list[object] = ["--preset", how.preset, "--logdir", folders[network], "--bpe_path", recipe.vocabulary]
+        flags += ["--data_dir", how.data[0], "--val_data_dir", how.data[1], *how.flags]
+        iterations = how.quick if demo.quick else how.iterations
+        return Job(how.script, [*flags, *(["--iterations", iterations] if iterations else [])], how.after)
+
+    demo.run_jobs({network: job(network, how) for network, how in recipe.networks.items()})
 
     given = {network: [flag, _trained(folders[network])] for network, flag in FLAGS.items()}
     drawing = [*given["generator"], *given["upsampler"]]

@@ -12,8 +12,8 @@ PROMPTS = (
     "two orange squares|a large red circle in the top left|a blue triangle on beige"
 )
 MERGES = 118  # of the captions' vocabulary: every word is a token
-# Captions of one object in .3 of the pictures, of two with a relation or of several equal ones in the others.
-MIX: tuple[object, ...] = ("--pair_fraction", 0.5, "--count_fraction", 0.2, "--say_relation", 0.7, "--say_color", 0.9)
+# One object in .1 of the pictures, two in a relation in .7, several equal ones in .2.
+MIX: tuple[object, ...] = ("--pair_fraction", 0.7, "--count_fraction", 0.2, "--say_relation", 0.9, "--say_color", 0.9)
 MIX += ("--say_size", 0.7, "--say_position", 0.8, "--say_background", 0.3)
 CARD = {
     "title": "shapes",
@@ -37,11 +37,11 @@ def run(demo: Demo) -> Path:
     demo.run("train_tokenizer.py", "--data_dir", small / "train", "--num_merges", MERGES, "--out", vocabulary)
 
     at_small, at_large = ((data / "train", data / "val") for data in (small, large))
-    narrow = ("--classifier_enc_attn_dim", 64, "--iterations", 600)
-    few = ("--num_channels", 32, "--iterations", 500, "--lr_anneal_steps", 650)
+    narrow = ("--classifier_enc_attn_dim", 64)
+    few = ("--num_channels", 32, "--lr_anneal_steps", 650)
     networks = {
-        "classifier": Network("train_classifier.py", "shapes_32_classifier", at_small, 20, narrow),
-        "upsampler": Network("train_generator.py", "shapes_64_upsampler", at_large, 40, few, ("classifier",)),
+        "classifier": Network("train_classifier.py", "shapes_32_classifier", at_small, 20, 600, narrow),
+        "upsampler": Network("train_generator.py", "shapes_64_upsampler", at_large, 40, 500, few, ("classifier",)),
         "generator": Network("train_generator.py", "shapes_32_scenes", at_small, 40),
     }
     sampling = ("--sampler", "ancestral", "--timestep_respacing", 20, "--upsampler_timestep_respacing", 4)

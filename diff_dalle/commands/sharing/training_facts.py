@@ -10,6 +10,7 @@ from typing import Any
 from ... import storage
 from ...checkpoints.kinds import KINDS
 from ...checkpoints.record import CheckpointSet, load_record
+from ...config import differences
 from ...errors import InputError
 from ...tracking.files import read_lines
 
@@ -47,7 +48,7 @@ def training_facts(path: str, content: Mapping[str, Any]) -> TrainingFacts:
     if record is None or (record.identity.kind, record.identity.tokenizer) != (content["kind"], content["tokenizer"]):
         return TrainingFacts({})
     kind = KINDS.get(content["kind"])
-    if kind and kind.read_settings(record.identity.config) != kind.read_settings(content["config"]):
+    if kind and differences(record.identity.config, content["config"], kind.settings):
         return TrainingFacts({})
     entries = _until(record.checkpoints, content["step"])
     data: dict[str, tuple[str, ...]] = {}
