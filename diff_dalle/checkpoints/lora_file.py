@@ -18,6 +18,7 @@ from ..text.tokenizer import Tokenizer
 from ..text.trained_tokens import TrainedTokens, find_tokens, parse_token
 from .checkpoint import load_file
 from .content import DamagedError
+from .model_folder import find_file
 from .safetensors import read_safetensors, write_safetensors
 
 FORMAT = "diff_dalle LoRA 1"
@@ -78,8 +79,9 @@ def write_lora(file: BinaryIO, about: LoraAbout, tensors: Mapping[str, Tensor]) 
 
 
 def read_lora(path: str) -> Lora:
-    """A LoRA's own file, or a checkpoint of the run that trained it (model….pt, ema_….pt, best.pt). InputError for
-    anything else."""
+    """A LoRA's own file, the folder of a shared one, or a checkpoint of the run that trained it (model….pt, ema_….pt,
+    best.pt). InputError for anything else."""
+    path = find_file(path, "lora")
     if path.endswith(".safetensors"):
         tensors, metadata = read_safetensors(path)
         if metadata.get("format") != FORMAT:

@@ -23,7 +23,7 @@ from .content import DamagedError
 TABLE, CARD = "model.json", "README.md"
 TRAINED = "diff_dalle.trained"  # the package that holds the models that come along
 #: The settings that a model's files are for; ``model_path`` may be a decoder's several.
-ROLES = ("model_path", "upsampler_paths", "classifier_path", "stage_b", "stage_a", "semantic")
+ROLES = ("model_path", "upsampler_paths", "classifier_path", "stage_b", "stage_a", "semantic", "lora")
 _SEVERAL = ("model_path", "upsampler_paths")
 _FILE = re.compile(r"\w[\w.-]*\.safetensors", re.ASCII)  # no path: a folder names its own files only
 

@@ -16,11 +16,13 @@ from ..text.vocabulary import BUILT_IN
 from .checkpoint import load_file
 from .decoder import ClipConfig
 from .kinds import find_kind
+from .lora_file import Lora, write_lora
 from .model_folder import ROLES, TABLE, ModelFolder, open_model
 from .weights_file import write_weights_file
 
 #: What the files for a setting are called; those of ``model_path`` have the names of their kinds.
 NAMES = {"upsampler_paths": "upsampler", "classifier_path": "classifier"}
+_NETWORKS = [role for role in ROLES if role != "lora"]
 _CLIP = {field.name for field in fields(ClipConfig)}
 PRECISIONS = {"fp16": torch.float16, "fp32": torch.float32}
 
@@ -29,7 +31,7 @@ def write_model(folder: str, paths: Mapping[str, Sequence[str]], precision: str 
     """Write the networks of model or EMA checkpoints into a model folder, which is made or overwritten; its table comes
     last.
 
-    paths:     checkpoints by the settings that take them, among ``ROLES``.
+    paths:     checkpoints by the settings that take them, among ``ROLES`` without ``lora``.
     precision: of the weights, fp16 or fp32.
 
     Raises InputError for a file that is no checkpoint with weights, and for values that the precision cannot hold.
@@ -37,8 +39,8 @@ def write_model(folder: str, paths: Mapping[str, Sequence[str]], precision: str 
     dtype = lookup(PRECISIONS, precision, "precision")
     table: dict[str, list[str]] = {}
     for role, files in paths.items():
-        if role not in ROLES:
-            raise InputError(f"a model has no file for {role}: give some of {', '.join(ROLES)}")
+        if role not in _NETWORKS:
+            raise InputError(f"a model has no network for {role}: give some of {', '.join(_NETWORKS)}")
         contents = [portable(load_file(path, values=True)) for path in files]
         name = NAMES.get(role, contents[0]["kind"] if role == "model_path" and contents else role)
         names = [f"{name}{i if len(files) > 1 else ''}.safetensors" for i in range(len(files))]
@@ -47,6 +49,19 @@ def write_model(folder: str, paths: Mapping[str, Sequence[str]], precision: str 
             with storage.atomic_writer(storage.join(folder, file_name)) as file:
                 write_weights_file(file, content, path, dtype)
         table |= {role: names} if names else {}
+    return _write_table(folder, table)
+
+
+def write_shared_lora(folder: str, lora: Lora) -> ModelFolder:
+    """Write a LoRA into a model folder, which is made or overwritten; its table comes last."""
+    name = "lora.safetensors"
+    storage.make_dirs(folder)
+    with storage.atomic_writer(storage.join(folder, name)) as file:
+        write_lora(file, lora.about, lora.tensors)
+    return _write_table(folder, {"lora": [name]})
+
+
+def _write_table(folder: str, table: Mapping[str, Sequence[str]]) -> ModelFolder:
     storage.write_bytes(storage.join(folder, TABLE), (json.dumps(table, indent=2) + "\n").encode())
     model = open_model(folder)
     assert model is not None
@@ -59,6 +74,8 @@ def portable(content: Mapping[str, Any]) -> dict[str, Any]:
     config = to_dict(kind.read_settings(content["config"]))
     if (section := config.get("tokenizer")) and section["bpe_path"] not in BUILT_IN:
         section["bpe_path"] = ""  # the vocabulary is in the file
+    if previews := config.get("preview"):
+        config["preview"] = {"guidance": previews["guidance"]}  # all of it that sampling reads
     for clip in _clips(config):
         clip["model"] = clip["model"].rpartition("/")[2]  # its identity stays, by which another copy is known
     return {**content, "config": config}

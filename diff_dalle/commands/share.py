@@ -20,13 +20,14 @@ class PushConfig:
     """Sending a model"""
 
     model_path: tuple[str, ...] = option(
-        (), "checkpoint of a generator, decoder or stage C, as for sample.py; or a model folder, which is sent as it is"
+        (), "checkpoint of a generator, decoder, stage C or ControlNet; or a model folder, which is sent as it is"
     )
     upsampler_paths: tuple[str, ...] = option((), "checkpoints of upsamplers, in order of increasing resolution")
     classifier_path: str = option("", "checkpoint of a classifier")
     stage_b: str = option("", "checkpoint of stage B of a latent cascade")
     stage_a: str = option("", "checkpoint of stage A of a latent cascade")
     semantic: str = option("", "checkpoint of the semantic encoder of a latent cascade")
+    lora: str = option("", "LoRA, instead of a model: what sample.py takes as --lora")
     to: str = option("", f"where to send it: {PLACE}")
     private: bool = option(True, "a repository of the hub that is made can be seen by its owner only")
     precision: str = option("fp16", "precision of the weights", choices=("fp16", "fp32"))
@@ -40,8 +41,12 @@ class PushConfig:
     def __post_init__(self):
         if not self.to:
             raise InputError(f"--to is required: {PLACE}")
-        if not self.paths:
+        if not self.paths and not self.lora:
             raise InputError("there is nothing to send: give a checkpoint or a model folder with --model_path")
+        if self.lora and self.paths:
+            raise InputError(f"a LoRA is sent alone: leave out {', '.join(self.paths)}, or lora")
+        if self.lora and self.precision != "fp16":
+            raise InputError(f"precision is {self.precision}, but a LoRA is sent as it is: leave it out")
         if not self.private and storage.scheme(self.to) != "hf":
             raise InputError(f"private is False, but only hf:// can be private, not {self.to}: leave it out")
 
@@ -62,7 +67,7 @@ class PushConfig:
 def push(config: PushConfig) -> list[str]:
     from ..checkpoints.model_folder import open_model
     from .sharing.card import CardTexts
-    from .sharing.transfer import push_checkpoints, push_model
+    from .sharing.transfer import push_checkpoints, push_lora, push_model
 
     to = config.to.rstrip("/")
     if len(config.model_path) == 1 and (model := open_model(config.model_path[0])):
@@ -73,7 +78,10 @@ def push(config: PushConfig) -> list[str]:
     else:
         title = config.title or to.rpartition("/")[2].partition("@")[0]
         texts = CardTexts(title, to, config.example_prompt, config.license, config.description, config.limits)
-        names = push_checkpoints(config.paths, texts, config.report_dir, config.precision, config.private)
+        if config.lora:
+            names = push_lora(config.lora, texts, config.report_dir, config.private)
+        else:
+            names = push_checkpoints(config.paths, texts, config.report_dir, config.precision, config.private)
     return [f"{to}: {', '.join(names)}"]
 
 

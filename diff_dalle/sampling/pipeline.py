@@ -379,7 +379,8 @@ def load(
     upsampler_paths = [find_file(each, "upsampler_paths") for each in upsampler_paths]
     paths = first + [stage_b] * bool(stage_b) + list(upsampler_paths)
     if not paths:
-        raise InputError("there is no checkpoint: give a generator's with --model_path, or upsamplers'")
+        has = f"{model.path} has only {', '.join(model.files)}" if model else "there is no checkpoint"
+        raise InputError(f"{has}: give a generator's with --model_path, or upsamplers'")
     keep = len(paths) == 1 if keep_loaded is None else keep_loaded
     stages = [stage for each in paths for stage in load_stages(each, device, precision, bpe_path, keep)]
     adapt(stages, [lora] if isinstance(lora, str) else lora, accept_changed_base)
@@ -390,11 +391,10 @@ def load(
         raise InputError(f"{paths[0]} is a base generator, not an upsampler: give it with --model_path")
     if stage_b and not any(stage.path == stage_b and stage.reconstructs for stage in stages):
         raise InputError(f"stage_b is {stage_b}, which is no stage B of a latent cascade: give one")
-    if controlnet and not first:
-        raise InputError(f"controlnet is {controlnet}, but there is no base generator to steer: give --model_path")
     if controlnet:
+        if not first:
+            raise InputError(f"controlnet is {controlnet}, but there is no base generator to steer: give --model_path")
         base = stages[0]
         base.steering = Steering(controlnet, base.saved, base.device, base.precision, base.keep, accept_changed_base)
-    if attach_companions(stages, stage_a, semantic, clip_make, clip_path):
-        return Pipeline(stages)
-    return Pipeline(stages, clip_make, clip_path)
+    attached = attach_companions(stages, stage_a, semantic, clip_make, clip_path)
+    return Pipeline(stages) if attached else Pipeline(stages, clip_make, clip_path)

@@ -72,7 +72,8 @@ def test_a_folder_says_nothing_of_the_run(checkpoints):
     content = load_file(checkpoints["model_path"][0])
     assert "data" in content["config"] and "optim" in content["config"]
     kept = portable(content)
-    assert kept["config"].keys() == {"model", "tokenizer", "diffusion", "denoising", "augmentation"}
+    assert kept["config"].keys() == {"model", "tokenizer", "diffusion", "denoising", "augmentation", "preview"}
+    assert kept["config"]["preview"] == {"guidance": content["config"]["preview"]["guidance"]}
     assert kept["config"]["diffusion"]["diffusion_steps"] == TINY["diffusion_steps"]
     content["config"]["tokenizer"]["bpe_path"] = "/home/someone/merges.txt"
     assert portable(content)["config"]["tokenizer"]["bpe_path"] == ""
@@ -131,7 +132,7 @@ def test_what_is_no_model_is_named(shipped, model, checkpoints, tmp_path):
     alone = write_model(str(tmp_path / "alone"), {"model_path": checkpoints["model_path"]})
     with pytest.raises(InputError, match="no file for classifier_path"):
         diff_dalle.load_classifier(alone.path)
-    with pytest.raises(InputError, match="no file for lora"):
+    with pytest.raises(InputError, match="no network for lora"):
         write_model(str(tmp_path / "other"), {"lora": ["a.safetensors"]})
 
 

@@ -128,7 +128,7 @@ def model_card(
     """
     found = [_describe(file) for file in files]
     parts = [
-        _front_matter(found[0], texts),
+        front_matter(found[0].what[1], texts),
         f"# {texts.title}",
         texts.description,
         "\n".join(f"* `{each.file.name}`: {_sentence(each)}." for each in found),
@@ -188,10 +188,10 @@ def _trained_size(kind: Kind, content: Mapping[str, Any]) -> int:
     return size if isinstance(size, int) else 0
 
 
-def _front_matter(first: _Described, texts: CardTexts) -> str:
+def front_matter(does: str, texts: CardTexts, *tags: str) -> str:
+    """What the hub reads. does: its name for what the model does."""
     values: dict[str, Any] = {"license": texts.license} if texts.license else {}
-    does = first.what[1]
-    values |= {"library_name": "diff_dalle", "pipeline_tag": does, "tags": ["diffusion", does]}
+    values |= {"library_name": "diff_dalle", "pipeline_tag": does, "tags": ["diffusion", does, *tags]}
     return f"---\n{to_yaml(values).strip()}\n---"
 
 

@@ -11,12 +11,14 @@ from typing import Any
 
 from ... import storage
 from ...checkpoints.checkpoint import load_file
+from ...checkpoints.lora_file import read_lora
 from ...checkpoints.model_folder import CARD, TABLE, ModelFolder, open_model
-from ...checkpoints.model_writing import write_model
+from ...checkpoints.model_writing import write_model, write_shared_lora
 from ...config import MAX_TEXT, load_mapping
 from ...errors import InputError
 from ...storage.hub import commit
 from .card import CardFile, CardTexts, model_card
+from .lora_card import lora_card
 from .training_facts import training_facts
 
 REPORT, SCORES, LOG = "report.md", "scores.json", "progress.csv"
@@ -46,6 +48,19 @@ def push_checkpoints(
         _copy_logs(files, folder)
         scores, pictures = _copy_report(report_dir, folder) if report_dir else ({}, [])
         card = model_card(files, texts, scores, pictures[:1])
+        storage.write_bytes(os.path.join(folder, CARD), card.encode())
+        return _send(folder, texts.location, private)
+
+
+def push_lora(path: str, texts: CardTexts, report_dir: str, private: bool) -> list[str]:
+    """Send a LoRA with its card and an evaluation's report to ``texts.location``. Returns the names of its files;
+    InputError as ``push_checkpoints``."""
+    _check_free(texts.location)
+    lora = read_lora(path)
+    with tempfile.TemporaryDirectory(prefix="diff_dalle-") as folder:
+        write_shared_lora(folder, lora)
+        scores, pictures = _copy_report(report_dir, folder) if report_dir else ({}, [])
+        card = lora_card(lora, texts, scores, pictures[:1])
         storage.write_bytes(os.path.join(folder, CARD), card.encode())
         return _send(folder, texts.location, private)
 

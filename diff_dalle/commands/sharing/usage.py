@@ -44,6 +44,21 @@ def usage(kind: str, settings: Any, name: str, path: str, prompt: str, roles: Se
     return _latent(kind, path, prompt, roles)
 
 
+def lora_usage(kind: str, path: str, prompt: str) -> tuple[str, str]:
+    """A command, and Python after ``import diff_dalle``, of a LoRA for a network of this kind."""
+    if kind == "classifier":
+        command = f"python scripts/merge_lora.py --model_path clip.pt --lora {_shell(path)} --out merged.pt"
+        return command, 'classifier = diff_dalle.load_classifier("merged.pt")'
+    if kind in _LATENT:
+        base = _LATENT["stage_c"]
+        others = "".join(f" --{name} {file}" for name, file in _LATENT.items() if file != base)
+        loaded = "".join(f", {name}={_python(file)}" for name, file in _LATENT.items() if file != base)
+    else:
+        base, others, loaded = "ema.pt", "", ""
+    command = f"--model_path {base}{others} --lora {_shell(path)} --prompts {_shell(prompt)}"
+    return _sampled(command, f"{_python(base)}{loaded}, lora=[{_python(path)}]", _python([prompt]))
+
+
 def _classifier(noised: bool, path: str, prompt: str) -> tuple[str, str]:
     if noised:
         command = (
