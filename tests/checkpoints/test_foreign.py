@@ -141,6 +141,24 @@ def test_published_networks_are_recognized_by_their_shapes(release):
     assert round(count) == published.get(release.name, round(count))
 
 
+def test_noise_of_the_releases_is_as_published():
+    """Nichol & Dhariwal 2021, §3; Dhariwal & Nichol 2021, appendix H; Nichol et al. 2022, §4."""
+    found = {each.name: each.unseen for each in RELEASES}
+    cosine = {name for name, unseen in found.items() if unseen.noise_schedule == "cosine"}
+    assert cosine == {
+        "64x64_diffusion",
+        "64x64_classifier",
+        "imagenet64_uncond_100M_1500K",
+        "cifar10_uncond_50M_500K",
+        "imagenet64_cond_270M_250K",
+        "base",
+    }
+    improved = {each.name for each in RELEASES if each.project == "Improved Diffusion"}
+    long = {name for name, unseen in found.items() if unseen.diffusion_steps == 4000}
+    assert long == improved - {"lsun_uncond_100M_1200K_bs128"}
+    assert {unseen.diffusion_steps for unseen in found.values()} == {1000, 4000}
+
+
 def test_no_two_releases_have_one_structure():
     assert len({release.structure for release in RELEASES}) == len(RELEASES)
 
