@@ -32,11 +32,11 @@ def run(demo: Demo) -> Path:
     networks = {
         "classifier": Network("train_classifier.py", "emoji_32_classifier", folders, 20),
         "upsampler": Network("train_generator.py", "emoji_64_upsampler", folders, 40, after=("classifier",)),
-        "generator": Network("train_generator.py", "emoji_32_long", folders, 40),
+        "generator": Network("train_generator.py", "emoji_32", folders, 40),
     }
     sampling = ("--timestep_respacing", 20, "--upsampler_timestep_respacing", 4)
     scoring = ("--emoji_dir", data, "--evaluators", "emoji,retrieval,upsampling")
     return make_model(demo, Recipe("emoji", networks, vocabulary, PROMPTS, sampling, scoring, CARD))
 
 
-EMOJI = Chapter("emoji", run, "a generator, a noised CLIP and an upsampler of the emoji of a color font", (90, 3))
+EMOJI = Chapter("emoji", run, "a generator, a noised CLIP and an upsampler of the emoji of a color font", (30, 3))
