@@ -37,18 +37,6 @@ CASES = [
     (GeneratorRun, "--timestep_respacing 9", "--sample_interval 0", "", "set --sample_interval, or leave it out"),
     (GeneratorRun, "--spacing karras", "--sample_interval 0", "", "sample_interval is 0"),
     (GeneratorRun, "--eta 0", "--sample_interval 0", "", "sample_interval is 0"),
-    (GeneratorRun, "--guidance_scale 2", "--sample_interval 0", "", "sample_interval is 0"),
-    (GeneratorRun, "--guidance_scale_end 2", "--sample_interval 0", "", "sample_interval is 0"),
-    (GeneratorRun, "--guidance_rescale 0.7", "--sample_interval 0", "", "sample_interval is 0"),
-    (GeneratorRun, "--guidance_interval 0,0.9", "--sample_interval 0", "", "sample_interval is 0"),
-    (GeneratorRun, "--thresholding none", "--sample_interval 0", "", "sample_interval is 0"),
-    (
-        GeneratorRun,
-        "--dynamic_percentile 0.8",
-        "--thresholding dynamic --sample_interval 0",
-        "--thresholding dynamic",
-        "sample_interval is 0",
-    ),
     (GeneratorRun, "--wandb_project p", "", "--trackers console,wandb", "set --trackers to wandb"),
     (GeneratorRun, "--wandb_entity p", "", "--trackers wandb", "set --trackers to wandb"),
     (GeneratorRun, "--wandb_run_name p", "", "--trackers wandb", "set --trackers to wandb"),
@@ -169,6 +157,12 @@ def test_every_need_is_in_the_table(command):
 
 def test_turning_something_off_is_allowed_in_any_case():
     assert parse(ClassifierRun, ["--keep_best", "False"]).training.keep_best is False
+
+
+def test_guidance_needs_no_previews():
+    """It is in the checkpoint, for all sampling from it."""
+    run = parse(GeneratorRun, ["--sample_interval", "0", "--guidance_scale", "2", "--thresholding", "none"])
+    assert (run.preview.guidance.guidance_scale, run.preview.guidance.thresholding) == (2, "none")
 
 
 def test_files_may_hold_settings_without_effect(tmp_path):

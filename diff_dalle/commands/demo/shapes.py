@@ -12,9 +12,9 @@ PROMPTS = (
     "two orange squares|a large red circle in the top left|a blue triangle on beige"
 )
 MERGES = 118  # of the captions' vocabulary: every word is a token
-# One object in .15 of the pictures, two in .6, several equal ones in .25, with captions that are often short.
-MIX: tuple[object, ...] = ("--pair_fraction", 0.6, "--count_fraction", 0.25, "--say_relation", 0.5, "--say_color", 0.55)
-MIX += ("--say_size", 0.35, "--say_position", 0.6, "--say_background", 0.2)
+# One object in .15 of the pictures, two in .65, several equal ones in .2, with captions that are often short.
+MIX: tuple[object, ...] = ("--pair_fraction", 0.65, "--count_fraction", 0.2, "--say_relation", 0.65, "--say_color", 0.5)
+MIX += ("--say_size", 0.35, "--say_position", 0.65, "--say_background", 0.2)
 CARD = {
     "title": "shapes",
     "license": "mit",
