@@ -44,18 +44,16 @@ def command_line(wish: Wish, model: Served, pictures: Sequence[str] = ()) -> str
 
 def python_code(wish: Wish, model: Served, pictures: Sequence[str] = ()) -> str:
     """A program whose ``images`` are the wish's. pictures: as for ``command_line``."""
-    loading = {"upsampler_paths": model.upsamplers, "lora": lora_paths(wish, model)}
+    loading: dict[str, object] = {"upsampler_paths": model.upsamplers, "lora": lora_paths(wish, model)}
     options: dict[str, str] = {"seed": repr(wish.seed), "num_samples": repr(wish.num_images)}
     imports, before = ["import diff_dalle"], []
     if pictures:
         imports += ["import numpy as np", "from PIL import Image"]
         before = [f'{name} = np.array(Image.open("{name}.png").convert("RGB"))' for name in pictures]
     if "control_image" in pictures:
-        loading["controlnet"] = [model.controlnet]
+        loading["controlnet"] = model.controlnet
         options["control"] = f"diff_dalle.Control([control_image], scale={wish.control_scale!r})"
-    given = {name: value for name, value in loading.items() if value}
-    arguments = "".join(f", {name}={value[0] if name == 'controlnet' else value!r}" for name, value in given.items())
-    arguments = arguments.replace(f"controlnet={model.controlnet}", f"controlnet={model.controlnet!r}")
+    arguments = "".join(f", {name}={value!r}" for name, value in loading.items() if value)
     if wish.negative_prompt:
         options["negative_prompt"] = repr(wish.negative_prompt)
     if wish.label is not None:

@@ -2,19 +2,17 @@
 
 import numpy as np
 import pytest
-import torch
 import yaml
 from checkpoint_making import make_classifier_file, make_file, sample
 from control_making import make_controlnet
 from hub_server import hub_to_use
+from lora_making import make_lora
 
 import diff_dalle
-from diff_dalle.checkpoints.loading import open_network
-from diff_dalle.checkpoints.lora_file import LoraAbout, read_lora, write_lora
+from diff_dalle.checkpoints.lora_file import read_lora
 from diff_dalle.checkpoints.model_folder import open_model
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.share import COMMANDS
-from diff_dalle.embeddings.contract import weights_digest
 from diff_dalle.errors import InputError
 from diff_dalle.storage import retries
 
@@ -32,18 +30,6 @@ def hub(monkeypatch, tmp_path):
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     return make_file(tmp_path_factory.mktemp("base"))
-
-
-def make_lora(path, base: str, kind: str = "generator") -> str:
-    digest = weights_digest(open_network(base, kind).load(torch.device("cpu")).state_dict())
-    torch.manual_seed(0)
-    tensors = {
-        "text_encoder.blocks.0.mlp_in.lora_down": torch.randn(2, 16),
-        "text_encoder.blocks.0.mlp_in.lora_up": torch.randn(64, 2),
-    }
-    with open(path, "wb") as file:
-        write_lora(file, LoraAbout(kind, "", digest, 2, 6.0, ("mlp_in",), ()), tensors)
-    return str(path)
 
 
 def share(command: str, *flags: object) -> str:

@@ -13,6 +13,7 @@ import pytest
 from cascade_making import make_stages
 from checkpoint_making import make_classifier_file, make_file
 from control_making import make_controlnet
+from lora_making import make_lora
 from PIL import Image
 from web_making import Gate, make_service, pixels
 
@@ -44,6 +45,7 @@ def files(tmp_path_factory):
         "base": base,
         "classifier": make_classifier_file(folder),
         "controlnet": make_controlnet(base, folder / "edges.pt"),
+        "loras": tuple(make_lora(folder / f"{name}.safetensors", base) for name in ("red", "soft")),
         "low": stages["base"],
         "middle": stages["middle"],
     }
@@ -59,6 +61,7 @@ def service(files):
         upsampler_paths=f"cascade={files['middle']}",
         classifier_path=classifier,
         controlnet=controlnet,
+        lora=tuple(f"one={path}" for path in files["loras"]),
     )
     yield made
     made.worker.close()
@@ -77,6 +80,7 @@ def test_models_are_listed_without_their_paths(client, files):
     answer = client.get("/api/models")
     one, cascade = answer.json()["models"]
     assert (one["name"], one["size"], one["stages"], one["classifier"], one["controlnet"]) == ("one", 16, 1, True, True)
+    assert (one["lora"], cascade["lora"]) == (["red", "soft"], [])
     assert (cascade["name"], cascade["size"], cascade["stages"], cascade["classifier"]) == ("cascade", 16, 2, False)
     assert str(Path(files["base"]).parent) not in answer.text
 
@@ -95,6 +99,8 @@ WISHES = {
     "plain": {"num_images": 2, "seed": 3, "negative_prompt": "a red circle", "sampler": "heun"},
     "classifier": {"classifier_scale": 2.0, "guidance_scale": 1.0},
     "size": {"width": 24, "height": 16},
+    "adapted": {"lora": ["red:0.5", "soft"], "seed": 2},
+    "controlled and adapted": {"control_image": text(PICTURE), "lora": ["soft:-1"]},
     "controlled": {"control_image": text(PICTURE), "control_scale": 0.5},
     "inpainted": {"init_image": text(PICTURE), "mask": text(MASK)},
     "image to image": {"init_image": text(PICTURE), "strength": 0.6},
@@ -143,13 +149,14 @@ def test_a_wish_of_an_answer_gives_the_same_images(client):
     assert again["images"] == first["images"] and again["wish"] == first["wish"]
 
 
-def test_known_pixels_stay_and_a_control_has_an_effect(client):
+def test_known_pixels_stay_and_controls_and_loras_have_an_effect(client):
     kept = pixels(ask(client, **WISHES["inpainted"], width=24, height=16).content)
     new = pixels(ask(client, **WISHES["image to image"], width=24, height=16).content)
     outside = MASK[2:18, :, 0] == 0
     assert np.array_equal(kept[outside], PICTURE[2:18][outside]) and not np.array_equal(new[outside], kept[outside])
-    plain, controlled = (pixels(ask(client, **each).content) for each in ({}, WISHES["controlled"]))
-    assert not np.array_equal(plain, controlled)
+    wishes = ({}, WISHES["controlled"], WISHES["controlled and adapted"], {"lora": ["red"]}, {"lora": ["red:2"]}, {})
+    images = [ask(client, **wish).content for wish in wishes]
+    assert len(set(images)) == 5 and images[0] == images[-1]
 
 
 BAD = [
@@ -169,7 +176,7 @@ BAD = [
     ({"guidance_scale": float("nan")}, 400, "guidance_scale"),
     ({"model": "cascade", "classifier_scale": 1.0}, 400, "cascade has no classifier"),
     ({"model": "../../etc/passwd"}, 404, "there is no model '../../etc/passwd'"),
-    ({"lora": ["/etc/passwd:1"]}, 400, "the LoRAs of the model one are: none"),
+    ({"lora": ["/etc/passwd:1"]}, 400, "the LoRAs of the model one are: red, soft"),
     ({"label": 3}, 400, "the model one has 0 classes"),
     ({"strength": 0.5}, 400, "there is none: give it"),
     ({"init_image": "/etc/passwd"}, 400, "init_image must be a png, jpeg or webp file as a base64 text"),
