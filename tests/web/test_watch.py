@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 from PIL import Image
+from web_making import inaccessible
 
 from diff_dalle.commands.watch import WatchConfig, parse_watch
 from diff_dalle.errors import InputError
@@ -127,6 +128,7 @@ def test_the_page_in_a_browser(tmp_path):
             assert view.locator(".run").count() == 2 and "30" in view.locator(".run").first.inner_text()
             view.locator("canvas, svg.marks").nth(1).wait_for(timeout=60_000)
             assert view.evaluate("document.documentElement.scrollWidth") <= 390
+            assert not inaccessible(view)
             write_run(tmp_path / "first", 4)
             view.get_by_text("first, step 40").wait_for(timeout=60_000)  # the slider was at the end, and stays there
             slider = view.get_by_role("slider").first

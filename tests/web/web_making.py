@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from diff_dalle.commands.serve import Limits, ModelsConfig
@@ -39,6 +40,13 @@ def serving(service: Service) -> Iterator[str]:
         yield f"http://127.0.0.1:{place.getsockname()[1]}"
         server.should_exit = True
         thread.join()
+
+
+def inaccessible(view) -> list[tuple[str, list[str]]]:
+    """What a page in the browser has against WCAG's levels A and AA: rules with the elements that break them."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is missing")
+    found = axe.Axe().run(view, options={"runOnly": ["wcag2a", "wcag2aa"]}).response["violations"]
+    return [(each["id"], [node["html"][:300] for node in each["nodes"]]) for each in found]
 
 
 def pixels(png: bytes) -> np.ndarray:
