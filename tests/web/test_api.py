@@ -1,5 +1,6 @@
 """The HTTP API: what it answers equals what the library samples, and what it refuses."""
 
+import asyncio
 import base64
 import dataclasses
 import json
@@ -20,7 +21,7 @@ from web_making import Gate, make_service, pixels
 import diff_dalle
 from diff_dalle.commands.serve import Limits
 from diff_dalle.images.output import png_bytes
-from diff_dalle.web.api import create_app
+from diff_dalle.web.api import BodyLimit, create_app
 from diff_dalle.web.wish import Wish
 
 pytest.importorskip("gradio", reason="the extra web is missing")
@@ -240,3 +241,36 @@ def test_a_full_queue_answers_busy_and_recovers(client, service):
 def test_the_description_of_every_part_of_a_wish_is_plain(client):
     found = ask(client, format="json").json()["wish"]
     assert set(found) == {field.name for field in dataclasses.fields(Wish)}
+
+
+def call(app, *messages):
+    """The status and the body with which an ASGI application answers a POST of these messages, after which nothing
+    comes."""
+    sent, waiting = [], list(messages)
+
+    async def receive():
+        return waiting.pop(0) if waiting else await asyncio.Event().wait()
+
+    async def send(message):
+        sent.append(message)
+
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/api/sample", "headers": headers, "query_string": b""}
+    asyncio.run(asyncio.wait_for(app(scope, receive, send), 30))
+    return sent[0]["status"], json.loads(sent[1]["body"])
+
+
+def test_a_body_that_does_not_come_in_time_is_refused(service):
+    part = {"type": "http.request", "body": b"{", "more_body": True}
+    status, answer = call(BodyLimit(create_app(service), 100, 0.05), part)
+    assert (status, answer) == (408, {"error": "the body must come within 0.05 s"})
+
+
+def test_a_client_that_goes_away_ends_its_job(service, monkeypatch):
+    gate, jobs = Gate(), []
+    submit = service.worker.submit
+    monkeypatch.setattr(service.worker, "submit", lambda work: jobs.append(submit(gate)) or jobs[0])
+    body = {"type": "http.request", "body": b'{"prompt": "a star"}', "more_body": False}
+    status, answer = call(create_app(service), body, {"type": "http.disconnect"})
+    assert (status, answer) == (499, {"error": "the client went away"})
+    assert jobs[0].wait(5) and jobs[0].snapshot().refusal.sentence == "canceled"
