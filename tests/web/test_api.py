@@ -160,6 +160,23 @@ def test_known_pixels_stay_and_controls_and_loras_have_an_effect(client):
     assert len(set(images)) == 5 and images[0] == images[-1]
 
 
+def test_one_adapted_pipeline_is_kept(client, service):
+    for lora in ("red", "soft", "red:0.5"):
+        assert ask(client, lora=[lora]).status_code == 200
+        assert len(service.models._adapted) == 1
+
+
+def test_a_sentence_names_models_instead_of_their_files(service, files):
+    said = service.models.without_paths(f"{files['base']}, {files['middle']} and {files['controlnet']} do not fit")
+    assert said == "one (ema), cascade (middle) and one (edges) do not fit"
+
+
+def test_guidance_is_that_of_the_checkpoint():
+    made = make_service("emoji")
+    made.worker.close()
+    assert made.models.find("emoji").about()["guidance_scale"] == 1.5
+
+
 BAD = [
     ({"steps": 21}, 400, "steps is 21, but must lie between 1 and 20"),
     ({"steps": 0}, 400, "steps is 0"),
