@@ -1,11 +1,14 @@
 """How the demo's chapters run commands."""
 
+import dataclasses
 import time
+from pathlib import Path
 
 import pytest
 
 from diff_dalle.commands.demo.chapters import CHAPTERS, DemoConfig
 from diff_dalle.commands.demo.contract import Demo, Job
+from diff_dalle.commands.demo.model import Network, Recipe, make_model
 from diff_dalle.errors import InputError
 
 SCRIPTS = {
@@ -49,10 +52,34 @@ def test_a_command_is_printed_and_run(demo, capfd):
 
 
 def test_jobs_run_beside_each_other(demo, capfd, tmp_path):
-    """Each waits for the other; the output of all but the last is in files."""
+    """Each waits for the other; the output of all but the last and those that are shown is in files."""
     a, b = tmp_path / "a", tmp_path / "b"
     demo.run_jobs({"first": Job("meet.py", [a, b]), "last": Job("meet.py", [b, a])})
     assert capfd.readouterr().out.count("met\n") == 1 and (demo.home / "logs/first.txt").read_text() == "met\n"
+    demo.run_jobs({"shown": Job("meet.py", [a, b], shown=True), "last": Job("meet.py", [b, a])})
+    assert capfd.readouterr().out.count("met\n") == 2 and not (demo.home / "logs/shown.txt").exists()
+
+
+def test_a_network_may_begin_on_other_data(demo, monkeypatch):
+    """One run, whose data changes after some steps."""
+    found = {}
+    monkeypatch.setattr(Demo, "run_jobs", lambda self, jobs: found.update(jobs))
+    monkeypatch.setattr("diff_dalle.commands.demo.model._trained", lambda folder: folder / "best.pt")
+    monkeypatch.setattr(Demo, "run", lambda self, script, *flags: None)
+    data = (Path("short"), Path("val"))
+    networks = {name: Network("greet.py", "preset", data, 6) for name in ("classifier", "upsampler")}
+    networks["generator"] = Network("greet.py", "preset", data, 6, after=("upsampler",), first=(Path("long"), 40))
+    for quick, steps in ((False, [40]), (True, [3, 6])):
+        found.clear()
+        make_model(dataclasses.replace(demo, quick=quick), Recipe("m", networks, Path("v"), "a", (), (), {}))
+        assert [*found] == ["classifier", "upsampler", "generator_first", "generator"]
+        begin, go_on = found["generator_first"], found["generator"]
+        assert (begin.after, go_on.after) == (("upsampler",), ("generator_first",))
+        flags = [dict(zip(job.flags[::2], job.flags[1::2], strict=True)) for job in (begin, go_on)]
+        assert [each["--data_dir"] for each in flags] == [Path("long"), Path("short")]
+        assert flags[0]["--logdir"] == flags[1]["--logdir"] and flags[0]["--val_data_dir"] == Path("val")
+        assert [each["--iterations"] for each in flags if "--iterations" in each] == steps
+        assert flags[1]["--accept_changed_data"] is True and "--accept_changed_data" not in flags[0]
 
 
 def test_jobs_wait_for_what_they_need(demo, tmp_path):

@@ -23,12 +23,14 @@ class Job:
     """A command that runs beside others.
 
     after:  names of the jobs that must have ended. finish: called when it has ended.
+    shown:  whether its output goes to the console.
     """
 
     script: str
     flags: Sequence[object]
     after: tuple[str, ...] = ()
     finish: Callable[[], object] | None = None
+    shown: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,11 +59,12 @@ class Demo:
 
     def run_jobs(self, jobs: Mapping[str, Job]) -> None:
         """Run jobs, by name, two at a time, each on half of the cores (``--threads``): small networks do not use many
-        well. The output of the last one goes to the console, that of the others to files. InputError when one fails,
-        which ends the others.
+        well. The output of the last one goes to the console, that of others that are not shown to files. InputError
+        when one fails, which ends the others.
         """
         waiting, running, done = dict(jobs), {}, set[str]()  # type: ignore[var-annotated]
-        *_, shown = jobs
+        *_, last = jobs
+        shown = {last, *(name for name, job in jobs.items() if job.shown)}
         threads = ["--threads", max(1, len(os.sched_getaffinity(0)) // 2)]
         logs = self.home / "logs"
         logs.mkdir(parents=True, exist_ok=True)
@@ -71,8 +74,8 @@ class Demo:
                 for name in ready[: 2 - len(running)]:
                     job, log = waiting.pop(name), logs / f"{name}.txt"
                     command = _command(job.script, [*job.flags, *threads])
-                    print(f"\n$ {shlex.join(command)}" + ("" if name == shown else f"  # see {log}"), flush=True)
-                    out = None if name == shown else stack.enter_context(log.open("w"))
+                    print(f"\n$ {shlex.join(command)}" + ("" if name in shown else f"  # see {log}"), flush=True)
+                    out = None if name in shown else stack.enter_context(log.open("w"))
                     process = subprocess.Popen(
                         [sys.executable, *command[1:]], cwd=self.checkout, stdout=out, stderr=out
                     )

@@ -18,6 +18,7 @@ class Network:
     """How one of them is trained.
 
     data:  folders with its shards for training and held-out loss.
+    first: a folder with shards to begin on, and for how many steps.
     flags: beside the preset's settings. iterations: instead of the preset's; quick: those of the quick demo.
     after: the networks that are trained before it.
     """
@@ -29,6 +30,7 @@ class Network:
     iterations: int | None = None
     flags: tuple[object, ...] = ()
     after: tuple[str, ...] = ()
+    first: tuple[Path, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -54,13 +56,19 @@ def make_model(demo: Demo, recipe: Recipe) -> Path:
     home, name = demo.home, recipe.name
     folders = {network: home / f"{name}_{network}" for network in FLAGS}
 
-    def job(network: str, how: Network) -> Job:
+    jobs: dict[str, Job] = {}
+    for network, how in recipe.networks.items():
+        iterations, after = how.quick if demo.quick else how.iterations, how.after
         flags: list[object] = ["--preset", how.preset, "--logdir", folders[network], "--bpe_path", recipe.vocabulary]
-        flags += ["--data_dir", how.data[0], "--val_data_dir", how.data[1], *how.flags]
-        iterations = how.quick if demo.quick else how.iterations
-        return Job(how.script, [*flags, *(["--iterations", iterations] if iterations else [])], how.after)
-
-    demo.run_jobs({network: job(network, how) for network, how in recipe.networks.items()})
+        flags += ["--val_data_dir", how.data[1], *how.flags]
+        if how.first:
+            data, steps = how.first
+            begin = ["--data_dir", data, "--iterations", how.quick // 2 if demo.quick else steps]
+            jobs[f"{network}_first"] = Job(how.script, [*flags, *begin], after, shown=True)
+            flags, after = [*flags, "--accept_changed_data", True], (f"{network}_first",)
+        flags += ["--data_dir", how.data[0], *(["--iterations", iterations] if iterations else [])]
+        jobs[network] = Job(how.script, flags, after)
+    demo.run_jobs(jobs)
 
     given = {network: [flag, _trained(folders[network])] for network, flag in FLAGS.items()}
     drawing = [*given["generator"], *given["upsampler"]]
