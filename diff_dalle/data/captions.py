@@ -31,9 +31,18 @@ def _old_caption(data: bytes, record: dict | None, chance: Chance | None) -> obj
     return record.get("caption")
 
 
+def _one_of_captions(data: bytes, record: dict | None, chance: Chance | None) -> object:
+    """One of the texts in the list ``captions``, each equally often; the first one where it is always the same."""
+    texts = (record or read_record(data)).get("captions")
+    if not isinstance(texts, list) or not texts:
+        raise BrokenSample("its json has no list of texts under 'captions'")
+    return texts[0 if chance is None else int(chance() * len(texts))]
+
+
 #: Named ways to get a caption from a member's bytes, or from its json object if that has been read already.
 GETTERS: dict[str, Callable[[bytes, dict | None, Chance | None], object]] = {
     "identity": _text,
+    "captions": _one_of_captions,
     "old_caption": _old_caption,
 }
 ALIASES = {"captions_getter": "old_caption"}
@@ -66,7 +75,7 @@ def _parsed(field: str) -> tuple[str, str, str]:
                         f"--caption_field has the name {name!r}, but must have one of {', '.join(GETTERS)}"
                         f"{nearest(name, [*GETTERS, *ALIASES])} (a field of the json is written json:FIELD)"
                     )
-                if name == "old_caption" and kind.lower() != "json":
+                if name != "identity" and kind.lower() != "json":
                     raise InputError(f"--caption_field reads {name} from {kind!r}, which is made from json")
                 return kind.lower(), "", name
         raise InputError(f"--caption_field is {field!r}, but a pair must be [EXTENSION, NAME]")

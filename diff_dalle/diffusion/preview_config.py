@@ -44,6 +44,6 @@ class PreviewConfig:
         conditional: whether the generator has captions or classes.
         """
         self.guidance.scales(conditional)
-        thresholding(self.guidance, signal.value_range)
         if self.sample_interval:
             self.sampler.process(diffusion)
+            thresholding(self.guidance, signal.value_range)

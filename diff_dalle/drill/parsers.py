@@ -109,15 +109,15 @@ def _masks(folder: Path):
 
 def _captions(folder: Path):
     record = {"caption": "a red circle", "width": 24, "tags": ["a", {"b": None}]}
-    record["old_caption"] = '{"og_caption": "a circle"}'
+    record |= {"old_caption": '{"og_caption": "a circle"}', "captions": ["a circle", "a red shape"]}
     asked = parse_filters(FILTERS)
     seeds = [as_json(record), b"a red circle in the top left", "ein großer Kreis 圓".encode()]
     case = _mixed(partial(damaged, seeds), lambda chance: as_json(distorted(record, chance)))
-    fields = ("txt", "json:caption", '["json", "old_caption"]')
+    fields = ("txt", "json:caption", '["json", "captions"]', '["json", "old_caption"]')
 
     def read(data: bytes) -> None:
         verdicts(asked, data)
-        read_caption(data, fields[len(data) % 3], chance=lambda: 0.0)
+        read_caption(data, fields[len(data) % 4], chance=lambda: 0.0)
 
     return case, read
 

@@ -1,12 +1,14 @@
 """The emoji that Unicode recommends, with their names, and who, what and which skin tone each shows.
 
 Names are the short names of Unicode's CLDR, as the package ``emoji`` has them, such as "woman astronaut medium skin
-tone". Parts are read from the code points (Unicode Technical Standard 51), not from the names.
+tone"; captions add the package's other names, and what people write. Parts are read from the code points (Unicode
+Technical Standard 51), not from the names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -23,6 +25,7 @@ _SIGNS = {"\u2640": "woman", "\u2642": "man"}  # after a joiner: the gender of t
 _JOINER, _PICTURE = "\u200d", "\ufe0f"  # zero-width joiner; variation selector 16, "show as a picture"
 _FLAG = "\U0001f3f4"  # before the tags of a region
 _REGIONS = range(0x1F1E6, 0x1F200)  # regional indicators: letters of a country's code
+_NO_ARTICLE = {"people", "men", "women", "children", "flag"}  # beside plurals in -s, as words of a name
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Emoji:
     what:     its code points without those of who and skin tone: equal for "man astronaut" and "woman astronaut dark
               skin tone".
     tones:    the skin tones, of TONES: none if it has none or the font's yellow, two for two persons.
+    captions: what it may be called, its name first.
     """
 
     sequence: str
@@ -42,16 +46,25 @@ class Emoji:
     who: str
     what: str
     tones: tuple[str, ...]
+    captions: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, record: Mapping[str, object]) -> Emoji:
         """An emoji from a file. Raises ValueError unless the record has just these fields, of these types."""
-        texts, tones = {name: record.get(name) for name in ("sequence", "name", "who", "what")}, record.get("tones")
-        if record.keys() != {*texts, "tones"} or not isinstance(tones, list):
+        texts = {name: record.get(name) for name in ("sequence", "name", "who", "what")}
+        lists = {name: record.get(name) for name in ("tones", "captions")}
+        if record.keys() != {*texts, *lists} or not all(isinstance(text, str) for text in texts.values()):
             raise ValueError("not the parts of an emoji")
-        if not all(isinstance(text, str) for text in texts.values()) or not all(tone in TONES for tone in tones):
+        tones, captions = (_strings(each) for each in lists.values())
+        if not set(tones) <= set(TONES):
             raise ValueError("not the parts of an emoji")
-        return cls(**cast(dict[str, str], texts), tones=tuple(tones))
+        return cls(**cast(dict[str, str], texts), tones=tones, captions=captions)
+
+
+def _strings(values: object) -> tuple[str, ...]:
+    if not isinstance(values, list) or not all(isinstance(text, str) for text in values):
+        raise ValueError("not the parts of an emoji")
+    return tuple(values)
 
 
 def recommended() -> list[Emoji]:
@@ -61,20 +74,35 @@ def recommended() -> list[Emoji]:
     except ModuleNotFoundError as error:
         raise InputError("the emoji world needs the package emoji: pip install 'diff_dalle[emoji]'") from error
     known = emoji.EMOJI_DATA.items()
-    qualified = {key: entry["en"] for key, entry in known if entry["status"] == emoji.STATUS["fully_qualified"]}
-    return list(_described(dict(sorted(qualified.items()))))
+    qualified = {key: entry for key, entry in known if entry["status"] == emoji.STATUS["fully_qualified"]}
+    names = {key: [entry["en"], *entry.get("alias", ())] for key, entry in sorted(qualified.items())}
+    return list(_described(names))
 
 
-def _described(names: dict[str, str]) -> Iterator[Emoji]:
-    """From the names of the package, such as ":woman_astronaut:", by sequence."""
+def _described(names: Mapping[str, Sequence[str]]) -> Iterator[Emoji]:
+    """From the names of the package, such as ":woman_astronaut:", by sequence: the first is CLDR's."""
     parts = {sequence: _parts(sequence) for sequence in names}
     gendered = {what for who, what, _ in parts.values() if who in ("woman", "man")}
-    for sequence, name in names.items():
+    for sequence, codes in names.items():
         who, what, tones = parts[sequence]
-        text = name.strip(":").replace("_", " ")
+        name, *others = (code.strip(":").replace("_", " ") for code in codes)
         if sequence.startswith(_FLAG + "\U000e0067") or ord(sequence[0]) in _REGIONS:
-            text = f"flag: {text}"
-        yield Emoji(sequence, text, (who or "person") if what in gendered else "", what, tones)
+            name = f"flag: {name}"
+        captions = _captions(name, others)
+        yield Emoji(sequence, name, (who or "person") if what in gendered else "", what, tones, captions)
+
+
+def _captions(name: str, others: Sequence[str]) -> tuple[str, ...]:
+    """The name, what else it is called, and the name with an article and without hyphens, where that is English."""
+    found = [name, *others]
+    words = re.split(r" (?:with|without|in|on|of) ", name.replace(":", ""))[0].split()
+    if not any(word in _NO_ARTICLE or (word.endswith("s") and not word.endswith("ss")) for word in words):
+        found.append(f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}")
+    found += [text.replace("-", " ") for text in found if "skin tone" not in text]
+    different: dict[str, str] = {}
+    for text in found:
+        different.setdefault(text.lower(), text)
+    return tuple(different.values())
 
 
 def _parts(sequence: str) -> tuple[str, str, tuple[str, ...]]:

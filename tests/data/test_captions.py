@@ -51,15 +51,32 @@ def test_captions_are_got_by_name():
         read_caption(json.dumps({"old_caption": OLD}).encode(), '["json", "old_caption"]', chance=lambda: 1.0)
 
 
+def test_one_of_several_captions_is_drawn():
+    data, field = json.dumps({"captions": ["a star", " ", "stars"]}).encode(), '["json", "captions"]'
+    assert caption_kind(field) == "json" and read_caption(data, field) == "a star"
+    assert [read_caption(data, field, chance=lambda chance=c: chance) for c in (0.0, 0.33, 0.67, 0.999)] == [
+        "a star",
+        "a star",
+        "stars",
+        "stars",
+    ]
+    with pytest.raises(BrokenSample, match="its caption is empty"):
+        read_caption(data, field, chance=lambda: 0.5)
+    for captions in ([], "a star", None, {"0": "a star"}, [3]):
+        with pytest.raises(BrokenSample, match="its json has no"):
+            read_caption(json.dumps({"captions": captions}).encode(), field)
+
+
 @pytest.mark.parametrize(
     ("field", "message"),
     [
         (
             '["json", "captions_geter"]',
-            "'captions_geter', but must have one of identity, old_caption; .*captions_getter",
+            "'captions_geter', but must have one of identity, captions, old_caption; .*captions",
         ),
         ('["json", "caption"]', "a field of the json is written json:FIELD"),
         ('["txt", "old_caption"]', "reads old_caption from 'txt'"),
+        ('["txt", "captions"]', "reads captions from 'txt'"),
         ('["txt"]', r"a pair must be \[EXTENSION, NAME\]"),
         ("[txt, identity]", r"a pair must be \[EXTENSION, NAME\]"),
         ('["", "identity"]', r"a pair must be"),

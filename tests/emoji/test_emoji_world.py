@@ -41,6 +41,15 @@ PARTS = {
     "flag: England": ("", ()),
     "pirate flag": ("", ()),
 }
+#: Other names that the package has.
+OTHERS = {":rocket:": [":rocket_ship:", ":ROCKET:"], ":Mongolia:": [":flag_for_Mongolia:", ":mongolia:"]}
+CAPTIONS = {
+    "rocket": ("rocket", "rocket ship", "a rocket"),
+    "astronaut": ("astronaut", "an astronaut"),
+    "woman astronaut medium skin tone": ("woman astronaut medium skin tone", "a woman astronaut medium skin tone"),
+    "people holding hands medium skin tone light skin tone": ("people holding hands medium skin tone light skin tone",),
+    "flag: Mongolia": ("flag: Mongolia", "flag for Mongolia", "mongolia"),
+}
 
 
 def sequence(code: str) -> str:
@@ -48,7 +57,7 @@ def sequence(code: str) -> str:
 
 
 def described() -> list[Emoji]:
-    return list(names._described({sequence(code): name for code, name in NAMES.items()}))
+    return list(names._described({sequence(code): [name, *OTHERS.get(name, ())] for code, name in NAMES.items()}))
 
 
 def test_who_what_and_tones_come_from_the_code_points():
@@ -60,11 +69,25 @@ def test_who_what_and_tones_come_from_the_code_points():
     assert len(set(what.values())) == len(NAMES) - 3
 
 
+def test_captions_are_the_name_and_what_people_write():
+    found = {each.name: each.captions for each in described()}
+    assert all(captions[0] == name for name, captions in found.items())
+    assert {name: found[name] for name in CAPTIONS} == CAPTIONS
+    assert names._captions("smiling cat with heart-eyes", ["heart eyes cat"])[1:] == (
+        "heart eyes cat",
+        "a smiling cat with heart-eyes",
+        "smiling cat with heart eyes",
+        "a smiling cat with heart eyes",
+    )
+    for name in ("men with bunny ears", "chopsticks", "flag: Norway", "people hugging"):
+        assert names._captions(name, []) == (name,)
+
+
 def test_an_emoji_survives_its_record():
     for each in described():
         record = json.loads(json.dumps(vars(each)))
         assert Emoji.parse(record) == each
-        for change in ({"tones": ["blue"]}, {"name": 3}, {"more": 1}, {"tones": "dark"}):
+        for change in ({"tones": ["blue"]}, {"name": 3}, {"more": 1}, {"tones": "dark"}, {"captions": [1]}):
             with pytest.raises(ValueError, match="not the parts of an emoji"):
                 Emoji.parse({**record, **change})
 

@@ -123,7 +123,10 @@ def test_a_size_is_completed_by_what_the_file_says(tmp_path):
         (("allow_tf32", True), "for speed set dtype: bfloat16"),
         (("offset_noise", 0.1), "is set under diffusion"),
         (("dataset_filters", [["a", "lambda s: __import__('os')"]]), "dataset_filters .* a filter has only"),
-        (("captions_getter", ["json", "nothing"]), "captions_getter: .*must have one of identity, old_caption"),
+        (
+            ("captions_getter", ["json", "nothing"]),
+            "captions_getter: .*must have one of identity, captions, old_caption",
+        ),
         (("multi_aspect_ratio", ["0/1"]), "multi_aspect_ratio has '0/1', but a ratio is WIDTH/HEIGHT"),
         (("diffusion", {"loss_weighting": ["p2"]}), "adaptive_loss_weight is True, but diffusion.loss_weighting is p2"),
         (("clip_text_model_name", "clip.pt"), "is given, but the network encodes text itself: leave it out"),
