@@ -14,7 +14,7 @@ from web_making import Gate, inaccessible, make_service, serving
 
 from diff_dalle.config import to_dict
 from diff_dalle.web.models import Served
-from diff_dalle.web.page import EDITS, Visits, read_wish, state_text, status, values_of
+from diff_dalle.web.page import EDITS, Visits, read_wish, record, state_text, status, values_of
 from diff_dalle.web.page_inputs import mask_of
 from diff_dalle.web.refusal import Refusal
 from diff_dalle.web.wish import Pictures, Wish
@@ -210,6 +210,13 @@ def test_the_settings_of_a_wish_come_back(asked):
     editor = (picture, None) if wish.strength or wish.variation else None
     given = {**others, **values_of(to_dict(wish)), "control": picture, "editor": editor}
     assert read_wish(given, model)[0] == wish
+
+
+def test_each_image_has_an_entry_that_repeats_it(service):
+    images = np.zeros((2, 16, 16, 3), np.uint8)
+    first, second = record(service, Wish("one", "a star", seed=7, num_images=2), Pictures(), images)
+    assert [(each["wish"]["seed"], each["wish"]["num_images"]) for each in (first, second)] == [(7, 1), (8, 1)]
+    assert "--seed=8 --num_samples=1" in second["command"] and "seed=8" in second["python"]
 
 
 def test_texts_are_escaped():
