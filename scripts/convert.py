@@ -1,4 +1,5 @@
-"""Make a checkpoint of ours of one of Improved Diffusion, Guided-Diffusion or GLIDE, and the other way around."""
+"""Make a checkpoint of ours of one of Improved Diffusion, Guided-Diffusion, GLIDE or the original Diff-DALLE,
+and the other way around."""
 
 import help_without_torch  # noqa: F401
 

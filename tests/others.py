@@ -88,6 +88,11 @@ class Other:
         self._norm("out.0", width)
         self._conv("out.2", width, self.outputs)
 
+    @property
+    def file(self) -> State:
+        """The weights as published."""
+        return self.state
+
     # ------------------------------------------------------------------------------------------------------- weights
 
     def _add(self, name: str, *shape: int) -> None:
@@ -158,7 +163,7 @@ class Other:
         text = None
         if tokens is not None and mask is not None:
             states = self._encode(tokens, mask)
-            emb, text = emb + self._apply("transformer_proj", states[:, -1]), states.transpose(1, 2)
+            emb, text = emb + self._summary(states), states.transpose(1, 2)
         if low_res is not None:
             x = torch.cat([x, F.interpolate(low_res, x.shape[2:], mode="bilinear")], 1)
         skips, h, levels = [], x, len(self.mults)
@@ -183,7 +188,7 @@ class Other:
             name, last = f"output_blocks.{i}", i % (self.blocks + 1) == self.blocks
             h = self._residual(f"{name}.0", torch.cat([h, skips.pop()], 1), emb)
             h = self._attended(f"{name}.1", h, text)
-            layer = 1 + (f"{name}.1.qkv.weight" in self.state)
+            layer = 1 + self._has_attention(f"{name}.1")
             if last and skips:
                 if self.updown:
                     h = self._residual(f"{name}.{layer}", h, emb, _double)
@@ -218,8 +223,11 @@ class Other:
             x = F.conv2d(x, self.state[f"{name}.skip_connection.weight"], self.state[f"{name}.skip_connection.bias"])
         return x + h
 
+    def _has_attention(self, name: str) -> bool:
+        return f"{name}.qkv.weight" in self.state
+
     def _attended(self, name: str, x: Tensor, text: Tensor | None) -> Tensor:
-        if f"{name}.qkv.weight" not in self.state:
+        if not self._has_attention(name):
             return x
         n, c = x.shape[:2]
         heads = c // self.head_channels
@@ -234,6 +242,9 @@ class Other:
             k, v = torch.cat([more_k, k], 2), torch.cat([more_v, v], 2)
         h = _attend(q, k, v).reshape(n, c, -1)
         return x + self._apply(f"{name}.proj_out", h.transpose(1, 2)).transpose(1, 2).reshape(x.shape)
+
+    def _summary(self, states: Tensor) -> Tensor:
+        return self._apply("transformer_proj", states[:, -1])
 
     def _encode(self, tokens: Tensor, mask: Tensor) -> Tensor:
         assert self.text

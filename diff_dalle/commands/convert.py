@@ -14,8 +14,10 @@ from ..evaluation.report import markdown_table
 if TYPE_CHECKING:
     from ..checkpoints.foreign.names import Weight
 
-FORMATS = ("diff_dalle", "guided_diffusion", "unet")
+FORMATS = ("diff_dalle", "guided_diffusion", "original", "unet")
 SAFETENSORS = ".safetensors"
+_LAYOUTS = {"original": "Diff-DALLE", "guided_diffusion": "Guided-Diffusion", "unet": "Guided-Diffusion"}
+_VOCABULARIES = {"gpt2": "GPT-2's merge file, vocab.bpe,", "clip": "CLIP's, bpe_simple_vocab_16e6.txt.gz or clip,"}
 
 
 @dataclass(frozen=True)
@@ -23,23 +25,33 @@ class ConvertConfig:
     """Conversion"""
 
     model_path: str = option(
-        "", "checkpoint of Improved Diffusion, Guided-Diffusion or GLIDE; with another `to`, one of ours"
+        "",
+        "checkpoint of Improved Diffusion, Guided-Diffusion, GLIDE or the original Diff-DALLE; with another `to`, one "
+        "of ours",
     )
     out: str = option("converted.pt", "file to write, local or remote; it must not exist")
     to: str = option(
         "diff_dalle",
-        "what to write: our checkpoint; weights in the layout of Guided-Diffusion and GLIDE; or a base generator's "
-        "U-Net under Guided-Diffusion's names where it has such layers, as safetensors with a table of names",
+        "what to write: our checkpoint; weights in the layout of Guided-Diffusion and GLIDE; weights in that of the "
+        "original Diff-DALLE; or a base generator's U-Net under Guided-Diffusion's names where it has such layers, as "
+        "safetensors with a table of names",
         choices=FORMATS,
     )
-    bpe_path: str = option("", "GLIDE: merge file of its vocabulary, GPT-2's vocab.bpe")
+    bpe_path: str = option(
+        "",
+        "merge file of the vocabulary of a network that reads text: for GLIDE GPT-2's vocab.bpe, for Diff-DALLE CLIP's "
+        "bpe_simple_vocab_16e6.txt.gz, or clip",
+    )
     image_size: int | None = option(None, "resolution in pixels; none = as published, of a network with these shapes")
     small_size: int | None = option(None, "input resolution of an upsampler in pixels; none = as published")
     num_heads: int | None = option(None, "attention heads; none = as published")
     num_head_channels: int | None = option(
         None, "channels per attention head, overrides num_heads; none = as published"
     )
-    enc_heads: int | None = option(None, "attention heads of the text encoder; none = as published")
+    enc_heads: int | None = option(
+        None, "attention heads of the text encoder; none = as published, in Diff-DALLE one for 64 channels"
+    )
+    text_length: int | None = option(None, "Diff-DALLE: tokens of a caption in training; none = 48")
     use_new_attention_order: bool | None = option(
         None,
         "rows of projections there are ordered by query, key and value before heads; none = as published, else False",
@@ -65,6 +77,7 @@ class ConvertConfig:
             "num_heads": self.num_heads,
             "num_head_channels": self.num_head_channels,
             "enc_heads": self.enc_heads,
+            "text_length": self.text_length,
             "use_new_attention_order": self.use_new_attention_order,
             "noise_schedule": self.noise_schedule,
             "diffusion_steps": self.diffusion_steps,
@@ -92,7 +105,7 @@ def _from_others(config: ConvertConfig) -> str:
     identity = Identity(content["kind"], content["config"])
     if found.structure.text:
         if not config.bpe_path:
-            raise InputError(f"{config.model_path} reads text: give GPT-2's merge file, vocab.bpe, with --bpe_path")
+            raise InputError(f"{config.model_path} reads text: give {_VOCABULARIES[found.vocabulary]} with --bpe_path")
         tokenizer = load_tokenizer(config.bpe_path)
         if tokenizer.vocab_size != found.vocab_size:
             raise InputError(
@@ -110,20 +123,27 @@ def _to_others(config: ConvertConfig) -> str:
     import torch
 
     from ..checkpoints.foreign.names import names_table
-    from ..checkpoints.foreign.reading import check_layout, state_of
+    from ..checkpoints.foreign.reading import check_layout, check_original_layout, original_state_of, state_of
     from ..checkpoints.loading import open_networks
     from ..checkpoints.safetensors import write_safetensors
 
     for name in config.given.keys() - {"use_new_attention_order"}:
         raise InputError(f"{name} is set, but a checkpoint of ours says it: leave it out")
-    kinds = ("generator",) if config.to == "unet" else ("generator", "noisy_classifier")
+    kinds = {
+        "guided_diffusion": ("generator", "noisy_classifier"),
+        "original": ("generator", "classifier"),
+        "unet": ("generator",),
+    }[config.to]
     (saved,) = open_networks(config.model_path, kinds, config.bpe_path)
     order = bool(config.use_new_attention_order)
-    if saved.kind.name == "generator":
+    if config.to == "original":
+        check_original_layout(saved.settings.model, config.model_path)
+    elif saved.kind.name == "generator":
         check_layout(saved.settings.model, config.model_path, whole=config.to != "unet")
     network = saved.load(torch.device("cpu"))
-    text = f"{config.out}: {config.model_path} in the layout of Guided-Diffusion"
-    state = state_of(network, order)
+    text = f"{config.out}: {config.model_path} in the layout of {_LAYOUTS[config.to]}"
+    original = config.to == "original"
+    state = original_state_of(network, config.model_path) if original else state_of(network, order)
     if config.to == "unet":
         table = names_table(network, order)
         state = {name: state[name] for name in table}
@@ -132,7 +152,7 @@ def _to_others(config: ConvertConfig) -> str:
         text += f"\n{names}: the names here and there"
     with storage.atomic_writer(config.out) as file:
         if config.out.endswith(SAFETENSORS):
-            write_safetensors(file, state, {"layout": "guided_diffusion"})
+            write_safetensors(file, state, {"layout": "original" if original else "guided_diffusion"})
         else:
             torch.save(state, file)
     return text

@@ -22,6 +22,7 @@ from .text_encoder import TextEncoder, TextEncoderConfig, text_length_option
 from .unet import UNetConfig, UNetEncoder
 
 INITIAL_SCALE = 1 / 0.07  # logit scale at initialization (Radford et al. 2021, §2.5)
+TEXT_PADDINGS = ("masked", "zeros")  # of the text tower
 MAX_SCALE = 100.0  # upper bound of the logit scale (same section; there by clipping)
 
 
@@ -47,6 +48,10 @@ class NoisedClipConfig:
         (32, 16, 8), "feature-map resolutions with attention in the image tower"
     )
     classifier_num_heads: int = option(4, "attention heads of the image tower")
+    classifier_num_head_channels: int = option(
+        -1,
+        "channels per attention head of the image tower, overrides classifier_num_heads; -1 = use classifier_num_heads",
+    )
     classifier_use_scale_shift_norm: bool = option(
         True,
         "adaptive group norm in the image tower: the timestep embedding scales and shifts the normalized activations; "
@@ -63,12 +68,22 @@ class NoisedClipConfig:
     classifier_enc_attn_dim: int = option(512, "width of the text tower and dimension of the joint embedding space")
     classifier_enc_depth: int = option(6, "transformer layers of the text tower")
     classifier_enc_heads: int = option(8, "attention heads of the text tower")
+    classifier_text_padding: str = option(
+        "masked",
+        "padding of captions: masked, or zeros: the token 0, which attention reads like a word (Diff-DALLE)",
+        choices=TEXT_PADDINGS,
+    )
+    classifier_enc_norm: bool = option(True, "layer norm of the text tower's states; False = none (Diff-DALLE)")
     text_length: int = text_length_option()
     dropout_text: float = option(0.0, "dropout rate in the text tower")
 
     def __post_init__(self):
         if self.classifier_enc_attn_dim < 1:
             raise InputError(f"classifier_enc_attn_dim is {self.classifier_enc_attn_dim}, but must be at least 1")
+        if self.classifier_text_padding not in TEXT_PADDINGS:
+            raise InputError(
+                f"classifier_text_padding is {self.classifier_text_padding!r}, but must be {' or '.join(TEXT_PADDINGS)}"
+            )
         try:
             _ = self.image_tower, self.text_tower
         except InputError as error:

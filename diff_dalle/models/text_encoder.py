@@ -17,7 +17,7 @@ from .dropout import Dropout, number_dropouts
 from .layers import Linear
 from .norms import LayerNorm32
 
-PADDINGS = ("masked", "learned")
+PADDINGS = ("masked", "learned", "zeros")
 
 
 def text_length_option() -> Any:
@@ -41,10 +41,11 @@ class TextEncoderConfig:
     )
     text_padding: str = option(
         "masked",
-        "padding of captions: masked, or learned embeddings that attention reads like words; the pooled text is then "
-        "the last position's (GLIDE)",
+        "padding of captions: masked; learned embeddings that attention reads like words, where the pooled text is the "
+        "last position's (GLIDE); or zeros: the token 0, which attention reads like a word (Diff-DALLE)",
         choices=PADDINGS,
     )
+    enc_norm: bool = option(True, "layer norm of the text encoder's states; False = none (Diff-DALLE)")
 
     def __post_init__(self):
         for name in ("enc_depth", "enc_heads", "text_length"):
@@ -100,7 +101,7 @@ class TextEncoder(nn.Module):
     summary: pooling where padding is masked: "mean" of the states of all real tokens, or the state of the "end" token.
 
     With ``text_padding`` "learned" (Nichol et al. 2022, GLIDE) every caption has ``text_length`` - 1 states: it loses
-    its start token, and padded positions have embeddings of their own.
+    its start token, and padded positions have embeddings of their own. With "zeros" every caption has ``text_length``.
     """
 
     def __init__(self, config: TextEncoderConfig, vocab_size: int, summary: str = "mean"):
@@ -123,14 +124,14 @@ class TextEncoder(nn.Module):
             TextBlock(width, config.enc_heads, config.dropout_text, config.enc_depth, config.enc_conv)
             for _ in range(config.enc_depth)
         )
-        self.norm = LayerNorm32(width)
+        self.norm = LayerNorm32(width) if config.enc_norm else nn.Identity()
         self.pool = nn.Identity() if learned else nn.Linear(width, width)
         number_dropouts(self)
 
     @property
     def masks_padding(self) -> bool:
         """Whether the states at padded positions are meaningless."""
-        return self.padding_emb is None
+        return self.config.text_padding == "masked"
 
     def encoded(self, cond: Conditioning) -> Conditioning:
         """``cond`` with ``text_states`` and ``text_pooled`` of its caption. InputError when it has none."""
@@ -147,16 +148,20 @@ class TextEncoder(nn.Module):
 
         Returns the states [N, L, enc_attn_dim] and the projected summary [N, enc_attn_dim]. Padding affects neither;
         the states at padded positions are meaningless. With learned padding: [N, text_length - 1, enc_attn_dim], all
-        of which count, and the last of them. Raises InputError for captions longer than text_length.
+        of which count, and the last of them. With zeros: [N, text_length, enc_attn_dim], all of which count; of the
+        summary only real tokens. Raises InputError for captions longer than text_length.
         """
         length = tokens.shape[1]
         if length > self.config.text_length:
             raise InputError(f"the captions have {length} tokens, but text_length is {self.config.text_length}")
         if self.padding_emb is not None:
             return self._padded(self.padding_emb, tokens[:, 1:], mask[:, 1:], keys)
-        x = self.token_emb(tokens) + self.position_emb[:length]
+        if self.config.text_padding == "zeros":
+            missing = (0, self.config.text_length - length)
+            tokens, mask = F.pad(tokens.where(mask, 0), missing), F.pad(mask, missing, value=False)
+        x = self.token_emb(tokens) + self.position_emb[: tokens.shape[1]]
         for block in self.blocks:
-            x = block(x, mask, keys)
+            x = block(x, mask if self.masks_padding else None, keys)
         states = self.norm(x)
         if self.summary == "end":
             last = mask.sum(1) - 1

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoint_making import make_file, sample
+from original import Original
 from others import Other
 from script_running import run as run_script
 
@@ -34,6 +35,7 @@ TRAINING = {
 }
 SHAPE = {"image_size": 16, "num_head_channels": 16, "noise_schedule": "cosine", "diffusion_steps": 50}
 MERGES = ["r e", "re d"]
+CLIP_TEXT = (2 * 256 + len(MERGES) + 2, 6, 32, 2, 2)  # the vocabulary of Diff-DALLE, and its text encoder
 TEXT = (256 + 2 + 1, 6, 32, 1, 4)
 
 
@@ -41,13 +43,15 @@ TEXT = (256 + 2 + 1, 6, 32, 1, 4)
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("others")
     (path / "vocab.bpe").write_text("\n".join(["#version: 0.2", *MERGES]) + "\n", encoding="utf-8")
+    merges = ["r e", "re d</w>"]
+    (path / "clip.txt").write_text("\n".join(["# with ends of words", *merges]) + "\n", encoding="utf-8")
     return path
 
 
 def converted(folder, name, other, **flags):
     """The path of our checkpoint with the weights of a network of others."""
     theirs, out = folder / f"{name}_theirs.pt", folder / f"{name}.pt"
-    torch.save(other.state, theirs)
+    torch.save(other.file, theirs)
     return run(model_path=theirs, out=out, **{**SHAPE, **flags})
 
 
@@ -138,6 +142,36 @@ def test_the_gradient_of_a_classifier_is_that_of_the_class(folder):
     assert torch.allclose(given, wanted, atol=1e-5)
 
 
+@pytest.fixture(scope="module")
+def originals(folder):
+    """The paths of a generator and a noised CLIP of the original Diff-DALLE."""
+    flags = {"enc_heads": 2, "text_length": 6, "bpe_path": folder / "clip.txt"}
+    networks = {"original": Original(text=CLIP_TEXT), "original_clip": Original(text=CLIP_TEXT, pooled=32)}
+    return [converted(folder, name, other, **flags) for name, other in networks.items()]
+
+
+def test_the_original_follows_its_captions_and_its_classifier(originals):
+    """Captions were never dropped; the classifier's own similarity to the caption rises with the scale."""
+    generator, classifier = originals
+    pipeline, guide = diff_dalle.load(generator), diff_dalle.load_classifier(classifier)
+    plain = sample(pipeline, ["red", ""], seeds=[3, 3])
+    assert not np.array_equal(*plain)
+    found = []
+    for scale in (0.5, 50.0):
+        images = sample(pipeline, ["red", "de"], seeds=[1, 2], classifier=classifier, classifier_scale=scale)
+        found.append(float((guide.encode_image(images) * guide.encode_text(["red", "de"])).sum()))
+    assert found[1] > found[0]
+    with pytest.raises(InputError, match="guidance_scale is 3, but this network was trained without dropping"):
+        sample(pipeline, ["red"], guidance=GuidanceConfig(guidance_scale=3.0))
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_the_original_goes_back_bit_for_bit(originals, folder, which):
+    out = run(model_path=originals[which], out=folder / f"original_back_{which}.pt", to="original")
+    state, theirs = torch.load(out, weights_only=True), torch.load(originals[which].replace(".pt", "_theirs.pt"))
+    assert state.keys() == theirs.keys() and all(torch.equal(state[name], value) for name, value in theirs.items())
+
+
 def test_an_upsampler_continues(folder):
     path = converted(folder, "upsampler", Other(inputs=6), image_size=32, small_size=16)
     low = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3), dtype=np.uint8)
@@ -219,13 +253,17 @@ def test_training_continues_from_it(glide, shards, tmp_path):
         ({"bpe_path": "vocab"}, "reads no text"),
         ({"model_path": "glide_theirs", "enc_heads": 4}, "give GPT-2's merge file"),
         ({"model_path": "glide_theirs", "enc_heads": 4, "bpe_path": ""}, "give GPT-2's merge file"),
+        ({"model_path": "original_theirs"}, "give CLIP's, bpe_simple_vocab_16e6.txt.gz or clip, with --bpe_path"),
+        ({"model_path": "ours", "to": "original"}, "has patch_size|has text_padding masked"),
+        ({"model_path": "glide", "to": "original"}, "has text_attention joint, which networks of the original Diff-D"),
         ({"image_size": None}, "shapes of none of the published networks"),
         ({"num_head_channels": 7}, "num_head_channels is 7"),
     ],
 )
-def test_bad_input(flags, message, folder, unconditional, glide, tmp_path):
-    paths = {"ours": make_file(tmp_path), "unconditional": unconditional, "vocab": folder / "vocab.bpe"}
-    paths |= {"glide_theirs": folder / "glide_theirs.pt", "theirs": folder / "unconditional_theirs.pt"}
+def test_bad_input(flags, message, folder, unconditional, glide, originals, tmp_path):
+    paths = {"ours": make_file(tmp_path), "unconditional": unconditional, "glide": glide, "vocab": folder / "vocab.bpe"}
+    theirs = {"glide_theirs": "glide_theirs", "original_theirs": "original_theirs", "theirs": "unconditional_theirs"}
+    paths |= {name: folder / f"{file}.pt" for name, file in theirs.items()}
     converts = flags.get("to", "diff_dalle") == "diff_dalle"
     flags = {"model_path": "theirs", "out": str(tmp_path / "x.pt"), **(SHAPE if converts else {}), **flags}
     flags = {name: paths.get(value, value) for name, value in flags.items() if value is not None}

@@ -58,6 +58,33 @@ def test_learned_padding_is_read():
     torch.testing.assert_close(dropped[2:], network(x, t, cond)[2:])  # its caption is the start token alone
 
 
+def test_zeros_as_padding_are_read():
+    """Captions of any padded length are one caption of ``text_length`` tokens; tokens in padded places do not count,
+    and the embedding of token 0 there does."""
+    network, (x, t) = make_generator(replace(TEXT, text_padding="zeros")), noisy()
+    cond = captions(total=8)
+    out = network(x, t, cond)
+    scrambled = torch.where(cond.mask, cond.tokens, (cond.tokens + 17) % VOCABULARY)
+    for same in (replace(cond, tokens=scrambled), captions(total=10)):
+        torch.testing.assert_close(network(x, t, same), out)
+    encoded = network.encode_text(cond)
+    assert encoded.text_states.shape == (3, 10, 12) and encoded.states_mask.all()
+    with torch.no_grad():
+        network.text_encoder.token_emb.weight[0, 0] += 1
+    assert relative(network(x, t, cond), out) > 1e-4
+
+
+def test_states_without_a_norm():
+    torch.manual_seed(0)
+    encoder = TextEncoder(replace(TEXT, enc_depth=1), VOCABULARY)
+    torch.manual_seed(0)
+    plain = TextEncoder(replace(TEXT, enc_depth=1, enc_norm=False), VOCABULARY)
+    cond = captions(lengths=(8,))
+    states = plain(*cond.caption)[0]
+    assert not any(name.startswith("norm.") for name in plain.state_dict())
+    torch.testing.assert_close(encoder.norm(states), encoder(*cond.caption)[0])
+
+
 def test_a_convolution_joins_neighboring_words():
     """Without attention, the state of a token depends on the tokens next to it and on no others."""
     torch.manual_seed(0)

@@ -40,28 +40,27 @@ _CLASSIFIER = (
     (r"^pool\.(?:q|kv)\.", "out.2.qkv_proj."),
     (r"^pool\.proj\.", "out.2.c_proj."),
 )
-_TOWER = (
-    (r"^time_emb\.", "time_embed."),
-    (r"^middle\.", "middle_block."),
+#: Residual blocks, time embedding and changes of resolution.
+RESIDUALS = (
+    (r"(^|\.)time_emb\.", r"\1time_embed."),
+    (r"(^|\.)middle\.", r"\1middle_block."),
     (r"\.in_norm\.", ".in_layers.0."),
     (r"\.in_conv\.", ".in_layers.2."),
     (r"(_blocks?\.[\d.]+)\.emb\.", r"\1.emb_layers.1."),
     (r"\.out_norm\.", ".out_layers.0."),
     (r"\.out_conv\.", ".out_layers.3."),
     (r"\.skip\.", ".skip_connection."),
+    (r"(^|\.)(input_blocks\.\d+\.0)\.conv\.", r"\1\2.op."),
+)
+_ATTENTION = (
     (r"\.attention\.qkv\.", ".qkv."),
     (r"\.attention\.context_kv\.", ".encoder_kv."),
     (r"\.attention\.proj\.", ".proj_out."),
-    (r"^(input_blocks\.\d+\.0)\.conv\.", r"\1.op."),
 )
-_AXES = {
-    "qkv": 3,
-    "encoder_kv": 3,
-    "proj_out": 3,
-    "qkv_proj": 3,
-    "c_proj": 3,
-    "skip_connection": 4,
-}  # of a weight there
+#: Weights that are 1×1 convolutions there and matrices here: of images (skip_connection), else of sequences.
+CONVOLUTIONS = re.compile(
+    r"(^|\.)(qkv|encoder_kv|adjust_kv_dim|proj_out|qkv_proj|c_proj|clip_proj|skip_connection|ffn\.\d)\.weight$"
+)
 
 Change = Callable[[Tensor], Tensor]
 
@@ -84,47 +83,53 @@ class Weight:
 
 def weights_of(network: nn.Module, new_order: bool) -> Iterator[Weight]:
     """All weights of a network, which may be on the meta device. new_order: of the rows of the U-Net's projections."""
-    table = (_GENERATOR if hasattr(network, "unet") else _CLASSIFIER) + _TOWER
+    table = (_GENERATOR if hasattr(network, "unet") else _CLASSIFIER) + RESIDUALS + _ATTENTION
     for own, value in network.state_dict().items():
         other = own
         for pattern, replacement in table:
             other = re.sub(pattern, replacement, other)
         changes = list(_changes(network, own, other, value, new_order))
-        take = functools.partial(_apply, [take for take, _ in changes])
-        give = functools.partial(_apply, [give for _, give in reversed(changes)])
+        take, give = chained([take for take, _ in changes]), chained([give for _, give in reversed(changes)])
         yield Weight(own, other, tuple(value.shape), take, give)
 
 
-def _apply(changes: Sequence[Change], value: Tensor) -> Tensor:
-    return functools.reduce(lambda value, change: change(value), changes, value)
+def chained(changes: Sequence[Change]) -> Change:
+    return functools.partial(functools.reduce, lambda value, change: change(value), changes)
 
 
 def _changes(
     network: nn.Module, own: str, other: str, value: Tensor, new_order: bool
 ) -> Iterator[tuple[Change, Change]]:
     """What ``Weight.take`` does, step by step, each with its inverse."""
-    layer, kind = (other.split(".")[-2:-1] or [""])[0], other.rpartition(".")[2]
-    if kind == "weight" and layer in _AXES and not other.startswith("transformer."):
-        added = _AXES[layer] - value.ndim
-        yield (
-            functools.partial(torch.flatten, start_dim=value.ndim - 1),
-            lambda value: value.view(*value.shape, *[1] * added),
-        )
+    layer = (other.split(".")[-2:-1] or [""])[0]
+    if CONVOLUTIONS.search(other) and not other.startswith("transformer."):
+        yield flat(value.ndim, 4 if layer == "skip_connection" else 3)
     if layer in ("qkv", "c_qkv") and not (new_order and layer == "qkv"):
-        yield _by_role(network, own, 3)
+        yield by_role(network, own, 3)
     if layer == "encoder_kv":
-        yield _by_role(network, own, 2)
+        yield by_role(network, own, 2)
     if other == "label_emb.weight":
         yield lambda value: torch.cat([value, value.new_zeros(1, value.shape[1])]), lambda value: value[:-1]
     if other.endswith(".positional_embedding"):
         yield torch.t, torch.t
-    if layer == "qkv_proj":  # two of our weights, whose rows are one there
-        rows = len(value)
-        begin = rows // 2 if own.startswith("pool.kv.") else 0
-        yield lambda value: value[begin : begin + rows], lambda value: value
+    if layer == "qkv_proj":
+        yield part_of_three(value, own)
 
 
-def _by_role(network: nn.Module, own: str, roles: int) -> tuple[Change, Change]:
+def flat(axes: int, axes_there: int) -> tuple[Change, Change]:
+    """A weight without the axes that a convolution of width 1 has."""
+    added = [1] * (axes_there - axes)
+    return functools.partial(torch.flatten, start_dim=axes - 1), lambda value: value.view(*value.shape, *added)
+
+
+def part_of_three(value: Tensor, own: str) -> tuple[Change, Change]:
+    """Queries, or keys and values, of an attention pool: two of our weights, whose rows are one there."""
+    rows = len(value)
+    begin = rows // 2 if own.startswith("pool.kv.") else 0
+    return lambda value: value[begin : begin + rows], lambda value: value
+
+
+def by_role(network: nn.Module, own: str, roles: int) -> tuple[Change, Change]:
     """From (head, role) to (role, head), and back."""
     heads = network.get_submodule(own.rpartition(".")[0].rpartition(".")[0]).heads
     assert isinstance(heads, int)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -15,18 +15,22 @@ from ...diffusion.diffusion_config import DiffusionConfig, NoiseConfig
 from ...diffusion.resample import DenoisingConfig
 from ...errors import InputError
 from ...models.generator import GeneratorConfig
+from ...models.noised_clip import NoisedClipConfig
 from ...models.noisy_classifier import NoisyClassifierConfig
 from ...models.super_resolution import LowResConfig
 from ...models.text_encoder import TextEncoderConfig
 from ...models.unet import UNetConfig
 from ..content import short
-from ..kinds import GeneratorSettings, NoisyClassifierSettings, find_kind
+from ..kinds import ClassifierSettings, GeneratorSettings, NoisyClassifierSettings, find_kind
+from . import original
 from .names import Weight, weights_of
 from .releases import Release, Unseen, find_release
 from .structure import Structure, is_unet, structure_of
 
-TOKENS = "gpt2"  # the vocabulary that GLIDE's networks read
+Settings: TypeAlias = "GeneratorSettings | ClassifierSettings | NoisyClassifierSettings"
+TOKENS = {False: "gpt2", True: "clip"}  # the vocabularies that GLIDE's networks and Diff-DALLE's read
 FLAGS = ", ".join(f"--{field.name}" for field in dataclasses.fields(Unseen))
+_VOCABULARY = {False: "token_embedding.weight", True: f"{original.TEXTS}emb.weight"}
 _INPAINTING = (7, 10)  # input channels: image, or image and low-resolution image; known image and its mask
 
 
@@ -41,22 +45,34 @@ class Recognized:
     structure: Structure
     release: Release | None
     unseen: Unseen
-    settings: GeneratorSettings | NoisyClassifierSettings
+    settings: Settings
     vocab_size: int
+
+    @property
+    def vocabulary(self) -> str:
+        """The name of the vocabulary that it reads; empty without text."""
+        return TOKENS[self.structure.original] if self.structure.text else ""
 
     def weights(self) -> list[Weight]:
         with torch.device("meta"):
             network = find_kind(self.structure.kind).build(self.settings, self.vocab_size, "")
+        if self.structure.original:
+            return list(original.weights_of(network))
         return list(weights_of(network, self.unseen.use_new_attention_order))
 
     def __str__(self) -> str:
         if self.release is None:
-            return f"has the layout of Guided-Diffusion, and is taken with {self.unseen}"
+            return f"has the layout of {_project(self.structure)}, and is taken with {self.unseen}"
         return f"has the shapes of {self.release.project}'s {self.release.name}, and is taken with {self.unseen}"
 
 
+def _project(structure: Structure) -> str:
+    return "Diff-DALLE" if structure.original else "Guided-Diffusion"
+
+
 def is_foreign(content: Any) -> bool:
-    """Whether what a file holds are weights in the layout of Improved Diffusion, Guided-Diffusion or GLIDE."""
+    """Whether what a file holds are weights in the layout of Improved Diffusion, Guided-Diffusion, GLIDE or
+    Diff-DALLE."""
     return isinstance(content, Mapping) and all(isinstance(name, str) for name in content) and is_unet(content)
 
 
@@ -85,15 +101,17 @@ def recognize(state: Mapping[str, Tensor], path: str, given: Mapping[str, Any] |
     release = find_release(structure)
     if release is None and not {"image_size", "noise_schedule"} <= set(given):
         raise InputError(
-            f"{path} has the layout of Guided-Diffusion, but the shapes of none of the published networks: run "
+            f"{path} has the layout of {_project(structure)}, but the shapes of none of the published networks: run "
             f"scripts/convert.py --model_path {path} with what they do not tell ({FLAGS})"
         )
-    unseen = dataclasses.replace(release.unseen, **given) if release else Unseen(**given)
+    if structure.original:
+        unseen = Unseen.of_original(structure, given)
+    else:
+        unseen = dataclasses.replace(release.unseen, **given) if release else Unseen(**given)
     if not structure.classes and structure.is_upsampler and not unseen.small_size:
         raise InputError(f"{path} is an upsampler: say by --small_size how large the images are that it enlarges")
-    settings = _classifier(structure, unseen) if structure.classes else _generator(structure, unseen)
-    vocab_size = shapes["token_embedding.weight"][0] if structure.text else 0
-    return Recognized(structure, release, unseen, settings, vocab_size)
+    vocab_size = shapes[_VOCABULARY[structure.original]][0] if structure.text else 0
+    return Recognized(structure, release, unseen, _SETTINGS[structure.kind](structure, unseen), vocab_size)
 
 
 def _unet(structure: Structure, unseen: Unseen) -> UNetConfig:
@@ -109,7 +127,7 @@ def _unet(structure: Structure, unseen: Unseen) -> UNetConfig:
         resblock_updown=structure.resblock_updown,
         conv_resample=structure.conv_resample,
         num_classes=structure.num_classes,
-        text_attention="joint" if structure.text else UNetConfig.text_attention,
+        text_attention="joint" if structure.text and not structure.original else "cross",
     )
 
 
@@ -119,6 +137,30 @@ def _classifier(structure: Structure, unseen: Unseen) -> NoisyClassifierSettings
     return NoisyClassifierSettings(model, noise)
 
 
+def _clip(structure: Structure, unseen: Unseen) -> ClassifierSettings:
+    assert structure.text is not None
+    unet = _unet(structure, unseen)
+    model = NoisedClipConfig(
+        image_size=unet.image_size,
+        classifier_width=unet.num_channels,
+        classifier_depth=unet.num_res_blocks,
+        classifier_channel_mult=unet.channel_mult,
+        classifier_attention_resolutions=unet.attention_resolutions,
+        classifier_num_heads=unet.num_heads,
+        classifier_num_head_channels=unet.num_head_channels,
+        classifier_use_scale_shift_norm=unet.use_scale_shift_norm,
+        classifier_resblock_updown=unet.resblock_updown,
+        classifier_enc_attn_dim=structure.text.width,
+        classifier_enc_depth=structure.text.depth,
+        classifier_enc_heads=unseen.enc_heads,
+        classifier_text_padding="zeros",
+        classifier_enc_norm=False,
+        text_length=unseen.text_length,
+    )
+    noise = NoiseConfig(unseen.diffusion_steps, unseen.noise_schedule, unseen.rescale_timesteps)
+    return ClassifierSettings(model, diffusion=noise)
+
+
 def _generator(structure: Structure, unseen: Unseen) -> GeneratorSettings:
     text = TextEncoderConfig(enc_attn_dim=0)
     if structure.text:
@@ -126,8 +168,9 @@ def _generator(structure: Structure, unseen: Unseen) -> GeneratorSettings:
             enc_attn_dim=structure.text.width,
             enc_depth=structure.text.depth,
             enc_heads=unseen.enc_heads,
-            text_length=structure.text.length + 1,
-            text_padding="learned",
+            text_length=unseen.text_length if structure.original else structure.text.length + 1,
+            text_padding="zeros" if structure.original else "learned",
+            enc_norm=not structure.original,
         )
     low_res = LowResConfig(unseen.small_size, low_res_levels=False) if structure.is_upsampler else LowResConfig()
     model = GeneratorConfig(_unet(structure, unseen), text, low_res, structure.image_channels)
@@ -137,9 +180,17 @@ def _generator(structure: Structure, unseen: Unseen) -> GeneratorSettings:
         rescale_timesteps=unseen.rescale_timesteps,
         variance="learned_range" if structure.variance_is_learned else DiffusionConfig.variance,
     )
-    # Classes were never dropped, captions were. The row for "no class" is 0 until it is trained.
-    dropping = DenoisingConfig(caption_dropout=DenoisingConfig.caption_dropout if structure.text else 0.0)
+    # Only GLIDE's captions were ever dropped. The row for "no class" is 0 until it is trained.
+    dropped = structure.text is not None and not structure.original
+    dropping = DenoisingConfig(caption_dropout=DenoisingConfig.caption_dropout if dropped else 0.0)
     return GeneratorSettings(model, diffusion=diffusion, denoising=dropping)
+
+
+_SETTINGS: dict[str, Callable[[Structure, Unseen], Settings]] = {
+    "generator": _generator,
+    "classifier": _clip,
+    "noisy_classifier": _classifier,
+}
 
 
 def content_of(found: Recognized, state: Mapping[str, Tensor], path: str) -> dict[str, Any]:
@@ -148,6 +199,9 @@ def content_of(found: Recognized, state: Mapping[str, Tensor], path: str) -> dic
     own: dict[str, Tensor] = {}
     left = dict.fromkeys(state)
     for weight in found.weights():
+        if not weight.other:
+            own[weight.own] = weight.take(torch.empty(0))
+            continue
         value = state.get(weight.other)
         if type(value) is not Tensor or not value.is_floating_point():
             raise InputError(f"{path} has {'no' if value is None else 'an odd'} {weight.other}: {short(value)}")
@@ -162,7 +216,7 @@ def content_of(found: Recognized, state: Mapping[str, Tensor], path: str) -> dic
                 f"{found.unseen}"
             )
     if left:
-        raise InputError(f"{path} has an extra {next(iter(left))}, which Guided-Diffusion's and GLIDE's networks lack")
+        raise InputError(f"{path} has an extra {next(iter(left))}, which networks of {_project(found.structure)} lack")
     return {
         "format": 1,
         "role": "model",
@@ -171,36 +225,73 @@ def content_of(found: Recognized, state: Mapping[str, Tensor], path: str) -> dic
         "trainee": "",
         "kind": found.structure.kind,
         "config": to_dict(found.settings),
-        "tokenizer": f"{TOKENS}-{found.vocab_size}" if found.structure.text else None,
+        "tokenizer": f"{found.vocabulary}-{found.vocab_size}" if found.structure.text else None,
         "vocabulary": "",
         "state": own,
     }
 
 
 def state_of(network: nn.Module, new_order: bool) -> dict[str, Tensor]:
-    """The weights of one of our networks in the layout of the others."""
+    """The weights of one of our networks in the layout of Guided-Diffusion and GLIDE."""
+    return _given(network, weights_of(network, new_order))
+
+
+def original_state_of(network: nn.Module, path: str) -> dict[str, Tensor]:
+    """The weights of one of our networks, from ``path``, in the layout of Diff-DALLE. InputError for values that it
+    cannot hold."""
+    if odd := original.odd_weight(network):
+        raise InputError(
+            f"{path} has values in {odd} that the layout of Diff-DALLE cannot hold: it was trained on, or did not come "
+            "from there"
+        )
+    return _given(network, original.weights_of(network))
+
+
+def _given(network: nn.Module, weights: Iterable[Weight]) -> dict[str, Tensor]:
     state = network.state_dict()
     found: dict[str, Tensor] = {}
-    for weight in weights_of(network, new_order):
-        value = weight.give(state[weight.own])
-        found[weight.other] = torch.cat([found[weight.other], value]) if weight.other in found else value.contiguous()
+    for weight in weights:
+        if weight.other:
+            value = weight.give(state[weight.own])
+            found[weight.other] = (
+                torch.cat([found[weight.other], value]) if weight.other in found else value.contiguous()
+            )
     return found
 
 
 def check_layout(config: GeneratorConfig, path: str, whole: bool = True) -> None:
-    """InputError for a generator, from ``path``, that their layout cannot hold. whole: not only the U-Net of a base
-    generator."""
-    text, low_res = config.text, config.low_res
-    impossible = {
-        "patch_size": config.unet.patch_size != 1,
-        "low_res_skip": low_res.low_res_skip,
-        "low_res_levels": config.is_upsampler and low_res.low_res_levels,
-        "text_attention": bool(text.enc_attn_dim) and config.unet.text_attention != "joint",
-        "text_padding": bool(text.enc_attn_dim) and text.text_padding != "learned",
-    }
-    for name, wrong in impossible.items() if whole else ():
-        if wrong:
-            value = getattr(config.unet, name, None) or getattr(text, name, None) or getattr(low_res, name, None)
-            raise InputError(f"{path} has {name} {value}, which networks of Guided-Diffusion and GLIDE cannot have")
+    """InputError for a generator, from ``path``, that the layout of Guided-Diffusion and GLIDE cannot hold. whole: not
+    only the U-Net of a base generator."""
     if not whole and config.is_upsampler:
         raise InputError(f"{path} is an upsampler, but `unet` is for base generators")
+    if whole:
+        text = {"text_attention": "joint", "text_padding": "learned", "enc_norm": True, "enc_conv": 0}
+        _check(_found(config), text if config.text.enc_attn_dim else {}, path, "networks of Guided-Diffusion and GLIDE")
+
+
+def check_original_layout(config: GeneratorConfig | NoisedClipConfig, path: str) -> None:
+    """InputError for a network, from ``path``, that the layout of Diff-DALLE cannot hold."""
+    text = {"text_attention": "cross", "text_padding": "zeros", "enc_norm": False, "enc_conv": 0, "num_classes": 0}
+    if isinstance(config, NoisedClipConfig):
+        found = {
+            **dataclasses.asdict(config.image_tower),
+            **dataclasses.asdict(config.text_tower),
+            "low_res_skip": False,
+        }
+        required = {f"classifier_{name}": value for name, value in text.items() if name in ("text_padding", "enc_norm")}
+        found = {**found, **{f"classifier_{name}": value for name, value in found.items()}}
+    else:
+        found, required = _found(config), text if config.text.enc_attn_dim else {}
+    _check(found, required, path, "networks of the original Diff-DALLE")
+
+
+def _found(config: GeneratorConfig) -> dict[str, Any]:
+    sections = (config.unet, config.text, config.low_res)
+    found = {name: value for section in sections for name, value in dataclasses.asdict(section).items()}
+    return found | {"low_res_levels": config.is_upsampler and found["low_res_levels"]}
+
+
+def _check(found: Mapping[str, Any], text: Mapping[str, Any], path: str, whose: str) -> None:
+    for name, value in {"patch_size": 1, "low_res_skip": False, "low_res_levels": False, **text}.items():
+        if found.get(name, value) != value:
+            raise InputError(f"{path} has {name} {found[name]}, which {whose} cannot have")

@@ -6,6 +6,7 @@ add one: a line in ``RELEASES``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -17,7 +18,7 @@ class Unseen:
     """What the shapes of a network's weights do not tell.
 
     num_heads, num_head_channels: one of them, as in ``UNetConfig``.
-    enc_heads: attention heads of the text encoder.
+    enc_heads: attention heads of the text encoder. text_length: Diff-DALLE's, where no weight has it.
     use_new_attention_order: queries, keys and values come before heads in the rows of the U-Net's projections.
     """
 
@@ -26,6 +27,7 @@ class Unseen:
     num_heads: int = 4
     num_head_channels: int = -1
     enc_heads: int = 8
+    text_length: int = 48
     use_new_attention_order: bool = False
     noise_schedule: str = "linear"
     diffusion_steps: int = 1000
@@ -33,6 +35,12 @@ class Unseen:
 
     def __str__(self) -> str:
         return ", ".join(f"{field.name} {getattr(self, field.name)}" for field in fields(self))
+
+    @staticmethod
+    def of_original(structure: Structure, given: Mapping[str, Any]) -> Unseen:
+        """What is not ``given`` as its code has it: heads of 64 channels."""
+        heads = {"enc_heads": max(structure.text.width // 64, 1)} if structure.text else {}
+        return Unseen(**{"num_head_channels": 64, **heads, **given})
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 """What the names and shapes of a U-Net's weights tell about it, in the layout that Improved Diffusion, Guided-Diffusion
-and GLIDE share."""
+and GLIDE share, and that Diff-DALLE changes a little."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ...models.generator import GeneratorConfig
+from .original import TEXTS, guided_names
 
 Shapes = Mapping[str, tuple[int, ...]]
 _MARKS = ("time_embed.0.weight", "input_blocks.0.0.weight", "middle_block.1.qkv.weight")  # both halves have these
@@ -15,7 +16,7 @@ _MARKS = ("time_embed.0.weight", "input_blocks.0.0.weight", "middle_block.1.qkv.
 
 @dataclass(frozen=True)
 class TextStructure:
-    """length: of captions, without a start token."""
+    """length: of captions, without a start token; 0 = the shapes do not tell."""
 
     length: int
     width: int
@@ -26,7 +27,8 @@ class TextStructure:
 class Structure:
     """A U-Net. attention: whether each level has it, from the highest resolution to the lowest; text: None without.
 
-    A classifier of noisy images is the encoder half, with ``out_channels`` 0 and ``classes`` to tell apart.
+    A classifier of noisy images is the encoder half, with ``out_channels`` 0 and ``classes`` to tell apart; with text
+    too, these are the dimensions of a noised CLIP. original: whether it has Diff-DALLE's layout.
     """
 
     num_channels: int
@@ -41,6 +43,7 @@ class Structure:
     conv_resample: bool = True
     text: TextStructure | None = None
     classes: int = 0
+    original: bool = False
 
     @property
     def image_channels(self) -> int:
@@ -60,7 +63,9 @@ class Structure:
     @property
     def kind(self) -> str:
         """Of our checkpoints."""
-        return "noisy_classifier" if self.classes else "generator"
+        if self.classes:
+            return "classifier" if self.text else "noisy_classifier"
+        return "generator"
 
     def attention_resolutions(self, image_size: int) -> tuple[int, ...]:
         return tuple(image_size >> level for level, has in enumerate(self.attention) if has)
@@ -86,12 +91,16 @@ class Structure:
 
 def is_unet(names: Iterable[str]) -> bool:
     """Whether weights have the names of such a U-Net or of its encoder half."""
-    return set(_MARKS) <= set(names)
+    names = list(names)
+    return set(_MARKS) <= set(guided_names(names) or names)
 
 
 def structure_of(shapes: Shapes) -> Structure:
     """The structure of a U-Net whose weights have these shapes. KeyError, IndexError, ValueError or ZeroDivisionError
     where they are those of none."""
+    guided = guided_names(shapes)
+    if guided is not None:
+        shapes = {name: shapes[other] for name, other in guided.items()}
     levels, blocks = _levels(shapes)
     starts = [1 + level * (blocks + 1) for level in range(levels)]
     channels = shapes["time_embed.0.weight"][1]
@@ -102,6 +111,9 @@ def structure_of(shapes: Shapes) -> Structure:
         depth = len(_indices(shapes, r"transformer\.resblocks\.(\d+)\.ln_1\.weight"))
         length, width = shapes["positional_embedding"]
         text = TextStructure(length, width, depth)
+    elif f"{TEXTS}emb.weight" in shapes:
+        depth = len(_indices(shapes, r"text_encoder\.encoder\.(\d+)\.attn1\.qkv\.weight"))
+        text = TextStructure(0, shapes[f"{TEXTS}emb.weight"][1], depth)
     return Structure(
         channels,
         tuple(width / channels for width in widths),
@@ -115,6 +127,7 @@ def structure_of(shapes: Shapes) -> Structure:
         levels == 1 or f"{down}.op.weight" in shapes or f"{down}.in_layers.0.weight" in shapes,
         text,
         shapes["out.2.c_proj.weight"][0] if "out.2.c_proj.weight" in shapes else 0,
+        guided is not None,
     )
 
 
