@@ -1,5 +1,4 @@
-"""Make a checkpoint of ours of one of Improved Diffusion, Guided-Diffusion, GLIDE or the original Diff-DALLE,
-and the other way around."""
+"""Make a checkpoint of ours of one of Improved Diffusion, Guided-Diffusion, GLIDE or Diff-DALLE, or the reverse."""
 
 import help_without_torch  # noqa: F401
 
