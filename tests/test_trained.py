@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 import diff_dalle
+from diff_dalle.shapes.parser import parse_shapes
+from diff_dalle.shapes.prompts import shape_prompts
+from diff_dalle.shapes.shape_eval import judge
 
 MODELS = diff_dalle.trained_models()
 LIMIT = 25_000_000  # bytes of all models together
@@ -46,3 +49,13 @@ def test_the_classifier_knows_what_the_generator_draws():
     classifier = diff_dalle.load_classifier("emoji")
     similarity = classifier.encode_image(images) @ classifier.encode_text(prompts).T
     assert similarity.argmax(1).tolist() == [0, 1, 2]
+
+
+def test_shapes_are_bound_to_their_colors_and_places():
+    """Of pairs, and how many there are: most are right, of which chance would make one in ten."""
+    prompts = shape_prompts(6, seed=1, tasks=("binding", "relation", "counting"))
+    pipeline = diff_dalle.load("shapes/generator.safetensors")
+    images = pipeline.sample([prompt.text for prompt in prompts], seed=1, progress=False, batch_size=6)
+    assert images.shape == (18, 32, 32, 3)
+    right = [judge(*each)["correct"] for each in zip(prompts, parse_shapes(images), strict=True)]
+    assert sum(right) >= 11
