@@ -19,7 +19,7 @@ own, other = map(pathlib.Path, sys.argv[1:3])
 own.touch()
 while not other.exists():
     time.sleep(0.05)
-print("met")
+sys.stdout.write("met\\n")  # in one piece, unlike print
 """,
     "fail.py": "import sys; print('no'); sys.exit(2)",
     "read.py": "import sys; open(sys.argv[1])",

@@ -9,16 +9,19 @@ from .contract import Chapter, Demo
 from .model import Network, Recipe, make_model
 
 PROMPTS = "woman astronaut dark skin tone|man astronaut light skin tone|cat with heart eyes|red heart|flag: Norway"
+#: Of the generator: three times the preset's steps, and all that an emoji may be called.
+LONGER = ("--lr_anneal_steps", 9100, "--ema_rate", 0.999, "--caption_field", '["json", "captions"]')
 MERGES = 1024  # of the names' vocabulary, most of whose words are its tokens
 CARD = {
     "title": "emoji",
     "license": "mit",
-    "example_prompt": "cat with heart eyes",
+    "example_prompt": "woman astronaut dark skin tone",
     "description": "Draws emoji on white by their English CLDR names, such as 'woman astronaut dark skin tone' or "
-    "'flag: Norway', in the style of the color font Noto Emoji (SIL Open Font License), from which its training "
+    "'red heart', in the style of the color font Noto Emoji (SIL Open Font License), from which its training "
     "pictures were rendered.",
-    "limits": "Of what is held out from training, it draws combinations of person, activity and skin tone; things that "
-    "it has never seen come out as patterns of color. It reads names, not sentences.",
+    "limits": "It draws people of all skin tones, faces and hearts, also those held out from training. Things without "
+    "relatives, such as a pizza, are in one training picture of 3,462 and come out as patterns of color, as do most "
+    "flags. It reads names, not sentences.",
 }
 
 
@@ -32,11 +35,11 @@ def run(demo: Demo) -> Path:
     networks = {
         "classifier": Network("train_classifier.py", "emoji_32_classifier", folders, 20),
         "upsampler": Network("train_generator.py", "emoji_64_upsampler", folders, 40, after=("classifier",)),
-        "generator": Network("train_generator.py", "emoji_32", folders, 40),
+        "generator": Network("train_generator.py", "emoji_32", folders, 40, 9000, LONGER),
     }
     sampling = ("--timestep_respacing", 20, "--upsampler_timestep_respacing", 4)
     scoring = ("--emoji_dir", data, "--evaluators", "emoji,retrieval,upsampling")
     return make_model(demo, Recipe("emoji", networks, vocabulary, PROMPTS, sampling, scoring, CARD))
 
 
-EMOJI = Chapter("emoji", run, "a generator, a noised CLIP and an upsampler of the emoji of a color font", (30, 3))
+EMOJI = Chapter("emoji", run, "a generator, a noised CLIP and an upsampler of the emoji of a color font", (100, 3))
