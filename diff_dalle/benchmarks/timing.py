@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from ..config import option
 from ..errors import InputError
@@ -169,15 +170,25 @@ def peak_memory(build: Build, threads: int) -> int:
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * unit
 
 
-def matmul_rate(threads: int, size: int = 2048) -> float:
-    """FLOPs per second of a product of two fp32 matrices, the fastest of ten, after one warm-up product."""
+def fp32_rate(threads: int, size: int = 2048) -> float:
+    """FLOPs per second of a product of two fp32 matrices [size, size] or of a convolution of ``size / 8`` channels with
+    as many pixels per side, whichever is higher: on CPUs from AMD the product takes twice the time per FLOP. Each
+    is the fastest of ten, after a warm-up."""
     torch.set_num_threads(threads)
-    a, seconds = torch.ones(size, size), []
-    for _ in range(11):
-        start = time.perf_counter()
-        a @ a
-        seconds.append(time.perf_counter() - start)
-    return 2 * size**3 / min(seconds[1:])
+    channels = size // 8
+    a, image = torch.ones(size, size), torch.ones(1, channels, channels, channels)
+    image, weight = (x.to(memory_format=torch.channels_last) for x in (image, torch.ones(channels, channels, 3, 3)))
+    product = 2 * size**3, lambda: a @ a
+    convolution = 2 * 9 * channels**4, lambda: nn.functional.conv2d(image, weight, padding=1)
+    rates = []
+    for flops, work in (product, convolution):
+        seconds = []
+        for _ in range(11):
+            start = time.perf_counter()
+            work()
+            seconds.append(time.perf_counter() - start)
+        rates.append(flops / min(seconds[1:]))
+    return max(rates)
 
 
 def utilization(timing: Timing, flops: int, rate: float) -> str:
@@ -185,7 +196,7 @@ def utilization(timing: Timing, flops: int, rate: float) -> str:
     needs, however many a side performs, per second of the fastest run, against the machine's ``rate``."""
     shares = (flops / min(side) / rate for side in (timing.ours, timing.baseline))
     found, other = (f"{share:.0%}" for share in shares)
-    return f"MFU {found} against {other}, of {rate / 1e9:,.0f} GFLOP/s, the rate of a large product of fp32 matrices"
+    return f"MFU {found} against {other}, of {rate / 1e9:,.0f} GFLOP/s, the fp32 rate of a large product or convolution"
 
 
 def compare_memory(benchmark: Benchmark, config: TimingConfig) -> str:
@@ -231,7 +242,7 @@ def results(benchmark: Benchmark | Table, config: TimingConfig) -> Iterator[str]
         timing = compare(benchmark, config)
         yield f"{timing.report()}, target at most {benchmark.target:.2f}"
         if benchmark.flops is not None:
-            rate = in_fresh_process(matmul_rate, config.threads)
+            rate = in_fresh_process(fp32_rate, config.threads)
             yield utilization(timing, in_fresh_process(benchmark.flops), rate)
     else:
         check(benchmark)

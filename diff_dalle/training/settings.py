@@ -25,7 +25,7 @@ class TrainingConfig:
     seed: int = option(0, "seed of the data order and of all random numbers")
     precision: str = option(
         "auto",
-        "arithmetic of the network; auto = bf16 on GPUs that support it and on CPUs with AMX, else fp32",
+        "arithmetic of the network; auto = bf16 on GPUs that support it and on CPUs where it is faster, else fp32",
         choices=PRECISIONS,
     )
     compile: bool = option(

@@ -9,8 +9,8 @@ from diff_dalle.benchmarks.timing import (
     TimingConfig,
     Unfinished,
     compare,
+    fp32_rate,
     in_fresh_process,
-    matmul_rate,
     median_seconds,
     paired_seconds,
     results,
@@ -66,7 +66,7 @@ def test_ratio_of_medians_and_a_a_control():
 def test_utilization_is_that_of_the_fastest_run():
     timing = Timing(baseline=(4.0, 9.0), ours=(2.0, 3.0))
     assert utilization(timing, flops=10**12, rate=10**12).startswith("MFU 50% against 25%, of 1,000 GFLOP/s")
-    assert matmul_rate(threads=1, size=64) > 0
+    assert fp32_rate(threads=1, size=64) > 0
 
 
 def test_paired_sides_take_turns_in_each_process():

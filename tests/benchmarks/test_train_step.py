@@ -33,15 +33,15 @@ def test_baseline_and_our_network_are_the_same_function(change, monkeypatch):
             assert 0 < found <= most
 
 
-@pytest.mark.parametrize(("amx", "least", "most"), [(True, 1e-3, 0.02), (False, 0, 1e-5)])
-def test_the_automatic_precision_is_that_of_the_cpu(amx, least, most, monkeypatch):
+@pytest.mark.parametrize(("fast_bf16", "least", "most"), [(True, 1e-3, 0.02), (False, 0, 1e-5)])
+def test_the_automatic_precision_is_that_of_the_cpu(fast_bf16, least, most, monkeypatch):
     """In the gate, whose errors are those of bf16, and in the timed loop."""
     monkeypatch.setattr(train_step, "NETWORK", TINY)
-    monkeypatch.setattr(precision, "has_amx", lambda: amx)
+    monkeypatch.setattr(precision, "has_fast_bf16", lambda: fast_bf16)
     found = train_step.auto_gate()
     assert least < found["outputs"][0] < most and least < found["gradients"][0] < 2.5 * most
     loop, _ = train_step.training_loop(precision="auto")
-    assert loop.trainees[0].precision == ("bf16" if amx else "fp32")
+    assert loop.trainees[0].precision == ("bf16" if fast_bf16 else "fp32")
 
 
 def test_flops_count_each_product_of_the_model_once(monkeypatch):

@@ -6,7 +6,6 @@ from network_making import TEXT, captions, make_generator, noisy, randomize
 from operation_counting import parameter_conversions
 from torch import nn
 
-from diff_dalle.models import precision
 from diff_dalle.models.generator import Generator, GeneratorConfig
 from diff_dalle.models.noised_clip import NoisedClip, NoisedClipConfig
 from diff_dalle.models.precision import cast_weights, resolve_precision, training_precision
@@ -84,9 +83,21 @@ def test_norms_embeddings_and_full_precision_layers_are_not_converted(make):
         assert all((p.dtype == torch.float16) == half for p in weights), path
 
 
-@pytest.mark.parametrize("amx", [False, True])
-def test_auto_is_half_precision_in_training_where_the_cpu_multiplies_tiles(monkeypatch, amx):
-    monkeypatch.setattr(precision, "has_amx", lambda: amx)
+@pytest.mark.parametrize(
+    ("amx", "avx512_bf16", "cpu_name", "expected"),
+    [
+        (True, True, "Intel(R) Xeon(R) Processor", "bf16"),
+        (False, True, "AMD EPYC", "bf16"),
+        (False, False, "AMD EPYC", "fp32"),
+        (False, True, "Intel(R) Xeon(R) Processor", "fp32"),
+    ],
+)
+def test_auto_is_half_precision_in_training_where_the_cpu_is_faster_in_it(
+    monkeypatch, amx, avx512_bf16, cpu_name, expected
+):
+    capabilities = {"avx512_bf16": avx512_bf16, "cpu_name": cpu_name}
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx, raising=False)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
     cpu = torch.device("cpu")
-    assert training_precision("auto", cpu) == ("bf16" if amx else "fp32")
+    assert training_precision("auto", cpu) == expected
     assert training_precision("fp32", cpu) == resolve_precision("auto", cpu) == "fp32"
