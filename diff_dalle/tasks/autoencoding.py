@@ -21,7 +21,7 @@ from ..models.latent.quantizer import one_vector
 from ..models.latent.stage_a import Reconstruction, StageA
 from ..randomness import Draw
 from ..training.task import Task
-from .calibration import calibration_rate, sample_moments, std_of
+from .calibration import calibration_rate, sample_moments, usable
 
 DISCRIMINATOR = "discriminator"  # the second part, with an optimizer of its own
 SSIM_SIDE = 11  # pixels of the window of SSIM
@@ -73,7 +73,7 @@ class AutoencodingTask(Task):
     """
 
     model: StageA
-    observed = ("norm_moments", "latent_moments", "counts", "candidates")
+    observed = ("norm_moments", "counts", "candidates")
 
     def __init__(
         self,
@@ -133,7 +133,6 @@ class AutoencodingTask(Task):
         z = found.z.detach()
         return {
             "norm_moments": torch.cat(moments, 1),
-            "latent_moments": sample_moments((z / self.model.scale_factor).flatten(1)[:, None]),
             "counts": self.model.quantizer.counts(found.indices),
             "candidates": one_vector(z, draw.uniform("revival")),
         }
@@ -157,8 +156,10 @@ class AutoencodingTask(Task):
         if config.revival_interval and self.updates % config.revival_interval == 0:
             candidates = values["candidates"].nan_to_num()
             quantizer.revive(candidates, config.revival_usage, self.seed, self.updates)
-        _, std = std_of(values["latent_moments"])
-        self.model.calibrate(1 + calibration_rate(self.updates) * (std[0] - 1))
+        mean, variance = self.model.norm.of_outputs(values["norm_moments"])
+        std = (variance + (mean - mean.mean()).square()).mean().sqrt() / self.model.scale_factor  # over all channels
+        _, std = usable(mean.mean(), std)
+        self.model.calibrate(1 + calibration_rate(self.updates) * (std - 1))
 
     def extra_state(self) -> dict[str, Tensor]:
         return {"updates": torch.tensor(self.updates)}
@@ -180,7 +181,7 @@ class AutoencodingTask(Task):
             measured["ssim"] = ssim(real, ours)
         named |= {name: torch.from_numpy(values).float().to(images.device) for name, values in measured.items()}
         in_use = (self.model.quantizer.usage >= self.config.revival_usage).float().mean()
-        mean, square = sample_moments((plain.z / self.model.scale_factor).flatten(1)[:, None]).unbind(1)
+        mean, square = sample_moments(plain.z / self.model.scale_factor).unbind(1)
         return {**named, "codebook_use": in_use.expand(len(batch)), "latent_mean": mean, "latent_square": square}
 
     def findings(self, values: Mapping[str, float]) -> tuple[str, dict[str, np.ndarray]]:

@@ -9,18 +9,15 @@ LEAST_RATE = 0.01  # of a step, after the first ones, which count evenly
 
 
 def sample_moments(latents: Tensor) -> Tensor:
-    """Mean and mean square of each sample and channel: [N, C, positions] → [N, 2C] float32, without gradient."""
-    latents = latents.detach().float()
-    return torch.cat([latents.mean(2), latents.square().mean(2)], 1)
+    """Mean and mean square of each sample: [N, …] → [N, 2] float32, without gradient."""
+    latents = latents.detach().float().flatten(1)
+    return torch.stack([latents.mean(1), latents.square().mean(1)], 1)
 
 
-def std_of(moments: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each channel over the samples of a batch, [N, 2C] → [C] twice; 0 and 1 where they
-    are not finite, or there is no deviation."""
-    mean, square = moments.mean(0).chunk(2)
-    std = (square - mean.square()).clamp(min=0).sqrt()
-    usable = mean.isfinite() & std.isfinite() & (std > 0)
-    return torch.where(usable, mean, 0.0), torch.where(usable, std, 1.0)
+def usable(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
+    """Both, with 0 and 1 where one of them is not finite, or there is no deviation."""
+    good = mean.isfinite() & std.isfinite() & (std > 0)
+    return torch.where(good, mean, 0.0), torch.where(good, std, 1.0)
 
 
 def calibration_rate(updates: int) -> float:

@@ -19,9 +19,9 @@ from ..images.pixels import to_uint8
 from ..models.latent.semantic import SemanticAutoencoder
 from ..randomness import Draw
 from ..training.task import Task
-from .calibration import calibration_rate, sample_moments, std_of
+from .calibration import calibration_rate, sample_moments, usable
 
-OBSERVED = ("norm_moments", "latent_moments")
+OBSERVED = ("norm_moments",)
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def autoencoding_losses(
     with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
         latents = model.encode(images, moments)
     loss = preview_error(model.preview(latents if noise is None else latents + noise), images)
-    return {"loss": loss, "norm_moments": torch.cat(moments, 1), "latent_moments": sample_moments(latents.flatten(2))}
+    return {"loss": loss, "norm_moments": torch.cat(moments, 1)}
 
 
 def preview_error(previews: Tensor, images: Tensor) -> Tensor:
@@ -63,7 +63,8 @@ def follow(model: SemanticAutoencoder, values: Mapping[str, Tensor], updates: in
     """Let the statistics of the norm, and mean and standard deviation of the latents, follow a whole batch. values:
     those of ``OBSERVED``; updates: how many there have been, this one included."""
     model.norm.update(values["norm_moments"])
-    mean, std = std_of(values["latent_moments"])
+    mean, variance = model.norm.of_outputs(values["norm_moments"])
+    mean, std = usable((mean - model.latent_mean) / model.latent_std, variance.sqrt() / model.latent_std)
     rate = calibration_rate(updates)
     model.calibrate(rate * mean, 1 + rate * (std - 1))
 
@@ -109,7 +110,7 @@ class SemanticTask(Task):
         previews = self.model.preview(latents)
         real, ours = (to_uint8(each).cpu().numpy() for each in (_small(batch.images, previews), previews))
         psnr = torch.from_numpy(np.minimum(psnr_uint8(real, ours), PSNR_CAP)).float().to(latents.device)
-        mean, square = sample_moments(latents.flatten(1)[:, None]).unbind(1)
+        mean, square = sample_moments(latents).unbind(1)
         loss = preview_error(previews, batch.images)
         return {"loss": loss, "psnr": psnr, "latent_mean": mean, "latent_square": square}
 

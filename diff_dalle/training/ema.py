@@ -20,7 +20,8 @@ def effective_rate(rate: float, step: int) -> float:
 
 
 class Ema:
-    """The moving average of a model's trained parameters, in fp32. Frozen parameters and buffers are not averaged; in
+    """The moving average, in fp32, of a model's trained parameters and of the floating-point buffers in its state, such
+    as statistics of activations, which belong to the weights. Frozen parameters and other buffers are not averaged; in
     ``state`` they have the model's present values.
 
     rate:  limit of the decay, in [0, 1); the horizon is about every / (1 - rate) steps.
@@ -31,8 +32,10 @@ class Ema:
 
     def __init__(self, rate: float, model: nn.Module, start: int | None = None, every: int = 1):
         self.rate, self.model, self.start, self.every = rate, model, start, every
-        self.sources = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.averages = {name: p.detach().clone() for name, p in self.sources.items()}
+        state = model.state_dict()
+        buffers = {name: b for name, b in model.named_buffers() if name in state and b.is_floating_point()}
+        self.sources = {name: p for name, p in model.named_parameters() if p.requires_grad} | buffers
+        self.averages = {name: source.detach().clone() for name, source in self.sources.items()}
 
     @property
     def role(self) -> str:

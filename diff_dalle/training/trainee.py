@@ -152,8 +152,6 @@ class Trainee:
             norm, overflowed = optimization.finish(report[_named(part, "loss")], self.world)
             norms[_named(part, "grad_norm")] = norm
             overflows.append(overflowed)
-        for ema in self.emas:
-            ema.update(step + 1)
         bad = torch.stack(overflows).amax(0)
         self._count(bad)
         kept = [*self.task.recorded, *(_named(part, "loss") for part in self.optimizations)]
@@ -164,6 +162,8 @@ class Trainee:
         self.norms.add({name: torch.where(norm.isfinite(), norm, torch.nan)[None] for name, norm in norms.items()})
         if self.task.observed:
             self.task.observe({name: self.world.interleave(report[name]) for name in self.task.observed})
+        for ema in self.emas:
+            ema.update(step + 1)
 
     def _forward(self, part: str):
         """The task's forward pass of one part, under autocast and data parallelism."""

@@ -6,14 +6,17 @@ import torch
 
 from diff_dalle.batch import Batch, Conditioning
 from diff_dalle.diffusion.augmentation import area_downsample
+from diff_dalle.distributed.world import SINGLE, World
 from diff_dalle.errors import InputError
 from diff_dalle.models.latent.discriminator import Discriminator, DiscriminatorConfig
 from diff_dalle.models.latent.semantic import SemanticAutoencoder, SemanticConfig
 from diff_dalle.models.latent.stage_a import StageA, StageAConfig
 from diff_dalle.randomness import Draw
 from diff_dalle.tasks.autoencoding import DISCRIMINATOR, AutoencodingConfig, AutoencodingTask
-from diff_dalle.tasks.calibration import calibration_rate, sample_moments, std_of
+from diff_dalle.tasks.calibration import calibration_rate, sample_moments, usable
 from diff_dalle.tasks.semantic import SemanticTask, SemanticTaskConfig, follow, preview_error
+from diff_dalle.training.optim import OptimConfig
+from diff_dalle.training.trainee import Trainee
 
 A = StageAConfig(width=8, bottleneck_blocks=1, codebook_size=16)
 S = SemanticConfig(stride=8, encoder_width=4, encoder_blocks=1, previewer_width=8)
@@ -175,7 +178,7 @@ def test_values_that_are_not_finite_change_no_statistic():
     step(task)
     kept = {name: buffer.clone() for name, buffer in task.model.named_buffers() if "usage" not in name}
     named = task.losses(make_batch(), Draw(0, make_batch().index))
-    bad = {name: named[name].detach() * torch.nan for name in ("norm_moments", "latent_moments")}
+    bad = {"norm_moments": named["norm_moments"].detach() * torch.nan}
     task.observe({**bad, "counts": named["counts"], "candidates": named["candidates"] * torch.nan})
     assert all(torch.equal(value, task.model.get_buffer(name)) for name, value in kept.items())
     assert all(value.isfinite().all() for value in task.model.state_dict().values())
@@ -275,12 +278,33 @@ def test_latents_get_mean_0_and_standard_deviation_1_in_each_channel():
 def test_later_batches_move_mean_and_deviation_less():
     """The second by half of what it finds, so that both count evenly."""
     model = make_semantic().model
-    norm = torch.zeros(1, 32)
-    follow(model, {"norm_moments": norm, "latent_moments": torch.tensor([[2.0, 13.0]]).repeat_interleave(16, 1)}, 1)
-    assert (model.latent_mean == 2).all() and (model.latent_std == 3).all()
-    follow(model, {"norm_moments": norm, "latent_moments": torch.tensor([[1.0, 5.0]]).repeat_interleave(16, 1)}, 2)
-    torch.testing.assert_close(model.latent_mean, torch.full((16,), 2 + 3 * 0.5))
-    torch.testing.assert_close(model.latent_std, torch.full((16,), 3 * 1.5))
+    follow(model, {"norm_moments": moments(mean=2.0, variance=9.0)}, 1)
+    assert (model.norm.running_mean == 2).all() and (model.norm.running_var == 9).all()
+    assert (model.latent_mean == 0).all() and (model.latent_std - 1).abs().max() < 1e-5
+    follow(model, {"norm_moments": moments(mean=4.0, variance=25.0)}, 2)
+    # The norm is then at mean 3 and variance 17, where the batch has mean 1 / √17 and deviation 5 / √17.
+    torch.testing.assert_close(model.latent_mean, torch.full((16,), 0.5 / 17**0.5))
+    torch.testing.assert_close(model.latent_std, torch.full((16,), (1 + 5 / 17**0.5) / 2))
+
+
+def moments(mean: float, variance: float) -> torch.Tensor:
+    """Of two samples with 16 channels."""
+    return torch.tensor([[mean] * 16 + [variance] * 16]).repeat(2, 1)
+
+
+def test_the_first_batch_is_normalized_at_once():
+    """Mean and deviation are those of latents by the norm's present statistics, not by its former ones."""
+    task, batch = make_semantic(), make_batch(range(12), size=(32, 32))
+    step(task, batch)
+    latents = task.model.encode(batch.images)
+    assert latents.mean((0, 2, 3)).abs().max() < 1e-4
+    torch.testing.assert_close(latents.std((0, 2, 3), correction=0), torch.ones(16), rtol=1e-4, atol=1e-4)
+    task = make_task()
+    with torch.no_grad():
+        task.model.norm.weight.copy_(torch.tensor([3.0, 0.5, 1.0, 2.0]))
+        task.model.norm.bias.copy_(torch.tensor([1.0, -2.0, 0.5, 0.0]))
+    step(task)
+    assert task.model.encode(make_batch().images).std(correction=0).item() == pytest.approx(1, abs=1e-4)
 
 
 def test_noise_is_added_to_the_latents_that_are_decoded():
@@ -292,7 +316,7 @@ def test_noise_is_added_to_the_latents_that_are_decoded():
     plain = make_semantic().losses(batch, Draw(0, batch.index))
     assert not torch.equal(found["loss"], plain["loss"])
     # The statistics that the latents are normalized by, and the held-out errors, are those without noise.
-    assert torch.equal(found["latent_moments"], plain["latent_moments"])
+    assert torch.equal(found["norm_moments"], plain["norm_moments"])
     draw = Draw(0, batch.index)
     assert torch.equal(task.held_out(batch, draw)["loss"], make_semantic().held_out(batch, draw)["loss"])
     with pytest.raises(InputError, match=r"latent_noise is -0\.1, but must be at least 0"):
@@ -314,14 +338,47 @@ def test_previews_of_a_semantic_encoder_are_shown_below_small_originals():
         assert task.previews()["previews"].shape == (2 * 100 + 4, 2 * 100 + 4, 3)
 
 
+def test_an_average_of_a_semantic_encoder_has_statistics_of_its_own():
+    """At a high rate its weights are far from the present ones, whose statistics would shift its latents."""
+    torch.manual_seed(0)
+    task = make_semantic()
+    world = World(SINGLE, torch.device("cpu"))
+    trainee = Trainee(task, OptimConfig(lr=3e-2, ema_rate=(0.98,), ema_start=0), "fp32", world)
+    batch = make_batch(range(12), size=(32, 32))
+    for i in range(30):
+        trainee.update([(batch, Draw(0, batch.index))], i)
+    (ema,), present = trainee.emas, dict(task.model.named_buffers())
+
+    def offset() -> float:
+        """The largest mean of a channel, in standard deviations."""
+        with torch.no_grad():
+            latents = task.model.encode(batch.images)
+        return float((latents.mean((0, 2, 3)).abs() / latents.std((0, 2, 3))).max())
+
+    kept = {name: buffer.clone() for name, buffer in present.items()}
+    with ema.in_place():
+        own = offset()
+        for name, buffer in present.items():
+            buffer.copy_(kept[name])
+        others = offset()
+    assert others > 2 * own, (own, others)
+
+
 # --------------------------------------------------------------------------------------------------------- calibration
 
 
 def test_moments_of_samples_make_those_of_the_batch():
-    latents = torch.randn(5, 3, 7) * torch.tensor([1.0, 2.0, 3.0])[:, None] + torch.tensor([0.0, 1.0, -4.0])[:, None]
-    mean, std = std_of(sample_moments(latents))
-    torch.testing.assert_close(mean, latents.mean((0, 2)))
-    torch.testing.assert_close(std, latents.transpose(0, 1).flatten(1).std(1, correction=0), rtol=1e-4, atol=1e-5)
-    mean, std = std_of(sample_moments(torch.zeros(2, 1, 3)))
-    assert (mean.item(), std.item()) == (0, 1)
+    latents = torch.randn(5, 3, 7) * 2 + 3
+    mean, square = sample_moments(latents).mean(0)
+    torch.testing.assert_close(mean, latents.mean())
+    torch.testing.assert_close((square - mean**2).sqrt(), latents.std(correction=0))
+
+
+def test_statistics_that_cannot_be_used_are_0_and_1():
+    nan = torch.tensor([2.0, torch.nan, torch.inf, 5.0, 7.0]), torch.tensor([3.0, 4.0, 1.0, torch.nan, 0.0])
+    mean, std = usable(*nan)
+    assert mean.tolist() == [2, 0, 0, 0, 0] and std.tolist() == [3, 1, 1, 1, 1]
+
+
+def test_later_steps_calibrate_less():
     assert [calibration_rate(n) for n in (1, 2, 1000)] == [1, 0.5, 0.01]

@@ -45,7 +45,7 @@ def test_the_loss_is_that_of_stage_b_and_of_the_previews():
 
 def test_statistics_and_adaptive_weights_both_follow():
     task, batch = make(LogSnrConfig(loss_weighting=("adaptive",))), make_batch()
-    assert task.observed == ("log_snr", "observed_mse", "norm_moments", "latent_moments")
+    assert task.observed == ("log_snr", "observed_mse", "norm_moments")
     for _ in range(12):
         named = task.losses(batch, draw_of(batch))
         task.observe({name: named[name].detach() for name in task.observed})
@@ -55,4 +55,4 @@ def test_statistics_and_adaptive_weights_both_follow():
     other = make(LogSnrConfig(loss_weighting=("adaptive",)))
     other.load_extra_state(task.extra_state())
     assert other.updates == 12 and (other.process.state_dict()["adaptive_weight"] != 1).any()
-    assert make().observed == ("norm_moments", "latent_moments")
+    assert make().observed == ("norm_moments",)

@@ -1,5 +1,7 @@
 """Several trainees, several optimizers, frozen parts, buffers and companions in one run."""
 
+import dataclasses
+import itertools
 import json
 
 import numpy as np
@@ -261,10 +263,11 @@ def test_frozen_parts_have_no_gradient_no_state_and_no_average(tmp_path):
     assert torch.equal(task.model[0].weight, frozen) and task.model[0].weight.grad is None
     trained = {id(p) for p in task.model.parameters() if p.requires_grad}
     assert {id(p) for p in trainee.optimizations[""].optimizer.state} == trained
-    assert set(trainee.emas[0].averages) == {"1.weight", "1.bias", "2.weight", "2.bias"}
+    statistics = {"1.running_mean", "1.running_var"}
+    assert set(trainee.emas[0].averages) == {"1.weight", "1.bias", "2.weight", "2.bias"} | statistics
 
 
-def test_an_average_keeps_buffers_and_frozen_weights(tmp_path):
+def test_an_average_keeps_counts_and_frozen_weights(tmp_path):
     """Its file is a complete state dict: what is not averaged has the model's values."""
     torch.manual_seed(0)
     trainee = Trainee(PartlyFrozen(), OPTIM, "fp32", WORLD)
@@ -272,9 +275,38 @@ def test_an_average_keeps_buffers_and_frozen_weights(tmp_path):
     content = load_file(str(tmp_path / "ema_0.9_000006.pt"))
     state, model = content["state"], trainee.task.model
     assert list(state) == list(model.state_dict())
-    assert torch.equal(state["1.running_mean"], model[1].running_mean) and model[1].running_mean.any()
+    assert state["1.num_batches_tracked"] == model[1].num_batches_tracked == 6
     assert torch.equal(state["0.weight"], model[0].weight) and not torch.equal(state["2.weight"], model[2].weight)
     load_weights(PartlyFrozen().model, content, "ema")
+
+
+class Observing(PartlyFrozen):
+    """Sets the statistics to the mean of each batch after the step, as autoencoders do."""
+
+    observed = ("mean",)
+
+    def losses(self, batch, draw):
+        return {**super().losses(batch, draw), "mean": batch.images.flatten(1).mean(1)}
+
+    def observe(self, values):
+        self.model[1].eval()
+        self.model[1].running_mean.fill_(values["mean"].mean())
+
+
+def test_statistics_are_averaged_as_the_weights_of_the_same_step_are(tmp_path):
+    """By hand: what a task observes after a step belongs to that step's average, also while that is a copy."""
+    torch.manual_seed(0)
+    trainee = Trainee(Observing(), dataclasses.replace(OPTIM, ema_rate=(0.5,), ema_start=2), "fp32", WORLD)
+    loop, (ema,) = make_loop(tmp_path, [trainee]), trainee.emas
+    expected = torch.zeros(4)
+    for step, batch in enumerate(itertools.islice(ToyData(8).batches(0), 5)):
+        loop.update(batch)
+        now = trainee.task.model[1].running_mean.clone()
+        expected = now if step < 2 else (expected + now) / 2
+        torch.testing.assert_close(ema.state()["1.running_mean"], expected)
+    with ema.in_place():
+        torch.testing.assert_close(trainee.task.model[1].running_mean, expected)
+    assert torch.equal(trainee.task.model[1].running_mean, now) and not torch.equal(now, expected)
 
 
 def test_nothing_left_to_train_is_refused():

@@ -37,11 +37,25 @@ class RunningNorm(nn.BatchNorm2d):
         finite, as in a step that the optimizer skips, change nothing.
         """
         finite = moments.isfinite().all()
-        moments = torch.where(finite, moments, 0.0)
-        means, variances = moments.chunk(2, dim=1)
-        mean = means.mean(0)
-        variance = variances.mean(0) + (means - mean).square().mean(0)
+        mean, variance = _of_batch(torch.where(finite, moments, 0.0))
         self.num_batches_tracked += finite
         weight = finite * (1 / self.num_batches_tracked.clamp(min=1).float()).clamp(min=MOMENTUM)
         self.running_mean.lerp_(mean, weight)
         self.running_var.lerp_(variance, weight)
+
+    @torch.no_grad()
+    def of_outputs(self, moments: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance [C] of what the norm now makes of a batch of inputs. moments: see ``update``."""
+        mean, variance = _of_batch(moments)
+        factor = (self.running_var + self.eps).rsqrt()
+        mean = (mean - self.running_mean) * factor
+        if self.affine:
+            mean, factor = torch.addcmul(self.bias, mean, self.weight), factor * self.weight
+        return mean, variance * factor.square()
+
+
+def _of_batch(moments: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance [C] over samples with equally many positions, of their moments [N, 2C]."""
+    means, variances = moments.chunk(2, dim=1)
+    mean = means.mean(0)
+    return mean, variances.mean(0) + (means - mean).square().mean(0)

@@ -46,6 +46,19 @@ def test_the_statistics_are_those_of_the_whole_batch():
     assert one.num_batches_tracked == 14
 
 
+def test_the_moments_of_outputs_follow_from_those_of_inputs():
+    for affine in (True, False):
+        norm, x = RunningNorm(4, affine=affine), batch(seed=3)
+        norm.update(moments_of(norm, batch(seed=1) * 2 - 1))
+        if affine:
+            nn.init.normal_(norm.weight)
+            nn.init.normal_(norm.bias)
+        mean, variance = norm.of_outputs(moments_of(norm, x))
+        out = norm(x)
+        torch.testing.assert_close(mean, out.mean((0, 2, 3)), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(variance, out.var((0, 2, 3), correction=0))
+
+
 def test_moments_have_no_gradient_and_are_fp32():
     x = batch().half().requires_grad_()
     moments = moments_of(RunningNorm(4), x.float())
