@@ -75,6 +75,17 @@ class StageBSampling(LatentSampling):
     shift: float = option(
         1.0, "α/σ is divided by this, in addition to diffusion.shift: above 1 = more steps at high noise", free=True
     )
+    semantic_scale: float = option(
+        1.0,
+        "scale of a picture to reconstruct before the semantic encoder reads it: the ratio of the image sizes that "
+        "stages C and B are trained on",
+        free=True,
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not 0 < self.semantic_scale <= 1:
+            raise InputError(f"semantic_scale is {self.semantic_scale:g}, but must be above 0 and at most 1")
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from .decoder_stage import DecoderStage
 
 LOSSES = {"l1": "l1", "l2": "rescaled_mse", "huber": "huber"}  # their names in ``DiffusionConfig``
 CLIPS = ("openai", "open_clip", "diff_dalle")
+CLIP_OUTPUTS = ("unit", "released")
 _FOR_EACH = "; one for all U-Nets or one for each"
 _FOR_UPSAMPLERS = "; one for all upsamplers, one for each, or one for each U-Net, the first of them {}"
 #: Settings that can be lists, but that the first U-Net has not.
@@ -37,6 +38,13 @@ class ClipConfig:
     model: str = option("ViT-L/14", "its name there; diff_dalle: path of a checkpoint of train_classifier.py")
 
     identity: str = option("", "identity of its weights, which training records; empty = not known")
+    outputs: str = option(
+        "unit",
+        "what of it is read: unit = embeddings of norm 1 and token states after the last norm, zeros at padding; "
+        "released = embeddings as projected and states before that norm, also at padding, as the released stages of "
+        "the latent cascade read them",
+        choices=CLIP_OUTPUTS,
+    )
 
     def __str__(self) -> str:
         return f"{self.make} {self.model}" + (f" ({self.identity})" if self.identity else "")
@@ -45,7 +53,7 @@ class ClipConfig:
         """Whether both are the same CLIP, as far as is known."""
         if self.identity and other.identity:
             return self.identity == other.identity
-        return (self.make, self.model) == (other.make, other.model)
+        return (self.make, self.model, self.outputs) == (other.make, other.model, other.outputs)
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ def portable(content: Mapping[str, Any]) -> dict[str, Any]:
 def _clips(value: Any) -> Iterator[dict[str, Any]]:
     """The CLIPs of ours that nested settings name: by the path of a checkpoint."""
     if isinstance(value, dict):
-        if value.keys() == _CLIP and value["make"] == "diff_dalle":
+        if {"make", "model"} <= value.keys() <= _CLIP and value["make"] == "diff_dalle":
             yield value
         for item in value.values():
             yield from _clips(item)

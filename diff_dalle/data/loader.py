@@ -19,8 +19,9 @@ from ..errors import InputError, quantity
 from ..images.decode import DECODERS, MAX_PIXELS, PILLOW_PIXELS, SCALE
 from ..images.pixels import from_uint8
 from ..images.plain_jpeg import require_simplejpeg
+from ..images.plugins import load_plugin
 from ..images.preprocessing import TransformConfig
-from ..images.smart_crop import Saliency
+from ..images.smart_crop import GROUP, Saliency
 from .aspect_buckets import AspectConfig
 from .broken import BrokenSamples
 from .buckets import BucketOrder, Buckets
@@ -63,6 +64,11 @@ class DataConfig:
     random_crop: bool = option(False, "random crop, 80–100 % of the shorter side, instead of a center crop")
     random_flip: bool = option(
         False, "horizontal flip, p = 0.5; unsuitable where captions mention left or right, or images show text"
+    )
+    saliency: str = option(
+        "",
+        "crop around what an image shows, as a saliency map finds it: the name of an entry point in the group "
+        "diff_dalle.saliency of an installed package; empty = in the center or random_crop",
     )
     exact_decode: bool = option(
         False, "decode jpegs at full size: slower, pixels equal to Guided-Diffusion's instead of close (45 dB)"
@@ -114,6 +120,9 @@ class DataConfig:
             raise InputError(f"--max_pixels is {self.max_pixels}, but Pillow decodes at most {PILLOW_PIXELS}")
         if not 0 <= self.max_broken <= 1:
             raise InputError(f"--max_broken is {self.max_broken}, but must be a fraction between 0 and 1")
+        if self.saliency and (self.random_crop or self.transforms):
+            other = "random_crop" if self.random_crop else "transforms"
+            raise InputError(f"saliency and {other} exclude each other, since both crop images: leave one of them out")
         if self.transforms and (self.random_crop or self.random_flip):
             raise InputError("random_crop and random_flip are transforms too: leave them out beside transforms")
         if self.aspect.multi_aspect_ratio:
@@ -136,7 +145,8 @@ class Loader:
     device:     device of the batches.
     buckets:    the image size of every sample; batches then have the sizes of ``BucketOrder``. None = those of
                 ``config.aspect`` with the pixels of ``spec.image``, or, without aspect ratios, its size for all.
-    saliency:   finds what crops should show, instead of the center or random places; see ``images.smart_crop``.
+    saliency:   finds what crops should show, instead of the center or random places; see ``images.smart_crop``. None =
+                the one that ``config.saliency`` names, if any.
     world:      the processes that create their loaders together: one of them lists the shards for all.
 
     ``samples`` is the length of an epoch. ``seen`` counts the samples this process has looked at, ``broken`` the
@@ -163,6 +173,8 @@ class Loader:
     ):
         if config.decoder == "simplejpeg":
             require_simplejpeg()
+        if saliency is None and config.saliency:
+            saliency = load_plugin(GROUP, config.saliency, "saliency", "leave it out, to crop in the center")
         if saliency and spec.control:
             raise InputError("crops around what is salient differ between an image and its control: leave one out")
         self.config, self.spec, self.batch_size = config, spec, batch_size

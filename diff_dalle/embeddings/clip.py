@@ -19,20 +19,22 @@ from .open_clip_models import load_open_clip, load_openai_clip
 
 __all__ = ["CLIPS", "Clip", "load_clip"]
 
-# Functions of (model, device, precision).
-CLIPS: dict[str, Callable[[str, torch.device, str], Clip]] = {
+# Functions of (model, device, precision, outputs).
+CLIPS: dict[str, Callable[[str, torch.device, str, str], Clip]] = {
     "diff_dalle": load_diff_dalle_clip,  # model: a checkpoint of train_classifier.py
     "open_clip": load_open_clip,  # ViT-B-32/laion2b_s34b_b79k
     "openai": load_openai_clip,  # ViT-L/14
 }
 
 
-def load_clip(make: str, model: str, device: str | torch.device = "auto", precision: str = "auto") -> Clip:
-    """A frozen CLIP. make: a key of ``CLIPS``; model: what its maker calls it.
+def load_clip(
+    make: str, model: str, device: str | torch.device = "auto", precision: str = "auto", outputs: str = "unit"
+) -> Clip:
+    """A frozen CLIP. make: a key of ``CLIPS``; model: what its maker calls it; outputs: see ``Clip``.
 
     Raises InputError for an unknown one, a missing package, and weights that cannot be found.
     """
     load, resolved = lookup(CLIPS, make, "clip.make"), use_device(device)
     if not model:
         raise InputError("the CLIP has no model: name a checkpoint of train_classifier.py, or a model of open_clip")
-    return load(model, resolved, resolve_precision(precision, resolved))
+    return load(model, resolved, resolve_precision(precision, resolved), outputs)

@@ -32,6 +32,9 @@ class Clip(nn.Module, ABC):
     text_length:   tokens of a text, the only length that ``encode_tokens`` takes.
     embed_dim:     width of the embeddings of pictures and of texts.
     text_width:    width of the token states; 0 = its text tower has none to give.
+    outputs:       "unit": embeddings have norm 1, and states are those after the last norm, zeros at padding;
+                   "released": embeddings are as projected, and states those before that norm, also at padding, which
+                   the released stages of the latent cascade read.
     interpolation: with which pictures of another size are resized, "bicubic" or "bilinear"; antialiased.
     """
 
@@ -44,12 +47,13 @@ class Clip(nn.Module, ABC):
         tokenize: Tokenize,
         text_length: int,
         precision: str = "fp32",
+        outputs: str = "unit",
         interpolation: str = "bicubic",
     ):
         super().__init__()
         self.name, self.identity, self.image_size = name, identity, image_size
         self.tokenize, self.text_length = tokenize, text_length
-        self.precision, self.interpolation = precision, interpolation
+        self.precision, self.outputs, self.interpolation = precision, outputs, interpolation
         self.network = for_inference(network, precision).eval().requires_grad_(False)
         embedding, states, _ = self.encode_text([""])
         self.embed_dim, self.text_width = embedding.shape[1], states.shape[2]
@@ -65,12 +69,12 @@ class Clip(nn.Module, ABC):
 
     @abstractmethod
     def text_features(self, tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens and mask [N, text_length] → [N, embed_dim], of any norm, and the states of the tokens after the last
-        norm, before the projection: [N, text_length, text_width]. States at padding may be anything."""
+        """Tokens and mask [N, text_length] → [N, embed_dim], of any norm, and the states of the tokens before the
+        projection that ``outputs`` asks for: [N, text_length, text_width]. States at padding may be anything."""
 
     @torch.no_grad()
     def encode_images(self, images: Tensor) -> Tensor:
-        """Pictures [N, C, H, W] in [-1, 1] of any size → [N, embed_dim] float32, unit norm.
+        """Pictures [N, C, H, W] in [-1, 1] of any size → [N, embed_dim] float32, as ``outputs`` says.
 
         Another size is resized so that the shorter side fits, and its center cropped. C = 1 is gray. InputError for
         another number of channels.
@@ -78,12 +82,12 @@ class Clip(nn.Module, ABC):
         images = fit_images(images.to(self.device).float(), self.image_size, self.interpolation)
         with self._precision():
             features = self.image_features(images)
-        return F.normalize(features.float(), dim=1)
+        return self._embedding(features)
 
     @torch.no_grad()
     def encode_tokens(self, tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens and mask [N, text_length], made by ``tokenize`` → [N, embed_dim] float32, unit norm, and the states
-        [N, text_length, text_width] float32, zeros at padding. InputError for another length."""
+        """Tokens and mask [N, text_length], made by ``tokenize`` → [N, embed_dim] and the states [N, text_length,
+        text_width], float32, as ``outputs`` says. InputError for another length."""
         if tokens.shape[1] != self.text_length:
             raise InputError(
                 f"{self.name} reads texts of {self.text_length} tokens, but they have {tokens.shape[1]}: tokenize them "
@@ -92,13 +96,21 @@ class Clip(nn.Module, ABC):
         mask = mask.to(self.device)
         with self._precision():
             features, states = self.text_features(tokens.to(self.device), mask)
-        return F.normalize(features.float(), dim=1), states.float().masked_fill(~mask[:, :, None], 0.0)
+        padding = ~self.states_mask(mask)
+        return self._embedding(features), states.float().masked_fill(padding[:, :, None], 0.0)
+
+    def states_mask(self, mask: Tensor) -> Tensor:
+        """Which states of a text with this mask are read: True = this one."""
+        return torch.ones_like(mask) if self.outputs == "released" else mask
+
+    def _embedding(self, features: Tensor) -> Tensor:
+        return features.float() if self.outputs == "released" else F.normalize(features.float(), dim=1)
 
     def encode_text(self, texts: Sequence[str]) -> tuple[Tensor, Tensor, Tensor]:
         """Texts → embeddings and states as ``encode_tokens`` gives them, and the mask [N, text_length] bool of the
         states; longer texts are truncated."""
         tokens, mask = self.tokenize(list(texts), self.text_length)
-        return *self.encode_tokens(tokens, mask), mask.to(self.device)
+        return *self.encode_tokens(tokens, mask), self.states_mask(mask.to(self.device))
 
     def _precision(self):
         """Its own precision, whatever that of the training around it is."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..checkpoints.loading import open_network
 from ..config import entries, to_dict
+from ..errors import InputError
 from ..models.noised_clip import NoisedClip, NoisedClipConfig
 from .contract import Clip, weights_digest
 
@@ -24,8 +25,10 @@ class DiffDalleClip(Clip):
         return cast("NoisedClip", self.network).encode_tokens(tokens, mask)
 
 
-def load_diff_dalle_clip(model: str, device: torch.device, precision: str) -> DiffDalleClip:
-    """model: a model or EMA checkpoint. Raises InputError as ``open_network`` does."""
+def load_diff_dalle_clip(model: str, device: torch.device, precision: str, outputs: str = "unit") -> DiffDalleClip:
+    """model: a model or EMA checkpoint. Raises InputError as ``open_network`` does, and for other outputs than unit."""
+    if outputs != "unit":
+        raise InputError(f"the outputs of the CLIP {model} are {outputs!r}, but those of a CLIP of ours must be 'unit'")
     saved = open_network(model, "classifier")
     assert saved.tokenizer is not None  # classifiers always read text
     network, config = saved.load(device), saved.settings.model

@@ -46,8 +46,9 @@ class Tokenizer:
 class OpenClip(Clip):
     """A model of open_clip. mean, std: of the colors in [0, 1] that it was trained with.
 
-    Token states are what the text transformer's last norm returns: those that are pooled and projected to the
-    embedding. Text towers from other libraries, and CoCa's, which norms only what it has pooled, give none.
+    Token states are what the text transformer's last norm returns, those that are pooled and projected to the
+    embedding; with ``outputs`` released, what that norm is given. Text towers from other libraries, and CoCa's, which
+    norms only what it has pooled, give none.
     """
 
     mean: Tensor
@@ -56,22 +57,25 @@ class OpenClip(Clip):
     def __init__(
         self, network: nn.Module, *arguments: Any, mean: Sequence[float], std: Sequence[float], **options: Any
     ):
-        self.returned = threading.local()  # by the last norm, to this thread
+        self.found = threading.local()  # at the last norm, by this thread
         norm = getattr(getattr(network, "text", network), "ln_final", None)
         if norm is not None:
-            norm.register_forward_hook(lambda *call: setattr(self.returned, "states", call[2]))
+            norm.register_forward_hook(self._find)
         super().__init__(network, *arguments, **options)
         for name, values in (("mean", mean), ("std", std)):
             colors = torch.tensor(list(values), device=self.device).view(1, -1, 1, 1)
             self.register_buffer(name, colors, persistent=False)
 
+    def _find(self, norm: nn.Module, given: tuple[Tensor, ...], returned: Tensor) -> None:
+        self.found.states = given[0] if self.outputs == "released" else returned
+
     def image_features(self, images: Tensor) -> Tensor:
         return self.network.encode_image(((images + 1) / 2 - self.mean) / self.std)  # type: ignore[operator]
 
     def text_features(self, tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        self.returned.states = None
+        self.found.states = None
         features = self.network.encode_text(tokens)  # type: ignore[operator]
-        states, self.returned.states = self.returned.states, None
+        states, self.found.states = self.found.states, None
         if states is None or states.ndim != 3 or states.shape[1] != tokens.shape[1]:
             return features, torch.zeros(*tokens.shape, 0, device=tokens.device)
         return features, states
@@ -112,7 +116,7 @@ def _preprocessing(library: ModuleType, name: str, tag: str) -> Mapping[str, Any
     return {**colors, "quick_gelu": bool(tag and known[0].get("quick_gelu", False))}
 
 
-def load_open_clip(model: str, device: torch.device, precision: str) -> OpenClip:
+def load_open_clip(model: str, device: torch.device, precision: str, outputs: str = "unit") -> OpenClip:
     """model: spelled as ``SPELLING``. With FILE, TAG says only whose normalization and activation it has.
 
     Raises InputError for a package that is missing or broken, an unknown model or tag, and weights that are neither
@@ -144,6 +148,7 @@ def load_open_clip(model: str, device: torch.device, precision: str) -> OpenClip
     text = config["text_cfg"]
     quick = quick or config.get("quick_gelu", False)
     arithmetic = f"{name.removesuffix('-quickgelu')} {list(shown['mean'])} {list(shown['std'])} {quick}"
+    arithmetic += "" if outputs == "unit" else f" {outputs}"
     return OpenClip(
         to_channels_last(network.to(device)),
         f"open_clip {model}",
@@ -152,14 +157,15 @@ def load_open_clip(model: str, device: torch.device, precision: str) -> OpenClip
         Tokenizer(library.get_tokenizer(name)),
         text.get("context_length", 77),
         precision,
+        outputs=outputs,
         interpolation="bilinear" if shown.get("interpolation") == "bilinear" else "bicubic",
         mean=shown["mean"],
         std=shown["std"],
     )
 
 
-def load_openai_clip(model: str, device: torch.device, precision: str) -> OpenClip:
+def load_openai_clip(model: str, device: torch.device, precision: str, outputs: str = "unit") -> OpenClip:
     """model: as OpenAI spells it, ViT-L/14 or ViT-L/14@336px, or with a local file of its weights, ViT-L/14:FILE."""
     name, colon, file = model.partition(":")
     name = name.replace("/", "-").replace("@336px", "-336")
-    return load_open_clip(f"{name}/openai{colon}{file}", device, precision)
+    return load_open_clip(f"{name}/openai{colon}{file}", device, precision, outputs)

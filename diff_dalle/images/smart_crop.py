@@ -16,6 +16,7 @@ TEMPERATURE = 0.03  # of the softmax over the map
 PEAK = 0.75  # fraction of the softmax's maximum above which a cell counts
 JITTER_CHANCE, JITTER = 0.3, 0.2  # how often the center moves, and how far at most, as a fraction of the image
 
+GROUP = "diff_dalle.saliency"  # of entry points of packages that have a saliency
 #: uint8 [h, w, 3], the shorter side 240 pixels → [h', w'] of any size and scale, larger where there is more to see.
 #: Worker processes call it: it can be pickled, and is the same function of the pixels everywhere.
 Saliency = Callable[[np.ndarray], np.ndarray]

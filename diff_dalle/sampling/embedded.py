@@ -81,7 +81,8 @@ def load_recorded(recorded: ClipConfig | None, make: str, path: str, stage: Stag
             raise InputError(
                 f"the CLIP that {stage.path} was trained with is not at {path}: give its place with --clip_path"
             )
-    clip = load_clip(make, path, stage.device, stage.precision)
+    outputs = recorded.outputs if recorded else "unit"
+    clip = load_clip(make, path, stage.device, stage.precision, outputs)
     if recorded and recorded.identity and recorded.identity != clip.identity:
         raise InputError(
             f"the CLIP is {clip.name} ({clip.identity}), but {stage.path} was trained with {recorded}: give that one "

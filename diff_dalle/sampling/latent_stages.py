@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..batch import Conditioning
-from ..checkpoints.cascade import TrainedWith
+from ..checkpoints.cascade import StageBSampling, TrainedWith
 from ..checkpoints.loading import SavedNetwork
 from ..diffusion.augmentation import Degradation
 from ..diffusion.log_snr import LogSnrProcess
@@ -208,6 +209,8 @@ class ReconstructionStage(LatentStage):
     def attach(self, companions: Companions) -> None:
         super().attach(companions)
         known, encoder = self.trained_with, companions.semantic
+        sampling: StageBSampling = self.saved.settings.sampling
+        self.semantic_scale = sampling.semantic_scale
         #: How pictures become the semantic latents that it reads.
         self.read = LatentSignal(self.config.semantic_channels, known.semantic_stride, "a semantic encoder")
         if companions.stage_a is not None:
@@ -250,14 +253,15 @@ class ReconstructionStage(LatentStage):
         return self.divisor
 
     def from_low_res(self, images: np.ndarray) -> Tensor:
-        """Semantic latents of pictures, resized to the next multiple of the encoder's stride."""
+        """Semantic latents of pictures, resized by ``sampling.semantic_scale`` to the next multiple of the encoder's
+        stride."""
         if self.read.encode is None:
             raise InputError(
                 f"{self.path} reads the semantic latents of pictures, but there is no semantic encoder: give its "
                 "checkpoint with --semantic"
             )
         stride, parts = self.read.scale, []
-        size = [-(-length // stride) * stride for length in images.shape[1:3]]
+        size = [stride * math.ceil(length * self.semantic_scale / stride) for length in images.shape[1:3]]
         for image in images:  # one at a time to save memory
             pixels = from_uint8(image[None])
             if list(pixels.shape[2:]) != size:

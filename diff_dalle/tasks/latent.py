@@ -112,7 +112,7 @@ class LatentTask(Task):
             mask = torch.where(dropped[:, None], empty_mask, mask)
         pooled, states = clip.encode_tokens(tokens, mask)
         cond = Conditioning(text_pooled=pooled if shape.vector_width else None)
-        return replace(cond, text_states=states, mask=mask) if shape.states_width else cond
+        return replace(cond, text_states=states, mask=clip.states_mask(mask)) if shape.states_width else cond
 
     def _clip(self, name: str) -> Clip | None:
         return cast("Clip | None", self.companions.get(name))

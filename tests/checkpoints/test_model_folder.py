@@ -86,7 +86,10 @@ def test_a_folder_says_nothing_of_the_run(checkpoints):
 def test_a_folder_says_nothing_of_where_a_decoders_clip_was(make, model, kept, tmp_path):
     path = save_decoder(tmp_path / "decoder.pt", make_decoder(clip=ClipConfig(make, model, "abc")))
     clip = portable(load_file(str(path)))["config"]["decoder"]["clip"]
-    assert clip == {"make": make, "model": kept, "identity": "abc"}
+    assert clip == {"make": make, "model": kept, "identity": "abc", "outputs": "unit"}
+    content = load_file(str(path))
+    del content["config"]["decoder"]["clip"]["outputs"]  # as an earlier version wrote it
+    assert portable(content)["config"]["decoder"]["clip"]["model"] == kept
 
 
 def test_what_a_location_means(checkpoints, shipped, tmp_path, monkeypatch):

@@ -143,6 +143,8 @@ def test_what_cannot_be_loaded_is_refused(tmp_path):
         load_clip("diff_dalle", make_file(tmp_path), "cpu")
     with pytest.raises(InputError, match="precision is 'half'"):
         load_clip("diff_dalle", make_file(tmp_path), "cpu", "half")
+    with pytest.raises(InputError, match="are 'released', but those of a CLIP of ours must be 'unit'"):
+        load_clip("diff_dalle", make_classifier_file(tmp_path), "cpu", outputs="released")
 
 
 def test_all_makers_are_loaded_by_name():

@@ -61,6 +61,20 @@ def test_token_states_are_those_before_the_projection(library):
     assert (states != 0).any(2).equal(mask) and states.dtype == torch.float32
 
 
+def test_outputs_as_the_released_networks_read_them(library):
+    """Embeddings as projected; states before the last norm, also at padding, with a mask that hides nothing."""
+    unit, clip = (load_clip("open_clip", NAME, "cpu", outputs=outputs) for outputs in ("unit", "released"))
+    embedding, states, mask = clip.encode_text(TEXTS)
+    tower, (tokens, own) = getattr(clip.network, "text", clip.network), clip.tokenize(TEXTS, 9)
+    before = tower.token_embedding(tokens).cumsum(1)
+    assert not own.all() and mask.all() and torch.equal(states, before)
+    torch.testing.assert_close(embedding[0], tower.ln_final(before)[0, 3] @ tower.projection)
+    torch.testing.assert_close(F.normalize(embedding, dim=1), unit.encode_text(TEXTS)[0])
+    pictures = clip.encode_images(images())
+    torch.testing.assert_close(F.normalize(pictures, dim=1), unit.encode_images(images()))
+    assert not torch.allclose(pictures.norm(dim=1), torch.ones(3)) and clip.identity != unit.identity
+
+
 def test_text_towers_of_other_libraries_give_embeddings_only(monkeypatch):
     monkeypatch.setitem(sys.modules, "open_clip", make_open_clip("foreign"))
     clip = load_clip("open_clip", "HF-B-16/webli", "cpu")

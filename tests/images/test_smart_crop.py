@@ -1,5 +1,8 @@
 """Crops around what a saliency map finds."""
 
+import sys
+from importlib.metadata import EntryPoint
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -7,8 +10,10 @@ from shard_making import encoded, random_image, tar_bytes
 
 from diff_dalle.data.loader import DataConfig, Loader
 from diff_dalle.data.spec import ImageSpec, SampleSpec
+from diff_dalle.errors import InputError
+from diff_dalle.images import plugins
 from diff_dalle.images.decode import BrokenSample
-from diff_dalle.images.smart_crop import smart_crop
+from diff_dalle.images.smart_crop import GROUP, smart_crop
 
 
 def brightness(pixels: np.ndarray) -> np.ndarray:
@@ -74,3 +79,18 @@ def test_the_loader_crops_by_it(tmp_path):
     assert plain.max() < 0 < found.max()
     (moved,) = {bool((Loader(config, spec, saliency=brightness).batch_at(range(40)).images != found[:1]).any())}
     assert moved
+
+
+def test_the_loader_finds_it_among_installed_packages(tmp_path, monkeypatch):
+    point = EntryPoint("bright", f"{__name__}:brightness", GROUP)
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [point] if group == GROUP else [])
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
+    (tmp_path / "a.tar").write_bytes(tar_bytes([("a.png", encoded(with_spot(32, 128, 8, 112), "PNG"))]))
+    spec = SampleSpec(ImageSpec((32, 32)))
+    found = Loader(DataConfig((str(tmp_path),), saliency="bright"), spec, augment=False).batch_at([0]).images
+    given = Loader(DataConfig((str(tmp_path),)), spec, saliency=brightness, augment=False).batch_at([0]).images
+    assert found.max() > 0 and (found == given).all()
+    with pytest.raises(InputError, match=r"saliency is 'brigt', .*installed are bright; did you mean bright.* center"):
+        Loader(DataConfig((str(tmp_path),), saliency="brigt"), spec)
+    with pytest.raises(InputError, match="saliency and random_crop exclude each other"):
+        DataConfig((str(tmp_path),), saliency="bright", random_crop=True)

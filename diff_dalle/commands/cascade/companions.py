@@ -8,7 +8,7 @@ from typing import cast
 import torch
 
 from ...checkpoints.decoder import ClipConfig
-from ...checkpoints.loading import open_network
+from ...checkpoints.loading import open_network, open_networks
 from ...embeddings.clip import load_clip
 from ...embeddings.contract import Clip, weights_digest
 from ...errors import InputError
@@ -38,23 +38,33 @@ def load_semantic(path: str, device: torch.device) -> SemanticAutoencoder:
     return cast(SemanticAutoencoder, open_network(path, "semantic").load(device))
 
 
-def named_clip(name: str) -> ClipConfig:
+def named_clip(name: str, outputs: str = "unit") -> ClipConfig:
     """What a name of a CLIP stands for: a checkpoint of ``train_classifier.py`` (a path that ends with .pt), a
     documented name, or MODEL/TAG of open_clip."""
     if name in HUB_NAMES:
-        return ClipConfig(*HUB_NAMES[name])
-    return ClipConfig("diff_dalle" if name.endswith(".pt") else "open_clip", name)
+        return ClipConfig(*HUB_NAMES[name], outputs=outputs)
+    return ClipConfig("diff_dalle" if name.endswith(".pt") else "open_clip", name, outputs=outputs)
 
 
-def open_clip(given: str, known: ClipConfig | None, setting: str, device: torch.device) -> tuple[Clip, ClipConfig]:
-    """A CLIP by its name, and what to record about it. known: what the run says already. InputError when that is
-    another."""
-    config = named_clip(given)
-    clip = load_clip(config.make, config.model, device)
+def open_clip(
+    given: str, outputs: str, known: ClipConfig | None, setting: str, device: torch.device
+) -> tuple[Clip, ClipConfig]:
+    """A CLIP by its name, and what to record about it. outputs: see ``Clip``. known: what the run says already.
+    InputError when that is another."""
+    config = named_clip(given, outputs)
+    clip = load_clip(config.make, config.model, device, outputs=outputs)
     found = replace(config, identity=clip.identity)
     if known and known.identity and known.identity != clip.identity:
         raise InputError(f"{setting} is {given}, whose weights are {clip.identity}, but the run has {known}: give that")
     return clip, found
+
+
+def outputs_of_clips(path: str | None) -> str:
+    """What stage B or C of a checkpoint reads of its CLIPs; unit without a checkpoint, or without CLIPs."""
+    if not path:
+        return "unit"
+    known = open_networks(path, ("stage_b", "stage_c"))[0].settings.trained_with
+    return next((clip.outputs for clip in (known.text_clip, known.image_clip) if clip is not None), "unit")
 
 
 def check_text_clip(clip: Clip, model: LatentUnetConfig) -> None:

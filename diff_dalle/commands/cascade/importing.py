@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ SIZES: dict[str, Mapping[str, Any]] = {
     "stage_b": STAGE_B_SIZES,
     "stage_c": STAGE_C_SIZES,
 }
+IMAGE_SIZES = {"stage_b": 1024, "stage_c": 768}  # pixels per side that they were trained on
 # By stage: what one kind of file has, and what reads it. A semantic encoder may come in several files.
 CONVERTERS: dict[str, dict[str, Converter]] = {
     "stage_a": {"vquantizer.codebook.weight": released.stage_a_weights},
@@ -79,9 +81,14 @@ def _settings(kind: Kind, model: Any) -> Any:
     """Those of the public networks, with which stages B and C are used."""
     if kind.name not in ("stage_b", "stage_c"):
         return kind.settings(model=model)
-    text = named_clip(TEXT_NAME) if not model.text.enc_attn_dim and model.vector_width else None
-    image = named_clip(IMAGE_NAME) if model.embedding_width else None
-    return kind.settings(model=model, trained_with=TrainedWith(text_clip=text, image_clip=image))
+    text = named_clip(TEXT_NAME, "released") if not model.text.enc_attn_dim and model.vector_width else None
+    image = named_clip(IMAGE_NAME, "released") if model.embedding_width else None
+    known = TrainedWith(IMAGE_SIZES[kind.name], text_clip=text, image_clip=image)
+    settings = kind.settings(model=model, trained_with=known)
+    if kind.name == "stage_b":
+        ratio = IMAGE_SIZES["stage_c"] / IMAGE_SIZES["stage_b"]
+        return replace(settings, sampling=replace(settings.sampling, semantic_scale=ratio))
+    return settings
 
 
 def _converted(kind: Kind, settings: Any, paths: tuple[str, ...]) -> tuple[dict[str, Tensor], str]:

@@ -258,6 +258,7 @@ class CascadeRun(TrainingRun):
             caption_field=self.captions_getter or "txt",
             dataset_filters=self.dataset_filters,
             random_crop=data.random_crop,
+            saliency=data.saliency,
             random_flip=data.random_flip,
             max_broken=data.max_broken,
             streams=data.streams,
@@ -322,6 +323,8 @@ class CascadeRun(TrainingRun):
         return shown.first(self.loop.preview_samples).images if self.sample_interval else None
 
     def build_loader(self, tokenizer: Tokenizer | None, world: World) -> Loader:
+        if not (self.data.saliency or self.data.random_crop or self.multi_aspect_ratio):
+            world.print("Images are cropped in the center; data.saliency would crop them around what they show.")
         return self._loader(
             self.data_config,
             tokenizer,

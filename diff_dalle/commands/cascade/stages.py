@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ...checkpoints.cascade import LatentSampling, StageBDiffusion, StageBSampling, TrainedWith
+from ...checkpoints.decoder import CLIP_OUTPUTS
 from ...config import Problems, option, section
 from ...data.loader import Loader
 from ...data.spec import CaptionSpec, ImageSpec, SampleSpec
@@ -50,6 +51,7 @@ from .companions import (
     load_semantic,
     load_stage_a,
     open_clip,
+    outputs_of_clips,
 )
 from .run import CascadeRun
 
@@ -89,6 +91,12 @@ class LatentRun(CascadeRun):
         "CLIP that encodes captions: a checkpoint of train_classifier.py, MODEL/TAG of open_clip or a documented name; "
         f"none = {TEXT_NAME}, unless the network encodes text itself or reads none",
         free=True,
+    )
+    clip_outputs: str | None = option(
+        None,
+        "what of a CLIP is read: unit = embeddings of norm 1, states after the last norm, zeros at padding; released = "
+        "as the released networks read them; none = as generator_checkpoint_path was trained, else unit",
+        choices=CLIP_OUTPUTS,
     )
     tokenizer: TokenizerConfig = section(TokenizerConfig, flags=False)
     trained_with: TrainedWith = section(TrainedWith, flags=False)
@@ -188,14 +196,15 @@ class LatentRun(CascadeRun):
             known = replace(known, **cast(Any, {name: identity, f"{name}_stride": network.config.stride}))
         if self.trains_encoder:
             known = replace(known, encoder=opened.semantic.config)
+        outputs = self.clip_outputs or outputs_of_clips(self.generator_checkpoint_path)
         if self._encodes_outside:
             name = self.clip_text_model_name or TEXT_NAME
-            clip, recorded = open_clip(name, known.text_clip, "clip_text_model_name", world.device)
+            clip, recorded = open_clip(name, outputs, known.text_clip, "clip_text_model_name", world.device)
             check_text_clip(clip, self.network)
             opened, known = replace(opened, text_clip=clip), replace(known, text_clip=recorded)
         if self.image_clip_name:
             name, setting = self.image_clip_name, "clip_image_model_name"
-            clip, recorded = open_clip(name, known.image_clip, setting, world.device)
+            clip, recorded = open_clip(name, outputs, known.image_clip, setting, world.device)
             check_image_clip(clip, self.network)
             opened, known = replace(opened, image_clip=clip), replace(known, image_clip=recorded)
         run = cast(LatentRun, super().settled(world))

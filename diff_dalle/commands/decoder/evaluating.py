@@ -122,7 +122,7 @@ def metrics_clip(materials: Materials, world: World) -> Clip:
             f"{what} the CLIP of the embeddings is not at {known.model}: name its place as decoder.clip, or choose "
             "another feature"
         )
-    clip = load_clip(known.make, known.model, world.device)
+    clip = load_clip(known.make, known.model, world.device, outputs=known.outputs)
     if known.identity not in ("", clip.identity):
         raise InputError(
             f"{what} the embeddings are by {known}, and {clip.name} is now {clip.identity}: name the former as "

@@ -56,7 +56,9 @@ def open_materials(decoder: DecoderConfig, data: DataSection, side: int, seed: i
     origins, stages, made_by = {}, decoder.stages(), decoder.clip
     sighted, reading = ([each for each in stages if getattr(each, name)] for name in ("image_embedding", "has_text"))
     embeds = (sighted and not data.img_embeddings_url) or (reading and not data.text_embeddings_url)
-    clip = load_clip(made_by.make, made_by.model, world.device) if made_by and embeds else None
+    clip = None
+    if made_by and embeds:
+        clip = load_clip(made_by.make, made_by.model, world.device, outputs=made_by.outputs)
     if made_by and clip:
         made_by = replace(made_by, identity=clip.identity)
     if sighted:

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from ...config import option
 from ...errors import InputError
 from ...randomness import Draw
+from ..plugins import load_plugin
 from .contract import ControlFilter, Materials
-from .plugins import load_plugin
 
 WIDTH = 512  # of the vector that describes a face
 STRIDE = 32  # pixels per position of the control

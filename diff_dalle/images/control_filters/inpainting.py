@@ -10,10 +10,10 @@ from torch import Tensor
 from ...config import option
 from ...errors import InputError
 from ...randomness import Draw
-from ..smart_crop import Saliency
+from ..plugins import load_plugin
+from ..smart_crop import GROUP, Saliency
 from .contract import ControlFilter, Materials
 from .masking import box_or_stroke_masks, salient_masks
-from .plugins import load_plugin
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class InpaintFilter(ControlFilter):
         self.saliency: Saliency | None = None
         if params.saliency:
             self.saliency = load_plugin(
-                "diff_dalle.saliency",
+                GROUP,
                 params.saliency,
                 "saliency in controlnet_filter_params",
                 "train without saliency, by random boxes and strokes",

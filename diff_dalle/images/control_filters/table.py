@@ -9,11 +9,11 @@ from typing import Any
 
 from ...config import from_dict, nearest, option
 from ...errors import InputError
+from ..plugins import installed, load_plugin
 from .canny import CannyFilter
 from .contract import ControlFilter, Materials
 from .identity import IdentityFilter
 from .inpainting import InpaintFilter
-from .plugins import installed, load_plugin
 from .ready import PictureFilter, ReadyFilter
 from .super_resolution import PixelatedFilter, SemanticPixelatedFilter
 

@@ -1,8 +1,9 @@
 """The network that stages B and C share: a U-Net of ConvNeXt blocks, attention and timestep blocks.
 
 Departures from the released networks, which compute the same function: the output layer, the norms' statistics and the
-timestep blocks are in fp32; the transitions change the resolution on the cheaper side of their convolution; states of
-text are masked (see ``ConditionTokens``); there is no dropout of attention weights.
+timestep blocks are in fp32; the transitions change the resolution on the cheaper side of their convolution; there is no
+dropout of attention weights. States of text at padding count as 0 where ``cond`` has a mask (see ``ConditionTokens``);
+the released networks read them, so the CLIP's outputs for these are ``released`` and mask nothing.
 """
 
 from __future__ import annotations

@@ -4,11 +4,13 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from cascade_file_making import frozen_of, make_frozen, make_world, read, run, write_file
+from cascade_file_making import UNET, frozen_of, make_frozen, make_world, read, run, write_file
 from latent_making import B, C
+from open_clip_making import make_open_clip
 from released_making import (
     BACKBONE,
     ENCODER,
@@ -26,6 +28,7 @@ from diff_dalle.checkpoints.checkpoint import load_file
 from diff_dalle.checkpoints.loading import open_network
 from diff_dalle.commands.cascade import importing
 from diff_dalle.commands.cascade.importing import ImportConfig, import_cascade
+from diff_dalle.config import to_dict
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.errors import InputError
 from diff_dalle.models.latent import released
@@ -33,6 +36,8 @@ from diff_dalle.models.latent.semantic import SemanticAutoencoder, SemanticConfi
 from diff_dalle.models.latent.stage_a import StageA, StageAConfig
 from diff_dalle.models.latent.stage_b import StageB
 from diff_dalle.models.latent.stage_c import StageC
+from diff_dalle.sampling.latent_clips import LatentClips
+from diff_dalle.sampling.latent_stages import Companions, ReconstructionStage, SemanticStage
 
 A = StageAConfig(width=8, bottleneck_blocks=1, codebook_size=20)
 S = SemanticConfig(backbone="efficientnet_v2_s", semantic_channels=5, previewer_width=8)
@@ -87,6 +92,49 @@ def test_public_files_become_checkpoints(tmp_path, stage, ending):
         assert known.text_clip.model == "ViT-bigG-14/laion2b_s39b_b160k" and not known.text_clip.identity
         assert (known.image_clip is not None) == (stage == "stage_c")
         assert (known.stage_a_stride, known.semantic_stride) == (4, 32)
+        assert {clip.outputs for clip in (known.text_clip, known.image_clip) if clip} == {"released"}
+
+
+def test_stage_c_makes_as_many_positions_as_stage_b_reads_of_a_picture(tmp_path):
+    """24 × 24 for 1024 pixels: C was trained at 768 pixels, B at 1024, both with an encoder of stride 32."""
+    found = []
+    for kind, stage in (("stage_c", SemanticStage), ("stage_b", ReconstructionStage)):
+        (tmp_path / kind).mkdir()
+        path, _ = imported(tmp_path / kind, kind, file_of(MAKE[kind][1](MAKE[kind][0])))
+        found.append(stage(open_network(path, kind), CPU))
+    before, after = found
+    assert after.size_before((256, 256), before) == (24, 24)
+    sizes = []
+
+    class Encoder:
+        def encode(self, pictures):
+            sizes.append(tuple(pictures.shape[2:]))
+            return torch.zeros(1, after.config.semantic_channels, 1, 1)
+
+    after.attach(Companions(LatentClips(None)))
+    after.read = replace(after.read, encode=Encoder().encode)
+    after.from_low_res(np.zeros((1, 1024, 640, 3), dtype=np.uint8))
+    assert sizes == [(768, 480)]
+
+
+def test_a_run_reads_a_clip_as_its_initial_weights_were_trained(tmp_path, world, frozen, monkeypatch):
+    monkeypatch.setitem(sys.modules, "open_clip", make_open_clip(""))
+    own = {**UNET, "micro_conditions": [], "text": {"enc_attn_dim": 0, "text_length": 9}}
+    own |= {"text_width": 10, "pooled_width": 6, "image_width": 0}
+    changes = [*frozen_of("stage_c", frozen), ("model", own), ("clip_text_model_name", "ViT-B-32/openai")]
+    changes += [("updates", 1), ("loop.preview_samples", 0)]
+    run("stage_c", tmp_path / "a", world, *changes, ("clip_outputs", "released"))
+    first = str(tmp_path / "a" / "run" / "model000001.pt")
+    found = {}
+    for name, more in {"none": [], "same": [first], "unit": [first, "unit"]}.items():
+        keys = ("generator_checkpoint_path", "clip_outputs")
+        settled = read("stage_c", tmp_path / name, world, *changes, *zip(keys, more, strict=False)).settled(ALONE)
+        assert settled.opened.text_clip.outputs == settled.trained_with.text_clip.outputs
+        found[name] = settled.trained_with.text_clip.outputs
+    assert found == {"none": "unit", "same": "released", "unit": "unit"}
+    with pytest.raises(InputError, match="clip_text_model_name is ViT-B-32/openai, whose weights are .*, but the run"):
+        again = [("trained_with", to_dict(open_network(first, "stage_c").settings.trained_with))]
+        read("stage_c", tmp_path / "b", world, *changes, *again).settled(ALONE)
 
 
 @pytest.mark.usefixtures("_torchvision")
@@ -113,7 +161,7 @@ def test_weights_of_torchvision_begin_a_semantic_encoder(tmp_path):
     run("semantic", tmp_path, world, *changes, ("generator_checkpoint_path", path))
     start, end = (load_file(str(each))["state"] for each in (path, tmp_path / "run" / "model000001.pt"))
     moved = {name.partition(".")[0] for name in start if not torch.equal(start[name], end[name])}
-    assert moved == {"mapper", "norm", "previewer", "latent_mean", "latent_std"}
+    assert moved == {"mapper", "norm", "previewer", "latent_std"}  # after one batch, the norm alone makes means 0
     assert torch.equal(end["backbone.features.0.0.weight"], backbone["features.0.0.weight"].float())
 
 

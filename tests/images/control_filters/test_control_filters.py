@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from diff_dalle.errors import InputError
-from diff_dalle.images.control_filters import plugins
+from diff_dalle.images import plugins
 from diff_dalle.images.control_filters.contract import ControlFilter, Materials
 from diff_dalle.images.control_filters.identity import Face
 from diff_dalle.images.control_filters.masking import box_or_stroke_masks, salient_masks

@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from ...config import nearest
-from ...errors import InputError
+from ..config import nearest
+from ..errors import InputError
 
 
 def installed(group: str) -> dict[str, EntryPoint]:
