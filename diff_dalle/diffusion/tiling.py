@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import EllipsisType
 from typing import cast
 
 import torch
@@ -15,6 +16,8 @@ from ..errors import InputError
 from .forward_process import at_least_float32
 from .process import Model
 from .self_conditioning import is_self_conditioned
+
+Window = tuple[EllipsisType, slice, slice]  # of the last two dimensions
 
 
 class Tiled(nn.Module):
@@ -28,15 +31,17 @@ class Tiled(nn.Module):
              receptive field of at most a quarter of the overlap returns the same as for the whole image. Statistics of
              norms and attention cover a tile instead of the image.
     divisor: required divisor of the network's height and width; tiles start at its multiples.
+    patch:   pixels per position, in both directions, at which the network adds ``cond.semantic``; it divides
+             ``divisor``.
 
     An image takes rows × columns evaluations, with ⌈(length − overlap) / (tile − overlap)⌉ tiles along each axis.
     Raises InputError as ``check_tiles``.
     """
 
-    def __init__(self, model: nn.Module | Model, tile: int, overlap: int, divisor: int):
+    def __init__(self, model: nn.Module | Model, tile: int, overlap: int, divisor: int, patch: int = 1):
         super().__init__()
         check_tiles(tile, overlap, divisor)
-        self.model, self.tile, self.overlap, self.divisor = model, tile, overlap, divisor
+        self.model, self.tile, self.overlap, self.divisor, self.patch = model, tile, overlap, divisor, patch
         self.self_conditioned = is_self_conditioned(model) if isinstance(model, nn.Module) else False
         self._weights: dict[tuple[int, torch.device], Tensor] = {}
 
@@ -49,25 +54,28 @@ class Tiled(nn.Module):
         """x: [N, C, H, W]; t: [N]. Returns [N, C or more, H, W], of several tiles at least float32.
 
         ``cond.low_res`` is upsampled bilinearly to x's size, then cut like x: upsampled tile by tile, it would differ
-        at the tiles' borders. Raises InputError if x is larger than a tile and ``divisor`` does not divide its height
-        and width.
+        at the tiles' borders. So is ``cond.semantic``, with aligned corners, in patches. Raises InputError if x is
+        larger than a tile and ``divisor`` does not divide its height and width.
         """
         height, width = x.shape[2:]
         if max(height, width) <= self.tile:
             return self.model(x, t, cond=cond)
         if height % self.divisor or width % self.divisor:
             raise InputError(f"the image is {width}×{height}, but both must be multiples of {self.divisor}")
-        low_res = None
-        if cond is not None and cond.low_res is not None:
-            low_res = F.interpolate(cond.low_res, (height, width), mode="bilinear", align_corners=False)
+        whole = cond or Conditioning()
+        if whole.low_res is not None:
+            low_res = F.interpolate(whole.low_res, (height, width), mode="bilinear", align_corners=False)
+            whole = replace(whole, low_res=low_res)
+        if whole.semantic is not None:
+            positions = height // self.patch, width // self.patch
+            semantic = F.interpolate(whole.semantic, positions, mode="bilinear", align_corners=True)
+            whole = replace(whole, semantic=semantic)
 
         output: Tensor | None = None
         for top, row_weights in self._along(height, x.device):
             for left, column_weights in self._along(width, x.device):
-                window = (..., slice(top, top + len(row_weights)), slice(left, left + len(column_weights)))
-                part = cond if cond is None or low_res is None else replace(cond, low_res=low_res[window])
-                if part is not None and SELF_COND in part.extra:
-                    part = replace(part, extra={**part.extra, SELF_COND: part.extra[SELF_COND][window]})
+                window = _window(top, left, len(row_weights), len(column_weights))
+                part = None if cond is None else self._cut(whole, window)
                 piece = at_least_float32(self.model(x[window], t, cond=part))
                 if output is None:
                     output = piece.new_zeros(*piece.shape[:2], height, width)
@@ -75,12 +83,27 @@ class Tiled(nn.Module):
         assert output is not None  # there is at least one tile
         return output
 
+    def _cut(self, cond: Conditioning, window: Window) -> Conditioning:
+        """The conditions of a tile."""
+        if cond.low_res is not None:
+            cond = replace(cond, low_res=cond.low_res[window])
+        if cond.semantic is not None:
+            rows, columns = (slice(each.start // self.patch, each.stop // self.patch) for each in window[1:])
+            cond = replace(cond, semantic=cond.semantic[..., rows, columns])
+        if SELF_COND in cond.extra:
+            cond = replace(cond, extra={**cond.extra, SELF_COND: cond.extra[SELF_COND][window]})
+        return cond
+
     def _along(self, length: int, device: torch.device) -> list[tuple[int, Tensor]]:
         """The start of each tile along an axis, and its weights [tile]."""
         starts = tile_starts(length, self.tile, self.overlap)
         if (length, device) not in self._weights:
             self._weights[length, device] = tile_weights(length, starts, self.tile, self.overlap).to(device)
         return list(zip(starts, self._weights[length, device], strict=True))
+
+
+def _window(top: int, left: int, height: int, width: int) -> Window:
+    return ..., slice(top, top + height), slice(left, left + width)
 
 
 def check_tiles(tile: int, overlap: int, divisor: int) -> None:

@@ -64,6 +64,17 @@ class LatentCascadeConfig:
         None, "seed of its noise: image i uses seed + i; none = as stage C", needs=_STAGE_B
     )
     stage_b_batch_size: int | None = option(None, "images per batch and process; none = 4", needs=_STAGE_B)
+    stage_b_tile_size: int | None = option(
+        None,
+        "width and height in pixels of overlapping tiles, which the network processes one after another to save "
+        "memory; none = no tiles",
+        needs=_STAGE_B,
+    )
+    stage_b_tile_overlap: int | None = option(
+        None,
+        f"pixels shared by neighboring tiles; none = {StageSettings.tile_overlap}",
+        needs=("stage_b_tile_size",),
+    )
 
     def __post_init__(self):
         usual = StageSettings()
@@ -85,6 +96,8 @@ class LatentCascadeConfig:
             t_end=self.stage_b_t_end,
             seed=self.stage_b_seed,
             batch_size=self.stage_b_batch_size,
+            tile_size=self.stage_b_tile_size,
+            tile_overlap=self.stage_b_tile_overlap,
         )
         with _about_stage_b():
             return replace(default, sampler=self._sampler(default), guidance=self._guidance(default), **own)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..batch import Conditioning
@@ -19,6 +19,7 @@ from ..checkpoints.loading import SavedNetwork
 from ..diffusion.augmentation import Degradation
 from ..diffusion.log_snr import LogSnrProcess
 from ..diffusion.process import SamplingProcess
+from ..diffusion.tiling import Tiled, check_tiles
 from ..errors import InputError
 from ..images.pixels import from_uint8
 from ..images.signal import LatentSignal
@@ -50,6 +51,7 @@ class LatentStage(Stage):
 
     config: LatentUnetConfig
     signal: LatentSignal
+    has_no: tuple[str, ...] = ("noise_level", "blur_level", "tile_size")  # settings of other kinds of stages
     decoder = ""  # what its latents become pictures by: the flag that names the file
 
     def __init__(
@@ -134,9 +136,9 @@ class LatentStage(Stage):
         return self._process.steps(int(steps), settings.shift, settings.t_start, settings.t_end, spacing)
 
     def check_settings(self, settings: StageSettings) -> None:
-        for name in ("noise_level", "blur_level", "tile_size"):
+        for name in self.has_no:
             if getattr(settings, name):
-                raise InputError(f"{name} is {getattr(settings, name):g}, but a stage of a latent cascade has none")
+                raise InputError(f"{name} is {getattr(settings, name):g}, but {self.path} has none")
 
     def classifier(self, settings: StageSettings) -> None:
         if settings.classifier is not None and settings.classifier_scale:
@@ -203,6 +205,7 @@ class ReconstructionStage(LatentStage):
 
     config: StageBConfig
     decoder = "--stage_a"
+    has_no = ("noise_level", "blur_level")
     is_upsampler = True
     reconstructs = True
 
@@ -220,6 +223,16 @@ class ReconstructionStage(LatentStage):
         if encoder is not None:
             self._attach_autoencoder(encoder, self.read.channels, self.read.scale, known.semantic)
             self.read = replace(self.read, encode=encoder.encode)
+
+    def check_settings(self, settings: StageSettings) -> None:
+        super().check_settings(settings)
+        if settings.tile_size:
+            check_tiles(settings.tile_size, settings.tile_overlap, self.signal.scale * self.divisor)
+
+    def tiled(self, network: nn.Module, settings: StageSettings) -> nn.Module:
+        """Tiles are given in pixels."""
+        tile, overlap = (length // self.signal.scale for length in (settings.tile_size, settings.tile_overlap))
+        return Tiled(network, tile, overlap, self.divisor, self.config.patch_size)
 
     @property
     def factor(self) -> int:

@@ -297,6 +297,10 @@ class Stage(ABC):
         elif settings.noise_level or settings.blur_level or settings.tile_size:
             raise InputError("noise_level, blur_level and tile_size are for upsamplers, not for a base generator")
 
+    def tiled(self, network: nn.Module, settings: StageSettings) -> nn.Module:
+        """The network on tiles."""
+        return Tiled(network, settings.tile_size, settings.tile_overlap, self.divisor)
+
     def sample_batches(
         self, job: StageJob, index: Sequence[int], low_res: Tensor | None, emit: Callable[[Tensor], object]
     ) -> None:
@@ -324,7 +328,7 @@ class Stage(ABC):
         if steering is not None and control is not None:
             network = steering.around(network, control.scale)
         if settings.tile_size:
-            network = Tiled(network, settings.tile_size, settings.tile_overlap, self.divisor)
+            network = self.tiled(network, settings)
         for start in range(0, len(index), settings.batch_size):
             part = index[start : start + settings.batch_size]
             seeds = [request.seeds[i] if settings.seed is None else settings.seed + i for i in part]

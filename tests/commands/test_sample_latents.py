@@ -73,11 +73,14 @@ def test_flags_of_each_stage():
         stage_b_t_end=0.2,
         stage_b_seed=9,
         stage_b_batch_size=2,
+        stage_b_tile_size=64,
+        stage_b_tile_overlap=16,
     )
     guidance = GuidanceConfig(2.0, 1.5, 0.7, (0.1, 0.9), thresholding="none")
     assert changed[0] == plain[0]
     sampler, ends = SamplerConfig("ddim", "7", 0.5, "karras"), {"t_start": 0.8, "t_end": 0.2}
-    assert changed[1] == StageSettings(sampler, guidance, batch_size=2, seed=9, shift=1.5, **ends)
+    tiles = {"tile_size": 64, "tile_overlap": 16}
+    assert changed[1] == StageSettings(sampler, guidance, batch_size=2, seed=9, shift=1.5, **ends, **tiles)
     with pytest.raises(InputError, match="stage_b_ settings: eta is 0.5, but only the sampler ddim has it"):
         settings(stage_b_eta=0.5)
     pipeline.has_base = False

@@ -109,6 +109,24 @@ def test_low_res_is_upsampled_as_a_whole_and_constants_stay(size, overlap):
     torch.testing.assert_close(tiled(x, t, cond=constant), torch.full_like(x, 0.7), atol=1e-6, rtol=0)
 
 
+class Patches(nn.Module):
+    """Adds a semantic map, resized to its patches of 2×2 pixels, to each of their pixels."""
+
+    def forward(self, x, t, cond):
+        positions = x.shape[2] // 2, x.shape[3] // 2
+        semantic = cond.semantic
+        if semantic.shape[2:] != positions:
+            semantic = F.interpolate(semantic, positions, mode="bilinear", align_corners=True)
+        return x + semantic.repeat_interleave(2, 2).repeat_interleave(2, 3)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_semantic_map_is_resized_for_the_whole_image_and_cut(size):
+    x, cond = torch.randn(2, 3, *size), Conditioning(semantic=torch.randn(2, 3, 5, 7))
+    whole = Patches()(x, torch.zeros(2), cond)
+    torch.testing.assert_close(Tiled(Patches(), 16, 4, 2, patch=2)(x, torch.zeros(2), cond=cond), whole)
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_the_network_sees_no_more_than_a_tile(size):
     """The documented number of tiles, each at a multiple of the divisor; t and the other conditions unchanged."""

@@ -123,6 +123,21 @@ def test_the_released_sizes_meet_at_a_ratio_that_is_no_integer(cascade):
     assert after.size_before((16, 16), before) == (6, 6)
 
 
+def test_stage_b_works_in_tiles(cascade):
+    """Given in pixels of the picture; one that covers it changes nothing."""
+    request, whole = Request(["a star"], [3]), None
+    for tile, seen in ((72, (16, 16)), (64, (16, 16)), (32, (8, 8))):
+        settings = [cascade.stages[0].defaults, replace(cascade.stages[1].defaults, tile_size=tile, tile_overlap=8)]
+        with watching(cascade.stages[1]) as calls:
+            images = cascade.sample_stages(request, settings, progress=False)[-1]
+        assert {tuple(x.shape[2:]) for x, _ in calls} == {seen}
+        whole = images if whole is None else whole
+        assert (distance(images, whole) == 0) == (tile >= 64)
+    wrong = [cascade.stages[0].defaults, replace(cascade.stages[1].defaults, tile_size=36)]
+    with pytest.raises(InputError, match="--tile_size is 36, but must be a multiple of 8"):
+        cascade.sample_stages(request, wrong, progress=False)
+
+
 def test_seeds_batches_and_processes_change_no_picture(cascade):
     together = sample(cascade, PROMPTS, seed=3, batch_size=2)
     for i, prompt in enumerate(PROMPTS):
@@ -491,10 +506,14 @@ def test_requests_that_a_cascade_cannot_do_are_refused(files, cascade, decoders)
         (cascade, {"classifier": "clip.pt"}, "a classifier sees pictures, not the latents"),
         (
             cascade,
-            {"upsampling": StageSettings(guidance=UNGUIDED, tile_size=8)},
-            "tile_size is 8, but a stage of a lat",
+            {"upsampling": StageSettings(guidance=UNGUIDED, tile_size=12)},
+            "--tile_size is 12, but must be a multiple of 8",
         ),
-        (cascade, {"upsampling": StageSettings(guidance=UNGUIDED, noise_level=0.1)}, "noise_level is 0.1, but a stage"),
+        (
+            cascade,
+            {"upsampling": StageSettings(guidance=UNGUIDED, noise_level=0.1)},
+            "noise_level is 0.1, but .*b.pt has none",
+        ),
         (cascade, {"shift": 0.0}, "shift is 0, but must be above 0"),
         (cascade, {"t_start": 0.2, "t_end": 0.2}, "t_start and t_end are 0.2 and 0.2, but must have"),
         (cascade, {"images": list(picture)}, "images are given, but no stage is conditioned on image embeddings"),
