@@ -24,7 +24,9 @@ from torch import nn
 
 from ..config import option
 from ..errors import InputError
+from ..models.precision import DTYPES, training_precision
 
+CPU = torch.device("cpu")
 Build = Callable[[], Callable[[], Any]]
 
 
@@ -46,7 +48,9 @@ class Benchmark:
     memory_target:  maximum ratio ours / baseline of the peak memory that the work adds; 0 = no memory target.
     paired:         both sides take turns in the same process, and their ratio is taken in each.
     package:        an optional one that it needs; it is skipped without.
-    flops:          FLOPs that one repetition needs, in fp32; None = its share of the peak is not reported.
+    flops:          FLOPs that one repetition needs; None = its share of the peak is not reported.
+    mfu_target:     minimum of our share; 0 = no target.
+    precision:      of our side's products, as for training: "auto" or "fp32". The baseline's are in fp32.
     """
 
     title: str
@@ -58,6 +62,8 @@ class Benchmark:
     paired: bool = False
     package: str = ""
     flops: Callable[[], int] | None = None
+    mfu_target: float = 0.0
+    precision: str = "fp32"
 
 
 @dataclass(frozen=True)
@@ -170,14 +176,15 @@ def peak_memory(build: Build, threads: int) -> int:
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * unit
 
 
-def fp32_rate(threads: int, size: int = 2048) -> float:
-    """FLOPs per second of a product of two fp32 matrices [size, size] or of a convolution of ``size / 8`` channels with
-    as many pixels per side, whichever is higher: on CPUs from AMD the product takes twice the time per FLOP. Each
-    is the fastest of ten, after a warm-up."""
+def peak_rate(threads: int, precision: str = "fp32", size: int = 2048) -> float:
+    """FLOPs per second of a product of two matrices [size, size] or of a convolution of ``size / 8`` channels with as
+    many pixels per side, whichever is higher: on CPUs from AMD the product takes twice the time per FLOP in fp32. Each
+    is the fastest of ten, after a warm-up. precision: see ``Benchmark``."""
     torch.set_num_threads(threads)
-    channels = size // 8
-    a, image = torch.ones(size, size), torch.ones(1, channels, channels, channels)
-    image, weight = (x.to(memory_format=torch.channels_last) for x in (image, torch.ones(channels, channels, 3, 3)))
+    channels, dtype = size // 8, DTYPES.get(training_precision(precision, CPU), torch.float32)
+    a, image = torch.ones(size, size, dtype=dtype), torch.ones(1, channels, channels, channels, dtype=dtype)
+    weight = torch.ones(channels, channels, 3, 3, dtype=dtype)
+    image, weight = (x.to(memory_format=torch.channels_last) for x in (image, weight))
     product = 2 * size**3, lambda: a @ a
     convolution = 2 * 9 * channels**4, lambda: nn.functional.conv2d(image, weight, padding=1)
     rates = []
@@ -191,12 +198,18 @@ def fp32_rate(threads: int, size: int = 2048) -> float:
     return max(rates)
 
 
-def utilization(timing: Timing, flops: int, rate: float) -> str:
+def utilization(timing: Timing, flops: int, rate: float, baseline_rate: float, target: float = 0.0) -> str:
     """A line with the model FLOPs utilization (Chowdhery et al. 2022, appendix B) of both sides: FLOPs that the model
-    needs, however many a side performs, per second of the fastest run, against the machine's ``rate``."""
-    shares = (flops / min(side) / rate for side in (timing.ours, timing.baseline))
-    found, other = (f"{share:.0%}" for share in shares)
-    return f"MFU {found} against {other}, of {rate / 1e9:,.0f} GFLOP/s, the fp32 rate of a large product or convolution"
+    needs, however many a side performs, per second of the fastest run, against the machine's rate in the side's
+    precision."""
+    ours, other = flops / min(timing.ours) / rate, flops / min(timing.baseline) / baseline_rate
+    rates = f"{rate / 1e9:,.0f}" + (f" and {baseline_rate / 1e9:,.0f}" if baseline_rate != rate else "")
+    line = f"MFU {ours:.0%} against {other:.0%}, of {rates} GFLOP/s, the rate of a large product or convolution"
+    return line + (f", target at least {target:.0%}: {verdict(ours >= target)}" if target else "")
+
+
+def verdict(met: bool) -> str:
+    return "met" if met else "missed"
 
 
 def compare_memory(benchmark: Benchmark, config: TimingConfig) -> str:
@@ -204,7 +217,9 @@ def compare_memory(benchmark: Benchmark, config: TimingConfig) -> str:
     baseline, ours = (
         in_fresh_process(peak_memory, build, config.threads) for build in (benchmark.baseline, benchmark.ours)
     )
-    return f"peak memory {ours / 2**20:,.0f} MiB against {baseline / 2**20:,.0f}: ratio {ours / baseline:.2f}"
+    most, ratio = benchmark.memory_target, ours / baseline
+    line = f"peak memory {ours / 2**20:,.0f} MiB against {baseline / 2**20:,.0f}: ratio {ratio:.2f}"
+    return f"{line}, target at most {most:.2f}: {verdict(ratio <= most)}"
 
 
 def check(benchmark: Benchmark, run: Callable = in_fresh_process) -> None:
@@ -240,11 +255,11 @@ def results(benchmark: Benchmark | Table, config: TimingConfig) -> Iterator[str]
         return
     if benchmark.target:
         timing = compare(benchmark, config)
-        yield f"{timing.report()}, target at most {benchmark.target:.2f}"
+        yield f"{timing.report()}, target at most {benchmark.target:.2f}: {verdict(timing.ratio <= benchmark.target)}"
         if benchmark.flops is not None:
-            rate = in_fresh_process(fp32_rate, config.threads)
-            yield utilization(timing, in_fresh_process(benchmark.flops), rate)
+            rates = [in_fresh_process(peak_rate, config.threads, each) for each in {benchmark.precision: 0, "fp32": 0}]
+            yield utilization(timing, in_fresh_process(benchmark.flops), rates[0], rates[-1], benchmark.mfu_target)
     else:
         check(benchmark)
     if benchmark.memory_target:
-        yield f"{compare_memory(benchmark, config)}, target at most {benchmark.memory_target:.2f}"
+        yield compare_memory(benchmark, config)

@@ -89,8 +89,13 @@ def _resize_to_cover(image: Image.Image, full: tuple[int, int], size: tuple[int,
     *halved, covering = _steps(full, size)
     image = _on_grid(image, full)
     for rows, columns in halved:
-        image = image.resize((min(columns, image.width), min(rows, image.height)), Image.Resampling.BOX)
-    return np.asarray(image.resize(covering[::-1], Image.Resampling.BICUBIC))
+        image = _resized(image, (min(rows, image.height), min(columns, image.width)), Image.Resampling.BOX)
+    return np.asarray(_resized(image, covering, Image.Resampling.BICUBIC))
+
+
+def _resized(image: Image.Image, size: Size, filter_: Image.Resampling) -> Image.Image:
+    """An image at this (height, width); itself where it has it, of which ``resize`` would make a copy."""
+    return image if image.size == size[::-1] else image.resize(size[::-1], filter_)
 
 
 def _on_grid(image: Image.Image, full: tuple[int, int]) -> Image.Image:
@@ -102,6 +107,8 @@ def _on_grid(image: Image.Image, full: tuple[int, int]) -> Image.Image:
     fraction = next(k for k in (1, 2, 4, 8) if -(-full[1] // k) == image.width and -(-full[0] // k) == image.height)
     columns = full[1] if full[1] % fraction else image.width
     rows = full[0] if full[0] % fraction else image.height
+    if (columns, rows) == image.size:  # not repeated
+        return image
     covered = (0, 0, full[1] / fraction, full[0] / fraction)  # the decoder rounds its size up
     return image.resize((columns, rows), Image.Resampling.NEAREST, covered)
 

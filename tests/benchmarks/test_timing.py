@@ -2,17 +2,20 @@ import os
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
 
+from diff_dalle.benchmarks import timing as timing_module
 from diff_dalle.benchmarks.timing import (
     Benchmark,
     Timing,
     TimingConfig,
     Unfinished,
     compare,
-    fp32_rate,
     in_fresh_process,
     median_seconds,
     paired_seconds,
+    peak_rate,
     results,
     utilization,
 )
@@ -65,8 +68,37 @@ def test_ratio_of_medians_and_a_a_control():
 
 def test_utilization_is_that_of_the_fastest_run():
     timing = Timing(baseline=(4.0, 9.0), ours=(2.0, 3.0))
-    assert utilization(timing, flops=10**12, rate=10**12).startswith("MFU 50% against 25%, of 1,000 GFLOP/s")
-    assert fp32_rate(threads=1, size=64) > 0
+    found = utilization(timing, 10**12, 10**12, 10**12, 0.5)
+    assert found.startswith("MFU 50% against 25%, of 1,000 GFLOP/s") and found.endswith("target at least 50%: met")
+    found = utilization(timing, 10**12, 2 * 10**12, 10**12, 0.26)
+    assert found.startswith("MFU 25% against 25%, of 2,000 and 1,000 GFLOP/s") and found.endswith("26%: missed")
+    assert peak_rate(threads=1, size=64) > 0
+
+
+def test_the_peak_is_that_of_the_precision(monkeypatch):
+    seen = []
+    convolve = nn.functional.conv2d
+
+    def recorded(x, *rest, **named):
+        seen.append(x.dtype)
+        return convolve(x, *rest, **named)
+
+    monkeypatch.setattr(nn.functional, "conv2d", recorded)
+    for fast in (True, False):
+        monkeypatch.setattr("diff_dalle.models.precision.has_fast_bf16", lambda fast=fast: fast)
+        peak_rate(1, "auto", 64)
+    peak_rate(1, "fp32", 64)
+    assert list(dict.fromkeys(seen)) == [torch.bfloat16, torch.float32] and seen.count(torch.bfloat16) == 11
+
+
+def test_each_target_is_met_or_missed(monkeypatch):
+    bounds = {0.4: "missed", 0.5: "met"}
+    monkeypatch.setattr(timing_module, "compare", lambda *arguments: Timing((4.0,) * 4, (2.0,) * 4))
+    monkeypatch.setattr(timing_module, "peak_memory", lambda build, threads: 2**20 * (1 + (build is TOY.baseline)))
+    monkeypatch.setattr(timing_module, "in_fresh_process", lambda function, *arguments: function(*arguments))
+    for bound, expected in bounds.items():
+        lines = list(results(replace(TOY, target=bound, memory_target=bound), TimingConfig()))
+        assert [line.rpartition(": ")[2] for line in lines] == [expected, expected]
 
 
 def test_paired_sides_take_turns_in_each_process():
