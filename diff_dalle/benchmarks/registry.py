@@ -16,6 +16,7 @@ from . import (
     saving,
     scale,
     solvers,
+    start,
     time_to_quality,
     train_step,
     use_checkpoint,
@@ -176,6 +177,7 @@ BENCHMARKS: dict[str, Benchmark | Table] = {
         sampling.gate_steps,
         target=0.02 * sampling.STEPS,
     ),
+    "start": Table("seconds until a command shows something", start.table),
     "solvers": Table("errors of solvers and spacings on a mixture of Gaussians", solvers.tables),
     "scale": Table(
         "data of 1,024 processes simulated, steps of 1, 2 and 4 processes measured, steps on many GPUs computed",

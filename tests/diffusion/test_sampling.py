@@ -41,6 +41,20 @@ def test_each_stage_of_a_cascade_has_its_own_noise():
     assert torch.corrcoef(torch.cat([first, second])).fill_diagonal_(0).abs().max() < 0.13  # four standard errors
 
 
+def test_text_is_encoded_once_for_all_steps():
+    """The prompts and the negative prompts, and both halves of guidance pass through the network as one batch."""
+
+    class Counting(Half):
+        def encode_text(self, cond):
+            encoded.append(cond)
+            return cond
+
+    encoded, network = [], Counting()
+    cond, null = (Conditioning(labels=torch.full((3,), label)) for label in (1, 0))
+    sample(network, cond, GuidanceConfig(guidance_scale=3.0), null=null)
+    assert len(encoded) == 2 and network.sizes == [6, 6, 6]
+
+
 @pytest.mark.parametrize("channels", [1, 4])
 def test_samples_have_the_channels_of_their_signal(channels):
     assert sample(channels=channels).shape == (3, channels, 4, 6)
