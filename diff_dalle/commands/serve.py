@@ -10,6 +10,8 @@ from ..errors import InputError
 from ..models.precision_names import PRECISIONS
 
 _OF_A_MODEL = "; with several models as MODEL=PATH"
+_EVERYWHERE = ("0.0.0.0", "::", "")
+_THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,11 @@ class ModelsConfig:
         (), f"upsampler checkpoints, in order of increasing resolution{_OF_A_MODEL}"
     )
     classifier_path: tuple[str, ...] = option((), f"noised CLIP that can guide the sampling{_OF_A_MODEL}")
-    lora: tuple[str, ...] = option((), f"LoRAs that a request can choose, by their file names{_OF_A_MODEL}")
+    lora: tuple[str, ...] = option(
+        (),
+        "LoRAs that a request can choose, each by its file name or as NAME=PATH says; with several models as "
+        "MODEL=PATH or MODEL=NAME=PATH",
+    )
     controlnet: tuple[str, ...] = option((), f"ControlNet by which a request can steer the sampling{_OF_A_MODEL}")
     precision: str = option("auto", "floating-point precision of the networks", choices=PRECISIONS)
 
@@ -36,10 +42,22 @@ class AddressConfig:
 
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 = all of this machine, for anyone who can reach it")
     port: int = option(7860, "port to listen on")
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        "further names by which browsers reach the server, such as a proxy's; none = host alone, or any name with host "
+        "0.0.0.0",
+    )
 
     def __post_init__(self):
         if not 0 < self.port < 1 << 16:
             raise InputError(f"port is {self.port}, but must lie between 1 and 65535")
+
+    def names(self) -> frozenset[str] | None:
+        """The host names that requests may be addressed to; None = any."""
+        if self.host in _EVERYWHERE and not self.allowed_hosts:
+            return None
+        own = _THIS_MACHINE if self.host in (*_THIS_MACHINE, *_EVERYWHERE) else (self.host,)
+        return frozenset(name.lower() for name in (*own, *self.allowed_hosts))
 
 
 @dataclass(frozen=True)
@@ -47,18 +65,24 @@ class Limits:
     """Limits of requests"""
 
     max_size: int = option(1024, "largest width and height of an image in pixels")
+    max_scale: int = option(4, "largest width and height of an image in multiples of the model's own")
     max_steps: int = option(250, "largest number of sampling steps")
-    max_images: int = option(8, "largest number of images in one request")
+    max_images: int = option(8, "largest number of images in one request; of images larger than the model's own fewer")
     max_prompt: int = option(1000, "largest number of characters in a prompt")
     max_queue: int = option(8, "requests that may wait; one more is answered: busy, try again")
     max_body: int = option(16, "largest body of a request in MiB, pictures included")
     max_pixels: int = option(16, "most pixels of an uploaded picture, in millions")
+    max_disk: int = option(
+        512, "most MiB on disk of pictures that visitors uploaded and were shown; the oldest are deleted"
+    )
     max_seconds: int = option(300, "longest time to sample one request in seconds, without that spent waiting")
 
     def __post_init__(self):
         for field in fields(self):
             if getattr(self, field.name) < 1:
                 raise InputError(f"{field.name} is {getattr(self, field.name)}, but must be at least 1")
+        if self.max_disk < self.max_body:
+            raise InputError(f"max_disk is {self.max_disk}, but must be at least max_body, {self.max_body}")
 
     @property
     def body_bytes(self) -> int:
@@ -67,6 +91,18 @@ class Limits:
     @property
     def picture_pixels(self) -> int:
         return self.max_pixels * 1_000_000
+
+    @property
+    def disk_bytes(self) -> int:
+        return self.max_disk << 20
+
+    def largest_side(self, size: int) -> int:
+        """Of the images of a model whose own have ``size`` pixels a side."""
+        return min(self.max_size, self.max_scale * size)
+
+    def request_pixels(self, size: int) -> int:
+        """Most pixels of the images of one request: ``max_images`` of the model's own, or one of the largest."""
+        return max(self.max_images, self.max_scale**2) * size**2
 
 
 @dataclass(frozen=True)

@@ -6,25 +6,26 @@ import asyncio
 import base64
 import binascii
 import json
-from typing import Any
-
-import numpy as np
-from PIL import Image
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from ..commands.serve import Limits
 from ..config import from_dict, to_dict
 from ..errors import InputError
-from ..images.output import png_bytes
+from .door import BODY_SECONDS, BodyLimit
 from .models import Models
+from .pictures import PICTURES, Pictures, base64_png, png, read_pictures
 from .refusal import Refusal
 from .repeat import command_line, python_code
-from .wish import Pictures, Result, Wish, read_picture, work_of
-from .worker import Job, Snapshot, Worker
+from .wish import Result, Wish, check_wish, size_asked, work_of
+from .worker import Job, Place, Snapshot, Worker
 
 POLL = 0.02  # seconds between two looks at a job
-BODY_SECONDS = 60.0  # for a client to send a request
 FORMATS = ("png", "json")
-_PICTURES = ("init_image", "mask", "control_image")
+READERS = 2  # requests whose pictures are decoded at the same time
+Value = TypeVar("Value")
 
 
 class Service:
@@ -33,20 +34,39 @@ class Service:
     def __init__(self, models: Models, limits: Limits):
         self.models, self.limits = models, limits
         self.worker = Worker(limits.max_queue, limits.max_seconds)
+        self._readers = ThreadPoolExecutor(READERS, "reading")
 
-    def submit(self, wish: Wish, pictures: Pictures) -> Job:
-        """Queue a wish. Raises Refusal as ``work_of`` and for a full queue."""
-        return self.worker.submit(work_of(wish, pictures, self.models, self.limits))
+    async def read(self, reader: Callable[..., Value], *arguments: Any) -> Value:
+        """``reader(*arguments)`` in one of the few threads that decode pictures."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, reader, *arguments)
+
+    def submit(self, wish: Wish, pictures: Pictures, place: Place | None = None) -> Job:
+        """Queue a wish. Raises Refusal as ``work_of`` and, without a place, for a full queue."""
+        return self.worker.submit(work_of(wish, pictures, self.models, self.limits), place)
 
     def repeat(self, wish: Wish, pictures: Pictures) -> tuple[str, str]:
         """The command line and the Python code of a wish."""
         model, names = self.models.find(wish.model), list(pictures.given())
         return command_line(wish, model, names), python_code(wish, model, names)
 
+    def close(self) -> None:
+        """Cancel all jobs and end the threads."""
+        self.worker.close()
+        self._readers.shutdown(cancel_futures=True)
 
-def read_body(body: bytes, limits: Limits) -> tuple[Wish, Pictures, str, bool]:
-    """The wish in a JSON text, its pictures, the format of the answer, and whether it shows all stages. Raises
-    Refusal."""
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """What a request to the API asks for. stages: whether the answer has the images of all stages."""
+
+    wish: Wish
+    pictures: Pictures
+    format: str
+    stages: bool
+
+
+def read_body(body: bytes | bytearray, models: Models, limits: Limits) -> Asked:
+    """What a JSON text asks for. Its pictures are decoded last, if the rest can be done. Raises Refusal."""
     try:
         values = json.loads(body)
     except (ValueError, RecursionError):
@@ -56,7 +76,7 @@ def read_body(body: bytes, limits: Limits) -> tuple[Wish, Pictures, str, bool]:
     format_, stages = values.pop("format", "png"), values.pop("stages", False)
     if format_ not in FORMATS or not isinstance(stages, bool):
         raise Refusal(400, f"format must be one of {', '.join(FORMATS)}, and stages true or false")
-    pictures = {name: _picture(values.pop(name), name, limits) for name in _PICTURES if values.get(name) is not None}
+    texts = {name: values.pop(name) for name in PICTURES if name in values}
     values = {name: value for name, value in values.items() if value is not None}
     try:
         wish = from_dict(Wish, values)
@@ -64,52 +84,51 @@ def read_body(body: bytes, limits: Limits) -> tuple[Wish, Pictures, str, bool]:
         raise Refusal(400, str(error)) from None
     if format_ == "png" and (wish.num_images != 1 or stages):
         raise Refusal(400, 'a png holds one image: set num_images to 1 and leave stages out, or set format to "json"')
-    return wish, Pictures(**pictures), format_, stages
+    model = check_wish(wish, models, limits)
+    files = {name: _file(text, name) for name, text in texts.items() if text is not None}
+    return Asked(wish, read_pictures(files, size_asked(wish, model), limits), format_, stages)
 
 
-def _picture(text: Any, name: str, limits: Limits) -> np.ndarray:
+def _file(text: Any, name: str) -> bytes:
     if not isinstance(text, str):
         raise Refusal(400, f"{name} must be a png, jpeg or webp file as a base64 text")
     try:
-        data = base64.b64decode(text, validate=True)
+        return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise Refusal(400, f"{name} must be a png, jpeg or webp file as a base64 text") from None
-    return read_picture(data, name, limits)
 
 
-def png(image: np.ndarray) -> bytes:
-    """A PNG file of uint8 [H, W, 3]."""
-    return png_bytes(Image.fromarray(image))
-
-
-def _base64(image: np.ndarray) -> str:
-    return base64.b64encode(png(image)).decode("ascii")
-
-
-def answer_of(service: Service, wish: Wish, pictures: Pictures, done: Snapshot, stages: bool) -> dict:
+def answer_of(service: Service, wish: Wish, done: Snapshot, stages: bool) -> dict:
     """The JSON answer: images as base64 PNG files, and all that repeats them."""
-    command, code = service.repeat(wish, pictures)
     result: Result = done.result
+    command, code = service.repeat(wish, result.pictures)
     answer: dict[str, Any] = {
-        "images": [_base64(image) for image in result.images],
+        "images": [base64_png(image) for image in result.images],
         "seeds": [wish.seed + i for i in range(wish.num_images)],
         "wish": to_dict(wish),
         "seconds": round(done.seconds, 3),
         "command": command,
         "python": code,
     }
+    if pictures := result.pictures.texts():
+        answer["pictures"] = pictures
     if stages:
-        answer["stages"] = [[_base64(image) for image in images] for images in result.stages]
+        answer["stages"] = [[base64_png(image) for image in images] for images in result.stages]
     return answer
 
 
-def create_app(service: Service) -> Any:
-    """The API as a FastAPI application. ``server.py`` adds the page."""
+def create_app(service: Service, within: Sequence[Any] = ()) -> Any:
+    """The API as a FastAPI application. ``server.py`` adds the page.
+
+    within: further starlette middleware, between the limit of bodies and what is served.
+    """
     from fastapi import FastAPI, Request, Response
     from fastapi.concurrency import run_in_threadpool
     from fastapi.responses import JSONResponse
+    from starlette.middleware import Middleware
 
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    limit = Middleware(BodyLimit, service.limits.body_bytes, BODY_SECONDS)
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, middleware=[limit, *within])
 
     async def refused(request: Request, refusal: Exception) -> Response:
         assert isinstance(refusal, Refusal)
@@ -119,14 +138,20 @@ def create_app(service: Service) -> Any:
     async def models(request: Request) -> Response:
         return JSONResponse({"models": [model.about() for model in service.models.served.values()]})
 
+    async def whole(request: Request) -> bytearray:
+        """The body, which ``Request.body`` would keep until the answer."""
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+        return body
+
     async def sample(request: Request) -> Response:
         kind = request.headers.get("content-type", "").partition(";")[0].strip()
         if kind != "application/json":  # which another site's page cannot send without asking first
             raise Refusal(415, "the body must be JSON: set the header Content-Type to application/json")
-        service.worker.check_room()
-        body = await request.body()
-        wish, pictures, format_, stages = await run_in_threadpool(read_body, body, service.limits)
-        job = service.submit(wish, pictures)
+        with service.worker.place() as place:
+            asked = await service.read(read_body, await whole(request), service.models, service.limits)
+            job = service.submit(asked.wish, asked.pictures, place)
         try:
             while not job.over:
                 if await request.is_disconnected():
@@ -137,60 +162,11 @@ def create_app(service: Service) -> Any:
         done = job.snapshot()
         if done.refusal is not None:
             raise done.refusal
-        if format_ == "png":
+        if asked.format == "png":
             return Response(await run_in_threadpool(png, done.result.images[0]), media_type="image/png")
-        return JSONResponse(await run_in_threadpool(answer_of, service, wish, pictures, done, stages))
+        return JSONResponse(await run_in_threadpool(answer_of, service, asked.wish, done, asked.stages))
 
     app.add_exception_handler(Refusal, refused)
     app.add_route("/api/models", models, methods=["GET"])
     app.add_route("/api/sample", sample, methods=["POST"])
-    app.add_middleware(BodyLimit, service.limits.body_bytes, BODY_SECONDS)
     return app
-
-
-class BodyLimit:
-    """ASGI middleware: refuses a body that is too large, or that does not come in time, as soon as it is known."""
-
-    def __init__(self, app: Any, most: int, seconds: float):
-        self.app, self.most, self.seconds = app, most, seconds
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        seen, started, complete = 0, False, False
-        deadline = asyncio.get_running_loop().time() + self.seconds
-
-        async def limited() -> Any:
-            nonlocal seen, complete
-            if complete:
-                return await receive()
-            try:
-                message = await asyncio.wait_for(receive(), max(deadline - asyncio.get_running_loop().time(), 0.0))
-            except asyncio.TimeoutError:
-                raise Refusal(408, f"the body must come within {self.seconds:g} s") from None
-            seen += len(message.get("body", b""))
-            if seen > self.most:
-                raise self._too_large()
-            complete = not message.get("more_body", False)
-            return message
-
-        async def watched(message: Any) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
-        try:
-            length = dict(scope["headers"]).get(b"content-length", b"0")
-            if length.isdigit() and int(length) > self.most:
-                raise self._too_large()
-            await self.app(scope, limited, watched)
-        except Refusal as refusal:
-            if started:
-                raise
-            from fastapi.responses import JSONResponse
-
-            await JSONResponse({"error": refusal.sentence}, refusal.status)(scope, receive, send)
-
-    def _too_large(self) -> Refusal:
-        return Refusal(413, f"the body has more than {self.most >> 20} MiB, the limit")

@@ -11,7 +11,8 @@ from ..checkpoints.model_folder import open_model, trained_models
 from ..commands.serve import ModelsConfig
 from ..config import nearest
 from ..errors import InputError
-from ..sampling.classifier import load_guide
+from ..sampling.classifier import check_guided, load_guide
+from ..sampling.lora import Loras, of_guides, parse_lora_paths
 from ..sampling.pipeline import Pipeline, load
 from .refusal import Refusal
 
@@ -69,17 +70,22 @@ class Models:
         for given in config.models or tuple(trained_models()):
             name, path = _named(given)
             if name in self.served:
-                raise InputError(f"models has two of the name {name}: name one of them with NAME=PATH")
+                raise InputError(f"models has two of the name {name}: name one of them, as NAME=PATH")
             self.served[name] = Served(name, path)
         if not self.served:
             raise InputError("models is none, and no model comes along: give checkpoints with --models")
         for model, path in self._of_models(config.upsampler_paths, "upsampler_paths"):
             model.upsamplers.append(path)
-        for model, path in self._of_models(config.classifier_path, "classifier_path"):
+        for model, given in self._of_models(config.lora, "lora"):
+            name, path = _named(given)
+            if name in model.loras:
+                raise InputError(
+                    f"lora has two of the name {name} for the model {model.name}: name one of them, as NAME=PATH"
+                )
+            model.loras[name] = path
+        for model, path in self._only_one(config.classifier_path, "classifier_path"):
             model.classifier = path
-        for model, path in self._of_models(config.lora, "lora"):
-            model.loras[_file_name(path)] = path
-        for model, path in self._of_models(config.controlnet, "controlnet"):
+        for model, path in self._only_one(config.controlnet, "controlnet"):
             model.controlnet = path
         for model in self.served.values():
             self._open(model)
@@ -99,6 +105,14 @@ class Models:
                 )
         return found
 
+    def _only_one(self, given: Sequence[str], flag: str) -> list[tuple[Served, str]]:
+        found = self._of_models(given, flag)
+        names = [model.name for model, _ in found]
+        for name in names:
+            if names.count(name) > 1:
+                raise InputError(f"{flag} has {names.count(name)} files for the model {name}, but may have one")
+        return found
+
     def _open(self, model: Served) -> None:
         """Load a model, with its weights and all that can be asked for, so that nothing fails later."""
         folder = open_model(model.path)
@@ -116,9 +130,13 @@ class Models:
         model.guidance = first.defaults.guidance.scales(model.guidable)[0]
         for stage in pipeline.stages:
             stage.network()
+        guides, _ = of_guides([*model.loras.values()])
         if model.classifier:
-            classifier = load_guide(model.classifier, self.device, self.precision)
+            loras = Loras(tuple(parse_lora_paths(guides)))
+            classifier = load_guide(model.classifier, self.device, self.precision, loras=loras)
             classifier.check_fits((first.image_size, first.image_size), first.signal, first.diffusion, first.tokenizer)
+        else:
+            check_guided(guides)
         if model.loras or model.controlnet:
             self._load(model, list(model.loras.values()), bool(model.controlnet))
 

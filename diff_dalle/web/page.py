@@ -2,30 +2,24 @@
 
 import asyncio
 import html
-import json
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ..config import to_dict
 from ..diffusion.samplers import SAMPLERS
 from .api import POLL, Service
 from .models import Served
-from .page_inputs import mask_of, picture_editor, picture_upload
+from .page_inputs import PictureFiles, editor_value, picture_editor, picture_upload
+from .page_values import EDITS, LONGEST, downloads, read_wish, record, repeated, request_text, values_of
+from .pictures import Pictures
 from .refusal import Refusal
-from .wish import Pictures, Wish
+from .wish import Wish, check_wish, size_asked
 from .worker import Job, Snapshot
 
 HISTORY = 24  # images that a visitor's history keeps
 PREVIEW_SECONDS = 0.12  # between two previews
 VISIT_SECONDS = 3600  # after which what a visitor has is forgotten
-EDITS = {
-    "Inpaint what is drawn": "mask",
-    "Image to image": "strength",
-    "Variations": "variation",
-}
 CSS = """
 .images img { image-rendering: pixelated; }
 .images .grid-wrap { min-height: 8em; padding-top: 2.4em; }
@@ -41,10 +35,14 @@ def status(text: str, part: float | None = None) -> str:
     return f'<div role="status">{html.escape(text)}{bar}</div>'
 
 
-def state_text(now: Snapshot) -> str:
-    """A job's state as ``status``."""
+def refused(refusal: Refusal) -> str:
+    return status(refusal.sentence[:1].upper() + refusal.sentence[1:])
+
+
+def state_text(now: Snapshot, count: int) -> str:
+    """The state of a job of so many images as ``status``."""
     if now.refusal is not None:
-        return status(now.refusal.sentence[:1].upper() + now.refusal.sentence[1:])
+        return refused(now.refusal)
     if now.over:
         return status(f"Done in {now.seconds:.1f} s")
     if now.ahead:
@@ -54,7 +52,12 @@ def state_text(now: Snapshot) -> str:
     p = now.progress
     height, width = p.stage.picture_size((p.x_start.shape[-2], p.x_start.shape[-1]))
     kind = f"Upsampling to {width}×{height}" if p.stage.is_upsampler else "Sampling"
-    return status(f"{kind}: step {p.step} of {p.steps}, {now.seconds:.1f} s", p.step / p.steps)
+    first, last = p.index[0] + 1, p.index[-1] + 1
+    if last - first + 1 < count:
+        kind += f" image {first}" if first == last else f" images {first} to {last}"
+        kind += f" of {count}"
+    done = (p.index[0] + len(p.index) * p.step / p.steps) / count
+    return status(f"{kind}: step {p.step} of {p.steps}, {now.seconds:.1f} s", done)
 
 
 class Visits:
@@ -68,11 +71,16 @@ class Visits:
         if job := self.jobs.pop(visitor or "", None):
             job.cancel()
 
-    async def sample(self, visitor: str | None, wish: Wish, pictures: Pictures) -> AsyncIterator[Snapshot]:
+    async def sample(self, visitor: str | None, wish: Wish, files: PictureFiles) -> AsyncIterator[Snapshot]:
         """Snapshots of a new job, the last of which is over. The visitor's earlier job is stopped, as is this one when
         nobody asks for the next snapshot any more."""
         self.stop(visitor)
-        job = self.jobs[visitor or ""] = self.service.submit(wish, pictures)
+        service = self.service
+        with service.worker.place() as place:
+            size, pictures = size_asked(wish, check_wish(wish, service.models, service.limits)), Pictures()
+            if files != PictureFiles():
+                pictures = await service.read(files.read, size, service.limits)
+            job = self.jobs[visitor or ""] = service.submit(wish, pictures, place)
         try:
             seen: Any = ()
             while not (now := job.snapshot()).over:
@@ -89,78 +97,16 @@ class Visits:
                 del self.jobs[visitor or ""]
 
 
-def read_wish(values: dict[str, Any], model: Served) -> tuple[Wish, Pictures]:
-    """What the page's controls say, without those that the model has no use for. Raises Refusal."""
-    wish = Wish(
-        model=model.name,
-        prompt=(values["prompt"] or "").strip() if model.has_text else "",
-        negative_prompt=(values["negative"] or "").strip() if model.has_text else "",
-        label=int(values["label"]) if model.num_classes else None,
-        seed=_whole(values["seed"], "seed"),
-        num_images=int(values["count"]),
-        sampler=values["sampler"],
-        steps=int(values["steps"]),
-        guidance_scale=float(values["guidance"]) if model.guidable else None,
-        classifier_scale=float(values["classifier"]) if model.classifier else 0.0,
-        lora=tuple(f"{name}:{values['lora_factor']:g}" for name in values["loras"] or ()) if model.loras else (),
-    )
-    pictures = Pictures()
-    if model.controlnet and values["control"] is not None:
-        wish = replace(wish, control_scale=float(values["control_scale"]))
-        pictures = replace(pictures, control_image=values["control"])
-    editor = values["editor"]
-    if editor is not None:
-        pictures = replace(pictures, init_image=editor[0])
-        kind = EDITS[values["edit"]]
-        if kind == "mask":
-            if editor[1] is None or not editor[1].any():
-                raise Refusal(400, "draw over the part of the picture that is to be inpainted, or choose another edit")
-            pictures = replace(pictures, mask=mask_of(editor[1]))
-        else:
-            amount: dict[str, Any] = {kind: float(values["amount"])}
-            wish = replace(wish, **amount)
-    return wish, pictures
-
-
-def values_of(wish: dict[str, Any]) -> dict[str, Any]:
-    """What the page's controls say for a wish, as a dict: the inverse of ``read_wish``, without its pictures."""
-    names = {"model": "model", "prompt": "prompt", "negative": "negative_prompt", "seed": "seed"}
-    names |= {"count": "num_images", "sampler": "sampler", "steps": "steps", "classifier": "classifier_scale"}
-    values = {name: wish[key] for name, key in names.items()}
-    optional = {"label": "label", "guidance": "guidance_scale"}
-    values |= {name: wish[key] for name, key in optional.items() if wish[key] is not None}
-    loras = [text.rpartition(":") for text in wish["lora"]]
-    values |= {"loras": [name for name, _, _ in loras], "control_scale": wish["control_scale"]}
-    if loras:
-        values["lora_factor"] = float(loras[0][2])
-    for label, kind in EDITS.items():
-        if kind in wish and wish[kind] is not None:
-            values |= {"edit": label, "amount": wish[kind]}
-    return values
-
-
-def _whole(value: Any, name: str) -> int:
-    if value is None or int(value) != value:
-        raise Refusal(400, f"{name} is {value}, but must be a whole number")
-    return int(value)
-
-
-def record(service: Service, wish: Wish, pictures: Pictures, images: np.ndarray) -> list[dict]:
-    """An entry of the history for each image."""
-    entries = []
-    for i, image in enumerate(images):
-        one = wish if len(images) == 1 else replace(wish, seed=wish.seed + i, num_images=1)
-        command, code = service.repeat(one, pictures)
-        entries.append({"image": image, "wish": to_dict(one), "command": command, "python": code})
-    return entries
-
-
 def build_page(service: Service) -> Any:
     """The page, as gradio's Blocks."""
     import gradio as gr
 
     limits, served, visits = service.limits, service.models.served, Visits(service)
     first = next(iter(served.values()))
+
+    def steps_of(model: Served) -> int:
+        return min(model.steps, limits.max_steps)
+
     with gr.Blocks(title="diff_dalle", analytics_enabled=False, delete_cache=(600, VISIT_SECONDS)) as page:
         gr.Markdown("# diff_dalle")
         with gr.Row():
@@ -181,7 +127,7 @@ def build_page(service: Service) -> Any:
                         label="Negative prompt", max_length=limits.max_prompt, visible=first.has_text
                     )
                     controls["sampler"] = gr.Dropdown(list(SAMPLERS), value=first.sampler, label="Sampler")
-                    controls["steps"] = gr.Slider(1, limits.max_steps, first.steps, step=1, label="Steps")
+                    controls["steps"] = gr.Slider(1, limits.max_steps, steps_of(first), step=1, label="Steps")
                     controls["guidance"] = gr.Slider(
                         0, 20, first.guidance, step=0.1, label="Guidance scale (1 = off)", visible=first.guidable
                     )
@@ -193,10 +139,10 @@ def build_page(service: Service) -> Any:
                         -2, 2, 1, step=0.05, label="Strength of the LoRAs", visible=bool(first.loras)
                     )
                 with gr.Accordion("Control by a picture", open=False, visible=bool(first.controlnet)) as control_group:
-                    controls["control"] = picture_upload(limits, "Picture for the ControlNet")
+                    controls["control"] = picture_upload("Picture for the ControlNet")
                     controls["control_scale"] = gr.Slider(0, 2, 1, step=0.05, label="Strength of the control")
                 with gr.Accordion("Edit a picture", open=False):
-                    controls["editor"] = picture_editor(limits, "Picture to edit; draw over the part to inpaint")
+                    controls["editor"] = picture_editor("Picture to edit; draw over the part to inpaint")
                     controls["edit"] = gr.Radio(list(EDITS), value=next(iter(EDITS)), label="Edit")
                     controls["amount"] = gr.Slider(
                         0.01, 1, 0.6, step=0.01, label="Strength of image to image or of variations"
@@ -211,35 +157,48 @@ def build_page(service: Service) -> Any:
                     command = gr.Code(label="Command line", **text)
                     code = gr.Code(label="Python", **text)
                     settings = gr.Code(label="HTTP API (POST /api/sample)", **text)
+                    files = gr.File(
+                        label="Pictures that these read, and the JSON with them",
+                        file_count="multiple",
+                        interactive=False,
+                        visible=False,
+                    )
                 past = _gallery(gr, "History: choose an image to have its settings again", 6)
         history = gr.State([], time_to_live=VISIT_SECONDS)
         names = list(controls)
 
         async def sample(request: gr.Request, entries: list[dict], *values: Any) -> AsyncIterator[dict]:
-            wish = pictures = None
+            expected: dict[int, np.ndarray] = {}  # of each image, the latest
             try:
                 given = dict(zip(names, values, strict=True))
-                wish, pictures = read_wish(given, service.models.find(given["model"]))
-                async for now in visits.sample(request.session_hash, wish, pictures):
-                    shown: dict[Any, Any] = {progress: state_text(now)}
-                    if now.progress is not None and (expected := now.progress.pixels()) is not None:
-                        shown[images] = list(expected)
-                    if now.result is not None:
-                        repeat = service.repeat(wish, pictures)
-                        added = record(service, wish, pictures, now.result.images)
-                        entries = [*added, *entries][:HISTORY]
+                wish, uploaded = read_wish(given, service.models.find(str(given["model"] or "")))
+                async for now in visits.sample(request.session_hash, wish, uploaded):
+                    shown: dict[Any, Any] = {progress: state_text(now, wish.num_images)}
+                    if now.progress is not None and (pixels := now.progress.pixels()) is not None:
+                        expected |= zip(now.progress.index, pixels, strict=True)
+                        shown[images] = [expected[i] for i in sorted(expected)]
+                    if (result := now.result) is not None:
+                        entries = [*record(service, wish, result.pictures, result.images), *entries][:HISTORY]
                         shown |= {
-                            images: list(now.result.images),
-                            stages: [image for stage in now.result.stages[:-1] for image in stage],
-                            command: repeat[0],
-                            code: repeat[1],
-                            settings: json.dumps(to_dict(wish), indent=1),
+                            images: list(result.images),
+                            stages: [image for stage in result.stages[:-1] for image in stage],
                             history: entries,
                             past: _shown(entries),
+                            **show_repeat(repeated(service, wish, result.pictures)),
                         }
                     yield shown
             except Refusal as refusal:
-                yield {progress: status(refusal.sentence[:1].upper() + refusal.sentence[1:])}
+                yield {progress: refused(refusal)}
+
+        def show_repeat(entry: dict) -> dict:
+            wish, pictures = entry["wish"], entry["pictures"]
+            paths = downloads(wish, pictures)
+            return {
+                command: entry["command"],
+                code: entry["python"],
+                settings: request_text(wish, pictures, LONGEST),
+                files: gr.update(value=paths, visible=bool(paths)),
+            }
 
         def change_model(name: str) -> dict:
             model = service.models.find(name)
@@ -248,7 +207,7 @@ def build_page(service: Service) -> Any:
                 controls["label"]: gr.update(visible=model.num_classes > 0),
                 controls["negative"]: gr.update(visible=model.has_text),
                 controls["sampler"]: model.sampler,
-                controls["steps"]: model.steps,
+                controls["steps"]: steps_of(model),
                 controls["guidance"]: gr.update(value=model.guidance, visible=model.guidable),
                 controls["classifier"]: gr.update(value=0, visible=bool(model.classifier)),
                 controls["loras"]: gr.update(choices=list(model.loras), value=[], visible=bool(model.loras)),
@@ -258,21 +217,22 @@ def build_page(service: Service) -> Any:
             }
 
         def choose(entries: list[dict], event: gr.SelectData) -> dict:
+            if not isinstance(event.index, int) or not 0 <= event.index < len(entries):
+                raise gr.Error("this image is no longer in the history: sample it again")
             entry = entries[event.index]
+            pictures: Pictures = entry["pictures"]
             shown = change_model(entry["wish"]["model"])
-            for name, value in values_of(entry["wish"]).items():
+            for name, value in values_of(entry["wish"], pictures.mask is not None).items():
                 update = shown.get(controls[name])
                 shown[controls[name]] = {**update, "value": value} if isinstance(update, dict) else value
-            return shown | {
-                command: entry["command"],
-                code: entry["python"],
-                settings: json.dumps(entry["wish"], indent=1),
-            }
+            shown |= {controls["editor"]: editor_value(pictures), controls["control"]: pictures.control_image}
+            return shown | show_repeat(entry)
 
         def end(request: gr.Request) -> None:
             visits.stop(request.session_hash)
 
-        outputs = [progress, images, stages, command, code, settings, history, past]
+        repeats = [command, code, settings, files]
+        outputs = [progress, images, stages, *repeats, history, past]
         private: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
         gr.on(
             [start.click, controls["prompt"].submit],
@@ -280,13 +240,14 @@ def build_page(service: Service) -> Any:
             [history, *controls.values()],
             outputs,
             concurrency_limit=None,  # the queue is ours
+            preprocess=False,  # would decode pictures before there is a place in the queue, and without limits
             **private,
         )
         stop.click(end, concurrency_limit=None, **private)
         page.unload(end)
         changed = [controls[name] for name in names if name not in ("model", "count", "seed", "control", "editor")]
         controls["model"].input(change_model, controls["model"], [*changed, control_group, stages], **private)
-        again = [*controls.values(), control_group, stages, command, code, settings]
+        again = [*controls.values(), control_group, stages, *repeats]
         past.select(choose, history, again, **private)
     return page.queue(api_open=False, max_size=64)
 

@@ -1,47 +1,33 @@
-"""The page's inputs of pictures, which are decoded within limits: gradio's own decoding has none.
+"""The page's inputs of pictures: the files that were uploaded, and what is drawn over them, decoded within limits."""
 
-Their ``preprocess`` is replaced in the instances, because gradio writes a file beside the source of every subclass.
-"""
+from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from ..commands.serve import Limits
+from .pictures import Pictures, Size, cover, cover_mask, decode
 from .refusal import Refusal
-from .wish import read_picture
 
 BRUSH = "#ff00ff"  # on white, its green tells it from what is not drawn
 _DRAWN = 128  # brightness of the green channel below which something is drawn
+_LAYERS = 4  # drawings over a picture, at most; the page makes one
 
 
-def picture_upload(limits: Limits, label: str) -> Any:
-    """An input whose value is a picture, uint8 [H, W, 3], or None."""
+def picture_upload(label: str) -> Any:
     import gradio as gr
 
-    upload: Any = gr.Image(label=label, sources=["upload", "clipboard"], format="png")
-    upload.preprocess = lambda payload: _read(payload, limits)
-    return upload
+    return gr.Image(label=label, sources=["upload", "clipboard"], format="png")
 
 
-def picture_editor(limits: Limits, label: str) -> Any:
-    """An input whose value is None, or a picture and what is drawn over it: uint8 [H, W, 3] and bool [H, W]."""
+def picture_editor(label: str) -> Any:
     import gradio as gr
 
-    def preprocess(payload: Any) -> Any:
-        if payload is None or (picture := _read(payload.background, limits)) is None:
-            return None
-        drawn = np.zeros(picture.shape[:2], dtype=bool)
-        for layer in payload.layers:
-            strokes = _read(layer, limits)
-            if strokes is not None and strokes.shape != picture.shape:
-                raise gr.Error("the drawing has another size than the picture: draw it again")
-            if strokes is not None:
-                drawn |= strokes[:, :, 1] < _DRAWN  # transparent parts are white
-        return picture, drawn
-
-    editor: Any = gr.ImageEditor(
+    return gr.ImageEditor(
         label=label,
         sources=["upload", "clipboard"],
         format="png",
@@ -49,22 +35,77 @@ def picture_editor(limits: Limits, label: str) -> Any:
         layers=False,
         brush=gr.Brush(colors=[BRUSH], color_mode="fixed"),
     )
-    editor.preprocess = preprocess
-    return editor
 
 
-def mask_of(drawn: np.ndarray) -> np.ndarray:
-    """bool [H, W] as a picture, uint8 [H, W, 3], white where it is True."""
-    return np.repeat(np.where(drawn, 255, 0).astype(np.uint8)[:, :, None], 3, axis=2)
-
-
-def _read(payload: Any, limits: Limits) -> np.ndarray | None:
-    """The picture that gradio keeps in its folder of uploads, which is the only place it takes files from."""
-    import gradio as gr
-
-    if payload is None or not payload.path:
+def editor_value(pictures: Pictures) -> dict[str, Any] | None:
+    """What the editor shows so that the same pictures are read from it again."""
+    if pictures.init_image is None:
         return None
+    layers = []
+    if pictures.mask is not None:
+        color = [int(BRUSH[i : i + 2], 16) for i in (1, 3, 5)]
+        drawn = pictures.mask[:, :, :1] > 0
+        layers.append(np.where(drawn, np.array([*color, 255]), 0).astype(np.uint8))
+    return {"background": pictures.init_image, "layers": layers, "composite": pictures.init_image}
+
+
+@dataclass(frozen=True)
+class PictureFiles:
+    """Paths of uploaded files, "" for none, which are not decoded before the request has a place in the queue.
+
+    layers:  drawings over the background.
+    inpaint: whether what is drawn is the mask.
+    """
+
+    control: str = ""
+    background: str = ""
+    layers: tuple[str, ...] = ()
+    inpaint: bool = False
+
+    def read(self, size: Size, limits: Limits) -> Pictures:
+        """The pictures, scaled to the images to sample; size: of these. Raises Refusal for what ``read_pictures`` does,
+        and where nothing is drawn to be inpainted."""
+        found: dict[str, np.ndarray] = {}
+        if self.background:
+            picture = _open(self.background, "the picture", limits)
+            full = (picture.height, picture.width)
+            found["init_image"] = cover(picture, "the picture", size)
+            if self.inpaint:
+                found["mask"] = cover_mask(self._drawn(full, limits), "the drawing", size)
+        if self.control:
+            name = "the picture for the ControlNet"
+            found["control_image"] = cover(_open(self.control, name, limits), name, size)
+        return Pictures(**found)
+
+    def _drawn(self, full: Size, limits: Limits) -> np.ndarray:
+        if len(self.layers) > _LAYERS:
+            raise Refusal(400, f"the picture has {len(self.layers)} drawings over it, but may have at most {_LAYERS}")
+        drawn = np.zeros(full, dtype=bool)
+        for path in self.layers:
+            strokes = np.asarray(_open(path, "the drawing", limits))
+            if strokes.shape[:2] != full:
+                raise Refusal(400, "the drawing has another size than the picture: draw it again")
+            drawn |= strokes[:, :, 1] < _DRAWN  # transparent parts are white
+        if not drawn.any():
+            raise Refusal(400, "draw over the part of the picture that is to be inpainted, or choose another edit")
+        return drawn
+
+
+def picture_files(control: Any, editor: Any, inpaint: bool) -> PictureFiles:
+    """What the values of the inputs say, as gradio has them before it decodes anything."""
+    editor = editor if isinstance(editor, dict) else {}
+    background, layers = _path(editor.get("background")), editor.get("layers") or ()
+    return PictureFiles(_path(control), background, tuple(filter(None, map(_path, layers))), inpaint)
+
+
+def _path(value: Any) -> str:
+    path = value.get("path") if isinstance(value, dict) else None
+    return path if isinstance(path, str) else ""
+
+
+def _open(path: str, name: str, limits: Limits) -> Image.Image:
     try:
-        return read_picture(Path(payload.path).read_bytes(), "the picture", limits)
-    except Refusal as refusal:
-        raise gr.Error(refusal.sentence) from None
+        data = Path(path).read_bytes()
+    except OSError:
+        raise Refusal(400, f"{name} is no longer on the server: upload it again") from None
+    return decode(data, name, limits)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 from typing import Any
 
 from ..commands.serve import AddressConfig
 from ..errors import InputError
 from .api import Service, create_app
+from .door import Door
+from .uploads import uploads_folder
 
 
 def check_installed() -> None:
@@ -19,9 +23,21 @@ def check_installed() -> None:
         raise InputError('the page needs gradio, which is missing: pip install -e ".[web]"') from None
 
 
-def whole_app(service: Service) -> Any:
-    """The API with the page at "/", an ASGI application. InputError as ``check_installed``."""
+def whole_app(service: Service, address: AddressConfig | None = None) -> Any:
+    """The API with the page at "/", an ASGI application. InputError as ``check_installed``.
+
+    address: whose names requests must be addressed to; None = that of the defaults.
+    """
+    from starlette.middleware import Middleware
+
     check_installed()
+    names, folder = (address or AddressConfig()).names(), uploads_folder()
+    door = Middleware(Door, names, folder, service.limits.disk_bytes)
+    return with_page(create_app(service, [door]), service)
+
+
+def with_page(app: Any, service: Service) -> Any:
+    """A FastAPI application with the page at "/"."""
     import gradio
 
     from .page import CSS, build_page
@@ -36,9 +52,13 @@ def whole_app(service: Service) -> Any:
         body_text_color_subdued="*neutral_600",
         body_text_color_subdued_dark="*neutral_400",
     )
+    page = build_page(service)
+    # ``mount_gradio_app`` does not set this, as ``launch`` does, and without it gradio does not check the paths of
+    # files in requests: whoever names one of the server's files would be shown it.
+    page.has_launched = True
     return gradio.mount_gradio_app(
-        create_app(service),
-        build_page(service),
+        app,
+        page,
         path="",
         theme=theme,
         css=CSS,
@@ -52,8 +72,11 @@ def serve(service: Service, address: AddressConfig) -> None:
     """Serve until interrupted."""
     import uvicorn
 
-    print(f"http://{address.host}:{address.port}", flush=True)
+    # uvicorn ends by this handler. The default one would leave the folder of uploads behind.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    place = f"[{address.host}]" if ":" in address.host else address.host
+    print(f"http://{place}:{address.port}", flush=True)
     try:
-        uvicorn.run(whole_app(service), host=address.host, port=address.port, log_level="warning")
+        uvicorn.run(whole_app(service, address), host=address.host, port=address.port, log_level="warning")
     finally:
-        service.worker.close()
+        service.close()

@@ -9,6 +9,8 @@ from typing import Any
 from ..commands.watch import WatchConfig
 from ..errors import InputError
 from ..evaluation.plots import COLORS
+from .door import BODY_SECONDS, BodyLimit, Door
+from .uploads import uploads_folder
 from .watch_page import (
     EXPLANATION,
     LOSSES,
@@ -25,6 +27,8 @@ from .watch_page import (
 )
 from .watch_run import WatchedRun, labels, read_watched
 
+BODY_BYTES = 1 << 18
+DISK_BYTES = 1 << 24
 CSS = """
 .runs, .grids { display: flex; flex-wrap: wrap; gap: 12px; }
 .run { flex: 1 1 260px; border: 1px solid var(--border-color-primary); border-radius: 8px; padding: 12px 16px; }
@@ -63,6 +67,7 @@ def _gradio() -> Any:
 
 def create_page(config: WatchConfig) -> Any:
     """The page as ``gradio.Blocks``. Raises InputError for a folder without a run, and without gradio."""
+    uploads_folder()  # known to gradio before it makes anything
     gr = _gradio()
     import pandas
 
@@ -143,6 +148,10 @@ def create_page(config: WatchConfig) -> Any:
 
 def launch_page(page: Any, config: WatchConfig, **options: Any) -> None:
     """Serve the page until the process is interrupted. options: of gradio's ``launch``."""
+    from starlette.middleware import Middleware
+
+    # Any host name, because the page changes nothing; but gradio fetches what requests name as a file.
+    guards = [Middleware(BodyLimit, BODY_BYTES, BODY_SECONDS), Middleware(Door, None, uploads_folder(), DISK_BYTES)]
     fonts = ["system-ui", "sans-serif"]  # the default ones come from a server
     page.launch(
         server_name=config.host,
@@ -152,6 +161,7 @@ def launch_page(page: Any, config: WatchConfig, **options: Any) -> None:
         footer_links=[],
         share=False,
         ssr_mode=False,
+        app_kwargs={"middleware": guards},
         **options,
     )
 

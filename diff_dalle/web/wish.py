@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,6 @@ from ..config import option
 from ..diffusion.editing import EditConfig
 from ..diffusion.samplers import SAMPLERS
 from ..errors import InputError
-from ..images.decode import BrokenSample, decode_image
 from ..images.files import INPAINTED
 from ..randomness import check_seeds
 from ..sampling.control import Control
@@ -21,8 +20,11 @@ from ..sampling.pipeline import Pipeline
 from ..sampling.request import ImageEdit, Request, StageSettings
 from ..sampling.stage import Watch
 from .models import Models, Served
+from .pictures import Pictures, Size
 from .refusal import Refusal
 
+BATCH = 4  # images of the model's own size that go through it at once; more are hardly faster on a CPU
+BATCH_PIXELS = 1 << 18  # at most, of all images of a batch: four of 256 × 256
 LARGEST_SCALE = 100.0  # of guidance and control: far beyond any that gives images, and finite in half precision
 
 
@@ -49,44 +51,40 @@ class Wish:
 
 
 @dataclass(frozen=True, eq=False)
-class Pictures:
-    """The pictures of a wish, uint8 [H, W, 3] each: to edit, its mask (white = inpainted), and to control by."""
-
-    init_image: np.ndarray | None = None
-    mask: np.ndarray | None = None
-    control_image: np.ndarray | None = None
-
-    def given(self) -> dict[str, np.ndarray]:
-        """Those that are there, by name."""
-        found = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {name: picture for name, picture in found.items() if picture is not None}
-
-
-@dataclass(frozen=True, eq=False)
 class Result:
-    """stages: every stage's images, uint8 [N, H, W, 3]; the last are those asked for."""
+    """stages: every stage's images, uint8 [N, H, W, 3]; the last are those asked for.
+
+    pictures: those of the wish, as they were used.
+    """
 
     stages: list[np.ndarray] = field(default_factory=list)
+    pictures: Pictures = field(default_factory=Pictures)
 
     @property
     def images(self) -> np.ndarray:
         return self.stages[-1]
 
 
-def read_picture(data: bytes, name: str, limits: Limits) -> np.ndarray:
-    """A png, jpeg or webp as uint8 [H, W, 3]. Raises Refusal for anything else and for too many pixels."""
-    try:
-        return np.array(decode_image(data, limits.picture_pixels)[0])
-    except BrokenSample as error:
-        raise Refusal(400, f"{name} cannot be used: {error}") from None
+def size_asked(wish: Wish, model: Served) -> Size:
+    """Height and width of the images of a wish that was checked."""
+    return (wish.height, wish.width) if wish.height else (model.size, model.size)
+
+
+def batch_of(wish: Wish, model: Served) -> int:
+    """How many images go through a network at once: few, so that between two looks at whether to stop, and in memory,
+    there is never more than a few images of the model's own size, or one larger one."""
+    height, width = size_asked(wish, model)
+    most = min(BATCH * model.size**2, BATCH_PIXELS)
+    return max(1, min(BATCH, most // (height * width)))
 
 
 def work_of(wish: Wish, pictures: Pictures, models: Models, limits: Limits) -> Callable[[Watch], Result]:
-    """What the sampling thread is to do. Raises Refusal, in a fraction of a second, for what limits and models forbid;
-    the work itself for what the networks do not support."""
-    model = models.find(wish.model)
-    _check(wish, model, limits)
+    """What the sampling thread is to do. Raises Refusal as ``check_wish``; the work itself for what the networks do not
+    support."""
+    model = check_wish(wish, models, limits)
     loras = [_lora(text, model) for text in wish.lora]
+    if len(loras) > len(model.loras):
+        raise Refusal(400, f"lora has {len(loras)} values, but the model {model.name} has {len(model.loras)} LoRAs")
     if pictures.control_image is not None and not model.controlnet:
         raise Refusal(400, f"control_image is given, but the model {model.name} has no ControlNet: leave it out")
 
@@ -94,12 +92,23 @@ def work_of(wish: Wish, pictures: Pictures, models: Models, limits: Limits) -> C
         try:
             pipeline = models.pipeline(model.name, loras, pictures.control_image is not None)
             request = _request(wish, pictures)
-            settings = pipeline.stage_settings(_settings(wish, pipeline, model))
-            return Result(pipeline.sample_stages(request, settings, progress=False, watch=watch))
+            batch = batch_of(wish, model)
+            settings = [
+                replace(each, batch_size=min(batch, each.batch_size))
+                for each in pipeline.stage_settings(_settings(wish, pipeline, model))
+            ]
+            return Result(pipeline.sample_stages(request, settings, progress=False, watch=watch), pictures)
         except InputError as error:
             raise Refusal(400, models.without_paths(str(error))) from None
 
     return work
+
+
+def check_wish(wish: Wish, models: Models, limits: Limits) -> Served:
+    """The model of a wish. Raises Refusal, at once, for what limits and model forbid."""
+    model = models.find(wish.model)
+    _check(wish, model, limits)
+    return model
 
 
 def _check(wish: Wish, model: Served, limits: Limits) -> None:
@@ -113,11 +122,18 @@ def _check(wish: Wish, model: Served, limits: Limits) -> None:
         )
     if bool(wish.width) != bool(wish.height):
         raise Refusal(400, "width and height belong together: give both, or neither")
+    if wish.steps is None and model.steps > limits.max_steps:
+        raise Refusal(
+            400,
+            f"the model {model.name} takes {model.steps} steps of its own accord, but may take at most "
+            f"{limits.max_steps}: set steps",
+        )
+    side = limits.largest_side(model.size)
     for name, least, most in (
         ("num_images", 1, limits.max_images),
         ("steps", 1, limits.max_steps),
-        ("width", 0, limits.max_size),
-        ("height", 0, limits.max_size),
+        ("width", 0, side),
+        ("height", 0, side),
         ("guidance_scale", -LARGEST_SCALE, LARGEST_SCALE),
         ("classifier_scale", -LARGEST_SCALE, LARGEST_SCALE),
         ("control_scale", -LARGEST_SCALE, LARGEST_SCALE),
@@ -125,6 +141,13 @@ def _check(wish: Wish, model: Served, limits: Limits) -> None:
         value = getattr(wish, name)
         if value is not None and not least <= value <= most:
             raise Refusal(400, f"{name} is {value:g}, but must lie between {least:g} and {most:g}")
+    (height, width), pixels = size_asked(wish, model), limits.request_pixels(model.size)
+    if wish.num_images * height * width > pixels:
+        raise Refusal(
+            400,
+            f"num_images is {wish.num_images}, but may be at most {pixels // (height * width)} for images of "
+            f"{width}×{height}: ask for fewer or smaller ones",
+        )
     try:
         check_seeds([wish.seed, wish.seed + wish.num_images - 1])
     except InputError as error:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,6 +107,12 @@ class Job:
         self._over.set()
 
 
+class Place:
+    """A place in the queue of a job whose work is not known yet; see ``Worker.place``."""
+
+    used = False
+
+
 class Worker:
     """Does one job at a time, in the order of their coming.
 
@@ -117,26 +124,49 @@ class Worker:
         self.max_queue, self.max_seconds = max_queue, max_seconds
         self._waiting: collections.deque[Job] = collections.deque()
         self._running: Job | None = None
+        self._places = 0  # taken, and not used yet
         self._closed = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._loop, name="sampling", daemon=True)
         self._thread.start()
 
-    def submit(self, work: Work) -> Job:
-        """Queue ``work(watch)``, which calls ``watch`` at every step. Raises Refusal if the queue is full."""
+    @contextlib.contextmanager
+    def place(self) -> Iterator[Place]:
+        """Takes a place in the queue before what the job needs is read, so that the memory for that is bounded too.
+        Raises Refusal if the queue is full."""
+        with self._changed:
+            self._check_room()
+            self._places += 1
+        place = Place()
+        try:
+            yield place
+        finally:
+            self._leave(place)
+
+    def _leave(self, place: Place) -> None:
+        with self._changed:
+            self._places -= not place.used
+            place.used = True
+
+    def submit(self, work: Work, place: Place | None = None) -> Job:
+        """Queue ``work(watch)``, which calls ``watch`` at every step. Raises Refusal if the queue is full and no place
+        was taken."""
         job = Job(self, work)
         with self._changed:
-            self.check_room()
+            if place is None or self._closed:
+                self._check_room()
+            else:
+                self._leave(place)
             self._waiting.append(job)
             self._changed.notify()
         return job
 
-    def check_room(self) -> None:
-        """Raises Refusal if ``submit`` would."""
+    def _check_room(self) -> None:
         if self._closed:
             raise Refusal(503, "the server is stopping")
-        if len(self._waiting) >= self.max_queue:
-            raise Refusal(503, f"busy, try again: {len(self._waiting)} requests are waiting already")
+        waiting = len(self._waiting) + self._places
+        if waiting >= self.max_queue + (self._running is None):  # then one of them is about to run
+            raise Refusal(503, f"busy, try again: {waiting} requests are waiting already")
 
     def withdraw(self, job: Job) -> bool:
         """Take a job from the queue; False if it is not there."""

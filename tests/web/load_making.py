@@ -1,8 +1,17 @@
-"""Many clients at once. ``python tests/web/load_making.py ADDRESS PID CLIENTS SECONDS`` loads a running server."""
+"""Many clients at once, every third of which sends a picture. Usage, against a running server:
+
+python tests/web/load_making.py ADDRESS PID [CLIENTS [SECONDS]]
+
+such as ``python tests/web/load_making.py http://127.0.0.1:7860 $(pgrep -nf scripts/serve.py) 50 300``. Prints a table
+in markdown of the answers and of the server's memory, and fails if a request got no answer, or another than an image
+or "busy, try again".
+"""
 
 from __future__ import annotations
 
+import base64
 import collections
+import io
 import json
 import sys
 import threading
@@ -10,12 +19,17 @@ import time
 import urllib.error
 import urllib.request
 
+import numpy as np
+from PIL import Image
+
 PAUSE = 0.1  # seconds before a client that was told to try again does so
+ROWS = 10  # of the table
+EVERY = 3  # of so many clients, one sends pictures
+PICTURE = (1500, 2000)  # height and width: 3 megapixels
 
 
-def post(address: str, wish: dict) -> int:
+def post(address: str, body: bytes) -> int:
     """The status of the answer."""
-    body = json.dumps(wish).encode()
     request = urllib.request.Request(f"{address}/api/sample", body, {"Content-Type": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=120) as answer:
@@ -27,18 +41,29 @@ def post(address: str, wish: dict) -> int:
         return error.code
 
 
-def load(address: str, clients: int, seconds: float, wish: dict) -> collections.Counter:
-    """How often each status was answered to clients that ask again and again; "failed" = no answer."""
-    counts: collections.Counter = collections.Counter()
+def picture(size: tuple[int, int]) -> str:
+    """A picture of this height and width as the API takes it."""
+    shades = np.linspace(0, 255, size[0] * size[1] * 3).reshape(*size, 3).astype(np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(shades).save(file, "JPEG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def load(
+    address: str, clients: int, seconds: float, wish: dict, counts: collections.Counter, size: tuple[int, int] = PICTURE
+) -> None:
+    """Count how often each status was answered to clients that ask again and again; "no answer" = none."""
     end = time.monotonic() + seconds
+    edit = {"init_image": picture(size), "strength": 0.5}
 
     def client(number: int) -> None:
         turn = 0
         while time.monotonic() < end:
+            asked = {**wish, "seed": 1000 * number + turn, **(edit if number % EVERY == 0 else {})}
             try:
-                status: int | str = post(address, {**wish, "seed": 1000 * number + turn})
+                status: int | str = post(address, json.dumps(asked).encode())
             except (OSError, AssertionError):
-                status = "failed"
+                status = "no answer"
             counts[status] += 1
             turn += 1
             if status != 200:
@@ -49,7 +74,6 @@ def load(address: str, clients: int, seconds: float, wish: dict) -> collections.
         thread.start()
     for thread in threads:
         thread.join()
-    return counts
 
 
 def resident(pid: int | str = "self") -> float:
@@ -58,13 +82,29 @@ def resident(pid: int | str = "self") -> float:
         return next(int(line.split()[1]) for line in file if line.startswith("VmRSS")) / 1024
 
 
-if __name__ == "__main__":
-    place, process, count, duration = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
-    result: dict = {}
-    thread = threading.Thread(target=lambda: result.update(load(place, count, duration, {"prompt": "a red circle"})))
+def table(address: str, pid: int, clients: int, seconds: float) -> collections.Counter:
+    """Print the table while the load lasts. Returns the number of answers by status."""
+    counts: collections.Counter = collections.Counter()
+    wish = {"prompt": "a red circle"}
+    thread = threading.Thread(target=load, args=(address, clients, seconds, wish, counts))
+    print(f"{clients} clients, {seconds:g} s, a picture from one of {EVERY}\n")
+    print("| seconds | memory in MiB | images | busy | other |\n| ---: | ---: | ---: | ---: | ---: |")
     begin = time.monotonic()
     thread.start()
-    while thread.is_alive():
-        print(f"{time.monotonic() - begin:5.0f} s  {resident(process):7.1f} MiB", flush=True)
-        thread.join(duration / 10)
-    print(result)
+    while True:
+        thread.join(seconds / ROWS)
+        now = counts.copy()
+        other = now.total() - now[200] - now[503]
+        print(
+            f"| {time.monotonic() - begin:.0f} | {resident(pid):.0f} | {now[200]} | {now[503]} | {other} |", flush=True
+        )
+        if not thread.is_alive():
+            return counts
+
+
+if __name__ == "__main__":
+    given = sys.argv[1:]
+    if not 2 <= len(given) <= 4:
+        sys.exit(__doc__)
+    found = table(given[0], int(given[1]), int((given[2:] or ["50"])[0]), float((given[3:] or ["300"])[0]))
+    sys.exit(f"answers by status: {dict(found)}" if set(found) - {200, 503} else 0)

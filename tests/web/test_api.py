@@ -1,6 +1,5 @@
 """The HTTP API: what it answers equals what the library samples, and what it refuses."""
 
-import asyncio
 import base64
 import dataclasses
 import json
@@ -16,13 +15,17 @@ from checkpoint_making import make_classifier_file, make_file
 from control_making import make_controlnet
 from lora_making import make_lora
 from PIL import Image
-from web_making import Gate, make_service, pixels
+from web_making import Gate, call, make_service, pixels
 
 import diff_dalle
 from diff_dalle.commands.serve import Limits
+from diff_dalle.errors import InputError
 from diff_dalle.images.output import png_bytes
-from diff_dalle.web.api import BodyLimit, create_app
-from diff_dalle.web.wish import Wish
+from diff_dalle.web.api import create_app
+from diff_dalle.web.door import BodyLimit
+from diff_dalle.web.pictures import Pictures
+from diff_dalle.web.repeat import shown_path
+from diff_dalle.web.wish import BATCH, Wish, work_of
 
 pytest.importorskip("gradio", reason="the extra web is missing")
 from starlette.testclient import TestClient
@@ -65,7 +68,7 @@ def service(files):
         lora=tuple(f"one={path}" for path in files["loras"]),
     )
     yield made
-    made.worker.close()
+    made.close()
 
 
 @pytest.fixture(scope="module")
@@ -107,21 +110,33 @@ WISHES = {
     "image to image": {"init_image": text(PICTURE), "strength": 0.6},
     "variation": {"init_image": text(PICTURE), "variation": 0.4},
     "cascade": {"model": "cascade", "stages": True},
+    "cascade large": {"model": "cascade", "num_images": 2, "width": 24, "height": 24, "guidance_scale": 2.0},
     "odd": {"prompt": "-x|'y' $(z)"},
 }
 
 
 @pytest.mark.parametrize("name", WISHES)
-def test_the_command_line_and_the_python_code_repeat_the_images(name, client, tmp_path, monkeypatch, capsys):
+def test_the_command_line_and_the_python_code_repeat_the_images(name, client, files, tmp_path, monkeypatch, capsys):
+    """In a folder with the files that they name, pictures as they were sent among them."""
     wish = WISHES[name]
     answer = ask(client, format="json", **wish)
     assert answer.status_code == 200, answer.text
     found = answer.json()
     images = [pixels(base64.b64decode(image)) for image in found["images"]]
     assert len(images) == wish.get("num_images", 1) == len(found["seeds"])
-    for key in ("init_image", "mask", "control_image"):
-        if key in wish:
-            (tmp_path / f"{key}.png").write_bytes(base64.b64decode(wish[key]))
+    pictures = found.get("pictures", {})
+    assert set(pictures) == set(wish) & {"init_image", "mask", "control_image"}
+    for key in pictures:
+        (tmp_path / f"{key}.png").write_bytes(base64.b64decode(wish[key]))
+    for path in (
+        files["base"],
+        files["classifier"],
+        files["controlnet"],
+        files["low"],
+        files["middle"],
+        *files["loras"],
+    ):
+        (tmp_path / Path(path).name).symlink_to(path)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "again.py").write_text(found["python"])
     space = runpy.run_path(str(tmp_path / "again.py"))
@@ -144,10 +159,25 @@ def test_the_stages_of_a_cascade_and_its_last_images(client):
     assert sizes == [(8, 8, 3), (16, 16, 3)] and found["stages"][-1] == found["images"]
 
 
-def test_a_wish_of_an_answer_gives_the_same_images(client):
-    first = ask(client, format="json", **WISHES["plain"]).json()
-    again = client.post("/api/sample", json={**first["wish"], "format": "json"}).json()
+@pytest.mark.parametrize(("model", "name"), [("one", "plain"), ("one", "controlled"), ("cascade", "inpainted")])
+def test_a_wish_of_an_answer_gives_the_same_images(model, name, client):
+    first = ask(client, format="json", **WISHES[name], model=model).json()
+    again = client.post("/api/sample", json={**first["wish"], **first.get("pictures", {}), "format": "json"}).json()
     assert again["images"] == first["images"] and again["wish"] == first["wish"]
+
+
+def test_answers_do_not_tell_where_files_are(client, files, monkeypatch):
+    """Only what is below the working directory keeps its folders, so that the command works from there."""
+    folder = Path(files["base"]).parent
+    for wish in (WISHES["adapted"], WISHES["classifier"], WISHES["controlled"], WISHES["cascade"]):
+        assert str(folder) not in ask(client, format="json", **wish).text
+    monkeypatch.chdir(folder.parent)
+    assert f"--model_path={folder.name}/ema.pt" in ask(client, format="json").json()["command"]
+    assert [shown_path(path) for path in ("shapes", "s3://bucket/runs/ema.pt", "/a/runs/")] == [
+        "shapes",
+        "ema.pt",
+        "runs",
+    ]
 
 
 def test_known_pixels_stay_and_controls_and_loras_have_an_effect(client):
@@ -184,7 +214,10 @@ BAD = [
     ({"num_images": 2}, 400, "a png holds one image"),
     ({"prompt": "x" * 41}, 400, "prompt has 41 characters, but may have at most 40"),
     ({"negative_prompt": "x" * 41}, 400, "negative_prompt has 41"),
-    ({"width": 128, "height": 16}, 400, "width is 128"),
+    ({"width": 72, "height": 16}, 400, "width is 72, but must lie between 0 and 64"),
+    ({"width": 64, "height": 64, "num_images": 2, "format": "json"}, 400, "at most 1 for images of 64×64"),
+    ({"steps": None}, 400, "the model one takes 30 steps of its own accord, but may take at most 20: set steps"),
+    ({"init_image": text(np.zeros((2, 900, 3), np.uint8))}, 400, "init_image cannot be used: too narrow"),
     ({"width": 16}, 400, "width and height belong together"),
     ({"width": 17, "height": 16}, 400, "17"),
     ({"seed": -1}, 400, "seed is -1"),
@@ -194,6 +227,7 @@ BAD = [
     ({"guidance_scale": float("nan")}, 400, "guidance_scale"),
     ({"model": "cascade", "classifier_scale": 1.0}, 400, "cascade has no classifier"),
     ({"model": "../../etc/passwd"}, 404, "there is no model '../../etc/passwd'"),
+    ({"lora": ["red", "red"] * 9}, 400, "lora has 18 values, but the model one has 2 LoRAs"),
     ({"lora": ["/etc/passwd:1"]}, 400, "the LoRAs of the model one are: red, soft"),
     ({"label": 3}, 400, "the model one has 0 classes"),
     ({"strength": 0.5}, 400, "there is none: give it"),
@@ -201,7 +235,11 @@ BAD = [
     ({"init_image": {"path": "x"}}, 400, "init_image must be"),
     ({"init_image": base64.b64encode(b"GIF89a...").decode()}, 400, "init_image cannot be used: not a jpeg"),
     ({"init_image": text(np.zeros((1001, 1000, 3), np.uint8))}, 400, "too many pixels"),
-    ({"init_image": text(PICTURE), "mask": text(MASK[:10])}, 400, "mask"),
+    (
+        {"init_image": text(PICTURE), "mask": text(MASK[:10])},
+        400,
+        "mask has 24 × 10 pixels, but must have those of init_image, 24 × 20",
+    ),
     ({"model": "cascade", "control_image": text(PICTURE)}, 400, "cascade has no ControlNet"),
     ({"promt": "x"}, 400, "did you mean prompt"),
     ({"format": "gif"}, 400, "format must be one of png, json"),
@@ -255,26 +293,29 @@ def test_a_full_queue_answers_busy_and_recovers(client, service):
     assert jobs[-1].wait(10) and ask(client).status_code == 200
 
 
+def test_limits_of_a_request_follow_the_size_of_the_model():
+    limits = Limits()
+    assert [limits.largest_side(size) for size in (32, 64, 512)] == [128, 256, 1024]
+    assert [limits.request_pixels(size) for size in (32, 1024)] == [128 * 128, 16 * 1024 * 1024]
+    assert Limits(max_images=64).request_pixels(32) == 64 * 32 * 32
+    with pytest.raises(InputError, match="max_scale is 0"):
+        Limits(max_scale=0)
+
+
+@pytest.mark.parametrize(("side", "most"), [(16, BATCH), (24, 1), (32, 1)])
+@pytest.mark.parametrize("model", ["one", "cascade"])
+def test_images_are_sampled_a_few_at_a_time(model, side, most, service):
+    """So that a job that is stopped, or takes too long, ends soon, whatever was asked for."""
+    asked, count = [], min(9, 16 * 16 * 16 // side**2)
+    wish = Wish(model, "a star", num_images=count, steps=1, width=side, height=side)
+    result = work_of(wish, Pictures(), service.models, Limits(max_images=9))(asked.append)
+    assert max(len(each.index) for each in asked) == most and result.images.shape == (count, side, side, 3)
+    assert len({tuple(each.index) for each in asked}) == -(-count // most)
+
+
 def test_the_description_of_every_part_of_a_wish_is_plain(client):
     found = ask(client, format="json").json()["wish"]
     assert set(found) == {field.name for field in dataclasses.fields(Wish)}
-
-
-def call(app, *messages):
-    """The status and the body with which an ASGI application answers a POST of these messages, after which nothing
-    comes."""
-    sent, waiting = [], list(messages)
-
-    async def receive():
-        return waiting.pop(0) if waiting else await asyncio.Event().wait()
-
-    async def send(message):
-        sent.append(message)
-
-    headers = [(b"content-type", b"application/json")]
-    scope = {"type": "http", "method": "POST", "path": "/api/sample", "headers": headers, "query_string": b""}
-    asyncio.run(asyncio.wait_for(app(scope, receive, send), 30))
-    return sent[0]["status"], json.loads(sent[1]["body"])
 
 
 def test_a_body_that_does_not_come_in_time_is_refused(service):
@@ -286,8 +327,8 @@ def test_a_body_that_does_not_come_in_time_is_refused(service):
 def test_a_client_that_goes_away_ends_its_job(service, monkeypatch):
     gate, jobs = Gate(), []
     submit = service.worker.submit
-    monkeypatch.setattr(service.worker, "submit", lambda work: jobs.append(submit(gate)) or jobs[0])
-    body = {"type": "http.request", "body": b'{"prompt": "a star"}', "more_body": False}
+    monkeypatch.setattr(service.worker, "submit", lambda work, place: jobs.append(submit(gate, place)) or jobs[0])
+    body = {"type": "http.request", "body": b'{"prompt": "a star", "steps": 2}', "more_body": False}
     status, answer = call(create_app(service), body, {"type": "http.disconnect"})
     assert (status, answer) == (499, {"error": "the client went away"})
     assert jobs[0].wait(5) and jobs[0].snapshot().refusal.sentence == "canceled"

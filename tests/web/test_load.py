@@ -1,5 +1,6 @@
-"""Many clients at once: no answer but an image or "busy, try again", and memory that does not grow with them."""
+"""Many clients at once, some with pictures: answers are images or "busy, try again", and memory does not grow."""
 
+import collections
 import sys
 
 import pytest
@@ -10,18 +11,20 @@ from web_making import make_service, serving
 from diff_dalle.commands.serve import Limits
 
 pytest.importorskip("gradio", reason="the extra web is missing")
+SIZE = (600, 800)  # of the pictures
 GROWTH = 24  # MiB; a leak of one body or image of each request would be more
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_many_clients(tmp_path):
     service = make_service(make_file(tmp_path), Limits(max_queue=3))
-    wish = {"prompt": "a star", "steps": 1, "guidance_scale": 1.0}
+    wish = {"prompt": "a star", "steps": 2, "guidance_scale": 1.0}
+    counts: collections.Counter = collections.Counter()
     with serving(service) as address:
-        load(address, 50, 1.0, wish)
+        load(address, 50, 1.0, wish, collections.Counter(), SIZE)
         before = resident()
-        counts = load(address, 50, 2.0, wish)
+        load(address, 50, 2.0, wish, counts, SIZE)
         grown = resident() - before
-    service.worker.close()
+    service.close()
     assert set(counts) <= {200, 503} and counts[200] > 0, counts
     assert grown < GROWTH

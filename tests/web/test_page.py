@@ -12,12 +12,15 @@ from checkpoint_making import make_file
 from PIL import Image
 from web_making import Gate, inaccessible, make_service, serving
 
+from diff_dalle.commands.serve import Limits
 from diff_dalle.config import to_dict
 from diff_dalle.web.models import Served
-from diff_dalle.web.page import EDITS, Visits, read_wish, record, state_text, status, values_of
-from diff_dalle.web.page_inputs import mask_of
+from diff_dalle.web.page import Visits, state_text, status
+from diff_dalle.web.page_inputs import PictureFiles
+from diff_dalle.web.page_values import EDITS, read_wish, record, values_of
+from diff_dalle.web.pictures import Pictures
 from diff_dalle.web.refusal import Refusal
-from diff_dalle.web.wish import Pictures, Wish
+from diff_dalle.web.wish import Wish
 from diff_dalle.web.worker import Snapshot
 
 pytest.importorskip("gradio", reason="the extra web is missing")
@@ -31,9 +34,10 @@ needs_browser = pytest.mark.skipif(not CHROMIUM, reason="there is no browser: ap
 def service(tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
     stages = make_stages(folder)
-    made = make_service(f"one={make_file(folder)},two={stages['base']}", upsampler_paths=f"two={stages['middle']}")
+    models, few = f"one={make_file(folder)},two={stages['base']}", Limits(max_steps=6)
+    made = make_service(models, few, upsampler_paths=f"two={stages['middle']}")
     yield made
-    made.worker.close()
+    made.close()
 
 
 @pytest.fixture(scope="module")
@@ -111,9 +115,9 @@ def give_picture(page, path):
 
 @needs_browser
 def test_the_part_that_is_drawn_is_inpainted(address, browser, tmp_path, service):
-    """Pixels that were not drawn over keep the values of the picture."""
-    picture = np.random.default_rng(1).integers(0, 256, (160, 160, 3), dtype=np.uint8)
-    picture[:] = picture[::10, ::10].repeat(10, 0).repeat(10, 1)  # as large as the model's images, each pixel ten times
+    """And again after it was chosen from the history, from which the picture and the drawing come back."""
+    picture = np.random.default_rng(1).integers(0, 256, (128, 128, 3), dtype=np.uint8)
+    picture[:] = picture[::8, ::8].repeat(8, 0).repeat(8, 1)  # as large as the model's images, each pixel eight times
     Image.fromarray(picture).save(tmp_path / "picture.png")
     page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
     page.goto(address)
@@ -130,12 +134,24 @@ def test_the_part_that_is_drawn_is_inpainted(address, browser, tmp_path, service
     submit, service.submit = service.submit, lambda *given: seen.append(given) or submit(*given)
     try:
         sample(page)
+        page.get_by_role("button", name="Repeat these images").click()
+        page.get_by_text("--mask=mask.png").wait_for()
+        assert all(page.get_by_label(f"{name}.png").count() for name in ("init_image", "mask"))
+        page.get_by_role("button", name="Clear canvas").click()
+        sample(page)
+        past = page.locator(".images").last
+        past.get_by_role("button", name="Thumbnail 2 of 2").first.click()
+        page.get_by_text("--mask=mask.png").wait_for()
+        sample(page)
+        past.get_by_role("button", name="Thumbnail 3 of 3").first.wait_for()
     finally:
         service.submit = submit
-    ((_, pictures),) = seen
-    assert np.array_equal(pictures.init_image, picture)
+    pictures, nothing, again = (each[1] for each in seen)
+    assert not nothing.given()
+    assert np.array_equal(pictures.init_image, picture[::8, ::8])
     drawn = pictures.mask[..., 0] == 255
-    assert 0.002 < drawn.mean() < 0.5 and drawn[80, 80] and not drawn[[0, 0, -1, -1], [0, -1, 0, -1]].any()
+    assert 0.002 < drawn.mean() < 0.5 and drawn[8, 8] and not drawn[[0, 0, -1, -1], [0, -1, 0, -1]].any()
+    assert all(np.array_equal(again.given()[name], each) for name, each in pictures.given().items())
 
 
 @needs_browser
@@ -164,7 +180,7 @@ def test_a_visitor_that_leaves_ends_the_job(service):
     assert gate.started.wait(10)
 
     async def visit(visits):
-        snapshots = visits.sample("someone", Wish(steps=2), Pictures())
+        snapshots = visits.sample("someone", Wish(steps=2), PictureFiles())
         now = await anext(snapshots)
         job = visits.jobs["someone"]
         await snapshots.aclose()
@@ -187,7 +203,7 @@ def test_every_step_can_be_shown(service):
     assert [seen[0].pixels().shape, seen[-1].pixels().shape] == [(2, 8, 8, 3), (2, 16, 16, 3)]
     last = seen[-1].pixels().astype(int)
     assert np.abs(last - images).max() <= 1  # the last step of this sampler ends at the expected image
-    assert state_text(Snapshot(False, 0, seen[0], None, None, 1.0)).count("Sampling: step 1 of")
+    assert state_text(Snapshot(False, 0, seen[0], None, None, 1.0), 2).count("Sampling: step 1 of")
 
 
 @pytest.mark.parametrize(
@@ -205,9 +221,9 @@ def test_the_settings_of_a_wish_come_back(asked):
     model = Served("m", "", classifier="c", loras={"a": "", "b": ""}, controlnet="n", has_text=True, num_classes=3)
     model.guidable = True
     wish = Wish(model="m", prompt="a star", seed=7, sampler="ddim", steps=3, **asked)
-    picture = np.zeros((8, 8, 3), dtype=np.uint8)
+    picture = {"path": "picture.png"}
     others = {"lora_factor": 1.0, "edit": next(iter(EDITS)), "amount": 0.5, "control_scale": 1.0, "loras": []}
-    editor = (picture, None) if wish.strength or wish.variation else None
+    editor = {"background": picture, "layers": []} if wish.strength or wish.variation else None
     given = {**others, **values_of(to_dict(wish)), "control": picture, "editor": editor}
     assert read_wish(given, model)[0] == wish
 
@@ -221,10 +237,5 @@ def test_each_image_has_an_entry_that_repeats_it(service):
 
 def test_texts_are_escaped():
     assert "&lt;b&gt;" in status("<b>") and "<b>" not in state_text(
-        Snapshot(True, 0, None, None, Refusal(400, "<b>"), 0)
+        Snapshot(True, 0, None, None, Refusal(400, "<b>"), 0), 1
     )
-
-
-def test_a_mask_is_white_where_it_is_drawn():
-    drawn = np.eye(3, dtype=bool)
-    assert np.array_equal(mask_of(drawn) == 255, drawn[:, :, None].repeat(3, 2))

@@ -145,6 +145,27 @@ def test_the_page_in_a_browser(tmp_path):
         page.close()
 
 
+def test_the_page_fetches_nothing_for_others(tmp_path):
+    """gradio would read files of this machine and of the web where a request names them."""
+    pytest.importorskip("gradio", reason="gradio is not installed: pip install 'diff_dalle[web]'")
+    from page_client import Visitor, send, uploaded_file
+
+    from diff_dalle.web.watch import create_page, launch_page
+
+    page = create_page(config := WatchConfig((write_run(tmp_path / "a"), write_run(tmp_path / "b")), port=0))
+    launch_page(page, config, prevent_thread_lock=True, quiet=True)
+    try:
+        visitor = Visitor(page.local_url.rstrip("/"))
+        for path in ("http://example.org/picture.png", str(tmp_path / "a" / "progress.jsonl")):
+            visitor.values["Runs"] = [uploaded_file(path)]
+            assert visitor.join("Runs", "input")[0] == 403
+            assert send(f"{visitor.prefix}/file={path}")[0] == 404
+        visitor.values["Runs"] = ["b"]
+        assert "b" in str(visitor.fire("Runs", "input")[-1])
+    finally:
+        page.close()
+
+
 def test_the_page_needs_runs():
     pytest.importorskip("gradio", reason="gradio is not installed: pip install 'diff_dalle[web]'")
     from diff_dalle.web.watch import create_page

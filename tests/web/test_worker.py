@@ -42,6 +42,38 @@ def test_a_full_queue_is_busy_and_has_room_again_after_a_cancel(worker):
     gate.open.set()
 
 
+def test_places_are_taken_before_the_work_is_known(worker):
+    """They count as waiting jobs, are given back when they are not used, and a job with one is never refused."""
+    gate = Gate()
+    worker.submit(gate)
+    assert gate.started.wait(10)
+    with worker.place() as first, worker.place():
+        with pytest.raises(Refusal, match="busy, try again: 2 requests"), worker.place():
+            pass
+        with pytest.raises(Refusal, match="busy"):
+            worker.submit(print)
+        job = worker.submit(print, first)
+        with pytest.raises(Refusal, match="busy"):
+            worker.submit(print)
+    assert job.snapshot().ahead == 1
+    with pytest.raises(ZeroDivisionError), worker.place():
+        raise ZeroDivisionError
+    with worker.place() as place:
+        worker.submit(print, place)
+    gate.open.set()
+    assert job.wait(10)
+
+
+def test_one_more_may_come_while_nothing_runs():
+    """It runs at once."""
+    worker = Worker(1, 60)
+    with worker.place(), worker.place(), pytest.raises(Refusal, match="busy"), worker.place():
+        pass
+    worker.close()
+    with pytest.raises(Refusal, match="stopping"), worker.place():
+        pass
+
+
 def test_a_running_job_ends_at_its_next_step(worker):
     gate = Gate()
     job = worker.submit(gate)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
+import json
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,13 +28,15 @@ def make_service(models: str, limits: Limits | None = None, **files) -> Service:
 
 
 @contextlib.contextmanager
-def serving(service: Service) -> Iterator[str]:
+def serving(service: Service, app: Any = None) -> Iterator[str]:
     """The address of API and page, on a free port of this machine."""
     import uvicorn
 
     with socket.socket() as place:
         place.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(whole_app(service), log_level="error", timeout_graceful_shutdown=1))
+        server = uvicorn.Server(
+            uvicorn.Config(app or whole_app(service), log_level="error", timeout_graceful_shutdown=1)
+        )
         thread = threading.Thread(target=server.run, args=([place],), daemon=True)
         thread.start()
         while not server.started:
@@ -65,3 +70,20 @@ class Gate:
             self.steps += 1
             watch(None)
         return self
+
+
+def call(app, *messages):
+    """The status and the body with which an ASGI application answers a POST of these messages, after which nothing
+    comes."""
+    sent, waiting = [], list(messages)
+
+    async def receive():
+        return waiting.pop(0) if waiting else await asyncio.Event().wait()
+
+    async def send(message):
+        sent.append(message)
+
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/api/sample", "headers": headers, "query_string": b""}
+    asyncio.run(asyncio.wait_for(app(scope, receive, send), 30))
+    return sent[0]["status"], json.loads(sent[1]["body"])

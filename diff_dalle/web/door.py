@@ -1,0 +1,187 @@
+"""Which requests reach API and page: gradio has more routes than a page needs, and some would serve an attacker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import urlsplit
+
+from .refusal import Refusal
+from .uploads import holds, make_room
+
+BODY_SECONDS = 60.0  # for a client to send a request
+PREFIX = "/gradio_api/"
+FILES = f"{PREFIX}file="
+# Those that the page asks for. Others fetch addresses of the client's choice ("proxy="), or keep what they are sent
+# in memory without end ("component_server").
+ROUTES = {"cancel", "heartbeat", "info", "queue", "reset", "startup-events", "theme.css", "upload", "upload_progress"}
+EVENT_BYTES = 1 << 18  # of what the page's controls say; pictures are uploaded before, and only named
+UPLOADS = 8  # at the same time
+SAFE = ("GET", "HEAD", "OPTIONS")  # methods that change nothing
+
+
+class Door:
+    """ASGI middleware that refuses
+
+    - a host name that is not the server's: a page of another site can give its own name the server's address (DNS
+      rebinding), and would then read what the server answers;
+    - requests that change something and come from another site's page;
+    - routes of gradio that the page does not need;
+    - files that are named by what was not uploaded: gradio reads those of the server, and fetches those of the web;
+    - uploads beyond what the disk is to hold: the oldest pictures are deleted.
+
+    hosts:      names of the server, in lower case; None = any.
+    folder:     of uploads.
+    disk_bytes: most bytes in it.
+
+    Refusals are raised, for ``BodyLimit`` to answer.
+    """
+
+    def __init__(self, app: Any, hosts: frozenset[str] | None, folder: str, disk_bytes: int):
+        self.app, self.hosts, self.folder, self.disk_bytes = app, hosts, folder, disk_bytes
+        self.uploads = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        self.check_names(scope["method"], headers)
+        path = scope["path"]
+        if not path.startswith(PREFIX):
+            await self.app(scope, receive, send)
+            return
+        route = path.removeprefix(PREFIX).partition("/")[0]
+        if route not in ROUTES and not (path.startswith(FILES) and holds(self.folder, path.removeprefix(FILES))):
+            raise Refusal(404, "there is nothing at this address")
+        if route == "upload":
+            await self.upload(scope, receive, send)
+        elif route == "queue" and scope["method"] not in SAFE:
+            await self.event(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+    def check_names(self, method: str, headers: dict[str, str]) -> None:
+        """Raises Refusal for another host, and for requests of other sites' pages that are not only read."""
+        host = headers.get("host", "")
+        if self.hosts is not None and host_name(host) not in self.hosts:
+            raise Refusal(421, f"{host_name(host)[:80]!r} is not a name of this server: add it with --allowed_hosts")
+        origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+        if method in SAFE or site in ("same-origin", "none"):
+            return
+        if site is None and (origin is None or self.is_own(origin, host, headers.get("x-forwarded-host"))):
+            return  # no browser, or one that says nothing more because the address is not https
+        raise Refusal(403, "this request comes from the page of another site")
+
+    def is_own(self, origin: str, *hosts: str | None) -> bool:
+        place = urlsplit(origin).netloc.lower()
+        return place in [host.lower() for host in hosts if host] or host_name(place) in (self.hosts or ())
+
+    async def event(self, scope: Any, receive: Any, send: Any) -> None:
+        """Pass on what the page's controls say, if the files that it names were uploaded."""
+        body, more = bytearray(), True
+        while more:
+            message = await receive()
+            if message["type"] != "http.request":
+                return  # the client went away
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+            if len(body) > EVENT_BYTES:
+                raise Refusal(413, f"the settings have more than {EVENT_BYTES >> 10} KiB, the limit")
+        try:
+            values = json.loads(body)
+        except (ValueError, RecursionError):
+            raise Refusal(400, "the body is not a JSON text") from None
+        if not all(isinstance(path, str) and holds(self.folder, path) for path in named_files(values)):
+            raise Refusal(403, "only pictures that were uploaded can be used: upload this one")
+        await self.make_room()
+        waiting = [{"type": "http.request", "body": bytes(body), "more_body": False}]
+
+        async def again() -> Any:
+            return waiting.pop() if waiting else await receive()
+
+        await self.app(scope, again, send)
+
+    async def make_room(self) -> None:
+        await asyncio.to_thread(make_room, self.folder, self.disk_bytes)
+
+    async def upload(self, scope: Any, receive: Any, send: Any) -> None:
+        if self.uploads >= UPLOADS:
+            raise Refusal(503, "busy, try again: others are uploading pictures")
+        self.uploads += 1
+        try:
+            await self.make_room()
+            await self.app(scope, receive, send)
+        finally:
+            self.uploads -= 1
+
+
+def host_name(place: str) -> str:
+    """The name in NAME:PORT, in lower case; of an IPv6 address without its brackets."""
+    try:
+        return urlsplit(f"//{place}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def named_files(values: Any) -> Iterable[Any]:
+    """The paths of all that gradio takes for a file, anywhere in a JSON value."""
+    waiting = [values]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            if value.get("path") is not None:
+                yield value["path"]
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+
+
+class BodyLimit:
+    """ASGI middleware: refuses a body that is too large, or that does not come in time, as soon as it is known."""
+
+    def __init__(self, app: Any, most: int, seconds: float):
+        self.app, self.most, self.seconds = app, most, seconds
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        seen, started, complete = 0, False, False
+        deadline = asyncio.get_running_loop().time() + self.seconds
+
+        async def limited() -> Any:
+            nonlocal seen, complete
+            if complete:
+                return await receive()
+            try:
+                message = await asyncio.wait_for(receive(), max(deadline - asyncio.get_running_loop().time(), 0.0))
+            except asyncio.TimeoutError:
+                raise Refusal(408, f"the body must come within {self.seconds:g} s") from None
+            seen += len(message.get("body", b""))
+            if seen > self.most:
+                raise self._too_large()
+            complete = not message.get("more_body", False)
+            return message
+
+        async def watched(message: Any) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            length = dict(scope["headers"]).get(b"content-length", b"0")
+            if length.isdigit() and int(length) > self.most:
+                raise self._too_large()
+            await self.app(scope, limited, watched)
+        except Refusal as refusal:
+            if started:
+                raise
+            from fastapi.responses import JSONResponse
+
+            await JSONResponse({"error": refusal.sentence}, refusal.status)(scope, receive, send)
+
+    def _too_large(self) -> Refusal:
+        return Refusal(413, f"the body has more than {self.most >> 20} MiB, the limit")

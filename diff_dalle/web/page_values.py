@@ -1,0 +1,146 @@
+"""What the page's controls say as a wish, a wish as what they say, and the history's entries."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ..config import from_dict, to_dict
+from ..errors import InputError
+from .api import Service
+from .models import Served
+from .page_inputs import PictureFiles, picture_files
+from .pictures import Pictures, png
+from .refusal import Refusal
+from .uploads import keep
+from .wish import Wish
+
+EDITS = {
+    "Inpaint what is drawn": "mask",
+    "Image to image": "strength",
+    "Variations": "variation",
+}
+LONGEST = 200_000  # characters of a picture in the JSON that the page shows; a longer text would make it slow
+
+
+def read_wish(values: dict[str, Any], model: Served) -> tuple[Wish, PictureFiles]:
+    """What the page's controls say, without those that the model has no use for. Raises Refusal.
+
+    values: by the controls' names, as the browser sends them, which may be anything.
+    """
+    asked: dict[str, Any] = {
+        "model": model.name,
+        "seed": _whole(values, "seed"),
+        "num_images": _whole(values, "count"),
+        "sampler": values["sampler"],
+        "steps": _whole(values, "steps"),
+    }
+    if model.has_text:
+        asked |= {"prompt": _text(values, "prompt"), "negative_prompt": _text(values, "negative")}
+    if model.num_classes:
+        asked["label"] = _whole(values, "label")
+    if model.guidable:
+        asked["guidance_scale"] = _number(values, "guidance")
+    if model.classifier:
+        asked["classifier_scale"] = _number(values, "classifier")
+    if model.loras and isinstance(values["loras"], list):
+        factor = _number(values, "lora_factor")
+        asked["lora"] = [f"{name}:{factor:g}" for name in values["loras"]]
+    kind = EDITS.get(str(values["edit"]), "")
+    files = picture_files(values["control"] if model.controlnet else None, values["editor"], kind == "mask")
+    if files.control:
+        asked["control_scale"] = _number(values, "control_scale")
+    if files.background and kind != "mask":
+        if not kind:
+            raise Refusal(400, f"edit must be one of {', '.join(EDITS)}")
+        asked[kind] = _number(values, "amount")
+    try:
+        return from_dict(Wish, asked), files
+    except InputError as error:
+        raise Refusal(400, str(error)) from None
+
+
+NAMES = {
+    "count": "Images",
+    "seed": "Seed",
+    "label": "Class",
+    "steps": "Steps",
+    "guidance": "Guidance scale",
+    "classifier": "Classifier guidance",
+    "lora_factor": "Strength of the LoRAs",
+    "control_scale": "Strength of the control",
+    "amount": "Strength of image to image or of variations",
+}
+
+
+def _number(values: dict[str, Any], name: str) -> float:
+    value = values[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise Refusal(400, f"{NAMES[name]} is {'empty' if value is None else repr(value)[:80]}: enter a number")
+    return float(value)
+
+
+def _whole(values: dict[str, Any], name: str) -> int:
+    value = _number(values, name)
+    if value != int(value):
+        raise Refusal(400, f"{NAMES[name]} is {value:g}: enter a whole number")
+    return int(values[name])
+
+
+def _text(values: dict[str, Any], name: str) -> str:
+    value = values[name]
+    return value.strip() if isinstance(value, str) else ""
+
+
+def values_of(wish: dict[str, Any], has_mask: bool = False) -> dict[str, Any]:
+    """What the page's controls say for a wish, as a dict: the inverse of ``read_wish``, without its pictures."""
+    names = {"model": "model", "prompt": "prompt", "negative": "negative_prompt", "seed": "seed"}
+    names |= {"count": "num_images", "sampler": "sampler", "steps": "steps", "classifier": "classifier_scale"}
+    values = {name: wish[key] for name, key in names.items()}
+    optional = {"label": "label", "guidance": "guidance_scale"}
+    values |= {name: wish[key] for name, key in optional.items() if wish[key] is not None}
+    loras = [text.rpartition(":") for text in wish["lora"]]
+    values |= {"loras": [name for name, _, _ in loras], "control_scale": wish["control_scale"]}
+    if loras:
+        values["lora_factor"] = float(loras[0][2])
+    for label, kind in EDITS.items():
+        if kind == "mask" and has_mask:
+            values["edit"] = label
+        elif wish.get(kind) is not None:
+            values |= {"edit": label, "amount": wish[kind]}
+    return values
+
+
+def record(service: Service, wish: Wish, pictures: Pictures, images: np.ndarray) -> list[dict]:
+    """An entry of the history for each image."""
+    entries = []
+    for i, image in enumerate(images):
+        one = wish if len(images) == 1 else replace(wish, seed=wish.seed + i, num_images=1)
+        entries.append({"image": image, **repeated(service, one, pictures)})
+    return entries
+
+
+def repeated(service: Service, wish: Wish, pictures: Pictures) -> dict[str, Any]:
+    """What samples the images of a wish again: as plain values, command line and Python code, with the pictures that
+    these read."""
+    command, code = service.repeat(wish, pictures)
+    return {"wish": to_dict(wish), "pictures": pictures, "command": command, "python": code}
+
+
+def request_text(wish: dict[str, Any], pictures: Pictures, longest: int | None = None) -> str:
+    """The JSON that asks the API for a wish. longest: characters of a picture, above which a note takes its place."""
+    values = {**wish, **({"format": "json"} if wish["num_images"] > 1 else {})}
+    for name, text in pictures.texts().items():
+        long = longest is not None and len(text) > longest
+        values[name] = f"a text of {len(text):,} characters, which request.json has" if long else text
+    return json.dumps(values, indent=1)
+
+
+def downloads(wish: dict[str, Any], pictures: Pictures) -> list[str]:
+    """Files that ``repeated`` needs, if there are pictures: these, and the JSON that holds them."""
+    files = {f"{name}.png": png(picture) for name, picture in pictures.given().items()}
+    return keep({**files, "request.json": request_text(wish, pictures).encode()}) if files else []

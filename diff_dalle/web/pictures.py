@@ -1,0 +1,101 @@
+"""The pictures of a request: decoded within limits, and at once scaled to the images to sample."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+import numpy as np
+from PIL import Image
+
+from ..commands.serve import Limits
+from ..images.decode import BrokenSample, decode_image
+from ..images.files import INPAINTED
+from ..images.output import png_bytes
+from ..images.transforms import center_crop, center_crop_mask
+from .refusal import Refusal
+
+Size = tuple[int, int]  # height, width
+
+
+@dataclass(frozen=True, eq=False)
+class Pictures:
+    """The pictures of a wish, uint8 [H, W, 3] each: to edit, its mask (white = inpainted), and to control by."""
+
+    init_image: np.ndarray | None = None
+    mask: np.ndarray | None = None
+    control_image: np.ndarray | None = None
+
+    def given(self) -> dict[str, np.ndarray]:
+        """Those that are there, by name."""
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: picture for name, picture in found.items() if picture is not None}
+
+    def texts(self) -> dict[str, str]:
+        """Those that are there as the API takes them: PNG files as base64 texts, by name."""
+        return {name: base64_png(picture) for name, picture in self.given().items()}
+
+
+PICTURES = tuple(each.name for each in fields(Pictures))
+
+
+def png(image: np.ndarray) -> bytes:
+    """A PNG file of uint8 [H, W, 3]."""
+    return png_bytes(Image.fromarray(image))
+
+
+def base64_png(image: np.ndarray) -> str:
+    return base64.b64encode(png(image)).decode("ascii")
+
+
+def decode(data: bytes, name: str, limits: Limits) -> Image.Image:
+    """A png, jpeg or webp as an RGB image. Raises Refusal for anything else and for too many pixels."""
+    try:
+        return decode_image(data, limits.picture_pixels)[0]
+    except BrokenSample as error:
+        raise Refusal(400, f"{name} cannot be used: {error}") from None
+
+
+def cover(image: Image.Image, name: str, size: Size) -> np.ndarray:
+    """Scaled to just cover ``size`` and cropped, as sampling would: uint8 [*size, 3]. Raises Refusal if too narrow."""
+    try:
+        return np.array(center_crop(image, (image.height, image.width), size))
+    except BrokenSample as error:
+        raise Refusal(400, f"{name} cannot be used: {error}") from None
+
+
+def cover_mask(mask: np.ndarray, name: str, size: Size) -> np.ndarray:
+    """A mask, bool [H, W], cut as ``cover`` cuts its picture: uint8 [*size, 3], white where it is True."""
+    try:
+        cut = center_crop_mask(mask, size)
+    except BrokenSample as error:
+        raise Refusal(400, f"{name} cannot be used: {error}") from None
+    return np.repeat(np.where(cut, 255, 0).astype(np.uint8)[:, :, None], 3, axis=2)
+
+
+def read_pictures(files: Mapping[str, bytes], size: Size, limits: Limits) -> Pictures:
+    """Pictures from the bytes of their files, by the names in ``PICTURES``, one after another.
+
+    size: of the images that are sampled. Sampling would scale the pictures to it anyway; until then they wait in the
+    queue, where a photograph takes a thousand times the memory.
+
+    Raises Refusal as ``decode`` and ``cover``, and for a mask of another size than its picture.
+    """
+    found: dict[str, np.ndarray] = {}
+    full: dict[str, Size] = {}
+    for name in PICTURES:
+        if name not in files:
+            continue
+        image = decode(files[name], name, limits)
+        full[name] = (image.height, image.width)
+        if name != "mask":
+            found[name] = cover(image, name, size)
+        elif full["mask"] == full.get("init_image", full["mask"]):
+            found[name] = cover_mask(np.asarray(image.convert("L")) >= INPAINTED, name, size)
+        else:
+            (rows, columns), (height, width) = full["mask"], full["init_image"]
+            raise Refusal(
+                400, f"mask has {columns} × {rows} pixels, but must have those of init_image, {width} × {height}"
+            )
+    return Pictures(**found)

@@ -1,0 +1,65 @@
+"""The folder of the pictures that visitors upload and are shown: of this process alone, and bounded."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+BLOCK = 1 << 14  # bytes that a smaller file counts as: it takes a block of the disk, and time to look at
+
+
+@functools.cache
+def uploads_folder() -> str:
+    """Where gradio keeps files. It serves all that is there, and the oldest are deleted, so nobody else may use it."""
+    folder = os.path.realpath(tempfile.mkdtemp(prefix="diff_dalle_", dir=os.environ.get("GRADIO_TEMP_DIR")))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    os.environ["GRADIO_TEMP_DIR"] = folder
+    return folder
+
+
+def holds(folder: str, path: str) -> bool:
+    """Whether a file is in a folder, wherever links lead to."""
+    return os.path.realpath(path).startswith(os.path.realpath(folder) + os.sep)
+
+
+def keep(files: Mapping[str, bytes]) -> list[str]:
+    """Paths of files with these names in the folder, written unless they are there."""
+    paths = []
+    for name, data in files.items():
+        path = Path(uploads_folder(), hashlib.sha256(data).hexdigest(), name)
+        path.parent.mkdir(exist_ok=True)
+        if path.exists():
+            path.touch()  # not among the oldest any more
+        else:
+            path.write_bytes(data)
+        paths.append(str(path))
+    return paths
+
+
+def make_room(folder: str, most: int) -> None:
+    """Delete the oldest files in a folder until at most ``most`` bytes are left."""
+    found = []
+    for path in Path(folder).rglob("*"):
+        try:
+            if not path.is_dir():
+                about = path.lstat()
+                found.append((about.st_mtime, max(about.st_size, BLOCK), path))
+        except OSError:  # gone meanwhile
+            continue
+    total = sum(size for _, size, _ in found)
+    for _, size, path in sorted(found):
+        if total <= most:
+            break
+        total -= size
+        path.unlink(missing_ok=True)
+        if path.parent != Path(folder):
+            try:
+                path.parent.rmdir()
+            except OSError:  # not empty
+                continue
