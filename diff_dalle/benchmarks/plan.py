@@ -1,14 +1,16 @@
-"""What ``info.py plan`` predicts beside what is measured: peak memory and time of steps of five kinds of networks.
+"""What ``info.py plan`` predicts beside what is measured: peak memory and speed of five kinds of networks.
 
-Real runs on a world of shapes, on the CPU with one thread, in fp32, each in a process of its own. Memory: the tensors
-that exist before a step, and the allocator's events during it. Time: CPU seconds of the process, which do not depend on
-what else the machine computes; ten steps of calibration and those that are predicted alternate.
+Real runs on a world of shapes, on the CPU in fp32, each in a process of its own. Memory: the tensors that exist before
+a step, and the allocator's events during it, on one thread. Speed: the plan of ``--calibrate``, and the images a second
+that a training run with the same settings logs, on one thread and on two; both take turns. It is that of the clock, so
+that the machine must be idle.
 """
 
 from __future__ import annotations
 
 import gc
 import io
+import json
 import statistics
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -21,14 +23,16 @@ from torch.profiler import ProfilerActivity, profile
 
 from ..checkpoints.checkpoint import save_file
 from ..commands.command_line import parse
-from ..commands.plan.calibration import STEPS, WARM_UP, Steps
+from ..commands.plan.calibration import WARM_UP, Steps
 from ..commands.plan.memory import Layout, memory_of
 from ..commands.plan.network import networks_of
+from ..commands.plan.plan import Plan, parse_plan
 from ..commands.sources import read_preset
-from ..commands.training import TrainingRun
+from ..commands.training import TrainingRun, train
 from ..commands.training_commands import TRAINING_COMMANDS
 from ..config import shown
 from ..data.tar import write_tar
+from ..distributed.launch import launch
 from ..distributed.world import ALONE
 from ..evaluation.report import markdown_table
 from ..models.cost import storage_key
@@ -37,7 +41,8 @@ from ..shapes.shards import sample_files
 from .timing import in_fresh_process
 
 SHARDS, SAMPLES, PIXELS, WIDTH = 8, 64, 64, 128  # samples of a shard; width of decoder_tiny's embeddings
-ROUNDS, PREDICTED = 2, 30  # steps that are predicted, in as many pieces as the calibration
+THREADS, ROUNDS = (1, 2), 2  # of each round the plan and the run
+LOGGED, LINES = 10, 4  # steps between log lines, and lines, of which the first is that of the start
 SEMANTIC = "cascade_semantic_tiny"
 PRESETS: dict[str, Mapping[str, object]] = {
     "shapes_32": {"data.data_dir": "{world}", "preview.sample_interval": 0},
@@ -58,12 +63,30 @@ PRESETS: dict[str, Mapping[str, object]] = {
 
 @dataclass(frozen=True)
 class Measured:
-    """Bytes at the peak of a step, and CPU seconds of ``PREDICTED`` steps, each as planned and as measured."""
+    """What was planned, and what was measured."""
 
-    planned_bytes: int
-    bytes: int
-    planned_seconds: float
-    seconds: float
+    planned: float
+    found: float
+
+    @property
+    def error(self) -> str:
+        return f"{self.planned / self.found - 1:+.1%}"
+
+
+def length(kind: str, steps: int, batch: int, folder: str) -> dict[str, object]:
+    """The settings of a run that takes so many steps, of ``batch`` images each, and has its log in a folder."""
+    if kind == "decoder":
+        flags: dict[str, object] = {
+            "train.epochs": 1,
+            "train.epoch_samples": steps * batch,
+            "tracker.data_path": folder,
+        }
+        saved = {"train.validation_samples": batch, "tracker.save.0.save_latest_to": f"{folder}/saved.pth"}
+        return {**flags, **saved, "train.log_interval": LOGGED}
+    if kind in ("generator", "classifier"):
+        return {"training.iterations": steps, "training.logdir": folder, "training.log_interval": LOGGED}
+    flags = {"updates": steps, "warmup_updates": 1, "loop.log_interval": LOGGED}
+    return {**flags, "checkpoint_path": folder, "output_path": folder}
 
 
 def write_world(folder: str) -> str:
@@ -82,10 +105,9 @@ def write_world(folder: str) -> str:
     return str(world)
 
 
-def run_of(preset: str, flags: Mapping[str, object], folder: str) -> TrainingRun:
-    """A preset's run, with data and frozen networks of this folder."""
-    kind = read_preset(preset).kind
-    assert kind is not None
+def flags_of(preset: str, flags: Mapping[str, object], folder: str) -> list[str]:
+    """The command line of a preset's run, with data and frozen networks of this folder."""
+    kind = kind_of(preset)
     given = {"data.num_workers": 0, **flags}
     given |= {"dtype": "float32"} if kind.startswith(("stage", "semantic")) else {}
     given |= {"train.amp": False} if kind == "decoder" else {}
@@ -94,7 +116,18 @@ def run_of(preset: str, flags: Mapping[str, object], folder: str) -> TrainingRun
     for path, value in given.items():
         text = value.format(folder=folder, world=f"{folder}/shards") if isinstance(value, str) else shown(value)
         argv += ["--set", f"{path}={text}"]
-    return parse(TRAINING_COMMANDS[kind].config_class, argv)
+    return argv
+
+
+def run_of(preset: str, flags: Mapping[str, object], folder: str) -> TrainingRun:
+    """See ``flags_of``."""
+    return parse(TRAINING_COMMANDS[kind_of(preset)].config_class, flags_of(preset, flags, folder))
+
+
+def kind_of(preset: str) -> str:
+    kind = read_preset(preset).kind
+    assert kind is not None
+    return kind
 
 
 def write_semantic(folder: str) -> int:
@@ -125,8 +158,8 @@ def peak_of_step(steps: Steps, others: int) -> int:
     return before - others + max(0, int(np.cumsum(changes).max()))
 
 
-def measured_run(preset: str, folder: str, frozen: int) -> Measured:
-    """One of ``PRESETS``. frozen: bytes of its frozen networks."""
+def measured_memory(preset: str, folder: str, frozen: int) -> Measured:
+    """Bytes at the peak of a step of one of ``PRESETS``. frozen: bytes of its frozen networks."""
     torch.set_num_threads(1)
     others = live_bytes()
     run = run_of(preset, PRESETS[preset], folder)
@@ -135,30 +168,65 @@ def measured_run(preset: str, folder: str, frozen: int) -> Measured:
     planned = memory_of(networks, layout, training.microbatch or training.batch_size, training.batch_size, frozen)
     steps = Steps.of(run, ALONE)
     steps.seconds(WARM_UP)
-    peak = peak_of_step(steps, others)
-    calibration: list[float] = []
-    predicted: list[float] = []
-    for _ in range(ROUNDS):
-        calibration += steps.seconds(STEPS // ROUNDS)
-        predicted += steps.seconds(PREDICTED // ROUNDS)
-    return Measured(planned.total, peak, PREDICTED * statistics.median(calibration), sum(predicted))
+    return Measured(planned.total, peak_of_step(steps, others))
+
+
+def settings_for(preset: str, threads: int) -> dict[str, object]:
+    """Of a plan and of the run that it is for. The data has a worker, as the plan assumes."""
+    device = {"train.device": "cpu"} if kind_of(preset) == "decoder" else {"distributed.device": "cpu"}
+    return {**PRESETS[preset], **device, "data.num_workers": 1, "distributed.threads": threads}
+
+
+def planned_speed(preset: str, folder: str, threads: int) -> float:
+    """Images a second, as ``info.py plan --calibrate`` says. It must plan the run's own settings."""
+    run = parse_plan([*flags_of(preset, settings_for(preset, threads), folder), "--gpus", "1", "--calibrate", "True"])
+    plan = Plan.of(run)
+    found = plan.best.layout.checkpoint, plan.best.microbatch
+    assert found == (plan.networks[0].probe.checkpointed, run.training.microbatch or run.training.batch_size), found
+    return plan.images_per_second
+
+
+def trained_speed(preset: str, folder: str, threads: int) -> float:
+    """Images a second that a training run logs after its start."""
+    settings = settings_for(preset, threads)
+    batch = run_of(preset, settings, folder).training.batch_size
+    with tempfile.TemporaryDirectory() as logs:
+        steps = LINES * LOGGED
+        run = run_of(preset, {**settings, **length(kind_of(preset), steps, batch, logs)}, folder)
+        with launch(run.launching) as world:
+            train(run, world)
+        return logged_speed(f"{run.training.logdir}/progress.jsonl")
+
+
+def logged_speed(path: str) -> float:
+    """Images a second over all steps of a log but those before its first line."""
+    lines = [json.loads(line) for line in Path(path).read_text("utf-8").splitlines()]
+    lines = [line for line in lines if "samples_per_second" in line]
+    counts = np.diff([line["samples"] for line in lines])
+    return float(counts.sum() / (counts / [line["samples_per_second"] for line in lines[1:]]).sum())
+
+
+def measured_speed(preset: str, folder: str, threads: int) -> Measured:
+    """Medians of rounds in which both take turns, in a fresh process each."""
+    pairs = [
+        [in_fresh_process(each, preset, folder, threads) for each in (planned_speed, trained_speed)]
+        for _ in range(ROUNDS)
+    ]
+    return Measured(*map(statistics.median, zip(*pairs, strict=True)))
 
 
 def tables() -> Iterator[str]:
-    rows = []
+    sizes, speeds = [], []
     with tempfile.TemporaryDirectory() as folder:
         write_world(folder)
         semantic = in_fresh_process(write_semantic, folder)
         for preset in PRESETS:
             frozen = semantic if "semantic.pt" in str(PRESETS[preset].values()) else 0
-            found = in_fresh_process(measured_run, preset, folder, frozen)
-            rows.append(_row(preset, found))
-    header = ["run", "MB planned", "measured", "error", f"s planned for {PREDICTED} steps", "measured", "error"]
-    yield markdown_table(header, rows)
-
-
-def _row(preset: str, found: Measured) -> list[str]:
-    memory, seconds = found.planned_bytes / found.bytes - 1, found.planned_seconds / found.seconds - 1
-    sizes = [f"{size / 1e6:,.1f}" for size in (found.planned_bytes, found.bytes)]
-    times = [f"{each:.2f}" for each in (found.planned_seconds, found.seconds)]
-    return [f"`{preset}`", *sizes, f"{memory:+.1%}", *times, f"{seconds:+.1%}"]
+            found = in_fresh_process(measured_memory, preset, folder, frozen)
+            sizes.append([f"`{preset}`", f"{found.planned / 1e6:,.1f}", f"{found.found / 1e6:,.1f}", found.error])
+        yield markdown_table(["run", "MB planned", "measured", "error"], sizes)
+        for preset in PRESETS:
+            for threads in THREADS:
+                found = measured_speed(preset, folder, threads)
+                speeds.append([f"`{preset}`", threads, f"{found.planned:.1f}", f"{found.found:.1f}", found.error])
+        yield markdown_table(["run", "threads", "images/s planned", "measured", "error"], speeds)

@@ -33,9 +33,10 @@ class Cluster(Links):
             f"{self.local} GPUs a node; {self.peak / 1e12:g} TFLOP/s a GPU in bf16, of which {self.mfu:.0%} "
             f"are used; {self.within / 1e9:g} GB/s a GPU within a node, {self.between / 1e9:g} GB/s between nodes; a "
             "backward pass takes twice the FLOPs of the forward pass, checkpointing one forward pass more; ring "
-            "algorithms at the full rate of the slowest link, without latency; gradients are exchanged in fp32, "
-            "weights of blocks gathered in bf16 and the others in fp32, for the forward and the backward pass of each "
-            "micro-batch; *apart*: nothing overlaps, *at once*: communication and computation overlap entirely; "
+            "algorithms at full rate and without latency, on several nodes between GPUs of the same place in each, and "
+            "within each; gradients are exchanged in fp32, weights of blocks gathered in bf16 and the "
+            "others in fp32, for the forward and the backward pass of each micro-batch; *apart*: nothing overlaps, *at "
+            "once*: communication and computation overlap entirely; "
             "memory in fp32 with one set of EMA weights for each rate of the preset, as `info.py` prints it."
         )
 

@@ -25,8 +25,8 @@ class Cost:
 
     parameters:       number of parameters.
     flops:            FLOPs of a forward pass over one image; a multiply-add counts as two.
-    activation_bytes: peak memory per image, or per crop when trained on crops, during forward and backward pass in
-                      fp32; without the workspace of a device's libraries.
+    activation_bytes: peak memory per image of many, or per crop when trained on crops, during forward and backward pass
+                      in fp32; without the workspace of a device's libraries.
     """
 
     parameters: int
@@ -250,6 +250,8 @@ def measure(
     """Cost per image of ``call(model)``, a forward pass over ``images`` images, for a model built on the meta device.
 
     trained: the forward pass whose memory counts, when training runs on crops of the images; None = ``call``.
+    images:  for the memory, so many that activations are most of the peak: with few, that of a small network is where
+             the gradient of a weight is made, and hardly grows with them.
     """
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return Cost(parameters, count_flops(model, call) // images, peak_bytes(model, trained or call) // images)

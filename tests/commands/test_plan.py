@@ -4,6 +4,7 @@ import dataclasses
 import math
 import re
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -192,7 +193,8 @@ def test_seconds_of_a_step(counted):
     """By hand: computing, launching, and a ring of all GPUs."""
     flops, parameters = step_flops(counted, False, 16, 16, False), counted[0].parameters
     config = PlanConfig(gpu="a100_80", gpus=16, utilization=(0.1, 0.5), launch_time=(1e-9, 1e-9), network_speed=2.0)
-    wait = 2 * 4 * parameters * 15 / 16 / 2e9
+    gradients = 4 * parameters  # exchanged between two nodes, an eighth by each GPU, and then within each
+    wait = 2 * gradients * 7 / 8 / 300e9 + 2 * gradients / 8 / 2 / 2e9
     low, high = step_seconds(counted, Layout(gpus=16), config, 16, 16, False)
     assert low == pytest.approx(max(flops / (0.5 * 312e12), wait)) and high == pytest.approx(
         flops / (0.1 * 312e12) + wait
@@ -209,6 +211,31 @@ def test_more_utilization_or_a_faster_gpu_takes_less_time(counted):
         return step_seconds(counted, Layout(), config, 16, 16, False)[1]
 
     assert slowest("h100", 0.2) > slowest("h100", 0.4) and slowest("a100_80", 0.2) > slowest("h100", 0.2)
+
+
+def test_steps_take_the_time_of_the_clock_on_any_number_of_threads(world, monkeypatch):
+    """Not that of the processor, of which two threads take twice as much."""
+    run = parse(GeneratorRun, [*GENERATOR, "--batch_size", "4", "--sample_interval", "0", "--data_dir", world])
+    steps = Steps.of(run, ALONE)
+    clock, processor = iter(range(100)), iter(range(0, 200, 2))
+    clocks = SimpleNamespace(perf_counter=lambda: next(clock), process_time=lambda: next(processor))
+    monkeypatch.setattr(calibration, "time", clocks)
+    assert steps.seconds(2) == [1, 1]
+
+
+def test_calibration_runs_as_training_does(world, monkeypatch):
+    """With as many threads, and the memory of freed tensors kept."""
+    flags = [*GENERATOR, "--batch_size", "4", "--sample_interval", "0", "--data_dir", world]
+    before, seen = torch.get_num_threads(), []
+    monkeypatch.setattr(calibration, "reuse_freed_memory", lambda: seen.append("memory"))
+    monkeypatch.setattr(Steps, "seconds", lambda self, n: seen.append(torch.get_num_threads()) or [1.0] * n)
+    monkeypatch.setattr(calibration, "usable_cores", lambda: 2)
+    try:
+        for threads in ("1", "0"):
+            reached(parse(GeneratorRun, [*flags, "--threads", threads]))
+    finally:
+        torch.set_num_threads(before)
+    assert seen == ["memory", 1, "memory", 2]
 
 
 def test_calibration_divides_the_flops_of_real_steps_by_their_time(tiny, world, monkeypatch):
@@ -255,6 +282,18 @@ def test_what_cannot_be_sharded_is_left_out(counted):
     for networks, modes in ((counted, ["ddp", "ddp", "fsdp", "fsdp"]), (muon, ["ddp", "ddp"])):
         assert [each.layout.parallel for each in options(networks, PlanConfig(), 8, False)] == modes
     assert [each.layout.parallel for each in options(counted, PlanConfig(gpus=1), 8, False)] == ["ddp", "ddp"]
+
+
+def test_several_nodes_can_share_weights_within_each(counted, planned):
+    """hsdp: memory as on one node, and less traffic to the others than fsdp as soon as weights are gathered often."""
+    config = PlanConfig(gpus=32, launch_time=(1e-9, 1e-9), network_speed=0.01, gpu_memory=0.14)
+    found = {(e.layout.parallel, e.layout.checkpoint): e for e in options(counted, config, 64, False)}
+    assert {mode for mode, _ in found} == {"ddp", "fsdp", "hsdp"}
+    (fsdp, hsdp), ddp = (found[mode, False] for mode in ("fsdp", "hsdp")), found["ddp", False]
+    assert fsdp.microbatch == hsdp.microbatch < 64 and fsdp.seconds[1] > hsdp.seconds[1]
+    on_node = memory_of(counted, Layout("fsdp", gpus=8), hsdp.microbatch, 64)
+    assert hsdp.memory == on_node and fsdp.memory.weights < hsdp.memory.weights < ddp.memory.weights
+    assert "| hsdp | False |" in str(planned("--gpus", "16")) and "hsdp" not in str(planned("--gpus", "8"))
 
 
 def test_less_memory_means_smaller_micro_batches(planned, counted):
@@ -331,8 +370,16 @@ def test_the_text_names_every_assumption(planned):
     settings = "--parallel ddp --use_checkpoint False --batch_size 16 --microbatch 16 --num_workers"
     assert f"Settings: {settings} {found.workers}\n" in text
     assert "| activations | 4.00 |" in str(dataclasses.replace(found, best=option()))
+    assert "--parallel hsdp --use_checkpoint False" in str(dataclasses.replace(found, best=option("hsdp")))
     calibrated = dataclasses.replace(planned(), calibrated=3e9)
     assert "3.0 GFLOP/s that ten steps reached" in str(calibrated) and "(--utilization)" not in str(calibrated)
+
+
+def test_settings_of_a_file_alone_are_said_as_such(tmp_path):
+    """A decoder on one GPU has no flag among them."""
+    found = plan(parse_plan([*benchmark.flags_of("decoder_tiny", {}, str(tmp_path)), "--gpus", "1"]))
+    (line,) = [line for line in found.splitlines() if line.startswith("Settings: ")]
+    assert line.startswith("Settings: a GPU, in the file's own terms: checkpoint_during_training False, batch_size 16")
 
 
 def test_the_script_plans():
@@ -370,32 +417,3 @@ def test_calibration_without_data_is_refused():
 def test_gpus_have_sensible_figures():
     for gpu in GPUS.values():
         assert 1e14 < gpu.peak < 3e15 and 20 < gpu.memory < 200 and 0 < gpu.price[0] < gpu.price[1]
-
-
-# -------------------------------------------------------------------------------------------------------- the benchmark
-
-
-def test_a_measured_run(tmp_path, monkeypatch):
-    for name, value in {"SHARDS": 1, "SAMPLES": 16, "PREDICTED": 2, "STEPS": 2}.items():
-        monkeypatch.setattr(benchmark, name, value)
-    benchmark.write_world(str(tmp_path))
-    found = benchmark.measured_run("shapes_64_upsampler", str(tmp_path), 0)
-    assert found.planned_bytes == pytest.approx(found.bytes, rel=0.10)
-    assert found.seconds > 0 and found.planned_seconds > 0
-    row = benchmark._row(
-        "x", dataclasses.replace(found, bytes=100, planned_bytes=105, seconds=2.0, planned_seconds=1.5)
-    )
-    assert row[3] == "+5.0%" and row[6] == "-25.0%"
-
-
-@pytest.mark.parametrize("preset", benchmark.PRESETS)
-def test_runs_of_the_benchmark_are_in_fp32(preset, tmp_path):
-    run = benchmark.run_of(preset, benchmark.PRESETS[preset], str(tmp_path))
-    assert run.training.precision == "fp32" and run.sample_interval == 0
-
-
-def test_live_tensors_count_once():
-    before = benchmark.live_bytes()
-    kept = torch.zeros(1000)
-    views = [kept[:10], kept.view(10, 100)]
-    assert benchmark.live_bytes() - before == 4000 and len(views) == 2

@@ -15,6 +15,8 @@ from ...batch import Batch
 from ...checkpoints.checkpoint import Identity
 from ...checkpoints.run_folder import RunFolder
 from ...distributed.devices import use_device
+from ...distributed.host_memory import reuse_freed_memory
+from ...distributed.launch import usable_cores
 from ...distributed.world import SINGLE, World
 from ...training.loop import TrainLoop
 from ..training import TrainingRun
@@ -46,26 +48,29 @@ class Steps:
         return Steps(loop, data.batches(0))
 
     def seconds(self, count: int) -> list[float]:
-        """Of each of ``count`` steps, without the loading of their batches; on a CPU those of this process alone, which
-        do not depend on what else the machine computes."""
+        """Of each of ``count`` steps, without the wait for their batches.
+
+        By the clock, as training takes them: processor time is the sum of all threads, and a thread's share of it
+        leaves out the time in which others wait.
+        """
         device, found = self.loop.world.device, []
         for _ in range(count):
             batch = next(self.batches)
-            clock = time.process_time if device.type == "cpu" else time.perf_counter
-            begun = clock()
+            begun = time.perf_counter()
             self.loop.update(batch)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            found.append(clock() - begun)
+            if device.type != "cpu":
+                getattr(torch, device.type).synchronize()
+            found.append(time.perf_counter() - begun)
         return found
 
 
 def reached(run: TrainingRun) -> float:
-    """FLOP/s that ten steps of a run reach on this machine's device, with its own settings on one process."""
+    """FLOP/s that ten steps of a run reach on this machine's device, with its own settings on one process, as training
+    starts it. Their median: what else the machine does only lengthens steps, and must disturb half of them to count."""
     config = run.launching
-    if config.threads:
-        torch.set_num_threads(config.threads)
-    world = World(SINGLE, use_device(config.device))
+    reuse_freed_memory()
+    torch.set_num_threads(config.threads or usable_cores())
+    world = World(SINGLE, use_device(config.device, allow_tf32=config.allow_tf32))
     seconds = statistics.median(Steps.of(run, world).seconds(WARM_UP + STEPS)[WARM_UP:])
     networks, training = networks_of(run, half=False), run.training
     pieces = training.microbatch or training.batch_size

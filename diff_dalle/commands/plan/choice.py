@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ...distributed.sharding_config import MODES
 from ...errors import InputError
 from .cluster import sent_bytes
 from .config import PlanConfig
@@ -12,7 +13,6 @@ from .memory import Layout, Memory, memory_of
 from .network import PlannedNetwork
 
 ENOUGH = 8  # images of a micro-batch that use a GPU well: above it, plain data parallelism is preferred
-MODES = ("ddp", "fsdp")
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,10 @@ def options(
     calibrated: FLOP/s that are reached here; None = those that ``config`` assumes.
     """
     found = []
-    for mode in MODES[: 1 if config.gpus == 1 else None]:
+    modes = MODES if config.gpus > config.gpus_per_node else [mode for mode in MODES if mode != "hsdp"]
+    for mode in modes[: 1 if config.gpus == 1 else None]:
         for checkpoint in (False, True):
-            layout = Layout(mode, checkpoint, config.gpus)
+            layout = Layout(mode, checkpoint, config.gpus, config.gpus_per_node)
             try:
                 found.append(_option(networks, layout, config, batch, extra_pass, calibrated))
             except InputError:  # these networks cannot be sharded

@@ -64,8 +64,10 @@ class Traffic:
 
 
 def sent_bytes(shapes: Sequence[Shapes], parameters: int, pieces: int, mode: str, gpus: int, local: int) -> Traffic:
-    """Of a ring of n, an all-gather or reduce-scatter of b bytes sends b·(n-1)/n, an all-reduce twice that. Gradients
-    are exchanged in fp32, weights of blocks gathered in bf16 and the others in fp32, twice for each micro-batch.
+    """Of a ring of n, an all-gather or reduce-scatter of b bytes sends b·(n-1)/n, an all-reduce twice that. On several
+    nodes there are two levels: each GPU of a node exchanges its share with those of its place in other nodes, over a
+    link of its own, and then all within the node. Gradients are exchanged in fp32, weights of blocks gathered in bf16
+    and the others in fp32, twice for each micro-batch.
 
     shapes: see ``shapes_of``; not needed for ddp. pieces: micro-batches of a step. local: GPUs of a node.
     """
@@ -73,14 +75,12 @@ def sent_bytes(shapes: Sequence[Shapes], parameters: int, pieces: int, mode: str
     def ring(size: float, n: int) -> float:
         return size * (n - 1) / n
 
-    whole = 4 * parameters
-    on_node = gpus <= local
+    whole, local = 4 * parameters, min(local, gpus)
+    nodes = gpus // local
     if mode == "ddp":
-        sent = 2 * ring(whole, gpus)
-        return Traffic(within=sent) if on_node else Traffic(between=sent)
+        return Traffic(2 * ring(whole, local), 2 * ring(whole / local, nodes))
     *blocks, rest = (sum(map(prod, block)) for block in shapes)
-    gathered = 2 * pieces * (2 * sum(blocks) + 4 * rest)
+    sent = 2 * pieces * (2 * sum(blocks) + 4 * rest) + whole
     if mode == "fsdp":
-        sent = ring(gathered + whole, gpus)
-        return Traffic(within=sent) if on_node else Traffic(between=sent)
-    return Traffic(ring(gathered + whole, local), 2 * ring(whole / local, gpus // local))
+        return Traffic(ring(sent, local), ring(sent / local, nodes))
+    return Traffic(ring(sent, local), 2 * ring(whole / local, nodes))

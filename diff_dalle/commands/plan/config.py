@@ -45,7 +45,7 @@ class PlanConfig:
     calibrate: bool = option(
         False,
         "train for ten steps, on this machine's device and the run's data, and plan with their speed in place of "
-        "utilization",
+        "utilization; the machine must be idle",
     )
 
     def __post_init__(self):

@@ -14,11 +14,18 @@ from .network import PlannedNetwork
 
 @dataclass(frozen=True)
 class Layout:
-    """How a step is computed: parallel as in ``ShardingConfig``; checkpoint: with activation checkpointing."""
+    """How a step is computed: parallel as in ``ShardingConfig``; checkpoint: with activation checkpointing; node: GPUs
+    of a machine, which in hsdp share one copy of the weights."""
 
     parallel: str = "ddp"
     checkpoint: bool = False
     gpus: int = 1
+    node: int = 8
+
+    @property
+    def sharing(self) -> int:
+        """GPUs that share one copy of the weights, if they are sharded."""
+        return self.node if self.parallel == "hsdp" else self.gpus
 
 
 @dataclass(frozen=True)
@@ -86,5 +93,5 @@ def _sharded(network: PlannedNetwork, layout: Layout, microbatch: int, pieces: i
         raise InputError(f"a {network.kind.name} that is trained by {network.optim.optimizer} cannot be sharded")
     nothing = Cost(network.parameters, 0, 0)
     config = ShardingConfig(parallel=layout.parallel)
-    found = sharded_cost(network.shapes, nothing, config, layout.gpus, microbatch, pieces, emas=0)
+    found = sharded_cost(network.shapes, nothing, config, layout.sharing, microbatch, pieces, emas=0)
     return found.held // ADAMW_BYTES, found.gathered

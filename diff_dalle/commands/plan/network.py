@@ -17,8 +17,9 @@ from ...models.cost import count_training, half_peak_bytes, peak_bytes
 from ...models.sharded_cost import Shapes, shapes_of
 from ...training.optim import decayed
 from ...training.optim_config import OptimConfig
-from ..info import IMAGES
 from ..training import TrainingRun
+
+IMAGES = 4  # of the passes from which FLOPs and estimates of memory follow
 
 
 @dataclass(frozen=True)

@@ -163,8 +163,8 @@ class Plan:
         settings |= {"batch_size": self.batch, "microbatch": self.best.microbatch, "num_workers": self.workers}
         flags = [f"--{name} {value}" for name, value in settings.items() if name in known]
         others = [f"{name} {value}" for name, value in settings.items() if name not in known]
-        in_file = f"; a GPU, in the file's own terms: {', '.join(others)}" if others else ""
-        return f"Settings: {' '.join(flags)}{in_file}"
+        in_file = [f"a GPU, in the file's own terms: {', '.join(others)}"] if others else []
+        return f"Settings: {'; '.join([*([' '.join(flags)] if flags else []), *in_file])}"
 
     def _memory(self) -> str:
         memory = self.best.memory
@@ -236,8 +236,8 @@ class Plan:
             f"worst not at all; {config.watts[0]:,.0f} to {config.watts[1]:,.0f} W a GPU with its machine and cooling "
             f"(--power); ${config.dollars[0]:g} to ${config.dollars[1]:g} for a GPU's hour (--price); "
             f"{config.sample_kb:g} KB an image (--sample_kb), {config.decode_rate:g} images a second and worker "
-            "(--decode_rate). Not counted: evaluations, previews, restarts, storage of the data, and the passes "
-            "of frozen networks and discriminators."
+            "(--decode_rate). Not counted: waiting for data, evaluations, previews, restarts, storage of the data, and "
+            "the passes of frozen networks and discriminators."
         )
 
 
