@@ -5,9 +5,10 @@ its card. The card is made of what is recorded: settings, steps and samples in t
 ``run.json`` and ``progress.jsonl`` beside them; scores and pictures in the folder of a report. Nothing else of the run
 is sent.
 
-On the hub, a model is one commit, ``HF_TOKEN`` or ``hf auth login`` gives access, a new repository is private, and
-``HF_ENDPOINT`` selects another server. An interrupted ``push`` or ``pull`` leaves no half a model; repeated, it sends
-and fetches what the hub or the client's cache lacks. ``HF_HUB_OFFLINE=1`` allows the cache only."""
+On the hub, a model is one commit, which also removes the files of a model that was pushed there before; others stay.
+``HF_TOKEN`` or ``hf auth login`` gives access, a new repository is private, and ``HF_ENDPOINT`` selects another server.
+An interrupted ``push`` or ``pull`` leaves no half a model; repeated, ``push`` sends what the hub lacks, and ``pull``
+goes on with the file that it was at. ``HF_HUB_OFFLINE=1`` allows the client's cache only."""
 
 import help_without_torch  # noqa: F401
 

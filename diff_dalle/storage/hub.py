@@ -10,7 +10,7 @@ import contextlib
 import importlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 from urllib.parse import unquote
@@ -170,11 +170,18 @@ class Hub:
             hub_api().delete_file(place.name, place.repo, revision=place.revision)
 
 
-def commit(folder: str, files: Mapping[str, str], private: bool = True, message: str = "") -> None:
+def commit(
+    folder: str,
+    files: Mapping[str, str],
+    private: bool = True,
+    message: str = "",
+    stale: Callable[[], Iterable[str]] = tuple,
+) -> None:
     """Put local files into a repository in one commit, which nobody sees half.
 
     folder: hf://USER/NAME, or with @REVISION a branch. A repository that is missing is made, private or not.
     files:  local paths by names there.
+    stale:  names there of what the commit removes; called when the repository exists.
 
     What an interrupted call has sent is not sent again.
     """
@@ -190,9 +197,11 @@ def commit(folder: str, files: Mapping[str, str], private: bool = True, message:
             api = hub_api()
             if not place.revision:
                 api.create_repo(place.repo, private=private, exist_ok=True)
+            added = [hub.CommitOperationAdd(path_in_repo=name, path_or_fileobj=local) for name, local in files.items()]
+            removed = [hub.CommitOperationDelete(path_in_repo=name) for name in stale()]
             api.create_commit(
                 place.repo,
-                [hub.CommitOperationAdd(path_in_repo=name, path_or_fileobj=local) for name, local in files.items()],
+                [*added, *removed],
                 commit_message=message or f"diff_dalle: {', '.join(files)}",
                 revision=place.revision,
             )

@@ -16,6 +16,7 @@ from diff_dalle.checkpoints.model_folder import open_model
 from diff_dalle.checkpoints.record import CheckpointSet, Record, save_record
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.share import COMMANDS
+from diff_dalle.commands.sharing import copying
 from diff_dalle.errors import InputError
 from diff_dalle.storage import retries
 
@@ -95,6 +96,34 @@ def test_half_precision_is_the_same_on_the_way_and_smaller(hub, checkpoints, tmp
     assert sizes[0] < 0.6 * sizes[1]
 
 
+@pytest.mark.parametrize("remote", [False, True])
+def test_copies_move_a_bar(tmp_path, monkeypatch, remote):
+    """By parts, or, where files are sent when they are complete, by files; those that are there already too."""
+    moves, names = [], ("a", "b")
+    monkeypatch.setattr(copying, "tqdm", lambda **given: Bar(moves, **given))
+    monkeypatch.setattr(copying, "_CHUNK", 2)
+    monkeypatch.setattr(storage, "is_remote", lambda path: remote and "to" in path)
+    monkeypatch.setattr(storage, "atomic_writer", lambda path: open(path, "wb"))  # noqa: SIM115
+    for name in names:
+        (tmp_path / name).write_bytes(b"12345")
+    (tmp_path / "to").mkdir()
+    copying.copy_files({name: str(tmp_path / name) for name in names}, str(tmp_path / "to"), "Sending")
+    assert moves == [10, *([5, 5] if remote else [2, 2, 1, 0, 2, 2, 1, 0])]
+    assert [(tmp_path / "to" / name).read_bytes() for name in names] == [b"12345"] * 2
+
+
+class Bar:
+    def __init__(self, moves, total, **given):
+        self.update = moves.append
+        moves.append(total)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        return None
+
+
 def test_a_revision_is_pulled(hub, checkpoints, tmp_path):
     share("push", *checkpoints[:2], "--to", HUB, "--title", "First")
     share("push", *checkpoints[:2], "--to", HUB, "--title", "Second")
@@ -102,6 +131,27 @@ def test_a_revision_is_pulled(hub, checkpoints, tmp_path):
     share("pull", "--from", f"{HUB}@{first}", "--to", str(tmp_path / "first"))
     share("pull", "--from", HUB, "--to", str(tmp_path / "second"))
     assert [open_model(str(tmp_path / name)).card.count("# First") for name in ("first", "second")] == [1, 0]
+
+
+def test_another_model_takes_the_place_of_the_first_in_one_commit(hub, checkpoints, tmp_path):
+    """Files that others put there stay, also those that could be a model's."""
+    report = tmp_path / "report"
+    report.mkdir()
+    (report / "scores.json").write_text("{}")
+    (report / "report.md").write_text("# Report\n\n![Samples](grid.png)\n")
+    (report / "grid.png").write_bytes(PNG)
+    share("push", *checkpoints, "--to", HUB, "--report_dir", str(report))
+    first = set(hub.repos["me/it"])
+    others = dict.fromkeys(["LICENSE", "own.png", "other.safetensors", "notes.md", "sub/grid.png", ".hidden"], b"x")
+    hub.repos["me/it"] |= {**others, "generator_progress.csv": b"step\n"}
+    share("push", *checkpoints[:2], "--to", HUB)
+    kept = {"README.md", "model.json", "generator.safetensors"}
+    assert set(hub.repos["me/it"]) == {*kept, *others} and len(hub.commits) == 2
+    assert first - kept == {"upsampler.safetensors", "classifier.safetensors", "report.md", "scores.json", "grid.png"}
+    hub.repos["me/it"]["model.json"] = b"{}"  # nobody knows what was with it
+    hub.repos["me/it"]["scores.json"] = b"{}"
+    share("push", *checkpoints[:2], "--to", HUB)
+    assert set(hub.repos["me/it"]) == {*kept, *others, "scores.json"}
 
 
 def test_the_logs_come_along(tmp_path):
@@ -212,26 +262,63 @@ def test_a_model_without_its_files_is_not_pulled(hub, checkpoints, tmp_path):
     assert not (tmp_path / "pulled").exists()
 
 
-def test_an_interrupted_pull_is_no_model_and_can_be_repeated(hub, checkpoints, tmp_path, monkeypatch):
-    share("push", *checkpoints, "--to", HUB)
-    folder, copies = str(tmp_path / "pulled"), []
+@pytest.fixture
+def copied(monkeypatch):
+    """The names of the files that are written, until the name that ``copied.last`` says, which is interrupted."""
     write = storage.atomic_writer
 
-    def interrupted(path):
-        copies.append(path)
-        if len(copies) == 5:  # the table
+    class Copied(list):
+        last = "model.json"
+
+    found = Copied()
+
+    def watched(path):
+        name = storage.split(path)[1]
+        if name == found.last:
             raise KeyboardInterrupt
+        if not name.startswith("."):
+            found.append(name)
         return write(path)
 
-    monkeypatch.setattr(storage, "atomic_writer", interrupted)
+    monkeypatch.setattr(storage, "atomic_writer", watched)
+    return found
+
+
+def pull_in_two(copied, source, folder):
+    """Pull but for the table, and then the rest; returns what is written then."""
+    copied.last = "model.json"
     with pytest.raises(KeyboardInterrupt):
-        share("pull", "--from", HUB, "--to", folder)
+        share("pull", "--from", source, "--to", folder)
     assert open_model(folder) is None and len(storage.list_files(folder)) == 4
-    monkeypatch.setattr(storage, "atomic_writer", write)
-    fetched = len(hub.sent)
-    share("pull", "--from", HUB, "--to", folder)
+    copied.clear()
+    copied.last = ""
+    share("pull", "--from", source, "--to", folder)
     assert len(open_model(folder).files) == 3
-    assert len(hub.sent) == fetched  # all is in the client's cache
+    return list(copied)
+
+
+def test_an_interrupted_pull_is_no_model_and_goes_on(hub, checkpoints, tmp_path, copied):
+    copied.last = ""
+    share("push", *checkpoints, "--to", HUB)
+    assert pull_in_two(copied, HUB, str(tmp_path / "pulled")) == ["model.json"]
+    assert sorted(path.name for path in (tmp_path / "pulled").iterdir())[0] == "README.md"  # and nothing hidden
+    assert len([name for name in hub.sent if name.startswith("generator")]) == 1  # the client's cache has it
+
+
+@pytest.mark.parametrize("changed", ["", "source", "copy"])
+def test_a_pull_from_a_folder_goes_on_with_what_has_changed(checkpoints, tmp_path, copied, changed, monkeypatch):
+    copied.last = ""
+    model, pulled = tmp_path / "model", tmp_path / "pulled"
+    share("push", *checkpoints, "--to", str(model))
+    if changed:
+        target = {"source": model, "copy": pulled}[changed] / "README.md"
+        remove = copied.clear
+        monkeypatch.setattr(copied, "clear", lambda: (remove(), target.write_bytes(b"# Changed")), raising=False)
+    again = pull_in_two(copied, str(model), str(pulled))
+    assert again == (["README.md"] if changed else []) + ["model.json"]
+    for path in model.iterdir():
+        assert (pulled / path.name).read_bytes() == path.read_bytes()
+    assert sorted(path.name for path in pulled.iterdir()) == sorted(path.name for path in model.iterdir())
 
 
 def test_logins(hub, checkpoints, tmp_path, monkeypatch):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ... import storage
 from ...checkpoints.checkpoint import load_file
+from ...checkpoints.content import DamagedError
 from ...checkpoints.lora_file import read_lora
 from ...checkpoints.model_folder import CARD, TABLE, ModelFolder, open_model
 from ...checkpoints.model_writing import write_model, write_shared_lora
@@ -18,6 +19,7 @@ from ...config import MAX_TEXT, load_mapping
 from ...errors import InputError
 from ...storage.hub import commit
 from .card import CardFile, CardTexts, model_card
+from .copying import copy_file, copy_files
 from .lora_card import lora_card
 from .training_facts import training_facts
 
@@ -25,7 +27,6 @@ REPORT, SCORES, LOG = "report.md", "scores.json", "progress.csv"
 HUB = "hf"  # the scheme of places that take several files at once
 _PICTURE = re.compile(r"^!\[([^\]\n]*)\]\((\w[\w.-]*\.png)\)$", re.ASCII | re.MULTILINE)
 _SHARED = re.compile(r"\w[\w.-]*\.(safetensors|json|md|png|txt|csv)|LICENSE(\.\w+)?", re.ASCII)
-_CHUNK = 2**20
 
 
 def push_checkpoints(
@@ -100,7 +101,7 @@ def _copy_report(report_dir: str, folder: str) -> tuple[dict[str, Any], list[tup
     pictures = _PICTURE.findall(storage.read_text(path, MAX_TEXT))
     scores = storage.join(report_dir, SCORES)
     for name in (REPORT, SCORES, *(name for _, name in pictures)):
-        _copy(storage.join(report_dir, name), os.path.join(folder, name))
+        copy_file(storage.join(report_dir, name), os.path.join(folder, name))
     return load_mapping(storage.read_text(scores, MAX_TEXT), scores), pictures
 
 
@@ -109,18 +110,36 @@ def _copy_logs(files: Sequence[CardFile], folder: str) -> None:
     for file in files:
         log = storage.join(storage.split(file.path)[0] or ".", LOG)
         if training_facts(file.path, load_file(file.path)).hours is not None and storage.exists(log):
-            _copy(log, os.path.join(folder, f"{file.name.rpartition('.')[0]}_{LOG}"))
+            copy_file(log, os.path.join(folder, f"{file.name.rpartition('.')[0]}_{LOG}"))
 
 
 def _send(folder: str, to: str, private: bool) -> list[str]:
     names = _in_order(os.listdir(folder))
     if storage.scheme(to) == HUB:
-        commit(to, {name: os.path.join(folder, name) for name in names}, private)
+        files = {name: os.path.join(folder, name) for name in names}
+        commit(to, files, private, stale=lambda: sorted(_pushed_before(to) - set(names)))
     else:
         storage.make_dirs(to)
-        for name in names:
-            _copy(os.path.join(folder, name), storage.join(to, name))
+        copy_files({name: os.path.join(folder, name) for name in names}, to, "Sending")
     return names
+
+
+def _pushed_before(place: str) -> set[str]:
+    """The files there that came with the model that is there: what its table names, with the logs, and its card and
+    report with its pictures. No others, whoever put them there."""
+    try:
+        model = open_model(place)
+    except DamagedError:
+        return set()
+    if model is None:
+        return set()
+    weights = [name for names in model.files.values() for name in names]
+    ours = {TABLE, CARD, REPORT, SCORES, *weights, *(f"{name.rpartition('.')[0]}_{LOG}" for name in weights)}
+    there = {storage.split(path)[1] for path in storage.list_files(place)}
+    if REPORT in there:
+        with contextlib.suppress(InputError):  # one that is too long, or no text, is not ours
+            ours |= {name for _, name in _PICTURE.findall(storage.read_text(storage.join(place, REPORT), MAX_TEXT))}
+    return ours & there
 
 
 def _fetch(model: ModelFolder, folder: str) -> list[str]:
@@ -131,16 +150,10 @@ def _fetch(model: ModelFolder, folder: str) -> list[str]:
         raise InputError(f"the model {model.path} has no {missing[0]}, which its {TABLE} names")
     names = _in_order({*needed, TABLE, *(name for name in beside if _SHARED.fullmatch(name))})
     storage.make_dirs(folder)
-    for name in names:
-        _copy(storage.join(model.path, name), storage.join(folder, name))
+    copy_files({name: storage.join(model.path, name) for name in names}, folder, "Fetching", resume=True)
     return names
 
 
 def _in_order(names: Sequence[str] | set[str]) -> list[str]:
     """The table last: with it, a model is whole."""
     return sorted(names, key=lambda name: (name == TABLE, name))
-
-
-def _copy(source: str, target: str) -> None:
-    with storage.explained(source), storage.open_read(source) as reading, storage.atomic_writer(target) as writing:
-        shutil.copyfileobj(reading, writing, _CHUNK)
