@@ -16,21 +16,21 @@ from ..config import option
 from ..diffusion.log_snr import LogSnrProcess
 from ..embeddings.contract import Clip
 from ..errors import InputError
-from ..evaluation.plots import MissingMatplotlib, line_plot
+from ..evaluation.plots import MissingMatplotlib
 from ..models.latent.blocks import resized_to
 from ..models.latent.config import LatentUnetConfig
 from ..models.latent.semantic import SemanticAutoencoder
 from ..models.latent.stage_a import StageA
 from ..models.latent.unet import LatentUnet
 from ..randomness import Draw, random_uniform
-from ..training.task import Task
+from ..training.meter import Meter
+from ..training.task import Shown, Task
+from .loss_by_log_snr import by_log_snr, plot_by_log_snr
 
 # Names of companions.
 STAGE_A, SEMANTIC, TEXT_CLIP, IMAGE_CLIP = "stage_a", "semantic", "text_clip", "image_clip"
 
 QUARTILES = 4  # losses are reported by quarter of the time, 0 with the least noise
-BINS = 10  # of log-SNR in ±LIMIT, of the plot
-LIMIT = 10.0
 
 
 @dataclass(frozen=True)
@@ -51,17 +51,21 @@ class LatentTask(Task):
     The companions ``TEXT_CLIP`` and ``IMAGE_CLIP`` encode texts and images where the network has no text encoder of its
     own, and for image embeddings.
 
-    preview: task → named preview images; None = no previews.
+    preview: task → named previews; None = no previews.
+
+    The unweighted losses of training are collected by log-SNR for a plot, from one preview to the next; a resumed run
+    begins anew.
     """
 
     model: LatentUnet
+    observed: tuple[str, ...] = ("log_snr", "observed_mse")
     recorded = ("log_snr",)
     trains_conditions = False  # whether the loss has a gradient for what makes the conditions
 
     def __init__(self, model: LatentUnet, process: LogSnrProcess, config: LatentConfig, preview=None):
         super().__init__()
         self.model, self.process, self.config, self.preview = model, process, config, preview
-        self.observed = ("log_snr", "observed_mse") if process.observes else ()
+        self.collected: Meter | None = None  # losses of training by log-SNR
         self.plot_omitted = False  # whether the log already says so
 
     # ----------------------------------------------------------------------------------------- what a stage consists of
@@ -130,7 +134,7 @@ class LatentTask(Task):
         terms = self._terms(x_start, cond, t, draw)
         mse = terms["mse"].detach()
         named = {**terms, "mse": mse, "log_snr": self.process.log_snr(t).float()} | _by_quartile("mse", mse, t)
-        return {**named, "observed_mse": mse} if self.process.observes else named
+        return {**named, "observed_mse": mse}
 
     def _terms(self, x_start: Tensor, cond: Conditioning, t: Tensor, draw: Draw) -> dict[str, Tensor]:
         noise = self.process.noise(draw.normal, x_start.shape[1:])
@@ -142,9 +146,7 @@ class LatentTask(Task):
         x_start, cond = self.latents(batch.images), self.condition(batch)
         t = self.process.training_times(draw.uniform("timestep"))
         log_snr, mse = self.process.log_snr(t), self._terms(x_start, cond, t, draw)["mse"]
-        named = {"loss": mse} | _by_quartile("loss", mse, t)
-        for i, center in enumerate(_centers()):
-            named[_bin_name(center)] = torch.where(_bin(log_snr) == i, mse, torch.nan)
+        named = {"loss": mse} | _by_quartile("loss", mse, t) | by_log_snr(log_snr, mse)
         for name, other in self.other_conditions(cond, batch).items():
             named[f"{name}_gap"] = self._terms(x_start, other, t, draw)["mse"] - mse
         return named
@@ -159,28 +161,33 @@ class LatentTask(Task):
         swapped = {name: value.roll(1, 0) for name, value in given.items() if value is not None}
         return {"caption_swap": replace(cond, **swapped)}
 
-    def pictures(self, batch: Batch, cond: Conditioning) -> list[Tensor]:
-        """What previews show of the conditions: images [N, 3, H, W] in [-1, 1]."""
-        return []
+    def pictures(self, batch: Batch, cond: Conditioning) -> dict[str, Tensor]:
+        """What previews show of the conditions, by name: images [N, 3, H, W] in [-1, 1]."""
+        return {}
 
     def findings(self, values: Mapping[str, float]) -> tuple[str, dict[str, np.ndarray]]:
-        """A plot of the loss over log-SNR, with the weights of training."""
-        found = [(center, values.get(_bin_name(center), np.nan)) for center in _centers()]
-        points = [(center, value) for center, value in found if np.isfinite(value)]
-        weights = self.process.loss_weight(torch.tensor([center for center, _ in points], dtype=torch.float64))
-        series = {"loss": points, "weight": [(x, float(y)) for (x, _), y in zip(points, weights, strict=True)]}
-        top = max((y for line in series.values() for _, y in line), default=1.0)
+        """A plot of the held-out loss over log-SNR, with the weights of training."""
+        return self._plotted("loss_by_log_snr", values)
+
+    def training_findings(self) -> tuple[str, dict[str, np.ndarray]]:
+        """The same plot of the loss of training."""
+        return self._plotted("training_loss_by_log_snr", self.collected.read() if self.collected else {})
+
+    def _plotted(self, name: str, means: Mapping[str, float]) -> tuple[str, dict[str, np.ndarray]]:
         try:
-            plot = line_plot(series, "log-SNR", y_range=(0.0, top))
+            plot = plot_by_log_snr(means, self.process.loss_weight)
         except MissingMatplotlib as error:  # a plot is not worth ending a run for
-            text = "" if self.plot_omitted else f"The plot loss_by_log_snr.png is omitted: {error}"
+            text = "" if self.plot_omitted else f"The loss over log-SNR is not drawn: {error}"
             self.plot_omitted = True
             return text, {}
-        return "", {"loss_by_log_snr": np.asarray(plot)}
+        return "", {} if plot is None else {name: plot}
 
     def observe(self, values: Mapping[str, Tensor]) -> None:
+        log_snr, mse = values["log_snr"], values["observed_mse"]
         if self.process.observes:
-            self.process.observe(values["log_snr"], values["observed_mse"])
+            self.process.observe(log_snr, mse)
+        self.collected = self.collected or Meter(mse.device)
+        self.collected.add(by_log_snr(log_snr, torch.where(mse.isfinite(), mse, torch.nan)))
 
     def extra_state(self) -> dict[str, Tensor]:
         return self.process.state_dict()
@@ -188,7 +195,7 @@ class LatentTask(Task):
     def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
         self.process.load_state_dict(state)
 
-    def previews(self) -> dict[str, np.ndarray]:
+    def previews(self) -> dict[str, Shown]:
         return self.preview(self) if self.preview else {}
 
 
@@ -284,18 +291,6 @@ class StageCTask(LatentTask):
 def _by_quartile(name: str, values: Tensor, t: Tensor) -> dict[str, Tensor]:
     quarter = (QUARTILES * t).long().clamp(max=QUARTILES - 1)
     return {f"{name}_q{q}": torch.where(quarter == q, values, torch.nan) for q in range(QUARTILES)}
-
-
-def _centers() -> list[float]:
-    return [LIMIT * (2 * i + 1 - BINS) / BINS for i in range(BINS)]
-
-
-def _bin(log_snr: Tensor) -> Tensor:
-    return ((log_snr + LIMIT) * (BINS / (2 * LIMIT))).long().clamp(0, BINS - 1)
-
-
-def _bin_name(center: float) -> str:
-    return f"loss_log_snr_{center:g}"
 
 
 def _count(cond: Conditioning) -> int:

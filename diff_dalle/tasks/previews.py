@@ -15,6 +15,8 @@ from ..diffusion.preview_config import PreviewConfig
 from ..diffusion.sampling import SampleBatch, sample_batch
 from ..images.grid import image_grid
 from ..images.signal import Signal
+from ..tracking.tracker import Table
+from ..training.task import Shown
 
 
 @dataclass(frozen=True)
@@ -42,23 +44,25 @@ class Previews:
     originals: np.ndarray | None = None
     scales: tuple[float, ...] = ()
 
-    def __call__(self, generator: nn.Module) -> dict[str, np.ndarray]:
-        """The grid by its name. Each image has its caption below it, and with several scales its scale too."""
+    def __call__(self, generator: nn.Module) -> dict[str, Shown]:
+        """The grid by its name, and the same as a table. In the grid each image has its caption below it, and with
+        several scales its scale too."""
         guidance = self.config.guidance
         shown = {f"scale {scale:g}": replace(guidance, guidance_scale=scale) for scale in self.scales}
         panels = {name: self._sample(generator, each) for name, each in (shown or {"": guidance}).items()}
         if len(panels) == 1:
             panels = {"": next(iter(panels.values()))}
         captions = [[f"{caption} {name}".strip() for name in panels] for caption in self.captions]
-        images = [*panels.values()]
+        pictures = {name or "sampled": images for name, images in panels.items()}
         if self.inputs is not None:
-            images, captions = [self.inputs, *images], [["input", *row] for row in captions]
+            pictures, captions = {"input": self.inputs, **pictures}, [["input", *row] for row in captions]
         if self.originals is not None:
-            images, captions = [*images, self.originals], [[*row, "original"] for row in captions]
-        count, width = len(self.captions), len(images)
+            pictures, captions = {**pictures, "original": self.originals}, [[*row, "original"] for row in captions]
+        count, width = len(self.captions), len(pictures)
         columns = None if width == 1 else width * min(count, 2 if width <= 3 else 1)
-        cells = np.stack(images, 1).reshape(-1, *images[0].shape[1:])
-        return {"samples": np.asarray(image_grid(cells, [text for row in captions for text in row], columns))}
+        images = np.stack([*pictures.values()], 1)
+        grid = image_grid(images.reshape(-1, *images.shape[2:]), [text for row in captions for text in row], columns)
+        return {"samples": np.asarray(grid), "samples_table": Table({"caption": self.captions, **pictures})}
 
     def _sample(self, generator: nn.Module, guidance: GuidanceConfig) -> np.ndarray:
         """The images, uint8 [N, H, W, 3]."""

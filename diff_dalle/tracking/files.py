@@ -17,7 +17,7 @@ from .. import storage
 from ..errors import InputError
 from ..images.output import png_bytes
 from .scalar_table import format_table
-from .tracker import Run, Tracker
+from .tracker import Run, Table, Tracker
 
 
 def read_lines(path: str) -> list[str]:
@@ -119,8 +119,8 @@ class JsonLog(Tracker):
 
 
 class SampleGrids(Tracker):
-    """NAME_STEP.png in ``samples_dir``: every image grid; NAME.png in the log directory: the latest version of each
-    figure."""
+    """NAME_STEP.png in ``samples_dir``: every image grid; NAME.txt there: the texts of the latest table, a line each,
+    unless all are empty; NAME.png in the log directory: the latest version of each figure."""
 
     def __init__(self, run: Run):
         self.logdir, self.folder = run.logdir, run.samples_dir or storage.join(run.logdir, "samples")
@@ -129,9 +129,18 @@ class SampleGrids(Tracker):
     def images(self, step: int, name: str, grid: np.ndarray) -> None:
         _write_png(self.folder, f"{name}_{step:06d}", grid)
 
+    def table(self, step: int, name: str, table: Table) -> None:
+        texts = [" ".join(" ".join(cell for cell in row if isinstance(cell, str)).split()) for row in table.rows()]
+        if any(texts):
+            _write(self.folder, f"{name}.txt", "".join(f"{text}\n" for text in texts).encode())
+
     def figure(self, step: int, name: str, image: np.ndarray) -> None:
         _write_png(self.logdir, name, image)
 
 
 def _write_png(folder: str, name: str, pixels: np.ndarray) -> None:
-    storage.write_bytes(storage.join(folder, f"{name.replace('/', '_')}.png"), png_bytes(Image.fromarray(pixels)))
+    _write(folder, f"{name}.png", png_bytes(Image.fromarray(pixels)))
+
+
+def _write(folder: str, name: str, content: bytes) -> None:
+    storage.write_bytes(storage.join(folder, name.replace("/", "_")), content)

@@ -14,10 +14,11 @@ from .tracker import Run, Tracker, import_extra
 class TensorboardTracker(Tracker):
     """Event files that ``tensorboard --logdir`` shows. Raises InputError for a remote log directory."""
 
+    module = "torch.utils.tensorboard"
     optional = True
 
     def __init__(self, run: Run):
-        summary = import_extra("torch.utils.tensorboard", "tensorboard")
+        summary = import_extra(self.module, "tensorboard")
         if storage.is_remote(run.logdir):
             raise InputError(
                 f"tensorboard cannot write to {run.logdir}: remove it from --trackers or set a local --logdir"

@@ -1,13 +1,13 @@
 """The interface of everything that displays or records the progress of a run.
 
 To add a tracker: a file with a subclass of `Tracker` whose constructor takes a `Run`, and an entry in
-``trackers.TRACKERS``. Import optional packages with `import_extra`.
+``trackers.TRACKERS``. Import an optional package with `import_extra`; runs look for its ``module`` at the start.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import BinaryIO
@@ -66,12 +66,27 @@ class Saved:
     forms: Mapping[str, Callable[[BinaryIO], object]]
 
 
+@dataclass(frozen=True)
+class Table:
+    """Texts and pictures of samples, a row for each.
+
+    columns: by their names, the cells of all rows: texts, or pictures (uint8 [H, W, 3]).
+    """
+
+    columns: Mapping[str, Sequence[str] | Sequence[np.ndarray] | np.ndarray]
+
+    def rows(self) -> list[tuple[str | np.ndarray, ...]]:
+        return list(zip(*self.columns.values(), strict=True))
+
+
 class Tracker:
     """Displays or records progress. This base class does nothing, which is right for every rank but the first.
 
+    module:   of the optional package that it needs; its extra has the tracker's name in ``TRACKERS``.
     optional: a failure while logging turns the tracker off instead of ending the run.
     """
 
+    module = ""
     optional = False
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
@@ -79,6 +94,10 @@ class Tracker:
 
     def images(self, step: int, name: str, grid: np.ndarray) -> None:
         """An image after ``step`` updates: uint8 [H, W, 3]."""
+
+    def table(self, step: int, name: str, table: Table) -> None:
+        """The samples of an image grid after ``step`` updates, one by one, with their texts. Does nothing where
+        there is no form for it."""
 
     def figure(self, step: int, name: str, image: np.ndarray) -> None:
         """A plot of the state after ``step`` updates, which replaces the previous one: uint8 [H, W, 3]."""

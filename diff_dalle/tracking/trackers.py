@@ -16,7 +16,7 @@ from .files import CsvLog, JsonLog, SampleGrids, TextLog
 from .loader import LoaderConfig
 from .saver import SaverConfig, check_savers, create_savers
 from .tensorboard import TensorboardTracker
-from .tracker import Run, Saved, Tracker
+from .tracker import Run, Saved, Table, Tracker, import_extra
 from .wandb import RESUMES, WandbTracker, logged_run
 
 TRACKERS: dict[str, Callable[[Run], Tracker]] = {
@@ -101,6 +101,13 @@ class Trackers(Tracker):
         pixels = _pixels(grid)
         self._forward(lambda member: member.images(step, name, pixels))
 
+    def table(self, step: int, name: str, table: Table) -> None:
+        for row in table.rows():
+            for cell in row:
+                if not isinstance(cell, str):
+                    _pixels(cell)
+        self._forward(lambda member: member.table(step, name, table))
+
     def figure(self, step: int, name: str, image: np.ndarray) -> None:
         pixels = _pixels(image)
         self._forward(lambda member: member.figure(step, name, pixels))
@@ -138,6 +145,13 @@ def _pixels(image: np.ndarray) -> np.ndarray:
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
         raise TypeError(f"an image must be uint8 [H, W, 3], not {image.dtype} {list(image.shape)}")
     return np.ascontiguousarray(image)
+
+
+def check_trackers(config: TrackingConfig) -> None:
+    """Raise InputError for a tracker whose package is not installed."""
+    for name in config.trackers:
+        if module := getattr(TRACKERS[name], "module", ""):
+            import_extra(module, name)
 
 
 def create_trackers(

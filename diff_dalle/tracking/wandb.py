@@ -11,7 +11,7 @@ import numpy as np
 from .. import storage
 from ..errors import InputError
 from .store import Store, Write
-from .tracker import Run, Tracker, import_extra
+from .tracker import Run, Table, Tracker, import_extra
 
 ID_FILE = "wandb_run_id.txt"
 RESUMES = ("auto", "never", "must")
@@ -31,10 +31,11 @@ class WandbTracker(Tracker):
     axis of charts is the training step: after a resume, repeated steps are drawn on top of each other.
     """
 
+    module = "wandb"
     optional = True
 
     def __init__(self, run: Run):
-        self.wandb = import_extra("wandb", "wandb")
+        self.wandb = import_extra(self.module, "wandb")
         known = {"auto": logged_run(run.logdir) or run.run_id, "never": "", "must": run.run_id}[run.resume]
         try:
             self.run = self.wandb.init(
@@ -60,6 +61,10 @@ class WandbTracker(Tracker):
 
     def images(self, step: int, name: str, grid: np.ndarray) -> None:
         self.run.log({"step": step, name: self.wandb.Image(grid)})
+
+    def table(self, step: int, name: str, table: Table) -> None:
+        rows = [[cell if isinstance(cell, str) else self.wandb.Image(cell) for cell in row] for row in table.rows()]
+        self.run.log({"step": step, name: self.wandb.Table(list(table.columns), rows)})
 
     def finish(self) -> None:
         self.run.finish()

@@ -55,4 +55,3 @@ def test_statistics_and_adaptive_weights_both_follow():
     other = make(LogSnrConfig(loss_weighting=("adaptive",)))
     other.load_extra_state(task.extra_state())
     assert other.updates == 12 and (other.process.state_dict()["adaptive_weight"] != 1).any()
-    assert make().observed == ("norm_moments",)

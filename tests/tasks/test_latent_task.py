@@ -15,7 +15,6 @@ from diff_dalle.batch import Batch, Conditioning
 from diff_dalle.checkpoints.cascade import LatentSampling
 from diff_dalle.diffusion.log_snr import LogSnrProcess
 from diff_dalle.diffusion.log_snr_config import LogSnrConfig
-from diff_dalle.evaluation import plots
 from diff_dalle.images.signal import LatentSignal
 from diff_dalle.models.latent.config import LatentTextConfig
 from diff_dalle.models.latent.semantic import SemanticAutoencoder, SemanticConfig
@@ -60,6 +59,9 @@ class Texts(nn.Module):
     def encode_text(self, texts):
         tokens, mask = self.tokenize(texts, LENGTH)
         return *self.encode_tokens(tokens, mask), mask
+
+    def states_mask(self, mask):
+        return mask
 
     def encode_images(self, images):
         return images.mean((1, 2, 3))[:, None].expand(-1, EMBED)
@@ -267,7 +269,7 @@ def test_dropout_follows_the_position():
 
 def test_adaptive_weights_are_state_of_the_task():
     task, batch = stage_c(LogSnrConfig(loss_weighting=("adaptive",))), make_batch()
-    assert task.observed == ("log_snr", "observed_mse") and stage_c().observed == ()
+    assert task.observed == ("log_snr", "observed_mse")
     named = task.losses(batch, draw_of(batch))
     torch.testing.assert_close(named["loss"], named["mse"])  # 1 / 1 before the first update
     for _ in range(200):
@@ -345,25 +347,6 @@ def test_stage_b_learns_to_use_its_map():
     assert values["semantic_drop_gap"].mean() > 0.25 * values["loss"].mean()
 
 
-def test_the_plot_shows_loss_and_weight_or_says_once_what_is_missing(monkeypatch):
-    task, drawn = stage_c(), []
-    monkeypatch.setattr(
-        "diff_dalle.tasks.latent.line_plot", lambda series, *a, **k: drawn.append(series) or np.zeros(3)
-    )
-    values = {"loss_log_snr_-9": 0.5, "loss_log_snr_1": 0.25, "loss_log_snr_3": float("nan")}
-    text, figures = task.findings(values)
-    assert text == "" and list(figures) == ["loss_by_log_snr"]
-    assert drawn[0]["loss"] == [(-9.0, 0.5), (1.0, 0.25)]
-    weights = [weight for _, weight in drawn[0]["weight"]]
-    assert weights == pytest.approx([1 / (1 + np.exp(-9)), 1 / (1 + np.e)], rel=1e-5)
-
-    def missing(*arguments, **options):
-        raise plots.MissingMatplotlib("plots require matplotlib")
-
-    monkeypatch.setattr("diff_dalle.tasks.latent.line_plot", missing)
-    assert "is omitted: plots require matplotlib" in task.findings(values)[0] and task.findings(values) == ("", {})
-
-
 # ------------------------------------------------------------------------------------------------------------- previews
 
 
@@ -372,7 +355,13 @@ def previews_of(task, batch, size=8) -> LatentPreviews:
     network = task.companions[decoder]
     decode = network.decode if decoder == STAGE_A else network.preview
     signal = LatentSignal(task.model.config.channels, scale, decoder, network.encode, decode)
-    return LatentPreviews(batch, signal, LatentSampling(steps=2, guidance_scale=2.0), size)
+    captions = [f"caption {position}" for position in batch.index.tolist()]
+    return LatentPreviews(batch, captions, signal, LatentSampling(steps=2, guidance_scale=2.0), size)
+
+
+def row_of(grid, row, count) -> list[np.ndarray]:
+    """The pictures of 96 pixels in a row of a grid without captions."""
+    return [grid[4 + 100 * row : 100 + 100 * row, 4 + 100 * i : 100 + 100 * i] for i in range(count)]
 
 
 @pytest.mark.parametrize("make", [stage_b, stage_c])
@@ -390,6 +379,20 @@ def test_previews_show_each_image_from_the_original_to_a_sample(make):
     with torch.no_grad():
         pieces = previews_of(task, batch, 2)(task)["samples"]
     assert np.abs(grid.astype(int) - pieces).max() <= 1  # the same samples whatever is sampled together
+
+
+def test_the_table_has_captions_samples_and_originals_of_the_grid(monkeypatch):
+    task, batch = stage_c(), make_batch(range(3), size=(96, 96))
+    task.eval()
+    monkeypatch.setattr(task, "pictures", lambda batch, cond: {"control": -batch.images})
+    for size in (8, 2):
+        with torch.no_grad():
+            shown = previews_of(task, batch, size)(task)
+        grid, columns = shown["samples"], shown["samples_table"].columns
+        assert list(columns) == ["caption", "sampled", "control", "original"]
+        assert columns["caption"] == ["caption 0", "caption 1", "caption 2"]
+        for name, row in {"original": 0, "control": 1, "sampled": 5}.items():
+            assert np.array_equal(columns[name], row_of(grid, row, 3))
 
 
 def test_previews_are_noised_from_little_to_much_and_sampled_with_the_shift(monkeypatch):
@@ -421,8 +424,12 @@ def test_previews_show_samples_of_both_weights():
 
     task.unaveraged = others
     with torch.no_grad():
-        grid = previews_of(task, batch)(task)["samples"]
+        shown = previews_of(task, batch)(task)
+    grid, columns = shown["samples"], shown["samples_table"].columns
     assert grid.shape[0] == 6 * 100 + 4 and entered == [1]
+    assert list(columns) == ["caption", "sampled", "sampled with EMA", "original"]
+    assert np.array_equal(columns["sampled with EMA"], row_of(grid, 4, 2))  # they are in place in previews
+    assert np.array_equal(columns["sampled"], row_of(grid, 5, 2))
     rows = [grid[4 + row * 100 : 100 + row * 100] for row in range(6)]
     assert not np.array_equal(rows[4], rows[5])
 

@@ -10,7 +10,7 @@ from PIL import Image
 from diff_dalle import storage
 from diff_dalle.errors import InputError
 from diff_dalle.tracking.files import CsvLog, JsonLog, SampleGrids, TextLog
-from diff_dalle.tracking.tracker import Run
+from diff_dalle.tracking.tracker import Run, Table
 
 
 def rows(folder):
@@ -105,6 +105,16 @@ def test_sample_grids(tmp_path):
     SampleGrids(Run(str(tmp_path))).images(200, "ema/fixed", grid)
     with Image.open(tmp_path / "samples" / "ema_fixed_000200.png") as image:
         assert np.array_equal(np.asarray(image), grid)
+
+
+def test_the_texts_of_a_table_are_beside_the_grids(tmp_path):
+    """A line for each row, those of the latest table; no file without texts."""
+    pictures, grids = np.zeros((2, 4, 4, 3), np.uint8), SampleGrids(Run(str(tmp_path)))
+    for step, last in ((1, "old"), (2, "a  dög\nruns")):
+        grids.table(step, "ema/table", Table({"caption": ["a cat", last], "sampled": pictures}))
+    grids.table(2, "silent", Table({"caption": ["", ""], "sampled": pictures}))
+    (path,) = (tmp_path / "samples").iterdir()
+    assert path.name == "ema_table.txt" and path.read_bytes().decode() == "a cat\na dög runs\n"
 
 
 def test_remote_log_directory(tmp_path, monkeypatch):

@@ -1,13 +1,18 @@
+import hashlib
+import io
+import json
 import sys
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from diff_dalle.errors import InputError
-from diff_dalle.tracking.tracker import Run, Tracker
-from diff_dalle.tracking.trackers import TRACKERS, Trackers, TrackingConfig, create_trackers
+from diff_dalle.tracking.tracker import Run, Table, Tracker
+from diff_dalle.tracking.trackers import TRACKERS, Trackers, TrackingConfig, check_trackers, create_trackers
 
 GRID = np.zeros((4, 6, 3), dtype=np.uint8)
+TABLE = Table({"caption": ["a cat", "two dogs"], "sampled": np.stack([GRID, GRID + 200])})
 
 
 class Recorder(Tracker):
@@ -27,6 +32,9 @@ class Recorder(Tracker):
     def images(self, step, name, grid):
         self._record("images", step, name)
 
+    def table(self, step, name, table):
+        self._record("table", step, name, table)
+
     def note(self, text):
         self._record("note", text)
 
@@ -39,12 +47,14 @@ def test_every_tracker(name, tmp_path, monkeypatch):
     """Each accepts all calls, twice in the same log directory, as in a resumed run."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "data"))
     for step in (0, 10):
         settings = {"training": {"lr": 3e-4, "betas": [0.9, 0.999]}, "steps": step}
         tracker = create_trackers(TrackingConfig((name,)), str(tmp_path), settings, step, total_steps=20)
         tracker.log(step + 1, {"loss": 0.5})
         tracker.log(step + 2, {"loss": float("nan"), "held_out/loss": 1.0, "samples": 7})
         tracker.images(step + 2, "fixed/prompts", GRID)
+        tracker.table(step + 2, "fixed/table", TABLE)
         tracker.progress(step + 3)
         tracker.note("a note")
         tracker.finish()
@@ -77,6 +87,16 @@ def test_arrays_that_are_not_images_are_refused():
     for bad in (GRID.astype(np.float32), GRID[0], GRID.transpose(2, 0, 1)):
         with pytest.raises(TypeError, match="uint8"):
             trackers.images(1, "bad", bad)
+        with pytest.raises(TypeError, match="uint8"):
+            trackers.table(1, "bad", Table({"caption": ["a"], "sampled": [bad]}))
+
+
+def test_a_table_reaches_the_members_whole():
+    recorder = Recorder()
+    Trackers({"recorder": recorder, "without tables": Tracker()}).table(3, "samples", TABLE)
+    assert recorder.calls == [("table", 3, "samples", TABLE)]
+    with pytest.raises(ValueError, match="longer"):
+        Trackers({}).table(3, "samples", Table({"caption": ["a"], "sampled": [GRID, GRID]}))
 
 
 def test_unknown_and_repeated_names():
@@ -93,6 +113,9 @@ def test_missing_extra(name, tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(InputError, match=rf"pip install 'diff_dalle\[{name}\]'"):
         TRACKERS[name](Run(str(tmp_path)))
+    with pytest.raises(InputError, match=rf"pip install 'diff_dalle\[{name}\]'`, or remove {name} from --trackers$"):
+        check_trackers(TrackingConfig(("console", name)))
+    check_trackers(TrackingConfig())
 
 
 def test_tensorboard_hides_repeated_steps(tmp_path):
@@ -118,6 +141,23 @@ def test_wandb_continues_the_same_run(tmp_path, monkeypatch):
         ids.append(tracker.run.id)
         tracker.finish()
     assert ids[0] == ids[1] == (tmp_path / "wandb_run_id.txt").read_text()
+
+
+def test_wandb_shows_captions_beside_pictures(tmp_path, monkeypatch):
+    """A row for each sample, a picture of its own in each cell that is one."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "data"))
+    tracker = TRACKERS["wandb"](Run(str(tmp_path)))
+    tracker.table(7, "samples_table", TABLE)
+    tracker.finish()
+    staged = {path.read_bytes() for path in (tmp_path / "data").rglob("*") if path.is_file()}
+    (table,) = (json.loads(data) for data in staged if data.startswith(b'{"_type": "table"'))
+    assert table["columns"] == ["caption", "sampled"] and [row[0] for row in table["data"]] == ["a cat", "two dogs"]
+    pictures = {hashlib.sha256(data).hexdigest(): data for data in staged}
+    for row, expected in zip(table["data"], TABLE.columns["sampled"], strict=True):
+        with Image.open(io.BytesIO(pictures[row[1]["sha256"]])) as picture:
+            assert np.array_equal(np.asarray(picture), expected)
 
 
 def test_secrets_reach_neither_notes_nor_services(tmp_path, monkeypatch):
