@@ -1,4 +1,4 @@
-"""Put LoRAs into the weights of the network that they were trained for, and write it as a plain checkpoint."""
+"""Put LoRAs into the weights of the network they were trained for, or take them out, and write a plain checkpoint."""
 
 import help_without_torch  # noqa: F401
 

@@ -76,10 +76,20 @@ class CustomClip(nn.Module):
         return self.text(tokens)
 
 
+SYMBOLS = [f"#{i}" for i in range(62)]
+SYMBOLS[38:61] = [f"{letter}</w>" for letter in "abcdefghijklmnopqrstuvw"]  # by their ids
+
+
 class SimpleTokenizer:
     """Letters between a start and an end token, padded with 0."""
 
-    eot_token_id = END
+    eot_token_id, sot_token_id = END, 62
+
+    def __init__(self):
+        self.encoder = {name: i for i, name in enumerate([*SYMBOLS, "start", "end"])}
+
+    def encode(self, text):
+        return [ord(letter) % 60 + 1 for letter in text]
 
     def __call__(self, texts, context_length=9):
         rows = [[62, *(ord(letter) % 60 + 1 for letter in text[: context_length - 2]), END] for text in texts]

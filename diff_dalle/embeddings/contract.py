@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import InputError
+from ..models.adapters.tokens import AdaptedEmbedding
 from ..models.precision import DTYPES, autocast, autocast_disabled, for_inference
+from ..text.trained_tokens import Extensible, TrainedTokens
 
 Tokenize = Callable[[Sequence[str], int], tuple[Tensor, Tensor]]
 
@@ -54,6 +57,7 @@ class Clip(nn.Module, ABC):
         self.name, self.identity, self.image_size = name, identity, image_size
         self.tokenize, self.text_length = tokenize, text_length
         self.precision, self.outputs, self.interpolation = precision, outputs, interpolation
+        self.trains_tokens = False
         self.network = for_inference(network, precision).eval().requires_grad_(False)
         embedding, states, _ = self.encode_text([""])
         self.embed_dim, self.text_width = embedding.shape[1], states.shape[2]
@@ -84,7 +88,27 @@ class Clip(nn.Module, ABC):
             features = self.image_features(images)
         return self._embedding(features)
 
-    @torch.no_grad()
+    @property
+    def tokenizer(self) -> Extensible:
+        """``tokenize``, where tokens can be added. InputError for a CLIP to which none can."""
+        raise InputError(
+            f"train_tokens is set, but text is encoded by the CLIP {self.name}, whose text tower is another library's: "
+            "leave train_tokens out"
+        )
+
+    def token_table(self) -> tuple[nn.Module, str]:
+        """The module with the embedding of tokens of a CLIP that has a ``tokenizer``, and the name of it there."""
+        raise TypeError(f"{type(self).__name__} does not define token_table()")
+
+    def take_tokens(self, tokens: TrainedTokens[Any]) -> AdaptedEmbedding:
+        """Have these tokens, which were found in its ``tokenizer``, in ``tokenize`` and in the embedding of tokens,
+        which is returned: its ``deltas`` then have a gradient in ``encode_tokens``. All else stays frozen."""
+        owner, name = self.token_table()
+        embedding = AdaptedEmbedding(getattr(owner, name), tokens.tokenizer.vocab_size, tokens.ids, tokens.sources)
+        setattr(owner, name, embedding)
+        self.tokenize, self.trains_tokens = tokens.tokenizer, True
+        return embedding
+
     def encode_tokens(self, tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens and mask [N, text_length], made by ``tokenize`` → [N, embed_dim] and the states [N, text_length,
         text_width], float32, as ``outputs`` says. InputError for another length."""
@@ -94,10 +118,11 @@ class Clip(nn.Module, ABC):
                 "to that length"
             )
         mask = mask.to(self.device)
-        with self._precision():
-            features, states = self.text_features(tokens.to(self.device), mask)
-        padding = ~self.states_mask(mask)
-        return self._embedding(features), states.float().masked_fill(padding[:, :, None], 0.0)
+        with torch.set_grad_enabled(self.trains_tokens and torch.is_grad_enabled()):
+            with self._precision():
+                features, states = self.text_features(tokens.to(self.device), mask)
+            padding = ~self.states_mask(mask)
+            return self._embedding(features), states.float().masked_fill(padding[:, :, None], 0.0)
 
     def states_mask(self, mask: Tensor) -> Tensor:
         """Which states of a text with this mask are read: True = this one."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..checkpoints.loading import open_network
 from ..config import entries, to_dict
 from ..errors import InputError
 from ..models.noised_clip import NoisedClip, NoisedClipConfig
+from ..text.tokenizer import Tokenizer
 from .contract import Clip, weights_digest
 
 
@@ -23,6 +24,13 @@ class DiffDalleClip(Clip):
 
     def text_features(self, tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         return cast("NoisedClip", self.network).encode_tokens(tokens, mask)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return cast(Tokenizer, self.tokenize)
+
+    def token_table(self) -> tuple[nn.Module, str]:
+        return cast("NoisedClip", self.network).text_tower, "token_emb"
 
 
 def load_diff_dalle_clip(model: str, device: torch.device, precision: str, outputs: str = "unit") -> DiffDalleClip:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from ..config import nearest
 from ..errors import InputError
+from ..models.adapters.tokens import AdaptedEmbedding
 from ..models.layers import to_channels_last
+from ..text.trained_tokens import Extensible
 from .contract import Clip, weights_digest
 
 SPELLING = "MODEL/TAG (ViT-B-32/laion2b_s34b_b79k), MODEL:FILE or MODEL/TAG:FILE with a local file of weights"
@@ -24,12 +27,49 @@ SPELLING = "MODEL/TAG (ViT-B-32/laion2b_s34b_b79k), MODEL:FILE or MODEL/TAG:FILE
 @dataclass
 class Tokenizer:
     """A tokenizer of open_clip with our convention: the mask is True up to the end token, and of an empty text at the
-    start token only. Of tokenizers without an end token of their own it is True where there is no padding."""
+    start token only. Of tokenizers without an end token of their own it is True where there is no padding.
+
+    added: further tokens, which only CLIP's own tokenizer can have. Their ids are negative: its networks pool at the
+    largest id, that of the end token.
+    """
 
     tokenizer: Any
+    added: tuple[str, ...] = ()
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.tokenizer.encoder) + len(self.added)
+
+    def symbols(self) -> list[str]:
+        return [symbol for symbol, i in self.tokenizer.encoder.items() if i < self.tokenizer.sot_token_id]
+
+    def extended(self, added: Sequence[str]) -> Tokenizer:
+        for text in added:
+            if text in self.added:
+                raise InputError(f"the token {text} exists already: choose another name")
+        return replace(self, added=(*self.added, *added))
+
+    def token_id(self, added: str) -> int:
+        return -1 - self.added.index(added)
+
+    def _encode(self, text: str) -> list[int]:
+        """Token ids of a text that may name added tokens, without start and end."""
+        longest_first, ids = sorted(map(re.escape, self.added), key=len, reverse=True), list[int]()
+        for part in re.split(f"({'|'.join(longest_first)})", text, flags=re.IGNORECASE):
+            ids += [self.token_id(part.lower())] if part.lower() in self.added else self.tokenizer.encode(part)
+        return ids
+
+    def _tokens(self, texts: Sequence[str], length: int) -> Tensor:
+        if not self.added:
+            return self.tokenizer(list(texts), context_length=length)
+        tokens, end = torch.zeros(len(texts), length, dtype=torch.int64), self.tokenizer.eot_token_id
+        for row, text in enumerate(texts):
+            ids = [self.tokenizer.sot_token_id, *self._encode(text)][: length - 1]
+            tokens[row, : len(ids) + 1] = torch.tensor([*ids, end])
+        return tokens
 
     def __call__(self, texts: Sequence[str], length: int) -> tuple[Tensor, Tensor]:
-        tokens = self.tokenizer(list(texts), context_length=length)
+        tokens = self._tokens(texts, length)
         end = getattr(self.tokenizer, "eot_token_id", None)
         if end is None:
             padding = getattr(getattr(self.tokenizer, "tokenizer", None), "pad_token_id", None) or 0
@@ -71,6 +111,15 @@ class OpenClip(Clip):
 
     def image_features(self, images: Tensor) -> Tensor:
         return self.network.encode_image(((images + 1) / 2 - self.mean) / self.std)  # type: ignore[operator]
+
+    @property
+    def tokenizer(self) -> Extensible:
+        own, table = cast(Tokenizer, self.tokenize), getattr(self.token_table()[0], "token_embedding", None)
+        is_clips = all(hasattr(own.tokenizer, name) for name in ("encoder", "encode", "sot_token_id", "eot_token_id"))
+        return own if is_clips and isinstance(table, (nn.Embedding, AdaptedEmbedding)) else super().tokenizer
+
+    def token_table(self) -> tuple[nn.Module, str]:
+        return getattr(self.network, "text", self.network), "token_embedding"
 
     def text_features(self, tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         self.found.states = None

@@ -89,6 +89,19 @@ class Tokenizer:
                 raise InputError(f"the token {text} exists already in {self.identity}: choose another name")
         return Tokenizer(replace(self.vocabulary, added=(*self.vocabulary.added, *added))) if added else self
 
+    def without(self, removed: Sequence[str]) -> Tokenizer:
+        """The tokenizer without some of the tokens that were added."""
+        return Tokenizer(replace(self.vocabulary, added=tuple(text for text in self.added if text not in removed)))
+
+    @property
+    def added(self) -> Sequence[str]:
+        """The tokens that were added."""
+        return self.vocabulary.added
+
+    def symbols(self) -> list[str]:
+        """All other tokens but start and end, in the order of their ids: see ``Vocabulary.symbols``."""
+        return self.vocabulary.symbols()
+
     def token_id(self, added: str) -> int:
         """The id of an added token."""
         return self._added[added]

@@ -6,11 +6,14 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from ..config import nearest, option, quoted
 from ..errors import InputError
 from .cleaning import clean
-from .tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # settings need no torch
+    from torch import Tensor
 
 
 def tokens_option():
@@ -60,35 +63,69 @@ def parse_token(entry: str) -> TokenSpec:
     return spec
 
 
+class Extensible(Protocol):
+    """A tokenizer to which tokens can be added: ours, or another library's in our convention.
+
+    vocab_size: with ``added``, the tokens that were added.
+    """
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def added(self) -> Sequence[str]: ...
+
+    def symbols(self) -> Sequence[str]:
+        """The tokens to begin with, in the order of their ids from 0 on, without start and end."""
+
+    def extended(self, added: Sequence[str]) -> Any:
+        """One of its kind, with more tokens. InputError for tokens that it has."""
+
+    def token_id(self, added: str) -> int:
+        """The id of an added token. A negative one counts from the end of the vocabulary."""
+
+    def __call__(self, texts: Sequence[str], length: int) -> tuple[Tensor, Tensor]:
+        """As ``Tokenizer``."""
+
+
+Kind = TypeVar("Kind", bound=Extensible)
+
+
 @dataclass(frozen=True)
-class TrainedTokens:
+class TrainedTokens(Generic[Kind]):
     """tokenizer: with the new tokens. ids: of the trained tokens, new ones and others. sources: for each of them the
     ids of those in the original vocabulary with the mean of whose embeddings it begins; none = zeros."""
 
-    tokenizer: Tokenizer
+    tokenizer: Kind
     ids: tuple[int, ...]
     sources: tuple[tuple[int, ...], ...]
 
 
-def find_tokens(tokenizer: Tokenizer, specs: Sequence[TokenSpec]) -> TrainedTokens:
+def find_tokens(tokenizer: Kind, specs: Sequence[TokenSpec], original: Kind | None = None) -> TrainedTokens[Kind]:
     """What ``train_tokens`` means for a tokenizer. InputError for new tokens that exist already, and for patterns that
-    are not regular expressions or find nothing."""
-    symbols = tokenizer.vocabulary.symbols()
-    new = {spec.text: _matching(symbols, spec.init) if spec.init else () for spec in specs if spec.is_new}
+    are not regular expressions or find nothing.
+
+    original: the tokenizer whose tokens patterns can find, if ``tokenizer`` has more. Those that were added to it are
+    found by patterns that no other token fits.
+    """
+    known = original or tokenizer
+    new = {spec.text: _matching(known, spec.init) if spec.init else () for spec in specs if spec.is_new}
     if len(new) < sum(spec.is_new for spec in specs):
         raise InputError("train_tokens names a new token twice: give each once")
     extended = tokenizer.extended(tuple(new))
-    existing = {i for spec in specs if not spec.is_new for i in _matching(symbols, spec.text)}
+    existing = {i for spec in specs if not spec.is_new for i in _matching(known, spec.text)}
     sources = {i: (i,) for i in sorted(existing)} | {extended.token_id(name): ids for name, ids in new.items()}
     return TrainedTokens(extended, tuple(sources), tuple(sources.values()))
 
 
-def _matching(symbols: Sequence[str], pattern: str) -> tuple[int, ...]:
+def _matching(tokenizer: Extensible, pattern: str) -> tuple[int, ...]:
+    symbols = tokenizer.symbols()
     try:
         expression = re.compile(pattern)
     except re.error as error:
         raise InputError(f"train_tokens has the pattern {pattern!r}, which is no regular expression: {error}") from None
     found = tuple(i for i, symbol in enumerate(symbols) if expression.search(symbol))
+    found = found or tuple(tokenizer.token_id(each) for each in tokenizer.added if expression.search(each))
     if not found:
         plain = pattern.strip("^$")
         raise InputError(f"train_tokens has the pattern {pattern!r}, which finds no token{nearest(plain, symbols)}")

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from diff_dalle.embeddings.clip import load_clip
 from diff_dalle.embeddings.contract import fit_images
 from diff_dalle.errors import InputError
+from diff_dalle.text.trained_tokens import find_tokens, parse_token
 
 NAME = "ViT-B-32/laion2b_s34b_b79k"
 TEXTS = ["ab", "abcdefghijkl", ""]
@@ -86,6 +87,40 @@ def test_text_towers_of_other_libraries_give_embeddings_only(monkeypatch):
 def test_the_tokenizer_can_be_sent_to_a_worker(library):
     tokenize = load_clip("open_clip", NAME, "cpu").tokenize
     assert torch.equal(pickle.loads(pickle.dumps(tokenize))(TEXTS, 9)[0], tokenize(TEXTS, 9)[0])
+
+
+def test_tokens_can_be_trained(library):
+    """A new token begins as the mean of others, and the text is still pooled at its end token."""
+    clip = load_clip("open_clip", NAME, "cpu")
+    plain = clip.encode_text(["ab", "cb", "a"])
+    entries = [parse_token(entry) for entry in ('["[star]", "^[ac]</w>"]', '["^b</w>", null]')]
+    found = find_tokens(clip.tokenizer, entries)
+    assert found.ids == (39, -1) and found.sources == ((39,), (38, 40))
+    deltas = clip.take_tokens(found).lent()
+    tokens, mask = clip.tokenize(["[STAR]b", "[star][star]bbbbbbbbb", "a"], 9)
+    assert tokens.tolist()[0] == [62, -1, 39, 63, 0, 0, 0, 0, 0] and mask.sum(1).tolist() == [4, 9, 3]
+    assert tokens[1].tolist() == [62, -1, -1, 39, 39, 39, 39, 39, 63]
+    tower = getattr(clip.network, "text", clip.network)
+    table = tower.token_embedding.base.weight
+    with torch.no_grad():
+        deltas += torch.arange(2.0)[:, None]
+    rows = torch.stack([table[62], (table[38] + table[40]) / 2 + 1, table[39], table[63]])
+    expected = F.normalize(tower.ln_final(rows.cumsum(0))[3] @ tower.projection, dim=0)
+    embedding = clip.encode_text(["[star]b", "a"])[0]
+    torch.testing.assert_close(embedding[0], expected)
+    torch.testing.assert_close(embedding[1], plain[0][2])
+    embedding[0, 0].backward()
+    assert deltas.grad.any(1).all() and not any(parameter.requires_grad for parameter in clip.parameters())
+    with pytest.raises(InputError, match=r"the token \[star\] exists already"):
+        find_tokens(clip.tokenizer, entries[:1])
+    pickled = pickle.loads(pickle.dumps(clip.tokenize))
+    assert torch.equal(pickled(["[star]"], 9)[0], clip.tokenize(["[star]"], 9)[0])
+
+
+def test_tokens_of_other_text_towers_cannot_be_trained(monkeypatch):
+    monkeypatch.setitem(sys.modules, "open_clip", make_open_clip("foreign"))
+    with pytest.raises(InputError, match="train_tokens is set, .* whose text tower is another library's: leave"):
+        _ = load_clip("open_clip", "HF-B-16/webli", "cpu").tokenizer
 
 
 def test_openai_spells_its_models_in_its_own_way(library):

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
+
+from torch import nn
 
 from ...config import option
+from ...distributed.world import World
 from ...errors import InputError
+from ...tasks.latent import LatentTask
+from ...text.trained_tokens import find_tokens
 from ...training.settings import TrainingConfig
+from ..cascade.keys import RENAMED
+from ..cascade.released_files import check_imported
+from ..cascade.run import CascadeRun
 from ..cascade.stages import STAGE_B_SIZES, STAGE_C_SIZES, LatentRun, StageBRun, StageCRun, size_of_base
 from ..train_classifier import ClassifierRun
 from ..train_decoder import DecoderRun
@@ -69,10 +78,39 @@ class CascadeLora(LoraRun, LatentRun):
     """A LoRA of a stage of a latent cascade, by the documented keys."""
 
     base_setting: ClassVar[str] = "generator_checkpoint_path"
+    renamed: ClassVar[Mapping[str, str]] = {**RENAMED, "init_checkpoint": "lora_checkpoint_path"}
+
+    @classmethod
+    def completed(cls, tree: Mapping[str, Any]) -> dict[str, Any]:
+        check_imported(cls.kind, tree)  # before the base's settings are read
+        return super().completed(tree)
+
+    def check_world(self, world: World) -> None:
+        super().check_world(world)
+        if self.prior_data_dir:
+            self.check_halves(self.batch_size, world.size)  # which the processes divide among them
 
     @property
     def base_path(self) -> str:
         return self.generator_checkpoint_path or ""
+
+    def settled(self, world: World) -> CascadeRun:
+        run = super().settled(world)
+        if self.specs and self._encodes_outside:
+            clip = run._opened.text_clip
+            embedding = clip.take_tokens(find_tokens(clip.tokenizer, self.specs))
+            object.__setattr__(run, "outside", embedding.lent())
+        return run
+
+    def build_task(self, model: nn.Module) -> LatentTask:
+        task = super().build_task(model)  # type: ignore[safe-super]  # the stage's
+        task.trains_conditions = task.trains_conditions or self.outside is not None
+        return task
+
+    @property
+    def token_clip(self) -> str:
+        clip = self.trained_with.text_clip
+        return clip.identity if clip and self.train_tokens else ""
 
     @property
     def training(self) -> TrainingConfig:  # type: ignore[override]

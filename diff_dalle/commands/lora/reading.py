@@ -17,6 +17,10 @@ from .run import LoraRun
 
 KINDS = ("generator_lora", "classifier_lora", "decoder_lora")
 _CASCADE = ("stage_b", "stage_c")
+_HINTS = {
+    "noisy_classifier": ": classifiers of classes come from other projects and cannot be trained here",
+    **{kind: ": give the model_path of its base" for kind in KINDS},
+}
 
 
 def parse_lora(argv: Sequence[str] | None = None, description: str = "") -> LoraRun:
@@ -30,7 +34,7 @@ def parse_lora(argv: Sequence[str] | None = None, description: str = "") -> Lora
     if path and storage.exists(path):  # or else the run says that it is not there
         kind = load_file(path)["kind"]
         if kind + ENDING not in classes:
-            hint = ": use train_cascade.py with kind: " + kind + ENDING if kind in _CASCADE else ""
+            hint = ": use train_cascade.py with kind: " + kind + ENDING if kind in _CASCADE else _HINTS.get(kind, "")
             known = ", ".join(name.removesuffix(ENDING) for name in classes)
             raise InputError(f"model_path {path} holds a {kind}, but must hold one of {known}{hint}")
         if "--kind" not in words:

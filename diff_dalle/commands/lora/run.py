@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ... import storage
 from ...checkpoints.checkpoint import load_file
@@ -27,7 +27,8 @@ from ...errors import InputError
 from ...models.adapters.adapted import Adapted
 from ...models.compiling import compile_training
 from ...text.tokenizer import Tokenizer
-from ...text.trained_tokens import find_tokens, parse_token, tokens_option
+from ...text.trained_tokens import TokenSpec, find_tokens, parse_token, tokens_option
+from ...training.saving import FilesWithWeights
 from ...training.trainee import Trainee
 from ..training import TrainingRun
 
@@ -44,6 +45,7 @@ class LoraRun(TrainingRun):
     """
 
     bases: ClassVar[Mapping[str, nn.Module]] = {}
+    outside: ClassVar[nn.Parameter | None] = None  # what is trained of the tokens of a CLIP that encodes its text
     base_setting: ClassVar[str] = "model_path"
 
     module_filters: tuple[str, ...] = option(
@@ -124,13 +126,18 @@ class LoraRun(TrainingRun):
             self._check_prior()
 
     def _check_prior(self) -> None:
-        if self.training.batch_size % 2:
-            raise InputError(
-                f"batch_size is {self.training.batch_size}, but must be even with prior_data_dir: half of each batch "
-                "are regularization images"
-            )
+        self.check_halves(self.training.batch_size)
         if self._data_config.aspect.multi_aspect_ratio:
             raise InputError("prior_data_dir and multi_aspect_ratio exclude each other: leave one of them out")
+
+    def check_halves(self, batch_size: int, processes: int = 1) -> None:
+        """InputError for a batch of whose share on each process half cannot be regularization images."""
+        if batch_size % (2 * processes):
+            rule = "be even" if processes == 1 else f"be a multiple of {2 * processes}, twice the processes,"
+            raise InputError(
+                f"batch_size is {batch_size}, but must {rule} with prior_data_dir: half of each batch are "
+                "regularization images"
+            )
 
     @property
     def _data_config(self) -> DataConfig:
@@ -177,21 +184,20 @@ class LoraRun(TrainingRun):
 
     def build_tokenizer(self) -> Tokenizer | None:
         base = next(iter(self._saved.values())).tokenizer
-        return find_tokens(base, self._specs).tokenizer if base and self._specs else base
+        return find_tokens(base, self.specs).tokenizer if base and self.specs else base
 
     @property
-    def _specs(self):
+    def specs(self) -> list[TokenSpec]:
+        """``train_tokens``."""
         return [parse_token(entry) for entry in self.train_tokens]
 
     def build_model(self, tokenizer: Tokenizer | None, world: World | None = None, trainee: str = "") -> nn.Module:
         base = self._saved[trainee].tokenizer
-        if self._specs and base is None:
-            raise InputError(
-                "train_tokens is set, but the network has no text encoder of its own: leave train_tokens out"
-            )
-        tokens = find_tokens(base, self._specs) if base and self._specs else None
+        if self.train_tokens and base is None and self.outside is None:
+            raise InputError("train_tokens is set, but the network reads no text: leave train_tokens out")
+        tokens = find_tokens(base, self.specs) if base and self.specs else None
         torch.manual_seed(self.training.seed)
-        model = Adapted(self.bases[trainee], self.module_filters, self.rank, self.alpha, tokens)
+        model = Adapted(self.bases[trainee], self.module_filters, self.rank, self.alpha, tokens, self.outside)
         if self.lora_checkpoint_path:
             self._start_from(model, self.lora_checkpoint_path, trainee)
         if self.training.compile:
@@ -222,13 +228,17 @@ class LoraRun(TrainingRun):
 
     def about(self, trainee: str) -> LoraAbout:
         """What the LoRA of a network says about itself."""
-        base = base_of(self.base_weights, trainee)
-        return LoraAbout(
-            self.network_kind, trainee, base, self.rank, self.alpha, self.module_filters, self.train_tokens
-        )
+        base, own = base_of(self.base_weights, trainee), (self.module_filters, self.train_tokens, self.token_clip)
+        return LoraAbout(self.network_kind, trainee, base, self.rank, self.alpha, *own)
 
-    def exports(self, trainee: Trainee, state: Mapping[str, Tensor]) -> dict[str, Callable[[BinaryIO], object]]:
+    @property
+    def token_clip(self) -> str:
+        """Identity of the CLIP that ``train_tokens`` belong to; "" = to the network."""
+        return ""
+
+    def exports(self, trainee: Trainee, files: FilesWithWeights) -> dict[str, Callable[[BinaryIO], object]]:
         """The LoRA file, of the weights as they are evaluated."""
+        state = files[trainee.evaluated_role]["state"]
         tensors = {name.removeprefix("lora."): value for name, value in state.items()}
         return {"lora.safetensors": lambda file: write_lora(file, self.about(trainee.name), tensors)}
 

@@ -19,11 +19,18 @@ class Adapted(nn.Module):
     ``lora.tokens.deltas``. The base is frozen and in evaluation mode, also in training, and must be on its device.
     Initially all computes what the base does.
 
-    tokens: the tokens to train; None = none.
+    tokens:  the tokens to train; None = none.
+    outside: the deltas of tokens of another network, which encodes text for this one: trained with it.
     """
 
     def __init__(
-        self, base: nn.Module, filters: Sequence[str], rank: int, alpha: float, tokens: TrainedTokens | None = None
+        self,
+        base: nn.Module,
+        filters: Sequence[str],
+        rank: int,
+        alpha: float,
+        tokens: TrainedTokens[Any] | None = None,
+        outside: nn.Parameter | None = None,
     ):
         super().__init__()
         self.__dict__["base"] = base.eval().requires_grad_(False)  # no submodule: neither saved nor trained with this
@@ -32,8 +39,10 @@ class Adapted(nn.Module):
             encoder = text_encoder_of(base)[1]
             embedding = AdaptedEmbedding(encoder.token_emb, tokens.tokenizer.vocab_size, tokens.ids, tokens.sources)
             encoder.token_emb = embedding  # type: ignore[assignment]
+            outside = embedding.deltas
+        if outside is not None:
             node = _Node()
-            node.deltas = embedding.deltas
+            node.deltas = outside
             self.lora.add_module("tokens", node)
         for name, pair in add_low_rank(base, filters, rank, alpha).items():
             _put(self.lora, name, pair)

@@ -70,7 +70,7 @@ class Simple(Backbone):
         return self.layers(control)
 
 
-class _Residual(nn.Module):
+class Residual(nn.Module):
     def __init__(self, width: int):
         super().__init__()
         self.first, self.second = (nn.Conv2d(width, width, 3, padding=1) for _ in range(2))
@@ -90,7 +90,7 @@ class Large(Backbone):
             nn.Conv2d(control_channels, 16 * width, 1),
             nn.LeakyReLU(SLOPE),
             nn.Conv2d(16 * width, width, 1),
-            *(_Residual(width) for _ in range(config.large_blocks)),
+            *(Residual(width) for _ in range(config.large_blocks)),
             nn.Conv2d(width, self.channels, 1),
         )
 

@@ -25,7 +25,8 @@ class AdaptedEmbedding(nn.Module):
     """An embedding of tokens some of which have their own rows: ``start`` + ``deltas``.
 
     base:       the table of the others, which is neither changed nor copied.
-    vocab_size: with the new tokens, whose ids are not in the table.
+    vocab_size: with the new tokens, whose ids are not in the table; negative ones count from the end, which leaves the
+                ids of an encoder in place that pools at the largest one.
     ids, sources: see ``TrainedTokens``.
     """
 
@@ -45,8 +46,15 @@ class AdaptedEmbedding(nn.Module):
         """[N, L] int64 → [N, L, width]."""
         slots = self.slots[tokens]
         own = (self.start + self.deltas)[slots.clamp(min=0)]
-        others = self.base(tokens.clamp(max=self.base.num_embeddings - 1))
+        others = self.base(tokens.clamp(0, self.base.num_embeddings - 1))
         return torch.where((slots >= 0)[..., None], own.to(others.dtype), others)
+
+    def lent(self) -> nn.Parameter:
+        """``deltas``, from now on a parameter of another module, which trains and saves it, and not of this one."""
+        deltas = self.deltas
+        del self.deltas
+        self.__dict__["deltas"] = deltas
+        return deltas
 
 
 def start_rows(table: Tensor, sources: Sources) -> Tensor:
@@ -77,4 +85,19 @@ def merge_tokens(
         begin = start_rows(old, sources)
         known = (rows < len(old))[:, None]
         table[rows] = torch.where(known, table[rows], begin) + weight * deltas.to(old.device, old.dtype)
+    encoder.token_emb = nn.Embedding.from_pretrained(table)
+
+
+@torch.no_grad()
+def unmerge_tokens(network: nn.Module, kept: Sequence[int], ids: Sequence[int], changes: Tensor) -> None:
+    """Undo ``merge_tokens``: give a network's text encoder the rows ``kept`` of its table, in this order, and take
+    ``changes`` [n, width] away from those that then are ``ids``."""
+    encoder = text_encoder_of(network)[1]
+    table = encoder.token_emb.weight[torch.tensor(kept)]
+    if changes.shape != (len(ids), table.shape[1]):
+        raise InputError(
+            f"the LoRA does not fit this network: its token embeddings are {tuple(changes.shape)}, but must be "
+            f"{(len(ids), table.shape[1])}"
+        )
+    table[torch.tensor(ids, dtype=torch.int64)] -= changes.to(table.dtype)
     encoder.token_emb = nn.Embedding.from_pretrained(table)
