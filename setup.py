@@ -72,6 +72,7 @@ setup(
             "nbclient",
             "ipykernel",
             "argcomplete",
+            "opencv-python-headless",  # the reference for edges
             "diffusers>=0.42; python_version >= '3.11'",  # before, other versions of huggingface_hub are needed
         ],
     },

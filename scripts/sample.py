@@ -39,7 +39,8 @@ def main():
         pipeline.check(run.model)
         pipeline.check(run.diffusion)
         if run.classifier.classifier_path:  # only checked here; its stage loads it for its part of the work
-            run.classifier.load(world.device, what.precision, what.bpe_path).check(run.classifier_model)
+            adapters = what.lora, what.accept_changed_base
+            run.classifier.load(world.device, what.precision, what.bpe_path, *adapters).check(run.classifier_model)
         sweep = {}
         for scale in run.classifier.scales:
             images = pipeline.sample_stages(request, run.settings(pipeline, scale), world=world)[-1]

@@ -73,7 +73,7 @@ def make_controlnet(
         "stage_c": (StageCControlNetSettings, {"controlnet": LatentControlConfig((0, 2), "simple")}),
     }[kind]
     channels = sections.pop("channels", 0) or ControlConfig(name, params).create().channels
-    record = BaseRecord(weights_digest(load_file(base)["state"]), 16)
+    record = BaseRecord(weights_digest(saved.load(torch.device("cpu")).state_dict()), 16)
     settings = settings_class(
         **{**own, **sections}, control=ControlConfig(name, params, channels), model=saved.settings.model, base=record
     )

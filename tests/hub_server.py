@@ -140,6 +140,8 @@ class _Handler(BaseHTTPRequestHandler):
                     files[value["path"]] = base64.b64decode(value["content"])
                 elif line["key"] == "lfsFile":
                     files[value["path"]] = server.objects[value["oid"]]
+                elif line["key"] == "deletedFile":
+                    del files[value["path"]]
             commit = commit_of(files)
             return self._reply({"commitUrl": f"{server.url}/{found[1]}/commit/{commit}", "commitOid": commit})
         return self._reply({"error": "unknown"}, 404)

@@ -11,6 +11,7 @@ from . import (
     latent,
     loader,
     loading,
+    lora_memory,
     plan,
     sampling,
     saving,
@@ -177,13 +178,16 @@ BENCHMARKS: dict[str, Benchmark | Table] = {
         sampling.gate_steps,
         target=0.02 * sampling.STEPS,
     ),
-    "start": Table("seconds until a command shows something", start.table),
+    "start": Table("seconds until a command shows something", start.start_table),
     "solvers": Table("errors of solvers and spacings on a mixture of Gaussians", solvers.tables),
     "scale": Table(
         "data of 1,024 processes simulated, steps of 1, 2 and 4 processes measured, steps on many GPUs computed",
         scale.tables,
     ),
     "plan": Table("memory and time that info.py plan predicts, beside five runs measured on the CPU", plan.tables),
+    "lora_memory": Table(
+        "memory of training the LoRA of the preset shapes_32_star, and shapes_32 whole", lora_memory.tables
+    ),
     "gpu": Table("training steps and sampling on one GPU, in ten minutes", gpu.tables),
     "use_checkpoint": Benchmark(
         "training step of an upsampler to 256 pixels, batch size 4: with use_checkpoint against all activations kept",

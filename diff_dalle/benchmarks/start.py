@@ -23,7 +23,7 @@ STEP = "step 1 of"  # what training prints after its first step
 TARGETS = {"import diff_dalle": 0.1, "--help": 0.6, "first step": 6.0, "first image": 4.0}
 
 
-def table() -> str:
+def start_table() -> str:
     """Seconds from the command to what its user waits for, in wall time, each the fastest of a few."""
     folder = temporary_folder()
     world = _write_world(folder)

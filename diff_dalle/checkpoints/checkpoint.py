@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from .. import storage
 from ..config import quoted
 from ..errors import InputError, quantity
-from .content import DamagedError, check_archive, check_header, check_state
+from .content import DamagedError, check_archive, check_header, check_legacy, check_state, is_legacy
 from .model_folder import find_file
 from .weights_file import WEIGHTS, read_weights_file
 
@@ -74,13 +74,21 @@ def write_file(
     file: BinaryIO, role: str, identity: Identity, step: int, samples: int, state: Mapping[str, Any], trainee: str = ""
 ) -> None:
     """``save_file`` into an open file."""
+    content = file_content(role, identity, step, samples, state, trainee)
+    for name in ("vocabulary", "trainee"):
+        if not content[name]:
+            del content[name]
+    torch.save(_canonical(content), file)
+
+
+def file_content(
+    role: str, identity: Identity, step: int, samples: int, state: Mapping[str, Any], trainee: str = ""
+) -> dict[str, Any]:
+    """What ``load_file`` gives for the file that ``save_file`` writes of this."""
     header = {"format": FORMAT, "role": role.partition("_")[0], "step": step, "samples": samples}
     header |= {"kind": identity.kind, "config": identity.config, "tokenizer": identity.tokenizer}
-    if identity.vocabulary and header["role"] != "optimizer":
-        header["vocabulary"] = identity.vocabulary
-    if trainee:
-        header["trainee"] = trainee
-    torch.save(_canonical({**header, "state": state}), file)
+    header["vocabulary"] = identity.vocabulary if header["role"] != "optimizer" else ""
+    return {**header, "trainee": trainee, "state": state}
 
 
 def write_networks(
@@ -132,8 +140,9 @@ def load_file(path: str, roles: tuple[str, ...] = ("model", "ema"), values: bool
     """
     from .foreign.reading import (  # they need the networks, whose checkpoints this module reads
         content_of,
-        is_foreign,
         recognize,
+        unsupported,
+        weights_in,
     )
 
     if not path.endswith((".pt", WEIGHTS)) and storage.exists(storage.join(path, INDEX)):
@@ -143,16 +152,17 @@ def load_file(path: str, roles: tuple[str, ...] = ("model", "ema"), values: bool
         )
     path = find_file(path)
     content, size = _read(path, values)
-    if is_foreign(content):
-        check_state({"role": "model", "state": dict(content)}, path, size)
-        found = recognize(content, path)
+    if (state := weights_in(content)) is not None:
+        check_state({"role": "model", "state": state}, path, size)
+        found = recognize(state, path)
         warnings.warn(f"{path} {found}", stacklevel=2)
-        content = content_of(found, content, path)
+        content = content_of(found, state, path)
         size = sys.maxsize  # checked, and a table of classes has one row more now
     if isinstance(content, dict) and "bundle" in content:
         raise InputError(f"{path} holds a whole run, not one network: give it to tracking.load, or a model….pt here")
     if not isinstance(content, dict) or _WRITTEN - content.keys():
-        raise DamagedError(f"{path} was not written by diff_dalle: it does not say what model it holds")
+        what = unsupported(content) or "was not written by diff_dalle: it does not say what model it holds"
+        raise DamagedError(f"{path} {what}")
     content = {"trainee": "", "vocabulary": "", **content}
     check_header(content, path)
     check_state(content, path, size)
@@ -174,19 +184,21 @@ def _read(path: str, values: bool) -> tuple[Any, int]:
 
 def read_foreign(path: str) -> dict[str, Tensor]:
     """The weights in a file of Improved Diffusion, Guided-Diffusion or GLIDE. InputError for any other file."""
-    from .foreign.reading import is_foreign
+    from .foreign.reading import unsupported, weights_in
 
     content, size = _read(path, values=True)
-    if not is_foreign(content):
-        raise InputError(f"{path} does not hold weights named as in Improved Diffusion, Guided-Diffusion and GLIDE")
-    check_state({"role": "model", "state": dict(content)}, path, size)
-    return dict(content)
+    if (state := weights_in(content)) is None:
+        none = "does not hold weights named as in Improved Diffusion, Guided-Diffusion and GLIDE"
+        raise InputError(f"{path} {unsupported(content) or none}")
+    check_state({"role": "model", "state": state}, path, size)
+    return state
 
 
 def read_archive(path: str, values: bool) -> tuple[Any, int]:
-    """What torch saved in a file, on the CPU and memory-mapped, and the file's size in bytes.
+    """What torch saved in a file, on the CPU and memory-mapped, and the file's size in bytes. A file of torch before
+    version 1.6 is read whole.
 
-    values: compare all of the file with its checksums.
+    values: compare all of the file with its checksums, where it has any.
 
     DamagedError when it is missing, is not what torch writes, or holds anything but plain data.
     """
@@ -195,12 +207,15 @@ def read_archive(path: str, values: bool) -> tuple[Any, int]:
     with as_local_file(path) as local:
         try:
             with storage.open_read(local) as file:
-                check_archive(file, path, values)
+                if legacy := is_legacy(file):
+                    check_legacy(file, path)
+                else:
+                    check_archive(file, path, values)
                 size = file.seek(0, os.SEEK_END)
         except InputError as error:  # a folder, no permission
             raise DamagedError(str(error)) from None
         try:
-            content = torch.load(local, map_location="cpu", weights_only=True, mmap=True)
+            content = torch.load(local, map_location="cpu", weights_only=True, mmap=not legacy)
         except Exception:  # torch raises many kinds on malformed archives and pickles
             raise DamagedError(f"{path} is truncated or is not a PyTorch file of plain tensors") from None
     return content, size

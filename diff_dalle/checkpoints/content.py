@@ -5,7 +5,9 @@ A file may be damaged, foreign or hostile. Every check is bounded in memory and 
 
 from __future__ import annotations
 
+import io
 import math
+import pickletools
 import zipfile
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
@@ -21,6 +23,10 @@ MAX_DEPTH = 32
 MAX_COUNT = 2**63 - 1  # of steps and samples
 COUNTS = ("format", "step", "samples")
 TEXTS = ("role", "kind", "trainee", "vocabulary")
+
+
+LEGACY = b"l\xfc\x9cF\xf9 j\xa8P\x19."  # the end of the first of a file's pickles, before torch 1.6: a number
+_LEGACY_PICKLES = 5  # that number, the version, the machine, what was saved, and the order of the values, which follow
 
 
 class DamagedError(InputError):
@@ -48,6 +54,24 @@ def check_archive(file: BinaryIO, path: str, values: bool) -> None:
         raise DamagedError(f"{path} is damaged: the checksum of its entry {short(wrong)} is wrong")
     if pickles[0] > MAX_PICKLE:
         raise DamagedError(f"{path} holds {pickles[0]:,} bytes beside its tensors, more than {MAX_PICKLE:,}")
+
+
+def is_legacy(file: BinaryIO) -> bool:
+    """Whether a file is of torch before version 1.6, or of torch.save(…, _use_new_zipfile_serialization=False)."""
+    file.seek(0)
+    return file.read(4 + len(LEGACY)).endswith(LEGACY)
+
+
+def check_legacy(file: BinaryIO, path: str) -> None:
+    """DamagedError unless such a file has few bytes beside its tensors. It has no checksums."""
+    file.seek(0)
+    start = io.BytesIO(file.read(MAX_PICKLE))
+    try:
+        for _ in range(_LEGACY_PICKLES):
+            for _ in pickletools.genops(start):
+                pass
+    except Exception:  # pickletools raises many kinds on malformed pickles
+        raise DamagedError(f"{path} is truncated, or holds more than {MAX_PICKLE:,} bytes beside its tensors") from None
 
 
 def check_header(content: Mapping[str, Any], path: str) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from .. import storage
@@ -22,6 +22,7 @@ from ..text.vocabulary import BUILT_IN, parse_vocabulary
 from .checkpoint import check_weights, load_file, load_weights
 from .kinds import Kind, find_kind
 from .model_folder import find_file
+from .weights_file import LORA_ENDING
 
 # The file of a model folder for a kind of network, where it is not the model itself.
 _ROLES = {
@@ -71,6 +72,13 @@ class SavedNetwork:
         own = {name.removeprefix(prefix): value for name, value in content["state"].items() if name.startswith(prefix)}
         return {**content, "state": own}
 
+    def weights(self) -> dict[str, Tensor]:
+        """The file's weights and buffers by name, in the types that the network has them in after ``load``, whatever
+        the file's: what an identity of the network is made of. Those that have it already are not copied."""
+        content = load_file(self.path, values=True)
+        own, given = self.check(content).state_dict(), self.own(content)["state"]
+        return {name: given[name].to(like.dtype) for name, like in own.items()}
+
     def load(self, device: torch.device) -> nn.Module:
         """The network with the file's weights, frozen and in evaluation mode."""
         content = load_file(self.path, values=True)
@@ -100,7 +108,8 @@ def open_networks(path: str, kinds: Sequence[str], bpe_path: str = "") -> list[S
     if content["kind"] not in kinds:
         *others, last = (f"a {kind}" for kind in kinds)
         required = f"{', '.join(others)} or {last}" if others else last
-        raise InputError(f"{path} holds a {content['kind']}, but {required} is required here")
+        hint = ": give a LoRA with --lora" if content["kind"].endswith(LORA_ENDING) else ""
+        raise InputError(f"{path} holds a {content['kind']}, but {required} is required here{hint}")
     kind = find_kind(content["kind"])
     with _described(path):
         settings = kind.read_settings(content["config"])

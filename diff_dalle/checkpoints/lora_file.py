@@ -11,19 +11,21 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor, nn
 
+from .. import storage
 from ..errors import InputError
 from ..models.adapters.lora import merge_low_rank
-from ..models.adapters.tokens import merge_tokens
+from ..models.adapters.tokens import merge_tokens, unmerge_tokens
 from ..text.tokenizer import Tokenizer
-from ..text.trained_tokens import TrainedTokens, find_tokens, parse_token
-from .checkpoint import load_file
+from ..text.trained_tokens import Kind, TrainedTokens, find_tokens, parse_token
+from .checkpoint import ROLES, load_file
 from .content import DamagedError
-from .model_folder import find_file
-from .safetensors import read_safetensors, write_safetensors
+from .model_folder import find_file, open_model
+from .safetensors import read_safetensors, text_of, write_safetensors
+from .weights_file import LORA_ENDING as ENDING
+from .weights_file import LORA_FORMAT as FORMAT
+from .weights_file import WEIGHTS
 
-FORMAT = "diff_dalle LoRA 1"
 DELTAS = "tokens.deltas"
-ENDING = "_lora"  # of the kinds of runs that train one
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class LoraAbout:
     rank, alpha:    the change of a weight is alpha / rank · up · down.
     module_filters: which modules were selected.
     train_tokens:   the tokens that it trains, as the setting.
+    clip:           identity of the CLIP that they belong to, which encodes the network's text; "" = its own encoder.
     """
 
     kind: str
@@ -44,6 +47,12 @@ class LoraAbout:
     alpha: float
     module_filters: tuple[str, ...]
     train_tokens: tuple[str, ...]
+    clip: str = ""
+
+    @property
+    def own_tokens(self) -> tuple[str, ...]:
+        """Those of ``train_tokens`` that belong to the network."""
+        return () if self.clip else self.train_tokens
 
 
 @dataclass(frozen=True)
@@ -64,14 +73,28 @@ class Lora:
         """``MODULE.lora_down`` and ``MODULE.lora_up``."""
         return {name: value for name, value in self.tensors.items() if name != DELTAS}
 
-    def tokens(self, tokenizer: Tokenizer) -> TrainedTokens:
-        """Its tokens beside those of a tokenizer. InputError for one that exists there."""
-        return find_tokens(tokenizer, [parse_token(entry) for entry in self.about.train_tokens])
+    def tokens(self, tokenizer: Kind, original: Kind | None = None) -> TrainedTokens[Kind]:
+        """Its tokens beside those of a tokenizer, see ``find_tokens``. InputError for one that exists there."""
+        try:
+            return find_tokens(tokenizer, [parse_token(entry) for entry in self.about.train_tokens], original)
+        except InputError as error:
+            raise InputError(f"{self.path}: {error}") from None
+
+    def changes(self, count: int) -> Tensor:
+        """``deltas``, of so many tokens. InputError for a file with others, DamagedError for one without."""
+        if self.deltas is None or self.deltas.ndim != 2:
+            raise DamagedError(f"{self.path} is damaged: it has no {DELTAS}")
+        if len(self.deltas) != count:
+            raise InputError(
+                f"{self.path} has changes of {len(self.deltas)} tokens, but its patterns find {count} here"
+            )
+        return self.deltas
 
 
 def write_lora(file: BinaryIO, about: LoraAbout, tensors: Mapping[str, Tensor]) -> None:
     """Write a LoRA into an open file."""
     metadata = {"format": FORMAT, "kind": about.kind, "trainee": about.trainee, "base": about.base}
+    metadata |= {"clip": about.clip} if about.clip else {}
     metadata |= {"rank": json.dumps(about.rank), "alpha": json.dumps(about.alpha)}
     for name in ("module_filters", "train_tokens"):
         metadata[name] = json.dumps(getattr(about, name), ensure_ascii=False)
@@ -86,6 +109,9 @@ def read_lora(path: str) -> Lora:
         tensors, metadata = read_safetensors(path)
         if metadata.get("format") != FORMAT:
             raise InputError(f"{path} is no LoRA of diff_dalle: its metadata do not say the format {FORMAT!r}")
+        for name, value in tensors.items():
+            if not value.is_floating_point():
+                raise DamagedError(f"{path} is damaged: its {name} has whole numbers")
         values: dict[str, Any] = {**metadata}
         try:
             for name in ("rank", "alpha", "module_filters", "train_tokens"):
@@ -98,10 +124,26 @@ def read_lora(path: str) -> Lora:
         raise InputError(f"{path} holds a {content['kind']}, but a LoRA is required here: lora….safetensors")
     config, kind, trainee = content["config"], content["kind"].removesuffix(ENDING), content["trainee"]
     try:
-        about = _about({**config, "kind": kind, "trainee": trainee, "base": base_of(config["base_weights"], trainee)})
+        values = {**config, "kind": kind, "trainee": trainee, "base": base_of(config["base_weights"], trainee)}
+        if config["train_tokens"] and content["tokenizer"] is None:
+            values["clip"] = config["trained_with"]["text_clip"]["identity"]
+        about = _about(values)
     except (KeyError, TypeError, ValueError):
         raise DamagedError(f"{path} is damaged: its settings do not describe a LoRA") from None
     return Lora(path, about, {name.removeprefix("lora."): value for name, value in content["state"].items()})
+
+
+def lora_at(path: str) -> Lora | None:
+    """The LoRA in a file, in the folder of a shared one or in a checkpoint of the run that trained it; None for
+    anything else."""
+    model = open_model(path)
+    if model is not None and not model.paths("model_path") and model.paths("lora"):
+        return read_lora(path)
+    path = find_file(path)
+    if path.endswith(WEIGHTS):
+        return read_lora(path) if storage.exists(path) and text_of(path, "format") == FORMAT else None
+    content = load_file(path, roles=tuple(ROLES))
+    return read_lora(path) if content["kind"].endswith(ENDING) and content["role"] in ("model", "ema") else None
 
 
 def base_of(weights: Sequence[str], trainee: str) -> str:
@@ -114,9 +156,16 @@ def _about(values: Mapping[str, Any]) -> LoraAbout:
     """ValueError, TypeError or KeyError for anything that is missing or has another type."""
     filters, tokens = tuple(values["module_filters"]), tuple(values["train_tokens"])
     about = LoraAbout(
-        values["kind"], values["trainee"], values["base"], values["rank"], values["alpha"], filters, tokens
+        values["kind"],
+        values["trainee"],
+        values["base"],
+        values["rank"],
+        values["alpha"],
+        filters,
+        tokens,
+        values.get("clip", ""),
     )
-    texts = (about.kind, about.trainee, about.base, *filters, *tokens)
+    texts = (about.kind, about.trainee, about.base, about.clip, *filters, *tokens)
     numbers = type(about.rank) is int and about.rank > 0 and isinstance(about.alpha, (int, float))
     if not numbers or not math.isfinite(about.alpha) or not all(isinstance(text, str) for text in texts):
         raise ValueError
@@ -133,9 +182,10 @@ class WeightedLora:
 
 def extended_tokenizer(tokenizer: Tokenizer | None, loras: Sequence[WeightedLora]) -> Tokenizer | None:
     """A network's tokenizer with the new tokens of LoRAs, in their order. InputError for a token of two of them."""
+    original = tokenizer
     for each in loras:
-        if each.lora.about.train_tokens:
-            tokenizer = _tokens(each.lora, tokenizer).tokenizer
+        if each.lora.about.own_tokens:
+            tokenizer = _tokens(each.lora, tokenizer, original).tokenizer
     return tokenizer
 
 
@@ -145,27 +195,60 @@ def merge_loras(network: nn.Module, tokenizer: Tokenizer | None, loras: Sequence
 
     InputError for a LoRA that does not fit the network.
     """
-    changes = []
+    changes, original = [], tokenizer
     for each in loras:
         about = each.lora.about
         try:
             merge_low_rank(network, each.lora.pairs, each.weight * about.alpha / about.rank)
         except InputError as error:
             raise InputError(f"{each.lora.path}: {error}") from None
-        if about.train_tokens:
-            found = _tokens(each.lora, tokenizer)
-            tokenizer, deltas = found.tokenizer, each.lora.deltas
-            if deltas is None:
-                raise DamagedError(f"{each.lora.path} is damaged: it has no {DELTAS}")
-            changes.append((found.ids, found.sources, deltas, each.weight))
+        if about.own_tokens:
+            found = _tokens(each.lora, tokenizer, original)
+            tokenizer = found.tokenizer
+            changes.append((found.ids, found.sources, each.lora.changes(len(found.ids)), each.weight))
     if changes and tokenizer is not None:
         merge_tokens(network, tokenizer.vocab_size, changes)
 
 
-def _tokens(lora: Lora, tokenizer: Tokenizer | None) -> TrainedTokens:
+@torch.no_grad()
+def unmerge_lora(network: nn.Module, tokenizer: Tokenizer | None, given: WeightedLora) -> Tokenizer | None:
+    """Take a LoRA out of a network's weights again, up to rounding, and its new tokens out of the vocabulary.
+
+    tokenizer: the network's own, with them. Returns the one without. InputError for a LoRA that does not fit."""
+    lora, about = given.lora, given.lora.about
+    try:
+        merge_low_rank(network, lora.pairs, -given.weight * about.alpha / about.rank)
+        if not about.own_tokens:
+            return tokenizer
+        new = [spec.text for spec in map(parse_token, about.own_tokens) if spec.is_new]
+        if tokenizer is None or not set(new) <= {*tokenizer.added}:
+            raise InputError(f"it adds {', '.join(new)}, which the network does not have")
+        rest = tokenizer.without(new)
+        found, first = lora.tokens(rest), tokenizer.vocab_size - len(tokenizer.added)
+        kept = [*range(first), *(tokenizer.token_id(text) for text in rest.added)]
+        existing = [row for row, i in enumerate(found.ids) if i < rest.vocab_size]
+        changes = given.weight * lora.changes(len(found.ids))[existing]
+        unmerge_tokens(network, kept, [found.ids[row] for row in existing], changes)
+        return rest
+    except InputError as error:
+        text = str(error).removeprefix(f"{lora.path}: ")
+        raise InputError(f"{lora.path}: {text}") from None
+
+
+def joined_tokens(tokenizer: Kind, loras: Sequence[WeightedLora]) -> tuple[TrainedTokens[Kind], Tensor]:
+    """The tokens of LoRAs together, at least one, and their changes [n, width]. tokenizer: that of the encoder which
+    they belong to. InputError for a token of two of them."""
+    extended, sources, changes = tokenizer, dict[int, tuple[int, ...]](), dict[int, Tensor]()
+    for each in loras:
+        found = each.lora.tokens(extended, tokenizer)
+        extended = found.tokenizer
+        deltas = each.weight * each.lora.changes(len(found.ids))
+        for i, source, delta in zip(found.ids, found.sources, deltas, strict=True):
+            sources[i], changes[i] = source, delta + changes.get(i, 0)
+    return TrainedTokens(extended, tuple(sources), tuple(sources.values())), torch.stack([*changes.values()])
+
+
+def _tokens(lora: Lora, tokenizer: Tokenizer | None, original: Tokenizer | None) -> TrainedTokens[Tokenizer]:
     if tokenizer is None:
         raise InputError(f"{lora.path} trains tokens, but the network has no text encoder of its own")
-    try:
-        return lora.tokens(tokenizer)
-    except InputError as error:
-        raise InputError(f"{lora.path}: {error}") from None
+    return lora.tokens(tokenizer, original)

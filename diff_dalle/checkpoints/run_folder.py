@@ -65,12 +65,17 @@ class RunFolder:
         """What run.json says when these are the complete checkpoints."""
         return Record(self.identity, checkpoints, self.best, self.started_from, self.lowest_loss)
 
-    def load(self, entry: CheckpointSet, trainee: str, role: str) -> tuple[dict[str, Any], str]:
-        """The content and path of one file of a set. InputError when there is none for this trainee and role,
-        DamagedError when it cannot be read."""
+    def key(self, entry: CheckpointSet, trainee: str, role: str) -> str:
+        """What a set calls the state of a trainee in a role. InputError when it has none."""
         key = f"{trainee}/{role}" if trainee else role
         if key not in entry.files:
             raise InputError(f"the checkpoint of step {entry.step} in {self.path} has no {key}")
+        return key
+
+    def load(self, entry: CheckpointSet, trainee: str, role: str) -> tuple[dict[str, Any], str]:
+        """The content and path of one file of a set. InputError when there is none for this trainee and role,
+        DamagedError when it cannot be read."""
+        key = self.key(entry, trainee, role)
         if entry.folder:
             folder = self.sharded(entry)
             with temporary_file(self.path) as file:

@@ -16,6 +16,8 @@ from .safetensors import read_safetensors, write_safetensors
 
 WEIGHTS = ".safetensors"  # how the names of such files end
 FORMAT = "diff_dalle weights 1"
+LORA_FORMAT = "diff_dalle LoRA 1"  # of LoRAs, which end alike; see lora_file.py
+LORA_ENDING = "_lora"  # of the kinds of runs that train one
 HEADER = ("format", "role", "step", "samples", "trainee", "kind", "config", "tokenizer", "vocabulary")
 
 
@@ -24,13 +26,14 @@ def write_weights_file(
 ) -> None:
     """Write the weights and the header of a checkpoint (``load_file``), from ``path``, into an open file, as ``dtype``.
 
-    Raises InputError for weights that are not floating-point numbers or, as ``dtype``, no longer finite.
+    Raises InputError for weights that are neither floating-point numbers nor int64, or, as ``dtype``, not finite.
     """
     for name, value in content["state"].items():
-        if not value.is_floating_point():
+        if not value.is_floating_point() and value.dtype != torch.int64:
             raise InputError(f"{path} has {name} of {value.dtype}, but only floating-point weights can be written")
-        if not value.to(dtype).isfinite().all():
-            raise InputError(f"{path} has values in {name} that {dtype} cannot hold: write float32")
+        if value.is_floating_point() and not value.to(dtype).isfinite().all():
+            remedy = "" if dtype == torch.float32 else ": write float32"
+            raise InputError(f"{path} has values in {name} that {dtype} cannot hold{remedy}")
     header = json.dumps({name: content[name] for name in HEADER}, ensure_ascii=False)
     write_safetensors(file, content["state"], {"format": FORMAT, "header": header}, dtype)
 
@@ -46,6 +49,8 @@ def read_weights_file(path: str) -> dict[str, Any]:
     if texts.get("format") != FORMAT:
         if is_unet(state):
             return dict(state)
+        if texts.get("format") == LORA_FORMAT:
+            raise InputError(f"{path} is a LoRA, which --lora takes, but a checkpoint of a network is required here")
         raise DamagedError(f"{path} was not written by diff_dalle: its metadata do not say the format {FORMAT!r}")
     try:
         header = json.loads(texts["header"])

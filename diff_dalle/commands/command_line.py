@@ -131,8 +131,8 @@ def parse(config_class, argv: Sequence[str] | None = None, description: str = ""
     """The command line as an instance of ``config_class``.
 
     subcommand: its name if the script has several, of which each has its own examples.
-    ``--help`` and ``--dry_run`` print and raise SystemExit(0). Raises InputError for bad settings, and for a preset or
-    config file of another kind than ``config_class.kind``.
+    ``--help`` and ``--dry_run`` print and raise SystemExit(0). Raises InputError for bad settings, for a preset or
+    config file of another kind than ``config_class.kind``, and, after a dry run's settings, for a missing package.
     """
     return _parse(config_class, list(sys.argv[1:] if argv is None else argv), description, subcommand=subcommand)
 
@@ -158,7 +158,8 @@ def parse_kind(
         chosen = {}  # the value that is being typed is missing
     flag, default = chosen.get("kind", ""), next(iter(classes))
     if flag and flag not in classes:
-        raise InputError(f"--kind is {flag!r}, but must be one of {', '.join(classes)}{nearest(flag, classes)}")
+        hint = _adapter_hint(flag, classes) or nearest(flag, classes)
+        raise InputError(f"--kind is {flag!r}, but must be one of {', '.join(classes)}{hint}")
     said = {source.name: source.kind for source in _sources(chosen) if source.kind}
     for name, kind in said.items():
         if flag and flag != kind:
@@ -166,10 +167,18 @@ def parse_kind(
         if kind not in classes:
             raise InputError(
                 f"{name} holds settings for training a {kind} by {TRAINING_COMMANDS[kind].script}, but this command "
-                f"takes those of {', '.join(classes)}"
+                f"takes those of {', '.join(classes)}{_adapter_hint(kind, classes)}"
             )
     kind = flag or next(iter(said.values()), default)
     return _parse(classes[kind], argv, description, list(classes), subcommand)
+
+
+def _adapter_hint(kind: str, classes: Mapping[str, Any]) -> str:
+    """What to give instead of the settings of an adapter to a command that takes networks only."""
+    adapters = {name for name, command in TRAINING_COMMANDS.items() if command.over_base}
+    if kind not in adapters or adapters & classes.keys():
+        return ""
+    return ": an adapter depends on its base, so give the settings of that network, which it needs the memory of"
 
 
 def _single(given: Mapping[str, list[str] | None]) -> dict[str, str]:
@@ -216,5 +225,6 @@ def _parse(config_class, argv: Sequence[str], description: str, kinds: Sequence[
     settings.check_effects(config)
     if "dry_run" in given and checked(DRY_RUN, given["dry_run"], True, "--dry_run"):
         sys.stdout.write((f"kind: {kind}\n" if kind else "") + dump(config))
+        getattr(config, "check_packages", lambda: None)()
         raise SystemExit(0)
     return config

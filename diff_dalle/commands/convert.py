@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+from tqdm.utils import CallbackIOWrapper
 
 from .. import storage
 from ..config import option
@@ -12,6 +16,8 @@ from ..errors import InputError
 from ..evaluation.report import markdown_table
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ..checkpoints.foreign.names import Weight
 
 FORMATS = ("diff_dalle", "guided_diffusion", "original", "unet")
@@ -56,6 +62,11 @@ class ConvertConfig:
         None,
         "rows of projections there are ordered by query, key and value before heads; none = as published, else False",
     )
+    drop_no_class: bool = option(
+        False,
+        'to Guided-Diffusion: leave out the embedding for "no class", which has no place there, and with it '
+        "classifier-free guidance by classes",
+    )
     noise_schedule: str | None = option(None, "noise schedule of the training; none = as published")
     diffusion_steps: int | None = option(None, "number of noising steps in training; none = as published")
     rescale_timesteps: bool | None = option(None, "timesteps are scaled to 0–1000; none = as published")
@@ -63,6 +74,8 @@ class ConvertConfig:
     def __post_init__(self):
         if not self.model_path:
             raise InputError("--model_path is required: the checkpoint to convert")
+        if self.drop_no_class and self.to not in ("guided_diffusion", "unet"):
+            raise InputError(f"drop_no_class is set, but has no effect with --to {self.to}: leave it out")
         if self.to == "unet" and not self.out.endswith(SAFETENSORS):
             raise InputError(f"out is {self.out}, but a U-Net is written as safetensors: end it with {SAFETENSORS}")
         if self.to == "diff_dalle" and self.out.endswith(SAFETENSORS):
@@ -95,7 +108,7 @@ def convert(config: ConvertConfig) -> str:
 
 
 def _from_others(config: ConvertConfig) -> str:
-    from ..checkpoints.checkpoint import Identity, read_foreign, save_file
+    from ..checkpoints.checkpoint import Identity, read_foreign, write_file
     from ..checkpoints.foreign.reading import content_of, recognize
     from ..text.tokenizer import load_tokenizer
 
@@ -115,7 +128,8 @@ def _from_others(config: ConvertConfig) -> str:
         identity = Identity(identity.kind, identity.config, tokenizer.identity, tokenizer.vocabulary.text())
     elif config.bpe_path:
         raise InputError(f"bpe_path is set, but {config.model_path} reads no text: leave it out")
-    save_file(config.out, content["role"], identity, 0, 0, content["state"])
+    with _writer(config.out, content["state"]) as file:
+        write_file(file, content["role"], identity, 0, 0, content["state"])
     return f"{config.out}: {config.model_path} {found}"
 
 
@@ -123,7 +137,13 @@ def _to_others(config: ConvertConfig) -> str:
     import torch
 
     from ..checkpoints.foreign.names import names_table
-    from ..checkpoints.foreign.reading import check_layout, check_original_layout, original_state_of, state_of
+    from ..checkpoints.foreign.reading import (
+        check_layout,
+        check_no_class,
+        check_original_layout,
+        original_state_of,
+        state_of,
+    )
     from ..checkpoints.loading import open_networks
     from ..checkpoints.safetensors import write_safetensors
 
@@ -141,6 +161,8 @@ def _to_others(config: ConvertConfig) -> str:
     elif saved.kind.name == "generator":
         check_layout(saved.settings.model, config.model_path, whole=config.to != "unet")
     network = saved.load(torch.device("cpu"))
+    if saved.kind.name == "generator" and saved.settings.denoising.caption_dropout and not config.drop_no_class:
+        check_no_class(network, config.model_path)  # of those that never dropped it, it is no more than random
     text = f"{config.out}: {config.model_path} in the layout of {_LAYOUTS[config.to]}"
     original = config.to == "original"
     state = original_state_of(network, config.model_path) if original else state_of(network, order)
@@ -150,12 +172,21 @@ def _to_others(config: ConvertConfig) -> str:
         names = f"{config.out.removesuffix(SAFETENSORS)}_names.md"
         storage.write_bytes(names, table_text(table).encode())
         text += f"\n{names}: the names here and there"
-    with storage.atomic_writer(config.out) as file:
+    with _writer(config.out, state) as file:
         if config.out.endswith(SAFETENSORS):
             write_safetensors(file, state, {"layout": "original" if original else "guided_diffusion"})
         else:
             torch.save(state, file)
     return text
+
+
+@contextlib.contextmanager
+def _writer(path: str, state: Mapping[str, Tensor]) -> Iterator[Any]:
+    """``storage.atomic_writer`` for a file of these weights, with a bar on a terminal if it takes over a second."""
+    size = sum(value.nbytes for value in state.values())
+    bar = tqdm(total=size, desc="Writing", unit="B", unit_scale=True, delay=1.0, disable=None)
+    with bar, storage.atomic_writer(path) as file:
+        yield CallbackIOWrapper(bar.update, file, "write")
 
 
 def table_text(table: Mapping[str, Weight]) -> str:

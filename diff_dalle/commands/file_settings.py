@@ -22,9 +22,9 @@ class FileSettings(Settings):
         self.places: dict[KeyPath, str] = {}
 
     def build(self):
-        return from_file(
-            self.config_class, self.completed(), self.places, " and ".join(self.names) or "the command line"
-        )
+        name = " and ".join(self.names) or "the command line"
+        homes = getattr(self.config_class, "homes", {})
+        return from_file(self.config_class, self.completed(), self.places, name, homes)
 
     def update(self, mapping: Mapping, source: str, lines: Mapping[KeyPath, int]) -> None:
         origin = f" of {self.names[-1]}" if self.names else ""

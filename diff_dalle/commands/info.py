@@ -13,21 +13,23 @@ from torch import nn
 
 from ..checkpoints.checkpoint import ROLES, load_file
 from ..checkpoints.kinds import Kind, find_kind
+from ..checkpoints.lora_file import ENDING, Lora, lora_at
 from ..config import entries, option, section, shown, to_dict
 from ..distributed.devices import without_values
 from ..distributed.world import ProcessInfo, World
-from ..errors import InputError
+from ..errors import InputError, quantity
 from ..evaluation.report import markdown_table
 from ..models.cost import Cost, HalfCost, measure, measure_half, peak_bytes
 from ..models.layers import to_channels_last
 from ..models.sharded_cost import Shapes, ShardedCost, shapes_of, sharded_cost
 from .command_line import parse_kind
+from .merge_lora import merged_loras
 from .sources import preset_names, presets_of
 from .training import TrainingRun
 from .training_commands import TRAINING_COMMANDS
 
 MICROBATCHES = (1, 4, 16, 64)
-IMAGES = 4  # measured together: some memory of a backward pass does not grow with the number of images
+IMAGES = 64  # measured together: some memory of a backward pass does not grow with the number of images
 FULL_SIZE = ("generator_64", "upsampler_256", "upsampler_1024", "classifier_64")  # presets that make a cascade
 ENDINGS = ("", "_small", "_tiny")  # of their names and of those of the smaller cascades
 
@@ -152,8 +154,15 @@ def process_cost(run: TrainingRun, cost: NetworkCost, processes: int, i: int = 0
 
 
 def describe_file(path: str) -> str:
-    """Role, age and settings of a checkpoint file, and the cost of its network."""
+    """Role, age and settings of a checkpoint file, and the cost of its network; or what a LoRA says about itself."""
+    if lora := lora_at(path):
+        return describe_lora(lora)
     content = load_file(path, roles=tuple(ROLES))
+    if content["kind"].endswith(ENDING):
+        return (
+            f"{path} holds {ROLES[content['role']]} of the training of a LoRA after {content['step']:,} steps: it "
+            "resumes that; the LoRA is in lora….safetensors of the same step."
+        )
     kind = find_kind(content["kind"])
     settings = kind.read_settings(content["config"])
     trainee = f" (trainee {content['trainee']})" if content["trainee"] else ""
@@ -163,6 +172,8 @@ def describe_file(path: str) -> str:
     ]
     names = (content["trainee"],) if content["trainee"] else kind.trainees(settings)
     lines += kind.summary(settings, names)
+    if merged := [f"{each['file']}:{each['factor']:g}" for each in merged_loras(content["config"])]:
+        lines.append(f"It has LoRAs in its weights: {', '.join(merged)}.")
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         listed = ", ".join(f"{name} {_shown(value)}" for name, _, value in entries(type(value), to_dict(value)))
@@ -177,6 +188,22 @@ def describe_file(path: str) -> str:
                 str(_file_cost(kind, settings, content["state"], name)),
             ]
     return "\n".join(lines)
+
+
+def describe_lora(lora: Lora) -> str:
+    """What a LoRA changes, as it says itself."""
+    about = lora.about
+    modules, count = {name.rpartition(".")[0] for name in lora.pairs}, sum(t.numel() for t in lora.tensors.values())
+    of = f"{about.kind} {about.trainee}" if about.trainee else about.kind
+    whose = f", of the CLIP {about.clip}" if about.clip else ""
+    return "\n".join(
+        [
+            f"{lora.path} holds a LoRA, which --lora takes, of {quantity(len(modules), 'module')} with "
+            f"{quantity(count, 'parameter')}, for a {of} with the weights {about.base}.",
+            f"rank {about.rank}, alpha {about.alpha:g}, module_filters {shown(about.module_filters)}",
+            f"train_tokens: {shown(about.train_tokens)}{whose}",
+        ]
+    )
 
 
 def _shown(value) -> str:
@@ -270,8 +297,8 @@ def preset_table() -> str:
         f"{markdown_table(header, rows)}\n\n"
         f"{' + '.join(f'`{name}`' for name in FULL_SIZE)} = {total / 1e6:,.0f} M parameters.\n\n"
         "*GFLOPs*: forward pass over one image. *MiB per image*: activation memory in training per image (with\n"
-        "`crop_size`: per crop) of a micro-batch, without and with activation checkpointing. *GB total*: memory for\n"
-        "training with the preset's own microbatch. All in fp32.\n"
+        f"`crop_size`: per crop) of a micro-batch of {IMAGES}, without and with activation checkpointing. *GB total*:\n"
+        "memory for training with the preset's own microbatch. All in fp32.\n"
     )
 
 

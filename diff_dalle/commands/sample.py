@@ -19,7 +19,7 @@ from ..models.precision_names import PRECISIONS
 from ..sampling.classifier import ClassifierConfig
 from ..sampling.control import SteeringConfig
 from ..sampling.latent_config import LatentCascadeConfig
-from ..sampling.lora_config import accept_option, lora_option
+from ..sampling.lora_config import accept_option, check_accepted, lora_option
 from ..sampling.pipeline import Pipeline
 from ..sampling.request import StageSettings, UpsamplersConfig
 
@@ -182,11 +182,7 @@ class SampleRun:
             raise InputError(
                 "settings of a classifier's network are given, but no classifier: give it with --classifier_path"
             )
-        if self.what.accept_changed_base and not self.what.lora and not self.steering.controlnet:
-            raise InputError(
-                "--accept_changed_base has no effect while lora and controlnet are none: set one of them, or leave it "
-                "out"
-            )
+        check_accepted(self.what.accept_changed_base, self.what.lora, self.steering.controlnet)
         if self.what.reconstruct and not self.cascade.semantic:
             raise InputError(
                 "--reconstruct names pictures, but there is no semantic encoder for them: give its checkpoint with "

@@ -45,6 +45,11 @@ class Steered(NamedTuple):
     network: nn.Module
     control_filter: ControlFilter
 
+    def tell(self, world: World) -> None:
+        """Print what the filter has to say."""
+        if self.control_filter.note:
+            world.print(f"Note: {self.control_filter.note}.")
+
     def record(self, known: BaseRecord, image_size: int, setting: str) -> BaseRecord:
         """What to say about the base. InputError when the run has another."""
         found = weights_digest(self.network.state_dict())
@@ -93,6 +98,7 @@ class ControlNetRun(GeneratorRun):
         saved = open_network(path, "generator")
         settings = saved.settings
         steered = Steered(saved, saved.load(world.device), self.control.create())
+        steered.tell(world)
         run = replace(
             self,
             model=of_base(self.model, settings.model, GeneratorConfig(), path),

@@ -68,6 +68,14 @@ class DecoderRun(TrainingRun):
     """Settings of ``train_decoder.py``."""
 
     kind: ClassVar[str] = "decoder"
+    renamed: ClassVar[Mapping[str, str]] = {
+        "data_dir": "data.webdataset_base_url",
+        "val_data_dir": "data.webdataset_base_url",
+        "logdir": "tracker.data_path",
+        "trackers": "tracker.log",
+        "iterations": "train.epochs",
+        "microbatch": "train.max_batch_size",
+    }
     opened: ClassVar[Opened | None] = None  # of the instance that ``settled`` returns
 
     decoder: DecoderConfig = section(DecoderConfig, flags=False)
@@ -195,8 +203,10 @@ class DecoderRun(TrainingRun):
     # ---------------------------------------------------------------------------------------------- what it works with
 
     def check_start(self) -> None:
-        """InputError if the run could not start: for what is in ``data_path``, or a file that it is to load."""
+        """InputError if the run could not start: for a missing package, for what is in ``data_path``, or for a file
+        that it is to load."""
         load, logdir = self.tracker.load, self.tracker.data_path
+        self.check_packages()
         self._is_replaced(logdir)
         if load and load.load_from == "local" and not load.only_auto_resume and read_run(logdir) is None:
             fetch_source(load, "")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, BinaryIO, ClassVar, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .. import storage
 from ..checkpoints.bundle import is_bundle, restore_bundle
@@ -36,12 +36,14 @@ from ..models.units import parts_of
 from ..text.tokenizer import Tokenizer, TokenizerConfig, load_tokenizer
 from ..tracking.loader import fetch_source, source_path
 from ..tracking.tracker import Tracker
-from ..tracking.trackers import TrackingConfig, create_trackers
+from ..tracking.trackers import TrackingConfig, check_trackers, create_trackers
 from ..training.loop import EVALUATION_SEED, TrainLoop
 from ..training.optim_config import OptimConfig
+from ..training.saving import FilesWithWeights
 from ..training.settings import TrainingConfig
 from ..training.task import Task
 from ..training.trainee import Trainee
+from .spelling import spelled_as_in_file
 
 
 class TrainingRun(ABC):
@@ -156,9 +158,9 @@ class TrainingRun(ABC):
         """Networks by name that are not trained but belong to the model that is saved."""
         return {}
 
-    def exports(self, trainee: Trainee, state: Mapping[str, Tensor]) -> dict[str, Callable[[BinaryIO], object]]:
+    def exports(self, trainee: Trainee, files: FilesWithWeights) -> dict[str, Callable[[BinaryIO], object]]:
         """Files beside each checkpoint of a trainee, by ROLE.EXTENSION: functions that write them, in the background.
-        state: its evaluated weights when it is saved."""
+        files: what its files with weights hold, by role."""
         return {}
 
     def measure(self, trainees: Sequence[Trainee], world: World) -> Callable[[], dict[str, float]] | None:
@@ -168,6 +170,11 @@ class TrainingRun(ABC):
     @abstractmethod
     def build_trainees(self, tokenizer: Tokenizer | None, shown: Loader, world: World) -> list[Trainee]:
         """What is trained. shown: samples whose conditions previews use."""
+
+    def check_packages(self) -> None:
+        """InputError for an optional package that the run needs and that is not installed. Rank 0 calls it."""
+        with spelled_as_in_file(type(self)):
+            check_trackers(self.tracking)
 
     def check_world(self, world: World) -> None:  # noqa: B027  (optional)
         """InputError if this many processes cannot train it."""
@@ -279,11 +286,13 @@ def train(run: TrainingRun, world: World) -> None:
 
     Raises InputError for unusable data and for a log directory that holds another run.
     """
-    run.check_world(world)
-    logdir = world.broadcast(choose_logdir(run.training.logdir) if world.is_main else None)
-    world.print(f"Logs and checkpoints: {logdir}")
-    with hold(logdir) if world.is_main else contextlib.nullcontext() as lock:
-        _train(run, world, logdir, lock)
+    with spelled_as_in_file(type(run)):
+        run.check_world(world)
+        world.on_main(run.check_packages)
+        logdir = world.broadcast(choose_logdir(run.training.logdir) if world.is_main else None)
+        world.print(f"Logs and checkpoints: {logdir}")
+        with hold(logdir) if world.is_main else contextlib.nullcontext() as lock:
+            _train(run, world, logdir, lock)
 
 
 def _train(run: TrainingRun, world: World, logdir: str, lock: RunLock | None) -> None:

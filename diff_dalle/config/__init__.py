@@ -25,7 +25,7 @@ from .declaration import Leaf, Section, leaves, members, option, present_keys, r
 from .dicts import differences, dump, entries, redacted, to_dict
 from .expectations import disagreements, expectations, given, overrides
 from .names import lookup, nearest
-from .reading import KeyPath, Problems, from_dict, from_file, spelled_path
+from .reading import KeyPath, Problems, from_dict, from_file, from_value, spelled_path
 from .values import checked, checked_list, checked_mapping, cut, quoted, shown, type_name
 from .yaml_text import MAX_TEXT, load_located, load_mapping, load_texts
 
@@ -46,6 +46,7 @@ __all__ = [
     "expectations",
     "from_dict",
     "from_file",
+    "from_value",
     "given",
     "leaves",
     "load_located",

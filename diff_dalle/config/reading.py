@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from ..errors import InputError
@@ -30,7 +31,7 @@ def _plain(key: str) -> str:
 
 class Problems(InputError):
     """Several things wrong with the settings of one config class, as its ``__post_init__`` raises them: for each, a
-    sentence that begins with the setting's name, or with its path from the class."""
+    sentence that begins with the setting's name, or with its path from the class, or ``NAME: a sentence``."""
 
     def __init__(self, sentences: Sequence[str]):
         super().__init__("; ".join(sentences))
@@ -69,22 +70,44 @@ def from_dict(config_class, mapping: Mapping, where: str = "", repeated: bool = 
     return config
 
 
-def from_file(config_class, mapping: Mapping, places: Mapping[KeyPath, str], name: str) -> Any:
+def from_value(config_class, mapping: Mapping, setting: str) -> Any:
+    """An instance from the mapping that is the value of a ``nested`` setting.
+
+    Raises InputError for the first thing that is wrong: ``SETTING.KEY: what is wrong with it``.
+    """
+    reader = _Reader(config_class, whole_paths=False)
+    config = reader.section(config_class, mapping, (setting,), False)
+    for problem in reader.problems:
+        raise InputError(f"{spelled_path(problem.path)}: {problem.sentence}")
+    return config
+
+
+def from_file(
+    config_class,
+    mapping: Mapping,
+    places: Mapping[KeyPath, str],
+    name: str,
+    homes: Mapping[str, KeyPath] = MappingProxyType({}),
+) -> Any:
     """An instance from the nested mapping of a file called ``name``.
 
-    places: where each setting is given, such as "line 3", by its path.
+    places: where each setting is given, such as "line 3", by its path in the file.
+    homes:  keys that a file has at its root, by the paths of the settings that they are in the mapping.
 
-    Raises InputError with everything that is wrong, each with its path and place.
+    Raises InputError with everything that is wrong, each with its path and place in the file.
     """
     reader = _Reader(config_class, whole_paths=False)
     config = reader.section(config_class, mapping, (), False)
     order = {path: number for number, path in enumerate(places)}
-    located = [(_innermost(problem.path, places), problem) for problem in reader.problems]
-    located.sort(key=lambda pair: order.get(pair[0], len(order)))  # as in the file
+    located = []
+    for problem in reader.problems:
+        path = _written(problem.path, places, homes)
+        located.append((_innermost(path, places), path, problem.sentence))
+    located.sort(key=lambda each: order.get(each[0], len(order)))  # as in the file
     found = []
-    for known, problem in located:
+    for known, path, sentence in located:
         place = f" ({places[known]})" if known in places else ""
-        found.append(f"{spelled_path(problem.path) or 'the settings'}{place}: {problem.sentence}")
+        found.append(f"{spelled_path(path) or 'the settings'}{place}: {sentence}")
     if len(found) == 1:
         raise InputError(f"{name}: {found[0]}")
     if found:
@@ -99,6 +122,14 @@ def _default(field: dataclasses.Field) -> Any:
     except InputError:
         return None
     return None if default is dataclasses.MISSING else default
+
+
+def _written(path: KeyPath, places: Mapping[KeyPath, str], homes: Mapping[str, KeyPath]) -> KeyPath:
+    """The path of a setting in the file, whose root may have a key for it."""
+    for key, home in homes.items():
+        if path[: len(home)] == home and home not in places:
+            return (key, *path[len(home) :])
+    return path
 
 
 def _innermost(path: KeyPath, places: Mapping[KeyPath, str]) -> KeyPath:
@@ -176,9 +207,12 @@ class _Reader:
 
     def _refused(self, config_class, sentence: str, path: KeyPath, repeated: bool) -> None:
         """A class's own sentence, at the setting that it begins with."""
-        here = (*path, *_subject(config_class, sentence))
+        subject = tuple(_subject(config_class, sentence))
+        here = (*path, *subject)
         if any(problem.mistyped and problem.path == here for problem in self.problems):
             return  # it is about the default
+        if not self.whole_paths:
+            sentence = sentence.removeprefix(f"{spelled_path(subject)}: ")
         if self.whole_paths and repeated:
             sentence = f"{self._spelled(path)}: {sentence}"
         self._add(here, sentence)
@@ -204,13 +238,17 @@ class _Reader:
 def _subject(config_class, sentence: str) -> Iterator[str | int]:
     """The path, from the class, of the setting with whose name or path a sentence begins; nothing if there is none."""
     first = sentence.partition(" ")[0].rstrip(":")
-    for key, index in re.findall(r"(\w+)(?:\[(\d+)\])?", first):
+    keys = re.findall(r"(\w+)(?:\[(\d+)\])?", first)
+    for i, (key, index) in enumerate(keys):
         member = members(config_class).get(key) if config_class else None
         if member is None:
             return
         yield key
         if index:
             yield int(index)
+        if isinstance(member, Leaf) and member.nested:  # whose value has keys of its own
+            yield from (inner for inner, _ in keys[i + 1 :])
+            return
         config_class = member.config if isinstance(member, Section) else member.item or member.optional
 
 

@@ -171,6 +171,8 @@ class Loader:
         saliency: Saliency | None = None,
         world: World = ALONE,
     ):
+        if batch_size < 1:
+            raise InputError(f"batch_size is {batch_size}, but must be at least 1")
         if config.decoder == "simplejpeg":
             require_simplejpeg()
         if saliency is None and config.saliency:
@@ -269,11 +271,18 @@ class Loader:
 
     def first(self, count: int) -> Batch:
         """The first samples of the order; with buckets, of those in the bucket of the first."""
+        return self.batch_at(self._first(count))
+
+    def first_captions(self, count: int) -> list[str]:
+        """The captions of ``first``, as texts; "" each when the spec asks for none."""
+        return list(self.dataset.chunk(self._first(count)).captions)
+
+    def _first(self, count: int) -> Sequence[int]:
         if not isinstance(self.order, BucketOrder):
-            return self.batch_at(range(count))
+            return range(count)
         size = self.order.size_at(0)
         of_size = (position for position in itertools.count() if self.order.size_at(position) == size)
-        return self.batch_at(list(itertools.islice(of_size, count)))
+        return list(itertools.islice(of_size, count))
 
     def _prepared(self, blocks: Iterable[Sequence[int]], should_stop: Callable[[], bool]) -> Iterator[Batch]:
         """A batch for each block, made of chunks so that all workers share a large one."""

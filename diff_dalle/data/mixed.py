@@ -56,6 +56,9 @@ class MixedLoader:
         """The first samples of ``own``."""
         return self.own.first(count)
 
+    def first_captions(self, count: int) -> list[str]:
+        return self.own.first_captions(count)
+
     def describe(self, position: int) -> str:
         is_prior, i = self._place(position)
         return (self.prior if is_prior else self.own).describe(i)

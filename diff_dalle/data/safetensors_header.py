@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
 
 import numpy as np
 
@@ -34,7 +35,7 @@ def parse_safetensors(data: bytes) -> ArrayHeader:
     return ArrayHeader(shape, dtype, False, begin + span[0], kind == "BF16")
 
 
-def header_of(data: bytes, limit: int) -> tuple[dict, int]:
+def header_of(data: bytes | mmap.mmap, limit: int) -> tuple[dict, int]:
     """The header of a safetensors file, of at most ``limit`` bytes, and where its elements begin. ValueError for any
     other file."""
     length = int.from_bytes(data[:8], "little")

@@ -80,6 +80,7 @@ class Chunk:
     index:    [n] int64 positions.
     images:   [n, H, W, C] uint8; [n, 0, 0, 0] when the spec asks for no images.
     cond:     conditions, named as by ``Conditioning.present``; a control is uint8 [n, H, W, C].
+    captions: the texts that were tokenized; "" each when the spec asks for no captions.
     broken:   the broken samples that were replaced.
     rejected: the number of samples that each filter rejected, and the reason for the last one.
     failure:  why the chunk is empty, when a shard changed or no sample could replace a broken one.
@@ -88,6 +89,7 @@ class Chunk:
     index: Tensor
     images: Tensor
     cond: dict[str, Tensor] = field(default_factory=dict)
+    captions: tuple[str, ...] = ()
     broken: tuple[Broken, ...] = ()
     rejected: dict[str, tuple[int, str]] = field(default_factory=dict)
     failure: InputError | None = None
@@ -172,6 +174,7 @@ class Samples(Dataset[Chunk]):
             torch.tensor(positions, dtype=torch.int64),
             torch.from_numpy(images),
             self._conditions(samples),
+            tuple(sample.caption for sample in samples),
             tuple(lost.broken),
             {name: (count, lost.reasons[name]) for name, count in lost.rejected.items()},
         )

@@ -13,6 +13,8 @@ from torch.overrides import TorchFunctionMode
 from ..errors import InputError, quantity
 from .rendezvous import SINGLE, ProcessInfo
 
+_allow_tf32 = False  # of this process, as ``use_device`` was told
+
 
 def pick_device(name: str | torch.device, place: ProcessInfo = SINGLE) -> torch.device:
     """The device that ``--device`` names, for the process ``place``. InputError when it is not available."""
@@ -34,18 +36,22 @@ def pick_device(name: str | torch.device, place: ProcessInfo = SINGLE) -> torch.
     return torch.device(name)
 
 
-def use_device(name: str | torch.device, place: ProcessInfo = SINGLE) -> torch.device:
+def use_device(name: str | torch.device, place: ProcessInfo = SINGLE, allow_tf32: bool | None = None) -> torch.device:
     """``pick_device``, and the arithmetic of this process's CUDA kernels, the only place where it is set.
 
-    - No TF32, in matrix products and in convolutions (torch's default: in convolutions). fp32 is chosen for its digits:
-      by ``--precision fp32``, and by the layers that stay in fp32 in half precision. TF32 has the 10-bit mantissa of
-      fp16; who wants that speed has it, and half the memory, from bf16.
+    - No TF32, in matrix products and in convolutions (torch's default: in convolutions), unless ``allow_tf32``; None =
+      as in the last call that said it. fp32 is chosen for its digits: by ``--precision fp32``, and by the layers that
+      stay in fp32 in half precision. TF32 has the 10-bit mantissa of fp16; half the memory as well has bf16.
     - cuDNN measures which algorithm is fastest for each shape it meets first. Training and sampling repeat a few shapes
       (one for each bucket of aspect ratios, and that of an incomplete batch) for many steps.
     """
+    global _allow_tf32
     device = pick_device(name, place)
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
+    if allow_tf32 is not None:
+        _allow_tf32 = allow_tf32
+    fast = _allow_tf32 and device.type == "cuda"  # elsewhere the same switch may mean other formats
+    torch.set_float32_matmul_precision("high" if fast else "highest")
+    torch.backends.cudnn.allow_tf32 = fast
     torch.backends.cudnn.benchmark = True
     return device
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 from collections.abc import Iterable, Iterator
@@ -44,7 +45,8 @@ def find_font(path: str = "") -> str:
 class Renderer:
     """Draws emoji of a font of color bitmaps.
 
-    Raises InputError for a file that is no such font, and for a Pillow that cannot join sequences.
+    ``identity`` tells fonts apart, by their content. Raises InputError for a file that is no such font, and for a
+    Pillow that cannot join sequences.
     """
 
     def __init__(self, path: str):
@@ -52,11 +54,13 @@ class Renderer:
             raise InputError("Pillow cannot join emoji without libraqm: install Pillow from PyPI, whose wheels have it")
         try:
             # Opened here: Pillow would take another font of this name, from the system's folders, for a damaged one.
-            self._font = ImageFont.truetype(io.BytesIO(Path(path).read_bytes()), _STRIKE)
+            content = Path(path).read_bytes()
+            self._font = ImageFont.truetype(io.BytesIO(content), _STRIKE)
         except OSError as error:
             raise InputError(
                 f"--font {path} is not a font of color bitmaps of {_STRIKE} pixels, such as {FONT}: {error}"
             ) from error
+        self.identity = f"sha256:{hashlib.sha256(content).hexdigest()[:16]}"
         left, top, right, bottom = self._font.getbbox("\U0001f600")
         self._box = (int(right - left), int(bottom - top))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from typing import cast
 
 from ..errors import InputError
@@ -77,6 +78,11 @@ def recommended() -> list[Emoji]:
     qualified = {key: entry for key, entry in known if entry["status"] == emoji.STATUS["fully_qualified"]}
     names = {key: [entry["en"], *entry.get("alias", ())] for key, entry in sorted(qualified.items())}
     return list(_described(names))
+
+
+def names_version() -> str:
+    """Of the package that has the names."""
+    return metadata.version("emoji")
 
 
 def _described(names: Mapping[str, Sequence[str]]) -> Iterator[Emoji]:

@@ -20,7 +20,7 @@ from ..errors import InputError
 from ..images.decode import BrokenSample, decode_image
 from ..images.output import png_bytes
 from .font import Renderer, find_font, square_of
-from .names import Emoji, recommended
+from .names import Emoji, names_version, recommended
 from .world import EmojiConfig, split_emoji
 
 RECORD, WORLD = "emoji.json", "an emoji world"
@@ -32,10 +32,11 @@ def write_emoji(config: EmojiConfig, font: str, out_dir: str) -> dict[str, dict[
     font: path of the font; empty = Noto's, in the usual folders.
 
     Returns the numbers of ``shards`` and ``samples`` of each split. Raises InputError without font or package, and for
-    a folder that contains other files, or an emoji world with different settings.
+    a folder that contains other files, or an emoji world with different settings, of another font or with the names of
+    another version.
     """
     renderer, emoji = Renderer(find_font(font)), recommended()
-    claim_folder(config, out_dir, RECORD, WORLD)
+    claim_folder(config, out_dir, RECORD, WORLD, {"the font": renderer.identity, "the package emoji": names_version()})
     bar = tqdm(emoji, desc="drawing", unit="emoji", disable=None)
     pictures = {each.sequence: picture for each, picture in renderer.distinct(bar)}
     report = {}

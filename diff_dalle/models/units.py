@@ -13,6 +13,8 @@ from torch import nn
 from ..distributed.sharding import Parts
 from ..errors import InputError
 from . import attention, layers, text_encoder
+from .adapters import control_backbones
+from .adapters.latent_controlnet import LatentControlNet
 from .adapters.unet_controlnet import UnetControlNet
 from .decoder import attention as decoder_attention
 from .decoder import blocks as decoder_blocks
@@ -49,6 +51,7 @@ UNITS: dict[type[nn.Module], Units] = {
     DecoderUnet: Units(_DECODER, ("encode_text",)),
     LatentUnet: Units(_LATENT, ("encode_text",)),
     UnetControlNet: Units(_UNET, ("encode",)),
+    LatentControlNet: Units((control_backbones.Residual,), ("encode",)),  # the other backbones are small
 }
 
 

@@ -37,7 +37,7 @@ class Autoencoder:
     @cached_property
     def identity(self) -> str:
         """Of its weights, as checkpoints of stages B and C record it."""
-        return weights_digest(self.saved.load(torch.device("cpu")).state_dict())
+        return weights_digest(self.saved.weights())
 
     def check(self, channels: int, stride: int, identity: str, path: str) -> None:
         """InputError unless its latents are those that the stage at ``path`` was trained with.

@@ -31,6 +31,7 @@ from ..randomness import Draw
 from ..tasks.contrastive import ContrastiveTask
 from ..text.tokenizer import Tokenizer
 from ..training.loop import EVALUATION_SEED
+from .lora import GUIDES, Loras, of_guides, parse_lora_paths
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,21 @@ class ClassifierConfig:
         """The scales to sample with, at least one; 0 without a classifier."""
         return tuple(dict.fromkeys(self.classifier_scale)) or ((1.0,) if self.classifier_path else (0.0,))
 
-    def load(self, device: torch.device, precision: str = "auto", bpe_path: str = "") -> Guide | None:
-        """The classifier, or None without ``classifier_path``."""
-        return load_guide(self.classifier_path, device, precision, bpe_path) if self.classifier_path else None
+    def load(
+        self,
+        device: torch.device,
+        precision: str = "auto",
+        bpe_path: str = "",
+        lora: Sequence[str] = (),
+        accept_changed_base: bool = False,
+    ) -> Guide | None:
+        """The classifier, with those of the LoRAs that are for classifiers; None without ``classifier_path``."""
+        own, _ = of_guides(lora)
+        if not self.classifier_path:
+            check_guided(own)
+            return None
+        loras = Loras(tuple(parse_lora_paths(own)), accept_changed_base)
+        return load_guide(self.classifier_path, device, precision, bpe_path, loras)
 
 
 class Guide(ABC):
@@ -268,15 +281,39 @@ class LabelClassifier(Guide):
 
 
 def load_classifier(
-    path: str, device: str | torch.device = "auto", precision: str = "auto", bpe_path: str = ""
+    path: str,
+    device: str | torch.device = "auto",
+    precision: str = "auto",
+    bpe_path: str = "",
+    *,
+    lora: str | Sequence[str] = (),
+    accept_changed_base: bool = False,
 ) -> Classifier:
     """A noised CLIP from its checkpoint; arguments and errors as for ``pipeline.load``."""
-    saved, resolved = open_network(path, "classifier", bpe_path), use_device(device)
+    texts = [lora] if isinstance(lora, str) else lora
+    loras = Loras(tuple(parse_lora_paths(texts)), accept_changed_base)
+    saved, resolved = loras.given_to(open_network(path, "classifier", bpe_path)), use_device(device)
     return Classifier(saved, resolved, resolve_precision(precision, resolved))
 
 
-def load_guide(path: str, device: str | torch.device = "auto", precision: str = "auto", bpe_path: str = "") -> Guide:
-    """A noised CLIP, or a classifier of classes, from its checkpoint; arguments and errors as for ``pipeline.load``."""
-    (saved, *_), resolved = open_networks(path, ("classifier", "noisy_classifier"), bpe_path), use_device(device)
+def load_guide(
+    path: str,
+    device: str | torch.device = "auto",
+    precision: str = "auto",
+    bpe_path: str = "",
+    loras: Loras = Loras(),  # noqa: B008  (immutable)
+) -> Guide:
+    """A noised CLIP, or a classifier of classes, from its checkpoint, with LoRAs; other arguments and errors as for
+    ``pipeline.load``."""
+    (saved, *_), resolved = open_networks(path, GUIDES, bpe_path), use_device(device)
     made = Classifier if saved.kind.name == "classifier" else LabelClassifier
-    return made(saved, resolved, resolve_precision(precision, resolved))
+    return made(loras.given_to(saved), resolved, resolve_precision(precision, resolved))
+
+
+def check_guided(loras: Sequence[str]) -> None:
+    """InputError for LoRAs of classifiers where no classifier guides the sampling."""
+    for path in loras:
+        raise InputError(
+            f"{path} was trained for a classifier, but none guides the sampling: give it with --classifier_path, or "
+            "leave the LoRA out"
+        )

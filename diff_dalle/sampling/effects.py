@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from ..diffusion.editing import EditConfig
 from ..errors import InputError
+from .classifier import check_guided
+from .lora import loras_of
 from .request import Request, StageSettings
 from .stage import Stage
 
@@ -16,6 +18,15 @@ def check_used(request: Request, settings: Sequence[StageSettings], stages: Sequ
     reads_image = any(stage.reads_embeddings for stage in stages)
     reads_text = any(stage.reads_text_states for stage in stages)
     classifiers = [stage.classifier(chosen) for stage, chosen in zip(stages, settings, strict=True)]
+    given = [each.lora.path for each in stages[0].guide_loras.loras]
+    if all(chosen.classifier is None for chosen in settings):
+        check_guided(given)
+    for classifier in classifiers:
+        if given and classifier is not None and not loras_of(classifier.saved):
+            raise InputError(
+                f"{given[0]} was trained for a classifier, but the one here was loaded without it: give the classifier "
+                "by its path, or load it by load_classifier(…, lora=…)"
+            )
     guides_by = {classifier.reads for classifier in classifiers if classifier is not None}
     guides = "prompts" in guides_by
     stands_in = reads_image and request.images is None and request.embeddings is None

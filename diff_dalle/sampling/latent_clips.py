@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ..checkpoints.decoder import ClipConfig
+from ..checkpoints.lora_file import WeightedLora, joined_tokens
 from ..embeddings.contract import Clip
 from ..errors import InputError
 from ..images.signal import PixelSignal
@@ -24,10 +26,18 @@ class LatentClips:
     named:      the CLIP that ``make`` and ``path`` are about; None = the only one, which no checkpoint names.
     make, path: where it is, if not where the checkpoints say; see ``DecoderClip``.
     keep:       keep the CLIPs in memory.
+    loras:      LoRAs whose tokens belong to a CLIP.
     """
 
-    def __init__(self, named: ClipConfig | None, make: str = "", path: str = "", keep: bool = False):
-        self.named, self.make, self.path, self.keep = named, make, path, keep
+    def __init__(
+        self,
+        named: ClipConfig | None,
+        make: str = "",
+        path: str = "",
+        keep: bool = False,
+        loras: Sequence[WeightedLora] = (),
+    ):
+        self.named, self.make, self.path, self.keep, self.loras = named, make, path, keep, loras
         self._kept: dict[ClipConfig | None, Clip] = {}
         self._texts: dict[ClipConfig | None, dict[str, Text]] = {}
         self._pictures: tuple[ImagePrompts, np.ndarray] | None = None
@@ -58,9 +68,21 @@ class LatentClips:
             return self._kept[config]
         about = config is None or self.named is None or config.is_same(self.named)
         clip = load_recorded(config, self.make if about else "", self.path if about else "", stage)
+        if own := [each for each in self.loras if each.lora.about.clip == clip.identity]:
+            add_tokens(clip, own)
         if self.keep:
             self._kept[config] = clip
         return clip
+
+
+@torch.no_grad()
+def add_tokens(clip: Clip, loras: Sequence[WeightedLora]) -> None:
+    """Give a CLIP the tokens of LoRAs, which belong to it. InputError as ``joined_tokens``."""
+    for each in loras:
+        if each.lora.deltas is not None and each.lora.deltas.shape[1:] != (clip.text_width,):
+            raise InputError(f"{each.lora.path} has tokens of another width than the CLIP's, {clip.text_width}")
+    tokens, changes = joined_tokens(clip.tokenizer, loras)
+    clip.take_tokens(tokens).requires_grad_(False).deltas.copy_(changes)
 
 
 def check_width(setting: str, expected: int, found: int, path: str) -> None:

@@ -15,6 +15,8 @@ from ..checkpoints.lora_file import WeightedLora, extended_tokenizer, merge_lora
 from ..embeddings.contract import weights_digest
 from ..errors import InputError, quantity
 
+GUIDES = ("classifier", "noisy_classifier")  # the kinds of networks that guide others
+
 
 def parse_lora_paths(texts: Sequence[str]) -> list[WeightedLora]:
     """LoRAs from PATH or PATH:FACTOR. InputError for files of anything else."""
@@ -31,6 +33,24 @@ def parse_lora_paths(texts: Sequence[str]) -> list[WeightedLora]:
     return found
 
 
+def of_guides(texts: Sequence[str]) -> tuple[list[str], list[str]]:
+    """LoRAs of classifiers, and those of other networks. Arguments and errors as for ``parse_lora_paths``."""
+    own = {text: parse_lora_paths([text])[0].lora.about.kind in GUIDES for text in texts}
+    return [text for text in texts if own[text]], [text for text in texts if not own[text]]
+
+
+@dataclass(frozen=True)
+class Loras:
+    """LoRAs for networks that are opened later. accept_changed_base: see ``with_loras``."""
+
+    loras: tuple[WeightedLora, ...] = ()
+    accept_changed_base: bool = False
+
+    def given_to(self, network: SavedNetwork) -> SavedNetwork:
+        """The network with them. InputError as ``with_loras``."""
+        return with_loras([network], self.loras, self.accept_changed_base)[0]
+
+
 @dataclass(frozen=True)
 class LoraNetwork(SavedNetwork):
     """A network of a checkpoint with LoRAs in its weights, and with their tokens."""
@@ -45,6 +65,11 @@ class LoraNetwork(SavedNetwork):
         return network.eval().requires_grad_(False)
 
 
+def loras_of(saved: SavedNetwork) -> tuple[WeightedLora, ...]:
+    """The LoRAs of a network, if any."""
+    return saved.loras if isinstance(saved, LoraNetwork) else ()
+
+
 def with_loras(
     networks: Sequence[SavedNetwork], loras: Sequence[WeightedLora], accept_changed_base: bool = False
 ) -> list[SavedNetwork]:
@@ -57,7 +82,7 @@ def with_loras(
 
     @cache
     def identity(i: int) -> str:
-        return weights_digest(networks[i].load(torch.device("cpu")).state_dict())
+        return weights_digest(networks[i].weights())
 
     for each in loras:
         about, path = each.lora.about, each.lora.path

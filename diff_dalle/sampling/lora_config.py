@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..config import option
+from ..errors import InputError
 
 
 def lora_option() -> Any:
@@ -15,3 +17,11 @@ def lora_option() -> Any:
 def accept_option() -> Any:
     """The setting ``accept_changed_base`` of every command that uses LoRAs or ControlNets."""
     return option(False, "use an adapter although it was trained for a network with other weights")
+
+
+def check_accepted(accepted: bool, lora: Sequence[str], controlnet: str) -> None:
+    """InputError for ``accept_changed_base`` without an adapter."""
+    if accepted and not lora and not controlnet:
+        raise InputError(
+            "--accept_changed_base has no effect while lora and controlnet are none: set one of them, or leave it out"
+        )

@@ -11,7 +11,6 @@ from dataclasses import replace
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from ..checkpoints.model_folder import find_file, open_model
 from ..config import disagreements
@@ -20,6 +19,7 @@ from ..diffusion.sampling import SamplerConfig
 from ..distributed.world import SINGLE, World
 from ..errors import InputError, quantity
 from ..text.tokenizer import Tokenizer
+from .bar import StepsBar
 from .classifier import Guide
 from .control import Control
 from .effects import check_used
@@ -154,7 +154,7 @@ class Pipeline:
         reconstruct:     pictures, uint8 [H, W, 3] each, that stages B and A alone make again, of ``size``.
         control:         pictures, used in turn, by which the ControlNet of ``load`` steers the generator or stage C.
         num_samples:     number of images, with prompts, labels, embeddings and pictures used in turn; 0 = one of each.
-        progress:        show progress bars.
+        progress:        show progress bars, on a terminal and in a notebook.
         world:           processes that share the work (``distributed.launch``); each gets all images.
         watch:           called with the ``Progress`` of every step; what it raises ends the sampling.
 
@@ -261,7 +261,7 @@ class Pipeline:
         sizes = stage_sizes(request, self.stages)
         check_used(request, settings, self.stages)
         request = embedded(request, self.stages, self.clip)
-        jobs = [replace(job, watch=watch) for job in self._jobs(request, settings, sizes)]
+        jobs = self._jobs(request, settings, sizes)
         for stage, job in zip(self.stages, jobs, strict=True):
             try:
                 stage.check(job)
@@ -279,18 +279,17 @@ class Pipeline:
         for stage, job in zip(self.stages, jobs, strict=True):
             height, width = (stage.signal.scale * length for length in job.size)
             name = f"Upsampling to {width}×{height}" if stage.is_upsampler else "Sampling"
-            signals: list[Tensor] = []
-            pixels: list[np.ndarray] = []
-            with tqdm(total=count, unit="image", desc=name, disable=not (progress and world.is_main)) as bar:
+            batches, signals, pixels = -(-len(mine) // job.settings.batch_size), list[Tensor](), list[np.ndarray]()
+            with StepsBar(name, count, batches, progress and world.is_main, watch) as bar:
 
                 def collect(batch: Tensor, stage=stage, signals=signals, pixels=pixels, bar=bar) -> None:
                     if not stage.decodes_apart:
                         pixels.append(stage.pixels(batch))
                     if stage.decodes_apart or stage is not self.stages[-1]:  # no stage reads the last, largest one
                         signals.append(batch)
-                    bar.update(min(len(batch) * world.size, count - bar.n))
+                    bar.batch(len(batch) * world.size)
 
-                stage.sample_batches(job, mine, x, collect)
+                stage.sample_batches(replace(job, watch=bar.step), mine, x, collect)
             x = torch.cat(signals) if signals else None
             if stage.decodes_apart:
                 pixels = [stage.pixels(signal) for signal in signals]

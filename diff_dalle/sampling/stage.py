@@ -32,6 +32,7 @@ from ..models.unet import UNetConfig
 from ..randomness import check_seeds
 from ..text.tokenizer import Tokenizer
 from .classifier import Guide, load_guide
+from .lora import Loras
 from .request import Request, StageSettings
 from .steering import Steering
 
@@ -119,6 +120,7 @@ class Stage(ABC):
         self.signal: Signal = saved.kind.signal(saved.settings)
         self._network: nn.Module | None = None
         self.steering: Steering | None = None  # by a ControlNet
+        self.guide_loras = Loras()  # of its classifiers
         self._classifiers: dict[str, Guide] = {}
 
     @abstractmethod
@@ -377,7 +379,7 @@ class Stage(ABC):
         if not isinstance(path, str):
             return path
         if path not in self._classifiers:
-            self._classifiers[path] = load_guide(path, self.device, self.precision, self.bpe_path)
+            self._classifiers[path] = load_guide(path, self.device, self.precision, self.bpe_path, self.guide_loras)
         return self._classifiers[path]
 
     def continued(self, cond: Conditioning, low_res: Tensor, seeds: Sequence[int], job: StageJob) -> Conditioning:

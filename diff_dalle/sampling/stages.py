@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from ..checkpoints.decoder import DecoderConfig
+from ..checkpoints.decoder import ClipConfig, DecoderConfig
 from ..checkpoints.kinds import DecoderSettings, find_kind
 from ..checkpoints.loading import SavedNetwork, open_networks
+from ..checkpoints.lora_file import WeightedLora
 from ..distributed.devices import use_device
 from ..errors import InputError
 from ..models.precision import resolve_precision
@@ -18,7 +19,7 @@ from .autoencoders import Autoencoder
 from .generator_stage import GeneratorStage
 from .latent_clips import LatentClips
 from .latent_stages import Companions, LatentStage, ReconstructionStage, SemanticStage
-from .lora import parse_lora_paths, with_loras
+from .lora import Loras, loras_of, of_guides, parse_lora_paths, with_loras
 from .stage import Stage
 from .unet_stage import UnetStage
 
@@ -45,11 +46,13 @@ def load_stages(
 
 
 def adapt(stages: Sequence[Stage], lora: Sequence[str], accept_changed_base: bool = False) -> None:
-    """Give LoRAs to the stages that they were trained for. Arguments and errors as for ``pipeline.load``."""
+    """Give LoRAs to the stages that they were trained for, and those of classifiers to all stages, for theirs.
+    Arguments and errors as for ``pipeline.load``."""
     if lora:
-        adapted = with_loras([stage.saved for stage in stages], parse_lora_paths(lora), accept_changed_base)
+        guides, own = (tuple(parse_lora_paths(texts)) for texts in of_guides(lora))
+        adapted = with_loras([stage.saved for stage in stages], own, accept_changed_base)
         for stage, saved in zip(stages, adapted, strict=True):
-            stage.saved = saved
+            stage.saved, stage.guide_loras = saved, Loras(guides, accept_changed_base)
 
 
 def attach_companions(
@@ -79,13 +82,25 @@ def attach_companions(
         return Autoencoder(path, kind, first.device, first.precision, first.keep) if path else None
 
     companions = Companions(
-        LatentClips(clips[0] if clips else None, clip_make, clip_path, first.keep),
+        LatentClips(clips[0] if clips else None, clip_make, clip_path, first.keep, _loras_of_clips(latent, clips)),
         autoencoder(stage_a, "stage_a"),
         autoencoder(semantic, "semantic"),
     )
     for stage in latent:
         stage.attach(companions)
     return True
+
+
+def _loras_of_clips(stages: Sequence[LatentStage], clips: Sequence[ClipConfig]) -> list[WeightedLora]:
+    """The LoRAs of stages whose tokens belong to one of the CLIPs. InputError for one of another."""
+    found = [each for stage in stages for each in loras_of(stage.saved) if each.lora.about.clip]
+    for each in found:
+        if each.lora.about.clip not in [clip.identity for clip in clips]:
+            raise InputError(
+                f"{each.lora.path} trains tokens of the CLIP {each.lora.about.clip}, which none of the stages was "
+                "trained with: give it with its own base"
+            )
+    return found
 
 
 @dataclass(frozen=True)

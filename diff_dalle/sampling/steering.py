@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ..checkpoints.checkpoint import load_file
 from ..checkpoints.controlnets import BASES
 from ..checkpoints.loading import SavedNetwork, open_networks
 from ..config import differences, to_dict
@@ -61,7 +60,7 @@ class Steering:
         self._filter: ControlFilter | None = None
 
     def _check_base(self) -> None:
-        known, found = self.settings.base.identity, weights_digest(load_file(self.base.path)["state"])
+        known, found = self.settings.base.identity, weights_digest(self.base.weights())
         if known != found:
             raise InputError(
                 f"{self.saved.path} is a ControlNet for the weights {known}, but those of {self.base.path} are {found}:"
@@ -70,8 +69,10 @@ class Steering:
 
     def check(self, control: Control, size: tuple[int, int], signal: Signal) -> None:
         """InputError for pictures that cannot control samples of this size."""
+        pixels = (signal.scale * size[0], signal.scale * size[1])
         for i in range(len(control.images)):  # one at a time to save memory
-            control.masked([i], (signal.scale * size[0], signal.scale * size[1]))
+            control.masked([i], pixels)
+            control.pictures([i], pixels)
         self.controls(control, [0], size, signal, [0])
 
     def controls(

@@ -71,6 +71,6 @@ class ControlledStageCTask(ControlTask, StageCTask):
         swapped = replace(cond, control=cast(Tensor, cond.control).roll(1, 0))
         return {**super().other_conditions(cond, batch), "control_swap": swapped}
 
-    def pictures(self, batch: Batch, cond: Conditioning) -> list[Tensor]:
+    def pictures(self, batch: Batch, cond: Conditioning) -> dict[str, Tensor]:
         shown = self.control_filter.shown(cast(Tensor, cond.control), pictures_of(batch))
-        return [*super().pictures(batch, cond), 2 * shown - 1]
+        return {**super().pictures(batch, cond), "control": 2 * shown - 1}

@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -21,7 +22,7 @@ from ..models.compiling import compile_training
 from ..models.precision import autocast
 from ..randomness import Draw
 from ..tracking.files import append
-from ..tracking.tracker import Saved, Tracker
+from ..tracking.tracker import Saved, Table, Tracker
 from .flight import FILE, flight_line
 from .meter import Meter
 from .restoring import Start
@@ -297,12 +298,8 @@ class TrainLoop:
                 return
             scalars |= {f"{trainee.prefix}held_out/{name}": value for name, value in values.items()}
             means.append(values["loss"])
-            text, figures = trainee.task.findings(values) if self.world.is_main else ("", {})
-            if text:
-                owner = f", {trainee.name}" if trainee.name else ""
-                self._report(tracker.note, f"Step {self.step:,}{owner}: {text}")
-            for name, figure in figures.items():
-                self._report(tracker.figure, self.step, trainee.prefix + name, figure)
+            if self.world.is_main:
+                self._tell(tracker, trainee, *trainee.task.findings(values))
             if self.config.keep_best:
                 self._report(self.saving.keep_best, trainee, self.step, self.samples, values["loss"])
         if self.measure:
@@ -315,10 +312,21 @@ class TrainLoop:
 
     def _show(self, tracker) -> None:
         with evaluating(self.trainees):
-            grids = [(trainee.prefix, trainee.task.previews()) for trainee in self.trainees]
-        for prefix, named in grids:
-            for name, grid in named.items():
-                self._report(tracker.images, self.step, prefix + name, grid)
+            previews = [trainee.task.previews() for trainee in self.trainees]
+        for trainee, named in zip(self.trainees, previews, strict=True):
+            for name, shown in named.items():
+                call = tracker.table if isinstance(shown, Table) else tracker.images
+                self._report(call, self.step, trainee.prefix + name, shown)
+            if self.world.is_main:
+                self._tell(tracker, trainee, *trainee.task.training_findings())
+
+    def _tell(self, tracker, trainee: Trainee, text: str, figures: Mapping[str, np.ndarray]) -> None:
+        """Report what a task has found."""
+        if text:
+            owner = f", {trainee.name}" if trainee.name else ""
+            self._report(tracker.note, f"Step {self.step:,}{owner}: {text}")
+        for name, figure in figures.items():
+            self._report(tracker.figure, self.step, trainee.prefix + name, figure)
 
 
 @contextlib.contextmanager

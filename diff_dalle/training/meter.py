@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor
 
-from ..distributed.world import World
+from ..distributed.world import ALONE, World
 
 
 class Meter:
@@ -36,8 +36,9 @@ class Meter:
         self.sums += torch.where(applies, table, 0.0).sum(1)
         self.counts += applies.sum(1)
 
-    def read(self, world: World) -> dict[str, float]:
-        """The means over all ranks since the last call. Waits for the device; a collective: every rank calls it."""
+    def read(self, world: World = ALONE) -> dict[str, float]:
+        """The means over all ranks of ``world`` since the last call. Waits for the device; a collective: every rank
+        calls it."""
         both = torch.stack([self.sums, self.counts]).tolist()
         mine = dict(zip(self.names, zip(*both, strict=True), strict=True))
         self.sums.zero_()

@@ -96,9 +96,12 @@ class Start:
             self._check_identity(run.identity, run.path)
             try:
                 folder = run.sharded(entry) if entry.folder and self.sharded else None
-                for trainee in self.trainees if folder is None else ():
-                    for role in ("model", *(ema.role for ema in trainee.emas), "optimizer"):
-                        files[trainee.name, role] = run.load(entry, trainee.name, role)
+                for trainee in self.trainees:
+                    for role in trainee.roles:
+                        if folder is not None:  # each rank reads its own share
+                            run.key(entry, trainee.name, role)
+                        else:
+                            files[trainee.name, role] = run.load(entry, trainee.name, role)
             except DamagedError as error:
                 problem = str(error)
         problem = self.world.broadcast(problem)
@@ -168,9 +171,9 @@ class Start:
             return
         if not self.config.accept_changed_batch:
             raise InputError(
-                f"{run.path} was trained with {quantity(entry.batch, 'sample')} per step, but batch_size "
-                f"{self.config.batch_size} on {quantity(processes, 'process')} makes {now}: set --batch_size so that "
-                "the product stays, or accept the change by --accept_changed_batch True"
+                f"{run.path} was trained with {quantity(entry.batch, 'sample')} per step, but now a step has {now:,}, "
+                f"those of {quantity(processes, 'process')}: set --batch_size so that it has as many, or accept the "
+                "change by --accept_changed_batch True"
             )
         self.world.print(f"Note: from here on a step has {quantity(now, 'sample')} instead of {entry.batch:,}.")
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from torch import Tensor, nn
+from torch import nn
 
 from .. import storage
 from ..checkpoints.background import Background, Snapshot
 from ..checkpoints.bundle import write_bundle
-from ..checkpoints.checkpoint import write_networks
+from ..checkpoints.checkpoint import file_content, write_networks
 from ..checkpoints.consolidating import consolidate, gathered
 from ..checkpoints.run_folder import RunFolder
 from ..distributed.world import World
@@ -25,9 +25,11 @@ from ..errors import InputError
 from .settings import TrainingConfig
 from .trainee import Trainee
 
-#: Of a trainee and its evaluated weights at the moment of saving, files beside its checkpoints, by ROLE.EXTENSION:
-#: functions that write them.
-Exports = Callable[[Trainee, Mapping[str, Tensor]], Mapping[str, Callable[[BinaryIO], object]]]
+#: What a checkpoint's files with weights hold (as ``load_file`` gives it), by role: model and ema_RATE.
+FilesWithWeights = Mapping[str, Mapping[str, Any]]
+#: Of a trainee and such files at the moment of saving, files beside its checkpoints, by ROLE.EXTENSION: functions that
+#: write them.
+Exports = Callable[[Trainee, FilesWithWeights], Mapping[str, Callable[[BinaryIO], object]]]
 
 
 class Saving:
@@ -72,7 +74,12 @@ class Saving:
             states = snapshot.of(states)
             exports: dict[str, Callable[[BinaryIO], object]] = {}
             for trainee in self.trainees:
-                written = self.exports(trainee, states[trainee.prefix + trainee.evaluated_role])
+                roles = ("model", *(ema.role for ema in trainee.emas))
+                about = self.run.identity, step, samples
+                files = {
+                    role: file_content(role, *about, states[trainee.prefix + role], trainee.name) for role in roles
+                }
+                written = self.exports(trainee, files)
                 exports |= {trainee.prefix + name: write for name, write in written.items()}
 
             def write() -> None:

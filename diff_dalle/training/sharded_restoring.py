@@ -21,8 +21,10 @@ Contents = Mapping[str, tuple[Mapping[str, Any], str]]  # by role: of a file, an
 
 def contents_of(folder: ShardedFolder, trainee: Trainee) -> dict[str, tuple[dict[str, Any], str]]:
     """What the ordinary files of a sharded checkpoint would hold, without the values."""
-    roles = ("model", *(ema.role for ema in trainee.emas), "optimizer")
-    return {role: ({**folder.content, "state": folder.outline(trainee.prefix + role)}, folder.path) for role in roles}
+    return {
+        role: ({**folder.content, "state": folder.outline(trainee.prefix + role)}, folder.path)
+        for role in trainee.roles
+    }
 
 
 def check_sharded(trainee: Trainee, contents: Contents) -> None:

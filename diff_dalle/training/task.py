@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from ..batch import Batch
 from ..randomness import Draw
+from ..tracking.tracker import Table
 
 Piece = tuple[Batch, Draw]
+Shown = np.ndarray | Table  # an image (uint8 [H, W, 3]), or samples one by one
 Forward = Callable[[Batch, Draw, bool], dict[str, Tensor]]
 
 
@@ -101,9 +103,14 @@ class Task(nn.Module):
         [H, W, 3]), each of which replaces the one of the evaluation before. Asked for on the first rank only."""
         return "", {}
 
-    def previews(self) -> dict[str, np.ndarray]:
-        """Named images (uint8 [H, W, 3]) that show the progress of training; called on every rank."""
+    def previews(self) -> Mapping[str, Shown]:
+        """Named images and tables that show the progress of training; called on every rank."""
         return {}
+
+    def training_findings(self) -> tuple[str, dict[str, np.ndarray]]:
+        """A summary of training since the last call, in the form of ``findings``. Asked for with each preview, on the
+        first rank only."""
+        return "", {}
 
     def observe(self, values: Mapping[str, Tensor]) -> None:
         """Receive the ``observed`` entries [global N] of the step just done, in order of position."""

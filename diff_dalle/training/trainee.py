@@ -216,6 +216,11 @@ class Trainee:
         return f"{self.name}/" if self.name else ""
 
     @property
+    def roles(self) -> tuple[str, ...]:
+        """Of its states in a checkpoint."""
+        return "model", *(ema.role for ema in self.emas), "optimizer"
+
+    @property
     def evaluated_role(self) -> str:
         """What is evaluated: the first EMA weights, or the weights if there are none."""
         return self.emas[0].role if self.emas else "model"

@@ -31,7 +31,7 @@ def test_the_table_compares_the_slowest_help_with_its_target(monkeypatch):
         return {"": 0.05, "import diff_dalle": 0.12}.get(command[-1], 3.0)
 
     monkeypatch.setattr(start, "_until", until)
-    rows = [line.split(" | ") for line in start.table().splitlines()[2:]]
+    rows = [line.split(" | ") for line in start.start_table().splitlines()[2:]]
     assert [row[1:] for row in rows] == [
         ["0.07", "0.1", "met |"], ["0.70", "0.6", "missed |"], ["3.00", "6", "met |"], ["3.00", "4", "met |"],
     ]  # fmt: skip

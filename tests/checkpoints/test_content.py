@@ -1,6 +1,5 @@
 """Damaged, foreign and hostile checkpoint files: one sentence each, in bounded memory."""
 
-import io
 import pickle
 import struct
 import sys
@@ -10,6 +9,7 @@ import pytest
 import torch
 from checkpoint_making import make_file, make_run
 
+from diff_dalle.checkpoints import content as checks
 from diff_dalle.checkpoints.checkpoint import Identity, load_file, save_file
 from diff_dalle.checkpoints.content import MAX_COUNT, MAX_VALUES, DamagedError, check_like, leaves_of
 from diff_dalle.checkpoints.loading import open_network
@@ -137,11 +137,26 @@ def test_code_is_never_run(tmp_path):
     rewritten(path, lambda name, data: (evil if name.endswith("data.pkl") else data, zipfile.ZIP_STORED))
     with pytest.raises(DamagedError, match="truncated or is not a PyTorch file"):
         load_file(path)
-    old = io.BytesIO()
-    torch.save({**HEADER, "state": {}}, old, _use_new_zipfile_serialization=False)
-    (tmp_path / "old.pt").write_bytes(old.getvalue())
+    torch.save({**HEADER, "state": Bad()}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
     with pytest.raises(DamagedError, match="truncated or is not a PyTorch file"):
         load_file(str(tmp_path / "old.pt"))
+
+
+def test_files_of_torch_before_its_archives_are_read(tmp_path, monkeypatch):
+    """Truncated ones are not, nor those with much beside their tensors."""
+    path, state = tmp_path / "old.pt", {"a": torch.arange(2000.0), "b": torch.ones(3, 4, dtype=torch.float16)}
+    torch.save({**HEADER, "state": state}, path, _use_new_zipfile_serialization=False)
+    found = load_file(str(path), values=True)["state"]
+    assert found.keys() == state.keys() and all(torch.equal(found[name], state[name]) for name in state)
+    whole = path.read_bytes()
+    for cut in range(0, len(whole), 97):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(DamagedError):
+            load_file(str(path))
+    path.write_bytes(whole)
+    monkeypatch.setattr(checks, "MAX_PICKLE", 500)
+    with pytest.raises(DamagedError, match="truncated, or holds more than 500 bytes beside its tensors"):
+        load_file(str(path))
 
 
 def test_every_truncation_is_noticed(tmp_path):

@@ -7,8 +7,9 @@ import torch
 from network_making import relative
 from others import Other
 
+from diff_dalle import load_classifier
 from diff_dalle.batch import Conditioning
-from diff_dalle.checkpoints.checkpoint import load_file, load_weights
+from diff_dalle.checkpoints.checkpoint import load_file, load_weights, read_foreign
 from diff_dalle.checkpoints.foreign.reading import content_of, recognize, state_of
 from diff_dalle.checkpoints.foreign.releases import RELEASES, find_release
 from diff_dalle.checkpoints.foreign.structure import Structure, structure_of
@@ -201,7 +202,8 @@ def test_what_does_not_fit_is_refused(state, flags, message):
 
 
 def test_a_file_of_theirs_is_read_like_ours(tmp_path, monkeypatch):
-    """With the settings of a release of the same structure; as a PyTorch file and as safetensors."""
+    """With the settings of a release of the same structure; as a PyTorch file, also as torch wrote it before 1.6, with
+    its state, or with the names of DistributedDataParallel, and as safetensors."""
     import safetensors.torch
 
     from diff_dalle.checkpoints.foreign import reading
@@ -211,8 +213,22 @@ def test_a_file_of_theirs_is_read_like_ours(tmp_path, monkeypatch):
     release = dataclasses.replace(RELEASES[0], structure=found.structure, unseen=found.unseen)
     monkeypatch.setattr(reading, "find_release", lambda structure: release if structure == release.structure else None)
     torch.save(other.state, tmp_path / "theirs.pt")
+    torch.save(other.state, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    torch.save({"epoch": 3, "state_dict": other.state}, tmp_path / "whole.pt")
+    torch.save({f"module.{name}": value for name, value in other.state.items()}, tmp_path / "ddp.pt")
     safetensors.torch.save_file(other.state, tmp_path / "theirs.safetensors")
-    for path in (tmp_path / "theirs.pt", tmp_path / "theirs.safetensors"):
+    for path in (tmp_path / name for name in ("theirs.pt", "old.pt", "whole.pt", "ddp.pt", "theirs.safetensors")):
         content = load_file(str(path))
         assert content["kind"] == "generator" and content["config"]["denoising"]["caption_dropout"] == 0
         assert torch.equal(content["state"]["unet.out_conv.weight"], other.state["out.2.weight"])
+
+
+def test_the_clip_of_glide_is_named(tmp_path):
+    """Both halves, in its own names, whoever asks."""
+    halves = {"image": ["w_t", "patch_proj", "w_pos", "ln.g"], "text": ["w_voc", "w_pos"]}
+    for half, names in halves.items():
+        path = str(tmp_path / f"clip_{half}_enc.pt")
+        torch.save({f"blocks.input.{name}": torch.zeros(3, 3) for name in names}, path)
+        for read in (load_file, read_foreign, load_classifier):
+            with pytest.raises(InputError, match="is half of GLIDE's noised CLIP, .* does not have: guide by"):
+                read(path)

@@ -4,6 +4,7 @@ import io
 import json
 
 import pytest
+import safetensors.torch
 import torch
 from network_making import randomize
 
@@ -16,7 +17,7 @@ from diff_dalle.checkpoints.lora_file import (
     read_lora,
     write_lora,
 )
-from diff_dalle.checkpoints.safetensors import read_safetensors, write_safetensors
+from diff_dalle.checkpoints.safetensors import read_safetensors, tensor_names, write_safetensors
 from diff_dalle.data.safetensors_header import parse_safetensors
 from diff_dalle.errors import InputError
 from diff_dalle.models.text_encoder import TextEncoder, TextEncoderConfig
@@ -81,10 +82,26 @@ def test_half_precision_is_read(tmp_path):
         assert torch.equal(read_safetensors(path)[0]["x"], values)
 
 
+def test_whole_numbers_stay_whole(tmp_path):
+    """The counts of norms beside weights in half precision; a LoRA has none."""
+    given = {"count": torch.tensor(2**40 + 1), "steps": torch.arange(3), "weight": torch.ones(2, 3)}
+    given["none"] = torch.ones(0)
+    path = tmp_path / "x.safetensors"
+    with open(path, "wb") as file:
+        write_safetensors(file, given, {}, torch.float16)
+    found = read_safetensors(str(path))[0]
+    assert found.keys() == given.keys() == set(tensor_names(str(path)))
+    assert all(torch.equal(found[name], value) and found[name].dtype == value.dtype for name, value in given.items())
+    theirs = safetensors.torch.load_file(path)
+    assert theirs["weight"].dtype == torch.float16 and torch.equal(theirs["steps"], given["steps"])
+    with pytest.raises(DamagedError, match="its tokens.deltas has whole numbers"):
+        read_lora(write(tmp_path / "a.safetensors", values={"tokens.deltas": torch.arange(3)}))
+
+
 @pytest.mark.parametrize(
     ("entry", "words"),
     [
-        ({"dtype": "I64", "shape": [1], "data_offsets": [0, 8]}, "something else than floating-point"),
+        ({"dtype": "F64", "shape": [1], "data_offsets": [0, 8]}, "something else than floating-point"),
         ({"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}, "malformed"),
         ({"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}, "malformed"),
         ({"dtype": "F32", "shape": [2], "data_offsets": [4, 12]}, "overlap or leave gaps"),
@@ -103,9 +120,11 @@ def test_truncated_and_foreign_files_are_refused(tmp_path):
     (tmp_path / "cut.safetensors").write_bytes(data[:-1])
     with pytest.raises(DamagedError, match="cut.safetensors is damaged"):
         read_lora(str(tmp_path / "cut.safetensors"))
-    (tmp_path / "text.safetensors").write_bytes(b"no such file at all")
-    with pytest.raises(DamagedError, match="not a safetensors file"):
-        read_lora(str(tmp_path / "text.safetensors"))
+    for content in (b"no such file at all", b""):
+        (tmp_path / "text.safetensors").write_bytes(content)
+        for read in (read_lora, tensor_names):
+            with pytest.raises(DamagedError, match="not a safetensors file"):
+                read(str(tmp_path / "text.safetensors"))
     with pytest.raises(InputError, match="is no LoRA of diff_dalle"):
         read_lora(made(tmp_path, {"__metadata__": {"format": "pt"}}, b""))
     metadata = {**json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]}

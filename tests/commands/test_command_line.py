@@ -337,7 +337,8 @@ def test_a_command_of_several_kinds_takes_that_of_flag_preset_or_file(presets, t
     (tmp_path / "lora.yaml").write_text("kind: generator_lora")
     assert message_of(parse_kind, KINDS, ["--config", str(tmp_path / "lora.yaml")]).endswith(
         "holds settings for training a generator_lora by scripts/train_lora.py, but this command takes those of "
-        "generator, classifier"
+        "generator, classifier: an adapter depends on its base, so give the settings of that network, which it needs "
+        "the memory of"
     )
     assert "unknown flag" in message_of(parse_kind, KINDS, ["--kind", "classifier", "--num_channels", "3"])
     assert "unknown flag" in message_of(parse, GeneratorLike, ["--kind", "generator"])

@@ -1,5 +1,6 @@
 """convert.py: others' checkpoints become ours and the other way around, and then do all that ours do."""
 
+import io
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from script_running import run as run_script
 import diff_dalle
 from diff_dalle.checkpoints.checkpoint import load_file
 from diff_dalle.checkpoints.safetensors import read_safetensors
+from diff_dalle.commands import convert as command
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.convert import ConvertConfig, convert
 from diff_dalle.diffusion.guidance import GuidanceConfig
@@ -187,6 +189,21 @@ def test_the_way_back_is_exact(glide, folder, suffix):
     assert state.keys() == theirs.keys() and all(torch.equal(state[name], value) for name, value in theirs.items())
 
 
+@pytest.mark.parametrize("to", ["guided_diffusion", "unet"])
+def test_a_trained_embedding_for_no_class_is_left_out_only_on_request(tmp_path, to):
+    """Which is there if classes were dropped in training; without, it is what initialization made it."""
+    network = {"enc_attn_dim": 0, "num_classes": 3}
+    path, out = make_file(tmp_path, **network), tmp_path / "out.safetensors"
+    with pytest.raises(InputError, match='has a trained embedding for "no class", .* by --drop_no_class True'):
+        run(model_path=path, out=out, to=to)
+    run(model_path=path, out=out, to=to, drop_no_class=True)
+    table = load_file(path)["state"]["unet.encoder.label_emb.weight"]
+    assert torch.equal(read_safetensors(str(out))[0]["label_emb.weight"], table[:3]) and table[3].any()
+    (tmp_path / "never").mkdir()
+    never = make_file(tmp_path / "never", **network, caption_dropout=0)
+    run(model_path=never, out=tmp_path / "never.safetensors", to=to)
+
+
 def test_a_unet_of_ours_is_written_with_its_names(tmp_path):
     path = make_file(tmp_path)
     out = run(model_path=path, out=tmp_path / "unet.safetensors", to="unet")
@@ -256,6 +273,7 @@ def test_training_continues_from_it(glide, shards, tmp_path):
         ({"model_path": "original_theirs"}, "give CLIP's, bpe_simple_vocab_16e6.txt.gz or clip, with --bpe_path"),
         ({"model_path": "ours", "to": "original"}, "has patch_size|has text_padding masked"),
         ({"model_path": "glide", "to": "original"}, "has text_attention joint, which networks of the original Diff-D"),
+        ({"drop_no_class": True}, "drop_no_class is set, but has no effect with --to diff_dalle"),
         ({"image_size": None}, "shapes of none of the published networks"),
         ({"num_head_channels": 7}, "num_head_channels is 7"),
     ],
@@ -269,6 +287,21 @@ def test_bad_input(flags, message, folder, unconditional, glide, originals, tmp_
     flags = {name: paths.get(value, value) for name, value in flags.items() if value is not None}
     with pytest.raises(InputError, match=message):
         run(**flags)
+
+
+@pytest.mark.parametrize(
+    ("to", "suffix"), [("diff_dalle", ".pt"), ("guided_diffusion", ".pt"), ("unet", ".safetensors")]
+)
+def test_what_is_written_moves_a_bar(to, suffix, unconditional, folder, tmp_path, monkeypatch):
+    bars, bar = [], command.tqdm
+    monkeypatch.setattr(
+        command, "tqdm", lambda **given: bars.append(bar(**{**given, "disable": False}, file=io.StringIO())) or bars[-1]
+    )
+    theirs = to == "diff_dalle"
+    path = folder / "unconditional_theirs.pt" if theirs else unconditional
+    out = run(model_path=path, out=tmp_path / f"out{suffix}", to=to, **(SHAPE if theirs else {}))
+    (found,) = bars
+    assert found.n == Path(out).stat().st_size >= found.total > 0.9 * found.n
 
 
 def test_an_existing_file_stays(unconditional, folder):

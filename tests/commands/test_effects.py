@@ -119,7 +119,15 @@ CASES = [
             "t_end 0.1",
             "seed 3",
             "batch_size 2",
+            "tile_size 64",
         )
+    ),
+    (
+        SampleRun,
+        "--stage_b_tile_overlap 8",
+        "--model_path c --stage_b b",
+        "--model_path c --stage_b b --stage_b_tile_size 64",
+        "stage_b_tile_size is",
     ),
     (SampleRun, "--caption_field json:a", "--model_path a.pt", "--model_path a.pt --data_dir d", "data_dir is none"),
     (EvaluateRun, "--prompts_per_task 4", SHARDS, SHAPES, "shapes_dir is"),
@@ -131,6 +139,10 @@ CASES = [
     *(
         (SampleRun, "--accept_changed_base", "--model_path a.pt", f"--model_path a.pt {flags}", "are none: set one")
         for flags in ("--lora l", "--controlnet n --control_image i")
+    ),
+    *(
+        (EvaluateRun, "--accept_changed_base", SHAPES, f"{SHAPES} {flags}", "are none: set one")
+        for flags in ("--lora l", "--controlnet n")
     ),
     (GeneratorLora, "--prior_weight 0.5", "", "--prior_data_dir d", "prior_data_dir is none"),
     (GeneratorLora, "--accept_changed_base True", "", "--lora_checkpoint_path l", "set --lora_checkpoint_path, or"),

@@ -14,6 +14,7 @@ from checkpoint_making import make_classifier_file, make_file
 from control_making import make_controlnet
 from decoder_making import UNET, make_decoder, save_decoder
 from latent_file_making import make_cascade
+from lora_making import make_lora
 
 from diff_dalle.checkpoints.decoder import ClipConfig
 from diff_dalle.commands.command_line import parse
@@ -27,6 +28,7 @@ from diff_dalle.errors import InputError
 from diff_dalle.evaluation.metrics import METRICS, inception_score
 from diff_dalle.evaluation.perceptual import Lpips
 from diff_dalle.images.pixels import from_uint8
+from diff_dalle.sampling.control import Control
 from diff_dalle.sampling.pipeline import Pipeline, load
 from diff_dalle.shapes.editing import VARIATIONS, object_mask, replacements
 from diff_dalle.shapes.render import render
@@ -129,6 +131,28 @@ def test_a_controlnet_is_compared_with_its_base(folder, tmp_path):
     assert (tmp_path / "control.png").exists()
     scores = result.scores["control"]
     assert scores["edges"]["with"] != scores["edges"]["without"] and scores["with"]["color"]["n"] == 4
+
+
+def test_both_halves_of_the_comparison_have_the_loras(folder, tmp_path):
+    """Which is what a control of strength 0 shows. A base with other weights is refused unless it is accepted."""
+    prompts, pictures = ["a red circle", "two blue squares"], np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3))
+    adapters = {"controlnet": make_controlnet(str(folder / "base.pt"), tmp_path / "control.pt", params='{"resize": 0}')}
+    adapters["lora"] = make_lora(tmp_path / "lora.safetensors", str(folder / "base.pt"))
+    usual = base_and_classifier(folder, classifier_path=None, classifier_scale=None)
+    context = evaluation(folder, **usual, **adapters).context
+    without, steered = (
+        context.steer(prompts, control) for control in (None, Control(list(pictures.astype(np.uint8)), scale=0.0))
+    )
+    alone = evaluation(folder, **usual).context.steer(prompts, None)
+    assert np.array_equal(without, steered) and not np.array_equal(without, alone)
+    content = torch.load(folder / "base.pt", weights_only=True)
+    content["state"] = {name: value + 0.01 for name, value in content["state"].items()}
+    torch.save(content, tmp_path / "changed.pt")
+    changed = {**usual, "model_path": tmp_path / "changed.pt", **adapters}
+    with pytest.raises(InputError, match="--accept_changed_base True"):
+        evaluation(folder, **changed)
+    accepted = evaluation(folder, **changed, accept_changed_base=True).context
+    assert accepted.steering is not None
 
 
 def test_a_grayscale_upsampler_is_compared_with_grayscale_images(folder):
@@ -370,6 +394,13 @@ def test_metrics_without_any_network_are_refused(folder):
     """In a shapes world, where other evaluators need none."""
     flags = base_and_classifier(folder, metrics="fid", classifier_path=None, classifier_scale=None)
     with pytest.raises(InputError, match="feature_metrics needs a noised CLIP or another network.*leave --metrics out"):
+        make_run(folder, **flags)
+
+
+def test_no_evaluator_is_one_sentence(folder):
+    flags = base_and_classifier(folder, feature_network=f"{__name__}:mean_colors", **on_shards(folder, 5))
+    flags |= {"classifier_path": None, "classifier_scale": None}
+    with pytest.raises(InputError, match="no evaluator applies .* the report would be empty: set --metrics$"):
         make_run(folder, **flags)
 
 

@@ -24,6 +24,7 @@ from diff_dalle.commands.info import (
     describe,
     describe_file,
     family,
+    microbatch,
     network_cost,
     parse_info,
     training_bytes,
@@ -159,6 +160,20 @@ def test_the_peak_is_that_of_a_pass_on_a_device(name):
         with torch.device(device):
             peaks.append(peak_bytes(to_channels_last(build()), forward))
     assert peaks[0] == pytest.approx(peaks[1], rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["shapes_32_classifier", "shapes_64_upsampler", "decoder_tiny"])
+def test_the_memory_of_a_preset_is_that_of_its_own_micro_batch(name):
+    """Also where most of the peak of a few images is the gradient of a weight: 4 images of this classifier have three
+    times as much for each as 128."""
+    run, costs = info.preset_costs(name)
+    kind = KINDS[run.kind]
+    for trainee, cost in costs.items():
+        probe, images = kind.probe(kind.settings_of(run), trainee), microbatch(run)
+        with torch.device("meta"):
+            network = to_channels_last(kind.build(kind.settings_of(run), 512, trainee))
+            peak = peak_bytes(network, lambda net, on=probe, n=images: on.forward(net, n, on.sizes[1]))
+        assert images * cost.plain.activation_bytes == pytest.approx(peak, rel=0.02)
 
 
 @pytest.mark.parametrize("name", ["stage_a", "stage_b", "stage_c"])

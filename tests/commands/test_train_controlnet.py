@@ -147,7 +147,10 @@ def test_the_loss_of_held_out_samples_tells_whether_the_control_is_used(tmp_path
     ("changed", "message"),
     [
         ({"controlnet_filter": "cany"}, "did you mean canny?"),
-        ({"controlnet_filter_params": '{"size": 2}'}, "unknown setting controlnet_filter_params.size"),
+        (
+            {"controlnet_filter_params": '{"size": 2}'},
+            "controlnet_filter_params.size (--controlnet_filter_params): unknown setting; did you mean",
+        ),
         ({"controlnet_filter": "semantic_sr", "controlnet_filter_params": "{}"}, "requires a semantic encoder"),
         ({"hint_channels": 0}, "hint_channels is 0"),
         ({"set": "model.unet.num_channels=32"}, "num_channels is 32, but the base"),

@@ -465,6 +465,15 @@ def test_check_counts_data_and_costs(tmp_path, world):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_missing_wandb_is_told_before_any_work(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    log = {"log_type": "wandb", "wandb_project": "p", "wandb_entity": "e"}
+    path = write_file(tmp_path, ("tracker.log", log), world="nowhere/{}.tar")
+    for flags in ([], ["--check", "True"], ["--dry_run"]):
+        result = run_script("train_decoder.py", "--config_file", path, *flags, ok=False)
+        assert result.returncode == 2 and "or remove wandb from tracker.log" in result.stderr, flags
+
+
 def test_missing_shards_are_named(tmp_path, caplog):
     template = make_world(tmp_path / "gap")
     (tmp_path / "gap" / "02.tar").unlink()

@@ -100,7 +100,7 @@ def cells(grid, size, columns):
 
 def test_previews_show_input_result_and_original_side_by_side():
     task, images = build(2)
-    (grid,) = task.previews().values()
+    grid = task.previews()["samples"]
     shown = cells(grid, 16, 6)
     originals = to_uint8(images).numpy()
     for i, original in enumerate(originals):
@@ -112,10 +112,18 @@ def test_previews_show_input_result_and_original_side_by_side():
         assert not np.array_equal(result, upsampled) and not np.array_equal(result, original)
 
 
+def test_the_table_has_the_pictures_of_the_grid_one_by_one():
+    shown = build(2)[0].previews()
+    columns, grid = shown["samples_table"].columns, cells(shown["samples"], 16, 6)
+    assert list(columns) == ["caption", "input", "sampled", "original"] and columns["caption"] == ["a", "a"]
+    for number, name in enumerate(("input", "sampled", "original")):
+        assert np.array_equal(columns[name], [grid[number], grid[3 + number]])
+
+
 @pytest.mark.parametrize(("count", "across", "down"), [(1, 3, 1), (2, 6, 1), (3, 6, 2)])
 def test_two_images_share_a_row_of_previews(count, across, down):
     task, _ = build(count)
-    (grid,) = task.previews().values()
+    grid = task.previews()["samples"]
     assert grid.shape[1] == across * 100 + 4 and 100 * down < grid.shape[0] < 130 * down + 4
 
 
@@ -124,7 +132,7 @@ def test_previews_of_parts_without_text_and_of_degraded_images(flags):
     """Previews upsample clean images of the data's size, also when training degrades and crops them."""
     size = flags.get("crop_size", 16)
     task, images = build(2, (size, size), **flags)
-    (grid,) = task.previews().values()
+    grid = task.previews()["samples"]
     shown = cells(grid, size, 6)
     assert np.array_equal(shown[2], to_uint8(images)[0].numpy())
     assert not task.preview.cond.low_res_level.any() and not task.preview.cond.low_res_blur.any()
@@ -135,7 +143,7 @@ def test_base_generators_are_trained_and_shown_as_before():
     tokenizer = run.build_tokenizer()
     (trainee,) = run.build_trainees(tokenizer, Pictures(tokenizer), WORLD)
     assert type(trainee.task) is DenoisingTask and trainee.task.preview.cond.low_res is None
-    (grid,) = trainee.task.previews().values()
+    grid = trainee.task.previews()["samples"]
     assert grid.shape[1] == 2 * 100 + 4
     assert type(build(1)[0]) is UpsamplingTask
 

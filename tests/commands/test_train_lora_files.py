@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from script_running import run
+from script_running import losses, run
 
 import diff_dalle
 from diff_dalle.checkpoints.checkpoint import load_file
@@ -136,6 +136,25 @@ def test_a_stage_b_is_adapted(tmp_path, world, frozen, bases):
 def test_bad_files_are_refused(tmp_path, world, frozen, bases, changed, words):
     result = run("train_cascade.py", document(tmp_path, world, frozen, bases["stage_c"], **changed), ok=False)
     assert result.returncode == 2 and re.search(words, result.stderr), result.stderr
+
+
+def test_processes_share_batches_half_of_which_are_regularization_images(tmp_path, world, frozen, bases):
+    """Of 4 samples each of two processes has one of either kind; of 6 it cannot have as many."""
+
+    def start(name: str, ranks: int, **changed):
+        own = {"multi_aspect_ratio": None, "prior_data_dir": [world], "updates": 2, "save_every": 2, "train_tokens": []}
+        own["loop"] = {"log_interval": 1, "preview_samples": 0}
+        path = document(tmp_path / name, world, frozen, bases["stage_c"], **own, **changed)
+        return run("train_cascade.py", path, ranks=ranks, ok="batch_size" not in changed)
+
+    start("one", 1)
+    start("two", 2)
+    one, two = (losses(tmp_path / name / "stage_c_lora") for name in ("one", "two"))
+    assert len(one) == 2 and one == pytest.approx(two, rel=1e-5)
+    refused = start("six", 2, batch_size=6)
+    sentence = "batch_size is 6, but must be a multiple of 4, twice the processes, with prior_data_dir: "
+    assert refused.returncode == 2 and refused.stderr.count(sentence) == 1
+    assert len(refused.stderr.strip().splitlines()) == 1, refused.stderr
 
 
 def test_u_nets_of_a_decoder_are_adapted(tmp_path, monkeypatch):

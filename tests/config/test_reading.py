@@ -1,5 +1,6 @@
 """Whole files: everything that is wrong at once, each with its path and line."""
 
+import json
 from dataclasses import dataclass, replace
 
 import pytest
@@ -7,7 +8,19 @@ from config_making import Clip, Crop, Fitting, Stages, UNet, WholeFile, from_tex
 
 from diff_dalle.commands.command_line import groups, parse
 from diff_dalle.commands.flag_tables import flag_table
-from diff_dalle.config import differences, dump, entries, from_dict, leaves, option, section, shown, to_dict
+from diff_dalle.config import (
+    differences,
+    dump,
+    entries,
+    from_dict,
+    from_file,
+    from_value,
+    leaves,
+    option,
+    section,
+    shown,
+    to_dict,
+)
 from diff_dalle.config.declaration import Leaf
 from diff_dalle.config.values import checked
 from diff_dalle.errors import InputError
@@ -213,6 +226,47 @@ def test_a_follow_up_of_an_error_is_no_error_of_its_own():
     """The check of the whole runs on sections that their own checks have refused."""
     lines = errors_of("stages: {unets: [{dim: 3}, {dim: 4}]}\nfitting: {mask: [true, true, false]}")
     assert [line.split(" (")[0].strip() for line in lines[1:]] == ["stages.unets[0].dim", "fitting.mask"]
+
+
+def test_what_is_wrong_in_the_value_of_a_setting_has_its_path():
+    for value, message in {
+        '{"sida": 8}': "params.sida: unknown setting; did you mean side?",
+        '{"side": "x"}': "params.side: side is 'x', but must be an integer",
+        '{"weights": 3}': "params.weights: weights follow from make: leave them out",
+    }.items():
+        with pytest.raises(InputError) as found:
+            from_value(Clip, json.loads(value), "params")
+        assert str(found.value) == message
+    assert from_value(Clip, {"side": 8}, "params") == Clip(side=8)
+
+
+def test_keys_of_the_root_are_told_as_the_file_has_them():
+    """Also what a check says about a part of a nested text, which it labels with its path."""
+
+    @dataclass(frozen=True)
+    class Part:
+        params: str = option("{}", "parameters", nested=True)
+        side: int = option(0, "pixels")
+
+    @dataclass(frozen=True)
+    class Whole:
+        part: Part = section(Part)
+
+        def __post_init__(self):
+            if "z" in self.part.params:
+                raise InputError("part.params.z: unknown setting")
+
+    homes = {"params": ("part", "params"), "side": ("part", "side")}
+    at_root = {("params",): "line 1", ("params", "z"): "line 2", ("side",): "line 3"}
+    in_part = {("part",): "line 1", ("part", "params"): "line 2"}
+    for part, places, expected in (
+        ({"params": {"z": 1}}, at_root, "params.z (line 2): unknown setting"),
+        ({"params": {"z": 1}}, in_part, "part.params.z (line 2): unknown setting"),
+        ({"side": "x"}, at_root, "side (line 3): side is 'x', but must be an integer"),
+    ):
+        with pytest.raises(InputError) as found:
+            from_file(Whole, {"part": part}, places, "f", homes)
+        assert str(found.value) == f"f: {expected}"
 
 
 def test_a_mapping_may_take_the_place_of_a_nested_text():

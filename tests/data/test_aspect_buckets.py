@@ -329,6 +329,8 @@ def test_the_first_samples_have_one_size(shards):
     assert_equal(first.select(slice(0, 4)), take(data, 0, 1)[0])
     plain = loader(shards, config=replace(PLAIN, max_broken=1.0, aspect=AspectConfig()))
     assert_equal(plain.first(11), plain.batch_at(range(11)))
+    for each in (data, plain):
+        assert each.first_captions(11) == captions_of(each.first(11))
 
 
 def test_windows_and_missing_images(shards):

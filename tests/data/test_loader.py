@@ -50,6 +50,11 @@ def test_a_sample_is_its_image_and_its_caption(shards):
         torch.testing.assert_close(batch.images[i], torch.tensor(pixels).permute(2, 0, 1) / 127.5 - 1)
 
 
+def test_batches_have_samples(shards):
+    with pytest.raises(InputError, match="batch_size is 0, but must be at least 1"):
+        loader(shards, batch_size=0)
+
+
 @pytest.mark.parametrize("workers, start", [(1, "default"), (2, "default"), (2, "spawn")])
 def test_workers_change_nothing(shards, workers, start):
     """Batches larger than a worker's chunk, with random crops and flips, over three epochs."""

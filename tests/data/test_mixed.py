@@ -4,11 +4,12 @@ import itertools
 
 import pytest
 import torch
+from shard_making import Letters, captions_of
 
 from diff_dalle.batch import Batch, Conditioning
 from diff_dalle.data.loader import DataConfig, Loader
 from diff_dalle.data.mixed import MixedLoader
-from diff_dalle.data.spec import ImageSpec, SampleSpec
+from diff_dalle.data.spec import CaptionSpec, ImageSpec, SampleSpec
 from diff_dalle.shapes.scenes import ShapesConfig
 from diff_dalle.shapes.shards import write_shapes
 from diff_dalle.training.task import Task
@@ -23,8 +24,8 @@ def shards(tmp_path_factory):
     return folder
 
 
-def mixed(shards, batch_size: int, rank: int = 0, world_size: int = 1) -> MixedLoader:
-    config, spec = DataConfig(num_workers=0), SampleSpec(ImageSpec((16, 16)))
+def mixed(shards, batch_size: int, rank: int = 0, world_size: int = 1, captions=()) -> MixedLoader:
+    config, spec = DataConfig(num_workers=0), SampleSpec(ImageSpec((16, 16)), captions)
     own, prior = (
         Loader(config, spec, batch_size=batch_size // 2, rank=rank, world_size=world_size, sources=[str(shards / name)])
         for name in ("own", "prior")
@@ -65,6 +66,12 @@ def test_halves_are_those_of_the_two_loaders(shards):
         and len(loader.collection.shards) == 6
         and torch.equal(loader.first(3).images, first.images[:3])
     )
+
+
+def test_the_first_captions_are_those_of_the_samples_to_learn(shards):
+    loader = mixed(shards, 8, captions=(CaptionSpec(Letters(), 99),))
+    texts = loader.first_captions(3)
+    assert texts == captions_of(loader.first(3)) == loader.own.first_captions(3) != loader.prior.first_captions(3)
 
 
 class Squares(Task):

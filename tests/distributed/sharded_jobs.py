@@ -28,7 +28,7 @@ def make_sharded(build, world, mode="fsdp", precision="fp32", **settings):
     config = ShardingConfig(mode, **settings)
     return build_sharded(build, lambda network: parts_of(network, DTYPES.get(precision)), world, config)
 
-def train(trainee, world, steps=6):
+def train(trainee, world, steps):
     rows = []
     for step in range(steps):
         trainee.update(make_pieces(range(world.rank, 8, world.size), step, 4 // world.size), step)

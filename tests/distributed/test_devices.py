@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 
+from diff_dalle.distributed import devices
 from diff_dalle.distributed.devices import use_device
 from diff_dalle.distributed.launch import DistributedConfig, launch
 from diff_dalle.sampling.classifier import load_classifier
@@ -34,6 +35,16 @@ def _set(precision, allow_tf32, benchmark):
 def test_a_job_decides_the_arithmetic_of_cuda_kernels(otherwise):
     with launch(DistributedConfig(device="cpu")):
         assert switches() == ("highest", False, True) and not torch.backends.cuda.matmul.allow_tf32
+
+
+def test_a_job_may_choose_tf32_for_all_that_it_loads(otherwise, monkeypatch):
+    """On CUDA devices alone, and no job before it has a say."""
+    for allowed in (True, False):
+        with launch(DistributedConfig(device="cpu", allow_tf32=allowed)):
+            assert switches() == ("highest", False, True)
+            monkeypatch.setattr(devices, "pick_device", lambda name, place: torch.device(name))
+            use_device("cuda")
+            assert switches() == (("high", True, True) if allowed else ("highest", False, True))
 
 
 def test_a_library_user_gets_the_same_arithmetic(otherwise, monkeypatch):

@@ -3,7 +3,9 @@
 import os
 
 import pytest
-from cascade_file_making import frozen_of, make_frozen
+import torch
+import yaml
+from cascade_file_making import COMMON, frozen_of, make_frozen
 from cascade_file_making import make_world as make_pictures
 from cascade_file_making import write_file as write_cascade
 from checkpoint_making import make_file
@@ -49,6 +51,16 @@ def test_a_generator_from_shards_to_pictures(tmp_path):
         expected, found = losses(tmp_path / "one", name), losses(folder, name)
         assert found.keys() == expected.keys()
         assert all(abs(loss - expected[step]) <= 1e-5 for step, loss in found.items()), (found, expected)
+
+
+def test_an_average_that_the_checkpoint_lacks_is_named_on_any_number_of_processes(tmp_path):
+    data, first = make_data(tmp_path / "shards"), tmp_path / "first"
+    train(first, data, ranks=2, iterations=2, batch_size=2, parallel="fsdp")
+    more = {"iterations": 3, "ema_rate": "0.9,0.5", "resume_checkpoint": first / "sharded000002", "ok": False}
+    for name, own in {"two": {"ranks": 2, "batch_size": 2, "parallel": "fsdp"}, "one": {"batch_size": 4}}.items():
+        result = train(tmp_path / name, data, **more, **own)
+        assert result.returncode == 2, result.stderr
+        assert f"the checkpoint of step 2 in {first} has no ema_0.5" in result.stderr, result.stderr
 
 
 def test_a_classifier_with_cached_gradients(tmp_path):
@@ -100,26 +112,32 @@ def test_stages_of_a_cascade(tmp_path, pictures, kind):
 
 
 STEERED = """
-from diff_dalle.commands.train_controlnet import ControlNetRun, parse_controlnet
+from diff_dalle.commands.train_controlnet import parse_controlnet
 from diff_dalle.commands.training import train
 from diff_dalle.distributed.parallel import is_sharded
 from diff_dalle.tasks.control import BASE
 
-build = ControlNetRun.build_trainees
-
-def build_trainees(run, tokenizer, shown, world):
-    (trainee,) = build(run, tokenizer, shown, world)
-    for network in (trainee.task.model, trainee.task.companions[BASE]):
-        assert all(map(is_sharded, network.parameters()))
-    return [trainee]
-
 def main():
-    ControlNetRun.build_trainees = build_trainees
     run = parse_controlnet({flags!r})
+    build = type(run).build_trainees
+
+    def build_trainees(run, tokenizer, shown, world):
+        (trainee,) = build(run, tokenizer, shown, world)
+        for network in (trainee.task.model, trainee.task.companions[BASE]):
+            assert all(map(is_sharded, network.parameters()))
+        return [trainee]
+
+    type(run).build_trainees = build_trainees
     with launch(run.distributed) as world:
         train(run, world)
 run_script(main)
 """
+
+
+def check_same(one, two, steps):
+    for name in ("loss", "grad_norm"):
+        expected, found = (losses(folder, name) for folder in (one, two))
+        assert expected.keys() == set(range(1, steps + 1)) and found == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_controlnet_over_a_sharded_base(tmp_path):
@@ -129,10 +147,38 @@ def test_a_controlnet_over_a_sharded_base(tmp_path):
     train_controlnet(base, data, tmp_path / "one", **settings)
     flags = flags_of(base, data, tmp_path / "two", **settings, batch_size=2, microbatch=1, parallel="fsdp")
     run_ranks_of(tmp_path, STEERED.format(flags=flags), 2)
-    for name in ("loss", "grad_norm"):
-        one, two = (losses(tmp_path / folder, name) for folder in ("one", "two"))
-        assert one.keys() == {1, 2, 3} and two == pytest.approx(one, rel=1e-5)
+    check_same(tmp_path / "one", tmp_path / "two", 3)
     resumed = train_controlnet(base, data, tmp_path / "two", **{**settings, "iterations": 4})
+    assert "Resuming at step 3" in resumed.stdout and (tmp_path / "two" / "model000004.pt").exists()
+
+
+@pytest.mark.parametrize("mode", ["large", "semantic"])
+def test_a_controlnet_over_a_sharded_stage_c(tmp_path, pictures, mode):
+    """By the key of the documented files; with previews, an average, micro-batches, and weights to start from."""
+    world, frozen = pictures
+    run("train_cascade.py", write_cascade("stage_c", tmp_path, world, *frozen_of("stage_c", frozen), ("updates", 2)))
+    settings = {"kind": "stage_c_controlnet", "controlnet_blocks": [0, 1, 3], "controlnet_filter": "CannyFilter"}
+    settings |= {"controlnet_filter_params": {"resize": 16}, "controlnet_bottleneck_mode": mode, "updates": 3}
+    settings |= {"controlnet": {"backbone": {"large_width": 8, "large_blocks": 2}}} if mode == "large" else {}
+    settings |= {"ema_start_iters": 1, "ema_iters": 1, "ema_beta": 0.5, "save_every": 3, "sampling": {"steps": 2}}
+    settings |= {"generator_checkpoint_path": str(tmp_path / "run" / "model000002.pt"), "grad_accum_steps": 2}
+    settings |= {"effnet_checkpoint_path": frozen["effnet_checkpoint_path"], "webdataset_path": world, "lr": 1e-4}
+    files = {}
+    for name, fsdp in (("one", False), ("two", True)):
+        own = {"experiment_id": name, "checkpoint_path": str(tmp_path), "use_fsdp": fsdp}
+        files[name] = str(tmp_path / f"{name}.yaml")
+        (tmp_path / f"{name}.yaml").write_text(
+            yaml.safe_dump({**COMMON, **settings, **own, "output_path": str(tmp_path / "out")})
+        )
+    run("train_cascade.py", files["one"])
+    run_ranks_of(tmp_path, STEERED.format(flags=["--config", files["two"]]), 2)
+    check_same(tmp_path / "one", tmp_path / "two", 3)
+    consolidate(str(tmp_path / "two" / "sharded000003"), str(tmp_path / "two"))
+    for name in ("model000003.pt", "ema_0.5_000003.pt"):
+        one, two = (load_file(str(tmp_path / folder / name))["state"] for folder in ("one", "two"))
+        assert one.keys() == two.keys()
+        assert all(torch.allclose(value, two[key], atol=4e-4) for key, value in one.items())  # a few steps of lr
+    resumed = run("train_cascade.py", files["two"], "--updates", 4, "--save_every", 4)
     assert "Resuming at step 3" in resumed.stdout and (tmp_path / "two" / "model000004.pt").exists()
 
 

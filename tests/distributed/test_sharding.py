@@ -12,13 +12,13 @@ def main():
     with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
         alone = World(SINGLE, torch.device("cpu"))
         one = Trainee(make_task(make_network()), SLOW, "fp32", alone)
-        expected = world.broadcast(train(one, alone) if world.is_main else None)
+        expected = world.broadcast(train(one, alone, {steps}) if world.is_main else None)
         whole = world.broadcast(held(one))
         whole_here = Trainee(make_task(build_shared(make_network, world)), SLOW, "fp32", world)
-        check(world, "ddp", train(whole_here, world), expected, [held(whole_here) / whole])
+        check(world, "ddp", train(whole_here, world, {steps}), expected, [held(whole_here) / whole])
         for settings, share in {cases!r}:
             sharded = Trainee(make_task(make_sharded(make_network, world, **settings)), SLOW, "fp32", world)
-            rows = train(sharded, world)
+            rows = train(sharded, world, {steps})
             shares = world.gather(held(sharded) / whole)
             check(world, settings.get("mode", "fsdp"), rows, expected, shares)
             assert max(shares) <= share, (settings, shares)
@@ -41,11 +41,12 @@ run_script(main)
 
 
 @pytest.mark.parametrize(
-    ("size", "cases"),
+    ("size", "steps", "cases"),
     [
-        (2, [({}, 0.6)]),
+        (2, 20, [({}, 0.6)]),
         (
             4,
+            6,
             [
                 ({"forward_prefetch": 2, "backward_prefetch": 2}, 0.35),
                 ({"mode": "hsdp", "shard_processes": 2, "reshard_after_forward": False}, 0.6),
@@ -53,11 +54,11 @@ run_script(main)
         ),
     ],
 )
-def test_losses_are_those_of_one_process_and_memory_is_a_share(tmp_path, size, cases):
-    """Six steps in fp32 of two micro-batches, with activation checkpointing and dropout: losses and gradient norms; and
+def test_losses_are_those_of_one_process_and_memory_is_a_share(tmp_path, size, steps, cases):
+    """Steps in fp32 of two micro-batches, with activation checkpointing and dropout: losses and gradient norms; and
     the bytes of parameters, averages and optimizer on each rank, relative to those of DDP. Prints a table: the largest
     differences from one process, and the largest share."""
-    out = run_ranks_of(tmp_path, SHARDED + TRAINING.format(cases=cases), size)
+    out = run_ranks_of(tmp_path, SHARDED + TRAINING.format(steps=steps, cases=cases), size)
     print("\n| parallel | processes | loss | gradient norm | share |\n| --- | --- | --- | --- | --- |")
     print(out)
     assert "fine" in out

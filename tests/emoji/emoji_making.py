@@ -21,7 +21,7 @@ class Painter:
     """In place of the font: a patch of the skin tone on a ground that says the rest. It has no rocket."""
 
     def __init__(self, path: str = ""):
-        self.path = path
+        self.identity = path
 
     def draw(self, text: str) -> Image.Image | None:
         if text == "\U0001f680":
@@ -39,3 +39,4 @@ def use_painter(monkeypatch, emoji: list[Emoji]) -> None:
     monkeypatch.setattr(shards, "Renderer", Painter)
     monkeypatch.setattr(shards, "find_font", str)
     monkeypatch.setattr(shards, "recommended", lambda: emoji)
+    monkeypatch.setattr(shards, "names_version", lambda: "2.0")

@@ -1,6 +1,7 @@
 """The emoji world: names and parts from code points, what is held out, shards, and scores of samples."""
 
 import json
+import re
 import tarfile
 
 import numpy as np
@@ -158,6 +159,21 @@ def test_an_unfinished_folder_is_continued_and_another_refused(folder):
         shards.read_emoji(str(path / "train"), "names")
 
 
+def test_a_folder_goes_on_with_its_own_font_and_names_only(folder, monkeypatch):
+    config, path, report = folder
+    (path / "names" / "emoji-names-00000.tar").unlink()
+    with pytest.raises(InputError, match="made with the font font, which is other now: go on with that, or choose"):
+        shards.write_emoji(config, "other", str(path))
+    monkeypatch.setattr(shards, "names_version", lambda: "2.1")
+    with pytest.raises(InputError, match=r"made with the package emoji 2\.0, which is 2\.1 now"):
+        shards.write_emoji(config, "font", str(path))
+    record = path / shards.RECORD
+    tree = json.loads(record.read_text())
+    del tree["made_with"]  # of an earlier version
+    record.write_text(json.dumps(tree))
+    assert shards.write_emoji(config, "other", str(path)) == report and shards.read_emoji_config(str(path)) == config
+
+
 def test_equal_pictures_are_taken_once():
     twice = [Emoji(text, text, "", text, ()) for text in ("ab", "ba", "abc")]
     assert [each.name for each, _ in Painter().distinct(twice)] == ["ab", "abc"]
@@ -184,6 +200,7 @@ def test_the_font_of_this_machine():
         pytest.skip(str(reason))
     everything = names.recommended()
     named = {each.name: each for each in everything}
+    assert re.fullmatch(r"sha256:[0-9a-f]{16}", renderer.identity) and names.names_version()
     hand = np.asarray(renderer.draw(named["waving hand dark skin tone"].sequence))
     assert hand.shape[0] == hand.shape[1] and hand.shape[2] == 3 and (hand[0] == 255).all()
     assert np.abs(hand.astype(int) - (114, 84, 75)).sum(2).min() < 10  # Noto's darkest skin

@@ -279,7 +279,7 @@ def test_the_clip_is_kept_as_the_networks_are(make, monkeypatch, keep):
     monkeypatch.setattr(embedding_room, "load_clip", lambda *given: loads.append(given) or plain(*given))
     one, two = (sample(pipeline, images=PICTURES) for _ in range(2))
     assert np.array_equal(one, two) and len(loads) == (1 if keep else 2)
-    assert {(str(device), precision) for _, _, device, precision in loads} == {("cpu", "bf16")}
+    assert {(str(device), *rest) for _, _, device, *rest in loads} == {("cpu", "bf16", "unit")}
 
 
 def test_a_clip_without_token_states_cannot_encode_text(make, monkeypatch):

@@ -135,7 +135,7 @@ def test_settings_other_than_the_checkpoints_are_refused(pipeline):
 
 def test_a_moved_vocabulary_is_passed_to_classifiers(tmp_path, monkeypatch):
     loaded = []
-    monkeypatch.setattr("diff_dalle.sampling.stage.load_guide", lambda *arguments: loaded.append(arguments))
+    monkeypatch.setattr("diff_dalle.sampling.stage.load_guide", lambda *arguments: loaded.append(arguments[:4]))
     blind = load(make_file(tmp_path, enc_attn_dim=0, caption_dropout=0), "cpu", "fp32", "moved.gz")
     sample(blind, "", classifier="clip.pt")
     assert loaded == [("clip.pt", torch.device("cpu"), "fp32", "moved.gz")]  # once, to check and to use it

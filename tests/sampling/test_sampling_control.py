@@ -193,6 +193,26 @@ def test_another_base_is_refused_unless_accepted(files, controlnets, tmp_path):
         diff_dalle.load(other, "cpu", controlnet=controlnets["generator"], accept_changed_base=True)
 
 
+def test_a_base_in_half_precision_has_the_identity_of_what_is_loaded(files, tmp_path):
+    """As training records it: of the network's own types, which the file's are not."""
+    content = torch.load(files["generator"][0], weights_only=True)
+    content["state"] = {name: value.half() for name, value in content["state"].items()}
+    path = str(tmp_path / "half.pt")
+    torch.save(content, path)
+    controlnet = make_controlnet(path, tmp_path / "steer.pt")
+    assert sample(diff_dalle.load(path, "cpu", "fp32", controlnet=controlnet), Control(PICTURES)).shape[0] == 3
+    with pytest.raises(InputError, match="is a ControlNet for the weights"):
+        load(files, "generator", controlnet)
+
+
+def test_every_ready_made_control_is_checked_before_sampling(files, controlnets):
+    pipeline = load(files, "generator", controlnets["generator"])
+    pipeline.stages[0].sample_batches = None  # which is not reached
+    control = Control([PICTURES[0], *random_images(1, 24, 24)], ready=True)
+    with pytest.raises(InputError, match="has 24 × 24 pixels, but must have the size of the sample, 16 × 16"):
+        sample(pipeline, control, ["a"], batch_size=1)
+
+
 def test_what_does_not_fit_is_refused(files, controlnets, tmp_path):
     base, controlnet = files["generator"][0], controlnets["generator"]
     with pytest.raises(InputError, match="is a ControlNet for a stage_c, but .* holds a generator"):

@@ -24,6 +24,7 @@ from diff_dalle.distributed.world import ProcessInfo, World
 from diff_dalle.errors import InputError
 from diff_dalle.randomness import Draw
 from diff_dalle.tasks.denoising import DenoisingTask
+from diff_dalle.tracking.tracker import Table
 from diff_dalle.training.loop import TrainLoop
 from diff_dalle.training.optim import OptimConfig
 from diff_dalle.training.settings import TrainingConfig
@@ -272,6 +273,31 @@ def test_findings_are_noted_and_drawn_beside_the_checkpoints(tmp_path):
     make_loop(tmp_path, task=Telling(), val_data=ToyData(8), eval_samples=8, eval_interval=5, name="base").run(tracker)
     assert tracker.said == ["Step 5, base: mean position 3.5", "Step 10, base: mean position 3.5"]
     assert tracker.drawn == [(5, "base/curve", (2, 3, 3)), (10, "base/curve", (2, 3, 3))]
+
+
+def test_previews_are_told_with_what_training_has_found(tmp_path):
+    grid, table = torch.zeros(2, 3, 3).numpy(), Table({"caption": ["a"]})
+
+    class Showing(ToyTask):
+        def previews(self):
+            return {"grid": grid, "rows": table}
+
+        def training_findings(self):
+            return "", {"curve": torch.zeros(4, 3, 3).numpy()}
+
+    class Listening(ListTracker):
+        def table(self, step, name, given):
+            self.rows.append((step, {name: given}))
+
+        def figure(self, step, name, image):
+            self.rows.append((step, {name: image.shape}))
+
+    loop, tracker = make_loop(tmp_path, task=Showing(), iterations=5, name="base", log_interval=100), Listening()
+    loop.sample_interval = 3
+    loop.run(tracker)
+    shown = [{"base/grid": (2, 3, 3)}, {"base/rows": table}, {"base/curve": (4, 3, 3)}]
+    told = [(step, each) for step, each in tracker.rows if "samples" not in each]
+    assert told == [(3, each) for each in shown] + [(5, each) for each in shown]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])

@@ -196,7 +196,7 @@ def test_a_record_that_does_not_say_where_from_is_resumed_with_a_note(tmp_path, 
 def test_a_changed_global_batch_needs_consent(tmp_path, capsys):
     run(make_loop(tmp_path, iterations=4))
     with pytest.raises(
-        InputError, match=r"8 samples per step, but batch_size 4 on 1 process makes 4: .*--accept_changed"
+        InputError, match="8 samples per step, but now a step has 4, those of 1 process: set --batch_size .*--accept_ch"
     ):
         make_loop(tmp_path, batch_size=4)
     loop = make_loop(tmp_path, batch_size=4, iterations=6, accept_changed_batch=True)

@@ -31,6 +31,8 @@ Settings: TypeAlias = "GeneratorSettings | ClassifierSettings | NoisyClassifierS
 TOKENS = {False: "gpt2", True: "clip"}  # the vocabularies that GLIDE's networks and Diff-DALLE's read
 FLAGS = ", ".join(f"--{field.name}" for field in dataclasses.fields(Unseen))
 _VOCABULARY = {False: "token_embedding.weight", True: f"{original.TEXTS}emb.weight"}
+_WRAPPED = "module."
+_GLIDE_CLIP = ({"blocks.input.w_t", "blocks.input.patch_proj"}, {"blocks.input.w_voc", "blocks.input.w_pos"})
 _INPAINTING = (7, 10)  # input channels: image, or image and low-resolution image; known image and its mask
 
 
@@ -70,10 +72,32 @@ def _project(structure: Structure) -> str:
     return "Diff-DALLE" if structure.original else "Guided-Diffusion"
 
 
-def is_foreign(content: Any) -> bool:
-    """Whether what a file holds are weights in the layout of Improved Diffusion, Guided-Diffusion, GLIDE or
-    Diff-DALLE."""
-    return isinstance(content, Mapping) and all(isinstance(name, str) for name in content) and is_unet(content)
+def weights_in(content: Any) -> dict[str, Any] | None:
+    """The weights that a file holds in the layout of Improved Diffusion, Guided-Diffusion, GLIDE or Diff-DALLE, alone
+    or as its ``state_dict``, without the prefix of torch's DistributedDataParallel. None = it holds none."""
+    state = _named(content)
+    return state if state is not None and is_unet(state) else None
+
+
+def _named(content: Any) -> dict[str, Any] | None:
+    """The values by name that a file holds."""
+    if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
+        content = content["state_dict"]
+    if not isinstance(content, Mapping) or not all(isinstance(name, str) for name in content):
+        return None
+    wrapped = all(name.startswith(_WRAPPED) for name in content)
+    return {name.removeprefix(_WRAPPED) if wrapped else name: value for name, value in content.items()}
+
+
+def unsupported(content: Any) -> str:
+    """What a file holds of other projects that this library does not have, after its path; empty = nothing known."""
+    names = _named(content)
+    if names is not None and any(marks <= names.keys() for marks in _GLIDE_CLIP):
+        return (
+            "is half of GLIDE's noised CLIP, a vision transformer with a text encoder, which this library does not "
+            "have: guide by classifier-free guidance, or by a noised CLIP of train_classifier.py"
+        )
+    return ""
 
 
 def recognize(state: Mapping[str, Tensor], path: str, given: Mapping[str, Any] | None = None) -> Recognized:
@@ -232,8 +256,19 @@ def content_of(found: Recognized, state: Mapping[str, Tensor], path: str) -> dic
 
 
 def state_of(network: nn.Module, new_order: bool) -> dict[str, Tensor]:
-    """The weights of one of our networks in the layout of Guided-Diffusion and GLIDE."""
+    """The weights of one of our networks in the layout of Guided-Diffusion and GLIDE. That has none for "no class"; see
+    ``check_no_class``."""
     return _given(network, weights_of(network, new_order))
+
+
+def check_no_class(network: nn.Module, path: str) -> None:
+    """InputError for a network of ``path`` that was trained with an embedding for "no class"."""
+    tables = [value for name, value in network.state_dict().items() if name.endswith("label_emb.weight")]
+    if any(table[-1].any() for table in tables):
+        raise InputError(
+            f'{path} has a trained embedding for "no class", for guidance, which the layout of Guided-Diffusion cannot '
+            "hold: leave it out by --drop_no_class True"
+        )
 
 
 def original_state_of(network: nn.Module, path: str) -> dict[str, Tensor]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 from torch import nn
 
@@ -14,6 +13,7 @@ from ...checkpoints.controlnets import BaseRecord
 from ...checkpoints.decoder import ClipConfig
 from ...checkpoints.loading import open_network
 from ...config import option, section
+from ...data.loader import Loader
 from ...data.spec import SampleSpec
 from ...diffusion.log_snr import LogSnrProcess
 from ...diffusion.log_snr_config import LogSnrConfig
@@ -29,10 +29,12 @@ from ...tasks.control import BASE, ControlledStageCTask
 from ...tasks.latent import LatentTask
 from ...text.tokenizer import Tokenizer, TokenizerConfig
 from ...training.settings import TrainingConfig
+from ...training.trainee import Trainee
 from ..base_settings import of_base
 from ..train_controlnet import Steered, with_control
 from .companions import HUB_NAMES
-from .run import CONTROLNET_KEYS, REFUSED, CascadeRun
+from .keys import CONTROLNET_KEYS, HOMES, REFUSED, RENAMED
+from .run import CascadeRun
 from .stages import StageCRun, size_of_base
 
 # Settings of the process that concern training alone: the ControlNet's are its own.
@@ -40,6 +42,7 @@ TRAINED_BY = (
     "loss_weighting", "p2_k", "p2_gamma", "p2_s", "min_snr_gamma", "sigmoid_s", "loss_shift", "loss_weight_limits",
     "offset_noise", "pyramid_noise",
 )  # fmt: skip
+SECTIONS: dict[str, type] = {"control": ControlConfig, "controlnet": LatentControlConfig}  # of the documented keys
 STRUCTURE = ("widths", "down_blocks", "up_blocks")  # what model_version says
 
 
@@ -55,6 +58,12 @@ class StageCControlNetRun(StageCRun):
     refused: ClassVar[dict[str, str]] = {
         key: reason for key, reason in REFUSED.items() if key not in CONTROLNET_KEYS or key == "offset_noise"
     }
+    homes: ClassVar[Mapping[str, tuple[str, str]]] = {
+        **HOMES,
+        **{each.name: (name, each.name) for name, kind in SECTIONS.items() for each in fields(kind)},
+        "offset_noise": ("diffusion", "offset_noise"),
+    }
+    renamed: ClassVar[Mapping[str, str]] = {**RENAMED, "init_checkpoint": "controlnet_checkpoint_path"}
     steered: ClassVar[Steered | None] = None  # of the instance that ``settled`` returns
 
     model_version: str | None = size_of_base(STAGE_C_SIZES)  # type: ignore[assignment]
@@ -66,28 +75,12 @@ class StageCControlNetRun(StageCRun):
     controlnet: LatentControlConfig = section(LatentControlConfig)
     base: BaseRecord = section(BaseRecord, flags=False)
 
-    @classmethod
-    def completed(cls, tree: Mapping[str, Any]) -> dict[str, Any]:
-        """The documented keys of a ControlNet belong to sections here."""
-        completed = copy.deepcopy(dict(super().completed(tree)))
-        homes = {each.name: name for name, kind in cls._sections().items() for each in fields(kind)}
-        homes |= {"offset_noise": "diffusion"}
-        for key in [key for key in completed if key in homes]:
-            value = completed.pop(key)
-            if value is not None and isinstance(completed.setdefault(homes[key], {}), dict):
-                completed[homes[key]].setdefault(key, value)
-        return completed
-
-    @staticmethod
-    def _sections() -> dict[str, type]:
-        return {"control": ControlConfig, "controlnet": LatentControlConfig}
-
     def _problems(self) -> Iterator[str]:
         yield from super()._problems()
         try:
             self.control.check()
         except InputError as error:
-            yield f"control.{error}"
+            yield str(error)
 
     # ---------------------------------------------------------------------------------------------- what it works with
 
@@ -111,6 +104,7 @@ class StageCControlNetRun(StageCRun):
         semantic, opened = run._opened.semantic, run.opened
         materials = Materials(semantic.encode, semantic.config.semantic_channels, semantic.config.stride)
         steered = Steered(saved, saved.load(world.device), self.control.create(materials))
+        steered.tell(world)
         known = {
             "control": replace(self.control, control_channels=steered.control_filter.channels),
             "controlnet": _with_encoder(self.controlnet, semantic),
@@ -146,9 +140,16 @@ class StageCControlNetRun(StageCRun):
     def sample_spec(self, tokenizer: Tokenizer | None) -> SampleSpec:
         return with_control(super().sample_spec(tokenizer), self._steered.control_filter)
 
+    def initialize(self, network: nn.Module) -> None:
+        """The backbone as the semantic encoder."""
+        if self.opened:
+            cast(LatentControlNet, network).backbone.start_from(self._opened.semantic)
+
+    def build_trainees(self, tokenizer: Tokenizer | None, shown: Loader, world: World) -> list[Trainee]:
+        self.shard_frozen(self._steered.network, world)
+        return super().build_trainees(tokenizer, shown, world)
+
     def build_task(self, model: nn.Module) -> LatentTask:
-        assert isinstance(model, LatentControlNet)
-        model.backbone.start_from(self._opened.semantic)
         task = ControlledStageCTask(cast(StageC, model), LogSnrProcess(self.diffusion), self.denoising)
         task.add_companion(BASE, self._steered.network)
         task.control_filter = self._steered.control_filter

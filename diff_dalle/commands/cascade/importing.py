@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,17 +14,17 @@ from ...checkpoints.cascade import TrainedWith
 from ...checkpoints.checkpoint import (
     Identity,
     LoadedWeights,
-    as_local_file,
     check_weights,
     load_file,
     read_archive,
     save_file,
 )
 from ...checkpoints.kinds import Kind, find_kind
+from ...checkpoints.safetensors import read_safetensors
+from ...checkpoints.weights_file import WEIGHTS
 from ...config import to_dict
 from ...distributed.devices import without_values
 from ...errors import InputError
-from ...models.latent import released
 from ...models.latent.semantic import SEMANTIC_SIZES
 from ...models.latent.stage_a import STAGE_A_SIZES
 from ...models.latent.stage_b import STAGE_B_SIZES
@@ -33,9 +32,8 @@ from ...models.latent.stage_c import STAGE_C_SIZES
 from ...tasks.latent import SEMANTIC
 from .companions import named_clip
 from .import_config import ImportConfig
+from .released_files import converter_of
 from .stages import IMAGE_NAME, TEXT_NAME
-
-Converter = Callable[[Any, Mapping[str, Any]], released.Converted]
 
 SIZES: dict[str, Mapping[str, Any]] = {
     "stage_a": STAGE_A_SIZES,
@@ -44,17 +42,6 @@ SIZES: dict[str, Mapping[str, Any]] = {
     "stage_c": STAGE_C_SIZES,
 }
 IMAGE_SIZES = {"stage_b": 1024, "stage_c": 768}  # pixels per side that they were trained on
-# By stage: what one kind of file has, and what reads it. A semantic encoder may come in several files.
-CONVERTERS: dict[str, dict[str, Converter]] = {
-    "stage_a": {"vquantizer.codebook.weight": released.stage_a_weights},
-    "semantic": {
-        "mapper.0.weight": released.semantic_encoder_weights,
-        "features.0.0.weight": released.backbone_weights,
-        "blocks.0.weight": released.previewer_weights,
-    },
-    "stage_b": {"clf.1.weight": released.stage_b_weights},
-    "stage_c": {"clf.1.weight": released.stage_c_weights},
-}
 
 
 def import_cascade(config: ImportConfig) -> str:
@@ -101,7 +88,7 @@ def _converted(kind: Kind, settings: Any, paths: tuple[str, ...]) -> tuple[dict[
     unused: list[str] = []
     for path in paths:
         weights = _read(path)
-        convert = next((each for name, each in CONVERTERS[kind.name].items() if name in weights), None)
+        convert = converter_of(kind.name, weights)
         if convert is None:
             names = ", ".join(list(weights)[:3]) or "nothing"
             raise InputError(f"{path} holds no weights of a {kind.name}: names look like {names}; check --stage")
@@ -118,28 +105,17 @@ def _converted(kind: Kind, settings: Any, paths: tuple[str, ...]) -> tuple[dict[
 
 def _read(path: str) -> Mapping[str, Any]:
     """The named tensors of a file. InputError for one that holds anything else."""
-    if path.endswith(".safetensors"):
-        content: Any = _read_safetensors(path)
+    content: Any
+    if path.endswith(WEIGHTS):
+        if not storage.exists(path):
+            raise InputError(f"{path} does not exist")
+        content, _ = read_safetensors(path)
     else:
         content, _ = read_archive(path, values=True)
     found = content.get("state_dict", content) if isinstance(content, Mapping) else None
     if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
         raise InputError(f"{path} is not a file of named tensors")
     return found
-
-
-def _read_safetensors(path: str) -> Mapping[str, Tensor]:
-    try:
-        module = importlib.import_module("safetensors.torch")
-    except ModuleNotFoundError:
-        raise InputError(f"{path} requires the package safetensors: pip install 'diff_dalle[hub]'") from None
-    if not storage.exists(path):
-        raise InputError(f"{path} does not exist")
-    with as_local_file(path) as local:
-        try:
-            return module.load_file(local)
-        except Exception as error:  # its own class, for malformed headers
-            raise InputError(f"{path} is no safetensors file: {error}") from None
 
 
 def _of_joint_run(kind: Kind, path: str) -> tuple[Any, dict[str, Tensor], int, int, str]:

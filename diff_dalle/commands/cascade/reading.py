@@ -10,7 +10,8 @@ from ...errors import InputError
 from ..command_line import parse_kind
 from ..sources import read_config, read_preset
 from ..training_commands import TRAINING_COMMANDS
-from .run import LORA_KEYS, CascadeRun
+from .keys import LORA_KEYS
+from .run import CascadeRun
 from .stages import STAGE_B_SIZES, STAGE_C_SIZES
 
 KINDS = ("stage_a", "semantic", "stage_b", "stage_c", "stage_c_controlnet", "stage_b_lora", "stage_c_lora")

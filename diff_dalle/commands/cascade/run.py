@@ -5,14 +5,17 @@ from __future__ import annotations
 import copy
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, cast
+from functools import partial
+from typing import Any, BinaryIO, ClassVar, cast
 
+import torch
 from torch import Tensor
 
 from ... import storage
 from ...checkpoints.checkpoint import Identity
+from ...checkpoints.weights_file import WEIGHTS, write_weights_file
 from ...config import Problems, option, redacted, section, to_dict
 from ...data.aspect_buckets import AspectConfig
 from ...data.captions import caption_kind
@@ -26,26 +29,18 @@ from ...randomness import check_seeds
 from ...text.tokenizer import Tokenizer
 from ...tracking.trackers import TrackingConfig
 from ...training.optim_config import OptimConfig
+from ...training.saving import FilesWithWeights
 from ...training.settings import TrainingConfig
+from ...training.trainee import Trainee
+from ..spelling import file_names, respelled
 from ..training import TrainingRun
+from .keys import HOMES, REFUSED, RENAMED
+from .released_files import check_imported
 from .sections import DataSection, LoopSection
 
+EXTENSIONS = ("pt", "safetensors")
 PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}  # dtype → precision
 EMA_KEYS = ("ema_start_iters", "ema_iters", "ema_beta")
-CONTROLNET_KEYS = (
-    "controlnet_blocks", "controlnet_filter", "controlnet_filter_params", "controlnet_bottleneck_mode",
-    "controlnet_checkpoint_path", "offset_noise",
-)  # fmt: skip
-LORA_KEYS = frozenset(("module_filters", "rank", "train_tokens", "lora_checkpoint_path"))
-REFUSED = {
-    **dict.fromkeys(CONTROLNET_KEYS, "belongs to the training of a ControlNet, which is another kind: leave it out"),
-    **dict.fromkeys(LORA_KEYS, "belongs to the training of a LoRA: write kind: stage_c_lora, or leave it out"),
-    "offset_noise": "is set under diffusion: write diffusion: {offset_noise: …}",
-    "edm_objective": "never had an effect; for a network that predicts v write diffusion: {prediction: v}",
-    "dist_file_subfolder": "is for processes that find each other by a file, which these do not need: leave it out",
-    "checkpoint_extension": "is decided: checkpoints are .pt files, which say all about themselves; leave it out",
-    "allow_tf32": "is decided: matrix products in fp32 keep all digits; for speed set dtype: bfloat16",
-}
 
 
 @dataclass(frozen=True)
@@ -57,6 +52,8 @@ class CascadeRun(TrainingRun):
     """
 
     refused: ClassVar[dict[str, str]] = REFUSED
+    homes: ClassVar[Mapping[str, tuple[str, str]]] = HOMES
+    renamed: ClassVar[Mapping[str, str]] = RENAMED
     sizes: ClassVar[Mapping[str, Any]] = {}
     processes: ClassVar[int] = 1
 
@@ -68,11 +65,19 @@ class CascadeRun(TrainingRun):
         "arithmetic of the networks, whose weights are fp32; none = bfloat16 on GPUs that support it, else float32",
         choices=tuple(PRECISIONS),
     )
+    checkpoint_extension: str = option(
+        "pt",
+        "files of checkpoints: pt, which training goes on from; safetensors = the weights also as such files, beside "
+        "them and usable wherever a checkpoint with weights is",
+        choices=EXTENSIONS,
+        free=True,
+    )
+    dist_file_subfolder: str = option("", "not used: processes do not find each other by a file", free=True)
     wandb_project: str | None = option(None, "wandb project; none = no wandb", free=True)
     wandb_entity: str | None = option(None, "wandb user or team; none = the one logged in", free=True)
     lr: float = option(1e-4, "learning rate after the warm-up", required=True, free=True)
     warmup_updates: int = option(1, "linear warm-up of the learning rate, in updates", required=True, free=True)
-    batch_size: int = option(256, "samples per update, of all processes together", required=True)
+    batch_size: int = option(256, "samples per update, of all processes together", required=True, free=True)
     grad_accum_steps: int = option(
         1, "forward passes per update; memory depends on it, results do not", required=True, free=True
     )
@@ -115,11 +120,15 @@ class CascadeRun(TrainingRun):
     @classmethod
     def completed(cls, tree: Mapping[str, Any]) -> dict[str, Any]:
         """The settings of a file with those that follow from others: ``model`` is the size ``model_version``, except
-        for what it says itself. Settings that are wrong are left as they are."""
+        for what it says itself; ``homes`` are where they belong. Settings that are wrong are left as they are."""
         completed = copy.deepcopy(dict(tree))
         size, own = cls.sizes.get(str(tree.get("model_version"))), tree.get("model", {})
         if size is not None and isinstance(own, Mapping):
             completed["model"] = _merged(to_dict(size), own)
+        for key in [key for key in completed if key in cls.homes]:
+            value, (home, name) = completed.pop(key), cls.homes[key]
+            if value is not None and isinstance(completed.setdefault(home, {}), dict):
+                completed[home].setdefault(name, value)
         return completed
 
     def __post_init__(self):
@@ -156,7 +165,7 @@ class CascadeRun(TrainingRun):
             try:
                 check()
             except InputError as error:
-                text = str(error).removeprefix("--")
+                text = respelled(str(error), file_names(type(self))).removeprefix("--")
                 if text not in found:  # the data's settings include those before
                     yield text if re.split(r"\W", text)[0] in vars(self) else f"{name}: {text}"
                 found.append(text)
@@ -285,12 +294,29 @@ class CascadeRun(TrainingRun):
     # ---------------------------------------------------------------------------------------------- what it works with
 
     def check_world(self, world: World) -> None:
+        check_imported(self.kind, vars(self))
         pieces = world.size * self.grad_accum_steps
         if self.batch_size % pieces:
             raise InputError(
                 f"batch_size is {self.batch_size}, but must be a multiple of {pieces}: the processes ({world.size}) × "
                 f"grad_accum_steps ({self.grad_accum_steps})"
             )
+        if self.checkpoint_extension != "pt" and world.size > 1 and self.training.sharding.parallel != "ddp":
+            raise InputError(
+                f"checkpoint_extension is {self.checkpoint_extension}, but weights that are divided among processes "
+                "are saved as folders: leave it out, and make files of one by consolidate.py and share.py"
+            )
+
+    def exports(self, trainee: Trainee, files: FilesWithWeights) -> dict[str, Callable[[BinaryIO], object]]:
+        """The weights as safetensors, if they are wanted."""
+        if self.checkpoint_extension == "pt":
+            return {}
+        return {
+            f"{'model' if role == 'model' else role + '_'}{WEIGHTS}": partial(
+                write_weights_file, content=content, path=role, dtype=torch.float32
+            )
+            for role, content in files.items()
+        }
 
     def starting_from(self, weights: tuple[str, ...]) -> CascadeRun:
         (path,) = weights
@@ -311,6 +337,8 @@ class CascadeRun(TrainingRun):
         )
 
     def settled(self, world: World) -> CascadeRun:
+        if self.dist_file_subfolder:
+            world.print("Note: dist_file_subfolder is not used: processes do not find each other by a file.")
         return self.on(world.size)
 
     def on(self, processes: int) -> CascadeRun:

@@ -242,9 +242,10 @@ class LatentRun(CascadeRun):
             if network is not None and network not in trained:
                 task.add_companion(name, network)
         if self.sample_interval:
-            batch = shown.first(self.loop.preview_samples)
-            batch = replace(batch, index=torch.arange(len(batch)))
-            task.preview = LatentPreviews(batch, self.signal, self.sampled, self.training.microbatch)
+            count = self.loop.preview_samples
+            batch = replace(shown.first(count), index=torch.arange(count))
+            captions, size = shown.first_captions(count), self.training.microbatch
+            task.preview = LatentPreviews(batch, captions, self.signal, self.sampled, size)
         return [Trainee(task, self.optim, self.training.precision, world)]
 
 

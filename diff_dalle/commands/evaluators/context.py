@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ...batch import Conditioning
+from ...data.index import count_kinds, index_shards
 from ...data.loader import DataConfig, Loader
+from ...data.shards import ShardFiles
+from ...data.sources import find_shards
 from ...data.spec import CaptionSpec, ImageSpec, SampleSpec
 from ...diffusion.sampling import SamplerConfig
 from ...distributed.world import World
@@ -19,11 +23,13 @@ from ...embeddings.contract import Clip
 from ...errors import InputError
 from ...evaluation.guidance_report import GuidanceSetting
 from ...images.pixels import from_uint8, to_uint8
+from ...randomness import random_uniform
 from ...sampling.classifier import Classifier
 from ...sampling.control import Control
 from ...sampling.embedded import DecoderClip
+from ...sampling.lora import of_guides
 from ...sampling.pipeline import Pipeline, load
-from ...sampling.request import ImageEdit, Request, StageSettings
+from ...sampling.request import ImageEdit, Request, StageSettings, in_turn
 from ...sampling.steering import Steering
 from ...shapes.prompts import TASKS, ShapePrompt, shape_prompts
 from ...shapes.render import render
@@ -35,7 +41,8 @@ from .settings import EvaluateInputs
 
 @dataclass(frozen=True)
 class CaptionedImages:
-    """images: uint8 [N, H, W, 3]; captions: N texts; cond: their tokens and mask [N, L], None without a tokenizer."""
+    """images: uint8 [N, H, W, 3]; captions: N texts; cond: their tokens and mask [N, L], None without a tokenizer, and
+    their classes, None where the shards have none or no generator takes them."""
 
     images: np.ndarray
     captions: list[str]
@@ -49,7 +56,11 @@ class Context:
         self.run, self.settings, self.world = run, run.evaluation, world
         paths, base = run.upsampler_paths, self.settings.decoder_path or self.settings.model_path
         self.pipeline: Pipeline = self._load(base, paths)
-        self._classifier = run.classifier.load(world.device)
+        if self.settings.labels and not self._classes(self.pipeline):
+            raise InputError("--labels is given, but no generator is class-conditional: leave it out")
+        self._classifier = run.classifier.load(
+            world.device, lora=self.settings.lora, accept_changed_base=self.settings.accept_changed_base
+        )
         self._samples: dict[tuple[tuple[str, ...], GuidanceSetting], list[np.ndarray]] = {}
         self._features: dict[tuple[tuple[str, ...], GuidanceSetting], Tensor] = {}
 
@@ -65,8 +76,13 @@ class Context:
             stage_b=cascade.stage_b,
             stage_a=cascade.stage_a,
             semantic=cascade.semantic,
-            lora=self.settings.lora if base else (),
+            **(self._adapters if base else {}),
         )
+
+    @property
+    def _adapters(self) -> dict[str, Any]:
+        """What ``load`` adapts every network by whose samples are compared."""
+        return {"lora": of_guides(self.settings.lora)[1], "accept_changed_base": self.settings.accept_changed_base}
 
     @property
     def classifier(self) -> Classifier:
@@ -99,7 +115,7 @@ class Context:
         guidance = self.run.guidance
         if guidance.guidance_scale is None:
             guidance = replace(guidance, guidance_scale=self.base.stages[0].defaults.guidance.guidance_scale)
-        return guidance.scales(self.base.tokenizer is not None)[0]
+        return guidance.scales(self.base.tokenizer is not None or self._classes(self.base) > 0)[0]
 
     @property
     def default_guidance(self) -> GuidanceSetting:
@@ -174,9 +190,9 @@ class Context:
 
     @cached_property
     def _steered(self) -> Pipeline:
-        """The base with the ControlNet."""
-        settings = self.settings
-        return load(settings.model_path, str(self.world.device), controlnet=settings.controlnet)
+        """The base, with its LoRAs, and with the ControlNet."""
+        path, device = self.settings.model_path, str(self.world.device)
+        return load(path, device, controlnet=self.settings.controlnet, **self._adapters)
 
     @property
     def steering(self) -> Steering:
@@ -195,7 +211,8 @@ class Context:
         pipeline = self.upsamplers
         if all(stage.tokenizer is None for stage in pipeline.stages):
             prompts = [""] * len(low_res)
-        request = Request(prompts, self._seeds(len(low_res)), low_res=low_res)
+        labels = self._labels(pipeline, len(low_res))
+        request = Request(prompts, self._seeds(len(low_res)), labels, low_res=low_res)
         settings = self.run.upsamplers.settings(pipeline.upsampler_defaults)
         return pipeline.sample_stages(request, settings, world=self.world)[-1]
 
@@ -218,9 +235,30 @@ class Context:
             batch_size=self.settings.batch_size,
         )
         upsampling = self.run.upsamplers.settings(self.pipeline.upsampler_defaults)[: len(pipeline.stages) - 1]
-        captions = prompts if guidance.text_conditional else [""] * len(prompts)
-        request = Request(captions, self._seeds(len(prompts)), classifier_prompts=prompts, edit=edit, control=control)
+        # A generator without text is shown to those who have a classifier that reads it, as what this guides.
+        unread = self._classifier is not None and not any(stage.reads_text for stage in pipeline.stages)
+        captions = prompts if guidance.text_conditional and not unread else [""] * len(prompts)
+        labels = self._labels(pipeline, len(prompts))
+        seeds = self._seeds(len(prompts))
+        request = Request(captions, seeds, labels, classifier_prompts=prompts, edit=edit, control=control)
         return pipeline.sample_stages(request, [base, *upsampling], world=self.world)
+
+    @staticmethod
+    def _classes(pipeline: Pipeline) -> int:
+        """The number of classes that the generators take; 0 = none takes any."""
+        return max(stage.num_classes for stage in pipeline.stages)
+
+    def _labels(self, pipeline: Pipeline, count: int) -> list[int] | None:
+        """A class for each image, where a generator takes them; see ``EvaluateConfig.labels``."""
+        classes = self._classes(pipeline)
+        if not classes:
+            return None
+        if self.settings.labels:
+            return in_turn(self.settings.labels, count)
+        of_data = self.captioned.cond.labels if self._data_classes else None
+        if of_data is not None and len(of_data) == count:
+            return of_data.tolist()
+        return (random_uniform(0, "class to evaluate", self._seeds(count)) * classes).astype(int).tolist()
 
     def _seeds(self, count: int) -> range:
         return range(self.settings.seed, self.settings.seed + count)
@@ -267,10 +305,19 @@ class Context:
             images, captions = data.images, data.captions
         return stage.signal.to_pixels(stage.signal.from_pixels(images)), captions  # gray for a grayscale generator
 
+    @cached_property
+    def _data_classes(self) -> int:
+        """The number of classes of the images in data_dir; 0 = they have none, or no generator takes any."""
+        classes, captioned = self._classes(self.pipeline), self.settings.captioned
+        if not classes or not captioned or self.settings.labels:
+            return 0
+        return classes if "cls" in count_kinds(index_shards(find_shards(captioned), ShardFiles())) else 0
+
     def _read_shards(self, image_size: int, tokenizer: Tokenizer | None, text_length: int) -> CaptionedImages:
         config = DataConfig(data_dir=self.settings.captioned, caption_field=self.settings.caption_field)
         captions = () if tokenizer is None else (CaptionSpec(tokenizer, text_length),)
-        data = Loader(config, SampleSpec(ImageSpec((image_size, image_size)), captions), shuffle=False)
+        spec = SampleSpec(ImageSpec((image_size, image_size)), captions, self._data_classes)
+        data = Loader(config, spec, shuffle=False)
         batch = data.batch_at(range(min(self.settings.num_samples, data.samples)))
         texts = [""] * len(batch)
         if tokenizer is not None and batch.cond.tokens is not None:

@@ -15,7 +15,7 @@ from ...errors import InputError
 from ...evaluation.metrics import METRICS
 from ...sampling.classifier import ClassifierConfig
 from ...sampling.latent_config import LatentCascadeConfig
-from ...sampling.lora_config import lora_option
+from ...sampling.lora_config import accept_option, check_accepted, lora_option
 from ...sampling.request import UpsamplersConfig
 from .image_metrics import IMAGE_METRICS
 
@@ -31,6 +31,7 @@ class EvaluateConfig:
         (), "checkpoint of a decoder, or one for each of its U-Nets, instead of a generator: its variations are scored"
     )
     lora: tuple[str, ...] = lora_option()
+    accept_changed_base: bool = accept_option()
     clip_path: str = option(
         "", "checkpoint of the decoder's CLIP; empty = where it was in training", needs=("decoder_path",)
     )
@@ -45,6 +46,11 @@ class EvaluateConfig:
     )
     caption_field: str = caption_option()
     num_samples: int = option(256, "captions of data_dir to sample; fewer if it has fewer", needs=("data_dir",))
+    labels: tuple[int, ...] = option(
+        (),
+        "classes for class-conditional generators, used in turn; none = those of the images in data_dir (their cls "
+        "members), else uniformly at random, by the seed",
+    )
     aspect_ratios: tuple[str, ...] = option(
         ("1/1",),
         "width / height of a latent cascade's samples, such as 1/1,2/1: each is scored by itself, with about as many "
@@ -104,6 +110,7 @@ class EvaluateConfig:
                 f"prompts_per_task is {self.prompts_per_task} and guidance_prompts {self.guidance_prompts}, but they "
                 "must be at least 2 (the chance level needs captions to swap), or 0 for guidance_prompts"
             )
+        check_accepted(self.accept_changed_base, self.lora, self.controlnet)
         if self.num_samples < 2 or self.batch_size < 1:
             raise InputError(
                 f"num_samples is {self.num_samples} and batch_size {self.batch_size}, but they must be at least 2 and 1"

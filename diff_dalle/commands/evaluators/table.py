@@ -52,6 +52,10 @@ def choose_evaluators(names: Sequence[str], run: EvaluateInputs) -> list[Evaluat
     if not names:
         free = [name for name, each in EVALUATORS.items() if not each.asked_by and not each.missing(run)]
         names = [*free, *asked]
+    if not names:
+        possible = [f"--{each.asked_by}" for each in EVALUATORS.values() if each.asked_by and not each.missing(run)]
+        flags = " or ".join(possible or ["--classifier_path", "--shapes_dir"])
+        raise InputError(f"no evaluator applies to what is given, so the report would be empty: set {flags}")
     for name in set(asked) - set(names):
         raise InputError(f"{EVALUATORS[name].asked_by} is for the evaluator {name}: add it to --evaluators")
     samples = run.evaluation.num_samples

@@ -38,11 +38,13 @@ class ControlFilter(ABC):
     params: the dataclass of its parameters, of which ``controlnet_filter_params`` has any.
     takes_masks: whether it can be given masks instead of drawing them.
     channels:    of the control.
+    note:        a sentence for those who train with it; empty = none.
     """
 
     params: ClassVar[type] = NoParams
     takes_masks: ClassVar[bool] = False
     channels: int
+    note: str = ""
 
     def __init__(self, params: Any, materials: Materials):  # noqa: B027  (most filters need neither)
         """Raises InputError for materials or packages that are missing."""

@@ -15,6 +15,8 @@ from ..smart_crop import GROUP, Saliency
 from .contract import ControlFilter, Materials
 from .masking import box_or_stroke_masks, salient_masks
 
+THRESHOLD = (0.04, 0.4)  # of saliency, as in the published configurations
+
 
 @dataclass(frozen=True)
 class InpaintParams:
@@ -24,15 +26,22 @@ class InpaintParams:
     saliency: str = option(
         "", "plug-in that finds what is salient in a picture, which is then masked; empty = random boxes and strokes"
     )
-    threshold: tuple[float, ...] = option(
-        (0.04, 0.4), "saliency above which a place is masked: drawn between LOW,HIGH", was=("thresold",)
+    threshold: tuple[float, ...] | None = option(
+        None,
+        "saliency above which a place is masked, drawn between LOW,HIGH; none = 0.04,0.4; without saliency it has no "
+        "effect",
+        was=("thresold",),
     )
 
     def __post_init__(self):
         if not 0 <= self.p_outpaint <= 1:
             raise InputError(f"p_outpaint is {self.p_outpaint:g}, but must lie between 0 and 1")
-        if len(self.threshold) != 2 or not 0 <= self.threshold[0] <= self.threshold[1]:
+        if len(self.limits) != 2 or not 0 <= self.limits[0] <= self.limits[1]:
             raise InputError(f"threshold is {self.threshold}, but must be LOW,HIGH with 0 <= LOW <= HIGH")
+
+    @property
+    def limits(self) -> tuple[float, ...]:
+        return THRESHOLD if self.threshold is None else self.threshold
 
 
 class InpaintFilter(ControlFilter):
@@ -52,6 +61,11 @@ class InpaintFilter(ControlFilter):
                 "saliency in controlnet_filter_params",
                 "train without saliency, by random boxes and strokes",
             )
+        elif params.threshold is not None:  # published configurations have one
+            self.note = (
+                "controlnet_filter_params has a threshold of saliency, which has no effect: without saliency, random "
+                "boxes and strokes are masked"
+            )
 
     def __call__(self, pictures: Tensor, draw: Draw, masks: Tensor | None = None) -> Tensor:
         if masks is None:
@@ -62,7 +76,7 @@ class InpaintFilter(ControlFilter):
         if self.saliency is None:
             masks = box_or_stroke_masks(pictures.shape[2:], draw)
         else:
-            low, high = self.config.threshold
+            low, high = self.config.limits
             thresholds = low + (high - low) * draw.uniform("control saliency threshold")
             masks = salient_masks(pictures, self.saliency, thresholds)
         outside = draw.uniform("control outpainting") < self.config.p_outpaint

@@ -37,7 +37,8 @@ class ReadyParams:
         name, _, kind = self.member.rpartition(".")
         if kind.lower() not in IMAGE_KINDS or not name or "/" in name:
             raise InputError(
-                f"member is {self.member!r}, but must be an extension with two parts, such as cond.png or depth.jpg"
+                f"member is {self.member!r}, but must be an extension with two parts, such as cond.png or depth.jpg: a "
+                "picture beside the image in the shard, since a path in its json is not followed"
             )
 
 

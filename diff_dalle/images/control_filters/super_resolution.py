@@ -17,7 +17,7 @@ from .contract import ControlFilter, Materials
 class PixelatedParams:
     """Low resolution"""
 
-    scale: float = option(0.25, "resolution relative to the picture's")
+    scale: float = option(0.25, "resolution relative to the picture's", was=("scale_factor",))
 
     def __post_init__(self):
         if not 0 < self.scale < 1:
@@ -28,7 +28,7 @@ class PixelatedParams:
 class SemanticPixelatedParams(PixelatedParams):
     """Low resolution"""
 
-    scale: float = option(0.5, "resolution relative to the picture's")
+    scale: float = option(0.5, "resolution relative to the picture's", was=("scale_factor",))
 
 
 class PixelatedFilter(ControlFilter):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...config import from_dict, nearest, option
+from ...config import from_value, nearest, option
 from ...errors import InputError
 from ..plugins import installed, load_plugin
 from .canny import CannyFilter
@@ -79,16 +79,25 @@ class ControlConfig:
             ) from None
         if not isinstance(given, Mapping):
             raise InputError(f"{setting} is {self.controlnet_filter_params!r}, but must be a mapping")
-        return from_dict(kind.params, given, setting, repeated=True)
+        return from_value(kind.params, given, setting)
 
     @property
     def channels(self) -> int:
         """Of the control: as recorded, else the filter's."""
         return self.control_channels or self.create().channels
 
-    def check(self) -> None:
-        """InputError for a filter that does not exist, or parameters that it does not have."""
-        self.params_of(self.filter_class)
+    def check(self, section: str = "control") -> None:
+        """InputError for a filter that does not exist, or parameters that it does not have, which begins with the path
+        of the setting.
+
+        section: the key of these settings in the whole config.
+        """
+        try:
+            self.params_of(self.filter_class)
+        except InputError as error:
+            text = str(error)
+            setting = text.partition(" ")[0]
+            raise InputError(f"{section}.{text if setting.endswith(':') else f'{setting}: {text}'}") from None
 
     def create(self, materials: Materials | None = None) -> ControlFilter:
         """The filter. InputError for what it lacks."""

@@ -125,6 +125,17 @@ def test_the_other_script_takes_the_file_too(tmp_path, world, frozen, base):
     assert "Trained for 2 steps" in run_script("train_controlnet.py", "--config", path).stdout
 
 
+def test_a_threshold_of_no_saliency_is_told(tmp_path, world, frozen, base, capsys):
+    """As the documented file of inpainting has one."""
+    params = {"p_outpaint": 0.4}
+    for given, told in ((params, 0), ({**params, "thresold": [0.04, 0.4]}, 1)):
+        changes = {"controlnet_filter": "InpaintFilter", "controlnet_filter_params": given}
+        parse_cascade([example(tmp_path, world, frozen, base, **changes)]).settled(ALONE)
+        assert (
+            capsys.readouterr().out.count("Note: controlnet_filter_params has a threshold of saliency, which") == told
+        )
+
+
 def test_a_run_that_is_cut_in_two_is_the_same_run(tmp_path, world, frozen, base):
     changes = {
         "controlnet_filter": "InpaintFilter",
@@ -212,7 +223,10 @@ def test_only_what_concerns_training_may_differ_from_the_process_of_the_base(tmp
         ({"controlnet_blocks": None}, "controlnet_blocks is required"),
         ({"controlnet_filter": None}, "controlnet_filter is required"),
         ({"controlnet_filter": "PidiFilter", "controlnet_filter_params": None}, "'PidiFilter', but must be one of"),
-        ({"controlnet_filter_params": {"size": 3}}, "unknown setting controlnet_filter_params.size"),
+        (
+            {"controlnet_filter_params": {"size": 3}},
+            r"controlnet_filter_params.size \(line \d+\): unknown setting; did",
+        ),
         ({"controlnet_bottleneck_mode": "efnet"}, "did you mean effnet"),
         ({"controlnet_bottleneck_mode": None}, "effnet, which starts from the weights of a semantic encoder efficient"),
         ({"generator_checkpoint_path": None}, "generator_checkpoint_path is required"),

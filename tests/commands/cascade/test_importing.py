@@ -3,6 +3,7 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -68,7 +69,8 @@ def imported(tmp_path, stage: str, *files, ending="safetensors") -> tuple[str, s
         safetensors.torch.save_file(file, path) if ending == "safetensors" else torch.save(file, path)
         paths.append(str(path))
     out = str(tmp_path / "out.pt")
-    return out, import_cascade(ImportConfig(stage, weights=tuple(paths), out=out))
+    with mock.patch.dict(sys.modules, {"safetensors": None, "safetensors.torch": None}):  # the format needs no package
+        return out, import_cascade(ImportConfig(stage, weights=tuple(paths), out=out))
 
 
 @pytest.mark.parametrize("ending", ["safetensors", "pt"])
@@ -165,7 +167,7 @@ def test_weights_of_torchvision_begin_a_semantic_encoder(tmp_path):
     assert torch.equal(end["backbone.features.0.0.weight"], backbone["features.0.0.weight"].float())
 
 
-def test_what_is_not_meant_is_refused(tmp_path, monkeypatch):
+def test_what_is_not_meant_is_refused(tmp_path):
     file = file_of(stage_c(C))
     with pytest.raises(InputError, match="holds no weights of a stage_a: names look like clf.1.bias"):
         imported(tmp_path, "stage_a", file)
@@ -173,7 +175,7 @@ def test_what_is_not_meant_is_refused(tmp_path, monkeypatch):
         imported(tmp_path, "stage_c", {"clf.1.weight": "text"}, ending="pt")
     (tmp_path / "bad.safetensors").write_bytes(b"123")
     bad = ImportConfig("stage_c", weights=(str(tmp_path / "bad.safetensors"),), out=str(tmp_path / "new.pt"))
-    with pytest.raises(InputError, match="bad.safetensors is no safetensors file"):
+    with pytest.raises(InputError, match="bad.safetensors is damaged or no safetensors file: not a safetensors file"):
         import_cascade(bad)
     with pytest.raises(InputError, match="none.safetensors does not exist"):
         import_cascade(replace(bad, weights=(str(tmp_path / "none.safetensors"),)))
@@ -185,9 +187,6 @@ def test_what_is_not_meant_is_refused(tmp_path, monkeypatch):
         import_cascade(replace(bad, out=bad.weights[0]))
     with pytest.raises(InputError, match="joint_run holds a semantic encoder and its weights: leave out stage, mod"):
         ImportConfig("stage_c", joint_run="opt.pt")
-    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    with pytest.raises(InputError, match=r"requires the package safetensors: pip install 'diff_dalle\[hub\]'"):
-        import_cascade(bad)
     assert not (tmp_path / "new.pt").exists()
 
 
@@ -241,7 +240,7 @@ def test_processes_share_the_encoder_that_is_trained(tmp_path, world, frozen):
     paths = [str(folder / "opt000002.pt") for folder in (one, tmp_path / "two" / "run")]
     states = [load_file(path, ("optimizer",))["state"] for path in paths]
     for name, value in states[0]["modules"]["semantic"].items():
-        torch.testing.assert_close(value, states[1]["modules"]["semantic"][name], rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(value, states[1]["modules"]["semantic"][name], rtol=0, atol=1e-5)
 
 
 def test_only_a_joint_run_has_an_encoder(tmp_path, world, frozen):

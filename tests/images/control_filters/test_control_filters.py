@@ -88,25 +88,31 @@ def test_published_names_are_of_filters():
         assert ControlConfig(published).filter_class is FILTERS[name]
 
 
+@pytest.mark.parametrize("name", ["sr", "semantic_sr", "SRFilter", "SREffnetFilter"])
+def test_the_published_name_of_a_parameter_is_read(name):
+    assert make(name, '{"scale_factor": 0.3}').config.scale == 0.3
+
+
 @pytest.mark.parametrize(
     ("name", "params", "message"),
     [
         (
             "cany",
             "{}",
-            r"controlnet_filter is 'cany', but must be one of canny, .*; did you mean canny\?, or a plug-in",
+            r"^controlnet_filter is 'cany', but must be one of canny, .*; did you mean canny\?, or a plug-in",
         ),
-        ("canny", '{"size": 3}', "unknown setting controlnet_filter_params.size"),
+        ("canny", '{"size": 3}', "controlnet_filter_params.size: unknown setting; did you mean resize"),
         ("canny", '{"resize": 1}', "resize is 1, but must be at least 8"),
-        ("canny", '{"resize": "a"}', "controlnet_filter_params.resize is 'a', but must be an integer"),
+        ("canny", '{"resize": "a"}', "controlnet_filter_params.resize: resize is 'a', but must be an integer"),
         ("canny", "[1]", "controlnet_filter_params is .*, but must be a mapping"),
         ("canny", "{", "which is no JSON text"),
-        ("picture", '{"a": 1}', "unknown setting controlnet_filter_params.a"),
+        ("picture", '{"a": 1}', "^controlnet_filter_params.a: unknown setting$"),
         ("sr", '{"scale": 1}', "scale is 1, but must lie between 0 and 1"),
         ("inpaint", '{"p_outpaint": 2}', "p_outpaint is 2, but must lie between"),
         ("inpaint", '{"threshold": [0.4, 0.1]}', "threshold is"),
         ("ready", '{"channels": 4}', "channels is 4, but must be 3"),
         ("ready", '{"member": "png"}', "member is 'png', but must be an extension with two parts"),
+        ("ready", '{"member": "json"}', "in the shard, since a path in its json is not followed"),
         ("ready", '{"member": "../a.png"}', "member is '../a.png'"),
         ("ready", '{"member": "cond.npy"}', "member is 'cond.npy'"),
         ("identity", '{"max_faces": 0}', "max_faces is 0"),
