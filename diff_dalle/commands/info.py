@@ -289,7 +289,7 @@ def preset_table() -> str:
     """The costs of all presets but those of adapters in Markdown: cascades first, then the others by name."""
     cascades = [name for ending in ENDINGS for name in family(ending)]
     others = [name for name in whole_presets() if name not in cascades]
-    rows = [row for name in [*cascades, *others] for row in _preset_rows(name)]
+    rows = [row for name in [*cascades, *others] for row in preset_rows(name)]
     header = ["preset", "kind", "pixels", "parameters, M", "GFLOPs"]
     header += ["MiB per image", "with `use_checkpoint`", "microbatch", "GB total"]
     total = sum(preset_cost(name)[1].plain.parameters for name in FULL_SIZE)
@@ -302,8 +302,8 @@ def preset_table() -> str:
     )
 
 
-def _preset_rows(name: str) -> list[list[Any]]:
-    """A row for each network."""
+def preset_rows(name: str) -> list[list[Any]]:
+    """Rows of ``preset_table``: one for each network of a preset."""
     run, costs = preset_costs(name)
     rows = []
     for i, (network, cost) in enumerate(costs.items()):

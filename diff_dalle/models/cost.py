@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn import functional as F
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
 from torch.utils.flop_counter import FlopCounterMode
 
 ADAMW_BYTES = 4 + 4 + 4 + 4  # per parameter: weight, gradient and AdamW's two moments, each fp32
@@ -52,27 +52,31 @@ def _convolution(x: Tensor, *arguments) -> Tensor:
 # On the meta device a convolution returns NCHW, unlike elsewhere; the layers after it would copy that, which overstated
 # the peak of U-Nets by 7 to 11 %.
 _META_KERNELS = {torch.ops.aten.convolution.default: _convolution}
-#: What operations return on the meta device, and the shape, strides and type of each result, by operation and input.
+#: What operations return, and the shape, strides and type of each result, by operation and input.
 _FORMS: dict[tuple, tuple[type, list[tuple]]] = {}
 
 
 class _MetaKernels(TorchDispatchMode):
-    """Operations on the meta device, whose kernels there are slow Python: the form of the results of equal operations,
-    of which a network of repeated blocks has many, is found once."""
+    """Operations on the meta device or on pretended tensors, whose kernels are slow Python: the form of the results of
+    equal operations, of which a network of repeated blocks has many, is found once."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        key = _form_of_call(func, args, kwargs or {})
-        if key is not None and key in _FORMS:
-            container, forms = _FORMS[key]
-            found = [torch.empty_strided(shape, strides, dtype=t, device="meta") for shape, strides, t in forms]
+        call = _Call.of(func, args, kwargs or {})
+        if call is not None and call.form in _FORMS:
+            container, forms = _FORMS[call.form]
+            found = [call.new(*form) for form in forms]
             return found[0] if container is Tensor else container(found)
         out = _META_KERNELS.get(func, func)(*args, **(kwargs or {}))
         results = out if isinstance(out, (tuple, list)) else (out,)
-        if key is not None and all(
-            type(each) is Tensor and each.is_meta and each.storage_offset() == 0 for each in results
-        ):
-            _FORMS[key] = type(out), [(each.shape, each.stride(), each.dtype) for each in results]
+        if call is not None and all(_has_form(each) and each.storage_offset() == 0 for each in results):
+            container = type(out) if isinstance(out, (tuple, list)) else Tensor
+            _FORMS[call.form] = container, [(each.shape, each.stride(), each.dtype) for each in results]
         return out
+
+
+def _has_form(value) -> bool:
+    """Whether it is a tensor without values: on the meta device, or pretended."""
+    return type(value) is FakeTensor or (type(value) in (Tensor, nn.Parameter) and value.is_meta)
 
 
 @functools.cache
@@ -80,21 +84,46 @@ def _makes_new(func) -> bool:
     return not any(each.alias_info for each in (*func._schema.returns, *func._schema.arguments))
 
 
-def _form_of_call(func, args, kwargs) -> tuple | None:
-    """What tells the form of an operation's results; None if they may share memory with its inputs, or if those are not
-    tensors on the meta device."""
-    if not _makes_new(func):
-        return None
-    flat, structure = tree_flatten((args, kwargs))
-    forms: list[Hashable] = []
-    for each in flat:
-        if isinstance(each, Tensor):
-            if type(each) not in (Tensor, nn.Parameter) or not each.is_meta:
-                return None
-            forms.append((each.shape, each.stride(), each.dtype))
-        else:
-            forms.append((type(each), each))  # 1, 1.0 and True are equal
-    return (func, structure, *forms) if any(isinstance(each, Tensor) for each in flat) else None
+class _Call:
+    """The call of an operation. form: what tells the form of its results."""
+
+    def __init__(self, func, args: tuple, kwargs: dict):
+        self.mode: FakeTensorMode | None = None  # of pretended inputs
+        self.has_tensors = False
+        self.form = (func, self._form(args), *((name, self._form(value)) for name, value in kwargs.items()))
+
+    @staticmethod
+    def of(func, args: tuple, kwargs: dict) -> _Call | None:
+        """None if its results may share memory with its inputs, or if those are not tensors without values."""
+        if not _makes_new(func):
+            return None
+        try:
+            call = _Call(func, args, kwargs)
+        except _HasValues:
+            return None
+        return call if call.has_tensors else None
+
+    def _form(self, value) -> Hashable:
+        if isinstance(value, Tensor):
+            if not _has_form(value):
+                raise _HasValues
+            self.has_tensors, self.mode = True, getattr(value, "fake_mode", self.mode)
+            return value.shape, value.stride(), value.dtype, type(value) is FakeTensor
+        if isinstance(value, (tuple, list)):
+            return tuple(map(self._form, value))
+        return type(value), value  # 1, 1.0 and True are equal
+
+    def new(self, shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A result."""
+        if self.mode is None:
+            return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+        with no_dispatch():
+            empty = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+            return FakeTensor(self.mode, empty, torch.device("cpu"))
+
+
+class _HasValues(Exception):
+    """An operation's input is not a tensor without values."""
 
 
 class _LiveBytes(TorchDispatchMode):

@@ -17,6 +17,8 @@ MODELS: tuple[tuple[str, str, str, int, tuple[str, ...]], ...] = (
 
 
 def run(demo: Demo) -> Path:
+    from ...models.precision import has_fast_bf16
+
     home, data = demo.home, demo.shapes
     report, progress = home / "report", home / "generator" / "progress.csv"
     demo.render_shapes()
@@ -37,7 +39,8 @@ def run(demo: Demo) -> Path:
     sampling = ["--sampler", "ancestral", "--timestep_respacing", 20, "--upsampler_batch_size", 32]
     counts = ["--prompts_per_task", per_task, "--guidance_prompts", per_setting, "--edits", edits]
     paths = ["--shapes_dir", data, "--progress", progress, "--report_dir", report]
-    demo.run("evaluate.py", *models, *paths, *sampling, *counts)
+    precision = ["--precision", "bf16" if has_fast_bf16() else "fp32"]  # 0.66 of the time, the same scores
+    demo.run("evaluate.py", *models, *paths, *sampling, *counts, *precision)
     return report / "report.md"
 
 

@@ -59,7 +59,10 @@ class Context:
         if self.settings.labels and not self._classes(self.pipeline):
             raise InputError("--labels is given, but no generator is class-conditional: leave it out")
         self._classifier = run.classifier.load(
-            world.device, lora=self.settings.lora, accept_changed_base=self.settings.accept_changed_base
+            world.device,
+            self.settings.precision,
+            lora=self.settings.lora,
+            accept_changed_base=self.settings.accept_changed_base,
         )
         self._samples: dict[tuple[tuple[str, ...], GuidanceSetting], list[np.ndarray]] = {}
         self._features: dict[tuple[tuple[str, ...], GuidanceSetting], Tensor] = {}
@@ -72,6 +75,7 @@ class Context:
         return load(
             base,
             device,
+            precision=self.settings.precision,
             upsampler_paths=upsampler_paths,
             stage_b=cascade.stage_b,
             stage_a=cascade.stage_a,
@@ -191,8 +195,8 @@ class Context:
     @cached_property
     def _steered(self) -> Pipeline:
         """The base, with its LoRAs, and with the ControlNet."""
-        path, device = self.settings.model_path, str(self.world.device)
-        return load(path, device, controlnet=self.settings.controlnet, **self._adapters)
+        path, device, precision = self.settings.model_path, str(self.world.device), self.settings.precision
+        return load(path, device, precision=precision, controlnet=self.settings.controlnet, **self._adapters)
 
     @property
     def steering(self) -> Steering:

@@ -13,6 +13,7 @@ from ...diffusion.sampling import SamplerConfig
 from ...distributed.launch import DistributedConfig
 from ...errors import InputError
 from ...evaluation.metrics import METRICS
+from ...models.precision_names import PRECISIONS
 from ...sampling.classifier import ClassifierConfig
 from ...sampling.latent_config import LatentCascadeConfig
 from ...sampling.lora_config import accept_option, check_accepted, lora_option
@@ -32,6 +33,7 @@ class EvaluateConfig:
     )
     lora: tuple[str, ...] = lora_option()
     accept_changed_base: bool = accept_option()
+    precision: str = option("auto", "floating-point precision of the networks", choices=PRECISIONS)
     clip_path: str = option(
         "", "checkpoint of the decoder's CLIP; empty = where it was in training", needs=("decoder_path",)
     )
