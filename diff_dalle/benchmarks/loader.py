@@ -45,9 +45,8 @@ def jpegs() -> tuple[bytes, ...]:
     files = []
     for i in range(COUNT):
         buffer = io.BytesIO()
-        photograph(*SIDES[i % len(SIDES)], seed=i).save(
-            buffer, "JPEG", quality=75
-        )  # noise takes more bits than photographs do
+        image = photograph(*SIDES[i % len(SIDES)], seed=i)
+        image.save(buffer, "JPEG", quality=75)  # noise takes more bits than photographs do
         files.append(buffer.getvalue())
     return tuple(files)
 
