@@ -38,12 +38,6 @@ def service(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def address(service):
-    with serving(service) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
 def open_address(service):
     """The page without the door before it: what gradio itself refuses."""
     uploads_folder()

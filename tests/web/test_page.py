@@ -10,7 +10,7 @@ import pytest
 from cascade_making import make_stages
 from checkpoint_making import make_file
 from PIL import Image
-from web_making import Gate, inaccessible, make_service, serving
+from web_making import Gate, inaccessible, make_service
 
 from diff_dalle.commands.serve import Limits
 from diff_dalle.config import to_dict
@@ -38,12 +38,6 @@ def service(tmp_path_factory):
     made = make_service(models, few, upsampler_paths=f"two={stages['middle']}")
     yield made
     made.close()
-
-
-@pytest.fixture(scope="module")
-def address(service):
-    with serving(service) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

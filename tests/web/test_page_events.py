@@ -10,7 +10,7 @@ from checkpoint_making import make_classifier_file, make_file
 from control_making import make_controlnet
 from lora_making import make_lora
 from page_client import Visitor, send
-from web_making import Gate, make_service, pixels, serving
+from web_making import Gate, make_service, pixels
 
 from diff_dalle.commands.serve import Limits
 from diff_dalle.web.pictures import png
@@ -41,12 +41,6 @@ def service(tmp_path_factory):
     )
     yield made
     made.close()
-
-
-@pytest.fixture(scope="module")
-def address(service):
-    with serving(service) as found:
-        yield found
 
 
 @pytest.fixture
