@@ -20,6 +20,12 @@ class BothCollections:
     counts: list[int]
 
 
+def are_prior(positions, half: int):
+    """Whether the samples at positions of the run, an int or a tensor, are regularization images, where ``half`` of a
+    global batch are."""
+    return positions % (2 * half) >= half
+
+
 class MixedLoader:
     """Batches whose first half are the samples of ``own``, with weight 1, and whose second half those of ``prior``,
     with weight ``prior_weight``: as with one loader, the positions determine all, and the number of processes nothing.
@@ -66,7 +72,7 @@ class MixedLoader:
     def _place(self, position: int) -> tuple[bool, int]:
         """Whether a sample is one of ``prior``, and its position there."""
         batch, place = divmod(position, 2 * self.half)
-        return place >= self.half, batch * self.half + place % self.half
+        return are_prior(position, self.half), batch * self.half + place % self.half
 
     def _mixed(self, own: Batch | None, prior: Batch | None) -> Batch:
         parts = []

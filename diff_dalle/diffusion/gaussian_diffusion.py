@@ -224,20 +224,36 @@ class GaussianDiffusion(ReverseProcess):
 
     # ------------------------------------------------------------------------------------------------------ training
 
-    def _target(self, x_start: Tensor, x_t: Tensor, t: Tensor, noise: Tensor) -> Tensor:
-        """The training target."""
+    def target(self, x_start: Tensor, t: Tensor, noise: Tensor) -> Tensor:
+        """The training target of the steps t [N], of x_start's shape."""
         if self.model_mean_type == ModelMeanType.EPSILON:
             return noise
         if self.model_mean_type == ModelMeanType.VELOCITY:
             return self._velocity(x_start, t, noise)
         if self.model_mean_type == ModelMeanType.PREVIOUS_X:
-            return self.posterior_mean(x_start, x_t, t)
+            return self.posterior_mean(x_start, self.q_sample(x_start, t, noise), t)
         return x_start
 
+    def output(self, model: Model, x_t: Tensor, t: Tensor, model_kwargs=None) -> Tensor:
+        """What a network predicts of ``target``, at least float32, without a learned variance."""
+        return self._output(model, x_t, t, model_kwargs)[0]
+
+    def _output(self, model: Model, x_t: Tensor, t: Tensor, model_kwargs=None) -> tuple[Tensor, Tensor | None]:
+        return self._split(model(x_t, self._scale_timesteps(t), **(model_kwargs or {})), x_t)
+
     def training_losses(
-        self, model: Model, x_start: Tensor, t: Tensor, model_kwargs=None, noise: Tensor | None = None
+        self,
+        model: Model,
+        x_start: Tensor,
+        t: Tensor,
+        model_kwargs=None,
+        noise: Tensor | None = None,
+        target: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """Named losses [N], at least float32, of the steps t [N]: "loss" is minimized, the others are its terms.
+
+        target: what the network's prediction is compared with; None = ``target`` of x_start and noise. InputError with
+            a variational loss, which compares distributions.
 
         "mse", "l1" or "huber": the unweighted error of the network's prediction. "vb": the variational term of a
         learned variance in bits per dimension, times ``vb_loss_weight``; its gradient reaches the variance only.
@@ -245,12 +261,15 @@ class GaussianDiffusion(ReverseProcess):
         noise = torch.randn_like(x_start) if noise is None else noise
         x_t = self.q_sample(x_start, t, noise)
         if self.loss_type.is_vb():
+            if target is not None:
+                raise InputError("a variational loss compares distributions, and has no other target than x_start's")
             loss = self._vb_terms_bpd(model, x_start, x_t, t, clip_denoised=False, model_kwargs=model_kwargs)["output"]
             return {"loss": loss * self.num_timesteps if self.loss_type == LossType.RESCALED_KL else loss}
 
-        output, var_values = self._split(model(x_t, self._scale_timesteps(t), **(model_kwargs or {})), x_t)
+        output, var_values = self._output(model, x_t, t, model_kwargs)
+        target = self.target(x_start, t, noise) if target is None else target
         name, error = _ERRORS[self.loss_type]
-        terms = {name: mean_flat(error(self._target(x_start, x_t, t, noise), output))}
+        terms = {name: mean_flat(error(target, output))}
         loss = terms[name]
         if self.loss_weights is not None:
             loss = self.at("loss_weights", t, loss) * loss

@@ -137,22 +137,26 @@ class LogSnrProcess:
         t: Tensor,
         model_kwargs: Mapping | None = None,
         noise: Tensor | None = None,
+        target: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """ "mse" [N], the mean squared error of the network's prediction, and "loss", the same weighted; at least
         float32.
 
-        t: [N] float in [0, 1], as from ``training_times``. noise: as for ``q_sample``.
+        t: [N] float in [0, 1], as from ``training_times``. noise: as for ``q_sample``. target: what the prediction is
+        compared with; None = ``target`` of x_start and noise.
         """
         noise = self._own_noise(x_start) if noise is None else noise
-        log_snr = self.log_snr(t)
-        a, b = self.scales(log_snr, x_start)
-        output = at_least_float32(model(a * x_start + b * noise, self.condition(log_snr), **(model_kwargs or {})))
-        if output.shape != x_start.shape:
-            raise InputError(
-                f"the model returned shape {list(output.shape)}, but x_start has shape {list(x_start.shape)}"
-            )
-        mse = mean_flat((self._target.make(x_start, noise, a, b) - output) ** 2)
-        return {"loss": mse * self.loss_weight(log_snr), "mse": mse}
+        output = self.output(model, self.q_sample(x_start, t, noise), t, model_kwargs)
+        target = self.target(x_start, t, noise) if target is None else target
+        mse = mean_flat((target - output) ** 2)
+        return {"loss": mse * self.loss_weight(self.log_snr(t)), "mse": mse}
+
+    def output(self, model: Model, x_t: Tensor, t: Tensor, model_kwargs: Mapping | None = None) -> Tensor:
+        """What a network predicts of ``target`` at the times t [N], at least float32. InputError for another shape."""
+        output = at_least_float32(model(x_t, self.condition(self.log_snr(t)), **(model_kwargs or {})))
+        if output.shape != x_t.shape:
+            raise InputError(f"the model returned shape {list(output.shape)}, but x_t has shape {list(x_t.shape)}")
+        return output
 
     # --------------------------------------------------------------------------------------------------------- state
 

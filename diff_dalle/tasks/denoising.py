@@ -11,6 +11,7 @@ from ..batch import Batch, Conditioning
 from ..diffusion.gaussian_diffusion import GaussianDiffusion
 from ..diffusion.resample import DenoisingConfig, UniformSampler
 from ..randomness import Draw
+from .imitation import Imitation
 from .timesteps import TimestepTask
 
 QUARTILES = 4  # losses are reported by quarter of the timesteps, as in Guided-Diffusion
@@ -25,6 +26,7 @@ class DenoisingTask(TimestepTask):
     """
 
     config: DenoisingConfig
+    imitation: Imitation | None = None  # of a LoRA's base
 
     def __init__(
         self, model: nn.Module, process: GaussianDiffusion, config: DenoisingConfig, num_classes: int = 0, preview=None
@@ -85,8 +87,10 @@ class DenoisingTask(TimestepTask):
         return named
 
     def _terms(self, batch: Batch, cond: Conditioning, t: Tensor, draw: Draw) -> dict[str, Tensor]:
-        noise = draw.normal("noise", batch.images.shape[1:])
-        return self.process.training_losses(self.denoiser, batch.images, t, {"cond": cond}, noise)
+        noise, target = draw.normal("noise", batch.images.shape[1:]), None
+        if self.imitation and self.training:
+            target = self.imitation.target(self.process, batch.images, t, cond, noise, draw)
+        return self.process.training_losses(self.denoiser, batch.images, t, {"cond": cond}, noise, target)
 
     def _by_quartile(self, name: str, values: Tensor, t: Tensor) -> dict[str, Tensor]:
         """``values`` by quarter of the process: quartile 0 has the least noise."""

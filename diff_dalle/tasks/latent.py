@@ -25,6 +25,7 @@ from ..models.latent.unet import LatentUnet
 from ..randomness import Draw, random_uniform
 from ..training.meter import Meter
 from ..training.task import Shown, Task
+from .imitation import Imitation
 from .loss_by_log_snr import by_log_snr, plot_by_log_snr
 
 # Names of companions.
@@ -61,6 +62,7 @@ class LatentTask(Task):
     observed: tuple[str, ...] = ("log_snr", "observed_mse")
     recorded = ("log_snr",)
     trains_conditions = False  # whether the loss has a gradient for what makes the conditions
+    imitation: Imitation | None = None  # of a LoRA's base
 
     def __init__(self, model: LatentUnet, process: LogSnrProcess, config: LatentConfig, preview=None):
         super().__init__()
@@ -137,8 +139,10 @@ class LatentTask(Task):
         return {**named, "observed_mse": mse}
 
     def _terms(self, x_start: Tensor, cond: Conditioning, t: Tensor, draw: Draw) -> dict[str, Tensor]:
-        noise = self.process.noise(draw.normal, x_start.shape[1:])
-        return self.process.training_losses(self.denoiser, x_start, t, {"cond": cond}, noise)
+        noise, target = self.process.noise(draw.normal, x_start.shape[1:]), None
+        if self.imitation and self.training:
+            target = self.imitation.target(self.process, x_start, t, cond, noise, draw)
+        return self.process.training_losses(self.denoiser, x_start, t, {"cond": cond}, noise, target)
 
     def held_out(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:
         """The unweighted loss, which does not depend on what is adaptive: overall, by quarter of the time and in bins

@@ -175,9 +175,11 @@ def test_a_run_that_is_cut_in_two_is_the_same_run(trained, base, shards, tmp_pat
     }
 
 
-@pytest.mark.parametrize("prior", [False, True])
+@pytest.mark.parametrize("prior", [None, "images", "base"])
 def test_processes_may_come_and_go(base, shards, tmp_path, prior):
-    changed = {"prior_data_dir": shards / "prior" / "train", "prior_weight": 0.5} if prior else {}
+    changed = {}
+    if prior:
+        changed = {"prior_data_dir": shards / "prior" / "train", "prior_weight": 0.5, "prior_target": prior}
     for name, counts in (("one", (1, 1, 1)), ("moved", (1, 2, 1))):
         for steps, ranks in enumerate(counts, start=1):
             changed |= {"batch_size": 4 // ranks, "iterations": steps, "save_interval": 1}
@@ -288,6 +290,11 @@ def test_a_lora_finds_its_network_among_several(trained, base, changed):
         ({"base_weights": "0123"}, "but base_weights says 0123"),
         ({"batch_size": 3, "prior_data_dir": "x"}, "batch_size is 3, but must be even"),
         ({"prior_weight": -1, "prior_data_dir": "x"}, "prior_weight is -1, but must not be negative"),
+        ({"prior_target": "base"}, "--prior_target has no effect while prior_data_dir is none"),
+        (
+            {"prior_target": "base", "prior_data_dir": "x", "loss_type": "kl"},
+            "prior_target is base, but loss_type kl compares distributions, not predictions: set prior_target images",
+        ),
         ({"parallel": "fsdp"}, "parallel is fsdp, but the base of a LoRA is on every process as a whole"),
         ({"prior_weight": 2}, "--prior_weight has no effect while prior_data_dir is none"),
         ({"model_path": None}, "model_path is required"),

@@ -50,7 +50,7 @@ def test_every_prediction_type_means_the_same(mean):
     out = process.p_mean_variance(constant(truth(process, X_START)), x_t, T, clip_denoised=False)
     torch.testing.assert_close(out["pred_xstart"], X_START, atol=1e-4, rtol=0)
     torch.testing.assert_close(out["mean"], process.q_posterior_mean_variance(X_START, x_t, T)[0], atol=1e-5, rtol=0)
-    target = process._target(X_START, x_t, T, NOISE)
+    target = process.target(X_START, T, NOISE)
     torch.testing.assert_close(target, truth(process, X_START), atol=1e-4, rtol=0)
     assert process.training_losses(constant(target), X_START, T, noise=NOISE)["loss"].max() == 0
     bound = make(mean, loss=LossType.KL).training_losses(constant(target), X_START, T, noise=NOISE)["loss"]
@@ -153,7 +153,7 @@ def test_extreme_variances_have_finite_losses_and_gradients(mean, name, constrai
         t = torch.tensor([0, 0, 1, steps - 1]).repeat(5)
         raw = torch.linspace(-10, 10, 5).repeat_interleave(4)
         x_start, noise = X_START.repeat(5, 1, 1, 1), NOISE.repeat(5, 1, 1, 1)
-        target = process._target(x_start, process.q_sample(x_start, t, noise), t, noise)
+        target = process.target(x_start, t, noise)
         for error in (0.0, 1.0):
             output = torch.cat([target + error, raw.view(-1, 1, 1, 1).expand_as(target)], 1).requires_grad_()
             losses = process.training_losses(constant(output), x_start, t, noise=noise)
@@ -169,7 +169,7 @@ def test_the_bound_of_an_exact_denoiser_is_zero(mean, name):
     """With the variance of the posterior, for every prediction; read as another, it would cost ten times as much."""
     process = make(mean, RANGE, betas=get_named_beta_schedule(name, 1000), vb_loss_weight=1.0)
     t = torch.tensor([1, 10, 400, 990])
-    target = process._target(X_START, process.q_sample(X_START, t, NOISE), t, NOISE)
+    target = process.target(X_START, t, NOISE)
     output = torch.cat([target, torch.full_like(target, -1.0)], dim=1)
     terms = process.training_losses(constant(output), X_START, t, noise=NOISE)
     assert terms["mse"].max() == 0 and terms["vb"].abs().max() < 1e-5

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from ...config import option
+from ...diffusion.parametrization import LOSSES
 from ...distributed.world import World
 from ...errors import InputError
 from ...tasks.latent import LatentTask
@@ -42,6 +43,14 @@ class GeneratorLora(NetworkLora, GeneratorRun):
     """Settings of ``train_lora.py`` for a generator."""
 
     kind: ClassVar[str] = "generator_lora"
+
+    def __post_init__(self):
+        if self.prior_target == "base" and LOSSES[self.diffusion.loss_type].is_vb():
+            raise InputError(
+                f"prior_target is base, but loss_type {self.diffusion.loss_type} compares distributions, not "
+                "predictions: set prior_target images, or loss_type rescaled_mse"
+            )
+        super().__post_init__()
 
 
 @dataclass(frozen=True)

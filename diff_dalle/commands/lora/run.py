@@ -19,13 +19,14 @@ from ...checkpoints.kinds import find_kind
 from ...checkpoints.loading import SavedNetwork, open_networks
 from ...checkpoints.lora_file import ENDING, LoraAbout, base_of, read_lora, write_lora
 from ...config import differences, option, type_hints
-from ...data.loader import DataConfig
+from ...data.loader import DataConfig, Loader
 from ...data.mixed import MixedLoader
 from ...distributed.world import World
 from ...embeddings.contract import weights_digest
 from ...errors import InputError
 from ...models.adapters.adapted import Adapted
 from ...models.compiling import compile_training
+from ...tasks.imitation import Imitation
 from ...text.tokenizer import Tokenizer
 from ...text.trained_tokens import TokenSpec, find_tokens, parse_token, tokens_option
 from ...training.saving import FilesWithWeights
@@ -66,6 +67,13 @@ class LoraRun(TrainingRun):
         free=True,
     )
     prior_weight: float = option(1.0, "weight of the loss of regularization images", needs=("prior_data_dir",))
+    prior_target: str = option(
+        "images",
+        "what the network learns of regularization images: to predict them, or what the base predicts of them at the "
+        "same noise",
+        choices=("images", "base"),
+        needs=("prior_data_dir",),
+    )
     base_weights: tuple[str, ...] = option(
         (),
         "identity that the base's weights must have, or NAME=IDENTITY for each of several networks; training records "
@@ -215,6 +223,15 @@ class LoraRun(TrainingRun):
                 f"with the same{hint}"
             )
         model.load_state_dict({f"lora.{name}": value for name, value in lora.tensors.items()})
+
+    def build_trainees(self, tokenizer: Tokenizer | None, shown: Loader, world: World) -> list[Trainee]:
+        trainees = super().build_trainees(tokenizer, shown, world)
+        if self.prior_target == "base":
+            for trainee in trainees:
+                half = self.training.batch_size // 2 * world.size
+                trainee.task.imitation = Imitation(trainee.task.model, half)  # type: ignore[assignment,arg-type]
+                trainee.task.captured = False  # its targets come from outside of the graph
+        return trainees
 
     # ------------------------------------------------------------------------------------------------- data and results
 

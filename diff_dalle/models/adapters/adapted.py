@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import nn
@@ -35,10 +36,12 @@ class Adapted(nn.Module):
         super().__init__()
         self.__dict__["base"] = base.eval().requires_grad_(False)  # no submodule: neither saved nor trained with this
         self.lora = _Node()
+        self.__dict__["switched"] = switched = list[LowRank | AdaptedEmbedding]()
         if tokens is not None:
             encoder = text_encoder_of(base)[1]
             embedding = AdaptedEmbedding(encoder.token_emb, tokens.tokenizer.vocab_size, tokens.ids, tokens.sources)
             encoder.token_emb = embedding  # type: ignore[assignment]
+            switched.append(embedding)
             outside = embedding.deltas
         if outside is not None:
             node = _Node()
@@ -46,6 +49,18 @@ class Adapted(nn.Module):
             self.lora.add_module("tokens", node)
         for name, pair in add_low_rank(base, filters, rank, alpha).items():
             _put(self.lora, name, pair)
+            switched.append(pair)
+
+    @contextlib.contextmanager
+    def unadapted(self) -> Iterator[None]:
+        """Compute what the base does. Tokens of another network keep their deltas, and new ones their initial rows."""
+        for each in self.switched:
+            each.enabled = False
+        try:
+            yield
+        finally:
+            for each in self.switched:
+                each.enabled = True
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.base(*args, **kwargs)

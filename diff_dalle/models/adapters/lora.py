@@ -23,7 +23,12 @@ DOWN, UP = "lora_down", "lora_up"
 
 class LowRank(nn.Module):
     """A parametrization: weight → weight + scale · up · down, in fp32 whatever the weight's dtype is. The identity at
-    initialization: up is 0, and down as the weight of a linear layer."""
+    initialization: up is 0, and down as the weight of a linear layer.
+
+    enabled: where False, the weight stays as it is.
+    """
+
+    enabled = True
 
     def __init__(self, shape: Sequence[int], rank: int, alpha: float):
         super().__init__()
@@ -34,6 +39,8 @@ class LowRank(nn.Module):
         self.lora_up = nn.Parameter(torch.zeros(shape[0], rank, dtype=torch.float32))
 
     def forward(self, weight: Tensor) -> Tensor:
+        if not self.enabled:
+            return weight
         with autocast_disabled(weight.device):
             change = product(self.lora_down, self.lora_up, self.scale)
             return (weight.float() + change.view(weight.shape)).to(weight.dtype)

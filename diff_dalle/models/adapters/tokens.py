@@ -28,7 +28,10 @@ class AdaptedEmbedding(nn.Module):
     vocab_size: with the new tokens, whose ids are not in the table; negative ones count from the end, which leaves the
                 ids of an encoder in place that pools at the largest one.
     ids, sources: see ``TrainedTokens``.
+    enabled:    where False, ``deltas`` have no effect.
     """
+
+    enabled = True
 
     def __init__(self, base: nn.Embedding, vocab_size: int, ids: Sequence[int], sources: Sources):
         super().__init__()
@@ -45,7 +48,8 @@ class AdaptedEmbedding(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """[N, L] int64 → [N, L, width]."""
         slots = self.slots[tokens]
-        own = (self.start + self.deltas)[slots.clamp(min=0)]
+        rows = self.start + self.deltas if self.enabled else self.start
+        own = rows[slots.clamp(min=0)]
         others = self.base(tokens.clamp(0, self.base.num_embeddings - 1))
         return torch.where((slots >= 0)[..., None], own.to(others.dtype), others)
 

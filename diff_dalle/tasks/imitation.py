@@ -1,0 +1,50 @@
+"""Regularization images of a LoRA, of which the network is to predict what its base predicts."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..batch import Conditioning
+from ..data.mixed import are_prior
+from ..models.adapters.adapted import Adapted
+from ..randomness import Draw
+
+
+class TrainingProcess(Protocol):
+    """What the two diffusion processes have in common."""
+
+    def q_sample(self, x_start: Tensor, t: Tensor, noise: Tensor) -> Tensor: ...
+
+    def target(self, x_start: Tensor, t: Tensor, noise: Tensor) -> Tensor: ...
+
+    def output(self, model: Adapted, x_t: Tensor, t: Tensor, model_kwargs: dict) -> Tensor: ...
+
+
+class Imitation:
+    """The training targets of a batch of a ``MixedLoader``: those of the regularization images are the predictions of
+    the base at the same noise and conditions (learning without forgetting, Li & Hoiem 2016, for diffusion models).
+
+    Unlike images, such targets have no noise of their own: what is not forgotten yet has no gradient.
+
+    half: samples of each kind in a global batch.
+    """
+
+    def __init__(self, network: Adapted, half: int):
+        self.network, self.half = network, half
+
+    def target(
+        self, process: TrainingProcess, x_start: Tensor, t: Tensor, cond: Conditioning, noise: Tensor, draw: Draw
+    ) -> Tensor:
+        """[N, …] of x_start's shape, at the times t [N]."""
+        target = process.target(x_start, t, noise)
+        rows = are_prior(torch.as_tensor(draw.index), self.half).nonzero()[:, 0].to(x_start.device)
+        if len(rows):
+            with torch.no_grad(), self.network.unadapted():
+                x_t = process.q_sample(x_start[rows], t[rows], noise[rows])
+                predicted = process.output(self.network, x_t, t[rows], {"cond": cond.select(rows)})
+            torch.clear_autocast_cache()  # in older versions it keeps weights cast without gradient
+            target = target.index_copy(0, rows, predicted.to(target.dtype))
+        return target
