@@ -91,9 +91,13 @@ def _json(value):
 
 
 def _split_expressions(text: str) -> list[str]:
-    """Split at commas outside brackets and quotes; ``none`` is the empty list."""
+    """Split at commas outside brackets and quotes; ``none`` is the empty list. A list of lists may be in brackets, as in
+    a file."""
     if text.lower() == "none":
         return []
+    text = text.strip()
+    if text.startswith("[[") and text.endswith("]]"):
+        text = text[1:-1]
     parts, depth, quote = [""], 0, ""
     for before, character in zip(" " + text, text, strict=False):
         if quote:

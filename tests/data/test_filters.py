@@ -185,6 +185,9 @@ def test_pairs_of_a_file_and_texts_of_a_flag_are_the_same():
     flag = ",".join(found.dataset_filters)
     run = parse(GeneratorRun, ["--data_dir", "d", "--dataset_filters", flag])
     assert run.data.dataset_filters == found.dataset_filters
+    for listed in (found.dataset_filters[:2], found.dataset_filters[1:2]):  # as a file writes it
+        run = parse(GeneratorRun, ["--data_dir", "d", "--dataset_filters", f" [{', '.join(listed)}]"])
+        assert run.data.dataset_filters == listed
     run = parse(GeneratorRun, ["--data_dir", "d", "--dataset_filters", "w in (1, 2), c == 'a,b(', d > 1"])
     assert run.data.dataset_filters == ("w in (1, 2)", "c == 'a,b('", "d > 1")
     assert parse(GeneratorRun, ["--data_dir", "d", "--dataset_filters", "none"]).data.dataset_filters == ()
