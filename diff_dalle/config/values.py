@@ -91,8 +91,8 @@ def _json(value):
 
 
 def _split_expressions(text: str) -> list[str]:
-    """Split at commas outside brackets and quotes; ``none`` is the empty list. A list of lists may be in brackets, as in
-    a file."""
+    """Split at commas outside brackets and quotes; ``none`` is the empty list. A list of lists may stand in brackets,
+    as in a file."""
     if text.lower() == "none":
         return []
     text = text.strip()

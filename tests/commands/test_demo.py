@@ -8,7 +8,8 @@ import pytest
 
 from diff_dalle.commands.demo.chapters import CHAPTERS, DemoConfig
 from diff_dalle.commands.demo.contract import Demo, Job
-from diff_dalle.commands.demo.model import Network, Recipe, make_model
+from diff_dalle.commands.demo.model import Recipe, make_model
+from diff_dalle.commands.demo.networks import Network
 from diff_dalle.errors import InputError
 
 SCRIPTS = {
@@ -51,6 +52,21 @@ def test_a_command_is_printed_and_run(demo, capfd):
     assert "$ python scripts/greet.py --name 3" in printed and printed.rstrip().endswith("--name 3")
 
 
+def test_a_command_runs_in_two_processes_that_share_the_cores(demo, capfd, monkeypatch):
+    (demo.checkout / "scripts" / "rank.py").write_text(
+        "import os, sys; sys.stdout.write(f\"{os.environ['RANK']} of {os.environ['WORLD_SIZE']}, threads "
+        "{os.environ['OMP_NUM_THREADS']}, {sys.argv[1]}\\n\")"
+    )
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(6)))
+    demo.run_twofold("rank.py", "x")
+    printed = capfd.readouterr().out.splitlines()
+    assert printed[1] == "$ torchrun --standalone --nproc_per_node 2 scripts/rank.py x"
+    assert sorted(printed[2:]) == [f"{rank} of 2, threads 3, x" for rank in range(2)]
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
+    demo.run_twofold("greet.py", "alone")
+    assert capfd.readouterr().out.split() == ["$", "python", "scripts/greet.py", "alone", "alone"]
+
+
 def test_jobs_run_beside_each_other(demo, capfd, tmp_path):
     """Each waits for the other; the output of all but the last and those that are shown is in files."""
     a, b = tmp_path / "a", tmp_path / "b"
@@ -64,8 +80,9 @@ def test_a_network_may_begin_on_other_data(demo, monkeypatch):
     """One run, whose data changes after some steps."""
     found = {}
     monkeypatch.setattr(Demo, "run_jobs", lambda self, jobs: found.update(jobs))
-    monkeypatch.setattr("diff_dalle.commands.demo.model._trained", lambda folder: folder / "best.pt")
+    monkeypatch.setattr("diff_dalle.commands.demo.model.trained_file", lambda folder: folder / "best.pt")
     monkeypatch.setattr(Demo, "run", lambda self, script, *flags: None)
+    monkeypatch.setattr(Demo, "run_twofold", lambda self, script, *flags: None)
     data = (Path("short"), Path("val"))
     networks = {name: Network("greet.py", "preset", data, 6) for name in ("classifier", "upsampler")}
     networks["generator"] = Network("greet.py", "preset", data, 6, after=("upsampler",), first=(Path("long"), 40))
@@ -74,7 +91,7 @@ def test_a_network_may_begin_on_other_data(demo, monkeypatch):
         make_model(dataclasses.replace(demo, quick=quick), Recipe("m", networks, Path("v"), "a", (), (), {}))
         assert [*found] == ["classifier", "upsampler", "generator_first", "generator"]
         begin, go_on = found["generator_first"], found["generator"]
-        assert (begin.after, go_on.after) == (("upsampler",), ("generator_first",))
+        assert (begin.after, go_on.after) == (("upsampler",), ("generator_first", "classifier", "upsampler"))
         flags = [dict(zip(job.flags[::2], job.flags[1::2], strict=True)) for job in (begin, go_on)]
         assert [each["--data_dir"] for each in flags] == [Path("long"), Path("short")]
         assert flags[0]["--logdir"] == flags[1]["--logdir"] and flags[0]["--val_data_dir"] == Path("val")
@@ -98,6 +115,8 @@ def test_two_jobs_share_the_cores(demo, capfd, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(6)))
     demo.run_jobs({name: Job("count.py", [demo.home]) for name in ("a", "b", "c", "d")})
     assert "\n--threads 3" in capfd.readouterr().out and "--threads 3" in (demo.home / "logs/a.txt").read_text()
+    demo.run_jobs({"a": Job("greet.py", []), "b": Job("greet.py", [], after=("a",))})  # alone, with all cores
+    assert "\n--threads 6" in capfd.readouterr().out and "--threads 3" in (demo.home / "logs/a.txt").read_text()
     assert max(int(path.read_text()) for path in demo.home.glob("*.count")) <= 2
 
 

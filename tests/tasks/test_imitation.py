@@ -57,7 +57,9 @@ def make_batch() -> Batch:
 
 def make_task(kind: str):
     torch.manual_seed(0)
-    tokens = TrainedTokens(SimpleNamespace(vocab_size=VOCABULARY), list(range(VOCABULARY)), [[i] for i in range(VOCABULARY)])
+    tokens = TrainedTokens(
+        SimpleNamespace(vocab_size=VOCABULARY), list(range(VOCABULARY)), [[i] for i in range(VOCABULARY)]
+    )
     network = Adapted(randomize(Network()), ("mix",), 2, 2.0, tokens)
     if kind == "latent":
         task = Latents(network, LogSnrProcess(LogSnrConfig(prediction="v")), LatentConfig())

@@ -52,20 +52,29 @@ class Demo:
 
     def run(self, script: str, *flags: object) -> None:
         """Print a command and run it. InputError when it fails."""
-        command = _command(script, flags)
+        self._run(_command(script, flags), [sys.executable])
+
+    def run_twofold(self, script: str, *flags: object) -> None:
+        """The same in two processes, each on half of the cores, which small networks use better than threads do."""
+        if _cores() == 1:
+            return self.run(script, *flags)
+        command = ["torchrun", "--standalone", "--nproc_per_node", "2", *_command(script, flags)[1:]]
+        self._run(command, [sys.executable, "-m", "torch.distributed.run"], OMP_NUM_THREADS=str(_half()))
+
+    def _run(self, command: list[str], program: list[str], **environment: str) -> None:
+        """program: what stands for the first word."""
         print(f"\n$ {shlex.join(command)}", flush=True)
-        if subprocess.run([sys.executable, *command[1:]], cwd=self.checkout).returncode:
+        if subprocess.run([*program, *command[1:]], cwd=self.checkout, env={**os.environ, **environment}).returncode:
             raise _failed(command)
 
     def run_jobs(self, jobs: Mapping[str, Job]) -> None:
-        """Run jobs, by name, two at a time, each on half of the cores (``--threads``): small networks do not use many
-        well. The output of the last one goes to the console, that of others that are not shown to files. InputError
-        when one fails, which ends the others.
+        """Run jobs, by name, two at a time, each on half of the cores (``--threads``), which small networks use better
+        than all; the last one has all, if it runs alone. The output of the last one goes to the console, that of others
+        that are not shown to files. InputError when one fails, which ends the others.
         """
         waiting, running, done = dict(jobs), {}, set[str]()  # type: ignore[var-annotated]
         *_, last = jobs
         shown = {last, *(name for name, job in jobs.items() if job.shown)}
-        threads = ["--threads", max(1, len(os.sched_getaffinity(0)) // 2)]
         logs = self.home / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
@@ -73,7 +82,8 @@ class Demo:
                 ready = [name for name, job in waiting.items() if done.issuperset(job.after)]
                 for name in ready[: 2 - len(running)]:
                     job, log = waiting.pop(name), logs / f"{name}.txt"
-                    command = _command(job.script, [*job.flags, *threads])
+                    threads = _half() if waiting or running else _cores()
+                    command = _command(job.script, [*job.flags, "--threads", threads])
                     print(f"\n$ {shlex.join(command)}" + ("" if name in shown else f"  # see {log}"), flush=True)
                     out = None if name in shown else stack.enter_context(log.open("w"))
                     process = subprocess.Popen(
@@ -90,6 +100,14 @@ class Demo:
                     if (finish := jobs[name].finish) is not None:
                         finish()
                     done.add(name)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _half() -> int:
+    return max(1, _cores() // 2)
 
 
 def _command(script: str, flags: Sequence[object]) -> list[str]:

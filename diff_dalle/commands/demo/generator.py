@@ -5,15 +5,11 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from .contract import Chapter, Demo, Job
+from .contract import Chapter, Demo
+from .networks import Network, trained_file, training_jobs
 
 PROMPTS = "a large red circle in the top left|a small blue square to the right of a yellow triangle|two green crosses"
-# Name, script, preset, iterations of the quick demo, and what it waits for: the generator trains beside the two others.
-MODELS: tuple[tuple[str, str, str, int, tuple[str, ...]], ...] = (
-    ("classifier", "train_classifier.py", "shapes_32_classifier", 40, ()),
-    ("upsampler", "train_generator.py", "shapes_64_upsampler", 60, ("classifier",)),
-    ("generator", "train_generator.py", "shapes_32", 100, ()),
-)
+FIRST_STEPS = 400  # of the generator, beside the two other networks
 
 
 def run(demo: Demo) -> Path:
@@ -24,13 +20,16 @@ def run(demo: Demo) -> Path:
     demo.render_shapes()
     demo.run("prepare_data.py", "inspect", "--data_dir", data / "train", "--grid", home / "examples.png")
 
-    def training(name: str, script: str, preset: str, iterations: int, after: tuple[str, ...]) -> Job:
-        flags: list[object] = ["--preset", preset, "--logdir", home / name]
-        flags += ["--data_dir", data / "train", "--val_data_dir", data / "val"]
-        flags += ["--iterations", iterations] if demo.quick else []
-        return Job(script, flags, after, lambda: shutil.copy(home / name / "best.pt", home / f"{name}.pt"))
-
-    demo.run_jobs({model[0]: training(*model) for model in MODELS})
+    folders = (data / "train", data / "val")
+    networks = {
+        "classifier": Network("train_classifier.py", "shapes_32_classifier", folders, 40),
+        "upsampler": Network("train_generator.py", "shapes_64_upsampler", folders, 60, after=("classifier",)),
+        "generator": Network("train_generator.py", "shapes_32", folders, 100, first=(folders[0], FIRST_STEPS)),
+    }
+    logdirs = {name: home / name for name in networks}
+    demo.run_jobs(training_jobs(demo, networks, logdirs))
+    for name, logdir in logdirs.items():
+        shutil.copy(trained_file(logdir), home / f"{name}.pt")
 
     models = ["--model_path", home / "generator.pt", "--classifier_path", home / "classifier.pt"]
     models += ["--upsampler_paths", home / "upsampler.pt", "--upsampler_timestep_respacing", 4]
@@ -40,7 +39,7 @@ def run(demo: Demo) -> Path:
     counts = ["--prompts_per_task", per_task, "--guidance_prompts", per_setting, "--edits", edits]
     paths = ["--shapes_dir", data, "--progress", progress, "--report_dir", report]
     precision = ["--precision", "bf16" if has_fast_bf16() else "fp32"]  # in 0.75 of the time, with the same scores
-    demo.run("evaluate.py", *models, *paths, *sampling, *counts, *precision)
+    demo.run_twofold("evaluate.py", *models, *paths, *sampling, *counts, *precision)
     return report / "report.md"
 
 

@@ -225,7 +225,7 @@ class LoraRun(TrainingRun):
         model.load_state_dict({f"lora.{name}": value for name, value in lora.tensors.items()})
 
     def build_trainees(self, tokenizer: Tokenizer | None, shown: Loader, world: World) -> list[Trainee]:
-        trainees = super().build_trainees(tokenizer, shown, world)
+        trainees = super().build_trainees(tokenizer, shown, world)  # type: ignore[safe-super]
         if self.prior_target == "base":
             for trainee in trainees:
                 half = self.training.batch_size // 2 * world.size
