@@ -35,6 +35,11 @@ own.unlink()
 print(*sys.argv[2:])
 """,
     "wait.py": "import time; time.sleep(600)",
+    "rank.py": """
+import os, sys
+rank, size, threads = (os.environ[name] for name in ("RANK", "WORLD_SIZE", "OMP_NUM_THREADS"))
+sys.stdout.write(f"{rank} of {size}, threads {threads}, {' '.join(sys.argv[1:])}\\n")
+""",
 }
 
 
@@ -53,17 +58,13 @@ def test_a_command_is_printed_and_run(demo, capfd):
 
 
 def test_a_command_runs_in_two_processes_that_share_the_cores(demo, capfd, monkeypatch):
-    (demo.checkout / "scripts" / "rank.py").write_text(
-        "import os, sys; sys.stdout.write(f\"{os.environ['RANK']} of {os.environ['WORLD_SIZE']}, threads "
-        "{os.environ['OMP_NUM_THREADS']}, {sys.argv[1]}\\n\")"
-    )
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(6)))
-    demo.run_twofold("rank.py", "x")
+    demo.run("rank.py", "x", twofold=True)
     printed = capfd.readouterr().out.splitlines()
     assert printed[1] == "$ torchrun --standalone --nproc_per_node 2 scripts/rank.py x"
     assert sorted(printed[2:]) == [f"{rank} of 2, threads 3, x" for rank in range(2)]
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
-    demo.run_twofold("greet.py", "alone")
+    demo.run("greet.py", "alone", twofold=True)
     assert capfd.readouterr().out.split() == ["$", "python", "scripts/greet.py", "alone", "alone"]
 
 
@@ -81,8 +82,7 @@ def test_a_network_may_begin_on_other_data(demo, monkeypatch):
     found = {}
     monkeypatch.setattr(Demo, "run_jobs", lambda self, jobs: found.update(jobs))
     monkeypatch.setattr("diff_dalle.commands.demo.model.trained_file", lambda folder: folder / "best.pt")
-    monkeypatch.setattr(Demo, "run", lambda self, script, *flags: None)
-    monkeypatch.setattr(Demo, "run_twofold", lambda self, script, *flags: None)
+    monkeypatch.setattr(Demo, "run", lambda self, script, *flags, twofold=False: None)
     data = (Path("short"), Path("val"))
     networks = {name: Network("greet.py", "preset", data, 6) for name in ("classifier", "upsampler")}
     networks["generator"] = Network("greet.py", "preset", data, 6, after=("upsampler",), first=(Path("long"), 40))
@@ -115,8 +115,10 @@ def test_two_jobs_share_the_cores(demo, capfd, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(6)))
     demo.run_jobs({name: Job("count.py", [demo.home]) for name in ("a", "b", "c", "d")})
     assert "\n--threads 3" in capfd.readouterr().out and "--threads 3" in (demo.home / "logs/a.txt").read_text()
-    demo.run_jobs({"a": Job("greet.py", []), "b": Job("greet.py", [], after=("a",))})  # alone, with all cores
-    assert "\n--threads 6" in capfd.readouterr().out and "--threads 3" in (demo.home / "logs/a.txt").read_text()
+    demo.run_jobs({"a": Job("greet.py", []), "b": Job("rank.py", [], after=("a",))})  # alone, in two processes
+    printed = capfd.readouterr().out
+    assert "--threads 3" in (demo.home / "logs/a.txt").read_text()
+    assert "$ torchrun" in printed and printed.count("of 2, threads 1, --threads 3") == 2
     assert max(int(path.read_text()) for path in demo.home.glob("*.count")) <= 2
 
 

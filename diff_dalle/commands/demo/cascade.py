@@ -71,9 +71,9 @@ def run(demo: Demo) -> Path:
     }
     for name, given in requests.items():
         demo.run("sample.py", *given, "--logdir", home / name)
-    demo.run_twofold(
+    demo.run(
         "evaluate.py", *c, *semantic, "--shapes_dir", world, "--report_dir", report, "--aspect_ratios", "1/1,2/1",
-        "--prompts_per_task", 4 if demo.quick else 64,
+        "--prompts_per_task", 4 if demo.quick else 64, twofold=True,
     )  # fmt: skip
     return report / "report.md"
 

@@ -17,6 +17,8 @@ from pathlib import Path
 
 from ...errors import InputError
 
+TORCHRUN = ("torchrun", "--standalone", "--nproc_per_node", "2")
+
 
 @dataclass(frozen=True)
 class Job:
@@ -50,27 +52,21 @@ class Demo:
         """Write the shapes world, unless it is there."""
         self.run("prepare_data.py", "shapes", "--out_dir", self.shapes, "--image_size", 64)
 
-    def run(self, script: str, *flags: object) -> None:
-        """Print a command and run it. InputError when it fails."""
-        self._run(_command(script, flags), [sys.executable])
+    def run(self, script: str, *flags: object, twofold: bool = False) -> None:
+        """Print a command and run it. InputError when it fails.
 
-    def run_twofold(self, script: str, *flags: object) -> None:
-        """The same in two processes, each on half of the cores, which small networks use better than threads do."""
-        if _cores() == 1:
-            return self.run(script, *flags)
-        command = ["torchrun", "--standalone", "--nproc_per_node", "2", *_command(script, flags)[1:]]
-        self._run(command, [sys.executable, "-m", "torch.distributed.run"], OMP_NUM_THREADS=str(_half()))
-
-    def _run(self, command: list[str], program: list[str], **environment: str) -> None:
-        """program: what stands for the first word."""
+        twofold: in two processes, each on half of the cores, which small networks use better than threads do.
+        """
+        command = _command(script, flags, twofold and _cores() > 1)
+        environment = {**os.environ, "OMP_NUM_THREADS": str(_half())} if command[0] == TORCHRUN[0] else None
         print(f"\n$ {shlex.join(command)}", flush=True)
-        if subprocess.run([*program, *command[1:]], cwd=self.checkout, env={**os.environ, **environment}).returncode:
+        if subprocess.run(_executed(command), cwd=self.checkout, env=environment).returncode:
             raise _failed(command)
 
     def run_jobs(self, jobs: Mapping[str, Job]) -> None:
-        """Run jobs, by name, two at a time, each on half of the cores (``--threads``), which small networks use better
-        than all; the last one has all, if it runs alone. The output of the last one goes to the console, that of others
-        that are not shown to files. InputError when one fails, which ends the others.
+        """Run jobs, by name, two at a time, each on half of the cores (``--threads``); the last one, if it starts alone,
+        in two processes. The output of the last one goes to the console, that of others that are not shown to files.
+        InputError when one fails, which ends the others.
         """
         waiting, running, done = dict(jobs), {}, set[str]()  # type: ignore[var-annotated]
         *_, last = jobs
@@ -82,13 +78,11 @@ class Demo:
                 ready = [name for name, job in waiting.items() if done.issuperset(job.after)]
                 for name in ready[: 2 - len(running)]:
                     job, log = waiting.pop(name), logs / f"{name}.txt"
-                    threads = _half() if waiting or running else _cores()
-                    command = _command(job.script, [*job.flags, "--threads", threads])
+                    alone = not waiting and not running
+                    command = _command(job.script, [*job.flags, "--threads", _half()], alone and _cores() > 1)
                     print(f"\n$ {shlex.join(command)}" + ("" if name in shown else f"  # see {log}"), flush=True)
                     out = None if name in shown else stack.enter_context(log.open("w"))
-                    process = subprocess.Popen(
-                        [sys.executable, *command[1:]], cwd=self.checkout, stdout=out, stderr=out
-                    )
+                    process = subprocess.Popen(_executed(command), cwd=self.checkout, stdout=out, stderr=out)
                     stack.callback(process.wait)
                     stack.callback(process.terminate)
                     running[name] = (process, command)
@@ -110,8 +104,15 @@ def _half() -> int:
     return max(1, _cores() // 2)
 
 
-def _command(script: str, flags: Sequence[object]) -> list[str]:
-    return ["python", f"scripts/{script}", *map(str, flags)]
+def _command(script: str, flags: Sequence[object], twofold: bool) -> list[str]:
+    """As a user would type it."""
+    return [*(TORCHRUN if twofold else ("python",)), f"scripts/{script}", *map(str, flags)]
+
+
+def _executed(command: Sequence[str]) -> list[str]:
+    """The same by this interpreter."""
+    module = ["-m", "torch.distributed.run"] if command[0] == TORCHRUN[0] else []
+    return [sys.executable, *module, *command[1:]]
 
 
 def _failed(command: list[str]) -> InputError:

@@ -44,7 +44,7 @@ def make_model(demo: Demo, recipe: Recipe) -> Path:
     models = [*drawing, *given["classifier"]]
     samples, report, folder = (home / f"{name}_{what}" for what in ("samples", "report", "model"))
     demo.run("sample.py", *drawing, *recipe.sampling, "--logdir", samples, "--prompts", recipe.prompts)
-    demo.run_twofold("evaluate.py", *models, *recipe.sampling, *recipe.scoring, "--report_dir", report)
+    demo.run("evaluate.py", *models, *recipe.sampling, *recipe.scoring, "--report_dir", report, twofold=True)
     shutil.rmtree(folder, ignore_errors=True)  # of an earlier demo
     texts = [part for what, text in recipe.card.items() for part in (f"--{what}", text)]
     demo.run("share.py", "push", *models, "--to", folder, "--report_dir", report, *texts)

@@ -14,8 +14,7 @@ class Network:
     """How one of them is trained.
 
     data:  folders with its shards for training and held-out loss.
-    first: a folder with shards to begin on, and for how many steps; it goes on when all others have been trained, with
-           all cores.
+    first: a folder with shards to begin on, and for how many steps; it goes on when all others have been trained.
     flags: beside the preset's settings. iterations: instead of the preset's; quick: those of the quick demo.
     after: the networks that are trained before it.
     """
