@@ -64,9 +64,9 @@ class Demo:
             raise _failed(command)
 
     def run_jobs(self, jobs: Mapping[str, Job]) -> None:
-        """Run jobs, by name, two at a time, each on half of the cores (``--threads``); the last one, if it starts alone,
-        in two processes. The output of the last one goes to the console, that of others that are not shown to files.
-        InputError when one fails, which ends the others.
+        """Run jobs, by name, two at a time, each on half of the cores (``--threads``), and the last one, if it starts
+        alone, in two processes. Its output goes to the console, that of others that are not shown to files. InputError
+        when one fails, which ends the others.
         """
         waiting, running, done = dict(jobs), {}, set[str]()  # type: ignore[var-annotated]
         *_, last = jobs
