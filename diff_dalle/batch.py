@@ -104,6 +104,11 @@ class Conditioning:
         return self.tokens, self.mask
 
     @property
+    def uncaptioned(self) -> Tensor | None:
+        """[N] bool, the samples whose caption is empty or dropped; None without captions."""
+        return None if self.mask is None else ~self.mask[:, 1:].any(1)  # without the start token
+
+    @property
     def droppable(self) -> bool:
         """Whether there is anything that classifier-free guidance can drop: text, class, image embedding or semantic
         latents."""

@@ -1,4 +1,4 @@
-"""Regularization images of a LoRA, of which the network is to predict what its base predicts."""
+"""Images of which a LoRA is to predict what its base predicts."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ class TrainingProcess(Protocol):
 
 
 class Imitation:
-    """The training targets of a batch of a ``MixedLoader``: those of the regularization images are the predictions of
-    the base at the same noise and conditions (learning without forgetting, Li & Hoiem 2016, for diffusion models).
+    """The training targets of a batch of a ``MixedLoader``: those of the regularization images, and of all images whose
+    caption is dropped, are the predictions of the base at the same noise and conditions (learning without forgetting,
+    Li & Hoiem 2016, for diffusion models).
 
-    Unlike images, such targets have no noise of their own: what is not forgotten yet has no gradient.
+    Unlike images, such targets have no noise of their own: what is not forgotten yet has no gradient. Classifier-free
+    guidance leads away from the prediction without caption, which is not to drift toward the new images.
 
     half: samples of each kind in a global batch.
     """
@@ -40,7 +42,10 @@ class Imitation:
     ) -> Tensor:
         """[N, …] of x_start's shape, at the times t [N]."""
         target = process.target(x_start, t, noise)
-        rows = are_prior(torch.as_tensor(draw.index), self.half).nonzero()[:, 0].to(x_start.device)
+        imitated = are_prior(torch.as_tensor(draw.index), self.half).to(x_start.device)
+        if cond.uncaptioned is not None:
+            imitated |= cond.uncaptioned
+        rows = imitated.nonzero()[:, 0]
         if len(rows):
             with torch.no_grad(), self.network.unadapted():
                 x_t = process.q_sample(x_start[rows], t[rows], noise[rows])

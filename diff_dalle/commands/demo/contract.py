@@ -65,8 +65,8 @@ class Demo:
 
     def run_jobs(self, jobs: Mapping[str, Job]) -> None:
         """Run jobs, by name, two at a time, each on half of the cores (``--threads``), and the last one, if it starts
-        alone, in two processes. Its output goes to the console, that of others that are not shown to files. InputError
-        when one fails, which ends the others.
+        alone, on all. Its output goes to the console, that of others that are not shown to files. InputError when one
+        fails, which ends the others.
         """
         waiting, running, done = dict(jobs), {}, set[str]()  # type: ignore[var-annotated]
         *_, last = jobs
@@ -78,8 +78,8 @@ class Demo:
                 ready = [name for name, job in waiting.items() if done.issuperset(job.after)]
                 for name in ready[: 2 - len(running)]:
                     job, log = waiting.pop(name), logs / f"{name}.txt"
-                    alone = not waiting and not running
-                    command = _command(job.script, [*job.flags, "--threads", _half()], alone and _cores() > 1)
+                    threads = _half() if waiting or running else _cores()
+                    command = _command(job.script, [*job.flags, "--threads", threads])
                     print(f"\n$ {shlex.join(command)}" + ("" if name in shown else f"  # see {log}"), flush=True)
                     out = None if name in shown else stack.enter_context(log.open("w"))
                     process = subprocess.Popen(_executed(command), cwd=self.checkout, stdout=out, stderr=out)
@@ -104,7 +104,7 @@ def _half() -> int:
     return max(1, _cores() // 2)
 
 
-def _command(script: str, flags: Sequence[object], twofold: bool) -> list[str]:
+def _command(script: str, flags: Sequence[object], twofold: bool = False) -> list[str]:
     """As a user would type it."""
     return [*(TORCHRUN if twofold else ("python",)), f"scripts/{script}", *map(str, flags)]
 

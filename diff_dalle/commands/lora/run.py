@@ -70,7 +70,7 @@ class LoraRun(TrainingRun):
     prior_target: str = option(
         "images",
         "what the network learns of regularization images: to predict them, or what the base predicts of them at the "
-        "same noise",
+        "same noise, as of all images whose caption is dropped",
         choices=("images", "base"),
         needs=("prior_data_dir",),
     )

@@ -85,7 +85,7 @@ class _Energy(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor) -> Tensor:
         x, energy = ctx.saved_tensors
-        return x * torch.where(energy > 0, grad / energy, 0).to(x.dtype)
+        return (x * torch.where(energy > 0, grad / energy, 0)).to(x.dtype)
 
 
 class GlobalResponseNorm(nn.Module):

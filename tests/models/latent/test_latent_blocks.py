@@ -154,6 +154,27 @@ def test_statistics_of_the_response_norm_are_in_fp32():
     torch.testing.assert_close(norm(x).float(), norm(x.float()), rtol=2e-3, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_of_the_response_norm(dtype):
+    """Those of the formula by torch's norm, also where a channel is 0 everywhere."""
+    norm = randomize(GlobalResponseNorm(4))
+    draw = torch.Generator().manual_seed(0)
+    x, upstream = torch.randn(2, 30, 4, generator=draw), torch.randn(2, 30, 4, generator=draw)
+    x[0, :, 2] = 0
+
+    def plain(x):
+        energy = torch.linalg.vector_norm(x, dim=1, keepdim=True)
+        return norm.gamma * x * energy / (energy.mean(-1, keepdim=True) + 1e-6) + norm.beta + x
+
+    inputs = (x.to(dtype).requires_grad_(), norm.gamma, norm.beta)
+    found = torch.autograd.grad(norm(inputs[0]), inputs, upstream.to(dtype))
+    inputs = (x.to(dtype).float().requires_grad_(), norm.gamma, norm.beta)
+    expected = torch.autograd.grad(plain(inputs[0]), inputs, upstream)
+    for ours, theirs in zip(found, expected, strict=True):
+        error = (ours.float() - theirs).norm() / theirs.norm()
+        assert error < (1e-6 if dtype == torch.float32 else 1e-2)
+
+
 @pytest.mark.parametrize("make", [
     lambda on: ConvBlock(8, 0, 3, 0.3, 1, on), lambda on: FeedForward(8, 0.3, 1, on),
     lambda on: AttentionBlock(8, 2, 6, on),
