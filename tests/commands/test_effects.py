@@ -145,6 +145,7 @@ CASES = [
         for flags in ("--lora l", "--controlnet n")
     ),
     (GeneratorLora, "--prior_weight 0.5", "", "--prior_data_dir d", "prior_data_dir is none"),
+    (GeneratorLora, "--prior_target base", "", "--prior_data_dir d", "prior_data_dir is none"),
     (GeneratorLora, "--accept_changed_base True", "", "--lora_checkpoint_path l", "set --lora_checkpoint_path, or"),
 ]
 
