@@ -78,4 +78,4 @@ def run(demo: Demo) -> Path:
     return report / "report.md"
 
 
-CASCADE = Chapter("cascade", run, "a latent cascade: stages A, B, C and a semantic encoder", (15, 2))
+CASCADE = Chapter("cascade", run, "a latent cascade: stages A, B, C and a semantic encoder", (16, 2))
