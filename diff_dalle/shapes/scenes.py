@@ -94,7 +94,9 @@ class ShapesConfig:
     """Shapes world"""
 
     image_size: int = option(32, "image width and height in pixels, or those of a square with as many pixels")
-    aspect_ratios: tuple[str, ...] = option(("1/1",), "width / height of images, such as 1/1,2/1: each has one of them")
+    aspect_ratios: tuple[str, ...] = option(
+        ("1/1",), "width / height of images, such as 1/1,2/1: each has one of them, one given twice twice as often"
+    )
     train_samples: int = option(16384, "captioned images in the training split")
     val_samples: int = option(512, "captioned images in the validation split, of different scenes")
     samples_per_shard: int = option(1024, "captioned images per shard")

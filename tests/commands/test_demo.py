@@ -115,9 +115,16 @@ def test_two_jobs_share_the_cores(demo, capfd, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(6)))
     demo.run_jobs({name: Job("count.py", [demo.home]) for name in ("a", "b", "c", "d")})
     assert "\n--threads 3" in capfd.readouterr().out and "--threads 3" in (demo.home / "logs/a.txt").read_text()
-    demo.run_jobs({"a": Job("greet.py", []), "b": Job("greet.py", [], after=("a",))})  # alone, with all cores
-    assert "\n--threads 6" in capfd.readouterr().out and "--threads 3" in (demo.home / "logs/a.txt").read_text()
     assert max(int(path.read_text()) for path in demo.home.glob("*.count")) <= 2
+
+
+def test_a_job_has_all_cores_where_no_other_can_run_beside_it(demo, capfd, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(6)))
+    after = {"first": (), "a": ("first",), "b": ("first",), "last": ("a", "b")}
+    demo.run_jobs({name: Job("greet.py", [], needed) for name, needed in after.items()})
+    assert capfd.readouterr().out.splitlines().count("--threads 6") == 2
+    assert [path.name for path in sorted((demo.home / "logs").iterdir())] == ["a.txt", "b.txt"]
+    assert {path.read_text() for path in (demo.home / "logs").iterdir()} == {"--threads 3\n"}
 
 
 @pytest.mark.parametrize("order", [1, -1])

@@ -62,7 +62,8 @@ class CascadeRun(TrainingRun):
     output_path: str = option("", "previews go to its folder experiment_id", required=True, free=True)
     dtype: str | None = option(
         None,
-        "arithmetic of the networks, whose weights are fp32; none = bfloat16 on GPUs that support it, else float32",
+        "arithmetic of the networks, whose weights are fp32; none = bfloat16 on GPUs that support it and on CPUs where "
+        "it is faster, else float32",
         choices=tuple(PRECISIONS),
     )
     checkpoint_extension: str = option(

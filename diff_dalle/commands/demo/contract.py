@@ -64,9 +64,9 @@ class Demo:
             raise _failed(command)
 
     def run_jobs(self, jobs: Mapping[str, Job]) -> None:
-        """Run jobs, by name, two at a time, each on half of the cores (``--threads``), and the last one, if it starts
-        alone, on all. Its output goes to the console, that of others that are not shown to files. InputError when one
-        fails, which ends the others.
+        """Run jobs, by name, two at a time, each on half of the cores (``--threads``), or on all where no other can run
+        beside it. The output of such a job, and of the last one, goes to the console, that of others that are not shown
+        to files. InputError when one fails, which ends the others.
         """
         waiting, running, done = dict(jobs), {}, set[str]()  # type: ignore[var-annotated]
         *_, last = jobs
@@ -76,12 +76,13 @@ class Demo:
         with contextlib.ExitStack() as stack:
             while waiting or running:
                 ready = [name for name, job in waiting.items() if done.issuperset(job.after)]
+                alone = len(ready) == 1 and not running  # all that wait need it
                 for name in ready[: 2 - len(running)]:
                     job, log = waiting.pop(name), logs / f"{name}.txt"
-                    threads = _half() if waiting or running else _cores()
+                    threads, on_console = _cores() if alone else _half(), alone or name in shown
                     command = _command(job.script, [*job.flags, "--threads", threads])
-                    print(f"\n$ {shlex.join(command)}" + ("" if name in shown else f"  # see {log}"), flush=True)
-                    out = None if name in shown else stack.enter_context(log.open("w"))
+                    print(f"\n$ {shlex.join(command)}" + ("" if on_console else f"  # see {log}"), flush=True)
+                    out = None if on_console else stack.enter_context(log.open("w"))
                     process = subprocess.Popen(_executed(command), cwd=self.checkout, stdout=out, stderr=out)
                     stack.callback(process.wait)
                     stack.callback(process.terminate)
