@@ -3,6 +3,8 @@ reconstruct."""
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from ...data.aspect_buckets import parse_ratio, size_of
@@ -26,9 +28,10 @@ def run(context: Context) -> Findings:
 
 
 def _sizes(context: Context) -> list[tuple[int, int]]:
-    """Height and width of samples of each aspect ratio."""
+    """Height and width of samples of each aspect ratio: whole positions of all latents, as the buckets of training."""
     pipeline, found = context.pipeline, [parse_ratio("aspect_ratios", text) for text in context.settings.aspect_ratios]
-    return [size_of(ratio, pipeline.image_size**2, pipeline.size_multiple) for ratio in found]
+    multiple = math.lcm(pipeline.size_multiple, *(stage.signal.scale for stage in pipeline.stages))
+    return [size_of(ratio, pipeline.image_size**2, multiple) for ratio in found]
 
 
 def _at(context: Context, size: tuple[int, int]) -> Findings:
