@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from .contract import Chapter, Demo
+from .contract import Chapter, Demo, scoring_precision
 from .networks import Network, trained_file, training_jobs
 
 PROMPTS = "a large red circle in the top left|a small blue square to the right of a yellow triangle|two green crosses"
@@ -13,8 +13,6 @@ FIRST_STEPS = 380  # of the generator, beside the two other networks
 
 
 def run(demo: Demo) -> Path:
-    from ...models.precision import has_fast_bf16
-
     home, data = demo.home, demo.shapes
     report, progress = home / "report", home / "generator" / "progress.csv"
     demo.render_shapes()
@@ -38,8 +36,7 @@ def run(demo: Demo) -> Path:
     sampling = ["--sampler", "ancestral", "--timestep_respacing", 16, "--upsampler_batch_size", 32]
     counts = ["--prompts_per_task", per_task, "--guidance_prompts", per_setting, "--edits", edits]
     paths = ["--shapes_dir", data, "--progress", progress, "--report_dir", report]
-    precision = ["--precision", "bf16" if has_fast_bf16() else "fp32"]  # in 0.75 of the time, with the same scores
-    demo.run("evaluate.py", *models, *paths, *sampling, *counts, *precision, twofold=True)
+    demo.run("evaluate.py", *models, *paths, *sampling, *counts, *scoring_precision(), twofold=True)
     return report / "report.md"
 
 
