@@ -10,6 +10,7 @@ import os
 import runpy
 import subprocess
 import sys
+import types
 from pathlib import Path
 from unittest import mock
 
@@ -72,7 +73,9 @@ def environment():
 
 
 def run_here(script, flags):
-    """Run a script's file as ``__main__`` in this process, where torch is already imported."""
+    """Run a script's file as ``__main__`` in this process, where torch is already imported: help needs no stand-in for
+    it, which the tests that follow would import in the place of parts of torch."""
+    sys.modules.setdefault("help_without_torch", types.ModuleType("help_without_torch"))
     out, err, status = io.StringIO(), io.StringIO(), 0
     with (
         contextlib.redirect_stdout(out),
