@@ -29,7 +29,7 @@ from diff_dalle.shapes.scenes import (
     scene,
     scene_size,
 )
-from diff_dalle.shapes.shards import RECORD, read_shapes_config, write_shapes
+from diff_dalle.shapes.shards import AT_ONCE, RECORD, read_shapes_config, write_shapes
 
 SMALL = ShapesConfig(train_samples=7, val_samples=2, samples_per_shard=3)
 EVERYTHING = ShapesConfig(
@@ -320,6 +320,15 @@ def test_samples_do_not_depend_on_how_they_are_packed(tmp_path):
     write_shapes(SMALL, str(tmp_path / "a"))
     write_shapes(ShapesConfig(train_samples=7, val_samples=2, samples_per_shard=100), str(tmp_path / "b"))
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_shards_do_not_depend_on_who_renders_them(tmp_path):
+    """Two processes write the same bytes as one, in the same order; more than one is given more than one piece."""
+    config = replace(SMALL, image_size=16, train_samples=3 * AT_ONCE, samples_per_shard=2 * AT_ONCE + 5)
+    reports = [write_shapes(config, str(tmp_path / str(count)), count) for count in (1, 2)]
+    assert reports[0] == reports[1] and reports[0]["train"]["shards"] == 2
+    shards = sorted(path.relative_to(tmp_path / "1") for path in (tmp_path / "1").rglob("*.tar"))
+    assert shards and all((tmp_path / "1" / s).read_bytes() == (tmp_path / "2" / s).read_bytes() for s in shards)
 
 
 def test_foreign_folders_are_refused(tmp_path):
