@@ -9,7 +9,7 @@ from .contract import Chapter, Demo, scoring_precision
 from .networks import Network, trained_file, training_jobs
 
 PROMPTS = "a large red circle in the top left|a small blue square to the right of a yellow triangle|two green crosses"
-FIRST_STEPS = 380  # of the generator, beside the two other networks
+FIRST_STEPS = 360  # of the generator, beside the two other networks
 
 
 def run(demo: Demo) -> Path:
@@ -32,8 +32,8 @@ def run(demo: Demo) -> Path:
     models = ["--model_path", home / "generator.pt", "--classifier_path", home / "classifier.pt"]
     models += ["--upsampler_paths", home / "upsampler.pt", "--upsampler_timestep_respacing", 4]
     demo.run("sample.py", *models, "--classifier_scale", "0,4", "--logdir", home / "samples", "--prompts", PROMPTS)
-    per_task, per_setting, edits = (4, 4, 2) if demo.quick else (100, 64, 8)
-    sampling = ["--sampler", "ancestral", "--timestep_respacing", 16, "--upsampler_batch_size", 32]
+    per_task, per_setting, edits = (4, 4, 2) if demo.quick else (100, 48, 8)
+    sampling = ["--sampler", "ancestral", "--timestep_respacing", 12, "--upsampler_batch_size", 32]
     counts = ["--prompts_per_task", per_task, "--guidance_prompts", per_setting, "--edits", edits]
     paths = ["--shapes_dir", data, "--progress", progress, "--report_dir", report]
     demo.run("evaluate.py", *models, *paths, *sampling, *counts, *scoring_precision(), twofold=True)
