@@ -104,7 +104,7 @@ def _base(config_class) -> Any:
 def _shared_sections(commands: Sequence[Command]) -> dict[Any, Group]:
     """The sections that several commands have, by their base class."""
     configs = [config for command in commands for config in command.configs.values()]
-    found = [group for config in configs for group in _without_prefix(config)]
+    found = [group for config in configs for group in _without_prefix(config) if not _rule(group)]
     uses, shared = Counter(_base(group.config) for group in found), {}
     for group in found:
         base = _base(group.config)
@@ -140,8 +140,8 @@ def _command_section(command: Command, shared: Mapping[Any, Group]) -> str:
         for group in groups(config):
             known = shared.get(_base(group.config))
             rows = _rows(group)
-            if getattr(group.config, "is_expectation", False):
-                tables.append(_expectation(group))
+            if _rule(group):
+                tables.append(_by_name(group))
                 continue
             other = [row for row in rows if known is None or row not in _rows(known)]
             if known and len(other) < len(rows):
@@ -155,6 +155,11 @@ def _command_section(command: Command, shared: Mapping[Any, Group]) -> str:
     return "\n\n".join(parts)
 
 
-def _expectation(group: Group) -> str:
+def _rule(group: Group) -> str:
+    """How flags of a group relate to what a checkpoint says; empty for settings of the command itself."""
+    return getattr(group.config, "rule", "")
+
+
+def _by_name(group: Group) -> str:
     names = ", ".join(f"`--{leaf.name}`" for leaf in group.flags)
-    return f"**{group.title}** (if given, each must equal the checkpoint's setting): {names}."
+    return f"**{group.title}** ({_rule(group)}): {names}."

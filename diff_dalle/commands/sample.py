@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..config import expectations, given, option, overrides, section
+from ..config import expectations, given, option, section
 from ..data.captions import caption_option
 from ..diffusion.diffusion_config import DiffusionConfig
 from ..diffusion.editing import EditConfig
-from ..diffusion.guidance import GuidanceConfig
-from ..diffusion.sampling import SamplerConfig
 from ..distributed.launch import DistributedConfig
 from ..embeddings.clip import CLIPS
 from ..errors import InputError
@@ -22,18 +20,13 @@ from ..sampling.latent_config import LatentCascadeConfig
 from ..sampling.lora_config import accept_option, check_accepted, lora_option
 from ..sampling.pipeline import Pipeline
 from ..sampling.request import StageSettings, UpsamplersConfig
+from .recorded import GivenGuidance, GivenSampler
 
 ExpectedModel = expectations(GeneratorConfig, "Checks of the checkpoint's network")
 ExpectedDiffusion = expectations(DiffusionConfig, "Checks of the checkpoint's diffusion process")
 ExpectedClassifier = expectations(
     NoisedClipConfig, "Checks of the classifier's network", leave_out=("image_size", "text_length", "dropout_text")
 )
-
-
-GivenSampler = overrides(
-    SamplerConfig, "Sampler (none = as the checkpoint says; a generator: dpm++2m with 30 steps and eta 0)"
-)
-GivenGuidance = overrides(GuidanceConfig, "Guidance (none = as the checkpoint says; a generator: as in its previews)")
 
 
 @dataclass(frozen=True)
@@ -160,8 +153,8 @@ class SampleRun:
 
     what: PromptConfig = section(PromptConfig)
     # valid-type: mypy cannot know classes made by ``overrides`` and ``expectations``.
-    sampler: GivenSampler = section(GivenSampler)  # type: ignore[valid-type]
-    guidance: GivenGuidance = section(GivenGuidance)  # type: ignore[valid-type]
+    sampler: GivenSampler = section(GivenSampler)
+    guidance: GivenGuidance = section(GivenGuidance)
     upsamplers: UpsamplersConfig = section(UpsamplersConfig)
     cascade: LatentCascadeConfig = section(LatentCascadeConfig)
     edit: EditConfig = section(EditConfig)

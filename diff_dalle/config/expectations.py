@@ -17,22 +17,24 @@ def expectations(config_class, title: str, leave_out: Sequence[str] = ()) -> Any
     ``--help``."""
     found = [leaf for leaf in leaves(config_class) if leaf.name not in leave_out]
     found = [replace(leaf, help=f"if given, must be the checkpoint's; {leaf.help}", needs=()) for leaf in found]
-    return _optional(f"Expected{config_class.__name__}", found, title)
+    rule = "if given, each must equal the checkpoint's setting"
+    return _optional(f"Expected{config_class.__name__}", found, title, rule)
 
 
 def overrides(config_class, title: str) -> Any:
     """The same for settings of which a checkpoint has defaults: those that are given replace them."""
-    return _optional(f"Given{config_class.__name__}", list(leaves(config_class)), title)
+    rule = "if given, each replaces the checkpoint's setting"
+    return _optional(f"Given{config_class.__name__}", list(leaves(config_class)), title, rule)
 
 
-def _optional(name: str, found: Sequence[Leaf], title: str) -> Any:
+def _optional(name: str, found: Sequence[Leaf], title: str, rule: str) -> Any:
     fields = []
     for leaf in found:
         if leaf.has_flag:
             (needs,) = leaf.needs or ((),)
             setting = option(None, leaf.help, leaf.choices, True, leaf.earlier_names, needs)
             fields.append((leaf.name, leaf.type | None, setting))
-    namespace = {"__doc__": title, "is_expectation": True}
+    namespace = {"__doc__": title, "rule": rule}
     return dataclasses.make_dataclass(name, fields, frozen=True, namespace=namespace)
 
 

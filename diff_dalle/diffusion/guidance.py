@@ -2,8 +2,8 @@
 
 They wrap one of two layers (see the top of samplers.py):
 
-- the network, whose mean and variance channels are still separate: ``classifier_free`` has a network's call
-  ``(x, t [N]) → output`` and works with any sampler, or as the model of ``p_sample_loop``;
+- the network, whose mean and variance channels are still separate: ``classifier_free`` and ``extrapolated`` have a
+  network's call ``(x, t [N]) → output`` and work with any sampler, or as the model of ``p_sample_loop``;
 - ``denoise(x, t int) → Prediction``: ``guidance_interval``.
 
 ``classifier_guided`` needs both: it reads the network's output, and shifts the expected image that follows from it.
@@ -62,6 +62,15 @@ class GuidanceConfig:
     guidance_interval: tuple[float, ...] = option(
         (0.0, 1.0), "guided part of the process, LOW,HIGH as fractions of T; 0 = image, 1 = noise", free=True
     )
+    perturbed_attention_scale: float = option(
+        0.0,
+        "scale of perturbed-attention guidance, away from what the network predicts when every position attends to "
+        "itself alone, so that distant parts of the image agree; 0 = off",
+        free=True,
+    )
+    perturbed_attention_interval: tuple[float, ...] = option(
+        (0.0, 1.0), "part of the process with perturbed-attention guidance, as guidance_interval", free=True
+    )
     thresholding: str = option(
         "static",
         "limit of the predicted image: static clips it to the valid range, dynamic rescales it by its percentile "
@@ -78,9 +87,10 @@ class GuidanceConfig:
 
     def __post_init__(self):
         lookup(dict.fromkeys(THRESHOLDING), self.thresholding, "thresholding")
-        ends = self.guidance_interval
-        if len(ends) != 2 or not 0 <= ends[0] <= ends[1] <= 1:
-            raise InputError(f"guidance_interval is {ends}, but must be LOW,HIGH with 0 <= LOW <= HIGH <= 1")
+        for name in ("guidance_interval", "perturbed_attention_interval"):
+            ends = getattr(self, name)
+            if len(ends) != 2 or not 0 <= ends[0] <= ends[1] <= 1:
+                raise InputError(f"{name} is {ends}, but must be LOW,HIGH with 0 <= LOW <= HIGH <= 1")
         if not 0 <= self.guidance_rescale <= 1:
             raise InputError(f"guidance_rescale is {self.guidance_rescale:g}, but must lie between 0 and 1")
         if not 0 < self.dynamic_percentile <= 1:
@@ -107,6 +117,10 @@ class GuidanceConfig:
         """The same with a constant scale."""
         return replace(self, guidance_scale=scale, guidance_scale_end=None)
 
+    def off(self) -> GuidanceConfig:
+        """The same without guidance."""
+        return replace(self.at_scale(1.0), perturbed_attention_scale=0.0)
+
 
 def classifier_free(model: Model, cond: Conditioning, null: Conditioning, scale: float, rescale: float = 0.0) -> Model:
     """A network ``(x, t) → null + scale × (cond − null)`` (Ho & Salimans 2022, with scale = w + 1).
@@ -118,24 +132,43 @@ def classifier_free(model: Model, cond: Conditioning, null: Conditioning, scale:
     rescale:    share of the result that is scaled, for each sample, to the standard deviation of the conditional half
                 (Lin et al. 2023, equation 16).
     """
-    return _extrapolated(model, _both(cond, null), scale, rescale)
+    return extrapolated(model, _joined(cond, null if scale != 1 else None, None), scale, 0.0, rescale)
 
 
-def _both(cond: Conditioning, null: Conditioning) -> Conditioning:
-    return Conditioning.concat([_with_embedding_mask(cond), _with_embedding_mask(null)])
+def _joined(cond: Conditioning, null: Conditioning | None, perturbed: Tensor | None) -> Conditioning:
+    """The conditions that ``extrapolated`` reads; perturbed: N times False, to add samples with perturbed attention."""
+    parts = [_with_embedding_mask(cond)]
+    if null is not None:
+        parts.append(_with_embedding_mask(null))
+    if perturbed is not None:
+        parts = [replace(part, perturbed=perturbed) for part in parts]
+        parts.append(replace(parts[0], perturbed=~perturbed))
+    return parts[0] if len(parts) == 1 else Conditioning.concat(parts)
 
 
-def _extrapolated(model: Model, both: Conditioning, scale: float, rescale: float) -> Model:
-    """``classifier_free`` of the conditions already joined."""
+def extrapolated(model: Model, joined: Conditioning, scale: float, perturbed_scale: float, rescale: float) -> Model:
+    """A network ``(x, t) → null + scale × (cond − null) + perturbed_scale × (cond − perturbed)``.
+
+    The first difference is ``classifier_free``; the second is perturbed-attention guidance (Ahn et al. 2024), for which
+    the network is evaluated with self-attention from every position to itself alone. All parts go through ``model`` as
+    one batch.
+
+    joined: 2N or 3N conditions: the N given ones, the N null ones unless scale is 1, and the given ones with
+            ``perturbed`` set unless perturbed_scale is 0.
+    rescale: as of ``classifier_free``, and of perturbed-attention guidance alike.
+    """
+    parts = 1 + (scale != 1) + (perturbed_scale != 0)
 
     def guided(x: Tensor, t: Tensor) -> Tensor:
-        output, baseline = at_least_float32(model(torch.cat([x, x]), torch.cat([t, t]), cond=both)).chunk(2)
-        given, null_mean = output[:, : x.shape[1]], baseline[:, : x.shape[1]]
-        mean = torch.lerp(null_mean, given, scale)
+        outputs = at_least_float32(model(torch.cat([x] * parts), torch.cat([t] * parts), cond=joined)).chunk(parts)
+        means = [output[:, : x.shape[1]] for output in outputs]
+        mean = means[0] if scale == 1 else torch.lerp(means[1], means[0], scale)
+        if perturbed_scale:
+            mean = mean + perturbed_scale * (means[0] - means[-1])
         if rescale:
-            ratio = _deviation(given) / _deviation(mean).clamp(min=_LEAST_DEVIATION)
+            ratio = _deviation(means[0]) / _deviation(mean).clamp(min=_LEAST_DEVIATION)
             mean = mean * (1 + rescale * (ratio - 1))
-        return torch.cat([mean, output[:, x.shape[1] :]], dim=1)
+        return torch.cat([mean, outputs[0][:, x.shape[1] :]], dim=1)
 
     return guided
 
@@ -283,37 +316,40 @@ def guided_denoiser(
 ) -> Denoise:
     """The denoiser of N samples under ``cond``, guided and thresholded as configured, for a sampler.
 
-    null:        the negative condition of classifier-free guidance; not used at scale 1, where the network is evaluated
-                 once.
-    classifier:  guides too, in the same interval.
+    null:        the negative condition of classifier-free guidance; not used at scale 1.
+    classifier:  guides too, in the interval of classifier-free guidance.
     value_range: of valid images; None = unbounded.
 
-    Everything that does not depend on x is computed here, once. Raises InputError for classifier-free guidance without
+    Where neither classifier-free nor perturbed-attention guidance applies, the network is evaluated for the N samples
+    alone. Everything that does not depend on x is computed once. Raises InputError for classifier-free guidance without
     a condition or ``null``, and for thresholding of unbounded values.
     """
     limit = thresholding(config, value_range)
-    network: Model = functools.partial(model, cond=cond)
-    plain = process.denoiser(network, clip_denoised=False, denoised_fn=limit)
     start, end = config.scales(cond is not None and cond.droppable)
+    if null is None and (start, end) != (1.0, 1.0):
+        raise InputError(
+            f"guidance_scale is {start:g}, but null is missing: give it, or set guidance_scale to 1 (and leave out "
+            "guidance_scale_end)"
+        )
     by_class = classifier if classifier is not None and classifier.scale != 0 else None
-    if (start, end) == (1.0, 1.0):
-        if by_class is None:
-            return plain
-        guided = classifier_guided(process, network, by_class, limit)
-    else:
-        if cond is None or null is None:
-            raise InputError(
-                f"guidance_scale is {start:g}, but null is missing: give it, or set guidance_scale to 1 (and leave out "
-                "guidance_scale_end)"
-            )
-        both = _both(cond, null)
+    (low, high), (first, last) = config.guidance_interval, config.perturbed_attention_interval
 
-        def guided(x: Tensor, t: int) -> Prediction:
-            scale = end + (start - end) * process.fraction(t)
-            free = _extrapolated(model, both, scale, config.guidance_rescale)
-            if by_class is not None:
-                return classifier_guided(process, free, by_class, limit)(x, t)
-            return process.denoiser(free, clip_denoised=False, denoised_fn=limit)(x, t)
+    @functools.cache
+    def joined(free: bool, perturbed: bool, count: int, device: torch.device) -> Conditioning:
+        nowhere = torch.zeros(count, dtype=torch.bool, device=device) if perturbed else None
+        return _joined(cond or Conditioning(), null if free else None, nowhere)
 
-    low, high = config.guidance_interval
-    return guidance_interval(process, guided, plain, low, high)
+    def denoise(x: Tensor, t: int) -> Prediction:
+        here = process.fraction(t)
+        inside = low <= here <= high
+        scale = end + (start - end) * here if inside else 1.0
+        perturbed_scale = config.perturbed_attention_scale if first <= here <= last else 0.0
+        network: Model = functools.partial(model, cond=cond)
+        if scale != 1 or perturbed_scale:
+            conds = joined(scale != 1, perturbed_scale != 0, len(x), x.device)
+            network = extrapolated(model, conds, scale, perturbed_scale, config.guidance_rescale)
+        if by_class is not None and inside:
+            return classifier_guided(process, network, by_class, limit)(x, t)
+        return process.denoiser(network, clip_denoised=False, denoised_fn=limit)(x, t)
+
+    return denoise

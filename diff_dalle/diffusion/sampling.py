@@ -160,7 +160,7 @@ def sample_steps(
     if edit is None:
         yield from walk(process, denoise, noise("sampling start"), lambda t: noise(f"sampling step {t}"))
     else:
-        unguided = guided(None, guidance.at_scale(1.0))
+        unguided = guided(None, guidance.off())
         yield from edited_steps(process, walk, denoise, unguided, edit, noise)
 
 

@@ -30,7 +30,8 @@ def trains_faster_in_fp32(q: Tensor, k: Tensor, heads: int) -> bool:
 def attend(q: Tensor, k: Tensor, v: Tensor, heads: int, mask: Tensor | None, scale: float | None = None) -> Tensor:
     """Multi-head scaled dot-product attention (Vaswani et al. 2017, eq. 1).
 
-    q: [N, T, C]; k, v: [N, S, C]; mask: [N, S] bool, True = attend to this key (at least one per sample), None = all.
+    q: [N, T, C]; k, v: [N, S, C]; mask: [N, S] bool, or [N, T, S] for each query, True = attend to this key (at least
+    one), None = all.
     scale: factor of the dot products; None = 1/√(C / heads).
     Returns [N, T, C].
     """
@@ -38,8 +39,15 @@ def attend(q: Tensor, k: Tensor, v: Tensor, heads: int, mask: Tensor | None, sca
         with autocast_disabled(q.device):
             return attend(q.float(), k.float(), v.float(), heads, mask, scale).to(q.dtype)
     q, k, v = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (q, k, v))
-    attn_mask = None if mask is None else mask[:, None, None, :]
+    attn_mask = None if mask is None else mask[:, None, None, :] if mask.dim() == 2 else mask[:, None]
     return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, scale=scale).transpose(1, 2).flatten(2)
+
+
+def themselves(perturbed: Tensor, tokens: int, further: int) -> Tensor:
+    """[N, T, T + S] bool, the mask of T tokens that attend to all T and to S further ones or, where ``perturbed`` [N]
+    is True, to themselves and to the further ones alone (see ``Conditioning.perturbed``)."""
+    own = torch.eye(tokens, dtype=torch.bool, device=perturbed.device)
+    return F.pad(own | ~perturbed[:, None, None], (0, further), value=True)
 
 
 class SelfAttention(nn.Module):
@@ -52,13 +60,26 @@ class SelfAttention(nn.Module):
         self.context_kv = Linear(context_width, 2 * width) if context_width else None
         self.proj = Linear(width, width)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, context: Tensor | None = None) -> Tensor:
-        """x: [N, T, width]; context: [N, S, context_width]; mask: [N, T] or, with context, [N, T + S]."""
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        context: Tensor | None = None,
+        perturbed: Tensor | None = None,
+    ) -> Tensor:
+        """x: [N, T, width]; context: [N, S, context_width]; mask: [N, T] or, with context, [N, T + S]; perturbed: [N]
+        bool, True = each token attends to itself and to the context alone, None = nowhere."""
         q, k, v = self.qkv(x).chunk(3, dim=-1)
         if self.context_kv is not None:
             context_k, context_v = self.context_kv(context).chunk(2, dim=-1)
             k, v = torch.cat([k, context_k], 1), torch.cat([v, context_v], 1)
-        return self.proj(attend(q, k, v, self.heads, mask))
+        if perturbed is not None and self.context_kv is not None:
+            own = themselves(perturbed, x.shape[1], k.shape[1] - x.shape[1])
+            mask = own if mask is None else own & mask[:, None]
+        out = attend(q, k, v, self.heads, mask)
+        if perturbed is not None and self.context_kv is None:  # a single key has all the weight
+            out = torch.where(perturbed[:, None, None], v, out)
+        return self.proj(out)
 
 
 class CrossAttention(nn.Module):
@@ -99,17 +120,18 @@ class AttentionBlock(nn.Module):
 
     def forward(self, x: Tensor, emb: Tensor, cond: Conditioning) -> Tensor:
         if self.use_checkpoint and torch.is_grad_enabled():
-            return recompute(self._forward, x, cond.text_states, cond.states_mask, keys=cond.dropout_keys)
-        return self._forward(x, cond.text_states, cond.states_mask)
+            given = (cond.text_states, cond.states_mask, cond.perturbed)
+            return recompute(self._forward, x, *given, keys=cond.dropout_keys)
+        return self._forward(x, cond.text_states, cond.states_mask, cond.perturbed)
 
-    def _forward(self, x: Tensor, text: Tensor | None, mask: Tensor | None) -> Tensor:
+    def _forward(self, x: Tensor, text: Tensor | None, mask: Tensor | None, perturbed: Tensor | None) -> Tensor:
         size = x.shape[2:]
         if self.joint:
             assert mask is not None  # checked by UNetEncoder.embed
             positions = size[0] * size[1]
-            h = self.attention(to_tokens(self.norm(x)), F.pad(mask, (positions, 0), value=True), text)
+            h = self.attention(to_tokens(self.norm(x)), F.pad(mask, (positions, 0), value=True), text, perturbed)
         else:
-            h = self.attention(to_tokens(self.norm(x)))
+            h = self.attention(to_tokens(self.norm(x)), perturbed=perturbed)
         x = x + to_image(h, size)
         if self.text_attention is not None and self.text_norm is not None:
             x = x + to_image(self.text_attention(to_tokens(self.text_norm(x)), text, mask), size)

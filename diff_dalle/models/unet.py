@@ -128,6 +128,11 @@ class UNetConfig:
         """Height and width of an image must be multiples of this."""
         return self.patch_size * 2 ** (self.levels - 1)
 
+    @property
+    def has_self_attention(self) -> bool:
+        """Whether positions attend to each other: always, in the middle block."""
+        return True
+
     def check_size(self, height: int, width: int) -> None:
         """InputError unless height and width are multiples of ``divisor``."""
         if height % self.divisor or width % self.divisor:

@@ -57,6 +57,10 @@ class LatentCascadeConfig:
     stage_b_guidance_scale_end: float | None = option(None, "as guidance_scale_end", needs=_STAGE_B)
     stage_b_guidance_rescale: float | None = option(None, "as guidance_rescale", needs=_STAGE_B)
     stage_b_guidance_interval: tuple[float, ...] | None = option(None, "as guidance_interval", needs=_STAGE_B)
+    stage_b_perturbed_attention_scale: float | None = option(None, "as perturbed_attention_scale", needs=_STAGE_B)
+    stage_b_perturbed_attention_interval: tuple[float, ...] | None = option(
+        None, "as perturbed_attention_interval", needs=_STAGE_B
+    )
     stage_b_shift: float | None = option(None, "as shift", needs=_STAGE_B)
     stage_b_t_start: float | None = option(None, "as t_start", needs=_STAGE_B)
     stage_b_t_end: float | None = option(None, "as t_end", needs=_STAGE_B)
@@ -117,6 +121,8 @@ class LatentCascadeConfig:
             guidance_scale_end=self.stage_b_guidance_scale_end,
             guidance_rescale=self.stage_b_guidance_rescale,
             guidance_interval=self.stage_b_guidance_interval,
+            perturbed_attention_scale=self.stage_b_perturbed_attention_scale,
+            perturbed_attention_interval=self.stage_b_perturbed_attention_interval,
         )
         return replace(default.guidance, **given)
 

@@ -268,6 +268,10 @@ class Stage(ABC):
                     f"{name} is {scale:g}, but this network was trained without dropping its conditions "
                     f"({self.never_dropped}), so it has nothing to guide by: set it to 1"
                 )
+        if (scale := settings.guidance.perturbed_attention_scale) and not self.unet.has_self_attention:
+            raise InputError(
+                f"perturbed_attention_scale is {scale:g}, but this network has no self-attention: set it to 0"
+            )
         thresholding(settings.guidance, self.signal.value_range)
         process = self.process(settings)
         if self.steering is not None and request.control is not None:

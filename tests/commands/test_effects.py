@@ -114,6 +114,8 @@ CASES = [
             "guidance_scale_end 2",
             "guidance_rescale 0.7",
             "guidance_interval 0,0.9",
+            "perturbed_attention_scale 3",
+            "perturbed_attention_interval 0,0.9",
             "shift 2",
             "t_start 0.9",
             "t_end 0.1",

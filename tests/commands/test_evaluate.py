@@ -21,6 +21,7 @@ from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.evaluate import EvaluateRun, Evaluation
 from diff_dalle.commands.evaluators.context import rendered
 from diff_dalle.commands.evaluators.table import EVALUATORS
+from diff_dalle.commands.recorded import GivenGuidance
 from diff_dalle.diffusion.guidance import GuidanceConfig
 from diff_dalle.distributed.world import SINGLE, World
 from diff_dalle.embeddings.clip import load_clip
@@ -228,6 +229,22 @@ def test_guidance_is_that_of_the_checkpoint(folder, tmp_path, trained, given, ex
     flags = {f"guidance_{name}": value for name, value in given.items()}
     result = evaluation(folder, **{**base_and_classifier(folder), "model_path": path}, **flags)
     assert result.context.default_guidance.guidance_scale == expected
+
+
+def test_all_of_the_guidance_is_that_of_the_checkpoint(folder, tmp_path, monkeypatch):
+    """But for what is given."""
+    seen, sample_stages = [], Pipeline.sample_stages
+
+    def recording(self, request, settings, **options):
+        seen.append(settings[0].guidance)
+        return sample_stages(self, request, settings, **options)
+
+    monkeypatch.setattr(Pipeline, "sample_stages", recording)
+    path = make_file(tmp_path, guidance_scale=2, perturbed_attention_scale=4, guidance_rescale=0.5)
+    models = {**base_and_classifier(folder), "model_path": path}
+    context = evaluation(folder, **models, guidance_rescale=0.25).context
+    context.sample(["a star"], context.default_guidance)
+    assert seen == [GuidanceConfig(2.0, guidance_rescale=0.25, perturbed_attention_scale=4.0)]
 
 
 def test_equal_samples_are_made_once_and_shared_between_evaluators(folder, sampled):
@@ -438,7 +455,7 @@ def test_variations_are_of_the_embeddings_and_as_the_checkpoint_says(folder):
     assert [images.shape for images in stages] == [(3, 8, 8, 3), (3, 16, 16, 3)]
     plain = found.decoder.sample(embeddings=embeddings.numpy(), progress=False)
     assert np.array_equal(stages[-1], plain)
-    guided = replace(found.run, guidance=GuidanceConfig(guidance_scale=1.0))
+    guided = replace(found.run, guidance=GivenGuidance(guidance_scale=1.0))
     found.run = guided
     assert not np.array_equal(found.vary(embeddings)[-1], plain)
 

@@ -5,9 +5,19 @@ from config_making import Cascade, Decoder, Run, Sampling, Training
 
 from diff_dalle.commands.flag_tables import Command, command_page, flag_table
 from diff_dalle.commands.settings import by_name
-from diff_dalle.config import expectations, option, section
+from diff_dalle.config import expectations, option, overrides, section
 
 Checks = expectations(Sampling, "Checks")
+
+
+@dataclass(frozen=True)
+class Smoothing:
+    """Smoothing"""
+
+    radius: float = option(1.0, "pixels")
+
+
+Given = overrides(Smoothing, "Given")
 
 
 @dataclass(frozen=True)
@@ -22,6 +32,7 @@ class Fast:
     training: FastTraining = section(FastTraining)
     decoder: Decoder = section(Decoder)
     checks: Checks = section(Checks)
+    given: Given = section(Given)
 
 
 @pytest.fixture(scope="module")
@@ -68,3 +79,7 @@ def test_shared_sections_are_listed_once(page):
 
 def test_expectations_are_listed_by_name(page):
     assert "**Checks** (if given, each must equal the checkpoint's setting): `--sampler`, `--eta`." in page
+
+
+def test_settings_in_place_of_a_checkpoints_are_listed_by_name(page):
+    assert "**Given** (if given, each replaces the checkpoint's setting): `--radius`." in page

@@ -68,6 +68,8 @@ def test_flags_of_each_stage():
         stage_b_guidance_scale_end=1.5,
         stage_b_guidance_rescale=0.7,
         stage_b_guidance_interval="0.1,0.9",
+        stage_b_perturbed_attention_scale=3,
+        stage_b_perturbed_attention_interval="0.2,0.8",
         stage_b_shift=1.5,
         stage_b_t_start=0.8,
         stage_b_t_end=0.2,
@@ -76,7 +78,7 @@ def test_flags_of_each_stage():
         stage_b_tile_size=64,
         stage_b_tile_overlap=16,
     )
-    guidance = GuidanceConfig(2.0, 1.5, 0.7, (0.1, 0.9), thresholding="none")
+    guidance = GuidanceConfig(2.0, 1.5, 0.7, (0.1, 0.9), 3.0, (0.2, 0.8), "none")
     assert changed[0] == plain[0]
     sampler, ends = SamplerConfig("ddim", "7", 0.5, "karras"), {"t_start": 0.8, "t_end": 0.2}
     tiles = {"tile_size": 64, "tile_overlap": 16}

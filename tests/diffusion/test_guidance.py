@@ -1,5 +1,7 @@
 """Guidance and thresholding."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -144,6 +146,59 @@ def test_rescaled_guidance_has_the_conditional_standard_deviation(rescale):
     assert flat.eq(0).all()  # without any spread there is none to divide by
 
 
+class Attending(Network):
+    """The same, whose output halves where the attention is perturbed."""
+
+    def __call__(self, x, t, cond):
+        output = super().__call__(x, t, cond)
+        return output if cond.perturbed is None else torch.where(cond.perturbed.view(-1, 1, 1, 1), output / 2, output)
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+@pytest.mark.parametrize("rescale", [0.0, 0.5])
+def test_perturbed_attention_guidance(scale, rescale):
+    """Another difference is added, that to the perturbed prediction of the given condition, in the same call."""
+    process, network, x = create_gaussian_diffusion(CONFIG), Attending(), torch.randn(2, 3, 4, 4)
+    config = GuidanceConfig(scale, guidance_rescale=rescale, perturbed_attention_scale=4.0, thresholding="none")
+    found = guided_denoiser(process, network, COND, NULL, config)(x, 50)
+    output, baseline = network(x, None, COND).float(), network(x, None, NULL).float()[:, :3]
+    given = output[:, :3]
+    expected = baseline + scale * (given - baseline) + 4 * (given - given / 2)
+    ratio = given.flatten(1).std(1) / expected.flatten(1).std(1)
+    expected = expected * (rescale * ratio + 1 - rescale).view(2, 1, 1, 1)
+    torch.testing.assert_close(found.x_start, expected, atol=1e-3, rtol=1e-3)
+    unchanged = process.predict(output, x, 50, clip_denoised=False)
+    assert torch.equal(found.log_variance, unchanged.log_variance)
+    assert network.sizes == [4 if scale == 1 else 6, 2, 2]
+
+
+def test_perturbed_attention_guidance_has_its_own_interval():
+    process, network, x = create_gaussian_diffusion(CONFIG, "5"), Attending(), torch.randn(2, 3, 4, 4)
+    intervals = {"guidance_interval": (0.25, 0.7), "perturbed_attention_interval": (0.5, 0.8)}
+    config = GuidanceConfig(2.0, perturbed_attention_scale=4.0, thresholding="none", **intervals)
+    denoise = guided_denoiser(process, network, COND, NULL, config)
+    guided = guided_denoiser(process, network, COND, NULL, replace(config, perturbed_attention_scale=0.0))
+    changed = []
+    for t in range(5):  # steps 0, 25, 50, 74, 99 of 100
+        found = denoise(x, t).x_start
+        changed.append(network.sizes[-1])
+        assert torch.equal(found, guided(x, t).x_start) == (t not in (2, 3))
+    assert changed == [2, 4, 6, 4, 2]
+
+
+def test_perturbed_attention_guidance_needs_no_condition():
+    process, x = create_gaussian_diffusion(CONFIG), torch.randn(2, 3, 4, 4)
+
+    def network(x, t, cond):
+        return torch.cat([torch.where(cond.perturbed.view(-1, 1, 1, 1), x / 10, x / 5), x], 1)
+
+    config = GuidanceConfig(perturbed_attention_scale=2.0, thresholding="none")
+    for cond in (None, Conditioning(low_res=x)):
+        found = guided_denoiser(process, network, cond, None, config)(x, 50)
+        torch.testing.assert_close(found.x_start, x / 5 + 2 * x / 10)
+    assert config.off().perturbed_attention_scale == 0 and config.at_scale(2.0).perturbed_attention_scale == 2
+
+
 @pytest.mark.parametrize("gradient", ["x_t", "x_start"])
 @pytest.mark.parametrize("scale", [1.0, 3.0])
 def test_a_network_sees_the_scale_of_its_training(gradient, scale):
@@ -212,6 +267,8 @@ def test_thresholding_uses_the_value_range():
         {"guidance_rescale": -0.1},
         {"guidance_interval": (0.5,)},
         {"guidance_interval": (0.8, 0.2)},
+        {"perturbed_attention_interval": (0.5,)},
+        {"perturbed_attention_interval": (0.8, 0.2)},
         {"dynamic_percentile": 0.0},
         {"thresholding": "x"},
     ],

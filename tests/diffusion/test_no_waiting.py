@@ -36,7 +36,8 @@ def train(process, sampler, x_start, u):
 
 def sample(process, x, labels):
     """All samplers, with guidance in an interval and dynamic thresholding."""
-    config = GuidanceConfig(guidance_scale=3.0, guidance_interval=(0.2, 0.8), thresholding="dynamic")
+    intervals = {"guidance_interval": (0.2, 0.8), "perturbed_attention_interval": (0.4, 1.0)}
+    config = GuidanceConfig(guidance_scale=3.0, perturbed_attention_scale=2.0, thresholding="dynamic", **intervals)
     cond, null = Conditioning(labels=labels), Conditioning(labels=labels)
     denoise = guided_denoiser(process, lambda x, t, cond: torch.cat([x, x], dim=1), cond, null, config)
     for sampler in SAMPLERS.values():

@@ -188,8 +188,20 @@ def test_every_sampler(cascade, sampler):
         {"guidance": GuidanceConfig(guidance_scale=3.0, guidance_scale_end=1.0, thresholding="none")},
         {"guidance": GuidanceConfig(guidance_scale=3.0, guidance_interval=(0.5, 1.0), thresholding="none")},
         {"guidance": GuidanceConfig(guidance_scale=3.0, guidance_rescale=0.7, thresholding="none")},
+        {"guidance": GuidanceConfig(guidance_scale=3.0, perturbed_attention_scale=3.0, thresholding="none")},
     ],
-    ids=["prompt", "negative_prompt", "shift", "t_start", "t_end", "guidance", "scale_end", "interval", "rescale"],
+    ids=[
+        "prompt",
+        "negative_prompt",
+        "shift",
+        "t_start",
+        "t_end",
+        "guidance",
+        "scale_end",
+        "interval",
+        "rescale",
+        "perturbed_attention",
+    ],
 )
 def test_settings_of_stage_c_change_what_it_makes(cascade, change):
     plain = sample(cascade, **{"prompts": ["a star"]})
@@ -207,8 +219,9 @@ def test_settings_of_stage_c_change_what_it_makes(cascade, change):
         {"guidance": GuidanceConfig(1.5, guidance_scale_end=3.0, thresholding="none")},
         {"guidance": GuidanceConfig(1.5, guidance_interval=(0.5, 1.0), thresholding="none")},
         {"guidance": GuidanceConfig(1.5, guidance_rescale=0.7, thresholding="none")},
+        {"guidance": GuidanceConfig(1.5, perturbed_attention_scale=3.0, thresholding="none")},
     ],
-    ids=["shift", "t_start", "t_end", "seed", "scale", "scale_end", "interval", "rescale"],
+    ids=["shift", "t_start", "t_end", "seed", "scale", "scale_end", "interval", "rescale", "perturbed_attention"],
 )
 def test_settings_of_stage_b_change_its_pictures_alone(cascade, change):
     request, (c, b) = Request(["a star"], [1]), [stage.defaults for stage in cascade.stages]

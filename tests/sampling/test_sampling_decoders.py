@@ -186,6 +186,11 @@ def test_text_and_embedding_both_count_and_are_both_dropped():
             guided(1.0, guidance_scale_end=3.0),
             "guidance_scale_end is 3, but this network was trained without dropping",
         ),
+        (
+            {"unet": replace(UNET, attend_at_middle=False)},
+            guided(1.0, perturbed_attention_scale=3.0),
+            "perturbed_attention_scale is 3, but this network has no self-attention: set it to 0",
+        ),
         ({}, {"size": (7, 7)}, "size is 7×7, but width and height must be multiples of 2"),
     ],
 )

@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from ...batch import Conditioning
+from ...config import given
 from ...data.index import count_kinds, index_shards
 from ...data.loader import DataConfig, Loader
 from ...data.shards import ShardFiles
 from ...data.sources import find_shards
 from ...data.spec import CaptionSpec, ImageSpec, SampleSpec
+from ...diffusion.guidance import GuidanceConfig
 from ...diffusion.sampling import SamplerConfig
 from ...distributed.world import World
 from ...embeddings.contract import Clip
@@ -112,14 +114,16 @@ class Context:
         """The pipeline without its base."""
         return Pipeline([stage for stage in self.pipeline.stages if stage.is_upsampler])
 
+    @cached_property
+    def _guidance(self) -> GuidanceConfig:
+        """Of the base: as its checkpoint says, but for what the run gives."""
+        return replace(self.base.stages[0].defaults.guidance, **given(self.run.guidance))
+
     @property
     def guidance_scale(self) -> float:
         """The scale of classifier-free guidance of the base, at the noise end; 1 = off. None given = as its checkpoint
         says."""
-        guidance = self.run.guidance
-        if guidance.guidance_scale is None:
-            guidance = replace(guidance, guidance_scale=self.base.stages[0].defaults.guidance.guidance_scale)
-        return guidance.scales(self.base.tokenizer is not None or self._classes(self.base) > 0)[0]
+        return self._guidance.scales(self.base.tokenizer is not None or self._classes(self.base) > 0)[0]
 
     @property
     def default_guidance(self) -> GuidanceSetting:
@@ -229,7 +233,7 @@ class Context:
         sampler: SamplerConfig | None = None,
         control: Control | None = None,
     ) -> list[np.ndarray]:
-        usual, scale = self.run.guidance, guidance.guidance_scale
+        usual, scale = self._guidance, guidance.guidance_scale
         base = StageSettings(
             sampler=sampler or self.run.sampler,
             guidance=usual.at_scale(1.0) if scale == 1 else replace(usual, guidance_scale=scale),

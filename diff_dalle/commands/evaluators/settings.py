@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ... import storage
 from ...checkpoints.model_folder import open_model
-from ...config import lookup, option, section
+from ...config import given, lookup, option, section
 from ...data.captions import caption_option
-from ...diffusion.guidance import GuidanceConfig
 from ...diffusion.sampling import SamplerConfig
 from ...distributed.launch import DistributedConfig
 from ...errors import InputError
@@ -18,6 +17,7 @@ from ...sampling.classifier import ClassifierConfig
 from ...sampling.latent_config import LatentCascadeConfig
 from ...sampling.lora_config import accept_option, check_accepted, lora_option
 from ...sampling.request import UpsamplersConfig
+from ..recorded import GivenGuidance
 from .image_metrics import IMAGE_METRICS
 
 
@@ -125,7 +125,7 @@ class EvaluateInputs:
 
     evaluation: EvaluateConfig = section(EvaluateConfig, was=("what",))
     sampler: SamplerConfig = section(SamplerConfig)
-    guidance: GuidanceConfig = section(GuidanceConfig)
+    guidance: GivenGuidance = section(GivenGuidance)
     upsamplers: UpsamplersConfig = section(UpsamplersConfig)
     cascade: LatentCascadeConfig = section(LatentCascadeConfig)
     classifier: ClassifierConfig = section(ClassifierConfig)
@@ -189,8 +189,7 @@ class EvaluateInputs:
     def _check_recorded(self, what: str) -> None:
         if not self.evaluation.shapes_dir:
             raise InputError(f"{what} is scored on pictures of the shapes world: set --shapes_dir")
-        guidance = replace(self.guidance, guidance_scale=None)
-        if self.sampler != SamplerConfig() or guidance != GuidanceConfig():
+        if self.sampler != SamplerConfig() or given(self.guidance).keys() - {"guidance_scale"}:
             raise InputError(
                 f"{what} samples as its checkpoint says: leave flags of the sampler and of the guidance out, except "
                 "--guidance_scale"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from ..attention import attend
+from ..attention import attend, themselves
 from ..layers import Linear, to_image, to_tokens
 from ..norms import LayerNorm32
 
@@ -49,14 +49,17 @@ class NullAttention(nn.Module):
         )
         return k, v
 
-    def attend_to(self, x: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """x: [N, T, width], normalized. Returns [N, T, width]."""
+    def attend_to(self, x: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        """x: [N, T, width], normalized; mask: [N, T, 1 + S] bool, True = attend to this key, None = all. Returns
+        [N, T, width]."""
         q = self.q(x)
         if self.cosine:
             q, k = _unit(q, self.head_width), _unit(k, self.head_width)
         # Where all heads share keys and values, a head is as good as one more query: no copy of either for each head.
         queries = q.reshape(len(q), -1, self.kv_heads * self.head_width)
-        out = attend(queries, k, v, self.kv_heads, None, COSINE_SCALE if self.cosine else None)
+        if mask is not None:
+            mask = mask.repeat_interleave(self.heads // self.kv_heads, 1)
+        out = attend(queries, k, v, self.kv_heads, mask, COSINE_SCALE if self.cosine else None)
         return self.out_norm(self.proj(out.reshape(q.shape)))
 
 
@@ -86,10 +89,12 @@ class MultiQueryAttention(NullAttention):
     def __init__(self, width: int, heads: int, head_width: int, cosine: bool):
         super().__init__(width, width, heads, head_width, 1, cosine)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x: [N, T, width]. Returns [N, T, width]."""
+    def forward(self, x: Tensor, perturbed: Tensor | None = None) -> Tensor:
+        """x: [N, T, width]; perturbed: see ``OverPositions``. Returns [N, T, width]."""
         x = self.norm(x)
-        return self.attend_to(x, *self.keys_and_values(x))
+        # The null key is the first one.
+        mask = None if perturbed is None else themselves(perturbed, x.shape[1], 1).roll(1, -1)
+        return self.attend_to(x, *self.keys_and_values(x), mask)
 
 
 class LinearAttention(nn.Module):
@@ -103,26 +108,37 @@ class LinearAttention(nn.Module):
         self.qkv = Linear(width, 3 * heads * head_width, bias=False)
         self.proj, self.out_norm = Linear(heads * head_width, width, bias=False), LayerNorm32(width, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x: [N, T, width]. Returns [N, T, width]."""
+    def forward(self, x: Tensor, perturbed: Tensor | None = None) -> Tensor:
+        """x: [N, T, width]; perturbed: see ``OverPositions``. Returns [N, T, width]."""
         q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, self.heads, -1)).unbind(2)  # [N, T, heads, head_width]
         weights, share = q.float().softmax(-1).to(q.dtype), k.float().softmax(1).to(k.dtype)
-        summary = torch.einsum("nthc,nthd->nhcd", share, F.normalize(v.float(), dim=-1).to(v.dtype))
+        v = F.normalize(v.float(), dim=-1).to(v.dtype)
+        summary = torch.einsum("nthc,nthd->nhcd", share, v)
         out = torch.einsum("nthc,nhcd->nthd", weights, summary).flatten(2)
+        if perturbed is not None:
+            out = torch.where(perturbed[:, None, None], v.flatten(2), out)
         return self.out_norm(self.proj(F.gelu(out)))
 
 
+class NoAttention(nn.Module):
+    """In place of ``OverPositions``, the identity."""
+
+    def forward(self, x: Tensor, perturbed: Tensor | None = None) -> Tensor:
+        return x
+
+
 class OverPositions(nn.Module):
-    """Residual attention over the positions of a feature map [N, C, H, W]."""
+    """Residual attention over the positions of a feature map [N, C, H, W]; of the samples where ``perturbed`` [N] is
+    True, each position attends to itself alone of all positions."""
 
     def __init__(self, attention: nn.Module, use_checkpoint: bool):
         super().__init__()
         self.attention, self.use_checkpoint = attention, use_checkpoint
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, perturbed: Tensor | None = None) -> Tensor:
         if self.use_checkpoint and torch.is_grad_enabled():
-            return checkpoint(self._forward, x, use_reentrant=False, preserve_rng_state=False)
-        return self._forward(x)
+            return checkpoint(self._forward, x, perturbed, use_reentrant=False, preserve_rng_state=False)
+        return self._forward(x, perturbed)
 
-    def _forward(self, x: Tensor) -> Tensor:
-        return x + to_image(self.attention(to_tokens(x)), x.shape[2:])
+    def _forward(self, x: Tensor, perturbed: Tensor | None) -> Tensor:
+        return x + to_image(self.attention(to_tokens(x), perturbed), x.shape[2:])

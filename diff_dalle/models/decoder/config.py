@@ -198,6 +198,11 @@ class DecoderUnetConfig:
         """Height and width of an image must be multiples of this."""
         return 2 ** (len(self.dim_mults) - (0 if self.memory_efficient else 1))
 
+    @property
+    def has_self_attention(self) -> bool:
+        """Whether positions attend to each other anywhere."""
+        return self.attend_at_middle or any(stage.attention for stage in self.stages)
+
     def check_size(self, height: int, width: int) -> None:
         """InputError unless height and width are multiples of ``divisor``."""
         if height % self.divisor or width % self.divisor:

@@ -25,7 +25,7 @@ from ...errors import InputError
 from ..layers import zero_init
 from ..precision import autocast_disabled
 from ..super_resolution import resized
-from .attention import LinearAttention, MultiQueryAttention, OverPositions
+from .attention import LinearAttention, MultiQueryAttention, NoAttention, OverPositions
 from .blocks import ConvNorm, CrossEmbed, PixelShuffle, ResidualBlock
 from .conditions import Conditions
 from .config import DecoderUnetConfig, Stage
@@ -56,7 +56,7 @@ class _Builder:
     def attention(self, kind: str, channels: int) -> nn.Module:
         c = self.config
         if not kind:
-            return nn.Identity()
+            return NoAttention()
         if kind == "linear":
             layer: nn.Module = LinearAttention(channels, c.attn_heads, c.attn_dim_head)
         else:
@@ -102,13 +102,15 @@ class DownStage(nn.Module):
             else build.downsample(stage.width, stage.out_width)
         )
 
-    def forward(self, x: Tensor, emb: Tensor, tokens: Tensor | None, skips: list[Tensor]) -> Tensor:
+    def forward(
+        self, x: Tensor, emb: Tensor, tokens: Tensor | None, perturbed: Tensor | None, skips: list[Tensor]
+    ) -> Tensor:
         """Appends a skip connection for each of ``blocks`` and one for the attention."""
         x = self.block(self.resample_in(x), emb)
         for block in self.blocks:
             x = block(x, emb, tokens)
             skips.append(x)
-        x = self.attention(x)
+        x = self.attention(x, perturbed)
         skips.append(x)
         return self.resample_out(x)
 
@@ -128,11 +130,13 @@ class UpStage(nn.Module):
         returns = build.config.memory_efficient or not is_first
         self.resample = build.upsample(stage.out_width, stage.in_width) if returns else nn.Identity()
 
-    def forward(self, x: Tensor, emb: Tensor, tokens: Tensor | None, skips: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x: Tensor, emb: Tensor, tokens: Tensor | None, perturbed: Tensor | None, skips: list[Tensor]
+    ) -> tuple[Tensor, Tensor]:
         """Takes its skip connections off the end of ``skips``. Returns the feature map resampled, and as it was."""
         for block in self.blocks:
             x = block(x, emb, tokens, skips.pop())
-        x = self.attention(x)
+        x = self.attention(x, perturbed)
         return self.resample(x), x
 
 
@@ -225,11 +229,11 @@ class DecoderUnet(nn.Module):
             h = self.first_block(h, emb)
         skips: list[Tensor] = []
         for down in self.downs:
-            h = down(h, emb, tokens, skips)
-        h = self.middle_attention(self.middle_in(h, emb, middle_tokens))
+            h = down(h, emb, tokens, cond.perturbed, skips)
+        h = self.middle_attention(self.middle_in(h, emb, middle_tokens), cond.perturbed)
         h, maps = self.middle_out(h, emb, middle_tokens), []
         for up in self.ups:
-            h, before = up(h, emb, tokens, skips)
+            h, before = up(h, emb, tokens, cond.perturbed, skips)
             maps.append(before)
         if self.combine:
             combined = (block(each) for block, each in zip(self.combine, maps, strict=True))

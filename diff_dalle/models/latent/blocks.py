@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from ..attention import attend
+from ..attention import attend, themselves
 from ..dropout import Dropout
 from ..layers import Linear, Module, recompute, to_image, to_tokens, zero_init
 from ..norms import LayerNorm32
@@ -32,12 +32,14 @@ class Context(NamedTuple):
     tokens: [N, S, cond_width], the condition tokens after a SiLU; None = the network has none.
     keys:   [N] int64, dropout keys; None = torch's generator.
     pooled: [N, D] pooled text, where it modulates the blocks T; else None.
+    perturbed: see ``Conditioning``.
     """
 
     emb: Tensor
     tokens: Tensor | None
     keys: Tensor | None
     pooled: Tensor | None = None
+    perturbed: Tensor | None = None
 
 
 def xavier(module: Module, gain: float = 1.0) -> Module:
@@ -180,12 +182,14 @@ class JointAttention(nn.Module):
         self.heads = heads
         self.in_proj, self.out_proj = xavier(Linear(width, 3 * width)), xavier(Linear(width, width))
 
-    def forward(self, x: Tensor, further: Tensor | None) -> Tensor:
-        """x: [N, T, width]; further: [N, S, width]. Returns [N, T, width]."""
+    def forward(self, x: Tensor, further: Tensor | None, perturbed: Tensor | None = None) -> Tensor:
+        """x: [N, T, width]; further: [N, S, width]; perturbed: [N] bool, True = each token attends to itself and to the
+        further ones alone. Returns [N, T, width]."""
         # One product for all, queries of the further tokens included: those are few.
         keyed = x if further is None else torch.cat([x, further.to(x.dtype)], 1)
         q, k, v = self.in_proj(keyed).chunk(3, dim=-1)
-        return self.out_proj(attend(q[:, : x.shape[1]], k, v, self.heads, None))
+        mask = None if perturbed is None else themselves(perturbed, x.shape[1], k.shape[1] - x.shape[1])
+        return self.out_proj(attend(q[:, : x.shape[1]], k, v, self.heads, mask))
 
 
 class AttentionBlock(nn.Module):
@@ -204,12 +208,13 @@ class AttentionBlock(nn.Module):
     def forward(self, x: Tensor, context: Context) -> Tensor:
         """[N, channels, H, W] → [N, channels, H, W]."""
         if self.use_checkpoint and torch.is_grad_enabled():
-            return checkpoint(self._forward, x, context.tokens, use_reentrant=False, preserve_rng_state=False)
-        return self._forward(x, context.tokens)
+            given = (context.tokens, context.perturbed)
+            return checkpoint(self._forward, x, *given, use_reentrant=False, preserve_rng_state=False)
+        return self._forward(x, context.tokens, context.perturbed)
 
-    def _forward(self, x: Tensor, tokens: Tensor | None) -> Tensor:
+    def _forward(self, x: Tensor, tokens: Tensor | None, perturbed: Tensor | None) -> Tensor:
         further = None if self.kv_mapper is None else self.kv_mapper(tokens)
-        return x + to_image(self.attn(to_tokens(self.norm(x)), further), x.shape[2:])
+        return x + to_image(self.attn(to_tokens(self.norm(x)), further, perturbed), x.shape[2:])
 
 
 class TimestepBlock(nn.Module):

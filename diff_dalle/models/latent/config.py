@@ -145,6 +145,11 @@ class LatentUnetConfig:
         return bool(self.states_width or self.vector_width or self.embedding_width)
 
     @property
+    def has_self_attention(self) -> bool:
+        """Whether positions attend to each other anywhere."""
+        return any("A" in letters for letters in self.levels)
+
+    @property
     def residual_widths(self) -> list[int]:
         """The channels of the blocks C in the order in which one forward pass goes through them, those that are
         repeated listed each time: of the control tensors that the network takes."""

@@ -132,7 +132,8 @@ class LatentUnet(nn.Module):
         cond = encode_captions(self.text_encoder, cond or Conditioning())
         tokens = None if self.condition_tokens is None else F.silu(self.condition_tokens(cond, len(x)))
         pooled = cond.text_pooled.flatten(1) if c.text_modulation and cond.text_pooled is not None else None
-        context, controls = Context(self._embed(t, cond), tokens, cond.dropout_keys, pooled), iter(control or ())
+        context = Context(self._embed(t, cond), tokens, cond.dropout_keys, pooled, cond.perturbed)
+        controls = iter(control or ())
         h = F.pixel_unshuffle(x, c.patch_size).contiguous(memory_format=torch.channels_last)
         if c.coordinates:
             h = torch.cat([h, _coordinates(h)], 1)
