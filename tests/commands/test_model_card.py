@@ -252,7 +252,7 @@ def test_settings_are_those_of_the_file_without_places(tmp_path):
     """Data, logs and vocabularies lie on somebody's machine."""
     secret = "/home/somebody/secret"
     wandb = {"trackers": "wandb", "wandb_project": "secret_project"}
-    run = make_run(data_dir=f"{secret}/shards", lr=0.0123, num_channels=24, **wandb)
+    run = make_run(data_dir=f"{secret}/shards", lr=0.0123, num_channels=24, perturbed_attention_scale=4, **wandb)
     tokenizer = run.build_tokenizer()
     state = run.build_model(tokenizer).state_dict()
     save_file(str(tmp_path / "ema.pt"), "ema", run.identity(tokenizer), 7, 70, state)
@@ -262,7 +262,8 @@ def test_settings_are_those_of_the_file_without_places(tmp_path):
     assert found["model", "num_channels"] == "24" and found["optim", "lr"] == "0.0123"
     assert found["model", "channel_mult"] == "1.0,2.0" and found["diffusion", "noise_schedule"] == "linear"
     assert found["tokenizer", "identity"] == tokenizer.identity
-    assert not {section for section, _ in found} & {"data", "tracking", "distributed"}
+    assert found["guidance", "perturbed_attention_scale"] == "4.0"  # of the previews, and so of all sampling
+    assert not {section for section, _ in found} & {"data", "tracking", "distributed", "preview"}
 
 
 def test_a_decoders_card_does_not_say_where_its_clip_was(tmp_path):

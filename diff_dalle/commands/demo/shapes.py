@@ -51,7 +51,7 @@ def run(demo: Demo) -> Path:
     }
     sampling = ("--sampler", "ancestral", "--timestep_respacing", 20, "--upsampler_timestep_respacing", 4)
     scoring: tuple[object, ...] = ("--shapes_dir", large, "--evaluators", "shapes,retrieval,upsampling")
-    scoring += ("--prompts_per_task", 4 if demo.quick else 100, "--upsampler_batch_size", 32)
+    scoring += ("--prompts_per_task", 4 if demo.quick else 300, "--upsampler_batch_size", 32)
     return make_model(demo, Recipe("shapes", networks, vocabulary, PROMPTS, sampling, scoring, CARD))
 
 

@@ -28,7 +28,7 @@ from .usage import usage
 UNKNOWN = "not recorded"
 ADAPTERS = ("controlnet", "stage_c_controlnet")  # whose training includes a base that is not trained
 # Sections of a run's settings that do not affect what is learned, or that say where something lies.
-LEFT_OUT = ("data", "tracking", "tracker", "distributed", "sharding", "preview", "evaluate", "tokenizer")
+LEFT_OUT = ("data", "tracking", "tracker", "distributed", "sharding", "evaluate", "tokenizer")
 # (what it is, the hub's name for what it does) by kind.
 _GENERATOR = {
     "text": ("text-to-image generator", "text-to-image"),
@@ -278,6 +278,8 @@ def _settings(each: _Described) -> Iterator[list[str]]:
         member = found.get(key)
         if key in LEFT_OUT or member is None:
             continue
+        if key == "preview":  # of it, the guidance is that of all sampling
+            key, member, value = "guidance", members(member.config)["guidance"], value.get("guidance", {})
         if isinstance(member, Section):
             chosen = set(_with_choices(member.config))
             listed = entries(member.config, value)
