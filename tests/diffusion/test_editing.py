@@ -350,9 +350,10 @@ def test_inversion_is_not_guided():
     cond, null = Conditioning(labels=torch.ones(3)), Conditioning(labels=torch.zeros(3))
     edit = Edit(DATA, None, EditConfig(variation=0.0))
     batch = SampleBatch(PixelSignal(), SIZE, range(3), cond, null, edit)
-    process, guidance = create_gaussian_diffusion(CONFIG, "5"), GuidanceConfig(guidance_scale=2.0)
+    process = create_gaussian_diffusion(CONFIG, "5")
+    guidance = GuidanceConfig(guidance_scale=2.0, perturbed_attention_scale=1.0)
     sample_batch(Guided(), process, batch, SamplerConfig("ddim"), guidance)
-    assert sizes == [3] * 4 + [6] * 5
+    assert sizes == [3] * 4 + [9] * 5
 
 
 @pytest.mark.parametrize(
