@@ -8,6 +8,13 @@ import pytest
 import torch
 
 
+@pytest.hookimpl(optionalhook=True)  # of xdist
+def pytest_xdist_auto_num_workers():
+    """Half as many again as there are cores, because many tests wait: for processes, servers and time-outs."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores + cores // 2
+
+
 @pytest.fixture(autouse=True)
 def _one_thread():
     """Undo what scripts and launchers of earlier tests in this process set."""

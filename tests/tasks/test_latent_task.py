@@ -417,10 +417,10 @@ def test_previews_show_samples_of_both_weights():
     def others():
         entered.append(1)
         with torch.no_grad():
-            task.model.out_conv.weight.add_(0.3)
+            task.model.out_conv.weight.neg_()
         yield
         with torch.no_grad():
-            task.model.out_conv.weight.sub_(0.3)
+            task.model.out_conv.weight.neg_()
 
     task.unaveraged = others
     with torch.no_grad():
