@@ -278,7 +278,7 @@ def _settings(each: _Described) -> Iterator[list[str]]:
         member = found.get(key)
         if key in LEFT_OUT or member is None:
             continue
-        if key == "preview":  # of it, the guidance is that of all sampling
+        if key == "preview" and isinstance(member, Section):  # of it, the guidance is that of all sampling
             key, member, value = "guidance", members(member.config)["guidance"], value.get("guidance", {})
         if isinstance(member, Section):
             chosen = set(_with_choices(member.config))
