@@ -75,7 +75,14 @@ def random_bits(seed: int, purpose: str, positions: Sequence[int] | np.ndarray) 
 
 def random_uniform(seed: int, purpose: str, positions: Sequence[int] | np.ndarray) -> np.ndarray:
     """One float64 in [0, 1) per position."""
-    return (random_bits(seed, purpose, positions) >> np.uint64(11)) * 2.0**-53
+    return random_uniforms(seed, [purpose], positions)[:, 0]
+
+
+def random_uniforms(seed: int, purposes: Sequence[str], positions: Sequence[int] | np.ndarray) -> np.ndarray:
+    """``random_uniform`` for several purposes at once: float64 [n, purposes]."""
+    keys = np.concatenate([_key(seed, purpose) for purpose in purposes])
+    bits = mix64(mix64(np.asarray(positions, dtype=np.uint64))[:, None] ^ keys)
+    return (bits >> np.uint64(11)) * 2.0**-53
 
 
 def permutation(seed: int, purpose: str, n: int) -> np.ndarray:

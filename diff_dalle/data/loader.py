@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from ..batch import Batch, Conditioning
 from ..config import option, section
@@ -319,15 +320,15 @@ class Loader:
             if part.failure:
                 raise part.failure
             self._count(part)
-        index = torch.cat([part.index for part in parts])
-        pixels = torch.cat([part.images.to(self.device, non_blocking=True) for part in parts])
-        cond = {
-            name: torch.cat([part.cond[name].to(self.device, non_blocking=True) for part in parts])
-            for name in parts[0].cond
-        }
+        index = _joined([part.index for part in parts])
+        pixels = self._moved([part.images for part in parts])
+        cond = {name: self._moved([part.cond[name] for part in parts]) for name in parts[0].cond}
         if "control" in cond:
             cond["control"] = cond["control"].permute(0, 3, 1, 2).float() / 255
         return Batch(from_uint8(pixels), Conditioning.of(cond), index)
+
+    def _moved(self, parts: Sequence[Tensor]) -> Tensor:
+        return _joined([part.to(self.device, non_blocking=True) for part in parts])
 
     def _count(self, part: Chunk):
         """Count and log broken and rejected samples. Raises InputError when too many are broken."""
@@ -342,3 +343,7 @@ class Loader:
         for broken in part.broken:
             self._broken.add(broken)
         self._broken.check(self.seen)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat(list(parts)) if len(parts) > 1 else parts[0]

@@ -22,7 +22,7 @@ from ..images.decode import BrokenSample, decode_image
 from ..images.preprocessing import TransformConfig, decoding_cover, transform
 from ..images.smart_crop import Saliency, smart_crop
 from ..images.transforms import Size, center_crop, random_cover, random_crop, random_window
-from ..randomness import random_uniform
+from ..randomness import random_uniform, random_uniforms
 from .buckets import BucketOrder
 from .captions import caption_kind, read_caption, read_record
 from .collection import Collection, Raw, Unavailable
@@ -208,8 +208,7 @@ class Samples(Dataset[Chunk]):
     def _draws(self, positions: Sequence[int]) -> list[list[float]]:
         """[n, 6] in [0, 1): a random crop's scale, top and left; the flip; a window's top and left."""
         purposes = ("crop size", "crop top", "crop left", "flip", "window top", "window left")
-        columns = [random_uniform(self.recipe.seed, purpose, positions) for purpose in purposes]
-        return np.stack(columns, axis=1).tolist()
+        return random_uniforms(self.recipe.seed, purposes, positions).tolist()
 
     def _places(self, shards: np.ndarray, members: np.ndarray) -> list[tuple[int, int]]:
         return list(zip(shards.tolist(), members.tolist(), strict=True))
