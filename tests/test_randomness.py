@@ -15,6 +15,7 @@ from diff_dalle.randomness import (
     permutation,
     random_bits,
     random_uniform,
+    random_uniforms,
     splitmix64,
 )
 
@@ -51,6 +52,14 @@ def test_uniform_is_uniform():
     counts = np.histogram(u, 20, (0, 1))[0]
     chi2 = ((counts - 5000) ** 2 / 5000).sum()
     assert chi2 < 43.8  # 99.9 % quantile of chi-square with 19 degrees of freedom
+
+
+def test_a_uniform_number_is_made_from_the_upper_bits_of_its_purpose():
+    positions, purposes = [0, 7, 2**40], ["crop", "flip"]
+    bits = [random_bits(3, purpose, positions).tolist() for purpose in purposes]
+    found = random_uniforms(3, purposes, positions)
+    assert found.T.tolist() == [[(each >> 11) / 2**53 for each in column] for column in bits]
+    assert found[:, 1].tolist() == random_uniform(3, "flip", positions).tolist()
 
 
 def test_permutation_is_one_and_is_keyed():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -173,8 +174,9 @@ class Collection:
             if size > (limit := _limit(kind)):
                 return Raw(problem=f"one of its members has {size:,} bytes, more than {limit:,}")
         members = self._read_members(place)
-        if any(len(members[kind]) < size for kind, (_, size) in place.spans.items()):
-            return Raw(problem="the shard ends inside it")
+        for kind, (_, size) in place.spans.items():
+            if len(members[kind]) < size:
+                return Raw(problem="the shard ends inside it")
         try:
             rows = {each: self._sidecars[each].read(place.shard, row) for each, row in place.rows.items()}
         except BrokenSample as reason:
@@ -202,6 +204,7 @@ class Collection:
         return members
 
 
+@functools.cache
 def _limit(kind: str) -> int:
     """The largest size in bytes of a member of this kind."""
     if kind.rpartition(".")[2] in IMAGE_KINDS:

@@ -63,6 +63,12 @@ class Recipe:
     bucket_crop: str = "center"
     saliency: Saliency | None = None
 
+    @property
+    def is_random(self) -> bool:
+        """Whether crops or flips are random."""
+        augmented = self.random_crop or self.random_flip or self.bucket_crop == "random" or self.saliency is not None
+        return bool(self.spec.image and self.spec.image.window) or (self.augment and augmented)
+
 
 @dataclass(frozen=True)
 class Broken:
@@ -206,7 +212,10 @@ class Samples(Dataset[Chunk]):
         return cond
 
     def _draws(self, positions: Sequence[int]) -> list[list[float]]:
-        """[n, 6] in [0, 1): a random crop's scale, top and left; the flip; a window's top and left."""
+        """[n, 6] in [0, 1): a random crop's scale, top and left; the flip; a window's top and left. [n, 0] if none of
+        these is random."""
+        if not self.recipe.is_random:
+            return [[]] * len(positions)
         purposes = ("crop size", "crop top", "crop left", "flip", "window top", "window left")
         return random_uniforms(self.recipe.seed, purposes, positions).tolist()
 

@@ -36,6 +36,10 @@ class Shard:
     tag: str
     by_offset: bool
 
+    @functools.cached_property
+    def is_remote(self) -> bool:
+        return storage.is_remote(self.path)
+
     def check(self, size: int, tag: str) -> None:
         """Raise ``storage.ChangedError`` unless this is still its state."""
         if (size, tag) == (self.size, self.tag):
@@ -104,7 +108,7 @@ class ShardFiles:
 
     def in_place(self, shard: Shard) -> bool:
         """Whether the shard is read by range requests, where concurrent reads are faster than consecutive ones."""
-        return storage.is_remote(shard.path) and shard.by_offset and not self.copy_remote
+        return shard.is_remote and shard.by_offset and not self.copy_remote
 
     def read(self, shard: Shard, offset: int, size: int) -> bytes:
         """``size`` bytes of a shard from ``offset`` on; fewer at its end.
@@ -115,7 +119,7 @@ class ShardFiles:
         if self.in_place(shard):
             return storage.read_bytes(shard.path, offset, size, (shard.size, shard.tag))
         with storage.explained(shard.path):
-            if storage.is_remote(shard.path):
+            if shard.is_remote:
                 file = self._open_copy(shard.path, shard.tag)
                 data = file.read(offset, size)
                 shard.check(file.state()[0], shard.tag)  # the copy's own tag says when it was made

@@ -99,8 +99,8 @@ def _resize_to_cover(image: Image.Image, full: tuple[int, int], size: tuple[int,
 def _halved(image: Image.Image, rows: int, columns: int) -> Image.Image:
     """Resize to at most ``rows`` × ``columns`` with a box filter.
 
-    Where it halves a length exactly, ``reduce`` gives the pixels of ``resize`` in half the time, if it does so along one
-    axis after the other, which both round to levels.
+    Where it halves a length exactly, ``reduce`` gives the pixels of ``resize`` in half the time, along one axis after
+    the other, as ``resize`` rounds to levels after each.
     """
     if 2 * columns == image.width:
         image = image.reduce((2, 1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import http.client
 import socket
@@ -129,18 +128,21 @@ def is_missing(error: BaseException) -> bool:
     return issubclass(_kind(error), FileNotFoundError)
 
 
-@contextlib.contextmanager
-def explained(path: str) -> Iterator[None]:
+class explained:  # a class, like contextlib.suppress: a generator would cost more than what many reads do
     """Turn errors of an operation on ``path`` into an InputError that names the path and the reason."""
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:
+
+    def __init__(self, path: str):
+        self.path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if not isinstance(error, Exception) or isinstance(error, InputError):
+            return
         if not isinstance(error, OSError) and _library(error) not in _LIBRARIES:
-            raise
+            return
         if full_disk(error):
-            raise no_space(path) from error
-        kind = _kind(error)
-        reason = next((text for known, text in _REASONS.items() if issubclass(kind, known)), f"failed: {error}")
-        raise InputError(f"{path} {reason}") from error
+            raise no_space(self.path) from error
+        reason = next((text for known, text in _REASONS.items() if issubclass(_kind(error), known)), f"failed: {error}")
+        raise InputError(f"{self.path} {reason}") from error
