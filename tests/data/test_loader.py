@@ -203,6 +203,19 @@ def test_a_caption_of_megabytes_is_not_read(tmp_path):
     assert data.broken == 1
 
 
+def test_a_sample_that_its_shard_ends_inside_is_not_used(tmp_path):
+    """As a damaged index could place it: what indexing reads lies within the shard."""
+    folder = make_shards(tmp_path, [2])
+    found = loader(folder, PLAIN).collection
+    place = found.place(0, 1)
+    end = found.shards[0].size
+    cut = replace(place, spans={**place.spans, "txt": (end - 4, 5)})
+    whole = replace(place, spans={**place.spans, "txt": (end - 4, 4)})
+    assert found.read(whole).problem == ""
+    raw = found.read(cut)
+    assert raw.members == {} and raw.problem == "the shard ends inside it"
+
+
 def test_captions_may_be_a_field_of_json(tmp_path):
     image = encoded(random_image())
     records = [b'{"caption": " one "}', b'{"caption": null}', b"{", b'{"caption": "two"}', b'{"other": "x"}']
