@@ -200,7 +200,7 @@ class Collection:
             block = self.files.read(shard, begin, sum(place.spans[group[-1]]) - begin)
             for kind in group:
                 offset, size = place.spans[kind]
-                members[kind] = block[offset - begin :][:size]
+                members[kind] = block[offset - begin : offset - begin + size]
         return members
 
 
