@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 from torch.nn import functional as F
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -61,6 +61,8 @@ class _MetaKernels(TorchDispatchMode):
     equal operations, of which a network of repeated blocks has many, is found once."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.is_view and type(args[0]) is FakeTensor:
+            return _view(func, args, kwargs or {})
         call = _Call.of(func, args, kwargs or {})
         if call is not None and call.form in _FORMS:
             container, forms = _FORMS[call.form]
@@ -72,6 +74,16 @@ class _MetaKernels(TorchDispatchMode):
             container = type(out) if isinstance(out, (tuple, list)) else Tensor
             _FORMS[call.form] = container, [(each.shape, each.stride(), each.dtype) for each in results]
         return out
+
+
+def _view(func, args: tuple, kwargs: dict):
+    """A view of a pretended tensor, or several, by the kernel of the meta device, without the checks around it."""
+    mode = args[0].fake_mode
+    with in_kernel_invocation_manager(mode):
+        out = func(*args, **kwargs)
+    if isinstance(out, Tensor):
+        return FakeTensor(mode, out, args[0].fake_device)
+    return [FakeTensor(mode, each, args[0].fake_device) for each in out]
 
 
 def _has_form(value) -> bool:
@@ -139,6 +151,8 @@ class _LiveBytes(TorchDispatchMode):
         self.now = self.peak = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.prim.device.default:  # most calls, where tensors pretend to be on the CPU
+            return args[0].fake_device
         out = func(*args, **(kwargs or {}))
         for result in out if isinstance(out, (tuple, list)) else (out,):
             if isinstance(result, Tensor):
