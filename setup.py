@@ -73,6 +73,7 @@ setup(
             "ipykernel",
             "argcomplete",
             "opencv-python-headless",  # the reference for edges
+            "triton>=3.9; sys_platform == 'linux' and platform_machine == 'x86_64'",  # its interpreter, for kernels
             "diffusers>=0.42; python_version >= '3.11'",  # before, other versions of huggingface_hub are needed
         ],
     },

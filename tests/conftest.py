@@ -1,4 +1,5 @@
-"""Settings of the test process: one thread, because tests are many small computations and run in parallel."""
+"""Settings of the test process: one thread, because tests are many small computations and run in parallel; Triton
+without a GPU."""
 
 import os
 
@@ -6,6 +7,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton, which then runs kernels in its interpreter
 
 
 @pytest.hookimpl(optionalhook=True)  # of xdist

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from . import kernels
+
 
 def _signed(bits: int) -> int:
     """The int64 with the same 64 bits."""
@@ -56,8 +58,12 @@ def keep_mask(offset: Tensor, factor: Tensor, count: int, drop: float) -> Tensor
     words ^= words >> 32
     words *= _MULTIPLY_2
     words += words >> 32
-    limit = min(round(drop * 2**16), 2**16 - 1) - 2**15
-    return (words.view(torch.int16) >= limit)[:, :count]
+    return (words.view(torch.int16) >= _limit(drop))[:, :count]
+
+
+def _limit(drop: float) -> int:
+    """Of all int16, a share of ``drop`` is below it."""
+    return min(round(drop * 2**16), 2**16 - 1) - 2**15
 
 
 class _SharedNumbers:
@@ -106,8 +112,13 @@ class Dropout(nn.Module):
         else:
             shared, place = self.shared
             numbers = shared.of(keys, place)
+        scale = 1 / (1 - self.drop)
+        if kernels.run_on(x.device) and not torch.compiler.is_compiling():
+            from .kernels.dropout import KeyedDropout
+
+            return lambda x: KeyedDropout.apply(x, *numbers, _MULTIPLY_2, _limit(self.drop), scale)
         keep = keep_mask(*numbers, x[0].numel(), self.drop).reshape(x.shape)
-        return lambda x: torch.where(keep, x * (1 / (1 - self.drop)), 0)
+        return lambda x: torch.where(keep, x * scale, 0)
 
 
 def _unchanged(x: Tensor) -> Tensor:

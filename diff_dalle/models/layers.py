@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from ..batch import Conditioning
 from .dropout import Dropout
 from .norms import GroupNorm32, output_again
+from .precision import autocast_disabled
 from .transient import Transient
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -104,7 +105,8 @@ class Upsample(nn.Module):
         self.conv = nn.Conv2d(channels, channels, 3, padding=1) if learned else None
 
     def forward(self, x: Tensor, emb: Tensor | None = None, cond: Conditioning | None = None) -> Tensor:
-        x = F.interpolate(x, scale_factor=2.0, mode="nearest")
+        with autocast_disabled(x.device):  # which would copy it to fp32
+            x = F.interpolate(x, scale_factor=2.0, mode="nearest")
         return x if self.conv is None else self.conv(x)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from . import kernels
 from .precision import autocast_disabled
 
 GROUPS = 32  # of a group norm unless told otherwise, as in Guided-Diffusion
@@ -87,6 +88,13 @@ class FusedGroupNorm(torch.autograd.Function):
         silu: bool,
     ) -> Tensor:
         x, factor, offset = _operand(image, weight.dtype), None, None
+        ctx.groups, ctx.eps, ctx.silu = groups, eps, silu
+        if kernels.run_on(image.device):
+            from .kernels import group_norm
+
+            found = group_norm.statistics(x, weight, bias, scale_shift, groups, eps)
+            ctx.save_for_backward(x, weight, bias, *found[:2], scale_shift, *found[2:])
+            return group_norm.apply(x, *found[2:], silu)
         with autocast_disabled(image.device):
             if native_keeps_layout(image.device):
                 out, mean, rstd = _natively(x, weight, bias, scale_shift, groups, eps)
@@ -99,7 +107,6 @@ class FusedGroupNorm(torch.autograd.Function):
             if silu:
                 F.silu(out, inplace=True)
         ctx.save_for_backward(image, weight, bias, mean, rstd, scale_shift, factor, offset)
-        ctx.groups, ctx.eps, ctx.silu = groups, eps, silu
         return out.to(image.dtype)
 
     @staticmethod
@@ -108,6 +115,10 @@ class FusedGroupNorm(torch.autograd.Function):
         """The output of a forward pass, by the same operations. node: its node in the graph, before it is freed."""
         image, weight, bias, _, _, scale_shift, factor, offset = node.saved_tensors
         x = _operand(image, weight.dtype)
+        if kernels.run_on(image.device):
+            from .kernels import group_norm
+
+            return group_norm.apply(x, factor, offset, node.silu)
         with autocast_disabled(image.device):
             if factor is None:
                 out, *_ = _natively(x, weight, bias, scale_shift, node.groups, node.eps)
@@ -120,6 +131,14 @@ class FusedGroupNorm(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         image, weight, bias, mean, rstd, scale_shift, factor, offset = ctx.saved_tensors
         image, gradient, dtype = *(_operand(each, weight.dtype) for each in (image, gradient)), image.dtype
+        if kernels.run_on(image.device):
+            from .kernels import group_norm
+
+            found = mean, rstd, factor, offset
+            to_image, *to_others = group_norm.norm_gradients(
+                image, gradient, weight, bias, scale_shift, found, ctx.silu
+            )
+            return to_image, *to_others, None, None, None
         x, g, groups = _rows(image), _rows(gradient), (ctx.groups, -1)
         native = native_keeps_layout(image.device) and scale_shift is None  # the faster one, for no scale and shift
         with autocast_disabled(image.device):
@@ -204,11 +223,13 @@ def _rows(image: Tensor) -> Tensor:
 
 def _operand(image: Tensor, dtype: torch.dtype) -> Tensor:
     """On a CPU the image in fp32 and channels last: kernels would convert it at each use, and torch's norm relies on
-    one layout, also of dimensions of length 1, whose strides ``contiguous`` leaves as they are. Others convert as they
-    read."""
-    if not native_keeps_layout(image.device):
+    one layout, also of dimensions of length 1, whose strides ``contiguous`` leaves as they are. Triton's kernels rely
+    on it too, but convert as they read, as do torch's on CUDA."""
+    if kernels.run_on(image.device):
+        dtype = image.dtype
+    elif not native_keeps_layout(image.device):
         return image
     channels, height, width = image.shape[1:]
     if image.dtype == dtype and image.stride() == (channels * height * width, 1, channels * width, channels):
         return image
-    return torch.empty(image.shape, dtype=dtype, memory_format=torch.channels_last).copy_(image)
+    return torch.empty_like(image, dtype=dtype, memory_format=torch.channels_last).copy_(image)

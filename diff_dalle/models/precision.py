@@ -51,7 +51,7 @@ def autocast(precision: str, device: torch.device):
 
 def autocast_disabled(device: torch.device) -> contextlib.AbstractContextManager:
     """A context with autocast disabled, for computations that must run in their inputs' dtype."""
-    if not torch.amp.is_autocast_available(device.type):  # the meta device
+    if device.type == "meta":  # which has no autocast
         return contextlib.nullcontext()
     return torch.autocast(device.type, enabled=False)
 
