@@ -28,10 +28,12 @@ setup(
         "webdataset>=1.0",
         "braceexpand",
         "PyYAML",
+        "typing_extensions",  # which torch brings
         "ftfy",
         "regex",
         "tqdm",
         "pillow>=10.0",
+        "safetensors",
     ],
     extras_require={
         "plot": ["matplotlib"],
@@ -41,10 +43,9 @@ setup(
         "s3": ["boto3"],
         "wandb": ["wandb"],
         "tensorboard": ["tensorboard"],
-        "hub": ["huggingface_hub", "safetensors"],
+        "hub": ["huggingface_hub"],
         "clip": ["open_clip_torch>=2.30"],
         "vision": ["torchvision"],
-        "bench": ["diffusers>=0.41", "matplotlib"],
         "eval": ["torchmetrics>=1.6", "torch-fidelity", "torchvision"],
         "web": ["gradio>=6"],
         "test": [
@@ -63,7 +64,6 @@ setup(
             "tensorboard",
             "wandb",
             "huggingface_hub",
-            "safetensors",
             "simplejpeg",
             "emoji",
             "gradio",

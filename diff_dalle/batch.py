@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 import torch
 from torch import Tensor
 
-from .errors import InputError
+from .errors import InputError, named
 
 SELF_COND = "self_cond"  # in ``Conditioning.extra``: [N, C, H, W], the x_start predicted before (Chen et al. 2022)
 CONTROL_HINT = "control_hint"  # in ``Conditioning.extra``: what a ControlNet made of ``control``, once for all steps
@@ -126,8 +126,8 @@ class Conditioning:
         """
         if not self.droppable:
             raise InputError(
-                "there is no caption, class or image embedding to drop, so classifier-free guidance is "
-                "impossible: set guidance_scale to 1"
+                "there is no caption, class or image embedding to drop, so classifier-free guidance is impossible: "
+                f"set {named('guidance_scale')} to 1"
             )
         return self.drop_text(where).drop_labels(where, num_classes).drop_embedding(where).drop_semantic(where)
 

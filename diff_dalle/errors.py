@@ -1,4 +1,5 @@
-"""Errors that a user can fix: one sentence naming the value, the rule, and the flag or field to change.
+"""Errors that a user can fix: what is wrong with which setting, as data; a sentence is made of it once, in the spelling
+of whoever gave the setting.
 
 Messages are shown, logged and sent to services, so ``redact`` removes the secrets that paths and commands may carry.
 """
@@ -6,6 +7,8 @@ Messages are shown, logged and sent to services, so ``redact`` removes the secre
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 HIDDEN = "***"
 
@@ -49,14 +52,124 @@ def redact(text: str) -> str:
     return text
 
 
+MARK = "\x1a"  # around the name of a setting in a text
+MAX_QUOTED = 120  # characters of a bad value in a message
+ABSENT = ...  # of a fault that is not about a value; the same object in every process
+KeyPath = tuple[str | int, ...]  # keys and indices from the root
+Spelling = Callable[[str], str]  # the name of a setting, or its path, → what whoever gave it calls it
+
+
+def named(setting: str) -> str:
+    """The name of a setting within a message, to be spelled by whoever shows the message."""
+    return f"{MARK}{setting}{MARK}"
+
+
+def as_flag(setting: str) -> str:
+    """The spelling of a command line."""
+    return f"--{setting}"
+
+
+def spelled(text: str, spelling: Spelling = str) -> str:
+    """A text with the names of its settings in a spelling."""
+    parts = text.split(MARK)
+    return "".join(spelling(part) if number % 2 else part for number, part in enumerate(parts))
+
+
+def cut(text: str) -> str:
+    """The beginning of a long text, for a message."""
+    return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}…"
+
+
+def quoted(value: object) -> str:
+    """A value for a message, cut where it is long."""
+    if isinstance(value, tuple) and value and not any(isinstance(item, str) for item in value):
+        return cut(",".join(map(quoted, value)))
+    if isinstance(value, float):
+        return f"{value:g}"
+    return "none" if value is None else cut(repr(value))
+
+
+_KEYS = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
+
+
+def path_of(setting: str) -> KeyPath:
+    """``unets[1].dim`` → its keys and indices."""
+    return tuple(int(index) if index else key for index, key in _KEYS.findall(setting))
+
+
+def spelled_path(path: KeyPath) -> str:
+    """``decoder.unets[1].dim``."""
+    return "".join(f"[{key}]" if isinstance(key, int) else f".{_plain(key)}" for key in path).removeprefix(".")
+
+
+def _plain(key: str) -> str:
+    return cut(key) if key.isprintable() else cut(repr(key))
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that is wrong with settings.
+
+    setting: the path of the setting, from the class or mapping in which it was found, such as ``unets[1].dim``; "" =
+             of none alone.
+    rule:    with a value, the rule that it breaks, such as "must be above 0"; else the rest of a sentence that begins
+             with the setting, or the whole sentence where there is none. Other settings in it are ``named``.
+    value:   what the setting is.
+    """
+
+    setting: str
+    rule: str
+    value: object = ABSENT
+
+    @classmethod
+    def of(cls, config: object, setting: str, rule: str) -> Fault:
+        """That a setting of a config breaks a rule."""
+        value = config
+        for key in path_of(setting):
+            value = value[key] if isinstance(key, int) else getattr(value, key)  # type: ignore[index]
+        return cls(setting, rule, value)
+
+    def below(self, path: KeyPath) -> Fault:
+        """The same, from the root of the section at ``path``."""
+        rule = spelled(self.rule, lambda name: named(spelled_path((*path, *path_of(name)))))
+        rule = rule if self.setting or not path else f": {rule}"
+        return replace(self, setting=spelled_path((*path, *path_of(self.setting))), rule=rule)
+
+    def sentence(self, spelling: Spelling = str, others: Spelling | None = None) -> str:
+        """spelling: of the setting. others: of those in the rule; None = the same."""
+        rule = self.rule if self.value is ABSENT else f"is {quoted(self.value)}, but {self.rule}"
+        subject = spelling(self.setting) if self.setting else ""
+        blank = "" if rule.startswith(":") or not subject else " "
+        return f"{subject}{blank}{spelled(rule, others or spelling)}"
+
+
 class InputError(ValueError):
     """Bad input of any kind: a flag, a file, a dataset, a log directory. Its message is redacted.
 
-    Scripts print its message as one line and exit with status 2; library users catch it as a ValueError.
+    wrong: texts, in which settings are ``named``, and faults.
+
+    Scripts print its message and exit with status 2; library users catch it as a ValueError.
     """
 
-    def __init__(self, *args: object):
-        super().__init__(*(redact(arg) if isinstance(arg, str) else arg for arg in args))
+    def __init__(self, *wrong: str | Fault):
+        super().__init__(*(redact(each) if isinstance(each, str) else each for each in wrong))
+        self.faults = tuple(each if isinstance(each, Fault) else Fault("", each) for each in wrong)
+
+    @classmethod
+    def check(cls, wrong: Iterable[str | Fault]) -> None:
+        """Raise an error with all that is wrong, if anything is."""
+        if found := list(wrong):
+            raise cls(*found)
+
+    def message(self, spelling: Spelling = str) -> str:
+        """All that is wrong. spelling: of the settings."""
+        sentences = [redact(fault.sentence(spelling)) for fault in self.faults]
+        if len(sentences) == 1:
+            return sentences[0]
+        return "\n  ".join([f"{len(sentences)} settings are wrong:", *sentences])
+
+    def __str__(self) -> str:
+        return self.message()
 
 
 def quantity(count: int, noun: str) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .capturing import constant_in_graphs
-from .errors import InputError
+from .errors import Fault, InputError
 
 if TYPE_CHECKING:  # settings and orders need no torch
     import torch
@@ -41,7 +41,7 @@ def check_seeds(seeds: Iterable[int], name: str = "seed") -> None:
     """InputError for a seed below 0 or above ``MAX_SEED``; ``name`` is the setting to change."""
     for seed in seeds:
         if not 0 <= seed <= MAX_SEED:
-            raise InputError(f"{name} is {seed}, but must lie between 0 and 2^63 - 1 ({MAX_SEED})")
+            raise InputError(Fault(name, f"must lie between 0 and 2^63 - 1 ({MAX_SEED})", seed))
 
 
 def mix64(values: np.ndarray) -> np.ndarray:

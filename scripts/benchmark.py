@@ -4,9 +4,10 @@ import os
 from dataclasses import dataclass
 
 import help_without_torch  # noqa: F401
+import with_tests  # noqa: F401
+from benchmarks.registry import BENCHMARKS, LONG
+from benchmarks.timing import TimingConfig, results
 
-from diff_dalle.benchmarks.registry import BENCHMARKS, LONG
-from diff_dalle.benchmarks.timing import TimingConfig, results
 from diff_dalle.commands.command_line import parse
 from diff_dalle.config import lookup, option, section
 from diff_dalle.distributed.launch import run_script

@@ -6,9 +6,8 @@ from pathlib import Path
 import help_without_torch  # noqa: F401
 
 from diff_dalle.commands.command_line import parse
-from diff_dalle.commands.demo.chapters import CHAPTERS, DemoConfig
+from diff_dalle.commands.demo.chapters import CHAPTERS, DemoConfig, show_first_pictures
 from diff_dalle.commands.demo.contract import Demo
-from diff_dalle.commands.demo.first_pictures import show_first_pictures
 from diff_dalle.distributed.launch import run_script
 
 

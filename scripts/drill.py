@@ -3,10 +3,11 @@
 import sys
 
 import help_without_torch  # noqa: F401
+import with_tests  # noqa: F401
+from drills.table import DrillConfig, run_drill, table, write_table
 
 from diff_dalle.commands.command_line import parse
 from diff_dalle.distributed.launch import run_script
-from diff_dalle.drill.table import DrillConfig, run_drill, table, write_table
 
 
 def main():

@@ -10,6 +10,7 @@ from typing import Any
 import benchmark
 import demo
 import help_without_torch  # noqa: F401
+from drills.table import DrillConfig
 
 from diff_dalle.commands.assemble import AssembleConfig
 from diff_dalle.commands.cascade.importing import ImportConfig
@@ -29,7 +30,6 @@ from diff_dalle.commands.share import COMMANDS as SHARE
 from diff_dalle.commands.train_tokenizer import VocabularyConfig
 from diff_dalle.commands.training_commands import TRAINING_COMMANDS
 from diff_dalle.commands.watch import WatchConfig
-from diff_dalle.drill.table import DrillConfig
 
 SCRIPTS = Path(__file__).parent
 PRESETS = SCRIPTS.parent / "diff_dalle" / "presets" / "README.md"

@@ -7,12 +7,13 @@ from diff_dalle.commands.serve import ServeRun
 from diff_dalle.distributed.launch import launch, run_script
 from diff_dalle.web.api import Service
 from diff_dalle.web.models import Models
-from diff_dalle.web.server import check_installed, serve
+from diff_dalle.web.server import serve
+from diff_dalle.web.uploads import load_gradio
 
 
 def main():
     run = parse(ServeRun, description=__doc__)
-    check_installed()
+    load_gradio()
     with launch(run.distributed) as world:
         serve(Service(Models(run.models, world.device), run.limits), run.address)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from tiny_settings import CLASSIFIER, GENERATOR, flags
 
 from diff_dalle.checkpoints.checkpoint import save_file
 from diff_dalle.commands.command_line import parse
@@ -10,36 +11,13 @@ from diff_dalle.commands.train_classifier import ClassifierRun
 from diff_dalle.commands.train_generator import GeneratorRun
 from diff_dalle.diffusion.sampling import SamplerConfig
 
-TINY = {
-    "image_size": 16,
-    "num_channels": 16,
-    "channel_mult": "1,2",
-    "num_res_blocks": 1,
-    "attention_resolutions": 8,
-    "enc_attn_dim": 16,
-    "enc_depth": 1,
-    "enc_heads": 2,
-    "text_length": 12,
-    "diffusion_steps": 50,
-}
-TINY_CLASSIFIER = {
-    "image_size": 16,
-    "classifier_width": 16,
-    "classifier_channel_mult": "1,2",
-    "classifier_depth": 1,
-    "classifier_attention_resolutions": 8,
-    "classifier_enc_attn_dim": 16,
-    "classifier_enc_depth": 1,
-    "classifier_enc_heads": 2,
-    "text_length": 12,
-    "diffusion_steps": 50,
-}
+TINY = {**GENERATOR, "text_length": 12, "diffusion_steps": 50}
+TINY_CLASSIFIER = {**CLASSIFIER, "text_length": 12, "diffusion_steps": 50}
 FEW = SamplerConfig(timestep_respacing="4")
 
 
 def make_run(run_class=GeneratorRun, settings=TINY, **changed):
-    flags = {**settings, **changed}
-    return parse(run_class, [str(part) for name, value in flags.items() for part in (f"--{name}", value)])
+    return parse(run_class, flags({**settings, **changed}))
 
 
 def save_model(run, path, fresh, spread):

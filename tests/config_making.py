@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from diff_dalle.commands.command_line import parse
-from diff_dalle.config import Problems, option, section
-from diff_dalle.errors import InputError
+from diff_dalle.config import option, section, settings
+from diff_dalle.errors import Fault, InputError, named
 
 
-@dataclass(frozen=True)
+@settings
 class Model:
     """Network"""
 
@@ -21,7 +20,7 @@ class Model:
     variance: str = option("fixed_large", "kind", choices=("fixed_large", "fixed_small", "learned_range"))
 
 
-@dataclass(frozen=True)
+@settings
 class Training:
     """Training"""
 
@@ -31,26 +30,22 @@ class Training:
     flip: bool = option(False, "flip")
 
 
-@dataclass(frozen=True)
+@settings
 class Run:
     model: Model = section(Model)
     training: Training = section(Training)
 
 
-@dataclass(frozen=True)
+@settings
 class UNet:
     """U-Net"""
 
-    dim: int = option(128, "channels of the first level", was=("start_dim",))
+    dim: int = option(128, "channels of the first level", was=("start_dim",), least=1)
     mults: tuple[int, ...] = option((1, 2), "factors")
     cond_drop: float = option(0.5, "probability", free=True)
 
-    def __post_init__(self):
-        if self.dim < 1:
-            raise InputError(f"dim is {self.dim}, but must be at least 1")
 
-
-@dataclass(frozen=True)
+@settings
 class Decoder:
     """Decoder"""
 
@@ -58,19 +53,15 @@ class Decoder:
     timesteps: int = option(1000, "noising steps")
 
 
-@dataclass(frozen=True)
+@settings
 class Sampling:
     """Sampling"""
 
     sampler: str = option("ddim", "algorithm", choices=("ddim", "heun"), was=("method",))
-    eta: float = option(0.0, "randomness")
-
-    def __post_init__(self):
-        if self.eta < 0:
-            raise InputError(f"eta is {self.eta:g}, but must not be negative")
+    eta: float = option(0.0, "randomness", least=0)
 
 
-@dataclass(frozen=True)
+@settings
 class Cascade:
     """A list of sections, and one section under two prefixes."""
 
@@ -90,7 +81,7 @@ def from_text(config_class, text: str, *flags: str):
             raise InputError(str(error).replace(str(path), "run.yaml")) from None
 
 
-@dataclass(frozen=True)
+@settings
 class Crop:
     """Crop"""
 
@@ -98,7 +89,7 @@ class Crop:
     size: tuple[int, ...] = option((8,), "height and width")
 
 
-@dataclass(frozen=True)
+@settings
 class Clip:
     """CLIP"""
 
@@ -108,7 +99,7 @@ class Clip:
     side: int = option(32, "pixels")
 
 
-@dataclass(frozen=True)
+@settings
 class Stages:
     """Stages"""
 
@@ -117,13 +108,13 @@ class Stages:
     crops: tuple[int | None, ...] = option((None,), "crop of each U-Net")
     loss: tuple[str, ...] = option(("l2",), "loss of each U-Net", choices=("l1", "l2"))
 
-    def __post_init__(self):
-        Problems.check(
-            f"unets[{i}].dim is {unet.dim}, but must be even" for i, unet in enumerate(self.unets) if unet.dim % 2
-        )
+    def faults(self):
+        for i, unet in enumerate(self.unets):
+            if unet.dim % 2:
+                yield Fault.of(self, f"unets[{i}].dim", "must be even")
 
 
-@dataclass(frozen=True)
+@settings
 class Fitting:
     """Training"""
 
@@ -133,7 +124,7 @@ class Fitting:
     savers: tuple[Clip, ...] = option((), "places", lone=True)
 
 
-@dataclass(frozen=True)
+@settings
 class WholeFile:
     """A command that is set by a file: its sections have no flags."""
 
@@ -141,7 +132,8 @@ class WholeFile:
     fitting: Fitting = section(Fitting, flags=False)
     seed: int = option(0, "seed")
 
-    def __post_init__(self):
-        if len(self.fitting.mask) not in (1, len(self.stages.unets)):
-            n, unets = len(self.fitting.mask), len(self.stages.unets)
-            raise InputError(f"fitting.mask has {n} values, but must have 1 or {unets}")
+    def faults(self):
+        if len(self.fitting.mask) not in (1, unets := len(self.stages.unets)):
+            count = len(self.fitting.mask)
+            rule = f"has {count} values, but must have 1 or {unets}, as {named('stages.unets')} has"
+            yield Fault("fitting.mask", rule)

@@ -12,8 +12,7 @@ from script_running import run
 from shard_making import encoded, random_image, tar_bytes
 
 from diff_dalle.checkpoints.checkpoint import Identity, load_file, save_file
-from diff_dalle.checkpoints.controlnets import BASES, BaseRecord, ControlNetSettings, StageCControlNetSettings
-from diff_dalle.checkpoints.kinds import find_kind
+from diff_dalle.checkpoints.controlnets import BaseRecord, ControlNetSettings, StageCControlNetSettings
 from diff_dalle.checkpoints.loading import open_network
 from diff_dalle.config import to_dict
 from diff_dalle.embeddings.contract import weights_digest
@@ -77,11 +76,10 @@ def make_controlnet(
     settings = settings_class(
         **{**own, **sections}, control=ControlConfig(name, params, channels), model=saved.settings.model, base=record
     )
-    kind = {base_kind: kind for kind, base_kind in BASES.items()}[kind]
     torch.manual_seed(0)
-    network = find_kind(kind).build(settings, 0, "")
+    network = settings.build()
     with torch.no_grad():
         for parameter in network.parameters():
             parameter += 0.2 * torch.randn(parameter.shape)
-    save_file(str(path), "ema", Identity(kind, to_dict(settings)), 3, 12, network.state_dict())
+    save_file(str(path), "ema", Identity(settings.name, to_dict(settings)), 3, 12, network.state_dict())
     return str(path)

@@ -8,6 +8,17 @@ from diff_dalle.diffusion import SAMPLERS, ModelMeanType
 CENTERS = torch.tensor([[-0.8, 0.3], [0.5, 0.6], [0.1, -0.7]], dtype=torch.float64)
 
 
+def posterior_mean(x, alpha_bar, scale):
+    """E[x_start | x_t = x], [N, 2], at the levels ᾱ [N] or at one: the posterior means of the components, weighted by
+    their probabilities."""
+    alpha_bar = torch.as_tensor(alpha_bar, dtype=torch.float64).view(-1, 1)
+    spread = alpha_bar * scale**2 + 1 - alpha_bar
+    offset = x[:, None] - alpha_bar.sqrt()[:, None] * CENTERS
+    share = (-offset.square().sum(2) / (2 * spread)).softmax(1)
+    means = CENTERS + (alpha_bar.sqrt() * scale**2 / spread)[:, None] * offset
+    return (share[..., None] * means).sum(1)
+
+
 class ExactModel:
     """The prediction required by ``process``, for data of a mixture of Gaussians of width ``scale`` at CENTERS.
 
@@ -22,19 +33,11 @@ class ExactModel:
         levels = torch.tensor((original or process).alphas_cumprod) if alpha_bar is None else None
         self.alpha_bar = alpha_bar or (lambda t: levels[t])
 
-    def x_start(self, x, alpha_bar):
-        """E[x_start | x_t]: the posterior means of the components, weighted by their probabilities."""
-        x, alpha_bar = x.double().flatten(1), alpha_bar.view(-1, 1)
-        spread = alpha_bar * self.scale**2 + 1 - alpha_bar
-        offset = x[:, None] - alpha_bar.sqrt()[:, None] * CENTERS
-        share = (-offset.square().sum(2) / (2 * spread)).softmax(1)
-        means = CENTERS + (alpha_bar.sqrt() * self.scale**2 / spread)[:, None] * offset
-        return (share[..., None] * means).sum(1)[..., None, None]
-
     def __call__(self, x, t, **_):
         self.calls += 1
         alpha_bar = self.alpha_bar(t)
-        x_start, alpha_bar = self.x_start(x, alpha_bar), alpha_bar.view(-1, 1, 1, 1)
+        x_start = posterior_mean(x.double().flatten(1), alpha_bar, self.scale)[..., None, None]
+        alpha_bar = alpha_bar.view(-1, 1, 1, 1)
         eps = (x - alpha_bar.sqrt() * x_start) / (1 - alpha_bar).sqrt()
         output = {
             ModelMeanType.EPSILON: eps,

@@ -17,8 +17,9 @@ class FileServer(ThreadingHTTPServer):
     """files: bytes by path. ranges, tags: whether byte ranges and ETags are supported. requests: the paths asked for.
     headers: theirs. sent: bytes of files sent.
 
-    Faults: cut: number of replies to break off half-way. busy: number of requests to refuse; wait: their Retry-After.
-    busy_share: fraction of the requests to refuse. silent: whether replies stop after the headers."""
+    Faults: cut: number of replies to break off half-way; stall: to stop half-way, until the server ends. busy: number
+    of requests to refuse; wait: their Retry-After. busy_share: fraction of the requests to refuse. silent: whether
+    replies stop after the headers."""
 
     daemon_threads = True
 
@@ -26,7 +27,7 @@ class FileServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), _Handler)
         self.files: dict[str, bytes] = {}
         self.ranges, self.tags = True, True
-        self.cut, self.busy, self.wait, self.busy_share, self.silent = 0, 0, "", 0.0, False
+        self.cut, self.stall, self.busy, self.wait, self.busy_share, self.silent = 0, 0, 0, "", 0.0, False
         self.dice = random.Random(0)
         self.requests: list[str] = []
         self.headers: list[Message] = []
@@ -90,6 +91,11 @@ class _Handler(BaseHTTPRequestHandler):
             server.cut -= 1
             data = data[: len(data) // 2]
             self.close_connection = True
+        if server.stall and len(data) > 1:
+            server.stall -= 1
+            self.wfile.write(data[: len(data) // 2])
+            server.ended.wait()
+            return
         with contextlib.suppress(ConnectionError):  # a client that only reads the headers
             server.sent += len(data)
             self.wfile.write(data)
@@ -117,9 +123,11 @@ def serving() -> Iterator[FileServer]:
     with FileServer() as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def unused_port() -> int:

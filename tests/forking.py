@@ -28,6 +28,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NoReturn
 
+from file_server import unused_port
+
 NAMES = ("train_generator", "train_classifier", "train_decoder", "sample", "evaluate", "prepare")
 TORCH = ["torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint"]  # what training imports in use
 MODULES = [*TORCH, *(f"diff_dalle.commands.{name}" for name in NAMES)]
@@ -57,14 +59,15 @@ def start(
 
 
 def start_ranks(arguments: Sequence[str], env: Mapping[str, str], size: int, **options) -> list:
-    """The processes of a job with the variables that srun sets; nothing ends them but themselves."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    """The processes of a job as srun starts them; nothing ends them but themselves."""
+    return [start(arguments, {**env, **own}, **options) for own in srun(size)]
+
+
+def srun(size: int) -> list[dict[str, str]]:
+    """The variables that srun sets for each rank of a job on this machine."""
     step = {"SLURM_STEP_NUM_TASKS": str(size), "SLURM_STEP_TASKS_PER_NODE": str(size)}
-    step |= {"SLURM_STEP_NODELIST": "127.0.0.1", "MASTER_PORT": str(port)}
-    ranks = [{"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(size)]
-    return [start(arguments, {**env, **step, **rank}, **options) for rank in ranks]
+    step |= {"SLURM_STEP_NODELIST": "127.0.0.1", "MASTER_PORT": str(unused_port())}
+    return [{**step, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(size)]
 
 
 def ends(processes: Sequence, timeout: float = 240) -> list[tuple[int | None, str, str]]:

@@ -20,7 +20,6 @@ from diff_dalle.checkpoints.cascade import (
 )
 from diff_dalle.checkpoints.checkpoint import Identity, save_file
 from diff_dalle.checkpoints.decoder import ClipConfig
-from diff_dalle.checkpoints.kinds import find_kind
 from diff_dalle.config import to_dict
 from diff_dalle.embeddings.contract import weights_digest
 from diff_dalle.models.latent.config import LatentTextConfig
@@ -80,7 +79,7 @@ def make(path: Path, kind: str, settings: Any, seed: int = 0) -> tuple[str, str]
     own_text = hasattr(settings, "tokenizer") and settings.model.text.enc_attn_dim > 0
     tokenizer = load_tokenizer(settings.tokenizer.bpe_path) if own_text else None
     torch.manual_seed(seed)
-    network = randomize(find_kind(kind).build(settings, tokenizer.vocab_size if tokenizer else 0, ""), seed)
+    network = randomize(settings.build(tokenizer.vocab_size if tokenizer else 0), seed)
     state = network.state_dict()
     identity = Identity(kind, to_dict(settings), tokenizer.identity if tokenizer else None)
     save_file(str(path), "ema", identity, 5, 50, state)

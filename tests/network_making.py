@@ -23,12 +23,12 @@ TEXT = TextEncoderConfig(enc_attn_dim=12, enc_depth=2, enc_heads=3, text_length=
 Module = TypeVar("Module", bound=nn.Module)
 
 
-def randomize(network: Module, seed: int = 0) -> Module:
+def randomize(network: Module, seed: int = 0, spread: float = 0.1) -> Module:
     """Add noise to all parameters, so that zero-initialized layers have an effect."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in network.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+            parameter += spread * torch.randn(parameter.shape, generator=generator)
     return network
 
 

@@ -15,59 +15,20 @@ from pathlib import Path
 from unittest import mock
 
 from forking import run_ranks, start
+from tiny_settings import CLASSIFIER_RUN, GENERATOR_RUN, flags
 
 ROOT = Path(__file__).parent.parent
 TWO = [os.path.join(os.path.dirname(sys.executable), "mpiexec"), "-n", "2", sys.executable]
-TINY = {
-    "--image_size": 16,
-    "--num_channels": 16,
-    "--channel_mult": "1,2",
-    "--num_res_blocks": 1,
-    "--attention_resolutions": 8,
-    "--enc_attn_dim": 16,
-    "--enc_depth": 1,
-    "--enc_heads": 2,
-    "--text_length": 24,
-    "--noise_schedule": "cosine",
-    "--diffusion_steps": 100,
-    "--sample_interval": 0,
-    "--log_interval": 1,
-    "--num_workers": 1,
-    "--ema_rate": 0.9,
-    "--precision": "fp32",
-    "--device": "cpu",
-    "--dropout": 0.1,
-    "--random_flip": True,
-    "--threads": 1,
+OWN = {"text_length": 24, "diffusion_steps": 100}
+SETTINGS = {
+    "train_generator.py": {**GENERATOR_RUN, **OWN},
+    "train_classifier.py": {**CLASSIFIER_RUN, **OWN, "dropout_text": 0.1},
 }
-
-TINY_CLASSIFIER = {
-    "--image_size": 16,
-    "--classifier_width": 16,
-    "--classifier_channel_mult": "1,2",
-    "--classifier_depth": 1,
-    "--classifier_attention_resolutions": 8,
-    "--classifier_enc_attn_dim": 16,
-    "--classifier_enc_depth": 1,
-    "--classifier_enc_heads": 2,
-    "--text_length": 24,
-    "--noise_schedule": "cosine",
-    "--diffusion_steps": 100,
-    "--log_interval": 1,
-    "--num_workers": 1,
-    "--ema_rate": 0.9,
-    "--precision": "fp32",
-    "--device": "cpu",
-    "--classifier_dropout": 0.1,
-    "--dropout_text": 0.1,
-    "--lr": 3e-3,
-    "--threads": 1,
-}
-SETTINGS = {"train_generator.py": TINY, "train_classifier.py": TINY_CLASSIFIER}
 
 
 def environment():
-    launchers = ("PMI_", "OMPI_", "SLURM_", "RANK", "WORLD_SIZE", "OPENAI_LOGDIR")
+    """This process's, without launchers' variables."""
+    launchers = ("PMI_", "OMPI_", "SLURM_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OPENAI_LOGDIR")
     env = {name: value for name, value in os.environ.items() if not name.startswith(launchers)}
     return {**env, "OMP_NUM_THREADS": "1"}
 
@@ -108,9 +69,7 @@ def run(script, *flags, launcher=(), ranks=1, ok=True, process=False):
 
 
 def training_flags(script, logdir, data, **changed):
-    changed = {f"--{name}": value for name, value in changed.items()}
-    flags = {**SETTINGS[script], "--logdir": logdir, "--data_dir": data, **changed}
-    return [str(part) for pair in flags.items() for part in pair]
+    return flags({**SETTINGS[script], "logdir": logdir, "data_dir": data, **changed})
 
 
 def train(logdir, data, launcher=(), ok=True, script="train_generator.py", process=False, ranks=1, **changed):
@@ -131,6 +90,10 @@ def hashes(folder):
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in Path(folder).glob("*.pt")}
 
 
+def json_lines(path):
+    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+
+
 def losses(folder, name="loss"):
-    rows = [json.loads(line) for line in (Path(folder) / "progress.jsonl").read_text().splitlines()]
-    return {row["step"]: row[name] for row in rows if name in row}
+    """By step."""
+    return {row["step"]: row[name] for row in json_lines(Path(folder) / "progress.jsonl") if name in row}

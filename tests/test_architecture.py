@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import graphlib
 import importlib
-import pkgutil
 import re
 import sys
 from pathlib import Path
@@ -15,15 +14,17 @@ import pytest
 from reading import Reading
 
 import diff_dalle
-from diff_dalle.commands.settings import ALIASES
+from diff_dalle.commands.flag_names import ALIASES
 from diff_dalle.config import leaves
 
 PACKAGE = Path(diff_dalle.__file__).parent
 ROOT = PACKAGE.parent
+TESTS = ROOT / "tests"
 
+OUTSIDE = ("scripts", "drills", "benchmarks")  # of the package
 # An import may only go down this list.
 ROOMS = (
-    "scripts", "__main__", "drill", "benchmarks", "web", "commands", "shapes", "emoji", "sampling", "tasks", "training",
+    *OUTSIDE, "__main__", "web", "commands", "shapes", "emoji", "sampling", "tasks", "training",
     "embeddings", "evaluation", "checkpoints", "data", "diffusion", "models", "text", "tracking", "images",
     "distributed", "storage", "batch", "config", "randomness", "capturing", "errors",
 )  # fmt: skip
@@ -31,30 +32,35 @@ ROOMS = (
 
 @functools.cache
 def sources() -> dict[Path, ast.Module]:
-    """The syntax trees of package and scripts."""
-    paths = [*sorted(PACKAGE.rglob("*.py")), *sorted((ROOT / "scripts").glob("*.py"))]
+    """The syntax trees of package, scripts, and of what these run of the tests."""
+    folders = PACKAGE, *(ROOT / "scripts" if name == "scripts" else TESTS / name for name in OUTSIDE)
+    paths = [path for folder in folders for path in sorted(folder.rglob("*.py")) if not path.match("test_*.py")]
     return {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
 
 
 def module_name(path: Path) -> tuple[str, ...]:
-    """("diff_dalle", room, …) or ("scripts", name)."""
-    parts = path.relative_to(ROOT).with_suffix("").parts
+    """("diff_dalle", room, …) or (room, name)."""
+    parts = path.relative_to(TESTS if TESTS in path.parents else ROOT).with_suffix("").parts
     return parts[:-1] if parts[-1] == "__init__" else parts
 
 
 def room(module: tuple[str, ...]) -> str:
-    return module[0] if module[0] == "scripts" else module[1]
+    return module[0] if module[0] in OUTSIDE else (*module, "")[1]
 
 
 def is_module(name: tuple[str, ...]) -> bool:
-    path = ROOT.joinpath(*name)
-    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+    paths = ROOT.joinpath(*name), TESTS.joinpath(*name)
+    return any(path.with_suffix(".py").exists() or (path / "__init__.py").exists() for path in paths)
+
+
+def is_own(name: tuple[str, ...]) -> bool:
+    return name[0] in OUTSIDE or (name[0] == "diff_dalle" and len(name) > 1)
 
 
 @functools.cache
 def imports(path: Path) -> list[tuple[tuple[str, ...], bool]]:
     """(module, whether at module level) of every import in a file."""
-    tree, package = sources()[path], path.relative_to(ROOT).parts[:-1]
+    tree, package = sources()[path], module_name(path.with_name("__init__.py"))
     nested = {
         id(node)
         for outer in ast.walk(tree)
@@ -93,8 +99,9 @@ def test_the_code_map_lists_the_rooms_in_order():
     rows = re.findall(
         r"^\| (?:\[)?`(\w+(?:/|\.py))`", (PACKAGE / "README.md").read_text(encoding="utf-8"), re.MULTILINE
     )
-    rows = rows[: len(ROOMS) - 1]
-    assert tuple(row.removesuffix("/").removesuffix(".py") for row in rows) == ROOMS[1:]
+    rooms = ROOMS[len(OUTSIDE) :]
+    rows = rows[: len(rooms)]
+    assert tuple(row.removesuffix("/").removesuffix(".py") for row in rows) == rooms
     assert all((PACKAGE / row).exists() for row in rows)
 
 
@@ -104,7 +111,7 @@ def test_imports_only_go_down():
         if here == ("diff_dalle",):
             continue  # re-exports from everywhere
         for name, _ in imports(path):
-            if name[0] == "diff_dalle" and len(name) > 1:
+            if is_own(name):
                 message = f"{path.relative_to(ROOT)} imports {'.'.join(name)}, which is above it"
                 assert ROOMS.index(room(here)) <= ROOMS.index(room(name)), message
 
@@ -118,7 +125,7 @@ def test_there_is_no_import_cycle(unit):
         if here == ("diff_dalle",):
             continue
         for name, at_top in imports(path):
-            if name[0] == "diff_dalle" and len(name) > 1 and (at_top or unit == "room"):
+            if is_own(name) and (at_top or unit == "room"):
                 edge = (room(here), room(name)) if unit == "room" else (here, name)
                 if edge[0] != edge[1]:
                     graph[edge[0]].add(edge[1])
@@ -144,16 +151,21 @@ def test_extras_are_imported_where_they_are_used():
         "yaml",
         "diff_dalle",
         "braceexpand",
+        "typing_extensions",
         "urllib3",
+        "safetensors",
     }
     with_torch = {PACKAGE / "models/kernels": "triton"}  # imported on GPUs only
+    tests = {path.stem for path in TESTS.glob("*.py")}
     for path in sources():
-        own = {other.stem for other in path.parent.glob("*.py")} if path.parent.name == "scripts" else set()
+        here = room(module_name(path))
+        own = {*OUTSIDE, *tests, *(other.stem for other in path.parent.glob("*.py"))} if here in OUTSIDE else set()
         for name, at_top in imports(path):
             if at_top and name[0] not in sys.stdlib_module_names:
                 assert name[0] in core | own | {with_torch.get(path.parent)}, (
                     f"{path.relative_to(ROOT)} imports {name[0]} at module level"
                 )
+            assert name[0] not in tests or here in OUTSIDE, f"{path.relative_to(ROOT)} imports {name[0]} of the tests"
 
 
 def test_training_does_not_depend_on_diffusion():
@@ -169,7 +181,7 @@ def test_public_functions_are_defined_once():
             if (
                 isinstance(node, ast.FunctionDef)
                 and not node.name.startswith("_")
-                and room(module_name(path)) != "scripts"
+                and room(module_name(path)) not in OUTSIDE
             ):
                 rooms[node.name].add(room(module_name(path)))
     assert len(rooms) > 200
@@ -180,10 +192,12 @@ def test_public_functions_are_defined_once():
 
 
 def config_classes() -> set[type]:
-    """All dataclasses of the package that declare settings."""
+    """All dataclasses that declare settings."""
     found = set()
-    for info in pkgutil.walk_packages([str(PACKAGE)], "diff_dalle."):
-        module = importlib.import_module(info.name)
+    for path in sources():
+        if (name := ".".join(module_name(path))).startswith("scripts"):
+            continue
+        module = importlib.import_module(name)
         for value in vars(module).values():
             if isinstance(value, type) and dataclasses.is_dataclass(value) and value.__module__ == module.__name__:
                 found |= {value} if settings(value) else set()
@@ -195,12 +209,15 @@ def settings(config: type) -> list[dataclasses.Field]:
     return [field for field in dataclasses.fields(config) if "help" in field.metadata]
 
 
-# Read by computed names, or before there is a config. tests/models/test_noised_clip.py, tests/shapes/test_shapes.py and
-# tests/commands/cascade/test_cascade_files.py test the effect of each.
+# Read by computed names, or before there is a config. tests/models/test_noised_clip.py, tests/shapes/test_shapes.py,
+# tests/commands/{cascade/test_cascade_files,test_sample,test_sample_latents}.py test the effect of each.
 READ_BY_NAME = {
     "NoisedClipConfig": "",
     "ShapesConfig": "say_",
     "CascadeRun": "model_version",
+    "LatentCascadeConfig": "",
+    "UpsamplersConfig": "",
+    "StageBSampling": "semantic_scale",
 }  # class → how the names begin
 
 
@@ -311,7 +328,7 @@ def test_only_tables_are_exempt_from_formatting():
 def test_files_are_short():
     for path in sources():
         lines = len(path.read_text(encoding="utf-8").splitlines())
-        most = 80 if room((*module_name(path), "")) == "scripts" else 400
+        most = 80 if module_name(path)[0] == "scripts" else 400
         assert lines <= most, f"{path.relative_to(ROOT)} has {lines} lines"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from ..config import shown, to_dict
-from ..errors import InputError
+from ..errors import InputError, named
 from .checkpoint import ROLES, Identity, load_file, save_file
 from .decoder import PER_UPSAMPLER, DecoderConfig, check_same_embeddings
 from .decoder_stage import DecoderStage
@@ -114,7 +114,7 @@ def _read(paths: Sequence[str]) -> list[Part]:
             decoder, state = saved.settings.decoder, dict(saved.own(content)["state"])
             parts.append(Part(path, decoder, decoder.named(saved.trainee), *header, state))
     if not parts:
-        raise InputError("there is no checkpoint to assemble: give those of the U-Nets with --model_paths")
+        raise InputError(f"there is no checkpoint to assemble: give those of the U-Nets with {named('model_paths')}")
     parts.sort(key=lambda part: part.stage.image_size)
     _check_sizes(parts)
     for one, other in itertools.combinations(parts, 2):

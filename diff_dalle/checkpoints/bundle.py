@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import tempfile
 from dataclasses import replace
 from typing import Any, BinaryIO
 
@@ -18,9 +17,9 @@ from torch import Tensor
 
 from .. import storage
 from ..errors import InputError
-from .checkpoint import as_local_file, read_archive
-from .content import DamagedError, is_whole, short
-from .record import RECORD, Record, load_record, record_bytes
+from .checkpoint import read_archive
+from .content import DamagedError, as_local_file, is_whole, short
+from .record import RECORD, Record, parse_record, record_bytes
 from .run_folder import RunFolder, best_file, read_run
 
 FORMAT = 1
@@ -101,12 +100,10 @@ def _is_bytes(value: Any) -> bool:
 
 def _record(files: dict[str, Tensor], path: str) -> Record:
     """The bundle's run.json. DamagedError unless it names one checkpoint, whose files are there."""
-    with tempfile.TemporaryDirectory(prefix="diff_dalle-") as folder:
-        storage.write_bytes(storage.join(folder, RECORD), files[RECORD].numpy().tobytes())
-        try:
-            record = load_record(folder)
-        except InputError:
-            record = None
+    try:
+        record = parse_record(files[RECORD].numpy().tobytes(), RECORD)
+    except InputError:
+        record = None
     if record is None or len(record.checkpoints) != 1:
         raise DamagedError(f"{path} is damaged: its {RECORD} does not describe one checkpoint of a run")
     for name in RunFolder("", record.identity).names_of(record.checkpoints[0]):

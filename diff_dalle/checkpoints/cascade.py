@@ -6,18 +6,16 @@ stage A from semantic ones.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
 
-from ..config import option, section
+from ..config import option, section, settings
 from ..diffusion.guidance import GuidanceConfig
 from ..diffusion.log_snr_config import LogSnrConfig
 from ..diffusion.samplers import SAMPLERS
 from ..diffusion.sampling import SamplerConfig
-from ..errors import InputError
 from ..images.signal import LatentSignal, PixelSignal, Signal
 from ..models.latent.probe import zero_inputs
 from ..models.latent.semantic import SemanticAutoencoder, SemanticConfig
@@ -26,35 +24,31 @@ from ..models.latent.stage_b import StageB, StageBConfig
 from ..models.latent.stage_c import StageC, StageCConfig
 from ..text.tokenizer import TokenizerConfig
 from .decoder import ClipConfig
+from .kind import NetworkKind
 from .probe import Probe, empty_images
 
+SHIFT = "α/σ is divided by this, in addition to diffusion.shift: above 1 = more steps at high noise"
 
-@dataclass(frozen=True)
+
+@settings
 class StageBDiffusion(LogSnrConfig):
     """Diffusion process in log-SNR"""
 
     pyramid_noise: float = option(
         0.75,
         "training noise with large spots: amplitude of each octave relative to the one above; 0 = white noise",
+        least=0,
     )
 
 
-@dataclass(frozen=True)
+@settings
 class LatentSampling:
     """Sampling"""
 
-    sampler: str = option("ancestral", "sampling algorithm, unless told otherwise", choices=tuple(SAMPLERS), free=True)
-    steps: int = option(20, "sampling steps", free=True)
+    sampler: str = option("ancestral", "sampling algorithm, unless told otherwise", choices=SAMPLERS, free=True)
+    steps: int = option(20, "sampling steps", free=True, least=1)
     guidance_scale: float = option(4.0, "scale of classifier-free guidance; 1 = off", free=True)
-    shift: float = option(
-        2.0, "α/σ is divided by this, in addition to diffusion.shift: above 1 = more steps at high noise", free=True
-    )
-
-    def __post_init__(self):
-        if self.steps < 1:
-            raise InputError(f"steps is {self.steps}, but must be at least 1")
-        if self.shift <= 0:
-            raise InputError(f"shift is {self.shift:g}, but must be above 0")
+    shift: float = option(2.0, SHIFT, free=True, above=0)
 
     @property
     def sampler_config(self) -> SamplerConfig:
@@ -66,29 +60,24 @@ class LatentSampling:
         return GuidanceConfig(guidance_scale=self.guidance_scale, thresholding="none")
 
 
-@dataclass(frozen=True)
+@settings
 class StageBSampling(LatentSampling):
     """Sampling"""
 
-    steps: int = option(10, "sampling steps", free=True)
+    steps: int = option(10, "sampling steps", free=True, least=1)
     guidance_scale: float = option(1.1, "scale of classifier-free guidance; 1 = off", free=True)
-    shift: float = option(
-        1.0, "α/σ is divided by this, in addition to diffusion.shift: above 1 = more steps at high noise", free=True
-    )
+    shift: float = option(1.0, SHIFT, free=True, above=0)
     semantic_scale: float = option(
         1.0,
         "scale of a picture to reconstruct before the semantic encoder reads it: the ratio of the image sizes that "
         "stages C and B are trained on",
         free=True,
+        above=0,
+        most=1,
     )
 
-    def __post_init__(self):
-        super().__post_init__()
-        if not 0 < self.semantic_scale <= 1:
-            raise InputError(f"semantic_scale is {self.semantic_scale:g}, but must be above 0 and at most 1")
 
-
-@dataclass(frozen=True)
+@settings
 class TrainedWith:
     """What it was trained with"""
 
@@ -104,23 +93,100 @@ class TrainedWith:
     image_clip: ClipConfig | None = option(None, "CLIP that makes image embeddings")
 
 
-@dataclass(frozen=True)
-class StageASettings:
-    """The settings required to use stage A."""
+class _Autoencoder(NetworkKind):
+    """What stage A and the semantic autoencoder share: they see images of all sizes."""
+
+    does = "image-to-image"
+    model: Any
+
+    def probe(self, trainee: str = "") -> Probe:
+        def forward(network: Any, images: int, side: int) -> Tensor:
+            found = network(empty_images(images, 3, side))
+            return found if isinstance(found, Tensor) else found.images
+
+        return _probe(self, 256, forward)
+
+    @property
+    def signal(self) -> Signal:
+        return PixelSignal(3)
+
+
+@settings
+class StageASettings(_Autoencoder):
+    """The autoencoder of the latents of stage B."""
+
+    name = "stage_a"
+    title = "stage A of a latent cascade, an autoencoder"
+    role = "stage_a"
 
     model: StageAConfig = section(StageAConfig)
 
+    def build(self, vocab_size: int = 0, trainee: str = "") -> StageA:
+        return StageA(self.model)
 
-@dataclass(frozen=True)
-class SemanticSettings:
-    """The settings required to use a semantic encoder and its previewer."""
+
+@settings
+class SemanticSettings(_Autoencoder):
+    """The encoder of the latents of stage C, and its previewer."""
+
+    name = "semantic"
+    title = "semantic encoder of a latent cascade, with its previewer"
+    does = "image-feature-extraction"
+    role = "semantic"
 
     model: SemanticConfig = section(SemanticConfig)
 
+    def build(self, vocab_size: int = 0, trainee: str = "") -> SemanticAutoencoder:
+        return SemanticAutoencoder(self.model)
 
-@dataclass(frozen=True)
-class StageBSettings:
-    """The settings required to sample from stage B."""
+
+class _LatentStage(NetworkKind):
+    """What stages B and C share."""
+
+    model: Any
+    diffusion: LogSnrConfig
+    sampling: LatentSampling
+    trained_with: TrainedWith
+
+    @property
+    def stride(self) -> int:
+        """Pixels per position of its latents."""
+        raise NotImplementedError
+
+    def probe(self, trainee: str = "") -> Probe:
+        """Of images of the size that it was trained on."""
+
+        def forward(network: Any, images: int, side: int) -> Tensor:
+            return network(*zero_inputs(self.model, images, side // self.stride, side // self.stride))
+
+        return _probe(self, self.trained_with.image_size, forward)
+
+    def summary(self, names: Sequence[str]) -> list[str]:
+        """What it was trained with, and how it is sampled."""
+        known, sampling = self.trained_with, self.sampling
+        found = {
+            "stage A": known.stage_a,
+            "semantic encoder": known.semantic,
+            "CLIP of texts": known.text_clip,
+            "CLIP of images": known.image_clip,
+        }
+        return [
+            f"trained on images of {known.image_size}×{known.image_size} pixels or as many, with "
+            + (", ".join(f"{name} {value}" for name, value in found.items() if value) or "no other network"),
+            f"predicts {self.diffusion.prediction} on the schedule {self.diffusion.log_snr_schedule}; sampled by "
+            f"{sampling.sampler} in {sampling.steps} steps, guidance scale {sampling.guidance_scale:g}, shift "
+            f"{sampling.shift:g}",
+        ]
+
+
+@settings
+class StageBSettings(_LatentStage):
+    """Semantic latents → latents of stage A."""
+
+    name = "stage_b"
+    title = "stage B of a latent cascade, from semantic latents to those of stage A"
+    does = "image-to-image"
+    stage = "latent_stages.ReconstructionStage"
 
     model: StageBConfig = section(StageBConfig)
     tokenizer: TokenizerConfig = section(TokenizerConfig)
@@ -128,10 +194,26 @@ class StageBSettings:
     sampling: StageBSampling = section(StageBSampling)
     trained_with: TrainedWith = section(TrainedWith)
 
+    def build(self, vocab_size: int = 0, trainee: str = "") -> StageB:
+        return StageB(self.model, vocab_size)
 
-@dataclass(frozen=True)
-class StageCSettings:
-    """The settings required to sample from stage C."""
+    @property
+    def stride(self) -> int:
+        return self.trained_with.stage_a_stride
+
+    @property
+    def signal(self) -> Signal:
+        return LatentSignal(self.model.channels, self.stride, "stage A")
+
+
+@settings
+class StageCSettings(_LatentStage):
+    """Text → semantic latents."""
+
+    name = "stage_c"
+    title = "stage C of a latent cascade, from text to semantic latents"
+    does = "text-to-image"
+    stage = "latent_stages.SemanticStage"
 
     model: StageCConfig = section(StageCConfig)
     tokenizer: TokenizerConfig = section(TokenizerConfig)
@@ -139,79 +221,18 @@ class StageCSettings:
     sampling: LatentSampling = section(LatentSampling)
     trained_with: TrainedWith = section(TrainedWith)
 
+    def build(self, vocab_size: int = 0, trainee: str = "") -> StageC:
+        return StageC(self.model, vocab_size)
 
-# -------------------------------------------------------------------------------------------------------- the networks
+    @property
+    def stride(self) -> int:
+        return self.trained_with.semantic_stride
 
-
-def build_stage_a(settings: StageASettings, vocab_size: int, trainee: str) -> StageA:
-    return StageA(settings.model)
-
-
-def build_semantic(settings: SemanticSettings, vocab_size: int, trainee: str) -> SemanticAutoencoder:
-    return SemanticAutoencoder(settings.model)
-
-
-def build_stage_b(settings: StageBSettings, vocab_size: int, trainee: str) -> StageB:
-    return StageB(settings.model, vocab_size)
+    @property
+    def signal(self) -> Signal:
+        return LatentSignal(self.model.channels, self.stride, "a previewer")
 
 
-def build_stage_c(settings: StageCSettings, vocab_size: int, trainee: str) -> StageC:
-    return StageC(settings.model, vocab_size)
-
-
-def autoencoder_probe(settings: StageASettings | SemanticSettings, trainee: str) -> Probe:
-    """Of images of 256 pixels: the network takes all sizes."""
-
-    def forward(network: Any, images: int, side: int) -> Tensor:
-        found = network(empty_images(images, 3, side))
-        return found if isinstance(found, Tensor) else found.images
-
-    return _probe(settings, 256, forward)
-
-
-def stage_probe(settings: StageBSettings | StageCSettings, trainee: str) -> Probe:
-    """Of images of the size that it was trained on."""
-    model, known = settings.model, settings.trained_with
-    stride = known.stage_a_stride if isinstance(settings, StageBSettings) else known.semantic_stride
-
-    def forward(network: Any, images: int, side: int) -> Tensor:
-        return network(*zero_inputs(model, images, side // stride, side // stride))
-
-    return _probe(settings, known.image_size, forward)
-
-
-def _probe(settings: Any, side: int, forward: Any) -> Probe:
-    def with_checkpoint(value: bool) -> Any:
-        return replace(settings, model=replace(settings.model, use_checkpoint=value))
-
-    return Probe((side, side), forward, "model.use_checkpoint", settings.model.use_checkpoint, with_checkpoint)
-
-
-def pixels(settings: StageASettings | SemanticSettings) -> Signal:
-    return PixelSignal(3)
-
-
-def stage_b_signal(settings: StageBSettings) -> Signal:
-    return LatentSignal(settings.model.channels, settings.trained_with.stage_a_stride, "stage A")
-
-
-def stage_c_signal(settings: StageCSettings) -> Signal:
-    return LatentSignal(settings.model.channels, settings.trained_with.semantic_stride, "a previewer")
-
-
-def stage_summary(settings: StageBSettings | StageCSettings, names: Sequence[str]) -> list[str]:
-    """What it was trained with, and how it is sampled."""
-    known, sampling = settings.trained_with, settings.sampling
-    found = {
-        "stage A": known.stage_a,
-        "semantic encoder": known.semantic,
-        "CLIP of texts": known.text_clip,
-        "CLIP of images": known.image_clip,
-    }
-    return [
-        f"trained on images of {known.image_size}×{known.image_size} pixels or as many, with "
-        + (", ".join(f"{name} {value}" for name, value in found.items() if value) or "no other network"),
-        f"predicts {settings.diffusion.prediction} on the schedule {settings.diffusion.log_snr_schedule}; sampled by "
-        f"{sampling.sampler} in {sampling.steps} steps, guidance scale {sampling.guidance_scale:g}, shift "
-        f"{sampling.shift:g}",
-    ]
+def _probe(kind: Any, side: int, forward: Callable[[Any, int, int], Tensor]) -> Probe:
+    checkpointed = kind.model.use_checkpoint
+    return Probe((side, side), forward, "model.use_checkpoint", checkpointed, kind.with_checkpoint)

@@ -7,14 +7,11 @@ built-in one, the tokenizer's vocabulary. It is written under a temporary name a
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
 import os
-import shutil
 import sys
-import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -22,9 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import storage
-from ..config import quoted
-from ..errors import InputError, quantity
-from .content import DamagedError, check_archive, check_header, check_legacy, check_state, is_legacy
+from ..errors import InputError, quantity, quoted
+from .content import DamagedError, as_local_file, check_archive, check_header, check_legacy, check_state, is_legacy
 from .model_folder import find_file
 from .weights_file import WEIGHTS, read_weights_file
 
@@ -106,13 +102,15 @@ def write_networks(
 def networks_in(content: Mapping[str, Any], names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """The contents for those of the named networks that a file of several holds (see ``write_networks``), as if each
     were a file of its own; none for a file of a single network."""
-    found: dict[str, dict[str, Any]] = {}
-    for name in filter(None, names if not content["trainee"] else ()):
-        start = f"{name}."
-        state = {key[len(start) :]: value for key, value in content["state"].items() if key.startswith(start)}
-        if state:
-            found[name] = {**content, "trainee": name, "state": state}
-    return found
+    several = filter(None, names if not content["trainee"] else ())
+    return {name: found for name in several if (found := network_in(content, name))["state"]}
+
+
+def network_in(content: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The content for one of the networks that a file of several holds, without weights if it has none of it."""
+    start = f"{name}."
+    state = {key[len(start) :]: value for key, value in content["state"].items() if key.startswith(start)}
+    return {**content, "trainee": name, "state": state}
 
 
 def _canonical(value):
@@ -219,19 +217,6 @@ def read_archive(path: str, values: bool) -> tuple[Any, int]:
         except Exception:  # torch raises many kinds on malformed archives and pickles
             raise DamagedError(f"{path} is truncated or is not a PyTorch file of plain tensors") from None
     return content, size
-
-
-@contextlib.contextmanager
-def as_local_file(path: str) -> Iterator[str]:
-    """A local file with the content of ``path``, for the duration of the block; what is mapped from it stays."""
-    if not storage.is_remote(path):
-        yield storage.local_path(path)
-        return
-    with tempfile.TemporaryDirectory(prefix="diff_dalle-", ignore_cleanup_errors=True) as folder:
-        local = os.path.join(folder, "checkpoint.pt")
-        with storage.explained(path), storage.open_read(path) as source, open(local, "wb") as file:
-            shutil.copyfileobj(source, file, 1 << 20)
-        yield local
 
 
 @dataclass(frozen=True)

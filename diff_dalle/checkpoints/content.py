@@ -5,9 +5,13 @@ A file may be damaged, foreign or hostile. Every check is bounded in memory and 
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
+import os
 import pickletools
+import shutil
+import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
@@ -15,6 +19,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
+from .. import storage
 from ..errors import InputError
 
 MAX_PICKLE = 16 * 2**20  # bytes of everything but the tensors' values; a network of 10^9 weights has under 1 MiB
@@ -31,6 +36,19 @@ _LEGACY_PICKLES = 5  # that number, the version, the machine, what was saved, an
 
 class DamagedError(InputError):
     """A checkpoint file that is missing, truncated or malformed, so that an earlier checkpoint may serve instead."""
+
+
+@contextlib.contextmanager
+def as_local_file(path: str) -> Iterator[str]:
+    """A local file with the content of ``path``, for the duration of the block; what is mapped from it stays."""
+    if not storage.is_remote(path):
+        yield storage.local_path(path)
+        return
+    with tempfile.TemporaryDirectory(prefix="diff_dalle-", ignore_cleanup_errors=True) as folder:
+        local = os.path.join(folder, "checkpoint")
+        with storage.explained(path), storage.open_read(path) as source, open(local, "wb") as file:
+            shutil.copyfileobj(source, file, 1 << 20)
+        yield local
 
 
 def check_archive(file: BinaryIO, path: str, values: bool) -> None:

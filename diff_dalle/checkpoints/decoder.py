@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
-from ..config import Problems, lookup, option
+from ..config import lookup, members, option, settings
 from ..diffusion.augmentation import Degradation
 from ..diffusion.diffusion_config import DiffusionConfig
 from ..diffusion.guidance import GuidanceConfig
 from ..diffusion.sampling import SamplerConfig
-from ..diffusion.schedules import SCHEDULES, get_named_beta_schedule
-from ..errors import InputError, quantity
+from ..diffusion.schedules import MAX_STEPS, SCHEDULES, get_named_beta_schedule
+from ..errors import Fault, InputError, named, quantity
 from ..models.decoder.config import DecoderUnetConfig
 from .decoder_stage import DecoderStage
 
@@ -26,7 +26,7 @@ _FOR_UPSAMPLERS = "; one for all upsamplers, one for each, or one for each U-Net
 PER_UPSAMPLER = ("random_crop_sizes", "use_noise_for_lowres_cond", "use_blur_for_lowres_cond")
 
 
-@dataclass(frozen=True)
+@settings
 class ClipConfig:
     """CLIP that makes the embeddings"""
 
@@ -56,7 +56,7 @@ class ClipConfig:
         return (self.make, self.model, self.outputs) == (other.make, other.model, other.outputs)
 
 
-@dataclass(frozen=True)
+@settings
 class DecoderConfig:
     """Decoder"""
 
@@ -71,24 +71,30 @@ class DecoderConfig:
         (), "U-Nets, from the lowest resolution to the highest", required=True
     )
     image_sizes: tuple[int, ...] = option(
-        (), "width and height in pixels of each U-Net's images, each a multiple of the one before"
+        (), "width and height in pixels of each U-Net's images, each a multiple of the one before", least=1
     )
     image_size: int | None = option(
-        None, "in place of image_sizes, those of a single U-Net; beside it, the last of them; none = not given"
+        None, "in place of image_sizes, those of a single U-Net; beside it, the last of them; none = not given", least=1
     )
     channels: int = option(3, "image channels of all U-Nets: 3 = RGB, 1 = grayscale")
-    timesteps: int = option(1000, "number of noising steps T in training")
+    timesteps: int = option(1000, "number of noising steps T in training", least=1, most=MAX_STEPS)
     sample_timesteps: tuple[int | None, ...] = option(
         (None,), f"sampling steps: fewer than timesteps = by ddim, none = all of them, ancestral{_FOR_EACH}"
     )
-    loss_type: tuple[str, ...] = option(("l2",), f"loss: {', '.join(LOSSES)}{_FOR_EACH}")
+    loss_type: tuple[str, ...] = option(("l2",), f"loss: {', '.join(LOSSES)}{_FOR_EACH}", tuple(LOSSES))
     beta_schedule: tuple[str, ...] | None = option(
-        None, f"noise schedule: {', '.join(SCHEDULES)}{_FOR_EACH}; none = cosine, but linear for the last of several"
+        None,
+        f"noise schedule: {', '.join(SCHEDULES)}{_FOR_EACH}; none = cosine, but linear for the last of several",
+        tuple(SCHEDULES),
     )
     learned_variance: tuple[bool, ...] = option((True,), f"learn the variance of a sampling step{_FOR_EACH}")
     clip: ClipConfig | None = option(None, "CLIP that makes the embeddings where the data have none")
-    image_cond_drop_prob: float = option(0.1, "probability of dropping the image embedding in training")
-    text_cond_drop_prob: float = option(0.5, "probability of dropping the text in training, independent of the image's")
+    image_cond_drop_prob: float = option(
+        0.1, "probability of dropping the image embedding in training", least=0, most=1
+    )
+    text_cond_drop_prob: float = option(
+        0.5, "probability of dropping the text in training, independent of the image's", least=0, most=1
+    )
     predict_x_start: tuple[bool, ...] = option((False,), f"predict the image instead of the noise{_FOR_EACH}")
     predict_v: tuple[bool, ...] = option((False,), f"predict v; wins over predict_x_start{_FOR_EACH}")
     random_crop_sizes: tuple[int | None, ...] = option(
@@ -104,11 +110,14 @@ class DecoderConfig:
     lowres_downsample_first: bool = option(
         True, "make low-resolution images at the U-Net before's size; False = at the U-Net's own"
     )
-    blur_prob: float = option(0.5, "probability of the blur of a low-resolution image")
+    blur_prob: float = option(0.5, "probability of the blur of a low-resolution image", least=0, most=1)
     blur_sigma: tuple[float, ...] = option((0.6,), "its standard deviation in pixels, or LOW,HIGH of a range")
     blur_kernel_size: tuple[int, ...] = option((3,), "width of its kernel in pixels, odd, or LOW,HIGH of a range")
     lowres_noise_sample_level: float = option(
-        0.2, "noise level of low-resolution images in sampling, 0–1, as a fraction of a linear schedule"
+        0.2,
+        "noise level of low-resolution images in sampling, 0–1, as a fraction of a linear schedule",
+        least=0,
+        most=1,
     )
     learned_variance_constrain_frac: bool = option(
         False, "keep a learned variance between the two fixed ones, by a sigmoid of its fraction"
@@ -117,20 +126,18 @@ class DecoderConfig:
         0.001,
         "weight of the variational term of a learned variance, in bits per dimension of one step; Nichol & Dhariwal "
         "2021 = timesteps / 1000",
+        least=0,
     )
     unconditional: bool = option(False, "no U-Net is conditioned on an image embedding")
     use_dynamic_thres: bool = option(False, "dynamic thresholding in sampling, instead of clipping")
-    dynamic_thres_percentile: float = option(0.95, "its percentile of |x_start|, as a fraction")
+    dynamic_thres_percentile: float = option(0.95, "its percentile of |x_start|, as a fraction", above=0, most=1)
     p2_loss_weight_gamma: tuple[float, ...] = option(
-        (0.0,), f"gamma in the weight 1 / (k + SNR)^gamma of the eps loss; 0 = off{_FOR_EACH}"
+        (0.0,), f"gamma in the weight 1 / (k + SNR)^gamma of the eps loss; 0 = off{_FOR_EACH}", least=0
     )
-    p2_loss_weight_k: float = option(1.0, "k in that weight")
-    ddim_sampling_eta: float = option(0.0, "randomness of ddim; 0 = deterministic, 1 = as random as ancestral")
+    p2_loss_weight_k: float = option(1.0, "k in that weight", above=0)
+    ddim_sampling_eta: float = option(0.0, "randomness of ddim; 0 = deterministic, 1 = as random as ancestral", least=0)
     clip_denoised: bool = option(True, "clip the predicted image to the valid range in sampling")
     clip_x_start: bool = option(True, "False = the same as clip_denoised False")
-
-    def __post_init__(self):
-        Problems.check(self._problems())
 
     def __len__(self) -> int:
         return len(self.unets)
@@ -235,101 +242,110 @@ class DecoderConfig:
 
     # ----------------------------------------------------------------------------------------------------- validation
 
-    def _problems(self) -> Iterator[str]:
-        """What is wrong, a sentence each that begins with the setting."""
-        wrong = [*self._wrong_numbers()]
+    def faults(self) -> Iterator[Fault]:
+        wrong = [*self._wrong_values()]
         if not self.unets:
-            wrong.append("unets is empty, but must have a U-Net for each resolution")
+            wrong.append(Fault("unets", "is empty, but must have a U-Net for each resolution"))
         else:
             wrong += [*self._wrong_sizes(), *self._wrong_lists()]
         yield from wrong
-        if not wrong:
+        declared: dict[str, Any] = members(type(self))  # type: ignore[arg-type]  # all of them settings, which may be wrong by themselves
+        if not wrong and not any(fault for key, each in declared.items() for fault in each.faults(getattr(self, key))):
             yield from self._wrong_stages()
 
-    def _wrong_numbers(self) -> Iterator[str]:
+    def _wrong_values(self) -> Iterator[Fault]:
         if self.channels not in (1, 3):
-            yield f"channels is {self.channels}, but must be 3 (RGB) or 1 (grayscale)"
-        for name in (
-            "image_cond_drop_prob", "text_cond_drop_prob", "blur_prob", "lowres_noise_sample_level",
-        ):  # fmt: skip
-            value = getattr(self, name)
-            if not 0 <= value <= 1:
-                yield f"{name} is {value:g}, but must lie between 0 and 1"
-        for name in ("vb_loss_weight", "ddim_sampling_eta"):
-            value = getattr(self, name)
-            if not value >= 0:
-                yield f"{name} is {value:g}, but must not be negative"
-        for value in self.p2_loss_weight_gamma:
-            if not value >= 0:
-                yield f"p2_loss_weight_gamma has {value:g}, but must not be negative"
-        if not self.p2_loss_weight_k > 0:
-            yield f"p2_loss_weight_k is {self.p2_loss_weight_k:g}, but must be above 0"
-        if not 0 < self.dynamic_thres_percentile <= 1:
-            yield f"dynamic_thres_percentile is {self.dynamic_thres_percentile:g}, but must be above 0 and at most 1"
+            yield Fault.of(self, "channels", "must be 3 (RGB) or 1 (grayscale)")
         if self.use_dynamic_thres and not self._is_clipped:
-            yield "use_dynamic_thres is True, but clip_denoised or clip_x_start False: set only one of them"
+            either = f"{named('clip_denoised')} or {named('clip_x_start')}"
+            yield Fault("use_dynamic_thres", f"is True, but {either} False: set only one of them")
         for name, least in (("blur_sigma", 0.0), ("blur_kernel_size", 1)):
             values = getattr(self, name)
             if len(values) not in (1, 2) or values[0] < least or values[-1] < values[0]:
-                shown = ", ".join(f"{value:g}" for value in values)
-                yield f"{name} is [{shown}], but must be one number of at least {least:g}, or the ends of a range"
-        if any(size % 2 == 0 for size in self.blur_kernel_size):
-            yield f"blur_kernel_size has {next(s for s in self.blur_kernel_size if s % 2 == 0)}, but must be odd"
+                yield Fault.of(self, name, f"must be one number of at least {least:g}, or the ends of a range")
+        for size in self.blur_kernel_size:
+            if size % 2 == 0:
+                yield Fault("blur_kernel_size", f"has {size}, but must be odd")
 
-    def _wrong_sizes(self) -> Iterator[str]:
+    def _wrong_sizes(self) -> Iterator[Fault]:
         sizes, count = self.sizes, quantity(len(self), "U-Net")
         if not sizes:
-            yield f"image_sizes is missing, but must have a size for each of the {count}"
-            return
-        if len(sizes) != len(self):
-            yield f"image_sizes has {quantity(len(sizes), 'size')}, but there are {count} in unets: give one for each"
-            return
-        if self.image_size not in (None, sizes[-1]):
-            yield (f"image_size is {self.image_size}, but the last of image_sizes is {sizes[-1]}: leave image_size out")
-        for size in sizes:
-            if size < 1:
-                yield f"image_sizes has {size}, but must be at least 1"
-                return
-        for before, after in itertools.pairwise(sizes):
-            if after <= before or after % before:
-                yield f"image_sizes has {after} after {before}, but must be a larger multiple of the one before"
+            yield Fault("image_sizes", f"is missing, but must have a size for each of the {count}")
+        elif len(sizes) != len(self):
+            rule = f"has {quantity(len(sizes), 'size')}, but there are {count} in {named('unets')}: give one for each"
+            yield Fault("image_sizes", rule)
+        else:
+            if self.image_size not in (None, sizes[-1]):
+                rule = f"the last of {named('image_sizes')} is {sizes[-1]}: leave {named('image_size')} out"
+                yield Fault.of(self, "image_size", rule)
+            for before, after in itertools.pairwise(sizes):
+                if after <= before or (before > 0 and after % before):
+                    rule = f"has {after} after {before}, but must be a larger multiple of the one before"
+                    yield Fault("image_sizes", rule)
 
-    def _wrong_lists(self) -> Iterator[str]:
-        """Lists with another number of values than there are U-Nets, and values that do not exist."""
+    def _wrong_lists(self) -> Iterator[Fault]:
+        """Lists with another number of values than there are U-Nets."""
         for name, values in self.lists().items():
             if values is None:
                 continue
             of_upsamplers = name in PER_UPSAMPLER
             if len(values) not in (1, len(self), max(len(self) - of_upsamplers, 1)):
-                yield (
-                    f"{name} has {quantity(len(values), 'value')} for {quantity(len(self), 'U-Net')}: give one for "
-                    "all, or one for each"
-                )
+                has = f"has {quantity(len(values), 'value')} for {quantity(len(self), 'U-Net')}"
+                yield Fault(name, f"{has}: give one for all, or one for each")
             elif of_upsamplers and len(values) == len(self) > 1 and values[0]:
-                yield (
-                    f"{name} begins with {values[0]}, but the first U-Net has no low-resolution image: begin with "
-                    + ("none" if name == "random_crop_sizes" else "False")
-                )
-        for name, known in (("loss_type", LOSSES), ("beta_schedule", SCHEDULES)):
-            for value in getattr(self, name) or ():
-                if value not in known:
-                    yield f"{name} has {value!r}, but must be one of {', '.join(known)}"
+                start = "none" if name == "random_crop_sizes" else "False"
+                has = f"begins with {values[0]}, but the first U-Net has no low-resolution image"
+                yield Fault(name, f"{has}: begin with {start}")
 
-    def _wrong_stages(self) -> Iterator[str]:
+    def _wrong_stages(self) -> Iterator[Fault]:
         """What is wrong with single U-Nets, whose settings have the right form."""
         schedules = self.beta_schedule or (("cosine",) if len(self) == 1 else ("cosine", "linear"))
         for schedule in dict.fromkeys(schedules):
             try:
                 get_named_beta_schedule(schedule, self.timesteps)
             except InputError as error:
-                yield f"timesteps: {error}"
+                yield Fault("timesteps", f": {error}")
                 return
         for steps in self.sample_timesteps:
             if steps is not None and not min(2, self.timesteps) <= steps <= self.timesteps:
-                yield f"sample_timesteps has {steps}, but must lie between 2 and timesteps ({self.timesteps})"
+                rule = f"has {steps}, but must lie between 2 and {named('timesteps')} ({self.timesteps})"
+                yield Fault("sample_timesteps", rule)
                 return
         for i, stage in enumerate(self.stages()):
-            yield from (f"unets[{i}]{problem}" for problem in stage.problems(self.unets[i].channels))
+            yield from self._wrong_stage(f"unets[{i}]", self.unets[i].channels, stage)
+
+    def _wrong_stage(self, name: str, channels: int, stage: DecoderStage) -> Iterator[Fault]:
+        """name, channels: of the U-Net among the settings."""
+        unet, crop = stage.unet, stage.crop_size
+        if channels not in (3, unet.channels):  # 3 may be the default
+            rule = f"is {channels}, but {named('channels')}, which is for all U-Nets, is {unet.channels}"
+            yield Fault(f"{name}.channels", rule)
+        if stage.image_embedding and unet.image_embed_dim is None:
+            rule = "is missing, but the U-Net is conditioned on image embeddings: set it"
+            yield Fault(f"{name}.image_embed_dim", rule)
+        if unet.cond_on_image_embeds and not stage.image_embedding:
+            rule = f"is True, but the decoder is {named('unconditional')}: leave one of them out"
+            yield Fault(f"{name}.cond_on_image_embeds", rule)
+        try:
+            unet.check_size(stage.image_size, stage.image_size)
+        except InputError as error:
+            yield Fault(name, f": {error}")
+        if not stage.is_upsampler:
+            return
+        if not (stage.has_noise or stage.degradation.blur_prob):
+            blur, prob, noise = map(named, ("use_blur_for_lowres_cond", "blur_prob", "use_noise_for_lowres_cond"))
+            rule = (
+                "upsamples images that are neither blurred nor noised in training, and would not stand the errors of "
+                f"the U-Net before: set {blur} (and {prob}) or {noise}"
+            )
+            yield Fault(name, rule)
+        if crop and (crop < 0 or crop > stage.image_size or crop % stage.factor or crop % unet.divisor):
+            rule = (
+                f"has crops of {crop} pixels in {named('random_crop_sizes')}, but they must be at most "
+                f"{stage.image_size} and multiples of {stage.factor} (the upsampling factor) and {unet.divisor} (the "
+                "network's divisor)"
+            )
+            yield Fault(name, rule)
 
 
 Owner = tuple[str, DecoderConfig, DecoderStage]  # the name of a U-Net for messages, its decoder, and itself

@@ -3,14 +3,12 @@ settings."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..diffusion.augmentation import Degradation
 from ..diffusion.diffusion_config import DiffusionConfig
 from ..diffusion.guidance import GuidanceConfig
 from ..diffusion.sampling import SamplerConfig
-from ..errors import InputError
 from ..models.decoder.config import DecoderUnetConfig
 from ..models.decoder.unet import DecoderUnet
 
@@ -87,29 +85,3 @@ class DecoderStage:
         return DecoderUnet(
             self.unet, self.image_embedding, self.is_upsampler, self.has_noise, self.diffusion.variance_is_learned
         )
-
-    def problems(self, channels: int) -> Iterator[str]:
-        """What is wrong, as the end of a sentence about the U-Net. channels: its own setting."""
-        unet, crop = self.unet, self.crop_size
-        if channels not in (3, unet.channels):  # 3 may be the default
-            yield f".channels is {channels}, but decoder.channels, which is for all U-Nets, is {unet.channels}"
-        if self.image_embedding and unet.image_embed_dim is None:
-            yield ".image_embed_dim is missing, but the U-Net is conditioned on image embeddings: set it"
-        if unet.cond_on_image_embeds and not self.image_embedding:
-            yield ".cond_on_image_embeds is True, but the decoder is unconditional: leave one of them out"
-        try:
-            unet.check_size(self.image_size, self.image_size)
-        except InputError as error:
-            yield f": {error}"
-        if not self.is_upsampler:
-            return
-        if not (self.has_noise or self.degradation.blur_prob):
-            yield (
-                " upsamples images that are neither blurred nor noised in training, and would not stand the errors of "
-                "the U-Net before: set use_blur_for_lowres_cond (and blur_prob) or use_noise_for_lowres_cond"
-            )
-        if crop and (crop < 0 or crop > self.image_size or crop % self.factor or crop % unet.divisor):
-            yield (
-                f" has crops of {crop} pixels in random_crop_sizes, but they must be at most {self.image_size} and "
-                f"multiples of {self.factor} (the upsampling factor) and {unet.divisor} (the network's divisor)"
-            )

@@ -15,29 +15,20 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from .. import storage
 from ..distributed.devices import with_memory, without_values
-from ..errors import InputError, quantity
+from ..errors import InputError, named, quantity
 from ..models.layers import to_channels_last
 from ..text.tokenizer import Tokenizer, load_tokenizer
 from ..text.vocabulary import BUILT_IN, parse_vocabulary
-from .checkpoint import check_weights, load_file, load_weights
-from .kinds import Kind, find_kind
-from .model_folder import find_file
-from .weights_file import LORA_ENDING
-
-# The file of a model folder for a kind of network, where it is not the model itself.
-_ROLES = {
-    "classifier": "classifier_path",
-    "noisy_classifier": "classifier_path",
-    "stage_a": "stage_a",
-    "semantic": "semantic",
-}
+from .checkpoint import check_weights, load_file, load_weights, network_in
+from .kinds import LORA_ENDING, find_kind
+from .model_folder import ROLES, find_file
 
 
 @dataclass(frozen=True)
 class SavedNetwork:
     """What a checkpoint file says about a network it holds; the weights stay on disk until ``load``.
 
-    kind, settings: what it is, and how it is set (``kind.settings``).
+    settings:       what it is, and how it is set: a ``NetworkKind``.
     tokenizer:      the one it was trained with; None without text.
     step:           number of updates it was trained for.
     trainee:        its name, where a run trains several networks.
@@ -45,7 +36,6 @@ class SavedNetwork:
     """
 
     path: str
-    kind: Kind
     settings: Any
     tokenizer: Tokenizer | None
     step: int
@@ -54,7 +44,7 @@ class SavedNetwork:
 
     def build(self) -> nn.Module:
         """The network with initial weights, on torch's default device."""
-        return self.kind.build(self.settings, self.tokenizer.vocab_size if self.tokenizer else 0, self.trainee)
+        return self.settings.build(self.tokenizer.vocab_size if self.tokenizer else 0, self.trainee)
 
     def check(self, content: Mapping) -> nn.Module:
         """The network without weights, on the meta device. InputError when the file's weights would not fit it."""
@@ -66,11 +56,7 @@ class SavedNetwork:
 
     def own(self, content: Mapping) -> Mapping:
         """A file's content with the weights of this network only."""
-        if not self.is_part:
-            return content
-        prefix = f"{self.trainee}."
-        own = {name.removeprefix(prefix): value for name, value in content["state"].items() if name.startswith(prefix)}
-        return {**content, "state": own}
+        return network_in(content, self.trainee) if self.is_part else content
 
     def weights(self) -> dict[str, Tensor]:
         """The file's weights and buffers by name, in the types that the network has them in after ``load``, whatever
@@ -103,21 +89,21 @@ def open_networks(path: str, kinds: Sequence[str], bpe_path: str = "") -> list[S
     Raises InputError for a file without weights of one of these ``kinds``, for weights that do not fit the file's
     settings, and for a missing tokenizer.
     """
-    path = find_file(path, _ROLES.get(kinds[0], "model_path"))
+    role = find_kind(kinds[0]).role
+    path = find_file(path, role if role in ROLES else "model_path")  # ControlNets are sent alone, as the model
     content = load_file(path)
     if content["kind"] not in kinds:
         *others, last = (f"a {kind}" for kind in kinds)
         required = f"{', '.join(others)} or {last}" if others else last
-        hint = ": give a LoRA with --lora" if content["kind"].endswith(LORA_ENDING) else ""
+        hint = f": give a LoRA with {named('lora')}" if content["kind"].endswith(LORA_ENDING) else ""
         raise InputError(f"{path} holds a {content['kind']}, but {required} is required here{hint}")
-    kind = find_kind(content["kind"])
     with _described(path):
-        settings = kind.read_settings(content["config"])
-        names = (content["trainee"],) if content["trainee"] else kind.trainees(settings)
+        settings = find_kind(content["kind"]).read(content["config"])
+        names = (content["trainee"],) if content["trainee"] else settings.trainees
     section = getattr(settings, "tokenizer", None)
     tokenizer = _tokenizer(content, section.bpe_path if section else "", path, bpe_path)
     is_part = not content["trainee"] and names != ("",)
-    networks = [SavedNetwork(path, kind, settings, tokenizer, content["step"], name, is_part) for name in names]
+    networks = [SavedNetwork(path, settings, tokenizer, content["step"], name, is_part) for name in names]
     if is_part:
         _check_parts(content["state"], names, path)
     for network in networks:
@@ -181,12 +167,13 @@ def _tokenizer(content: Mapping, saved_path: str, path: str, bpe_path: str) -> T
         tokenizer, origin = load_tokenizer(saved_path), saved_path or "the built-in one"
     else:
         raise InputError(
-            f"{path} names the vocabulary {saved_path!r}, which is no local file: give its merge file by --bpe_path"
+            f"{path} names the vocabulary {saved_path!r}, which is no local file: give its merge file by "
+            f"{named('bpe_path')}"
         )
     # Others' files say the name of the vocabulary and its size only.
     if content["tokenizer"] not in (tokenizer.identity, tokenizer.identity.partition(":")[0]):
         raise InputError(
             f"{path} was trained with tokenizer {content['tokenizer']}, but {origin} is {tokenizer.identity}; "
-            "give the vocabulary it was trained with by --bpe_path"
+            f"give the vocabulary it was trained with by {named('bpe_path')}"
         )
     return tokenizer

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -19,13 +20,22 @@ from ..text.tokenizer import Tokenizer
 from ..text.trained_tokens import Kind, TrainedTokens, find_tokens, parse_token
 from .checkpoint import ROLES, load_file
 from .content import DamagedError
+from .kinds import LORA_ENDING as ENDING
 from .model_folder import find_file, open_model
 from .safetensors import read_safetensors, text_of, write_safetensors
-from .weights_file import LORA_ENDING as ENDING
 from .weights_file import LORA_FORMAT as FORMAT
 from .weights_file import WEIGHTS
 
 DELTAS = "tokens.deltas"
+
+
+@contextlib.contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Name the file in an InputError about it."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -75,10 +85,8 @@ class Lora:
 
     def tokens(self, tokenizer: Kind, original: Kind | None = None) -> TrainedTokens[Kind]:
         """Its tokens beside those of a tokenizer, see ``find_tokens``. InputError for one that exists there."""
-        try:
+        with _naming(self.path):
             return find_tokens(tokenizer, [parse_token(entry) for entry in self.about.train_tokens], original)
-        except InputError as error:
-            raise InputError(f"{self.path}: {error}") from None
 
     def changes(self, count: int) -> Tensor:
         """``deltas``, of so many tokens. InputError for a file with others, DamagedError for one without."""
@@ -155,16 +163,8 @@ def base_of(weights: Sequence[str], trainee: str) -> str:
 def _about(values: Mapping[str, Any]) -> LoraAbout:
     """ValueError, TypeError or KeyError for anything that is missing or has another type."""
     filters, tokens = tuple(values["module_filters"]), tuple(values["train_tokens"])
-    about = LoraAbout(
-        values["kind"],
-        values["trainee"],
-        values["base"],
-        values["rank"],
-        values["alpha"],
-        filters,
-        tokens,
-        values.get("clip", ""),
-    )
+    own = {name: values[name] for name in ("kind", "trainee", "base", "rank", "alpha")}
+    about = LoraAbout(**own, module_filters=filters, train_tokens=tokens, clip=values.get("clip", ""))
     texts = (about.kind, about.trainee, about.base, about.clip, *filters, *tokens)
     numbers = type(about.rank) is int and about.rank > 0 and isinstance(about.alpha, (int, float))
     if not numbers or not math.isfinite(about.alpha) or not all(isinstance(text, str) for text in texts):
@@ -198,10 +198,8 @@ def merge_loras(network: nn.Module, tokenizer: Tokenizer | None, loras: Sequence
     changes, original = [], tokenizer
     for each in loras:
         about = each.lora.about
-        try:
+        with _naming(each.lora.path):
             merge_low_rank(network, each.lora.pairs, each.weight * about.alpha / about.rank)
-        except InputError as error:
-            raise InputError(f"{each.lora.path}: {error}") from None
         if about.own_tokens:
             found = _tokens(each.lora, tokenizer, original)
             tokenizer = found.tokenizer
@@ -216,23 +214,21 @@ def unmerge_lora(network: nn.Module, tokenizer: Tokenizer | None, given: Weighte
 
     tokenizer: the network's own, with them. Returns the one without. InputError for a LoRA that does not fit."""
     lora, about = given.lora, given.lora.about
-    try:
+    with _naming(lora.path):
         merge_low_rank(network, lora.pairs, -given.weight * about.alpha / about.rank)
-        if not about.own_tokens:
-            return tokenizer
-        new = [spec.text for spec in map(parse_token, about.own_tokens) if spec.is_new]
-        if tokenizer is None or not set(new) <= {*tokenizer.added}:
-            raise InputError(f"it adds {', '.join(new)}, which the network does not have")
-        rest = tokenizer.without(new)
-        found, first = lora.tokens(rest), tokenizer.vocab_size - len(tokenizer.added)
-        kept = [*range(first), *(tokenizer.token_id(text) for text in rest.added)]
-        existing = [row for row, i in enumerate(found.ids) if i < rest.vocab_size]
-        changes = given.weight * lora.changes(len(found.ids))[existing]
+    if not about.own_tokens:
+        return tokenizer
+    new = [spec.text for spec in map(parse_token, about.own_tokens) if spec.is_new]
+    if tokenizer is None or not set(new) <= {*tokenizer.added}:
+        raise InputError(f"{lora.path}: it adds {', '.join(new)}, which the network does not have")
+    rest = tokenizer.without(new)
+    found, first = lora.tokens(rest), tokenizer.vocab_size - len(tokenizer.added)
+    kept = [*range(first), *(tokenizer.token_id(text) for text in rest.added)]
+    existing = [row for row, i in enumerate(found.ids) if i < rest.vocab_size]
+    changes = given.weight * lora.changes(len(found.ids))[existing]
+    with _naming(lora.path):
         unmerge_tokens(network, kept, [found.ids[row] for row in existing], changes)
-        return rest
-    except InputError as error:
-        text = str(error).removeprefix(f"{lora.path}: ")
-        raise InputError(f"{lora.path}: {text}") from None
+    return rest
 
 
 def joined_tokens(tokenizer: Kind, loras: Sequence[WeightedLora]) -> tuple[TrainedTokens[Kind], Tensor]:

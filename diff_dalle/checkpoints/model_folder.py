@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from importlib import resources
 
 from .. import storage
-from ..config import MAX_TEXT, load_mapping, nearest, quoted
-from ..errors import InputError
+from ..config import MAX_TEXT, load_mapping, nearest
+from ..errors import InputError, quoted
 from .content import DamagedError
 
 TABLE, CARD = "model.json", "README.md"
@@ -68,7 +68,7 @@ def _shipped() -> dict[str, ModelFolder]:
 def open_model(location: str) -> ModelFolder | None:
     """The model folder at a location, or the model that has it as its name; None for anything else, such as the path of
     a checkpoint. InputError for a word that is neither a path nor such a name."""
-    if not location or _is_file(location):
+    if not location or location.endswith((".pt", ".safetensors")):  # which saves a look at a remote place
         return None
     if storage.is_remote(location) or os.path.exists(storage.local_path(location)):
         return _read(location) if storage.exists(storage.join(location, TABLE)) else None
@@ -102,11 +102,6 @@ def _is_shipped_file(name: str, file: str, location: str) -> bool:
     if storage.is_remote(location) or os.path.exists(storage.local_path(location)) or name not in _shipped():
         return False
     return any(file in names for names in _shipped()[name].files.values())
-
-
-def _is_file(location: str) -> bool:
-    """Whether a location is named as checkpoint files are, which saves a look at a remote place."""
-    return location.endswith((".pt", ".safetensors"))
 
 
 def _read(path: str) -> ModelFolder:

@@ -70,8 +70,7 @@ def _write_table(folder: str, table: Mapping[str, Sequence[str]]) -> ModelFolder
 
 def portable(content: Mapping[str, Any]) -> dict[str, Any]:
     """A checkpoint's content with the settings that its network needs only, and no folder of its tokenizer or CLIP."""
-    kind = find_kind(content["kind"])
-    config = to_dict(kind.read_settings(content["config"]))
+    config = to_dict(find_kind(content["kind"]).read(content["config"]))
     if (section := config.get("tokenizer")) and section["bpe_path"] not in BUILT_IN:
         section["bpe_path"] = ""  # the vocabulary is in the file
     if previews := config.get("preview"):

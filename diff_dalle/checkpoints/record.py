@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .. import storage
-from ..errors import InputError
+from ..errors import InputError, cut, named
 from .checkpoint import Identity
 from .content import MAX_COUNT, is_plain, leaves_of
 
@@ -82,16 +82,19 @@ def record_bytes(record: Record) -> bytes:
 def load_record(folder: str) -> Record | None:
     """What run.json says; None when there is none. InputError for what ``save_record`` cannot have written."""
     path = storage.join(folder, RECORD)
-    if not storage.exists(path):
-        return None
-    data = storage.read_bytes(path, 0, MAX_BYTES + 1)
+    return parse_record(storage.read_bytes(path, 0, MAX_BYTES + 1), path) if storage.exists(path) else None
+
+
+def parse_record(data: bytes, path: str) -> Record:
+    """What ``record_bytes`` wrote to ``path``. InputError for anything else."""
     try:
         _require(len(data) <= MAX_BYTES)
         return _record(json.loads(data), path)
     except InputError:
         raise
     except (ValueError, LookupError, TypeError, RecursionError):
-        raise InputError(f"{path} is damaged or was not written by diff_dalle: choose another --logdir") from None
+        remedy = f"choose another {named('logdir')}"
+        raise InputError(f"{path} is damaged or was not written by diff_dalle: {remedy}") from None
 
 
 def _record(saved: Any, path: str) -> Record:
@@ -103,7 +106,8 @@ def _record(saved: Any, path: str) -> Record:
     steps = [entry.step for entry in checkpoints]
     _require(steps == sorted(set(steps)))
     started_from = saved.get("started_from")
-    _require(started_from is None or _is_list_of_texts(started_from))
+    if started_from is not None:
+        _require(isinstance(started_from, list) and all(type(item) is str for item in started_from))
     best = saved.get("best", {})
     _require(_is_mapping(best, dict))
     for entry in best.values():
@@ -122,7 +126,8 @@ def _checkpoint_set(entry: Any, path: str) -> CheckpointSet:
     for name in found.files.values():
         if not _FILE.fullmatch(name):
             raise InputError(
-                f"{path} names the checkpoint file {name[:80]!r}, which is no plain name: choose another --logdir"
+                f"{path} names the checkpoint file {cut(name)!r}, which is no plain name: choose another "
+                f"{named('logdir')}"
             )
     _require(type(found.folder) is str and (not found.folder or bool(_FOLDER.fullmatch(found.folder))))
     for shards in found.data.values():
@@ -144,9 +149,5 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and not math.isnan(value)
 
 
-def _is_mapping(value: Any, kinds: type | tuple[type, ...]) -> bool:
+def _is_mapping(value: Any, kinds: type) -> bool:
     return isinstance(value, Mapping) and all(isinstance(item, kinds) for item in value.values())
-
-
-def _is_list_of_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(type(item) is str for item in value)

@@ -20,7 +20,7 @@ from .. import storage
 from ..config import differences
 from ..data.fingerprint import Fingerprint, changes
 from ..distributed.world import World
-from ..errors import InputError
+from ..errors import InputError, cut, named
 from .checkpoint import INDEX, Identity, load_file, save_file
 from .consolidating import file_name
 from .content import DamagedError
@@ -203,7 +203,7 @@ class RunFolder:
             if then is None or then["digest"] == now.digest:
                 continue
             old = run._read_list(then["digest"])
-            found[name] = changes(old, now) if old else f"{then['totals'][:80]} before, {now.totals} now"
+            found[name] = changes(old, now) if old else f"{cut(then['totals'])} before, {now.totals} now"
         return found
 
     def _read_list(self, digest: str) -> Fingerprint | None:
@@ -283,7 +283,7 @@ def open_run(path: str, identity: Identity, config_class: type) -> RunFolder:
         if names:
             raise InputError(
                 f"{path} holds {names[-1]} of a run, but no {RECORD}, without which that run cannot be resumed: "
-                "restore it, or choose another --logdir"
+                f"restore it, or choose another {named('logdir')}"
             )
         created = RunFolder(path, identity, config_class=config_class)
         created.write_record()  # before the first checkpoint, so that its absence beside one means a loss
@@ -292,15 +292,15 @@ def open_run(path: str, identity: Identity, config_class: type) -> RunFolder:
         return RunFolder(path, identity, config_class=config_class)
     if saved.identity.kind != identity.kind:
         raise InputError(
-            f"{path} holds a run of a {saved.identity.kind}, not of a {identity.kind}: choose another --logdir"
+            f"{path} holds a run of a {saved.identity.kind}, not of a {identity.kind}: choose another {named('logdir')}"
         )
     changed = differences(saved.identity.config, identity.config, config_class)
     if saved.identity.tokenizer != identity.tokenizer:
         changed.append(f"tokenizer ({saved.identity.tokenizer} → {identity.tokenizer})")
     if changed:
         raise InputError(
-            f"{path} holds a run with other settings: {', '.join(changed)}; choose another --logdir, or give the "
-            "settings it was started with"
+            f"{path} holds a run with other settings: {', '.join(changed)}; choose another {named('logdir')}, "
+            "or give the settings it was started with"
         )
     saved.identity, saved.config_class = identity, config_class
     return saved
@@ -315,7 +315,7 @@ def find_set(path: str) -> tuple[RunFolder, CheckpointSet]:
     if run is None:
         raise InputError(
             f"there is no {RECORD} beside {path}, so its optimizer state is unknown and its run cannot be resumed: use "
-            "--init_checkpoint to start a new run from these weights"
+            f"{named('init_checkpoint')} to start a new run from these weights"
         )
     for entry in run.checkpoints:
         if entry.step == content["step"]:

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from .. import storage
-from ..errors import InputError
+from ..errors import InputError, named
 
 if POSIX := sys.platform != "win32":
     import fcntl
@@ -83,7 +83,8 @@ class RunLock:
 
     def _refusal(self, held: dict) -> InputError:
         holder = f"process {held.get('pid', '?')} on {held.get('host', '?')} since {held.get('since', '?')}"
-        return InputError(f"{self.folder} is in use by {holder}: wait for its end, or choose another --logdir")
+        remedy = f"wait for its end, or choose another {named('logdir')}"
+        return InputError(f"{self.folder} is in use by {holder}: {remedy}")
 
     def _is_alive(self, held: dict) -> bool:
         """Whether the process that a lock names lives: on this machine, by its id; else, by its next beat."""

@@ -40,7 +40,8 @@ def save_sharded(folder: str, states: Mapping[str, Any], world: World, write_ind
     outline, tensors = numbered(states)
     writer = _Writer(folder, world.rank, outline, write_index)
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    _explained(lambda: dcp_save(_keyed(tensors), storage_writer=writer, planner=planner))
+    state = {str(number): tensor for number, tensor in enumerate(tensors)}
+    _explained(lambda: dcp_save(state, storage_writer=writer, planner=planner))
 
 
 def load_sharded(folder: ShardedFolder, targets: Mapping[int, Tensor]) -> None:
@@ -48,10 +49,6 @@ def load_sharded(folder: ShardedFolder, targets: Mapping[int, Tensor]) -> None:
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     state = {str(number): tensor for number, tensor in targets.items()}
     _explained(lambda: dcp_load(state, storage_reader=_Reader(folder), planner=planner))
-
-
-def _keyed(tensors: list[Tensor]) -> dict[str, Any]:
-    return {str(number): tensor for number, tensor in enumerate(tensors)}
 
 
 def _explained(call: Callable[[], object]) -> None:
@@ -65,21 +62,32 @@ def _explained(call: Callable[[], object]) -> None:
         raise
 
 
-class _Writer(StorageWriter):
+class _Plain:
+    """What a reader and a writer need not do."""
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        pass
+
+    def prepare_local_plan(self, plan: Any) -> Any:
+        return plan
+
+    def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
+        return plans
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        return True
+
+
+class _Writer(_Plain, StorageWriter):
     """One file for each rank that has something to write."""
 
     def __init__(self, folder: str, rank: int, outline: Any, write_index: Callable[[dict], None]):
         self.folder, self.name = folder, f"rank{rank:05d}.bin"
         self.outline, self.write_index = outline, write_index
 
-    def reset(self, checkpoint_id: Any = None) -> None:
-        pass
-
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         pass
-
-    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """An index of an earlier, interrupted attempt must not outlive its files."""
@@ -120,17 +128,10 @@ class _Writer(StorageWriter):
             tensors.append(Stored(found.size, found.properties.dtype, table).plain())
         self.write_index({"states": self.outline, "tensors": tensors, "files": files})
 
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        return True
 
-
-class _Reader(StorageReader):
+class _Reader(_Plain, StorageReader):
     def __init__(self, folder: ShardedFolder):
         self.folder = folder
-
-    def reset(self, checkpoint_id: Any = None) -> None:
-        pass
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         found = {str(number): _described(stored) for number, stored in enumerate(self.folder.tensors)}
@@ -138,12 +139,6 @@ class _Reader(StorageReader):
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         pass
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         for item in plan.items:
@@ -158,10 +153,6 @@ class _Reader(StorageReader):
         done: Future[None] = Future()
         done.set_result(None)
         return done
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        return True
 
 
 def _described(stored: Stored) -> TensorStorageMetadata:

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..distributed.world import World
-
-
-@dataclass(frozen=True)
-class _Slot:
-    """The place of a tensor in a state."""
-
-    shape: torch.Size
-    dtype: torch.dtype
+from .shards import replaced
 
 
 def share_tensors(world: World, tensors: Iterable[Tensor]) -> None:
@@ -38,33 +30,14 @@ def share_state(world: World, state: Any) -> Any:
     if world.size == 1:
         return state
     own: list[Tensor] = []
-    outline = world.broadcast(_outline(state, own) if world.is_main else None)
-    return _filled(outline, iter(own), world)
 
+    def outlined(tensor: Tensor) -> Tensor:
+        own.append(tensor)
+        return torch.empty_like(tensor, device="meta")
 
-def _outline(state: Any, found: list[Tensor]) -> Any:
-    """The state with a slot for each tensor; the tensors are appended to ``found`` in that order."""
-    if isinstance(state, Tensor):
-        found.append(state)
-        return _Slot(state.shape, state.dtype)
-    if isinstance(state, dict):
-        return {key: _outline(value, found) for key, value in state.items()}
-    if isinstance(state, list):
-        return [_outline(value, found) for value in state]
-    return state
-
-
-def _filled(outline: Any, own: Any, world: World) -> Any:
-    if isinstance(outline, _Slot):
-        if world.is_main:
-            tensor = next(own)
-            share_tensors(world, [tensor.to(world.device)])
-            return tensor
-        tensor = torch.empty(outline.shape, dtype=outline.dtype, device=world.device)
-        share_tensors(world, [tensor])
+    def shared(slot: Tensor) -> Tensor:
+        tensor = own.pop(0) if world.is_main else torch.empty(slot.shape, dtype=slot.dtype, device=world.device)
+        share_tensors(world, [tensor.to(world.device)])
         return tensor
-    if isinstance(outline, dict):
-        return {key: _filled(value, own, world) for key, value in outline.items()}
-    if isinstance(outline, list):
-        return [_filled(value, own, world) for value in outline]
-    return outline
+
+    return replaced(world.broadcast(replaced(state, outlined) if world.is_main else None), shared)

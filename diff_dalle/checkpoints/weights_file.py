@@ -10,14 +10,13 @@ from typing import Any, BinaryIO
 import torch
 
 from .. import storage
-from ..errors import InputError
+from ..errors import InputError, named
 from .content import DamagedError
 from .safetensors import read_safetensors, write_safetensors
 
 WEIGHTS = ".safetensors"  # how the names of such files end
 FORMAT = "diff_dalle weights 1"
 LORA_FORMAT = "diff_dalle LoRA 1"  # of LoRAs, which end alike; see lora_file.py
-LORA_ENDING = "_lora"  # of the kinds of runs that train one
 HEADER = ("format", "role", "step", "samples", "trainee", "kind", "config", "tokenizer", "vocabulary")
 
 
@@ -50,7 +49,8 @@ def read_weights_file(path: str) -> dict[str, Any]:
         if is_unet(state):
             return dict(state)
         if texts.get("format") == LORA_FORMAT:
-            raise InputError(f"{path} is a LoRA, which --lora takes, but a checkpoint of a network is required here")
+            takes = f"which {named('lora')} takes"
+            raise InputError(f"{path} is a LoRA, {takes}, but a checkpoint of a network is required here")
         raise DamagedError(f"{path} was not written by diff_dalle: its metadata do not say the format {FORMAT!r}")
     try:
         header = json.loads(texts["header"])

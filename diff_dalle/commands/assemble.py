@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from .. import storage
-from ..config import option
-from ..errors import InputError
+from ..config import option, settings
+from ..errors import Fault, InputError
 
 
-@dataclass(frozen=True)
+@settings
 class AssembleConfig:
     """Assembling"""
 
@@ -18,9 +18,9 @@ class AssembleConfig:
     )
     out: str = option("decoder.pt", "file to write, local or remote; it must not exist")
 
-    def __post_init__(self):
+    def faults(self) -> Iterator[Fault]:
         if not self.model_paths:
-            raise InputError("--model_paths is required: checkpoints of the U-Nets of a decoder, separated by commas")
+            yield Fault("model_paths", "is required: checkpoints of the U-Nets of a decoder, separated by commas")
 
 
 def assemble_decoder(config: AssembleConfig) -> str:

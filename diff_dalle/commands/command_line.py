@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from ..config import Leaf, Section, checked, dump, leaves, members, nearest, shown, type_name
+from ..config import FlagText, Leaf, Section, checked, dump, leaves, members, nearest, shown, type_name
 from ..errors import InputError
 from .completion import complete, is_asked, suggest
 from .examples import usage
-from .file_settings import settings_of_command
-from .settings import aliases_of, by_name, present_names
+from .flag_names import aliases_of, by_name, present_names
+from .settings import Settings
 from .sources import Source, presets_of, read_config, read_preset
 from .training_commands import TRAINING_COMMANDS
 
@@ -85,7 +85,7 @@ def _parser(
         for leaf in group.flags:
             kind = "|".join(leaf.choices) or type_name(leaf.type)
             text = f"{leaf.help} [{kind}; default {shown(leaf.default)}]"
-            _add_flag(section, leaf.name, text, _is_boolean(leaf), values=leaf.choices)
+            _add_flag(section, leaf.name, text, _is_boolean(leaf), values=tuple(leaf.choices))
         single = [leaf.path[-1] for leaf in group.in_file if not (leaf.item or leaf.optional)]
         if single:
             path = ".".join(group.in_file[0].path[:-1])
@@ -200,7 +200,6 @@ def _parse(config_class, argv: Sequence[str], description: str, kinds: Sequence[
     parser = _parser(config_class, description, kinds, subcommand, helps)
     complete(parser, subcommand)
     kind = _kind_of(config_class)
-    settings = settings_of_command(config_class)
     namespace, unknown = parser.parse_known_args(argv)
     if unknown:
         flags = [leaf.name for leaf in leaves(config_class) if leaf.has_flag]
@@ -211,6 +210,7 @@ def _parse(config_class, argv: Sequence[str], description: str, kinds: Sequence[
     texts = vars(namespace)
     assignments = texts.pop("set") or []
     given = _single(texts)
+    settings = Settings(config_class, given.get("config", ""))
     for source in _sources(given):
         source.check_kind(kind)
         settings.next_source()
@@ -222,8 +222,9 @@ def _parse(config_class, argv: Sequence[str], description: str, kinds: Sequence[
     for assignment in assignments:
         settings.set_path(assignment)
     config = settings.build()
+    config = getattr(config, "resolved", lambda: config)()
     settings.check_effects(config)
-    if "dry_run" in given and checked(DRY_RUN, given["dry_run"], True, "--dry_run"):
+    if "dry_run" in given and checked(DRY_RUN, FlagText(given["dry_run"]), "dry_run"):
         sys.stdout.write((f"kind: {kind}\n" if kind else "") + dump(config))
         getattr(config, "check_packages", lambda: None)()
         raise SystemExit(0)

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from .. import storage
-from ..config import option
-from ..errors import InputError
+from ..config import option, settings
+from ..errors import Fault
 
 
-@dataclass(frozen=True)
+@settings
 class ConsolidateConfig:
     """Consolidating"""
 
     model_path: str = option("", "sharded checkpoint: the folder sharded… in a log directory")
     out: str = option("", "folder for the files; none = beside the checkpoint, where its run would have them")
 
-    def __post_init__(self):
+    def faults(self) -> Iterator[Fault]:
         if not self.model_path:
-            raise InputError("--model_path is required: a sharded checkpoint, the folder sharded… in a log directory")
+            yield Fault("model_path", "is required: a sharded checkpoint, the folder sharded… in a log directory")
 
 
 def consolidate_checkpoint(config: ConsolidateConfig) -> str:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 from tqdm.utils import CallbackIOWrapper
 
 from .. import storage
-from ..config import option
-from ..errors import InputError
+from ..config import option, settings
+from ..errors import Fault, InputError, named
 from ..evaluation.report import markdown_table
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ _LAYOUTS = {"original": "Diff-DALLE", "guided_diffusion": "Guided-Diffusion", "u
 _VOCABULARIES = {"gpt2": "GPT-2's merge file, vocab.bpe,", "clip": "CLIP's, bpe_simple_vocab_16e6.txt.gz or clip,"}
 
 
-@dataclass(frozen=True)
+@settings
 class ConvertConfig:
     """Conversion"""
 
@@ -71,15 +70,15 @@ class ConvertConfig:
     diffusion_steps: int | None = option(None, "number of noising steps in training; none = as published")
     rescale_timesteps: bool | None = option(None, "timesteps are scaled to 0–1000; none = as published")
 
-    def __post_init__(self):
+    def faults(self) -> Iterator[Fault]:
         if not self.model_path:
-            raise InputError("--model_path is required: the checkpoint to convert")
+            yield Fault("model_path", "is required: the checkpoint to convert")
         if self.drop_no_class and self.to not in ("guided_diffusion", "unet"):
-            raise InputError(f"drop_no_class is set, but has no effect with --to {self.to}: leave it out")
+            yield Fault("drop_no_class", f"is set, but has no effect with {named('to')} {self.to}: leave it out")
         if self.to == "unet" and not self.out.endswith(SAFETENSORS):
-            raise InputError(f"out is {self.out}, but a U-Net is written as safetensors: end it with {SAFETENSORS}")
+            yield Fault.of(self, "out", f"a U-Net is written as safetensors: end it with {SAFETENSORS}")
         if self.to == "diff_dalle" and self.out.endswith(SAFETENSORS):
-            raise InputError(f"out is {self.out}, but a checkpoint of ours is a .pt file; share.py makes model folders")
+            yield Fault.of(self, "out", "a checkpoint of ours is a .pt file; share.py makes model folders")
 
     @property
     def given(self) -> dict[str, Any]:
@@ -158,10 +157,10 @@ def _to_others(config: ConvertConfig) -> str:
     order = bool(config.use_new_attention_order)
     if config.to == "original":
         check_original_layout(saved.settings.model, config.model_path)
-    elif saved.kind.name == "generator":
+    elif saved.settings.name == "generator":
         check_layout(saved.settings.model, config.model_path, whole=config.to != "unet")
     network = saved.load(torch.device("cpu"))
-    if saved.kind.name == "generator" and saved.settings.denoising.caption_dropout and not config.drop_no_class:
+    if saved.settings.name == "generator" and saved.settings.denoising.caption_dropout and not config.drop_no_class:
         check_no_class(network, config.model_path)  # of those that never dropped it, it is no more than random
     text = f"{config.out}: {config.model_path} in the layout of {_LAYOUTS[config.to]}"
     original = config.to == "original"

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from .. import storage
-from ..config import option
+from ..config import option, settings
 from ..distributed.world import World
+from ..errors import Fault
 from ..evaluation.plots import require_matplotlib
 from ..evaluation.report import Section, write_report
-from .evaluators.context import Context
+from .evaluators.context import Context, joined
 from .evaluators.settings import EvaluateInputs
 from .evaluators.table import EVALUATORS, choose_evaluators
 
 _OPTIONAL = ", ".join(f"{name} (see {each.asked_by})" for name, each in EVALUATORS.items() if each.asked_by)
 
 
-@dataclass(frozen=True)
+@settings
 class EvaluateRun(EvaluateInputs):
     """All settings of ``evaluate.py``."""
 
@@ -25,9 +26,11 @@ class EvaluateRun(EvaluateInputs):
         (), f"evaluators, of {', '.join(EVALUATORS)}; none = all whose inputs are given, except {_OPTIONAL}"
     )
 
-    def __post_init__(self):
-        super().__post_init__()
-        choose_evaluators(self.evaluators, self)
+    def faults(self) -> Iterator[Fault]:
+        found = list(super().faults())
+        yield from found
+        if not found:
+            choose_evaluators(self.evaluators, self)
 
 
 class Evaluation:
@@ -35,7 +38,7 @@ class Evaluation:
 
     def __init__(self, run: EvaluateRun, world: World):
         self.evaluators = choose_evaluators(run.evaluators, run)
-        if any(evaluator.plots for evaluator in self.evaluators):
+        if any(evaluator.plots for evaluator in self.evaluators.values()):
             require_matplotlib()  # now, not after sampling
         self.context = Context(run, world)
         self.report_dir = run.evaluation.report_dir
@@ -46,13 +49,10 @@ class Evaluation:
 
     def run(self) -> str:
         """Run all evaluators. Returns their tables, to print."""
-        tables = []
-        for evaluator in self.evaluators:
-            findings = evaluator.run(self.context)
-            self.sections += findings.sections
-            self.scores |= findings.scores
-            tables += [findings.table] if findings.table else []
-        return "\n\n".join(tables)
+        found = joined([evaluator.run(self.context) for evaluator in self.evaluators.values()])
+        self.sections += found.sections
+        self.scores |= found.scores
+        return found.table
 
     def write(self) -> str:
         """Write report.md, its images and scores.json. Returns the path of the report."""

@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 from ..checkpoints.checkpoint import ROLES, load_file
-from ..checkpoints.kinds import Kind, find_kind
+from ..checkpoints.kind import NetworkKind
+from ..checkpoints.kinds import find_kind
 from ..checkpoints.lora_file import ENDING, Lora, lora_at
-from ..config import entries, option, section, shown, to_dict
+from ..config import entries, option, section, settings, shown, to_dict
 from ..distributed.devices import without_values
 from ..distributed.world import ProcessInfo, World
 from ..errors import InputError, quantity
@@ -34,16 +35,12 @@ FULL_SIZE = ("generator_64", "upsampler_256", "upsampler_1024", "classifier_64")
 ENDINGS = ("", "_small", "_tiny")  # of their names and of those of the smaller cascades
 
 
-@dataclass(frozen=True)
+@settings
 class InfoConfig:
     """What to describe"""
 
     model_path: str = option("", "checkpoint file; empty = the network that the other settings describe")
-    processes: int = option(1, "number of processes, for the memory of each under --parallel")
-
-    def __post_init__(self):
-        if self.processes < 1:
-            raise InputError(f"processes is {self.processes}, but must be at least 1")
+    processes: int = option(1, "number of processes, for the memory of each under --parallel", least=1)
 
 
 @functools.cache
@@ -163,31 +160,32 @@ def describe_file(path: str) -> str:
             f"{path} holds {ROLES[content['role']]} of the training of a LoRA after {content['step']:,} steps: it "
             "resumes that; the LoRA is in lora….safetensors of the same step."
         )
-    kind = find_kind(content["kind"])
-    settings = kind.read_settings(content["config"])
+    settings: Any = find_kind(content["kind"]).read(content["config"])
     trainee = f" (trainee {content['trainee']})" if content["trainee"] else ""
     lines = [
-        f"{path} holds {ROLES[content['role']]} of a {kind.name}{trainee} after {content['step']:,} steps and "
+        f"{path} holds {ROLES[content['role']]} of a {settings.name}{trainee} after {content['step']:,} steps and "
         f"{content['samples']:,} samples; tokenizer {content['tokenizer'] or 'none'}."
     ]
-    names = (content["trainee"],) if content["trainee"] else kind.trainees(settings)
-    lines += kind.summary(settings, names)
+    names = (content["trainee"],) if content["trainee"] else settings.trainees
+    lines += settings.summary(names)
     if merged := [f"{each['file']}:{each['factor']:g}" for each in merged_loras(content["config"])]:
         lines.append(f"It has LoRAs in its weights: {', '.join(merged)}.")
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
-        listed = ", ".join(f"{name} {_shown(value)}" for name, _, value in entries(type(value), to_dict(value)))
+        listed = ", ".join(f"{name} {shown(value)}" for name, _, value in entries(type(value), to_dict(value)))
         lines.append(f"{field.name}: {listed}")
     if content["role"] == "optimizer":
         lines += ["", "It resumes training and holds no weights: those are in model….pt and ema_….pt of the same step."]
     else:
         for name in names:
-            lines += [
-                "",
-                *([f"{name}:"] if len(names) > 1 else []),
-                str(_file_cost(kind, settings, content["state"], name)),
-            ]
+            title = [f"{name}:"] if len(names) > 1 else []
+            lines += ["", *title, str(network_cost(settings, vocabulary_size(content["state"]), name))]
     return "\n".join(lines)
+
+
+def vocabulary_size(state: Mapping) -> int:
+    """By the weights of a network: the tokenizer's file is not needed. 0 = it reads no text."""
+    return next((len(value) for name, value in state.items() if name.endswith("token_emb.weight")), 0)
 
 
 def describe_lora(lora: Lora) -> str:
@@ -206,22 +204,11 @@ def describe_lora(lora: Lora) -> str:
     )
 
 
-def _shown(value) -> str:
-    return shown(tuple(value) if isinstance(value, list) else value)
-
-
-def _file_cost(kind: Kind, settings, state: Mapping, trainee: str) -> NetworkCost:
-    """The cost of a network whose weights a checkpoint holds. The vocabulary size is that of the weights: the
-    tokenizer's file is not needed."""
-    vocab_size = next((len(value) for name, value in state.items() if name.endswith("token_emb.weight")), 0)
-    return network_cost(kind, settings, vocab_size, trainee)
-
-
 def run_costs(run: TrainingRun) -> dict[str, NetworkCost]:
     """The costs of the networks of a run by their names, one with an empty name where it has only one."""
-    tokenizer, kind = run.build_tokenizer(), find_kind(run.kind)
-    settings, vocab_size = kind.settings_of(run), tokenizer.vocab_size if tokenizer else 0
-    return {name: network_cost(kind, settings, vocab_size, name) for name in kind.trainees(settings)}
+    tokenizer, settings = run.build_tokenizer(), find_kind(run.kind).of_run(run)
+    vocab_size = tokenizer.vocab_size if tokenizer else 0
+    return {name: network_cost(settings, vocab_size, name) for name in settings.trainees}
 
 
 def microbatch(run: TrainingRun) -> int:
@@ -234,9 +221,9 @@ def training_bytes(run: TrainingRun, cost: NetworkCost, i: int = 0) -> int:
     return cost.own.training_bytes(microbatch(run), emas=len(run.optims[i].ema_rate))
 
 
-def network_cost(kind: Kind, settings, vocab_size: int, trainee: str = "") -> NetworkCost:
+def network_cost(settings: NetworkKind, vocab_size: int, trainee: str = "") -> NetworkCost:
     """The cost of a kind's network with these settings, measured on the meta device. trainee: which of several."""
-    probe = kind.probe(settings, trainee)
+    probe = settings.probe(trainee)
     size, trained = probe.sizes
 
     def forward(pixels: int) -> Callable[[nn.Module], torch.Tensor]:
@@ -245,14 +232,12 @@ def network_cost(kind: Kind, settings, vocab_size: int, trainee: str = "") -> Ne
     @functools.cache
     def half(on: bool) -> HalfCost:
         def build() -> nn.Module:
-            return kind.build(probe.with_checkpoint(on), vocab_size, trainee)
+            return probe.with_checkpoint(on).build(vocab_size, trainee)
 
         return measure_half(build, lambda network, images: probe.forward(network, images, trained), IMAGES)
 
     with without_values():
-        networks = [
-            to_channels_last(kind.build(probe.with_checkpoint(on), vocab_size, trainee)) for on in (False, True)
-        ]
+        networks = [to_channels_last(probe.with_checkpoint(on).build(vocab_size, trainee)) for on in (False, True)]
         plain = measure(networks[0], forward(size), forward(trained), IMAGES)
         # FLOPs stay those of a forward pass: recomputation does not count.
         checkpointed = replace(plain, activation_bytes=peak_bytes(networks[1], forward(trained)) // IMAGES)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import storage
-from ..config import option
-from ..errors import InputError
+from ..config import option, settings
+from ..errors import Fault, InputError
 from ..sampling.lora_config import accept_option, lora_option
 
 if TYPE_CHECKING:  # settings need no torch
@@ -23,7 +22,7 @@ if TYPE_CHECKING:  # settings need no torch
 MERGED = "merged_loras"  # in the settings of a checkpoint: what LoRAs its weights have
 
 
-@dataclass(frozen=True)
+@settings
 class MergeConfig:
     """Merging"""
 
@@ -35,10 +34,10 @@ class MergeConfig:
     )
     out: str = option("merged.pt", "file to write, local or remote; it must not exist")
 
-    def __post_init__(self):
+    def faults(self) -> Iterator[Fault]:
         for name in ("model_path", "lora"):
             if not getattr(self, name):
-                raise InputError(f"--{name} is required: a checkpoint, and LoRA files that were trained for it")
+                yield Fault(name, "is required: a checkpoint, and LoRA files that were trained for it")
 
 
 def merge_lora_files(config: MergeConfig) -> str:
@@ -120,7 +119,7 @@ def _removed(networks: Sequence[SavedNetwork], loras: Sequence[WeightedLora], kn
     for each in loras:
         about, record = each.lora.about, _record(each)
         same = [entry for entry in left if {**entry, "file": ""} == {**record, "file": ""}]
-        if about.kind != networks[0].kind.name or about.trainee not in loaded or not (same or accept):
+        if about.kind != networks[0].settings.name or about.trainee not in loaded or not (same or accept):
             names = ", ".join(f"{entry['file']}:{entry['factor']:g}" for entry in left) or "none"
             raise InputError(
                 f"{each.lora.path}:{each.weight:g} is not among the LoRAs that {networks[0].path} says it has "

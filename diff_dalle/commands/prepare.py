@@ -7,41 +7,36 @@ To add one: a config class, a function of it that returns lines to print, and a 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from .. import storage
-from ..config import option, section
+from ..config import option, section, settings
 from ..data.inspection import InspectionConfig, inspect_shards
 from ..data.packing import REPORT, PackingConfig, pack_folder
 from ..distributed.launch import DistributedConfig, launch, usable_cores
 from ..embeddings.computing import EmbeddingsConfig, compute_embeddings
 from ..emoji.shards import write_emoji
 from ..emoji.world import EmojiConfig
-from ..errors import InputError, quantity
+from ..errors import quantity
 from ..images.output import png_bytes
 from ..shapes.scenes import ShapesConfig
 from ..shapes.shards import write_shapes
 from .subcommands import Subcommand
 
 
-@dataclass(frozen=True)
+@settings
 class ShapesRun:
     """Rendering the shapes world"""
 
     out_dir: str = option("data/shapes", "folder for the shards of the splits train and val, local or remote")
-    processes: int = option(0, "processes that render; 0 = one per core")
+    processes: int = option(0, "processes that render; 0 = one per core", least=0)
     shapes: ShapesConfig = section(ShapesConfig)
-
-    def __post_init__(self):
-        if self.processes < 0:
-            raise InputError(f"--processes is {self.processes}, but must be at least 0")
 
 
 def shapes(run: ShapesRun) -> list[str]:
     return _splits(run.out_dir, write_shapes(run.shapes, run.out_dir, run.processes or usable_cores()))
 
 
-@dataclass(frozen=True)
+@settings
 class EmojiRun:
     """Rendering the emoji world"""
 
@@ -82,7 +77,7 @@ def inspect(config: InspectionConfig) -> list[str]:
     return lines
 
 
-@dataclass(frozen=True)
+@settings
 class EmbeddingsRun:
     """Computing embeddings"""
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 
-from ..config import option, section
+from ..config import option, section, settings
 from ..distributed.launch import DistributedConfig
-from ..errors import InputError
+from ..errors import Fault
 
 
-@dataclass(frozen=True)
+@settings
 class ReplayConfig:
     """Step"""
 
@@ -17,12 +17,12 @@ class ReplayConfig:
     step: int = option(0, "number of the step in flight.jsonl; 0 = the last one there")
     data_dir: tuple[str, ...] = option((), "the run's shards, if they have moved; none = where they were")
 
-    def __post_init__(self):
+    def faults(self) -> Iterator[Fault]:
         if not self.logdir:
-            raise InputError("--logdir is required: the log directory of the run")
+            yield Fault("logdir", "is required: the log directory of the run")
 
 
-@dataclass(frozen=True)
+@settings
 class ReplayRun:
     """All settings of ``replay.py``."""
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 
-from ..config import expectations, given, option, section
+from ..config import expectations, given, option, section, settings
 from ..data.captions import caption_option
 from ..diffusion.diffusion_config import DiffusionConfig
 from ..diffusion.editing import EditConfig
 from ..distributed.launch import DistributedConfig
 from ..embeddings.clip import CLIPS
-from ..errors import InputError
+from ..errors import Fault, InputError, named
 from ..models.generator import GeneratorConfig
 from ..models.noised_clip import NoisedClipConfig
 from ..models.precision_names import PRECISIONS
@@ -29,7 +30,7 @@ ExpectedClassifier = expectations(
 )
 
 
-@dataclass(frozen=True)
+@settings
 class PromptConfig:
     """Images to sample"""
 
@@ -92,13 +93,13 @@ class PromptConfig:
         "says; spelled as in prepare_data.py embeddings",
     )
     clip_make: str | None = option(
-        None, "its maker; none = as the checkpoint says, else diff_dalle", choices=tuple(CLIPS), needs=("clip_path",)
+        None, "its maker; none = as the checkpoint says, else diff_dalle", choices=CLIPS, needs=("clip_path",)
     )
     labels: tuple[int, ...] = option((), "classes for a class-conditional generator, used in turn")
     negative_prompt: str = option("", "negative prompt of classifier-free guidance; empty = no caption")
-    num_samples: int = option(0, "number of images, with prompts and images used in turn; 0 = one for each")
+    num_samples: int = option(0, "number of images, with prompts and images used in turn; 0 = one for each", least=0)
     seed: int = option(0, "random seed: image i depends on seed + i alone")
-    batch_size: int = option(StageSettings.batch_size, "images per batch and process")
+    batch_size: int = option(StageSettings.batch_size, "images per batch and process", least=1)
     sample_size: tuple[int, ...] = option(
         (), "HEIGHT,WIDTH of the images in pixels, after all upsamplers; none = as trained"
     )
@@ -106,48 +107,39 @@ class PromptConfig:
     bpe_path: str = option("", "tokenizer merge file, for checkpoints of earlier versions that do not hold theirs")
     logdir: str = option("", "output folder; empty = $OPENAI_LOGDIR, else a new temporary folder")
 
-    def __post_init__(self):
+    def faults(self) -> Iterator[Fault]:
+        model, low_res, images = map(named, ("model_path", "low_res_dir", "images"))
         if not self.model_path and not self.low_res_dir and not self.reconstruct:
-            raise InputError(
-                "--model_path is required: an ema_….pt or model….pt file written in training (or --low_res_dir and "
-                "--upsampler_paths, to upsample existing images)"
-            )
+            others = f"{low_res} and {named('upsampler_paths')}, to upsample existing images"
+            yield Fault("model_path", f"is required: an ema_….pt or model….pt file written in training (or {others})")
         if self.reconstruct and (self.model_path or self.low_res_dir):
-            raise InputError(
-                "--reconstruct names the pictures that stages B and A make again: leave --model_path and --low_res_dir "
-                "out"
-            )
+            rule = f"names the pictures that stages B and A make again: leave {model} and {low_res} out"
+            yield Fault("reconstruct", rule)
         if self.model_path and self.low_res_dir:
-            raise InputError(
-                "--low_res_dir holds images to upsample instead of those of a base generator: leave --model_path or "
-                "--low_res_dir out"
-            )
+            rule = f"holds images to upsample instead of those of a base generator: leave {model} or it out"
+            yield Fault("low_res_dir", rule)
         if self.images and self.embeddings:
-            raise InputError("--images and --embeddings exclude each other: leave one of them out")
+            yield Fault("images", f"and {named('embeddings')} exclude each other: leave one of them out")
         if (self.image_weights or self.interpolate) and not self.images:
-            raise InputError("image_weights or interpolate is set, but there are no images: give them with --images")
+            setting = "image_weights" if self.image_weights else "interpolate"
+            yield Fault(setting, f"is set, but there are no images: give them with {images}")
         if self.interpolate and self.num_samples % self.interpolate:
-            raise InputError(
-                f"num_samples is {self.num_samples}, but must be a multiple of interpolate ({self.interpolate}): whole "
-                "strips"
-            )
-        if self.clip_path and not (self.images or self.prompts or self.prompts_file or self.data_dir):
-            raise InputError(
-                "--clip_path is set, but there is nothing to encode: give --images or --prompts, or leave it out"
-            )
+            rule = f"must be a multiple of {named('interpolate')} ({self.interpolate}): whole strips"
+            yield Fault.of(self, "num_samples", rule)
+        sources = [name for name in ("prompts", "prompts_file", "data_dir") if getattr(self, name)]
+        if self.clip_path and not (self.images or sources):
+            rule = f"is set, but there is nothing to encode: give {images} or {named('prompts')}, or leave it out"
+            yield Fault("clip_path", rule)
         if self.mask and not self.init_image:
-            raise InputError("--mask is set, but there is no image to inpaint: give it with --init_image")
-        if len([source for source in (self.prompts, self.prompts_file, self.data_dir) if source]) > 1:
-            raise InputError("--prompts, --prompts_file and --data_dir exclude each other: give one of them")
-        if self.num_samples < 0 or self.batch_size < 1:
-            raise InputError(
-                f"num_samples is {self.num_samples} and batch_size {self.batch_size}, but they must be at least 0 and 1"
-            )
+            yield Fault("mask", f"is set, but there is no image to inpaint: give it with {named('init_image')}")
+        if len(sources) > 1:
+            first, *rest = sources
+            yield Fault(first, f"and {' and '.join(map(named, rest))} exclude each other: give one of them")
         if self.sample_size and (len(self.sample_size) != 2 or min(self.sample_size) < 1):
-            raise InputError(f"sample_size is {','.join(map(str, self.sample_size))}, but must be HEIGHT,WIDTH")
+            yield Fault.of(self, "sample_size", "must be HEIGHT,WIDTH")
 
 
-@dataclass(frozen=True)
+@settings
 class SampleRun:
     """All settings of ``sample.py``."""
 
@@ -165,35 +157,27 @@ class SampleRun:
     classifier_model: ExpectedClassifier = section(ExpectedClassifier)  # type: ignore[valid-type]
     distributed: DistributedConfig = section(DistributedConfig)
 
-    def __post_init__(self):
+    def faults(self) -> Iterator[Fault]:
         if self.edit != EditConfig() and not self.what.init_image:
-            raise InputError(
-                "strength, variation, inpaint_resamples or inpaint_jump is set, but there is no image to edit: give it "
-                "with --init_image"
-            )
+            names = "strength, variation, inpaint_resamples or inpaint_jump"
+            yield Fault("", f"{names} is set, but there is no image to edit: give it with {named('init_image')}")
         if self.classifier_model != ExpectedClassifier() and not self.classifier.classifier_path:
-            raise InputError(
-                "settings of a classifier's network are given, but no classifier: give it with --classifier_path"
-            )
-        check_accepted(self.what.accept_changed_base, self.what.lora, self.steering.controlnet)
+            missing = f"but no classifier: give it with {named('classifier_path')}"
+            yield Fault("", f"settings of a classifier's network are given, {missing}")
         if self.what.reconstruct and not self.cascade.semantic:
-            raise InputError(
-                "--reconstruct names pictures, but there is no semantic encoder for them: give its checkpoint with "
-                "--semantic"
-            )
+            missing = f"but there is no semantic encoder for them: give its checkpoint with {named('semantic')}"
+            yield Fault("what.reconstruct", f"names pictures, {missing}")
         if self.cascade.stage_b and self.upsamplers != UpsamplersConfig():
-            raise InputError(
-                "upsampler settings are given, but stage B is no upsampler: set its own (their flags begin with "
-                "--stage_b_)"
-            )
+            own = "set its own (their flags begin with --stage_b_)"
+            yield Fault("", f"upsampler settings are given, but stage B is no upsampler: {own}")
         if self.what.low_res_dir and not self.upsamplers.upsampler_paths:
-            raise InputError(
-                "--low_res_dir holds images to upsample, but there is no upsampler: give it with --upsampler_paths"
-            )
+            missing = f"but there is no upsampler: give it with {named('upsampler_paths')}"
+            yield Fault("what.low_res_dir", f"holds images to upsample, {missing}")
+        check_accepted(self.what.accept_changed_base, self.what.lora, self.steering.controlnet)
 
     def settings(self, pipeline: Pipeline, classifier_scale: float) -> list[StageSettings]:
         """The settings of all stages: what is given, and else what their checkpoints say."""
-        base, defaults = None, pipeline.upsampler_defaults
+        base, defaults, is_guided = None, pipeline.upsampler_defaults, self.classifier != ClassifierConfig()
         if self.cascade.stage_b:
             upsampling = [self.cascade.settings(default) for default in defaults]
         else:
@@ -210,11 +194,10 @@ class SampleRun:
                 batch_size=self.what.batch_size,
                 **self.cascade.stage_c,
             )
-        elif (
-            given(self.sampler) or given(self.guidance) or self.classifier != ClassifierConfig() or self.cascade.stage_c
-        ):
+        elif any((given(self.sampler), given(self.guidance), self.cascade.stage_c)) or is_guided:
+            own = "set the upsamplers' own (their flags begin with --upsampler_) or stage B's (--stage_b_)"
             raise InputError(
                 "settings of a base generator's sampler, guidance, shift, t_start, t_end or classifier are given, but "
-                "there is none: set the upsamplers' own (their flags begin with --upsampler_) or stage B's (--stage_b_)"
+                f"there is none: {own}"
             )
         return pipeline.stage_settings(base, upsampling)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .. import storage
-from ..data.caption_list import read_captions
+from ..data.caption_texts import read_captions
 from ..data.npy import MAX_HEADER, parse_header
 from ..diffusion.editing import EditConfig
 from ..errors import InputError, quantity

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Iterator
 
-from ..config import option, section
+from ..config import option, section, settings
 from ..distributed.launch import DistributedConfig
-from ..errors import InputError
+from ..errors import Fault, named
 from ..models.precision_names import PRECISIONS
 
 _OF_A_MODEL = "; with several models as MODEL=PATH"
@@ -14,7 +14,7 @@ _EVERYWHERE = ("0.0.0.0", "::", "")
 _THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
 
 
-@dataclass(frozen=True)
+@settings
 class ModelsConfig:
     """Models"""
 
@@ -36,21 +36,17 @@ class ModelsConfig:
     precision: str = option("auto", "floating-point precision of the networks", choices=PRECISIONS)
 
 
-@dataclass(frozen=True)
+@settings
 class AddressConfig:
     """Address"""
 
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 = all of this machine, for anyone who can reach it")
-    port: int = option(7860, "port to listen on")
+    port: int = option(7860, "port to listen on", least=1, most=65535)
     allowed_hosts: tuple[str, ...] = option(
         (),
         "further names by which browsers reach the server, such as a proxy's; none = host alone, or any name with host "
         "0.0.0.0",
     )
-
-    def __post_init__(self):
-        if not 0 < self.port < 1 << 16:
-            raise InputError(f"port is {self.port}, but must lie between 1 and 65535")
 
     def names(self) -> frozenset[str] | None:
         """The host names that requests may be addressed to; None = any."""
@@ -60,29 +56,28 @@ class AddressConfig:
         return frozenset(name.lower() for name in (*own, *self.allowed_hosts))
 
 
-@dataclass(frozen=True)
+@settings
 class Limits:
     """Limits of requests"""
 
-    max_size: int = option(1024, "largest width and height of an image in pixels")
-    max_scale: int = option(4, "largest width and height of an image in multiples of the model's own")
-    max_steps: int = option(250, "largest number of sampling steps")
-    max_images: int = option(8, "largest number of images in one request; of images larger than the model's own fewer")
-    max_prompt: int = option(1000, "largest number of characters in a prompt")
-    max_queue: int = option(8, "requests that may wait; one more is answered: busy, try again")
-    max_body: int = option(16, "largest body of a request in MiB, pictures included")
-    max_pixels: int = option(16, "most pixels of an uploaded picture, in millions")
-    max_disk: int = option(
-        512, "most MiB on disk of pictures that visitors uploaded and were shown; the oldest are deleted"
+    max_size: int = option(1024, "largest width and height of an image in pixels", least=1)
+    max_scale: int = option(4, "largest width and height of an image in multiples of the model's own", least=1)
+    max_steps: int = option(250, "largest number of sampling steps", least=1)
+    max_images: int = option(
+        8, "largest number of images in one request; of images larger than the model's own fewer", least=1
     )
-    max_seconds: int = option(300, "longest time to sample one request in seconds, without that spent waiting")
+    max_prompt: int = option(1000, "largest number of characters in a prompt", least=1)
+    max_queue: int = option(8, "requests that may wait; one more is answered: busy, try again", least=1)
+    max_body: int = option(16, "largest body of a request in MiB, pictures included", least=1)
+    max_pixels: int = option(16, "most pixels of an uploaded picture, in millions", least=1)
+    max_disk: int = option(
+        512, "most MiB on disk of pictures that visitors uploaded and were shown; the oldest are deleted", least=1
+    )
+    max_seconds: int = option(300, "longest time to sample one request in seconds, without that spent waiting", least=1)
 
-    def __post_init__(self):
-        for field in fields(self):
-            if getattr(self, field.name) < 1:
-                raise InputError(f"{field.name} is {getattr(self, field.name)}, but must be at least 1")
+    def faults(self) -> Iterator[Fault]:
         if self.max_disk < self.max_body:
-            raise InputError(f"max_disk is {self.max_disk}, but must be at least max_body, {self.max_body}")
+            yield Fault.of(self, "max_disk", f"must be at least {named('max_body')}, {self.max_body}")
 
     @property
     def body_bytes(self) -> int:
@@ -105,7 +100,7 @@ class Limits:
         return max(self.max_images, self.max_scale**2) * size**2
 
 
-@dataclass(frozen=True)
+@settings
 class ServeRun:
     """All settings of ``serve.py``."""
 

@@ -1,103 +1,94 @@
-"""Settings collected from presets, files, flags and ``--set``, later sources winning over earlier ones."""
+"""Settings collected from presets, files, flags and ``--set``, later sources winning over earlier ones.
+
+They are put together first and read once, so that everything that is wrong is told together, each setting as whoever
+gave it calls it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..config import (
-    KeyPath,
+    FlagText,
     Leaf,
     Section,
     checked,
-    checked_list,
     from_dict,
     leaves,
     members,
     nearest,
     present_keys,
-    quoted,
+    refusal,
     shown,
-    spelled_path,
     to_dict,
 )
-from ..errors import InputError, quantity
-
-
-@dataclass(frozen=True)
-class Alias:
-    """A flag of Guided-Diffusion that sets a field with another name here.
-
-    true_value: what a True flag sets, for a boolean alias (False returns the field to its default when it holds that
-                value); None passes the value on unchanged.
-    """
-
-    field: str
-    true_value: str | None = None
-
-
-ALIASES = {
-    "use_fp16": Alias("precision", "fp16"),
-    "predict_xstart": Alias("prediction", "x_start"),
-    "use_kl": Alias("loss_type", "rescaled_kl"),
-    "rescale_learned_sigmas": Alias("loss_type", "rescaled_mse"),
-    "learn_sigma": Alias("variance", "learned_range"),
-    "sigma_small": Alias("variance", "fixed_small"),
-    "use_ddim": Alias("sampler", "ddim"),
-    "index_dir": Alias("data_dir"),
-    "index_dir_val": Alias("val_data_dir"),
-}
-
-
-@functools.cache
-def by_name(config_class) -> dict[str, Leaf]:
-    """Settings by the names of their flags; without those of sections that have no flags.
-
-    Raises TypeError when two have the same name: flags are flat, so a section that a command has twice needs a prefix.
-    """
-    table: dict[str, Leaf] = {}
-    for leaf in leaves(config_class):
-        if leaf.in_file:
-            continue
-        if leaf.name in table or leaf.name in ALIASES:
-            raise TypeError(f"{config_class.__name__} has two settings called {leaf.name}")
-        table[leaf.name] = leaf
-    for old in [old for leaf in table.values() for old in leaf.earlier_names]:
-        if old in table or old in ALIASES:
-            raise TypeError(f"{config_class.__name__} has a setting called {old}, which is an earlier name of another")
-    return table
-
-
-@functools.cache
-def present_names(config_class) -> dict[str, str]:
-    """Present names of flags by their earlier ones."""
-    return {old: leaf.name for leaf in by_name(config_class).values() for old in leaf.earlier_names}
-
-
-@functools.cache
-def aliases_of(config_class) -> dict[str, Alias]:
-    """The aliases whose field the config class has."""
-    return {name: alias for name, alias in ALIASES.items() if alias.field in by_name(config_class)}
+from ..errors import Fault, InputError, KeyPath, as_flag, path_of, quantity, quoted, spelled_path
+from .flag_names import ALIASES, Alias, aliases_of, by_name, present_names
 
 
 class Settings:
-    """The settings given so far. ``next_source`` begins a source that wins over those before it."""
+    """The settings given so far. ``next_source`` begins a source that wins over those before it.
 
-    def __init__(self, config_class):
-        self.config_class = config_class
+    file: the file that holds the command's settings, if any: messages name what is not given by its path there, not by
+          its flag.
+    """
+
+    def __init__(self, config_class, file: str = ""):
+        self.config_class, self.file = config_class, file
         self.tree: dict = {}  # nested like the config; lists of sections are lists of dicts
+        self.givers: dict[KeyPath, tuple[str, str]] = {}  # what a setting is called where it is given, and that place
         self.claims: dict[KeyPath, tuple[str, Any]] = {}  # of the present source: key that was used, and value
+        self.faults: list[Fault] = []  # of the sources, before their settings are read
 
     def next_source(self) -> None:
         self.claims.clear()
 
     def build(self):
-        """The config. Raises InputError for settings that exclude each other."""
-        return from_dict(self.config_class, self.completed())
+        """The config. Raises InputError with everything that is wrong."""
+        faults, config = list(self.faults), None
+        try:
+            config = from_dict(self.config_class, self.completed())
+        except InputError as error:
+            told = {fault.setting for fault in faults}
+            faults += [fault for fault in error.faults if not fault.setting or fault.setting not in told]
+        if faults:
+            order = {path: number for number, path in enumerate(self.givers)}
+            faults.sort(key=lambda fault: order.get(self._around(fault.setting) or (), len(order)))
+            raise InputError(*(fault.sentence(self.spelling, self.name_of) for fault in faults))
+        return config
+
+    def spelling(self, setting: str) -> str:
+        """A setting as it is called where it is given, and that place; one that is not given, by its flag or path."""
+        around = self._around(setting)
+        place = self.file if around is None else self.givers[around][1]
+        return f"{self.name_of(setting)} ({place})" if place else self.name_of(setting)
+
+    def name_of(self, setting: str) -> str:
+        """A setting as it is called where it is given, without the place."""
+        around = self._around(setting)
+        if around is not None:
+            path = self._written(setting)
+            return self.givers[around][0] if path == around else spelled_path(path)
+        table, path = by_name(self.config_class), path_of(setting)
+        leaf = next((leaf for leaf in table.values() if leaf.path == path), table.get(str(path[-1])))
+        return as_flag(leaf.name) if leaf and leaf.has_flag and not self.file else setting
+
+    def _around(self, setting: str) -> KeyPath | None:
+        """The path that is given: that of the setting, or of the innermost section around it."""
+        path = self._written(setting)
+        return next((path[:n] for n in range(len(path), 0, -1) if path[:n] in self.givers), None)
+
+    def _written(self, setting: str) -> KeyPath:
+        """The path of a setting where it is given: at the root of a file that has a key for it there."""
+        path = next((given for given in self.givers if spelled_path(given) == setting), path_of(setting))
+        for key, home in getattr(self.config_class, "homes", {}).items():
+            if path[: len(home)] == home and home not in self.givers:
+                return (key, *path[len(home) :])
+        return path
 
     def completed(self) -> dict:
         """The settings with what follows from them, where the config class has a ``completed`` that adds it."""
@@ -105,8 +96,8 @@ class Settings:
         return complete(self.tree) if complete else self.tree
 
     def check_effects(self, config) -> None:
-        """InputError for a setting of the present source that has no effect in ``config``, the whole one."""
-        table = by_name(self.config_class)
+        """InputError for settings of the present source that have no effect in ``config``, the whole one."""
+        table, faults = by_name(self.config_class), []
         for leaf in table.values():
             if leaf.path not in self.claims or functools.reduce(getattr, leaf.path, config) is False:  # turned off
                 continue
@@ -119,91 +110,146 @@ class Settings:
                 if any(str(each) in values for each in several) if values else any(several):
                     continue
                 remedy = f"set --{other.name}" + (f" to {' or '.join(values)}" if values else "")
-                raise InputError(
-                    f"--{leaf.name} has no effect while {other.name} is {shown(found)}: {remedy}, or leave it out"
-                )
+                rule = f"has no effect while {other.name} is {shown(found)}: {remedy}, or leave it out"
+                faults.append(Fault(spelled_path(leaf.path), rule))
+                break
+        if faults:
+            raise InputError(*(fault.sentence(self.spelling, self.name_of) for fault in faults))
+
+    # ---------------------------------------------------------------------------------------------- flags and mappings
 
     def set_flag(self, name: str, text: str) -> None:
-        self._set(self.config_class, (), name, text, True, f"--{name}")
+        self._set(self.config_class, (), name, FlagText(text), (f"--{name}", ""))
 
     def update(self, mapping: Mapping, source: str, lines: Mapping[KeyPath, int]) -> None:
         """Take settings from a mapping: by section, or flat by the names of flags, or both. A list of sections replaces
-        the list of an earlier source. Raises InputError for unknown, mistyped and contradictory settings.
+        the list of an earlier source.
 
         lines: the line of each value in the source, by its path.
         """
-        self._update(self.config_class, (), mapping, source)
+        self._update(self.config_class, (), mapping, (), _Places(source, lines))
 
-    def _update(self, config_class, path: KeyPath, mapping: Mapping, source: str) -> None:
+    def _update(self, config_class, path: KeyPath, mapping: Mapping, given: KeyPath, places: _Places) -> None:
+        """path: of the section; given: its path in the source."""
         table, present = by_name(config_class), present_names(config_class)
         for key, value in mapping.items():
-            name = present_keys(config_class).get(key, key)
+            name, here = present_keys(config_class).get(key, key), (*given, str(key))
             member, leaf = members(config_class).get(name), table.get(present.get(key, key))
-            spelled = f"{spelled_path((*path, str(key)))} in {source}"
-            if isinstance(member, Section) and isinstance(value, Mapping):
-                self._update(member.config, (*path, name), value, source)
+            if isinstance(member, Leaf):
+                leaf = member
+            if isinstance(member, Section):
+                self._section(member.config, (*path, name), key, value, here, places)
             elif leaf and leaf.item:
-                self._set_list(leaf, (*path, *leaf.path), checked_list(value, spelled), source)
-            elif leaf and leaf.optional and isinstance(value, Mapping):
-                self._update(leaf.optional, (*path, *leaf.path), value, source)
-            elif isinstance(member, Section) and not leaf:
-                raise InputError(f"{spelled} is {quoted(value)}, but must be a mapping of settings")
+                self._items(leaf, (*path, *leaf.path), value, here, places)
+            elif leaf and leaf.optional:
+                self._section(leaf.optional, (*path, *leaf.path), key, value, here, places)
             else:
-                self._set(config_class, path, str(key), value, False, spelled)
+                self._set(config_class, path, str(key), value, places.of(here))
+                if leaf and leaf.nested:
+                    self.givers |= {
+                        (*path, *leaf.path, *inner): places.of((*here, *inner)) for inner in places.inside(here)
+                    }
 
-    def _set_list(self, leaf: Leaf, path: KeyPath, items, source: str) -> None:
-        if path in self.claims:
-            raise InputError(f"{spelled_path(path)} in {source} is given twice")
-        self.claims[path] = leaf.path[-1], items
-        self._store(path, [{} for _ in items])
-        for i, item in enumerate(items):
-            if not isinstance(item, Mapping):
-                where = spelled_path((*path, i))
-                raise InputError(f"{where} in {source} is {quoted(item)}, but must be a mapping of settings")
-            self._update(leaf.item, (*path, i), item, source)
+    def _section(self, config_class, path: KeyPath, key, value, given: KeyPath, places: _Places) -> None:
+        if not isinstance(value, Mapping):
+            self._claim(path, str(key), value, places.of(given))
+            return
+        self._open(path, {}, places.of(given))
+        self._update(config_class, path, value, given, places)
 
-    def _set(self, config_class, path: KeyPath, name: str, value, from_text: bool, spelled: str) -> None:
+    def _items(self, leaf: Leaf, path: KeyPath, value, given: KeyPath, places: _Places) -> None:
+        """A list of sections, or the mapping that may take its place."""
+        if isinstance(value, Mapping) and leaf.keyed:
+            self._open(path, {}, places.of(given))
+            for key, rest in value.items():
+                self._section(leaf.item, (*path, str(key)), key, rest, (*given, str(key)), places)
+        elif isinstance(value, Mapping) and leaf.lone:
+            self._section(leaf.item, path, leaf.path[-1], value, given, places)
+        elif isinstance(value, list) and path in self.claims:
+            self._contradict(path, f"is given twice, the second time by {places.of(given)[0]}")
+        elif isinstance(value, list):
+            self._claim(path, leaf.path[-1], [], places.of(given))
+            stored = self._stored(path)
+            for i, item in enumerate(value):
+                stored.append({} if isinstance(item, Mapping) else item)
+                self.givers |= {(*path, i): places.of((*given, i))}
+                if isinstance(item, Mapping):
+                    self._update(leaf.item, (*path, i), item, (*given, i), places)
+        else:
+            self._claim(path, leaf.path[-1], value, places.of(given))
+
+    def _set(self, config_class, path: KeyPath, name: str, value, giver: tuple[str, str]) -> None:
         """Set what a flag or key means in the section at ``path``, which has this class."""
         table, aliases = by_name(config_class), aliases_of(config_class)
+        leaf = members(config_class).get(present_keys(config_class).get(name, name))
         if name in aliases:
-            self._set_alias(aliases[name], table[aliases[name].field], path, name, value, from_text, spelled)
+            self._set_alias(aliases[name], table[aliases[name].field], path, name, value, giver)
             return
-        leaf = table.get(present_names(config_class).get(name, name))
+        if not isinstance(leaf, Leaf):
+            leaf = table.get(present_names(config_class).get(name, name))
         if leaf is None:
-            raise InputError(self._unknown(config_class, path, name, spelled))
-        key = name.removeprefix(leaf.prefix)
-        self._claim((*path, *leaf.path), key, checked(leaf, value, from_text, spelled), spelled)
+            self._unknown(config_class, path, name, value, giver)
+        else:
+            self._claim((*path, *leaf.path), name.removeprefix(leaf.prefix), value, giver, leaf)
 
-    def _set_alias(
-        self, alias: Alias, leaf: Leaf, path: KeyPath, name: str, value, from_text: bool, spelled: str
-    ) -> None:
-        path = (*path, *leaf.path)
+    def _set_alias(self, alias: Alias, leaf: Leaf, path: KeyPath, name: str, value, giver: tuple[str, str]) -> None:
+        path, switch = (*path, *leaf.path), dataclasses.replace(leaf, type=bool, choices=())
         if alias.true_value is None:
-            self._claim(path, name, checked(leaf, value, from_text, spelled), spelled)
-        elif checked(dataclasses.replace(leaf, type=bool, choices=()), value, from_text, spelled):
-            self._claim(path, name, alias.true_value, spelled)
+            self._claim(path, name, value, giver)
+            return
+        try:
+            is_on = checked(switch, value, spelled_path((*path[:-1], name)))
+        except InputError as error:
+            self.givers |= {(*path[:-1], name): giver}
+            self.faults += error.faults
+            return
+        if is_on:
+            self._claim(path, name, alias.true_value, giver)
         elif self._stored(path) == alias.true_value:
-            self._claim(path, name, leaf.default, spelled)
+            self._claim(path, name, leaf.default, giver)
 
-    def _unknown(self, config_class, path: KeyPath, name: str, spelled: str) -> str:
-        """A sentence about a key that the section at ``path`` does not have."""
+    def _unknown(self, config_class, path: KeyPath, name: str, value, giver: tuple[str, str]) -> None:
+        """Note that the section at ``path`` has no such setting. Settings that it refuses by name, or has a home for,
+        are left to it."""
+        here = (*path, name)
+        self.givers[here] = giver
+        if refusal(config_class, name):
+            self._store(here, value)
+            return
         elsewhere = by_name(self.config_class).get(name)
+        home = next((leaf.path for leaf in leaves(self.config_class) if leaf.path[-1] == name), None)
         if path and elsewhere and elsewhere.path[: len(path)] == path:  # its prefix belongs to flags only
-            return f"unknown setting {spelled}; did you mean {'.'.join(elsewhere.path[len(path) :])}?"
-        if path and elsewhere:
-            return f"{spelled} belongs under {'.'.join(elsewhere.path[:-1]) or 'no section'}"
-        known = [*members(config_class), *by_name(config_class), *aliases_of(config_class)]
-        return f"unknown setting {spelled}{nearest(name, known)}"
+            hint = f"; did you mean {'.'.join(elsewhere.path[len(path) :])}?"
+        elif home and (path or len(home) > 1):
+            hint = f"; it belongs under {'.'.join(home[:-1]) or 'no section'}"
+        else:
+            hint = nearest(name, [*members(config_class), *by_name(config_class), *aliases_of(config_class)])
+        self.faults.append(Fault(spelled_path(here), f"is an unknown setting{hint}"))
 
-    def _claim(self, path: KeyPath, key: str, value, spelled: str) -> None:
-        """Set a value. Raises InputError when the same source has set it to another, or under an earlier name."""
+    def _claim(self, path: KeyPath, key: str, value, giver: tuple[str, str], leaf: Leaf | None = None) -> None:
+        """Set a value, unless the same source has set it to another, or under an earlier name: that is wrong.
+
+        leaf: of the value of a flag.
+        """
         other_key, other = self.claims.setdefault(path, (key, value))
         if other_key != key and not {key, other_key} & ALIASES.keys():
-            raise InputError(f"{spelled}: {spelled_path(path)} is given twice, under its present and an earlier name")
-        if other != value:
-            name = spelled_path(path)
-            raise InputError(f"{spelled} sets {name} to {shown(value)}, but it is set to {shown(other)} too: give one")
-        self._store(path, value)
+            self._contradict(path, f"is given twice, under its present and an earlier name: leave {giver[0]} out")
+        elif other != value:
+            given = f"sets {spelled_path(path)} to {shown(other)}, but {giver[0]} sets it to {shown(value)}"
+            self._contradict(path, f"{given}: give one of them")
+        else:
+            self.givers = {old: place for old, place in self.givers.items() if old[: len(path)] != path}
+            self.givers[path] = giver
+            self._store(path, _read(leaf, value) if leaf else value)
+
+    def _contradict(self, path: KeyPath, rule: str) -> None:
+        self.faults.append(Fault(spelled_path(path), rule))
+
+    def _open(self, path: KeyPath, empty, giver: tuple[str, str]) -> None:
+        """Make sure that there is a section."""
+        self.givers[path] = giver
+        if not isinstance(self._stored(path), (dict, list)):
+            self._store(path, empty)
 
     def _store(self, path: KeyPath, value) -> None:
         node: Any = self.tree
@@ -230,8 +276,8 @@ class Settings:
         if not equals:
             raise InputError(f"--set {assignment} must be PATH=VALUE, such as --set {self._example()}")
         leaf, path = self._locate(text, value)
-        key = text.rpartition(".")[2]
-        self._claim(path, key, None if leaf.optional else checked(leaf, value, True, f"--set {text}"), f"--set {text}")
+        key, giver = text.rpartition(".")[2], (f"--set {text}", "")
+        self._claim(path, key, None if leaf.optional else FlagText(value), giver, leaf)
 
     def _example(self) -> str:
         leaf = next(leaf for leaf in leaves(self.config_class) if not (leaf.item or leaf.optional))
@@ -290,3 +336,26 @@ class Settings:
             count = f"a list of {quantity(len(items), 'section')}"
             raise InputError(f"--set {text}: {spelled_path(path)} is {count}; give an index from 0 to {len(items) - 1}")
         return int(index)
+
+
+def _read(leaf: Leaf, value):
+    """What the text of a flag stands for; the text where it is wrong, which is told when all settings are read."""
+    try:
+        return checked(leaf, value, "") if isinstance(value, FlagText) else value
+    except InputError:
+        return value
+
+
+class _Places:
+    """Where a source gives its settings."""
+
+    def __init__(self, source: str, lines: Mapping[KeyPath, int]):
+        self.source, self.lines = source, lines
+
+    def inside(self, path: KeyPath) -> Iterator[KeyPath]:
+        """The paths, from there, of what is given in the value at a path."""
+        yield from (inner[len(path) :] for inner in self.lines if inner[: len(path)] == path and inner != path)
+
+    def of(self, path: KeyPath) -> tuple[str, str]:
+        line = self.lines.get(path)
+        return spelled_path(path), self.source if line is None else f"{self.source}, line {line}"

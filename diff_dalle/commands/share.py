@@ -5,17 +5,18 @@ To add one: a config class, a function of it that returns lines to print, and a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Iterator
+from dataclasses import fields
 
 from .. import storage
-from ..config import option
-from ..errors import InputError
+from ..config import option, settings
+from ..errors import Fault, InputError, named
 from .subcommands import Subcommand
 
 PLACE = "hf://USER/NAME, a repository of the Hugging Face hub, or a folder, local or remote (s3://, gs://, az://)"
 
 
-@dataclass(frozen=True)
+@settings
 class PushConfig:
     """Sending a model"""
 
@@ -38,17 +39,17 @@ class PushConfig:
     license: str = option("", "license of the weights as the hub names it, such as mit; empty = not recorded")
     example_prompt: str = option("a red circle", "prompt of the examples on the card")
 
-    def __post_init__(self):
+    def faults(self) -> Iterator[Fault]:
         if not self.to:
-            raise InputError(f"--to is required: {PLACE}")
+            yield Fault("to", f"is required: {PLACE}")
         if not self.paths and not self.lora:
-            raise InputError("there is nothing to send: give a checkpoint or a model folder with --model_path")
+            yield Fault("model_path", "is required: there is nothing to send, give a checkpoint or a model folder")
         if self.lora and self.paths:
-            raise InputError(f"a LoRA is sent alone: leave out {', '.join(self.paths)}, or lora")
+            yield Fault("lora", f"is sent alone: leave out {', '.join(map(named, self.paths))}, or it")
         if self.lora and self.precision != "fp16":
-            raise InputError(f"precision is {self.precision}, but a LoRA is sent as it is: leave it out")
+            yield Fault.of(self, "precision", "a LoRA is sent as it is: leave it out")
         if not self.private and storage.scheme(self.to) != "hf":
-            raise InputError(f"private is False, but only hf:// can be private, not {self.to}: leave it out")
+            yield Fault("private", f"is False, but only hf:// can be private, not {self.to}: leave it out")
 
     @property
     def paths(self) -> dict[str, tuple[str, ...]]:
@@ -85,7 +86,7 @@ def push(config: PushConfig) -> list[str]:
     return [f"{to}: {', '.join(names)}"]
 
 
-@dataclass(frozen=True)
+@settings
 class PullConfig:
     """Fetching a model"""
 
@@ -95,10 +96,10 @@ class PullConfig:
     )
     to: str = option("", "folder for the model, local or remote")
 
-    def __post_init__(self):
-        for name, flag in (("model_path", "from"), ("to", "to")):
-            if not getattr(self, name):
-                raise InputError(f"--{flag} is required: pull --from hf://USER/NAME --to FOLDER")
+    def faults(self) -> Iterator[Fault]:
+        for flag, given in {"from": self.model_path, "to": self.to}.items():
+            if not given:
+                yield Fault("", f"--{flag} is required: pull --from hf://USER/NAME --to FOLDER")
 
 
 def pull(config: PullConfig) -> list[str]:

@@ -7,14 +7,16 @@ refuses a file of another kind; a file without the key is accepted where its key
 from __future__ import annotations
 
 import functools
+import itertools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
 from .. import storage
-from ..config import MAX_TEXT, KeyPath, load_located, lookup, nearest, quoted
-from ..errors import InputError
+from ..config import MAX_TEXT, load_located, lookup, nearest
+from ..errors import InputError, KeyPath, quoted
 from .training_commands import TRAINING_COMMANDS
 
 PRESETS = "diff_dalle.presets"  # the package that holds their files
@@ -75,6 +77,13 @@ def read_preset(name: str) -> Source:
 def read_config(path: str) -> Source:
     """A YAML or JSON file of settings, local or remote."""
     return _source(storage.read_text(path, MAX_TEXT), path)
+
+
+def sources_on(argv: Sequence[str]) -> list[Source]:
+    """The presets and config files that a command line names, in the order of their precedence."""
+    readers = {"--preset": read_preset, "--config": read_config, "--config_file": read_config}
+    words = list(itertools.pairwise(part for word in argv for part in word.split("=", 1)))
+    return [read(name) for flag, read in readers.items() for word, name in words if word == flag]
 
 
 def _source(text: str, name: str) -> Source:

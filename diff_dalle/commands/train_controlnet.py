@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple, cast
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 from torch import nn
 
 from ..checkpoints.checkpoint import Identity
 from ..checkpoints.controlnets import BaseRecord
 from ..checkpoints.loading import SavedNetwork, open_network
-from ..config import option, redacted, section, to_dict
+from ..config import entries, faults_of, option, section, settings, shown, to_dict
 from ..data.loader import Loader
 from ..data.spec import ControlSpec, SampleSpec
 from ..diffusion.augmentation import AugmentationConfig
 from ..diffusion.diffusion_config import DiffusionConfig, create_gaussian_diffusion
 from ..distributed.world import World
 from ..embeddings.contract import weights_digest
-from ..errors import InputError
+from ..errors import Fault, InputError
 from ..images.control_filters.contract import ControlFilter
 from ..images.control_filters.ready import ReadyFilter
 from ..images.control_filters.table import ControlConfig
@@ -30,12 +30,13 @@ from ..tasks.control import BASE, ControlledDenoisingTask, control_of, pictures_
 from ..tasks.previews import Previews
 from ..text.tokenizer import Tokenizer, TokenizerConfig
 from ..training.trainee import Trainee
-from .base_settings import of_base
 from .command_line import parse_kind
 from .train_generator import GeneratorRun
+from .training import TrainingRun, check_same
 from .training_commands import TRAINING_COMMANDS
 
 KINDS = ("controlnet", "stage_c_controlnet")
+T = TypeVar("T")
 
 
 class Steered(NamedTuple):
@@ -53,62 +54,44 @@ class Steered(NamedTuple):
     def record(self, known: BaseRecord, image_size: int, setting: str) -> BaseRecord:
         """What to say about the base. InputError when the run has another."""
         found = weights_digest(self.network.state_dict())
-        if known.identity and known.identity != found:
-            raise InputError(
-                f"{setting} is {self.saved.path}, whose weights are {found}, but the run was begun with "
-                f"{known.identity}: give those"
-            )
+        check_same(found, known.identity, setting, self.saved.path)
         return BaseRecord(found, image_size)
 
 
-def with_control(spec: SampleSpec, control_filter: ControlFilter) -> SampleSpec:
-    """``spec`` with the ready-made controls that a filter reads."""
-    if not isinstance(control_filter, ReadyFilter):
-        return spec
-    return replace(spec, control=ControlSpec(control_filter.member, control_filter.channels))
+def of_base(
+    section: str, own: T, base: T, path: str, usual: T | None = None, strict: Sequence[str] = (), origin: str = ""
+) -> T:
+    """The base's settings of a section, which are read from its checkpoint.
+
+    own:    the run's, which may repeat those of the base. usual: those of a run that says nothing, None = the defaults.
+    strict: names of settings that must be the base's even where they are the usual ones, which ``origin`` says.
+
+    Raises InputError for one that is neither the usual one nor the base's.
+    """
+    kind, usual = type(own), usual or type(own)()
+    rows = zip(*(entries(kind, to_dict(each), f"{section}.") for each in (own, base, usual)), strict=True)
+    for (name, free, value), (_, _, found), (_, _, default) in rows:
+        is_strict = name.removeprefix(f"{section}.") in strict
+        if free or value == found or (value == default and not is_strict):
+            continue
+        source = f" ({origin})" if is_strict else ""
+        rule = f"but the base {path} has {shown(found)}: leave it out, or give another base"
+        raise InputError(f"{name} is {shown(value)}{source}, {rule}")
+    return base
 
 
-@dataclass(frozen=True)
-class ControlNetRun(GeneratorRun):
-    """Settings of ``train_controlnet.py``: of a ControlNet for a base generator.
+class SteeredRun(TrainingRun):
+    """Base of the config of a ControlNet's training, before that of what is steered.
 
-    ``model``, ``tokenizer`` and ``diffusion`` are the base's, which ``settled`` reads.
+    steered: of the instance that ``settled`` returns.
     """
 
-    kind: ClassVar[str] = "controlnet"
-    steered: ClassVar[Steered | None] = None  # of the instance that ``settled`` returns
+    steered: ClassVar[Steered | None] = None
+    control: ControlConfig
 
-    model_path: str = option("", "checkpoint of the base generator: ema_….pt or model….pt", required=True, free=True)
-    control: ControlConfig = section(ControlConfig)
-    controlnet: UnetControlConfig = section(UnetControlConfig)
-    model: GeneratorConfig = section(GeneratorConfig, flags=False)
-    tokenizer: TokenizerConfig = section(TokenizerConfig, flags=False)
-    diffusion: DiffusionConfig = section(DiffusionConfig, flags=False)
-    augmentation: AugmentationConfig = section(AugmentationConfig, flags=False)
-    base: BaseRecord = section(BaseRecord, flags=False)
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.control.check()
-
-    def settled(self, world: World) -> ControlNetRun:
-        path = self.model_path
-        if not path:
-            raise InputError("--model_path is required: the checkpoint of the base generator, ema_….pt or model….pt")
-        saved = open_network(path, "generator")
-        settings = saved.settings
-        steered = Steered(saved, saved.load(world.device), self.control.create())
-        steered.tell(world)
-        run = replace(
-            self,
-            model=of_base(self.model, settings.model, GeneratorConfig(), path),
-            tokenizer=of_base(self.tokenizer, settings.tokenizer, TokenizerConfig(), path),
-            diffusion=of_base(self.diffusion, settings.diffusion, DiffusionConfig(), path),
-            control=replace(self.control, control_channels=steered.control_filter.channels),
-            base=steered.record(self.base, settings.model.unet.image_size, "model_path"),
-        )
-        object.__setattr__(run, "steered", steered)
-        return run
+    def faults(self) -> Iterator[Fault]:
+        yield from super().faults()
+        yield from faults_of(self.control.check, "control")
 
     @property
     def _steered(self) -> Steered:
@@ -121,12 +104,52 @@ class ControlNetRun(GeneratorRun):
 
     def identity(self, tokenizer: Tokenizer | None) -> Identity:
         """Without a tokenizer: the base reads the text."""
-        config = redacted(to_dict(self))
-        del config["training"]["logdir"]
-        return Identity(self.kind, config)
+        return super().identity(None)
 
     def sample_spec(self, tokenizer: Tokenizer | None) -> SampleSpec:
-        return with_control(super().sample_spec(tokenizer), self._steered.control_filter)
+        """With the ready-made controls that the filter reads."""
+        spec, control_filter = super().sample_spec(tokenizer), self._steered.control_filter
+        if not isinstance(control_filter, ReadyFilter):
+            return spec
+        return replace(spec, control=ControlSpec(control_filter.member, control_filter.channels))
+
+
+@settings
+class ControlNetRun(SteeredRun, GeneratorRun):
+    """Settings of ``train_controlnet.py``: of a ControlNet for a base generator.
+
+    ``model``, ``tokenizer`` and ``diffusion`` are the base's, which ``settled`` reads.
+    """
+
+    kind: ClassVar[str] = "controlnet"
+
+    model_path: str = option("", "checkpoint of the base generator: ema_….pt or model….pt", required=True, free=True)
+    control: ControlConfig = section(ControlConfig)
+    controlnet: UnetControlConfig = section(UnetControlConfig)
+    model: GeneratorConfig = section(GeneratorConfig, flags=False)
+    tokenizer: TokenizerConfig = section(TokenizerConfig, flags=False)
+    diffusion: DiffusionConfig = section(DiffusionConfig, flags=False)
+    augmentation: AugmentationConfig = section(AugmentationConfig, flags=False)
+    base: BaseRecord = section(BaseRecord, flags=False)
+
+    def settled(self, world: World) -> ControlNetRun:
+        path = self.model_path
+        if not path:
+            rule = "is required: the checkpoint of the base generator, ema_….pt or model….pt"
+            raise InputError(Fault("model_path", rule))
+        saved = open_network(path, "generator")
+        settings = saved.settings
+        steered = Steered(saved, saved.load(world.device), self.control.create())
+        steered.tell(world)
+        run = replace(
+            self,
+            model=of_base("model", self.model, settings.model, path),
+            tokenizer=of_base("tokenizer", self.tokenizer, settings.tokenizer, path),
+            diffusion=of_base("diffusion", self.diffusion, settings.diffusion, path),
+            control=replace(self.control, control_channels=steered.control_filter.channels),
+            base=steered.record(self.base, settings.model.unet.image_size, "model_path"),
+        )
+        return run.holding(steered=steered)
 
     def initialize(self, network: nn.Module) -> None:
         """As the base's encoder."""

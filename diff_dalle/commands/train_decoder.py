@@ -5,23 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 from torch import nn
 from torch.nn import functional as F
 
-from ..checkpoints.checkpoint import Identity
 from ..checkpoints.decoder import DecoderConfig
 from ..checkpoints.loading import open_networks
 from ..checkpoints.run_folder import discard_run, read_run
-from ..config import Problems, option, redacted, section, to_dict
+from ..config import faults_of, option, section, settings, to_dict
 from ..data.loader import DataConfig, Loader
 from ..diffusion.augmentation import area_resize
 from ..diffusion.preview_config import PreviewConfig
 from ..distributed.launch import DistributedConfig
 from ..distributed.sharding_config import ShardingConfig
 from ..distributed.world import World
-from ..errors import InputError
+from ..errors import Fault, InputError, named
 from ..evaluation.generated import GeneratedMetrics
 from ..evaluation.generated_config import GeneratedMetricsConfig
 from ..images.signal import PixelSignal
@@ -63,7 +62,7 @@ FILES = ("log", "csv", "jsonl", "samples")  # of the run's log, in data_path
 META = "decoder_config.json"
 
 
-@dataclass(frozen=True)
+@settings
 class DecoderRun(TrainingRun):
     """Settings of ``train_decoder.py``."""
 
@@ -74,6 +73,7 @@ class DecoderRun(TrainingRun):
         "logdir": "tracker.data_path",
         "trackers": "tracker.log",
         "iterations": "train.epochs",
+        "lr_anneal_steps": "train.cosine_decay_max_steps",
         "microbatch": "train.max_batch_size",
     }
     opened: ClassVar[Opened | None] = None  # of the instance that ``settled`` returns
@@ -90,14 +90,8 @@ class DecoderRun(TrainingRun):
     sharding: ShardingConfig = section(ShardingConfig)
     distributed: DistributedConfig = section(DistributedConfig)
 
-    def __post_init__(self):
-        Problems.check(self._problems())
-
-    def _problems(self) -> Iterator[str]:
-        try:
-            check_seeds([self.seed])
-        except InputError as error:
-            yield str(error)
+    def faults(self) -> Iterator[Fault]:
+        yield from faults_of(lambda: check_seeds([self.seed]), "seed")
         yield from wrong_between(self.decoder, self.data, self.train, self.evaluate, self.tracker)
 
     # -------------------------------------------------------------------------------- the run that the file describes
@@ -118,21 +112,9 @@ class DecoderRun(TrainingRun):
         return self.decoder.sizes[last_trained(self.decoder, self.train)]
 
     @property
-    def image_channels(self) -> int:
-        return self.decoder.channels
-
-    @property
-    def text_length(self) -> int:
-        return 0
-
-    @property
-    def has_text(self) -> bool:
-        return False  # no tokenizer of ours: texts are encoded beforehand, or by a CLIP
-
-    @property
     def optims(self) -> tuple[OptimConfig, ...]:
         """One for each U-Net."""
-        return tuple(filter(None, map(self.train.optimizer, range(len(self.decoder)))))
+        return tuple(map(self.train.optimizer, range(len(self.decoder))))
 
     @property
     def training(self) -> TrainingConfig:  # type: ignore[override]
@@ -195,10 +177,9 @@ class DecoderRun(TrainingRun):
     def meta(self) -> dict[str, str]:
         return {META: json.dumps(to_dict(self), indent=1, ensure_ascii=False)}
 
-    def identity(self, tokenizer: Tokenizer | None) -> Identity:
-        config = redacted(to_dict(self))
+    def without_place(self, config: dict[str, Any]) -> dict[str, Any]:
         del config["check"], config["tracker"]["data_path"], config["tracker"]["overwrite_data_path"]
-        return Identity(self.kind, config)
+        return config
 
     # ---------------------------------------------------------------------------------------------- what it works with
 
@@ -222,11 +203,10 @@ class DecoderRun(TrainingRun):
         if run is None or not run.checkpoints or self.tracker.auto_resume:
             return False
         if not self.tracker.overwrite_data_path:
-            raise InputError(
-                f"tracker.data_path {logdir} holds a run after {run.checkpoints[-1].step:,} steps: set "
-                "tracker.log.auto_resume to continue it, tracker.overwrite_data_path to start again in its place, or "
-                "another tracker.data_path"
-            )
+            again = f"{named('tracker.overwrite_data_path')} to start again in its place, or another data_path"
+            rule = f"{logdir} holds a run after {run.checkpoints[-1].step:,} steps"
+            remedy = f"set tracker.log.auto_resume to continue it, {again}"
+            raise InputError(Fault("tracker.data_path", f"{rule}: {remedy}"))
         return True
 
     def starting_from(self, weights: tuple[str, ...]) -> DecoderRun:
@@ -249,8 +229,7 @@ class DecoderRun(TrainingRun):
         train, val, test = (run._part(name, materials, world) for name in ("train", "val", "test"))
         assert train is not None  # there is no division without it
         frozen, given = self._weights(world)
-        object.__setattr__(run, "opened", Opened(materials, train, val, test, world.size, frozen, given))
-        return run
+        return run.holding(opened=Opened(materials, train, val, test, world.size, frozen, given))
 
     def _weights(self, world: World) -> tuple[dict[str, nn.Module], tuple[str, ...]]:
         """The U-Nets of ``init_checkpoint`` that are not trained, by name, and the files that hold others."""
@@ -266,9 +245,10 @@ class DecoderRun(TrainingRun):
                     given.append(path)
                     continue
                 if saved.settings.decoder.named(saved.trainee) != self.decoder.stage(own):
+                    unet = named(f"decoder.unets[{own}]")
                     raise InputError(
-                        f"{path} holds a {saved.trainee} with other settings than decoder.unets[{own}], which is not "
-                        "trained: give it the file's settings"
+                        f"{path} holds a {saved.trainee} with other settings than {unet}, which is not trained: give "
+                        "it the file's settings"
                     )
                 frozen[saved.trainee] = saved.load(world.device)
         return frozen, tuple(dict.fromkeys(given))
@@ -298,7 +278,6 @@ class DecoderRun(TrainingRun):
             shuffle=data.shuffle_train or data.resample_train if is_train else data.shuffle_val_test,
             augment=is_train,
             sources=shards,
-            flag="data.webdataset_base_url",
             device=world.device,
             world=world,
         )
@@ -338,11 +317,11 @@ class DecoderRun(TrainingRun):
         if not self.evaluate.given or data is None:
             return None
         count = min(self.evaluate.n_evaluation_samples, data.samples)
-        Problems.check(self.evaluate.shortages(count, "the split val has"))
+        wrong = self.evaluate.shortages(count, "the split val has")
+        InputError.check(fault.below(("evaluate",)) for fault in wrong)
         config = replace(self.evaluate, n_evaluation_samples=count)
-        return GeneratedMetrics(
-            config, world, metrics_clip(self._opened.materials, world) if config.needs_clip else None
-        )
+        clip = metrics_clip(self._opened.materials, world) if config.needs_clip else None
+        return GeneratedMetrics(config, world, clip)
 
     def measure(self, trainees: Sequence[Trainee], world: World) -> Callable[[], dict[str, float]] | None:
         data, metrics = self._opened.val, self.metrics(world)
@@ -371,15 +350,7 @@ class DecoderRun(TrainingRun):
         signal, size = PixelSignal(self.decoder.channels), (stage.image_size, stage.image_size)
         upsampled = None if low_res is None else signal.to_pixels(F.interpolate(low_res, size))
         config = PreviewConfig(self.sample_interval, count, stage.sampler, stage.guidance)
-        return Previews(
-            config,
-            stage.diffusion,
-            signal,
-            cond.to("cpu"),
-            [""] * count,
-            size,
-            self.training.microbatch or self.data.batch_size,
-            inputs=upsampled,
-            originals=signal.to_pixels(area_resize(batch.images, size)),
-            scales=scales,
-        )
+        originals = signal.to_pixels(area_resize(batch.images, size))
+        batch_size = self.training.microbatch or self.data.batch_size
+        given = config, stage.diffusion, signal, cond.to("cpu"), [""] * count, size, batch_size
+        return Previews(*given, inputs=upsampled, originals=originals, scales=scales)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
 
 from ..checkpoints.kinds import find_kind
-from ..config import section
+from ..config import faults_of, section, settings
 from ..data.loader import DataConfig, Loader
 from ..diffusion.augmentation import AugmentationConfig, area_downsample
 from ..diffusion.diffusion_config import DiffusionConfig, create_gaussian_diffusion
@@ -17,7 +18,7 @@ from ..diffusion.preview_config import PreviewConfig
 from ..diffusion.resample import DenoisingConfig
 from ..distributed.launch import DistributedConfig
 from ..distributed.world import World
-from ..errors import InputError
+from ..errors import Fault, named
 from ..images.signal import Signal
 from ..images.transforms import Window
 from ..models.generator import GeneratorConfig
@@ -32,7 +33,7 @@ from ..training.trainee import Trainee
 from .training import TrainingRun
 
 
-@dataclass(frozen=True)
+@settings
 class GeneratorRun(TrainingRun):
     """Settings of ``train_generator.py``: of a base generator or, with ``small_size``, an upsampler."""
 
@@ -50,34 +51,30 @@ class GeneratorRun(TrainingRun):
     tracking: TrackingConfig = section(TrackingConfig)
     distributed: DistributedConfig = section(DistributedConfig)
 
-    def __post_init__(self):
-        self.check_annealing(self.optim)
-        self._check_upsampling()
-        self.check_aspect(math.lcm(self.model.unet.divisor, self.model.factor))
-        self.preview.check(self.diffusion, self.signal, self.has_text or self.num_classes > 0)
-
-    def _check_upsampling(self) -> None:
-        augmentation, crop = self.augmentation, self.augmentation.crop_size
-        if not self.model.is_upsampler and augmentation != AugmentationConfig():
-            raise InputError(
-                "gaussian_blur, noise_augmentation and crop_size are for upsamplers, but this is a base "
-                "generator: set --small_size, or leave them out"
-            )
-        if self.model.low_res.low_res_skip and self.diffusion.prediction != "x_start":
-            raise InputError(
-                f"low_res_skip adds the upsampled input to a prediction of x_start, but prediction is "
-                f"{self.diffusion.prediction}: set --prediction x_start, or leave low_res_skip out"
-            )
-        if crop > self.image_size or crop % self.model.factor:
-            raise InputError(
-                f"crop_size is {crop}, but must be at most image_size ({self.image_size}) and a multiple "
-                f"of the upsampling factor ({self.model.factor})"
-            )
-        if crop % self.model.unet.divisor:
-            raise InputError(
-                f"crop_size is {crop}, but must be a multiple of {self.model.unet.divisor}, the network's "
-                "downsampling factor"
-            )
+    def faults(self) -> Iterator[Fault]:
+        model, aspect, crop = self.model, self.data.aspect, self.augmentation.crop_size
+        yield from self.wrong_annealing(self.optim)
+        if not model.is_upsampler and self.augmentation != AugmentationConfig():
+            names = f"{named('gaussian_blur')}, {named('noise_augmentation')} and {named('crop_size')}"
+            remedy = f"set {named('small_size')}, or leave them out"
+            yield Fault("", f"{names} are for upsamplers, but this is a base generator: {remedy}")
+        if model.low_res.low_res_skip and self.diffusion.prediction != "x_start":
+            found = f"but prediction is {self.diffusion.prediction}: set {named('prediction')} x_start"
+            rule = f"adds the upsampled input to a prediction of x_start, {found}, or leave it out"
+            yield Fault("model.low_res.low_res_skip", rule)
+        if crop > self.image_size or crop % model.factor:
+            most = f"at most {named('image_size')} ({self.image_size})"
+            rule = f"must be {most} and a multiple of the upsampling factor ({model.factor})"
+            yield Fault.of(self, "augmentation.crop_size", rule)
+        if crop % model.unet.divisor:
+            rule = f"must be a multiple of {model.unet.divisor}, the network's downsampling factor"
+            yield Fault.of(self, "augmentation.crop_size", rule)
+        multiple = math.lcm(model.unet.divisor, model.factor)
+        if aspect.multi_aspect_ratio and aspect.bucket_factor % multiple:
+            rule = f"must be a multiple of {multiple}, as the sizes of the network's images are"
+            yield Fault.of(self, "data.aspect.bucket_factor", rule)
+        is_conditional = self.has_text or self.num_classes > 0
+        yield from faults_of(lambda: self.preview.check(self.diffusion, self.signal, is_conditional))
 
     @property
     def image_size(self) -> int:
@@ -106,8 +103,7 @@ class GeneratorRun(TrainingRun):
 
     @property
     def signal(self) -> Signal:
-        kind = find_kind(self.network_kind)
-        return kind.signal(kind.settings_of(self))
+        return find_kind(self.network_kind).of_run(self).signal
 
     @property
     def sample_interval(self) -> int:
@@ -117,15 +113,8 @@ class GeneratorRun(TrainingRun):
         process, previews = create_gaussian_diffusion(self.diffusion), self.build_previews(tokenizer, shown)
         model = self.build_model(tokenizer, world)
         if self.model.is_upsampler:
-            task: DenoisingTask = UpsamplingTask(
-                model,
-                process,
-                self.denoising,
-                self.model.factor,
-                self.augmentation.degradation,
-                self.num_classes,
-                previews,
-            )
+            extra = self.model.factor, self.augmentation.degradation
+            task: DenoisingTask = UpsamplingTask(model, process, self.denoising, *extra, self.num_classes, previews)
         else:
             task = DenoisingTask(model, process, self.denoising, self.num_classes, previews)
         return [Trainee(task, self.optim, self.training.precision, world)]
@@ -147,16 +136,6 @@ class GeneratorRun(TrainingRun):
             cond = replace(cond, low_res=low_res, low_res_level=zero, low_res_blur=zero)
             upsampled = low_res.repeat_interleave(self.model.factor, 2).repeat_interleave(self.model.factor, 3)
             inputs, originals = self.signal.to_pixels(upsampled), self.signal.to_pixels(images)
-        size = (images.shape[2], images.shape[3])
-        return Previews(
-            self.preview,
-            self.diffusion,
-            self.signal,
-            cond,
-            captions,
-            size,
-            self.training.microbatch or self.training.batch_size,
-            self.num_classes,
-            inputs,
-            originals,
-        )
+        size, batch_size = (images.shape[2], images.shape[3]), self.training.microbatch or self.training.batch_size
+        shown = self.preview, self.diffusion, self.signal, cond, captions, size, batch_size
+        return Previews(*shown, self.num_classes, inputs, originals)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 
-from ..config import option
+from ..config import faults_of, option, settings
 from ..data.caption_texts import caption_texts
 from ..data.captions import caption_kind, caption_option
-from ..errors import InputError
+from ..errors import Fault
 from ..text.bpe_training import add_caption_words, count_words, learn_merges, wordnet_glosses
 from ..text.tokenizer import load_tokenizer
 from ..text.vocabulary import CAPTIONS_HEADER, OWN_HEADER, write_merge_file
 
 
-@dataclass(frozen=True)
+@settings
 class VocabularyConfig:
     """Vocabulary"""
 
@@ -23,13 +23,13 @@ class VocabularyConfig:
     )
     caption_field: str = caption_option()
     wordnet_dir: str = option("/usr/share/wordnet", "folder with WordNet's data.* files (Debian: package wordnet-base)")
-    num_merges: int = option(16384, "number of merges to learn; the vocabulary adds 512 byte tokens, start and end")
+    num_merges: int = option(
+        16384, "number of merges to learn; the vocabulary adds 512 byte tokens, start and end", least=1
+    )
     out: str = option("vocabulary.txt", "output merge file")
 
-    def __post_init__(self):
-        caption_kind(self.caption_field)
-        if self.num_merges < 1:
-            raise InputError(f"num_merges is {self.num_merges}, but must be at least 1")
+    def faults(self) -> Iterator[Fault]:
+        yield from faults_of(lambda: caption_kind(self.caption_field))
 
 
 def train_tokenizer(config: VocabularyConfig) -> str:

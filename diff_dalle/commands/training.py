@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, BinaryIO, ClassVar, cast
@@ -12,29 +13,25 @@ from typing import Any, BinaryIO, ClassVar, cast
 import torch
 from torch import nn
 
-from .. import storage
-from ..checkpoints.bundle import is_bundle, restore_bundle
 from ..checkpoints.checkpoint import Identity
 from ..checkpoints.kinds import find_kind
-from ..checkpoints.run_folder import choose_logdir, find_set, open_run, read_run
+from ..checkpoints.run_folder import choose_logdir, open_run
 from ..checkpoints.run_lock import RunLock, hold
 from ..config import redacted, to_dict
 from ..data.fingerprint import Fingerprint, check_ranks
 from ..data.loader import DataConfig, Loader
-from ..data.order import streams_for
 from ..data.spec import CaptionSpec, ImageSpec, SampleSpec
 from ..distributed.launch import DistributedConfig
 from ..distributed.parallel import build_shared
 from ..distributed.sharding import Parts, build_sharded, shard
 from ..distributed.world import World
-from ..errors import InputError
+from ..errors import Fault, InputError, named
 from ..images.transforms import Window
 from ..models.compiling import compile_training
 from ..models.layers import to_channels_last
 from ..models.precision import DTYPES, training_precision
 from ..models.units import parts_of
 from ..text.tokenizer import Tokenizer, TokenizerConfig, load_tokenizer
-from ..tracking.loader import fetch_source, source_path
 from ..tracking.tracker import Tracker
 from ..tracking.trackers import TrackingConfig, check_trackers, create_trackers
 from ..training.loop import EVALUATION_SEED, TrainLoop
@@ -44,6 +41,7 @@ from ..training.settings import TrainingConfig
 from ..training.task import Task
 from ..training.trainee import Trainee
 from .spelling import spelled_as_in_file
+from .starting import with_loaded, with_streams
 
 
 class TrainingRun(ABC):
@@ -62,6 +60,10 @@ class TrainingRun(ABC):
     tracking: TrackingConfig
     distributed: DistributedConfig
 
+    def faults(self) -> Iterator[Fault]:
+        """What is wrong between the sections."""
+        return iter(())
+
     @property
     def network_kind(self) -> str:
         """The kind of its networks; an entry of checkpoints.kinds.KINDS."""
@@ -78,14 +80,14 @@ class TrainingRun(ABC):
         return 3
 
     @property
-    @abstractmethod
     def text_length(self) -> int:
-        """Tokens per caption."""
+        """Tokens per caption; 0 = no tokenizer of ours reads text."""
+        return 0
 
     @property
     def has_text(self) -> bool:
         """Whether samples must have a caption."""
-        return True
+        return self.text_length > 0
 
     @property
     def num_classes(self) -> int:
@@ -106,6 +108,11 @@ class TrainingRun(ABC):
     def optims(self) -> tuple[OptimConfig, ...]:
         """The optimizers."""
         return (self.optim,)
+
+    @property
+    def data_config(self) -> DataConfig:
+        """The shards and how they are read."""
+        return self.data
 
     @property
     def launching(self) -> DistributedConfig:
@@ -140,9 +147,19 @@ class TrainingRun(ABC):
         """The run on this many processes."""
         return self
 
+    def holding(self, **found: Any) -> Any:
+        """The run with what was found for it, by attribute: settings, or class variables, which no file sets."""
+        run = copy.copy(self)
+        vars(run).update(found)
+        return run
+
+    def resolved(self) -> TrainingRun:
+        """The run with the settings that follow from others, as dry runs print it."""
+        return self
+
     def settled(self, world: World) -> TrainingRun:
         """The run with all that depends on the data and the number of processes. Every rank calls it, once."""
-        return self
+        return self.resolved()
 
     @property
     def epoch_samples(self) -> int:
@@ -181,35 +198,28 @@ class TrainingRun(ABC):
 
     def identity(self, tokenizer: Tokenizer | None) -> Identity:
         """What the run's checkpoints say about their origin: all settings except their location, without secrets."""
-        config = redacted(to_dict(self))
-        del config["training"]["logdir"]
+        config = self.without_place(redacted(to_dict(self)))
         if tokenizer is None:
             return Identity(self.kind, config)
         vocabulary = tokenizer.vocabulary.text() if self.tokenizer.bpe_path else ""
         return Identity(self.kind, config, tokenizer.identity, vocabulary)
 
-    def check_aspect(self, multiple: int) -> None:
-        """InputError for aspect ratios with sizes that are no multiples of what the network's must be."""
-        aspect = self.data.aspect
-        if aspect.multi_aspect_ratio and aspect.bucket_factor % multiple:
-            raise InputError(
-                f"bucket_factor is {aspect.bucket_factor}, but must be a multiple of {multiple}, as the sizes of the "
-                "network's images are"
-            )
+    def without_place(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Settings without those that say where the run is."""
+        del config["training"]["logdir"]
+        return config
 
-    def check_annealing(self, optim: OptimConfig, processes: int | None = None) -> None:
-        """InputError for steps at learning rate 0. processes: None = not known yet, and with it the number of steps
-        that ``samples`` stands for."""
+    def wrong_annealing(self, optim: OptimConfig, processes: int | None = None) -> Iterator[Fault]:
+        """Steps at learning rate 0. processes: None = not known yet, and with it the number of steps that ``samples``
+        stands for."""
         steps = optim.lr_anneal_steps
         if not steps or (self.training.samples and processes is None):
             return
         last = self.training.last_step(processes or 1)
         if last is None or steps < last:
             rest = "the rest of its hours" if last is None else f"the rest of the {last:,} iterations"
-            raise InputError(
-                f"lr_anneal_steps is {steps}, so the learning rate would be 0 for {rest}: set --iterations {steps} or "
-                "raise lr_anneal_steps"
-            )
+            remedy = f"set {named('iterations')} {steps} or raise {named('lr_anneal_steps')}"
+            yield Fault("lr_anneal_steps", f"is {steps}, so the learning rate would be 0 for {rest}: {remedy}")
 
     def build_tokenizer(self) -> Tokenizer | None:
         """The run's tokenizer, or None without text."""
@@ -218,11 +228,11 @@ class TrainingRun(ABC):
     def build_model(self, tokenizer: Tokenizer | None, world: World | None = None, trainee: str = "") -> nn.Module:
         """The network of a trainee with its initial weights, a function of the seed. With a ``world``, every rank calls
         it."""
-        kind, vocab_size = find_kind(self.network_kind), tokenizer.vocab_size if tokenizer else 0
+        settings, vocab_size = find_kind(self.network_kind).of_run(self), tokenizer.vocab_size if tokenizer else 0
 
         def build() -> nn.Module:
             torch.manual_seed(self.training.seed)
-            network = kind.build(kind.settings_of(self), vocab_size, trainee)
+            network = settings.build(vocab_size, trainee)
             if not next(network.parameters()).is_meta:  # other ranks get rank 0's values
                 self.initialize(network)
             return network
@@ -253,22 +263,22 @@ class TrainingRun(ABC):
 
     def build_loader(self, tokenizer: Tokenizer | None, world: World) -> Loader:
         """The training data, in an order determined by the seed. InputError when ``data_dir`` is unset or empty."""
-        if not self.data.data_dir:
-            raise InputError("--data_dir is required: a folder of shards, a tar, a glob, a brace range or a URL")
-        return self._loader(self.data, tokenizer, world, seed=self.training.seed, shuffle=True)
+        if not self.data_config.data_dir:
+            raise InputError(
+                Fault("data_dir", "is required: a folder of shards, a tar, a glob, a brace range or a URL")
+            )
+        return self._loader(self.data_config, tokenizer, world, seed=self.training.seed, shuffle=True)
 
     def build_held_out(self, tokenizer: Tokenizer | None, world: World) -> Loader | None:
         """The held-out data in the order of its shards, without augmentation except a ``window``; None without
         ``val_data_dir``. Independent of the run's seed."""
         if not self.training.val_data_dir:
             return None
-        return self._held_out_loader(self.data, tokenizer, world, "--val_data_dir")
-
-    def _held_out_loader(self, config: DataConfig, tokenizer: Tokenizer | None, world: World, flag: str) -> Loader:
+        flag = named("val_data_dir")
         options: dict[str, Any] = {"sources": self.training.val_data_dir, "flag": flag, "seed": EVALUATION_SEED}
-        if config.aspect.multi_aspect_ratio:  # the blocks of an evaluation have one size each
+        if self.data_config.aspect.multi_aspect_ratio:  # the blocks of an evaluation have one size each
             options |= {"batch_size": Task.held_out_block, "rank": 0, "world_size": 1}
-        return self._loader(config, tokenizer, world, shuffle=False, augment=False, **options)
+        return self._loader(self.data_config, tokenizer, world, shuffle=False, augment=False, **options)
 
     def sample_spec(self, tokenizer: Tokenizer | None) -> SampleSpec:
         """What a training sample must hold. Nothing else is read from the shards."""
@@ -279,6 +289,22 @@ class TrainingRun(ABC):
     def _loader(self, config: DataConfig, tokenizer: Tokenizer | None, world: World, **options) -> Loader:
         share = {"batch_size": self.training.batch_size, "rank": world.slot, "world_size": world.size}
         return Loader(config, self.sample_spec(tokenizer), device=world.device, world=world, **{**share, **options})
+
+
+def check_same(found: str, recorded: str, setting: str, path: str) -> None:
+    """InputError when a run goes on with other weights of a frozen network."""
+    if recorded and recorded != found:
+        rule = f"is {path}, whose weights are {found}, but the run was begun with {recorded}: give those"
+        raise InputError(Fault(setting, rule))
+
+
+def overlaid(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested settings with others in their place, section by section."""
+    found = copy.deepcopy(dict(below))
+    for key, value in above.items():
+        inner = found.get(key)
+        found[key] = overlaid(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
+    return found
 
 
 def train(run: TrainingRun, world: World) -> None:
@@ -298,15 +324,15 @@ def train(run: TrainingRun, world: World) -> None:
 def _train(run: TrainingRun, world: World, logdir: str, lock: RunLock | None) -> None:
     if world.is_main:
         run.check_folder(logdir)
-    run = _fix_streams(_load(run, logdir, world), logdir, world).settled(world)
+    run = with_streams(with_loaded(run, logdir, world), logdir, world).settled(world)
     for optim in run.optims:
-        run.check_annealing(optim, world.size)
+        InputError.check(run.wrong_annealing(optim, world.size))
     tokenizer = run.build_tokenizer()
     data, held_out = run.build_loader(tokenizer, world), run.build_held_out(tokenizer, world)
     folder = world.broadcast(open_run(logdir, run.identity(tokenizer), type(run)) if world.is_main else None)
-    folder.lock, folder.data = lock, {"data_dir": _fingerprint(data, "--data_dir", world)}
+    folder.lock, folder.data = lock, {"data_dir": _fingerprint(data, named("data_dir"), world)}
     if held_out is not None:
-        folder.data["val_data_dir"] = _fingerprint(held_out, "--val_data_dir", world)
+        folder.data["val_data_dir"] = _fingerprint(held_out, named("val_data_dir"), world)
     trainees = run.build_trainees(tokenizer, held_out or data, world)
 
     save_best = any(saver.save_best_to is not None for saver in run.tracking.savers)
@@ -337,48 +363,3 @@ def _fingerprint(data: Loader, flag: str, world: World) -> Fingerprint:
     found = Fingerprint.of([each.path for each in shards], [each.size for each in shards], data.collection.counts)
     check_ranks(world, found, flag)
     return found
-
-
-def _load(run: TrainingRun, logdir: str, world: World) -> TrainingRun:
-    """``run`` with what ``tracking.load`` names: a whole run is put into the log directory, a model becomes
-    ``init_checkpoint``. A log directory with checkpoints of its own goes on from these."""
-    config = run.tracking.load
-    if config is None or config.load_from is None:
-        return run
-    weights: tuple[str, ...] = ()
-    if world.is_main:
-        present, folder = read_run(logdir), storage.join(logdir, "loaded")
-        if present is not None and (present.checkpoints or present.best):
-            if present.started_from:
-                weights = (source_path(config, folder),)
-        elif present is not None or not config.only_auto_resume:
-            path = fetch_source(config, folder, run.tracking.wandb_run_path(logdir))
-            if is_bundle(path):
-                world.print(f"Restored step {restore_bundle(path, logdir):,} of {path}")
-            else:
-                weights = (path,)
-    weights = world.broadcast(weights)
-    if not weights:
-        return run
-    if run.training.init_checkpoint or run.training.resume_checkpoint:
-        raise InputError("tracking.load and init_checkpoint or resume_checkpoint exclude each other: give one of them")
-    return run.starting_from(weights)
-
-
-def _fix_streams(run: TrainingRun, logdir: str, world: World) -> TrainingRun:
-    """``run`` with its number of streams: it follows the number of nodes when a run starts, and then stays the same."""
-    streams = run.data.streams
-    if not streams and world.is_main:
-        resumed = read_run(logdir)
-        if resumed is None and run.training.resume_checkpoint:
-            resumed = find_set(run.training.resume_checkpoint)[0]
-        saved = resumed.identity.config.get("data") if resumed and resumed.checkpoints else None
-        known = saved.get("streams") if isinstance(saved, dict) else None
-        streams = known if isinstance(known, int) and known > 0 else streams_for(world.nodes)
-    streams = world.broadcast(streams)
-    if streams % world.nodes:
-        world.print(
-            f"Note: the {streams} streams of this run are no multiple of its {world.nodes} nodes, so a shard is read "
-            "on several of them; results do not depend on it"
-        )
-    return replace(cast(Any, run), data=replace(run.data, streams=streams))  # a dataclass, as its base is not

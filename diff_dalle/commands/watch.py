@@ -5,30 +5,25 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
-from ..config import option
-from ..errors import InputError
+from ..config import option, settings
+from ..errors import Fault, InputError
 from .command_line import parse
 
 
-@dataclass(frozen=True)
+@settings
 class WatchConfig:
     """Page"""
 
     logdirs: tuple[str, ...] = option((), "log directories of runs to compare; also without the flag, before all flags")
-    refresh_seconds: float = option(10.0, "seconds between looks at the folders")
+    refresh_seconds: float = option(10.0, "seconds between looks at the folders", least=1)
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 = reachable from other machines, without a password")
-    port: int = option(7861, "port to listen on; 0 = any free one")
+    port: int = option(7861, "port to listen on; 0 = any free one", least=0, most=65535)
 
-    def __post_init__(self):
-        if self.refresh_seconds < 1:
-            raise InputError(f"refresh_seconds is {self.refresh_seconds:g}, but must be at least 1")
-        if not 0 <= self.port <= 65535:
-            raise InputError(f"port is {self.port}, but must lie between 0 and 65535")
+    def faults(self) -> Iterator[Fault]:
         if len(set(self.logdirs)) < len(self.logdirs):
-            raise InputError(f"logdirs is {','.join(self.logdirs)}, but must name each run once")
+            yield Fault("logdirs", f"is {','.join(self.logdirs)}, but must name each run once")
 
 
 def parse_watch(argv: Sequence[str] | None = None, description: str = "") -> WatchConfig:

@@ -5,17 +5,57 @@ from __future__ import annotations
 import dataclasses
 import functools
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import MISSING, dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
+
+from typing_extensions import dataclass_transform
+
+from ..errors import Fault, InputError, path_of, quantity
+from .names import nearest
 
 Needs = tuple[tuple[str, ...], ...]  # the names of other settings, each with the values that give this one an effect
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What ``option`` declares of numbers."""
+
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    below: float | None = None
+    multiple_of: int | None = None
+    length: int | None = None
+    besides: tuple[float, ...] = ()
+
+    def allow(self, value: float) -> bool:
+        return value in self.besides or not (
+            (self.least is not None and not value >= self.least)
+            or (self.above is not None and not value > self.above)
+            or (self.most is not None and not value <= self.most)
+            or (self.below is not None and not value < self.below)
+            or (self.multiple_of is not None and value % self.multiple_of != 0)
+        )
+
+    @property
+    def rule(self) -> str:
+        """Such as "must be at least 0 and below 1, or -1"."""
+        said = {
+            "at least": self.least,
+            "above": self.above,
+            "at most": self.most,
+            "below": self.below,
+            "a multiple of": self.multiple_of,
+        }
+        bounds = " and ".join(f"{words} {bound:g}" for words, bound in said.items() if bound is not None)
+        return f"must be {bounds}" + "".join(f", or {value:g}" for value in self.besides)
 
 
 def option(
     default,
     help: str,
-    choices: Sequence[str] = (),
+    choices: Collection[str] = (),
     free: bool = False,
     was: Sequence[str] = (),
     needs: Sequence[str] = (),
@@ -23,10 +63,17 @@ def option(
     keyed: str = "",
     lone: bool = False,
     nested: bool = False,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
+    multiple_of: int | None = None,
+    length: int | None = None,
+    besides: Sequence[float] = (),
 ) -> Any:
     """A setting: a dataclass field with its default and a help text that gives the unit.
 
-    choices: the only strings allowed, of a list in each of its places.
+    choices: the only strings allowed, of a list in each of its places; a table may get more of them later.
     free:    the setting may change when a run is resumed (speed, duration, logging), because it does not change what a
              step computes.
     was:     earlier names, still accepted in flags, files and checkpoints.
@@ -43,8 +90,14 @@ def option(
     lone:     of a list of sections: the mapping of one item may take its place.
     nested:   of texts: in a file a list or mapping may take the place of a text and stands for its JSON text, which is
               how a flag spells it; commas within brackets and quotes separate nothing.
+
+    least, above, most, below, multiple_of: what numbers must be, of a list in each of its places.
+    besides: numbers that are allowed as well.
+    length:  how many values a list must have, unless it is empty.
     """
-    metadata = {"help": help, "choices": tuple(choices), "free": free, "was": tuple(was), "needs": _all(needs)}
+    bounds = Bounds(least, above, most, below, multiple_of, length, tuple(besides))
+    metadata: dict[str, Any] = {"bounds": bounds} if bounds != Bounds() else {}
+    metadata |= {"help": help, "choices": choices, "free": free, "was": tuple(was), "needs": _all(needs)}
     metadata |= {"required": required, "keyed": keyed, "lone": lone, "nested": nested}
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -62,6 +115,49 @@ def section(
     """
     metadata = {"prefix": prefix, "was": tuple(was), "flags": flags, "needs": _all(needs)}
     return dataclasses.field(default_factory=config_class, metadata=metadata)
+
+
+Config = TypeVar("Config")
+
+
+@dataclass_transform(frozen_default=True)
+def settings(config_class: type[Config]) -> type[Config]:
+    """A class of settings: a frozen dataclass. When one is made, its settings are checked as they are declared, and by
+    the ``faults`` that the class may have, a method that yields what is wrong with several settings.
+
+    Raises InputError with all of it, one fault a setting.
+    """
+    config_class.__post_init__ = check_declared  # type: ignore[attr-defined]
+    return dataclass(frozen=True)(config_class)
+
+
+def check_declared(self) -> None:
+    """Raise InputError with all that is wrong with a config."""
+    found: dict[str, Fault] = {}
+    config_class: Any = type(self)
+    for key, member in members(config_class).items():
+        if isinstance(member, Leaf):
+            found |= {fault.setting: fault for fault in member.faults(getattr(self, key))}
+    try:
+        for fault in getattr(self, "faults", tuple)() or ():
+            found.setdefault(fault.setting or fault.rule, fault)
+    except InputError as error:
+        for fault in error.faults:
+            found.setdefault(fault.setting or fault.rule, fault)
+    except Exception:
+        if not found:  # else it follows from what is wrong already
+            raise
+    if found:
+        raise InputError(*found.values())
+
+
+def faults_of(check: Callable[[], object], setting: str = "") -> Iterator[Fault]:
+    """The faults with which a function fails. setting: the one that they are about where they do not say."""
+    try:
+        check()
+    except InputError as error:
+        for fault in error.faults:
+            yield fault if fault.setting else fault.below(path_of(setting))
 
 
 def _all(needs: Sequence[str]) -> Needs:
@@ -84,7 +180,7 @@ class Leaf:
     type: Any
     default: Any
     help: str
-    choices: tuple[str, ...] = ()
+    choices: Collection[str] = ()
     free: bool = False
     was: tuple[str, ...] = ()
     needs: Needs = ()
@@ -92,6 +188,7 @@ class Leaf:
     keyed: str = ""
     lone: bool = False
     nested: bool = False
+    bounds: Bounds = Bounds()
     prefix: str = ""
     in_file: bool = False
 
@@ -119,6 +216,19 @@ class Leaf:
     def optional(self) -> Any:
         """The config class of the section, if the setting is one that may be missing; else None."""
         return None if self.item else next(filter(dataclasses.is_dataclass, typing.get_args(self.type)), None)
+
+    def faults(self, value: Any) -> Iterator[Fault]:
+        """What is wrong with a value of its type."""
+        several = value if isinstance(value, tuple) else (value,)
+        key, length = self.path[-1], self.bounds.length
+        if length is not None and isinstance(value, tuple) and len(value) not in (0, length):
+            yield Fault(key, f"must have {quantity(length, 'value')}", value)
+        for each in several:
+            if self.choices and each is not None and each not in self.choices:
+                rule = f"must be one of {', '.join(self.choices)}{nearest(str(each), self.choices)}"
+                yield Fault(key, rule, each)
+            elif isinstance(each, (int, float)) and not self.bounds.allow(each):
+                yield Fault(key, self.bounds.rule, each)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from .declaration import Leaf, leaves, option
+from .declaration import Bounds, Leaf, check_declared, leaves, option
 from .values import shown
 
 
@@ -16,7 +16,10 @@ def expectations(config_class, title: str, leave_out: Sequence[str] = ()) -> Any
     """A flat config class with the settings of another, each optional and None by default; title: its title in
     ``--help``."""
     found = [leaf for leaf in leaves(config_class) if leaf.name not in leave_out]
-    found = [replace(leaf, help=f"if given, must be the checkpoint's; {leaf.help}", needs=()) for leaf in found]
+    found = [
+        replace(leaf, help=f"if given, must be the checkpoint's; {leaf.help}", needs=(), bounds=Bounds())
+        for leaf in found
+    ]
     rule = "if given, each must equal the checkpoint's setting"
     return _optional(f"Expected{config_class.__name__}", found, title, rule)
 
@@ -32,9 +35,9 @@ def _optional(name: str, found: Sequence[Leaf], title: str, rule: str) -> Any:
     for leaf in found:
         if leaf.has_flag:
             (needs,) = leaf.needs or ((),)
-            setting = option(None, leaf.help, leaf.choices, True, leaf.earlier_names, needs)
+            setting = option(None, leaf.help, leaf.choices, True, leaf.earlier_names, needs, **vars(leaf.bounds))
             fields.append((leaf.name, leaf.type | None, setting))
-    namespace = {"__doc__": title, "rule": rule}
+    namespace = {"__doc__": title, "rule": rule, "__post_init__": check_declared}
     return dataclasses.make_dataclass(name, fields, frozen=True, namespace=namespace)
 
 

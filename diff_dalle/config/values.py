@@ -9,14 +9,12 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 
-from ..errors import InputError
+from ..errors import Fault, InputError
 from .declaration import Leaf
-from .names import nearest
 
 _NAMES = {int: ("an ", "integer"), float: ("a ", "number"), str: ("", "text"), bool: ("", "True or False")}
 _PLURALS = {int: "integers", float: "numbers", str: "texts", bool: "True or False"}
 MAX_INTEGER = 2**63 - 1  # the largest that torch and numpy hold
-MAX_QUOTED = 80  # characters of a bad value in a message
 
 
 def type_name(kind, article: bool = False) -> str:
@@ -117,57 +115,41 @@ class _OutOfRange(ValueError):
     """A number that no setting can have; its message says which ones they can."""
 
 
-def quoted(value) -> str:
-    """A value for a message, cut where it is long."""
-    return cut(repr(value))
+class FlagText(str):
+    """The text of a flag, to be parsed; other texts are values."""
 
 
-def cut(text: str) -> str:
-    """The beginning of a long text, for a message."""
-    return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}…"
-
-
-def checked(leaf: Leaf, value, from_text: bool, spelled: str):
-    """``value`` as the setting's type.
-
-    from_text: the value is a text from the command line, to be parsed.
-    spelled:   the name of the setting in messages.
-
-    Raises InputError for a value of another type or outside the setting's choices.
-    """
-    if from_text and value in leaf.choices:  # it may be "none", where the setting is optional too
-        return value
+def checked(leaf: Leaf, value, setting: str):
+    """``value`` as the setting's type. Raises InputError, about ``setting``, for a value of another type."""
+    from_text = isinstance(value, FlagText)
+    if from_text and value in leaf.choices and leaf.type != tuple[str, ...]:  # "none", where it is optional too
+        return str(value)
     try:
         if leaf.nested:
             value = _unnested(value, leaf.type, from_text)
-        value = _convert(value, leaf.type, from_text)
+        return _convert(value, leaf.type, from_text)
     except _OutOfRange as error:
-        raise InputError(f"{spelled} is {quoted(value)}, but must be {error}") from None
+        raise InputError(Fault(setting, f"must be {error}", value)) from None
     except (ValueError, TypeError, OverflowError):  # the last: an integer too large for a float
-        raise InputError(f"{spelled} is {quoted(value)}, but must be {type_name(leaf.type, article=True)}") from None
-    for each in value if isinstance(value, tuple) else (value,):
-        if leaf.choices and each not in leaf.choices and each is not None:
-            hint = nearest(str(each), leaf.choices)
-            raise InputError(f"{spelled} is {quoted(each)}, but must be one of {', '.join(leaf.choices)}{hint}")
-    return value
+        raise InputError(Fault(setting, f"must be {type_name(leaf.type, article=True)}", value)) from None
 
 
-def checked_list(value, spelled: str) -> Sequence:
+def checked_list(value, setting: str) -> Sequence:
     """``value``, if it can be a list of sections. Raises InputError if not."""
     if not isinstance(value, (list, tuple)):
-        raise InputError(f"{spelled} is {quoted(value)}, but must be a list of sections")
+        raise InputError(Fault(setting, "must be a list of sections", value))
     return value
 
 
-def checked_mapping(value, spelled: str) -> Mapping:
+def checked_mapping(value, setting: str) -> Mapping:
     """``value``, if it can be a section. Raises InputError if not."""
     if not isinstance(value, Mapping):
-        raise InputError(f"{spelled} is {quoted(value)}, but must be a mapping of settings")
+        raise InputError(Fault(setting or "the configuration", "must be a mapping of settings", value))
     return value
 
 
 def shown(value) -> str:
     """A setting's value as a flag spells it."""
-    if isinstance(value, tuple):
+    if isinstance(value, (tuple, list)):
         return ",".join(map(shown, value)) or "none"
     return "none" if value is None or value == "" else str(value)

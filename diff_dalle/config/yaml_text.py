@@ -30,6 +30,7 @@ _SCALARS = {  # tag: the plain texts that have it, and their first characters
     ),
     "merge": (r"<<", ["<"]),
 }
+MERGE = "tag:yaml.org,2002:merge"
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -82,6 +83,22 @@ class _StrictLoader(yaml.SafeLoader):
                     raise InputError(f"setting {key.value} is given twice (line {key.start_mark.line + 1})")
                 seen.add(key.value)
         return node
+
+    def flatten_mapping(self, node):
+        """Put merged keys before a mapping's own, which win over them; of several mappings the first wins. PyYAML 6.0.4
+        lets a merged mapping win over what it was merged into."""
+        own: list = []
+        merged: list = []
+        for key, value in node.value:
+            if key.tag != MERGE:
+                own.append((key, value))
+                continue
+            for each in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                if not isinstance(each, yaml.MappingNode):
+                    raise InputError(f"<< merges something that is no mapping (line {each.start_mark.line + 1})")
+                self.flatten_mapping(each)
+                merged = each.value + merged
+        node.value = merged + own
 
     def construct_yaml_int(self, node) -> int:
         text = self.construct_scalar(node)

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 import numpy as np
 
-from ..config import option
-from ..errors import InputError
+from ..config import option, settings
+from ..errors import Fault, InputError
 from ..randomness import random_uniform
 
 _RATIO = re.compile(r"\d{1,6}(\.\d{1,9})?(/\d{1,6}(\.\d{1,9})?)?")
 
 
-@dataclass(frozen=True)
+@settings
 class AspectConfig:
     """Aspect ratios"""
 
@@ -32,10 +31,14 @@ class AspectConfig:
         "added, each image goes to the nearest, and each batch has one; none = squares",
     )
     bucketeer_random_ratio: float = option(
-        0.05, "fraction of samples that go to a random aspect ratio instead", needs=("multi_aspect_ratio",)
+        0.05,
+        "fraction of samples that go to a random aspect ratio instead",
+        needs=("multi_aspect_ratio",),
+        least=0,
+        most=1,
     )
     bucket_factor: int = option(
-        32, "both sides of images are multiples of this, in pixels", needs=("multi_aspect_ratio",)
+        32, "both sides of images are multiples of this, in pixels", needs=("multi_aspect_ratio",), least=1
     )
     bucket_distance: str = option(
         "linear",
@@ -51,18 +54,17 @@ class AspectConfig:
         needs=("multi_aspect_ratio",),
     )
 
-    def __post_init__(self):
+    def faults(self) -> Iterator[Fault]:
         known: dict[Fraction, str] = {}
         for text in self.multi_aspect_ratio:
-            if (ratio := parse_ratio("multi_aspect_ratio", text)) in known:
-                raise InputError(f"multi_aspect_ratio has {text} and {known[ratio]}, which are equal: leave one out")
+            try:
+                ratio = parse_ratio("multi_aspect_ratio", text)
+            except InputError as error:
+                yield from error.faults
+                continue
+            if ratio in known:
+                yield Fault("multi_aspect_ratio", f"has {text} and {known[ratio]}, which are equal: leave one out")
             known[ratio] = text
-        if not 0 <= self.bucketeer_random_ratio <= 1:
-            raise InputError(
-                f"bucketeer_random_ratio is {self.bucketeer_random_ratio:g}, but must be a fraction between 0 and 1"
-            )
-        if self.bucket_factor < 1:
-            raise InputError(f"bucket_factor is {self.bucket_factor}, but must be at least 1")
 
     def buckets(self, pixels: int) -> AspectBuckets:
         """The buckets of images with that many pixels."""
@@ -76,7 +78,7 @@ def parse_ratio(setting: str, text: str) -> Fraction:
         above, _, below = text.partition("/")
         if Fraction(above) > 0 and Fraction(below or 1) > 0:
             return Fraction(above) / Fraction(below or 1)
-    raise InputError(f"{setting} has {text[:40]!r}, but a ratio is WIDTH/HEIGHT or a number, above 0")
+    raise InputError(Fault(setting, f"has {text[:40]!r}, but a ratio is WIDTH/HEIGHT or a number, above 0"))
 
 
 class AspectBuckets:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..errors import InputError, quantity
+from ..errors import InputError, named, quantity
 from .samples import Broken
 
 FEW = 20  # broken samples that are tolerated, whatever fraction they are, until an epoch's number has been seen
@@ -53,6 +53,6 @@ class BrokenSamples:
         allowed = self.limit * different
         if self.count > max(FEW if seen < self.samples else 1, allowed):
             raise InputError(
-                f"{self.count:,} of {quantity(different, 'sample')} are broken, more than --max_broken {self.limit} "
-                f"allows: {'; '.join(self._latest)}"
+                f"{self.count:,} of {quantity(different, 'sample')} are broken, more than {named('max_broken')} "
+                f"{self.limit} allows: {'; '.join(self._latest)}"
             )

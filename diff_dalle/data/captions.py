@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..config import nearest, option
-from ..errors import InputError
+from ..errors import ABSENT, Fault, InputError
 from ..images.decode import BrokenSample
 
 Chance = Callable[[], float]  # a number in [0, 1)
@@ -71,21 +71,22 @@ def _parsed(field: str) -> tuple[str, str, str]:
             case [str() as kind, str() as name] if kind:
                 name = ALIASES.get(name, name)
                 if name not in GETTERS:
-                    raise InputError(
-                        f"--caption_field has the name {name!r}, but must have one of {', '.join(GETTERS)}"
+                    raise _fault(
+                        f"has the name {name!r}, but must have one of {', '.join(GETTERS)}"
                         f"{nearest(name, [*GETTERS, *ALIASES])} (a field of the json is written json:FIELD)"
                     )
                 if name != "identity" and kind.lower() != "json":
-                    raise InputError(f"--caption_field reads {name} from {kind!r}, which is made from json")
+                    raise _fault(f"reads {name} from {kind!r}, which is made from json")
                 return kind.lower(), "", name
-        raise InputError(f"--caption_field is {field!r}, but a pair must be [EXTENSION, NAME]")
+        raise _fault("must be a pair [EXTENSION, NAME]", field)
     kind, colon, name = field.partition(":")
     if not kind or (colon and (kind != "json" or not name)) or (kind == "json" and not colon):
-        raise InputError(
-            f"--caption_field is {field!r}, but must be the extension of a text member (txt), json:FIELD or "
-            "[EXTENSION, NAME]"
-        )
+        raise _fault("must be the extension of a text member (txt), json:FIELD or [EXTENSION, NAME]", field)
     return kind.lower(), name, "" if colon else "identity"
+
+
+def _fault(rule: str, value: object = ABSENT) -> InputError:
+    return InputError(Fault("caption_field", rule, value))
 
 
 def caption_kind(field: str) -> str:

@@ -11,17 +11,17 @@ import numpy as np
 
 from .. import storage
 from ..distributed.world import ALONE, World
-from ..errors import InputError, quantity, redact
+from ..errors import InputError, named, quantity, redact
 from ..images.decode import IMAGE_KINDS, BrokenSample
 from .embedding import KINDS
 from .index import Indexed, count_kinds, discard_summaries, index_shards, read_table
 from .lru_cache import LRUCache
-from .names import printable
 from .shard_table import IMAGE, Members, Required, Table, alternatives
 from .shards import ShardFiles
 from .sidecars import Sidecar, SidecarFiles
-from .sources import find_shards
+from .sources import DATA_DIR, find_shards
 from .survey import NOTHING, Questions, Survey, check_kept, rejections, survey_shards
+from .tar import printable
 
 MAX_BYTES = {IMAGE: 1 << 28, "cls": 1 << 10}  # of a member, by kind; larger ones are not read
 MAX_OTHER = 1 << 20  # bytes of any other member: captions, json
@@ -223,7 +223,7 @@ def collect(
     required: Required,
     files: ShardFiles,
     index_cache: str = "",
-    flag: str = "--data_dir",
+    flag: str = DATA_DIR,
     remembered: int = REMEMBERED,
     sidecars: Iterable[tuple[Sidecar, tuple[int, ...]]] = (),
     world: World = ALONE,
@@ -273,6 +273,6 @@ def _nothing_usable(entries: Sequence[Indexed], required: Required, flag: str) -
     for kind, purpose in required.members.items():
         if kinds.keys().isdisjoint(alternatives(kind)):
             missing = ", ".join(IMAGE_KINDS) if kind == IMAGE else f"no .{kind} members"
-            hint = "; set --caption_field" if purpose == "captions" else ""
+            hint = f"; set {named('caption_field')}" if purpose == "captions" else ""
             return f"{source} holds no {purpose} ({missing}{hint}); found: {found}"
     return f"{source} holds no sample with {_listed(required, 'and')}; found: {found}"

@@ -11,8 +11,8 @@ import numpy as np
 
 from ..images.decode import BrokenSample
 from .npy import ArrayHeader, parse_header
-from .safetensors_header import parse_safetensors
 
+_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # by their names in safetensors files
 KINDS = ("npy", "safetensors")  # how the names of members that hold embeddings end
 
 
@@ -23,11 +23,9 @@ def read_embedding(kind: str, data: bytes, shape: tuple[int, ...]) -> np.ndarray
     Raises BrokenSample for anything else, and for what ``check_embedding`` refuses.
     """
     try:
-        header = parse_safetensors(data) if kind.endswith("safetensors") else parse_header(data)
+        header, data = _parse_safetensors(data) if kind.endswith("safetensors") else (parse_header(data), data)
     except ValueError as reason:
-        expected = "a safetensors file" if kind.endswith("safetensors") else "a .npy file"
-        detail = "" if str(reason).startswith("not ") else f", but {reason}"
-        raise BrokenSample(f"its embedding is not {expected} of one embedding{detail}") from None
+        raise BrokenSample(f"its embedding cannot be read: {reason}") from None
     found = header.shape[1:] if len(header.shape) > len(shape) and header.shape[0] == 1 else header.shape
     if len(found) != len(shape) or found[-1] != shape[-1] or not header.is_float or 0 in found:
         raise BrokenSample(f"its embedding is {header}, but must be floating-point {described(shape)}")
@@ -36,6 +34,23 @@ def read_embedding(kind: str, data: bytes, shape: tuple[int, ...]) -> np.ndarray
     values = np.frombuffer(data, header.dtype, math.prod(found), header.offset)
     values = values.reshape(found, order="F" if header.fortran_order else "C")
     return check_embedding(fit_embedding(as_float(header, values), shape))
+
+
+def _parse_safetensors(data: bytes) -> tuple[ArrayHeader, bytes]:
+    """The only tensor of a safetensors file, and its elements. Raises ValueError for any other file."""
+    from safetensors import SafetensorError, deserialize
+
+    try:
+        tensors = deserialize(data)
+    except SafetensorError as error:
+        raise ValueError(f"not a safetensors file ({error})") from None
+    if len(tensors) != 1:
+        raise ValueError(f"a safetensors file of {len(tensors)} tensors, not of one")
+    ((_, entry),) = tensors
+    if entry["dtype"] not in _TYPES:
+        raise ValueError(f"a safetensors file of {entry['dtype']}, not of floating-point numbers")
+    dtype = np.dtype(_TYPES[entry["dtype"]])
+    return ArrayHeader(tuple(entry["shape"]), dtype, False, 0, entry["dtype"] == "BF16"), entry["data"]
 
 
 def described(shape: tuple[int, ...]) -> str:

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from ..config import option, quoted
-from ..errors import InputError
+from ..config import option
+from ..errors import ABSENT, Fault, InputError, quoted
 from ..images.decode import BrokenSample
 from .captions import read_record
 
@@ -91,39 +91,39 @@ class Filter:
     body: ast.expr
 
     @classmethod
-    def parse(cls, text: str, flag: str = "--dataset_filters") -> Filter:
+    def parse(cls, text: str) -> Filter:
         """A filter from an expression, or from the JSON text of a pair. Raises InputError for anything else."""
-        pair = _pair(text, flag)
+        pair = _pair(text)
         source = " ".join((pair[1] if pair else text).split())
         if len(source) > MAX_TEXT:
-            raise InputError(f"{flag} has an expression of {len(source):,} characters, but at most {MAX_TEXT:,} may be")
-        where = f"{flag}: {quoted(source)}"
+            raise _fault(f"has an expression of {len(source):,} characters, but at most {MAX_TEXT:,} may be")
+        where = f": {quoted(source)}"
         try:
             with warnings.catch_warnings():  # about odd escapes in texts
                 warnings.simplefilter("ignore")
                 body = ast.parse(source, mode="eval").body
         except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
             place = getattr(error, "offset", 0) or len(source) + 1
-            raise InputError(
+            raise _fault(
                 f"{where} is no expression ({getattr(error, 'msg', 'too deep')} at character {place})"
             ) from None
         function = body if isinstance(body, ast.Lambda) else None
         if function and not pair:
-            raise InputError(f"{where} does not say its keys: write [KEY, {json.dumps(source)}]")
+            raise _fault(f"{where} does not say its keys: write [KEY, {json.dumps(source)}]")
         if pair and not function:
-            raise InputError(f"{where} must be a lambda of {', '.join(pair[0])}, such as lambda s: s > 4.5")
+            raise _fault(f"{where} must be a lambda of {', '.join(pair[0])}, such as lambda s: s > 4.5")
         body = function.body if function else body
         places = dict(_checked_names(body, source, where, 1))
         names = _parameters(function, where) if function else tuple(places)
         for name, place in places.items():
             if name not in names:
                 takes = ", ".join(names) or "none"
-                raise InputError(f"{where} has the name {name!r} at character {place}, but its lambda takes {takes}")
+                raise _fault(f"{where} has the name {name!r} at character {place}, but its lambda takes {takes}")
         keys = pair[0] if pair else names
         if not keys:
-            raise InputError(f"{where} names no key of the json")
+            raise _fault(f"{where} names no key of the json")
         if len(keys) != len(names):
-            raise InputError(f"{where} takes {len(names)} values, but there are {len(keys)} keys: {', '.join(keys)}")
+            raise _fault(f"{where} takes {len(names)} values, but there are {len(keys)} keys: {', '.join(keys)}")
         return cls(text, keys, names, body)
 
     @property
@@ -143,13 +143,17 @@ class Filter:
             return Verdict.WRONG_TYPE
 
 
-def parse_filters(texts: Iterable[str], flag: str = "--dataset_filters") -> tuple[Filter, ...]:
+def _fault(rule: str, value: object = ABSENT) -> InputError:
+    return InputError(Fault("dataset_filters", rule, value))
+
+
+def parse_filters(texts: Iterable[str]) -> tuple[Filter, ...]:
     """The filters of a setting. Raises InputError for one that is not of the language, or given twice."""
-    found = tuple(Filter.parse(text, flag) for text in texts)
+    found = tuple(Filter.parse(text) for text in texts)
     seen: set[str] = set()
     for each in found:
         if each.fingerprint in seen:
-            raise InputError(f"{flag} has {quoted(each.text)} twice: leave one out")
+            raise _fault(f"has {quoted(each.text)} twice: leave one out")
         seen.add(each.fingerprint)
     return found
 
@@ -163,7 +167,7 @@ def verdicts(filters: Iterable[Filter], data: bytes | None) -> list[Verdict]:
     return [Verdict.NO_JSON if record is None else each.verdict(record) for each in filters]
 
 
-def _pair(text: str, flag: str) -> tuple[tuple[str, ...], str] | None:
+def _pair(text: str) -> tuple[tuple[str, ...], str] | None:
     """Keys and expression of a pair; None for a text that is no JSON list."""
     if not text.lstrip().startswith("["):
         return None
@@ -176,13 +180,13 @@ def _pair(text: str, flag: str) -> tuple[tuple[str, ...], str] | None:
             return (key,), source
         case [[*keys], str() as source] if keys and all(isinstance(key, str) and key for key in keys):
             return tuple(keys), source
-    raise InputError(f"{flag} is {quoted(text)}, but must be an expression, [KEY, LAMBDA] or [[KEY, KEY], LAMBDA]")
+    raise _fault("must be an expression, [KEY, LAMBDA] or [[KEY, KEY], LAMBDA]", text)
 
 
 def _parameters(function: ast.Lambda, where: str) -> tuple[str, ...]:
     given = function.args
     if given.vararg or given.kwarg or given.kwonlyargs or given.posonlyargs or given.defaults:
-        raise InputError(f"{where} must take plain parameters, without defaults and stars")
+        raise _fault(f"{where} must take plain parameters, without defaults and stars")
     return tuple(each.arg for each in given.args)
 
 
@@ -215,9 +219,9 @@ def _checked_names(node: ast.expr, source: str, where: str, depth: int) -> Itera
     children = _children(node)
     if children is None:
         part = ast.get_source_segment(source, node) or type(node).__name__
-        raise InputError(f"{where} has {quoted(part)} at character {at}, but a filter has only {ALLOWED}")
+        raise _fault(f"{where} has {quoted(part)} at character {at}, but a filter has only {ALLOWED}")
     if depth > MAX_DEPTH:
-        raise InputError(f"{where} has more than {MAX_DEPTH} expressions within each other at character {at}")
+        raise _fault(f"{where} has more than {MAX_DEPTH} expressions within each other at character {at}")
     if isinstance(node, ast.Name):
         yield node.id, at
     for child in children:

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from .. import storage
 from ..distributed.world import ALONE, World
-from ..errors import InputError, quantity, redact
+from ..errors import InputError, named, quantity, redact
 from .shard_table import ShardSummary, Table
 from .shards import Shard, ShardFiles, cache_home
 from .table_file import FORMAT, load_summary, load_table, read_bounded, save_table
@@ -137,7 +137,8 @@ class _Indexer:
             storage.make_dirs(os.path.dirname(file))
             save_table(file, summary, members)
         except InputError as error:
-            raise InputError(f"{error}; set --index_cache to another folder for the index of the shards") from error
+            remedy = f"set {named('index_cache')} to another folder for the index of the shards"
+            raise InputError(f"{error}; {remedy}") from error
         return Indexed(path, file, summary)
 
     def run(self, paths: Sequence[str], world: World) -> list[Indexed]:

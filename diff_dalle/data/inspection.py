@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from ..config import option, section
-from ..errors import InputError, quantity, redact
+from ..config import faults_of, option, section, settings
+from ..errors import Fault, InputError, named, quantity, redact
 from ..images.decode import IMAGE_KINDS, BrokenSample, decode_image
 from ..images.grid import image_grid
 from ..images.transforms import center_crop
@@ -32,7 +32,7 @@ SQUARE = np.array([[1, 1]])
 EXAMPLE = 128  # width and height of an example in pixels
 
 
-@dataclass(frozen=True)
+@settings
 class InspectionConfig:
     """Inspecting shards"""
 
@@ -41,8 +41,8 @@ class InspectionConfig:
     )
     caption_field: str = caption_option()
     dataset_filters: tuple[str, ...] = filters_option()
-    look_at: int = option(1000, "samples to decode, spread evenly over all shards; 0 = all")
-    examples: int = option(8, "samples in the grid")
+    look_at: int = option(1000, "samples to decode, spread evenly over all shards; 0 = all", least=0)
+    examples: int = option(8, "samples in the grid", least=1)
     grid: str = option("inspect.png", "file for a grid of examples with captions; empty = none", was=("picture",))
     max_pixels: int = option(DataConfig.max_pixels, "maximum width × height of an image; larger ones count as broken")
     index_cache: str = option(
@@ -50,19 +50,13 @@ class InspectionConfig:
         "folder for the index of the shards; empty = beside the shards, else in the user's cache",
     )
     image_size: int = option(
-        256, "side in pixels of the square with as many pixels as the buckets", needs=("multi_aspect_ratio",)
+        256, "side in pixels of the square with as many pixels as the buckets", needs=("multi_aspect_ratio",), least=1
     )
     aspect: AspectConfig = section(AspectConfig)
 
-    def __post_init__(self):
-        if self.image_size < 1:
-            raise InputError(f"image_size is {self.image_size}, but must be at least 1")
-        if self.look_at < 0 or self.examples < 1:
-            raise InputError(
-                f"look_at is {self.look_at} and examples {self.examples}, but they must be at least 0 and 1"
-            )
-        caption_kind(self.caption_field)
-        parse_filters(self.dataset_filters)
+    def faults(self) -> Iterator[Fault]:
+        yield from faults_of(lambda: caption_kind(self.caption_field))
+        yield from faults_of(lambda: parse_filters(self.dataset_filters))
 
 
 @dataclass(frozen=True)
@@ -87,7 +81,7 @@ def inspect_shards(config: InspectionConfig) -> tuple[list[str], Image.Image | N
         return [*lines, f"no images ({', '.join(IMAGE_KINDS)})"], None
     captioned = kind in kinds
     if not captioned:
-        lines.append(f"no captions: no .{kind} members (--caption_field)")
+        lines.append(f"no captions: no .{kind} members (caption_field)")
     required = {IMAGE: "images", kind: "captions"} if captioned else {IMAGE: "images"}
     found = Collection(entries, Required(required), files)
     if not found.samples:
@@ -116,7 +110,8 @@ def inspect_shards(config: InspectionConfig) -> tuple[list[str], Image.Image | N
 def _contents(entries: Sequence[Indexed], kinds: Counter[str]) -> list[str]:
     samples = sum(entry.summary.samples for entry in entries)
     if not samples:
-        raise InputError(f"--data_dir holds no samples; {entries[0].path} {entries[0].summary.problem or 'is empty'}")
+        problem = entries[0].summary.problem or "is empty"
+        raise InputError(f"{named('data_dir')} holds no samples; {entries[0].path} {problem}")
     size = sum(entry.summary.size for entry in entries)
     lines = [f"{quantity(len(entries), 'shard')}, {quantity(samples, 'sample')}, {size / 1e6:,.1f} MB"]
     lines.append("members: " + ", ".join(f".{kind} {count:,}" for kind, count in kinds.most_common(12)))

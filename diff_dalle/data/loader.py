@@ -8,15 +8,14 @@ import logging
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..batch import Batch, Conditioning
-from ..config import option, section
+from ..config import faults_of, option, section, settings
 from ..distributed.world import ALONE, World
-from ..errors import InputError, quantity
+from ..errors import Fault, InputError, named, quantity
 from ..images.decode import DECODERS, MAX_PIXELS, PILLOW_PIXELS, SCALE
 from ..images.pixels import from_uint8
 from ..images.plain_jpeg import require_simplejpeg
@@ -32,19 +31,17 @@ from .filters import filters_option, parse_filters
 from .order import Order, SampleOrder, streams_for, windows_kept
 from .samples import Chunk, Recipe, Samples
 from .shards import CACHE_BYTES, ShardFiles
+from .sources import DATA_DIR
 from .spec import SampleSpec
 from .survey import Questions
 from .workers import Workers, prepared
 
 CHUNK = 32  # samples that a worker prepares at a time: all workers share a large batch
 MANY = 8 * CHUNK  # samples at once that are worth starting workers for
-LEAST = {"streams": 0, "num_workers": 0} | dict.fromkeys(
-    ("decode_scale", "max_pixels", "shuffle_window", "prefetch", "data_timeout"), 1
-)  # of settings
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@settings
 class DataConfig:
     """Data"""
 
@@ -78,29 +75,35 @@ class DataConfig:
         SCALE,
         "least size of a jpeg as it is decoded, relative to the size that it is downsampled to, unless exact_decode: "
         "2 = 45 dB, 1 = 41 dB and faster",
+        least=1,
     )
     decoder: str = option(
         "pillow",
         "library that decodes jpegs, with the same pixels: simplejpeg is faster and needs the extra jpeg",
         choices=DECODERS,
     )
-    max_pixels: int = option(MAX_PIXELS, "maximum width × height of an image; larger ones count as broken")
+    max_pixels: int = option(MAX_PIXELS, "maximum width × height of an image; larger ones count as broken", least=1)
     max_broken: float = option(
         0.02,
         "maximum fraction of broken samples, which are replaced and counted once each; the run stops above it",
         free=True,
+        least=0,
+        most=1,
     )
     streams: int = option(
         0,
         "interleaved streams of an epoch, which its order depends on; 0 = 8, or the next multiple of the number of "
         "nodes, when the run starts, and the same when it resumes",
+        least=0,
     )
-    shuffle_window: int = option(4, "consecutive shards of an epoch whose samples are shuffled together")
+    shuffle_window: int = option(4, "consecutive shards of an epoch whose samples are shuffled together", least=1)
     resample: bool = option(False, "draw the shards of an epoch with replacement")
-    num_workers: int = option(2, "data workers per training process; 0 = load in the training process", free=True)
-    prefetch: int = option(4, "batches prepared in advance by all workers together", free=True)
+    num_workers: int = option(
+        2, "data workers per training process; 0 = load in the training process", free=True, least=0
+    )
+    prefetch: int = option(4, "batches prepared in advance by all workers together", free=True, least=1)
     data_timeout: float = option(
-        1200.0, "seconds without samples from the data workers after which the run saves and stops", free=True
+        1200.0, "seconds without samples from the data workers after which the run saves and stops", free=True, least=1
     )
     worker_start: str = option(
         "default", "start method of workers", free=True, choices=("default", "fork", "spawn", "forkserver")
@@ -113,25 +116,20 @@ class DataConfig:
     shard_cache_gb: float = option(CACHE_BYTES / 1e9, "maximum size of shard_cache in GB (10^9 bytes)", free=True)
     aspect: AspectConfig = section(AspectConfig)
 
-    def __post_init__(self):
-        for name, bound in LEAST.items():
-            if not getattr(self, name) >= bound:
-                raise InputError(f"--{name} is {getattr(self, name)}, but must be at least {bound}")
+    def faults(self) -> Iterator[Fault]:
         if self.max_pixels > PILLOW_PIXELS:
-            raise InputError(f"--max_pixels is {self.max_pixels}, but Pillow decodes at most {PILLOW_PIXELS}")
-        if not 0 <= self.max_broken <= 1:
-            raise InputError(f"--max_broken is {self.max_broken}, but must be a fraction between 0 and 1")
-        if self.saliency and (self.random_crop or self.transforms):
-            other = "random_crop" if self.random_crop else "transforms"
-            raise InputError(f"saliency and {other} exclude each other, since both crop images: leave one of them out")
-        if self.transforms and (self.random_crop or self.random_flip):
-            raise InputError("random_crop and random_flip are transforms too: leave them out beside transforms")
-        if self.aspect.multi_aspect_ratio:
-            for name in ("transforms", "random_crop", "resample"):
-                if getattr(self, name):
-                    raise InputError(f"{name} and multi_aspect_ratio exclude each other: leave one of them out")
-        caption_kind(self.caption_field)
-        parse_filters(self.dataset_filters)
+            yield Fault.of(self, "max_pixels", f"Pillow decodes at most {PILLOW_PIXELS}")
+        for name in ("random_crop", "transforms"):
+            if self.saliency and getattr(self, name):
+                yield Fault("saliency", f"and {named(name)} exclude each other, since both crop images: leave one out")
+        for name in ("random_crop", "random_flip"):
+            if self.transforms and getattr(self, name):
+                yield Fault(name, f"is a transform too: leave it out beside {named('transforms')}")
+        for name in ("transforms", "random_crop", "resample"):
+            if self.aspect.multi_aspect_ratio and getattr(self, name):
+                yield Fault(name, f"and {named('aspect.multi_aspect_ratio')} exclude each other: leave one of them out")
+        yield from faults_of(lambda: caption_kind(self.caption_field))
+        yield from faults_of(lambda: parse_filters(self.dataset_filters))
 
 
 class Loader:
@@ -166,20 +164,20 @@ class Loader:
         shuffle: bool = True,
         augment: bool = True,
         sources: Sequence[str] | None = None,
-        flag: str = "--data_dir",
+        flag: str = DATA_DIR,
         device: torch.device | str = "cpu",
         buckets: Buckets | None = None,
         saliency: Saliency | None = None,
         world: World = ALONE,
     ):
         if batch_size < 1:
-            raise InputError(f"batch_size is {batch_size}, but must be at least 1")
+            raise InputError(Fault("batch_size", "must be at least 1", batch_size))
         if config.decoder == "simplejpeg":
             require_simplejpeg()
         if saliency is None and config.saliency:
             saliency = load_plugin(GROUP, config.saliency, "saliency", "leave it out, to crop in the center")
         if saliency and spec.control:
-            raise InputError("crops around what is salient differ between an image and its control: leave one out")
+            raise InputError(Fault("saliency", "crops an image and its control differently: leave one of them out"))
         self.config, self.spec, self.batch_size = config, spec, batch_size
         self.rank, self.world_size = rank, world_size
         self.device = torch.device(device)
@@ -221,7 +219,7 @@ class Loader:
     def _aspect_buckets(self, aspect: AspectConfig, seed: int, augment: bool, world: World) -> Buckets:
         """The bucket of every sample; rank 0 alone knows the sizes of the images."""
         if self.spec.image is None:
-            raise InputError("multi_aspect_ratio is set, but no images are read: leave it out")
+            raise InputError(Fault("multi_aspect_ratio", "is set, but no images are read: leave it out"))
         table, numbers = aspect.buckets(math.prod(self.spec.image.size)), None
         if world.is_main:
             assert self.collection.sizes is not None  # they were asked for
@@ -234,9 +232,8 @@ class Loader:
             resample = shuffle and self.config.resample
             return Order(self.collection.counts, seed, streams, window, shuffle, resample, self.world_size)
         if self.config.resample:
-            raise InputError(
-                "resample is True, but images of several sizes are drawn without replacement: leave it out"
-            )
+            rule = "must be False, since images of several sizes are drawn without replacement"
+            raise InputError(Fault("resample", rule, True))
         buckets.check_counts(self.collection.counts)
         if self.spec.image and self.spec.image.window:
             for size in buckets.sizes:

@@ -56,7 +56,7 @@ class MixedLoader:
         """The samples at any positions, those of ``own`` first."""
         places = [self._place(position) for position in positions]
         own, prior = ([i for is_prior, i in places if is_prior == kind] for kind in (False, True))
-        return self._mixed(*(_at(*pair) for pair in ((self.own, own), (self.prior, prior))))
+        return self._mixed(self.own.batch_at(own) if own else None, self.prior.batch_at(prior) if prior else None)
 
     def first(self, count: int) -> Batch:
         """The first samples of ``own``."""
@@ -82,7 +82,3 @@ class MixedLoader:
                 weights = torch.full((len(batch),), weight, device=batch.images.device)
                 parts.append(replace(batch, index=index, weight=weights))
         return Batch.concat(parts)
-
-
-def _at(loader: Loader, positions: Sequence[int]) -> Batch | None:
-    return loader.batch_at(positions) if positions else None

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..errors import InputError
+from ..errors import Fault, InputError
 from ..randomness import permutation, random_uniform
 from .lru_cache import LRUCache
 
@@ -87,8 +87,11 @@ class Order(SampleOrder):
         resample: bool = False,
         processes: int = 1,
     ):
-        if streams < 1 or window < 1:
-            raise InputError(f"--streams is {streams} and --shuffle_window {window}, but both must be at least 1")
+        InputError.check(
+            Fault(name, "must be at least 1", value)
+            for name, value in {"streams": streams, "shuffle_window": window}.items()
+            if value < 1
+        )
         self.counts = np.asarray(counts, dtype=np.int64)
         super().__init__(int(self.counts.sum()))
         self.seed, self.streams, self.window, self.shuffle = seed, streams, window, shuffle

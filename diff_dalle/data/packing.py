@@ -9,14 +9,13 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from PIL import Image
 from tqdm import tqdm
 
 from .. import storage
-from ..config import option
-from ..errors import InputError
+from ..config import option, settings
+from ..errors import Fault, InputError, named
 from ..images.decode import IMAGE_KINDS, MAX_PIXELS, BrokenSample, decode_image
 from .captions import read_caption
 from .tar import write_tar
@@ -26,7 +25,7 @@ REPORT = "report.json"
 JPEG_QUALITY = 95
 
 
-@dataclass(frozen=True)
+@settings
 class PackingConfig:
     """Packing a folder"""
 
@@ -38,8 +37,10 @@ class PackingConfig:
     out_dir: str = option("", "new or empty folder for the shards, local or remote")
     caption_column: str = option("caption", "field of metadata.jsonl or metadata.csv that holds captions")
     captions: bool = option(True, "skip images without a caption")
-    resize: int = option(0, "shorter side in pixels to which larger images are downsampled; 0 = keep the files")
-    samples_per_shard: int = option(1000, "maximum number of images per shard")
+    resize: int = option(
+        0, "shorter side in pixels to which larger images are downsampled; 0 = keep the files", least=0
+    )
+    samples_per_shard: int = option(1000, "maximum number of images per shard", least=1)
     max_pixels: int = option(MAX_PIXELS, "maximum width × height of an image; larger ones are skipped")
 
 
@@ -57,20 +58,15 @@ def pack_folder(config: PackingConfig) -> dict:
     """
     source = storage.local_path(config.source)
     if not config.source or not os.path.isdir(source):
-        raise InputError(f"--source {config.source or '(not set)'} is not a folder")
+        raise InputError(Fault("source", f"{config.source or '(not set)'} is not a folder"))
     if not config.out_dir:
-        raise InputError("--out_dir is not set: name a new folder for the shards")
-    if config.samples_per_shard < 1 or config.resize < 0:
-        raise InputError(
-            f"--samples_per_shard is {config.samples_per_shard} and --resize {config.resize}, but they must be at "
-            "least 1 and 0"
-        )
+        raise InputError(Fault("out_dir", "is not set: name a new folder for the shards"))
     if storage.exists(config.out_dir) and storage.list_files(config.out_dir, recursive=True):
-        raise InputError(f"--out_dir {config.out_dir} is not empty; choose another, nothing is overwritten")
+        raise InputError(Fault("out_dir", f"{config.out_dir} is not empty; choose another, nothing is overwritten"))
     rows, bad_lines = _metadata(source, config.caption_column)
     names = sorted({*_images(source), *rows})
     if not names:
-        raise InputError(f"--source {config.source} holds no images ({', '.join(IMAGE_KINDS)})")
+        raise InputError(Fault("source", f"{config.source} holds no images ({', '.join(IMAGE_KINDS)})"))
     storage.make_dirs(config.out_dir)
     folder = _Folder(config, source, rows)
     folder.skipped += bad_lines
@@ -92,7 +88,9 @@ def pack_folder(config: PackingConfig) -> dict:
     storage.write_bytes(storage.join(config.out_dir, REPORT), json.dumps(report, indent=1, ensure_ascii=False).encode())
     if not folder.written:
         listed = "; ".join(f"{count} × {reason}" for reason, count in reasons.most_common())
-        raise InputError(f"none of the {len(names)} images in --source {config.source} can be packed: {listed}")
+        raise InputError(
+            f"none of the {len(names)} images in {named('source')} {config.source} can be packed: {listed}"
+        )
     return report
 
 
@@ -132,11 +130,11 @@ def _metadata(source: str, column: str) -> tuple[dict[str, dict], list[tuple[str
         raise InputError(f"{bad[0][0]} {bad[0][1]}, and no other line can be read")
     for required in ("file_name", column):
         if rows and not any(required in row for row in rows):
-            hint = "; set --caption_column to the field with the captions" if required == column else ""
+            hint = f"; set {named('caption_column')} to the field with the captions" if required == column else ""
             found = ", ".join(map(str, rows[0]))
-            raise InputError(f"{name} in --source has no field {required!r}, only {found}{hint}")
-    named = [{**row, "caption": row.get(column)} for row in rows if row.get("file_name")]
-    return {os.path.normpath(str(row["file_name"])).replace(os.sep, "/"): row for row in named}, bad
+            raise InputError(f"{name} in {named('source')} has no field {required!r}, only {found}{hint}")
+    of_files = [{**row, "caption": row.get(column)} for row in rows if row.get("file_name")]
+    return {os.path.normpath(str(row["file_name"])).replace(os.sep, "/"): row for row in of_files}, bad
 
 
 def _json_rows(text: str) -> Iterator[tuple[int, dict | str]]:

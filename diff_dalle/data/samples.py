@@ -359,5 +359,5 @@ class Samples(Dataset[Chunk]):
 def _read_label(data: bytes, num_classes: int) -> int:
     text = data.decode("ascii", "replace").strip()
     if not (text.isdigit() and len(text) < 20 and int(text) < num_classes):
-        raise BrokenSample(f"its class is {text[:20]!r}, but must be an integer below --num_classes {num_classes}")
+        raise BrokenSample(f"its class is {text[:20]!r}, but must be an integer below num_classes {num_classes}")
     return int(text)

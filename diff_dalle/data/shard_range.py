@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from .. import storage
-from ..errors import InputError, quantity
+from ..errors import Fault, InputError, named, quantity
 from ..randomness import permutation
 
 FIELD = "{}"
+URL = "webdataset_base_url"
 MOST_NAMED = 8  # missing shards in a message
 MOST_UNLISTED = 100_000  # shards of a source that cannot be listed
 log = logging.getLogger(__name__)
@@ -34,16 +35,15 @@ class ShardRange:
     width: int
 
     def __post_init__(self):
+        InputError.check(self._faults())
+
+    def _faults(self) -> Iterator[Fault]:
         if self.template.count(FIELD) != 1:
-            raise InputError(
-                f"webdataset_base_url is {self.template!r}, but must have {{}} once, in place of the shard's number"
-            )
+            yield Fault(URL, f"must have {FIELD} once, in place of the shard's number", self.template)
         if not 0 <= self.start <= self.end:
-            raise InputError(
-                f"start_shard is {self.start} and end_shard {self.end}, but they must be at least 0, the smaller first"
-            )
+            yield Fault("start_shard", f"must be at least 0 and at most {named('end_shard')} ({self.end})", self.start)
         if self.width < 1:
-            raise InputError(f"shard_width is {self.width}, but must be at least 1")
+            yield Fault("shard_width", "must be at least 1", self.width)
 
     def path(self, number: int) -> str:
         return self.template.replace(FIELD, f"{number:0{self.width}d}")
@@ -62,21 +62,23 @@ class ShardRange:
             return [self.path(number) for number in range(self.start, self._last_on_server() + 1)]
         found = self._listed()
         if not found:
-            raise InputError(
-                f"webdataset_base_url is {self.template}, but none of its shards from {self.path(self.start)} on exists"
-            )
+            raise self._absent(f"none of its shards from {self.path(self.start)} on exists")
         missing = sorted(set(range(self.start, self._expected(found) + 1)) - set(found))
         if missing:
-            log.warning("of the shards %s, %s", self.template, _named(missing, self.width))
+            log.warning("of the shards %s, %s", self.template, _listed(missing, self.width))
         return [self.path(number) for number in found]
 
     def _all(self) -> range:
         if self.end - self.start >= MOST_UNLISTED:
-            raise InputError(
-                f"end_shard is {self.end}, but the shards {self.template} cannot be listed: set end_shard to the "
-                "number of the last one, or give a path or URL in place of a command"
+            rule = (
+                f"the shards {self.template} cannot be listed: set {named('end_shard')} to the number of the last one, "
+                "or give a path or URL in place of a command"
             )
+            raise InputError(Fault("end_shard", rule, self.end))
         return range(self.start, self.end + 1)
+
+    def _absent(self, what: str) -> InputError:
+        return InputError(Fault(URL, f"is {self.template}, but {what}"))
 
     def _expected(self, found: Sequence[int]) -> int:
         """The last shard that ought to exist: that of the range, unless this is far beyond what there is."""
@@ -88,7 +90,7 @@ class ShardRange:
         if FIELD not in name:
             return [number for number in self._all() if storage.exists(self.path(number))]
         if not (storage.is_remote(folder) or storage.exists(folder or ".")):
-            raise InputError(f"webdataset_base_url is {self.template}, but there is no folder {folder}")
+            raise self._absent(f"there is no folder {folder}")
         before, after = (re.escape(part) for part in name.split(FIELD))
         pattern = re.compile(f"{before}([0-9]{{{self.width},}}){after}")
         matches = (pattern.fullmatch(storage.split(path)[1]) for path in storage.list_files(folder or "."))
@@ -102,7 +104,7 @@ class ShardRange:
             return number <= self.end and storage.exists(self.path(number))
 
         if not exists(self.start):
-            raise InputError(f"webdataset_base_url is {self.template}, but {self.path(self.start)} does not exist")
+            raise self._absent(f"{self.path(self.start)} does not exist")
         step = 1
         while exists(self.start + step):
             step *= 2
@@ -113,7 +115,7 @@ class ShardRange:
         return low
 
 
-def _named(missing: Sequence[int], width: int) -> str:
+def _listed(missing: Sequence[int], width: int) -> str:
     """``3 shards are missing: 000004, 000007–000008``."""
     runs: list[list[int]] = []
     for number in missing:
@@ -136,10 +138,11 @@ def divide(shards: Sequence[str], parts: Mapping[str, float], seed: int) -> dict
     """
     wanted = {name: fraction for name, fraction in parts.items() if fraction > 0}
     if len(shards) < len(wanted):
-        raise InputError(
-            f"splits divides the shards into {', '.join(wanted)}, but there is only {quantity(len(shards), 'shard')}, "
-            f"the first {shards[0]}: give more shards, or set the splits that you do without to 0"
+        rule = (
+            f"divides the shards into {', '.join(wanted)}, but there is only {quantity(len(shards), 'shard')}, the "
+            f"first {shards[0]}: give more shards, or set the splits that you do without to 0"
         )
+        raise InputError(Fault("splits", rule))
     counts = {name: max(1, int(fraction * len(shards))) for name, fraction in wanted.items()}
     while sum(counts.values()) < len(shards):
         counts[max(counts, key=lambda name: wanted[name] * len(shards) - counts[name])] += 1

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from .. import storage
-from ..errors import InputError, redact
+from ..errors import InputError, named, redact
 from .lru_cache import LRUCache
 
 OPEN_FILES = 128
@@ -47,8 +47,8 @@ class Shard:
         what = "another modification time or tag" if size == self.size else f"{size:,} bytes now"
         raise storage.ChangedError(
             f"{self.path} had {self.size:,} bytes when it was indexed and has changed since ({what}): put the old file "
-            "back, or start again with --accept_changed_data True; if it is the output of a command, set another "
-            "--index_cache too"
+            f"back, or start again with {named('accept_changed_data')} True; if it is the output of a command, set "
+            f"another {named('index_cache')} too"
         )
 
 
@@ -148,13 +148,14 @@ class ShardFiles:
                 self._say_small(path)
             known = storage.fetch_to_cache(path, self.cache_dir, self.cache_bytes, tag)
             self._copies[path, tag] = known
-        raise InputError(f"{self.cache_dir} is too small for all processes that share it: raise --shard_cache_gb")
+        remedy = f"raise {named('shard_cache_gb')}"
+        raise InputError(f"{self.cache_dir} is too small for all processes that share it: {remedy}")
 
     def _say_small(self, path: str):
         if not self._said_small:
             self._said_small = True
             log.warning(
-                "%s is downloaded again, since its copy was removed from %s while in use: --shard_cache_gb is too "
+                "%s is downloaded again, since its copy was removed from %s while in use: shard_cache_gb is too "
                 "small for the shards that are read at the same time",
                 redact(path),
                 self.cache_dir,

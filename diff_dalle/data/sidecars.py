@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .. import storage
-from ..errors import InputError
+from ..errors import Fault, InputError
 from ..images.decode import BrokenSample
 from .embedding import as_float, check_embedding, described, fit_embedding
 from .npy import MAX_HEADER, ArrayHeader, parse_header
@@ -41,7 +41,7 @@ class Sidecar:
         if len(_FIELD.findall(self.pattern)) != 1:
             raise InputError(f"the pattern of embeddings is {self.pattern!r}, but must contain {{}} or {{name}} once")
         if self.index_width < 0:
-            raise InputError(f"index_width is {self.index_width}, but must be at least 0")
+            raise InputError(Fault("index_width", "must be at least 0", self.index_width))
 
     def path(self, shard: str) -> str:
         """The path of the file that belongs to a shard. Raises InputError when the shard's name does not give it."""

@@ -12,13 +12,14 @@ from braceexpand import braceexpand
 
 from .. import storage
 from ..config import MAX_TEXT, load_texts
-from ..errors import InputError, quantity
+from ..errors import InputError, named, quantity
 
 LISTS = (".yml", ".yaml")
+DATA_DIR = named("data_dir")  # in messages, unless the sources are those of another setting
 EXPANDED = "expand:"  # before pipe:COMMAND, asks for the expansion of its braces
 
 
-def find_shards(sources: Sequence[str] | str, flag: str = "--data_dir") -> list[str]:
+def find_shards(sources: Sequence[str] | str, flag: str = DATA_DIR) -> list[str]:
     """The shards of all sources, in order.
 
     A source is a folder (all ``*.tar`` in it and its subfolders), a tar, a glob, a brace range

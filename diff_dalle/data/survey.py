@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from .. import storage
 from ..distributed.world import ALONE, World
-from ..errors import InputError, quantity, redact
+from ..errors import InputError, named, quantity, redact
 from ..images.decode import BrokenSample, image_size
 from .filters import Filter, Verdict, verdicts
 from .index import ROUND, THREADS, Indexed, read_table, table_folders, writable_folder
@@ -39,14 +39,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Questions:
-    """What is to be found out: what each filter says, and whether the images' sizes are wanted.
-
-    flag: the setting with the filters, in messages.
-    """
+    """What is to be found out: what each filter says, and whether the images' sizes are wanted."""
 
     filters: tuple[Filter, ...] = ()
     sizes: bool = False
-    flag: str = "--dataset_filters"
 
     def __bool__(self) -> bool:
         return bool(self.filters) or self.sizes
@@ -113,7 +109,8 @@ def check_kept(questions: Questions, surveys: Sequence[Survey]) -> None:
     worst = counts.index(max(counts))
     alone = counts[worst] == sum(len(each.kept) for each in surveys)
     rest = "" if alone else "; with the other filters it leaves none"
-    raise InputError(f"{questions.flag} rejects all samples: {rejections(questions, surveys)[worst]}{rest}; change it")
+    said = rejections(questions, surveys)[worst]
+    raise InputError(f"{named('dataset_filters')} rejects all samples: {said}{rest}; change it")
 
 
 def _reasons(questions: Questions, surveys: Sequence[Survey]) -> list[Counter[Verdict]]:
@@ -193,7 +190,7 @@ class _Surveyor:
         except InputError as error:
             if not self._said_unkept:
                 self._said_unkept = True
-                log.warning("%s: it is found out again at the next start; set --index_cache to another folder", error)
+                log.warning("%s: it is found out again at the next start; set index_cache to another folder", error)
 
 
 def _file(folder: str, table: str, column: str) -> str:

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from .. import storage
-from .names import printable
 
 BLOCK = 512
 LONGEST_NAME = 1 << 20  # maximum bytes of an extension header that are read
 LONGEST_NUMBER = 20  # digits
+LONGEST_SHOWN = 200  # characters of a name in a message
 _ADLER = 65521  # the modulus of Adler-32
 
 
@@ -29,6 +29,12 @@ class Member(NamedTuple):
 
 class _Damaged(Exception):
     """A block that is not a tar header."""
+
+
+def printable(name: str) -> str:
+    """A member's name on one line, for messages: control characters are escaped, and a long name is shortened."""
+    text = name if name.isprintable() else repr(name)[1:-1]
+    return text if len(text) <= LONGEST_SHOWN else text[: LONGEST_SHOWN - 1] + "…"
 
 
 def read_members(read: Callable[[int, int], bytes], total: int) -> tuple[list[Member], str]:

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from ..errors import InputError
+from ..errors import InputError, named
 from .samples import Chunk, Samples
 
 if sys.platform != "win32":
@@ -162,7 +162,7 @@ class _Feeder:
             if not worker.is_alive():
                 return InputError(
                     f"a data worker died: process number {worker.pid} ended with exit code {worker.exitcode} (out of "
-                    "memory? lower --num_workers or --prefetch)"
+                    f"memory? lower {named('num_workers')} or {named('prefetch')})"
                 )
         return None
 
@@ -170,8 +170,8 @@ class _Feeder:
         number = self.source._task_info[self.source._rcvd_idx][0]  # of the worker whose turn it is
         return InputError(
             f"the data worker with process number {self.source._workers[number].pid} has delivered nothing for "
-            f"{self.workers.timeout:g} s: it is stopped, or its storage does not answer (--data_timeout sets how long "
-            "to wait)"
+            f"{self.workers.timeout:g} s: it is stopped, or its storage does not answer ({named('data_timeout')} sets "
+            "how long to wait)"
         )
 
     def close(self) -> None:
@@ -204,7 +204,7 @@ def _allow_open_files(needed: int) -> None:
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise InputError(
             f"at most {hard} open files are allowed (ulimit -n), but these data workers need {needed}: raise the limit "
-            "or set --num_workers 0"
+            f"or set {named('num_workers')} 0"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 

@@ -19,8 +19,8 @@ _WEIGHT_EDGES, _SCHEDULE_BUCKETS = 299, 100
 _LEAST_SHARE = 1e-6  # of the distribution in one bucket, so that quantiles stay defined
 
 
-class LossBuckets:
-    """The running loss in each bucket of log-SNR; 1 before the first loss.
+class Adaptive:
+    """What follows the running loss in each bucket of log-SNR, ``values`` [B]; 1 before the first loss.
 
     edges: [B − 1], increasing, between the B buckets; the first and the last are unbounded.
     """
@@ -55,19 +55,12 @@ class LossBuckets:
         news = (shares * losses.nan_to_num(0.0, 0.0, 0.0).to(self.values.dtype)[:, None]).sum(0)
         self.values = self.values * DECAY ** counts[0].to(self.values.dtype) + news
 
-
-class Adaptive:
-    """What has ``buckets`` and saves them."""
-
-    def __init__(self, edges: Tensor):
-        self.buckets = LossBuckets(edges)
-
     def state(self) -> Tensor:
         """[B] float64 on the CPU."""
-        return self.buckets.values.double().cpu()
+        return self.values.double().cpu()
 
     def load(self, state: Tensor) -> None:
-        self.buckets.values = state.to(self.buckets.values)
+        self.values = state.to(self.values)
 
 
 class AdaptiveWeight(Adaptive):
@@ -77,8 +70,8 @@ class AdaptiveWeight(Adaptive):
         super().__init__(torch.linspace(-_LIMIT, _LIMIT, _WEIGHT_EDGES, dtype=torch.float64))
 
     def __call__(self, log_snr: Tensor) -> Tensor:
-        bucket = self.buckets.at(log_snr)
-        return (1 / self.buckets.values[bucket]).to(log_snr.dtype)
+        bucket = self.at(log_snr)
+        return (1 / self.values[bucket]).to(log_snr.dtype)
 
 
 class AdaptiveSchedule(Adaptive):
@@ -89,8 +82,8 @@ class AdaptiveSchedule(Adaptive):
         super().__init__(torch.linspace(-_LIMIT, _LIMIT, _SCHEDULE_BUCKETS + 1, dtype=torch.float64)[1:-1])
 
     def __call__(self, t: Tensor) -> Tensor:
-        self.buckets.to(t)
-        values = self.buckets.values.to(t.dtype).flip(0)  # from clean to noisy
+        self.to(t)
+        values = self.values.to(t.dtype).flip(0)  # from clean to noisy
         share = (values / values.sum()).clamp(min=_LEAST_SHARE)
         knots = torch.cat([torch.zeros_like(share[:1]), share.cumsum(0)])
         edges = torch.linspace(_LIMIT, -_LIMIT, _SCHEDULE_BUCKETS + 1, dtype=t.dtype, device=t.device)

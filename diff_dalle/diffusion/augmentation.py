@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..config import option
-from ..errors import InputError
+from ..config import option, settings
+from ..errors import Fault, InputError
 from ..randomness import Draw
 
 BLUR_SIGMAS = (0.4, 0.6)  # range of sigma, in pixels of the low-resolution image
@@ -21,7 +21,7 @@ BLUR_FRACTION = 0.5  # of the training images
 BLUR_RADIUS = 2  # of the blur kernel in pixels: more than three times the largest sigma
 
 
-@dataclass(frozen=True)
+@settings
 class AugmentationConfig:
     """Low-resolution images (upsamplers)"""
 
@@ -32,14 +32,10 @@ class AugmentationConfig:
     noise_augmentation: float = option(
         0.0,
         "maximum noise level of low-resolution images, 0–1; drawn per sample and passed as conditioning; 0 = no noise",
+        least=0,
+        most=1,
     )
-    crop_size: int = option(0, "width and height in pixels of random training crops; 0 = full images")
-
-    def __post_init__(self):
-        if not 0 <= self.noise_augmentation <= 1:
-            raise InputError(f"noise_augmentation is {self.noise_augmentation:g}, but must lie between 0 and 1")
-        if self.crop_size < 0:
-            raise InputError(f"crop_size is {self.crop_size}, but must not be negative")
+    crop_size: int = option(0, "width and height in pixels of random training crops; 0 = full images", least=0)
 
     @property
     def degradation(self) -> Degradation:
@@ -67,17 +63,13 @@ class Degradation:
     def check_levels(self, noise_level: float, blur_level: float) -> None:
         """InputError for levels outside the range of training."""
         if not 0 <= noise_level <= self.max_level:
-            raise InputError(
-                f"noise_level is {noise_level:g}, but must lie between 0 and {self.max_level:g}, the maximum that this "
-                "upsampler was trained with"
-            )
+            rule = f"must lie between 0 and {self.max_level:g}, the maximum that this upsampler was trained with"
+            raise InputError(Fault("noise_level", rule, noise_level))
         least, most = self.sigmas
         if blur_level and not (self.blur_prob and least <= blur_level <= most):
             valid = f"0, or from {least:g} to {most:g}" if self.blur_prob else "0"
-            raise InputError(
-                f"blur_level is {blur_level:g}, but must be {valid}, because this upsampler was trained "
-                f"{'with' if self.blur_prob else 'without'} blur"
-            )
+            trained = f"this upsampler was trained {'with' if self.blur_prob else 'without'} blur"
+            raise InputError(Fault("blur_level", f"must be {valid}, because {trained}", blur_level))
 
     def draw(self, low_res: Tensor, draw: Draw) -> dict[str, Any]:
         """Images [N, C, h, w] as the fields of ``Conditioning`` that say how they are degraded in training."""

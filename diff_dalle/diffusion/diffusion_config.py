@@ -3,49 +3,52 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Iterator
+from dataclasses import fields
 
 import numpy as np
 
-from ..config import lookup, option
-from ..errors import InputError
+from ..config import faults_of, option, settings
+from ..errors import Fault, named
 from .losses import MIN_SNR_GAMMA, P2_GAMMA, P2_K, min_snr_weights, p2_weights
 from .parametrization import LOSSES, PREDICTIONS, VARIANCES
 from .respace import SpacedDiffusion, space_timesteps
-from .schedules import SCHEDULES, get_named_beta_schedule
+from .schedules import MAX_STEPS, SCHEDULES, get_named_beta_schedule
 from .spacing import check_spacing, spaced_steps
 
-WEIGHTINGS = ("none", "min_snr", "p2")
 
-
-@dataclass(frozen=True)
+@settings
 class NoiseConfig:
     """Diffusion process"""
 
-    diffusion_steps: int = option(1000, "number of noising steps T in training")
-    noise_schedule: str = option("linear", "noise schedule", choices=tuple(SCHEDULES))
+    diffusion_steps: int = option(1000, "number of noising steps T in training", least=1, most=MAX_STEPS)
+    noise_schedule: str = option("linear", "noise schedule", choices=SCHEDULES)
     rescale_timesteps: bool = option(False, "scale the network's timesteps to 0–1000, whatever T is")
 
-    def __post_init__(self):
-        get_named_beta_schedule(self.noise_schedule, self.diffusion_steps)
+    def faults(self) -> Iterator[Fault]:
+        yield from faults_of(lambda: self.betas, "noise_schedule")
+
+    @property
+    def betas(self) -> np.ndarray:
+        """[T] float64."""
+        return get_named_beta_schedule(self.noise_schedule, self.diffusion_steps)
 
 
-@dataclass(frozen=True)
+@settings
 class DiffusionConfig(NoiseConfig):
     """Diffusion process"""
 
-    prediction: str = option("eps", "prediction type of the network", choices=tuple(PREDICTIONS))
+    prediction: str = option("eps", "prediction type of the network", choices=PREDICTIONS)
     variance: str = option(
         "fixed_large",
         "variance of a sampling step; learned variances double the output channels",
-        choices=tuple(VARIANCES),
+        choices=VARIANCES,
     )
     loss_type: str = option(
         "mse",
         "training loss: an error (plus the variational term of a learned variance), or the variational bound "
         "(kl, rescaled_kl)",
-        choices=tuple(LOSSES),
+        choices=LOSSES,
     )
     learned_variance_constrain_frac: bool = option(
         False,
@@ -57,37 +60,30 @@ class DiffusionConfig(NoiseConfig):
         "weight of the variational term of a learned variance, in bits per dimension of one step; none = 1 with mse, "
         "else T/1000",
         needs=("variance", "learned", "learned_range"),
+        least=0,
     )
-    loss_weighting: str = option("none", "weighting of the error by signal-to-noise ratio (SNR)", choices=WEIGHTINGS)
+    loss_weighting: str = option(
+        "none", "weighting of the error by signal-to-noise ratio (SNR)", choices=("none", "min_snr", "p2")
+    )
     min_snr_gamma: float = option(
         MIN_SNR_GAMMA,
         "min_snr: SNR above which the weight of the eps loss is gamma / SNR",
         needs=("loss_weighting", "min_snr"),
+        above=0,
     )
     p2_k: float = option(
-        P2_K, "p2: k in the weight 1 / (k + SNR)^gamma of the eps loss", needs=("loss_weighting", "p2")
+        P2_K, "p2: k in the weight 1 / (k + SNR)^gamma of the eps loss", needs=("loss_weighting", "p2"), above=0
     )
     p2_gamma: float = option(
-        P2_GAMMA, "p2: gamma in the weight 1 / (k + SNR)^gamma of the eps loss", needs=("loss_weighting", "p2")
+        P2_GAMMA, "p2: gamma in the weight 1 / (k + SNR)^gamma of the eps loss", needs=("loss_weighting", "p2"), least=0
     )
 
-    def __post_init__(self):
-        super().__post_init__()
-        for name, known in (("prediction", PREDICTIONS), ("variance", VARIANCES), ("loss_type", LOSSES)):
-            lookup(known, getattr(self, name), name)
-        lookup(dict.fromkeys(WEIGHTINGS), self.loss_weighting, "loss_weighting")
+    def faults(self) -> Iterator[Fault]:
+        yield from super().faults()
         if self.loss_weighting != "none" and LOSSES[self.loss_type].is_vb():
-            raise InputError(
-                f"loss_weighting is {self.loss_weighting}, but the variational bound (loss_type {self.loss_type}) has "
-                "its own weights: set loss_weighting none, or loss_type rescaled_mse"
-            )
-        for name in ("min_snr_gamma", "p2_k"):
-            if getattr(self, name) <= 0:
-                raise InputError(f"{name} is {getattr(self, name)}, but must be above 0")
-        if self.p2_gamma < 0:
-            raise InputError(f"p2_gamma is {self.p2_gamma}, but must be at least 0")
-        if self.vb_loss_weight is not None and self.vb_loss_weight < 0:
-            raise InputError(f"vb_loss_weight is {self.vb_loss_weight}, but must be at least 0")
+            loss = named("loss_type")
+            rule = f"the variational bound ({loss} {self.loss_type}) has its own weights"
+            yield Fault.of(self, "loss_weighting", f"{rule}: set it to none, or {loss} to rescaled_mse")
 
     @property
     def variance_is_learned(self) -> bool:
@@ -103,7 +99,7 @@ def create_gaussian_diffusion(config: DiffusionConfig, respacing: str = "", spac
 
     Raises InputError if there are no such steps.
     """
-    betas = get_named_beta_schedule(config.noise_schedule, config.diffusion_steps)
+    betas = config.betas
     steps: Collection[int] = space_timesteps(config.diffusion_steps, respacing or [config.diffusion_steps])
     if spacing != "even":
         check_spacing(spacing, respacing)

@@ -15,15 +15,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..config import option
-from ..errors import InputError
-from .process import SamplingProcess
+from ..config import option, settings
+from ..errors import Fault, InputError, named
+from .reverse_process import ReverseProcess
 from .samplers import Denoise, Prediction, Sampler, Step, ddim_inversion
 
 NamedNoise = Callable[[str], Tensor]
 
 
-@dataclass(frozen=True)
+@settings
 class EditConfig:
     """Editing"""
 
@@ -32,12 +32,16 @@ class EditConfig:
         "fraction of the process repeated on the given images, above 0, at most 1; small values preserve them, "
         "1 ignores them (without mask and variation); none = 0.75, or 1 with a mask or variation",
         free=True,
+        above=0,
+        most=1,
     )
     variation: float | None = option(
         None,
         "strength of variations of the given images, 0–1; 0 = reconstruction, 1 = nothing in common but the caption "
         "(and what strength preserves); none = no variations",
         free=True,
+        least=0,
+        most=1,
     )
     inpaint_resamples: int = option(
         4,
@@ -45,22 +49,15 @@ class EditConfig:
         "1 = no resampling",
         free=True,
         needs=("mask",),
+        least=1,
     )
     inpaint_jump: int = option(
         5,
         "inpainting: length of such a part in sampling steps; not used with inpaint_resamples 1",
         free=True,
         needs=("mask",),
+        least=1,
     )
-
-    def __post_init__(self):
-        if self.strength is not None and not 0 < self.strength <= 1:
-            raise InputError(f"--strength is {self.strength:g}, but must be above 0 and at most 1")
-        if self.variation is not None and not 0 <= self.variation <= 1:
-            raise InputError(f"--variation is {self.variation:g}, but must lie between 0 and 1")
-        for name in ("inpaint_resamples", "inpaint_jump"):
-            if getattr(self, name) < 1:
-                raise InputError(f"--{name} is {getattr(self, name)}, but must be at least 1")
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +79,7 @@ class Edit:
         if self.unknown is None:
             return
         if self.config.variation is not None:
-            raise InputError("a mask and --variation exclude each other: leave one of them out")
+            raise InputError(f"a mask and {named('variation')} exclude each other: leave one of them out")
         n, _, height, width = self.images.shape
         if self.unknown.dtype != torch.bool or self.unknown.shape != (n, 1, height, width):
             raise InputError(
@@ -106,22 +103,21 @@ class Edit:
         return replace(self, images=self.images[index], unknown=None if self.unknown is None else self.unknown[index])
 
 
-def shortened(process: SamplingProcess, strength: float) -> SamplingProcess:
+def shortened(process: ReverseProcess, strength: float) -> ReverseProcess:
     """The steps of ``process`` in the least noisy ``strength`` of the original process (SDEdit, Meng et al. 2022).
 
     strength: in (0, 1]. Steps keep their numbers. Raises InputError if no step is left.
     """
     count = sum(process.fraction(t) < strength for t in range(process.num_timesteps))
     if not count:
-        raise InputError(
-            f"--strength {strength:g} leaves no step of timestep_respacing, whose first is at "
-            f"{process.fraction(0):g} of the process: raise strength"
-        )
+        first = f"whose first is at {process.fraction(0):g} of the process"
+        rule = f"{strength:g} leaves no step of {named('timestep_respacing')}, {first}: raise it"
+        raise InputError(Fault("strength", rule))
     return process.truncated(count)
 
 
 def edited_steps(
-    process: SamplingProcess, sampler: Sampler, denoise: Denoise, unguided: Denoise, edit: Edit, noise: NamedNoise
+    process: ReverseProcess, sampler: Sampler, denoise: Denoise, unguided: Denoise, edit: Edit, noise: NamedNoise
 ) -> Iterator[Step]:
     """Every step from the images of ``edit`` to the edited ones [N, C, H, W]; known pixels end at their given values.
 
@@ -140,7 +136,7 @@ def edited_steps(
     yield from resampled_steps(process, sampler, denoise, x, noise, passes, edit.config.inpaint_jump)
 
 
-def edit_start(process: SamplingProcess, unguided: Denoise, edit: Edit, fresh: Tensor) -> Tensor:
+def edit_start(process: ReverseProcess, unguided: Denoise, edit: Edit, fresh: Tensor) -> Tensor:
     """The noisy images from which the last step of ``process`` starts.
 
     They are ``sqrt(ᾱ) image + sqrt(1 − ᾱ) fresh``; at strength 1 ``fresh`` alone, as in sampling from noise, because
@@ -164,7 +160,7 @@ def edit_start(process: SamplingProcess, unguided: Denoise, edit: Edit, fresh: T
     return x if edit.unknown is None else torch.where(edit.unknown, x, noised)
 
 
-def keep_known(process: SamplingProcess, denoise: Denoise, images: Tensor, unknown: Tensor) -> Denoise:
+def keep_known(process: ReverseProcess, denoise: Denoise, images: Tensor, unknown: Tensor) -> Denoise:
     """``denoise`` with ``images`` [N, C, H, W] as its expected image wherever ``unknown`` [N, 1, H, W] is False.
 
     There every step follows the posterior of the known image, with the noise that x_t already contains, so that any
@@ -188,7 +184,7 @@ def keep_known(process: SamplingProcess, denoise: Denoise, images: Tensor, unkno
 
 
 def resampled_steps(
-    process: SamplingProcess, sampler: Sampler, denoise: Denoise, x: Tensor, noise: NamedNoise, passes: int, jump: int
+    process: ReverseProcess, sampler: Sampler, denoise: Denoise, x: Tensor, noise: NamedNoise, passes: int, jump: int
 ) -> Iterator[Step]:
     """``sampler`` down ``process`` from x in segments of ``jump`` steps, with ``passes`` consecutive passes of each.
 

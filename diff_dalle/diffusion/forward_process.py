@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import overload
+from typing import Any
 
 import numpy as np
 import torch
@@ -80,16 +80,7 @@ class ForwardProcess:
         """The position of step t in the original process: 0 for its first step, just below 1 for its last."""
         return t / self.num_timesteps
 
-    @overload
-    def at(self, table: str, t: Tensor, x: Tensor) -> Tensor: ...
-
-    @overload
-    def at(self, table: str, t: int, x: Tensor) -> float: ...
-
-    @overload
-    def at(self, table: str, t: Tensor | int, x: Tensor) -> Tensor | float: ...
-
-    def at(self, table, t, x):
+    def at(self, table: str, t: Tensor | int, x: Tensor) -> Any:
         """The values of a table, given by attribute name, at t, for arithmetic with x.
 
         t [N] int64 on x's device → float32 expanded to x's shape; one int t for all samples → a float. Neither waits

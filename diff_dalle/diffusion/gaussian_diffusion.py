@@ -17,9 +17,8 @@ from torch.nn import functional as F
 from ..errors import InputError
 from .losses import discretized_gaussian_log_likelihood, mean_flat, normal_kl
 from .parametrization import LossType, ModelMeanType, ModelVarType
-from .process import Model
 from .reverse_process import ReverseProcess
-from .samplers import ddim_move, ddim_sigma
+from .samplers import Model, ddim_move, ddim_sigma
 
 
 class GaussianDiffusion(ReverseProcess):
@@ -120,28 +119,9 @@ class GaussianDiffusion(ReverseProcess):
         sample = ddim_move(out["pred_xstart"], eps, self.at("alphas_cumprod_next", t, x))
         return {"sample": sample, "pred_xstart": out["pred_xstart"]}
 
-    def p_sample_loop(
-        self,
-        model,
-        shape,
-        noise=None,
-        clip_denoised=True,
-        denoised_fn=None,
-        cond_fn=None,
-        model_kwargs=None,
-        device=None,
-        progress=False,
-    ) -> Tensor:
-        """Samples [N, C, …] after all steps of ``p_sample``.
-
-        noise:    x_T; default: drawn.
-        device:   where to draw it; default: the model's device.
-        progress: show a progress bar.
-        """
-        steps = self.p_sample_loop_progressive(
-            model, shape, noise, clip_denoised, denoised_fn, cond_fn, model_kwargs, device, progress
-        )
-        return _last(steps)["sample"]
+    def p_sample_loop(self, model, shape, *args, **kwargs) -> Tensor:
+        """Samples [N, C, …] after all steps of ``p_sample_loop_progressive``, with the same arguments."""
+        return _last(self.p_sample_loop_progressive(model, shape, *args, **kwargs))["sample"]
 
     def p_sample_loop_progressive(
         self,
@@ -155,33 +135,18 @@ class GaussianDiffusion(ReverseProcess):
         device=None,
         progress=False,
     ) -> Iterator[dict[str, Tensor]]:
-        """As ``p_sample_loop``, yielding the result of ``p_sample`` at each step."""
-        arguments = {
-            "clip_denoised": clip_denoised,
-            "denoised_fn": denoised_fn,
-            "cond_fn": cond_fn,
-            "model_kwargs": model_kwargs,
-        }
+        """The result of ``p_sample`` at each step.
+
+        noise:    x_T; default: drawn.
+        device:   where to draw it; default: the model's device.
+        progress: show a progress bar.
+        """
+        arguments = (clip_denoised, denoised_fn, cond_fn, model_kwargs)
         yield from self._loop(self.p_sample, model, shape, noise, device, progress, arguments)
 
-    def ddim_sample_loop(
-        self,
-        model,
-        shape,
-        noise=None,
-        clip_denoised=True,
-        denoised_fn=None,
-        cond_fn=None,
-        model_kwargs=None,
-        device=None,
-        progress=False,
-        eta=0.0,
-    ) -> Tensor:
+    def ddim_sample_loop(self, model, shape, *args, **kwargs) -> Tensor:
         """As ``p_sample_loop``, by ``ddim_sample``."""
-        steps = self.ddim_sample_loop_progressive(
-            model, shape, noise, clip_denoised, denoised_fn, cond_fn, model_kwargs, device, progress, eta
-        )
-        return _last(steps)["sample"]
+        return _last(self.ddim_sample_loop_progressive(model, shape, *args, **kwargs))["sample"]
 
     def ddim_sample_loop_progressive(
         self,
@@ -196,17 +161,11 @@ class GaussianDiffusion(ReverseProcess):
         progress=False,
         eta=0.0,
     ) -> Iterator[dict[str, Tensor]]:
-        """As ``ddim_sample_loop``, yielding the result of ``ddim_sample`` at each step."""
-        arguments = {
-            "clip_denoised": clip_denoised,
-            "denoised_fn": denoised_fn,
-            "cond_fn": cond_fn,
-            "model_kwargs": model_kwargs,
-            "eta": eta,
-        }
+        """As ``p_sample_loop_progressive``, by ``ddim_sample``."""
+        arguments = (clip_denoised, denoised_fn, cond_fn, model_kwargs, eta)
         yield from self._loop(self.ddim_sample, model, shape, noise, device, progress, arguments)
 
-    def _loop(self, step, model, shape, noise, device, progress: bool, arguments: dict):
+    def _loop(self, step, model, shape, noise, device, progress: bool, arguments: tuple):
         """Calls ``step`` for t = T-1 … 0. Unlike in samplers.py, each sample has its own t, as in ``p_sample``, and
         noise comes from torch's global generator, so that a seed gives Guided-Diffusion's images."""
         device = next(model.parameters()).device if device is None else device
@@ -218,7 +177,7 @@ class GaussianDiffusion(ReverseProcess):
             indices = tqdm(indices)
         for i in indices:
             with torch.no_grad():
-                out = step(model, x, torch.full((shape[0],), i, device=device), **arguments)
+                out = step(model, x, torch.full((shape[0],), i, device=device), *arguments)
             yield out
             x = out["sample"]
 
@@ -269,7 +228,7 @@ class GaussianDiffusion(ReverseProcess):
         output, var_values = self._output(model, x_t, t, model_kwargs)
         target = self.target(x_start, t, noise) if target is None else target
         name, error = _ERRORS[self.loss_type]
-        terms = {name: mean_flat(error(target, output))}
+        terms = {name: mean_flat(error(output, target, reduction="none"))}
         loss = terms[name]
         if self.loss_weights is not None:
             loss = self.at("loss_weights", t, loss) * loss
@@ -323,24 +282,12 @@ class GaussianDiffusion(ReverseProcess):
         return {"total_bpd": stacked["vb"].sum(dim=1) + prior, "prior_bpd": prior, **stacked}
 
 
-def _squared(target: Tensor, output: Tensor) -> Tensor:
-    return (target - output) ** 2
-
-
-def _absolute(target: Tensor, output: Tensor) -> Tensor:
-    return (target - output).abs()
-
-
-def _huber(target: Tensor, output: Tensor) -> Tensor:
-    return F.huber_loss(output, target, reduction="none")
-
-
 #: Per loss: its name in the reported terms, and the error of one element.
-_ERRORS = {
-    LossType.MSE: ("mse", _squared),
-    LossType.RESCALED_MSE: ("mse", _squared),
-    LossType.L1: ("l1", _absolute),
-    LossType.HUBER: ("huber", _huber),
+_ERRORS: dict[LossType, tuple[str, Callable[..., Tensor]]] = {
+    LossType.MSE: ("mse", F.mse_loss),
+    LossType.RESCALED_MSE: ("mse", F.mse_loss),
+    LossType.L1: ("l1", F.l1_loss),
+    LossType.HUBER: ("huber", F.huber_loss),
 }
 
 

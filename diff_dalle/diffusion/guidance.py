@@ -14,20 +14,19 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ..batch import Conditioning
-from ..config import lookup, option
-from ..errors import InputError
+from ..config import lookup, option, settings
+from ..errors import Fault, InputError, named
 from .forward_process import at_least_float32
-from .process import Model, SamplingProcess
-from .samplers import Denoise, Prediction
+from .reverse_process import ReverseProcess
+from .samplers import Denoise, Model, Prediction
 
-THRESHOLDING = ("none", "static", "dynamic")
 GRADIENTS = ("x_t", "x_start")
 DEFAULT_SCALE = 3.0  # of classifier-free guidance, where there is a condition
 
@@ -37,7 +36,7 @@ _LEAST_DEVIATION = 1e-9
 _GRADIENT_SCALE = 2.0**6  # keeps half-precision gradients clear of underflow; a power of two is exact
 
 
-@dataclass(frozen=True)
+@settings
 class GuidanceConfig:
     """Guidance"""
 
@@ -58,6 +57,8 @@ class GuidanceConfig:
         "share of the guided prediction that gets the standard deviation of the conditional one, 0–1, against too much "
         "contrast at large scales; 0 = off",
         free=True,
+        least=0,
+        most=1,
     )
     guidance_interval: tuple[float, ...] = option(
         (0.0, 1.0), "guided part of the process, LOW,HIGH as fractions of T; 0 = image, 1 = noise", free=True
@@ -75,7 +76,7 @@ class GuidanceConfig:
         "static",
         "limit of the predicted image: static clips it to the valid range, dynamic rescales it by its percentile "
         "(for guidance scales above about 5)",
-        choices=THRESHOLDING,
+        choices=("none", "static", "dynamic"),
         free=True,
     )
     dynamic_percentile: float = option(
@@ -83,18 +84,15 @@ class GuidanceConfig:
         "percentile of |x_start|, as a fraction, that dynamic thresholding maps to the limit",
         free=True,
         needs=("thresholding", "dynamic"),
+        above=0,
+        most=1,
     )
 
-    def __post_init__(self):
-        lookup(dict.fromkeys(THRESHOLDING), self.thresholding, "thresholding")
+    def faults(self) -> Iterator[Fault]:
         for name in ("guidance_interval", "perturbed_attention_interval"):
             ends = getattr(self, name)
             if len(ends) != 2 or not 0 <= ends[0] <= ends[1] <= 1:
-                raise InputError(f"{name} is {ends}, but must be LOW,HIGH with 0 <= LOW <= HIGH <= 1")
-        if not 0 <= self.guidance_rescale <= 1:
-            raise InputError(f"guidance_rescale is {self.guidance_rescale:g}, but must lie between 0 and 1")
-        if not 0 < self.dynamic_percentile <= 1:
-            raise InputError(f"dynamic_percentile is {self.dynamic_percentile}, but must be above 0 and at most 1")
+                yield Fault.of(self, name, "must be LOW,HIGH with 0 <= LOW <= HIGH <= 1")
 
     def scales(self, conditional: bool) -> tuple[float, float]:
         """The scales of classifier-free guidance at the noise end and at the image end of the process; 1 = off.
@@ -107,10 +105,8 @@ class GuidanceConfig:
         end = start if self.guidance_scale_end is None else self.guidance_scale_end
         for name, scale in (("guidance_scale", start), ("guidance_scale_end", end)):
             if scale != 1 and not conditional:
-                raise InputError(
-                    f"{name} is {scale:g}, but there is no caption, class or image embedding to guide by: set it to 1, "
-                    "or leave it out"
-                )
+                rule = "there is no caption, class or image embedding to guide by: set it to 1, or leave it out"
+                raise InputError(Fault(name, rule, scale))
         return start, end
 
     def at_scale(self, scale: float) -> GuidanceConfig:
@@ -212,7 +208,7 @@ def similarity_gradient(similarity: Callable[[Tensor], Tensor], x: Tensor) -> Te
 
 
 def classifier_guided(
-    process: SamplingProcess, model: Model, classifier: ClassifierGuidance, limit: Callable[[Tensor], Tensor] | None
+    process: ReverseProcess, model: Model, classifier: ClassifierGuidance, limit: Callable[[Tensor], Tensor] | None
 ) -> Denoise:
     """``model`` as a denoiser whose score is shifted by scale × ∇ log p(caption | x_t).
 
@@ -258,7 +254,7 @@ def _gain(alpha_bar: float) -> float:
     return math.sqrt(1 / alpha_bar - 1) * math.sqrt(1 - alpha_bar) if alpha_bar > 0 else 0.0
 
 
-def guidance_interval(process: SamplingProcess, inside: Denoise, outside: Denoise, low: float, high: float) -> Denoise:
+def guidance_interval(process: ReverseProcess, inside: Denoise, outside: Denoise, low: float, high: float) -> Denoise:
     """``inside`` for steps in [low, high] of the original process, as fractions of T; ``outside`` for the others.
 
     Guidance harms at high noise and has no effect at low noise (Kynkäänniemi et al. 2024).
@@ -292,9 +288,8 @@ def thresholding(config: GuidanceConfig, value_range: Range | None) -> Callable[
     if config.thresholding == "none":
         return None
     if value_range is None:
-        raise InputError(
-            f"thresholding is {config.thresholding}, but the generator's values have no limits: set --thresholding none"
-        )
+        rule = f"is {config.thresholding}, but the generator's values have no limits: set it to none"
+        raise InputError(Fault("thresholding", rule))
     low, high = value_range
     if config.thresholding == "static":
         return functools.partial(torch.clamp, min=low, max=high)
@@ -306,7 +301,7 @@ def thresholding(config: GuidanceConfig, value_range: Range | None) -> Callable[
 
 
 def guided_denoiser(
-    process: SamplingProcess,
+    process: ReverseProcess,
     model: Model,
     cond: Conditioning | None,
     null: Conditioning | None,
@@ -327,10 +322,8 @@ def guided_denoiser(
     limit = thresholding(config, value_range)
     start, end = config.scales(cond is not None and cond.droppable)
     if null is None and (start, end) != (1.0, 1.0):
-        raise InputError(
-            f"guidance_scale is {start:g}, but null is missing: give it, or set guidance_scale to 1 (and leave out "
-            "guidance_scale_end)"
-        )
+        rule = f"null is missing: give it, or set the scale to 1 (and leave out {named('guidance_scale_end')})"
+        raise InputError(Fault("guidance_scale", rule, start))
     by_class = classifier if classifier is not None and classifier.scale != 0 else None
     (low, high), (first, last) = config.guidance_interval, config.perturbed_attention_interval
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import Fault, InputError, named
 from .adaptive import ADAPTIVE, Adaptive, AdaptiveSchedule, AdaptiveWeight
 from .forward_process import at_least_float32
 from .log_snr_config import LogSnrConfig
@@ -23,8 +23,8 @@ from .losses import mean_flat
 from .noise import Normal, training_noise
 from .noise_conditions import discrete
 from .parametrization import PREDICTIONS, ModelMeanType, ModelVarType
-from .process import Model
 from .reverse_process import ReverseProcess
+from .samplers import Model
 from .spacing import LEVEL_SPACINGS, TIME_SPACINGS
 
 LEAST_TIME = 0.001  # in training
@@ -168,7 +168,7 @@ class LogSnrProcess:
     def observe(self, log_snr: Tensor, mse: Tensor) -> None:
         """Take the errors [N] at log_snr [N] into account: of a whole step, all ranks, in order of position."""
         for each in self._adaptive.values():
-            each.buckets.update(log_snr, mse)
+            each.update(log_snr, mse)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The state to save for resuming; empty if nothing is adaptive."""
@@ -194,18 +194,18 @@ class LogSnrProcess:
         Raises InputError for fewer than 1 step, and unless 0 <= t_end < t_start <= 1 and shift > 0.
         """
         if count < 1:
-            raise InputError(f"timestep_respacing is {count}, but must be at least 1")
+            raise InputError(Fault("timestep_respacing", "must be at least 1", count))
         if not 0 <= t_end < t_start <= 1:
             raise InputError(
-                f"t_start and t_end are {t_start:g} and {t_end:g}, but must have 0 <= t_end < t_start <= 1"
+                f"{named('t_start')} and {named('t_end')} are {t_start:g} and {t_end:g}, but must have "
+                "0 <= t_end < t_start <= 1"
             )
         if shift <= 0:
-            raise InputError(f"shift is {shift:g}, but must be above 0")
+            raise InputError(Fault("shift", "must be above 0", shift))
         if spacing not in TIME_SPACINGS:
-            raise InputError(
-                f"spacing is {spacing}, but a process in log-SNR has no steps of training to count: set it to one of "
-                f"{', '.join(TIME_SPACINGS)}"
-            )
+            known = f"set it to one of {', '.join(TIME_SPACINGS)}"
+            rule = f"is {spacing}, but a process in log-SNR has no steps of training to count: {known}"
+            raise InputError(Fault("spacing", rule))
 
         def schedule(t: np.ndarray) -> np.ndarray:
             shifted = self._sampling_schedule(torch.from_numpy(t), self.config.log_shift + 2 * math.log(shift))
@@ -273,7 +273,6 @@ class LogSnrSteps(ReverseProcess):
         return math.nextafter(self.times[t], 0.0)
 
     def truncated(self, count: int) -> LogSnrSteps:
-        """The process of the ``count`` least noisy of these steps, each with the same number and tables as here."""
         return LogSnrSteps(self._process, self.times[:count], self._log_snr[:count])
 
     def model_input(self, x: Tensor, t: Tensor | int) -> Tensor:

@@ -3,22 +3,22 @@ sampling from it unless told otherwise."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 
-from ..config import option, section
-from ..errors import InputError
+from ..config import option, section, settings
+from ..errors import Fault, named
 from ..images.signal import Signal
 from .diffusion_config import DiffusionConfig
 from .guidance import GuidanceConfig, thresholding
 from .sampling import SamplerConfig
 
 
-@dataclass(frozen=True)
+@settings
 class PreviewConfig:
     """Preview grids"""
 
     sample_interval: int = option(
-        5000, "steps between preview grids, of which the last step has one too; 0 = no previews", free=True
+        5000, "steps between preview grids, of which the last step has one too; 0 = no previews", free=True, least=0
     )
     preview_samples: int = option(
         16,
@@ -29,14 +29,10 @@ class PreviewConfig:
     sampler: SamplerConfig = section(SamplerConfig, needs=("sample_interval",))
     guidance: GuidanceConfig = section(GuidanceConfig)
 
-    def __post_init__(self):
-        if self.sample_interval < 0:
-            raise InputError(f"sample_interval is {self.sample_interval}, but must not be negative")
+    def faults(self) -> Iterator[Fault]:
         if self.preview_samples < 1:
-            raise InputError(
-                f"preview_samples is {self.preview_samples}, but must be at least 1 (--sample_interval 0 turns "
-                "previews off)"
-            )
+            off = f"{named('sample_interval')} 0 turns previews off"
+            yield Fault.of(self, "preview_samples", f"must be at least 1 ({off})")
 
     def check(self, diffusion: DiffusionConfig, signal: Signal, conditional: bool) -> None:
         """InputError for previews that cannot be sampled, before training instead of at the first preview.

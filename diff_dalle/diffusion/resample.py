@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..config import lookup, option
-from ..errors import InputError
+from ..config import lookup, option, settings
+from ..errors import InputError, named
 from .forward_process import ForwardProcess
 
 
@@ -120,7 +119,7 @@ class LossSecondMomentResampler(ScheduleSampler):
         if tuple(history.shape) != shape:
             raise InputError(
                 f"the saved losses of loss-second-moment have shape {list(history.shape)}, but this process requires "
-                f"{list(shape)}: do not change diffusion_steps"
+                f"{list(shape)}: do not change {named('diffusion_steps')}"
             )
         self._history[:-1], self._counts[:-1] = history.to(self._history), counts.to(self._counts)
 
@@ -136,27 +135,25 @@ def create_named_schedule_sampler(name: str, diffusion: ForwardProcess) -> Sched
     return lookup(SCHEDULE_SAMPLERS, name, "schedule_sampler")(diffusion)
 
 
-@dataclass(frozen=True)
+@settings
 class TimestepConfig:
     """Timesteps"""
 
     schedule_sampler: str = option(
-        "uniform", "distribution of training timesteps", choices=tuple(SCHEDULE_SAMPLERS), needs=("noised",)
+        "uniform", "distribution of training timesteps", choices=SCHEDULE_SAMPLERS, needs=("noised",)
     )
 
 
-@dataclass(frozen=True)
+@settings
 class DenoisingConfig(TimestepConfig):
     """Denoising"""
 
-    caption_dropout: float = option(0.1, "probability of dropping caption and class, for classifier-free guidance")
-
-    def __post_init__(self):
-        if not 0 <= self.caption_dropout <= 1:
-            raise InputError(f"caption_dropout is {self.caption_dropout}, but must lie between 0 and 1")
+    caption_dropout: float = option(
+        0.1, "probability of dropping caption and class, for classifier-free guidance", least=0, most=1
+    )
 
 
-@dataclass(frozen=True)
+@settings
 class ContrastiveConfig(TimestepConfig):
     """Contrastive training"""
 

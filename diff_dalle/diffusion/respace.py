@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import Fault, InputError
 from .forward_process import ForwardProcess
 from .gaussian_diffusion import GaussianDiffusion
 from .spacing import even_steps
@@ -25,25 +25,21 @@ def space_timesteps(num_timesteps: int, section_counts: str | Sequence[int]) -> 
     if isinstance(section_counts, str):
         stride, numbers = section_counts.startswith("ddim"), section_counts.removeprefix("ddim").split(",")
         if not all(number.strip().isdecimal() for number in numbers) or (stride and len(numbers) > 1):
-            raise InputError(
-                f'timestep_respacing is {section_counts!r}, but must look like "250", "10,15,20" or "ddim25"'
-            )
+            raise _refused(section_counts, 'must look like "250", "10,15,20" or "ddim25"')
         counts = [int(number) for number in numbers]
         if stride:
             return _strided(num_timesteps, counts[0])
     else:
         counts = list(section_counts)
     if min(counts, default=0) < 0 or sum(counts) < 1:
-        raise InputError(f"timestep_respacing {section_counts!r} keeps no step: set at least 1")
+        raise _refused(section_counts, "keeps no step: set at least 1")
 
     steps: set[int] = set()
     start = 0
     for i, count in enumerate(counts):
         size = num_timesteps // len(counts) + (i < num_timesteps % len(counts))
         if size < count:
-            raise InputError(
-                f"timestep_respacing {section_counts!r} takes {count} steps from a section of only {size}: set fewer"
-            )
+            raise _refused(section_counts, f"takes {count} steps from a section of only {size}: set fewer")
         steps.update(start + step for step in even_steps(size, count))
         start += size
     return steps
@@ -54,10 +50,12 @@ def _strided(num_timesteps: int, count: int) -> set[int]:
         steps = range(0, num_timesteps, stride)
         if len(steps) == count:
             return set(steps)
-    raise InputError(
-        f"timestep_respacing ddim{count} requires an integer stride that gives exactly {count} of {num_timesteps} "
-        f"steps, but there is none: set {count} without ddim, which works up to {num_timesteps}"
-    )
+    missing = f"no integer stride gives exactly {count} of {num_timesteps} steps"
+    raise _refused(f"ddim{count}", f"{missing}: set {count} without ddim, which works up to {num_timesteps}")
+
+
+def _refused(section_counts: str | Sequence[int], rule: str) -> InputError:
+    return InputError(Fault("timestep_respacing", rule, section_counts))
 
 
 class SpacedDiffusion(GaussianDiffusion):
@@ -79,7 +77,6 @@ class SpacedDiffusion(GaussianDiffusion):
         super().__init__(**{**kwargs, "betas": 1 - kept / np.append(1.0, kept[:-1])})
 
     def truncated(self, count: int) -> SpacedDiffusion:
-        """The process of the ``count`` least noisy of these steps, each with the same number and tables as here."""
         return SpacedDiffusion(self.timestep_map[:count], **self._settings)
 
     def fraction(self, t: int) -> float:

@@ -11,8 +11,7 @@ from torch import Tensor
 from ..errors import InputError
 from .forward_process import ForwardProcess, at_least_float32
 from .parametrization import ModelMeanType, ModelVarType
-from .process import Model
-from .samplers import Denoise, Prediction
+from .samplers import Denoise, Model, Prediction
 
 
 class ReverseProcess(ForwardProcess):
@@ -112,6 +111,10 @@ class ReverseProcess(ForwardProcess):
         out = self._read(model_output, x, t, clip_denoised, denoised_fn)
         eps = self._predict_eps_from_xstart(x, t, out["pred_xstart"])
         return Prediction(out["pred_xstart"], eps, out["mean"], out["log_variance"])
+
+    def truncated(self, count: int) -> ReverseProcess:
+        """The process of the ``count`` least noisy steps, each with the same number and tables as here."""
+        raise NotImplementedError
 
     def model_input(self, x: Tensor, t: Tensor | int) -> Tensor:
         """x_t of this process as the network was trained on it."""

@@ -68,6 +68,7 @@ class Step:
     x_start: Tensor
 
 
+Model = Callable[..., Tensor]  # a network
 Denoise = Callable[[Tensor, int], Prediction]
 Noise = Callable[[int], Tensor]
 Sampler = Callable[..., Iterator[Step]]

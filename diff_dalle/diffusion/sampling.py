@@ -11,32 +11,32 @@ import torch
 from torch import Tensor, nn
 
 from ..batch import Conditioning
-from ..config import lookup, option
-from ..errors import InputError
+from ..config import faults_of, option, settings
+from ..errors import Fault, InputError, named
 from ..images.signal import Signal
 from ..randomness import Draw, check_seeds
 from .diffusion_config import DiffusionConfig, create_gaussian_diffusion
 from .editing import Edit, EditConfig, edited_steps, shortened
 from .guidance import ClassifierGuidance, GuidanceConfig, guidance_interval, guided_denoiser
-from .process import SamplingProcess
 from .respace import SpacedDiffusion
+from .reverse_process import ReverseProcess
 from .samplers import RANDOM_SAMPLERS, SAMPLERS, Denoise, Step
 from .self_conditioning import SelfConditioned, is_self_conditioned
 from .spacing import SPACINGS, check_spacing, default_spacing, is_count
 
 
-@dataclass(frozen=True)
+@settings
 class SamplerConfig:
     """Sampler"""
 
-    sampler: str = option("dpm++2m", "sampling algorithm", choices=tuple(SAMPLERS), free=True)
+    sampler: str = option("dpm++2m", "sampling algorithm", choices=SAMPLERS, free=True)
     timestep_respacing: str = option(
         "30",
         "sampling steps: 250, or 10,15,20 for the number in each third of the process, or ddim25 for a constant "
         "stride; empty = all steps of the process",
         free=True,
     )
-    eta: float = option(0.0, "randomness of ddim; 0 = deterministic, 1 = as random as ancestral", free=True)
+    eta: float = option(0.0, "randomness of ddim; 0 = deterministic, 1 = as random as ancestral", free=True, least=0)
     spacing: str | None = option(
         None,
         "which steps, if timestep_respacing is a number: even from first to last, leading or trailing with a constant "
@@ -46,13 +46,10 @@ class SamplerConfig:
         free=True,
     )
 
-    def __post_init__(self):
-        lookup(SAMPLERS, self.sampler, "sampler")
-        check_spacing(self.spacing, self.timestep_respacing)
+    def faults(self) -> Iterator[Fault]:
+        yield from faults_of(lambda: check_spacing(self.spacing, self.timestep_respacing), "spacing")
         if self.eta and self.sampler != "ddim":
-            raise InputError(f"eta is {self.eta:g}, but only the sampler ddim has it, not {self.sampler}")
-        if self.eta < 0:
-            raise InputError(f"eta is {self.eta:g}, but must not be negative")
+            yield Fault.of(self, "eta", f"only the {named('sampler')} ddim has it, not {self.sampler}")
 
     def changed(self, **settings) -> SamplerConfig:
         """The same with some settings changed; another sampler than ddim has no eta, and steps that are not a number no
@@ -73,7 +70,8 @@ class SamplerConfig:
         if edit.variation is not None and (self.sampler in RANDOM_SAMPLERS or self.eta):
             used = f"ddim with eta {self.eta:g}" if self.eta else self.sampler
             names = ", ".join(name for name in SAMPLERS if name not in RANDOM_SAMPLERS)
-            raise InputError(f"--variation requires a deterministic sampler ({names}) without --eta, not {used}")
+            rule = f"requires a deterministic {named('sampler')} ({names}) without {named('eta')}, not {used}"
+            raise InputError(Fault("variation", rule))
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +106,7 @@ class SampleBatch:
 
 def sample_steps(
     generator: nn.Module,
-    process: SamplingProcess,
+    process: ReverseProcess,
     batch: SampleBatch,
     sampler: SamplerConfig,
     guidance: GuidanceConfig,
@@ -164,7 +162,7 @@ def sample_steps(
         yield from edited_steps(process, walk, denoise, unguided, edit, noise)
 
 
-def step_count(process: SamplingProcess, edit: Edit | None = None) -> int:
+def step_count(process: ReverseProcess, edit: Edit | None = None) -> int:
     """The number of steps that ``sample_steps`` takes. InputError as ``shortened``."""
     if edit is None:
         return process.num_timesteps
@@ -181,7 +179,7 @@ def seeds_draw(seeds: Sequence[int], stage: int, device: torch.device) -> Draw:
 @torch.no_grad()
 def sample_batch(
     generator: nn.Module,
-    process: SamplingProcess,
+    process: ReverseProcess,
     batch: SampleBatch,
     sampler: SamplerConfig,
     guidance: GuidanceConfig,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..config import lookup
-from ..errors import InputError
+from ..errors import Fault, InputError, named
 
 MAX_STEPS = 100_000  # the tables of a process take about 20 times 8 bytes a step
 
@@ -78,11 +78,12 @@ def get_named_beta_schedule(schedule_name: str, num_diffusion_timesteps: int) ->
     """
     schedule = lookup(SCHEDULES, schedule_name, "noise_schedule")
     if not 1 <= num_diffusion_timesteps <= MAX_STEPS:
-        raise InputError(f"diffusion_steps is {num_diffusion_timesteps}, but must be from 1 to {MAX_STEPS:,}")
+        raise InputError(Fault("diffusion_steps", f"must be from 1 to {MAX_STEPS:,}", num_diffusion_timesteps))
     betas = schedule(num_diffusion_timesteps)
     if not (betas > 0).all() or not (betas <= 1).all():
-        raise InputError(
-            f"noise_schedule {schedule_name} with {num_diffusion_timesteps} steps has betas up to {betas.max():.3g}, "
-            "above 1: set diffusion_steps to 20 or more, or noise_schedule to cosine"
+        rule = (
+            f"{named('noise_schedule')} {schedule_name} then has betas up to {betas.max():.3g}, above 1: set it to 20 "
+            f"or more, or {named('noise_schedule')} to cosine"
         )
+        raise InputError(Fault("diffusion_steps", rule, num_diffusion_timesteps))
     return betas

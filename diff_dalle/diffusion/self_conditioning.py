@@ -7,8 +7,7 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from ..batch import SELF_COND, Conditioning
-from .process import Model
-from .samplers import Denoise, Prediction
+from .samplers import Denoise, Model, Prediction
 
 
 class SelfConditioned:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..config import lookup
-from ..errors import InputError
+from ..errors import Fault, InputError, named
 
 _KARRAS_RHO = 7.0  # Karras et al. 2022, equation 5
 
@@ -34,10 +34,8 @@ def leading_steps(total: int, count: int) -> list[int]:
     Raises InputError where the only stride is 1, which would leave out up to half of the process.
     """
     if count < total < 2 * count:
-        raise InputError(
-            f"spacing leading has no stride that takes {count} of {total} steps: set timestep_respacing to at most "
-            f"{total // 2}, or spacing to trailing"
-        )
+        remedy = f"set {named('timestep_respacing')} to at most {total // 2}, or this to trailing"
+        raise InputError(Fault("spacing", f"leading has no stride that takes {count} of {total} steps: {remedy}"))
     return [total // count * i for i in range(count)]
 
 
@@ -97,9 +95,9 @@ def check_spacing(spacing: str | None, respacing: str) -> None:
         return
     lookup(dict.fromkeys(SPACINGS), spacing, "spacing")
     if not is_count(respacing):
+        steps = f"{named('timestep_respacing')} {respacing!r} says itself which steps to take"
         raise InputError(
-            f"spacing is {spacing}, but timestep_respacing {respacing!r} says itself which steps to take: set it to a "
-            "number of steps, or leave spacing out"
+            Fault("spacing", f"is {spacing}, but {steps}: set that to a number of steps, or leave this out")
         )
 
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..batch import SELF_COND, Conditioning
-from ..errors import InputError
+from ..errors import Fault, InputError, named
 from .forward_process import at_least_float32
-from .process import Model
+from .samplers import Model
 from .self_conditioning import is_self_conditioned
 
 Window = tuple[EllipsisType, slice, slice]  # of the last two dimensions
@@ -74,7 +74,7 @@ class Tiled(nn.Module):
         output: Tensor | None = None
         for top, row_weights in self._along(height, x.device):
             for left, column_weights in self._along(width, x.device):
-                window = _window(top, left, len(row_weights), len(column_weights))
+                window = ..., slice(top, top + len(row_weights)), slice(left, left + len(column_weights))
                 part = None if cond is None else self._cut(whole, window)
                 piece = at_least_float32(self.model(x[window], t, cond=part))
                 if output is None:
@@ -102,17 +102,13 @@ class Tiled(nn.Module):
         return list(zip(starts, self._weights[length, device], strict=True))
 
 
-def _window(top: int, left: int, height: int, width: int) -> Window:
-    return ..., slice(top, top + height), slice(left, left + width)
-
-
 def check_tiles(tile: int, overlap: int, divisor: int) -> None:
     """InputError unless tile and overlap are multiples of ``divisor``, and the overlap is smaller than the tile."""
     for name, value, least in (("tile_size", tile, divisor), ("tile_overlap", overlap, 0)):
         if value < least or value % divisor:
-            raise InputError(f"--{name} is {value}, but must be a multiple of {divisor}, at least {least}")
+            raise InputError(Fault(name, f"must be a multiple of {divisor}, at least {least}", value))
     if overlap >= tile:
-        raise InputError(f"--tile_overlap is {overlap}, but must be smaller than --tile_size ({tile})")
+        raise InputError(Fault("tile_overlap", f"must be smaller than {named('tile_size')} ({tile})", overlap))
 
 
 def tile_starts(length: int, tile: int, overlap: int) -> list[int]:

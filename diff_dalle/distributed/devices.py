@@ -10,37 +10,36 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..errors import InputError, quantity
+from ..errors import Fault, InputError, quantity
 from .rendezvous import SINGLE, ProcessInfo
 
 _allow_tf32 = False  # of this process, as ``use_device`` was told
 
 
 def pick_device(name: str | torch.device, place: ProcessInfo = SINGLE) -> torch.device:
-    """The device that ``--device`` names, for the process ``place``. InputError when it is not available."""
+    """The device that the setting names, for the process ``place``. InputError when it is not available."""
     name = str(name)
+    found = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    if name == "cuda":
-        count = torch.cuda.device_count()
-        if count == 0:
-            raise InputError("--device is cuda, but torch finds no CUDA device: set --device cpu")
-        if place.launcher == "slurm" and count == 1:
-            return torch.device("cuda", 0)  # srun --gpus-per-task 1 shows each process its own GPU alone
-        if place.local_size > count:
-            processes, devices = quantity(place.local_size, "process"), quantity(count, "GPU")
-            raise InputError(f"{processes} were started on a machine with {devices}: start at most one per GPU")
-        return torch.device("cuda", place.local_rank)
-    if name == "mps" and not torch.backends.mps.is_available():
-        raise InputError("--device is mps, but torch finds no MPS device: set --device cpu")
-    return torch.device(name)
+        name = next((kind for kind, is_there in found.items() if is_there), "cpu")
+    if not found.get(name, True):
+        raise InputError(Fault("device", f"must be cpu, because torch finds no {name.upper()} device", name))
+    if name != "cuda":
+        return torch.device(name)
+    count = torch.cuda.device_count()
+    if place.launcher == "slurm" and count == 1:
+        return torch.device("cuda", 0)  # srun --gpus-per-task 1 shows each process its own GPU alone
+    if place.local_size > count:
+        processes, devices = quantity(place.local_size, "process"), quantity(count, "GPU")
+        raise InputError(f"{processes} were started on a machine with {devices}: start at most one per GPU")
+    return torch.device("cuda", place.local_rank)
 
 
 def use_device(name: str | torch.device, place: ProcessInfo = SINGLE, allow_tf32: bool | None = None) -> torch.device:
     """``pick_device``, and the arithmetic of this process's CUDA kernels, the only place where it is set.
 
     - No TF32, in matrix products and in convolutions (torch's default: in convolutions), unless ``allow_tf32``; None =
-      as in the last call that said it. fp32 is chosen for its digits: by ``--precision fp32``, and by the layers that
+      as in the last call that said it. fp32 is chosen for its digits: by ``precision`` fp32, and by the layers that
       stay in fp32 in half precision. TF32 has the 10-bit mantissa of fp16; half the memory as well has bf16.
     - cuDNN measures which algorithm is fastest for each shape it meets first. Training and sampling repeat a few shapes
       (one for each bucket of aspect ratios, and that of an incomplete batch) for many steps.

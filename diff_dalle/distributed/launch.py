@@ -14,12 +14,11 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from ..config import option
-from ..errors import InputError, quantity, redact
+from ..config import option, settings
+from ..errors import InputError, as_flag, named, quantity, redact
 from .host_memory import reuse_freed_memory
 from .lifeline import MAX_SILENCE, Lifeline, News
 from .rendezvous import ProcessInfo, detect, meeting_point, open_store
@@ -32,33 +31,31 @@ if TYPE_CHECKING:  # settings and --help need no torch
 __all__ = ["DistributedConfig", "JobEnd", "ProcessInfo", "detect", "launch", "run_script"]
 
 
-@dataclass(frozen=True)
+@settings
 class DistributedConfig:
     """Processes and devices"""
 
     device: str = option(
         "auto", "compute device; auto = CUDA, else MPS, else CPU", free=True, choices=("auto", "cpu", "cuda", "mps")
     )
-    threads: int = option(0, "CPU threads per process; 0 = the machine's cores divided by its processes", free=True)
+    threads: int = option(
+        0, "CPU threads per process; 0 = the machine's cores divided by its processes", free=True, least=0
+    )
     allow_tf32: bool = option(
         False,
         "on NVIDIA GPUs, TF32 in matrix products and convolutions in fp32: faster, with 10 of 23 bits of the mantissa",
     )
-    start_timeout: float = option(300.0, "seconds to wait for all processes at the start", free=True)
+    start_timeout: float = option(
+        300.0, "seconds to wait for all processes at the start", free=True, above=0, below=math.inf
+    )
     timeout: float = option(
         1800.0,
         "seconds that a collective may wait before the job is aborted; a process that gives no sign of life is named "
         f"after half of them, at most {MAX_SILENCE:g}",
         free=True,
+        above=0,
+        below=math.inf,
     )
-
-    def __post_init__(self):
-        if self.threads < 0:
-            raise InputError(f"threads is {self.threads}, but must not be negative")
-        for name in ("start_timeout", "timeout"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise InputError(f"{name} is {value:g}, but must be a number of seconds above 0")
 
     @property
     def silence(self) -> float:
@@ -179,7 +176,7 @@ def _connect(config: DistributedConfig, place: ProcessInfo, address: str, store:
     if missing:
         raise InputError(
             f"after {config.start_timeout:g} s these processes are missing: ranks {missing} of {place.size} "
-            "(--start_timeout sets how long to wait)"
+            f"({named('start_timeout')} sets how long to wait)"
         )
     return lifeline
 
@@ -214,7 +211,7 @@ def _status(error: BaseException) -> int:
 
 def _report(error: BaseException, who: str = "") -> None:
     if isinstance(error, InputError):
-        _say(f"error: {who}{error}")
+        _say(f"error: {who}{error.message(as_flag)}")
     elif isinstance(error, KeyboardInterrupt):
         _say(f"{who}interrupted")
     elif isinstance(error, SystemExit):

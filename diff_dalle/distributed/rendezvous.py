@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError
+from ..errors import InputError, as_flag
 
 if TYPE_CHECKING:
     import torch
@@ -87,7 +87,7 @@ def meeting_point(place: ProcessInfo, seconds: float) -> tuple[str, int, Any]:
         return os.environ.get("MASTER_ADDR", first), int(os.environ.get("MASTER_PORT", 20000 + unique % 20000)), None
     late = (
         f"error: rank {place.rank}: MPI has not started after {seconds:g} s: one of the {place.size} processes did not "
-        "come up (--start_timeout sets how long to wait)"
+        f"come up ({as_flag('start_timeout')} sets how long to wait)"
     )
     with _in_time(seconds, late):
         return _meet_by_mpi(place)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..config import option
-from ..errors import InputError, quantity
+from ..config import option, settings
+from ..errors import InputError, named, quantity
 
 if TYPE_CHECKING:  # settings and --help need no torch
     from .world import World
@@ -15,7 +14,7 @@ MODES = ("ddp", "fsdp", "hsdp")
 _SHARDED = ("parallel", "fsdp", "hsdp")
 
 
-@dataclass(frozen=True)
+@settings
 class ShardingConfig:
     """Sharding"""
 
@@ -27,7 +26,11 @@ class ShardingConfig:
         free=True,
     )
     shard_processes: int = option(
-        0, "processes that share one copy of the weights; 0 = those of a machine", free=True, needs=("parallel", "hsdp")
+        0,
+        "processes that share one copy of the weights; 0 = those of a machine",
+        free=True,
+        needs=("parallel", "hsdp"),
+        least=0,
     )
     reshard_after_forward: bool = option(
         True,
@@ -41,12 +44,14 @@ class ShardingConfig:
         "blocks to gather ahead in the forward pass; 0 = the next one",
         free=True,
         needs=_SHARDED,
+        least=0,
     )
     backward_prefetch: int = option(
         0,
         "blocks to gather ahead in the backward pass; 0 = the next one",
         free=True,
         needs=_SHARDED,
+        least=0,
     )
     consolidate: bool = option(
         False,
@@ -54,13 +59,6 @@ class ShardingConfig:
         free=True,
         needs=_SHARDED,
     )
-
-    def __post_init__(self):
-        if self.parallel not in MODES:
-            raise InputError(f"parallel is {self.parallel!r}, but must be one of {', '.join(MODES)}")
-        for name in ("shard_processes", "forward_prefetch", "backward_prefetch"):
-            if getattr(self, name) < 0:
-                raise InputError(f"{name} is {getattr(self, name)}, but must not be negative")
 
     def groups(self, world: World) -> list[list[int]]:
         """The ranks that share one copy of the weights, for each copy. InputError when there are no such groups."""
@@ -72,6 +70,6 @@ class ShardingConfig:
         if world.size % size or len(copies) == 1:
             raise InputError(
                 f"hsdp shares the weights among {quantity(size, 'process')}, but there are {world.size}, which must be "
-                "two or more such groups: change shard_processes, or set --parallel fsdp"
+                f"two or more such groups: change {named('shard_processes')}, or set {named('parallel')} fsdp"
             )
         return copies

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ..errors import InputError, redact
+from ..errors import InputError, named, redact
 from .rendezvous import SINGLE, ProcessInfo
 
 BROADCAST_BYTES = 2**28  # of one message: backends count the elements of a message in 32 bits
@@ -89,7 +89,7 @@ class World:
                 call()
             except InputError as error:
                 problem = error
-        text = self.broadcast(problem and str(problem))
+        text = self.broadcast(problem and problem.message(named))
         if text is not None:
             raise problem or InputError(text)
 

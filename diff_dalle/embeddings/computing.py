@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from tqdm import tqdm
 
 from .. import storage
-from ..config import option
+from ..config import faults_of, option, settings
 from ..data.captions import caption_kind, caption_option, read_caption
 from ..data.collection import Collection, collect
 from ..data.loader import DataConfig
@@ -18,7 +17,7 @@ from ..data.shard_table import IMAGE, Required
 from ..data.shards import ShardFiles
 from ..data.sidecars import Sidecar
 from ..distributed.world import World
-from ..errors import InputError, quantity, redact
+from ..errors import Fault, InputError, named, quantity, redact
 from ..images.decode import decode_image
 from ..images.pixels import from_uint8
 from ..images.transforms import center_crop
@@ -34,12 +33,12 @@ LISTED = 1000  # missing samples that are named in a record
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@settings
 class EmbeddingsConfig:
     """Computing embeddings"""
 
     data_dir: tuple[str, ...] = option((), "shards: folders, tars, globs, brace ranges, URLs or pipe:COMMAND")
-    clip_make: str = option("diff_dalle", "maker of the CLIP", choices=tuple(CLIPS))
+    clip_make: str = option("diff_dalle", "maker of the CLIP", choices=CLIPS)
     clip_path: str = option(
         "",
         "the CLIP: a checkpoint of train_classifier.py; of open_clip, MODEL/TAG, MODEL:FILE or MODEL/TAG:FILE with a "
@@ -50,7 +49,7 @@ class EmbeddingsConfig:
         ("image",),
         "kinds of embeddings: image and text, of unit norm, and text_states, those of a text's tokens, which condition "
         "decoders",
-        choices=tuple(NAMES),
+        choices=NAMES,
     )
     caption_field: str = caption_option()
     name_by: str = option(
@@ -59,26 +58,25 @@ class EmbeddingsConfig:
         choices=("number", "name"),
     )
     index_width: int = option(
-        0, "last characters of a key that are the number of its row; 0 = rows in the order of the tar"
+        0, "last characters of a key that are the number of its row; 0 = rows in the order of the tar", least=0
     )
     dtype: str = option("float16", "type of the files' numbers", choices=("float16", "float32"))
-    batch_size: int = option(64, "samples that the CLIP encodes at once")
+    batch_size: int = option(64, "samples that the CLIP encodes at once", least=1)
     precision: str = option(
         "auto", "precision of the CLIP; auto = bf16 on GPUs that support it, else fp32", choices=PRECISIONS
     )
-    max_pixels: int = option(DataConfig.max_pixels, "maximum width × height of an image; larger ones count as broken")
+    max_pixels: int = option(
+        DataConfig.max_pixels, "maximum width × height of an image; larger ones count as broken", least=1
+    )
     index_cache: str = option(
         DataConfig.index_cache,
         "folder for the index of the shards; empty = beside the shards, else in the user's cache",
     )
 
-    def __post_init__(self):
+    def faults(self) -> Iterator[Fault]:
         if not self.what or len(set(self.what)) < len(self.what):
-            raise InputError(f"what is {','.join(self.what) or 'none'}, but must name each kind of embedding once")
-        for name, least in (("index_width", 0), ("batch_size", 1), ("max_pixels", 1)):
-            if getattr(self, name) < least:
-                raise InputError(f"{name} is {getattr(self, name)}, but must be at least {least}")
-        caption_kind(self.caption_field)
+            yield Fault("what", "must name each kind of embedding once", ",".join(self.what) or None)
+        yield from faults_of(lambda: caption_kind(self.caption_field))
 
 
 def compute_embeddings(config: EmbeddingsConfig, world: World) -> list[str]:
@@ -91,12 +89,12 @@ def compute_embeddings(config: EmbeddingsConfig, world: World) -> list[str]:
     Raises InputError for a missing setting, data without images or captions, and a folder that holds embeddings made
     in another way.
     """
-    for name in ("data_dir", "clip_path", "out_dir"):
-        if not getattr(config, name):
-            raise InputError(f"--{name} is not set")
+    names = ("data_dir", "clip_path", "out_dir")
+    InputError.check(Fault(name, "is not set") for name in names if not getattr(config, name))
     clip = load_clip(config.clip_make, config.clip_path, world.device, config.precision)
     if "text_states" in config.what and not clip.text_width:
-        raise InputError(f"--what has text_states, but the text tower of {clip.name} has none to give: leave it out")
+        rule = f"has text_states, but the text tower of {clip.name} has none to give: leave it out"
+        raise InputError(Fault("what", rule))
     if "image" in config.what:
         groups = [("image",), tuple(kind for kind in config.what if kind in TEXTS)]
     else:
@@ -150,8 +148,8 @@ class _Job:
             path = sidecar.path(shard.path)
             if owners.setdefault(path, shard.path) != shard.path:
                 raise InputError(
-                    f"{owners[path]} and {shard.path} would share the file {path}: set --name_by name, or give each "
-                    "folder of shards an --out_dir of its own"
+                    f"{owners[path]} and {shard.path} would share the file {path}: set {named('name_by')} name, or "
+                    f"give each folder of shards an {named('out_dir')} of its own"
                 )
         return list(owners)
 
@@ -178,13 +176,14 @@ class _Job:
     def _claim(self, kind: str) -> None:
         """Write the record of a folder that is empty, or holds embeddings made in the same way."""
         folder, record = self._folder(kind), self.records[kind]
+        another = f"choose another {named('out_dir')}"
         there = folder_record(folder)
         if there is None:
             if storage.exists(folder) and any(path.endswith(".npy") for path in storage.list_files(folder)):
-                raise InputError(f"{folder} holds embeddings without a record ({FILE}): choose another --out_dir")
+                raise InputError(f"{folder} holds embeddings without a record ({FILE}): {another}")
             storage.make_dirs(folder)
         elif difference := there.difference(record):
-            raise InputError(f"{folder} holds embeddings made in another way ({difference}): choose another --out_dir")
+            raise InputError(f"{folder} holds embeddings made in another way ({difference}): {another}")
         record.write(folder, {}, {})
 
     def _work(self, shard: int) -> ShardWork:
@@ -223,7 +222,7 @@ class _Job:
 
     def _together(self, works: Sequence[ShardWork]) -> None:
         """Do the work batch by batch in step with the other processes: one that has done its own would wait for them
-        in a single collective for longer than --timeout."""
+        in a single collective for longer than ``timeout``."""
         steps = self._steps(works)
         while self.world.any(next(steps, False)):
             pass

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..errors import InputError
+from ..errors import Fault, InputError
 from ..models.adapters.tokens import AdaptedEmbedding
 from ..models.precision import DTYPES, autocast, autocast_disabled, for_inference
 from ..text.trained_tokens import Extensible, TrainedTokens
@@ -91,14 +91,12 @@ class Clip(nn.Module, ABC):
     @property
     def tokenizer(self) -> Extensible:
         """``tokenize``, where tokens can be added. InputError for a CLIP to which none can."""
-        raise InputError(
-            f"train_tokens is set, but text is encoded by the CLIP {self.name}, whose text tower is another library's: "
-            "leave train_tokens out"
-        )
+        rule = f"is set, but the text tower of the CLIP {self.name} is another library's: leave it out"
+        raise InputError(Fault("train_tokens", rule))
 
     def token_table(self) -> tuple[nn.Module, str]:
         """The module with the embedding of tokens of a CLIP that has a ``tokenizer``, and the name of it there."""
-        raise TypeError(f"{type(self).__name__} does not define token_table()")
+        raise NotImplementedError
 
     def take_tokens(self, tokens: TrainedTokens[Any]) -> AdaptedEmbedding:
         """Have these tokens, which were found in its ``tokenizer``, in ``tokenize`` and in the embedding of tokens,

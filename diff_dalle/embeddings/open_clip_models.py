@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import threading
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from ..config import nearest
 from ..errors import InputError
+from ..images.plugins import import_package
 from ..models.adapters.tokens import AdaptedEmbedding
 from ..models.layers import to_channels_last
 from ..text.trained_tokens import Extensible
@@ -130,24 +130,6 @@ class OpenClip(Clip):
         return features, states
 
 
-def _import() -> ModuleType:
-    """The package open_clip. InputError that says what to install."""
-    try:
-        return importlib.import_module("open_clip")
-    except ModuleNotFoundError as error:
-        if error.name == "open_clip":
-            raise InputError(
-                "clip models of open_clip require the package open_clip: pip install 'diff_dalle[clip]'"
-            ) from None
-        raise InputError(f"open_clip cannot be imported: it requires the package {error.name}") from error
-    except Exception as error:  # torchvision raises RuntimeError, of operators that torch does not have
-        reason = str(error).partition("\n")[0]
-        raise InputError(
-            f"open_clip cannot be imported ({reason}): it imports torchvision, which must be built for the installed "
-            f"torch {torch.__version__}; install both from one index, such as https://download.pytorch.org/whl/cpu"
-        ) from error
-
-
 def _preprocessing(library: ModuleType, name: str, tag: str) -> Mapping[str, Any]:
     """What open_clip says about weights: mean, std, interpolation and quick_gelu.
 
@@ -175,7 +157,8 @@ def load_open_clip(model: str, device: torch.device, precision: str, outputs: st
     name, tag = (stem, "") if file and "/" not in stem else stem.rpartition("/")[::2]
     if not name or not (tag or file):
         raise InputError(f"the CLIP model is {model!r}, but must be spelled {SPELLING}")
-    library, name = _import(), name.replace("/", "-")
+    library = import_package("open_clip", "clip", "a CLIP of open_clip")
+    name = name.replace("/", "-")
     if name not in library.list_models():
         raise InputError(f"open_clip has no model {name!r}{nearest(name, library.list_models())}: spell it {SPELLING}")
     tags = library.list_pretrained_tags_by_model(name)

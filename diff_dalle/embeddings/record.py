@@ -80,13 +80,15 @@ def _parsed(found: Mapping[str, Any]) -> Record:
     """Raises ValueError or TypeError unless every field has its type."""
     shape, counts = found.get("shape"), found.get("counts")
     if not isinstance(shape, list) or not isinstance(counts, dict) or not isinstance(found.get("missing"), dict):
-        raise ValueError("shape, counts and missing must be a list and mappings")
+        raise ValueError
     record = Record(**found)
     texts = (record.what, record.clip, record.identity, record.dtype, record.pattern, record.made_from)
-    if not all(isinstance(text, str) and text.isprintable() for text in texts):
-        raise ValueError("texts must be such")
-    if record.what not in NAMES or not 1 <= len(shape) <= 2 or "/" in record.pattern or "\\" in record.pattern:
-        raise ValueError("the kind, the shape or the pattern is impossible")
-    if not all(type(number) is int and number >= 0 for number in (*shape, record.index_width, *counts.values())):
-        raise ValueError("numbers must be such")
+    if (
+        not all(isinstance(text, str) and text.isprintable() for text in texts)
+        or record.what not in NAMES
+        or not 1 <= len(shape) <= 2
+        or {"/", "\\"} & set(record.pattern)
+        or not all(type(number) is int and number >= 0 for number in (*shape, record.index_width, *counts.values()))
+    ):
+        raise ValueError
     return replace(record, shape=tuple(shape))

@@ -15,7 +15,7 @@ import torch
 from .. import storage
 from ..data.collection import Collection
 from ..data.npy import parse_header
-from ..errors import InputError, quantity
+from ..errors import InputError, named, quantity
 from ..images.decode import BrokenSample
 
 AHEAD = 2  # batches that are read while one is encoded
@@ -78,7 +78,8 @@ class ShardWork:
         if len(rows) and not len(taken):
             raise InputError(
                 f"no key in {self.path} ends with {quantity(self.index_width, 'digit')}, such as "
-                f"{self.collection.key(self.shard, 0)}: set --index_width 0, which numbers rows in the order of the tar"
+                f"{self.collection.key(self.shard, 0)}: set {named('index_width')} 0, which numbers rows in the order "
+                "of the tar"
             )
         values, counts = np.unique(taken, return_counts=True)
         if (counts > 1).any():
@@ -86,13 +87,13 @@ class ShardWork:
             first, second = np.flatnonzero(rows == row)[:2].tolist()
             raise InputError(
                 f"{self.collection.describe(self.shard, first)} and {self.collection.key(self.shard, second)} would "
-                f"share row {row}: set --index_width to more of the last digits of the keys, or to 0"
+                f"share row {row}: set {named('index_width')} to more of the last digits of the keys, or to 0"
             )
         count = int(taken.max(initial=-1)) + 1
         if count > SPARSE * (len(rows) + SPARSE):
             raise InputError(
                 f"the keys of {self.path} would make {count:,} rows for {quantity(len(rows), 'sample')}: set "
-                "--index_width to fewer of the last digits of the keys, or to 0"
+                f"{named('index_width')} to fewer of the last digits of the keys, or to 0"
             )
         return rows, count
 
@@ -138,7 +139,8 @@ class ShardWork:
             if bad.any():
                 raise InputError(
                     f"the CLIP's {what} embedding of {self.collection.describe(self.shard, found[int(bad.argmax())])} "
-                    f"has values that are not finite in {self.dtype}: set --precision fp32, or --dtype float32"
+                    f"has values that are not finite in {self.dtype}: set {named('precision')} fp32, or "
+                    f"{named('dtype')} float32"
                 )
         return found, missing, embeddings
 

@@ -10,7 +10,7 @@ from .. import storage
 from ..data.embedding import KINDS
 from ..data.sidecars import Sidecar
 from ..data.spec import EmbeddingSpec
-from ..errors import InputError
+from ..errors import Fault, InputError, named
 from .record import FILE, HOW, NAMES, Record, folder_record
 
 _NUMBERED = re.compile(r"(.*?)(\d+)\.npy")
@@ -85,11 +85,12 @@ def _check(
     elif identity and record.identity != identity:
         problem = f"embeddings by {record.clip} ({record.identity}), but the CLIP here is another ({identity}){again}"
     elif index_width not in (None, record.index_width):
-        problem = f"rows with index_width {record.index_width}, but {index_width} is set: leave index_width out"
+        own = named("index_width")
+        problem = f"rows with {own} {record.index_width}, but {index_width} is set: leave {own} out"
     elif not record.counts:
         problem = f"embeddings that are not finished: run {HOW} again, which goes on"
     if problem:
-        raise InputError(f"{setting}: {folder} holds {problem}")
+        raise InputError(Fault(setting, f": {folder} holds {problem}"))
 
 
 def _pattern(folder: str, setting: str) -> str:
@@ -99,16 +100,13 @@ def _pattern(folder: str, setting: str) -> str:
         names = [storage.split(path)[1] for path in storage.list_files(folder)]
     found = [match for match in map(_NUMBERED.fullmatch, names) if match]
     if not found:
-        raise InputError(
-            f"{setting}: {folder} is no folder of .npy files with the numbers of shards in their names, such as "
-            f"img_emb_00000.npy; compute them by {HOW} --out_dir {folder}"
-        )
+        rule = "no folder of .npy files with the numbers of shards in their names, such as img_emb_00000.npy"
+        raise InputError(Fault(setting, f": {folder} is {rule}; compute them by {HOW} --out_dir {folder}"))
     starts = sorted({match[1] for match in found})
     if len(starts) > 1:
-        raise InputError(
-            f"{setting}: {folder} holds files {starts[0]}….npy and {starts[1]}….npy: say which by a pattern, "
-            f"{storage.join(folder, starts[0])}{{}}.npy"
-        )
+        pattern = f"{storage.join(folder, starts[0])}{{}}.npy"
+        rule = f": {folder} holds files {starts[0]}….npy and {starts[1]}….npy: say which by a pattern, {pattern}"
+        raise InputError(Fault(setting, rule))
     widths = {len(match[2]) for match in found}
     digits = widths.pop() if len(widths) == 1 else 1  # numbers of different widths are not padded
     return f"{starts[0]}{{:0{digits}d}}.npy"

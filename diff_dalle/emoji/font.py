@@ -10,7 +10,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont, features
 
-from ..errors import InputError
+from ..errors import Fault, InputError, named
 from .names import Emoji
 
 FONT = "NotoColorEmoji.ttf"
@@ -31,14 +31,14 @@ def find_font(path: str = "") -> str:
     """The path of the font: ``path``, or Noto's in the usual folders. InputError where there is none."""
     if path:
         if not Path(path).is_file():
-            raise InputError(f"--font {path} is not a file")
+            raise InputError(Fault("font", "must be a file", path))
         return path
     for folder in FOLDERS:
         for found in sorted(Path(os.path.expanduser(folder)).rglob(FONT)):
             return str(found)
     raise InputError(
         f"{FONT} is in none of {', '.join(FOLDERS)}: install it (Debian and Ubuntu: apt install "
-        "fonts-noto-color-emoji), or give the path of a font of color bitmaps as --font"
+        f"fonts-noto-color-emoji), or give the path of a font of color bitmaps as {named('font')}"
     )
 
 
@@ -57,9 +57,8 @@ class Renderer:
             content = Path(path).read_bytes()
             self._font = ImageFont.truetype(io.BytesIO(content), _STRIKE)
         except OSError as error:
-            raise InputError(
-                f"--font {path} is not a font of color bitmaps of {_STRIKE} pixels, such as {FONT}: {error}"
-            ) from error
+            rule = f"must be a font of color bitmaps of {_STRIKE} pixels, such as {FONT}: {error}"
+            raise InputError(Fault("font", rule, path)) from error
         self.identity = f"sha256:{hashlib.sha256(content).hexdigest()[:16]}"
         left, top, right, bottom = self._font.getbbox("\U0001f600")
         self._box = (int(right - left), int(bottom - top))

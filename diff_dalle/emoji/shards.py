@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from PIL import Image
@@ -12,10 +13,9 @@ from tqdm import tqdm
 from .. import storage
 from ..config import load_mapping
 from ..data.collection import collect
-from ..data.made_folder import claim_folder, read_claim
+from ..data.made_folder import MadeFolder
 from ..data.shard_table import IMAGE, Required
 from ..data.shards import ShardFiles
-from ..data.tar import write_tar
 from ..errors import InputError
 from ..images.decode import BrokenSample, decode_image
 from ..images.output import png_bytes
@@ -23,7 +23,8 @@ from .font import Renderer, find_font, square_of
 from .names import Emoji, names_version, recommended
 from .world import EmojiConfig, split_emoji
 
-RECORD, WORLD = "emoji.json", "an emoji world"
+FOLDER = MadeFolder("emoji", "an emoji world", EmojiConfig)
+read_emoji_config = FOLDER.read
 
 
 def write_emoji(config: EmojiConfig, font: str, out_dir: str) -> dict[str, dict[str, int]]:
@@ -31,26 +32,23 @@ def write_emoji(config: EmojiConfig, font: str, out_dir: str) -> dict[str, dict[
 
     font: path of the font; empty = Noto's, in the usual folders.
 
-    Returns the numbers of ``shards`` and ``samples`` of each split. Raises InputError without font or package, and for
-    a folder that contains other files, or an emoji world with different settings, of another font or with the names of
-    another version.
+    Returns the numbers of ``shards``, ``samples`` and ``bytes`` of each split. Raises InputError without font or
+    package, and for a folder that contains other files, or an emoji world with different settings, of another font or
+    with the names of another version.
     """
     renderer, emoji = Renderer(find_font(font)), recommended()
-    claim_folder(config, out_dir, RECORD, WORLD, {"the font": renderer.identity, "the package emoji": names_version()})
+    FOLDER.claim(config, out_dir, {"the font": renderer.identity, "the package emoji": names_version()})
     bar = tqdm(emoji, desc="drawing", unit="emoji", disable=None)
     pictures = {each.sequence: picture for each, picture in renderer.distinct(bar)}
-    report = {}
-    for split, members in split_emoji(config, [each for each in emoji if each.sequence in pictures]).items():
-        folder = storage.join(out_dir, split)
-        storage.make_dirs(folder)
-        starts = range(0, len(members), config.samples_per_shard)
-        for number, start in enumerate(starts):
-            shard = storage.join(folder, f"emoji-{split}-{number:05d}.tar")
-            if not storage.exists(shard):
-                part = members[start : start + config.samples_per_shard]
-                write_tar(shard, ((_key(each), _files(config, each, pictures[each.sequence])) for each in part))
-        report[split] = {"shards": len(starts), "samples": len(members)}
-    return report
+
+    def files(part: Sequence[Emoji]) -> Iterator[tuple[str, dict[str, bytes]]]:
+        for each in part:
+            yield _key(each), _files(config, each, pictures[each.sequence])
+
+    splits = split_emoji(config, [each for each in emoji if each.sequence in pictures])
+    return {
+        name: FOLDER.write_split(out_dir, name, own, config.samples_per_shard, files) for name, own in splits.items()
+    }
 
 
 def _key(emoji: Emoji) -> str:
@@ -66,11 +64,6 @@ def _files(config: EmojiConfig, emoji: Emoji, picture: Image.Image) -> dict[str,
         "txt": emoji.name.encode(),
         "json": json.dumps(dataclasses.asdict(emoji), ensure_ascii=False).encode(),
     }
-
-
-def read_emoji_config(out_dir: str) -> EmojiConfig:
-    """The config of a folder written by ``write_emoji``. InputError for any other folder."""
-    return read_claim(EmojiConfig, out_dir, RECORD, WORLD)
 
 
 def read_emoji(out_dir: str, split: str) -> tuple[list[Emoji], np.ndarray]:

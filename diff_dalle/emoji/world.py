@@ -3,38 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from ..config import option
-from ..errors import InputError
+from ..config import option, settings
 from ..randomness import random_uniform
 from .names import ADULT, WHO, Emoji
 
 SPLITS = ("train", "names", "combinations")
 
 
-@dataclass(frozen=True)
+@settings
 class EmojiConfig:
     """Emoji world"""
 
-    image_size: int = option(32, "image width and height in pixels")
-    held_out: float = option(0.05, "fraction of emoji held out by name: the split names")
+    image_size: int = option(32, "image width and height in pixels", least=8)
+    held_out: float = option(0.05, "fraction of emoji held out by name: the split names", above=0, most=0.3)
     held_out_combinations: float = option(
         0.08,
         "fraction of pairs such as woman × astronaut held out in all skin tones, while other astronauts and women "
         "remain: the split combinations",
+        above=0,
+        most=0.3,
     )
-    samples_per_shard: int = option(1024, "captioned images per shard")
+    samples_per_shard: int = option(1024, "captioned images per shard", least=1)
     seed: int = option(0, "random seed of what is held out")
-
-    def __post_init__(self):
-        if self.image_size < 8:
-            raise InputError(f"--image_size is {self.image_size}, but must be at least 8")
-        if self.samples_per_shard < 1:
-            raise InputError(f"--samples_per_shard is {self.samples_per_shard}, but must be at least 1")
-        for name in ("held_out", "held_out_combinations"):
-            if not 0 < getattr(self, name) <= 0.3:
-                raise InputError(f"--{name} is {getattr(self, name):g}, but must lie between 0 and 0.3, without 0")
 
 
 def split_emoji(config: EmojiConfig, emoji: Sequence[Emoji]) -> dict[str, list[Emoji]]:

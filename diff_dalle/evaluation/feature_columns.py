@@ -9,8 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ..config import Problems
-from ..errors import InputError
+from ..errors import Fault, InputError
 from ..images.pixels import from_levels
 from .feature_networks import INCEPTION, checked_features, load_feature_network
 from .generated_config import CLIP, FeatureMetric
@@ -60,13 +59,13 @@ class FeatureColumns:
     def __init__(self, columns: Mapping[Column, str], device: torch.device, clip: ImageEncoder | None = None):
         self.columns, self.device, self.clip = columns, device, clip
         self.networks: dict[Network, Callable[[Tensor], Mapping[str, Tensor]]] = {}
-        problems = []
+        wrong: list[Fault] = []
         for network in dict.fromkeys(column.network for column in columns):
             try:
                 self.networks[network] = self._load(network)
             except InputError as error:
-                problems.append(str(error))
-        Problems.check(problems)
+                wrong += error.faults
+        InputError.check(wrong)
 
     def _load(self, network: Network) -> Callable[[Tensor], Mapping[str, Tensor]]:
         if network.name == INCEPTION:
@@ -83,11 +82,8 @@ class FeatureColumns:
         """What the names of values say about their features, which are not comparable; nothing for Inception's."""
         if column.network.name == INCEPTION:
             return ""
-        return (
-            f" (clip {self.clip.identity})"
-            if self.clip and column.network.name == CLIP
-            else f" ({column.network.name})"
-        )
+        whose = f" {self.clip.identity}" if self.clip and column.network.name == CLIP else ""
+        return f" ({column.network.name}{whose})"
 
     @torch.no_grad()
     def __call__(self, images: Tensor, wanted: Collection[Column]) -> dict[Column, Tensor]:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import InputError
+from ..errors import Fault, InputError, named
 from .inception import Inception
 
 INCEPTION = "inception"
@@ -28,14 +28,14 @@ def load_feature_network(name: str, device: torch.device, logits: bool = False) 
     module, colon, function = name.partition(":")
     if module == INCEPTION:
         feature = "logits_unbiased" if logits else "2048"
-        network = Inception([feature], function, True, device, "--feature_network inception:FILE")
+        network = Inception([feature], function, True, device, f"{named('feature_network')} inception:FILE")
         return lambda images: network(images)[feature]
     if not (module and colon and function.isidentifier()):
-        raise InputError(f"feature_network is {name!r}, but must be {INCEPTION} or PACKAGE.MODULE:FUNCTION")
+        raise InputError(Fault("feature_network", f"must be {INCEPTION} or PACKAGE.MODULE:FUNCTION", name))
     try:
         make = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
-        raise InputError(f"feature_network {name} cannot be imported: {error}") from error
+        raise InputError(Fault("feature_network", f"{name} cannot be imported: {error}")) from error
     made = make()
     return made.eval().to(device) if isinstance(made, nn.Module) else made
 

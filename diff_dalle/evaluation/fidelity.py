@@ -152,14 +152,8 @@ def consistency(images: np.ndarray, low_res: np.ndarray) -> np.ndarray:
 def bicubic_upsample(images: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """Pillow's bicubic upsampling to (height, width): the baseline of every upsampler. uint8 [N, height, width, 3].
 
-    InputError for a smaller height or width, at which Pillow would use another filter.
+    size: not smaller, where Pillow would use another filter.
     """
     _check(images)
-    height, width = size
-    if height < images.shape[1] or width < images.shape[2]:
-        raise InputError(
-            f"images of {images.shape[2]}×{images.shape[1]} cannot be upsampled to {width}×{height}; "
-            "pass a size that is not smaller"
-        )
-    resized = (Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC) for image in images)
+    resized = (Image.fromarray(image).resize(size[::-1], Image.Resampling.BICUBIC) for image in images)
     return np.stack([np.asarray(image) for image in resized])

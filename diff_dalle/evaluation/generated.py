@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ..config import Problems
 from ..distributed.world import World
-from ..errors import InputError, quantity
+from ..errors import Fault, InputError, named, quantity
 from ..images.pixels import from_levels, to_uint8
 from ..models.precision import autocast_disabled
 from .feature_columns import BATCH_SIZE, Column, FeatureColumns, ImageEncoder, Network, column_of
@@ -54,19 +53,20 @@ class GeneratedMetrics:
     def __init__(self, config: GeneratedMetricsConfig, world: World, clip: ImageEncoder | None = None):
         self.config, self.world = config, world
         self.columns = {key: column_of(m) for key, m in config.given.items() if isinstance(m, FeatureMetric)}
-        settings = {column: f"{key}.{_WEIGHTS}" for key, column in self.columns.items()}
-        problems = []
+        settings = {column: named(f"{key}.{_WEIGHTS}") for key, column in self.columns.items()}
+        self.lpips: Lpips | None = None
+        wrong: list[Fault] = []
         try:
             self.features = FeatureColumns(settings, world.device, clip)
         except InputError as error:
-            problems.append(str(error))
+            wrong += error.faults
         try:
-            self.lpips = config.LPIPS and Lpips(
-                config.LPIPS.net_type, config.LPIPS.feature_extractor_weights_path, world.device, f"LPIPS.{_WEIGHTS}"
-            )
+            if given := config.LPIPS:
+                setting = named(f"LPIPS.{_WEIGHTS}")
+                self.lpips = Lpips(given.net_type, given.feature_extractor_weights_path, world.device, setting)
         except InputError as error:
-            problems.append(str(error))
-        Problems.check(problems)
+            wrong += error.faults
+        InputError.check(wrong)
         self.keeps_real = any(not metric.reset_real_features for metric in config.comparisons.values())
         self.real, self.generated = _Rows(), _Rows()
         for text in config.cautions():
@@ -89,7 +89,7 @@ class GeneratedMetrics:
                     self.add(real, generated, positions)
                     bar.update(min(len(generated) * self.world.size, total - bar.n))
             except InputError as error:  # the others are told, so that none waits for this one
-                problem = str(error)
+                problem = error.message(named)
         if problems := list(filter(None, self.world.gather(problem))):
             raise InputError(problems[0])
         return self.compute()
@@ -131,7 +131,7 @@ class GeneratedMetrics:
         self.generated = _Rows()
         if not self.keeps_real:
             self.real = _Rows()
-        Problems.check(self.config.shortages(len(generated.positions), "the evaluation had"))
+        InputError.check(self.config.shortages(len(generated.positions), "the evaluation had"))
         values = self._values(real.at(generated.positions), generated) if self.world.is_main else None
         return self.world.broadcast(values)
 

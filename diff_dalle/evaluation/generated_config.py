@@ -7,11 +7,10 @@ those that say where networks come from. Nothing here imports torchmetrics.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
-from ..config import Problems, nearest, option
-from ..errors import InputError
+from ..config import nearest, option, settings
+from ..errors import Fault, named
 
 INCEPTION_FEATURES = ("64", "192", "768", "2048", "logits_unbiased")  # by depth
 CLIP = "clip"
@@ -25,7 +24,7 @@ _NORMALIZE = "False, as torchmetrics' default: the run gives images in the range
 _WEIGHTS = "local file of the network's weights; empty = that of torch's cache, which is never filled silently"
 
 
-@dataclass(frozen=True)
+@settings
 class _Metric:
     """A metric with a network."""
 
@@ -35,13 +34,9 @@ class _Metric:
     refused: ClassVar[dict[str, str]] = _REFUSED
     sized_by: ClassVar[str] = ""  # the setting that says how many images it needs
 
-    def __post_init__(self):
-        Problems.check(self.problems())
-
-    def problems(self) -> Iterator[str]:
-        """What is wrong with the settings: sentences that begin with a setting's name."""
+    def faults(self) -> Iterator[Fault]:
         if self.normalize:
-            yield "normalize is True, but the run knows the range of its images: leave it out"
+            yield Fault.of(self, "normalize", "the run knows the range of its images: leave it out")
 
     def least(self) -> int:
         """The number of images that it needs."""
@@ -52,7 +47,7 @@ class _Metric:
         return iter(())
 
 
-@dataclass(frozen=True)
+@settings
 class FeatureMetric(_Metric):
     """A metric of a network's features"""
 
@@ -73,19 +68,20 @@ class FeatureMetric(_Metric):
     def is_inception(self) -> bool:
         return self.feature in INCEPTION_FEATURES
 
-    def problems(self) -> Iterator[str]:
-        yield from super().problems()
+    def faults(self) -> Iterator[Fault]:
+        yield from super().faults()
         known = ", ".join(self.features)
+        rule = f"it is for Inception, and {named('feature')} is {self.feature}"
         if self.feature not in self.features and ":" not in self.feature:
             hint = nearest(self.feature, self.features)
-            yield f"feature is {self.feature!r}, but must be one of {known}, or PACKAGE.MODULE:FUNCTION{hint}"
+            yield Fault.of(self, "feature", f"must be one of {known}, or PACKAGE.MODULE:FUNCTION{hint}")
         elif not self.is_inception and self.feature_extractor_weights_path:
-            yield f"feature_extractor_weights_path is given, but it is for Inception, and feature is {self.feature}"
+            yield Fault.of(self, "feature_extractor_weights_path", rule)
         elif not self.is_inception and not self.antialias:
-            yield f"antialias is False, but it is for Inception, and feature is {self.feature}"
+            yield Fault.of(self, "antialias", rule)
 
 
-@dataclass(frozen=True)
+@settings
 class ComparisonMetric(FeatureMetric):
     """A metric that compares features with those of real images"""
 
@@ -94,7 +90,7 @@ class ComparisonMetric(FeatureMetric):
     )
 
 
-@dataclass(frozen=True)
+@settings
 class FidConfig(ComparisonMetric):
     """Fréchet Inception distance"""
 
@@ -106,7 +102,7 @@ class FidConfig(ComparisonMetric):
             )
 
 
-@dataclass(frozen=True)
+@settings
 class InceptionScoreConfig(FeatureMetric):
     """Inception score"""
 
@@ -115,18 +111,13 @@ class InceptionScoreConfig(FeatureMetric):
         "logits_unbiased of Inception-v3, or PACKAGE.MODULE:FUNCTION, which returns a network from uint8 [N, 3, H, W] "
         "to logits [N, classes]; as in torchmetrics a layer's width (64, 192, 768, 2048) takes its features for logits",
     )
-    splits: int = option(10, "parts of the images, over which the mean and standard deviation are taken")
+    splits: int = option(10, "parts of the images, over which the mean and standard deviation are taken", least=1)
 
     features: ClassVar[tuple[str, ...]] = INCEPTION_FEATURES
     refused: ClassVar[dict[str, str]] = {
         **_REFUSED,
         "reset_real_features": "does not apply, since the Inception score is of generated images alone: leave it out",
     }
-
-    def problems(self) -> Iterator[str]:
-        yield from super().problems()
-        if self.splits < 1:
-            yield f"splits is {self.splits}, but must be at least 1"
 
     def cautions(self, images: int) -> Iterator[str]:
         if images < 2 * self.splits:
@@ -136,29 +127,18 @@ class InceptionScoreConfig(FeatureMetric):
             )
 
 
-@dataclass(frozen=True)
+@settings
 class KidConfig(ComparisonMetric):
     """Kernel Inception distance: mean and standard deviation over random subsets"""
 
-    subsets: int = option(100, "random subsets")
-    subset_size: int = option(1000, "images in each subset")
-    degree: int = option(3, "degree of the kernel (gamma x·y + coef)^degree")
-    gamma: float | None = option(None, "scale of the kernel; none = 1 / number of features")
-    coef: float = option(1.0, "bias of the kernel")
+    subsets: int = option(100, "random subsets", least=1)
+    subset_size: int = option(1000, "images in each subset", least=2)
+    degree: int = option(3, "degree of the kernel (gamma x·y + coef)^degree", least=1)
+    gamma: float | None = option(None, "scale of the kernel; none = 1 / number of features", above=0)
+    coef: float = option(1.0, "bias of the kernel", above=0)
 
     features: ClassVar[tuple[str, ...]] = (*INCEPTION_FEATURES, CLIP)
     sized_by: ClassVar[str] = "subset_size"
-
-    def problems(self) -> Iterator[str]:
-        yield from super().problems()
-        for name, value, least in (("subsets", self.subsets, 1), ("subset_size", self.subset_size, 2)):
-            if value < least:
-                yield f"{name} is {value}, but must be at least {least}"
-        if self.degree < 1:
-            yield f"degree is {self.degree}, but must be at least 1"
-        for key, number in (("gamma", self.gamma), ("coef", self.coef)):
-            if number is not None and number <= 0:
-                yield f"{key} is {number:g}, but must be above 0"
 
     def least(self) -> int:
         return self.subset_size
@@ -171,31 +151,26 @@ class KidConfig(ComparisonMetric):
             )
 
 
-@dataclass(frozen=True)
+@settings
 class PrecisionRecallConfig(ComparisonMetric):
     """Precision and recall"""
 
-    k: int = option(3, "nearest neighbors within the ball of an image")
+    k: int = option(3, "nearest neighbors within the ball of an image", least=1)
 
     sized_by: ClassVar[str] = "k"
-
-    def problems(self) -> Iterator[str]:
-        yield from super().problems()
-        if self.k < 1:
-            yield f"k is {self.k}, but must be at least 1"
 
     def least(self) -> int:
         return self.k + 1
 
 
-@dataclass(frozen=True)
+@settings
 class DensityCoverageConfig(PrecisionRecallConfig):
     """Density and coverage"""
 
-    k: int = option(5, "nearest neighbors within the ball of a real image")
+    k: int = option(5, "nearest neighbors within the ball of a real image", least=1)
 
 
-@dataclass(frozen=True)
+@settings
 class LpipsConfig(_Metric):
     """Learned perceptual image patch similarity of generated images to the real ones of the same embeddings"""
 
@@ -212,11 +187,11 @@ class LpipsConfig(_Metric):
         return 1
 
 
-@dataclass(frozen=True)
+@settings
 class GeneratedMetricsConfig:
     """Metrics of generated images"""
 
-    n_evaluation_samples: int = option(1000, "images that are generated to evaluate the model", free=True)
+    n_evaluation_samples: int = option(1000, "images that are generated to evaluate the model", free=True, least=1)
     FID: FidConfig | None = option(None, "Fréchet Inception distance", free=True)
     IS: InceptionScoreConfig | None = option(None, "Inception score", free=True)
     KID: KidConfig | None = option(None, "kernel Inception distance", free=True)
@@ -224,10 +199,8 @@ class GeneratedMetricsConfig:
     precision_recall: PrecisionRecallConfig | None = option(None, "Kynkäänniemi et al. 2019", free=True)
     density_coverage: DensityCoverageConfig | None = option(None, "Naeem et al. 2020", free=True)
 
-    def __post_init__(self):
-        if self.n_evaluation_samples < 1:
-            raise InputError(f"n_evaluation_samples is {self.n_evaluation_samples}, but must be at least 1")
-        Problems.check(self.shortages(self.n_evaluation_samples, "n_evaluation_samples is"))
+    def faults(self) -> Iterator[Fault]:
+        return self.shortages(self.n_evaluation_samples, f"{named('n_evaluation_samples')} is")
 
     @property
     def given(self) -> dict[str, FeatureMetric | LpipsConfig]:
@@ -252,15 +225,12 @@ class GeneratedMetricsConfig:
         """Whether a metric is one of features of the run's CLIP."""
         return any(isinstance(metric, FeatureMetric) and metric.feature == CLIP for metric in self.given.values())
 
-    def shortages(self, images: int, counted: str) -> Iterator[str]:
-        """What so many images are too few for: sentences that begin with a setting's path. counted: clause that the
-        number completes, such as "the split has"."""
+    def shortages(self, images: int, counted: str) -> Iterator[Fault]:
+        """What so many images are too few for. counted: clause that the number completes, such as "the split has"."""
         for key, metric in self.given.items():
             if images < (least := metric.least()):
-                subject = (
-                    f"{key}.{metric.sized_by} is {getattr(metric, metric.sized_by)}, which" if metric.sized_by else key
-                )
-                yield f"{subject} needs at least {least:,} images, but {counted} {images:,}"
+                rule, size = f"needs at least {least:,} images, but {counted} {images:,}", metric.sized_by
+                yield Fault(f"{key}.{size}", f"is {getattr(metric, size)}, which {rule}") if size else Fault(key, rule)
 
     def cautions(self) -> list[str]:
         """What the number of images makes of values, in sentences."""

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
+from ..images.plugins import import_package
 from .generated_config import INCEPTION_FEATURES
-from .pretrained import import_eval, read_weights
+from .pretrained import read_weights
 
 URL = "https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/weights-inception-2015-12-05-6726825d.pth"
 _PURPOSE = f"Inception-v3 (with the weights {URL})"
@@ -27,8 +28,8 @@ class Inception:
     """
 
     def __init__(self, features: Iterable[str], weights: str, antialias: bool, device: torch.device, setting: str):
-        import_eval("torch_fidelity", _PURPOSE)
-        make = import_eval("torchmetrics.image.fid", _PURPOSE).NoTrainInceptionV3
+        import_package("torch_fidelity", "eval", _PURPOSE)
+        make = import_package("torchmetrics.image.fid", "eval", _PURPOSE).NoTrainInceptionV3
         *earlier, self.last = sorted(features, key=INCEPTION_FEATURES.index)
         # The package unpickles its file without restriction: give it one that holds nothing but these tensors.
         file = io.BytesIO()

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
-from .pretrained import import_eval, read_weights
+from ..images.plugins import import_package
+from .pretrained import read_weights
 
 _URL = "https://download.pytorch.org/models/"
 # Weights of torchvision's networks, which torchmetrics compares images with.
@@ -27,8 +28,8 @@ class Lpips:
 
     def __init__(self, net_type: str, weights: str, device: torch.device, setting: str):
         purpose = f"LPIPS (with the weights {URLS[net_type]})"
-        import_eval("torchvision", purpose)
-        make = import_eval("torchmetrics.functional.image.lpips", purpose)._LPIPS
+        import_package("torchvision", "eval", purpose)
+        make = import_package("torchmetrics.functional.image.lpips", "eval", purpose)._LPIPS
         self.net_type = net_type
         self.network: nn.Module = make(net=net_type, pnet_rand=True)  # the linear layers come with the package
         backbone = self.network.get_submodule("net")

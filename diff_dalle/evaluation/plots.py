@@ -6,7 +6,8 @@ Figures are drawn on the Agg canvas without pyplot, so they need no display and 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -45,6 +46,22 @@ def require_matplotlib() -> None:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise MissingMatplotlib(f"plots require matplotlib, which is not installed ({error}): {INSTALL}") from None
+
+
+class OptionalPlot:
+    """Draws where it can: a plot is not worth ending a run for. The first one that is omitted is told."""
+
+    told = False
+
+    def __call__(self, name: str, draw: Callable[[], Any]) -> tuple[str, dict[str, np.ndarray]]:
+        """A note, "" = none, and by the name what ``draw`` draws, if it draws anything."""
+        try:
+            plot = draw()
+        except MissingMatplotlib as error:
+            note = "" if self.told else f"The plot {name}.png is omitted: {error}"
+            self.told = True
+            return note, {}
+        return "", {} if plot is None else {name: np.asarray(plot)}
 
 
 def line_plot(

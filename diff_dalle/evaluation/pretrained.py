@@ -1,34 +1,13 @@
-"""Networks of other packages (the extra ``eval``), which are imported when one is asked for, and their weights."""
+"""Weights of networks of other packages."""
 
 from __future__ import annotations
 
-import importlib
 import os
-from types import ModuleType
 from typing import Any
 
 import torch
 
 from ..errors import InputError
-
-
-def import_eval(module: str, purpose: str) -> ModuleType:
-    """A module of a package of the extra ``eval``. InputError that says what to install."""
-    package = module.partition(".")[0]
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name != package:
-            raise InputError(f"{purpose} cannot be had: {package} requires the package {error.name}") from error
-        distribution = package.replace("_", "-")
-        raise InputError(f"{purpose} requires the package {distribution}: pip install 'diff_dalle[eval]'") from None
-    except Exception as error:  # torchvision raises RuntimeError, of operators that torch does not have
-        reason = str(error).partition("\n")[0]
-        raise InputError(
-            f"{package} cannot be imported ({reason}), which {purpose} requires: torchvision must be built for the "
-            f"installed torch {torch.__version__}; install both from one index, such as "
-            "https://download.pytorch.org/whl/cpu"
-        ) from error
 
 
 def read_weights(path: str, url: str, setting: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Images named on the command line: read, checked, and resized to the resolution of a network."""
+"""Images that users name: read, checked, and resized to the resolution of a network."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 
 from .. import storage
-from ..errors import InputError
+from ..errors import Fault, InputError, named
 from .decode import IMAGE_KINDS, MAX_PIXELS, BrokenSample, decode_image
 from .transforms import center_crop, center_crop_mask
 
@@ -14,25 +14,25 @@ EXTENSIONS = tuple(f".{kind}" for kind in IMAGE_KINDS)
 INPAINTED = 128  # minimum brightness of a mask's pixel that is inpainted
 
 
-def read_image(path: str, flag: str = "") -> np.ndarray:
+def read_image(path: str, setting: str = "") -> np.ndarray:
     """Read a jpeg, png or webp as a viewer would show it: uint8 [H, W, 3]; see ``decode_image``.
 
-    path: local or remote. Raises InputError naming ``flag`` and it when the file does not exist or is not an image.
+    path: local or remote. Raises InputError naming ``setting`` and it when the file does not exist or is not an image.
     """
-    return np.array(_read(path, flag))
+    return np.array(_read(path, setting))
 
 
-def read_mask(path: str, flag: str = "") -> np.ndarray:
+def read_mask(path: str, setting: str = "") -> np.ndarray:
     """Read an inpainting mask: bool [H, W], True (inpainted) where the file is white or transparent, False where it is
     black. A brightness of 128 or more out of 255 counts as white.
 
-    path: local or remote. Raises InputError naming ``flag`` and it when the file does not exist or is not an image.
+    path: local or remote. Raises InputError naming ``setting`` and it when the file does not exist or is not an image.
     """
-    return np.asarray(_read(path, flag).convert("L")) >= INPAINTED
+    return np.asarray(_read(path, setting).convert("L")) >= INPAINTED
 
 
-def _read(path: str, flag: str) -> Image.Image:
-    begin = f"{flag} " if flag else ""
+def _read(path: str, setting: str) -> Image.Image:
+    begin = f"{setting} " if setting else ""
     try:
         return decode_image(storage.read_bytes(path), MAX_PIXELS)[0]
     except BrokenSample as error:
@@ -41,38 +41,36 @@ def _read(path: str, flag: str) -> Image.Image:
         raise InputError(f"{begin}{error}") from error
 
 
-def image_names(folder: str, flag: str = "--low_res_dir") -> list[str]:
+def image_names(folder: str, setting: str = named("low_res_dir")) -> list[str]:
     """The sorted names of the png, jpeg and webp files in a local or remote folder, without its subfolders.
 
     The ``grid.png`` that sampling writes beside its ``samples.npz`` is left out: it repeats the other images.
-    Raises InputError naming ``flag`` when there are none.
+    Raises InputError naming ``setting`` when there are none.
     """
     try:
         files = [storage.split(path)[1] for path in storage.list_files(folder)]
     except InputError as error:
-        raise InputError(f"{flag} {error}") from error
+        raise InputError(f"{setting} {error}") from error
     names = sorted(name for name in files if name.lower().endswith(EXTENSIONS))
     if "samples.npz" in files and "grid.png" in names:
         names.remove("grid.png")
     if not names:
-        raise InputError(f"{flag} {folder} holds no images ({', '.join(EXTENSIONS)})")
+        raise InputError(f"{setting} {folder} holds no images ({', '.join(EXTENSIONS)})")
     return names
 
 
 def read_low_res(folder: str) -> tuple[list[str], np.ndarray]:
     """The names and pixels, uint8 [N, h, w, 3], of the images in a folder, in the order of ``image_names``.
 
-    Raises InputError naming --low_res_dir when there are none or their sizes differ, or naming a broken file.
+    Raises InputError naming ``low_res_dir`` when there are none or their sizes differ, or naming a broken file.
     """
     names = image_names(folder)
     images: list[np.ndarray] = []
     for name in names:
-        image = read_image(storage.join(folder, name), "--low_res_dir")
+        image = read_image(storage.join(folder, name), named("low_res_dir"))
         if images and image.shape != images[0].shape:
-            raise InputError(
-                f"--low_res_dir {folder} must hold images of one size, but {names[0]} has {_size(images[0])} and "
-                f"{name} {_size(image)}"
-            )
+            sizes = f"{names[0]} has {_size(images[0])} and {name} {_size(image)}"
+            raise InputError(Fault("low_res_dir", f"{folder} must hold images of one size, but {sizes}"))
         images.append(image)
     return names, np.stack(images)
 
@@ -99,12 +97,12 @@ def fit_mask(mask: np.ndarray, size: tuple[int, int]) -> np.ndarray:
         raise _too_narrow(mask, size) from None
 
 
-def check_mask(mask: np.ndarray, image: np.ndarray, flag: str = "--mask") -> None:
-    """Raise InputError naming ``flag`` unless a mask is bool [H, W], of the size of its image [H, W, 3]."""
+def check_mask(mask: np.ndarray, image: np.ndarray, setting: str = named("mask")) -> None:
+    """Raise InputError naming ``setting`` unless a mask is bool [H, W], of the size of its image [H, W, 3]."""
     if mask.dtype != bool or mask.ndim != 2:
-        raise InputError(f"{flag} is {mask.dtype} of shape {list(mask.shape)}, but must be bool [H, W]")
+        raise InputError(f"{setting} is {mask.dtype} of shape {list(mask.shape)}, but must be bool [H, W]")
     if mask.shape != image.shape[:2]:
-        raise InputError(f"{flag} has {_size(mask)}, but must have the size of its image, {_size(image)}")
+        raise InputError(f"{setting} has {_size(mask)}, but must have the size of its image, {_size(image)}")
 
 
 def _size(image: np.ndarray) -> str:

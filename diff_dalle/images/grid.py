@@ -49,6 +49,12 @@ def image_grid(
     return grid
 
 
+def column_grid(columns: Sequence[np.ndarray]) -> np.ndarray:
+    """A grid of columns of images, uint8 [rows, H, W, 3] each, as pixels."""
+    rows = np.concatenate([*np.stack(columns, 1)])
+    return np.asarray(image_grid(rows, columns=len(columns)))
+
+
 def _wrap(text: str, font, width: int) -> str:
     """Wrap ``text`` to lines of at most ``width`` pixels; longer words are broken, lines beyond MAX_LINES dropped."""
     lines = [""]

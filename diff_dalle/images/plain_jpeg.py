@@ -9,7 +9,7 @@ import importlib.util
 
 import numpy as np
 
-from ..errors import InputError
+from ..errors import Fault, InputError
 
 FRACTIONS = (8, 4, 2, 1)  # what libjpeg-turbo divides sides by at little cost, and Pillow's ``draft`` too
 BLOCK = 8  # pixels, of the cosine transform
@@ -22,10 +22,8 @@ SPECIAL = (b"Exif\0\0", b"MPF\0")  # an orientation, or several images: Pillow r
 def require_simplejpeg() -> None:
     """Raise InputError when simplejpeg is not installed."""
     if importlib.util.find_spec("simplejpeg") is None:
-        raise InputError(
-            "decoder is simplejpeg, but this package is not installed: run `pip install 'diff_dalle[jpeg]'`, or leave "
-            "--decoder at pillow, which gives the same pixels"
-        )
+        remedy = "run `pip install 'diff_dalle[jpeg]'`, or leave it at pillow, which gives the same pixels"
+        raise InputError(Fault("decoder", f"is simplejpeg, but this package is not installed: {remedy}"))
 
 
 def decode_plain_jpeg(

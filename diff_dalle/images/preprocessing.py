@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from PIL import Image, ImageOps
 
-from ..config import Problems, nearest, option
+from ..config import nearest, option, settings
+from ..errors import Fault, named
 from .decode import BrokenSample
 from .transforms import Size
 
@@ -41,47 +41,42 @@ SIZED = ("RandomResizedCrop", "Resize", "CenterCrop", "RandomCrop")
 Draws = Callable[[str], float]  # a number in [0, 1) for each purpose
 
 
-@dataclass(frozen=True)
+@settings
 class TransformConfig:
     """Transform of pictures"""
 
-    refused: ClassVar = {
-        "padding": "is not supported: pictures that are too small for a crop are enlarged; leave it out",
-        "pad_if_needed": "is not supported: pictures that are too small for a crop are enlarged; leave it out",
-    }
+    refused: ClassVar = dict.fromkeys(
+        ("padding", "pad_if_needed"),
+        "is not supported: pictures that are too small for a crop are enlarged; leave it out",
+    )
 
-    name: str = option("ToTensor", "its name", choices=tuple(ARGUMENTS), required=True)
+    name: str = option("ToTensor", "its name", choices=ARGUMENTS, required=True)
     size: tuple[int, ...] = option((), "pixels: HEIGHT,WIDTH, or one number: a square or, of Resize, the shorter side")
     scale: tuple[float, ...] = option((0.08, 1.0), "RandomResizedCrop: LOW,HIGH of the crop's part of the area")
     ratio: tuple[float, ...] = option((3 / 4, 4 / 3), "RandomResizedCrop: LOW,HIGH of width / height of the crop")
-    p: float = option(0.5, "flips: probability")
+    p: float = option(0.5, "flips: probability", least=0, most=1)
     max_size: int | None = option(None, "Resize: maximum of the longer side in pixels")
-    interpolation: str = option("bilinear", "filter of a change of size", choices=tuple(FILTERS))
+    interpolation: str = option("bilinear", "filter of a change of size", choices=FILTERS)
     antialias: bool | None = option(True, "filter over the whole area of a pixel; always on")
 
-    def __post_init__(self):
-        Problems.check(self._problems())
-
-    def _problems(self) -> Iterator[str]:
+    def faults(self) -> Iterator[Fault]:
         taken = ARGUMENTS[self.name]
         for name, default in vars(type(self)).items():
             if name in _OWN and name not in taken and getattr(self, name) != default:
                 takes = f"takes {', '.join(taken)}" if taken else "takes no arguments"
-                yield f"{name} is no argument of {self.name}, which {takes}{nearest(name, taken)}"
+                yield Fault(name, f"is no argument of {self.name}, which {takes}{nearest(name, taken)}")
         if self.name in SIZED and (len(self.size) not in (1, 2) or min(self.size) < 1):
-            yield f"size is {list(self.size)}, but {self.name} needs one or two numbers of pixels above 0"
+            yield Fault.of(self, "size", f"{self.name} needs one or two numbers of pixels above 0")
         for name in ("scale", "ratio"):
             values = getattr(self, name)
             if len(values) != 2 or not 0 < values[0] <= values[1]:
-                yield f"{name} is {list(values)}, but must be two numbers above 0, the smaller one first"
+                yield Fault(name, "must be two numbers above 0, the smaller one first", values)
         if self.scale[-1:] > (1,):
-            yield f"scale is {list(self.scale)}, but a crop has at most the whole area, 1"
-        if not 0 <= self.p <= 1:
-            yield f"p is {self.p:g}, but must lie between 0 and 1"
+            yield Fault.of(self, "scale", "a crop has at most the whole area, 1")
         if self.max_size is not None and (len(self.size) != 1 or self.max_size < self.size[0]):
-            yield f"max_size is {self.max_size}, but needs a size of one number, and must be at least that"
+            yield Fault.of(self, "max_size", f"needs a {named('size')} of one number, and must be at least that")
         if self.antialias is False:
-            yield "antialias is False, but pictures are always resized with antialiasing: leave it out"
+            yield Fault.of(self, "antialias", "pictures are always resized with antialiasing: leave it out")
 
     @property
     def shape(self) -> Size | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from ..errors import InputError
+from ..errors import Fault, InputError
 from .decode import BrokenSample
 
 MIN_CROP, MAX_CROP = 0.8, 1.0  # a random crop's size as a fraction of the image's shorter side
@@ -35,17 +35,14 @@ class Window:
 
     def __post_init__(self):
         if self.grid < 1 or self.size < 1 or self.size % self.grid:
-            raise InputError(
-                f"crop_size is {self.size}, but must be a positive multiple of {self.grid}, the ratio of the two "
-                "resolutions"
-            )
+            rule = f"must be a positive multiple of {self.grid}, the ratio of the two resolutions"
+            raise InputError(Fault("crop_size", rule, self.size))
 
     def check_size(self, size: tuple[int, int]) -> None:
         """Raise InputError when images of ``size`` are smaller than the window or not divisible by its grid."""
         if self.size > min(size):
-            raise InputError(
-                f"crop_size is {self.size}, but must be at most {min(size)}, the shorter side of the images"
-            )
+            rule = f"must be at most {min(size)}, the shorter side of the images"
+            raise InputError(Fault("crop_size", rule, self.size))
         if size[0] % self.grid or size[1] % self.grid:
             raise InputError(
                 f"the image size is {size[0]},{size[1]}, but must be a multiple of {self.grid}, the ratio of the two "

@@ -119,10 +119,7 @@ class AttentionBlock(nn.Module):
             zero_init(self.text_attention.proj)
 
     def forward(self, x: Tensor, emb: Tensor, cond: Conditioning) -> Tensor:
-        if self.use_checkpoint and torch.is_grad_enabled():
-            given = (cond.text_states, cond.states_mask, cond.perturbed)
-            return recompute(self._forward, x, *given, keys=cond.dropout_keys)
-        return self._forward(x, cond.text_states, cond.states_mask, cond.perturbed)
+        return recompute(self.use_checkpoint, self._forward, x, cond.text_states, cond.states_mask, cond.perturbed)
 
     def _forward(self, x: Tensor, text: Tensor | None, mask: Tensor | None, perturbed: Tensor | None) -> Tensor:
         size = x.shape[2:]

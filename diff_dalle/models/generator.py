@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from ..batch import Conditioning
-from ..config import option, section
-from ..errors import InputError
+from ..config import option, section, settings
+from ..errors import Fault, named
 from .dropout import number_dropouts
 from .super_resolution import LevelEmbedding, LowResConfig, upsample_low_res
-from .text_encoder import TextEncoder, TextEncoderConfig
+from .text_encoder import TextEncoder, TextEncoderConfig, encode_captions
 from .unet import UNet, UNetConfig
 
 
-@dataclass(frozen=True)
+@settings
 class GeneratorConfig:
     """Generator"""
 
@@ -26,10 +25,13 @@ class GeneratorConfig:
     low_res: LowResConfig = section(LowResConfig)
     image_channels: int = option(3, "image channels: 3 = RGB, 1 = grayscale")
 
-    def __post_init__(self):
+    def faults(self) -> Iterator[Fault]:
         if self.image_channels not in (1, 3):
-            raise InputError(f"image_channels is {self.image_channels}, but must be 3 (RGB) or 1 (grayscale)")
-        self.low_res.check_size(self.unet.image_size)
+            yield Fault.of(self, "image_channels", "must be 3 (RGB) or 1 (grayscale)")
+        large, small = self.unet.image_size, self.low_res.small_size
+        if small and (small >= large or large % small):
+            rule = f"must be smaller than {named('unet.image_size')} ({large}) and divide it"
+            yield Fault.of(self, "low_res.small_size", rule)
 
     @property
     def channels(self) -> int:
@@ -77,15 +79,7 @@ class Generator(nn.Module):
         Sampling calls this once, so that the text is not encoded again at every step. Raises InputError when the
         network requires captions and ``cond`` has none.
         """
-        return self._with_text(cond)
-
-    def _with_text(self, cond: Conditioning) -> Conditioning:
-        if self.text_encoder is None or cond.text_states is not None:
-            return cond
-        if cond.tokens is None or cond.mask is None:
-            width = self.config.text.enc_attn_dim
-            raise InputError(f"the network expects captions (enc_attn_dim is {width}), but cond lacks tokens or mask")
-        return self.text_encoder.encoded(cond)
+        return encode_captions(self.text_encoder, cond)
 
     def forward(
         self, x: Tensor, t: Tensor, cond: Conditioning | None = None, control: Sequence[Tensor | None] | None = None
@@ -95,7 +89,7 @@ class Generator(nn.Module):
         Returns [N, C, H, W] float32, or [N, 2C, H, W] with a learned variance. Raises InputError for a missing
         condition and for an image size that the network does not support.
         """
-        cond = self._with_text(cond or Conditioning())
+        cond = encode_captions(self.text_encoder, cond or Conditioning())
         if not self.config.is_upsampler:
             return self.unet(x, t, cond, control)
         low_res = upsample_low_res(cond, x.shape[2:])

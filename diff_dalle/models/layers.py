@@ -65,13 +65,15 @@ def zero_init(module: Module) -> Module:
     return module
 
 
-def recompute(function: Callable[..., Tensor], x: Tensor, *args: Tensor | None, keys: Tensor | None) -> Tensor:
-    """``function(x, *args)`` with activation checkpointing.
+def recompute(on: bool, function: Callable[..., Tensor], *args: Tensor | None, random: bool = False) -> Tensor:
+    """``function(*args)``; where ``on``, with activation checkpointing in training.
 
-    keys: the dropout keys used by the function. Keyed dropout is reproducible; without keys the generator's state is
-          saved and restored for the recomputation.
+    random: the function draws from torch's generator, as dropout without keys does, whose state is then saved and
+            restored for the recomputation.
     """
-    return checkpoint(function, x, *args, use_reentrant=False, preserve_rng_state=keys is None)
+    if on and torch.is_grad_enabled():
+        return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=random)
+    return function(*args)
 
 
 def timestep_embedding(t: Tensor, width: int, max_period: float = 10000.0) -> Tensor:
@@ -144,9 +146,8 @@ class ResBlock(nn.Module):
 
     def forward(self, x: Tensor, emb: Tensor, cond: Conditioning, skip: Tensor | None = None) -> Tensor:
         """skip: the skip connection, which is concatenated to x; both together have the block's channels."""
-        if self.use_checkpoint and torch.is_grad_enabled():
-            return recompute(self._forward, x, emb, cond.dropout_keys, skip, keys=cond.dropout_keys)
-        return self._forward(x, emb, cond.dropout_keys, skip)
+        keys = cond.dropout_keys
+        return recompute(self.use_checkpoint, self._forward, x, emb, keys, skip, random=keys is None)
 
     def _forward(self, x: Tensor, emb: Tensor, keys: Tensor | None, skip: Tensor | None) -> Tensor:
         if skip is not None:  # here, so that checkpointing keeps no copy of the two

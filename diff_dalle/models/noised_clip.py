@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import math
-import re
-from dataclasses import dataclass, fields
+from collections.abc import Iterator
+from dataclasses import fields, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..batch import Conditioning
-from ..config import option
-from ..errors import InputError
+from ..config import faults_of, option, settings
+from ..errors import Fault, InputError, named, spelled
 from .attention import attend
 from .dropout import number_dropouts
 from .layers import Linear, to_tokens
@@ -22,7 +23,6 @@ from .text_encoder import TextEncoder, TextEncoderConfig, text_length_option
 from .unet import UNetConfig, UNetEncoder
 
 INITIAL_SCALE = 1 / 0.07  # logit scale at initialization (Radford et al. 2021, §2.5)
-TEXT_PADDINGS = ("masked", "zeros")  # of the text tower
 MAX_SCALE = 100.0  # upper bound of the logit scale (same section; there by clipping)
 
 
@@ -33,7 +33,7 @@ def _flag(setting: str) -> str:
     return f"classifier_{({'num_channels': 'width', 'num_res_blocks': 'depth'}).get(setting, setting)}"
 
 
-@dataclass(frozen=True)
+@settings
 class NoisedClipConfig:
     """Classifier (noised CLIP)"""
 
@@ -65,30 +65,25 @@ class NoisedClipConfig:
         free=True,
     )
     classifier_patch_size: int = option(1, "patch size in pixels: space-to-depth at the image tower's input")
-    classifier_enc_attn_dim: int = option(512, "width of the text tower and dimension of the joint embedding space")
+    classifier_enc_attn_dim: int = option(
+        512, "width of the text tower and dimension of the joint embedding space", least=1
+    )
     classifier_enc_depth: int = option(6, "transformer layers of the text tower")
     classifier_enc_heads: int = option(8, "attention heads of the text tower")
     classifier_text_padding: str = option(
         "masked",
         "padding of captions: masked, or zeros: the token 0, which attention reads like a word (Diff-DALLE)",
-        choices=TEXT_PADDINGS,
+        choices=("masked", "zeros"),
     )
     classifier_enc_norm: bool = option(True, "layer norm of the text tower's states; False = none (Diff-DALLE)")
     text_length: int = text_length_option()
     dropout_text: float = option(0.0, "dropout rate in the text tower")
 
-    def __post_init__(self):
-        if self.classifier_enc_attn_dim < 1:
-            raise InputError(f"classifier_enc_attn_dim is {self.classifier_enc_attn_dim}, but must be at least 1")
-        if self.classifier_text_padding not in TEXT_PADDINGS:
-            raise InputError(
-                f"classifier_text_padding is {self.classifier_text_padding!r}, but must be {' or '.join(TEXT_PADDINGS)}"
-            )
-        try:
-            _ = self.image_tower, self.text_tower
-        except InputError as error:
-            names = "|".join(field.name for tower in (UNetConfig, TextEncoderConfig) for field in fields(tower))
-            raise InputError(re.sub(rf"\b({names})\b", lambda found: _flag(found[0]), str(error))) from None
+    def faults(self) -> Iterator[Fault]:
+        for tower in (UNetConfig, TextEncoderConfig):
+            for fault in faults_of(functools.partial(self._tower, tower)):
+                rule = spelled(fault.rule, lambda name: named(_flag(name)))
+                yield replace(fault, setting=_flag(fault.setting), rule=rule)
 
     def _tower(self, config_class: type):
         """The config of a tower, from the settings that this config has for it."""

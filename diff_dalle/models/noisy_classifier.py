@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor, nn
 
 from ..batch import Conditioning
-from ..config import option, section
-from ..errors import InputError
+from ..config import option, section, settings
 from .dropout import number_dropouts
 from .noised_clip import AttentionPool
 from .norms import GroupNorm32
 from .unet import UNetConfig, UNetEncoder
 
 
-@dataclass(frozen=True)
+@settings
 class NoisyClassifierConfig:
     """Classifier of classes"""
 
     tower: UNetConfig = section(UNetConfig)
-    classes: int = option(1000, "number of classes that it tells apart")
-
-    def __post_init__(self):
-        if self.classes < 2:
-            raise InputError(f"classes is {self.classes}, but must be at least 2")
+    classes: int = option(1000, "number of classes that it tells apart", least=2)
 
 
 class NoisyClassifier(nn.Module):

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..batch import Conditioning
-from ..config import option
-from ..errors import InputError
+from ..config import option, settings
+from ..errors import Fault, InputError, named
 from .layers import timestep_embedding
 
 LEVEL_SCALE = 1000.0  # levels in [0, 1] are embedded like timesteps in [0, 1000]
 
 
-@dataclass(frozen=True)
+@settings
 class LowResConfig:
     """Upsampling"""
 
     small_size: int = option(
-        0, "input resolution of an upsampler in pixels, a divisor of image_size; 0 = base generator"
+        0, "input resolution of an upsampler in pixels, a divisor of image_size; 0 = base generator", least=0
     )
     low_res_skip: bool = option(
         False,
@@ -34,26 +33,11 @@ class LowResConfig:
         "upsamplers: tell the network the noise level and blur of its input; False = as in Guided-Diffusion and GLIDE",
     )
 
-    def __post_init__(self):
-        if self.small_size < 0:
-            raise InputError(f"small_size is {self.small_size}, but must be at least 0")
-        if self.low_res_skip and not self.small_size:
-            raise InputError(
-                "low_res_skip is for upsamplers, but this is a base generator: set --small_size, or "
-                "--low_res_skip False"
-            )
-
-        if not self.low_res_levels and not self.small_size:
-            raise InputError(
-                "low_res_levels is for upsamplers, but this is a base generator: set --small_size, or leave it out"
-            )
-
-    def check_size(self, image_size: int) -> None:
-        """InputError unless ``small_size`` is 0 or a proper divisor of ``image_size``."""
-        if self.small_size >= image_size:
-            raise InputError(f"small_size is {self.small_size}, but must be smaller than image_size ({image_size})")
-        if self.small_size and image_size % self.small_size:
-            raise InputError(f"small_size is {self.small_size}, but must divide image_size ({image_size})")
+    def faults(self) -> Iterator[Fault]:
+        for name, usual in (("low_res_skip", False), ("low_res_levels", True)):
+            if getattr(self, name) != usual and not self.small_size:
+                remedy = f"set {named('small_size')}, or {named(name)} {usual}"
+                yield Fault(name, f"is for upsamplers, but this is a base generator: {remedy}")
 
 
 class LevelEmbedding(nn.Module):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,61 +11,53 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..batch import Conditioning
-from ..config import lookup, option
-from ..errors import InputError
+from ..config import option, settings
+from ..errors import Fault, InputError, named
 from .attention import SelfAttention
 from .dropout import Dropout, number_dropouts
 from .layers import Linear
 from .norms import LayerNorm32
 
-PADDINGS = ("masked", "learned", "zeros")
-
 
 def text_length_option() -> Any:
     """The setting ``text_length`` of every network with a text encoder."""
-    return option(48, "maximum caption length in tokens, start and end tokens included; longer captions are truncated")
+    return option(
+        48, "maximum caption length in tokens, start and end tokens included; longer captions are truncated", least=1
+    )
 
 
-@dataclass(frozen=True)
+@settings
 class TextEncoderConfig:
     """Text encoder"""
 
-    enc_attn_dim: int = option(512, "width of the text encoder; 0 = text-unconditional")
-    enc_depth: int = option(6, "transformer layers of the text encoder")
-    enc_heads: int = option(8, "attention heads of the text encoder")
+    enc_attn_dim: int = option(512, "width of the text encoder; 0 = text-unconditional", least=0)
+    enc_depth: int = option(6, "transformer layers of the text encoder", least=1)
+    enc_heads: int = option(8, "attention heads of the text encoder", least=1)
     text_length: int = text_length_option()
-    dropout_text: float = option(0.0, "dropout rate in the text encoder")
+    dropout_text: float = option(0.0, "dropout rate in the text encoder", least=0, below=1)
     enc_conv: int = option(
         0,
         "width in tokens of a convolution before each layer of the text encoder, which joins neighboring words, such "
         "as a color and its object; 0 = none",
+        least=0,
     )
     text_padding: str = option(
         "masked",
         "padding of captions: masked; learned embeddings that attention reads like words, where the pooled text is the "
         "last position's (GLIDE); or zeros: the token 0, which attention reads like a word (Diff-DALLE)",
-        choices=PADDINGS,
+        choices=("masked", "learned", "zeros"),
     )
     enc_norm: bool = option(True, "layer norm of the text encoder's states; False = none (Diff-DALLE)")
 
-    def __post_init__(self):
-        for name in ("enc_depth", "enc_heads", "text_length"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}, but must be at least 1")
-        if self.enc_attn_dim < 0 or self.enc_attn_dim % self.enc_heads:
-            raise InputError(
-                f"enc_attn_dim is {self.enc_attn_dim}, but must be a multiple of enc_heads ({self.enc_heads}), "
-                "or 0 for no text"
-            )
-        if not 0 <= self.dropout_text < 1:
-            raise InputError(f"dropout_text is {self.dropout_text:g}, but must be at least 0 and less than 1")
-        if self.enc_conv < 0 or (self.enc_conv and self.enc_conv % 2 == 0):
-            raise InputError(f"enc_conv is {self.enc_conv}, but must be an odd number of tokens, or 0 for none")
-        lookup(dict.fromkeys(PADDINGS), self.text_padding, "text_padding")
+    def faults(self) -> Iterator[Fault]:
+        if self.enc_attn_dim % self.enc_heads:
+            rule = f"must be a multiple of {named('enc_heads')} ({self.enc_heads}), or 0 for no text"
+            yield Fault.of(self, "enc_attn_dim", rule)
+        if self.enc_conv and self.enc_conv % 2 == 0:
+            yield Fault.of(self, "enc_conv", "must be an odd number of tokens, or 0 for none")
         if self.text_padding == "learned" and self.text_length < 2:
-            raise InputError(
-                "text_length is 1, but must be at least 2 with text_padding learned: the start token is cut"
-            )
+            rule = f"must be at least 2 with {named('text_padding')} learned: the start token is cut"
+            yield Fault.of(self, "text_length", rule)
 
 
 class TextBlock(nn.Module):
@@ -133,12 +126,6 @@ class TextEncoder(nn.Module):
         """Whether the states at padded positions are meaningless."""
         return self.config.text_padding == "masked"
 
-    def encoded(self, cond: Conditioning) -> Conditioning:
-        """``cond`` with ``text_states`` and ``text_pooled`` of its caption. InputError when it has none."""
-        states, pooled = self(*cond.caption, cond.dropout_keys)
-        read = None if self.masks_padding else states.new_ones(states.shape[:2], dtype=torch.bool)
-        return replace(cond, text_states=states, text_pooled=pooled, text_mask=read)
-
     def forward(self, tokens: Tensor, mask: Tensor, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Encode captions.
 
@@ -153,16 +140,21 @@ class TextEncoder(nn.Module):
         """
         length = tokens.shape[1]
         if length > self.config.text_length:
-            raise InputError(f"the captions have {length} tokens, but text_length is {self.config.text_length}")
+            most = self.config.text_length
+            raise InputError(f"the captions have {length} tokens, but {named('text_length')} is {most}")
         if self.padding_emb is not None:
-            return self._padded(self.padding_emb, tokens[:, 1:], mask[:, 1:], keys)
-        if self.config.text_padding == "zeros":
-            missing = (0, self.config.text_length - length)
+            tokens, mask = tokens[:, 1:], mask[:, 1:]
+        if not self.masks_padding:
+            missing = (0, len(self.position_emb) - tokens.shape[1])
             tokens, mask = F.pad(tokens.where(mask, 0), missing), F.pad(mask, missing, value=False)
         x = self.token_emb(tokens) + self.position_emb[: tokens.shape[1]]
+        if self.padding_emb is not None:
+            x = torch.where(mask[:, :, None], x, self.padding_emb)
         for block in self.blocks:
             x = block(x, mask if self.masks_padding else None, keys)
         states = self.norm(x)
+        if self.padding_emb is not None:
+            return states, self.pool(states[:, -1])
         if self.summary == "end":
             last = mask.sum(1) - 1
             return states, self.pool(states.gather(1, last[:, None, None].expand(-1, 1, states.shape[2])).squeeze(1))
@@ -171,12 +163,12 @@ class TextEncoder(nn.Module):
         real = mask.unsqueeze(2)
         return states, self.pool((states * real).sum(1) / real.sum(1).sqrt())
 
-    def _padded(self, padding: Tensor, tokens: Tensor, mask: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor]:
-        """``forward`` with learned padding, of captions without their start token."""
-        missing = len(padding) - tokens.shape[1]
-        tokens, mask = F.pad(tokens, (0, missing)), F.pad(mask, (0, missing), value=False)
-        x = torch.where(mask[:, :, None], self.token_emb(tokens) + self.position_emb, padding)
-        for block in self.blocks:
-            x = block(x, None, keys)
-        states = self.norm(x)
-        return states, self.pool(states[:, -1])
+
+def encode_captions(encoder: TextEncoder | None, cond: Conditioning) -> Conditioning:
+    """``cond`` with ``text_states`` and ``text_pooled`` from ``tokens``; unchanged without encoder or where they are
+    set. Raises InputError for missing captions."""
+    if encoder is None or cond.text_states is not None:
+        return cond
+    states, pooled = encoder(*cond.caption, cond.dropout_keys)
+    read = None if encoder.masks_padding else states.new_ones(states.shape[:2], dtype=torch.bool)
+    return replace(cond, text_states=states, text_pooled=pooled, text_mask=read)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import functools
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..batch import Conditioning
-from ..config import option
-from ..errors import InputError, quantity
+from ..config import faults_of, option, settings
+from ..errors import Fault, InputError, named, quantity
 from .attention import AttentionBlock
 from .dropout import number_dropouts
 from .layers import Downsample, ResBlock, Upsample, timestep_embedding, zero_init
@@ -30,15 +30,18 @@ CHANNEL_MULTS = {
 MAX_SIZE = 2**14  # pixels; an image of this width and height has 3 GB
 
 
-@dataclass(frozen=True)
+@settings
 class UNetConfig:
     """Network (U-Net)"""
 
     image_size: int = option(
-        64, "training resolution in pixels; other sizes and aspect ratios work if the network's levels divide them"
+        64,
+        "training resolution in pixels; other sizes and aspect ratios work if the network's levels divide them",
+        least=1,
+        most=MAX_SIZE,
     )
-    num_channels: int = option(128, "base channels: those of a level with multiplier 1")
-    num_res_blocks: int = option(2, "residual blocks per level of the encoder; the decoder has one more")
+    num_channels: int = option(128, "base channels: those of a level with multiplier 1", least=4)
+    num_res_blocks: int = option(2, "residual blocks per level of the encoder; the decoder has one more", least=1)
     channel_mult: tuple[float, ...] = option(
         (),
         "channel multiplier of each level, each at half the resolution of the previous one; "
@@ -49,9 +52,11 @@ class UNetConfig:
         "feature-map resolutions with attention; a value between two levels selects the lower one. "
         "The middle block always has attention",
     )
-    num_heads: int = option(4, "attention heads")
-    num_head_channels: int = option(-1, "channels per attention head, overrides num_heads; -1 = use num_heads")
-    num_heads_upsample: int = option(-1, "attention heads of the decoder; -1 = num_heads")
+    num_heads: int = option(4, "attention heads", least=1)
+    num_head_channels: int = option(
+        -1, "channels per attention head, overrides num_heads; -1 = use num_heads", least=1, besides=(-1,)
+    )
+    num_heads_upsample: int = option(-1, "attention heads of the decoder; -1 = num_heads", least=1, besides=(-1,))
     use_scale_shift_norm: bool = option(
         True,
         "adaptive group norm: timestep, class and text embeddings scale and shift the normalized activations; "
@@ -63,50 +68,33 @@ class UNetConfig:
         "learned convolutions for up- and downsampling; no effect with resblock_updown",
         needs=("resblock_updown", "False"),
     )
-    dropout: float = option(0.0, "dropout rate in residual blocks")
+    dropout: float = option(0.0, "dropout rate in residual blocks", least=0, below=1)
     use_checkpoint: bool = option(
         False,
         "activation checkpointing: recompute activations in the backward pass to save memory",
         free=True,
     )
-    num_classes: int = option(0, "number of classes; 0 = class-unconditional")
+    num_classes: int = option(0, "number of classes; 0 = class-unconditional", least=0)
     text_attention: str = option(
         "cross",
         "text conditioning: cross-attention after self-attention, or text joined to self-attention's keys and values",
         choices=("cross", "joint"),
     )
-    patch_size: int = option(1, "patch size in pixels: space-to-depth at the input, depth-to-space at the output")
+    patch_size: int = option(
+        1, "patch size in pixels: space-to-depth at the input, depth-to-space at the output", least=1
+    )
 
-    def __post_init__(self):
-        for name in ("image_size", "num_channels", "num_res_blocks", "num_heads", "patch_size"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}, but must be at least 1")
-        if self.image_size > MAX_SIZE:
-            raise InputError(f"image_size is {self.image_size}, but must be at most {MAX_SIZE}")
-        if self.num_channels < 4:
-            raise InputError(
-                f"num_channels is {self.num_channels}, but must be at least 4: the timestep is embedded in it"
-            )
-        for name in ("num_head_channels", "num_heads_upsample"):
-            if getattr(self, name) < 1 and getattr(self, name) != -1:
-                raise InputError(f"{name} is {getattr(self, name)}, but must be at least 1, or -1 for the default")
-        if not 0 <= self.dropout < 1:
-            raise InputError(f"dropout is {self.dropout:g}, but must be at least 0 and less than 1")
-        if self.num_classes < 0:
-            raise InputError(f"num_classes is {self.num_classes}, but must be at least 0")
-        if self.text_attention not in ("cross", "joint"):
-            raise InputError(f"text_attention is {self.text_attention!r}, but must be cross or joint")
+    def faults(self) -> Iterator[Fault]:
         for mult in self.mults:
-            base = self.num_channels
-            if round(mult * base) < 1 or abs(mult * base - round(mult * base)) > 1e-6:
-                raise InputError(
-                    f"channel_mult has {mult:g}, but times num_channels ({base}) must be a positive integer"
-                )
-        self.check_size(self.image_size, self.image_size)
-        for level, channels in enumerate(self.level_channels):
+            channels = mult * self.num_channels
+            if round(channels) < 1 or abs(channels - round(channels)) > 1e-6:
+                times = f"times {named('num_channels')} ({self.num_channels})"
+                yield Fault("channel_mult", f"has {mult:g}, but {times} must be a positive integer")
+        yield from faults_of(lambda: self.check_size(self.image_size, self.image_size))
+        for level, width in enumerate(self.level_channels):
             if self.has_attention(level) or level == self.levels - 1:
-                self.heads(channels)
-                self.heads(channels, decoder=True)
+                for decoder in (False, True):
+                    yield from faults_of(functools.partial(self.heads, width, decoder))
 
     @property
     def mults(self) -> tuple[float, ...]:
@@ -137,10 +125,11 @@ class UNetConfig:
         """InputError unless height and width are multiples of ``divisor``."""
         if height % self.divisor or width % self.divisor:
             size = f"{height}" if height == width else f"{width}×{height}"
-            raise InputError(
-                f"image_size is {size}, but must be a multiple of {self.divisor} (patch_size {self.patch_size}, "
-                f"{self.levels} levels); change image_size, or give channel_mult fewer levels"
+            rule = (
+                f"is {size}, but must be a multiple of {self.divisor} ({named('patch_size')} {self.patch_size}, "
+                f"{self.levels} levels); change it, or give {named('channel_mult')} fewer levels"
             )
+            raise InputError(Fault("image_size", rule))
 
     def has_attention(self, level: int) -> bool:
         """Whether one of ``attention_resolutions`` selects this level, at ``image_size``."""
@@ -156,7 +145,7 @@ class UNetConfig:
         else:
             name, divisor = "num_heads", self.num_heads
         if channels % divisor:
-            raise InputError(f"{name} is {divisor}, but must divide the {channels} channels of a level with attention")
+            raise InputError(Fault(name, f"must divide the {channels} channels of a level with attention", divisor))
         return channels // divisor if name == "num_head_channels" else divisor
 
 

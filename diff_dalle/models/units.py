@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..distributed.sharding import Parts
-from ..errors import InputError
+from ..errors import InputError, named
 from . import attention, layers, text_encoder
 from .adapters import control_backbones
 from .adapters.latent_controlnet import LatentControlNet
@@ -61,7 +61,7 @@ def units_of(network: nn.Module) -> Units:
     if found is None:
         raise InputError(
             f"a {type(network).__name__} is not made of blocks that can be gathered one by one, so its weights cannot "
-            "be sharded: set --parallel ddp, with which each process has all of them"
+            f"be sharded: set {named('parallel')} ddp, with which each process has all of them"
         )
     return found
 

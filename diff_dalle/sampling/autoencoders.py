@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..checkpoints.loading import open_network
 from ..embeddings.contract import weights_digest
-from ..errors import InputError
+from ..errors import InputError, named
 from ..models.precision import autocast, for_inference
 
 PIXELS = 2**20  # of the pictures that are encoded or decoded at once
@@ -44,16 +44,15 @@ class Autoencoder:
 
         identity: what that checkpoint says; empty = nothing.
         """
-        flag = f"--{self.kind}"
+        remedy = f"give the {named(self.kind)} of its training"
         if (self.channels, self.stride) != (channels, stride):
             raise InputError(
                 f"{self.path} has latents of {self.channels} channels with {self.stride} pixels per position, but "
-                f"{path} was trained with {channels} channels and {stride} pixels: give the {flag} of its training"
+                f"{path} was trained with {channels} channels and {stride} pixels: {remedy}"
             )
         if identity and identity != self.identity:
             raise InputError(
-                f"{self.path} has the weights {self.identity}, but {path} was trained with {identity}: give the {flag} "
-                "of its training"
+                f"{self.path} has the weights {self.identity}, but {path} was trained with {identity}: {remedy}"
             )
 
     def encode(self, images: Tensor) -> Tensor:

@@ -4,9 +4,9 @@ of classes."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,26 +15,26 @@ from tqdm import tqdm
 
 from ..batch import Batch, Conditioning
 from ..checkpoints.loading import SavedNetwork, open_network, open_networks
-from ..config import disagreements, option
+from ..config import disagreements, option, settings
 from ..diffusion.diffusion_config import NoiseConfig, create_noise_process
 from ..diffusion.guidance import GRADIENTS, ClassifierGuidance
 from ..diffusion.resample import ContrastiveConfig
 from ..distributed.devices import use_device
 from ..distributed.world import SINGLE, World
-from ..errors import InputError
+from ..errors import Fault, InputError, named
 from ..evaluation.retrieval import CANDIDATES, RetrievalTable
 from ..images.signal import Signal
-from ..models.noised_clip import NoisedClip, NoisedClipConfig
-from ..models.noisy_classifier import NoisyClassifier, NoisyClassifierConfig
+from ..models.noised_clip import NoisedClipConfig
+from ..models.noisy_classifier import NoisyClassifierConfig
 from ..models.precision import autocast, for_inference, resolve_precision
 from ..randomness import Draw
 from ..tasks.contrastive import ContrastiveTask
 from ..text.tokenizer import Tokenizer
 from ..training.loop import EVALUATION_SEED
-from .lora import GUIDES, Loras, of_guides, parse_lora_paths
+from .lora import GUIDES, Loras, of_guides
 
 
-@dataclass(frozen=True)
+@settings
 class ClassifierConfig:
     """Classifier guidance"""
 
@@ -53,11 +53,10 @@ class ClassifierConfig:
         needs=("classifier_path",),
     )
 
-    def __post_init__(self):
-        if self.classifier_scale and not self.classifier_path and set(self.classifier_scale) != {0.0}:
-            raise InputError(
-                "classifier_scale is set, but there is no classifier: give its checkpoint with --classifier_path"
-            )
+    def faults(self) -> Iterator[Fault]:
+        if any(self.classifier_scale) and not self.classifier_path:
+            rule = f"is set, but there is no classifier: give its checkpoint with {named('classifier_path')}"
+            yield Fault("classifier_scale", rule)
 
     @property
     def scales(self) -> tuple[float, ...]:
@@ -74,11 +73,10 @@ class ClassifierConfig:
     ) -> Guide | None:
         """The classifier, with those of the LoRAs that are for classifiers; None without ``classifier_path``."""
         own, _ = of_guides(lora)
-        if not self.classifier_path:
-            check_guided(own)
-            return None
-        loras = Loras(tuple(parse_lora_paths(own)), accept_changed_base)
-        return load_guide(self.classifier_path, device, precision, bpe_path, loras)
+        if self.classifier_path:
+            return load_guide(self.classifier_path, device, precision, bpe_path, Loras.read(own, accept_changed_base))
+        check_guided(own)
+        return None
 
 
 class Guide(ABC):
@@ -98,12 +96,17 @@ class Guide(ABC):
         self.saved, self.device, self.precision, self.step = saved, device, precision, saved.step
         self.config = saved.settings.model
         self.diffusion: NoiseConfig = saved.settings.diffusion
-        self.signal: Signal = saved.kind.signal(saved.settings)
+        self.signal: Signal = saved.settings.signal
 
     @property
-    @abstractmethod
     def image_size(self) -> int:
         """Width and height in pixels of the images it takes."""
+        return self.config.image_size
+
+    @cached_property
+    def model(self) -> Any:
+        """The network."""
+        return for_inference(self.saved.load(self.device), self.precision)
 
     @abstractmethod
     def guide(
@@ -117,16 +120,15 @@ class Guide(ABC):
 
     def check(self, expected) -> None:
         """InputError if expected settings (see ``config.expectations``) differ from the checkpoint's."""
-        wrong = disagreements(expected, self.config)
-        if wrong:
+        if wrong := disagreements(expected, self.config):
             raise InputError(f"the classifier has other settings: {', '.join(wrong)}; leave these flags out")
 
     def check_gradient(self, gradient: str) -> None:
         """InputError for the gradient at noisy images of a classifier trained on clean ones."""
         if gradient == "x_t" and not self.noised:
             raise InputError(
-                "the classifier was trained with --noised False, so it cannot score noisy images: set "
-                "classifier_gradient to x_start"
+                f"the classifier was trained with {named('noised')} False, so it cannot score noisy images: set "
+                f"{named('classifier_gradient')} to x_start"
             )
 
     def check_fits(
@@ -173,21 +175,6 @@ class Classifier(Guide):
         assert saved.tokenizer is not None  # it always reads text
         self.tokenizer, self.noised = saved.tokenizer, saved.settings.contrastive.noised
 
-    @property
-    def image_size(self) -> int:
-        return self.config.image_size
-
-    def guide(
-        self, prompts: Sequence[str], labels: Sequence[int] | None, scale: float, gradient: str
-    ) -> ClassifierGuidance:
-        return self.guidance(prompts, scale, gradient)
-
-    @cached_property
-    def model(self) -> NoisedClip:
-        model = for_inference(self.saved.load(self.device), self.precision)
-        assert isinstance(model, NoisedClip)
-        return model
-
     @torch.no_grad()
     def encode_text(self, prompts: Sequence[str]) -> Tensor:
         """[N, D] float32, unit norm."""
@@ -205,11 +192,12 @@ class Classifier(Guide):
                 parts.append(self.model.encode_image(part.to(self.device), t))
         return torch.cat(parts)
 
-    def guidance(self, prompts: Sequence[str], scale: float, gradient: str = "x_t") -> ClassifierGuidance:
-        """Guidance of N images by N prompts, which are encoded here, once. Raises InputError as ``check_gradient``."""
+    def guide(
+        self, prompts: Sequence[str], labels: Sequence[int] | None, scale: float, gradient: str
+    ) -> ClassifierGuidance:
+        """By the prompts, which are encoded here, once."""
         self.check_gradient(gradient)
-        text = self.encode_text(prompts)
-        text = text * self.model.scale
+        text = self.encode_text(prompts) * self.model.scale
 
         def similarity(x: Tensor, t: Tensor) -> Tensor:
             with autocast(self.precision, self.device):
@@ -249,12 +237,6 @@ class LabelClassifier(Guide):
     reads = "labels"
     config: NoisyClassifierConfig
 
-    @cached_property
-    def model(self) -> NoisyClassifier:
-        model = for_inference(self.saved.load(self.device), self.precision)
-        assert isinstance(model, NoisyClassifier)
-        return model
-
     @property
     def image_size(self) -> int:
         return self.config.tower.image_size
@@ -290,8 +272,7 @@ def load_classifier(
     accept_changed_base: bool = False,
 ) -> Classifier:
     """A noised CLIP from its checkpoint; arguments and errors as for ``pipeline.load``."""
-    texts = [lora] if isinstance(lora, str) else lora
-    loras = Loras(tuple(parse_lora_paths(texts)), accept_changed_base)
+    loras = Loras.read([lora] if isinstance(lora, str) else lora, accept_changed_base)
     saved, resolved = loras.given_to(open_network(path, "classifier", bpe_path)), use_device(device)
     return Classifier(saved, resolved, resolve_precision(precision, resolved))
 
@@ -306,7 +287,7 @@ def load_guide(
     """A noised CLIP, or a classifier of classes, from its checkpoint, with LoRAs; other arguments and errors as for
     ``pipeline.load``."""
     (saved, *_), resolved = open_networks(path, GUIDES, bpe_path), use_device(device)
-    made = Classifier if saved.kind.name == "classifier" else LabelClassifier
+    made = Classifier if saved.settings.name == "classifier" else LabelClassifier
     return made(loras.given_to(saved), resolved, resolve_precision(precision, resolved))
 
 
@@ -314,6 +295,6 @@ def check_guided(loras: Sequence[str]) -> None:
     """InputError for LoRAs of classifiers where no classifier guides the sampling."""
     for path in loras:
         raise InputError(
-            f"{path} was trained for a classifier, but none guides the sampling: give it with --classifier_path, or "
-            "leave the LoRA out"
+            f"{path} was trained for a classifier, but none guides the sampling: give it with "
+            f"{named('classifier_path')}, or leave the LoRA out"
         )

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..config import option
-from ..errors import InputError, quantity
+from ..config import option, settings
+from ..errors import Fault, InputError, named, quantity
 from ..images.files import check_mask, fit_image, fit_mask
 from ..images.pixels import check_pixels
 
 
-@dataclass(frozen=True)
+@settings
 class SteeringConfig:
     """ControlNet (steers the base generator or stage C)"""
 
@@ -45,9 +45,10 @@ class SteeringConfig:
         needs=("controlnet",),
     )
 
-    def __post_init__(self):
+    def faults(self) -> Iterator[Fault]:
         if self.controlnet and not self.control_image:
-            raise InputError("--controlnet is set, but there is no picture to control by: give it with --control_image")
+            rule = f"is set, but there is no picture to control by: give it with {named('control_image')}"
+            yield Fault("controlnet", rule)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,19 +75,21 @@ class Control:
     def __post_init__(self):
         count, ends = len(self.images), self.interval
         if not count:
-            raise InputError("there is no picture to control by: give at least one (--control_image)")
+            raise InputError(f"there is no picture to control by: give at least one ({named('control_image')})")
         if len(ends) != 2 or not 0 <= ends[0] <= ends[1] <= 1:
-            raise InputError(f"control_interval is {ends}, but must be LOW,HIGH with 0 <= LOW <= HIGH <= 1")
+            raise InputError(Fault("control_interval", "must be LOW,HIGH with 0 <= LOW <= HIGH <= 1", ends))
         if not np.isfinite(self.scale):
-            raise InputError(f"control_scale is {self.scale}, but must be a finite number")
+            raise InputError(Fault("control_scale", "must be a finite number", self.scale))
         if self.masks is None:
             return
         if self.ready:
-            raise InputError("a mask (--control_mask) belongs to a picture, not to a ready-made control: leave one out")
+            raise InputError(
+                f"a mask ({named('control_mask')}) belongs to a picture, not to a ready-made control: leave one out"
+            )
         if len(self.masks) not in (1, count):
             raise InputError(
-                f"there are {len(self.masks)} masks (--control_mask) for {quantity(count, 'picture')}: give one for "
-                "all, or one for each"
+                f"there are {len(self.masks)} masks ({named('control_mask')}) for {quantity(count, 'picture')}: give "
+                "one for all, or one for each"
             )
 
     def pictures(self, index: Sequence[int], size: tuple[int, int]) -> Tensor:
@@ -98,8 +101,8 @@ class Control:
             check_pixels("a picture to control by", image, "[H, W, 3]")
             if self.ready and image.shape[:2] != size:
                 raise InputError(
-                    f"a ready-made control (--control_image) has {image.shape[1]} × {image.shape[0]} pixels, but must "
-                    f"have the size of the sample, {size[1]} × {size[0]}"
+                    f"a ready-made control ({named('control_image')}) has {image.shape[1]} × {image.shape[0]} pixels, "
+                    f"but must have the size of the sample, {size[1]} × {size[0]}"
                 )
             found.append(fit_image(image, size))
         return torch.from_numpy(np.stack(found)).permute(0, 3, 1, 2).float() / 255
@@ -111,6 +114,6 @@ class Control:
         found = []
         for i in index:
             mask, image = self.masks[i % len(self.masks)], self.images[i % len(self.images)]
-            check_mask(mask, image, "--control_mask")
+            check_mask(mask, image, named("control_mask"))
             found.append(fit_mask(mask, size))
         return torch.from_numpy(np.stack(found))[:, None]

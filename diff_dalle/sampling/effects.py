@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ..diffusion.editing import EditConfig
-from ..errors import InputError
+from ..errors import Fault, InputError, named
 from .classifier import check_guided
 from .lora import loras_of
 from .request import Request, StageSettings
@@ -14,50 +14,54 @@ from .stage import Stage
 
 def check_used(request: Request, settings: Sequence[StageSettings], stages: Sequence[Stage]) -> None:
     """InputError for prompts, labels, pictures, embeddings and edits that no stage uses. settings: of each stage."""
-    has_text = any(stage.reads_text for stage in stages)
-    reads_image = any(stage.reads_embeddings for stage in stages)
-    reads_text = any(stage.reads_text_states for stage in stages)
-    classifiers = [stage.classifier(chosen) for stage, chosen in zip(stages, settings, strict=True)]
     given = [each.lora.path for each in stages[0].guide_loras.loras]
     if all(chosen.classifier is None for chosen in settings):
         check_guided(given)
-    for classifier in classifiers:
-        if given and classifier is not None and not loras_of(classifier.saved):
-            raise InputError(
-                f"{given[0]} was trained for a classifier, but the one here was loaded without it: give the classifier "
-                "by its path, or load it by load_classifier(…, lora=…)"
-            )
-    guides_by = {classifier.reads for classifier in classifiers if classifier is not None}
-    guides = "prompts" in guides_by
+    InputError.check(_unused(request, settings, stages, given))
+
+
+def _unused(
+    request: Request, settings: Sequence[StageSettings], stages: Sequence[Stage], given: Sequence[str]
+) -> Iterator[str | Fault]:
+    """given: the LoRAs of classifiers."""
+    has_text = any(stage.reads_text for stage in stages)
+    reads_image = any(stage.reads_embeddings for stage in stages)
+    reads_text = any(stage.reads_text_states for stage in stages)
+    found = [stage.classifier(chosen) for stage, chosen in zip(stages, settings, strict=True)]
+    classifiers = [classifier for classifier in found if classifier is not None]
+    if given and not all(loras_of(classifier.saved) for classifier in classifiers):
+        yield (
+            f"{given[0]} was trained for a classifier, but the one here was loaded without it: give the classifier "
+            "by its path, or load it by load_classifier(…, lora=…)"
+        )
+    guides_by = {classifier.reads for classifier in classifiers}
     stands_in = reads_image and request.images is None and request.embeddings is None
-    if any(request.prompts) and not (has_text or guides or stands_in or (reads_text and request.text_states is None)):
+    encoded = stands_in or (reads_text and request.text_states is None)
+    if any(request.prompts) and not (has_text or encoded or "prompts" in guides_by):
         if reads_image or reads_text:
-            raise InputError(
+            yield (
                 "prompts are given, but this decoder reads no text beside images, embeddings or text_states: leave the "
                 "prompts empty"
             )
-        raise InputError("prompts are given, but this generator has no text encoder: leave them empty")
+        else:
+            yield "prompts are given, but this generator has no text encoder: leave them empty"
     if request.negative_prompt and not has_text:
-        raise InputError(
-            f"negative_prompt is {request.negative_prompt!r}, but this generator has no text encoder: leave it out"
-        )
+        yield Fault.of(request, "negative_prompt", "this generator has no text encoder: leave it out")
     if request.labels is not None and not ("labels" in guides_by or any(stage.num_classes for stage in stages)):
-        raise InputError("labels are given, but this generator is not class-conditional: leave them out")
+        yield Fault("labels", "are given, but this generator is not class-conditional: leave them out")
     for name in ("images", "embeddings"):
         if getattr(request, name) is not None and not any(stage.takes_embeddings for stage in stages):
-            raise InputError(
-                f"{name} are given, but no stage is conditioned on image embeddings: leave them (--{name}) out"
-            )
+            yield Fault(name, "are given, but no stage is conditioned on image embeddings: leave them out")
     if request.text_states is not None and not reads_text:
-        raise InputError("text_states are given, but no stage is conditioned on text encodings: leave them out")
+        yield "text_states are given, but no stage is conditioned on text encodings: leave them out"
     steered = any(stage.steering is not None for stage in stages)
     if request.control is not None and not steered:
-        raise InputError("control is given, but there is no ControlNet: give it (--controlnet), or leave control out")
+        yield f"control is given, but there is no ControlNet: give it ({named('controlnet')}), or leave control out"
     if steered and request.control is None:
-        raise InputError("there is a ControlNet, but no picture to control by: give control (--control_image)")
+        yield f"there is a ControlNet, but no picture to control by: give control ({named('control_image')})"
     edit = request.edit
     if edit is not None and stages[0].is_upsampler and (edit.masks is None or edit.config != EditConfig()):
-        raise InputError(
-            "images to edit are given, but there is no base generator: upsamplers alone support a mask (--mask) only, "
-            "without strength, variation, inpaint_resamples and inpaint_jump"
+        yield (
+            f"images to edit are given, but there is no base generator: upsamplers alone support a mask "
+            f"({named('mask')}) only, without strength, variation, inpaint_resamples and inpaint_jump"
         )

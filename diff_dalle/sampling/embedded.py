@@ -13,7 +13,7 @@ from .. import storage
 from ..checkpoints.decoder import ClipConfig
 from ..embeddings.clip import load_clip
 from ..embeddings.contract import Clip
-from ..errors import InputError
+from ..errors import Fault, InputError, named
 from .image_prompts import BATCH
 from .request import Request
 from .stage import Stage
@@ -32,12 +32,10 @@ class DecoderClip:
         self.stages = [stage for stage in stages if stage.reads_embeddings or stage.reads_text_states]
         self.make, self.path = make, path
         self._kept: Clip | None = None
-        if make and not path:
-            raise InputError(f"clip_make is {make}, but clip_path is missing: give both, or neither")
+        check_make(make, path)
         if path and not self.stages:
-            raise InputError(
-                f"clip_path is {path}, but no network is conditioned on embeddings or text encodings: leave it out"
-            )
+            rule = "no network is conditioned on embeddings or text encodings: leave it out"
+            raise InputError(Fault("clip_path", rule, path))
 
     def recorded(self) -> ClipConfig | None:
         """The CLIP that the checkpoints name; None = none. InputError where they name several."""
@@ -53,12 +51,16 @@ class DecoderClip:
 
     def load(self) -> Clip:
         """Raises InputError where it is not known or not there, and for another one than that of the training."""
-        clip = self._kept or self._load()
-        self._kept = clip if self.stages[0].keep else None
+        first = self.stages[0]
+        clip = self._kept or load_recorded(self.recorded(), self.make, self.path, first)
+        self._kept = clip if first.keep else None
         return clip
 
-    def _load(self) -> Clip:
-        return load_recorded(self.recorded(), self.make, self.path, self.stages[0])
+
+def check_make(make: str, path: str) -> None:
+    """InputError for the maker of a CLIP without its path."""
+    if make and not path:
+        raise InputError(Fault("clip_make", f"{named('clip_path')} is missing: give both, or neither", make))
 
 
 def load_recorded(recorded: ClipConfig | None, make: str, path: str, stage: Stage) -> Clip:
@@ -70,8 +72,8 @@ def load_recorded(recorded: ClipConfig | None, make: str, path: str, stage: Stag
     """
     if not (path or recorded):
         raise InputError(
-            f"{stage.path} does not say which CLIP it was trained with: give it with --clip_path, or its embeddings "
-            "with --embeddings"
+            f"{stage.path} does not say which CLIP it was trained with: give it with {named('clip_path')}, or its "
+            f"embeddings with {named('embeddings')}"
         )
     make = make or (recorded.make if recorded else "diff_dalle")
     if recorded and not path:
@@ -79,14 +81,15 @@ def load_recorded(recorded: ClipConfig | None, make: str, path: str, stage: Stag
         # A location in a file may also be a command or a URL, which nobody here has asked for.
         if make == "diff_dalle" and (storage.is_remote(path) or not os.path.isfile(storage.local_path(path))):
             raise InputError(
-                f"the CLIP that {stage.path} was trained with is not at {path}: give its place with --clip_path"
+                f"the CLIP that {stage.path} was trained with is not at {path}: give its place with "
+                f"{named('clip_path')}"
             )
     outputs = recorded.outputs if recorded else "unit"
     clip = load_clip(make, path, stage.device, stage.precision, outputs)
     if recorded and recorded.identity and recorded.identity != clip.identity:
         raise InputError(
             f"the CLIP is {clip.name} ({clip.identity}), but {stage.path} was trained with {recorded}: give that one "
-            "with --clip_path"
+            f"with {named('clip_path')}"
         )
     return clip
 
@@ -118,8 +121,8 @@ def embedded(request: Request, stages: Sequence[Stage], source: DecoderClip) -> 
         if image and request.images is None:
             if not all(request.prompts):
                 raise InputError(
-                    f"prompt {list(map(bool, request.prompts)).index(False) + 1} is empty, but has to stand in for an "
-                    "image: give a text, or images (--images)"
+                    f"prompt {request.prompts.index('') + 1} is empty, but has to stand in for an image: give a text, "
+                    f"or images ({named('images')})"
                 )
             embeddings = found
     if image and request.images is not None:

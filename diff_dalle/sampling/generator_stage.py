@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from ..batch import Conditioning
-from ..checkpoints.loading import SavedNetwork
 from ..diffusion.guidance import GuidanceConfig
 from ..diffusion.sampling import SamplerConfig
-from ..errors import InputError
+from ..errors import Fault, InputError, named
 from .request import Request, StageSettings
 from .stage import Stage
 
@@ -21,11 +21,7 @@ UPSAMPLER_DEFAULTS = StageSettings(SamplerConfig("dpm++2m", "20"), GuidanceConfi
 class GeneratorStage(Stage):
     """A generator, base or upsampler. Arguments as for ``Stage``."""
 
-    def __init__(
-        self, saved: SavedNetwork, device: torch.device, precision: str = "fp32", bpe_path: str = "", keep: bool = True
-    ):
-        super().__init__(saved, device, precision, bpe_path, keep)
-        settings = saved.settings
+    def configure(self, settings: Any) -> None:
         self.config, self.diffusion = settings.model, settings.diffusion
         self.degradation = settings.augmentation.degradation
         self.unet, self.num_classes = self.config.unet, self.config.unet.num_classes
@@ -41,21 +37,15 @@ class GeneratorStage(Stage):
 
     def conditioning(self, request: Request, index: Sequence[int]) -> Conditioning:
         """Captions and classes. Subclasses with further conditions (of other networks) add them here."""
-        cond = self._text([request.prompts[i] for i in index])
+        cond, labels, last = self._text([request.prompts[i] for i in index]), request.labels, self.num_classes - 1
         if not self.num_classes:
             return cond
-        labels = self._labels(request)
+        if labels is None:
+            raise InputError(f"this generator is class-conditional: give {named('labels')} from 0 to {last}")
+        if not all(0 <= label <= self.num_classes for label in labels):
+            rule = f"must lie between 0 and {last} ({self.num_classes} = no class), not {list(labels)}"
+            raise InputError(Fault("labels", rule))
         return replace(cond, labels=torch.tensor([labels[i] for i in index]))
-
-    def _labels(self, request: Request) -> Sequence[int]:
-        last = self.num_classes - 1
-        if request.labels is None:
-            raise InputError(f"this generator is class-conditional: give labels from 0 to {last}")
-        if not all(0 <= label <= self.num_classes for label in request.labels):
-            raise InputError(
-                f"labels must lie between 0 and {last} ({self.num_classes} = no class), not {list(request.labels)}"
-            )
-        return request.labels
 
     def negative_conditioning(self, cond: Conditioning, negative_prompt: str) -> Conditioning | None:
         """As for any stage, but with the negative prompt as its caption."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..embeddings.contract import Clip
-from ..errors import InputError, quantity
+from ..errors import Fault, InputError, named, quantity
 from ..images.files import fit_image
 from ..images.pixels import check_pixels
 from ..images.signal import Signal
@@ -37,19 +37,20 @@ class ImagePrompts:
     names: Sequence[str] = ()
 
     def __post_init__(self):
-        count = quantity(len(self.images), "image")
-        if not len(self.images):
-            raise InputError("there is no picture to vary: give at least one (--images)")
+        count, images = len(self.images), named("images")
+        if not count:
+            raise InputError(f"there is no picture to vary: give at least one ({images})")
         if self.weights is not None and self.interpolate:
-            raise InputError("image_weights and interpolate exclude each other: leave one of them out")
-        if self.weights is not None and len(self.weights) != len(self.images):
-            raise InputError(
-                f"image_weights has {quantity(len(self.weights), 'value')} for {count}: give one for each (--images)"
-            )
-        if self.interpolate and len(self.images) != 2:
-            raise InputError(f"interpolate is between 2 images, but there {_are(len(self.images))} (--images)")
+            rule = f"and {named('interpolate')} exclude each other: leave one of them out"
+            raise InputError(Fault("image_weights", rule))
+        if self.weights is not None and len(self.weights) != count:
+            values = f"has {quantity(len(self.weights), 'value')} for {quantity(count, 'image')}"
+            raise InputError(Fault("image_weights", f"{values}: give one for each ({images})"))
+        if self.interpolate and count != 2:
+            there = "there is" if count == 1 else "there are"
+            raise InputError(Fault("interpolate", f"is between 2 images, but {there} {count:,} ({images})"))
         if self.interpolate < 0 or self.interpolate == 1:
-            raise InputError(f"interpolate is {self.interpolate}, but must be at least 2: it includes both images")
+            raise InputError(Fault("interpolate", "must be at least 2: it includes both images", self.interpolate))
 
     def __len__(self) -> int:
         return 1 if self.weights is not None else self.interpolate or len(self.images)
@@ -73,7 +74,7 @@ class ImagePrompts:
 
     def _fitted(self, i: int, size: tuple[int, int]) -> np.ndarray:
         image = self.images[i]
-        check_pixels("an image prompt (--images)", image, "[H, W, 3]")
+        check_pixels(f"an image prompt ({named('images')})", image, "[H, W, 3]")
         return fit_image(image, size)
 
     def seeds(self, seed: int, count: int) -> list[int]:
@@ -114,7 +115,8 @@ def mixed(embeddings: np.ndarray, weights: Sequence[float]) -> np.ndarray:
     norm = np.linalg.norm(total)
     if not norm > CANCELED * np.abs(factors).sum():
         shown = ",".join(f"{weight:g}" for weight in weights)
-        raise InputError(f"image_weights is {shown}, with which the embeddings cancel out: choose other weights")
+        rule = f"is {shown}, with which the embeddings cancel out: choose other weights"
+        raise InputError(Fault("image_weights", rule))
     return (total / norm).astype(np.float32)
 
 
@@ -124,12 +126,9 @@ def slerp(first: np.ndarray, last: np.ndarray, fractions: np.ndarray) -> np.ndar
     a, b = first.astype(np.float64), last.astype(np.float64)
     angle = 2 * np.arctan2(np.linalg.norm(a - b), np.linalg.norm(a + b))  # accurate for small ones, unlike arccos
     if np.pi - angle < CANCELED:
-        raise InputError("interpolate is between images with opposite embeddings: choose others (--images)")
+        rule = f"is between images with opposite embeddings: choose others ({named('images')})"
+        raise InputError(Fault("interpolate", rule))
     back, on = 1 - fractions[:, None], fractions[:, None]
     # sin(f · angle) / sin(angle), which is f at angle 0
     steps = back * np.sinc(back * angle / np.pi) * a + on * np.sinc(on * angle / np.pi) * b
     return (steps / np.sinc(angle / np.pi)).astype(np.float32)
-
-
-def _are(count: int) -> str:
-    return f"is {count}" if count == 1 else f"are {count:,}"

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..checkpoints.decoder import ClipConfig
 from ..checkpoints.lora_file import WeightedLora, joined_tokens
 from ..embeddings.contract import Clip
-from ..errors import InputError
+from ..errors import InputError, named
 from ..images.signal import PixelSignal
 from .embedded import load_recorded
 from .image_prompts import BATCH, ImagePrompts
@@ -90,5 +90,5 @@ def check_width(setting: str, expected: int, found: int, path: str) -> None:
     if expected and expected != found:
         raise InputError(
             f"the CLIP makes vectors of {found} elements, but {path} was trained with {expected} ({setting}): give the "
-            "CLIP of its training with --clip_path"
+            f"CLIP of its training with {named('clip_path')}"
         )

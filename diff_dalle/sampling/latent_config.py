@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from ..config import option
-from ..diffusion.guidance import GuidanceConfig
+from ..config import faults_of, given, option, settings
 from ..diffusion.samplers import SAMPLERS
-from ..diffusion.sampling import SamplerConfig
 from ..diffusion.spacing import TIME_SPACINGS
-from ..errors import InputError
-from .request import StageSettings
+from ..errors import Fault
+from .request import StageSettings, combined
 
+_PREFIX = "stage_b_"
 _STAGE_B = ("stage_b",)
 
 
-@contextlib.contextmanager
-def _about_stage_b() -> Iterator[None]:
-    """Say in an InputError which settings it is about."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"the stage_b_ settings: {error}") from None
-
-
-@dataclass(frozen=True)
+@settings
 class LatentCascadeConfig:
     """Latent cascade (model_path is stage C, with the flags of a base generator; none = as the checkpoint says)"""
 
@@ -45,12 +34,12 @@ class LatentCascadeConfig:
     t_end: float | None = option(
         None, "stage C: time up to which the steps are evenly spaced; the last one always leads to the clean sample"
     )
-    stage_b_sampler: str | None = option(None, "sampling algorithm", choices=tuple(SAMPLERS), needs=_STAGE_B)
+    stage_b_sampler: str | None = option(None, "sampling algorithm", choices=SAMPLERS, needs=_STAGE_B)
     stage_b_timestep_respacing: str | None = option(None, "sampling steps", needs=_STAGE_B)
     stage_b_spacing: str | None = option(
         None, "spacing of the steps; none = even", choices=TIME_SPACINGS, needs=_STAGE_B
     )
-    stage_b_eta: float | None = option(None, "randomness of ddim; 0 = deterministic", needs=_STAGE_B)
+    stage_b_eta: float | None = option(None, "randomness of ddim; 0 = deterministic", needs=_STAGE_B, least=0)
     stage_b_guidance_scale: float | None = option(
         None, "scale of classifier-free guidance by prompt and semantic latents; 1 = off", needs=_STAGE_B
     )
@@ -65,9 +54,9 @@ class LatentCascadeConfig:
     stage_b_t_start: float | None = option(None, "as t_start", needs=_STAGE_B)
     stage_b_t_end: float | None = option(None, "as t_end", needs=_STAGE_B)
     stage_b_seed: int | None = option(
-        None, "seed of its noise: image i uses seed + i; none = as stage C", needs=_STAGE_B
+        None, "seed of its noise: image i uses seed + i; none = as stage C", needs=_STAGE_B, least=0
     )
-    stage_b_batch_size: int | None = option(None, "images per batch and process; none = 4", needs=_STAGE_B)
+    stage_b_batch_size: int | None = option(None, "images per batch and process; none = 4", needs=_STAGE_B, least=1)
     stage_b_tile_size: int | None = option(
         None,
         "width and height in pixels of overlapping tiles, which the network processes one after another to save "
@@ -80,52 +69,21 @@ class LatentCascadeConfig:
         needs=("stage_b_tile_size",),
     )
 
-    def __post_init__(self):
-        usual = StageSettings()
-        with _about_stage_b():
-            self._guidance(usual)
-            if self.stage_b_sampler is not None:
-                self._sampler(usual)
+    def faults(self) -> Iterator[Fault]:
+        # Without a sampler, its settings depend on the checkpoint's.
+        known = self.stage_b_sampler is not None
+        yield from faults_of(partial(combined, StageSettings(), self._stage_b, _PREFIX, with_sampler=known))
 
     @property
     def stage_c(self) -> dict[str, Any]:
         """The settings of stage C that are given."""
-        return self._given(shift=self.shift, t_start=self.t_start, t_end=self.t_end)
+        return {name: value for name, value in given(self).items() if name in ("shift", "t_start", "t_end")}
+
+    @property
+    def _stage_b(self) -> dict[str, Any]:
+        values = {name: value for name, value in given(self).items() if name.startswith(_PREFIX)}
+        return {name.removeprefix(_PREFIX): value for name, value in values.items()}
 
     def settings(self, default: StageSettings) -> StageSettings:
         """Those of stage B, whose checkpoint says ``default``. InputError for impossible ones."""
-        own = self._given(
-            shift=self.stage_b_shift,
-            t_start=self.stage_b_t_start,
-            t_end=self.stage_b_t_end,
-            seed=self.stage_b_seed,
-            batch_size=self.stage_b_batch_size,
-            tile_size=self.stage_b_tile_size,
-            tile_overlap=self.stage_b_tile_overlap,
-        )
-        with _about_stage_b():
-            return replace(default, sampler=self._sampler(default), guidance=self._guidance(default), **own)
-
-    def _sampler(self, default: StageSettings) -> SamplerConfig:
-        given = self._given(
-            sampler=self.stage_b_sampler,
-            timestep_respacing=self.stage_b_timestep_respacing,
-            spacing=self.stage_b_spacing,
-            eta=self.stage_b_eta,
-        )
-        return default.sampler.changed(**given)
-
-    def _guidance(self, default: StageSettings) -> GuidanceConfig:
-        given = self._given(
-            guidance_scale=self.stage_b_guidance_scale,
-            guidance_scale_end=self.stage_b_guidance_scale_end,
-            guidance_rescale=self.stage_b_guidance_rescale,
-            guidance_interval=self.stage_b_guidance_interval,
-            perturbed_attention_scale=self.stage_b_perturbed_attention_scale,
-            perturbed_attention_interval=self.stage_b_perturbed_attention_interval,
-        )
-        return replace(default.guidance, **given)
-
-    @staticmethod
-    def _given(**values: Any) -> dict[str, Any]:
-        return {name: value for name, value in values.items() if value is not None}
+        return combined(default, self._stage_b, _PREFIX)

@@ -14,13 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..batch import Conditioning
-from ..checkpoints.cascade import StageBSampling, TrainedWith
-from ..checkpoints.loading import SavedNetwork
+from ..checkpoints.cascade import TrainedWith
 from ..diffusion.augmentation import Degradation
 from ..diffusion.log_snr import LogSnrProcess
-from ..diffusion.process import SamplingProcess
+from ..diffusion.reverse_process import ReverseProcess
 from ..diffusion.tiling import Tiled, check_tiles
-from ..errors import InputError
+from ..errors import Fault, InputError, named
 from ..images.pixels import from_uint8
 from ..images.signal import LatentSignal
 from ..models.latent.config import LatentUnetConfig
@@ -53,12 +52,9 @@ class LatentStage(Stage):
     signal: LatentSignal
     has_no: tuple[str, ...] = ("noise_level", "blur_level", "tile_size")  # settings of other kinds of stages
     decoder = ""  # what its latents become pictures by: the flag that names the file
+    decodes_apart = True
 
-    def __init__(
-        self, saved: SavedNetwork, device: torch.device, precision: str = "fp32", bpe_path: str = "", keep: bool = True
-    ):
-        super().__init__(saved, device, precision, bpe_path, keep)
-        settings: Any = saved.settings
+    def configure(self, settings: Any) -> None:
         self.config = self.unet = settings.model
         self.trained_with: TrainedWith = settings.trained_with
         self.diffusion, self.degradation, self.small_size = settings.diffusion, Degradation(), 0
@@ -72,9 +68,13 @@ class LatentStage(Stage):
         """Work with these. Raises InputError for those that it was not trained with."""
         self.clips = companions.clips
 
-    def _attach_autoencoder(self, found: Autoencoder, channels: int, stride: int, identity: str) -> None:
-        found.check(channels, stride, identity, self.path)
+    def _attached(self, signal: LatentSignal, found: Autoencoder | None, identity: str) -> LatentSignal:
+        """A signal with the autoencoder that it was trained with, as far as ``identity`` says; None = there is none."""
+        if found is None:
+            return signal
+        found.check(signal.channels, signal.scale, identity, self.path)
         self.autoencoders = (*self.autoencoders, found)
+        return replace(signal, encode=found.encode, decode=found.decode)
 
     # ------------------------------------------------------------------------------------------------------ conditions
 
@@ -129,26 +129,22 @@ class LatentStage(Stage):
     def _process(self) -> LogSnrProcess:
         return LogSnrProcess(self.diffusion)
 
-    def process(self, settings: StageSettings) -> SamplingProcess:
+    def process(self, settings: StageSettings) -> ReverseProcess:
         steps, spacing = settings.sampler.timestep_respacing, settings.sampler.spacing or "even"
         if not (steps.isascii() and steps.isdigit()):
-            raise InputError(f"timestep_respacing is {steps!r}, but a process in log-SNR takes a number of steps")
+            raise InputError(Fault("timestep_respacing", "a process in log-SNR takes a number of steps", steps))
         return self._process.steps(int(steps), settings.shift, settings.t_start, settings.t_end, spacing)
 
     def check_settings(self, settings: StageSettings) -> None:
         for name in self.has_no:
             if getattr(settings, name):
-                raise InputError(f"{name} is {getattr(settings, name):g}, but {self.path} has none")
+                raise InputError(Fault.of(settings, name, f"{self.path} has none"))
 
     def classifier(self, settings: StageSettings) -> None:
         if settings.classifier is not None and settings.classifier_scale:
             raise InputError("a classifier sees pictures, not the latents of a latent cascade: leave it out")
 
     # -------------------------------------------------------------------------------------------------------- pictures
-
-    @property
-    def decodes_apart(self) -> bool:
-        return True
 
     def pixels(self, x: Tensor) -> np.ndarray:
         """Pictures, or without a network that decodes them empty ones."""
@@ -175,18 +171,15 @@ class SemanticStage(LatentStage):
     """Stage C: semantic latents from a prompt, or from a picture's embedding by a CLIP."""
 
     config: StageCConfig
-    decoder = "--semantic, or stages B and A with --stage_b and --stage_a"
+    decoder = f"{named('semantic')}, or stages B and A with {named('stage_b')} and {named('stage_a')}"
+
+    def configure(self, settings: Any) -> None:
+        super().configure(settings)
+        self.takes_embeddings = self.config.embedding_width > 0
 
     def attach(self, companions: Companions) -> None:
         super().attach(companions)
-        found, known = companions.semantic, self.trained_with
-        if found is not None:
-            self._attach_autoencoder(found, self.signal.channels, self.signal.scale, known.semantic)
-            self.signal = replace(self.signal, encode=found.encode, decode=found.decode)
-
-    @property
-    def takes_embeddings(self) -> bool:
-        return self.config.embedding_width > 0
+        self.signal = self._attached(self.signal, companions.semantic, self.trained_with.semantic)
 
     def conditioning(self, request: Request, index: Sequence[int]) -> Conditioning:
         """Prompts and image embeddings, zeros without pictures."""
@@ -204,25 +197,18 @@ class ReconstructionStage(LatentStage):
     """Stage B: latents of stage A from semantic ones, which stage C makes or the semantic encoder of a picture."""
 
     config: StageBConfig
-    decoder = "--stage_a"
+    decoder = named("stage_a")
     has_no = ("noise_level", "blur_level")
     is_upsampler = True
     reconstructs = True
 
     def attach(self, companions: Companions) -> None:
         super().attach(companions)
-        known, encoder = self.trained_with, companions.semantic
-        sampling: StageBSampling = self.saved.settings.sampling
-        self.semantic_scale = sampling.semantic_scale
+        known = self.trained_with
+        self.signal = self._attached(self.signal, companions.stage_a, known.stage_a)
         #: How pictures become the semantic latents that it reads.
         self.read = LatentSignal(self.config.semantic_channels, known.semantic_stride, "a semantic encoder")
-        if companions.stage_a is not None:
-            found = companions.stage_a
-            self._attach_autoencoder(found, self.signal.channels, self.signal.scale, known.stage_a)
-            self.signal = replace(self.signal, encode=found.encode, decode=found.decode)
-        if encoder is not None:
-            self._attach_autoencoder(encoder, self.read.channels, self.read.scale, known.semantic)
-            self.read = replace(self.read, encode=encoder.encode)
+        self.read = self._attached(self.read, companions.semantic, known.semantic)
 
     def check_settings(self, settings: StageSettings) -> None:
         super().check_settings(settings)
@@ -233,11 +219,6 @@ class ReconstructionStage(LatentStage):
         """Tiles are given in pixels."""
         tile, overlap = (length // self.signal.scale for length in (settings.tile_size, settings.tile_overlap))
         return Tiled(network, tile, overlap, self.divisor, self.config.patch_size)
-
-    @property
-    def factor(self) -> int:
-        """1: from a picture it makes one of the same size."""
-        return 1
 
     def check_after(self, before: Stage) -> None:
         if not isinstance(before, SemanticStage):
@@ -271,10 +252,10 @@ class ReconstructionStage(LatentStage):
         if self.read.encode is None:
             raise InputError(
                 f"{self.path} reads the semantic latents of pictures, but there is no semantic encoder: give its "
-                "checkpoint with --semantic"
+                f"checkpoint with {named('semantic')}"
             )
-        stride, parts = self.read.scale, []
-        size = [stride * math.ceil(length * self.semantic_scale / stride) for length in images.shape[1:3]]
+        stride, scale, parts = self.read.scale, self.saved.settings.sampling.semantic_scale, []
+        size = [stride * math.ceil(length * scale / stride) for length in images.shape[1:3]]
         for image in images:  # one at a time to save memory
             pixels = from_uint8(image[None])
             if list(pixels.shape[2:]) != size:

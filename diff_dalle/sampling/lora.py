@@ -10,12 +10,14 @@ from functools import cache
 import torch
 from torch import nn
 
+from ..checkpoints.kinds import KINDS, find_kind
 from ..checkpoints.loading import SavedNetwork
 from ..checkpoints.lora_file import WeightedLora, extended_tokenizer, merge_loras, read_lora
 from ..embeddings.contract import weights_digest
-from ..errors import InputError, quantity
+from ..errors import InputError, named, quantity
 
-GUIDES = ("classifier", "noisy_classifier")  # the kinds of networks that guide others
+# The kinds of networks that guide others.
+GUIDES = tuple(kind for kind in KINDS if find_kind(kind).role == "classifier_path")
 
 
 def parse_lora_paths(texts: Sequence[str]) -> list[WeightedLora]:
@@ -45,6 +47,11 @@ class Loras:
 
     loras: tuple[WeightedLora, ...] = ()
     accept_changed_base: bool = False
+
+    @classmethod
+    def read(cls, texts: Sequence[str], accept_changed_base: bool = False) -> Loras:
+        """Arguments and errors as for ``parse_lora_paths``."""
+        return cls(tuple(parse_lora_paths(texts)), accept_changed_base)
 
     def given_to(self, network: SavedNetwork) -> SavedNetwork:
         """The network with them. InputError as ``with_loras``."""
@@ -87,7 +94,7 @@ def with_loras(
     for each in loras:
         about, path = each.lora.about, each.lora.path
         fitting = [
-            i for i, saved in enumerate(networks) if (saved.kind.name, saved.trainee) == (about.kind, about.trainee)
+            i for i, saved in enumerate(networks) if (saved.settings.name, saved.trainee) == (about.kind, about.trainee)
         ]
         same = [i for i in fitting if identity(i) == about.base]
         if not fitting:
@@ -96,7 +103,8 @@ def with_loras(
         if not same and not accept_changed_base:
             raise InputError(
                 f"{path} was trained for a {about.kind} with the weights {about.base}, but {networks[fitting[0]].path} "
-                f"has {identity(fitting[0])}: give its own base, or accept this one by --accept_changed_base True"
+                f"has {identity(fitting[0])}: give its own base, or accept this one by {named('accept_changed_base')} "
+                "True"
             )
         if not same and len(fitting) > 1:
             count = quantity(len(fitting), "network")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..config import option
-from ..errors import InputError
+from ..errors import Fault, InputError, named
 
 
 def lora_option() -> Any:
@@ -22,6 +22,7 @@ def accept_option() -> Any:
 def check_accepted(accepted: bool, lora: Sequence[str], controlnet: str) -> None:
     """InputError for ``accept_changed_base`` without an adapter."""
     if accepted and not lora and not controlnet:
-        raise InputError(
-            "--accept_changed_base has no effect while lora and controlnet are none: set one of them, or leave it out"
+        rule = (
+            f"has no effect while {named('lora')} and {named('controlnet')} are none: set one of them, or leave it out"
         )
+        raise InputError(Fault("accept_changed_base", rule))

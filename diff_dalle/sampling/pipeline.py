@@ -17,7 +17,7 @@ from ..config import disagreements
 from ..diffusion.guidance import GuidanceConfig
 from ..diffusion.sampling import SamplerConfig
 from ..distributed.world import SINGLE, World
-from ..errors import InputError, quantity
+from ..errors import Fault, InputError, named, quantity
 from ..text.tokenizer import Tokenizer
 from .bar import StepsBar
 from .classifier import Guide
@@ -45,7 +45,7 @@ class Pipeline:
     def __init__(self, stages: Sequence[Stage], clip_make: str = "", clip_path: str = ""):
         self.stages, self.clip = list(stages), DecoderClip(stages, clip_make, clip_path)
         if not self.stages:
-            raise InputError("a pipeline needs at least one generator: a base (--model_path) or an upsampler")
+            raise InputError(f"a pipeline needs at least one generator: a base ({named('model_path')}) or an upsampler")
         for before, after in itertools.pairwise(self.stages):
             after.check_after(before)
         self.stages[-1].check_last()
@@ -233,7 +233,7 @@ class Pipeline:
         if not self.has_base and replace(base, classifier_scale=StageSettings.classifier_scale) != StageSettings():
             raise InputError(
                 "sampler, timestep_respacing, guidance, classifier and batch_size are set for a base generator, but "
-                "there is none: set the upsamplers' own (upsampling; their flags begin with --upsampler_)"
+                f"there is none: set the upsamplers' own (upsampling; their names begin with {named('upsampler_')})"
             )
         return [base] * self.has_base + list(upsampling)
 
@@ -311,8 +311,7 @@ class Pipeline:
     def check(self, expected) -> None:
         """InputError if expected settings (see ``config.expectations``) differ from those of the first checkpoint."""
         first = self.stages[0]
-        wrong = disagreements(expected, first.config, first.diffusion)
-        if wrong:
+        if wrong := disagreements(expected, first.config, first.diffusion):
             raise InputError(f"the checkpoint has other settings: {', '.join(wrong)}; leave these flags out")
 
 
@@ -379,21 +378,23 @@ def load(
     paths = first + [stage_b] * bool(stage_b) + list(upsampler_paths)
     if not paths:
         has = f"{model.path} has only {', '.join(model.files)}" if model else "there is no checkpoint"
-        raise InputError(f"{has}: give a generator's with --model_path, or upsamplers'")
+        raise InputError(f"{has}: give a generator's with {named('model_path')}, or upsamplers'")
     keep = len(paths) == 1 if keep_loaded is None else keep_loaded
     stages = [stage for each in paths for stage in load_stages(each, device, precision, bpe_path, keep)]
     adapt(stages, [lora] if isinstance(lora, str) else lora, accept_changed_base)
     if first and stages[0].is_upsampler:
-        flag = "--stage_b" if stages[0].reconstructs else "--upsampler_paths"
-        raise InputError(f"{paths[0]} is an upsampler, not a base generator: give it with {flag}")
+        setting = named("stage_b" if stages[0].reconstructs else "upsampler_paths")
+        raise InputError(f"{paths[0]} is an upsampler, not a base generator: give it with {setting}")
     if not first and not stages[0].is_upsampler:
-        raise InputError(f"{paths[0]} is a base generator, not an upsampler: give it with --model_path")
+        raise InputError(f"{paths[0]} is a base generator, not an upsampler: give it with {named('model_path')}")
     if stage_b and not any(stage.path == stage_b and stage.reconstructs for stage in stages):
-        raise InputError(f"stage_b is {stage_b}, which is no stage B of a latent cascade: give one")
+        raise InputError(Fault("stage_b", "must be a stage B of a latent cascade", stage_b))
     if controlnet:
         if not first:
-            raise InputError(f"controlnet is {controlnet}, but there is no base generator to steer: give --model_path")
+            rule = f"there is no base generator to steer: give {named('model_path')}"
+            raise InputError(Fault("controlnet", rule, controlnet))
         base = stages[0]
         base.steering = Steering(controlnet, base.saved, base.device, base.precision, base.keep, accept_changed_base)
-    attached = attach_companions(stages, stage_a, semantic, clip_make, clip_path)
-    return Pipeline(stages) if attached else Pipeline(stages, clip_make, clip_path)
+    if attach_companions(stages, stage_a, semantic, clip_make, clip_path):
+        return Pipeline(stages)
+    return Pipeline(stages, clip_make, clip_path)

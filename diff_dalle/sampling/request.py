@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..config import option
+from ..config import faults_of, option, settings
 from ..diffusion.editing import Edit, EditConfig
 from ..diffusion.guidance import GuidanceConfig
 from ..diffusion.samplers import SAMPLERS
 from ..diffusion.sampling import SamplerConfig
-from ..diffusion.spacing import SPACINGS, check_spacing
-from ..errors import InputError, quantity
+from ..diffusion.spacing import SPACINGS
+from ..errors import Fault, InputError, named, quantity, spelled
 from ..images.files import check_mask, fit_image, fit_mask
 from ..images.pixels import check_pixels
 from ..images.signal import Signal
@@ -24,6 +24,8 @@ from ..randomness import check_seeds
 from .classifier import Guide
 from .control import Control
 from .image_prompts import ImagePrompts
+
+_PREFIX = "upsampler_"
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,21 +75,20 @@ class Request:
         for name in ("seeds", "labels", "classifier_prompts"):
             given = getattr(self, name)
             if given is not None and len(given) != len(self):
-                raise InputError(f"{name} has {quantity(len(given), 'value')} for {count}: give one for each")
+                raise InputError(Fault(name, f"has {quantity(len(given), 'value')} for {count}: give one for each"))
         check_seeds(self.seeds)
         if self.low_res is not None:
             check_pixels("low_res", self.low_res, "[N, h, w, 3]")
             if len(self.low_res) != len(self):
-                raise InputError(f"low_res has {quantity(len(self.low_res), 'image')} for {count}: give one for each")
+                images = quantity(len(self.low_res), "image")
+                raise InputError(f"low_res has {images} for {count}: give one for each")
         if self.reconstruct is not None and (self.low_res is not None or not len(self.reconstruct)):
-            problem = "there is no picture" if self.low_res is None else "low_res is given too"
-            raise InputError(
-                f"{problem}: reconstruct (--reconstruct) takes at least one picture, and no low_res beside it"
-            )
+            problem = "has no picture" if self.low_res is None else "is given beside low_res"
+            raise InputError(Fault("reconstruct", f"{problem}: it takes at least one, and no low_res beside it"))
         if self.embeddings is not None:
             if self.images is not None:
                 raise InputError(
-                    "images (--images) and embeddings (--embeddings) exclude each other: leave one of them out"
+                    f"{named('images')} and {named('embeddings')} exclude each other: leave one of them out"
                 )
             check_floats("embeddings", self.embeddings, "[N, E]", len(self))
         if self.text_states is not None:
@@ -118,21 +119,19 @@ class ImageEdit:
     def __post_init__(self):
         count = len(self.images)
         if not count:
-            raise InputError("there is no image to edit: give at least one (--init_image)")
+            raise InputError(f"there is no image to edit: give at least one ({named('init_image')})")
         for image in self.images:
             check_pixels("an image to edit", image, "[H, W, 3]")
         if self.masks is None:
             return
         if self.config.variation is not None:
-            raise InputError("a mask (--mask) and --variation exclude each other: leave one of them out")
+            raise InputError(f"{named('mask')} and {named('variation')} exclude each other: leave one of them out")
         if len(self.masks) not in (1, count):
-            raise InputError(
-                f"there are {len(self.masks)} masks (--mask) for {quantity(count, 'image')}: give one for all, or one "
-                "for each"
-            )
+            counts = f"{len(self.masks)} masks ({named('mask')}) for {quantity(count, 'image')}"
+            raise InputError(f"there are {counts}: give one for all, or one for each")
         for i, image in enumerate(self.images):
-            flag = f"--mask (number {i + 1})" if len(self.masks) > 1 else "--mask"
-            check_mask(self.masks[i % len(self.masks)], image, flag)
+            number = f" (number {i + 1})" if len(self.masks) > 1 else ""
+            check_mask(self.masks[i % len(self.masks)], image, named("mask") + number)
 
     def at(self, index: Sequence[int], size: tuple[int, int], signal: Signal) -> Edit:
         """The edit of the images with these indices, in a stage's signal of this height and width."""
@@ -206,29 +205,53 @@ class StageSettings:
     t_end: float = 0.0
 
 
-def _of(values: Sequence, i: int) -> Any:
-    """The value of upsampler ``i``: one for all, or one for each."""
-    return values[i if len(values) > 1 else 0]
+def combined(
+    default: StageSettings, given: Mapping[str, Any], prefix: str, about: str = "", with_sampler: bool = True
+) -> StageSettings:
+    """The settings with those that are given, by their names here, in SamplerConfig and in GuidanceConfig.
+
+    prefix:       of their names where they are given, for messages. about: what their messages end with.
+    with_sampler: False = leave those of the sampler.
+
+    Raises InputError for impossible ones.
+    """
+    own = dict(given)
+    sampler, guidance = (
+        {field.name: own.pop(field.name) for field in fields(kind) if field.name in own}
+        for kind in (SamplerConfig, GuidanceConfig)
+    )
+    try:
+        changed = default.sampler.changed(**sampler) if with_sampler else default.sampler
+        return replace(default, sampler=changed, guidance=replace(default.guidance, **guidance), **own)
+    except InputError as error:
+        faults = []
+        for fault in error.faults:
+            rule = spelled(fault.rule, lambda name: named(prefix + name)) + about
+            setting, rule = (prefix + fault.setting, rule) if fault.setting else ("", f"the {prefix} settings: {rule}")
+            faults.append(replace(fault, setting=setting, rule=rule))
+        raise InputError(*faults) from None
 
 
-@dataclass(frozen=True)
+@settings
 class UpsamplersConfig:
     """Upsamplers (each setting: one value for all, or a list with one for each; none = as the checkpoint says)"""
 
     upsampler_paths: tuple[str, ...] = option((), "upsampler checkpoints, in order of increasing resolution")
     upsampler_sampler: tuple[str, ...] = option(
-        (), f"sampling algorithm: {', '.join(SAMPLERS)}; none = dpm++2m for a generator"
+        (), "sampling algorithm; none = dpm++2m for a generator", choices=SAMPLERS
     )
     upsampler_timestep_respacing: tuple[str, ...] = option((), "sampling steps; none = 20 for a generator")
     upsampler_spacing: tuple[str, ...] = option(
-        (), f"spacing of the steps: {', '.join(SPACINGS)}; none = log_snr on the noise schedule linear, else even"
+        (), "spacing of the steps; none = log_snr on the noise schedule linear, else even", choices=SPACINGS
     )
-    upsampler_eta: tuple[float, ...] = option((), "randomness of ddim; 0 = deterministic")
+    upsampler_eta: tuple[float, ...] = option((), "randomness of ddim; 0 = deterministic", least=0)
     upsampler_guidance_scale: tuple[float, ...] = option((), "scale of classifier-free guidance; 1 = off; none = 1")
     upsampler_classifier_paths: tuple[str, ...] = option((), "noised CLIP checkpoints; `none` in a list = none")
     upsampler_classifier_scale: tuple[float, ...] = option((), "scale of classifier guidance; 0 = off; none = 1")
-    upsampler_seed: tuple[int, ...] = option((), "seed of the upsampling noise: image i uses seed + i; none = as base")
-    upsampler_batch_size: tuple[int, ...] = option((), "images per batch and process; none = 4")
+    upsampler_seed: tuple[int, ...] = option(
+        (), "seed of the upsampling noise: image i uses seed + i; none = as base", least=0
+    )
+    upsampler_batch_size: tuple[int, ...] = option((), "images per batch and process; none = 4", least=1)
     noise_level: tuple[float, ...] = option(
         (),
         "noise level of the low-resolution image, 0–1; higher values hide artifacts and generate more new detail; none "
@@ -246,88 +269,49 @@ class UpsamplersConfig:
         (), f"pixels shared by neighboring tiles; none = {StageSettings.tile_overlap}"
     )
 
-    def __post_init__(self):
-        if self.upsampler_paths:
-            self._check_counts(len(self.upsampler_paths))
-        self._check_samplers()
+    def faults(self) -> Iterator[Fault]:
+        count = len(self.upsampler_paths) or max(len(values) for values in self._given.values())
+        yield from self._counts(count)
+        for i in range(count):
+            # Without a sampler or spacing, what goes with it depends on the checkpoint's.
+            if self.upsampler_sampler:
+                yield from faults_of(partial(self._setting, i, StageSettings(), ("sampler", "eta")))
+            if self.upsampler_spacing:
+                yield from faults_of(partial(self._setting, i, StageSettings(), ("spacing", "timestep_respacing")))
         if not self.upsampler_classifier_paths and set(self.upsampler_classifier_scale) - {0.0, 1.0}:
-            raise InputError(
-                "upsampler_classifier_scale is set, but there is no classifier: give its checkpoint with "
-                "--upsampler_classifier_paths"
-            )
+            remedy = f"give its checkpoint with {named('upsampler_classifier_paths')}"
+            yield Fault("upsampler_classifier_scale", f"is set, but there is no classifier: {remedy}")
         if not any(self.tile_size) and self.tile_overlap:
-            raise InputError("tile_overlap is set, but there are no tiles: set --tile_size")
+            yield Fault("tile_overlap", f"is set, but there are no tiles: set {named('tile_size')}")
 
-    def _check_samplers(self) -> None:
-        """InputError for unknown samplers and spacings and, where both are given, for those that have no eta, and for
-        steps that are not spaced."""
-        samplers, etas = self.upsampler_sampler, self.upsampler_eta or (0.0,)
-        for i in range(max(len(samplers), len(etas)) if samplers else 0):
-            with self._about(i):
-                SamplerConfig(_of(samplers, i), eta=_of(etas, i))
-        spacings = self.upsampler_spacing
-        counts = self.upsampler_timestep_respacing or (SamplerConfig.timestep_respacing,)
-        for i in range(max(len(spacings), len(counts)) if spacings else 0):
-            with self._about(i):
-                check_spacing(_of(spacings, i), _of(counts, i))
+    @property
+    def _given(self) -> dict[str, Sequence]:
+        """The values of each setting of upsamplers."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "upsampler_paths"}
 
-    @contextlib.contextmanager
-    def _about(self, i: int) -> Iterator[None]:
-        """Say in an InputError that it is about upsampler ``i``."""
-        try:
-            yield
-        except InputError as error:
-            name = self.upsampler_paths[i] if i < len(self.upsampler_paths) else f"upsampler {i + 1}"
-            raise InputError(f"the upsampler_ settings of {name}: {error}") from None
-
-    def _check_counts(self, count: int) -> None:
-        for setting in fields(self):
-            given = len(getattr(self, setting.name))
-            if given not in (0, 1, count) and setting.name != "upsampler_paths":
-                raise InputError(
-                    f"{setting.name} has {quantity(given, 'value')} for {quantity(count, 'upsampler')}: give one for "
-                    "all, or one for each"
-                )
+    def _counts(self, count: int) -> Iterator[Fault]:
+        for name, values in self._given.items():
+            if len(values) not in (0, 1, count):
+                counts = f"{quantity(len(values), 'value')} for {quantity(count, 'upsampler')}"
+                yield Fault(name, f"has {counts}: give one for all, or one for each")
 
     def settings(self, defaults: Sequence[StageSettings]) -> list[StageSettings]:
         """The settings of all upsamplers, whose checkpoints say ``defaults``. InputError for another number of values
         than there are upsamplers, and for settings without any."""
         if not defaults and self != UpsamplersConfig():
-            raise InputError("upsampler settings are given, but no upsampler: give it with --upsampler_paths")
-        self._check_counts(len(defaults))
-        found = []
-        for i, default in enumerate(defaults):
-            with self._about(i):
-                found.append(self._setting(i, default))
-        return found
+            paths = named("upsampler_paths")
+            raise InputError(f"upsampler settings are given, but no upsampler: give it with {paths}")
+        InputError.check(self._counts(len(defaults)))
+        return [self._setting(i, default) for i, default in enumerate(defaults)]
 
-    def _setting(self, i: int, default: StageSettings) -> StageSettings:
-        def given(**values: Sequence) -> dict[str, Any]:
-            """This upsampler's values of the settings that are set."""
-            return {name: _of(each, i) for name, each in values.items() if each}
-
-        own = given(
-            classifier=self.upsampler_classifier_paths,
-            classifier_scale=self.upsampler_classifier_scale,
-            batch_size=self.upsampler_batch_size,
-            seed=self.upsampler_seed,
-            noise_level=self.noise_level,
-            blur_level=self.blur_level,
-            tile_size=self.tile_size,
-            tile_overlap=self.tile_overlap,
-        )
-        sampler = given(
-            sampler=self.upsampler_sampler,
-            timestep_respacing=self.upsampler_timestep_respacing,
-            spacing=self.upsampler_spacing,
-            eta=self.upsampler_eta,
-        )
-        guidance = given(guidance_scale=self.upsampler_guidance_scale)
-        if own.get("classifier") == "none":
-            own["classifier"] = None
-        return replace(
-            default,
-            sampler=default.sampler.changed(**sampler),
-            guidance=replace(default.guidance, **guidance),
-            **own,
-        )
+    def _setting(self, i: int, default: StageSettings, names: Sequence[str] = ()) -> StageSettings:
+        """Of upsampler ``i``. names: of the only settings to look at, without their prefix; none = all."""
+        own = {
+            name.removeprefix(_PREFIX): values[i if len(values) > 1 else 0]  # one for all, or one for each
+            for name, values in self._given.items()
+            if values and (not names or name.removeprefix(_PREFIX) in names)
+        }
+        if path := own.pop("classifier_paths", None):
+            own["classifier"] = None if path == "none" else path
+        about = self.upsampler_paths[i] if i < len(self.upsampler_paths) else f"upsampler {i + 1}"
+        return combined(default, own, _PREFIX, f" ({about})")

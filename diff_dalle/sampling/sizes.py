@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..errors import InputError
+from ..errors import InputError, named
 from ..images.files import fit_image
 from ..images.pixels import check_pixels
 from .request import Request, in_turn
@@ -28,11 +28,11 @@ def with_low_res(request: Request, stages: Sequence[Stage]) -> Request:
         return request
     if not stages[0].reconstructs:
         raise InputError(
-            "there are pictures to reconstruct (--reconstruct), which stages B and A do alone: give them with "
-            "--stage_b and --stage_a, without --model_path"
+            f"there are pictures to reconstruct ({named('reconstruct')}), which stages B and A do alone: give them "
+            f"with {named('stage_b')} and {named('stage_a')}, without {named('model_path')}"
         )
     size = request.size or (trained_size(stages),) * 2
-    _check_multiples("size", *size, stages[0].signal.scale * stages[0].divisor, "change --sample_size")
+    _check_multiples("size", *size, stages[0].signal.scale * stages[0].divisor, f"change {named('sample_size')}")
     images = []
     for image in itertools.islice(request.reconstruct, len(request)):
         check_pixels("a picture to reconstruct", image, "[H, W, 3]")
@@ -46,23 +46,25 @@ def stage_sizes(request: Request, stages: Sequence[Stage]) -> list[tuple[int, in
     first, last, factor = stages[0], stages[-1], math.prod(stage.factor for stage in stages)
     if low_res is None and first.reconstructs:
         raise InputError(
-            f"{first.path} is a stage B alone, which reconstructs pictures: give them with --reconstruct, "
-            "or a stage C with --model_path"
+            f"{first.path} is a stage B alone, which reconstructs pictures: give them with {named('reconstruct')}, "
+            f"or a stage C with {named('model_path')}"
         )
     if first.is_upsampler != (low_res is not None):
         raise InputError(
-            "low-resolution images (low_res, --low_res_dir) are required by upsamplers without a base generator, "
-            "and by these only"
+            f"low-resolution images (low_res, {named('low_res_dir')}) are required by upsamplers without a base "
+            "generator, and by these only"
         )
     divisor = _divisor(stages)
     if low_res is None:
         height, width = size or (trained_size(stages),) * 2
         scale = last.signal.scale
-        _check_multiples("size", height, width, scale * divisor, "change --sample_size")
+        _check_multiples("size", height, width, scale * divisor, f"change {named('sample_size')}")
         height, width = height // scale, width // scale
     else:
         if size:
-            raise InputError("size is set, but it follows from the low-resolution images: leave it (--sample_size) out")
+            raise InputError(
+                f"size is set, but it follows from the low-resolution images: leave it ({named('sample_size')}) out"
+            )
         scale, needed = first.signal.scale, divisor // math.gcd(divisor, factor)
         _check_multiples("low_res", low_res.shape[1], low_res.shape[2], scale * needed, "crop the images")
         height, width = (factor * length // scale for length in low_res.shape[1:3])

@@ -19,11 +19,11 @@ from ..checkpoints.loading import SavedNetwork
 from ..diffusion.augmentation import Degradation
 from ..diffusion.editing import shortened
 from ..diffusion.guidance import thresholding
-from ..diffusion.process import SamplingProcess
+from ..diffusion.reverse_process import ReverseProcess
 from ..diffusion.samplers import Step
 from ..diffusion.sampling import SampleBatch, sample_batch, seeds_draw, step_count
 from ..diffusion.tiling import Tiled, check_tiles
-from ..errors import InputError
+from ..errors import InputError, named
 from ..images.signal import Signal
 from ..models.decoder.config import DecoderUnetConfig
 from ..models.latent.config import LatentUnetConfig
@@ -82,14 +82,14 @@ class StageJob:
 class Stage(ABC):
     """A denoising network ready to sample: one resolution of a cascade. Made by ``load_stages``.
 
-    To add a kind of network: a subclass of this, and a line in ``stages.STAGES``.
+    To add a kind of network: a subclass of this, which its ``NetworkKind`` names.
 
     saved:       its checkpoint.
     precision:   fp32, bf16 or fp16; of the arithmetic and, where it has it, of the stored weights.
     bpe_path:    the merge file of its classifiers' tokenizers, for files that do not hold theirs.
     keep:        keep the weights in memory after use.
 
-    A subclass says of its network:
+    A subclass says of its network, in ``configure``:
 
     config:      its settings.
     unet:        those of its U-Net, which check the sizes it supports.
@@ -101,6 +101,12 @@ class Stage(ABC):
     num_classes: number of its classes; 0 = none.
     never_dropped: settings by which it was trained without dropping its conditions, so that classifier-free guidance
                    has nothing to guide by; empty = they were dropped.
+    reads_embeddings, reads_text_states: whether it is conditioned on image embeddings, and on text encodings from
+                   outside.
+    clip:          the CLIP of these, as far as the checkpoint says.
+    takes_embeddings: whether image embeddings, or the pictures that they are made of, have an effect.
+    reconstructs:  whether, alone, it makes pictures again from what an encoder keeps of them.
+    decodes_apart: whether ``pixels`` loads a network, for which the stage's own has to make room.
     """
 
     config: Any
@@ -112,16 +118,27 @@ class Stage(ABC):
     defaults: StageSettings
     num_classes: int = 0
     never_dropped: str = ""
+    reads_embeddings: bool = False
+    reads_text_states: bool = False
+    takes_embeddings: bool = False
+    clip: ClipConfig | None = None
+    reconstructs = False
+    decodes_apart = False
 
     def __init__(
         self, saved: SavedNetwork, device: torch.device, precision: str = "fp32", bpe_path: str = "", keep: bool = True
     ):
         self.saved, self.device, self.precision, self.bpe_path, self.keep = saved, device, precision, bpe_path, keep
-        self.signal: Signal = saved.kind.signal(saved.settings)
+        self.signal: Signal = saved.settings.signal
         self._network: nn.Module | None = None
         self.steering: Steering | None = None  # by a ControlNet
         self.guide_loras = Loras()  # of its classifiers
         self._classifiers: dict[str, Guide] = {}
+        self.configure(saved.settings)
+
+    @abstractmethod
+    def configure(self, settings: Any) -> None:
+        """Take what the class says of its network from the settings of its checkpoint."""
 
     @abstractmethod
     def conditioning(self, request: Request, index: Sequence[int]) -> Conditioning:
@@ -156,39 +173,16 @@ class Stage(ABC):
         return self.unet.divisor
 
     @property
-    def reads_embeddings(self) -> bool:
-        """Whether it is conditioned on image embeddings."""
-        return False
-
-    @property
-    def reads_text_states(self) -> bool:
-        """Whether it is conditioned on text encodings from outside."""
-        return False
-
-    @property
-    def clip(self) -> ClipConfig | None:
-        """The CLIP of these embeddings and encodings, as far as the checkpoint says."""
-        return None
-
-    @property
-    def reconstructs(self) -> bool:
-        """Whether, alone, it makes pictures again from what an encoder keeps of them."""
-        return False
-
-    @property
     def reads_text(self) -> bool:
         """Whether it is conditioned on prompts of its own accord, without ``text_states``."""
         return self.tokenizer is not None
 
-    @property
-    def takes_embeddings(self) -> bool:
-        """Whether image embeddings, or the pictures that they are made of, have an effect."""
-        return self.reads_embeddings
-
     def check_after(self, before: Stage) -> None:
         """InputError if it cannot continue from the signal of the stage before it."""
         if not self.is_upsampler:
-            raise InputError(f"{self.path} is a base generator, not an upsampler: only --model_path can be one")
+            raise InputError(
+                f"{self.path} is a base generator, not an upsampler: only {named('model_path')} can be one"
+            )
         if before.image_size != self.small_size:
             raise InputError(
                 f"{before.path} generates {before.image_size}-pixel images, but {self.path} upsamples "
@@ -211,11 +205,6 @@ class Stage(ABC):
     def from_low_res(self, images: np.ndarray) -> Tensor:
         """Images without a base generator, uint8 [N, h, w, 3], as the signal that ``sample_batches`` continues from."""
         return self.signal.from_pixels(images)
-
-    @property
-    def decodes_apart(self) -> bool:
-        """Whether ``pixels`` loads a network, for which the stage's own has to make room."""
-        return False
 
     def pixels(self, x: Tensor) -> np.ndarray:
         """Its signal as pictures, uint8 [N, *picture_size, 3]."""
@@ -240,7 +229,7 @@ class Stage(ABC):
         self._network = network if self.keep else None
         return network
 
-    def process(self, settings: StageSettings) -> SamplingProcess:
+    def process(self, settings: StageSettings) -> ReverseProcess:
         """The process with the sampling steps."""
         return settings.sampler.process(self.diffusion)
 
@@ -274,7 +263,7 @@ class Stage(ABC):
             )
         thresholding(settings.guidance, self.signal.value_range)
         process = self.process(settings)
-        if self.steering is not None and request.control is not None:
+        if self.steering and request.control:
             self.steering.check(request.control, job.size, self.signal)
         if settings.seed is not None:
             check_seeds([settings.seed, settings.seed + len(request) - 1], "upsampler_seed")
@@ -331,7 +320,7 @@ class Stage(ABC):
         request, settings = job.request, job.settings
         network, process, classifier = self.network(), self.process(settings), self.classifier(settings)
         steering, control = self.steering, request.control
-        if steering is not None and control is not None:
+        if steering and control:
             network = steering.around(network, control.scale)
         if settings.tile_size:
             network = self.tiled(network, settings)
@@ -341,7 +330,7 @@ class Stage(ABC):
             cond, null = self.conditioning(request, part), None
             if low_res is not None:
                 cond = self.continued(cond, low_res[start : start + len(part)], seeds, job)
-            if steering is not None and control is not None:
+            if steering and control:
                 cond = replace(cond, control=steering.controls(control, part, job.size, self.signal, seeds, job.index))
             if settings.guidance.scales(cond.droppable) != (1.0, 1.0):
                 null = self.negative_conditioning(cond, request.negative_prompt)
@@ -353,7 +342,7 @@ class Stage(ABC):
                 null,
                 request.edit.at(part, job.size, self.signal) if request.edit else None,
                 job.index,
-                control.interval if steering is not None and control is not None else (0.0, 1.0),
+                control.interval if steering and control else (0.0, 1.0),
             )
             guide = None
             if classifier is not None:

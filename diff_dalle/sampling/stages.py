@@ -1,35 +1,25 @@
-"""From checkpoint files to stages: a table by kind of network."""
+"""From checkpoint files to stages, which their kinds name."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from importlib import import_module
 
 import torch
-from torch import nn
 
-from ..checkpoints.decoder import ClipConfig, DecoderConfig
-from ..checkpoints.kinds import DecoderSettings, find_kind
+from ..checkpoints.decoder import ClipConfig
+from ..checkpoints.kinds import KINDS, find_kind
 from ..checkpoints.loading import SavedNetwork, open_networks
 from ..checkpoints.lora_file import WeightedLora
 from ..distributed.devices import use_device
-from ..errors import InputError
+from ..errors import Fault, InputError
 from ..models.precision import resolve_precision
 from .autoencoders import Autoencoder
-from .generator_stage import GeneratorStage
+from .embedded import check_make
 from .latent_clips import LatentClips
-from .latent_stages import Companions, LatentStage, ReconstructionStage, SemanticStage
-from .lora import Loras, loras_of, of_guides, parse_lora_paths, with_loras
+from .latent_stages import Companions, LatentStage, ReconstructionStage
+from .lora import Loras, loras_of, of_guides, with_loras
 from .stage import Stage
-from .unet_stage import UnetStage
-
-#: The stage that a network of each kind is.
-STAGES: dict[str, type[Stage]] = {
-    "generator": GeneratorStage,
-    "decoder": UnetStage,
-    "stage_c": SemanticStage,
-    "stage_b": ReconstructionStage,
-}
 
 
 def load_stages(
@@ -40,19 +30,25 @@ def load_stages(
 
     keep: False = load the weights for each use and free them afterwards.
     """
-    networks, resolved = open_networks(path, tuple(STAGES), bpe_path), use_device(device)
-    precision = resolve_precision(precision, resolved)
-    return [STAGES[saved.kind.name](saved, resolved, precision, bpe_path, keep) for saved in networks]
+    kinds = tuple(kind for kind in KINDS if find_kind(kind).stage)
+    networks, resolved = open_networks(path, kinds, bpe_path), use_device(device)
+    options = resolved, resolve_precision(precision, resolved), bpe_path, keep
+    return [_stage_of(saved)(saved, *options) for saved in networks]
+
+
+def _stage_of(saved: SavedNetwork) -> type[Stage]:
+    module, _, name = saved.settings.stage.rpartition(".")
+    return getattr(import_module(f".{module}", __package__), name)
 
 
 def adapt(stages: Sequence[Stage], lora: Sequence[str], accept_changed_base: bool = False) -> None:
     """Give LoRAs to the stages that they were trained for, and those of classifiers to all stages, for theirs.
     Arguments and errors as for ``pipeline.load``."""
     if lora:
-        guides, own = (tuple(parse_lora_paths(texts)) for texts in of_guides(lora))
-        adapted = with_loras([stage.saved for stage in stages], own, accept_changed_base)
+        guides, own = (Loras.read(texts, accept_changed_base) for texts in of_guides(lora))
+        adapted = with_loras([stage.saved for stage in stages], own.loras, accept_changed_base)
         for stage, saved in zip(stages, adapted, strict=True):
-            stage.saved, stage.guide_loras = saved, Loras(guides, accept_changed_base)
+            stage.saved, stage.guide_loras = saved, guides
 
 
 def attach_companions(
@@ -68,14 +64,13 @@ def attach_companions(
         ("semantic", semantic, bool(latent)),
     ):
         if path and not used:
-            raise InputError(f"{name} is {path}, but no stage of the pipeline works with it: leave it out")
+            raise InputError(Fault(name, "no stage of the pipeline works with it: leave it out", path))
     if not latent:
         return False
     clips = [clip for stage in latent for clip in (stage.trained_with.text_clip, stage.trained_with.image_clip) if clip]
     if clip_path and not clips and not any(stage.reads_clip for stage in latent):
-        raise InputError(f"clip_path is {clip_path}, but the cascade was trained without a CLIP: leave it out")
-    if clip_make and not clip_path:
-        raise InputError(f"clip_make is {clip_make}, but clip_path is missing: give both, or neither")
+        raise InputError(Fault("clip_path", "the cascade was trained without a CLIP: leave it out", clip_path))
+    check_make(clip_make, clip_path)
     first = latent[0]
 
     def autoencoder(path: str, kind: str) -> Autoencoder | None:
@@ -101,24 +96,3 @@ def _loras_of_clips(stages: Sequence[LatentStage], clips: Sequence[ClipConfig]) 
                 "trained with: give it with its own base"
             )
     return found
-
-
-@dataclass(frozen=True)
-class _InMemory(SavedNetwork):
-    """A network that is in memory, in place of a file."""
-
-    network: nn.Module = field(default_factory=nn.Module)
-
-    def load(self, device: torch.device) -> nn.Module:
-        return self.network
-
-
-def decoder_stages(decoder: DecoderConfig, networks: Mapping[str, nn.Module], device: torch.device) -> list[Stage]:
-    """Stages of U-Nets that are in memory, such as in training, by name; not all of the decoder's need be there. They
-    stay as they are: in the precision of the autocast around, with the weights that they have at the time."""
-    kind, settings = find_kind("decoder"), DecoderSettings(decoder)
-    return [
-        UnetStage(_InMemory(name, kind, settings, None, 0, name, network=networks[name]), device)
-        for name in decoder.names
-        if name in networks
-    ]

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ..checkpoints.controlnets import BASES
+from ..checkpoints.kinds import KINDS, find_kind
 from ..checkpoints.loading import SavedNetwork, open_networks
 from ..config import differences, to_dict
 from ..diffusion.sampling import seeds_draw
 from ..embeddings.contract import weights_digest
-from ..errors import InputError
+from ..errors import InputError, named
 from ..images.control_filters.contract import ControlFilter, Materials
 from ..images.control_filters.ready import as_control
 from ..images.control_filters.table import ControlConfig
@@ -42,10 +42,10 @@ class Steering:
         keep: bool = True,
         accept_changed_base: bool = False,
     ):
-        (self.saved,) = open_networks(path, tuple(BASES))
+        (self.saved,) = open_networks(path, tuple(kind for kind in KINDS if find_kind(kind).role == "controlnet"))
         self.base, self.settings = base, self.saved.settings
         self.device, self.precision, self.keep = device, precision, keep
-        required, found = BASES[self.saved.kind.name], base.kind.name
+        required, found = self.settings.of, base.settings.name
         if required != found:
             raise InputError(f"{path} is a ControlNet for a {required}, but {base.path} holds a {found}")
         own, given = self.settings.model, base.settings.model
@@ -63,8 +63,8 @@ class Steering:
         known, found = self.settings.base.identity, weights_digest(self.base.weights())
         if known != found:
             raise InputError(
-                f"{self.saved.path} is a ControlNet for the weights {known}, but those of {self.base.path} are {found}:"
-                " give the base of its training, or accept this one by --accept_changed_base"
+                f"{self.saved.path} is a ControlNet for the weights {known}, but those of {self.base.path} are "
+                f"{found}: give the base of its training, or accept this one by {named('accept_changed_base')}"
             )
 
     def check(self, control: Control, size: tuple[int, int], signal: Signal) -> None:
@@ -96,8 +96,8 @@ class Steering:
         control_filter = self.control_filter(signal)
         if masks is not None and not control_filter.takes_masks:
             raise InputError(
-                f"a mask (--control_mask) is given, but the ControlNet's filter {config.controlnet_filter} has none: "
-                "leave it out"
+                f"a mask ({named('control_mask')}) is given, but the ControlNet's filter {config.controlnet_filter} "
+                "has none: leave it out"
             )
         return control_filter(pictures, seeds_draw(seeds, stage, torch.device("cpu")), masks)
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
 
 import numpy as np
 import torch
 
 from ..batch import Conditioning
-from ..checkpoints.decoder import ClipConfig, check_same_embeddings
-from ..checkpoints.kinds import DecoderSettings
-from ..checkpoints.loading import SavedNetwork
-from ..errors import InputError
+from ..checkpoints.decoder import check_same_embeddings
+from ..checkpoints.pixels import DecoderSettings
+from ..errors import InputError, named
 from .generator_stage import UPSAMPLER_DEFAULTS
 from .request import Request, StageSettings
 from .stage import Stage
@@ -23,36 +21,19 @@ class UnetStage(Stage):
     """A U-Net of a decoder, conditioned on image embeddings and text encodings from outside. Arguments as for
     ``Stage``."""
 
-    def __init__(
-        self, saved: SavedNetwork, device: torch.device, precision: str = "fp32", bpe_path: str = "", keep: bool = True
-    ):
-        super().__init__(saved, device, precision, bpe_path, keep)
-        self.decoder = cast("DecoderSettings", saved.settings).decoder
-        settings = self.settings = self.decoder.named(saved.trainee)
-        self.config = self.unet = settings.unet
-        self.image_size, self.small_size = settings.image_size, settings.small_size
-        self.diffusion, self.degradation = settings.diffusion, settings.degradation
+    def configure(self, settings: DecoderSettings) -> None:
+        self.decoder = settings.decoder
+        own = self.settings = self.decoder.named(self.saved.trainee)
+        self.clip, self.reads_text_states = self.decoder.clip, own.has_text
+        self.reads_embeddings = self.takes_embeddings = own.image_embedding
+        self.config = self.unet = own.unet
+        self.image_size, self.small_size = own.image_size, own.small_size
+        self.diffusion, self.degradation = own.diffusion, own.degradation
         usual = UPSAMPLER_DEFAULTS if self.is_upsampler else StageSettings()
-        self.never_dropped = "" if settings.droppable else "image_cond_drop_prob, text_cond_drop_prob"
-        scale = usual.guidance.guidance_scale if settings.droppable else 1.0
-        self.defaults = replace(
-            usual,
-            sampler=settings.sampler,
-            guidance=replace(settings.guidance, guidance_scale=scale),
-            noise_level=settings.noise_level,
-        )
-
-    @property
-    def reads_embeddings(self) -> bool:
-        return self.settings.image_embedding
-
-    @property
-    def reads_text_states(self) -> bool:
-        return self.settings.has_text
-
-    @property
-    def clip(self) -> ClipConfig | None:
-        return self.decoder.clip
+        self.never_dropped = "" if own.droppable else "image_cond_drop_prob, text_cond_drop_prob"
+        scale = usual.guidance.guidance_scale if own.droppable else 1.0
+        guidance = replace(own.guidance, guidance_scale=scale)
+        self.defaults = replace(usual, sampler=own.sampler, guidance=guidance, noise_level=own.noise_level)
 
     def conditioning(self, request: Request, index: Sequence[int]) -> Conditioning:
         """Embeddings and text encodings of the request; without text it is dropped, as in training."""
@@ -60,8 +41,9 @@ class UnetStage(Stage):
         if self.reads_embeddings:
             if request.embeddings is None:
                 raise InputError(
-                    "this decoder is conditioned on image embeddings: give images (--images), embeddings "
-                    "(--embeddings), or prompts (--prompts) whose embeddings stand in for those of images"
+                    f"this decoder is conditioned on image embeddings: give images ({named('images')}), embeddings "
+                    f"({named('embeddings')}), or prompts ({named('prompts')}) whose embeddings stand in for those of "
+                    "images"
                 )
             given, width = request.embeddings, self.config.image_embed_dim
             if given.shape[1] != width:
@@ -76,7 +58,7 @@ class UnetStage(Stage):
             if not self.settings.text_drop_prob and not mask.any(1).all():
                 raise InputError(
                     "this decoder was trained without dropping its text (text_cond_drop_prob): give a text for each "
-                    "image (--prompts)"
+                    f"image ({named('prompts')})"
                 )
             if states.shape[2] != width:
                 raise InputError(f"the text encodings have width {states.shape[2]}, but this decoder's have {width}")

@@ -10,20 +10,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..errors import InputError
+from ..errors import InputError, named
 from ..evaluation.fidelity import PSNR_CAP
-from ..evaluation.report import Section
+from ..evaluation.report import Section, markdown_table
 from ..images.control_filters.canny import CannyFilter
 from ..images.control_filters.contract import ControlFilter
-from ..images.grid import image_grid
 from ..randomness import Draw
 from ..sampling.control import Control
 from .captions import PHRASINGS, caption, phrasing_key, sayable
-from .editing import GRID_ROWS, object_mask, replacements
+from .editing import GRID_ROWS, example_grid, object_mask, replacements
 from .prompts import ShapePrompt, shape_prompts
 from .render import render
 from .scenes import ShapesConfig
-from .shape_eval import Row, evaluate_shapes
+from .shape_eval import evaluate_shapes
 
 EDGE = 0.5  # of a canny control, above which a pixel is an edge
 ROWS = ("color", "shape", "position", "all attributes")
@@ -49,7 +48,7 @@ def evaluate_control(
         if len(chosen) < 2:
             raise InputError(
                 f"this world of shapes gives {len(chosen)} replacements of an object by another, but 2 are required: "
-                "raise --prompts_per_task, or leave controlnet out for a world of one shape or color"
+                f"raise {named('prompts_per_task')}, or leave controlnet out for a world of one shape or color"
             )
         prompts = [each.after for each in chosen]
         pictures = [render(each.before.scene, image_size) for each in chosen]
@@ -60,7 +59,7 @@ def evaluate_control(
     texts = [prompt.text for prompt in prompts]
     control = Control(pictures, masks)
     samples = {"with": sample(texts, control), "without": sample(texts, None)}
-    scores: dict = {name: {row.name: asdict(row) for row in _rows(images, prompts)} for name, images in samples.items()}
+    scores: dict = {name: _scores(images, prompts) for name, images in samples.items()}
     lines = [EXPLANATION.strip(), "", _table(scores)]
     if isinstance(control_filter, CannyFilter):
         known = _edges(control_filter, np.stack(pictures))
@@ -74,7 +73,9 @@ def evaluate_control(
         kept = "PSNR to the picture outside of the masks: {with:.1f} dB with the ControlNet, {without:.1f} dB without."
         lines += ["", kept.format(**scores["kept"])]
     shown = _shown(control_filter, control, image_size, seed)
-    return scores, Section("ControlNet", "\n".join(lines), _grid(shown, samples, texts), "control.png")
+    columns = {"control": shown, **samples}
+    grid = example_grid(columns, lambda i, name: texts[i] if name == "with" else f"[{name}]")
+    return scores, Section("ControlNet", "\n".join(lines), grid, "control.png")
 
 
 def _open_prompts(count: int, seed: int, config: ShapesConfig) -> list[ShapePrompt]:
@@ -107,19 +108,18 @@ def _edges(control_filter: CannyFilter, images: np.ndarray) -> Tensor:
     return control_filter(pictures, Draw(0, torch.arange(len(pictures)))) > EDGE
 
 
-def _rows(images: np.ndarray, prompts: Sequence[ShapePrompt]) -> list[Row]:
-    report = evaluate_shapes(images, prompts)
-    return [row for row in report.rows if row.name in ROWS]
+def _scores(images: np.ndarray, prompts: Sequence[ShapePrompt]) -> dict[str, dict]:
+    return {row.name: asdict(row) for row in evaluate_shapes(images, prompts).rows if row.name in ROWS}
 
 
 def _table(scores: dict) -> str:
-    lines = ["| score | with | 95 % interval | without | 95 % interval | n |", "|---|---|---|---|---|---|"]
+    rows = []
     for name, row in scores["with"].items():
-        cells = [
-            f"{each['score']:.3f} | {each['low']:.3f} – {each['high']:.3f}" for each in (row, scores["without"][name])
-        ]
-        lines.append(f"| {name} | {' | '.join(cells)} | {row['n']} |")
-    return "\n".join(lines)
+        cells = [name]
+        for each in (row, scores["without"][name]):
+            cells += [f"{each['score']:.3f}", f"{each['low']:.3f} – {each['high']:.3f}"]
+        rows.append([*cells, row["n"]])
+    return markdown_table(["score", "with", "95 % interval", "without", "95 % interval", "n"], rows)
 
 
 def _shown(control_filter: ControlFilter, control: Control, image_size: int, seed: int) -> np.ndarray:
@@ -129,11 +129,3 @@ def _shown(control_filter: ControlFilter, control: Control, image_size: int, see
     found = control_filter(pictures, Draw(seed, torch.tensor(list(index))), control.masked(index, size))
     shown = control_filter.shown(found, pictures)
     return (255 * shown).round().byte().permute(0, 2, 3, 1).numpy()
-
-
-def _grid(shown: np.ndarray, samples: dict[str, np.ndarray], texts: Sequence[str]):
-    """A row for each of the first pictures: control, sample, sample without control."""
-    columns = {"control": shown, **{name: images[: len(shown)] for name, images in samples.items()}}
-    cells = np.stack(list(columns.values()), 1)
-    labels = [text if name == "with" else f"[{name}]" for text in texts[: len(shown)] for name in columns]
-    return image_grid(cells.reshape(-1, *cells.shape[2:]), labels, len(columns))

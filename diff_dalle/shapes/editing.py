@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from ..diffusion.editing import EditConfig
-from ..errors import InputError
+from ..errors import InputError, named
 from ..evaluation.fidelity import PSNR_CAP, psnr_uint8
 from ..evaluation.report import Section
 from ..images.grid import image_grid
@@ -63,12 +65,11 @@ def evaluate_editing(
     if len(chosen) < 2:
         raise InputError(
             f"this world of shapes gives {len(chosen)} replacements of an object by another, but editing requires 2: "
-            "raise --edits, or leave it at 0 for a world of one shape or color"
+            f"raise {named('edits')}, or leave it at 0 for a world of one shape or color"
         )
     renders = np.stack([render(replacement.before.scene, image_size) for replacement in chosen])
     real = signal.to_pixels(signal.from_pixels(renders))  # gray for a grayscale generator
-    scores: dict = {}
-    sections = []
+    scores, sections = dict[str, Any](), []
     for evaluate in (_inpainting, _image_to_image, _variations):
         values, section = evaluate(sample, chosen, real)
         scores |= values
@@ -96,8 +97,10 @@ def _inpainting(sample: Sample, chosen: Sequence[Replacement], real: np.ndarray)
         f"{'equal' if unchanged else 'DIFFER FROM'} those of the original."
     )
     columns = {"original": real, "masked": masked, "inpainted": images}
-    scores = {"score": row.score, "low": row.low, "high": row.high, "n": row.n, "unmasked_identical": unchanged}
-    return {"inpainting": scores}, _section("Inpainting", text, "inpainting.png", chosen, columns)
+    scores = {name: getattr(row, name) for name in ("score", "low", "high", "n")}
+    return {"inpainting": {**scores, "unmasked_identical": unchanged}}, _section(
+        "Inpainting", text, "inpainting.png", chosen, columns
+    )
 
 
 def _image_to_image(sample: Sample, chosen: Sequence[Replacement], real: np.ndarray) -> tuple[dict, Section]:
@@ -140,11 +143,13 @@ def _section(
     title: str, text: str, image_name: str, chosen: Sequence[Replacement], columns: dict[str, np.ndarray]
 ) -> Section:
     """A row per example, a column per setting; the caption is below the last column."""
-    cells, last = np.stack([images[:GRID_ROWS] for images in columns.values()], 1), list(columns)[-1]
-    labels = [
-        f"[{name}] {replacement.after.text}" if name == last else f"[{name}]"
-        for replacement in chosen[:GRID_ROWS]
-        for name in columns
-    ]
-    grid = image_grid(cells.reshape(-1, *cells.shape[2:]), labels, len(columns))
+    last = list(columns)[-1]
+    grid = example_grid(columns, lambda i, name: f"[{name}] {chosen[i].after.text}" if name == last else f"[{name}]")
     return Section(title, text, grid, image_name)
+
+
+def example_grid(columns: Mapping[str, np.ndarray], label: Callable[[int, str], str]) -> Image.Image:
+    """A row for each of the first examples. columns: uint8 [N, H, W, 3]; label: of example i in a column."""
+    cells = np.stack([images[:GRID_ROWS] for images in columns.values()], 1)
+    labels = [label(i, name) for i in range(len(cells)) for name in columns]
+    return image_grid(cells.reshape(-1, *cells.shape[2:]), labels, len(columns))

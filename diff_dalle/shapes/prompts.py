@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..config import lookup
-from ..errors import InputError
+from ..errors import Fault, InputError
 from ..randomness import permutation
 from .captions import HELD_OUT_PHRASING, PHRASINGS, caption, phrasing_key, sayable, with_tokens
 from .scenes import (
@@ -107,7 +107,7 @@ def shape_prompts(
     unknown task and for n < 2 (the chance level needs captions to swap).
     """
     if n < 2:
-        raise InputError(f"ShapeEval needs at least 2 prompts per task, not {n}: set --prompts_per_task")
+        raise InputError(Fault("prompts_per_task", "must be at least 2, for ShapeEval's level of chance", n))
     config = config or ShapesConfig()
     prompts = []
     for name in tasks:

@@ -13,14 +13,15 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from ..config import nearest, option
+from ..config import nearest, option, settings
 from ..data.aspect_buckets import parse_ratio
-from ..errors import InputError
+from ..errors import Fault, named
 from ..randomness import random_uniform
 
 SHAPES = ("circle", "square", "triangle", "cross", "ring", "star")
@@ -54,6 +55,7 @@ SIZES = {"small": 0.155, "large": 0.22}
 OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
 SAYABLE = ("color", "size", "position", "relation", "background")  # attributes that a caption may omit
 
+_FRACTION: dict[str, Any] = {"least": 0, "most": 1}  # bounds
 _GRADIENT = 12.0  # maximum change of brightness from the center to an edge, in levels of 255
 
 
@@ -89,7 +91,7 @@ class Scene:
     grain: int
 
 
-@dataclass(frozen=True)
+@settings
 class ShapesConfig:
     """Shapes world"""
 
@@ -97,107 +99,90 @@ class ShapesConfig:
     aspect_ratios: tuple[str, ...] = option(
         ("1/1",), "width / height of images, such as 1/1,2/1: each has one of them, one given twice twice as often"
     )
-    train_samples: int = option(16384, "captioned images in the training split")
-    val_samples: int = option(512, "captioned images in the validation split, of different scenes")
-    samples_per_shard: int = option(1024, "captioned images per shard")
+    train_samples: int = option(16384, "captioned images in the training split", least=1)
+    val_samples: int = option(512, "captioned images in the validation split, of different scenes", least=0)
+    samples_per_shard: int = option(1024, "captioned images per shard", least=1)
     seed: int = option(0, "random seed; image i is a function of (seed, i)")
-    shapes: tuple[str, ...] = option(SHAPES[:4], f"shapes, of {', '.join(SHAPES)}")
+    shapes: tuple[str, ...] = option(SHAPES[:4], "shapes", SHAPES)
     new_tokens: tuple[str, ...] = option(
         (), "shapes that captions name in brackets, such as [star], as tokens that a LoRA adds"
     )
-    colors: tuple[str, ...] = option(tuple(COLORS)[:6], f"colors, of {', '.join(COLORS)}", was=("colours",))
+    colors: tuple[str, ...] = option(tuple(COLORS)[:6], "colors", tuple(COLORS), was=("colours",))
     sizes: tuple[str, ...] = option(
-        tuple(SIZES), f"object sizes, of {', '.join(SIZES)}; captions never name the size if there is only one"
+        tuple(SIZES), "object sizes; captions never name the size if there is only one", tuple(SIZES)
     )
     positions: tuple[str, ...] = option(
         ("top left", "top right", "center", "bottom left", "bottom right"),
-        f"positions of single objects, of {', '.join(POSITIONS)}",
+        "positions of single objects",
+        tuple(POSITIONS),
     )
     backgrounds: tuple[str, ...] = option(
         ("white", "beige"),
-        f"background colors, of {', '.join(BACKGROUNDS)}; light and dark ones together slow down training, because the "
-        "background then dominates the loss",
+        "background colors; light and dark ones together slow down training, because the background then dominates the "
+        "loss",
+        tuple(BACKGROUNDS),
     )
     held_out: tuple[str, ...] = option(
         ("blue triangle", "green circle", "yellow square", "purple cross"),
         "held-out pairs `color shape`: absent from all images and captions, used by ShapeEval only",
     )
-    pair_fraction: float = option(0.2, "fraction of images with two different objects in a spatial relation")
-    count_fraction: float = option(0.05, "fraction of images with two or more identical objects")
-    max_count: int = option(3, "maximum number of identical objects: 2 or 3")
-    jitter: float = option(0.03, "maximum offset of an object from its position, as a fraction of the image's width")
-    plain_fraction: float = option(
-        0.5, "fraction of uniform backgrounds; half of the others have a gradient, half are grainy"
+    pair_fraction: float = option(
+        0.2, "fraction of images with two different objects in a spatial relation", **_FRACTION
     )
-    say_color: float = option(0.95, "probability that a caption names the color", was=("say_colour",))
-    say_size: float = option(0.9, "probability that a caption names the size")
-    say_position: float = option(0.95, "probability that the caption of a single object names its position")
-    say_relation: float = option(0.75, "probability that the caption of a pair names the relation")
-    say_background: float = option(0.5, "probability that a caption names the background")
+    count_fraction: float = option(0.05, "fraction of images with two or more identical objects", **_FRACTION)
+    max_count: int = option(3, "maximum number of identical objects: 2 or 3", least=2, most=3)
+    jitter: float = option(
+        0.03,
+        "maximum offset of an object from its position, as a fraction of the image's width; with more than 0.03 "
+        "objects would touch",
+        least=0,
+        most=0.03,
+    )
+    plain_fraction: float = option(
+        0.5, "fraction of uniform backgrounds; half of the others have a gradient, half are grainy", **_FRACTION
+    )
+    say_color: float = option(0.95, "probability that a caption names the color", was=("say_colour",), **_FRACTION)
+    say_size: float = option(0.9, "probability that a caption names the size", **_FRACTION)
+    say_position: float = option(
+        0.95, "probability that the caption of a single object names its position", **_FRACTION
+    )
+    say_relation: float = option(0.75, "probability that the caption of a pair names the relation", **_FRACTION)
+    say_background: float = option(0.5, "probability that a caption names the background", **_FRACTION)
 
-    def __post_init__(self):
-        _check_names(self)
-        _check_new_tokens(self)
-        _check_held_out(self)
-        _check_numbers(self)
-
-
-def _check_names(config: ShapesConfig) -> None:
-    tables = {"shapes": SHAPES, "colors": COLORS, "sizes": SIZES, "positions": POSITIONS, "backgrounds": BACKGROUNDS}
-    for field, table in tables.items():
-        names = getattr(config, field)
-        if not names or len(set(names)) < len(names):
-            raise InputError(f"--{field} is {','.join(names) or 'none'}, but must have at least one entry, each once")
-        for name in names:
-            if name not in table:
-                raise InputError(f"--{field} has no {name!r}{nearest(name, list(table))} (known: {', '.join(table)})")
-
-
-def _check_new_tokens(config: ShapesConfig) -> None:
-    for name in config.new_tokens:
-        if name not in config.shapes:
-            raise InputError(f"--new_tokens has {name!r}, but the shapes are {', '.join(config.shapes)}")
-
-
-def _check_held_out(config: ShapesConfig) -> None:
-    pairs = [f"{color} {shape}" for color, shape in itertools.product(config.colors, config.shapes)]
-    for pair in config.held_out:
-        if pair not in pairs:
-            raise InputError(f"--held_out {pair!r} is not a color and a shape of this world{nearest(pair, pairs)}")
-    drawn = {word for pair in trained_pairs(config) for word in pair}
-    for name in (*config.colors, *config.shapes):
-        if name not in drawn:
-            raise InputError(f"--held_out leaves nothing {name} to draw; hold out fewer pairs")
-
-
-def _check_numbers(config: ShapesConfig) -> None:
-    for field in ("pair_fraction", "count_fraction", "plain_fraction", *(f"say_{field}" for field in SAYABLE)):
-        if not 0 <= getattr(config, field) <= 1:
-            raise InputError(f"--{field} is {getattr(config, field)}, but must lie between 0 and 1")
-    if config.pair_fraction + config.count_fraction > 1:
-        raise InputError("--pair_fraction and --count_fraction add up to more than 1; lower one of them")
-    if config.pair_fraction and not pairs_of_pairs(config):
-        raise InputError("--pair_fraction needs objects that differ in color and shape; add some or set it to 0")
-    if config.max_count not in LAYOUTS:
-        raise InputError(f"--max_count is {config.max_count}, but must be 2 or 3")
-    if not 0 <= config.jitter <= 0.03:
-        raise InputError(f"--jitter is {config.jitter}, but must lie between 0 and 0.03, or objects would touch")
-    if not config.aspect_ratios:
-        raise InputError("--aspect_ratios is none, but must have at least one ratio, such as 1/1")
-    shorter = min(min(picture_size(config, text)) for text in config.aspect_ratios)
-    if shorter < 16:
-        raise InputError(
-            f"--image_size is {config.image_size}, which with --aspect_ratios {','.join(config.aspect_ratios)} makes "
-            f"sides of {shorter} pixels, but all must have at least 16"
-        )
-    for field, minimum in (("train_samples", 1), ("val_samples", 0), ("samples_per_shard", 1)):
-        if getattr(config, field) < minimum:
-            raise InputError(f"--{field} is {getattr(config, field)}, but must be at least {minimum}")
+    def faults(self) -> Iterator[Fault]:
+        for name in ("shapes", "colors", "sizes", "positions", "backgrounds"):
+            words = getattr(self, name)
+            if not words or len(set(words)) < len(words):
+                yield Fault(name, f"is {','.join(words) or 'none'}, but must have at least one entry, each once")
+        for name in self.new_tokens:
+            if name not in self.shapes:
+                yield Fault("new_tokens", f"has {name!r}, but the {named('shapes')} are {', '.join(self.shapes)}")
+        pairs = [f"{color} {shape}" for color, shape in itertools.product(self.colors, self.shapes)]
+        for pair in self.held_out:
+            if pair not in pairs:
+                rule = f"has {pair!r}, which is not a color and a shape of this world{nearest(pair, pairs)}"
+                yield Fault("held_out", rule)
+        drawn = {word for pair in trained_pairs(self) for word in pair}
+        for name in (*self.colors, *self.shapes):
+            if name not in drawn:
+                yield Fault("held_out", f"leaves nothing {name} to draw; hold out fewer pairs")
+        if self.pair_fraction + self.count_fraction > 1:
+            rule = f"and {named('count_fraction')} add up to more than 1; lower one of them"
+            yield Fault("pair_fraction", rule)
+        if self.pair_fraction and not pairs_of_pairs(self):
+            yield Fault("pair_fraction", "needs objects that differ in color and shape; add some or set it to 0")
+        if not self.aspect_ratios:
+            yield Fault("aspect_ratios", "is none, but must have at least one ratio, such as 1/1")
+        shorter = min(min(picture_size(self, text)) for text in self.aspect_ratios)
+        if shorter < 16:
+            ratios = f"{named('aspect_ratios')} {','.join(self.aspect_ratios)}"
+            rule = f"all sides must have at least 16 pixels, and with {ratios} it makes some of {shorter}"
+            yield Fault.of(self, "image_size", rule)
 
 
 def picture_size(config: ShapesConfig, ratio: str) -> tuple[int, int]:
     """Height and width of the images with this ratio of the config's."""
-    root = math.sqrt(parse_ratio("--aspect_ratios", ratio))
+    root = math.sqrt(parse_ratio("aspect_ratios", ratio))
     return round(config.image_size / root), round(config.image_size * root)
 
 
@@ -215,8 +200,7 @@ def trained_pairs(config: ShapesConfig) -> tuple[tuple[str, str], ...]:
 
 def held_out_pairs(config: ShapesConfig) -> tuple[tuple[str, str], ...]:
     """The (color, shape) pairs reserved for evaluation."""
-    pairs = itertools.product(config.colors, config.shapes)
-    by_name = {" ".join(pair): pair for pair in pairs}
+    by_name = {" ".join(pair): pair for pair in itertools.product(config.colors, config.shapes)}
     return tuple(by_name[name] for name in config.held_out)
 
 

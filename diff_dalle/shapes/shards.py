@@ -9,21 +9,19 @@ import json
 import multiprocessing
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
 from PIL import Image
-from tqdm import tqdm
 
-from .. import storage
-from ..data.made_folder import claim_folder, read_claim
-from ..data.tar import write_tar
+from ..data.made_folder import MadeFolder
 from ..images.output import png_bytes
 from .captions import training_caption
 from .render import render
 from .scenes import ShapesConfig, scene, scene_size
 
-RECORD, WORLD = "shapes.json", "a shapes world"  # the config of the folder
+FOLDER = MadeFolder("shapes", "a shapes world", ShapesConfig)
+read_shapes_config = FOLDER.read
 AT_ONCE = 64  # samples that a process renders before it is asked for others
 
 # (function, numbers) → the values of the function, in order
@@ -46,32 +44,17 @@ def write_shapes(config: ShapesConfig, out_dir: str, processes: int = 1) -> dict
     Returns the numbers of ``shards``, ``samples`` and ``bytes`` of each split. Raises InputError for a folder that
     contains other files, or a shapes world with different settings.
     """
-    claim_folder(config, out_dir, RECORD, WORLD)
+    FOLDER.claim(config, out_dir)
+    report = {}
     with _mapping(processes) as mapped:
-        splits = {"train": config.train_samples, "val": config.val_samples}
-        return {split: _write_split(config, out_dir, split, count, mapped) for split, count in splits.items()}
+        for split, count in {"train": config.train_samples, "val": config.val_samples}.items():
 
+            def files(part: Sequence[int], split=split) -> Iterator[tuple[str, dict[str, bytes]]]:
+                found = mapped(functools.partial(sample_files, config, split=split), part)
+                return zip([f"{i:08d}" for i in part], found, strict=True)
 
-def _write_split(config: ShapesConfig, out_dir: str, split: str, count: int, mapped: Map) -> dict[str, int]:
-    folder = storage.join(out_dir, split)
-    storage.make_dirs(folder)
-    sizes = []
-    files = functools.partial(sample_files, config, split=split)
-    with tqdm(total=count, desc=f"rendering {split}", unit="image", disable=None) as bar:
-        for number, start in enumerate(range(0, count, config.samples_per_shard)):
-            path, end = storage.join(folder, f"shapes-{split}-{number:05d}.tar"), start + config.samples_per_shard
-            members = range(start, min(end, count))
-            if not storage.exists(path):
-                write_tar(path, _named(members, mapped(files, members), bar))
-            bar.update(members.stop - bar.n)
-            sizes.append(storage.size_and_tag(path)[0])
-    return {"shards": len(sizes), "samples": count, "bytes": sum(sizes)}
-
-
-def _named(members: Iterable[int], files: Iterable[dict], bar: tqdm) -> Iterator[tuple[str, dict]]:
-    for i, content in zip(members, files, strict=True):
-        yield f"{i:08d}", content
-        bar.update()
+            report[split] = FOLDER.write_split(out_dir, split, range(count), config.samples_per_shard, files)
+    return report
 
 
 @contextlib.contextmanager
@@ -84,8 +67,3 @@ def _mapping(processes: int) -> Iterator[Map]:
     ignore = (signal.SIGINT, signal.SIG_IGN)  # the first process ends them
     with ProcessPoolExecutor(processes, context, signal.signal, ignore) as pool:
         yield functools.partial(pool.map, chunksize=AT_ONCE)
-
-
-def read_shapes_config(out_dir: str) -> ShapesConfig:
-    """The config of a folder written by ``write_shapes``. InputError for any other folder."""
-    return read_claim(ShapesConfig, out_dir, RECORD, WORLD)

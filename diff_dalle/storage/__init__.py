@@ -23,14 +23,12 @@ from ..errors import InputError
 from .blob import Blob
 from .copies import fetch, mark_used
 from .failures import ChangedError, UnavailableError, explained, full_disk, is_missing, no_space
-from .files import FileInfo
 from .http import Http
 from .hub import Hub
 from .local import Local, open_regular
 from .parallel import in_parallel
-from .paths import is_remote, join, local_path, scheme, split
+from .paths import UNKNOWN, FileInfo, State, is_remote, join, local_path, scheme, split, stays_inside
 from .pipe import Pipe
-from .remote import State
 from .retries import retry
 from .s3 import S3
 from .temporaries import sweep, temporary_path
@@ -62,11 +60,11 @@ __all__ = [
     "scheme",
     "size_and_tag",
     "split",
+    "stays_inside",
     "write_bytes",
 ]
 
 Result = TypeVar("Result")
-UNKNOWN: State = (-1, "")
 _BACKENDS = {
     "": Local(),
     "http": Http(),

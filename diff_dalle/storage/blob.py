@@ -7,8 +7,8 @@ import logging
 from collections.abc import Iterator
 
 from ..errors import redact
-from .files import FileInfo
-from .remote import Body, RemoteReader, State
+from .paths import FileInfo, State
+from .remote import Body, RemoteReader
 from .retries import CONNECT_SECONDS, SILENT_SECONDS
 
 REQUEST_TRIES = 3  # of one of the many requests of an operation; the operation is repeated by ``retries``

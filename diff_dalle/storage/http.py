@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import io
 import os
 import urllib.parse
 import urllib.request
@@ -14,8 +13,8 @@ import urllib3
 
 from ..errors import InputError
 from .failures import ChangedError, StatusError
-from .read_only import ReadOnly
-from .remote import Body, RemoteReader, State
+from .paths import State
+from .remote import Body, ReadOnly, RemoteReader, beyond_end, byte_range
 from .retries import CONNECT_SECONDS, SILENT_SECONDS
 
 CONNECTIONS = 32  # per server, kept open
@@ -106,7 +105,7 @@ class Http(RemoteReader, ReadOnly):
         return self._first_byte(path)[0]
 
     def request(self, path: str, start: int, end: int | None, tag: str) -> Body:
-        headers = {"Range": f"bytes={start}-{'' if end is None else end - 1}"} if start or end is not None else {}
+        headers = byte_range(start, end)
         if tag.startswith('"'):  # a strong tag: the server refuses to send a part of another version
             headers["If-Match"] = tag
         try:
@@ -119,5 +118,5 @@ class Http(RemoteReader, ReadOnly):
         begin = 0 if reply.status == 200 else int(first) if first.isdigit() else start
         if reply.status == BEYOND:
             reply.close()
-            return Body(io.BytesIO().read, lambda: None, start, _state(reply), beyond=True)
+            return beyond_end(start, _state(reply))
         return Body(reply.read1, reply.close, begin, _state(reply))

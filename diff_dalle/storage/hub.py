@@ -17,8 +17,7 @@ from urllib.parse import unquote
 
 from ..errors import InputError
 from .failures import ChangedError, explained, is_temporary, status_of
-from .files import FileInfo
-from .remote import State
+from .paths import UNKNOWN, FileInfo, State, stays_inside
 from .retries import SILENT_SECONDS, retry
 
 _NAME = r"[\w-][\w.-]{0,95}"
@@ -39,21 +38,11 @@ class Place:
         """InputError for anything but hf://USER/NAME[@REVISION][/FILE]."""
         found = _PLACE.fullmatch(path)
         name = (found[3] or "").rstrip("/") if found else ""
-        if found is None or not _stays_inside(name):
+        if found is None or (name and not (name.isprintable() and stays_inside(name))):
             raise InputError(
                 f"{path} must be hf://USER/NAME, or hf://USER/NAME@REVISION, and can end with the path of a file there"
             )
         return cls(found[1], unquote(found[2]) if found[2] else None, name)
-
-
-def _stays_inside(name: str) -> bool:
-    """Whether a name in a repository, which somebody else chose, is also one inside a local folder."""
-    return not name or (
-        name.isprintable()
-        and "\\" not in name
-        and ":" not in name.split("/")[0]
-        and {"", ".", ".."}.isdisjoint(name.split("/"))
-    )
 
 
 def server() -> str:
@@ -136,7 +125,7 @@ class Hub:
             for entry in found:
                 if not hasattr(entry, "blob_id"):
                     continue  # a folder
-                if not entry.path or not _stays_inside(entry.path):
+                if not (entry.path.isprintable() and stays_inside(entry.path)):
                     raise InputError(
                         f"{folder} lists a file named {entry.path[:80]!r}, which would lie elsewhere: do not use it"
                     )
@@ -148,7 +137,7 @@ class Hub:
         return os.path.getsize(local), os.path.basename(local)  # the cache names contents by their hashes
 
     def open_read(self, path: str, state: State) -> BinaryIO:
-        if state != (-1, "") and state != (found := retry(path, lambda: self.size_and_tag(path))):
+        if state != UNKNOWN and state != (found := retry(path, lambda: self.size_and_tag(path))):
             raise ChangedError(f"{path} has changed: its size and tag were {state}, but are {found}")
         return open(retry(path, lambda: self._file(path)), "rb")
 

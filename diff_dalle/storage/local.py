@@ -10,9 +10,7 @@ from typing import BinaryIO
 
 from ..errors import InputError
 from .failures import ChangedError
-from .files import FileInfo
-from .paths import local_path
-from .remote import State
+from .paths import UNKNOWN, FileInfo, State, local_path
 
 STANDARD_INPUT = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")  # where shells put ``<(command)``
 log = logging.getLogger(__name__)
@@ -77,7 +75,7 @@ class Local:
     def read(self, path: str, offset: int, size: int | None, state: State) -> bytes:
         with self.open_read(path, state) as file:
             status = os.fstat(file.fileno())
-            if state != (-1, "") and state != (status.st_size, str(status.st_mtime_ns)):
+            if state != UNKNOWN and state != (status.st_size, str(status.st_mtime_ns)):
                 raise ChangedError(f"{path} has changed since its size and tag were {state}")
             if offset:
                 file.seek(offset)

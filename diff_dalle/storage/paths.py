@@ -1,4 +1,4 @@
-"""Paths: local or remote, joining and splitting."""
+"""Paths, local or remote, and what is known of the files at them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,18 @@ import os
 import re
 import urllib.parse
 import urllib.request
+from typing import NamedTuple
+
+State = tuple[int, str]  # of a file: size in bytes, -1 = unknown, and a tag that changes with it, "" = unknown
+UNKNOWN: State = (-1, "")
+
+
+class FileInfo(NamedTuple):
+    """A file of a folder; ``UNKNOWN`` where a listing does not say its state."""
+
+    path: str
+    size: int = -1
+    tag: str = ""
 
 
 def scheme(path: str) -> str:
@@ -25,6 +37,12 @@ def local_path(path: str) -> str:
     if path.startswith("file:"):
         return urllib.request.url2pathname(urllib.parse.urlsplit(path).path)
     return os.path.expanduser(path)
+
+
+def stays_inside(name: str) -> bool:
+    """Whether a name with slashes, which somebody else chose, is one inside the folder that it is relative to."""
+    parts = name.split("/")
+    return not ("\\" in name or ":" in parts[0]) and {"", ".", ".."}.isdisjoint(parts)
 
 
 def join(folder: str, name: str) -> str:

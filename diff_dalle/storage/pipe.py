@@ -12,8 +12,8 @@ import time
 from typing import BinaryIO, cast
 
 from .failures import UnavailableError
-from .read_only import ReadOnly
-from .remote import State
+from .paths import UNKNOWN, State
+from .remote import ReadOnly
 
 CHUNK = 1 << 20
 SILENT_SECONDS = 300.0  # without a byte, after which a command is killed; it may fetch a file from a slow archive
@@ -83,7 +83,7 @@ class Pipe(ReadOnly):
         return True
 
     def size_and_tag(self, path: str) -> State:
-        return -1, ""
+        return UNKNOWN
 
     def open_read(self, path: str, state: State) -> BinaryIO:
         return io.BufferedReader(_PipeOutput(path), CHUNK)

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, cast
 
 from ..errors import InputError
 from .failures import ChangedError
+from .paths import UNKNOWN, FileInfo, State
 from .retries import retry
 
 RECEIVE = 1 << 18  # bytes at a time: what a connection that breaks loses
 
-State = tuple[int, str]  # of a file: size in bytes, -1 = unknown, and tag, "" = unknown
+
+def byte_range(start: int, end: int | None) -> dict[str, str]:
+    """The header of a request for a part of a file; none for all of it."""
+    return {"Range": f"bytes={start}-{'' if end is None else end - 1}"} if start or end is not None else {}
+
+
+def beyond_end(start: int, state: State) -> Body:
+    """The reply to a request that starts after the end of the file."""
+    return Body(io.BytesIO().read, lambda: None, start, state, beyond=True)
 
 
 @dataclass(frozen=True)
@@ -47,7 +56,7 @@ class RemoteStream(io.RawIOBase):
         request: Callable[[int, int | None, str], Body],
         start: int = 0,
         size: int | None = None,
-        state: State = (-1, ""),
+        state: State = UNKNOWN,
     ):
         self.path, self.request, self.start, self.state = path, request, start, state
         self.position, self.end = start, None if size is None else start + size
@@ -95,7 +104,7 @@ class RemoteStream(io.RawIOBase):
                 self._skip()
 
     def _check(self, state: State):
-        for old, new, unknown in zip(self.state, state, (-1, ""), strict=True):
+        for old, new, unknown in zip(self.state, state, UNKNOWN, strict=True):
             if unknown not in (old, new) and old != new:
                 raise ChangedError(f"{self.path} has changed: its size and tag were {self.state}, but are {state}")
         self.state = state[0] if state[0] >= 0 else self.state[0], state[1] or self.state[1]
@@ -147,3 +156,19 @@ class RemoteReader(ABC):
     def read(self, path: str, offset: int, size: int | None, state: State) -> bytes:
         with self._stream(path, offset, size, state) as stream:
             return stream.readall()
+
+
+class ReadOnly:
+    """Base class of backends that only read."""
+
+    def list_files(self, folder: str, recursive: bool) -> Iterator[FileInfo]:
+        raise InputError(f"{folder} cannot be listed: name its files one by one or as a brace range {{000..123}}")
+
+    def put(self, local: str, path: str):
+        raise InputError(f"{path} is read-only: write to a local folder, s3://, gs:// or az://")
+
+    def remove(self, path: str):
+        self.put("", path)
+
+    def make_dirs(self, folder: str):
+        self.put("", folder)

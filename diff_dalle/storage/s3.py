@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import io
 import os
 from collections.abc import Iterator
 
 from ..errors import InputError
 from .failures import ChangedError, status_of
-from .files import FileInfo
-from .remote import Body, RemoteReader, State
+from .paths import UNKNOWN, FileInfo, State
+from .remote import Body, RemoteReader, beyond_end, byte_range
 from .retries import CONNECT_SECONDS, SILENT_SECONDS
 
 CONNECTIONS = 32
@@ -66,7 +65,7 @@ class S3(RemoteReader):
         return head["ContentLength"], head["ETag"]
 
     def request(self, path: str, start: int, end: int | None, tag: str) -> Body:
-        extra = {"Range": f"bytes={start}-{'' if end is None else end - 1}"} if start or end is not None else {}
+        extra = byte_range(start, end)
         if tag:
             extra["IfMatch"] = tag
         client = _client()
@@ -76,7 +75,7 @@ class S3(RemoteReader):
             if status_of(error) == 412:
                 raise ChangedError(f"{path} has changed: its tag is not {tag} any more") from error
             if status_of(error) == 416:  # the range starts after the end
-                return Body(io.BytesIO().read, lambda: None, start, (-1, ""), beyond=True)
+                return beyond_end(start, UNKNOWN)
             raise
         total = reply.get("ContentRange", "").rpartition("/")[2]  # of ``bytes 0-0/12345``
         size = int(total) if total else reply["ContentLength"]

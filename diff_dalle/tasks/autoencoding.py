@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from typing import cast
 
 import numpy as np
@@ -11,17 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from ..batch import Batch
-from ..config import option, section
-from ..errors import InputError
+from ..config import option, section, settings
+from ..errors import Fault, named
 from ..evaluation.fidelity import PSNR_CAP, psnr_uint8, ssim
-from ..images.grid import image_grid
+from ..images.grid import column_grid
 from ..images.pixels import to_uint8
 from ..models.latent.discriminator import Discriminator, DiscriminatorConfig, adversarial_loss, discriminator_loss
 from ..models.latent.quantizer import one_vector
 from ..models.latent.stage_a import Reconstruction, StageA
 from ..randomness import Draw
-from ..training.task import Task
-from .calibration import calibration_rate, sample_moments, usable
+from .calibration import Calibrating, calibration_rate, moments_text, sample_moments, usable
 
 DISCRIMINATOR = "discriminator"  # the second part, with an optimizer of its own
 SSIM_SIDE = 11  # pixels of the window of SSIM
@@ -29,38 +27,39 @@ SSIM_SIDE = 11  # pixels of the window of SSIM
 Perceptual = Callable[[Tensor, Tensor], Tensor]
 
 
-@dataclass(frozen=True)
+@settings
 class AutoencodingConfig:
     """Autoencoding"""
 
-    l1_weight: float = option(1.0, "weight of the mean absolute error")
-    l2_weight: float = option(1.0, "weight of the mean squared error")
-    lpips_weight: float = option(0.0, "weight of LPIPS (Zhang et al. 2018), whose weights must be there; 0 = none")
+    l1_weight: float = option(1.0, "weight of the mean absolute error", least=0)
+    l2_weight: float = option(1.0, "weight of the mean squared error", least=0)
+    lpips_weight: float = option(
+        0.0, "weight of LPIPS (Zhang et al. 2018), whose weights must be there; 0 = none", least=0
+    )
     lpips_net: str = option("vgg", "network of LPIPS", choices=("alex", "vgg", "squeeze"))
     lpips_path: str = option(
         "", "file with torchvision's weights of lpips_net; empty = torch's cache; nothing is downloaded", free=True
     )
-    quantized_share: float = option(0.25, "fraction of the samples that are decoded from quantized latents")
-    codebook_weight: float = option(1.0, "weight of the loss that moves the codebook towards the latents")
-    commitment_weight: float = option(0.25, "weight of the loss that moves the latents towards the codebook")
-    revival_interval: int = option(100, "updates between revivals of unused entries of the codebook; 0 = none")
-    revival_usage: float = option(0.03, "entries chosen less often are revived; 1 = as often as the average entry")
-    adversarial_weight: float = option(0.1, "weight of the adversarial loss; 0 = no discriminator")
-    adversarial_start: int = option(50_000, "updates before the discriminator and the adversarial loss begin")
-    discriminator_lr: float | None = option(None, "learning rate of the discriminator; none = lr", free=True)
+    quantized_share: float = option(
+        0.25, "fraction of the samples that are decoded from quantized latents", least=0, most=1
+    )
+    codebook_weight: float = option(1.0, "weight of the loss that moves the codebook towards the latents", least=0)
+    commitment_weight: float = option(0.25, "weight of the loss that moves the latents towards the codebook", least=0)
+    revival_interval: int = option(100, "updates between revivals of unused entries of the codebook; 0 = none", least=0)
+    revival_usage: float = option(
+        0.03, "entries chosen less often are revived; 1 = as often as the average entry", least=0
+    )
+    adversarial_weight: float = option(0.1, "weight of the adversarial loss; 0 = no discriminator", least=0)
+    adversarial_start: int = option(50_000, "updates before the discriminator and the adversarial loss begin", least=0)
+    discriminator_lr: float | None = option(None, "learning rate of the discriminator; none = lr", free=True, least=0)
     discriminator: DiscriminatorConfig = section(DiscriminatorConfig)
 
-    def __post_init__(self):
-        for name, value in vars(self).items():
-            if isinstance(value, (int, float)) and value < 0:
-                raise InputError(f"{name} is {value:g}, but must not be negative")
-        if self.quantized_share > 1:
-            raise InputError(f"quantized_share is {self.quantized_share:g}, but must lie between 0 and 1")
+    def faults(self) -> Iterator[Fault]:
         if not (self.l1_weight or self.l2_weight):
-            raise InputError("l1_weight and l2_weight are 0, but one of them must be above 0")
+            yield Fault.of(self, "l1_weight", f"must be above 0 where {named('l2_weight')} is 0")
 
 
-class AutoencodingTask(Task):
+class AutoencodingTask(Calibrating):
     """The losses of stage A and, in a part of its own, of a discriminator (Esser et al. 2021).
 
     discriminator: None with ``adversarial_weight`` 0.
@@ -88,7 +87,6 @@ class AutoencodingTask(Task):
         self.model, self.config, self.seed, self.perceptual, self.shown = model, config, seed, perceptual, shown
         self.discriminator = discriminator
         self.parts = ("",) if discriminator is None else ("", DISCRIMINATOR)
-        self.updates = 0
 
     def part_modules(self, part: str) -> Mapping[str, nn.Module]:
         if part == DISCRIMINATOR:
@@ -161,12 +159,6 @@ class AutoencodingTask(Task):
         _, std = usable(mean.mean(), std)
         self.model.calibrate(1 + calibration_rate(self.updates) * (std - 1))
 
-    def extra_state(self) -> dict[str, Tensor]:
-        return {"updates": torch.tensor(self.updates)}
-
-    def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
-        self.updates = int(state["updates"])
-
     def held_out(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:
         """Errors, PSNR (dB) and SSIM of reconstructions, PSNR of those from quantized latents, the fraction of the
         codebook in use, and the latents' mean and mean square."""
@@ -185,12 +177,10 @@ class AutoencodingTask(Task):
         return {**named, "codebook_use": in_use.expand(len(batch)), "latent_mean": mean, "latent_square": square}
 
     def findings(self, values: Mapping[str, float]) -> tuple[str, dict[str, np.ndarray]]:
-        std = max(0.0, values["latent_square"] - values["latent_mean"] ** 2) ** 0.5
         similar = f", SSIM {values['ssim']:.3f}" if "ssim" in values else ""
         return (
             f"reconstructions: PSNR {values['psnr']:.2f} dB{similar}, quantized {values['quantized_psnr']:.2f} dB; "
-            f"{values['codebook_use']:.1%} of the codebook in use; latents: mean {values['latent_mean']:.3f}, standard "
-            f"deviation {std:.3f}",
+            f"{values['codebook_use']:.1%} of the codebook in use; {moments_text(values)}",
             {},
         )
 
@@ -203,8 +193,7 @@ class AutoencodingTask(Task):
             quantized = torch.ones(1, dtype=torch.bool, device=image.device)
             found = image, self.model(image).images, self.model(image, quantized).images
             columns.append(np.concatenate([_pixels(each) for each in found]))
-        rows = np.stack(columns, 1)
-        return {"reconstructions": np.asarray(image_grid(np.concatenate([*rows]), columns=len(columns)))}
+        return {"reconstructions": column_grid(columns)}
 
 
 def _pixels(images: Tensor) -> np.ndarray:

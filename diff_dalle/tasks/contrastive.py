@@ -13,7 +13,7 @@ from ..batch import Batch
 from ..diffusion.gaussian_diffusion import GaussianDiffusion
 from ..diffusion.resample import ContrastiveConfig, ScheduleSampler, UniformSampler
 from ..distributed.world import World
-from ..evaluation.plots import MissingMatplotlib
+from ..evaluation.plots import OptionalPlot
 from ..evaluation.retrieval import CANDIDATES, RetrievalTable, retrieval, same_captions
 from ..models.noised_clip import NoisedClip
 from ..models.precision import autocast_disabled
@@ -40,8 +40,7 @@ class ContrastiveTask(TimestepTask):
 
     def __init__(self, model: NoisedClip, process: GaussianDiffusion, config: ContrastiveConfig, world: World):
         super().__init__(model, process, config)
-        self.world = world
-        self.plot_omitted = False  # whether the log already says so
+        self.world, self.plot = world, OptionalPlot()
 
     def forward(self, batch: Batch, draw: Draw, part: str = "") -> dict[str, Tensor]:
         """Features of a micro-batch: image and text [N, D], t and its weight [N], and the logit scale, repeated for
@@ -111,12 +110,8 @@ class ContrastiveTask(TimestepTask):
 
     def findings(self, values: Mapping[str, float]) -> tuple[str, dict[str, np.ndarray]]:
         table = RetrievalTable.from_values(values, self.levels, round(values["candidates"]))
-        try:
-            return table.text(), {"retrieval": np.asarray(table.plot())}
-        except MissingMatplotlib as error:  # a plot is not worth ending a run for
-            note = "" if self.plot_omitted else f"\n\nThe plot retrieval.png is omitted: {error}"
-            self.plot_omitted = True
-            return table.text() + note, {}
+        note, figures = self.plot("retrieval", table.plot)
+        return "\n\n".join(filter(None, [table.text(), note])), figures
 
 
 def contrastive_losses(features: Mapping[str, Tensor], images: Tensor, texts: Tensor, own: Tensor) -> Tensor:

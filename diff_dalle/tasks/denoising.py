@@ -11,10 +11,9 @@ from ..batch import Batch, Conditioning
 from ..diffusion.gaussian_diffusion import GaussianDiffusion
 from ..diffusion.resample import DenoisingConfig, UniformSampler
 from ..randomness import Draw
+from .bins import QUARTILES, by_quartile
 from .imitation import Imitation
 from .timesteps import TimestepTask
-
-QUARTILES = 4  # losses are reported by quarter of the timesteps, as in Guided-Diffusion
 
 
 class DenoisingTask(TimestepTask):
@@ -94,9 +93,7 @@ class DenoisingTask(TimestepTask):
 
     def _by_quartile(self, name: str, values: Tensor, t: Tensor) -> dict[str, Tensor]:
         """``values`` by quarter of the process: quartile 0 has the least noise."""
-        quarter, every = QUARTILES * t // self.process.num_timesteps, torch.arange(QUARTILES, device=t.device)
-        rows = torch.where(quarter == every[:, None], values.detach(), torch.nan).unbind()
-        return {f"{name}_q{q}": row for q, row in enumerate(rows)}
+        return by_quartile(name, values, QUARTILES * t // self.process.num_timesteps)
 
     def previews(self):
         return self.preview(self.denoiser) if self.preview else {}

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
 from ..batch import Conditioning
 from ..data.mixed import are_prior
+from ..diffusion.gaussian_diffusion import GaussianDiffusion
+from ..diffusion.log_snr import LogSnrProcess
 from ..models.adapters.adapted import Adapted
 from ..randomness import Draw
-
-
-class TrainingProcess(Protocol):
-    """What the two diffusion processes have in common."""
-
-    def q_sample(self, x_start: Tensor, t: Tensor, noise: Tensor) -> Tensor: ...
-
-    def target(self, x_start: Tensor, t: Tensor, noise: Tensor) -> Tensor: ...
-
-    def output(self, model: Adapted, x_t: Tensor, t: Tensor, model_kwargs: dict) -> Tensor: ...
 
 
 class Imitation:
@@ -38,7 +28,13 @@ class Imitation:
         self.network, self.half = network, half
 
     def target(
-        self, process: TrainingProcess, x_start: Tensor, t: Tensor, cond: Conditioning, noise: Tensor, draw: Draw
+        self,
+        process: GaussianDiffusion | LogSnrProcess,
+        x_start: Tensor,
+        t: Tensor,
+        cond: Conditioning,
+        noise: Tensor,
+        draw: Draw,
     ) -> Tensor:
         """[N, …] of x_start's shape, at the times t [N]."""
         target = process.target(x_start, t, noise)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor, nn
 
 from ..batch import Batch
@@ -12,11 +11,12 @@ from ..diffusion.log_snr import LogSnrProcess
 from ..models.latent.semantic import SemanticAutoencoder
 from ..models.latent.unet import LatentUnet
 from ..randomness import Draw
+from .calibration import Calibrating
 from .latent import SEMANTIC, StageBTask, StageBTaskConfig
 from .semantic import OBSERVED, autoencoding_losses, follow
 
 
-class JointStageBTask(StageBTask):
+class JointStageBTask(Calibrating, StageBTask):
     """Stage B and its semantic encoder under one optimizer: the encoder learns what helps stage B. Its previewer learns
     small pictures from the latents, which it does not change.
 
@@ -29,7 +29,7 @@ class JointStageBTask(StageBTask):
         self, model: LatentUnet, process: LogSnrProcess, config: StageBTaskConfig, semantic: SemanticAutoencoder
     ):
         super().__init__(model, process, config)
-        self.semantic, self.updates = semantic.thaw().train(), 0
+        self.semantic = semantic.thaw().train()
         self.observed = (*self.observed, *OBSERVED)
 
     def part_modules(self, part: str) -> Mapping[str, nn.Module]:
@@ -48,11 +48,3 @@ class JointStageBTask(StageBTask):
         super().observe(values)
         self.updates += 1
         follow(self.semantic, values, self.updates)
-
-    def extra_state(self) -> dict[str, Tensor]:
-        return {**super().extra_state(), "updates": torch.tensor(self.updates)}
-
-    def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
-        own = dict(state)
-        self.updates = int(own.pop("updates"))
-        super().load_extra_state(own)

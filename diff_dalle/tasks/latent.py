@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..batch import Batch, Conditioning
-from ..config import option
+from ..config import option, settings
 from ..diffusion.log_snr import LogSnrProcess
 from ..embeddings.contract import Clip
-from ..errors import InputError
-from ..evaluation.plots import MissingMatplotlib
+from ..errors import Fault
+from ..evaluation.plots import OptionalPlot
 from ..models.latent.blocks import resized_to
 from ..models.latent.config import LatentUnetConfig
 from ..models.latent.semantic import SemanticAutoencoder
@@ -25,25 +25,18 @@ from ..models.latent.unet import LatentUnet
 from ..randomness import Draw, random_uniform
 from ..training.meter import Meter
 from ..training.task import Shown, Task
+from .bins import QUARTILES, by_log_snr, by_quartile, plot_by_log_snr
 from .imitation import Imitation
-from .loss_by_log_snr import by_log_snr, plot_by_log_snr
 
 # Names of companions.
 STAGE_A, SEMANTIC, TEXT_CLIP, IMAGE_CLIP = "stage_a", "semantic", "text_clip", "image_clip"
 
-QUARTILES = 4  # losses are reported by quarter of the time, 0 with the least noise
 
-
-@dataclass(frozen=True)
+@settings
 class LatentConfig:
     """Denoising of latents"""
 
-    text_dropout: float = option(0.05, "probability of an empty caption in place of the sample's")
-
-    def __post_init__(self):
-        for name, value in vars(self).items():
-            if name.endswith("dropout") and not 0 <= value <= 1:
-                raise InputError(f"{name} is {value:g}, but must lie between 0 and 1")
+    text_dropout: float = option(0.05, "probability of an empty caption in place of the sample's", least=0, most=1)
 
 
 class LatentTask(Task):
@@ -68,7 +61,7 @@ class LatentTask(Task):
         super().__init__()
         self.model, self.process, self.config, self.preview = model, process, config, preview
         self.collected: Meter | None = None  # losses of training by log-SNR
-        self.plot_omitted = False  # whether the log already says so
+        self.plot = OptionalPlot()
 
     # ----------------------------------------------------------------------------------------- what a stage consists of
 
@@ -79,7 +72,7 @@ class LatentTask(Task):
 
     def latents(self, images: Tensor) -> Tensor:
         """What is denoised: [N, channels, h, w] float32."""
-        raise TypeError(f"{type(self).__name__} does not define latents(images)")
+        raise NotImplementedError
 
     def condition(self, batch: Batch, draw: Draw | None = None) -> Conditioning:
         """The conditions of the samples; in training, with a ``draw``, some of them dropped. Text that a CLIP encodes
@@ -88,7 +81,8 @@ class LatentTask(Task):
 
     def unconditional(self, cond: Conditioning) -> Conditioning:
         """``cond`` without what guidance can drop: empty captions, zeros."""
-        everywhere = torch.ones(_count(cond), dtype=torch.bool, device=_device(cond))
+        first = next(iter(cond.present().values()))
+        everywhere = torch.ones(len(first), dtype=torch.bool, device=first.device)
         clip = self._clip(TEXT_CLIP)
         if clip is None:
             return cond.drop(everywhere) if cond.droppable else cond
@@ -171,20 +165,12 @@ class LatentTask(Task):
 
     def findings(self, values: Mapping[str, float]) -> tuple[str, dict[str, np.ndarray]]:
         """A plot of the held-out loss over log-SNR, with the weights of training."""
-        return self._plotted("loss_by_log_snr", values)
+        return self.plot("loss_by_log_snr", lambda: plot_by_log_snr(values, self.process.loss_weight))
 
     def training_findings(self) -> tuple[str, dict[str, np.ndarray]]:
         """The same plot of the loss of training."""
-        return self._plotted("training_loss_by_log_snr", self.collected.read() if self.collected else {})
-
-    def _plotted(self, name: str, means: Mapping[str, float]) -> tuple[str, dict[str, np.ndarray]]:
-        try:
-            plot = plot_by_log_snr(means, self.process.loss_weight)
-        except MissingMatplotlib as error:  # a plot is not worth ending a run for
-            text = "" if self.plot_omitted else f"The loss over log-SNR is not drawn: {error}"
-            self.plot_omitted = True
-            return text, {}
-        return "", {} if plot is None else {name: plot}
+        means = self.collected.read() if self.collected else {}
+        return self.plot("training_loss_by_log_snr", lambda: plot_by_log_snr(means, self.process.loss_weight))
 
     def observe(self, values: Mapping[str, Tensor]) -> None:
         log_snr, mse = values["log_snr"], values["observed_mse"]
@@ -203,21 +189,20 @@ class LatentTask(Task):
         return self.preview(self) if self.preview else {}
 
 
-@dataclass(frozen=True)
+@settings
 class StageBTaskConfig(LatentConfig):
     """Denoising of stage A's latents"""
 
-    semantic_dropout: float = option(0.1, "probability of dropping the semantic map")
+    semantic_dropout: float = option(0.1, "probability of dropping the semantic map", least=0, most=1)
     semantic_scale: tuple[float, ...] = option(
         (0.5, 1.0),
         "the semantic map is that of the image scaled by a random factor, LOW,HIGH, its sides rounded down to "
         "multiples of the encoder's stride",
     )
 
-    def __post_init__(self):
-        super().__post_init__()
+    def faults(self) -> Iterator[Fault]:
         if len(self.semantic_scale) != 2 or not 0 < self.semantic_scale[0] <= self.semantic_scale[1] <= 2:
-            raise InputError(f"semantic_scale is {self.semantic_scale}, but must be LOW,HIGH with 0 < LOW <= HIGH <= 2")
+            yield Fault.of(self, "semantic_scale", "must be LOW,HIGH with 0 < LOW <= HIGH <= 2")
 
 
 class StageBTask(LatentTask):
@@ -268,11 +253,13 @@ class StageBTask(LatentTask):
         return {"semantic_drop": cond.drop_semantic(dropped), **super().other_conditions(cond, batch)}
 
 
-@dataclass(frozen=True)
+@settings
 class StageCTaskConfig(LatentConfig):
     """Denoising of semantic latents"""
 
-    image_dropout: float = option(0.9, "probability of dropping the image embedding, independent of the text's")
+    image_dropout: float = option(
+        0.9, "probability of dropping the image embedding, independent of the text's", least=0, most=1
+    )
 
 
 class StageCTask(LatentTask):
@@ -293,13 +280,4 @@ class StageCTask(LatentTask):
 
 
 def _by_quartile(name: str, values: Tensor, t: Tensor) -> dict[str, Tensor]:
-    quarter = (QUARTILES * t).long().clamp(max=QUARTILES - 1)
-    return {f"{name}_q{q}": torch.where(quarter == q, values, torch.nan) for q in range(QUARTILES)}
-
-
-def _count(cond: Conditioning) -> int:
-    return len(next(iter(cond.present().values())))
-
-
-def _device(cond: Conditioning) -> torch.device:
-    return next(iter(cond.present().values())).device
+    return by_quartile(name, values, (QUARTILES * t).long().clamp(max=QUARTILES - 1))

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..batch import Batch
-from ..config import option
+from ..config import option, settings
 from ..diffusion.augmentation import area_resize
-from ..errors import InputError
 from ..evaluation.fidelity import PSNR_CAP, psnr_uint8
-from ..images.grid import image_grid
+from ..images.grid import column_grid
 from ..images.pixels import to_uint8
 from ..models.latent.semantic import SemanticAutoencoder
 from ..randomness import Draw
-from ..training.task import Task
-from .calibration import calibration_rate, sample_moments, usable
+from .calibration import Calibrating, calibration_rate, moments_text, sample_moments, usable
 
 OBSERVED = ("norm_moments",)
 
 
-@dataclass(frozen=True)
+@settings
 class SemanticTaskConfig:
     """Semantic autoencoding"""
 
@@ -32,11 +29,8 @@ class SemanticTaskConfig:
         0.0,
         "standard deviation of the noise on the latents that the previewer decodes in training, in theirs: above 0, "
         "the encoder spends less variance on what many positions repeat, and stage C learns captions sooner",
+        least=0,
     )
-
-    def __post_init__(self):
-        if self.latent_noise < 0:
-            raise InputError(f"latent_noise is {self.latent_noise:g}, but must be at least 0")
 
 
 def autoencoding_losses(
@@ -69,7 +63,7 @@ def follow(model: SemanticAutoencoder, values: Mapping[str, Tensor], updates: in
     model.calibrate(rate * mean, 1 + rate * (std - 1))
 
 
-class SemanticTask(Task):
+class SemanticTask(Calibrating):
     """The mean squared error of previews to the images, area-downsampled to the previews' size.
 
     shown: [M, 3, H, W], images whose previews are shown; None = no previews.
@@ -82,7 +76,7 @@ class SemanticTask(Task):
 
     def __init__(self, model: SemanticAutoencoder, config: SemanticTaskConfig, shown: Tensor | None = None):
         super().__init__()
-        self.model, self.config, self.shown, self.updates = model, config, shown, 0
+        self.model, self.config, self.shown = model, config, shown
 
     def losses(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:
         return autoencoding_losses(self.model, batch.images, noise=self._noise(batch.images, draw))
@@ -98,12 +92,6 @@ class SemanticTask(Task):
         self.updates += 1
         follow(self.model, values, self.updates)
 
-    def extra_state(self) -> dict[str, Tensor]:
-        return {"updates": torch.tensor(self.updates)}
-
-    def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
-        self.updates = int(state["updates"])
-
     def held_out(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:
         """The loss, PSNR (dB) of the previews, and the latents' mean and mean square."""
         latents = self.model.encode(batch.images)
@@ -115,12 +103,7 @@ class SemanticTask(Task):
         return {"loss": loss, "psnr": psnr, "latent_mean": mean, "latent_square": square}
 
     def findings(self, values: Mapping[str, float]) -> tuple[str, dict[str, np.ndarray]]:
-        std = max(0.0, values["latent_square"] - values["latent_mean"] ** 2) ** 0.5
-        return (
-            f"previews: PSNR {values['psnr']:.2f} dB; latents: mean {values['latent_mean']:.3f}, standard deviation "
-            f"{std:.3f}",
-            {},
-        )
+        return f"previews: PSNR {values['psnr']:.2f} dB; {moments_text(values)}", {}
 
     def previews(self) -> dict[str, np.ndarray]:
         """Small originals above their previews."""
@@ -130,8 +113,7 @@ class SemanticTask(Task):
         for image in self.shown.split(1):
             preview = self.model(image)
             columns.append(to_uint8(torch.cat([_small(image, preview), preview])).cpu().numpy())
-        rows = np.stack(columns, 1)
-        return {"previews": np.asarray(image_grid(np.concatenate([*rows]), columns=len(columns)))}
+        return {"previews": column_grid(columns)}
 
 
 def _small(images: Tensor, previews: Tensor) -> Tensor:

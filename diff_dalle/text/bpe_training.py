@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from ..errors import InputError, quantity
+from ..errors import Fault, InputError, named, quantity
 from .cleaning import clean, split_words
 from .vocabulary import Pair, byte_symbols
 
@@ -41,9 +41,8 @@ def wordnet_glosses(folder: str) -> Iterator[str]:
     """
     paths = sorted(Path(folder).glob("data.*"))
     if not paths:
-        raise InputError(
-            f"wordnet_dir {folder} has no data.* files: install Debian's package wordnet-base, or set --wordnet_dir"
-        )
+        remedy = "install Debian's package wordnet-base, or name another folder"
+        raise InputError(Fault("wordnet_dir", f"{folder} has no data.* files: {remedy}"))
     for path in paths:
         for line in path.read_text(encoding="utf-8").splitlines():
             if not line.startswith("  "):  # the license at the top is indented
@@ -117,7 +116,9 @@ def learn_merges(counts: Mapping[str, int], num_merges: int) -> list[Pair]:
         while len(merges) < num_merges:
             if not queue or -queue[0][0] < MIN_COUNT:
                 found = quantity(len(merges), "merge")
-                raise InputError(f"the text gives only {found}: use more text, or lower --num_merges ({num_merges})")
+                raise InputError(
+                    f"the text gives only {found}: use more text, or lower {named('num_merges')} ({num_merges})"
+                )
             count, pair = heapq.heappop(queue)
             if -count != words.pair_counts[pair]:  # outdated: the pair was queued again when its count changed
                 continue

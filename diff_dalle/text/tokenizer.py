@@ -7,11 +7,11 @@ import hashlib
 import re
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..config import option
-from ..errors import InputError
+from ..config import option, settings
+from ..errors import Fault, InputError
 from .bpe import merge_word
 from .cleaning import SPACED_WORD_PATTERN, WORD_PATTERN, clean, split_words
 from .vocabulary import BYTE_LETTERS, Vocabulary, byte_symbols, read_vocabulary
@@ -24,7 +24,7 @@ CACHED_CHARACTERS = 64  # longer words are not cached, which bounds the memory o
 PAD = 0
 
 
-@dataclass(frozen=True)
+@settings
 class TokenizerConfig:
     """Tokenizer"""
 
@@ -157,7 +157,7 @@ class Tokenizer:
         if isinstance(texts, str):
             raise TypeError("texts must be a sequence of strings, not a single string")
         if length < 2:
-            raise InputError(f"text_length is {length}, but must be at least 2, for the start and the end token")
+            raise InputError(Fault("text_length", "must be at least 2, for the start and the end token", length))
         tokens = np.full((len(texts), length), PAD, dtype=np.int64)
         mask = np.zeros((len(texts), length), dtype=bool)
         for row, text in enumerate(texts):

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from ..config import nearest, option, quoted
-from ..errors import InputError
+from ..config import nearest, option
+from ..errors import Fault, InputError, quoted
 from .cleaning import clean
 
 if TYPE_CHECKING:  # settings need no torch
@@ -39,6 +39,10 @@ class TokenSpec:
         return self.text.startswith("[") and self.text.endswith("]")
 
 
+def _wrong(rule: str) -> InputError:
+    return InputError(Fault("train_tokens", rule))
+
+
 def parse_token(entry: str) -> TokenSpec:
     """An entry: a JSON list of two, or a text alone. InputError for anything else."""
     try:
@@ -48,17 +52,16 @@ def parse_token(entry: str) -> TokenSpec:
     if not isinstance(values, list) or not all(isinstance(value, (str, type(None))) for value in values):
         values = [entry]
     if len(values) > 2 or not values or not values[0]:
-        raise InputError(f'train_tokens has {quoted(entry)}, but each must be a pair such as ["[star]", "^circle</w>"]')
+        raise _wrong(f'has {quoted(entry)}, but each must be a pair such as ["[star]", "^circle</w>"]')
     spec = TokenSpec(*values)
     if not spec.is_new and spec.init is not None:
-        raise InputError(
-            f"train_tokens has {spec.text!r} with {spec.init!r} to begin with, but existing tokens begin as they are: "
+        raise _wrong(
+            f"has {spec.text!r} with {spec.init!r} to begin with, but existing tokens begin as they are: "
             f"write null there, or [{spec.text.strip('^$')}] for a new token"
         )
     if spec.is_new and (clean(spec.text) != spec.text or any(map(str.isspace, spec.text)) or len(spec.text) < 3):
-        raise InputError(
-            f"train_tokens adds {spec.text!r}, but a new token must be lower case, without spaces, in brackets, such "
-            "as [star]"
+        raise _wrong(
+            f"adds {spec.text!r}, but a new token must be lower case, without spaces, in brackets, such as [star]"
         )
     return spec
 
@@ -111,7 +114,7 @@ def find_tokens(tokenizer: Kind, specs: Sequence[TokenSpec], original: Kind | No
     known = original or tokenizer
     new = {spec.text: _matching(known, spec.init) if spec.init else () for spec in specs if spec.is_new}
     if len(new) < sum(spec.is_new for spec in specs):
-        raise InputError("train_tokens names a new token twice: give each once")
+        raise _wrong("names a new token twice: give each once")
     extended = tokenizer.extended(tuple(new))
     existing = {i for spec in specs if not spec.is_new for i in _matching(known, spec.text)}
     sources = {i: (i,) for i in sorted(existing)} | {extended.token_id(name): ids for name, ids in new.items()}
@@ -123,10 +126,10 @@ def _matching(tokenizer: Extensible, pattern: str) -> tuple[int, ...]:
     try:
         expression = re.compile(pattern)
     except re.error as error:
-        raise InputError(f"train_tokens has the pattern {pattern!r}, which is no regular expression: {error}") from None
+        raise _wrong(f"has the pattern {pattern!r}, which is no regular expression: {error}") from None
     found = tuple(i for i, symbol in enumerate(symbols) if expression.search(symbol))
     found = found or tuple(tokenizer.token_id(each) for each in tokenizer.added if expression.search(each))
     if not found:
         plain = pattern.strip("^$")
-        raise InputError(f"train_tokens has the pattern {pattern!r}, which finds no token{nearest(plain, symbols)}")
+        raise _wrong(f"has the pattern {pattern!r}, which finds no token{nearest(plain, symbols)}")
     return found

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import storage
-from ..errors import InputError
+from ..errors import Fault, InputError, named
 
 Pair = tuple[str, str]
 
@@ -116,10 +116,9 @@ def find_vocabulary(bpe_path: str) -> str:
         for folder in (spec.submodule_search_locations or ()) if spec else ():
             if (path := Path(folder) / CLIP_FILE).is_file():
                 return str(path)
-    raise InputError(
-        f"bpe_path clip needs {CLIP_FILE} from the package open_clip_torch or clip-anytorch, but neither is installed:"
-        " run `pip install --no-deps open_clip_torch`, or set bpe_path to the file itself"
-    )
+    missing = f"clip needs {CLIP_FILE} from the package open_clip_torch or clip-anytorch, but neither is installed"
+    remedy = "run `pip install --no-deps open_clip_torch`, or name the file itself"
+    raise InputError(Fault("bpe_path", f"{missing}: {remedy}"))
 
 
 def read_vocabulary(bpe_path: str = "") -> Vocabulary:
@@ -128,7 +127,7 @@ def read_vocabulary(bpe_path: str = "") -> Vocabulary:
     Raises InputError for a file that is missing, damaged or too large, and for an invalid line.
     """
     path = find_vocabulary(bpe_path)
-    return parse_vocabulary(_read_text(path), f"bpe_path: {path}")
+    return parse_vocabulary(_read_text(path), f"{named('bpe_path')}: {path}")
 
 
 def parse_vocabulary(text: str, where: str) -> Vocabulary:
@@ -178,6 +177,6 @@ def _read_text(path: str) -> str:
             raise InputError(f"{path} holds more than {MAX_BYTES // 2**20} MiB, so it is not a merge file")
         return data.decode("utf-8")
     except InputError as error:
-        raise InputError(f"bpe_path: {error}") from None
+        raise InputError(Fault("bpe_path", f": {error}")) from None
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise InputError(f"bpe_path: {path} is damaged or not a merge file: {error}") from None
+        raise InputError(Fault("bpe_path", f": {path} is damaged or not a merge file: {error}")) from None

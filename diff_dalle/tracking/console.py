@@ -11,8 +11,7 @@ from typing import TextIO
 
 from tqdm import tqdm
 
-from .scalar_table import format_table
-from .tracker import Run, Tracker
+from .tracker import Run, Tracker, format_table
 
 DIM, BOLD, CYAN, RESET = "\033[2m", "\033[1m", "\033[36m", "\033[0m"
 

@@ -16,8 +16,7 @@ from PIL import Image
 from .. import storage
 from ..errors import InputError
 from ..images.output import png_bytes
-from .scalar_table import format_table
-from .tracker import Run, Table, Tracker
+from .tracker import Run, Table, Tracker, format_table
 
 
 def read_lines(path: str) -> list[str]:

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from .. import storage
-from ..errors import InputError
+from ..errors import Fault, InputError, named
 from ..storage.failures import is_temporary, reason_of
 from ..storage.hub import hub_api, server
 from .tracker import import_extra
@@ -18,7 +18,7 @@ _REPO = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
 def check_repo(repo: str) -> None:
     """InputError unless ``repo`` can be the name of a repository."""
     if not _REPO.fullmatch(repo) or len(repo) > 96:
-        raise InputError(f"huggingface_repo is {repo!r}, but must be the name of a repository, such as user/name")
+        raise InputError(Fault("huggingface_repo", "must be the name of a repository, such as user/name", repo))
 
 
 class Hub:
@@ -35,18 +35,16 @@ class Hub:
         import_extra("huggingface_hub.utils", "hub", "save_to huggingface").disable_progress_bars()
         token = storage.read_text(token_path, MAX_TOKEN).strip() if token_path else hub.get_token()
         if not token:
-            raise InputError(
-                f"huggingface_repo {repo} needs a login: run `hf auth login`, or name a file with a token by token_path"
-            )
+            remedy = f"run `hf auth login`, or name a file with a token by {named('token_path')}"
+            raise InputError(Fault("huggingface_repo", f"{repo} needs a login: {remedy}"))
         self.server, self.token = server(), token
         try:
             self._make()
         except Exception as error:
             if not is_temporary(error):
-                raise InputError(
-                    f"huggingface_repo {repo} cannot be used ({reason_of(error)}): check its name, and that the token "
-                    "may write there"
-                ) from error
+                remedy = "check its name, and that the token may write there"
+                rule = f"{repo} cannot be used ({reason_of(error)}): {remedy}"
+                raise InputError(Fault("huggingface_repo", rule)) from error
 
     def _make(self) -> Any:
         """The client, with which the repository has been made."""

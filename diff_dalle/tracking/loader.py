@@ -7,14 +7,13 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import BinaryIO
 
 from .. import storage
-from ..config import Problems, option
-from ..errors import InputError
+from ..config import faults_of, option, settings
+from ..errors import Fault, InputError, named
 from .names import check_relative
-from .services import check_run_path, told, wrong_keys
+from .services import check_run_path, wrong_keys
 from .wandb import download_from_run
 
 # What each kind has beside what all have; True = required.
@@ -27,11 +26,11 @@ MAX_BYTES = 2**38  # 256 GiB: an endless reply must end
 CHUNK = 2**20
 
 
-@dataclass(frozen=True)
+@settings
 class LoaderConfig:
     """What a new log directory starts from"""
 
-    load_from: str | None = option(None, "where to load from; none = nothing", choices=tuple(KEYS), free=True)
+    load_from: str | None = option(None, "where to load from; none = nothing", choices=KEYS, free=True)
     only_auto_resume: bool = option(False, "load only if an earlier session's run is continued", free=True)
     file_path: str | None = option(None, "path of the file", free=True)
     url: str | None = option(None, "URL of the file: http(s)://, file:, s3://, …", free=True)
@@ -40,21 +39,14 @@ class LoaderConfig:
     )
     wandb_file_path: str | None = option(None, "path of the file in that run", free=True)
 
-    def __post_init__(self):
-        Problems.check(self._problems())
-
-    def _problems(self) -> Iterator[str]:
+    def faults(self) -> Iterator[Fault]:
         yield from wrong_keys(self, "load_from", KEYS)
         if self.url is not None and storage.scheme(self.url) == "pipe":
-            yield "url is a command, but must be the address of a file"
-        for name, check in (("wandb_run_path", check_run_path), ("wandb_file_path", check_file)):
-            if (value := getattr(self, name)) is not None:
-                yield from told(check, value)
-
-
-def check_file(path: str) -> None:
-    """InputError unless ``path`` can name a file of a wandb run."""
-    check_relative(path, "wandb_file_path")
+            yield Fault("url", "is a command, but must be the address of a file")
+        if (run := self.wandb_run_path) is not None:
+            yield from faults_of(lambda: check_run_path(run))
+        if (file := self.wandb_file_path) is not None:
+            yield from faults_of(lambda: check_relative(file, "wandb_file_path"))
 
 
 def source_path(config: LoaderConfig, folder: str) -> str:
@@ -81,13 +73,14 @@ def fetch_source(config: LoaderConfig, folder: str, resumed: str = "") -> str:
     if config.load_from == "wandb":
         run = config.wandb_run_path or resumed
         if not run:
-            raise InputError("load_from wandb has no run: no run is resumed, so name one by wandb_run_path")
+            rule = f"wandb has no run: no run is resumed, so name one by {named('wandb_run_path')}"
+            raise InputError(Fault("load_from", rule))
         _download_from_wandb(run, config.wandb_file_path or "", path)
     elif config.load_from == "url" and storage.is_remote(config.url or ""):
         _download(config.url or "", path)
     elif not storage.exists(path):
         raise InputError(
-            f"{path} does not exist, but load_from {config.load_from} names it: correct it, or leave it out"
+            f"{path} does not exist, but {named('load_from')} {config.load_from} names it: correct it, or leave it out"
         )
     return path
 

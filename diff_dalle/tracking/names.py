@@ -7,8 +7,9 @@ import string
 from collections.abc import Mapping
 from typing import Any
 
+from .. import storage
 from ..config import nearest
-from ..errors import InputError
+from ..errors import Fault, InputError
 
 EXAMPLES: dict[str, Any] = {"epoch": 1, "step": 1, "sample": 1, "samples_seen": 1, "unet": "0", "val_loss": 0.5}
 _FORMAT = re.compile(r"0?[1-9]?\dd?|\.\d{1,2}f")  # {step:06d} and {val_loss:.4f}
@@ -22,16 +23,15 @@ def check_name(name: str, setting: str, relative: bool) -> None:
     """
     filled = fill_name(name, EXAMPLES, setting)
     if not filled.strip() or filled.endswith(("/", "\\")) or not filled.isprintable():
-        raise InputError(f"{setting} is {name!r}, but must be the path of a file")
+        raise InputError(Fault(setting, "must be the path of a file", name))
     if relative:
         check_relative(name, setting)
 
 
 def check_relative(path: str, setting: str) -> None:
     """InputError unless a path stays inside the folder that it is relative to."""
-    parts = path.split("/")
-    if "\\" in path or ":" in parts[0] or not {"", ".", ".."}.isdisjoint(parts):
-        raise InputError(f"{setting} is {path!r}, but must be relative, in the form folder/name")
+    if not storage.stays_inside(path):
+        raise InputError(Fault(setting, "must be relative, in the form folder/name", path))
 
 
 def fill_name(name: str, values: Mapping[str, Any], setting: str = "the name") -> str:
@@ -41,7 +41,7 @@ def fill_name(name: str, values: Mapping[str, Any], setting: str = "the name") -
     try:
         parts = list(string.Formatter().parse(name))
     except ValueError as error:
-        raise InputError(f"{setting} is {name!r}, which has a placeholder that does not end: {error}") from None
+        raise InputError(Fault(setting, f"has a placeholder that does not end: {error}", name)) from None
     for literal, field, form, conversion in parts:
         text += literal
         if field is None:
@@ -49,20 +49,23 @@ def fill_name(name: str, values: Mapping[str, Any], setting: str = "the name") -
         if field not in EXAMPLES:
             known = ", ".join(f"{{{each}}}" for each in EXAMPLES)
             hint = nearest(field, EXAMPLES)
-            raise InputError(f"{setting} has {{{field[:40]}}}, but the placeholders are {known}{hint}")
+            raise InputError(Fault(setting, f"has {{{field[:40]}}}, but the placeholders are {known}{hint}"))
         if conversion:
-            raise InputError(f"{setting} has {{{field}!{conversion}}}: leave !{conversion} out")
-        text += _shown(values[field], form or "", f"{setting} has {{{field}:{form}}}")
+            raise InputError(Fault(setting, f"has {{{field}!{conversion}}}: leave !{conversion} out"))
+        value = values[field]
+        if form and value is not None and not _fits(form, value):
+            example = "{val_loss:.4f}" if type(value) is float else "{step:06d}"
+            rule = f"has {{{field}:{form}}}, but a format must be like that of {example}"
+            raise InputError(Fault(setting, rule))
+        text += _shown(value, form or "")
     return text
 
 
-def _shown(value: Any, form: str, what: str) -> str:
+def _fits(form: str, value: Any) -> bool:
+    return bool(_FORMAT.fullmatch(form)) and type(value) is (float if form.startswith(".") else int)
+
+
+def _shown(value: Any, form: str) -> str:
     if value is None:
         return "none"
-    if form:
-        kind = float if form.startswith(".") else int
-        if not _FORMAT.fullmatch(form) or type(value) is not kind:
-            example = "{val_loss:.4f}" if type(value) is float else "{step:06d}"
-            raise InputError(f"{what}, but a format must be like that of {example}")
-        return format(value, form)
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return format(value, form or (".4g" if isinstance(value, float) else ""))

@@ -9,15 +9,14 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from .. import storage
-from ..config import Problems, option
-from ..errors import InputError, redact
+from ..config import faults_of, option, settings
+from ..errors import Fault, InputError, named, redact
 from .hub import Hub, check_repo
 from .names import check_name, check_relative, fill_name
-from .services import check_run_path, told, wrong_keys
+from .services import check_run_path, wrong_keys
 from .store import LocalStore, Store, Write
 from .tracker import Run, Saved, Tracker
 from .uploads import Uploads
@@ -30,10 +29,11 @@ KEYS = {
     "huggingface": {"huggingface_repo": True, "token_path": False},
     "wandb": {"wandb_run_path": False},
 }
+_PATHS = ("save_latest_to", "save_best_to", "save_meta_to")
 _DEAD = "has no effect: set {} to a path"
 
 
-@dataclass(frozen=True)
+@settings
 class SaverConfig:
     """Saver"""
 
@@ -43,7 +43,7 @@ class SaverConfig:
         "save_best": _DEAD.format("save_best_to"),
     }
 
-    save_to: str = option("local", "where to save", choices=tuple(KEYS), free=True, required=True)
+    save_to: str = option("local", "where to save", choices=KEYS, free=True, required=True)
     save_latest_to: str | None = option(
         None,
         "path of the latest save, with the placeholders {epoch}, {step}, {sample} (of the epoch), {samples_seen}, "
@@ -68,35 +68,35 @@ class SaverConfig:
         free=True,
     )
 
-    def __post_init__(self):
-        Problems.check(self._problems())
-
     @property
     def paths(self) -> dict[str, str]:
         """The paths that are set, by setting."""
-        names = ("save_latest_to", "save_best_to", "save_meta_to")
-        return {name: path for name in names if (path := getattr(self, name)) is not None}
+        return {name: path for name in _PATHS if (path := getattr(self, name)) is not None}
 
     @property
     def place(self) -> tuple[str, ...]:
         """What decides where files go."""
         return self.save_to, self.huggingface_repo or "", self.token_path or "", self.wandb_run_path or ""
 
-    def _problems(self) -> Iterator[str]:
+    def faults(self) -> Iterator[Fault]:
         yield from wrong_keys(self, "save_to", KEYS)
+        latest, best, meta = map(named, _PATHS)
         if not self.paths:
-            yield "save_to needs save_latest_to, save_best_to or save_meta_to: set what is to be saved where"
+            yield Fault("save_to", f"needs {latest}, {best} or {meta}: set what is to be saved where")
         if self.save_latest_to is not None and self.save_latest_to == self.save_best_to:
-            yield f"save_best_to is {self.save_best_to!r}, but save_latest_to is the same: each save needs its own path"
-        if self.huggingface_repo is not None:
-            yield from told(check_repo, self.huggingface_repo)
-        if self.wandb_run_path is not None:
-            yield from told(check_run_path, self.wandb_run_path)
+            yield Fault.of(self, "save_best_to", f"{latest} is the same: each save needs its own path")
+        if (repo := self.huggingface_repo) is not None:
+            yield from faults_of(lambda: check_repo(repo))
+        if (run := self.wandb_run_path) is not None:
+            yield from faults_of(lambda: check_run_path(run))
+        yield from faults_of(self._check_paths)
+
+    def _check_paths(self) -> None:
         for name, path in self.paths.items():
             if name != "save_meta_to":
-                yield from told(check_name, path, name, self.save_to != "local")
+                check_name(path, name, self.save_to != "local")
             elif self.save_to != "local":
-                yield from told(check_relative, path.removesuffix("/"), name)
+                check_relative(path.removesuffix("/"), name)
 
 
 # --------------------------------------------------------------------------------------------------------------- stores
@@ -118,7 +118,8 @@ def _wandb(config: SaverConfig, run: Run, trackers: Mapping[str, Tracker]) -> St
         return Uploads(_folder(run, "wandb", path), put_into_run(path), f"the wandb run {path}")
     logged = trackers.get("wandb")
     if not isinstance(logged, WandbTracker):
-        raise InputError("save_to wandb has no run: log to wandb too, or name a run by wandb_run_path")
+        rule = f"wandb has no run: log to wandb too, or name a run by {named('wandb_run_path')}"
+        raise InputError(Fault("save_to", rule))
     return WandbFiles(logged, _folder(run, "wandb", "current"))
 
 
@@ -205,11 +206,12 @@ def create_savers(
     }
 
 
-def check_savers(configs: Sequence[SaverConfig]) -> Iterator[str]:
-    """What is wrong with several savers together, a sentence each."""
+def check_savers(configs: Sequence[SaverConfig], setting: str) -> Iterator[Fault]:
+    """What is wrong with several savers together. setting: the list of them."""
     taken: set[tuple] = set()
-    for config in configs:
+    for i, config in enumerate(configs):
         for name, path in config.paths.items():
             if name != "save_meta_to" and (*config.place, path) in taken:
-                yield f"{name} is {path!r} in two savers with the same place: each save needs its own path"
+                rule = "another saver with the same place has it too: each save needs its own path"
+                yield Fault(f"{setting}[{i}].{name}", rule, path)
             taken.add((*config.place, path))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from .. import storage
-from ..errors import InputError
+from ..errors import InputError, named
 from .tracker import Run, Tracker, import_extra
 
 
@@ -20,9 +20,8 @@ class TensorboardTracker(Tracker):
     def __init__(self, run: Run):
         summary = import_extra(self.module, "tensorboard")
         if storage.is_remote(run.logdir):
-            raise InputError(
-                f"tensorboard cannot write to {run.logdir}: remove it from --trackers or set a local --logdir"
-            )
+            remedy = f"remove it from {named('trackers')} or set a local {named('logdir')}"
+            raise InputError(f"tensorboard cannot write to {run.logdir}: {remedy}")
         # Hides events from purge_step on, which an interrupted session wrote after its last checkpoint.
         purge_step = run.step + 1 if run.step else 0
         self.writer = summary.SummaryWriter(storage.join(run.logdir, "tensorboard"), purge_step=purge_step)

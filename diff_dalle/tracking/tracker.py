@@ -14,7 +14,9 @@ from typing import BinaryIO
 
 import numpy as np
 
-from ..errors import InputError
+from ..errors import InputError, named
+
+WIDTH = 40  # maximum characters of a name; longer names are shortened in the middle
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,9 @@ def import_extra(module: str, extra: str, user: str = "") -> ModuleType:
 
     user: the setting that needs it; empty = the tracker of the extra's name.
     """
-    what, remedy = (user, f"leave {user} out") if user else (f"tracker {extra}", f"remove {extra} from --trackers")
+    what, remedy = (
+        (user, f"leave {user} out") if user else (f"tracker {extra}", f"remove {extra} from {named('trackers')}")
+    )
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -132,3 +136,18 @@ def import_extra(module: str, extra: str, user: str = "") -> ModuleType:
             f"{what} needs a package that is not installed ({error}): run `pip install 'diff_dalle[{extra}]'`, or "
             f"{remedy}"
         ) from None
+
+
+def format_table(scalars: Mapping[str, float]) -> str:
+    """Lines of ``| name | value |``, sorted by name, between two rules.
+
+    Integers are printed in full, other numbers with three significant digits. Names with a dot are left out: they are
+    cells of a table (``table.cell``), too many to read here.
+    """
+    scalars = {name: value for name, value in scalars.items() if "." not in name}
+    names = [name if len(name) <= WIDTH else f"{name[:18]}...{name[-19:]}" for name in sorted(scalars)]
+    values = [f"{value:.0f}" if float(value).is_integer() else f"{value:.3g}" for _, value in sorted(scalars.items())]
+    left, right = max(map(len, names), default=0), max(map(len, values), default=0)
+    rule = "-" * (left + right + 7)
+    lines = [f"| {name:{left}} | {value:{right}} |" for name, value in zip(names, values, strict=True)]
+    return "\n".join([rule, *lines, rule])

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
 from .. import storage
-from ..config import Problems, lookup, option
-from ..errors import InputError, redact
+from ..config import option, settings
+from ..errors import Fault, named, redact
 from .console import ConsoleTracker
 from .files import CsvLog, JsonLog, SampleGrids, TextLog
 from .loader import LoaderConfig
@@ -30,7 +30,7 @@ TRACKERS: dict[str, Callable[[Run], Tracker]] = {
 }
 
 
-@dataclass(frozen=True)
+@settings
 class TrackingConfig:
     """Logging"""
 
@@ -39,6 +39,7 @@ class TrackingConfig:
         "trackers: console; log (log.txt), csv, jsonl (progress.*) and samples (image grids) in the log directory;"
         " tensorboard and wandb (extras)",
         free=True,
+        choices=TRACKERS,
     )
     samples_dir: str = option(
         "", "folder for image grids; empty = samples in the log directory", free=True, needs=("trackers", "samples")
@@ -68,16 +69,15 @@ class TrackingConfig:
         None, "where to fetch the checkpoint or the weights that a new log directory starts from", free=True
     )
 
-    def __post_init__(self):
+    def faults(self) -> Iterator[Fault]:
         if self.wandb_resume == "must" and not self.wandb_run_id:
-            raise InputError("wandb_resume is must, but wandb_run_id is empty: name the run to continue")
+            yield Fault("wandb_resume", f"is must, but {named('wandb_run_id')} is empty: name the run to continue")
         if self.wandb_resume == "never" and self.wandb_run_id:
-            raise InputError("wandb_run_id is given, but wandb_resume is never: leave one of them out")
-        Problems.check(check_savers(self.savers))
+            yield Fault("wandb_run_id", f"is given, but {named('wandb_resume')} is never: leave one of them out")
+        yield from check_savers(self.savers, "savers")
         for name in self.trackers:
-            lookup(TRACKERS, name, "tracker")
             if self.trackers.count(name) > 1:
-                raise InputError(f"trackers lists {name} twice: give each tracker once")
+                yield Fault("trackers", f"lists {name} twice: give each tracker once")
 
     def wandb_run_path(self, logdir: str) -> str:
         """The wandb run that a session in a log directory continues, as entity/project/id; "" if it is not known."""
@@ -95,44 +95,41 @@ class Trackers(Tracker):
         self.members = dict(members)
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        self._forward(lambda member: member.log(step, scalars))
+        self._forward("log", step, scalars)
 
     def images(self, step: int, name: str, grid: np.ndarray) -> None:
-        pixels = _pixels(grid)
-        self._forward(lambda member: member.images(step, name, pixels))
+        self._forward("images", step, name, _pixels(grid))
 
     def table(self, step: int, name: str, table: Table) -> None:
         for row in table.rows():
             for cell in row:
                 if not isinstance(cell, str):
                     _pixels(cell)
-        self._forward(lambda member: member.table(step, name, table))
+        self._forward("table", step, name, table)
 
     def figure(self, step: int, name: str, image: np.ndarray) -> None:
-        pixels = _pixels(image)
-        self._forward(lambda member: member.figure(step, name, pixels))
+        self._forward("figure", step, name, _pixels(image))
 
     def progress(self, step: int) -> None:
-        self._forward(lambda member: member.progress(step))
+        self._forward("progress", step)
 
     def note(self, text: str) -> None:
         """`Tracker.note`, without the secrets that paths may carry."""
-        clean = redact(text)
-        self._forward(lambda member: member.note(clean))
+        self._forward("note", redact(text))
 
     def saved(self, saved: Saved) -> None:
-        self._forward(lambda member: member.saved(saved))
+        self._forward("saved", saved)
 
     def hurry(self) -> None:
-        self._forward(lambda member: member.hurry())
+        self._forward("hurry")
 
     def finish(self) -> None:
-        self._forward(lambda member: member.finish())
+        self._forward("finish")
 
-    def _forward(self, call: Callable[[Tracker], None]) -> None:
+    def _forward(self, method: str, *arguments: Any) -> None:
         for name, member in list(self.members.items()):
             try:
-                call(member)
+                getattr(member, method)(*arguments)
             except Exception as error:  # no error of a service's client may end a run of weeks
                 if not member.optional:
                     raise

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import storage
-from ..errors import InputError
+from ..errors import Fault, InputError, named
 from .store import Store, Write
 from .tracker import Run, Table, Tracker, import_extra
 
@@ -50,8 +50,8 @@ class WandbTracker(Tracker):
             )
         except self.wandb.errors.Error as error:
             raise InputError(
-                f"wandb does not start ({error}): set WANDB_MODE=offline to keep the run on disk, or remove wandb from"
-                " --trackers"
+                f"wandb does not start ({error}): set WANDB_MODE=offline to keep the run on disk, or remove wandb from "
+                f"{named('trackers')}"
             ) from error
         storage.write_bytes(storage.join(run.logdir, ID_FILE), self.run.id.encode())
         self.run.define_metric("*", step_metric="step")
@@ -93,7 +93,7 @@ def _find_run(path: str, user: str) -> Any:
     try:
         return wandb.Api().run(path)
     except (wandb.errors.Error, ValueError) as error:
-        raise InputError(f"the wandb run {path} cannot be opened ({error}): check wandb_run_path") from error
+        raise InputError(Fault("wandb_run_path", f"{path} cannot be opened ({error}): check it")) from error
 
 
 def put_into_run(path: str) -> Callable[[str, str], None]:
@@ -113,4 +113,4 @@ def download_from_run(path: str, name: str, folder: str) -> None:
     try:
         run.file(name).download(root=folder, replace=True)
     except Exception as error:  # the client raises many kinds
-        raise InputError(f"wandb_file_path {name} of the run {path} cannot be downloaded: {error}") from error
+        raise InputError(Fault("wandb_file_path", f"{name} of the run {path} cannot be downloaded: {error}")) from error

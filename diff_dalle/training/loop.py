@@ -7,6 +7,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from ..batch import Batch
 from ..checkpoints.run_folder import RunFolder
 from ..distributed.launch import JobEnd
 from ..distributed.world import Vote, World
-from ..errors import InputError
+from ..errors import InputError, named
 from ..models.compiling import compile_training
 from ..models.precision import autocast
 from ..randomness import Draw
@@ -121,7 +122,7 @@ class TrainLoop:
                 if self.step > self.saved_step:
                     self._attempt(self.save, tracker)
                 self._attempt(self.saving.finish)
-            failures = self.world.gather(str(self.failure or ""))
+            failures = self.world.gather(self.failure.message(named) if self.failure else "")
             if any(failures):
                 rank = next(rank for rank, text in enumerate(failures) if text)
                 raise self.failure or InputError(f"rank {rank}: {failures[rank]}")
@@ -143,7 +144,7 @@ class TrainLoop:
         ends = time.monotonic() + 3600 * config.hours if config.hours else None
         logged = time.monotonic(), self.samples
         with contextlib.closing(self.data.batches(self.samples, lambda: bool(stop.reason))) as source:
-            upcoming = self._fetch(source)
+            upcoming = self._attempt(next, source, None)  # None: a failure, or it has to do with a signal
             vote.cast(self._why_to_stop(stop, ends))
             while True:
                 if reason := vote.answer():
@@ -152,7 +153,7 @@ class TrainLoop:
                     return reason
                 batch, last = upcoming, self.step + 1 == self.total_steps
                 if not last:
-                    upcoming = self._fetch(source)
+                    upcoming = self._attempt(next, source, None)
                     vote.cast(self._why_to_stop(stop, ends))
                 assert batch is not None  # or the vote would have had a reason
                 self.update(batch)
@@ -168,13 +169,6 @@ class TrainLoop:
                 if last:
                     return 0
 
-    def _fetch(self, source: Iterator[Batch]) -> Batch | None:
-        """The next batch; None when there is none, which is then a failure, or has to do with a signal."""
-        batch = None
-        with self._kept():
-            batch = next(source, None)
-        return batch
-
     def _why_to_stop(self, stop: Stop, ends: float | None) -> int:
         """This rank's vote."""
         self._attempt(self.saving.check)
@@ -182,19 +176,16 @@ class TrainLoop:
             return FAILURE
         return stop.reason or (TIME if ends is not None and time.monotonic() > ends else 0)
 
-    @contextlib.contextmanager
-    def _kept(self) -> Iterator[None]:
-        """Keep an InputError as this rank's ``failure``. Diverged, which all ranks see at once, passes."""
+    def _attempt(self, call: Callable[..., Any], *arguments) -> Any:
+        """What a call returns; None after an InputError, which is kept as this rank's ``failure``. Diverged, which all
+        ranks see at once, passes."""
         try:
-            yield
+            return call(*arguments)
         except Diverged:
             raise
         except InputError as error:
             self.failure = self.failure or error
-
-    def _attempt(self, call: Callable[..., object], *arguments) -> None:
-        with self._kept():
-            call(*arguments)
+            return None
 
     def _report(self, call: Callable[..., object], *arguments) -> None:
         """Tell the tracker, or write to the log directory, unless something has failed already."""
@@ -243,11 +234,12 @@ class TrainLoop:
                 continue
             positions = self.last_bad.get(trainee.name, [])
             names = ", ".join(self.data.describe(position) for position in positions[:8])
+            names += ", …" if len(positions) > 8 else ""
             raise Diverged(
-                f"the gradient was not finite in {count} consecutive steps (max_bad_steps is "
-                f"{self.config.max_bad_steps}), so training has diverged: lower --lr or raise --warmup_steps. The last "
-                f"of these steps had the samples {names}{', …' if len(positions) > 8 else ''}. The checkpoints written "
-                f"so far are intact; {FILE} has these steps, and scripts/replay.py computes one again"
+                f"the gradient was not finite in {count} consecutive steps ({named('max_bad_steps')} is "
+                f"{self.config.max_bad_steps}), so training has diverged: lower {named('lr')} or raise "
+                f"{named('warmup_steps')}. The last of these steps had the samples {names}. The checkpoints written so "
+                f"far are intact; {FILE} has these steps, and scripts/replay.py computes one again"
             )
 
     def _write_flight(self, trainee: Trainee) -> None:
@@ -280,8 +272,7 @@ class TrainLoop:
         starts = (min(number, count - 1) * block for number in numbers)
         with contextlib.closing(self.val_data.batches_at([range(start, start + block) for start in starts])) as batches:
             for number in numbers:
-                with self._kept():
-                    batch = next(batches)
+                batch = self._attempt(next, batches)
                 if self.world.any(self.failure is not None):
                     return {}
                 draw = Draw(EVALUATION_SEED, batch.index, self.world.device)
@@ -303,8 +294,8 @@ class TrainLoop:
             if self.config.keep_best:
                 self._report(self.saving.keep_best, trainee, self.step, self.samples, values["loss"])
         if self.measure:
-            with self._kept(), evaluating(self.trainees):
-                scalars |= self.measure()
+            with evaluating(self.trainees):
+                scalars |= self._attempt(self.measure) or {}
         self._report(tracker.log, self.step, scalars)
         self.evaluated_step, self.loss = self.step, statistics.fmean(means)
         if self.save_best and self.world.any(self._is_best()):
@@ -313,8 +304,8 @@ class TrainLoop:
     def _show(self, tracker) -> None:
         with evaluating(self.trainees):
             previews = [trainee.task.previews() for trainee in self.trainees]
-        for trainee, named in zip(self.trainees, previews, strict=True):
-            for name, shown in named.items():
+        for trainee, given in zip(self.trainees, previews, strict=True):
+            for name, shown in given.items():
                 call = tracker.table if isinstance(shown, Table) else tracker.images
                 self._report(call, self.step, trainee.prefix + name, shown)
             if self.world.is_main:

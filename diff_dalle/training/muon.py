@@ -4,13 +4,12 @@ replaced by the nearest orthogonal matrix, so that all its directions learn at t
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from .adamw import AdamW
 
 # Of the odd quintic a·σ + b·σ³ + c·σ⁵, which moves singular values of 0.01 to 0.8 to between 0.7 and 1.2 in four
 # iterations (Jordan et al. 2024).
@@ -43,6 +42,17 @@ def orthogonalized(matrices: Tensor) -> Tensor:
         if left:
             gram = factor @ gram @ factor
     return (product * (peak * squared).rsqrt()) @ matrices
+
+
+class AdamW(torch.optim.AdamW):
+    """torch's without the wrappers that leave its methods out of torch.compile: they import torch._dynamo, which takes
+    as long as importing torch, and no update is compiled here."""
+
+    add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.AdamW.zero_grad)
+    state_dict = inspect.unwrap(torch.optim.AdamW.state_dict)
+    load_state_dict = inspect.unwrap(torch.optim.AdamW.load_state_dict)
+    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
 
 
 class Muon(AdamW):

@@ -8,8 +8,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import InputError
-from .adamw import AdamW
-from .muon import Muon
+from .muon import AdamW, Muon
 from .optim_config import OptimConfig
 
 

@@ -13,9 +13,9 @@ from ..checkpoints.run_folder import CheckpointSet, RunFolder, find_set
 from ..checkpoints.shards import ShardedFolder
 from ..checkpoints.sharing import share_state, share_tensors
 from ..distributed.world import World
-from ..errors import InputError, quantity, redact
+from ..errors import Fault, InputError, named, quantity, redact
 from .settings import TrainingConfig
-from .sharded_restoring import check_sharded, contents_of, load_trainee, place_weights
+from .sharded_restoring import contents_of, load_trainee, place_weights
 from .trainee import Trainee
 
 
@@ -56,14 +56,14 @@ class Start:
         """InputError when the settings name other files to start from than the run in the log directory did."""
         if not given or self.run.started_from == list(given):
             return
-        flag = "resume_checkpoint" if self.config.resume_checkpoint else "init_checkpoint"
+        setting = "resume_checkpoint" if self.config.resume_checkpoint else "init_checkpoint"
         if self.run.started_from is None:  # written by an earlier version
-            self.world.print(f"Note: --{flag} is not read, because {self.run.path} holds checkpoints.")
+            self.world.print(f"Note: {setting} is not read, because {self.run.path} holds checkpoints.")
             return
         origin = ", ".join(self.run.started_from) or "its own first step"
         raise InputError(
-            f"--{flag} is {', '.join(given)}, but {self.run.path} holds a run that started from {origin}: "
-            f"leave --{flag} out to resume it, or choose another --logdir"
+            f"{named(setting)} is {', '.join(given)}, but {self.run.path} holds a run that started from {origin}: "
+            f"leave {named(setting)} out to resume it, or choose another {named('logdir')}"
         )
 
     def _load_latest(self) -> None:
@@ -84,8 +84,8 @@ class Start:
                 continue
             return
         raise InputError(
-            f"{run.path} holds no checkpoint that can be read: {'; '.join(problems)}. Choose another --logdir to start "
-            "again"
+            f"{run.path} holds no checkpoint that can be read: {'; '.join(problems)}. Choose another "
+            f"{named('logdir')} to start again"
         )
 
     def _load_set(self, run: RunFolder, entry: CheckpointSet) -> None:
@@ -138,9 +138,11 @@ class Start:
         if self.world.is_main:
             contents = contents_of(folder, trainee) if folder else {}
             contents |= {role: found for (name, role), found in files.items() if name == trainee.name}
-            check_sharded(trainee, contents)
-            content, path = contents["optimizer"]
-            self._check_optimizer(trainee, content["state"], path, run)
+            for role, (content, path) in contents.items():
+                if role == "optimizer":
+                    self._check_optimizer(trainee, content["state"], path, run)
+                else:
+                    check_weights(trainee.task.model, content, path)
         load_trainee(trainee, contents, self.world.broadcast(folder), self.world)
 
     def _changed_settings(self, run: RunFolder) -> str:
@@ -156,8 +158,8 @@ class Start:
             if not changed:
                 raise
             raise InputError(
-                f"{error}; settings that differ from those of {run.path}: {changed}: give the same, or start a new run "
-                "from its weights by --init_checkpoint"
+                f"{error.message(named)}; settings that differ from those of {run.path}: {changed}: give the same, or "
+                f"start a new run from its weights by {named('init_checkpoint')}"
             ) from None
 
     def _share_weights(self, trainee: Trainee) -> None:
@@ -172,20 +174,18 @@ class Start:
         if not self.config.accept_changed_batch:
             raise InputError(
                 f"{run.path} was trained with {quantity(entry.batch, 'sample')} per step, but now a step has {now:,}, "
-                f"those of {quantity(processes, 'process')}: set --batch_size so that it has as many, or accept the "
-                "change by --accept_changed_batch True"
+                f"those of {quantity(processes, 'process')}: set {named('batch_size')} so that it has as many, or "
+                f"accept the change by {named('accept_changed_batch')} True"
             )
         self.world.print(f"Note: from here on a step has {quantity(now, 'sample')} instead of {entry.batch:,}.")
 
     def _check_data(self, run: RunFolder, entry: CheckpointSet) -> None:
         for name, changed in self.run.changed_data(run, entry).items():
             if name == "data_dir" and not self.config.accept_changed_data:
-                raise InputError(
-                    f"--data_dir differs from the data of step {entry.step:,} in {run.path}: {changed}. The run would "
-                    "see other samples in another order: give the same data, or accept the change by "
-                    "--accept_changed_data True"
-                )
-            self.world.print(f"Note: --{name} differs from step {entry.step:,} of {run.path}: {changed}.")
+                remedy = f"give the same data, or accept the change by {named('accept_changed_data')} True"
+                rule = f"differs from the data of step {entry.step:,} in {run.path}: {changed}. The run would see other"
+                raise InputError(Fault(name, f"{rule} samples in another order: {remedy}"))
+            self.world.print(f"Note: {name} differs from step {entry.step:,} of {run.path}: {changed}.")
 
     def _start_from_weights(self, paths: Sequence[str]) -> None:
         """Initialize each trainee from the file that carries its name; in a run of one, from the only file."""
@@ -218,10 +218,8 @@ class Start:
         names = ", ".join(repr(trainee.name) for trainee in self.trainees)
         if len(paths) > len(self.trainees):
             networks = quantity(len(self.trainees), "network")
-            raise InputError(
-                f"init_checkpoint has {len(paths)} files ({', '.join(paths)}), but this run trains {networks}: give at "
-                "most one file for each"
-            )
+            rule = f"this run trains {networks}: give at most one file for each"
+            raise InputError(Fault("init_checkpoint", f"has {len(paths)} files ({', '.join(paths)}), but {rule}"))
         found, remaining = [], {trainee.name: trainee for trainee in self.trainees}
         for path in paths:
             content = load_file(path, values=True)
@@ -231,10 +229,8 @@ class Start:
                 parts = {content["trainee"] if len(self.trainees) > 1 else self.trainees[0].name: content}
             for name, part in parts.items():
                 if name not in remaining:
-                    raise InputError(
-                        f"init_checkpoint {path} holds the trainee {name!r}, but this run trains {names}, "
-                        "each of which takes one file"
-                    )
+                    rule = f"but this run trains {names}, each of which takes one file"
+                    raise InputError(Fault("init_checkpoint", f"{path} holds the trainee {name!r}, {rule}"))
                 found.append((remaining.pop(name), part, path))
         return found
 
@@ -246,7 +242,7 @@ class Start:
         if found.tokenizer != own.tokenizer:
             raise InputError(
                 f"{path} was trained with tokenizer {found.tokenizer}, this run has {own.tokenizer}: "
-                "set --bpe_path to match"
+                f"set {named('bpe_path')} to match"
             )
 
 

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 
-from ..config import option, section
+from ..config import faults_of, option, section, settings
 from ..distributed.sharding_config import ShardingConfig
-from ..errors import InputError
+from ..errors import Fault, named
 from ..models.precision_names import PRECISIONS
 from ..randomness import check_seeds
 
 
-@dataclass(frozen=True)
+@settings
 class TrainingConfig:
     """Training"""
 
-    batch_size: int = option(64, "samples per process and step", free=True)
+    batch_size: int = option(64, "samples per process and step", free=True, least=1)
     microbatch: int = option(
-        0, "samples per forward pass; memory depends on it, results do not; 0 = batch_size", free=True
+        0, "samples per forward pass; memory depends on it, results do not; 0 = batch_size", free=True, least=0
     )
-    iterations: int = option(300_000, "total training steps, including resumed ones; 0 = no limit", free=True)
-    samples: int = option(0, "total training samples, including resumed ones; 0 = no limit", free=True)
-    hours: float = option(0.0, "save and stop after this many hours of the session; 0 = no limit", free=True)
+    iterations: int = option(300_000, "total training steps, including resumed ones; 0 = no limit", free=True, least=0)
+    samples: int = option(0, "total training samples, including resumed ones; 0 = no limit", free=True, least=0)
+    hours: float = option(0.0, "save and stop after this many hours of the session; 0 = no limit", free=True, least=0)
     seed: int = option(0, "seed of the data order and of all random numbers")
     precision: str = option(
         "auto",
@@ -50,42 +50,48 @@ class TrainingConfig:
     init_exclude: tuple[str, ...] = option(
         (), "weights of init_checkpoint to skip: patterns of parameter names such as unet.label_emb.*", free=True
     )
-    log_interval: int = option(50, "steps between log lines", free=True)
-    save_interval: int = option(5000, "steps between checkpoints; a last one is written at the end", free=True)
-    keep_checkpoints: int = option(0, "number of latest checkpoints to keep; 0 = all", free=True)
+    log_interval: int = option(50, "steps between log lines", free=True, least=1)
+    save_interval: int = option(5000, "steps between checkpoints; a last one is written at the end", free=True, least=1)
+    keep_checkpoints: int = option(0, "number of latest checkpoints to keep; 0 = all", free=True, least=0)
     backup_interval: int = option(
-        0, "steps between checkpoints that are kept beside the latest; 0 = none", free=True, needs=("keep_checkpoints",)
+        0,
+        "steps between checkpoints that are kept beside the latest; 0 = none",
+        free=True,
+        needs=("keep_checkpoints",),
+        least=0,
     )
-    eval_interval: int = option(1000, "steps between evaluations on val_data_dir", free=True, needs=("val_data_dir",))
+    eval_interval: int = option(
+        1000, "steps between evaluations on val_data_dir", free=True, needs=("val_data_dir",), least=1
+    )
     eval_samples: int = option(
-        1024, "maximum number of held-out samples per evaluation", free=True, needs=("val_data_dir",)
+        1024, "maximum number of held-out samples per evaluation", free=True, needs=("val_data_dir",), least=1
     )
     val_data_dir: tuple[str, ...] = option((), "held-out shards, as data_dir; none = no evaluation", free=True)
     keep_best: bool = option(
         False, "keep the weights with the lowest held-out loss as best.pt", free=True, needs=("val_data_dir",)
     )
     sharding: ShardingConfig = section(ShardingConfig)
-    max_bad_steps: int = option(20, "stop after this many consecutive steps with a non-finite gradient", free=True)
+    max_bad_steps: int = option(
+        20, "stop after this many consecutive steps with a non-finite gradient", free=True, least=1
+    )
 
-    def __post_init__(self):
-        for name in ("batch_size", "log_interval", "save_interval", "eval_interval", "eval_samples", "max_bad_steps"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}, but must be at least 1")
-        for name in ("microbatch", "iterations", "samples", "hours", "keep_checkpoints", "backup_interval"):
-            if getattr(self, name) < 0:
-                raise InputError(f"{name} is {getattr(self, name)}, but must not be negative")
-        check_seeds([self.seed])
+    def faults(self) -> Iterator[Fault]:
+        yield from faults_of(lambda: check_seeds([self.seed]))
         if not (self.iterations or self.samples or self.hours):
-            raise InputError("iterations, samples and hours are all 0, so the run would never end: set one of them")
+            others = f"{named('samples')} and {named('hours')}"
+            yield Fault.of(self, "iterations", f"must be above 0 where {others} are 0: the run would never end")
         if self.resume_checkpoint and self.init_checkpoint:
-            raise InputError("resume_checkpoint and init_checkpoint exclude each other: resume a run or start one")
+            rule = f"and {named('init_checkpoint')} exclude each other: resume a run or start one"
+            yield Fault("resume_checkpoint", rule)
         if self.compile and self.sharding.parallel != "ddp":
-            raise InputError(
-                f"compile is True and parallel is {self.sharding.parallel}, but a network is compiled as one graph, "
-                "which gathering its weights block by block would break: leave one of them out"
+            yield Fault.of(
+                self,
+                "compile",
+                f"must be False where {named('sharding.parallel')} is {self.sharding.parallel}: a network is compiled "
+                "as one graph, which gathering its weights block by block would break",
             )
         if self.init_exclude and not self.init_checkpoint:
-            raise InputError("init_exclude is given without init_checkpoint, whose weights it excludes")
+            yield Fault("init_exclude", f"is given without {named('init_checkpoint')}, whose weights it excludes")
 
     def saves_at(self, step: int) -> bool:
         """Whether a checkpoint is written after this many updates."""

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checkpoints.checkpoint import check_weights
 from ..checkpoints.content import check_steps
 from ..checkpoints.shards import ShardedFolder, replaced
 from ..distributed.sharding import place
@@ -25,13 +24,6 @@ def contents_of(folder: ShardedFolder, trainee: Trainee) -> dict[str, tuple[dict
         role: ({**folder.content, "state": folder.outline(trainee.prefix + role)}, folder.path)
         for role in trainee.roles
     }
-
-
-def check_sharded(trainee: Trainee, contents: Contents) -> None:
-    """InputError unless weights and averages fit the trainee's network."""
-    for role, (content, path) in contents.items():
-        if role != "optimizer":
-            check_weights(trainee.task.model, content, path)
 
 
 def load_trainee(trainee: Trainee, contents: Contents | None, folder: ShardedFolder | None, world: World) -> None:

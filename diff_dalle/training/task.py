@@ -68,7 +68,7 @@ class Task(nn.Module):
 
         ``draw`` supplies all random numbers.
         """
-        raise TypeError(f"{type(self).__name__} does not define losses(batch, draw)")
+        raise NotImplementedError
 
     def part_losses(self, part: str, batch: Batch, draw: Draw) -> dict[str, Tensor]:
         """``losses`` of one of several ``parts``."""

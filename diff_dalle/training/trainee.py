@@ -15,7 +15,7 @@ from ..checkpoints.shards import replaced
 from ..distributed.parallel import Replicas, is_sharded, local, total_norm
 from ..distributed.sharding import Shards
 from ..distributed.world import World
-from ..errors import InputError
+from ..errors import Fault, InputError, named
 from ..models.precision import autocast, training_precision
 from ..randomness import Draw
 from .ema import Ema
@@ -97,8 +97,6 @@ class Trainee:
         self.task = task.to(world.device)
         self.precision = training_precision(precision, world.device)
         configs = dict.fromkeys(task.parts, config) if isinstance(config, OptimConfig) else dict(config)
-        if list(configs) != list(task.parts):
-            raise InputError(f"optimizers are configured for {list(configs)}, but the task has {list(task.parts)}")
         self.optimizations = {
             part: Optimization(configs[part], task.part_modules(part), self.precision, world.device)
             for part in task.parts
@@ -109,12 +107,11 @@ class Trainee:
         if self.is_sharded and (others or any(p.ndim and not is_sharded(p) for p in trained)):
             raise InputError(
                 f"{type(task).__name__} trains several networks or with several optimizers, of which only one can be "
-                "sharded: set --parallel ddp"
+                f"sharded: set {named('parallel')} ddp"
             )
         if self.is_sharded and any(each.optimizer == "muon" for each in configs.values()):
-            raise InputError(
-                "optimizer is muon, which needs whole matrices on each process: set --parallel ddp or --optimizer adamw"
-            )
+            rule = f"must be adamw unless {named('parallel')} is ddp: muon needs whole matrices on each process"
+            raise InputError(Fault("optimizer", rule, "muon"))
         self.replicas: dict[str, Replicas | Shards] = {
             part: Shards(self.task, each.parameters, world)
             if self.is_sharded
@@ -123,10 +120,8 @@ class Trainee:
         }
         for part in others:
             if configs[part].ema_rate not in ((), OptimConfig.ema_rate, configs[first].ema_rate):
-                raise InputError(
-                    f"ema_rate of the optimizer {part!r} is {configs[part].ema_rate}, but only that of the first "
-                    "optimizer counts: leave it out"
-                )
+                rule = f"is {configs[part].ema_rate}, but only that of the first optimizer counts: leave it out"
+                raise InputError(Fault("ema_rate", f"of the optimizer {part!r} {rule}"))
         averaged = configs[first]
         self.emas = [Ema(rate, self.task.model, averaged.ema_start, averaged.ema_every) for rate in averaged.ema_rate]
         if self.emas:  # they are in place in previews, and swapping them again puts the others back
@@ -273,7 +268,7 @@ class Trainee:
         try:
             check_like(self._optimizer_entry(Optimization.expected), state, "state")
         except InputError as error:
-            raise InputError(f"{path} does not fit this run: its {error}") from None
+            raise InputError(f"{path} does not fit this run: its {error.message(named)}") from None
 
     def load_optimizer(self, state: Mapping[str, Any]) -> None:
         """Restore the "optimizer" entry of ``states``."""

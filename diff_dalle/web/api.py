@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
-import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,8 +11,8 @@ from typing import Any, TypeVar
 
 from ..commands.serve import Limits
 from ..config import from_dict, to_dict
-from ..errors import InputError
-from .door import BODY_SECONDS, BodyLimit
+from ..errors import Fault, InputError
+from .door import BODY_SECONDS, BodyLimit, read_json
 from .models import Models
 from .pictures import PICTURES, Pictures, base64_png, png, read_pictures
 from .refusal import Refusal
@@ -41,7 +39,7 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._readers, reader, *arguments)
 
     def submit(self, wish: Wish, pictures: Pictures, place: Place | None = None) -> Job:
-        """Queue a wish. Raises Refusal as ``work_of`` and, without a place, for a full queue."""
+        """Queue a wish. Raises InputError as ``work_of`` and, without a place, Refusal for a full queue."""
         return self.worker.submit(work_of(wish, pictures, self.models, self.limits), place)
 
     def repeat(self, wish: Wish, pictures: Pictures) -> tuple[str, str]:
@@ -66,36 +64,27 @@ class Asked:
 
 
 def read_body(body: bytes | bytearray, models: Models, limits: Limits) -> Asked:
-    """What a JSON text asks for. Its pictures are decoded last, if the rest can be done. Raises Refusal."""
-    try:
-        values = json.loads(body)
-    except (ValueError, RecursionError):
-        raise Refusal(400, "the body is not a JSON text") from None
+    """What a JSON text asks for. Its pictures are decoded last, if the rest can be done. Raises InputError."""
+    values = read_json(body)
     if not isinstance(values, dict):
-        raise Refusal(400, 'the body must be a JSON object, such as {"prompt": "a red circle"}')
+        raise InputError('the body must be a JSON object, such as {"prompt": "a red circle"}')
     format_, stages = values.pop("format", "png"), values.pop("stages", False)
     if format_ not in FORMATS or not isinstance(stages, bool):
-        raise Refusal(400, f"format must be one of {', '.join(FORMATS)}, and stages true or false")
+        raise InputError(f"format must be one of {', '.join(FORMATS)}, and stages true or false")
     texts = {name: values.pop(name) for name in PICTURES if name in values}
-    values = {name: value for name, value in values.items() if value is not None}
-    try:
-        wish = from_dict(Wish, values)
-    except InputError as error:
-        raise Refusal(400, str(error)) from None
+    wish = from_dict(Wish, {name: value for name, value in values.items() if value is not None})
     if format_ == "png" and (wish.num_images != 1 or stages):
-        raise Refusal(400, 'a png holds one image: set num_images to 1 and leave stages out, or set format to "json"')
+        raise InputError('a png holds one image: set num_images to 1 and leave stages out, or set format to "json"')
     model = check_wish(wish, models, limits)
     files = {name: _file(text, name) for name, text in texts.items() if text is not None}
     return Asked(wish, read_pictures(files, size_asked(wish, model), limits), format_, stages)
 
 
 def _file(text: Any, name: str) -> bytes:
-    if not isinstance(text, str):
-        raise Refusal(400, f"{name} must be a png, jpeg or webp file as a base64 text")
     try:
         return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        raise Refusal(400, f"{name} must be a png, jpeg or webp file as a base64 text") from None
+    except (TypeError, ValueError):
+        raise InputError(Fault(name, "must be a png, jpeg or webp file as a base64 text")) from None
 
 
 def answer_of(service: Service, wish: Wish, done: Snapshot, stages: bool) -> dict:
@@ -130,10 +119,9 @@ def create_app(service: Service, within: Sequence[Any] = ()) -> Any:
     limit = Middleware(BodyLimit, service.limits.body_bytes, BODY_SECONDS)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, middleware=[limit, *within])
 
-    async def refused(request: Request, refusal: Exception) -> Response:
-        assert isinstance(refusal, Refusal)
-        headers = {"Retry-After": "1"} if refusal.status == 503 else None
-        return JSONResponse({"error": refusal.sentence}, refusal.status, headers)
+    async def refused(request: Request, error: Exception) -> Response:
+        status = getattr(error, "status", 400)
+        return JSONResponse({"error": str(error)}, status, {"Retry-After": "1"} if status == 503 else None)
 
     async def models(request: Request) -> Response:
         return JSONResponse({"models": [model.about() for model in service.models.served.values()]})
@@ -166,7 +154,7 @@ def create_app(service: Service, within: Sequence[Any] = ()) -> Any:
             return Response(await run_in_threadpool(png, done.result.images[0]), media_type="image/png")
         return JSONResponse(await run_in_threadpool(answer_of, service, asked.wish, done, asked.stages))
 
-    app.add_exception_handler(Refusal, refused)
+    app.add_exception_handler(InputError, refused)
     app.add_route("/api/models", models, methods=["GET"])
     app.add_route("/api/sample", sample, methods=["POST"])
     return app

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 from urllib.parse import urlsplit
 
+from ..errors import InputError
 from .refusal import Refusal
 from .uploads import holds, make_room
 
@@ -90,11 +91,7 @@ class Door:
             more = message.get("more_body", False)
             if len(body) > EVENT_BYTES:
                 raise Refusal(413, f"the settings have more than {EVENT_BYTES >> 10} KiB, the limit")
-        try:
-            values = json.loads(body)
-        except (ValueError, RecursionError):
-            raise Refusal(400, "the body is not a JSON text") from None
-        if not all(isinstance(path, str) and holds(self.folder, path) for path in named_files(values)):
+        if not all(isinstance(path, str) and holds(self.folder, path) for path in named_files(read_json(body))):
             raise Refusal(403, "only pictures that were uploaded can be used: upload this one")
         await self.make_room()
         waiting = [{"type": "http.request", "body": bytes(body), "more_body": False}]
@@ -116,6 +113,14 @@ class Door:
             await self.app(scope, receive, send)
         finally:
             self.uploads -= 1
+
+
+def read_json(body: bytes | bytearray) -> Any:
+    """InputError for anything else."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        raise InputError("the body is not a JSON text") from None
 
 
 def host_name(place: str) -> str:
@@ -176,12 +181,12 @@ class BodyLimit:
             if length.isdigit() and int(length) > self.most:
                 raise self._too_large()
             await self.app(scope, limited, watched)
-        except Refusal as refusal:
+        except InputError as error:
             if started:
                 raise
             from fastapi.responses import JSONResponse
 
-            await JSONResponse({"error": refusal.sentence}, refusal.status)(scope, receive, send)
+            await JSONResponse({"error": str(error)}, getattr(error, "status", 400))(scope, receive, send)
 
     def _too_large(self) -> Refusal:
         return Refusal(413, f"the body has more than {self.most >> 20} MiB, the limit")

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from ..checkpoints.model_folder import open_model, trained_models
 from ..commands.serve import ModelsConfig
 from ..config import nearest
-from ..errors import InputError
+from ..errors import Fault, InputError
 from ..sampling.classifier import check_guided, load_guide
-from ..sampling.lora import Loras, of_guides, parse_lora_paths
+from ..sampling.lora import Loras, of_guides
 from ..sampling.pipeline import Pipeline, load
 from .refusal import Refusal
 
@@ -70,28 +70,28 @@ class Models:
         for given in config.models or tuple(trained_models()):
             name, path = _named(given)
             if name in self.served:
-                raise InputError(f"models has two of the name {name}: name one of them, as NAME=PATH")
+                raise InputError(Fault("models", f"has two of the name {name}: name one of them, as NAME=PATH"))
             self.served[name] = Served(name, path)
         if not self.served:
-            raise InputError("models is none, and no model comes along: give checkpoints with --models")
+            raise InputError(Fault("models", "is none, and no model comes along: give checkpoints"))
         for model, path in self._of_models(config.upsampler_paths, "upsampler_paths"):
             model.upsamplers.append(path)
         for model, given in self._of_models(config.lora, "lora"):
             name, path = _named(given)
             if name in model.loras:
-                raise InputError(
-                    f"lora has two of the name {name} for the model {model.name}: name one of them, as NAME=PATH"
-                )
+                rule = f"has two of the name {name} for the model {model.name}: name one of them, as NAME=PATH"
+                raise InputError(Fault("lora", rule))
             model.loras[name] = path
-        for model, path in self._only_one(config.classifier_path, "classifier_path"):
+        for model, path in self._of_models(config.classifier_path, "classifier_path", once=True):
             model.classifier = path
-        for model, path in self._only_one(config.controlnet, "controlnet"):
+        for model, path in self._of_models(config.controlnet, "controlnet", once=True):
             model.controlnet = path
         for model in self.served.values():
             self._open(model)
 
-    def _of_models(self, given: Sequence[str], flag: str) -> list[tuple[Served, str]]:
-        found = []
+    def _of_models(self, given: Sequence[str], flag: str, once: bool = False) -> list[tuple[Served, str]]:
+        """once: for each model at most one."""
+        found: list[tuple[Served, str]] = []
         for text in given:
             name, _, path = text.partition("=")
             if path and name in self.served:
@@ -99,18 +99,15 @@ class Models:
             elif len(self.served) == 1:
                 found.append((next(iter(self.served.values())), text))
             else:
-                raise InputError(
-                    f"{flag} has {text}, but there are {len(self.served)} models: say of which, as MODEL=PATH, where "
-                    f"MODEL is one of {', '.join(self.served)}"
+                rule = (
+                    f"has {text}, but there are {len(self.served)} models: say of which, as MODEL=PATH, where MODEL is "
+                    f"one of {', '.join(self.served)}"
                 )
-        return found
-
-    def _only_one(self, given: Sequence[str], flag: str) -> list[tuple[Served, str]]:
-        found = self._of_models(given, flag)
+                raise InputError(Fault(flag, rule))
         names = [model.name for model, _ in found]
-        for name in names:
-            if names.count(name) > 1:
-                raise InputError(f"{flag} has {names.count(name)} files for the model {name}, but may have one")
+        if once and len(set(names)) < len(names):
+            several = max(names, key=names.count)
+            raise InputError(Fault(flag, f"has several files for the model {several}, but may have one"))
         return found
 
     def _open(self, model: Served) -> None:
@@ -132,8 +129,7 @@ class Models:
             stage.network()
         guides, _ = of_guides([*model.loras.values()])
         if model.classifier:
-            loras = Loras(tuple(parse_lora_paths(guides)))
-            classifier = load_guide(model.classifier, self.device, self.precision, loras=loras)
+            classifier = load_guide(model.classifier, self.device, self.precision, loras=Loras.read(guides))
             classifier.check_fits((first.image_size, first.image_size), first.signal, first.diffusion, first.tokenizer)
         else:
             check_guided(guides)
@@ -156,9 +152,8 @@ class Models:
         if not name:
             return next(iter(self.served.values()))
         if name not in self.served:
-            raise Refusal(
-                404, f"there is no model {name[:80]!r}, but {', '.join(self.served)}{nearest(name, self.served)}"
-            )
+            known = f"{', '.join(self.served)}{nearest(name, self.served)}"
+            raise Refusal(404, f"there is no model {name[:80]!r}, but {known}")
         return self.served[name]
 
     def pipeline(self, name: str, loras: Sequence[str] = (), controlled: bool = False) -> Pipeline:

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from ..commands.serve import Limits
 from ..diffusion.samplers import SAMPLERS
+from ..errors import InputError
 from .api import POLL, Service
 from .models import Served
 from .page_inputs import PictureFiles, editor_value, picture_editor, picture_upload
 from .page_values import EDITS, LONGEST, downloads, read_wish, record, repeated, request_text, values_of
 from .pictures import Pictures
-from .refusal import Refusal
 from .wish import Wish, check_wish, size_asked
 from .worker import Job, Snapshot
 
@@ -35,8 +36,9 @@ def status(text: str, part: float | None = None) -> str:
     return f'<div role="status">{html.escape(text)}{bar}</div>'
 
 
-def refused(refusal: Refusal) -> str:
-    return status(refusal.sentence[:1].upper() + refusal.sentence[1:])
+def refused(error: InputError) -> str:
+    sentence = str(error)
+    return status(sentence[:1].upper() + sentence[1:])
 
 
 def state_text(now: Snapshot, count: int) -> str:
@@ -97,15 +99,29 @@ class Visits:
                 del self.jobs[visitor or ""]
 
 
+def looks_of(model: Served, limits: Limits) -> dict[str, dict[str, Any]]:
+    """What the controls that depend on the model show, by their names."""
+    text, loras = {"visible": model.has_text}, {"visible": bool(model.loras)}
+    return {
+        "prompt": text,
+        "negative_prompt": text,
+        "label": {"visible": model.num_classes > 0},
+        "sampler": {"value": model.sampler},
+        "steps": {"value": min(model.steps, limits.max_steps)},
+        "guidance_scale": {"value": model.guidance, "visible": model.guidable},
+        "classifier_scale": {"value": 0, "visible": bool(model.classifier)},
+        "loras": {"choices": list(model.loras), "value": [], **loras},
+        "lora_factor": loras,
+    }
+
+
 def build_page(service: Service) -> Any:
     """The page, as gradio's Blocks."""
     import gradio as gr
 
     limits, served, visits = service.limits, service.models.served, Visits(service)
     first = next(iter(served.values()))
-
-    def steps_of(model: Served) -> int:
-        return min(model.steps, limits.max_steps)
+    looks = looks_of(first, limits)
 
     with gr.Blocks(title="diff_dalle", analytics_enabled=False, delete_cache=(600, VISIT_SECONDS)) as page:
         gr.Markdown("# diff_dalle")
@@ -113,30 +129,30 @@ def build_page(service: Service) -> Any:
             with gr.Column(scale=2, min_width=320):
                 controls: dict[str, Any] = {"model": gr.Dropdown(list(served), value=first.name, label="Model")}
                 controls["prompt"] = gr.Textbox(
-                    label="Prompt", lines=2, max_length=limits.max_prompt, visible=first.has_text
+                    label="Prompt", lines=2, max_length=limits.max_prompt, **looks["prompt"]
                 )
-                controls["label"] = gr.Number(0, label="Class", precision=0, minimum=0, visible=first.num_classes > 0)
+                controls["label"] = gr.Number(0, label="Class", precision=0, minimum=0, **looks["label"])
                 with gr.Row():
                     start = gr.Button("Sample", variant="primary", min_width=120)
                     stop = gr.Button("Stop", min_width=80)
                 with gr.Row():
-                    controls["count"] = gr.Slider(1, limits.max_images, 1, step=1, label="Images", min_width=120)
+                    controls["num_images"] = gr.Slider(1, limits.max_images, 1, step=1, label="Images", min_width=120)
                     controls["seed"] = gr.Number(0, label="Seed", precision=0, minimum=0, min_width=120)
                 with gr.Accordion("Settings", open=False):
-                    controls["negative"] = gr.Textbox(
-                        label="Negative prompt", max_length=limits.max_prompt, visible=first.has_text
+                    controls["negative_prompt"] = gr.Textbox(
+                        label="Negative prompt", max_length=limits.max_prompt, **looks["negative_prompt"]
                     )
-                    controls["sampler"] = gr.Dropdown(list(SAMPLERS), value=first.sampler, label="Sampler")
-                    controls["steps"] = gr.Slider(1, limits.max_steps, steps_of(first), step=1, label="Steps")
-                    controls["guidance"] = gr.Slider(
-                        0, 20, first.guidance, step=0.1, label="Guidance scale (1 = off)", visible=first.guidable
+                    controls["sampler"] = gr.Dropdown(list(SAMPLERS), label="Sampler", **looks["sampler"])
+                    controls["steps"] = gr.Slider(1, limits.max_steps, step=1, label="Steps", **looks["steps"])
+                    controls["guidance_scale"] = gr.Slider(
+                        0, 20, step=0.1, label="Guidance scale (1 = off)", **looks["guidance_scale"]
                     )
-                    controls["classifier"] = gr.Slider(
-                        0, 10, 0, step=0.1, label="Classifier guidance (0 = off)", visible=bool(first.classifier)
+                    controls["classifier_scale"] = gr.Slider(
+                        0, 10, step=0.1, label="Classifier guidance (0 = off)", **looks["classifier_scale"]
                     )
-                    controls["loras"] = gr.CheckboxGroup(list(first.loras), label="LoRAs", visible=bool(first.loras))
+                    controls["loras"] = gr.CheckboxGroup(label="LoRAs", **looks["loras"])
                     controls["lora_factor"] = gr.Slider(
-                        -2, 2, 1, step=0.05, label="Strength of the LoRAs", visible=bool(first.loras)
+                        -2, 2, 1, step=0.05, label="Strength of the LoRAs", **looks["lora_factor"]
                     )
                 with gr.Accordion("Control by a picture", open=False, visible=bool(first.controlnet)) as control_group:
                     controls["control"] = picture_upload("Picture for the ControlNet")
@@ -187,8 +203,8 @@ def build_page(service: Service) -> Any:
                             **show_repeat(repeated(service, wish, result.pictures)),
                         }
                     yield shown
-            except Refusal as refusal:
-                yield {progress: refused(refusal)}
+            except InputError as error:
+                yield {progress: refused(error)}
 
         def show_repeat(entry: dict) -> dict:
             wish, pictures = entry["wish"], entry["pictures"]
@@ -202,19 +218,9 @@ def build_page(service: Service) -> Any:
 
         def change_model(name: str) -> dict:
             model = service.models.find(name)
-            return {
-                controls["prompt"]: gr.update(visible=model.has_text),
-                controls["label"]: gr.update(visible=model.num_classes > 0),
-                controls["negative"]: gr.update(visible=model.has_text),
-                controls["sampler"]: model.sampler,
-                controls["steps"]: steps_of(model),
-                controls["guidance"]: gr.update(value=model.guidance, visible=model.guidable),
-                controls["classifier"]: gr.update(value=0, visible=bool(model.classifier)),
-                controls["loras"]: gr.update(choices=list(model.loras), value=[], visible=bool(model.loras)),
-                controls["lora_factor"]: gr.update(visible=bool(model.loras)),
-                control_group: gr.update(visible=bool(model.controlnet)),
-                stages: gr.update(visible=model.stages > 1),
-            }
+            updates = {controls[control]: gr.update(**look) for control, look in looks_of(model, limits).items()}
+            updates[control_group] = gr.update(visible=bool(model.controlnet))
+            return {**updates, stages: gr.update(visible=model.stages > 1)}
 
         def choose(entries: list[dict], event: gr.SelectData) -> dict:
             if not isinstance(event.index, int) or not 0 <= event.index < len(entries):
@@ -223,8 +229,7 @@ def build_page(service: Service) -> Any:
             pictures: Pictures = entry["pictures"]
             shown = change_model(entry["wish"]["model"])
             for name, value in values_of(entry["wish"], pictures.mask is not None).items():
-                update = shown.get(controls[name])
-                shown[controls[name]] = {**update, "value": value} if isinstance(update, dict) else value
+                shown[controls[name]] = {**shown.get(controls[name], gr.update()), "value": value}
             shown |= {controls["editor"]: editor_value(pictures), controls["control"]: pictures.control_image}
             return shown | show_repeat(entry)
 
@@ -245,8 +250,8 @@ def build_page(service: Service) -> Any:
         )
         stop.click(end, concurrency_limit=None, **private)
         page.unload(end)
-        changed = [controls[name] for name in names if name not in ("model", "count", "seed", "control", "editor")]
-        controls["model"].input(change_model, controls["model"], [*changed, control_group, stages], **private)
+        changed = [*(controls[name] for name in looks), control_group, stages]
+        controls["model"].input(change_model, controls["model"], changed, **private)
         again = [*controls.values(), control_group, stages, *repeats]
         past.select(choose, history, again, **private)
     return page.queue(api_open=False, max_size=64)

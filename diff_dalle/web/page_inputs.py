@@ -10,8 +10,8 @@ import numpy as np
 from PIL import Image
 
 from ..commands.serve import Limits
+from ..errors import InputError
 from .pictures import Pictures, Size, cover, cover_mask, decode
-from .refusal import Refusal
 
 BRUSH = "#ff00ff"  # on white, its green tells it from what is not drawn
 _DRAWN = 128  # brightness of the green channel below which something is drawn
@@ -63,8 +63,8 @@ class PictureFiles:
     inpaint: bool = False
 
     def read(self, size: Size, limits: Limits) -> Pictures:
-        """The pictures, scaled to the images to sample; size: of these. Raises Refusal for what ``read_pictures`` does,
-        and where nothing is drawn to be inpainted."""
+        """The pictures, scaled to the images to sample; size: of these. Raises InputError for what ``read_pictures``
+        does, and where nothing is drawn to be inpainted."""
         found: dict[str, np.ndarray] = {}
         if self.background:
             picture = _open(self.background, "the picture", limits)
@@ -79,15 +79,15 @@ class PictureFiles:
 
     def _drawn(self, full: Size, limits: Limits) -> np.ndarray:
         if len(self.layers) > _LAYERS:
-            raise Refusal(400, f"the picture has {len(self.layers)} drawings over it, but may have at most {_LAYERS}")
+            raise InputError(f"the picture has {len(self.layers)} drawings over it, but may have at most {_LAYERS}")
         drawn = np.zeros(full, dtype=bool)
         for path in self.layers:
             strokes = np.asarray(_open(path, "the drawing", limits))
             if strokes.shape[:2] != full:
-                raise Refusal(400, "the drawing has another size than the picture: draw it again")
+                raise InputError("the drawing has another size than the picture: draw it again")
             drawn |= strokes[:, :, 1] < _DRAWN  # transparent parts are white
         if not drawn.any():
-            raise Refusal(400, "draw over the part of the picture that is to be inpainted, or choose another edit")
+            raise InputError("draw over the part of the picture that is to be inpainted, or choose another edit")
         return drawn
 
 
@@ -107,5 +107,5 @@ def _open(path: str, name: str, limits: Limits) -> Image.Image:
     try:
         data = Path(path).read_bytes()
     except OSError:
-        raise Refusal(400, f"{name} is no longer on the server: upload it again") from None
+        raise InputError(f"{name} is no longer on the server: upload it again") from None
     return decode(data, name, limits)

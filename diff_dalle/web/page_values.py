@@ -15,7 +15,6 @@ from .api import Service
 from .models import Served
 from .page_inputs import PictureFiles, picture_files
 from .pictures import Pictures, png
-from .refusal import Refusal
 from .uploads import keep
 from .wish import Wish
 
@@ -24,29 +23,34 @@ EDITS = {
     "Image to image": "strength",
     "Variations": "variation",
 }
+# Settings of a wish that are controls of the page.
+SAME = (
+    *("model", "prompt", "negative_prompt", "label", "seed", "num_images", "sampler", "steps", "guidance_scale"),
+    *("classifier_scale", "control_scale"),
+)
 LONGEST = 200_000  # characters of a picture in the JSON that the page shows; a longer text would make it slow
 
 
 def read_wish(values: dict[str, Any], model: Served) -> tuple[Wish, PictureFiles]:
-    """What the page's controls say, without those that the model has no use for. Raises Refusal.
+    """What the page's controls say, without those that the model has no use for. Raises InputError.
 
     values: by the controls' names, as the browser sends them, which may be anything.
     """
     asked: dict[str, Any] = {
         "model": model.name,
         "seed": _whole(values, "seed"),
-        "num_images": _whole(values, "count"),
+        "num_images": _whole(values, "num_images"),
         "sampler": values["sampler"],
         "steps": _whole(values, "steps"),
     }
     if model.has_text:
-        asked |= {"prompt": _text(values, "prompt"), "negative_prompt": _text(values, "negative")}
+        asked |= {name: _text(values, name) for name in ("prompt", "negative_prompt")}
     if model.num_classes:
         asked["label"] = _whole(values, "label")
     if model.guidable:
-        asked["guidance_scale"] = _number(values, "guidance")
+        asked["guidance_scale"] = _number(values, "guidance_scale")
     if model.classifier:
-        asked["classifier_scale"] = _number(values, "classifier")
+        asked["classifier_scale"] = _number(values, "classifier_scale")
     if model.loras and isinstance(values["loras"], list):
         factor = _number(values, "lora_factor")
         asked["lora"] = [f"{name}:{factor:g}" for name in values["loras"]]
@@ -56,21 +60,18 @@ def read_wish(values: dict[str, Any], model: Served) -> tuple[Wish, PictureFiles
         asked["control_scale"] = _number(values, "control_scale")
     if files.background and kind != "mask":
         if not kind:
-            raise Refusal(400, f"edit must be one of {', '.join(EDITS)}")
+            raise InputError(f"edit must be one of {', '.join(EDITS)}")
         asked[kind] = _number(values, "amount")
-    try:
-        return from_dict(Wish, asked), files
-    except InputError as error:
-        raise Refusal(400, str(error)) from None
+    return from_dict(Wish, asked), files
 
 
 NAMES = {
-    "count": "Images",
+    "num_images": "Images",
     "seed": "Seed",
     "label": "Class",
     "steps": "Steps",
-    "guidance": "Guidance scale",
-    "classifier": "Classifier guidance",
+    "guidance_scale": "Guidance scale",
+    "classifier_scale": "Classifier guidance",
     "lora_factor": "Strength of the LoRAs",
     "control_scale": "Strength of the control",
     "amount": "Strength of image to image or of variations",
@@ -80,14 +81,14 @@ NAMES = {
 def _number(values: dict[str, Any], name: str) -> float:
     value = values[name]
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise Refusal(400, f"{NAMES[name]} is {'empty' if value is None else repr(value)[:80]}: enter a number")
+        raise InputError(f"{NAMES[name]} is {'empty' if value is None else repr(value)[:80]}: enter a number")
     return float(value)
 
 
 def _whole(values: dict[str, Any], name: str) -> int:
     value = _number(values, name)
     if value != int(value):
-        raise Refusal(400, f"{NAMES[name]} is {value:g}: enter a whole number")
+        raise InputError(f"{NAMES[name]} is {value:g}: enter a whole number")
     return int(values[name])
 
 
@@ -98,13 +99,9 @@ def _text(values: dict[str, Any], name: str) -> str:
 
 def values_of(wish: dict[str, Any], has_mask: bool = False) -> dict[str, Any]:
     """What the page's controls say for a wish, as a dict: the inverse of ``read_wish``, without its pictures."""
-    names = {"model": "model", "prompt": "prompt", "negative": "negative_prompt", "seed": "seed"}
-    names |= {"count": "num_images", "sampler": "sampler", "steps": "steps", "classifier": "classifier_scale"}
-    values = {name: wish[key] for name, key in names.items()}
-    optional = {"label": "label", "guidance": "guidance_scale"}
-    values |= {name: wish[key] for name, key in optional.items() if wish[key] is not None}
+    values = {name: wish[name] for name in SAME if wish[name] is not None}
     loras = [text.rpartition(":") for text in wish["lora"]]
-    values |= {"loras": [name for name, _, _ in loras], "control_scale": wish["control_scale"]}
+    values["loras"] = [name for name, _, _ in loras]
     if loras:
         values["lora_factor"] = float(loras[0][2])
     for label, kind in EDITS.items():

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 
 import numpy as np
 from PIL import Image
 
 from ..commands.serve import Limits
+from ..errors import Fault, InputError
 from ..images.decode import BrokenSample, decode_image
 from ..images.files import INPAINTED
 from ..images.output import png_bytes
 from ..images.transforms import center_crop, center_crop_mask
-from .refusal import Refusal
 
 Size = tuple[int, int]  # height, width
 
@@ -49,28 +50,32 @@ def base64_png(image: np.ndarray) -> str:
     return base64.b64encode(png(image)).decode("ascii")
 
 
-def decode(data: bytes, name: str, limits: Limits) -> Image.Image:
-    """A png, jpeg or webp as an RGB image. Raises Refusal for anything else and for too many pixels."""
+@contextlib.contextmanager
+def _usable(name: str) -> Iterator[None]:
+    """Raises InputError for a broken sample within."""
     try:
-        return decode_image(data, limits.picture_pixels)[0]
+        yield
     except BrokenSample as error:
-        raise Refusal(400, f"{name} cannot be used: {error}") from None
+        raise InputError(Fault(name, f"cannot be used: {error}")) from None
+
+
+def decode(data: bytes, name: str, limits: Limits) -> Image.Image:
+    """A png, jpeg or webp as an RGB image. Raises InputError for anything else and for too many pixels."""
+    with _usable(name):
+        return decode_image(data, limits.picture_pixels)[0]
 
 
 def cover(image: Image.Image, name: str, size: Size) -> np.ndarray:
-    """Scaled to just cover ``size`` and cropped, as sampling would: uint8 [*size, 3]. Raises Refusal if too narrow."""
-    try:
+    """Scaled to just cover ``size`` and cropped, as sampling would: uint8 [*size, 3]. Raises InputError if too
+    narrow."""
+    with _usable(name):
         return np.array(center_crop(image, (image.height, image.width), size))
-    except BrokenSample as error:
-        raise Refusal(400, f"{name} cannot be used: {error}") from None
 
 
 def cover_mask(mask: np.ndarray, name: str, size: Size) -> np.ndarray:
     """A mask, bool [H, W], cut as ``cover`` cuts its picture: uint8 [*size, 3], white where it is True."""
-    try:
+    with _usable(name):
         cut = center_crop_mask(mask, size)
-    except BrokenSample as error:
-        raise Refusal(400, f"{name} cannot be used: {error}") from None
     return np.repeat(np.where(cut, 255, 0).astype(np.uint8)[:, :, None], 3, axis=2)
 
 
@@ -80,7 +85,7 @@ def read_pictures(files: Mapping[str, bytes], size: Size, limits: Limits) -> Pic
     size: of the images that are sampled. Sampling would scale the pictures to it anyway; until then they wait in the
     queue, where a photograph takes a thousand times the memory.
 
-    Raises Refusal as ``decode`` and ``cover``, and for a mask of another size than its picture.
+    Raises InputError as ``decode`` and ``cover``, and for a mask of another size than its picture.
     """
     found: dict[str, np.ndarray] = {}
     full: dict[str, Size] = {}
@@ -95,7 +100,6 @@ def read_pictures(files: Mapping[str, bytes], size: Size, limits: Limits) -> Pic
             found[name] = cover_mask(np.asarray(image.convert("L")) >= INPAINTED, name, size)
         else:
             (rows, columns), (height, width) = full["mask"], full["init_image"]
-            raise Refusal(
-                400, f"mask has {columns} × {rows} pixels, but must have those of init_image, {width} × {height}"
-            )
+            rule = f"has {columns} × {rows} pixels, but must have those of init_image, {width} × {height}"
+            raise InputError(Fault(name, rule))
     return Pictures(**found)

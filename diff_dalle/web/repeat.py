@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from .models import Served
-from .wish import BATCH, Wish, batch_of
+from .wish import BATCH, Wish, batch_of, lora_paths
 
 
 def shown_path(path: str) -> str:
@@ -29,15 +29,6 @@ def _shown(model: Served) -> Served:
         loras={name: shown_path(path) for name, path in model.loras.items()},
         controlnet=shown_path(model.controlnet),
     )
-
-
-def lora_paths(wish: Wish, model: Served) -> list[str]:
-    """Of a wish that was checked: PATH or PATH:FACTOR, as ``load`` takes them."""
-    found = []
-    for text in wish.lora:
-        name, _, factor = text.rpartition(":")
-        found.append(f"{model.loras[name]}:{factor}" if name else model.loras[text])
-    return found
 
 
 def _reduced(batch: int, model: Served) -> bool:
@@ -69,7 +60,7 @@ def command_line(wish: Wish, model: Served, pictures: Sequence[str] = ()) -> str
     if wish.num_images > batch:  # on which the last digits depend
         flags |= {"batch_size": batch, "upsampler_batch_size": batch if _reduced(batch, model) else None}
     words = [f"--{name}={value}" for name, value in flags.items() if value not in (None, "")]
-    return before + shlex.join(["python", "scripts/sample.py", *(word for word in words)])
+    return before + shlex.join(["python", "scripts/sample.py", *words])
 
 
 def python_code(wish: Wish, model: Served, pictures: Sequence[str] = ()) -> str:

@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from typing import Any
 
 from ..commands.serve import AddressConfig
-from ..errors import InputError
 from .api import Service, create_app
 from .door import Door
-from .uploads import uploads_folder
-
-
-def check_installed() -> None:
-    """InputError if the extra ``web`` is missing."""
-    os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # read when gradio is imported; it would report its use
-    try:
-        import gradio  # noqa: F401
-    except ImportError:
-        raise InputError('the page needs gradio, which is missing: pip install -e ".[web]"') from None
+from .uploads import load_gradio, uploads_folder
 
 
 def whole_app(service: Service, address: AddressConfig | None = None) -> Any:
-    """The API with the page at "/", an ASGI application. InputError as ``check_installed``.
+    """The API with the page at "/", an ASGI application. InputError as ``load_gradio``.
 
     address: whose names requests must be addressed to; None = that of the defaults.
     """
     from starlette.middleware import Middleware
 
-    check_installed()
+    load_gradio()
     names, folder = (address or AddressConfig()).names(), uploads_folder()
     door = Middleware(Door, names, folder, service.limits.disk_bytes)
     return with_page(create_app(service, [door]), service)

@@ -10,8 +10,23 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
 
 BLOCK = 1 << 14  # bytes that a smaller file counts as: it takes a block of the disk, and time to look at
+
+
+def load_gradio() -> Any:
+    """The package. InputError if it is missing."""
+    os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # read at its import; it would report its use
+    try:
+        import gradio
+    except ImportError as error:
+        raise InputError(
+            f"the page requires gradio, which is not installed ({error}): pip install 'diff_dalle[web]'"
+        ) from None
+    return gradio
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from ..commands.watch import WatchConfig
 from ..errors import InputError
 from ..evaluation.plots import COLORS
 from .door import BODY_SECONDS, BodyLimit, Door
-from .uploads import uploads_folder
+from .uploads import load_gradio, uploads_folder
 from .watch_page import (
     EXPLANATION,
     LOSSES,
@@ -55,20 +55,10 @@ def read_watched_runs(logdirs: Sequence[str]) -> dict[str, WatchedRun | InputErr
     return found
 
 
-def _gradio() -> Any:
-    try:
-        import gradio
-    except ImportError as error:
-        raise InputError(
-            f"the page requires gradio, which is not installed ({error}): pip install 'diff_dalle[web]'"
-        ) from None
-    return gradio
-
-
 def create_page(config: WatchConfig) -> Any:
     """The page as ``gradio.Blocks``. Raises InputError for a folder without a run, and without gradio."""
     uploads_folder()  # known to gradio before it makes anything
-    gr = _gradio()
+    gr = load_gradio()
     import pandas
 
     for logdir in config.logdirs:
@@ -157,7 +147,7 @@ def launch_page(page: Any, config: WatchConfig, **options: Any) -> None:
         server_name=config.host,
         server_port=config.port or None,
         css=CSS,
-        theme=_gradio().themes.Default(font=fonts, font_mono=["ui-monospace", "monospace"]),
+        theme=load_gradio().themes.Default(font=fonts, font_mono=["ui-monospace", "monospace"]),
         footer_links=[],
         share=False,
         ssr_mode=False,

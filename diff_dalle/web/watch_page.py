@@ -158,7 +158,6 @@ def _image(path: str, caption: str) -> str:
     return f'<img alt="image grid, {caption}" src="data:image/png;base64,{base64.b64encode(data).decode()}">'
 
 
-def fingerprint(runs: Mapping[str, WatchedRun | InputError]) -> Sequence[object]:
+def fingerprint(runs: Mapping[str, WatchedRun]) -> Sequence[object]:
     """Equal for equal plots: they are drawn again only where something new was logged."""
-    readable = [(label, run) for label, run in runs.items() if isinstance(run, WatchedRun)]
-    return [(label, run.step, sum(map(len, run.series.values()))) for label, run in readable]
+    return [(label, run.step, sum(map(len, run.series.values()))) for label, run in runs.items()]

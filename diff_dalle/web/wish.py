@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from ..commands.serve import Limits
-from ..config import option
+from ..config import faults_of, option, settings
 from ..diffusion.editing import EditConfig
 from ..diffusion.samplers import SAMPLERS
-from ..errors import InputError
+from ..errors import Fault, InputError
 from ..images.files import INPAINTED
 from ..randomness import check_seeds
 from ..sampling.control import Control
@@ -21,31 +21,33 @@ from ..sampling.request import ImageEdit, Request, StageSettings
 from ..sampling.stage import Watch
 from .models import Models, Served
 from .pictures import Pictures, Size
-from .refusal import Refusal
 
 BATCH = 4  # images of the model's own size that go through it at once; more are hardly faster on a CPU
 BATCH_PIXELS = 1 << 18  # at most, of all images of a batch: four of 256 × 256
 LARGEST_SCALE = 100.0  # of guidance and control: far beyond any that gives images, and finite in half precision
+_SCALE: dict[str, Any] = {"least": -LARGEST_SCALE, "most": LARGEST_SCALE}  # bounds
 
 
-@dataclass(frozen=True)
+@settings
 class Wish:
     """Images to sample, as a client asks for them"""
 
     model: str = option("", "name of the model; empty = the first")
     prompt: str = option("", "what the images show")
     negative_prompt: str = option("", "what guidance leads away from")
-    label: int | None = option(None, "class, for a class-conditional generator")
-    seed: int = option(0, "random seed: image i has seed + i")
-    num_images: int = option(1, "number of images")
-    width: int = option(0, "width of the images in pixels; 0 = as trained")
-    height: int = option(0, "height of the images in pixels; 0 = as trained")
-    sampler: str | None = option(None, "sampling algorithm; null = as the checkpoint says", choices=tuple(SAMPLERS))
-    steps: int | None = option(None, "sampling steps; null = as the checkpoint says")
-    guidance_scale: float | None = option(None, "scale of classifier-free guidance; null = as the checkpoint says")
-    classifier_scale: float = option(0.0, "scale of the classifier's guidance; 0 = off")
+    label: int | None = option(None, "class, for a class-conditional generator", least=0)
+    seed: int = option(0, "random seed: image i has seed + i", least=0)
+    num_images: int = option(1, "number of images", least=1)
+    width: int = option(0, "width of the images in pixels; 0 = as trained", least=0)
+    height: int = option(0, "height of the images in pixels; 0 = as trained", least=0)
+    sampler: str | None = option(None, "sampling algorithm; null = as the checkpoint says", choices=SAMPLERS)
+    steps: int | None = option(None, "sampling steps; null = as the checkpoint says", least=1)
+    guidance_scale: float | None = option(
+        None, "scale of classifier-free guidance; null = as the checkpoint says", **_SCALE
+    )
+    classifier_scale: float = option(0.0, "scale of the classifier's guidance; 0 = off", **_SCALE)
     lora: tuple[str, ...] = option((), "LoRAs of the model, each as NAME or NAME:FACTOR")
-    control_scale: float = option(1.0, "strength of the control image")
+    control_scale: float = option(1.0, "strength of the control image", **_SCALE)
     strength: float | None = option(None, "part of the process that edits the init image, above 0 to 1")
     variation: float | None = option(None, "strength of variations of the init image, 0–1")
 
@@ -79,14 +81,16 @@ def batch_of(wish: Wish, model: Served) -> int:
 
 
 def work_of(wish: Wish, pictures: Pictures, models: Models, limits: Limits) -> Callable[[Watch], Result]:
-    """What the sampling thread is to do. Raises Refusal as ``check_wish``; the work itself for what the networks do not
-    support."""
+    """What the sampling thread is to do. Raises InputError as ``check_wish``; the work itself for what the networks do
+    not support."""
     model = check_wish(wish, models, limits)
-    loras = [_lora(text, model) for text in wish.lora]
+    loras = lora_paths(wish, model)
     if len(loras) > len(model.loras):
-        raise Refusal(400, f"lora has {len(loras)} values, but the model {model.name} has {len(model.loras)} LoRAs")
+        count = len(model.loras)
+        raise InputError(Fault("lora", f"has {len(loras)} values, but the model {model.name} has {count} LoRAs"))
     if pictures.control_image is not None and not model.controlnet:
-        raise Refusal(400, f"control_image is given, but the model {model.name} has no ControlNet: leave it out")
+        rule = f"is given, but the model {model.name} has no ControlNet: leave it out"
+        raise InputError(Fault("control_image", rule))
 
     def work(watch: Watch) -> Result:
         try:
@@ -99,69 +103,54 @@ def work_of(wish: Wish, pictures: Pictures, models: Models, limits: Limits) -> C
             ]
             return Result(pipeline.sample_stages(request, settings, progress=False, watch=watch), pictures)
         except InputError as error:
-            raise Refusal(400, models.without_paths(str(error))) from None
+            raise InputError(models.without_paths(str(error))) from None
 
     return work
 
 
 def check_wish(wish: Wish, models: Models, limits: Limits) -> Served:
-    """The model of a wish. Raises Refusal, at once, for what limits and model forbid."""
+    """The model of a wish. Raises InputError, at once, for what limits and model forbid."""
     model = models.find(wish.model)
-    _check(wish, model, limits)
+    InputError.check(_forbidden(wish, model, limits))
     return model
 
 
-def _check(wish: Wish, model: Served, limits: Limits) -> None:
+def _forbidden(wish: Wish, model: Served, limits: Limits) -> Iterator[str | Fault]:
     for name in ("prompt", "negative_prompt"):
         length = len(getattr(wish, name))
         if length > limits.max_prompt:
-            raise Refusal(400, f"{name} has {length} characters, but may have at most {limits.max_prompt}")
+            yield Fault(name, f"has {length} characters, but may have at most {limits.max_prompt}")
     if not wish.width and model.size > limits.max_size:
-        raise Refusal(
-            400, f"the model's images have {model.size} pixels a side, but may have {limits.max_size}: set width"
-        )
+        yield f"the model's images have {model.size} pixels a side, but may have {limits.max_size}: set width"
     if bool(wish.width) != bool(wish.height):
-        raise Refusal(400, "width and height belong together: give both, or neither")
+        yield "width and height belong together: give both, or neither"
     if wish.steps is None and model.steps > limits.max_steps:
-        raise Refusal(
-            400,
+        yield (
             f"the model {model.name} takes {model.steps} steps of its own accord, but may take at most "
-            f"{limits.max_steps}: set steps",
+            f"{limits.max_steps}: set steps"
         )
     side = limits.largest_side(model.size)
-    for name, least, most in (
-        ("num_images", 1, limits.max_images),
-        ("steps", 1, limits.max_steps),
-        ("width", 0, side),
-        ("height", 0, side),
-        ("guidance_scale", -LARGEST_SCALE, LARGEST_SCALE),
-        ("classifier_scale", -LARGEST_SCALE, LARGEST_SCALE),
-        ("control_scale", -LARGEST_SCALE, LARGEST_SCALE),
-    ):
-        value = getattr(wish, name)
-        if value is not None and not least <= value <= most:
-            raise Refusal(400, f"{name} is {value:g}, but must lie between {least:g} and {most:g}")
+    most = {"num_images": limits.max_images, "steps": limits.max_steps, "width": side, "height": side}
+    for name, limit in most.items():
+        if (getattr(wish, name) or 0) > limit:
+            yield Fault.of(wish, name, f"must be at most {limit}")
     (height, width), pixels = size_asked(wish, model), limits.request_pixels(model.size)
     if wish.num_images * height * width > pixels:
-        raise Refusal(
-            400,
-            f"num_images is {wish.num_images}, but may be at most {pixels // (height * width)} for images of "
-            f"{width}×{height}: ask for fewer or smaller ones",
-        )
-    try:
-        check_seeds([wish.seed, wish.seed + wish.num_images - 1])
-    except InputError as error:
-        raise Refusal(400, str(error)) from None
+        images = f"{pixels // (height * width)} for images of {width}×{height}"
+        yield Fault.of(wish, "num_images", f"may be at most {images}: ask for fewer or smaller ones")
+    yield from faults_of(lambda: check_seeds([wish.seed + wish.num_images - 1]), "seed")
     if wish.classifier_scale and not model.classifier:
-        raise Refusal(
-            400, f"classifier_scale is {wish.classifier_scale:g}, but the model {model.name} has no classifier"
-        )
-    if wish.label is not None and not 0 <= wish.label < max(model.num_classes, 1):
-        raise Refusal(400, f"label is {wish.label}, but the model {model.name} has {model.num_classes} classes")
+        yield Fault.of(wish, "classifier_scale", f"the model {model.name} has no classifier")
+    if wish.label is not None and wish.label >= max(model.num_classes, 1):
+        yield Fault.of(wish, "label", f"the model {model.name} has {model.num_classes} classes")
 
 
-def _lora(text: str, model: Served) -> str:
-    """NAME or NAME:FACTOR of a wish as the PATH:FACTOR that ``load`` takes."""
+def lora_paths(wish: Wish, model: Served) -> list[str]:
+    """The LoRAs of a wish as the PATH:FACTOR that ``load`` takes. InputError for those that the model does not have."""
+    return [_lora_path(text, model) for text in wish.lora]
+
+
+def _lora_path(text: str, model: Served) -> str:
     name, colon, factor = text.rpartition(":")
     if not colon:
         name, factor = text, "1"
@@ -169,12 +158,11 @@ def _lora(text: str, model: Served) -> str:
         if not abs(float(factor)) <= LARGEST_SCALE:
             raise ValueError
     except ValueError:
-        raise Refusal(
-            400, f"lora has {text[:80]!r}, but its factor must be a number of at most {LARGEST_SCALE:g}"
-        ) from None
+        rule = f"has {text[:80]!r}, but its factor must be a number of at most {LARGEST_SCALE:g}"
+        raise InputError(Fault("lora", rule)) from None
     if name not in model.loras:
         has = ", ".join(model.loras) or "none"
-        raise Refusal(400, f"lora has {name[:80]!r}, but the LoRAs of the model {model.name} are: {has}")
+        raise InputError(Fault("lora", f"has {name[:80]!r}, but the LoRAs of the model {model.name} are: {has}"))
     return f"{model.loras[name]}:{float(factor):g}"
 
 

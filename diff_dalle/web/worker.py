@@ -36,7 +36,7 @@ class Snapshot:
     ahead: int
     progress: Progress | None
     result: Any
-    refusal: Refusal | None
+    refusal: InputError | None
     seconds: float
 
 
@@ -50,7 +50,7 @@ class Job:
         self._end: Refusal | None = None  # why the sampling is to end
         self._progress: Progress | None = None
         self._result: Any = None
-        self._refusal: Refusal | None = None
+        self._refusal: InputError | None = None
         self._start = self._stop = 0.0
 
     def cancel(self) -> None:
@@ -93,15 +93,13 @@ class Job:
             self._finish(self._work(watch), None)
         except _Ended:
             self._finish(None, self._end)
-        except Refusal as refusal:
-            self._finish(None, refusal)
         except InputError as error:
-            self._finish(None, Refusal(400, str(error)))
+            self._finish(None, error)
         except Exception:  # a fault of ours: the log has the details, and the next request is served
             traceback.print_exc()
             self._finish(None, Refusal(500, "this request failed by a fault of the server, whose log has the details"))
 
-    def _finish(self, result: Any, refusal: Refusal | None) -> None:
+    def _finish(self, result: Any, refusal: InputError | None) -> None:
         self._stop, self._result, self._refusal = time.monotonic(), result, refusal
         self._work = self._progress = None  # pictures, and a tensor of the network's device
         self._over.set()

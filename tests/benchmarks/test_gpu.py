@@ -6,9 +6,9 @@ import pytest
 import torch
 from network_making import randomize
 
-from diff_dalle.benchmarks import gpu
-from diff_dalle.benchmarks.baseline_unet import BaselineUNet
-from diff_dalle.benchmarks.gpu import Row, Workload
+from benchmarks import gpu
+from benchmarks.baseline_unet import BaselineUNet
+from benchmarks.gpu import Row, Workload
 from diff_dalle.models.cost import count_flops
 from diff_dalle.models.text_encoder import TextEncoderConfig
 from diff_dalle.models.unet import UNet, UNetConfig

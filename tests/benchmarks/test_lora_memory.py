@@ -2,8 +2,8 @@
 
 import pytest
 
-from diff_dalle.benchmarks import lora_memory
-from diff_dalle.benchmarks.lora_memory import adapted, file_sizes, full, held_bytes, memory_of_run, write_files
+from benchmarks import lora_memory
+from benchmarks.lora_memory import adapted, file_sizes, full, held_bytes, memory_of_run, write_files
 from diff_dalle.commands.plan.calibration import Steps
 from diff_dalle.distributed.world import ALONE
 

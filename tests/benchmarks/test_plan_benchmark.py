@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from diff_dalle.benchmarks import plan as benchmark
+from benchmarks import plan as benchmark
 from diff_dalle.checkpoints.kinds import find_kind
 from diff_dalle.commands.plan.network import networks_of
 from diff_dalle.commands.plan.plan import parse_plan
@@ -66,7 +66,7 @@ def test_the_speed_beside_it_is_that_of_a_run_with_the_same_flags(benchmarked, m
     planned = parse_plan([*flags, "--gpus", "1"])
     assert run.training.last_step(1) == benchmark.LINES * benchmark.LOGGED == 4 * run.training.log_interval
     assert (run.training.batch_size, run.launching.threads) == (planned.training.batch_size, planned.launching.threads)
-    assert find_kind(run.network_kind).settings_of(run) == find_kind(run.network_kind).settings_of(planned)
+    assert find_kind(run.network_kind).of_run(run) == find_kind(run.network_kind).of_run(planned)
 
 
 @pytest.mark.parametrize("preset", benchmark.PRESETS)

@@ -5,8 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from diff_dalle.benchmarks import scale, scale_data, scale_exchange, scale_plan, scale_processes
-from diff_dalle.benchmarks.scale_data import Fleet
+from benchmarks import scale, scale_data, scale_exchange, scale_plan, scale_processes
+from benchmarks.scale_data import Fleet
 from diff_dalle.commands.info import describe, parse_info, preset_cost
 from diff_dalle.data.collection import collect
 from diff_dalle.data.order import Order, windows_kept

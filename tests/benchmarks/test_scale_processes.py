@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from diff_dalle.benchmarks import scale_exchange, scale_processes
-from diff_dalle.benchmarks.scale_exchange import Bucket, Trace, Traced, covered, read_trace
-from diff_dalle.benchmarks.scale_processes import Rates
+from benchmarks import scale_exchange, scale_processes
+from benchmarks.scale_exchange import Bucket, Trace, Traced, covered, read_trace
+from benchmarks.scale_processes import Rates
 
 TINY = ("--preset", "shapes_32", "--num_channels", "8", "--enc_attn_dim", "8", "--enc_depth", "1")
 

@@ -2,18 +2,19 @@
 
 import math
 
+import exact_denoisers
 import pytest
 import torch
 
-from diff_dalle.benchmarks import solvers
-from diff_dalle.benchmarks.registry import BENCHMARKS
+from benchmarks import solvers
+from benchmarks.registry import BENCHMARKS
 from diff_dalle.diffusion.samplers import SAMPLERS
 
 
 def test_the_exact_solution_of_one_gaussian(monkeypatch):
     """x_T − α c is scaled by the ratio of the standard deviations."""
     center, width, alpha_bar = torch.tensor([[0.4, -0.2]], dtype=torch.float64), 0.3, 1e-3
-    monkeypatch.setattr(solvers, "CENTERS", center)
+    monkeypatch.setattr(exact_denoisers, "CENTERS", center)
     x = solvers.noise(50, 1)
     ratio = width / math.sqrt(alpha_bar * width**2 + 1 - alpha_bar)
     expected = center + ratio * (x - math.sqrt(alpha_bar) * center)

@@ -8,10 +8,10 @@ import torch
 from script_running import run as run_script
 from yaml import safe_load as load_yaml
 
-from diff_dalle.benchmarks import time_to_quality
-from diff_dalle.benchmarks.peer_diffusers import Peer, faster_precision
-from diff_dalle.benchmarks.registry import BENCHMARKS, LONG
-from diff_dalle.benchmarks.time_to_quality import (
+from benchmarks import time_to_quality
+from benchmarks.peer_diffusers import Peer, faster_precision
+from benchmarks.registry import BENCHMARKS, LONG
+from benchmarks.time_to_quality import (
     FLAGS,
     Course,
     Ours,
@@ -23,10 +23,10 @@ from diff_dalle.benchmarks.time_to_quality import (
     ratio,
     train_both,
 )
-from diff_dalle.benchmarks.timing import TimingConfig, results
+from benchmarks.timing import TimingConfig, results
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.train_generator import GeneratorRun
-from diff_dalle.distributed.world import SINGLE, World
+from diff_dalle.distributed.world import ALONE
 from diff_dalle.shapes.prompts import shape_prompts
 from diff_dalle.shapes.scenes import ShapesConfig
 from diff_dalle.shapes.shape_eval import Row
@@ -168,7 +168,6 @@ TINY = (
     "--precision",
     "fp32",
 )
-CPU = World(SINGLE, torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
@@ -192,12 +191,12 @@ def test_both_sides_in_miniature(diffusers, capsys):
 
 def test_parameters_are_alike(diffusers, run):
     full = parse(GeneratorRun, [*FLAGS, "--data_dir", *run.data.data_dir])
-    assert Peer(full, CPU, "fp32").parameters == pytest.approx(Ours(full, CPU).parameters, rel=0.1)
+    assert Peer(full, ALONE, "fp32").parameters == pytest.approx(Ours(full, ALONE).parameters, rel=0.1)
 
 
 def test_the_peer_is_trained_as_in_its_example(diffusers, run):
     """Against the formulas: AdamW with a warm-up from 0, whose second and third steps change the weights, and EMA."""
-    peer, plain = Peer(run, CPU, "fp32", (32, 32)), Peer(run, CPU, "fp32", (32, 32))
+    peer, plain = Peer(run, ALONE, "fp32", (32, 32)), Peer(run, ALONE, "fp32", (32, 32))
     assert [peer.schedule.base_lrs[0] * peer.schedule.lr_lambdas[0](step) for step in (0, 250, 500, 9000)] == [
         pytest.approx(lr) for lr in (0.0, 5e-5, 1e-4, 1e-4)
     ]
@@ -238,7 +237,7 @@ def test_the_peer_is_trained_as_in_its_example(diffusers, run):
 
 
 def test_the_peer_samples_by_its_averaged_weights(diffusers, run):
-    peer = Peer(run, CPU, "fp32", (32, 32))
+    peer = Peer(run, ALONE, "fp32", (32, 32))
     captions = [prompt.text for prompt in shape_prompts(2, config=SHAPES, tasks=("attributes",))]
     before = peer.sample(captions, seed=3)
     tokens, mask = peer.tokenizer(captions, run.text_length)
@@ -258,7 +257,7 @@ def test_the_peer_samples_by_its_averaged_weights(diffusers, run):
 
 def test_the_peer_samples_what_its_network_predicts(diffusers, run, monkeypatch):
     """With the exact prediction of the noise, the image itself."""
-    peer = Peer(run, CPU, "fp32", (32, 32))
+    peer = Peer(run, ALONE, "fp32", (32, 32))
     image = torch.rand(3, 16, 16) * 2 - 1
     alphas = torch.cumprod(1 - torch.linspace(1e-4, 0.02, 1000), 0)
 
@@ -271,7 +270,7 @@ def test_the_peer_samples_what_its_network_predicts(diffusers, run, monkeypatch)
 
 
 def test_our_side_is_the_run(run):
-    ours = Ours(replace(run, training=replace(run.training, iterations=2)), CPU)
+    ours = Ours(replace(run, training=replace(run.training, iterations=2)), ALONE)
     captions = [prompt.text for prompt in shape_prompts(2, config=SHAPES, tasks=("attributes",))]
     start = ours.sample(captions, seed=3)
     ours.step()

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from diff_dalle.benchmarks import timing as timing_module
-from diff_dalle.benchmarks.timing import (
+from benchmarks import timing as timing_module
+from benchmarks.timing import (
     Benchmark,
     Timing,
     TimingConfig,

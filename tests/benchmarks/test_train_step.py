@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from diff_dalle.benchmarks import saving, train_step, watching
+from benchmarks import saving, train_step, watching
 from diff_dalle.checkpoints.run_folder import RunFolder
 from diff_dalle.models import precision
 from diff_dalle.models.cost import count_flops

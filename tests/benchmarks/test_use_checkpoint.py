@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from diff_dalle.benchmarks import use_checkpoint
+from benchmarks import use_checkpoint
 
 
 @pytest.fixture(autouse=True)

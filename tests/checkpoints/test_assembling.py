@@ -148,7 +148,7 @@ def test_the_command(tmp_path, save):
     assert "unet1: " in assemble_decoder(AssembleConfig(paths, str(out))) and out.exists()
     with pytest.raises(InputError, match="out.pt exists already: give another file with --out"):
         assemble_decoder(AssembleConfig(paths, str(out)))
-    with pytest.raises(InputError, match="--model_paths is required"):
+    with pytest.raises(InputError, match="model_paths is required"):
         AssembleConfig()
     with pytest.raises(InputError, match=re.escape("0.pt does not exist")):
         assemble_decoder(AssembleConfig((str(tmp_path / "none" / "0.pt"),), str(tmp_path / "b.pt")))

@@ -185,7 +185,7 @@ def test_nothing_is_repeated_in_a_long_walk():
         ("unet", "num_res_blocks", 10**9, "they describe many more weights than the"),
         ("text", "enc_depth", 10**9, "they describe many more weights than the"),
         ("text", "text_length", 10**9, "does not fit this model: it has text_encoder"),
-        ("unet", "image_size", 10**9, "image_size is 1000000000, but must be at most 16384"),
+        ("unet", "image_size", 10**9, "image_size is 1000000000, but must be at least 1 and at most 16384"),
         ("unet", "channel_mult", [], "does not fit this model"),
         ("unet", "num_heads", "x", "num_heads is 'x', but must be an integer"),
         ("unet", "num_classes", MAX_COUNT, "impossible settings|does not fit"),
@@ -206,7 +206,7 @@ def test_absurd_processes_are_refused(tmp_path, steps):
     content = torch.load(path, weights_only=True)
     content["config"]["diffusion"]["diffusion_steps"] = steps
     torch.save(content, path)
-    with pytest.raises(InputError, match=f"diffusion_steps is {steps}, but must be from 1 to 100,000"):
+    with pytest.raises(InputError, match=f"diffusion_steps is {steps}, but must be at least 1 and at most 100000"):
         open_network(path, "generator")
 
 

@@ -46,8 +46,7 @@ def given(other):
 
 def network_of(other):
     content = content_of(recognize(other.state, "theirs.pt", given(other)), other.state, "theirs.pt")
-    kind = find_kind(content["kind"])
-    network = kind.build(kind.read_settings(content["config"]), TEXT[0], "").eval()
+    network = find_kind(content["kind"]).read(content["config"]).build(TEXT[0]).eval()
     load_weights(network, content, "theirs.pt")
     return network
 
@@ -190,7 +189,7 @@ def changed(**values):
             "positional_embedding of shape .64, 65., which does not fit a network with image_size 32",
         ),
         (Other(inputs=7).state, {}, "inpainting network with 7 input channels"),
-        (Other(inputs=6).state, {}, "--small_size"),
+        (Other(inputs=6).state, {}, "by small_size"),
         (Other().state, {"image_size": None}, "the shapes of none of the published networks"),
         (Other().state, {"num_head_channels": 5}, "num_head_channels is 5"),
     ],

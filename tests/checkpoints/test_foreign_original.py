@@ -33,8 +33,7 @@ def given(other):
 def network_of(other):
     content = content_of(recognize(other.file, "theirs.pt", given(other)), other.file, "theirs.pt")
     assert content["tokenizer"] == (f"clip-{END + 1}" if other.text else None)
-    kind = find_kind(content["kind"])
-    network = kind.build(kind.read_settings(content["config"]), END + 1, "").eval()
+    network = find_kind(content["kind"]).read(content["config"]).build(END + 1).eval()
     load_weights(network, content, "theirs.pt")
     return network
 

@@ -1,19 +1,45 @@
-"""What a checkpoint's config says about its network."""
+"""What a checkpoint's config says about its network, and what a kind must have."""
 
-from dataclasses import dataclass
-
+import pytest
 from config_making import Model, Training
 
-from diff_dalle.checkpoints.kinds import Kind
-from diff_dalle.config import section
+from diff_dalle.checkpoints.kind import NetworkKind
+from diff_dalle.checkpoints.kinds import KINDS, find_kind
+from diff_dalle.config import section, settings
 
 
-@dataclass(frozen=True)
-class Settings:
+@settings
+class Toy(NetworkKind):
+    name = "toy"
+    title = "a toy"
+    does = "text-to-image"
+
     model: Model = section(Model, was=("network",))
     training: Training = section(Training)
 
+    def build(self, vocab_size=0, trainee=""):
+        return None
+
+    def probe(self, trainee=""):
+        return None
+
+    signal = None
+
 
 def test_a_config_may_be_older_than_a_name_or_a_section():
-    kind = Kind("toy", Settings, *[lambda *_: None] * 3)
-    assert kind.read_settings({"network": {"width": 7}, "other": 1}) == Settings(Model(num_channels=7))
+    assert Toy.read({"network": {"width": 7}, "other": 1}) == Toy(Model(num_channels=7))
+
+
+def test_a_kind_that_forgets_something_cannot_be_declared():
+    with pytest.raises(TypeError, match="the kind half lacks title, probe, signal"):
+
+        class Half(NetworkKind):
+            name = "half"
+            does = "text-to-image"
+
+            def build(self, vocab_size=0, trainee=""):
+                return None
+
+
+def test_every_kind_is_where_the_table_says():
+    assert all(find_kind(name).name == name for name in KINDS)

@@ -52,7 +52,7 @@ def test_an_earlier_checkpoint_finds_its_regular_local_merge_file(custom):
     edited(path, vocabulary=None)
     assert open_network(path, "generator").tokenizer.vocabulary.merges == tuple(MERGES)
     moved = merges.rename(merges.with_name("moved.txt"))
-    with pytest.raises(InputError, match=r"merges\.txt'.*which is no local file.*--bpe_path"):
+    with pytest.raises(InputError, match=r"merges\.txt'.*which is no local file.*bpe_path"):
         open_network(path, "generator")
     assert open_network(path, "generator", str(moved)).tokenizer.vocabulary.merges == tuple(MERGES)
 
@@ -66,7 +66,7 @@ def test_no_command_of_a_checkpoint_is_run(custom, tmp_path, stored):
     if stored:
         assert open_network(path, "generator").tokenizer.vocabulary.merges == tuple(MERGES)
     else:
-        with pytest.raises(InputError, match="no local file: give its merge file by --bpe_path"):
+        with pytest.raises(InputError, match="no local file: give its merge file by bpe_path"):
             open_network(path, "generator")
     assert not (tmp_path / "run").exists()
     assert open_network(path, "generator", command).tokenizer and (tmp_path / "run").exists()  # the user's own words
@@ -78,7 +78,7 @@ def test_nothing_but_a_regular_file_is_opened(custom, tmp_path, place):
     os.mkfifo(tmp_path / "FIFO")
     (tmp_path / "FOLDER").mkdir()
     edited(path, place if "://" in place else str(tmp_path / place), vocabulary=None)
-    with pytest.raises(InputError, match="no local file: give its merge file by --bpe_path"):
+    with pytest.raises(InputError, match="no local file: give its merge file by bpe_path"):
         open_network(path, "generator")
 
 
@@ -95,7 +95,7 @@ def test_a_secret_in_a_checkpoint_is_not_shown(custom):
     [
         ("no header", "the vocabulary in .* is not a merge file"),
         ("#\na b c\n", "the vocabulary in .* line 2 is 'a b c'"),
-        ("#\na b\n", "but the vocabulary in the file is bpe-515:.*--bpe_path"),
+        ("#\na b\n", "but the vocabulary in the file is bpe-515:.*bpe_path"),
     ],
 )
 def test_a_damaged_vocabulary_is_named(custom, text, words):

@@ -72,7 +72,7 @@ def test_wrong_types_are_one_sentence(tmp_path, path):
             continue
         with pytest.raises(InputError, match="run.json") as error:
             load_record(str(tmp_path))
-        assert "--logdir" in str(error.value) and "\n" not in str(error.value), (path, value)
+        assert "another logdir" in str(error.value) and "\n" not in str(error.value), (path, value)
 
 
 @pytest.mark.parametrize("path", [("kind",), ("config",), ("tokenizer",), ("checkpoints",), ("checkpoints", 0, "step")])
@@ -116,7 +116,7 @@ NAMES = [
 @pytest.mark.parametrize("name", NAMES)
 def test_only_plain_names_are_accepted(tmp_path, name):
     edited(tmp_path, "checkpoints", 0, "files", "model", value=name)
-    with pytest.raises(InputError, match="which is no plain name: choose another --logdir"):
+    with pytest.raises(InputError, match="which is no plain name: choose another logdir"):
         read_run(str(tmp_path))
 
 

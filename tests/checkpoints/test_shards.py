@@ -81,7 +81,7 @@ def test_a_folder_is_no_ordinary_file(tmp_path):
         load_file(str(path / INDEX))
     with pytest.raises(DamagedError, match="does not exist"):
         consolidate(str(tmp_path / "missing"), str(tmp_path))
-    with pytest.raises(InputError, match="--model_path is required"):
+    with pytest.raises(InputError, match="model_path is required"):
         consolidate_checkpoint(ConsolidateConfig())
 
 

@@ -1,7 +1,6 @@
 """Flags, files, presets, ``--set`` and kinds become one config, or one sentence."""
 
 import dataclasses
-from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
@@ -9,18 +8,18 @@ from config_making import Cascade, Model, Run, Sampling, Training, UNet, from_te
 
 from diff_dalle.commands import sources
 from diff_dalle.commands.command_line import parse, parse_kind
-from diff_dalle.commands.settings import ALIASES, by_name
+from diff_dalle.commands.flag_names import ALIASES, by_name
 from diff_dalle.commands.training_commands import TRAINING_COMMANDS
-from diff_dalle.config import option, section
+from diff_dalle.config import option, section, settings
 from diff_dalle.errors import InputError
 
 
-@dataclass(frozen=True)
+@settings
 class GeneratorLike(Run):
     kind: ClassVar[str] = "generator"
 
 
-@dataclass(frozen=True)
+@settings
 class ClassifierLike:
     kind: ClassVar[str] = "classifier"
 
@@ -76,7 +75,7 @@ def test_values_of_flags(flags, expected):
         (["stray"], ["stray"]),
         (["--preset", "nothing"], ["preset 'nothing' is unknown"]),
         (["--config", "a", "--config", "b"], ["--config", "2 times"]),
-        (["--dry_run", "ture"], ["--dry_run", "ture", "True or False"]),
+        (["--dry_run", "ture"], ["dry_run", "ture", "True or False"]),
     ],
 )
 def test_bad_flags_are_one_sentence(flags, words):
@@ -87,18 +86,18 @@ def test_bad_flags_are_one_sentence(flags, words):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("lr: 1\ntraining: {lr: 2}", "training.lr in run.yaml sets training.lr to 2.0, but it is set to 1.0 too"),
-        ("training: {num_channels: 2}", "training.num_channels in run.yaml belongs under model"),
-        ("model: {learn_sigma: true, variance: fixed_small}", "sets model.variance to fixed_small"),
-        ("modle: {num_channels: 2}", "unknown setting modle in run.yaml; did you mean model?"),
-        ("model: 3", "model in run.yaml is 3, but must be a mapping of settings"),
-        ("num_channels: 1.5", "num_channels in run.yaml is 1.5, but must be an integer"),
+        ("lr: 1\ntraining: {lr: 2}", "lr (run.yaml, line 1) sets training.lr to 1, but training.lr sets it to 2"),
+        ("training: {num_channels: 2}", "training.num_channels (run.yaml, line 1) is an unknown setting; it belongs"),
+        ("model: {learn_sigma: true, variance: fixed_small}", "but model.variance sets it to fixed_small"),
+        ("modle: {num_channels: 2}", "modle (run.yaml, line 1) is an unknown setting; did you mean model?"),
+        ("model: 3", "model (run.yaml, line 1) is 3, but must be a mapping of settings"),
+        ("num_channels: 1.5", "num_channels (run.yaml, line 1) is 1.5, but must be an integer"),
         ("num_channels: true", "must be an integer"),
         ("variance: false", "must be text"),
         ("variance: no", "is 'no', but must be one of fixed_large"),
         ("training: {flip: yes}", "is 'yes', but must be True or False"),
         ("training: {lr: 1:30}", "is '1:30', but must be a number"),
-        ("1: 2", "unknown setting 1 in run.yaml"),
+        ("1: 2", "1 (run.yaml, line 1) is an unknown setting"),
         ("a: &a [*a]", "run.yaml: an alias stands inside"),
     ],
 )
@@ -150,7 +149,7 @@ def test_earlier_names_are_accepted_everywhere():
 )
 def test_both_names_of_a_setting_are_refused(text, flags):
     call = (from_text, Run, text, *flags) if text else (parse, Run, flags)
-    assert "model.num_channels is given twice, under its present and an earlier name" in message_of(*call)
+    assert " is given twice, under its present and an earlier name" in message_of(*call)
 
 
 def test_prefixed_sections():
@@ -162,10 +161,12 @@ def test_prefixed_sections():
     assert parse(Cascade, ["--set", "upsampling.eta=0.5"]).upsampling.eta == 0.5
     assert "did you mean --upsampler_sampler" in message_of(parse, Cascade, ["--upsampler_samler", "heun"])
     message = message_of(from_text, Cascade, "upsampling: {upsampler_eta: 1}")
-    assert message == "unknown setting upsampling.upsampler_eta in run.yaml; did you mean eta?"
-    assert "upsampling.sampler in run.yaml is 'heum'" in message_of(from_text, Cascade, "upsampling: {sampler: heum}")
+    assert message == "upsampling.upsampler_eta (run.yaml, line 1) is an unknown setting; did you mean eta?"
+    assert "upsampling.sampler (run.yaml, line 1) is 'heum'" in message_of(
+        from_text, Cascade, "upsampling: {sampler: heum}"
+    )
     message = message_of(parse, Cascade, ["--upsampler_eta", "1", "--set", "upsampling.eta=2"])
-    assert message.startswith("--set upsampling.eta sets upsampling.eta to 2.0, but it is set to 1.0 too")
+    assert message.startswith("--upsampler_eta sets upsampling.eta to 1, but --set upsampling.eta sets it to 2")
 
 
 def composed(**fields):
@@ -199,16 +200,25 @@ def test_lists_of_sections_in_files():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("decoder: {unets: [{}, {dmi: 3}]}", "unknown setting decoder.unets[1].dmi in run.yaml; did you mean dim?"),
-        ("decoder: {unets: [{}, {dim: x}]}", "decoder.unets[1].dim in run.yaml is 'x', but must be an integer"),
-        ("decoder: {unets: [{}, {dim: 0}]}", "decoder.unets[1]: dim is 0, but must be at least 1"),
-        ("decoder: {unets: {dim: 1}}", "decoder.unets in run.yaml is {'dim': 1}, but must be a list of sections"),
-        ("decoder: {unets: [3]}", "decoder.unets[0] in run.yaml is 3, but must be a mapping of settings"),
-        ("decoder: {unets: [{eta: 3}]}", "decoder.unets[0].eta in run.yaml belongs under sampling"),
-        ("unets: []\ndecoder: {unets: []}", "decoder.unets in run.yaml is given twice"),
+        (
+            "decoder: {unets: [{}, {dmi: 3}]}",
+            "decoder.unets[1].dmi (run.yaml, line 1) is an unknown setting; did you",
+        ),
+        ("decoder: {unets: [{}, {dim: x}]}", "decoder.unets[1].dim (run.yaml, line 1) is 'x', but must be an integer"),
+        ("decoder: {unets: [{}, {dim: 0}]}", "decoder.unets[1].dim (run.yaml, line 1) is 0, but must be at least 1"),
+        ("decoder: {unets: {dim: 1}}", "decoder.unets (run.yaml, line 1) is {'dim': 1}, but must be a list"),
+        ("decoder: {unets: [3]}", "decoder.unets[0] (run.yaml, line 1) is 3, but must be a mapping of settings"),
+        (
+            "decoder: {unets: [{eta: 3}]}",
+            "decoder.unets[0].eta (run.yaml, line 1) is an unknown setting; it",
+        ),
+        (
+            "unets: []\ndecoder: {unets: []}",
+            "unets (run.yaml, line 1) is given twice, the second time",
+        ),
         (
             "decoder: {unets: [{dim: 1, start_dim: 1}]}",
-            "decoder.unets[0].start_dim in run.yaml: decoder.unets[0].dim is given twice, under its present",
+            "decoder.unets[0].dim (run.yaml, line 1) is given twice, under its present and an earlier name",
         ),
     ],
 )
@@ -237,10 +247,16 @@ def test_set_addresses_items_of_files_and_of_defaults():
         (["--set", "decoder.unets.-1.dim=1"], "give an index from 0 to 1"),
         (["--set", "decoder.unets.1=1"], "--set decoder.unets.1 is a section"),
         (["--set", "decoder.unets.1.dim=x"], "--set decoder.unets.1.dim is 'x', but must be an integer"),
-        (["--set", "decoder.unets.1.dim=0"], "decoder.unets[1]: dim is 0, but must be at least 1"),
+        (["--set", "decoder.unets.1.dim=0"], "--set decoder.unets.1.dim is 0, but must be at least 1"),
         (["--set", "sampling.sampler=heum"], "must be one of ddim, heun; did you mean heun?"),
-        (["--set", "sampling.eta=1", "--set", "sampling.eta=2"], "sets sampling.eta to 2.0, but it is set to 1.0 too"),
-        (["--eta", "1", "--set", "sampling.eta=2"], "--set sampling.eta sets sampling.eta to 2.0"),
+        (
+            ["--set", "sampling.eta=1", "--set", "sampling.eta=2"],
+            "sets sampling.eta to 1, but --set sampling.eta sets",
+        ),
+        (
+            ["--eta", "1", "--set", "sampling.eta=2"],
+            "--eta sets sampling.eta to 1, but --set sampling.eta",
+        ),
         (["--unets", "1"], "unknown flag"),
     ],
 )

@@ -4,9 +4,9 @@ import pytest
 
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.evaluate import EvaluateRun
+from diff_dalle.commands.flag_names import by_name
 from diff_dalle.commands.lora.kinds import GeneratorLora
 from diff_dalle.commands.sample import SampleRun
-from diff_dalle.commands.settings import by_name
 from diff_dalle.commands.train_classifier import ClassifierRun
 from diff_dalle.commands.train_generator import GeneratorRun
 from diff_dalle.errors import InputError
@@ -33,7 +33,7 @@ CASES = [
     (SampleRun, "--dynamic_percentile 0.9", "--model_path a.pt", "--model_path a.pt --thresholding dynamic", "none"),
     (GeneratorRun, "--preview_samples 4", "--sample_interval 0", "", "sample_interval is 0"),
     (GeneratorRun, "--sampler unipc", "--sample_interval 0", "", "sample_interval is 0"),
-    (GeneratorRun, "--use_ddim", "--sample_interval 0", "", "--sampler has no effect while sample_interval is 0"),
+    (GeneratorRun, "--use_ddim", "--sample_interval 0", "", "--use_ddim has no effect while sample_interval is 0"),
     (GeneratorRun, "--timestep_respacing 9", "--sample_interval 0", "", "set --sample_interval, or leave it out"),
     (GeneratorRun, "--spacing karras", "--sample_interval 0", "", "sample_interval is 0"),
     (GeneratorRun, "--eta 0", "--sample_interval 0", "", "sample_interval is 0"),
@@ -166,8 +166,8 @@ def test_every_need_is_in_the_table(command):
     known = {
         flag.replace("=", " ").replace("training.", "").split()[0 if "set" not in flag else 1] for _, flag, *_ in CASES
     }
-    needy = {leaf for leaf in table.values() if any(name in table for name, *_ in leaf.needs)}
-    assert needy and {leaf.name for leaf in needy} <= {name.removeprefix("--") for name in known}
+    needy = {leaf.name for leaf in table.values() if any(name in table for name, *_ in leaf.needs)}
+    assert needy and needy <= {name.removeprefix("--") for name in known}
 
 
 def test_turning_something_off_is_allowed_in_any_case():

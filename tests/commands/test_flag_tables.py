@@ -3,8 +3,8 @@ from dataclasses import dataclass
 import pytest
 from config_making import Cascade, Decoder, Run, Sampling, Training
 
+from diff_dalle.commands.flag_names import by_name
 from diff_dalle.commands.flag_tables import Command, command_page, flag_table
-from diff_dalle.commands.settings import by_name
 from diff_dalle.config import expectations, option, overrides, section
 
 Checks = expectations(Sampling, "Checks")

@@ -17,7 +17,7 @@ from diff_dalle.batch import Conditioning
 from diff_dalle.checkpoints.cascade import TrainedWith
 from diff_dalle.checkpoints.checkpoint import save_file
 from diff_dalle.checkpoints.decoder import ClipConfig
-from diff_dalle.checkpoints.kinds import KINDS
+from diff_dalle.checkpoints.kinds import find_kind
 from diff_dalle.commands import info
 from diff_dalle.commands.info import (
     ENDINGS,
@@ -64,8 +64,7 @@ def _measured_once(monkeypatch, measured):
 
 
 def costs_of(run, vocab_size=100):
-    kind = KINDS[run.kind]
-    return network_cost(kind, kind.settings_of(run), vocab_size)
+    return network_cost(find_kind(run.kind).of_run(run), vocab_size)
 
 
 def parsed(name):
@@ -123,10 +122,9 @@ def decoder_pass():
 
 def run_pass(run):
     """The network of a run, and a forward pass through it."""
-    kind = KINDS[run.kind]
-    settings = kind.settings_of(run)
-    probe = kind.probe(settings, "")
-    return lambda: kind.build(settings, 100, ""), lambda network: probe.forward(network, 2, probe.sizes[1])
+    settings = find_kind(run.kind).of_run(run)
+    probe = settings.probe()
+    return lambda: settings.build(100), lambda network: probe.forward(network, 2, probe.sizes[1])
 
 
 LATENT = {
@@ -136,12 +134,11 @@ LATENT = {
 
 def latent_pass(name, images=2):
     """The tiny network of a latent cascade at 64 pixels, as ``run_pass``."""
-    kind = KINDS[name]
-    settings = kind.settings(model=LATENT[name]["tiny"])
+    settings = find_kind(name)(model=LATENT[name]["tiny"])
     if name in ("stage_b", "stage_c"):
         settings = dataclasses.replace(settings, trained_with=TrainedWith(image_size=64, semantic_stride=8))
-    probe = kind.probe(settings, "")
-    return lambda: kind.build(settings, 100, ""), lambda network, count=images: probe.forward(network, count, 64)
+    probe = settings.probe()
+    return lambda: settings.build(100), lambda network, count=images: probe.forward(network, count, 64)
 
 
 PASSES = {
@@ -169,11 +166,11 @@ def test_the_memory_of_a_preset_is_that_of_its_own_micro_batch(name):
     """Also where most of the peak of a few images is the gradient of a weight: 4 images of this classifier have three
     times as much for each as 128."""
     run, costs = info.preset_costs(name)
-    kind = KINDS[run.kind]
+    settings = find_kind(run.kind).of_run(run)
     for trainee, cost in costs.items():
-        probe, images = kind.probe(kind.settings_of(run), trainee), microbatch(run)
+        probe, images = settings.probe(trainee), microbatch(run)
         with torch.device("meta"):
-            network = to_channels_last(kind.build(kind.settings_of(run), 512, trainee))
+            network = to_channels_last(settings.build(512, trainee))
             peak = peak_bytes(network, lambda net, on=probe, n=images: on.forward(net, n, on.sizes[1]))
         assert images * cost.plain.activation_bytes == pytest.approx(peak, rel=0.02)
 
@@ -272,7 +269,7 @@ def test_the_sections_are_those_of_the_kind(tmp_path):
     for run in (make_run(), make_run(ClassifierRun, TINY_CLASSIFIER)):
         save_network(run, tmp_path / "model.pt", "model")
         text = describe_file(str(tmp_path / "model.pt"))
-        settings = [field.name for field in dataclasses.fields(KINDS[run.kind].settings)]
+        settings = [field.name for field in dataclasses.fields(find_kind(run.kind))]
         shown = [line.partition(":")[0] for line in text.splitlines()[1 : 1 + len(settings)]]
         assert shown == settings and text.splitlines()[1 + len(settings)] == ""
     assert "classifier_width 16" in text and "noised True" in text
@@ -329,7 +326,7 @@ def test_the_full_size_family_has_about_one_and_a_half_billion_parameters():
         run = parsed(name)
         vocab_size = run.build_tokenizer().vocab_size
         with torch.device("meta"):
-            model = KINDS[run.kind].build(KINDS[run.kind].settings_of(run), vocab_size, "")
+            model = find_kind(run.kind).of_run(run).build(vocab_size)
         total += sum(parameter.numel() for parameter in model.parameters())
     assert 1.4e9 <= total <= 1.6e9
 

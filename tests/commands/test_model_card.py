@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from diff_dalle.batch import Conditioning
 from diff_dalle.checkpoints.checkpoint import load_file, save_file
 from diff_dalle.checkpoints.decoder import ClipConfig
-from diff_dalle.checkpoints.kinds import KINDS
+from diff_dalle.checkpoints.kinds import KINDS, find_kind
 from diff_dalle.checkpoints.loading import open_network
 from diff_dalle.checkpoints.record import CheckpointSet, Record, save_record
 from diff_dalle.commands.command_line import parse
@@ -138,7 +138,7 @@ def test_commands_parse_and_python_compiles(files):
     said = set()
     for _, path in files.values():
         content = load_file(path)
-        settings = KINDS[content["kind"]].read_settings(content["config"])
+        settings = find_kind(content["kind"]).read(content["config"])
         command, code = usage(content["kind"], settings, content["trainee"], "hf://me/it", 'it\'s "a" dog')
         script, *flags = shlex.split(command)[1:]
         if script == "scripts/sample.py":
@@ -153,7 +153,7 @@ def test_commands_parse_and_python_compiles(files):
 
 
 def test_a_cascade_in_one_model_needs_no_further_files(files):
-    settings = KINDS["stage_c"].read_settings(load_file(files["stage_c"][1])["config"])
+    settings = find_kind("stage_c").read(load_file(files["stage_c"][1])["config"])
     command, code = usage("stage_c", settings, "", "hf://me/it", "a", ("model_path", "stage_b", "stage_a"))
     assert command == "python scripts/sample.py --model_path hf://me/it --prompts a"
     assert 'load("hf://me/it")' in code

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from benchmarks import plan as benchmark
 from script_running import run as run_script
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from diff_dalle.benchmarks import plan as benchmark
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.plan import calibration
 from diff_dalle.commands.plan.calibration import Steps, reached
@@ -391,15 +391,15 @@ def test_the_script_plans():
     ("flags", "words"),
     [
         ("--gpus 0", "gpus is 0, but must be at least 1"),
-        ("--gpus 12", "gpus is 12, but must be a multiple of gpus_per_node (8)"),
+        ("--gpus 12", "gpus is 12, but must be a multiple of --gpus_per_node (8)"),
         ("--gpu h1000", "h1000"),
-        ("--global_batch 100", "global_batch is 100, but must be a multiple of gpus (8)"),
+        ("--global_batch 100", "global_batch is 100, but must be a multiple of --gpus (8)"),
         ("--reserve 1", "reserve is 1, but"),
         ("--utilization 0.5", "utilization is 0.5, but must be LOWEST,HIGHEST"),
         ("--utilization 0.5,1.5", "but must be at most 1"),
         ("--price 3,2", "price is 3.0,2.0, but must be LOWEST,HIGHEST"),
         ("--power 0,2", "power is"),
-        ("--budget -1", "budget is -1, but must not be negative"),
+        ("--budget -1", "budget is -1, but must be at least 0"),
         ("--decode_rate 0", "decode_rate is 0, but must be above 0"),
     ],
 )
@@ -410,7 +410,7 @@ def test_refusals_are_one_sentence(flags, words):
 
 
 def test_calibration_without_data_is_refused():
-    with pytest.raises(InputError, match="--data_dir is required"):
+    with pytest.raises(InputError, match="data_dir is required"):
         plan(parse_plan([*PLANNED, "--calibrate", "True"]))
 
 

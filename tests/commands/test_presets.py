@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from diff_dalle.checkpoints.kinds import KINDS
+from diff_dalle.checkpoints.kinds import KINDS, Training
 from diff_dalle.commands import train_generator
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.info import parse_info
 from diff_dalle.commands.sample import SampleRun
 from diff_dalle.commands.sources import preset_names, preset_text, presets_of, read_config, read_preset
-from diff_dalle.commands.training_commands import TRAINING_COMMANDS, TrainingCommand
+from diff_dalle.commands.training_commands import TRAINING_COMMANDS
 from diff_dalle.errors import InputError
 
 ROOT = Path(__file__).parent.parent.parent
@@ -41,7 +41,7 @@ def test_one_line_registers_a_training_command(monkeypatch, tmp_path):
     """Its config files are read, and ``info.py`` accepts its kind."""
     decoder = type("DecoderRun", (train_generator.GeneratorRun,), {"kind": "decoder"})
     monkeypatch.setattr(train_generator, "DecoderRun", decoder, raising=False)
-    new = TrainingCommand("scripts/train_decoder.py", "train_generator.DecoderRun")
+    new = Training("scripts/train_decoder.py", "train_generator.DecoderRun")
     monkeypatch.setitem(TRAINING_COMMANDS, "decoder", new)
     monkeypatch.setitem(KINDS, "decoder", KINDS["generator"])
     (tmp_path / "run.yaml").write_text("kind: decoder\n")
@@ -66,4 +66,4 @@ def test_the_blocks_of_a_controlnet_are_of_the_stage_c_of_its_size(name):
     assert base in presets_of("stage_c")
     own, model = read_named(name).controlnet, read_named(base).model
     own.check_blocks(model)
-    assert own.controlnet_blocks[-1] == model.residual_blocks - 1  # the last one too: it spans all levels
+    assert own.controlnet_blocks[-1] == len(model.residual_widths) - 1  # the last one too: it spans all levels

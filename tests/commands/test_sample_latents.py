@@ -83,7 +83,7 @@ def test_flags_of_each_stage():
     sampler, ends = SamplerConfig("ddim", "7", 0.5, "karras"), {"t_start": 0.8, "t_end": 0.2}
     tiles = {"tile_size": 64, "tile_overlap": 16}
     assert changed[1] == StageSettings(sampler, guidance, batch_size=2, seed=9, shift=1.5, **ends, **tiles)
-    with pytest.raises(InputError, match="stage_b_ settings: eta is 0.5, but only the sampler ddim has it"):
+    with pytest.raises(InputError, match="stage_b_.*eta is 0.5, but only the .*sampler ddim has it"):
         settings(stage_b_eta=0.5)
     pipeline.has_base = False
     for each in given:
@@ -101,9 +101,9 @@ def test_flags_of_each_stage():
         ({"stage_b": "b.pt", "stage_a": "a.pt", "reconstruct": "a.png"}, "there is no semantic encoder for them"),
         ({**FILES, "upsampler_seed": 3}, "stage B is no upsampler: set its own"),
         ({**FILES, "stage_b_sampler": "ddpm"}, "stage_b_sampler"),
-        ({**FILES, "stage_b_sampler": "heun", "stage_b_eta": 0.5}, "stage_b_ settings: eta is 0.5, but"),
-        ({**FILES, "stage_b_guidance_rescale": 2}, "stage_b_ settings: guidance_rescale is 2, but"),
-        ({**FILES, "stage_b_guidance_interval": "1,0"}, "stage_b_ settings: guidance_interval is .*, but"),
+        ({**FILES, "stage_b_sampler": "heun", "stage_b_eta": 0.5}, "stage_b_.*eta is 0.5, but"),
+        ({**FILES, "stage_b_guidance_rescale": 2}, "stage_b_.*guidance_rescale is 2, but"),
+        ({**FILES, "stage_b_guidance_interval": "1,0"}, "stage_b_.*guidance_interval is .*, but"),
     ],
 )
 def test_impossible_flags_are_refused(given, message):

@@ -58,7 +58,7 @@ def test_a_lora_adapts_its_base_from_the_hub_and_from_a_folder(hub, base, tmp_pa
     folder = str(tmp_path / "pulled")
     share("pull", "--from", HUB, "--to", folder)
     assert np.array_equal(before, drawn(base, lora=[folder])) and read_lora(folder).about == read_lora(path).about
-    with pytest.raises(InputError, match="pulled has only lora: give a generator's with --model_path"):
+    with pytest.raises(InputError, match="pulled has only lora: give a generator's with model_path"):
         diff_dalle.load(folder)
 
 
@@ -100,7 +100,7 @@ def test_a_controlnet_steers_its_base_from_the_hub(hub, base, tmp_path):
 
 def test_what_is_refused(base, tmp_path):
     path, to = make_lora(tmp_path / "lora.safetensors", base), ("--to", tmp_path / "shared")
-    assert "a LoRA is sent alone: leave out model_path" in refused("--lora", path, "--model_path", base, *to)
+    assert "--lora is sent alone: leave out --model_path" in refused("--lora", path, "--model_path", base, *to)
     assert "a LoRA is sent as it is" in refused("--lora", path, "--precision", "fp32", *to)
     assert "holds a generator, but a LoRA is required" in refused("--lora", base, *to)
     assert not (tmp_path / "shared").exists()

@@ -7,61 +7,57 @@ import pytest
 from diff_dalle.commands.cascade.controlnet import StageCControlNetRun
 from diff_dalle.commands.cascade.stages import StageBRun
 from diff_dalle.commands.lora.kinds import StageCLora
-from diff_dalle.commands.spelling import file_names, respelled, spelled_as_in_file
+from diff_dalle.commands.spelling import spelled_as_in_file
 from diff_dalle.commands.train_controlnet import ControlNetRun
 from diff_dalle.commands.train_decoder import DecoderRun
 from diff_dalle.commands.train_generator import GeneratorRun
 from diff_dalle.config import leaves
-from diff_dalle.errors import InputError
+from diff_dalle.errors import Fault, InputError, named
 from diff_dalle.training.stopping import Diverged
 
-NAMES = file_names(DecoderRun)
 CASCADE = (StageBRun, StageCControlNetRun, StageCLora)
 
 
+def told(config_class, *names: str) -> str:
+    """Names of settings as users of a command are told them."""
+    with pytest.raises(InputError) as error, spelled_as_in_file(config_class):
+        raise InputError(" ".join(map(named, names)))
+    return str(error.value)
+
+
 def test_messages_name_the_paths_of_the_file():
-    for text, expected in {
-        "more than --max_broken 0.02 allows": "more than data.max_broken 0.02 allows",
-        "lower --lr or raise --warmup_steps.": "lower train.lr or raise train.warmup_steps.",
-        "or accept it by --accept_changed_batch True": "or accept it by train.accept_changed_batch True",
-        "Choose another --logdir to start": "Choose another tracker.data_path to start",
-        "set --device cpu, --threads 1, --seed 2": "set --device cpu, --threads 1, seed 2",  # two flags of the command
-        "--unknown, a--b, pipe:cat x --all": "--unknown, a--b, pipe:cat x --all",
-    }.items():
-        assert respelled(text, NAMES) == expected
+    names = ("max_broken", "lr", "warmup_steps", "log_interval", "logdir", "seed", "iterations", "unknown")
+    assert told(DecoderRun, *names) == (
+        "data.max_broken train.lr train.warmup_steps train.log_interval tracker.data_path seed train.epochs unknown"
+    )
+    message = r"^train\.lr is 3, but must be at most the tracker\.log$"
+    with pytest.raises(InputError, match=message), spelled_as_in_file(DecoderRun):
+        raise InputError(Fault("lr", f"must be at most the {named('trackers')}", 3))
 
 
 @pytest.mark.parametrize("kind", CASCADE)
 def test_messages_name_the_keys_of_a_cascade(kind):
     weights = {"StageBRun": "generator", "StageCControlNetRun": "controlnet", "StageCLora": "lora"}[kind.__name__]
-    for text, expected in {
-        "--dataset_filters rejects all samples": "dataset_filters rejects all samples",
-        "lower --lr or raise --warmup_steps.": "lower lr or raise warmup_updates.",
-        "set --batch_size, or accept by --accept_changed_batch True": "set batch_size, or accept by "
-        "--accept_changed_batch True",  # a flag of the command
-        "choose another --logdir, by --init_checkpoint": f"choose another experiment_id, by {weights}_checkpoint_path",
-        "tracker x needs y, or remove wandb from --trackers": "tracker x needs y, or leave out wandb_project",
-        "make files by scripts/a.py --batch_size 2 --out x, or raise --batch_size": "make files by scripts/a.py "
-        "--batch_size 2 --out x, or raise batch_size",  # the flags of a script are its own
-        "lower --steps, --lr_anneal, --unknown": "lower sampling.steps, --lr_anneal, --unknown",
-    }.items():
-        assert respelled(text, file_names(kind)) == expected
+    names = ("dataset_filters", "lr", "warmup_steps", "logdir", "init_checkpoint", "trackers", "steps", "caption_field")
+    assert told(kind, *names) == (
+        f"dataset_filters lr warmup_updates experiment_id {weights}_checkpoint_path wandb_project sampling.steps "
+        "captions_getter"
+    )
 
 
 def test_commands_that_flags_set_keep_their_flags():
-    assert file_names(GeneratorRun) == {} == file_names(ControlNetRun)
+    assert told(GeneratorRun, "lr", "logdir") == "--lr --logdir" == told(ControlNetRun, "lr", "logdir")
 
 
 @pytest.mark.parametrize("kind", [DecoderRun, *CASCADE])
 def test_every_name_is_a_setting_of_the_file(kind):
-    names = {name: own for name, own in file_names(kind).items() if " " not in name}
-    assert set(names.values()) <= {".".join(leaf.path) for leaf in leaves(kind)}
-    of_sections = {leaf.name for leaf in leaves(kind) if leaf.has_flag and len(leaf.path) > 1}
-    assert not set(names) & of_sections and not set(kind.renamed) & {leaf.path[-1] for leaf in leaves(kind)}
+    own = [leaf.path for leaf in leaves(kind)]
+    assert set(kind.renamed.values()) <= {".".join(path) for path in own}
+    assert not set(kind.renamed) & {path[-1] for path in own}
 
 
 @pytest.mark.parametrize("kind", [InputError, Diverged])
 def test_errors_keep_their_kind(kind):
     with pytest.raises(kind, match=re.escape("set data.batch_size")) as error, spelled_as_in_file(DecoderRun):
-        raise kind("set --batch_size")
+        raise kind(f"set {named('batch_size')}")
     assert type(error.value) is kind

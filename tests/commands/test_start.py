@@ -15,7 +15,7 @@ from diff_dalle.errors import InputError
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 FIRST = "help_without_torch"
-NAMES = sorted(path.stem for path in SCRIPTS.glob("*.py") if path.stem != FIRST)
+NAMES = sorted({path.stem for path in SCRIPTS.glob("*.py")} - {FIRST, "with_tests"})
 
 # Prints what each script prints when it is asked for help.
 HELPS = """

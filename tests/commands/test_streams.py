@@ -10,8 +10,8 @@ from diff_dalle.checkpoints.checkpoint import Identity
 from diff_dalle.checkpoints.record import CheckpointSet
 from diff_dalle.checkpoints.run_folder import RunFolder
 from diff_dalle.commands import training
+from diff_dalle.commands.starting import with_streams
 from diff_dalle.commands.train_generator import GeneratorRun
-from diff_dalle.commands.training import _fix_streams
 from diff_dalle.config import to_dict
 from diff_dalle.data.loader import DataConfig
 from diff_dalle.distributed.world import ProcessInfo, World
@@ -31,19 +31,19 @@ def started(folder, run: GeneratorRun) -> str:
 
 @pytest.mark.parametrize(("nodes", "streams"), [(1, 8), (2, 8), (3, 9), (8, 8), (12, 12)])
 def test_a_run_keeps_the_streams_it_started_with(tmp_path, capsys, nodes, streams):
-    run = _fix_streams(GeneratorRun(), str(tmp_path), world_of(nodes))
+    run = with_streams(GeneratorRun(), str(tmp_path), world_of(nodes))
     assert run.data.streams == streams and not capsys.readouterr().out
     logdir = started(tmp_path, run)
     assert json.loads((tmp_path / "run.json").read_text())["config"]["data"]["streams"] == streams
     for later in (1, 4, 5):
-        assert _fix_streams(GeneratorRun(), logdir, world_of(later)).data.streams == streams
+        assert with_streams(GeneratorRun(), logdir, world_of(later)).data.streams == streams
         said = f"the {streams} streams of this run are no multiple of its {later} nodes" in capsys.readouterr().out
         assert said == (streams % later > 0)
 
 
 def test_streams_that_are_given_are_used(tmp_path):
     given = replace(GeneratorRun(), data=DataConfig(streams=3))
-    assert _fix_streams(given, str(tmp_path), world_of(2)).data.streams == 3
+    assert with_streams(given, str(tmp_path), world_of(2)).data.streams == 3
 
 
 def test_each_process_reads_the_positions_of_its_slot(tmp_path, monkeypatch):

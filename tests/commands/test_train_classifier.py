@@ -6,7 +6,7 @@ import torch
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.train_classifier import ClassifierOptim, ClassifierRun, ClassifierTraining
 from diff_dalle.commands.training import train
-from diff_dalle.distributed.world import ProcessInfo, World
+from diff_dalle.distributed.world import ALONE, ProcessInfo, World
 from diff_dalle.errors import InputError
 from diff_dalle.training.optim import learning_rate
 
@@ -27,12 +27,12 @@ def make_run(optim=None, **training):
 )
 def test_the_rate_warms_up_and_falls_over_the_run_unless_told_otherwise(optim, iterations, found):
     """The checkpoint holds the resolved value, not -1."""
-    optim = make_run(optim, iterations=iterations).optim
+    optim = make_run(optim, iterations=iterations).settled(ALONE).optim
     assert (optim.warmup_steps, optim.lr_anneal_steps) == found
 
 
 def test_the_rate_rises_in_a_line_and_falls_as_a_cosine():
-    optim = make_run({"lr": 1.0}, iterations=1000).optim
+    (optim,) = make_run({"lr": 1.0}, iterations=1000).optims
     assert [learning_rate(optim, step) for step in (0, 9, 19, 20)] == pytest.approx([0.05, 0.5, 1.0, 1.0])
     assert [learning_rate(optim, step) for step in (265, 510, 755, 1000)] == pytest.approx(
         [0.5 + 0.5**1.5, 0.5, 0.5 - 0.5**1.5, 0.0]
@@ -60,8 +60,9 @@ def test_a_run_by_samples_says_the_end_of_its_rate(limits):
     with pytest.raises(InputError, match="lr_anneal_steps is -1, .* but samples may end the run"):
         make_run(**limits)
     run = make_run({"lr_anneal_steps": 1000}, **limits, batch_size=500)
-    assert (run.optim.warmup_steps, run.optim.lr_anneal_steps) == (20, 1000)
-    run.check_annealing(run.optim, processes=2)
+    (optim,) = run.optims
+    assert (optim.warmup_steps, optim.lr_anneal_steps) == (20, 1000)
+    assert not list(run.wrong_annealing(optim, processes=2))
     with pytest.raises(InputError, match="0 for the rest of the 2,000 iterations"):
         train(run, World(ProcessInfo("single"), torch.device("cpu")))
 
@@ -69,9 +70,9 @@ def test_a_run_by_samples_says_the_end_of_its_rate(limits):
 def test_a_run_by_hours_alone_has_no_step_for_the_rate_to_end():
     with pytest.raises(InputError, match="lr_anneal_steps is -1, .* but hours may end the run"):
         make_run(iterations=0, hours=1.0)
-    with pytest.raises(InputError, match="is 1000, .* 0 for the rest of its hours: set --iterations 1000"):
+    with pytest.raises(InputError, match="is 1000, .* 0 for the rest of its hours: set iterations 1000"):
         make_run({"lr_anneal_steps": 1000}, iterations=0, hours=24.0)
-    assert make_run({"lr_anneal_steps": 0}, iterations=0, hours=1.0).optim.warmup_steps == 0
+    assert make_run({"lr_anneal_steps": 0}, iterations=0, hours=1.0).optims[0].warmup_steps == 0
 
 
 def test_the_last_piece_may_be_smaller():

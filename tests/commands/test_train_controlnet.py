@@ -149,7 +149,7 @@ def test_the_loss_of_held_out_samples_tells_whether_the_control_is_used(tmp_path
         ({"controlnet_filter": "cany"}, "did you mean canny?"),
         (
             {"controlnet_filter_params": '{"size": 2}'},
-            "controlnet_filter_params.size (--controlnet_filter_params): unknown setting; did you mean",
+            "controlnet_filter_params.size is an unknown setting; did you mean",
         ),
         ({"controlnet_filter": "semantic_sr", "controlnet_filter_params": "{}"}, "requires a semantic encoder"),
         ({"hint_channels": 0}, "hint_channels is 0"),

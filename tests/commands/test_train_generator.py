@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from script_running import TINY, hashes, losses, train
+from script_running import SETTINGS, hashes, losses, train
 from shard_making import encoded, random_image, sample, tar_bytes
+from tiny_settings import flags as flags_of
 
 from diff_dalle.batch import Batch, Conditioning
 from diff_dalle.commands.command_line import parse
@@ -23,8 +24,7 @@ FEW = {"timestep_respacing": 2, "sample_interval": 1}  # previews that do not ta
 
 
 def make_run(**changed):
-    flags = {**TINY, **{f"--{name}": value for name, value in changed.items()}}
-    return parse(GeneratorRun, [str(part) for pair in flags.items() for part in pair])
+    return parse(GeneratorRun, flags_of({**SETTINGS["train_generator.py"], **changed}))
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_settings_of_upsamplers_are_refused_for_a_base_generator(flags):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ({"small_size": 8, "crop_size": 18}, r"crop_size is 18, but must be at most image_size \(16\)"),
+        ({"small_size": 8, "crop_size": 18}, r"crop_size is 18, but must be at most --image_size \(16\)"),
         (
             {"small_size": 4, "crop_size": 6},
             r"crop_size is 6, but must be .* a multiple of the upsampling factor \(4\)",
@@ -48,8 +48,8 @@ def test_settings_of_upsamplers_are_refused_for_a_base_generator(flags):
             {"small_size": 8, "crop_size": 10, "channel_mult": "1,1,2"},
             "crop_size is 10, but must be a multiple of 4, the network's downsampling factor",
         ),
-        ({"small_size": 16}, r"small_size is 16, but must be smaller than image_size \(16\)"),
-        ({"small_size": 6}, r"small_size is 6, but must divide image_size \(16\)"),
+        ({"small_size": 16}, r"small_size is 16, but must be smaller than (--)?image_size \(16\)"),
+        ({"small_size": 6}, r"small_size is 6, but must be smaller than --image_size \(16\) and divide it"),
     ],
 )
 def test_sizes_that_do_not_fit_each_other_are_refused(flags, words):
@@ -211,7 +211,7 @@ ASPECTS = {"multi_aspect_ratio": "1/1,1/2", "bucket_factor": 4}
             "bucket_factor is 3, but must be a multiple of 2, as the sizes of the network's images are",
         ),
         ({"bucket_factor": 4, "small_size": 2}, "bucket_factor is 4, but must be a multiple of 8"),
-        ({"random_crop": True}, "random_crop and multi_aspect_ratio exclude each other"),
+        ({"random_crop": True}, "--random_crop and --multi_aspect_ratio exclude each other"),
     ],
 )
 def test_buckets_that_the_network_does_not_take_are_refused(flags, words):

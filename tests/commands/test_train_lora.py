@@ -206,7 +206,7 @@ def test_sampling_with_the_file_equals_sampling_with_the_merged_checkpoint(train
     assert merged in out
     with pytest.raises(InputError, match=r"merged\.pt exists already: give another file with --out"):
         merge_lora_files(MergeConfig(base, (path,), out=merged))
-    with pytest.raises(InputError, match="--lora is required"):
+    with pytest.raises(InputError, match="lora is required"):
         MergeConfig(base)
     with_file, plain = sample(base, lora=f"{path}:0.7"), sample(base)
     assert np.array_equal(sample(merged), with_file)
@@ -283,17 +283,17 @@ def test_a_lora_finds_its_network_among_several(trained, base, changed):
     [
         ({"rank": 0}, "rank is 0, but must be at least 1"),
         ({"alpha": 0}, "alpha is 0, but must be above 0"),
-        ({"module_filters": "none", "train_tokens": "none"}, "module_filters and train_tokens are both empty"),
+        ({"module_filters": "none", "train_tokens": "none"}, "module_filters and --train_tokens are both empty"),
         ({"module_filters": "atention"}, "no linear layer or convolution .*; did you mean attention"),
         ({"train_tokens": '["[x]", "^zzzzq"]'}, "'\\^zzzzq', which finds no token"),
         ({"num_channels": 32}, r"says its settings itself, but model says others: num_channels \(16 → 32\)"),
-        ({"base_weights": "0123"}, "but base_weights says 0123"),
+        ({"base_weights": "0123"}, "but --base_weights says 0123"),
         ({"batch_size": 3, "prior_data_dir": "x"}, "batch_size is 3, but must be even"),
-        ({"prior_weight": -1, "prior_data_dir": "x"}, "prior_weight is -1, but must not be negative"),
+        ({"prior_weight": -1, "prior_data_dir": "x"}, "prior_weight is -1, but must be at least 0"),
         ({"prior_target": "base"}, "--prior_target has no effect while prior_data_dir is none"),
         (
             {"prior_target": "base", "prior_data_dir": "x", "loss_type": "kl"},
-            "prior_target is base, but loss_type kl compares distributions, not predictions: set prior_target images",
+            "prior_target is base, but --loss_type kl compares distributions, not predictions: set it to images",
         ),
         ({"parallel": "fsdp"}, "parallel is fsdp, but the base of a LoRA is on every process as a whole"),
         ({"prior_weight": 2}, "--prior_weight has no effect while prior_data_dir is none"),
@@ -322,7 +322,7 @@ def test_a_lora_may_start_from_that_of_another_base_if_told_so(trained, changed,
         settings = parse_lora(flags(changed, shards, tmp_path, lora_checkpoint_path=path, **options)).settled(ALONE)
         return settings.build_model(settings.build_tokenizer())
 
-    with pytest.raises(InputError, match="has another base than this run: .*, or accept the other base by --accept_ch"):
+    with pytest.raises(InputError, match="has another base than this run: .*, or accept the other base by accept_ch"):
         model()
     state = model(accept_changed_base=True).state_dict()
     assert all(torch.equal(state[f"lora.{name}"], value) for name, value in read_lora(path).tensors.items())

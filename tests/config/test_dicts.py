@@ -3,7 +3,18 @@ import dataclasses
 import pytest
 from config_making import Cascade, Decoder, Model, Run, Sampling, Training, UNet, from_text
 
-from diff_dalle.config import checked, differences, dump, entries, from_dict, leaves, option, redacted, to_dict
+from diff_dalle.config import (
+    FlagText,
+    checked,
+    differences,
+    dump,
+    entries,
+    from_dict,
+    leaves,
+    option,
+    redacted,
+    to_dict,
+)
 from diff_dalle.errors import InputError
 
 FULL = Cascade(
@@ -35,13 +46,13 @@ def test_keys_in_sections_have_no_prefix():
 @pytest.mark.parametrize(
     ("mapping", "message"),
     [
-        ({"modle": {}}, "unknown setting modle; did you mean model?"),
-        ({"model": {"num_chanels": 3}}, "unknown setting model.num_chanels; did you mean num_channels?"),
+        ({"modle": {}}, "modle is an unknown setting; did you mean model?"),
+        ({"model": {"num_chanels": 3}}, "model.num_chanels is an unknown setting; did you mean num_channels?"),
         ({"model": 3}, "model is 3, but must be a mapping of settings"),
         ({"model": {"num_channels": 1.5}}, "model.num_channels is 1.5, but must be an integer"),
         ({"training": {"limit": "x"}}, "training.limit is 'x', but must be an integer or none"),
-        ({"training": {"lr": "x" * 200}}, f"training.lr is '{'x' * 79}…, but must be a number"),
-        ({"training": {"lr": 10**400}}, f"training.lr is 1{'0' * 79}…, but must be a number"),
+        ({"training": {"lr": "x" * 200}}, f"training.lr is '{'x' * 119}…, but must be a number"),
+        ({"training": {"lr": 10**400}}, f"training.lr is 1{'0' * 119}…, but must be a number"),
         ({"training": {"lr": float("inf")}}, "training.lr is inf, but must be a finite number"),
         ({"training": {"lr": float("nan")}}, "training.lr is nan, but must be a finite number"),
         ({"model": {"channel_mult": [1, float("-inf")]}}, "must be a finite number"),
@@ -59,14 +70,14 @@ def test_bad_mappings_are_one_sentence_with_the_path(mapping, message):
 @pytest.mark.parametrize(
     ("mapping", "message"),
     [
-        ({"decoder": {"unets": [{}, {"dmi": 3}]}}, "unknown setting decoder.unets[1].dmi; did you mean dim?"),
+        ({"decoder": {"unets": [{}, {"dmi": 3}]}}, "decoder.unets[1].dmi is an unknown setting; did you mean dim?"),
         ({"decoder": {"unets": [{"dim": "x"}]}}, "decoder.unets[0].dim is 'x', but must be an integer"),
         ({"decoder": {"unets": {"dim": 3}}}, "decoder.unets is {'dim': 3}, but must be a list of sections"),
         ({"decoder": {"unets": [3]}}, "decoder.unets[0] is 3, but must be a mapping of settings"),
-        ({"decoder": {"unets": [{}, {"dim": 0}]}}, "decoder.unets[1]: dim is 0, but must be at least 1"),
-        ({"sampling": {"eta": -1}}, "eta is -1, but must not be negative"),
-        ({"upsampling": {"eta": -1}}, "upsampling: eta is -1, but must not be negative"),
-        ({"upsampling": {"upsampler_eta": 1}}, "unknown setting upsampling.upsampler_eta"),
+        ({"decoder": {"unets": [{}, {"dim": 0}]}}, "decoder.unets[1].dim is 0, but must be at least 1"),
+        ({"sampling": {"eta": -1}}, "sampling.eta is -1, but must be at least 0"),
+        ({"upsampling": {"eta": -1}}, "upsampling.eta is -1, but must be at least 0"),
+        ({"upsampling": {"upsampler_eta": 1}}, "upsampling.upsampler_eta is an unknown setting"),
     ],
 )
 def test_bad_lists_and_prefixed_sections_are_called_by_their_path(mapping, message):
@@ -83,7 +94,7 @@ def test_earlier_names_in_checkpoints():
     assert differences(old, to_dict(config), Cascade) == []
     assert from_dict(Cascade, {"drawing": {"method": "heun"}}).sampling.sampler == "heun"
     assert differences({"drawing": {"method": "heun"}}, to_dict(Cascade()), Cascade) == ['sampler ("heun" → "ddim")']
-    with pytest.raises(InputError, match="setting drawing is given twice, under its present and an earlier name"):
+    with pytest.raises(InputError, match="drawing is given twice, under its present and an earlier name"):
         from_dict(Cascade, {"sampling": {}, "drawing": {}})
     with pytest.raises(InputError, match=r"model\.width is given twice, under its present and an earlier name"):
         from_dict(Run, {"model": {"num_channels": 7, "width": 7}})
@@ -163,6 +174,6 @@ def test_commands_are_taken_whole(text, sources):
     (leaf,) = leaves(Sources)
     for given in (text, sources):
         assert from_dict(Sources, {"data_dir": given}).data_dir == tuple(sources)
-    assert checked(leaf, text, True, "--data_dir") == tuple(sources)
+    assert checked(leaf, FlagText(text), "data_dir") == tuple(sources)
     config = Sources(tuple(sources))
     assert from_text(Sources, dump(config)) == config == from_dict(Sources, to_dict(config))

@@ -82,6 +82,10 @@ def test_aliases_and_merges_within_the_limits():
     text = "A: &A {x: 0, y: 1}\np: {q: &B {<<: *A, x: 1}}\nc: {<<: *B, z: 2}\nd: [*A, *A]"
     found = load_mapping(text, "F")
     assert found["c"] == {"x": 1, "y": 1, "z": 2} and found["d"] == [found["A"], found["A"]]
+    found = load_mapping("A: &A {x: 0, y: 1}\nB: &B {x: 1}\nc: {<<: [*B, *A]}\nd: {y: 2, <<: *A}", "F")
+    assert found["c"] == {"x": 1, "y": 1} and found["d"] == {"x": 0, "y": 2}
+    with pytest.raises(InputError, match=r"<< merges something that is no mapping \(line 1\)"):
+        load_mapping("a: {<<: 3}", "F")
 
 
 def test_limits_are_exact(monkeypatch):

@@ -126,7 +126,7 @@ def test_a_share_of_the_images_goes_to_any_ratio():
         ({"multi_aspect_ratio": ("1:2",)}, "'1:2'"),
         ({"multi_aspect_ratio": ("1/2/3",)}, "'1/2/3'"),
         ({"multi_aspect_ratio": ("1/2", "1/1", "2/4")}, "has 2/4 and 1/2, which are equal"),
-        ({"bucketeer_random_ratio": 1.1}, "bucketeer_random_ratio is 1.1, but must be a fraction"),
+        ({"bucketeer_random_ratio": 1.1}, "bucketeer_random_ratio is 1.1, but must be at least 0 and at most 1"),
         ({"bucket_factor": 0}, "bucket_factor is 0, but must be at least 1"),
     ],
 )
@@ -143,7 +143,7 @@ def test_a_file_may_hold_ratios_and_numbers():
 
 @pytest.mark.parametrize("name", ["random_crop", "resample"])
 def test_what_contradicts_buckets_is_refused(name):
-    with pytest.raises(InputError, match=f"{name} and multi_aspect_ratio exclude each other"):
+    with pytest.raises(InputError, match=f"{name} and aspect.multi_aspect_ratio exclude each other"):
         DataConfig(aspect=AspectConfig(("1/1",)), **{name: True})
 
 

@@ -6,7 +6,7 @@ import pytest
 from shard_making import Letters, captions_of, sample, tar_bytes
 
 from diff_dalle.config import from_dict
-from diff_dalle.data.caption_list import read_captions
+from diff_dalle.data.caption_texts import read_captions
 from diff_dalle.data.captions import caption_kind, read_caption
 from diff_dalle.data.loader import DataConfig, Loader
 from diff_dalle.data.spec import CaptionSpec, SampleSpec
@@ -77,9 +77,9 @@ def test_one_of_several_captions_is_drawn():
         ('["json", "caption"]', "a field of the json is written json:FIELD"),
         ('["txt", "old_caption"]', "reads old_caption from 'txt'"),
         ('["txt", "captions"]', "reads captions from 'txt'"),
-        ('["txt"]', r"a pair must be \[EXTENSION, NAME\]"),
-        ("[txt, identity]", r"a pair must be \[EXTENSION, NAME\]"),
-        ('["", "identity"]', r"a pair must be"),
+        ('["txt"]', r"must be a pair \[EXTENSION, NAME\]"),
+        ("[txt, identity]", r"must be a pair \[EXTENSION, NAME\]"),
+        ('["", "identity"]', r"must be a pair"),
     ],
 )
 def test_unknown_ways_to_get_captions_are_refused(field, message):

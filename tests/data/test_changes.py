@@ -164,7 +164,7 @@ def test_the_limit_is_of_different_samples():
     for member in range(FEW, 41):
         found.add(Broken(0, member, "cut"))
     for seen in (1000, 2000, 10**9):
-        with pytest.raises(InputError, match=r"41 of [12],000 samples are broken, more than --max_broken 0\.02"):
+        with pytest.raises(InputError, match=r"41 of [12],000 samples are broken, more than max_broken 0\.02"):
             found.check(seen)
     one = counter(counts=(10,))
     one.add(Broken(0, 3, "cut"))

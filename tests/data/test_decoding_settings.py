@@ -68,7 +68,7 @@ def test_a_run_keeps_what_its_pixels_depend_on():
 
 
 def test_settings_that_cannot_be_used_are_refused(shards, monkeypatch):
-    with pytest.raises(InputError, match="--decode_scale is 0, but must be at least 1"):
+    with pytest.raises(InputError, match="decode_scale is 0, but must be at least 1"):
         DataConfig(decode_scale=0)
     monkeypatch.setattr(plain_jpeg.importlib.util, "find_spec", lambda name: None)
     assert loader(shards).samples == COUNT

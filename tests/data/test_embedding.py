@@ -38,6 +38,11 @@ def bfloat16(values: np.ndarray) -> np.ndarray:
 
 
 WRITERS = {"npy": npy_bytes, "safetensors": safetensors}
+TRUNCATED = {
+    "npy": "its embedding is truncated",
+    "safetensors": "its embedding cannot be read: not a safetensors file (Error while deserializing: incomplete "
+    "metadata, file not fully covered)",
+}
 
 
 @pytest.mark.parametrize("kind", ["img_emb.npy", "safetensors", "img_emb.safetensors"])
@@ -81,13 +86,13 @@ def test_what_is_no_usable_embedding_is_broken():
         assert "floating-point [tokens, 6]" in reason(kind, write(ROWS[0]), (3, WIDTH))
         assert "floating-point [tokens, 6]" in reason(kind, write(ROWS[:, :5]), (3, WIDTH))
         assert "floating-point [tokens, 6]" in reason(kind, write(ROWS[:0]), (3, WIDTH))
-        assert reason(kind, write(ROWS[0])[:-1]) == "its embedding is truncated"
+        assert reason(kind, write(ROWS[0])[:-1]) == TRUNCATED[kind]
         assert "all zeros" in reason(kind, write(np.zeros(WIDTH, np.float32)))
         assert "all zeros" in reason(kind, write(ROWS * [[0], [1], [1]]), (3, WIDTH))
         assert "NaN" in reason(kind, write(ROWS[0] * np.nan))
         assert "NaN" in reason(kind, write(ROWS * [[1], [1], [np.inf]]), (3, WIDTH))
         assert "infinite" in reason(kind, write(np.full(WIDTH, 1e300)))
-        assert "is not a " in reason(kind, b"") and "is not a " in reason(kind, ROWS.tobytes())
+        assert "not a " in reason(kind, b"") and "not a " in reason(kind, ROWS.tobytes())
 
 
 @pytest.mark.parametrize(
@@ -106,32 +111,31 @@ def test_what_is_no_usable_embedding_is_broken():
         safetensors(ROWS[0], shape=[6.0]),
         safetensors(ROWS[0], shape=6),
         safetensors(ROWS[0], shape=[10**19]),
-        safetensors(ROWS[0], shape=[1] * 40 + [6]),
         safetensors(ROWS[0], shape=[7]),
         safetensors(ROWS[0], data_offsets=[24, 0]),
         safetensors(ROWS[0], data_offsets=[0]),
         safetensors(ROWS[0], data_offsets=None),
         safetensors(ROWS[0], dtype=["F32"]),
-        safetensors(ROWS[0], padding=1 << 16),
+        safetensors(ROWS[0], data_offsets=[10**17, 10**17 + 4 * WIDTH]),
+        safetensors(ROWS[0]) + b"more",
     ],
     ids=range(20),
 )
 def test_other_safetensors_are_refused(data):
-    with pytest.raises(BrokenSample, match="not a safetensors file of one embedding"):
+    with pytest.raises(BrokenSample, match="its embedding cannot be read: (not )?a safetensors file"):
         read_embedding("safetensors", data, (WIDTH,))
 
 
 def test_the_reason_is_named():
-    with pytest.raises(BrokenSample, match="but a safetensors file of 2 tensors, not of one"):
+    with pytest.raises(BrokenSample, match="a safetensors file of 2 tensors, not of one"):
         read_embedding("safetensors", safetensors(ROWS[0], ROWS[1]), (WIDTH,))
-    with pytest.raises(BrokenSample, match="but a safetensors file of I64"):
+    with pytest.raises(BrokenSample, match="a safetensors file of I64"):
         read_embedding("safetensors", safetensors(ROWS[0].astype("<i8")), (WIDTH,))
 
 
-def test_absurd_offsets_take_no_memory():
-    huge = safetensors(ROWS[0], shape=[WIDTH], data_offsets=[10**17, 10**17 + 4 * WIDTH])
-    with pytest.raises(BrokenSample, match="truncated"):
-        read_embedding("safetensors", huge, (WIDTH,))
+def test_many_dimensions_are_refused():
+    with pytest.raises(BrokenSample, match=r"float32 \[1, 1, "):
+        read_embedding("safetensors", safetensors(ROWS[0], shape=[1] * 70 + [6]), (WIDTH,))
 
 
 # -------------------------------------------------------------------------------------------------------- in batches

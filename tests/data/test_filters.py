@@ -147,7 +147,7 @@ def test_a_json_that_cannot_be_read_is_rejected():
 def test_what_the_language_has_not_is_refused_with_its_place(text, message):
     with pytest.raises(InputError, match=message) as caught:
         Filter.parse(text)
-    assert str(caught.value).startswith("--dataset_filters") and "\n" not in str(caught.value)
+    assert str(caught.value).startswith("dataset_filters") and "\n" not in str(caught.value)
 
 
 def test_nothing_of_a_filter_is_run(tmp_path):
@@ -194,7 +194,7 @@ def test_pairs_of_a_file_and_texts_of_a_flag_are_the_same():
 
 
 def test_a_wrong_filter_stops_before_anything_is_read():
-    with pytest.raises(InputError, match=r"--dataset_filters: 'score >' is no expression"):
+    with pytest.raises(InputError, match=r"dataset_filters: 'score >' is no expression"):
         DataConfig(dataset_filters=("score >",))
     with pytest.raises(InputError, match="dataset_filters"):
         from_dict(DataConfig, {"dataset_filters": {"score": 1}})

@@ -194,7 +194,7 @@ def test_damaged_shards_give_their_whole_samples_and_are_named(tmp_path, caplog)
         ([("a.txt", b"x")], r"holds no images \(jpg, .*\); found: \.txt \(1\)"),
         (
             [("a.jpg", b"x"), ("a.json", b"{}")],
-            r"holds no captions \(no \.txt members; set --caption_field\); found: \.jpg \(1\), \.json \(1\)",
+            r"holds no captions \(no \.txt members; set caption_field\); found: \.jpg \(1\), \.json \(1\)",
         ),
         ([("a.jpg", b"x"), ("b.txt", b"x")], "holds no sample with an image and a .txt"),
     ],
@@ -225,11 +225,11 @@ def test_sources_of_all_kinds_mean_the_same_shards(tmp_path, monkeypatch):
     for command in ("pipe:cat {0..1}.tar", "pipe:awk '{print}' {a,b}.tar", "pipe:cat a}{"):
         assert find_shards([command]) == [command]
     for source, message in {
-        "nowhere": "--data_dir nowhere does not exist",
+        "nowhere": "data_dir nowhere does not exist",
         f"{tmp_path}/sub/{{00000..00004}}.tar": "00003.tar does not exist",
         f"{tmp_path}/*.nothing": "matches no file",
         f"{tmp_path}/{{0..": "unbalanced braces|does not exist",
-        "": "--data_dir is not set",
+        "": "data_dir is not set",
     }.items():
         with pytest.raises(InputError, match=message):
             find_shards([source])
@@ -268,12 +268,12 @@ def test_a_list_file_names_sources_of_all_kinds(tmp_path, monkeypatch):
     ("text", "message"),
     [
         ("[]", "is an empty list"),
-        ("a: b", r"--data_dir .*list\.yml must hold a list of texts"),
+        ("a: b", r"data_dir .*list\.yml must hold a list of texts"),
         ("- [a]", "must hold a list of texts"),
         ("- 3", "must hold a list of texts"),
         ("- a.tar\n- [", "is not valid YAML"),
         ("- other.yml", "names other.yml, but a list cannot name a list"),
-        ("- nowhere.tar", "--data_dir nowhere.tar does not exist"),
+        ("- nowhere.tar", "data_dir nowhere.tar does not exist"),
     ],
 )
 def test_list_files_that_name_no_sources_are_refused(tmp_path, text, message):

@@ -100,7 +100,7 @@ def test_processes_are_dealt_to_nodes_wherever_they_are():
     assert deal([0, 0, 0, 1, 1, 1]) == [0, 2, 4, 1, 3, 5]
     assert deal([0, 1, 0, 1]) == [0, 1, 2, 3]  # ranks dealt to the nodes in turn
     assert deal([0, 1, 1]) == [0, 1, 2]  # nodes of different sizes
-    with pytest.raises(InputError, match="--streams is 0"):
+    with pytest.raises(InputError, match="streams is 0"):
         Order([1], 0, streams=0, window=4)
 
 

@@ -91,7 +91,7 @@ def test_captions_may_come_from_one_file(tmp_path, folder):
         writer.writeheader()
         writer.writerows(rows)
     pack(tmp_path, caption_column="text", out_dir=str(tmp_path / "csv"))
-    with pytest.raises(InputError, match=r"metadata\.csv .* no field 'caption', only .*--caption_column"):
+    with pytest.raises(InputError, match=r"metadata\.csv .* no field 'caption', only .*caption_column"):
         pack(tmp_path, out_dir=str(tmp_path / "x"))
     (folder / "metadata.jsonl").write_text("{")
     with pytest.raises(InputError, match=r"metadata\.jsonl, line 1 is not a JSON object"):
@@ -178,10 +178,10 @@ def test_an_open_quote_costs_one_row(tmp_path, folder):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"source": ""}, r"--source \(not set\) is not a folder"),
-        ({"source": "/nowhere"}, "--source /nowhere is not a folder"),
-        ({"out_dir": ""}, "--out_dir is not set"),
-        ({"samples_per_shard": 0}, "--samples_per_shard is 0 and --resize 0, but they must be at least 1 and 0"),
+        ({"source": ""}, r"source \(not set\) is not a folder"),
+        ({"source": "/nowhere"}, "source /nowhere is not a folder"),
+        ({"out_dir": ""}, "out_dir is not set"),
+        ({"samples_per_shard": 0}, "samples_per_shard is 0, but must be at least 1"),
     ],
 )
 def test_bad_settings_are_refused(tmp_path, folder, changes, message):
@@ -194,7 +194,7 @@ def test_a_folder_without_images_or_captions_is_refused(tmp_path):
     with pytest.raises(InputError, match="holds no images"):
         pack(tmp_path)
     (tmp_path / "in" / "a.jpg").write_bytes(encoded(random_image()))
-    with pytest.raises(InputError, match="none of the 1 images in --source .* can be packed: 1 × no caption"):
+    with pytest.raises(InputError, match="none of the 1 images in source .* can be packed: 1 × no caption"):
         pack(tmp_path)
 
 
@@ -215,4 +215,4 @@ def test_inspection_reports_contents_and_broken_samples(tmp_path, folder):
     lines, grid = inspect_shards(InspectionConfig((str(tmp_path / "out"),), caption_field="json:nothing"))
     assert grid is None and "4 broken" in "\n".join(lines)
     lines, grid = inspect_shards(InspectionConfig((str(tmp_path / "out"),), caption_field="cap"))
-    assert "no captions: no .cap members (--caption_field)" in lines and grid is not None
+    assert "no captions: no .cap members (caption_field)" in lines and grid is not None

@@ -99,5 +99,5 @@ def test_a_control_needs_an_image():
 
 
 def test_smart_crops_are_refused(tmp_path):
-    with pytest.raises(InputError, match="differ between an image and its control"):
+    with pytest.raises(InputError, match="saliency crops an image and its control differently"):
         Loader(DataConfig(num_workers=0), SPEC, sources=shards(tmp_path), saliency=lambda picture: picture[..., 0])

@@ -90,7 +90,8 @@ def test_commands_have_all_shards_of_their_range():
     ("arguments", "message"),
     [
         (("a.tar", 0, 1, 6), "must have {} once"), (("{}/{}.tar", 0, 1, 6), "must have {} once"),
-        (("{}.tar", 2, 1, 6), "start_shard is 2 and end_shard 1"), (("{}.tar", -1, 1, 6), "start_shard is -1"),
+        (("{}.tar", 2, 1, 6), "start_shard is 2, but must be at least 0 and at most end_shard (1)"),
+        (("{}.tar", -1, 1, 6), "start_shard is -1"),
         (("{}.tar", 0, 1, 0), "shard_width is 0"),
     ],
 )  # fmt: skip

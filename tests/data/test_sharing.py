@@ -153,7 +153,7 @@ def test_a_table_that_is_elsewhere_is_made_again_once(tmp_path, monkeypatch):
 
 
 def test_what_rank_0_cannot_find_is_an_error(tmp_path):
-    with pytest.raises(InputError, match="--data_dir .*nowhere does not exist"):
+    with pytest.raises(InputError, match="data_dir .*nowhere does not exist"):
         collect([str(tmp_path / "nowhere")], CAPTIONED, ShardFiles(), world=Replayed(0, 2, []))
 
 

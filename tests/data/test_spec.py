@@ -206,10 +206,10 @@ BAD = {
     "width": (npy_bytes(np.ones(9, np.float32)), r"is float32 \[9\], but must be floating-point \[8\]"),
     "two": (npy_bytes(np.ones((2, 8), np.float32)), r"is float32 \[2, 8\]"),
     "integers": (npy_bytes(np.ones(8, np.int64)), r"is int64 \[8\]"),
-    "text": (b"0.1 0.2 0.3", "is not a .npy file"),
+    "text": (b"0.1 0.2 0.3", "cannot be read: not a .npy file"),
     "truncated": (npy_bytes(np.ones(8, np.float32))[:-1], "is truncated"),
     "objects": (npy_bytes(np.array([Trap()] * 8)), r"is object \[8\]"),
-    "header": (npy_bytes(np.ones(8, np.float32)).replace(b"'descr'", b"exit(1)"), "is not a .npy file"),
+    "header": (npy_bytes(np.ones(8, np.float32)).replace(b"'descr'", b"exit(1)"), "cannot be read: not a .npy file"),
     "large": (npy_bytes(np.ones(1 << 22, np.float32)), "one of its members has 16,777,344 bytes"),
 }
 
@@ -252,7 +252,7 @@ def test_without_json_the_error_says_what_it_is_for(tmp_path):
     make_shards(tmp_path, [3])
     with pytest.raises(InputError, match=r"holds no json records \(no \.json members\)"):
         loader(tmp_path, SampleSpec(IMAGES, filters=(between(0, 1),)))
-    with pytest.raises(InputError, match=r"holds no captions \(no \.json members; set --caption_field\)"):
+    with pytest.raises(InputError, match=r"holds no captions \(no \.json members; set caption_field\)"):
         spec = SampleSpec(captions=(CAPTION,), filters=(between(0, 1),))
         loader(tmp_path, spec, replace(PLAIN, caption_field="json:caption"))
 
@@ -420,7 +420,7 @@ def test_without_augmentation_crops_lie_in_the_middle(rich):
 
 
 def test_transforms_exclude_what_they_replace(rich):
-    with pytest.raises(InputError, match="random_crop and random_flip are transforms too"):
+    with pytest.raises(InputError, match="random_flip is a transform too: leave it out beside transforms"):
         replace(crops(), random_flip=True)
 
 

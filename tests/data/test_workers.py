@@ -154,7 +154,7 @@ def test_a_worker_that_dies_disturbs_nothing_until_its_chunk_is_needed(shards):
         time.sleep(0.05)  # in which a handler of DataLoader's would raise its error
         assert signal.getsignal(signal.SIGCHLD) == handler == signal.SIG_DFL
         pids = "|".join(str(process.pid) for process in started())
-        with pytest.raises(InputError, match=rf"a data worker died: .*({pids}).*--num_workers"):
+        with pytest.raises(InputError, match=rf"a data worker died: .*({pids}).*num_workers"):
             for _ in range(100):
                 next(batches)
 

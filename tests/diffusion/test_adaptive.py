@@ -11,7 +11,7 @@ from forking import run_ranks
 from log_snr_making import make_trainee, train
 
 from diff_dalle.diffusion import LogSnrConfig, LogSnrProcess
-from diff_dalle.diffusion.adaptive import AdaptiveSchedule, AdaptiveWeight, LossBuckets
+from diff_dalle.diffusion.adaptive import Adaptive, AdaptiveSchedule, AdaptiveWeight
 from diff_dalle.distributed.launch import ProcessInfo
 from diff_dalle.distributed.world import World
 
@@ -34,7 +34,7 @@ def test_updates_are_the_sequential_ones():
     for seed, size in enumerate((1, 7, 900, 3)):
         log_snr, losses = random_losses(size, seed)
         log_snr = torch.where(torch.arange(size) % 3 == 0, 0.1, log_snr)  # many in one bucket
-        weight.buckets.update(log_snr, losses)
+        weight.update(log_snr, losses)
         for x, loss in zip(log_snr.tolist(), losses.tolist(), strict=True):
             bucket = np.searchsorted(EDGES, x)
             expected[bucket] = 0.99 * expected[bucket] + 0.01 * loss
@@ -53,10 +53,10 @@ def test_pieces_of_a_batch_are_the_batch():
 
 def test_the_weight_is_one_over_the_running_loss():
     weight = AdaptiveWeight()
-    assert weight.buckets.values.tolist() == [1.0] * 300
+    assert weight.values.tolist() == [1.0] * 300
     x = torch.tensor([-11.0, -3.0, 3.0, 11.0], dtype=torch.float64)
     assert weight(x).tolist() == [1] * 4
-    weight.buckets.update(x[1:2].repeat(300), torch.full((300,), 0.25))
+    weight.update(x[1:2].repeat(300), torch.full((300,), 0.25))
     loss = 0.99**300 + (1 - 0.99**300) * 0.25
     assert weight(x).tolist() == pytest.approx([1, 1 / loss, 1, 1])
     process = LogSnrProcess(LogSnrConfig(loss_weighting=("adaptive", "p2"), loss_shift=1.5))
@@ -73,7 +73,7 @@ def test_the_schedule_follows_the_losses():
     torch.testing.assert_close(schedule(t), 10 - 20 * t)
     log_snr = torch.linspace(-9.95, 9.95, 200, dtype=torch.float64).repeat(500)
     losses = 0.01 + 1 / (1 + torch.exp(log_snr))
-    schedule.buckets.update(log_snr, losses)
+    schedule.update(log_snr, losses)
     drawn = schedule(t)
     assert (drawn.diff() < 0).all() and drawn.abs().max() <= 10
     share = torch.histogram(drawn, torch.linspace(-10, 10, 101, dtype=torch.float64)).hist / len(t)
@@ -91,7 +91,7 @@ def test_a_schedule_without_losses_left_stays_defined():
 
 
 def test_non_finite_losses_are_discarded():
-    found, clean = LossBuckets(torch.zeros(1)), LossBuckets(torch.zeros(1))
+    found, clean = Adaptive(torch.zeros(1)), Adaptive(torch.zeros(1))
     found.update(torch.tensor([-1.0, 1, 1, -1]), torch.tensor([torch.nan, 3, torch.inf, -torch.inf]))
     clean.update(torch.tensor([1.0]), torch.tensor([3.0]))
     assert torch.equal(found.values, clean.values)

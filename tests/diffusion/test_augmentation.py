@@ -145,10 +145,10 @@ def test_the_noise_itself_is_not_blurred():
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ({"noise_augmentation": 1.5}, "noise_augmentation is 1.5, but must lie between 0 and 1"),
+        ({"noise_augmentation": 1.5}, "noise_augmentation is 1.5, but must be at least 0 and at most 1"),
         ({"noise_augmentation": -0.1}, "noise_augmentation is -0.1"),
         ({"noise_augmentation": math.nan}, "noise_augmentation is nan"),
-        ({"crop_size": -8}, "crop_size is -8, but must not be negative"),
+        ({"crop_size": -8}, "crop_size is -8, but must be at least 0"),
     ],
 )
 def test_impossible_settings_are_refused(setting, words):

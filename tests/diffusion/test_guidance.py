@@ -252,7 +252,7 @@ def test_thresholding_uses_the_value_range():
     assert torch.equal(thresholding(dynamic, (-1.0, 1.0))(x), dynamic_threshold(x, 0.995))
     assert thresholding(none, None) is None
     for config in (static, dynamic):
-        with pytest.raises(InputError, match=f"thresholding is {config.thresholding}, .* set --thresholding none"):
+        with pytest.raises(InputError, match=f"thresholding is {config.thresholding}, .* set it to none"):
             thresholding(config, None)
     process, network = create_gaussian_diffusion(CONFIG), Network()
     denoise = guided_denoiser(process, network, COND, None, GuidanceConfig(guidance_scale=1.0), None, (0.15, 0.25))

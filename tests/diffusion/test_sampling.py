@@ -71,7 +71,7 @@ def test_thresholding_uses_the_signals_value_range():
 
     x = sample_batch(Half(), PROCESS, SampleBatch(Narrow(), (4, 6), [1], Conditioning()), SamplerConfig(), GUIDANCE)
     assert 0.25 - 1e-6 <= x.min() <= x.max() <= 0.3 + 1e-6
-    with pytest.raises(InputError, match="thresholding is static, .* set --thresholding none"):
+    with pytest.raises(InputError, match="thresholding is static, .* set it to none"):
         batch = SampleBatch(Unbounded(), (4, 6), [1], Conditioning())
         sample_batch(Half(), PROCESS, batch, SamplerConfig(), GUIDANCE)
 

@@ -193,11 +193,11 @@ def test_it_replaces_the_network_in_sampling(scale):
 @pytest.mark.parametrize(
     ("tile", "overlap", "message"),
     [
-        (18, 4, "--tile_size is 18.*multiple of 4"),
-        (0, 0, "--tile_size is 0"),
-        (16, 6, "--tile_overlap is 6"),
-        (16, -4, "--tile_overlap is -4"),
-        (16, 16, "--tile_overlap is 16.*smaller than --tile_size"),
+        (18, 4, "tile_size is 18.*multiple of 4"),
+        (0, 0, "tile_size is 0"),
+        (16, 6, "tile_overlap is 6"),
+        (16, -4, "tile_overlap is -4"),
+        (16, 16, "tile_overlap is 16.*smaller than tile_size"),
     ],
 )
 def test_impossible_tiles_are_refused(tile, overlap, message):

@@ -77,13 +77,14 @@ def test_a_vote_of_one():
 def test_missing_device_is_named():
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    with pytest.raises(InputError, match="--device"), launch(DistributedConfig(device="cuda")):
+    with pytest.raises(InputError, match="device is .cuda., but must be cpu"), launch(DistributedConfig(device="cuda")):
         pass
 
 
 def test_one_gpu_per_process_or_an_error(monkeypatch):
     def picked(count, *place):
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         return pick_device("cuda", ProcessInfo(*place))
 
     assert picked(8, "torchrun", 13, 16, 5, 8).index == 5
@@ -207,7 +208,7 @@ def test_a_rank_without_its_device_is_named(tmp_path):
         run_script(main)
     """,
     )
-    assert result.returncode != 0 and "rank 1: --device is cuda" in result.stderr
+    assert result.returncode != 0 and "rank 1: --device is 'cuda', but must be cpu" in result.stderr
 
 
 FAILURES = {
@@ -344,7 +345,7 @@ def test_a_start_of_mpi_that_hangs_ends_with_a_sentence(tmp_path):
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), -1.0, 0.0])
 @pytest.mark.parametrize("name", ["timeout", "start_timeout"])
 def test_time_outs_are_finite(name, value):
-    with pytest.raises(InputError, match=f"{name} is {value:g}, but must be a number of seconds above 0"):
+    with pytest.raises(InputError, match=f"{name} is {value:g}, but must be above 0 and below inf"):
         DistributedConfig(**{name: value})
 
 

@@ -137,7 +137,7 @@ def test_keys_can_name_the_rows(config, tmp_path, clip):
 @pytest.mark.parametrize(
     ("keys", "width", "reason"),
     [
-        (["a", "b"], 4, r"no key in .*00000\.tar ends with 4 digits, such as a: set --index_width 0"),
+        (["a", "b"], 4, r"no key in .*00000\.tar ends with 4 digits, such as a: set index_width 0"),
         (["000010005", "000020005"], 4, r"00000\.tar : 000010005 and 000020005 would share row 5"),
         (["999999999", "000000001"], 9, "would make 1,000,000,000 rows for 2 samples"),
     ],
@@ -253,7 +253,7 @@ def test_a_folder_of_other_embeddings_is_refused(config, tmp_path, clip_path):
 
 def test_shards_of_one_number_are_named_in_full(config, tmp_path):
     write_shard(tmp_path / "shards", "more-00000", ["0001"])
-    with pytest.raises(InputError, match=r"would share the file .*img_emb_00000\.npy: set --name_by name"):
+    with pytest.raises(InputError, match=r"would share the file .*img_emb_00000\.npy: set name_by name"):
         compute_embeddings(config, ALONE)
     compute_embeddings(replace(config, name_by="name"), ALONE)
     names = [f"img_emb_{name}.npy" for name in (*COUNTS, "more-00000")]
@@ -282,15 +282,15 @@ def test_values_that_are_not_finite_are_refused(config, monkeypatch):
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"data_dir": ()}, "--data_dir is not set"),
-        ({"clip_path": ""}, "--clip_path is not set"),
-        ({"out_dir": ""}, "--out_dir is not set"),
+        ({"data_dir": ()}, "data_dir is not set"),
+        ({"clip_path": ""}, "clip_path is not set"),
+        ({"out_dir": ""}, "out_dir is not set"),
         ({"what": ()}, "what is none"),
-        ({"what": ("image", "image")}, "what is image,image"),
+        ({"what": ("image", "image")}, "what is 'image,image', but must name each"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"index_width": -1}, "index_width is -1"),
-        ({"caption_field": "json"}, "--caption_field is 'json'"),
-        ({"what": ("text",), "caption_field": "json:caption"}, "holds no captions .* set --caption_field"),
+        ({"caption_field": "json"}, "caption_field is 'json'"),
+        ({"what": ("text",), "caption_field": "json:caption"}, "holds no captions .* set caption_field"),
     ],
 )
 def test_impossible_settings_are_refused(config, changed, reason):

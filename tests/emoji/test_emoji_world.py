@@ -119,7 +119,7 @@ def test_a_split_depends_on_the_emoji_and_the_seed_only():
 @pytest.mark.parametrize("wrong", [{"held_out": 0.0}, {"held_out_combinations": 0.4}, {"image_size": 4}])
 def test_impossible_settings_are_refused(wrong):
     (name, value), *_ = wrong.items()
-    with pytest.raises(InputError, match=f"--{name} is {value:g}, but must"):
+    with pytest.raises(InputError, match=f"{name} is {value:g}, but must"):
         EmojiConfig(**wrong)
 
 
@@ -167,7 +167,7 @@ def test_a_folder_goes_on_with_its_own_font_and_names_only(folder, monkeypatch):
     monkeypatch.setattr(shards, "names_version", lambda: "2.1")
     with pytest.raises(InputError, match=r"made with the package emoji 2\.0, which is 2\.1 now"):
         shards.write_emoji(config, "font", str(path))
-    record = path / shards.RECORD
+    record = path / shards.FOLDER.record
     tree = json.loads(record.read_text())
     del tree["made_with"]  # of an earlier version
     record.write_text(json.dumps(tree))
@@ -180,7 +180,7 @@ def test_equal_pictures_are_taken_once():
 
 
 def test_a_missing_font_and_one_without_color_are_explained(tmp_path, monkeypatch):
-    with pytest.raises(InputError, match=r"--font .*none\.ttf is not a file"):
+    with pytest.raises(InputError, match=r"font is .*none\.ttf', but must be a file"):
         font.find_font(str(tmp_path / "none.ttf"))
     monkeypatch.setattr(font, "FOLDERS", (str(tmp_path),))
     with pytest.raises(InputError, match="apt install fonts-noto-color-emoji"):
@@ -188,7 +188,7 @@ def test_a_missing_font_and_one_without_color_are_explained(tmp_path, monkeypatc
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / font.FONT).write_bytes(b"no font")
     assert font.find_font() == str(tmp_path / "deep" / font.FONT)
-    with pytest.raises(InputError, match="is not a font of color bitmaps"):
+    with pytest.raises(InputError, match="must be a font of color bitmaps"):
         font.Renderer(font.find_font())
 
 

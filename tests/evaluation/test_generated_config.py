@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from diff_dalle.config import from_dict, from_file
+from diff_dalle.config import from_dict
 from diff_dalle.errors import InputError
 from diff_dalle.evaluation.generated_config import GeneratedMetricsConfig
 
@@ -44,16 +44,16 @@ def test_defaults_are_torchmetrics():
 @pytest.mark.parametrize(
     ("metrics", "words"),
     [
-        ({"FID": {"feature": 100}}, "FID: feature is '100', but must be one of 64, 192, 768, 2048, clip, or PACKAGE"),
+        ({"FID": {"feature": 100}}, "FID.feature is '100', but must be one of 64, 192, 768, 2048, clip, or PACKAGE"),
         ({"FID": {"feature": "logits_unbiased"}}, "but must be one of 64"),
         ({"FID": {"feature": "clipp"}}, "did you mean clip"),
-        ({"FID": {"features": 64}}, "FID.features; did you mean feature"),
+        ({"FID": {"features": 64}}, "FID.features is an unknown setting; did you mean feature"),
         ({"FID": {"normalize": True}}, "normalize is True, but the run knows the range of its images: leave it out"),
         ({"FID": {"compute_on_cpu": True}}, "FID.compute_on_cpu is about how torchmetrics pools"),
         ({"FID": {"input_img_size": [3, 299, 299]}}, "FID.input_img_size is for networks .* leave it out"),
         (
             {"FID": {"feature": "clip", "feature_extractor_weights_path": "x.pth"}},
-            "is for Inception, and feature is clip",
+            "but it is for Inception, and FID.feature is clip",
         ),
         ({"FID": {"feature": "a.b:c", "antialias": False}}, "antialias is False, but it is for Inception"),
         ({"FID": {"reset_real_features": 1}}, "reset_real_features is 1, but must be True or False"),
@@ -69,7 +69,7 @@ def test_defaults_are_torchmetrics():
         ({"LPIPS": {"reduction": "none"}}, "reduction is 'none', but must be one of mean, sum"),
         ({"LPIPS": {"feature": 64}}, "LPIPS.feature does not apply"),
         ({"precision_recall": {"k": 0}}, "k is 0, but must be at least 1"),
-        ({"fid": {}}, "unknown setting fid"),
+        ({"fid": {}}, "fid is an unknown setting"),
         ({"n_evaluation_samples": 0}, "n_evaluation_samples is 0, but must be at least 1"),
         ({"n_evaluation_samples": 1, "FID": {}}, "FID needs at least 2 images, but n_evaluation_samples is 1"),
         (
@@ -88,8 +88,8 @@ def test_what_cannot_be_is_refused(metrics, words):
 def test_all_that_is_wrong_is_named_at_once():
     metrics = {"n_evaluation_samples": 100, "FID": {"feature": 1, "normalze": True}, "KID": {"degree": 0}}
     with pytest.raises(InputError) as caught:
-        from_file(GeneratedMetricsConfig, metrics, {}, "F.json")
-    for words in ("4 errors", "FID.normalze", "FID.feature: feature is '1'", "KID.degree", "KID.subset_size"):
+        config(**metrics)
+    for words in ("4 settings are wrong", "FID.normalze", "FID.feature is '1'", "KID.degree", "KID.subset_size"):
         assert words in str(caught.value)
 
 

@@ -7,13 +7,12 @@ import time
 from pathlib import Path
 
 import pytest
+from drills import faults_ends, faults_files, place, processes
+from drills.contract import Deviation
+from drills.place import Bench
+from drills.processes import MARK, Job, survivors
+from drills.table import GROUPS, drill
 from forking import start
-
-from diff_dalle.drill import faults_ends, faults_files, place, processes
-from diff_dalle.drill.contract import Deviation
-from diff_dalle.drill.place import Bench
-from diff_dalle.drill.processes import MARK, Job, survivors
-from diff_dalle.drill.table import GROUPS, drill
 
 FAULTS = {fault.name: fault for group in GROUPS.values() for fault in group.faults}
 CHOSEN = {

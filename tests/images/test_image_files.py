@@ -131,9 +131,9 @@ def test_samples_are_read_back_without_their_grid(tmp_path):
 def test_folders_without_images_are_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("")
     for folder, message in {
-        "": r"--low_res_dir .* holds no images \(\.jpg, \.jpeg, \.png, \.webp\)",
-        "none": "--low_res_dir .*none does not exist",
-        "notes.txt": r"--low_res_dir .*notes\.txt is not a folder",
+        "": r"low_res_dir .* holds no images \(\.jpg, \.jpeg, \.png, \.webp\)",
+        "none": "low_res_dir .*none does not exist",
+        "notes.txt": r"low_res_dir .*notes\.txt is not a folder",
     }.items():
         with pytest.raises(InputError, match=message):
             read_low_res(str(tmp_path / folder))
@@ -197,11 +197,11 @@ def test_images_that_are_too_narrow_are_refused():
 
 def test_masks_of_another_size_than_their_image_are_refused():
     check_mask(np.zeros((20, 30), bool), np.zeros((20, 30, 3), np.uint8))
-    with pytest.raises(InputError, match="--mask has 30 × 20 pixels, but must have the size of its image, 20 × 30"):
+    with pytest.raises(InputError, match="mask has 30 × 20 pixels, but must have the size of its image, 20 × 30"):
         check_mask(np.zeros((20, 30), bool), np.zeros((30, 20, 3), np.uint8))
 
 
 @pytest.mark.parametrize("mask", [np.zeros((20, 30, 3), bool), np.zeros((20, 30), np.uint8)])
 def test_masks_are_boolean_and_have_two_dimensions(mask):
-    with pytest.raises(InputError, match=r"--mask is (bool|uint8) of shape \[20, 30.*\], but must be bool \[H, W\]"):
+    with pytest.raises(InputError, match=r"mask is (bool|uint8) of shape \[20, 30.*\], but must be bool \[H, W\]"):
         check_mask(mask, np.zeros((20, 30, 3), np.uint8))

@@ -188,7 +188,7 @@ def test_other_numbers_of_image_channels_are_refused(image_channels):
 def test_missing_captions_are_named():
     network, (x, t) = make_generator(), noisy()
     for cond in (None, Conditioning(tokens=captions().tokens)):
-        with pytest.raises(InputError, match="expects captions.*tokens or mask"):
+        with pytest.raises(InputError, match="captions are required.*tokens or mask"):
             network(x, t, cond)
     with pytest.raises(InputError, match="11 tokens, but text_length is 10"):
         network(x, t, captions(total=11))

@@ -25,10 +25,9 @@ PRESETS = (
 
 def networks(preset):
     run = parse_info(["--preset", preset])
-    kind = find_kind(run.kind)
-    settings = kind.settings_of(run)
+    settings = find_kind(run.kind).of_run(run)
     with torch.device("meta"):
-        return [kind.build(settings, 1000, name) for name in kind.trainees(settings)]
+        return [settings.build(1000, name) for name in settings.trainees]
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -64,6 +63,6 @@ def test_a_controlnet_is_divided_as_the_encoder_that_it_copies():
 @pytest.mark.parametrize("preset", ["cascade_stage_a_tiny", "cascade_semantic_tiny"])
 def test_networks_without_blocks_are_refused(preset):
     (network,) = networks(preset)
-    with pytest.raises(InputError, match="so its weights cannot be sharded: set --parallel ddp"):
+    with pytest.raises(InputError, match="so its weights cannot be sharded: set parallel ddp"):
         units_of(network)
     assert shapes_of(network) == []

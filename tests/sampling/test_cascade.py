@@ -73,7 +73,7 @@ def test_any_size_that_the_networks_divide(cascade):
     images = stages(cascade, ["a star"], size=(24, 48))
     assert [each.shape[1:3] for each in images] == [(6, 12), (12, 24), (24, 48)]
     for height, width in ((20, 32), (32, 36), (0, 32)):
-        with pytest.raises(InputError, match=f"{width}×{height}, .* must be multiples of 8.*--sample_size"):
+        with pytest.raises(InputError, match=f"{width}×{height}, .* must be multiples of 8.*sample_size"):
             stages(idle(cascade), ["a star"], size=(height, width))
 
 

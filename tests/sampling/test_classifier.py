@@ -49,7 +49,7 @@ def test_files_of_the_other_kind_are_refused(tmp_path):
     with pytest.raises(InputError, match="holds a generator, but a classifier is required"):
         load_classifier(generator)
     with pytest.raises(
-        InputError, match="holds a classifier, but a generator, a decoder, a stage_c or a stage_b is required"
+        InputError, match="holds a classifier, but a generator, a decoder, a stage_b or a stage_c is required"
     ):
         load(classifier)
 
@@ -121,7 +121,7 @@ def test_the_text_tower_runs_once_per_batch(classifier, pipeline, monkeypatch):
 
 def test_a_classifier_of_clean_images_guides_through_x_start_only(pipeline, tmp_path):
     clean = load_classifier(make_classifier_file(tmp_path, noised=False), device="cpu")
-    with pytest.raises(InputError, match="--noised False.*classifier_gradient to x_start"):
+    with pytest.raises(InputError, match="noised False.*classifier_gradient to x_start"):
         sample(pipeline, "a star", classifier=clean)
     assert sample(pipeline, "a star", classifier=clean, classifier_gradient="x_start").shape == (1, 16, 16, 3)
     assert list(clean.retrieval(random_images(2, 16, 16), ["a", "b"]).recall) == [0]
@@ -133,7 +133,7 @@ def test_gradients_in_half_precision_have_the_same_direction(classifier, precisi
     gradients = []
     for name in ("fp32", precision):
         monkeypatch.setattr(classifier, "precision", name)
-        similarity = classifier.guidance(PROMPTS, 1.0).similarity
+        similarity = classifier.guide(PROMPTS, None, 1.0, "x_t").similarity
         gradients.append(similarity_gradient(lambda x, similarity=similarity: similarity(x, t), x).flatten(1))
     assert gradients[1].dtype == torch.float32
     assert torch.nn.functional.cosine_similarity(*gradients).min() > 0.99

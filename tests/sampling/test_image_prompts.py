@@ -264,11 +264,9 @@ def test_the_clip_of_the_training_is_found_or_given(make, clip, clip_path, tmp_p
     both = {"clip_path": moved, "clip_make": "diff_dalle"}
     elsewhere = ClipConfig("open_clip", "ViT-B-32/openai")
     assert np.array_equal(sample(make(named=elsewhere, options=both), images=PICTURES), expected)
-    with pytest.raises(
-        InputError, match=r"decoder.pt was trained with is not at .*gone.pt: give its place with --clip"
-    ):
+    with pytest.raises(InputError, match=r"decoder.pt was trained with is not at .*gone.pt: give its place with clip"):
         make(named=gone).sample(images=PICTURES)
-    with pytest.raises(InputError, match="decoder.pt does not say which CLIP it was trained with: give it with --clip"):
+    with pytest.raises(InputError, match="decoder.pt does not say which CLIP it was trained with: give it with clip"):
         make(named=False).sample(images=PICTURES)
 
 
@@ -299,7 +297,7 @@ def test_a_place_in_a_checkpoint_is_only_opened_if_it_is_a_file(make, tmp_path, 
     (tmp_path / "folder").mkdir()
     (tmp_path / "pipe:touch made").write_bytes(b"")
     named = ClipConfig("diff_dalle", place)
-    with pytest.raises(InputError, match="was trained with is not at .* give its place with --clip_path"):
+    with pytest.raises(InputError, match="was trained with is not at .* give its place with clip_path"):
         make(named=named).sample(images=PICTURES)
     assert not (tmp_path / "made").exists()
 
@@ -345,7 +343,7 @@ def test_what_has_no_effect_is_refused(make, clip_path, tmp_path):
         (
             pipeline,
             {"images": PICTURES, "embeddings": np.zeros((1, 16), np.float32)},
-            "images .* and embeddings .* excl",
+            "images and embeddings excl",
         ),
         (pipeline, {"images": PICTURES, "prompts": TEXTS}, "prompts are given, but this decoder reads no text beside"),
         (pipeline, {"image_weights": (1, 2)}, "image_weights and interpolate are about images, but there are none"),
@@ -361,7 +359,7 @@ def test_what_has_no_effect_is_refused(make, clip_path, tmp_path):
             network.sample(**{"progress": False, **arguments})
     with pytest.raises(InputError, match="clip_path is .*, but no network is conditioned on embeddings or text enc"):
         diff_dalle.load(str(tmp_path / "ema.pt"), "cpu", clip_path=clip_path)
-    with pytest.raises(InputError, match="clip_make is openai, but clip_path is missing"):
+    with pytest.raises(InputError, match="clip_make is 'openai', but clip_path is missing"):
         make(options={"clip_make": "openai"})
 
 

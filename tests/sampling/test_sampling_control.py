@@ -241,7 +241,7 @@ def test_what_does_not_fit_is_refused(files, controlnets, tmp_path):
         ({"scale": float("nan")}, "control_scale is nan"),
         ({"masks": [np.ones((16, 16), bool)]}, "the ControlNet's filter canny has none: leave it out"),
         ({"masks": [np.ones((16, 16), bool)] * 2}, "there are 2 masks"),
-        ({"masks": [np.ones((8, 8), bool)]}, "--control_mask has 8 × 8 pixels, but must have the size of its image"),
+        ({"masks": [np.ones((8, 8), bool)]}, "control_mask has 8 × 8 pixels, but must have the size of its image"),
         ({"masks": [np.ones((16, 16), bool)], "ready": True}, "leave one out"),
         (
             {"images": [np.zeros((16, 24, 3), np.uint8)], "ready": True},

@@ -7,6 +7,7 @@ import pytest
 import torch
 from cascade_making import FAST, NO_TEXT, edited, idle, make_stage, random_images, same, stages, watching
 
+from diff_dalle.checkpoints.pixels import GeneratorSettings
 from diff_dalle.diffusion import GuidanceConfig
 from diff_dalle.errors import InputError
 from diff_dalle.images.files import fit_image, fit_mask
@@ -92,9 +93,17 @@ class Latent(Signal):
         return 10 * PixelSignal().from_pixels(images[:, ::2, ::2])
 
 
+class OfLatents(GeneratorSettings):
+    name = "of latents"
+
+    @property
+    def signal(self):
+        return Latent()
+
+
 def with_latents(stage: GeneratorStage) -> GeneratorStage:
-    kind = replace(stage.saved.kind, signal=lambda settings: Latent())
-    return GeneratorStage(replace(stage.saved, kind=kind), stage.device, stage.precision)
+    settings = OfLatents(**vars(stage.saved.settings))
+    return GeneratorStage(replace(stage.saved, settings=settings), stage.device, stage.precision)
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +142,7 @@ def test_stages_hand_latents_to_each_other_unchanged(latents):
 
 @pytest.mark.parametrize("kind", ["static", "dynamic"])
 def test_latents_have_no_limits_to_threshold(latents, kind):
-    with pytest.raises(InputError, match=f"base.pt: thresholding is {kind}, .* set --thresholding none"):
+    with pytest.raises(InputError, match=f"base.pt: thresholding is {kind}, .* set it to none"):
         stages(latents, ["a star"], guidance=GuidanceConfig(thresholding=kind))
 
 

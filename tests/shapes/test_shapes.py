@@ -29,7 +29,7 @@ from diff_dalle.shapes.scenes import (
     scene,
     scene_size,
 )
-from diff_dalle.shapes.shards import AT_ONCE, RECORD, read_shapes_config, write_shapes
+from diff_dalle.shapes.shards import AT_ONCE, FOLDER, read_shapes_config, write_shapes
 
 SMALL = ShapesConfig(train_samples=7, val_samples=2, samples_per_shard=3)
 EVERYTHING = ShapesConfig(
@@ -219,19 +219,22 @@ def test_colors_are_far_from_each_other_and_from_backgrounds():
     "settings, word",
     [
         ({"shapes": ("circle", "sqare")}, "did you mean square"),
-        ({"colors": ()}, "--colors"),
+        ({"colors": ()}, "colors is none"),
         ({"positions": ("top", "top")}, "each once"),
         ({"held_out": ("red hexagon",)}, "red hexagon"),
         ({"held_out": tuple(f"red {shape}" for shape in SHAPES[:4])}, "nothing red"),
         ({"pair_fraction": 0.8, "count_fraction": 0.3}, "more than 1"),
-        ({"say_size": 1.5}, "--say_size"),
-        ({"max_count": 5}, "--max_count"),
-        ({"jitter": 0.2}, "--jitter"),
-        ({"train_samples": 0}, "--train_samples"),
-        ({"shapes": ("circle",), "held_out": ()}, "--pair_fraction"),
-        ({"aspect_ratios": ()}, "--aspect_ratios is none"),
-        ({"aspect_ratios": ("1/1", "2:1")}, "--aspect_ratios has '2:1', but a ratio is WIDTH/HEIGHT"),
-        ({"aspect_ratios": ("1/1", "5/1")}, "makes sides of 14 pixels, but all must have at least 16"),
+        ({"say_size": 1.5}, "say_size is 1.5, but must be at least 0 and at most 1"),
+        ({"max_count": 5}, "max_count is 5, but must be at least 2 and at most 3"),
+        ({"jitter": 0.2}, "jitter is 0.2, but must"),
+        ({"train_samples": 0}, "train_samples is 0, but must be at least 1"),
+        ({"shapes": ("circle",), "held_out": ()}, "pair_fraction needs objects"),
+        ({"aspect_ratios": ()}, "aspect_ratios is none"),
+        ({"aspect_ratios": ("1/1", "2:1")}, "aspect_ratios has '2:1', but a ratio is WIDTH/HEIGHT"),
+        (
+            {"aspect_ratios": ("1/1", "5/1")},
+            "image_size is 32, but all sides must have at least 16 pixels, .* makes some of 14",
+        ),
     ],
 )
 def test_impossible_worlds_are_refused(settings, word):
@@ -336,7 +339,7 @@ def test_foreign_folders_are_refused(tmp_path):
     write_shapes(SMALL, str(tmp_path / "a"))
     with pytest.raises(InputError, match="different settings"):
         write_shapes(ShapesConfig(seed=3), str(tmp_path / "a"))
-    (tmp_path / "a" / RECORD).unlink()
+    (tmp_path / "a" / FOLDER.record).unlink()
     with pytest.raises(InputError, match="not empty"):
         write_shapes(SMALL, str(tmp_path / "a"))
 
@@ -353,7 +356,7 @@ def test_folders_of_earlier_versions_are_read_and_finished(tmp_path):
     changed = replace(SMALL, colors=("red", "green", "blue"), held_out=("red circle",), say_color=0.5)
     write_shapes(changed, str(tmp_path))
     before = contents(tmp_path)
-    rename_as_before(tmp_path / RECORD)
+    rename_as_before(tmp_path / FOLDER.record)
     assert read_shapes_config(str(tmp_path)) == changed
     next((tmp_path / "train").glob("*.tar")).unlink()
     write_shapes(changed, str(tmp_path))

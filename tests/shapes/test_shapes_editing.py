@@ -30,5 +30,5 @@ def test_originals_are_as_the_generator_sees_them():
 
 def test_a_world_without_anything_to_replace_is_refused():
     world = replace(ShapesConfig(), shapes=("circle",), held_out=(), pair_fraction=0.0)
-    with pytest.raises(InputError, match="0 replacements of an object by another, but editing requires 2: .*--edits"):
+    with pytest.raises(InputError, match="0 replacements of an object by another, but editing requires 2: .*edits"):
         evaluate_editing(copies, PixelSignal(3), 32, 4, 0, world)

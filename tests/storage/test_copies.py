@@ -122,7 +122,7 @@ def test_the_folder_never_takes_more_than_its_limit(server, tmp_path, monkeypatc
             assert files.read(shard, 5, 10) == bytes([i]) * 10
             most.append(taken(cache))
     assert max(most) <= limit and taken(cache) >= 200_000
-    assert caplog.text.count("--shard_cache_gb is too small") == 1
+    assert caplog.text.count("shard_cache_gb is too small") == 1
 
 
 def test_a_copy_is_on_the_disk_before_it_has_its_name(server, tmp_path, monkeypatch):

@@ -229,9 +229,9 @@ def test_previews_are_originals_above_reconstructions():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"l1_weight": -1.0}, "l1_weight is -1, but must not be negative"),
-        ({"quantized_share": 1.5}, r"quantized_share is 1\.5, but must lie between 0 and 1"),
-        ({"l1_weight": 0.0, "l2_weight": 0.0}, "l1_weight and l2_weight are 0"),
+        ({"l1_weight": -1.0}, "l1_weight is -1, but must be at least 0"),
+        ({"quantized_share": 1.5}, r"quantized_share is 1\.5, but must be at least 0 and at most 1"),
+        ({"l1_weight": 0.0, "l2_weight": 0.0}, "l1_weight is 0, but must be above 0 where l2_weight is 0"),
     ],
 )
 def test_impossible_settings_are_refused(settings, message):

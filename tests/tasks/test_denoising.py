@@ -128,6 +128,6 @@ def test_impossible_dropout_is_refused():
 
 
 def test_previews_with_more_steps_than_the_process_has_are_refused_at_the_start():
-    with pytest.raises(InputError, match="timestep_respacing '30'"):
+    with pytest.raises(InputError, match="timestep_respacing is '30'"):
         GeneratorRun(diffusion=DiffusionConfig(diffusion_steps=20))
     GeneratorRun(diffusion=DiffusionConfig(diffusion_steps=20), preview=PreviewConfig(sample_interval=0))

@@ -27,12 +27,12 @@ def test_guidance_of_an_unconditional_generator_is_refused_at_the_start():
 
 
 def test_other_settings_that_cannot_be_sampled_are_refused_at_the_start():
-    with pytest.raises(InputError, match="timestep_respacing '60' takes 60 steps from a section of only 50"):
+    with pytest.raises(InputError, match="timestep_respacing is '60', but takes 60 steps from a section of only 50"):
         make_run(timestep_respacing=60)
     signal = PixelSignal()
     PreviewConfig().check(DiffusionConfig(), signal, True)
     unbounded = type("Unbounded", (PixelSignal,), {"value_range": None})()
-    with pytest.raises(InputError, match="thresholding is static, .* set --thresholding none"):
+    with pytest.raises(InputError, match="thresholding is static, .* set it to none"):
         PreviewConfig().check(DiffusionConfig(), unbounded, True)
     PreviewConfig(guidance=GuidanceConfig(thresholding="none")).check(DiffusionConfig(), unbounded, True)
     PreviewConfig(sample_interval=0).check(DiffusionConfig(), unbounded, True)

@@ -4,8 +4,7 @@ import sys
 import pytest
 
 from diff_dalle.tracking.console import ConsoleTracker
-from diff_dalle.tracking.scalar_table import format_table
-from diff_dalle.tracking.tracker import Run
+from diff_dalle.tracking.tracker import Run, format_table
 
 
 def test_table():

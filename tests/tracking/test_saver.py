@@ -89,7 +89,7 @@ def test_impossible_settings_are_refused(settings, words):
 
 def test_two_savers_do_not_share_a_path():
     same = SaverConfig(save_latest_to="a.pth")
-    with pytest.raises(InputError, match="two savers with the same place"):
+    with pytest.raises(InputError, match=r"savers\[1\].save_latest_to is 'a.pth', but another saver with the same"):
         TrackingConfig(savers=(same, same))
     TrackingConfig(savers=(same, SaverConfig("huggingface", "a.pth", huggingface_repo="a/b")))
 

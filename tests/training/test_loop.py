@@ -517,7 +517,7 @@ def test_resume_and_init_from_another_folder(tmp_path, capsys):
     fresh = make_loop(tmp_path / "c", init_checkpoint=(str(tmp_path / "a" / "model000004.pt"),))
     assert fresh.step == 0 and not torch.equal(weights(fresh), weights(make_loop(tmp_path / "d")))
     os.remove(tmp_path / "a" / "run.json")
-    with pytest.raises(InputError, match="--init_checkpoint"):
+    with pytest.raises(InputError, match="init_checkpoint"):
         make_loop(tmp_path / "e", resume_checkpoint=str(tmp_path / "a" / "model000004.pt"))
 
 

@@ -102,7 +102,7 @@ def test_a_step_that_is_not_finite_leaves_no_trace():
 
 def test_shares_of_a_matrix_are_refused(monkeypatch):
     monkeypatch.setattr(trainee, "is_sharded", lambda parameter: True)
-    with pytest.raises(InputError, match="optimizer is muon, which needs whole matrices .* set --parallel ddp"):
+    with pytest.raises(InputError, match="optimizer is 'muon', but must be adamw unless parallel is ddp: muon needs"):
         trainee.Trainee(ToyTask(), OptimConfig(optimizer="muon"), "fp32", World(SINGLE, torch.device("cpu")))
 
 

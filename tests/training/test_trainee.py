@@ -240,11 +240,6 @@ def test_the_initial_values_are_sent_once(monkeypatch):
     assert sent == [True, False]
 
 
-def test_optimizers_must_be_those_of_the_task():
-    with pytest.raises(InputError, match="configured for"):
-        Trainee(TwoOptimizers(), {"": OPTIM}, "fp32", WORLD)
-
-
 # ------------------------------------------------------------------------------------ frozen parts, buffers, companions
 
 

@@ -208,13 +208,13 @@ def test_guidance_is_that_of_the_checkpoint():
 
 
 BAD = [
-    ({"steps": 21}, 400, "steps is 21, but must lie between 1 and 20"),
+    ({"steps": 21}, 400, "steps is 21, but must be at most 20"),
     ({"steps": 0}, 400, "steps is 0"),
     ({"num_images": 4, "format": "json"}, 400, "num_images is 4"),
     ({"num_images": 2}, 400, "a png holds one image"),
     ({"prompt": "x" * 41}, 400, "prompt has 41 characters, but may have at most 40"),
     ({"negative_prompt": "x" * 41}, 400, "negative_prompt has 41"),
-    ({"width": 72, "height": 16}, 400, "width is 72, but must lie between 0 and 64"),
+    ({"width": 72, "height": 16}, 400, "width is 72, but must be at most 64"),
     ({"width": 64, "height": 64, "num_images": 2, "format": "json"}, 400, "at most 1 for images of 64×64"),
     ({"steps": None}, 400, "the model one takes 30 steps of its own accord, but may take at most 20: set steps"),
     ({"init_image": text(np.zeros((2, 900, 3), np.uint8))}, 400, "init_image cannot be used: too narrow"),
@@ -331,4 +331,4 @@ def test_a_client_that_goes_away_ends_its_job(service, monkeypatch):
     body = {"type": "http.request", "body": b'{"prompt": "a star", "steps": 2}', "more_body": False}
     status, answer = call(create_app(service), body, {"type": "http.disconnect"})
     assert (status, answer) == (499, {"error": "the client went away"})
-    assert jobs[0].wait(5) and jobs[0].snapshot().refusal.sentence == "canceled"
+    assert jobs[0].wait(5) and jobs[0].snapshot().refusal.args == ("canceled",)

@@ -36,8 +36,8 @@ def test_loras_are_named(files):
     ("flag", "name", "sentence"),
     [
         ("lora", "loras", "lora has two of the name lora000002 for the model ema: name one of them, as NAME=PATH"),
-        ("classifier_path", "classifier", "classifier_path has 2 files for the model ema, but may have one"),
-        ("controlnet", "classifier", "controlnet has 2 files for the model ema, but may have one"),
+        ("classifier_path", "classifier", "classifier_path has several files for the model ema, but may have one"),
+        ("controlnet", "classifier", "controlnet has several files for the model ema, but may have one"),
     ],
 )
 def test_nothing_is_left_out_in_silence(flag, name, sentence, files):

@@ -81,7 +81,7 @@ def test_grids_are_the_last_ones_up_to_a_step(tmp_path):
 
 
 def test_plots_are_drawn_again_only_when_something_is_new(tmp_path):
-    first = fingerprint({"a": read_watched(write_run(tmp_path)), "b": InputError("no")})
+    first = fingerprint({"a": read_watched(write_run(tmp_path))})
     assert first == fingerprint({"a": read_watched(write_run(tmp_path))})
     assert first != fingerprint({"a": read_watched(write_run(tmp_path, 4))})
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ...config import to_dict
 from ...diffusion.diffusion_config import DiffusionConfig, NoiseConfig
 from ...diffusion.resample import DenoisingConfig
-from ...errors import InputError
+from ...errors import InputError, named
 from ...models.generator import GeneratorConfig
 from ...models.noised_clip import NoisedClipConfig
 from ...models.noisy_classifier import NoisyClassifierConfig
@@ -21,7 +21,7 @@ from ...models.super_resolution import LowResConfig
 from ...models.text_encoder import TextEncoderConfig
 from ...models.unet import UNetConfig
 from ..content import short
-from ..kinds import ClassifierSettings, GeneratorSettings, NoisyClassifierSettings, find_kind
+from ..pixels import ClassifierSettings, GeneratorSettings, NoisyClassifierSettings
 from . import original
 from .names import Weight, weights_of
 from .releases import Release, Unseen, find_release
@@ -57,7 +57,7 @@ class Recognized:
 
     def weights(self) -> list[Weight]:
         with torch.device("meta"):
-            network = find_kind(self.structure.kind).build(self.settings, self.vocab_size, "")
+            network = self.settings.build(self.vocab_size)
         if self.structure.original:
             return list(original.weights_of(network))
         return list(weights_of(network, self.unseen.use_new_attention_order))
@@ -133,7 +133,9 @@ def recognize(state: Mapping[str, Tensor], path: str, given: Mapping[str, Any] |
     else:
         unseen = dataclasses.replace(release.unseen, **given) if release else Unseen(**given)
     if not structure.classes and structure.is_upsampler and not unseen.small_size:
-        raise InputError(f"{path} is an upsampler: say by --small_size how large the images are that it enlarges")
+        raise InputError(
+            f"{path} is an upsampler: say by {named('small_size')} how large the images are that it enlarges"
+        )
     vocab_size = shapes[_VOCABULARY[structure.original]][0] if structure.text else 0
     return Recognized(structure, release, unseen, _SETTINGS[structure.kind](structure, unseen), vocab_size)
 
@@ -267,7 +269,7 @@ def check_no_class(network: nn.Module, path: str) -> None:
     if any(table[-1].any() for table in tables):
         raise InputError(
             f'{path} has a trained embedding for "no class", for guidance, which the layout of Guided-Diffusion cannot '
-            "hold: leave it out by --drop_no_class True"
+            f"hold: leave it out by {named('drop_no_class')} True"
         )
 
 

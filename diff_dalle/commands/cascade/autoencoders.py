@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 import torch
 
-from ...config import option, section
+from ...config import option, section, settings
 from ...data.loader import Loader
 from ...distributed.parallel import build_shared
 from ...distributed.world import World
-from ...errors import InputError
+from ...errors import Fault, InputError, named
 from ...evaluation.perceptual import Lpips
 from ...models.latent.discriminator import Discriminator
 from ...models.latent.semantic import SEMANTIC_SIZES, SemanticAutoencoder, SemanticConfig
@@ -25,7 +25,7 @@ from ...training.trainee import Trainee
 from .run import CascadeRun
 
 
-@dataclass(frozen=True)
+@settings
 class StageARun(CascadeRun):
     """Settings of ``train_cascade.py`` with ``kind: stage_a``."""
 
@@ -35,24 +35,19 @@ class StageARun(CascadeRun):
     model_version: str | None = option(
         None,
         "size of the network, which model may change; none = what model says",
-        choices=tuple(STAGE_A_SIZES),
+        choices=STAGE_A_SIZES,
     )
     model: StageAConfig = section(StageAConfig, flags=False)
     autoencoding: AutoencodingConfig = section(AutoencodingConfig, flags=False)
 
-    def wrong_sizes(self, multiple: int) -> Iterator[str]:
+    def wrong_sizes(self, multiple: int) -> Iterator[Fault]:
         yield from super().wrong_sizes(multiple)
         config = self.autoencoding
         least = 2**config.discriminator.discriminator_depth
         if config.adversarial_weight and self.image_size <= least:
-            yield (
-                f"image_size is {self.image_size}, but the discriminator needs more than {least} pixels on each side: "
-                "lower autoencoding.discriminator.discriminator_depth"
-            )
-
-    @property
-    def size_multiple(self) -> int:
-        return self.model.stride
+            lower = f"lower {named('autoencoding.discriminator.discriminator_depth')}"
+            rule = f"the discriminator needs more than {least} pixels on each side: {lower}"
+            yield Fault.of(self, "image_size", rule)
 
     def build_trainees(self, tokenizer: Tokenizer | None, shown: Loader, world: World) -> list[Trainee]:
         config, optims = self.autoencoding, {"": self.optim}
@@ -76,7 +71,7 @@ class StageARun(CascadeRun):
         return Discriminator(self.autoencoding.discriminator)
 
 
-@dataclass(frozen=True)
+@settings
 class SemanticRun(CascadeRun):
     """Settings of ``train_cascade.py`` with ``kind: semantic``."""
 
@@ -86,22 +81,18 @@ class SemanticRun(CascadeRun):
     model_version: str | None = option(
         None,
         "size of the network, which model may change; none = what model says",
-        choices=tuple(SEMANTIC_SIZES),
+        choices=SEMANTIC_SIZES,
     )
     model: SemanticConfig = section(SemanticConfig, flags=False)
     autoencoding: SemanticTaskConfig = section(SemanticTaskConfig, flags=False)
 
-    @property
-    def size_multiple(self) -> int:
-        return self.model.stride
-
     def check_world(self, world: World) -> None:
         super().check_world(world)
         if self.model.backbone != "conv" and not self.generator_checkpoint_path:
-            raise InputError(
-                f"model.backbone is {self.model.backbone}, which is not trained, but there are no weights for it: "
-                "write a checkpoint with them by import_cascade.py and give it as generator_checkpoint_path"
-            )
+            rule = f"is {self.model.backbone}, which is not trained, but there are no weights for it"
+            remedy = "write a checkpoint with them by import_cascade.py and give it as"
+            setting = named("generator_checkpoint_path")
+            raise InputError(Fault("model.backbone", f"{rule}: {remedy} {setting}"))
 
     def build_trainees(self, tokenizer: Tokenizer | None, shown: Loader, world: World) -> list[Trainee]:
         model = cast(SemanticAutoencoder, self.build_model(None, world))

@@ -11,7 +11,7 @@ from ...checkpoints.decoder import ClipConfig
 from ...checkpoints.loading import open_network, open_networks
 from ...embeddings.clip import load_clip
 from ...embeddings.contract import Clip, weights_digest
-from ...errors import InputError
+from ...errors import Fault, InputError, named
 from ...models.latent.config import LatentUnetConfig
 from ...models.latent.semantic import SemanticAutoencoder
 from ...models.latent.stage_a import StageA
@@ -55,7 +55,8 @@ def open_clip(
     clip = load_clip(config.make, config.model, device, outputs=outputs)
     found = replace(config, identity=clip.identity)
     if known and known.identity and known.identity != clip.identity:
-        raise InputError(f"{setting} is {given}, whose weights are {clip.identity}, but the run has {known}: give that")
+        rule = f"is {given}, whose weights are {clip.identity}, but the run has {known}: give that"
+        raise InputError(Fault(setting, rule))
     return clip, found
 
 
@@ -72,35 +73,23 @@ def check_text_clip(clip: Clip, model: LatentUnetConfig) -> None:
     wants = {"text_width": (model.states_width, clip.text_width), "pooled_width": (model.vector_width, clip.embed_dim)}
     for name, (expected, found) in wants.items():
         if expected and expected != found:
-            raise InputError(
-                f"model.{name} is {expected}, but the CLIP {clip.name} has {found or 'none'}: set it to that, or "
-                "choose another clip_text_model_name"
-            )
+            rule = f"the CLIP {clip.name} has {found or 'none'}: set it to that"
+            other = named("clip_text_model_name")
+            raise InputError(Fault(f"model.{name}", f"{rule}, or choose another {other}", expected))
     if model.states_width and clip.text_length > model.text.text_length:
-        raise InputError(
-            f"model.text.text_length is {model.text.text_length}, but the CLIP {clip.name} reads {clip.text_length} "
-            "tokens: raise it"
-        )
+        rule = f"the CLIP {clip.name} reads {clip.text_length} tokens: raise it"
+        raise InputError(Fault("model.text.text_length", rule, model.text.text_length))
 
 
 def check_image_clip(clip: Clip, model: LatentUnetConfig) -> None:
     """InputError when the network takes image embeddings of another width."""
     if clip.embed_dim != model.embedding_width:
-        raise InputError(
-            f"model.image_width is {model.embedding_width}, but the CLIP {clip.name} makes embeddings of "
-            f"{clip.embed_dim} elements: set it to that, or choose another clip_image_model_name"
-        )
-
-
-def check_same(found: str, recorded: str, setting: str, path: str) -> None:
-    """InputError when a run goes on with other weights of a frozen network."""
-    if recorded and recorded != found:
-        raise InputError(
-            f"{setting} is {path}, whose weights are {found}, but the run was begun with {recorded}: give those"
-        )
+        rule = f"the CLIP {clip.name} makes embeddings of {clip.embed_dim} elements: set it to that"
+        other = named("clip_image_model_name")
+        raise InputError(Fault("model.image_width", f"{rule}, or choose another {other}", model.embedding_width))
 
 
 def check_channels(setting: str, given: int, found: int, whose: str) -> None:
     """InputError for a network that does not take the latents of a frozen one."""
     if given != found:
-        raise InputError(f"{setting} is {given}, but the latents of {whose} have {found} channels: set it to that")
+        raise InputError(Fault(setting, f"the latents of {whose} have {found} channels: set it to that", given))

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import fields, replace
 from typing import ClassVar, cast
 
 from torch import nn
 
-from ...checkpoints.checkpoint import Identity
 from ...checkpoints.controlnets import BaseRecord
 from ...checkpoints.decoder import ClipConfig
 from ...checkpoints.loading import open_network
-from ...config import option, section
+from ...config import option, section, settings
 from ...data.loader import Loader
-from ...data.spec import SampleSpec
 from ...diffusion.log_snr import LogSnrProcess
 from ...diffusion.log_snr_config import LogSnrConfig
 from ...distributed.world import World
-from ...errors import InputError
+from ...errors import Fault, InputError, named
 from ...images.control_filters.contract import Materials
 from ...images.control_filters.table import ControlConfig
 from ...models.adapters.control_backbones import BACKBONES
@@ -27,14 +25,13 @@ from ...models.latent.semantic import SemanticAutoencoder
 from ...models.latent.stage_c import STAGE_C_SIZES, StageC, StageCConfig
 from ...tasks.control import BASE, ControlledStageCTask
 from ...tasks.latent import LatentTask
-from ...text.tokenizer import Tokenizer, TokenizerConfig
+from ...text.tokenizer import Tokenizer
 from ...training.settings import TrainingConfig
 from ...training.trainee import Trainee
-from ..base_settings import of_base
-from ..train_controlnet import Steered, with_control
+from ..train_controlnet import Steered, SteeredRun, of_base
 from .companions import HUB_NAMES
-from .keys import CONTROLNET_KEYS, HOMES, REFUSED, RENAMED
 from .run import CascadeRun
+from .sections import CONTROLNET_KEYS, HOMES, REFUSED, RENAMED
 from .stages import StageCRun, size_of_base
 
 # Settings of the process that concern training alone: the ControlNet's are its own.
@@ -46,8 +43,8 @@ SECTIONS: dict[str, type] = {"control": ControlConfig, "controlnet": LatentContr
 STRUCTURE = ("widths", "down_blocks", "up_blocks")  # what model_version says
 
 
-@dataclass(frozen=True)
-class StageCControlNetRun(StageCRun):
+@settings
+class StageCControlNetRun(SteeredRun, StageCRun):
     """Settings of ``train_cascade.py`` with ``kind: stage_c_controlnet``.
 
     ``model``, ``tokenizer`` and ``diffusion`` are the base's, which ``settled`` reads, except for what concerns
@@ -64,7 +61,6 @@ class StageCControlNetRun(StageCRun):
         "offset_noise": ("diffusion", "offset_noise"),
     }
     renamed: ClassVar[Mapping[str, str]] = {**RENAMED, "init_checkpoint": "controlnet_checkpoint_path"}
-    steered: ClassVar[Steered | None] = None  # of the instance that ``settled`` returns
 
     model_version: str | None = size_of_base(STAGE_C_SIZES)  # type: ignore[assignment]
     generator_checkpoint_path: str | None = option(None, "checkpoint of the base, a stage C", required=True, free=True)
@@ -75,13 +71,6 @@ class StageCControlNetRun(StageCRun):
     controlnet: LatentControlConfig = section(LatentControlConfig)
     base: BaseRecord = section(BaseRecord, flags=False)
 
-    def _problems(self) -> Iterator[str]:
-        yield from super()._problems()
-        try:
-            self.control.check()
-        except InputError as error:
-            yield str(error)
-
     # ---------------------------------------------------------------------------------------------- what it works with
 
     def settled(self, world: World) -> CascadeRun:
@@ -90,35 +79,29 @@ class StageCControlNetRun(StageCRun):
         settings, version = saved.settings, self.model_version
         usual = STAGE_C_SIZES[version] if version else StageCConfig()
         strict = STRUCTURE if version else ()
-        of_base(self.diffusion, _training_of(settings.diffusion, self.diffusion), LogSnrConfig(), path)
+        diffusion = _training_of(settings.diffusion, self.diffusion)
         run = replace(
             self,
-            model=of_base(self.model, settings.model, usual, path, strict, f"model_version {version}"),
-            tokenizer=of_base(self.tokenizer, settings.tokenizer, TokenizerConfig(), path),
-            diffusion=_training_of(settings.diffusion, self.diffusion),
+            model=of_base("model", self.model, settings.model, path, usual, strict, f"model_version {version}"),
+            tokenizer=of_base("tokenizer", self.tokenizer, settings.tokenizer, path),
+            diffusion=of_base("diffusion", self.diffusion, diffusion, path),
             trained_with=settings.trained_with,
             clip_text_model_name=self.clip_text_model_name or _name_of(settings.trained_with.text_clip),
             clip_image_model_name=self.clip_image_model_name or _name_of(settings.trained_with.image_clip),
         )
         run = cast(StageCControlNetRun, StageCRun.settled(run, world))
-        semantic, opened = run._opened.semantic, run.opened
+        semantic = run._opened.semantic
         materials = Materials(semantic.encode, semantic.config.semantic_channels, semantic.config.stride)
         steered = Steered(saved, saved.load(world.device), self.control.create(materials))
         steered.tell(world)
-        known = {
-            "control": replace(self.control, control_channels=steered.control_filter.channels),
-            "controlnet": _with_encoder(self.controlnet, semantic),
-            "base": steered.record(self.base, run.image_size, "generator_checkpoint_path"),
-        }
-        for name, value in {**known, "steered": steered, "opened": opened}.items():
-            object.__setattr__(run, name, value)
-        run.controlnet.check_blocks(run.model)
-        return run
-
-    @property
-    def _steered(self) -> Steered:
-        assert self.steered is not None  # ``settled`` comes first
-        return self.steered
+        controlnet = _with_encoder(self.controlnet, semantic)
+        controlnet.check_blocks(run.model)
+        return run.holding(
+            control=replace(self.control, control_channels=steered.control_filter.channels),
+            controlnet=controlnet,
+            base=steered.record(self.base, run.image_size, "generator_checkpoint_path"),
+            steered=steered,
+        )
 
     @property
     def training(self) -> TrainingConfig:  # type: ignore[override]
@@ -128,17 +111,6 @@ class StageCControlNetRun(StageCRun):
     def starting_from(self, weights: tuple[str, ...]) -> CascadeRun:
         (path,) = weights
         return replace(self, controlnet_checkpoint_path=path)
-
-    def build_tokenizer(self) -> Tokenizer | None:
-        """The base's."""
-        return self.steered.saved.tokenizer if self.steered else super().build_tokenizer()
-
-    def identity(self, tokenizer: Tokenizer | None) -> Identity:
-        """Without a tokenizer: the base reads the text."""
-        return super().identity(None)
-
-    def sample_spec(self, tokenizer: Tokenizer | None) -> SampleSpec:
-        return with_control(super().sample_spec(tokenizer), self._steered.control_filter)
 
     def initialize(self, network: nn.Module) -> None:
         """The backbone as the semantic encoder."""
@@ -175,9 +147,8 @@ def _with_encoder(config: LatentControlConfig, semantic: SemanticAutoencoder) ->
     required, found = BACKBONES[mode].encoder, semantic.config.backbone
     if required and required != found:
         other = next(name for name, each in BACKBONES.items() if each.encoder == found)
-        raise InputError(
-            f"controlnet_bottleneck_mode is {mode}, which starts from the weights of a semantic encoder {required}, "
-            f"but that of effnet_checkpoint_path is {found}: set controlnet_bottleneck_mode to {other}, simple or large"
-        )
+        start = f"is {mode}, which starts from the weights of a semantic encoder {required}"
+        rule = f"but that of {named('effnet_checkpoint_path')} is {found}: set it to {other}, simple or large"
+        raise InputError(Fault("controlnet_bottleneck_mode", f"{start}, {rule}"))
     backbone = replace(config.backbone, semantic=semantic.config if mode == "semantic" else None)
     return replace(config, backbone=backbone)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 
-from ...config import option
-from ...errors import InputError
+from ...config import option, settings
+from ...errors import Fault, named
 
 STAGES = ("stage_a", "semantic", "stage_b", "stage_c")
 
 
-@dataclass(frozen=True)
+@settings
 class ImportConfig:
     """Importing"""
 
@@ -26,9 +26,8 @@ class ImportConfig:
     )
     out: str = option("", "file to write, local or remote; it must not exist")
 
-    def __post_init__(self):
+    def faults(self) -> Iterator[Fault]:
         unset = ImportConfig.stage, ImportConfig.model_version, ImportConfig.weights
         if self.joint_run and (self.stage, self.model_version, self.weights) != unset:
-            raise InputError(
-                "joint_run holds a semantic encoder and its weights: leave out stage, model_version and weights"
-            )
+            others = f"{named('stage')}, {named('model_version')} and {named('weights')}"
+            yield Fault("joint_run", f"holds a semantic encoder and its weights: leave out {others}")

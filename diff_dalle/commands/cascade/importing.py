@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from ... import storage
-from ...checkpoints.cascade import TrainedWith
+from ...checkpoints.cascade import StageBSettings, TrainedWith
 from ...checkpoints.checkpoint import (
     Identity,
     LoadedWeights,
@@ -19,7 +19,8 @@ from ...checkpoints.checkpoint import (
     read_archive,
     save_file,
 )
-from ...checkpoints.kinds import Kind, find_kind
+from ...checkpoints.kind import NetworkKind
+from ...checkpoints.kinds import find_kind
 from ...checkpoints.safetensors import read_safetensors
 from ...checkpoints.weights_file import WEIGHTS
 from ...config import to_dict
@@ -59,46 +60,48 @@ def import_cascade(config: ImportConfig) -> str:
         if config.model_version not in sizes:
             raise InputError(f"model_version is {config.model_version!r}, but must be one of {', '.join(sizes)}")
         settings, step, samples = _settings(kind, sizes[config.model_version]), 0, 0
-        state, text = _converted(kind, settings, config.weights)
+        state, text = _converted(settings, config.weights)
     save_file(config.out, "model", Identity(kind.name, to_dict(settings)), step, samples, state)
     return f"{text}\nWrote {config.out}."
 
 
-def _settings(kind: Kind, model: Any) -> Any:
+def _settings(kind: type[NetworkKind], model: Any) -> Any:
     """Those of the public networks, with which stages B and C are used."""
     if kind.name not in ("stage_b", "stage_c"):
-        return kind.settings(model=model)
+        return cast(Any, kind)(model=model)
     text = named_clip(TEXT_NAME, "released") if not model.text.enc_attn_dim and model.vector_width else None
     image = named_clip(IMAGE_NAME, "released") if model.embedding_width else None
     known = TrainedWith(IMAGE_SIZES[kind.name], text_clip=text, image_clip=image)
-    settings = kind.settings(model=model, trained_with=known)
+    settings = cast(Any, kind)(model=model, trained_with=known)
     if kind.name == "stage_b":
         ratio = IMAGE_SIZES["stage_c"] / IMAGE_SIZES["stage_b"]
         return replace(settings, sampling=replace(settings.sampling, semantic_scale=ratio))
     return settings
 
 
-def _converted(kind: Kind, settings: Any, paths: tuple[str, ...]) -> tuple[dict[str, Tensor], str]:
+def _converted(settings: Any, paths: tuple[str, ...]) -> tuple[dict[str, Tensor], str]:
     """A network's state from files, and what was taken; with initial values for what none of them has."""
-    if kind.name in ("stage_b", "stage_c") and settings.model.text.enc_attn_dim:
-        raise InputError(f"model_version is that of a {kind.name} with a text encoder of its own, which no file has")
+    if settings.name in ("stage_b", "stage_c") and settings.model.text.enc_attn_dim:
+        raise InputError(
+            f"model_version is that of a {settings.name} with a text encoder of its own, which no file has"
+        )
     with without_values():
-        shape = kind.build(settings, 0, "")
+        shape = settings.build()
     state: dict[str, Tensor] = {}
     unused: list[str] = []
     for path in paths:
         weights = _read(path)
-        convert = converter_of(kind.name, weights)
+        convert = converter_of(settings.name, weights)
         if convert is None:
             names = ", ".join(list(weights)[:3]) or "nothing"
-            raise InputError(f"{path} holds no weights of a {kind.name}: names look like {names}; check --stage")
+            raise InputError(f"{path} holds no weights of a {settings.name}: names look like {names}; check --stage")
         found = convert(shape, weights)
         state |= found.state
         unused += found.unused
     taken, missing = list(state), [name for name in shape.state_dict() if name not in state]
     if missing:
         torch.manual_seed(0)
-        initial = kind.build(settings, 0, "").state_dict()
+        initial = settings.build().state_dict()
         state |= {name: initial[name] for name in missing}
     return state, f"{', '.join(paths) or 'no file'}: {LoadedWeights(taken, missing, unused)}"
 
@@ -118,18 +121,18 @@ def _read(path: str) -> Mapping[str, Any]:
     return found
 
 
-def _of_joint_run(kind: Kind, path: str) -> tuple[Any, dict[str, Tensor], int, int, str]:
+def _of_joint_run(kind: type[NetworkKind], path: str) -> tuple[Any, dict[str, Tensor], int, int, str]:
     """Settings, state, step and samples of the semantic encoder that was trained with a stage B, and what to say."""
     content = load_file(path, ("optimizer",), values=True)
     model, state = None, content["state"].get("modules", {}).get(SEMANTIC)
     if content["kind"] == "stage_b" and state is not None:
-        known: TrainedWith = find_kind("stage_b").read_settings(content["config"]).trained_with
+        known: TrainedWith = StageBSettings.read(content["config"]).trained_with
         model = known.encoder
     if model is None:
         raise InputError(f"{path} holds no semantic encoder: give the opt….pt of a stage B trained with train_encoder")
-    settings, step = kind.settings(model=model), content["step"]
+    settings, step = cast(Any, kind)(model=model), content["step"]
     with without_values():
-        network = kind.build(settings, 0, "")
+        network = settings.build()
     check_weights(network, {"state": state}, path)
     text = f"{path}: the semantic encoder after {step:,} steps with stage B"
     return settings, dict(state), step, content["samples"], text

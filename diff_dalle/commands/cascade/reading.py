@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from ...checkpoints.lora_file import ENDING
 from ...errors import InputError
 from ..command_line import parse_kind
-from ..sources import read_config, read_preset
+from ..sources import sources_on
 from ..training_commands import TRAINING_COMMANDS
-from .keys import LORA_KEYS
 from .run import CascadeRun
+from .sections import LORA_KEYS
 from .stages import STAGE_B_SIZES, STAGE_C_SIZES
 
 KINDS = ("stage_a", "semantic", "stage_b", "stage_c", "stage_c_controlnet", "stage_b_lora", "stage_c_lora")
@@ -33,12 +33,9 @@ def parse_cascade(argv: Sequence[str] | None = None, description: str = "") -> C
 
 def _kind_of(argv: Sequence[str]) -> str:
     """The kind of the preset and file on a command line. InputError when they do not say it."""
-    readers = {"--preset": read_preset, "--config": read_config, "--config_file": read_config}
-    words = [part for word in argv for part in word.split("=", 1)]
-    given = [(readers[word], words[i + 1]) for i, word in enumerate(words[:-1]) if word in readers]
-    if not given:
+    sources = sources_on(argv)
+    if not sources:
         raise InputError("no settings are given: name a file, as in train_cascade.py CONFIG.yaml, or a --preset")
-    sources = [read(path) for read, path in given]
     found = [source.kind or inferred_kind(source.settings) for source in sources]
     if kind := next(filter(None, found), None):
         return kind

@@ -10,7 +10,7 @@ from ... import storage
 from ...checkpoints.checkpoint import read_archive
 from ...checkpoints.safetensors import tensor_names
 from ...checkpoints.weights_file import WEIGHTS
-from ...errors import InputError
+from ...errors import Fault, InputError
 from ...models.latent import released
 from ...models.latent.stage_b import STAGE_B_SIZES
 from ...models.latent.stage_c import STAGE_C_SIZES
@@ -55,10 +55,9 @@ def check_imported(kind: str, settings: Mapping[str, Any]) -> None:
         (setting, path), *_ = files
         weights = ",".join(dict.fromkeys(each for _, each in files))
         version = _version(stage, settings.get("model_version"))
-        raise InputError(
-            f"{setting} is {path}, which holds the weights of a public network: make a checkpoint of it by "
-            f"scripts/import_cascade.py --stage {stage}{version} --weights {weights} --out {stage}.pt, and give that"
-        )
+        command = f"scripts/import_cascade.py --stage {stage}{version} --weights {weights} --out {stage}.pt"
+        rule = f"is {path}, which holds the weights of a public network: make a checkpoint of it by {command}"
+        raise InputError(Fault(setting, f"{rule}, and give that"))
 
 
 def _version(stage: str, given: Any) -> str:

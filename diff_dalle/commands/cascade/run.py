@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, BinaryIO, ClassVar, cast
 
@@ -14,36 +12,31 @@ import torch
 from torch import Tensor
 
 from ... import storage
-from ...checkpoints.checkpoint import Identity
 from ...checkpoints.weights_file import WEIGHTS, write_weights_file
-from ...config import Problems, option, redacted, section, to_dict
+from ...config import faults_of, leaves, option, section, settings, to_dict
 from ...data.aspect_buckets import AspectConfig
-from ...data.captions import caption_kind
-from ...data.filters import filters_option, parse_filters
+from ...data.filters import filters_option
 from ...data.loader import DataConfig, Loader
 from ...distributed.launch import DistributedConfig
 from ...distributed.sharding_config import ShardingConfig
 from ...distributed.world import World
-from ...errors import InputError
-from ...randomness import check_seeds
+from ...errors import Fault, InputError, named, spelled
 from ...text.tokenizer import Tokenizer
 from ...tracking.trackers import TrackingConfig
 from ...training.optim_config import OptimConfig
 from ...training.saving import FilesWithWeights
 from ...training.settings import TrainingConfig
 from ...training.trainee import Trainee
-from ..spelling import file_names, respelled
-from ..training import TrainingRun
-from .keys import HOMES, REFUSED, RENAMED
+from ..training import TrainingRun, overlaid
 from .released_files import check_imported
-from .sections import DataSection, LoopSection
+from .sections import HOMES, REFUSED, RENAMED, DataSection, LoopSection
 
 EXTENSIONS = ("pt", "safetensors")
 PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}  # dtype → precision
 EMA_KEYS = ("ema_start_iters", "ema_iters", "ema_beta")
 
 
-@dataclass(frozen=True)
+@settings
 class CascadeRun(TrainingRun):
     """Settings of ``train_cascade.py``.
 
@@ -64,7 +57,7 @@ class CascadeRun(TrainingRun):
         None,
         "arithmetic of the networks, whose weights are fp32; none = bfloat16 on GPUs that support it and on CPUs where "
         "it is faster, else float32",
-        choices=tuple(PRECISIONS),
+        choices=PRECISIONS,
     )
     checkpoint_extension: str = option(
         "pt",
@@ -76,14 +69,16 @@ class CascadeRun(TrainingRun):
     dist_file_subfolder: str = option("", "not used: processes do not find each other by a file", free=True)
     wandb_project: str | None = option(None, "wandb project; none = no wandb", free=True)
     wandb_entity: str | None = option(None, "wandb user or team; none = the one logged in", free=True)
-    lr: float = option(1e-4, "learning rate after the warm-up", required=True, free=True)
-    warmup_updates: int = option(1, "linear warm-up of the learning rate, in updates", required=True, free=True)
-    batch_size: int = option(256, "samples per update, of all processes together", required=True, free=True)
+    lr: float = option(1e-4, "learning rate after the warm-up", required=True, free=True, above=0)
+    warmup_updates: int = option(
+        1, "linear warm-up of the learning rate, in updates", required=True, free=True, least=0
+    )
+    batch_size: int = option(256, "samples per update, of all processes together", required=True, free=True, least=1)
     grad_accum_steps: int = option(
-        1, "forward passes per update; memory depends on it, results do not", required=True, free=True
+        1, "forward passes per update; memory depends on it, results do not", required=True, free=True, least=1
     )
     image_size: int = option(
-        768, "width and height in pixels of training images, or of a square with as many", required=True
+        768, "width and height in pixels of training images, or of a square with as many", required=True, least=1
     )
     multi_aspect_ratio: tuple[str, ...] | None = option(
         None, "width / height of training images, such as 1/1,2/3; none = squares"
@@ -91,12 +86,18 @@ class CascadeRun(TrainingRun):
     bucketeer_random_ratio: float = option(
         0.05, "with multi_aspect_ratio: fraction of samples that go to a random one instead of the nearest"
     )
-    updates: int = option(100_000, "updates in all, including resumed ones", required=True, free=True)
-    save_every: int = option(2000, "updates between checkpoints, each with previews", required=True, free=True)
-    backup_every: int = option(20_000, "updates between checkpoints that are kept; 0 = none", required=True, free=True)
-    ema_start_iters: int | None = option(None, "updates in which the average of the weights is the weights themselves")
-    ema_iters: int | None = option(None, "updates between those of the average")
-    ema_beta: float | None = option(None, "decay of the average; with the two before or not at all: then none is kept")
+    updates: int = option(100_000, "updates in all, including resumed ones", required=True, free=True, least=1)
+    save_every: int = option(2000, "updates between checkpoints, each with previews", required=True, free=True, least=1)
+    backup_every: int = option(
+        20_000, "updates between checkpoints that are kept; 0 = none", required=True, free=True, least=0
+    )
+    ema_start_iters: int | None = option(
+        None, "updates in which the average of the weights is the weights themselves", least=0
+    )
+    ema_iters: int | None = option(None, "updates between those of the average", least=1)
+    ema_beta: float | None = option(
+        None, "decay of the average; with the two before or not at all: then none is kept", least=0, below=1
+    )
     use_fsdp: bool | None = option(
         None, "divide weights among processes, as sharding.parallel fsdp; none = what that says", free=True
     )
@@ -122,82 +123,59 @@ class CascadeRun(TrainingRun):
     def completed(cls, tree: Mapping[str, Any]) -> dict[str, Any]:
         """The settings of a file with those that follow from others: ``model`` is the size ``model_version``, except
         for what it says itself; ``homes`` are where they belong. Settings that are wrong are left as they are."""
-        completed = copy.deepcopy(dict(tree))
+        completed = overlaid(tree, {})
         size, own = cls.sizes.get(str(tree.get("model_version"))), tree.get("model", {})
         if size is not None and isinstance(own, Mapping):
-            completed["model"] = _merged(to_dict(size), own)
+            completed["model"] = overlaid(to_dict(size), own)
         for key in [key for key in completed if key in cls.homes]:
             value, (home, name) = completed.pop(key), cls.homes[key]
             if value is not None and isinstance(completed.setdefault(home, {}), dict):
                 completed[home].setdefault(name, value)
         return completed
 
-    def __post_init__(self):
-        Problems.check(self._problems())
-
-    def _problems(self) -> Iterator[str]:
-        least = {"batch_size": 1, "grad_accum_steps": 1, "updates": 1, "save_every": 1, "image_size": 1}
-        least |= {"warmup_updates": 0, "backup_every": 0}
-        for name, bound in least.items():
-            if getattr(self, name) < bound:
-                yield f"{name} is {getattr(self, name)}, but must be at least {bound}"
-        if not self.lr > 0:
-            yield f"lr is {self.lr:g}, but must be above 0"
+    def faults(self) -> Iterator[Fault]:
         if self.loop.lr_anneal and self.warmup_updates >= self.updates:
-            rule = f"with loop.lr_anneal must be below updates ({self.updates})"
-            yield f"warmup_updates is {self.warmup_updates}, but {rule}"
+            rule = f"with {named('loop.lr_anneal')} must be below {named('updates')} ({self.updates})"
+            yield Fault.of(self, "warmup_updates", rule)
         given = [name for name in EMA_KEYS if getattr(self, name) is not None]
         if given and len(given) < len(EMA_KEYS):
-            yield f"{given[0]} is given, but {', '.join(EMA_KEYS)} go together: give all of them, or none"
-        for name, low, high in (("ema_start_iters", 0, None), ("ema_iters", 1, None), ("ema_beta", 0, 1)):
-            value = getattr(self, name)
-            if value is not None and (value < low or (high is not None and value >= high)):
-                yield f"{name} is {value:g}, but must be at least {low}" + (f" and below {high}" if high else "")
+            all_names = ", ".join(map(named, EMA_KEYS))
+            yield Fault(given[0], f"is given, but {all_names} go together: give all of them, or none")
         if self.use_fsdp is False and self.sharding.parallel != "ddp":
-            yield f"use_fsdp is False, but sharding.parallel is {self.sharding.parallel}: leave one of them out"
-        checks = {
-            "captions_getter": lambda: caption_kind(self.captions_getter or "txt"),
-            "dataset_filters": lambda: parse_filters(self.dataset_filters, "dataset_filters"),
-            "loop.seed": lambda: check_seeds([self.loop.seed]),
-            "data": lambda: self.data_config,
-        }
-        found: list[str] = []
-        for name, check in checks.items():
-            try:
-                check()
-            except InputError as error:
-                text = respelled(str(error), file_names(type(self))).removeprefix("--")
-                if text not in found:  # the data's settings include those before
-                    yield text if re.split(r"\W", text)[0] in vars(self) else f"{name}: {text}"
-                found.append(text)
+            rule = f"{named('sharding.parallel')} is {self.sharding.parallel}: leave one of them out"
+            yield Fault.of(self, "use_fsdp", rule)
+        yield from self._wrong_data()
         yield from self.wrong_sizes(self.size_multiple)
 
-    def wrong_sizes(self, multiple: int) -> Iterator[str]:
-        """Sentences about sizes of images that the networks do not take. multiple: of which both sides must be."""
-        given = {"image_size": self.image_size}
-        given |= {"data.bucket_factor": self.data.bucket_factor} if self.multi_aspect_ratio else {}
-        for name, value in given.items():
-            if multiple and value % multiple:
-                yield f"{name} is {value}, but must be a multiple of {multiple}, which the networks' strides require"
+    def _wrong_data(self) -> Iterator[Fault]:
+        """What is wrong with ``data_config``, by the names of the settings here."""
+        own = [leaf.path for leaf in leaves(type(self)) if len(leaf.path) == 1 or leaf.path[0] == "data"]
+        names = {path[-1]: ".".join(path) for path in own} | RENAMED
+
+        def name_of(setting: str) -> str:
+            return names.get(setting.rpartition(".")[2], setting)
+
+        for fault in faults_of(lambda: self.data_config, "data"):
+            rule = spelled(fault.rule, lambda setting: named(name_of(setting)))
+            yield replace(fault, setting=name_of(fault.setting), rule=rule)
+
+    def wrong_sizes(self, multiple: int) -> Iterator[Fault]:
+        """Sizes of images that the networks do not take. multiple: of which both sides must be."""
+        for name in ("image_size", *(["data.bucket_factor"] if self.multi_aspect_ratio else [])):
+            fault = Fault.of(self, name, f"must be a multiple of {multiple}, which the networks' strides require")
+            if multiple and cast(int, fault.value) % multiple:
+                yield fault
 
     # -------------------------------------------------------------------------------- the run that the file describes
 
     @property
     def size_multiple(self) -> int:
         """What both sides of images must be multiples of; 0 = not known yet."""
-        return 0
+        return cast(Any, self).model.stride
 
     @property
     def logdir(self) -> str:
         return storage.join(self.checkpoint_path, self.experiment_id) if self.checkpoint_path else ""
-
-    @property
-    def text_length(self) -> int:
-        return 0
-
-    @property
-    def has_text(self) -> bool:
-        return False
 
     @property
     def sample_interval(self) -> int:
@@ -265,6 +243,7 @@ class CascadeRun(TrainingRun):
     def data_config(self) -> DataConfig:
         data = self.data
         return DataConfig(
+            data_dir=self.webdataset_path,
             caption_field=self.captions_getter or "txt",
             dataset_filters=self.dataset_filters,
             random_crop=data.random_crop,
@@ -284,13 +263,8 @@ class CascadeRun(TrainingRun):
             ),
         )
 
-    def identity(self, tokenizer: Tokenizer | None) -> Identity:
-        config = redacted(to_dict(self))
-        config |= dict.fromkeys(("checkpoint_path", "output_path"), "")
-        if tokenizer is None:
-            return Identity(self.kind, config)
-        vocabulary = tokenizer.vocabulary.text() if self.tokenizer.bpe_path else ""
-        return Identity(self.kind, config, tokenizer.identity, vocabulary)
+    def without_place(self, config: dict[str, Any]) -> dict[str, Any]:
+        return config | dict.fromkeys(("checkpoint_path", "output_path"), "")
 
     # ---------------------------------------------------------------------------------------------- what it works with
 
@@ -298,15 +272,13 @@ class CascadeRun(TrainingRun):
         check_imported(self.kind, vars(self))
         pieces = world.size * self.grad_accum_steps
         if self.batch_size % pieces:
-            raise InputError(
-                f"batch_size is {self.batch_size}, but must be a multiple of {pieces}: the processes ({world.size}) × "
-                f"grad_accum_steps ({self.grad_accum_steps})"
-            )
+            steps = f"{named('grad_accum_steps')} ({self.grad_accum_steps})"
+            rule = f"must be a multiple of {pieces}: the processes ({world.size}) × {steps}"
+            raise InputError(Fault.of(self, "batch_size", rule))
         if self.checkpoint_extension != "pt" and world.size > 1 and self.training.sharding.parallel != "ddp":
-            raise InputError(
-                f"checkpoint_extension is {self.checkpoint_extension}, but weights that are divided among processes "
-                "are saved as folders: leave it out, and make files of one by consolidate.py and share.py"
-            )
+            rule = "but weights that are divided among processes are saved as folders: leave it out, and make files"
+            found = f"is {self.checkpoint_extension}, {rule} of one by consolidate.py and share.py"
+            raise InputError(Fault("checkpoint_extension", found))
 
     def exports(self, trainee: Trainee, files: FilesWithWeights) -> dict[str, Callable[[BinaryIO], object]]:
         """The weights as safetensors, if they are wanted."""
@@ -343,9 +315,7 @@ class CascadeRun(TrainingRun):
         return self.on(world.size)
 
     def on(self, processes: int) -> CascadeRun:
-        run = replace(self)
-        object.__setattr__(run, "processes", processes)
-        return run
+        return self.holding(processes=processes)
 
     def shown_images(self, shown: Loader) -> Tensor | None:
         """The images of the previews of an autoencoder."""
@@ -354,26 +324,4 @@ class CascadeRun(TrainingRun):
     def build_loader(self, tokenizer: Tokenizer | None, world: World) -> Loader:
         if not (self.data.saliency or self.data.random_crop or self.multi_aspect_ratio):
             world.print("Images are cropped in the center; data.saliency would crop them around what they show.")
-        return self._loader(
-            self.data_config,
-            tokenizer,
-            world,
-            seed=self.loop.seed,
-            shuffle=True,
-            sources=self.webdataset_path,
-            flag="webdataset_path",
-        )
-
-    def build_held_out(self, tokenizer: Tokenizer | None, world: World) -> Loader | None:
-        if not self.data.val_path:
-            return None
-        return self._held_out_loader(self.data_config, tokenizer, world, "data.val_path")
-
-
-def _merged(size: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a size with one's own in their place, section by section."""
-    merged = dict(size)
-    for key, value in own.items():
-        inner = merged.get(key)
-        merged[key] = _merged(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
-    return merged
+        return super().build_loader(tokenizer, world)

@@ -1,13 +1,41 @@
-"""What a cascade's file says about data, loop and previews beside the documented keys."""
+"""What a cascade's file says beside the documented keys, and which of those are no settings of their own here."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 
-from ...config import Problems, option
+from ...config import faults_of, option, settings
+from ...errors import Fault
+from ...randomness import check_seeds
+
+CONTROLNET_KEYS = (
+    "controlnet_blocks", "controlnet_filter", "controlnet_filter_params", "controlnet_bottleneck_mode",
+    "controlnet_checkpoint_path", "offset_noise",
+)  # fmt: skip
+LORA_KEYS = frozenset(("module_filters", "rank", "train_tokens", "lora_checkpoint_path"))
+REFUSED = {
+    **dict.fromkeys(CONTROLNET_KEYS, "belongs to the training of a ControlNet, which is another kind: leave it out"),
+    **dict.fromkeys(LORA_KEYS, "belongs to the training of a LoRA: write kind: stage_c_lora, or leave it out"),
+    "offset_noise": "is set under diffusion: write diffusion: {offset_noise: …}",
+    "edm_objective": "never had an effect; for a network that predicts v write diffusion: {prediction: v}",
+}
+#: Keys of a file's root, by the paths of the settings that they are here.
+HOMES = {"allow_tf32": ("distributed", "allow_tf32")}
+#: What messages of shared code call by flags that this command does not have; see ``commands.spelling``.
+RENAMED = {
+    "data_dir": "webdataset_path",
+    "val_data_dir": "data.val_path",
+    "logdir": "experiment_id",
+    "caption_field": "captions_getter",
+    "init_checkpoint": "generator_checkpoint_path",
+    "iterations": "updates",
+    "warmup_steps": "warmup_updates",
+    "microbatch": "grad_accum_steps",
+    "trackers": "wandb_project",
+}
 
 
-@dataclass(frozen=True)
+@settings
 class DataSection:
     """Data"""
 
@@ -42,7 +70,7 @@ class DataSection:
     shard_cache: str = option("", "folder for copies of remote shards; empty = the user's cache", free=True)
 
 
-@dataclass(frozen=True)
+@settings
 class LoopSection:
     """Loop"""
 
@@ -58,25 +86,22 @@ class LoopSection:
     grad_clip: float = option(1.0, "maximum gradient norm; 0 = no clipping", free=True)
     hours: float = option(0.0, "save and stop after this many hours of the session; 0 = no limit", free=True)
     compile: bool = option(False, "compile the network with torch.compile", free=True)
-    log_interval: int = option(50, "updates between log lines", free=True)
-    eval_interval: int = option(1000, "updates between evaluations on val_path", free=True, needs=("val_path",))
+    log_interval: int = option(50, "updates between log lines", free=True, least=1)
+    eval_interval: int = option(
+        1000, "updates between evaluations on val_path", free=True, needs=("val_path",), least=1
+    )
     eval_samples: int = option(
-        1024, "maximum number of held-out samples per evaluation", free=True, needs=("val_path",)
+        1024, "maximum number of held-out samples per evaluation", free=True, needs=("val_path",), least=1
     )
     keep_best: bool = option(
         False, "keep the weights with the lowest held-out loss as best.pt", free=True, needs=("val_path",)
     )
     keep_checkpoints: int = option(2, "number of latest checkpoints to keep beside backups; 0 = all", free=True)
-    preview_samples: int = option(8, "images that are shown at every save_every; 0 = none", free=True)
+    preview_samples: int = option(8, "images that are shown at every save_every; 0 = none", free=True, least=0)
     accept_changed_data: bool = option(
         False, "resume although the shards of webdataset_path are not those of the checkpoint", free=True
     )
     accept_changed_batch: bool = option(False, "resume although batch_size is not that of the checkpoint", free=True)
 
-    def __post_init__(self):
-        least = {"log_interval": 1, "eval_interval": 1, "eval_samples": 1, "preview_samples": 0}
-        Problems.check(
-            f"{name} is {getattr(self, name)}, but must be at least {bound}"
-            for name, bound in least.items()
-            if getattr(self, name) < bound
-        )
+    def faults(self) -> Iterator[Fault]:
+        yield from faults_of(lambda: check_seeds([self.seed]), "seed")

@@ -6,21 +6,21 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import nn
 
 from ...checkpoints.cascade import LatentSampling, StageBDiffusion, StageBSampling, TrainedWith
 from ...checkpoints.decoder import CLIP_OUTPUTS
-from ...config import Problems, option, section
+from ...config import option, section, settings
 from ...data.loader import Loader
 from ...data.spec import CaptionSpec, ImageSpec, SampleSpec
 from ...diffusion.log_snr import LogSnrProcess
 from ...diffusion.log_snr_config import LogSnrConfig
 from ...distributed.world import World
 from ...embeddings.contract import Clip
-from ...errors import InputError
+from ...errors import Fault, InputError, named
 from ...images.signal import LatentSignal
 from ...models.latent.config import LatentUnetConfig
 from ...models.latent.semantic import SemanticAutoencoder
@@ -42,10 +42,10 @@ from ...tasks.latent import (
 from ...tasks.latent_previews import LatentPreviews
 from ...text.tokenizer import Tokenizer, TokenizerConfig
 from ...training.trainee import Trainee
+from ..training import check_same
 from .companions import (
     check_channels,
     check_image_clip,
-    check_same,
     check_text_clip,
     identity_of,
     load_semantic,
@@ -73,10 +73,14 @@ class Opened:
     image_clip: Clip | None = None
 
 
-@dataclass(frozen=True)
+@settings
 class LatentRun(CascadeRun):
-    """Settings of stages B and C; a kind adds ``model``, ``diffusion``, ``denoising`` and
-    ``sampling``."""
+    """Settings of stages B and C; a kind adds ``model``, ``diffusion``, ``denoising`` and ``sampling``."""
+
+    if TYPE_CHECKING:
+        model: LatentUnetConfig = section(LatentUnetConfig)
+        diffusion: LogSnrConfig = section(LogSnrConfig)
+        sampling: LatentSampling = section(LatentSampling)
 
     opened: ClassVar[Opened | None] = None  # of the instance that ``settled`` returns
 
@@ -109,38 +113,18 @@ class LatentRun(CascadeRun):
             _complete(completed, "loss_weighting", [weighting])
         return completed
 
-    def __post_init__(self):
-        object.__setattr__(self, "trained_with", replace(self.trained_with, image_size=self.image_size))
-        super().__post_init__()
-
-    def _problems(self) -> Iterator[str]:
-        yield from super()._problems()
-        adaptive, weighting = self.adaptive_loss_weight, self.process.loss_weighting
+    def faults(self) -> Iterator[Fault]:
+        vars(self).update(trained_with=replace(self.trained_with, image_size=self.image_size))
+        yield from super().faults()
+        adaptive, weighting = self.adaptive_loss_weight, self.diffusion.loss_weighting
         if adaptive is not None and weighting != (("adaptive",) if adaptive else ("p2",)):
-            yield (
-                f"adaptive_loss_weight is {adaptive}, but diffusion.loss_weighting is {', '.join(weighting)}: leave "
-                "one of them out"
-            )
+            rule = f"{named('diffusion.loss_weighting')} is {', '.join(weighting)}: leave one of them out"
+            yield Fault.of(self, "adaptive_loss_weight", rule)
         if self.clip_text_model_name and not self._encodes_outside:
             what = "encodes text itself" if self.has_text else "reads no text"
-            yield f"clip_text_model_name is given, but the network {what}: leave it out"
+            yield Fault("clip_text_model_name", f"is given, but the network {what}: leave it out")
 
     # ------------------------------------------------------------------------------------------------ what a kind says
-
-    @property
-    @abstractmethod
-    def network(self) -> LatentUnetConfig:
-        """``model``."""
-
-    @property
-    @abstractmethod
-    def process(self) -> LogSnrConfig:
-        """``diffusion``."""
-
-    @property
-    @abstractmethod
-    def sampled(self) -> LatentSampling:
-        """``sampling``."""
 
     @abstractmethod
     def opened_for(self, device: torch.device) -> Opened:
@@ -154,16 +138,16 @@ class LatentRun(CascadeRun):
 
     @property
     def text_length(self) -> int:
-        return self.network.text.text_length
+        return self.model.text.text_length
 
     @property
     def has_text(self) -> bool:
-        return self.network.text.enc_attn_dim > 0
+        return self.model.text.enc_attn_dim > 0
 
     @property
     def _encodes_outside(self) -> bool:
         """Whether a CLIP encodes the captions."""
-        return not self.has_text and bool(self.network.states_width or self.network.vector_width)
+        return not self.has_text and bool(self.model.states_width or self.model.vector_width)
 
     def sample_spec(self, tokenizer: Tokenizer | None) -> SampleSpec:
         image, clip = ImageSpec((self.image_size, self.image_size)), self._opened.text_clip
@@ -200,17 +184,15 @@ class LatentRun(CascadeRun):
         if self._encodes_outside:
             name = self.clip_text_model_name or TEXT_NAME
             clip, recorded = open_clip(name, outputs, known.text_clip, "clip_text_model_name", world.device)
-            check_text_clip(clip, self.network)
+            check_text_clip(clip, self.model)
             opened, known = replace(opened, text_clip=clip), replace(known, text_clip=recorded)
         if self.image_clip_name:
             name, setting = self.image_clip_name, "clip_image_model_name"
             clip, recorded = open_clip(name, outputs, known.image_clip, setting, world.device)
-            check_image_clip(clip, self.network)
+            check_image_clip(clip, self.model)
             opened, known = replace(opened, image_clip=clip), replace(known, image_clip=recorded)
-        run = cast(LatentRun, super().settled(world))
-        object.__setattr__(run, "trained_with", known)
-        object.__setattr__(run, "opened", opened)
-        Problems.check(run.wrong_sizes(run.size_multiple))
+        run = super().settled(world).holding(trained_with=known, opened=opened)
+        InputError.check(run.wrong_sizes(run.size_multiple))
         return run
 
     @property
@@ -222,7 +204,7 @@ class LatentRun(CascadeRun):
     def size_multiple(self) -> int:
         if self.opened is None:  # the strides are not known yet
             return 0
-        return math.lcm(self.trained_with.semantic_stride, self.signal.scale * self.network.patch_size)
+        return math.lcm(self.trained_with.semantic_stride, self.signal.scale * self.model.patch_size)
 
     @property
     @abstractmethod
@@ -245,11 +227,11 @@ class LatentRun(CascadeRun):
             count = self.loop.preview_samples
             batch = replace(shown.first(count), index=torch.arange(count))
             captions, size = shown.first_captions(count), self.training.microbatch
-            task.preview = LatentPreviews(batch, captions, self.signal, self.sampled, size)
+            task.preview = LatentPreviews(batch, captions, self.signal, self.sampling, size)
         return [Trainee(task, self.optim, self.training.precision, world)]
 
 
-@dataclass(frozen=True)
+@settings
 class StageBRun(LatentRun):
     """Settings of ``train_cascade.py`` with ``kind: stage_b``."""
 
@@ -257,7 +239,7 @@ class StageBRun(LatentRun):
     sizes: ClassVar[Mapping[str, Any]] = STAGE_B_SIZES
 
     model_version: str = option(
-        "3B", "size of the network, which model may change", choices=tuple(STAGE_B_SIZES), required=True
+        "3B", "size of the network, which model may change", choices=STAGE_B_SIZES, required=True
     )
     stage_a_checkpoint_path: str = option("", "checkpoint of stage A (kind: stage_a)", required=True, free=True)
     train_encoder: bool = option(
@@ -280,22 +262,11 @@ class StageBRun(LatentRun):
             _complete(completed, "shift", completed["shift"])
         return completed
 
-    def _problems(self) -> Iterator[str]:
-        yield from super()._problems()
+    def faults(self) -> Iterator[Fault]:
+        yield from super().faults()
         if self.shift is not None and self.shift != self.diffusion.shift:
-            yield f"shift is {self.shift:g}, but diffusion.shift is {self.diffusion.shift:g}: leave one of them out"
-
-    @property
-    def network(self) -> StageBConfig:
-        return self.model
-
-    @property
-    def process(self) -> LogSnrConfig:
-        return self.diffusion
-
-    @property
-    def sampled(self) -> LatentSampling:
-        return self.sampling
+            rule = f"{named('diffusion.shift')} is {self.diffusion.shift:g}: leave one of them out"
+            yield Fault.of(self, "shift", rule)
 
     def opened_for(self, device: torch.device) -> Opened:
         semantic = load_semantic(self.effnet_checkpoint_path, device)
@@ -321,7 +292,7 @@ class StageBRun(LatentRun):
         return JointStageBTask(*given, self._opened.semantic) if self.train_encoder else StageBTask(*given)
 
 
-@dataclass(frozen=True)
+@settings
 class StageCRun(LatentRun):
     """Settings of ``train_cascade.py`` with ``kind: stage_c``."""
 
@@ -329,7 +300,7 @@ class StageCRun(LatentRun):
     sizes: ClassVar[Mapping[str, Any]] = STAGE_C_SIZES
 
     model_version: str = option(
-        "3.6B", "size of the network, which model may change", choices=tuple(STAGE_C_SIZES), required=True
+        "3.6B", "size of the network, which model may change", choices=STAGE_C_SIZES, required=True
     )
     previewer_checkpoint_path: str | None = option(
         None, "checkpoint of the previewer (kind: semantic); none = effnet_checkpoint_path", free=True
@@ -345,22 +316,11 @@ class StageCRun(LatentRun):
     denoising: StageCTaskConfig = section(StageCTaskConfig, flags=False)
     sampling: LatentSampling = section(LatentSampling, flags=False)
 
-    def _problems(self) -> Iterator[str]:
-        yield from super()._problems()
+    def faults(self) -> Iterator[Fault]:
+        yield from super().faults()
         if self.clip_image_model_name and not self.model.image_width:
-            yield "clip_image_model_name is given, but model.image_width is 0: leave it out, or set the width"
-
-    @property
-    def network(self) -> StageCConfig:
-        return self.model
-
-    @property
-    def process(self) -> LogSnrConfig:
-        return self.diffusion
-
-    @property
-    def sampled(self) -> LatentSampling:
-        return self.sampling
+            rule = f"is given, but {named('model.image_width')} is 0: leave it out, or set the width"
+            yield Fault("clip_image_model_name", rule)
 
     @property
     def image_clip_name(self) -> str | None:
@@ -373,10 +333,9 @@ class StageCRun(LatentRun):
         channels = semantic.config.semantic_channels
         check_channels("model.channels", self.model.channels, channels, "the semantic encoder")
         if previewer.config.semantic_channels != channels:
-            raise InputError(
-                f"previewer_checkpoint_path is {path}, which decodes latents of {previewer.config.semantic_channels} "
-                f"channels, but those of the semantic encoder have {channels}: give its own previewer"
-            )
+            found = f"is {path}, which decodes latents of {previewer.config.semantic_channels} channels"
+            rule = f"{found}, but those of the semantic encoder have {channels}: give its own previewer"
+            raise InputError(Fault("previewer_checkpoint_path", rule))
         return Opened(semantic, previewer=previewer)
 
     @property

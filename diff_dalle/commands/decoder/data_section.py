@@ -3,44 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
-from ...config import Problems, option, section
+from ...config import faults_of, option, section, settings
 from ...data.captions import caption_option
 from ...data.shard_range import ShardRange, divide
-from ...errors import InputError
+from ...errors import Fault, named
 from ...images.preprocessing import TransformConfig
 
 INDEX_WIDTH = 4  # of img2dataset's shards
 TOLERANCE = 1e-6  # of the sum of the splits: 0.7 + 0.2 + 0.1 is 0.9999999999999999
 
 
-@dataclass(frozen=True)
+@settings
 class SplitsConfig:
     """Splits"""
 
-    train: float = option(0.75, "fraction of the shards to train on")
-    val: float = option(0.15, "fraction of the shards for the validation loss and the metrics; 0 = neither")
-    test: float = option(0.1, "fraction of the shards whose images are shown beside samples; 0 = none")
+    train: float = option(0.75, "fraction of the shards to train on", above=0, most=1)
+    val: float = option(
+        0.15, "fraction of the shards for the validation loss and the metrics; 0 = neither", least=0, most=1
+    )
+    test: float = option(0.1, "fraction of the shards whose images are shown beside samples; 0 = none", least=0, most=1)
 
-    def __post_init__(self):
-        Problems.check(self._problems())
-
-    def _problems(self) -> Iterator[str]:
-        fractions = vars(self)
-        for name, value in fractions.items():
-            if not 0 <= value <= 1:
-                yield f"{name} is {value:g}, but must lie between 0 and 1"
-                return
-        total = sum(fractions.values())
-        if abs(total - 1) > TOLERANCE:
-            yield f"train, val and test are {self.train:g}, {self.val:g} and {self.test:g}, but must add up to 1"
-        elif not self.train:
-            yield "train is 0, but there must be shards to train on"
+    def faults(self) -> Iterator[Fault]:
+        if abs(sum(vars(self).values()) - 1) > TOLERANCE:
+            names = f"{named('train')}, {named('val')} and {named('test')}"
+            yield Fault("", f"{names} are {self.train:g}, {self.val:g} and {self.test:g}, but must add up to 1")
 
 
-@dataclass(frozen=True)
+@settings
 class DataSection:
     """Data"""
 
@@ -63,10 +54,14 @@ class DataSection:
         None, "folder of text encodings, a .npy file for each shard; none = from the shards or decoder.clip", free=True
     )
     streams: int = option(
-        0, "interleaved streams of an epoch, which its order depends on; 0 = 8, or the next multiple of the nodes"
+        0,
+        "interleaved streams of an epoch, which its order depends on; 0 = 8, or the next multiple of the nodes",
+        least=0,
     )
-    num_workers: int = option(4, "data workers per training process; 0 = load in the training process", free=True)
-    batch_size: int = option(64, "samples per process and step", free=True)
+    num_workers: int = option(
+        4, "data workers per training process; 0 = load in the training process", free=True, least=0
+    )
+    batch_size: int = option(64, "samples per process and step", free=True, least=1)
     start_shard: int = option(0, "number of the first shard", free=True)
     end_shard: int = option(9_999_999, "number of the last shard; may lie beyond those that exist", free=True)
     shard_width: int = option(6, "digits of a shard's number, padded with zeros", free=True)
@@ -74,6 +69,7 @@ class DataSection:
         None,
         f"last characters of a sample's key that number its row in the .npy files, 0 = rows in the order of the shard; "
         f"none = as their folder records, else {INDEX_WIDTH}",
+        least=0,
     )
     splits: SplitsConfig = section(SplitsConfig)
     shuffle_train: bool = option(True, "new order of shards and samples in each epoch")
@@ -90,28 +86,20 @@ class DataSection:
         keyed="name",
     )
     caption_field: str = caption_option()
-    max_broken: float = option(0.02, "maximum fraction of broken samples, which are replaced", free=True)
+    max_broken: float = option(
+        0.02, "maximum fraction of broken samples, which are replaced", free=True, least=0, most=1
+    )
     index_cache: str = option("", "folder for the index of the shards; empty = beside the shards", free=True)
     shard_cache: str = option("", "folder for copies of remote shards; empty = the user's cache", free=True)
 
-    def __post_init__(self):
-        Problems.check(self._problems())
-
-    def _problems(self) -> Iterator[str]:
-        for name, least in {"streams": 0, "num_workers": 0, "batch_size": 1}.items():
-            if getattr(self, name) < least:
-                yield f"{name} is {getattr(self, name)}, but must be at least {least}"
-        if self.index_width is not None and self.index_width < 0:
-            yield f"index_width is {self.index_width}, but must not be negative"
-        if not 0 <= self.max_broken <= 1:
-            yield f"max_broken is {self.max_broken:g}, but must be a fraction between 0 and 1"
+    def faults(self) -> Iterator[Fault]:
         if self.resample_train and self.shuffle_train:
-            yield "resample_train and shuffle_train are both True, but exclude each other: set one of them to false"
+            other = named("shuffle_train")
+            yield Fault(
+                "resample_train", f"and {other} are both True, but exclude each other: set one of them to false"
+            )
         if self.webdataset_base_url:
-            try:
-                self.shards()
-            except InputError as error:
-                yield str(error)
+            yield from faults_of(self.shards)
 
     def shards(self) -> ShardRange:
         return ShardRange(self.webdataset_base_url, self.start_shard, self.end_shard, self.shard_width)

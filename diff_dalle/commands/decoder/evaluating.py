@@ -16,7 +16,7 @@ from ...distributed.world import World
 from ...embeddings.clip import load_clip
 from ...embeddings.contract import Clip
 from ...embeddings.image_sizes import is_local_file
-from ...errors import InputError
+from ...errors import Fault, InputError, named
 from ...evaluation.generated import Chunk, GeneratedMetrics
 from ...images.signal import PixelSignal
 from ...randomness import Draw
@@ -110,22 +110,18 @@ def metrics_clip(materials: Materials, world: World) -> Clip:
     known, clip = materials.made_by, materials.clip
     if clip is not None:
         return clip
-    what = "evaluate has the feature clip, but"
+    setting, other = named("decoder.clip"), "or choose another feature"
     if known is None:
-        raise InputError(
-            f"{what} it is not recorded which CLIP made the embeddings: name it as decoder.clip, or choose another "
-            "feature"
-        )
+        raise _no_clip(f"it is not recorded which CLIP made the embeddings: name it as {setting}, {other}")
     # A location in a record may also be a command or a URL, which nobody here has asked for.
     if known.identity and known.make == "diff_dalle" and not is_local_file(known.model):
-        raise InputError(
-            f"{what} the CLIP of the embeddings is not at {known.model}: name its place as decoder.clip, or choose "
-            "another feature"
-        )
+        raise _no_clip(f"the CLIP of the embeddings is not at {known.model}: name its place as {setting}, {other}")
     clip = load_clip(known.make, known.model, world.device, outputs=known.outputs)
     if known.identity not in ("", clip.identity):
-        raise InputError(
-            f"{what} the embeddings are by {known}, and {clip.name} is now {clip.identity}: name the former as "
-            "decoder.clip, or choose another feature"
-        )
+        found = f"the embeddings are by {known}, and {clip.name} is now {clip.identity}"
+        raise _no_clip(f"{found}: name the former as {setting}, {other}")
     return clip
+
+
+def _no_clip(why: str) -> InputError:
+    return InputError(Fault("evaluate", f"has the feature clip, but {why}"))

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ...checkpoints.decoder import CLIPS, ClipConfig, DecoderConfig
-from ...config import Problems
 from ...data.index import count_kinds, index_shards
 from ...data.shards import ShardFiles
 from ...data.sidecars import Sidecar
@@ -15,7 +14,7 @@ from ...distributed.world import World
 from ...embeddings.clip import load_clip
 from ...embeddings.contract import Clip
 from ...embeddings.sources import EmbeddingSource, find_embeddings
-from ...errors import InputError
+from ...errors import Fault, InputError, named
 from .data_section import INDEX_WIDTH, DataSection
 from .rules import too_small
 
@@ -23,8 +22,6 @@ from .rules import too_small
 # the reference's.
 IMAGE_KINDS = tuple(f"{name}{kind}" for name in ("img_emb.", "image_emb.", "") for kind in ("npy", "safetensors"))
 TEXT_KINDS = tuple(f"{name}.{kind}" for name in ("text_states", "text_emb") for kind in ("npy", "safetensors"))
-HOW_IMAGE = "set data.img_embeddings_url or decoder.clip, or put .img_emb.npy members into the shards"
-HOW_TEXT = "set data.text_embeddings_url or decoder.clip, or put .text_states.npy members into the shards"
 
 
 @dataclass(frozen=True)
@@ -68,10 +65,10 @@ def open_materials(decoder: DecoderConfig, data: DataSection, side: int, seed: i
             embeddings.append(found.spec)
             made_by = made_by or _maker(found)
         elif clip is None:
-            raise InputError(f"decoder.unets are conditioned on image embeddings, but there are none: {HOW_IMAGE}")
+            raise InputError(_none("image embeddings", "data.img_embeddings_url", "img_emb"))
         else:
             _check_width(clip, clip.embed_dim, "image_embed_dim", width)
-            Problems.check(too_small(clip.name, clip.image_size, data))
+            InputError.check(too_small(clip.name, clip.image_size, data))
             side = max(side, clip.image_size)
         origins["image embeddings"] = _origin(found, clip)
     if reading:
@@ -80,15 +77,21 @@ def open_materials(decoder: DecoderConfig, data: DataSection, side: int, seed: i
         if found is not None:
             embeddings.append(found.spec)
         elif clip is None:
-            raise InputError(f"decoder.unets are conditioned on text encodings, but there are none: {HOW_TEXT}")
+            raise InputError(_none("text encodings", "data.text_embeddings_url", "text_states"))
         elif not clip.text_width:
-            raise InputError(f"the CLIP {clip.name} has no states of text tokens: choose another decoder.clip")
+            other = named("decoder.clip")
+            raise InputError(f"the CLIP {clip.name} has no states of text tokens: choose another {other}")
         else:
             _check_width(clip, clip.text_width, "text_embed_dim", width)
             captions.append(CaptionSpec(clip.tokenize, clip.text_length))
         origins["text encodings"] = _origin(found, clip)
     image = ImageSpec((side, side), channels=decoder.channels)
     return Materials(shards, SampleSpec(image, tuple(captions), embeddings=tuple(embeddings)), clip, made_by, origins)
+
+
+def _none(what: str, setting: str, member: str) -> Fault:
+    how = f"set {named(setting)} or {named('decoder.clip')}, or put .{member}.npy members into the shards"
+    return Fault("decoder.unets", f"are conditioned on {what}, but there are none: {how}")
 
 
 def _find(
@@ -126,4 +129,5 @@ def _origin(found: EmbeddingSource | None, clip: Clip | None) -> str:
 
 def _check_width(clip: Clip, made: int, setting: str, width: int) -> None:
     if made != width:
-        raise InputError(f"the CLIP {clip.name} makes embeddings of {made} elements, but {setting} is {width}: set it")
+        embeddings = f"the CLIP {clip.name} makes embeddings of {made} elements"
+        raise InputError(f"{embeddings}, but {setting} is {width}: set it")

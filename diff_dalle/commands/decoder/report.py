@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...checkpoints.kinds import DecoderSettings, find_kind
+from ...checkpoints.pixels import DecoderSettings
 from ...data.loader import Loader
 from ...distributed.world import World
 from ...errors import quantity
@@ -57,9 +57,9 @@ def _first_sample(data: Loader) -> str:
 def _networks(run: DecoderRun) -> str:
     """Parameters, FLOPs and memory of the U-Nets."""
     decoder, rows, total = run.decoder, [], 0.0
-    kind, batch = find_kind("decoder"), run.training.microbatch or run.training.batch_size
+    batch = run.training.microbatch or run.training.batch_size
     for i, stage in enumerate(decoder.stages()):
-        cost = network_cost(kind, DecoderSettings(decoder), 0, stage.name)
+        cost = network_cost(DecoderSettings(decoder), 0, stage.name)
         is_trained = i in run.trained
         held = (
             cost.own.training_bytes(batch, emas=len(run.optims[i].ema_rate)) if is_trained else 4 * cost.own.parameters

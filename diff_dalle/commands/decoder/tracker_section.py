@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from ...config import Problems, option
+from ...config import option, settings
+from ...errors import Fault, named
 from ...tracking.loader import LoaderConfig
 from ...tracking.saver import SaverConfig, check_savers
 from ...tracking.services import wrong_keys
@@ -18,11 +18,11 @@ LOGGERS = {
 }
 
 
-@dataclass(frozen=True)
+@settings
 class LogConfig:
     """Logger"""
 
-    log_type: str = option("console", "kind of logger", choices=tuple(LOGGERS), required=True)
+    log_type: str = option("console", "kind of logger", choices=LOGGERS, required=True)
     resume: bool = option(False, "continue the wandb run wandb_run_id")
     auto_resume: bool = option(False, "continue the run that is in data_path, and its wandb run")
     verbose: bool = option(False, "show values of wandb or tensorboard on the console too")
@@ -31,18 +31,17 @@ class LogConfig:
     wandb_run_name: str | None = option(None, "wandb: name of the run; none = chosen by wandb")
     wandb_run_id: str | None = option(None, "wandb: id of the run to resume")
 
-    def __post_init__(self):
-        Problems.check(self._problems())
-
-    def _problems(self) -> Iterator[str]:
+    def faults(self) -> Iterator[Fault]:
         yield from wrong_keys(self, "log_type", LOGGERS)
         if self.log_type == "wandb" and self.resume != (self.wandb_run_id is not None):
-            yield f"resume is {self.resume}, but resume true and wandb_run_id go together, to continue a wandb run"
+            rule = f"true and {named('wandb_run_id')} go together, to continue a wandb run"
+            yield Fault.of(self, "resume", rule)
         if self.log_type != "wandb" and self.resume:
-            yield f"resume has no effect with log_type {self.log_type}: auto_resume continues the run in data_path"
+            remedy = f"{named('auto_resume')} continues the run in data_path"
+            yield Fault("resume", f"has no effect with {named('log_type')} {self.log_type}: {remedy}")
 
 
-@dataclass(frozen=True)
+@settings
 class TrackerSection:
     """Tracker"""
 
@@ -54,27 +53,26 @@ class TrackerSection:
     load: LoaderConfig | None = option(None, "what to start from", free=True)
     save: tuple[SaverConfig, ...] = option((), "savers: one, or a list", free=True, required=True, lone=True)
 
-    def __post_init__(self):
-        Problems.check(self._problems())
-
-    def _problems(self) -> Iterator[str]:
+    def faults(self) -> Iterator[Fault]:
         if not self.data_path:
-            yield "data_path is empty, but must be a folder"
+            yield Fault("data_path", "is empty, but must be a folder")
         for name in ("log", "save"):
             if not getattr(self, name):
-                yield f"{name} is an empty list: give one"
+                yield Fault(name, "is an empty list: give one")
         kinds = [log.log_type for log in self.log]
         if twice := next((kind for kind in kinds if kinds.count(kind) > 1), None):
-            yield f"log has {twice} twice: give each logger once"
+            yield Fault("log", f"has {twice} twice: give each logger once")
         uses = [(f"save[{i}]", saver.save_to, saver.wandb_run_path) for i, saver in enumerate(self.save)]
         if self.load:
             uses.append(("load", self.load.load_from or "", self.load.wandb_run_path))
         for name, kind, run in uses:
             if kind == "wandb" and run is None and "wandb" not in kinds:
-                yield f"{name} is about the logger's wandb run, but log has no wandb: set {name}.wandb_run_path"
+                remedy = f"set {named(f'{name}.wandb_run_path')}"
+                yield Fault(name, f"is about the logger's wandb run, but {named('log')} has no wandb: {remedy}")
         if self.load and self.load.only_auto_resume and not self.auto_resume:
-            yield "load.only_auto_resume is True, but no logger has auto_resume, so nothing would be loaded"
-        yield from (f"save: {problem}" for problem in check_savers(self.save))
+            rule = "is True, but no logger has auto_resume, so nothing would be loaded"
+            yield Fault("load.only_auto_resume", rule)
+        yield from check_savers(self.save, "save")
 
     @property
     def auto_resume(self) -> bool:

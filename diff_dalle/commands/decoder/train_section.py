@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
-from ...config import Problems, option
+from ...config import option, settings
+from ...errors import Fault, named
 from ...models.precision_names import PRECISIONS
 from ...training.optim_config import OptimConfig
 
@@ -18,7 +18,7 @@ PER_UNET = ("lr", "wd", "warmup_steps", "cosine_decay_max_steps", "max_grad_norm
 EACH = "; one for all U-Nets or one for each"
 
 
-@dataclass(frozen=True)
+@settings
 class TrainSection:
     """Training"""
 
@@ -30,16 +30,20 @@ class TrainSection:
         "iterations": "is not set here: set epochs, and epoch_samples if an epoch is not one pass over the data",
     }
 
-    epochs: int = option(20, "epochs", free=True)
-    lr: tuple[float, ...] = option((1e-4,), f"learning rate{EACH}")
-    wd: tuple[float, ...] = option((0.01,), f"decoupled weight decay{EACH}")
-    warmup_steps: tuple[int | None, ...] = option((None,), f"steps of linear warm-up, none = no warm-up{EACH}")
+    epochs: int = option(20, "epochs", free=True, least=1)
+    lr: tuple[float, ...] = option((1e-4,), f"learning rate{EACH}", above=0, most=MAX_RATE)
+    wd: tuple[float, ...] = option((0.01,), f"decoupled weight decay{EACH}", least=0)
+    warmup_steps: tuple[int | None, ...] = option((None,), f"steps of linear warm-up, none = no warm-up{EACH}", least=0)
     cosine_decay_max_steps: tuple[int | None, ...] = option(
-        (None,), f"steps after which a cosine has taken the learning rate to 0, none = constant{EACH}"
+        (None,), f"steps after which a cosine has taken the learning rate to 0, none = constant{EACH}", least=1
     )
-    max_grad_norm: tuple[float | None, ...] = option((0.5,), f"maximum gradient norm, none = no clipping{EACH}")
-    save_every_n_samples: int = option(100_000, "samples between checkpoints, each with a grid of samples", free=True)
-    n_sample_images: int = option(6, "images in a grid of samples; 0 = no grids", free=True)
+    max_grad_norm: tuple[float | None, ...] = option(
+        (0.5,), f"maximum gradient norm, none = no clipping{EACH}", least=0
+    )
+    save_every_n_samples: int = option(
+        100_000, "samples between checkpoints, each with a grid of samples", free=True, least=1
+    )
+    n_sample_images: int = option(6, "images in a grid of samples; 0 = no grids", free=True, least=0)
     cond_scale: tuple[tuple[float, ...], ...] = option(
         ((1.0,),),
         f"guidance scale in grids and metrics, 1 = none{EACH}; a list in place of one, or of several for a single "
@@ -47,11 +51,15 @@ class TrainSection:
         free=True,
     )
     device: str = option("auto", "cuda, cuda:0, mps or cpu; auto = CUDA, else MPS, else CPU; --device wins", free=True)
-    epoch_samples: int | None = option(None, "samples of an epoch; none = all of the training data", free=True)
-    validation_samples: int | None = option(None, "samples of a validation; none = all of the split", free=True)
+    epoch_samples: int | None = option(None, "samples of an epoch; none = all of the training data", free=True, least=1)
+    validation_samples: int | None = option(
+        None, "samples of a validation; none = all of the split", free=True, least=1
+    )
     use_ema: bool = option(True, "average the weights for samples, metrics, validation and saved models")
-    ema_beta: tuple[float, ...] = option((0.99,), f"decay of the average in ema_update_every steps{EACH}")
-    ema_update_every: int = option(10, "steps that ema_beta counts for; the average moves after every step")
+    ema_beta: tuple[float, ...] = option(
+        (0.99,), f"decay of the average in ema_update_every steps{EACH}", least=0, below=1
+    )
+    ema_update_every: int = option(10, "steps that ema_beta counts for; the average moves after every step", least=1)
     unet_training_mask: tuple[bool, ...] | None = option(
         None, "whether to train each U-Net; one that is not stays as tracker.load or init_checkpoint gives it"
     )
@@ -61,61 +69,40 @@ class TrainSection:
     amp: bool | None = option(None, "half precision: true = bf16, or fp16 on older GPUs, false = fp32", free=True)
     precision: str = option("auto", "arithmetic; auto = what amp says, else bf16 where supported", choices=PRECISIONS)
     max_batch_size: int | None = option(
-        None, "samples per forward pass; memory depends on it, results do not; none = batch_size", free=True
+        None, "samples per forward pass; memory depends on it, results do not; none = batch_size", free=True, least=1
     )
     compile: bool = option(False, "compile the U-Nets with torch.compile", free=True)
-    hours: float = option(0.0, "save and stop after this many hours; 0 = no limit", free=True)
-    log_interval: int = option(10, "steps between log lines", free=True)
-    keep_checkpoints: int = option(3, "number of latest checkpoints to keep in tracker.data_path; 0 = all", free=True)
+    hours: float = option(0.0, "save and stop after this many hours; 0 = no limit", free=True, least=0)
+    log_interval: int = option(10, "steps between log lines", free=True, least=1)
+    keep_checkpoints: int = option(
+        3, "number of latest checkpoints to keep in tracker.data_path; 0 = all", free=True, least=0
+    )
     accept_changed_data: bool = option(False, "resume although the shards are not those of the checkpoint", free=True)
     accept_changed_batch: bool = option(
         False, "resume although batch_size × processes is not that of the checkpoint", free=True
     )
 
-    def __post_init__(self):
-        Problems.check(self._problems())
-
-    def _problems(self) -> Iterator[str]:
-        for name in ("epochs", "save_every_n_samples", "ema_update_every", "log_interval"):
-            if getattr(self, name) < 1:
-                yield f"{name} is {getattr(self, name)}, but must be at least 1"
-        for name in ("epoch_samples", "validation_samples", "max_batch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                yield f"{name} is {value}, but must be at least 1, or null"
-        for name in ("n_sample_images", "hours", "keep_checkpoints"):
-            if getattr(self, name) < 0:
-                yield f"{name} is {getattr(self, name):g}, but must not be negative"
+    def faults(self) -> Iterator[Fault]:
         for scales in self.cond_scale:
             if bad := [scale for scale in scales if scale < 0]:
-                yield f"cond_scale has {bad[0]:g}, but must not be negative"
+                yield Fault("cond_scale", f"has {bad[0]:g}, but must not be negative")
             if not scales:
-                yield "cond_scale has an empty list, but must have a scale for each U-Net"
-        for name in ("wd", "warmup_steps", "max_grad_norm"):
-            if bad := [value for value in getattr(self, name) if value is not None and value < 0]:
-                yield f"{name} has {bad[0]:g}, but must not be negative"
-        if bad := [rate for rate in self.lr if not 0 < rate <= MAX_RATE]:
-            yield f"lr has {bad[0]:g}, but must be above 0 and at most {MAX_RATE:g}"
-        if bad := [beta for beta in self.ema_beta if not 0 <= beta < 1]:
-            yield f"ema_beta has {bad[0]:g}, but must be at least 0 and below 1"
-        if bad := [steps for steps in self.cosine_decay_max_steps if steps is not None and steps < 1]:
-            yield f"cosine_decay_max_steps has {bad[0]}, but must be at least 1, or null"
+                yield Fault("cond_scale", "has an empty list, but must have a scale for each U-Net")
         if self.unet_training_mask is not None and not any(self.unet_training_mask):
-            yield "unet_training_mask is false for all U-Nets, so there is nothing to train"
+            yield Fault("unet_training_mask", "is false for all U-Nets, so there is nothing to train")
         if self.amp is not None and self.precision != "auto":
-            yield f"amp and precision ({self.precision}) both say the arithmetic: leave one of them out"
-        yield from self._wrong_device()
-
-    def _wrong_device(self) -> Iterator[str]:
+            rule = f"and {named('precision')} ({self.precision}) both say the arithmetic: leave one of them out"
+            yield Fault("amp", rule)
         if re.fullmatch(r"(auto|cpu|mps|cuda|cuda:0)", self.device):
             return
         numbers = re.fullmatch(r"cuda:(\d+(?:,\d+)*)", self.device)
         if numbers is None:
-            yield f"device is {self.device!r}, but must be auto, cpu, mps, cuda or cuda:0"
+            yield Fault.of(self, "device", "must be auto, cpu, mps, cuda or cuda:0")
             return
         count = numbers[1].count(",") + 1
         start = f", and start one process per GPU: mpiexec -n {count} python …" if count > 1 else ""
-        yield f"device is {self.device!r}: choose GPUs by CUDA_VISIBLE_DEVICES={numbers[1]} with device cuda{start}"
+        choose = f"choose GPUs by CUDA_VISIBLE_DEVICES={numbers[1]} with device cuda{start}"
+        yield Fault("device", f"is {self.device!r}: {choose}")
 
     @property
     def device_name(self) -> str:
@@ -138,17 +125,14 @@ class TrainSection:
             return tuple(scale for scales in self.cond_scale for scale in scales)
         return at(self.cond_scale, i) if droppable or len(self.cond_scale) > 1 else (1.0,)
 
-    def optimizer(self, i: int) -> OptimConfig | None:
-        """The optimizer of U-Net ``i``; None when its warm-up takes longer than its decay."""
-        warmup, decay = at(self.warmup_steps, i) or 0, at(self.cosine_decay_max_steps, i) or 0
-        if 0 < decay <= warmup:
-            return None
+    def optimizer(self, i: int) -> OptimConfig:
+        """The optimizer of U-Net ``i``."""
         return OptimConfig(
             lr=at(self.lr, i),
             weight_decay=at(self.wd, i),
             adam_beta2=ADAM_BETA2,
-            warmup_steps=warmup,
-            lr_anneal_steps=decay,
+            warmup_steps=at(self.warmup_steps, i) or 0,
+            lr_anneal_steps=at(self.cosine_decay_max_steps, i) or 0,
             lr_anneal="cosine",
             grad_clip=at(self.max_grad_norm, i) or 0.0,
             ema_rate=(round(at(self.ema_beta, i) ** (1 / self.ema_update_every), 6),) if self.use_ema else (),

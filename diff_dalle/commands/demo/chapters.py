@@ -1,17 +1,21 @@
-"""The demo: the table of its chapters, and its settings."""
+"""The demo: what it opens with, the table of its chapters, and its settings."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from ...config import lookup, option
+from ...checkpoints.model_folder import trained_models
+from ...config import option, settings
 from .cascade import CASCADE
-from .contract import Chapter
+from .contract import Chapter, Demo
 from .decoder import DECODER
 from .emoji import EMOJI
 from .generator import GENERATOR
 from .shapes import SHAPES
 
+#: What to ask of each model that comes along. Of the emoji, those with a skin tone were not in its training data.
+PROMPTS = {
+    "emoji": "woman astronaut light skin tone|woman running dark skin tone|police officer medium skin tone|red heart",
+    "shapes": "a large red circle in the top left|a small blue square to the right of a yellow triangle",
+}
 CHAPTERS: dict[str, Chapter] = {chapter.name: chapter for chapter in (GENERATOR, SHAPES, EMOJI, DECODER, CASCADE)}
 _WHAT = "; ".join(
     f"{each.name}: {each.trains} ({each.minutes[0]} minutes on two cores, {each.minutes[1]} with --quick)"
@@ -19,14 +23,17 @@ _WHAT = "; ".join(
 )
 
 
-@dataclass(frozen=True)
+@settings
 class DemoConfig:
     """Demo"""
 
-    what: tuple[str, ...] = option(("generator",), f"chapters: {_WHAT}")
+    what: tuple[str, ...] = option(("generator",), f"chapters: {_WHAT}", choices=CHAPTERS)
     demo_dir: str = option("runs/demo", "folder for data, checkpoints and reports; an unfinished demo is continued")
     quick: bool = option(False, "the same steps with barely trained models")
 
-    def __post_init__(self):
-        for name in self.what:
-            lookup(CHAPTERS, name, "chapter")
+
+def show_first_pictures(demo: Demo) -> None:
+    """Sample a few pictures of each model that comes along, before any training."""
+    for name in trained_models():
+        sampled = f"--model_path {name} --logdir {{home}}/first_pictures/{name} --prompts {{prompts}}"
+        demo.run(f"sample.py {sampled}", prompts=PROMPTS[name])

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ...errors import InputError
 
+RENDER = "prepare_data.py shapes --out_dir {shapes} --image_size 64"
 TORCHRUN = ("torchrun", "--standalone", "--nproc_per_node", "2")
 
 
@@ -24,12 +25,12 @@ TORCHRUN = ("torchrun", "--standalone", "--nproc_per_node", "2")
 class Job:
     """A command that runs beside others.
 
+    words:  the script and its flags.
     after:  names of the jobs that must have ended. finish: called when it has ended.
     shown:  whether its output goes to the console.
     """
 
-    script: str
-    flags: Sequence[object]
+    words: Sequence[object]
     after: tuple[str, ...] = ()
     finish: Callable[[], object] | None = None
     shown: bool = False
@@ -45,19 +46,20 @@ class Demo:
 
     @property
     def shapes(self) -> Path:
-        """The shapes world, of which all chapters train."""
+        """The shapes world of most chapters."""
         return self.home / "shapes"
 
-    def render_shapes(self) -> None:
-        """Write the shapes world, unless it is there."""
-        self.run("prepare_data.py", "shapes", "--out_dir", self.shapes, "--image_size", 64)
+    def words(self, text: str, **names: object) -> list[str]:
+        """The words of a command line, in which {home}, {shapes} and {NAME}s stand for a path or another text each."""
+        known = {"home": self.home, "shapes": self.shapes, **names}
+        return [word.format(**known) for word in text.split()]
 
-    def run(self, script: str, *flags: object, twofold: bool = False) -> None:
-        """Print a command and run it. InputError when it fails.
+    def run(self, text: str, twofold: bool = False, **names: object) -> None:
+        """Print a command and run it, ``SCRIPT FLAGS`` as ``words`` reads it. InputError when it fails.
 
         twofold: in two processes, each on half of the cores, which small networks use better than threads do.
         """
-        command = _command(script, flags, twofold and _cores() > 1)
+        command = _command(self.words(text, **names), twofold and _cores() > 1)
         environment = {**os.environ, "OMP_NUM_THREADS": str(_half())} if command[0] == TORCHRUN[0] else None
         print(f"\n$ {shlex.join(command)}", flush=True)
         if subprocess.run(_executed(command), cwd=self.checkout, env=environment).returncode:
@@ -80,7 +82,7 @@ class Demo:
                 for name in ready[: 2 - len(running)]:
                     job, log = waiting.pop(name), logs / f"{name}.txt"
                     threads, on_console = _cores() if alone else _half(), alone or name in shown
-                    command = _command(job.script, [*job.flags, "--threads", threads])
+                    command = _command([*job.words, "--threads", threads])
                     print(f"\n$ {shlex.join(command)}" + ("" if on_console else f"  # see {log}"), flush=True)
                     out = None if on_console else stack.enter_context(log.open("w"))
                     process = subprocess.Popen(_executed(command), cwd=self.checkout, stdout=out, stderr=out)
@@ -97,11 +99,11 @@ class Demo:
                     done.add(name)
 
 
-def scoring_precision() -> list[str]:
-    """Flags for ``evaluate.py``: bf16 where it is fast, which takes 0.75 to 0.83 of the time, with the same scores."""
+def scoring_precision() -> str:
+    """A flag for ``evaluate.py``: bf16 where it is fast, which takes 0.75 to 0.83 of the time, with the same scores."""
     from ...models.precision import has_fast_bf16
 
-    return ["--precision", "bf16" if has_fast_bf16() else "fp32"]
+    return " --precision " + ("bf16" if has_fast_bf16() else "fp32")
 
 
 def _cores() -> int:
@@ -112,9 +114,10 @@ def _half() -> int:
     return max(1, _cores() // 2)
 
 
-def _command(script: str, flags: Sequence[object], twofold: bool = False) -> list[str]:
+def _command(words: Sequence[object], twofold: bool = False) -> list[str]:
     """As a user would type it."""
-    return [*(TORCHRUN if twofold else ("python",)), f"scripts/{script}", *map(str, flags)]
+    script, *flags = map(str, words)
+    return [*(TORCHRUN if twofold else ("python",)), f"scripts/{script}", *flags]
 
 
 def _executed(command: Sequence[str]) -> list[str]:
@@ -125,6 +128,20 @@ def _executed(command: Sequence[str]) -> list[str]:
 
 def _failed(command: list[str]) -> InputError:
     return InputError(f"the demo stopped, because this command failed: {shlex.join(command)}")
+
+
+def draw_pictures(folder: Path, world: Path, count: int, size: tuple[int, int] | None = None) -> None:
+    """Held-out pictures of a shapes world, by number. size: height and width, None = the world's."""
+    from PIL import Image
+
+    from ...shapes.render import render
+    from ...shapes.scenes import scene
+    from ...shapes.shards import read_shapes_config
+
+    config = read_shapes_config(str(world))
+    folder.mkdir(exist_ok=True)
+    for i in range(count):
+        Image.fromarray(render(scene(config, i, "val"), size or config.image_size)).save(folder / f"{i}.png")
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,13 @@ from pathlib import Path
 
 from ...emoji.font import find_font
 from .contract import Chapter, Demo
-from .model import Network, Recipe, make_model
+from .networks import Network, Recipe, make_model
 
 PROMPTS = "woman astronaut dark skin tone|man astronaut light skin tone|cat with heart eyes|red heart|flag: Norway"
 #: Of the generator: three times the preset's steps, and all that an emoji may be called.
-LONGER = ("--lr_anneal_steps", 9100, "--ema_rate", 0.999, "--caption_field", '["json", "captions"]')
+LONGER = (
+    'train_generator.py --preset emoji_32 --lr_anneal_steps 9100 --ema_rate 0.999 --caption_field ["json","captions"]'
+)
 MERGES = 1024  # of the names' vocabulary, most of whose words are its tokens
 CARD = {
     "title": "emoji",
@@ -27,18 +29,19 @@ CARD = {
 
 def run(demo: Demo) -> Path:
     find_font()  # now, not after the other chapters
-    home, data, vocabulary = demo.home, demo.home / "emoji", demo.home / "emoji_vocabulary.txt"
-    demo.run("prepare_data.py", "emoji", "--out_dir", data, "--image_size", 64)
-    demo.run("prepare_data.py", "inspect", "--data_dir", data / "train", "--grid", home / "emoji_examples.png")
-    demo.run("train_tokenizer.py", "--data_dir", data / "train", "--num_merges", MERGES, "--out", vocabulary)
-    folders = (data / "train", data / "names")
+    vocabulary = demo.home / "emoji_vocabulary.txt"
+    demo.run("prepare_data.py emoji --out_dir {home}/emoji --image_size 64")
+    demo.run("prepare_data.py inspect --data_dir {home}/emoji/train --grid {home}/emoji_examples.png")
+    learn = f"train_tokenizer.py --data_dir {{home}}/emoji/train --num_merges {MERGES} --out {{vocabulary}}"
+    demo.run(learn, vocabulary=vocabulary)
+    data = (demo.home / "emoji" / "train", demo.home / "emoji" / "names")
     networks = {
-        "classifier": Network("train_classifier.py", "emoji_32_classifier", folders, 20),
-        "upsampler": Network("train_generator.py", "emoji_64_upsampler", folders, 40, after=("classifier",)),
-        "generator": Network("train_generator.py", "emoji_32", folders, 40, 9000, LONGER),
+        "classifier": Network("train_classifier.py --preset emoji_32_classifier", data, 20),
+        "upsampler": Network("train_generator.py --preset emoji_64_upsampler", data, 40, after=("classifier",)),
+        "generator": Network(LONGER, data, 40, 9000),
     }
-    sampling = ("--timestep_respacing", 20, "--upsampler_timestep_respacing", 4)
-    scoring = ("--emoji_dir", data, "--evaluators", "emoji,retrieval,upsampling")
+    sampling = "--timestep_respacing 20 --upsampler_timestep_respacing 4"
+    scoring = "--emoji_dir {home}/emoji --evaluators emoji,retrieval,upsampling"
     return make_model(demo, Recipe("emoji", networks, vocabulary, PROMPTS, sampling, scoring, CARD))
 
 

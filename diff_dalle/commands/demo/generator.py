@@ -5,39 +5,40 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from .contract import Chapter, Demo, scoring_precision
+from .contract import RENDER, Chapter, Demo, scoring_precision
 from .networks import Network, trained_file, training_jobs
 
 PROMPTS = "a large red circle in the top left|a small blue square to the right of a yellow triangle|two green crosses"
 FIRST_STEPS = 360  # of the generator, beside the two other networks
+MODELS = (
+    "--model_path {home}/generator.pt --classifier_path {home}/classifier.pt --upsampler_paths {home}/upsampler.pt "
+    "--upsampler_timestep_respacing 4"
+)
 
 
 def run(demo: Demo) -> Path:
-    home, data = demo.home, demo.shapes
-    report, progress = home / "report", home / "generator" / "progress.csv"
-    demo.render_shapes()
-    demo.run("prepare_data.py", "inspect", "--data_dir", data / "train", "--grid", home / "examples.png")
+    demo.run(RENDER)
+    demo.run("prepare_data.py inspect --data_dir {shapes}/train --grid {home}/examples.png")
 
-    folders = (data / "train", data / "val")
+    data = (demo.shapes / "train", demo.shapes / "val")
     networks = {
-        "classifier": Network("train_classifier.py", "shapes_32_classifier", folders, 40),
-        "upsampler": Network("train_generator.py", "shapes_64_upsampler", folders, 60, after=("classifier",)),
-        "generator": Network("train_generator.py", "shapes_32", folders, 100, first=(folders[0], FIRST_STEPS)),
+        "classifier": Network("train_classifier.py --preset shapes_32_classifier", data, 40),
+        "upsampler": Network("train_generator.py --preset shapes_64_upsampler", data, 60, after=("classifier",)),
+        "generator": Network("train_generator.py --preset shapes_32", data, 100, first=(data[0], FIRST_STEPS)),
     }
-    logdirs = {name: home / name for name in networks}
+    logdirs = {name: demo.home / name for name in networks}
     demo.run_jobs(training_jobs(demo, networks, logdirs))
     for name, logdir in logdirs.items():
-        shutil.copy(trained_file(logdir), home / f"{name}.pt")
+        shutil.copy(trained_file(logdir), demo.home / f"{name}.pt")
 
-    models = ["--model_path", home / "generator.pt", "--classifier_path", home / "classifier.pt"]
-    models += ["--upsampler_paths", home / "upsampler.pt", "--upsampler_timestep_respacing", 4]
-    demo.run("sample.py", *models, "--classifier_scale", "0,4", "--logdir", home / "samples", "--prompts", PROMPTS)
+    sampled = f"{MODELS} --classifier_scale 0,4 --logdir {{home}}/samples --prompts {{prompts}}"
+    demo.run(f"sample.py {sampled}", prompts=PROMPTS)
     per_task, per_setting, edits = (4, 4, 2) if demo.quick else (100, 48, 8)
-    sampling = ["--sampler", "ancestral", "--timestep_respacing", 12, "--upsampler_batch_size", 32]
-    counts = ["--prompts_per_task", per_task, "--guidance_prompts", per_setting, "--edits", edits]
-    paths = ["--shapes_dir", data, "--progress", progress, "--report_dir", report]
-    demo.run("evaluate.py", *models, *paths, *sampling, *counts, *scoring_precision(), twofold=True)
-    return report / "report.md"
+    counts = f"--prompts_per_task {per_task} --guidance_prompts {per_setting} --edits {edits}"
+    sampling = "--sampler ancestral --timestep_respacing 12 --upsampler_batch_size 32"
+    paths = "--shapes_dir {shapes} --progress {home}/generator/progress.csv --report_dir {home}/report"
+    demo.run(f"evaluate.py {MODELS} {paths} {sampling} {counts}{scoring_precision()}", twofold=True)
+    return demo.home / "report" / "report.md"
 
 
 GENERATOR = Chapter("generator", run, "a generator, a noised CLIP and an upsampler", (10, 2))

@@ -1,30 +1,34 @@
-"""Networks of the demo that are trained side by side."""
+"""Networks of the demo that are trained side by side, and the models that come along, made of such networks."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .contract import Demo, Job
+
+#: The flag that takes each network of a model, the one that it is known for first.
+FLAGS = {"generator": "--model_path", "upsampler": "--upsampler_paths", "classifier": "--classifier_path"}
 
 
 @dataclass(frozen=True)
 class Network:
     """How one of them is trained.
 
-    data:  folders with its shards for training and held-out loss.
-    first: a folder with shards to begin on, and for how many steps; it goes on when all others have been trained.
-    flags: beside the preset's settings. iterations: instead of the preset's; quick: those of the quick demo.
-    after: the networks that are trained before it.
+    command: with a preset and flags of its own.
+    data:    folders with its shards for training and held-out loss.
+    quick:   iterations of the quick demo; iterations: otherwise, None = the preset's.
+    after:   the networks that are trained before it.
+    first:   a folder with shards to begin on, and for how many steps; it goes on when all others have been trained.
     """
 
-    script: str
-    preset: str
+    command: str
     data: tuple[Path, Path]
     quick: int
     iterations: int | None = None
-    flags: tuple[object, ...] = ()
     after: tuple[str, ...] = ()
     first: tuple[Path, int] | None = None
 
@@ -35,17 +39,16 @@ def training_jobs(
     """The jobs that train networks, by name. folders: their log directories; common: flags of all."""
     jobs: dict[str, Job] = {}
     for name, how in networks.items():
-        iterations, after = how.quick if demo.quick else how.iterations, how.after
-        flags: list[object] = ["--preset", how.preset, "--logdir", folders[name], *common]
-        flags += ["--val_data_dir", how.data[1], *how.flags]
+        iterations, after, (data, held_out) = how.quick if demo.quick else how.iterations, how.after, how.data
+        words = [*demo.words(how.command), "--logdir", folders[name], *common, "--val_data_dir", held_out]
         if how.first:
-            data, steps = how.first
-            begin = ["--data_dir", data, "--iterations", how.quick // 2 if demo.quick else steps]
-            jobs[f"{name}_first"] = Job(how.script, [*flags, *begin], after, shown=True)
+            first, steps = how.first
+            begin = ["--data_dir", first, "--iterations", how.quick // 2 if demo.quick else steps]
+            jobs[f"{name}_first"] = Job([*words, *begin], after, shown=True)
             after = (f"{name}_first", *(other for other in networks if other != name))
-            flags += ["--accept_changed_data", True] if data != how.data[0] else []
-        flags += ["--data_dir", how.data[0], *(["--iterations", iterations] if iterations else [])]
-        jobs[name] = Job(how.script, flags, after)
+            words += ["--accept_changed_data", True] if first != data else []
+        words += ["--data_dir", data, *(["--iterations", iterations] if iterations else [])]
+        jobs[name] = Job(words, after)
     return jobs
 
 
@@ -53,3 +56,40 @@ def trained_file(logdir: Path) -> Path:
     """A run's best checkpoint, or its last EMA where it keeps no best one."""
     *_, last = [*sorted(logdir.glob("ema_*.pt")), *logdir.glob("best.pt")]
     return last
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A model that comes along.
+
+    networks: by name, one for each of FLAGS; two are trained at a time, and the last one's output is shown.
+    sampling: flags of sample.py and evaluate.py. scoring: further ones of evaluate.py.
+    card:     what only people know about it, as flags of share.py.
+    """
+
+    name: str
+    networks: Mapping[str, Network]
+    vocabulary: Path
+    prompts: str
+    sampling: str
+    scoring: str
+    card: Mapping[str, Any]
+
+
+def make_model(demo: Demo, recipe: Recipe) -> Path:
+    """Train, sample, score and write the folder ``{name}_model``. Returns the path of the report."""
+    folders = {network: demo.home / f"{recipe.name}_{network}" for network in FLAGS}
+    demo.run_jobs(training_jobs(demo, recipe.networks, folders, ("--bpe_path", recipe.vocabulary)))
+
+    files: dict[str, Any] = {network: trained_file(folder) for network, folder in folders.items()}
+    drawing, classifier = "--model_path {generator} --upsampler_paths {upsampler}", " --classifier_path {classifier}"
+    samples, report, folder = (demo.home / f"{recipe.name}_{what}" for what in ("samples", "report", "model"))
+    sampled = f"{drawing} {recipe.sampling} --logdir {{samples}} --prompts {{prompts}}"
+    demo.run(f"sample.py {sampled}", samples=samples, prompts=recipe.prompts, **files)
+    scored = f"{drawing}{classifier} {recipe.sampling} {recipe.scoring} --report_dir {{report}}"
+    demo.run(f"evaluate.py {scored}", twofold=True, report=report, **files)
+    shutil.rmtree(folder, ignore_errors=True)  # of an earlier demo
+    texts = " ".join(f"--{what} {{{what}}}" for what in recipe.card)
+    sent = f"{drawing}{classifier} --to {{folder}} --report_dir {{report}} {texts}"
+    demo.run(f"share.py push {sent}", folder=folder, report=report, **files, **recipe.card)
+    return report / "report.md"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -24,6 +24,7 @@ from ...distributed.world import World
 from ...embeddings.contract import Clip
 from ...errors import InputError
 from ...evaluation.guidance_report import GuidanceSetting
+from ...evaluation.report import Section
 from ...images.pixels import from_uint8, to_uint8
 from ...randomness import random_uniform
 from ...sampling.classifier import Classifier
@@ -51,6 +52,22 @@ class CaptionedImages:
     cond: Conditioning
 
 
+@dataclass(frozen=True)
+class Findings:
+    """What an evaluator finds. sections: of the report; scores: entries of scores.json; table: Markdown, also printed
+    to the console."""
+
+    sections: Sequence[Section] = ()
+    scores: dict = field(default_factory=dict)
+    table: str = ""
+
+
+def joined(found: Sequence[Findings]) -> Findings:
+    sections = [section for each in found for section in each.sections]
+    scores = {name: score for each in found for name, score in each.scores.items()}
+    return Findings(sections, scores, "\n\n".join(each.table for each in found if each.table))
+
+
 class Context:
     """Models, data and samples of an evaluation. Its methods are collective: all ranks call them, in the same order."""
 
@@ -73,17 +90,10 @@ class Context:
 
     def _load(self, base: str | Sequence[str], upsampler_paths: Sequence[str] = ()) -> Pipeline:
         """``base`` with the upsamplers, or with the rest of the latent cascade."""
-        device, cascade = str(self.world.device), self.run.cascade
-        return load(
-            base,
-            device,
-            precision=self.settings.precision,
-            upsampler_paths=upsampler_paths,
-            stage_b=cascade.stage_b,
-            stage_a=cascade.stage_a,
-            semantic=cascade.semantic,
-            **(self._adapters if base else {}),
-        )
+        device, precision, cascade = str(self.world.device), self.settings.precision, self.run.cascade
+        rest: dict[str, Any] = {"stage_b": cascade.stage_b, "stage_a": cascade.stage_a, "semantic": cascade.semantic}
+        adapters = self._adapters if base else {}
+        return load(base, device, precision=precision, upsampler_paths=upsampler_paths, **rest, **adapters)
 
     @property
     def _adapters(self) -> dict[str, Any]:
@@ -95,15 +105,6 @@ class Context:
         if not isinstance(self._classifier, Classifier):  # evaluators that use it declare the need of one
             raise InputError("the classifier tells classes apart, but only a noised CLIP can score captions: give one")
         return self._classifier
-
-    @property
-    def decoder(self) -> Pipeline:
-        return self.pipeline
-
-    @property
-    def reconstructor(self) -> Pipeline:
-        """Stages B and A of the latent cascade alone."""
-        return self._load("")
 
     @property
     def base(self) -> Pipeline:
@@ -145,10 +146,9 @@ class Context:
 
     def vary(self, embeddings: Tensor) -> list[np.ndarray]:
         """Samples of every U-Net of the decoder from embeddings [N, E], as its checkpoint says: uint8 [N, H, W, 3]."""
-        settings = [replace(each, batch_size=self.settings.batch_size) for each in self._recorded(self.pipeline)]
         count = len(embeddings)
         request = Request([""] * count, self._seeds(count), embeddings=embeddings.numpy())
-        return self.pipeline.sample_stages(request, settings, world=self.world)
+        return self.pipeline.sample_stages(request, self._recorded(self.pipeline), world=self.world)
 
     def sample_cascade(self, prompts: Sequence[str], size: tuple[int, int]) -> np.ndarray:
         """Samples of a latent cascade, as its checkpoints and its own settings say: uint8 [N, height, width, 3]."""
@@ -157,13 +157,13 @@ class Context:
 
     def reconstruct(self, images: np.ndarray) -> np.ndarray:
         """What stages B and A of a latent cascade make of images, uint8 [N, H, W, 3], by their semantic latents."""
-        pipeline, count = self.reconstructor, len(images)
+        pipeline, count = self._load(""), len(images)  # stages B and A alone
         request = Request([""] * count, self._seeds(count), size=images.shape[1:3], reconstruct=list(images))
         return pipeline.sample_stages(request, self._cascade(pipeline), world=self.world)[-1]
 
     def _recorded(self, pipeline: Pipeline) -> list[StageSettings]:
         """How the checkpoints say to sample, with the run's guidance scale for the first stage if it is a base."""
-        settings = [stage.defaults for stage in pipeline.stages]
+        settings = [replace(stage.defaults, batch_size=self.settings.batch_size) for stage in pipeline.stages]
         scale = self.run.guidance.guidance_scale
         if pipeline.has_base and scale is not None:
             settings[0] = replace(settings[0], guidance=replace(settings[0].guidance, guidance_scale=scale))
@@ -171,7 +171,7 @@ class Context:
 
     def _cascade(self, pipeline: Pipeline) -> list[StageSettings]:
         """``_recorded`` with the run's own settings of a latent cascade."""
-        settings = [replace(each, batch_size=self.settings.batch_size) for each in self._recorded(pipeline)]
+        settings = self._recorded(pipeline)
         if pipeline.has_base:
             settings[0] = replace(settings[0], **self.run.cascade.stage_c)
         return [*settings[:-1], self.run.cascade.settings(settings[-1])]
@@ -287,10 +287,8 @@ class Context:
         """The first images of data_dir at the base's resolution, with captions as the classifier reads them, or the
         base, if there is none."""
         if self._classifier is None:
-            stage = self.base.stages[0]
-            return self._read_shards(self.base.image_size, stage.tokenizer, stage.config.text.text_length)
-        tokenizer, length = self.classifier.tokenizer, self.classifier.config.text_length
-        return self._read_shards(self.base.image_size, tokenizer, length)
+            return self._read_shards(self.base)
+        return self._read_shards(self.base, self.classifier.tokenizer, self.classifier.config.text_length)
 
     @cached_property
     def real_features(self) -> Tensor:
@@ -309,7 +307,7 @@ class Context:
             prompts = self.shape_prompts(("held-out pairs",))
             images, captions = rendered(prompts, self.pipeline.image_size), [prompt.text for prompt in prompts]
         else:
-            data = self._read_shards(self.pipeline.image_size, stage.tokenizer, stage.config.text.text_length)
+            data = self._read_shards(self.pipeline)
             images, captions = data.images, data.captions
         return stage.signal.to_pixels(stage.signal.from_pixels(images)), captions  # gray for a grayscale generator
 
@@ -321,7 +319,13 @@ class Context:
             return 0
         return classes if "cls" in count_kinds(index_shards(find_shards(captioned), ShardFiles())) else 0
 
-    def _read_shards(self, image_size: int, tokenizer: Tokenizer | None, text_length: int) -> CaptionedImages:
+    def _read_shards(
+        self, pipeline: Pipeline, tokenizer: Tokenizer | None = None, text_length: int = 0
+    ) -> CaptionedImages:
+        """At a pipeline's resolution, with captions as its last stage reads them, unless told otherwise."""
+        stage, image_size = pipeline.stages[-1], pipeline.image_size
+        if tokenizer is None:
+            tokenizer, text_length = stage.tokenizer, stage.config.text.text_length
         config = DataConfig(data_dir=self.settings.captioned, caption_field=self.settings.caption_field)
         captions = () if tokenizer is None else (CaptionSpec(tokenizer, text_length),)
         spec = SampleSpec(ImageSpec((image_size, image_size)), captions, self._data_classes)

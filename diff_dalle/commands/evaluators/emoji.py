@@ -12,11 +12,10 @@ from ...emoji.tones import skin_palette
 from ...emoji.world import SPLITS
 from ...evaluation.report import Section
 from ...evaluation.retrieval import CANDIDATES
-from .context import Context
-from .contract import BASE, CLASSIFIER, EMOJI_WORLD, Evaluator, Findings
+from .context import Context, Findings
 
 
-def run(context: Context) -> Findings:
+def emoji_world(context: Context) -> Findings:
     training, *held_out = SPLITS
     folder, size = context.settings.emoji_dir, context.base.image_size
     known, pictures = read_emoji(folder, training)
@@ -47,6 +46,3 @@ def run(context: Context) -> Findings:
 def _at_size(pictures: np.ndarray, size: int) -> np.ndarray:
     """uint8 [N, H, W, 3] → [N, size, size, 3]."""
     return np.stack([np.asarray(square_of(Image.fromarray(each), size)) for each in pictures])
-
-
-EMOJI = Evaluator("emoji", (BASE, CLASSIFIER, EMOJI_WORLD), run)

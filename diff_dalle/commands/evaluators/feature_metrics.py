@@ -1,5 +1,5 @@
-"""Distances between generated and real images: in feature space, of ``evaluation.metrics.METRICS``, and others with
-networks of their own.
+"""Generated images compared with real ones: in feature space by ``evaluation.metrics.METRICS``, by networks of their
+own, and upsampled ones by their pixels.
 
 The features are those of ``feature_network`` or, without one, of the given classifier on clean images, a stand-in for
 an Inception network: compare numbers between runs with the same network only.
@@ -14,10 +14,11 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...evaluation.feature_networks import extract_features, load_feature_network
+from ...evaluation.fidelity import average_pool_uint8
 from ...evaluation.metrics import METRICS
 from ...evaluation.report import Section, markdown_table
-from .context import Context, rendered
-from .contract import BASE, FEATURES, Evaluator, Findings
+from ...evaluation.upsampling_report import evaluate_upsampling, upsampling_sections
+from .context import Context, Findings, rendered
 from .image_metrics import IMAGE_METRICS
 
 MIN_IMAGES = 12  # each half of the real images must have 6, for density and coverage
@@ -34,7 +35,7 @@ class Side:
         return Side(self.images[start::2], self.features[start::2])
 
 
-def run(context: Context) -> Findings:
+def feature_metrics(context: Context) -> Findings:
     settings = context.settings
     names = settings.metrics or tuple(METRICS)
     networks = {"is": settings.feature_network, "lpips": settings.lpips_weights}
@@ -85,4 +86,11 @@ def _sides(context: Context) -> tuple[Side, Side, str]:
     return real, Side(sampled, context.features(captions, context.default_guidance)), extractor
 
 
-FEATURE_METRICS = Evaluator("feature_metrics", (BASE, FEATURES), run, asked_by="metrics", least=MIN_IMAGES)
+def upsampling(context: Context) -> Findings:
+    """The upsamplers alone, on real images downsampled by the area filter."""
+    real, captions = context.real_images()
+    low_res = average_pool_uint8(real, context.upsamplers.factor)
+    ours = context.upsample(captions, low_res)
+    report = evaluate_upsampling(low_res, ours, real)
+    sections = upsampling_sections(report, low_res, ours, real, captions)
+    return Findings(sections, {"upsampling": report.to_dict()}, report.table())

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from ... import storage
 from ...checkpoints.model_folder import open_model
-from ...config import given, lookup, option, section
+from ...config import given, option, section, settings
 from ...data.captions import caption_option
 from ...diffusion.sampling import SamplerConfig
 from ...distributed.launch import DistributedConfig
-from ...errors import InputError
+from ...errors import Fault, named
 from ...evaluation.metrics import METRICS
 from ...models.precision_names import PRECISIONS
 from ...sampling.classifier import ClassifierConfig
@@ -21,7 +21,7 @@ from ..recorded import GivenGuidance
 from .image_metrics import IMAGE_METRICS
 
 
-@dataclass(frozen=True)
+@settings
 class EvaluateConfig:
     """Evaluation"""
 
@@ -47,7 +47,9 @@ class EvaluateConfig:
         "emoji_dir = the emoji that it holds out by name",
     )
     caption_field: str = caption_option()
-    num_samples: int = option(256, "captions of data_dir to sample; fewer if it has fewer", needs=("data_dir",))
+    num_samples: int = option(
+        256, "captions of data_dir to sample; fewer if it has fewer", needs=("data_dir",), least=2
+    )
     labels: tuple[int, ...] = option(
         (),
         "classes for class-conditional generators, used in turn; none = those of the images in data_dir (their cls "
@@ -60,20 +62,21 @@ class EvaluateConfig:
     )
     progress: str = option("", "progress.csv of the training run, to plot; empty = no plots")
     report_dir: str = option("runs/report", "folder for report.md, scores.json and images")
-    prompts_per_task: int = option(64, "captions per ShapeEval task", needs=("shapes_dir",))
+    prompts_per_task: int = option(64, "captions per ShapeEval task", needs=("shapes_dir",), least=2)
     edits: int = option(
-        0, "images of the shapes world per kind of edit (inpainting, image to image, variations); 0 = none"
+        0, "images of the shapes world per kind of edit (inpainting, image to image, variations); 0 = none", least=0
     )
     controlnet: str = option(
         "", "checkpoint of a ControlNet for model_path, which pictures of the shapes world control; empty = none"
     )
     guidance_prompts: int = option(
-        0, "captions per guidance setting in the shapes world; 0 = prompts_per_task", needs=("shapes_dir",)
+        0, "captions per guidance setting in the shapes world; 0 = prompts_per_task", needs=("shapes_dir",), least=0
     )
     metrics: tuple[str, ...] = option(
         (),
         f"distances between generated and real images in feature space, of {', '.join(METRICS)}, and "
         f"{', '.join(IMAGE_METRICS)}; none = all of the former with the evaluator feature_metrics, which it asks for",
+        choices=(*METRICS, *IMAGE_METRICS),
     )
     feature_network: str = option(
         "",
@@ -84,7 +87,7 @@ class EvaluateConfig:
     lpips_weights: str = option(
         "", "local file of AlexNet's weights for LPIPS; empty = that of torch's cache", needs=("metrics", "lpips")
     )
-    batch_size: int = option(64, "images per batch and process in the base generator")
+    batch_size: int = option(64, "images per batch and process in the base generator", least=1)
     seed: int = option(0, "random seed; image i is a function of seed + i")
 
     @property
@@ -92,34 +95,23 @@ class EvaluateConfig:
         """Captioned shards, whose samples the classifier scores."""
         return self.data_dir or ((storage.join(self.emoji_dir, "names"),) if self.emoji_dir else ())
 
-    def __post_init__(self):
-        for name in self.metrics:
-            lookup({**METRICS, **IMAGE_METRICS}, name, "metric")
+    def faults(self) -> Iterator[Fault]:
         if "is" in self.metrics and not self.feature_network:
-            raise InputError(
-                "the metric is needs the classes of a network: set --feature_network to inception, or to one that "
-                "returns logits"
-            )
+            needed = f"set {named('feature_network')} to inception, or to one that returns logits"
+            yield Fault("metrics", f"has is, which needs the classes of a network: {needed}")
         if bool(self.shapes_dir) == bool(self.captioned):
-            raise InputError("evaluation needs captions: set either --shapes_dir or --data_dir, or --emoji_dir")
-        if self.edits < 0 or self.edits == 1 or (self.edits and not (self.shapes_dir and self.model_path)):
-            raise InputError(
-                f"edits is {self.edits}, but must be 0, or at least 2 with a base generator of the shapes world "
-                "(--model_path and --shapes_dir)"
-            )
-        if self.prompts_per_task < 2 or self.guidance_prompts < 0 or self.guidance_prompts == 1:
-            raise InputError(
-                f"prompts_per_task is {self.prompts_per_task} and guidance_prompts {self.guidance_prompts}, but they "
-                "must be at least 2 (the chance level needs captions to swap), or 0 for guidance_prompts"
-            )
+            flags = f"{named('shapes_dir')} or {named('data_dir')}, or {named('emoji_dir')}"
+            yield Fault("", f"evaluation needs captions: set either {flags}")
+        if self.edits == 1 or (self.edits and not (self.shapes_dir and self.model_path)):
+            needed = f"{named('model_path')} and {named('shapes_dir')}"
+            rule = f"must be 0, or at least 2 with a base generator of the shapes world ({needed})"
+            yield Fault.of(self, "edits", rule)
+        if self.guidance_prompts == 1:
+            yield Fault.of(self, "guidance_prompts", "must be at least 2, since the chance level swaps captions, or 0")
         check_accepted(self.accept_changed_base, self.lora, self.controlnet)
-        if self.num_samples < 2 or self.batch_size < 1:
-            raise InputError(
-                f"num_samples is {self.num_samples} and batch_size {self.batch_size}, but they must be at least 2 and 1"
-            )
 
 
-@dataclass(frozen=True)
+@settings
 class EvaluateInputs:
     """What is evaluated, on which captions, and how it samples."""
 
@@ -137,60 +129,47 @@ class EvaluateInputs:
         model = open_model(self.evaluation.model_path)
         return self.upsamplers.upsampler_paths or (model.paths("upsampler_paths") if model else ())
 
-    def __post_init__(self):
-        model, upsamplers = self.evaluation.model_path, self.upsampler_paths
+    def faults(self) -> Iterator[Fault]:
+        model, upsamplers, decoder = self.evaluation.model_path, self.upsampler_paths, self.evaluation.decoder_path
+        model_flag, upsamplers_flag, decoder_flag = map(named, ("model_path", "upsampler_paths", "decoder_path"))
         if self.guidance.guidance_scale == 1 and self.guidance.guidance_scale_end is not None:
-            raise InputError(
-                "guidance_scale is 1, no guidance in evaluation, but guidance_scale_end is given: leave one of them out"
+            other = named("guidance_scale_end")
+            yield Fault(
+                "guidance_scale", f"is 1, no guidance in evaluation, but {other} is given: leave one of them out"
             )
-        decoder = self.evaluation.decoder_path
         if not model and not upsamplers and not decoder:
-            raise InputError("there is nothing to evaluate: set --model_path, --upsampler_paths or --decoder_path")
+            yield Fault("", f"there is nothing to evaluate: set {model_flag}, {upsamplers_flag} or {decoder_flag}")
         if self.cascade.stage_b:
-            self._check_cascade()
+            others = decoder or self.upsamplers.upsampler_paths or self.classifier.classifier_path
+            if others or not model:
+                rule = f"needs stage C as {model_flag}, and no decoder, upsamplers or classifier"
+                yield Fault("cascade.stage_b", f"{rule}: evaluate one of them at a time")
+            yield from self._recorded("a latent cascade")
             return
         if self.cascade != LatentCascadeConfig() or self.evaluation.aspect_ratios != EvaluateConfig.aspect_ratios:
-            raise InputError(
-                "settings of a latent cascade are given, but no stage B: set --stage_b, --stage_a and --model_path"
-            )
+            flags = f"{named('stage_b')}, {named('stage_a')} and {model_flag}"
+            yield Fault("", f"settings of a latent cascade are given, but no stage B: set {flags}")
         if decoder:
-            self._check_decoder()
+            if model or self.upsamplers.upsampler_paths:
+                rule = f"and {model_flag} or {upsamplers_flag} exclude each other: evaluate one of them at a time"
+                yield Fault("evaluation.decoder_path", rule)
+            yield from self._recorded("a decoder")
             return
         if self.upsamplers != UpsamplersConfig() and not upsamplers:
-            raise InputError("settings of upsamplers are given, but no upsamplers: set --upsampler_paths")
+            yield Fault("", f"settings of upsamplers are given, but no upsamplers: set {upsamplers_flag}")
         if self.classifier.classifier_path and not model:
-            raise InputError(
-                "--classifier_path is given, but it only scores and guides a base generator: set --model_path"
-            )
+            rule = f"is given, but it only scores and guides a base generator: set {model_flag}"
+            yield Fault("classifier.classifier_path", rule)
         scored = self.classifier.classifier_path or self.evaluation.feature_network
         if self.evaluation.captioned and model and not scored:
-            given = "--data_dir" if self.evaluation.data_dir else "--emoji_dir"
-            raise InputError(
-                f"{given} needs --classifier_path or --feature_network: without a shapes world, a network scores the "
-                "samples"
-            )
+            needed = f"{named('classifier_path')} or {named('feature_network')}"
+            rule = f"needs {needed}: without a shapes world, a network scores the samples"
+            yield Fault(f"evaluation.{'data_dir' if self.evaluation.data_dir else 'emoji_dir'}", rule)
 
-    def _check_decoder(self) -> None:
-        """A decoder is evaluated alone, and samples as its checkpoint says."""
-        if self.evaluation.model_path or self.upsamplers.upsampler_paths:
-            raise InputError("--decoder_path, and --model_path or --upsampler_paths: evaluate one of them at a time")
-        self._check_recorded("a decoder")
-
-    def _check_cascade(self) -> None:
-        """A latent cascade is evaluated alone, and samples as its checkpoints say, but for its own settings."""
-        others = self.evaluation.decoder_path or self.upsamplers.upsampler_paths or self.classifier.classifier_path
-        if others or not self.evaluation.model_path:
-            raise InputError(
-                "--stage_b needs stage C as --model_path, and no decoder, upsamplers or classifier: evaluate one of "
-                "them at a time"
-            )
-        self._check_recorded("a latent cascade")
-
-    def _check_recorded(self, what: str) -> None:
+    def _recorded(self, what: str) -> Iterator[Fault]:
+        """What samples as its checkpoints say, but for its own settings."""
         if not self.evaluation.shapes_dir:
-            raise InputError(f"{what} is scored on pictures of the shapes world: set --shapes_dir")
+            yield Fault("", f"{what} is scored on pictures of the shapes world: set {named('shapes_dir')}")
         if self.sampler != SamplerConfig() or given(self.guidance).keys() - {"guidance_scale"}:
-            raise InputError(
-                f"{what} samples as its checkpoint says: leave flags of the sampler and of the guidance out, except "
-                "--guidance_scale"
-            )
+            rest = f"leave flags of the sampler and of the guidance out, except {named('guidance_scale')}"
+            yield Fault("", f"{what} samples as its checkpoint says: {rest}")

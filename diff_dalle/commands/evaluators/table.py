@@ -1,71 +1,117 @@
-"""The table of evaluators. They run, and their sections appear in the report, in this order."""
+"""The table of evaluators, with what each needs. They run, and their sections appear in the report, in this order.
+
+To add one: a function that takes the context, on all ranks, and returns its findings, and an entry of ``EVALUATORS``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from ...config import lookup
-from ...errors import InputError
-from .captions import CAPTIONS
-from .contract import Evaluator
-from .control import CONTROL
-from .editing import EDITING
-from .emoji import EMOJI
-from .feature_metrics import FEATURE_METRICS
-from .guidance import GUIDANCE
-from .image_variations import IMAGE_VARIATIONS
-from .latent_cascade import LATENT_CASCADE
-from .retrieval import RETRIEVAL
+from ...errors import Fault, InputError, named
+from ...evaluation.training_curves import training_sections
+from .classifier import by_noise_level, guidance, real_images, similarity
+from .context import Context, Findings
+from .emoji import emoji_world
+from .feature_metrics import MIN_IMAGES, feature_metrics, upsampling
 from .settings import EvaluateInputs
-from .shapes import SHAPES
-from .similarity import SIMILARITY
-from .training_curves import TRAINING_CURVES
-from .upsampling import UPSAMPLING
+from .shapes_world import control, editing, image_variations, latent_cascade, samples
+
+
+@dataclass(frozen=True)
+class Need:
+    """An input of an evaluator. name: noun phrase for messages; flag: the setting that supplies it."""
+
+    name: str
+    flag: str
+    met: Callable[[EvaluateInputs], object]
+
+
+BASE = Need("a base generator", "--model_path", lambda run: run.evaluation.model_path and not run.cascade.stage_b)
+DECODER = Need("a decoder", "--decoder_path", lambda run: run.evaluation.decoder_path)
+CASCADE = Need("a latent cascade", "--stage_b and --model_path", lambda run: run.cascade.stage_b)
+UPSAMPLERS = Need("upsamplers", "--upsampler_paths", lambda run: run.upsampler_paths)
+FEATURES = Need(
+    "a noised CLIP or another network",
+    "--classifier_path or --feature_network",
+    lambda run: run.classifier.classifier_path or run.evaluation.feature_network,
+)
+CLASSIFIER = Need("a noised CLIP", "--classifier_path", lambda run: run.classifier.classifier_path)
+SHAPES_WORLD = Need("a shapes world", "--shapes_dir", lambda run: run.evaluation.shapes_dir)
+EMOJI_WORLD = Need("an emoji world", "--emoji_dir", lambda run: run.evaluation.emoji_dir)
+CAPTIONED_DATA = Need("captioned shards", "--data_dir", lambda run: run.evaluation.captioned)
+EDITS = Need("a number of images to edit", "--edits", lambda run: run.evaluation.edits)
+CONTROLNET = Need("a ControlNet", "--controlnet", lambda run: run.evaluation.controlnet)
+PROGRESS = Need("a training log", "--progress", lambda run: run.evaluation.progress)
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """An entry of the table.
+
+    plots:    whether it draws plots, which require matplotlib.
+    asked_by: the setting that asks for it when --evaluators is empty; "" = it then runs whenever its needs are met.
+    least:    number of captions of data_dir that it needs.
+    """
+
+    run: Callable[[Context], Findings]
+    needs: tuple[Need, ...]
+    plots: bool = False
+    asked_by: str = ""
+    least: int = 2
+
+    def missing(self, run: EvaluateInputs) -> list[Need]:
+        return [need for need in self.needs if not need.met(run)]
+
+
+def training_curves(context: Context) -> Findings:
+    """Held-out loss and caption-swap gap over training, from the run's progress.csv."""
+    return Findings(training_sections(context.settings.progress))
+
 
 EVALUATORS: dict[str, Evaluator] = {
-    evaluator.name: evaluator
-    for evaluator in (
-        SHAPES,
-        EMOJI,
-        CAPTIONS,
-        GUIDANCE,
-        SIMILARITY,
-        RETRIEVAL,
-        FEATURE_METRICS,
-        UPSAMPLING,
-        EDITING,
-        IMAGE_VARIATIONS,
-        CONTROL,
-        LATENT_CASCADE,
-        TRAINING_CURVES,
-    )
+    "shapes": Evaluator(samples, (BASE, SHAPES_WORLD)),
+    "emoji": Evaluator(emoji_world, (BASE, CLASSIFIER, EMOJI_WORLD)),
+    "captions": Evaluator(real_images, (BASE, CLASSIFIER, CAPTIONED_DATA)),
+    "guidance": Evaluator(guidance, (BASE, CLASSIFIER), plots=True),
+    "similarity": Evaluator(similarity, (BASE, CLASSIFIER, CAPTIONED_DATA)),
+    "retrieval": Evaluator(by_noise_level, (BASE, CLASSIFIER), plots=True),
+    "feature_metrics": Evaluator(feature_metrics, (BASE, FEATURES), asked_by="metrics", least=MIN_IMAGES),
+    "upsampling": Evaluator(upsampling, (UPSAMPLERS,)),
+    "editing": Evaluator(editing, (BASE, SHAPES_WORLD, EDITS)),
+    "image_variations": Evaluator(image_variations, (DECODER, SHAPES_WORLD)),
+    "control": Evaluator(control, (BASE, SHAPES_WORLD, CONTROLNET), asked_by="controlnet"),
+    "latent_cascade": Evaluator(latent_cascade, (CASCADE, SHAPES_WORLD)),
+    "training_curves": Evaluator(training_curves, (PROGRESS,), plots=True),
 }
 
 
-def choose_evaluators(names: Sequence[str], run: EvaluateInputs) -> list[Evaluator]:
+def choose_evaluators(names: Sequence[str], run: EvaluateInputs) -> dict[str, Evaluator]:
     """The evaluators with these names; without names, the default ones whose needs are met. In order of the table.
 
     Raises InputError for an unknown name and for one whose needs are not met.
     """
-    chosen = bool(names)
-    asked = [name for name, evaluator in EVALUATORS.items() if evaluator.is_asked(run)]
+    chosen, possible = bool(names), [name for name, each in EVALUATORS.items() if not each.missing(run)]
+    asked = [name for name, each in EVALUATORS.items() if each.asked_by and getattr(run.evaluation, each.asked_by)]
     if not names:
-        free = [name for name, each in EVALUATORS.items() if not each.asked_by and not each.missing(run)]
-        names = [*free, *asked]
+        names = [*(name for name in possible if not EVALUATORS[name].asked_by), *asked]
     if not names:
-        possible = [f"--{each.asked_by}" for each in EVALUATORS.values() if each.asked_by and not each.missing(run)]
-        flags = " or ".join(possible or ["--classifier_path", "--shapes_dir"])
+        asking = [EVALUATORS[name].asked_by for name in possible]  # those that can be asked for
+        flags = " or ".join(map(named, asking or ["classifier_path", "shapes_dir"]))
         raise InputError(f"no evaluator applies to what is given, so the report would be empty: set {flags}")
     for name in set(asked) - set(names):
-        raise InputError(f"{EVALUATORS[name].asked_by} is for the evaluator {name}: add it to --evaluators")
-    samples = run.evaluation.num_samples
+        rule = f"is for the evaluator {name}: add it to {named('evaluators')}"
+        raise InputError(Fault(EVALUATORS[name].asked_by, rule))
+    count = run.evaluation.num_samples
     for name in names:
         evaluator = lookup(EVALUATORS, name, "evaluator")
-        if run.evaluation.captioned and samples < evaluator.least:
-            raise InputError(f"num_samples is {samples}, but the evaluator {name} needs at least {evaluator.least}")
+        if run.evaluation.captioned and count < evaluator.least:
+            rule = f"the evaluator {name} needs at least {evaluator.least}"
+            raise InputError(Fault("num_samples", rule, count))
         if missing := evaluator.missing(run):
             inputs = " and ".join(f"{need.name} ({need.flag})" for need in missing)
-            otherwise = f"remove {name} from --evaluators" if chosen else f"leave --{evaluator.asked_by} out"
+            remedy = f"remove {name} from --evaluators" if chosen else f"leave --{evaluator.asked_by} out"
             them = "them" if len(missing) > 1 else "it"
-            raise InputError(f"the evaluator {name} needs {inputs}: set {them}, or {otherwise}")
-    return [evaluator for evaluator in EVALUATORS.values() if evaluator.name in names]
+            raise InputError(f"the evaluator {name} needs {inputs}: set {them}, or {remedy}")
+    return {name: evaluator for name, evaluator in EVALUATORS.items() if name in names}

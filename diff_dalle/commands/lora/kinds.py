@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from torch import nn
 
-from ...config import option
+from ...config import option, settings
 from ...diffusion.parametrization import LOSSES
 from ...distributed.world import World
-from ...errors import InputError
+from ...errors import Fault, InputError, named
 from ...tasks.latent import LatentTask
 from ...text.trained_tokens import find_tokens
 from ...training.settings import TrainingConfig
-from ..cascade.keys import RENAMED
 from ..cascade.released_files import check_imported
 from ..cascade.run import CascadeRun
+from ..cascade.sections import RENAMED
 from ..cascade.stages import STAGE_B_SIZES, STAGE_C_SIZES, LatentRun, StageBRun, StageCRun, size_of_base
 from ..train_classifier import ClassifierRun
 from ..train_decoder import DecoderRun
@@ -25,7 +25,7 @@ from ..train_generator import GeneratorRun
 from .run import LoraRun
 
 
-@dataclass(frozen=True)
+@settings
 class NetworkLora(LoraRun):
     """A LoRA of the network in ``model_path``."""
 
@@ -38,51 +38,51 @@ class NetworkLora(LoraRun):
         return self.model_path
 
 
-@dataclass(frozen=True)
+@settings
 class GeneratorLora(NetworkLora, GeneratorRun):
     """Settings of ``train_lora.py`` for a generator."""
 
     kind: ClassVar[str] = "generator_lora"
 
-    def __post_init__(self):
+    def faults(self) -> Iterator[Fault]:
         if self.prior_target == "base" and LOSSES[self.diffusion.loss_type].is_vb():
-            raise InputError(
-                f"prior_target is base, but loss_type {self.diffusion.loss_type} compares distributions, not "
-                "predictions: set prior_target images, or loss_type rescaled_mse"
-            )
-        super().__post_init__()
+            loss = f"{named('loss_type')} {self.diffusion.loss_type}"
+            rule = f"{loss} compares distributions, not predictions: set it to images, or the loss to rescaled_mse"
+            yield Fault("prior_target", f"is base, but {rule}")
+        yield from super().faults()
 
 
-@dataclass(frozen=True)
+@settings
 class ClassifierLora(NetworkLora, ClassifierRun):
     """Settings of ``train_lora.py`` for a classifier."""
 
     kind: ClassVar[str] = "classifier_lora"
 
-    def __post_init__(self):
+    def faults(self) -> Iterator[Fault]:
         if self.prior_data_dir:
-            raise InputError("prior_data_dir is set, but a contrastive loss has no weights of samples: leave it out")
-        super().__post_init__()
+            rule = "is set, but a contrastive loss has no weights of samples: leave it out"
+            yield Fault("prior_data_dir", rule)
+        yield from super().faults()
 
 
-@dataclass(frozen=True)
+@settings
 class DecoderLora(NetworkLora, DecoderRun):
     """Settings of ``train_lora.py`` for U-Nets of a decoder."""
 
     kind: ClassVar[str] = "decoder_lora"
 
-    def __post_init__(self):
+    def faults(self) -> Iterator[Fault]:
         if self.prior_data_dir:
-            raise InputError("prior_data_dir is set, but decoders are trained without such images: leave it out")
+            yield Fault("prior_data_dir", "is set, but decoders are trained without such images: leave it out")
         if self.check:
-            raise InputError("check is set, but it describes the training of whole decoders: leave it out")
-        super().__post_init__()
+            yield Fault("check", "is set, but it describes the training of whole decoders: leave it out")
+        yield from super().faults()
 
     def adapted_names(self) -> tuple[str, ...]:
         return tuple(self.decoder.names[i] for i in self.trained)
 
 
-@dataclass(frozen=True)
+@settings
 class CascadeLora(LoraRun, LatentRun):
     """A LoRA of a stage of a latent cascade, by the documented keys."""
 
@@ -97,7 +97,7 @@ class CascadeLora(LoraRun, LatentRun):
     def check_world(self, world: World) -> None:
         super().check_world(world)
         if self.prior_data_dir:
-            self.check_halves(self.batch_size, world.size)  # which the processes divide among them
+            InputError.check(self.wrong_halves(self.batch_size, world.size))  # which the processes divide
 
     @property
     def base_path(self) -> str:
@@ -108,7 +108,7 @@ class CascadeLora(LoraRun, LatentRun):
         if self.specs and self._encodes_outside:
             clip = run._opened.text_clip
             embedding = clip.take_tokens(find_tokens(clip.tokenizer, self.specs))
-            object.__setattr__(run, "outside", embedding.lent())
+            return run.holding(outside=embedding.lent())
         return run
 
     def build_task(self, model: nn.Module) -> LatentTask:
@@ -126,7 +126,7 @@ class CascadeLora(LoraRun, LatentRun):
         return replace(super().training, init_checkpoint=())  # generator_checkpoint_path is the base
 
 
-@dataclass(frozen=True)
+@settings
 class StageBLora(CascadeLora, StageBRun):
     """Settings of ``train_cascade.py`` with ``kind: stage_b_lora``."""
 
@@ -135,7 +135,7 @@ class StageBLora(CascadeLora, StageBRun):
     model_version: str | None = size_of_base(STAGE_B_SIZES)  # type: ignore[assignment]
 
 
-@dataclass(frozen=True)
+@settings
 class StageCLora(CascadeLora, StageCRun):
     """Settings of ``train_cascade.py`` with ``kind: stage_c_lora``."""
 

@@ -11,7 +11,7 @@ from ...checkpoints.checkpoint import load_file
 from ...checkpoints.lora_file import ENDING
 from ...errors import InputError
 from ..command_line import parse_kind
-from ..sources import read_config, read_preset
+from ..sources import sources_on
 from ..training_commands import TRAINING_COMMANDS
 from .run import LoraRun
 
@@ -29,8 +29,9 @@ def parse_lora(argv: Sequence[str] | None = None, description: str = "") -> Lora
     argv = list(sys.argv[1:] if argv is None else argv)
     classes = {kind: TRAINING_COMMANDS[kind].config_class for kind in KINDS}
     words = [part for word in argv for part in word.split("=", 1)]
-    given = dict(itertools.pairwise(words))
-    path = _model_path(given)
+    said = [source.settings.get("model_path") for source in reversed(sources_on(argv))]
+    found = [dict(itertools.pairwise(words)).get("--model_path"), *said]
+    path = next((path for path in found if isinstance(path, str)), "")
     if path and storage.exists(path):  # or else the run says that it is not there
         kind = load_file(path)["kind"]
         if kind + ENDING not in classes:
@@ -40,12 +41,3 @@ def parse_lora(argv: Sequence[str] | None = None, description: str = "") -> Lora
         if "--kind" not in words:
             argv += ["--kind", kind + ENDING]
     return parse_kind(classes, argv, description)
-
-
-def _model_path(given: dict[str, str]) -> str:
-    """The checkpoint that a command line names, itself or in its file or preset."""
-    if "--model_path" in given:
-        return given["--model_path"]
-    readers = {"--config": read_config, "--config_file": read_config, "--preset": read_preset}
-    found = (read(given[flag]).settings.get("model_path") for flag, read in readers.items() if flag in given)
-    return next((path for path in found if isinstance(path, str)), "")

@@ -3,11 +3,10 @@ is. A run of any kind of network becomes one of its LoRA with ``LoraRun`` as its
 
 from __future__ import annotations
 
-import copy
 import functools
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, BinaryIO, ClassVar
 
 import torch
@@ -18,12 +17,12 @@ from ...checkpoints.checkpoint import load_file
 from ...checkpoints.kinds import find_kind
 from ...checkpoints.loading import SavedNetwork, open_networks
 from ...checkpoints.lora_file import ENDING, LoraAbout, base_of, read_lora, write_lora
-from ...config import differences, option, type_hints
+from ...config import Section, differences, faults_of, members, option, settings
 from ...data.loader import DataConfig, Loader
 from ...data.mixed import MixedLoader
 from ...distributed.world import World
 from ...embeddings.contract import weights_digest
-from ...errors import InputError
+from ...errors import Fault, InputError, named
 from ...models.adapters.adapted import Adapted
 from ...models.compiling import compile_training
 from ...tasks.imitation import Imitation
@@ -31,14 +30,14 @@ from ...text.tokenizer import Tokenizer
 from ...text.trained_tokens import TokenSpec, find_tokens, parse_token, tokens_option
 from ...training.saving import FilesWithWeights
 from ...training.trainee import Trainee
-from ..training import TrainingRun
+from ..training import TrainingRun, overlaid
 
 # How the names of settings of a diffusion process begin that concern training alone, and may differ from the base's.
 TRAINING_ONLY = ("loss_", "p2_", "min_snr_", "sigmoid_", "vb_", "offset_noise", "pyramid_noise")
 TASK_SECTIONS = ("denoising",)  # as the base's training had them, unless told otherwise
 
 
-@dataclass(frozen=True)
+@settings
 class LoraRun(TrainingRun):
     """What every run that trains a LoRA is set by.
 
@@ -54,8 +53,8 @@ class LoraRun(TrainingRun):
         "which layers are adapted: linear layers and convolutions with one of these texts in their dotted names; none "
         "= train tokens alone",
     )
-    rank: int = option(4, "rank of the changes")
-    alpha: float = option(4.0, "the change of a weight is alpha / rank times up times down")
+    rank: int = option(4, "rank of the changes", least=1)
+    alpha: float = option(4.0, "the change of a weight is alpha / rank times up times down", above=0)
     train_tokens: tuple[str, ...] = tokens_option()
     lora_checkpoint_path: str | None = option(
         None, "LoRA file with the same modules, rank and tokens to start from; none = no change at first", free=True
@@ -66,7 +65,7 @@ class LoraRun(TrainingRun):
         "such images",
         free=True,
     )
-    prior_weight: float = option(1.0, "weight of the loss of regularization images", needs=("prior_data_dir",))
+    prior_weight: float = option(1.0, "weight of the loss of regularization images", needs=("prior_data_dir",), least=0)
     prior_target: str = option(
         "images",
         "what the network learns of regularization images: to predict them, or what the base predicts of them at the "
@@ -89,67 +88,51 @@ class LoraRun(TrainingRun):
     def completed(cls, tree: Mapping[str, Any]) -> dict[str, Any]:
         """The settings of a file with those of the base, as its checkpoint says them. InputError for others."""
         complete = getattr(super(), "completed", None)
-        completed = complete(tree) if complete else copy.deepcopy(dict(tree))
+        completed = complete(tree) if complete else overlaid(tree, {})
         path = completed.get(cls.base_setting)
         if not isinstance(path, str) or not path or not storage.exists(path):
             return completed  # ``settled`` refuses it
         kind = cls.kind.removesuffix(ENDING)
         open_networks(path, (kind,))  # an InputError for anything else
-        hints, said = type_hints(find_kind(kind).settings), load_file(path)["config"]
-        for name, config_class in hints.items():
+        said = load_file(path)["config"]
+        for name, member in members(find_kind(kind)).items():
+            assert isinstance(member, Section)  # of a kind's settings
             own = completed.get(name, {})
             if isinstance(own, Mapping):
                 of_base = {**said.get(name, {})}
-                completed[name] = merged = _overlaid(of_base, own)
-                plain = _overlaid(of_base, _training_only(own))
-                if changed := differences(plain, merged, config_class):
+                completed[name] = merged = overlaid(of_base, own)
+                training = {key: value for key, value in own.items() if str(key).startswith(TRAINING_ONLY)}
+                plain = overlaid(of_base, training)
+                if changed := differences(plain, merged, member.config):
                     size = ", and model_version, which stands for some" if tree.get("model_version") else ""
-                    raise InputError(
-                        f"{cls.base_setting} {path} says its settings itself, but {name} says others: "
-                        f"{', '.join(changed)}; leave these out{size}"
-                    )
+                    others = f"but {named(name)} says others: {', '.join(changed)}; leave these out{size}"
+                    raise InputError(Fault(cls.base_setting, f"{path} says its settings itself, {others}"))
         for name in TASK_SECTIONS:
-            if name in said and name in type_hints(cls) and isinstance(completed.get(name, {}), Mapping):
-                completed[name] = _overlaid(said[name], completed.get(name, {}))
+            if name in said and name in members(cls) and isinstance(completed.get(name, {}), Mapping):
+                completed[name] = overlaid(said[name], completed.get(name, {}))
         return completed
 
-    def __post_init__(self):
-        if self.rank < 1:
-            raise InputError(f"rank is {self.rank}, but must be at least 1")
-        if not self.alpha > 0:
-            raise InputError(f"alpha is {self.alpha:g}, but must be above 0")
-        if self.prior_weight < 0:
-            raise InputError(f"prior_weight is {self.prior_weight:g}, but must not be negative")
+    def faults(self) -> Iterator[Fault]:
         if not self.module_filters and not self.train_tokens:
-            raise InputError("module_filters and train_tokens are both empty, so there is nothing to train: set one")
-        for entry in self.train_tokens:
-            parse_token(entry)
-        getattr(super(), "__post_init__", lambda: None)()
+            rule = f"and {named('train_tokens')} are both empty, so there is nothing to train: set one"
+            yield Fault("module_filters", rule)
+        yield from faults_of(lambda: self.specs, "train_tokens")
+        yield from super().faults()
         if self.training.sharding.parallel != "ddp":
-            raise InputError(
-                f"parallel is {self.training.sharding.parallel}, but the base of a LoRA is on every process as a "
-                "whole: leave it out"
-            )
+            rule = f"is {self.training.sharding.parallel}, but the base of a LoRA is on every process as a whole"
+            yield Fault("parallel", f"{rule}: leave it out")
         if self.prior_data_dir:
-            self._check_prior()
+            yield from self.wrong_halves(self.training.batch_size)
+            if self.data_config.aspect.multi_aspect_ratio:
+                other = named("multi_aspect_ratio")
+                yield Fault("prior_data_dir", f"and {other} exclude each other: leave one of them out")
 
-    def _check_prior(self) -> None:
-        self.check_halves(self.training.batch_size)
-        if self._data_config.aspect.multi_aspect_ratio:
-            raise InputError("prior_data_dir and multi_aspect_ratio exclude each other: leave one of them out")
-
-    def check_halves(self, batch_size: int, processes: int = 1) -> None:
-        """InputError for a batch of whose share on each process half cannot be regularization images."""
+    def wrong_halves(self, batch_size: int, processes: int = 1) -> Iterator[Fault]:
+        """A batch of whose share on each process half cannot be regularization images."""
         if batch_size % (2 * processes):
             rule = "be even" if processes == 1 else f"be a multiple of {2 * processes}, twice the processes,"
-            raise InputError(
-                f"batch_size is {batch_size}, but must {rule} with prior_data_dir: half of each batch are "
-                "regularization images"
-            )
-
-    @property
-    def _data_config(self) -> DataConfig:
-        return getattr(self, "data_config", self.data)
+            halves = "half of each batch are regularization images"
+            yield Fault("batch_size", f"must {rule} with {named('prior_data_dir')}: {halves}", batch_size)
 
     @property
     @abstractmethod
@@ -166,7 +149,7 @@ class LoraRun(TrainingRun):
     def _saved(self) -> dict[str, SavedNetwork]:
         """What the base's checkpoint says of its networks, by name."""
         if not self.base_path:
-            raise InputError(f"{self.base_setting} is required: the checkpoint of the network to adapt")
+            raise InputError(Fault(self.base_setting, "is required: the checkpoint of the network to adapt"))
         found = open_networks(self.base_path, (self.network_kind,))
         return {saved.trainee: saved for saved in found}
 
@@ -175,20 +158,17 @@ class LoraRun(TrainingRun):
         return ("",)
 
     def settled(self, world: World) -> Any:
-        run, bases, weights = copy.copy(super().settled(world)), {}, []
+        run, bases, weights = super().settled(world), {}, []
         for name in self.adapted_names():
             if name not in self._saved:
                 raise InputError(f"{self.base_path} does not hold {name}, which is to be trained: give a file with it")
             bases[name] = self._saved[name].load(world.device)
             weights.append((f"{name}=" if name else "") + weights_digest(bases[name].state_dict()))
         if self.base_weights and self.base_weights != tuple(weights):
-            raise InputError(
-                f"{self.base_setting} {self.base_path} has the weights {', '.join(weights)}, but base_weights says "
-                f"{', '.join(self.base_weights)}: give the checkpoint with these"
-            )
-        object.__setattr__(run, "base_weights", tuple(weights))
-        object.__setattr__(run, "bases", bases)
-        return run
+            said = f"but {named('base_weights')} says {', '.join(self.base_weights)}: give the checkpoint with these"
+            rule = f"{self.base_path} has the weights {', '.join(weights)}, {said}"
+            raise InputError(Fault(self.base_setting, rule))
+        return run.holding(base_weights=tuple(weights), bases=bases)
 
     def build_tokenizer(self) -> Tokenizer | None:
         base = next(iter(self._saved.values())).tokenizer
@@ -202,7 +182,7 @@ class LoraRun(TrainingRun):
     def build_model(self, tokenizer: Tokenizer | None, world: World | None = None, trainee: str = "") -> nn.Module:
         base = self._saved[trainee].tokenizer
         if self.train_tokens and base is None and self.outside is None:
-            raise InputError("train_tokens is set, but the network reads no text: leave train_tokens out")
+            raise InputError(Fault("train_tokens", "is set, but the network reads no text: leave it out"))
         tokens = find_tokens(base, self.specs) if base and self.specs else None
         torch.manual_seed(self.training.seed)
         model = Adapted(self.bases[trainee], self.module_filters, self.rank, self.alpha, tokens, self.outside)
@@ -217,11 +197,10 @@ class LoraRun(TrainingRun):
         expected = replace(own, base=lora.about.base) if self.accept_changed_base else own
         if lora.about != expected:
             differing = [name for name, value in vars(expected).items() if getattr(lora.about, name) != value]
-            hint = "" if differing != ["base"] else ", or accept the other base by --accept_changed_base True"
-            raise InputError(
-                f"lora_checkpoint_path {path} has another {' and '.join(differing)} than this run: give one trained "
-                f"with the same{hint}"
-            )
+            accept = f", or accept the other base by {named('accept_changed_base')} True"
+            hint = accept if differing == ["base"] else ""
+            rule = f"{path} has another {' and '.join(differing)} than this run: give one trained with the same{hint}"
+            raise InputError(Fault("lora_checkpoint_path", rule))
         model.load_state_dict({f"lora.{name}": value for name, value in lora.tensors.items()})
 
     def build_trainees(self, tokenizer: Tokenizer | None, shown: Loader, world: World) -> list[Trainee]:
@@ -240,7 +219,7 @@ class LoraRun(TrainingRun):
             return super()._loader(config, tokenizer, world, **options)
         options["batch_size"] = self.training.batch_size // 2
         own = super()._loader(config, tokenizer, world, **options)
-        options |= {"sources": self.prior_data_dir, "flag": "--prior_data_dir"}
+        options |= {"sources": self.prior_data_dir, "flag": named("prior_data_dir")}
         return MixedLoader(own, super()._loader(config, tokenizer, world, **options), self.prior_weight)
 
     def about(self, trainee: str) -> LoraAbout:
@@ -258,16 +237,3 @@ class LoraRun(TrainingRun):
         state = files[trainee.evaluated_role]["state"]
         tensors = {name.removeprefix("lora."): value for name, value in state.items()}
         return {"lora.safetensors": lambda file: write_lora(file, self.about(trainee.name), tensors)}
-
-
-def _overlaid(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested settings with others in their place, section by section."""
-    found = copy.deepcopy(dict(below))
-    for key, value in above.items():
-        inner = found.get(key)
-        found[key] = _overlaid(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
-    return found
-
-
-def _training_only(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in settings.items() if str(key).startswith(TRAINING_ONLY)}

@@ -90,7 +90,7 @@ def memory_of(
 def _sharded(network: PlannedNetwork, layout: Layout, microbatch: int, pieces: int) -> tuple[int, int]:
     """The parameters that one GPU holds, and the bytes that it gathers."""
     if network.optim.optimizer == "muon" or not network.shapes:
-        raise InputError(f"a {network.kind.name} that is trained by {network.optim.optimizer} cannot be sharded")
+        raise InputError(f"a {network.settings.name} that is trained by {network.optim.optimizer} cannot be sharded")
     nothing = Cost(network.parameters, 0, 0)
     config = ShardingConfig(parallel=layout.parallel)
     found = sharded_cost(network.shapes, nothing, config, layout.sharing, microbatch, pieces, emas=0)

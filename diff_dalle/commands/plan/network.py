@@ -6,12 +6,12 @@ import functools
 from collections import Counter
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import torch
 from torch import nn
 
-from ...checkpoints.kinds import Kind, find_kind
+from ...checkpoints.kind import NetworkKind
+from ...checkpoints.kinds import find_kind
 from ...distributed.devices import without_values
 from ...models.cost import count_training, half_peak_bytes, peak_bytes
 from ...models.sharded_cost import Shapes, shapes_of
@@ -29,8 +29,7 @@ class PlannedNetwork:
     trainee: its name among several. optim: its optimizer. half: whether it is trained in bf16 (or fp16), else in fp32.
     """
 
-    kind: Kind
-    settings: Any
+    settings: NetworkKind
     vocab_size: int
     trainee: str
     optim: OptimConfig
@@ -38,11 +37,11 @@ class PlannedNetwork:
 
     @functools.cached_property
     def probe(self):
-        return self.kind.probe(self.settings, self.trainee)
+        return self.settings.probe(self.trainee)
 
     def build(self, checkpoint: bool) -> nn.Module:
         """On torch's default device. checkpoint: with activation checkpointing."""
-        network = self.kind.build(self.probe.with_checkpoint(checkpoint), self.vocab_size, self.trainee)
+        network = self.probe.with_checkpoint(checkpoint).build(self.vocab_size, self.trainee)
         for weight in (each for each in network.parameters() if each.dim() == 4):
             weight.data = weight.data.contiguous(memory_format=torch.channels_last)  # as in training
         return network
@@ -120,7 +119,7 @@ class PlannedNetwork:
 
 def networks_of(run: TrainingRun, half: bool) -> list[PlannedNetwork]:
     """The networks that a run trains."""
-    tokenizer, kind = run.build_tokenizer(), find_kind(run.network_kind)
-    settings, vocab_size = kind.settings_of(run), tokenizer.vocab_size if tokenizer else 0
-    names = kind.trainees(settings)
-    return [PlannedNetwork(kind, settings, vocab_size, name, run.optims[i], half) for i, name in enumerate(names)]
+    tokenizer, settings = run.build_tokenizer(), find_kind(run.network_kind).of_run(run)
+    vocab_size = tokenizer.vocab_size if tokenizer else 0
+    names = settings.trainees
+    return [PlannedNetwork(settings, vocab_size, name, run.optims[i], half) for i, name in enumerate(names)]

@@ -13,40 +13,24 @@ from torch import nn
 
 from ... import storage
 from ...checkpoints.checkpoint import ROLES, load_file
-from ...checkpoints.kinds import Kind, find_kind
+from ...checkpoints.kind import NetworkKind
+from ...checkpoints.kinds import find_kind
+from ...checkpoints.lora_file import Lora
 from ...config import Section, entries, leaves, members, present_keys, shown
 from ...config.yaml_text import to_yaml
 from ...distributed.devices import without_values
 from ...errors import quantity
 from ...evaluation.report import markdown_table
 from ...models.cost import count_flops
+from ..info import vocabulary_size
 from ..training_commands import TRAINING_COMMANDS
 from .score_tables import score_tables
 from .training_facts import TrainingFacts, training_facts
-from .usage import usage
+from .usage import lora_usage, usage
 
 UNKNOWN = "not recorded"
-ADAPTERS = ("controlnet", "stage_c_controlnet")  # whose training includes a base that is not trained
 # Sections of a run's settings that do not affect what is learned, or that say where something lies.
 LEFT_OUT = ("data", "tracking", "tracker", "distributed", "sharding", "evaluate", "tokenizer")
-# (what it is, the hub's name for what it does) by kind.
-_GENERATOR = {
-    "text": ("text-to-image generator", "text-to-image"),
-    "class": ("class-conditional image generator", "unconditional-image-generation"),
-    "none": ("unconditional image generator", "unconditional-image-generation"),
-    "upsampler": ("upsampler", "image-to-image"),
-}
-KINDS = {
-    "classifier": ("CLIP", "zero-shot-image-classification"),
-    "noisy_classifier": ("classifier of noisy images into classes", "image-classification"),
-    "decoder": ("decoder of CLIP image embeddings", "image-to-image"),
-    "stage_a": ("stage A of a latent cascade, an autoencoder", "image-to-image"),
-    "semantic": ("semantic encoder of a latent cascade, with its previewer", "image-feature-extraction"),
-    "stage_b": ("stage B of a latent cascade, from semantic latents to those of stage A", "image-to-image"),
-    "stage_c": ("stage C of a latent cascade, from text to semantic latents", "text-to-image"),
-    "controlnet": ("ControlNet of a generator", "text-to-image"),
-    "stage_c_controlnet": ("ControlNet of stage C", "text-to-image"),
-}
 
 
 @dataclass(frozen=True)
@@ -91,26 +75,9 @@ class _Described:
 
     file: CardFile
     content: Mapping[str, Any]
-    kind: Kind
     settings: Any
     facts: TrainingFacts
     networks: tuple[_Network, ...]
-
-    @property
-    def what(self) -> tuple[str, str]:
-        """What it is, and the hub's name for what it does."""
-        if self.kind.name == "classifier":
-            noised = "trained on noised images" if self.settings.contrastive.noised else "trained on clean images"
-            return f"{KINDS['classifier'][0]} {noised}", KINDS["classifier"][1]
-        if self.kind.name != "generator":
-            return KINDS[self.kind.name]
-        model = self.settings.model
-        if model.is_upsampler:
-            noun, does = _GENERATOR["upsampler"]
-            return f"{noun} of images of {model.low_res.small_size}×{model.low_res.small_size} pixels", does
-        if model.text.enc_attn_dim:
-            return _GENERATOR["text"]
-        return _GENERATOR["class" if model.unet.num_classes else "none"]
 
 
 def model_card(
@@ -127,68 +94,103 @@ def model_card(
     Raises InputError for a file that is no checkpoint, and for damaged records of its run.
     """
     found = [_describe(file) for file in files]
-    parts = [
-        front_matter(found[0].what[1], texts),
-        f"# {texts.title}",
-        texts.description,
+    hyperparameters = [part for each in found for part in (f"### {each.file.name}", _hyperparameters(each))]
+    return _assembled(
+        texts,
+        _front_matter(found[0].settings.described[1], texts),
         "\n".join(f"* `{each.file.name}`: {_sentence(each)}." for each in found),
-        *(f"![{title}]({name})" for title, name in samples),
-        "## Use",
-        _use(found, texts),
-        "## Data",
-        _data(found),
-        "## Compute",
-        _compute(found),
-    ]
+        samples,
+        [_use(found, texts), "## Data", _data(found), "## Compute", _compute(found)],
+        scores,
+        _limits(found),
+        hyperparameters,
+    )
+
+
+def lora_card(
+    lora: Lora, texts: CardTexts, scores: Mapping[str, Any] | None = None, samples: Sequence[tuple[str, str]] = ()
+) -> str:
+    """A LoRA's card in Markdown: what it changes, and what its file and its report record. Arguments as for
+    ``model_card``."""
+    about = lora.about
+    kind = find_kind(about.kind)
+    of = f"{kind.title}, {about.trainee}" if about.trainee else kind.title
+    modules, count = {name.rpartition(".")[0] for name in lora.pairs}, sum(t.numel() for t in lora.tensors.values())
+    size = f"rank {about.rank}, {quantity(len(modules), 'module')}, {quantity(count, 'parameter')}"
+    trained = f"It was trained for the weights `{about.base}`; over others it is refused, unless they are accepted"
+    rows = [[name, shown(getattr(about, name))] for name in ("rank", "alpha", "module_filters", "train_tokens")]
+    return _assembled(
+        texts,
+        _front_matter(kind.does, texts, "lora"),
+        f"* `lora.safetensors`: LoRA of a {of}, {size}.",
+        samples,
+        [_example(*lora_usage(about.kind, texts.location, texts.prompt)), f"{trained} (`--accept_changed_base True`)."],
+        scores,
+        [],
+        [markdown_table(["setting", "value"], rows)],
+    )
+
+
+def _assembled(
+    texts: CardTexts,
+    front: str,
+    files: str,
+    samples: Sequence[tuple[str, str]],
+    use: Sequence[str],
+    scores: Mapping[str, Any] | None,
+    limits: Sequence[str],
+    hyperparameters: Sequence[str],
+) -> str:
+    parts = [front, f"# {texts.title}", texts.description, files]
+    parts += [*(f"![{title}]({name})" for title, name in samples), "## Use", *use]
     if tables := list(score_tables(scores or {})):
         parts += ["## Scores", "In parentheses: 95 % intervals.", *tables]
-    parts += ["## Limits", _limits(found, texts), "## License", texts.license or f"The license is {UNKNOWN}."]
-    parts += ["## Hyperparameters"]
-    for each in found:
-        parts += [f"### {each.file.name}", _hyperparameters(each)]
+    all_limits = [texts.limits, *limits, "* Prompts and images are not filtered."]
+    parts += ["## Limits", "\n".join(filter(None, all_limits))]
+    parts += ["## License", texts.license or f"The license is {UNKNOWN}.", "## Hyperparameters", *hyperparameters]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def _describe(file: CardFile) -> _Described:
     content = load_file(file.path)
-    kind = find_kind(content["kind"])
-    settings = kind.read_settings(content["config"])
-    names = (content["trainee"],) if content["trainee"] else kind.trainees(settings)
+    settings = find_kind(content["kind"]).read(content["config"])
+    names = (content["trainee"],) if content["trainee"] else settings.trainees
     facts = training_facts(file.path, content)
-    words = next((len(value) for name, value in content["state"].items() if name.endswith("token_emb.weight")), 0)
-    networks = tuple(_network(kind, settings, content, facts, words, name) for name in names)
+    words = vocabulary_size(content["state"])
+    networks = tuple(_network(settings, content, facts, words, name) for name in names)
     header = {name: value for name, value in content.items() if name != "state"}
-    return _Described(file, header, kind, settings, facts, networks)
+    return _Described(file, header, settings, facts, networks)
 
 
 def _network(
-    kind: Kind, settings: Any, content: Mapping[str, Any], facts: TrainingFacts, words: int, name: str
+    settings: NetworkKind, content: Mapping[str, Any], facts: TrainingFacts, words: int, name: str
 ) -> _Network:
     """words: size of the vocabulary."""
-    probe = kind.probe(settings, name)
-    side = _trained_size(kind, content)
+    probe = settings.probe(name)
+    side = _trained_size(settings, content)
     sizes = (side, side) if side else probe.sizes
     with without_values():
-        network: nn.Module = kind.build(settings, words, name)
+        network: nn.Module = settings.build(words, name)
         parameters = sum(parameter.numel() for parameter in network.parameters())
         flops = count_flops(network, lambda model: probe.forward(model, 1, sizes[1]))
     # An assembled decoder has the samples of that of its U-Nets which saw most; a run trains all its networks on all.
-    is_known = facts.batch is not None or not _is_part(kind, settings, content)
-    total = 3 * flops * content["samples"] if is_known and kind.name not in ADAPTERS else None
+    is_known = facts.batch is not None or not _is_part(settings, content)
+    # The training of a ControlNet includes a base that is not trained.
+    total = 3 * flops * content["samples"] if is_known and settings.role != "controlnet" else None
     return _Network(name, parameters, sizes, flops, total)
 
 
-def _is_part(kind: Kind, settings: Any, content: Mapping[str, Any]) -> bool:
-    return not content["trainee"] and len(kind.trainees(settings)) > 1
+def _is_part(settings: NetworkKind, content: Mapping[str, Any]) -> bool:
+    return not content["trainee"] and len(settings.trainees) > 1
 
 
-def _trained_size(kind: Kind, content: Mapping[str, Any]) -> int:
+def _trained_size(settings: NetworkKind, content: Mapping[str, Any]) -> int:
     """The width in pixels that an autoencoder, which takes all sizes, was trained on; 0 = its settings say it."""
-    size = content["config"].get("image_size") if kind.name in ("stage_a", "semantic") else None
+    size = content["config"].get("image_size") if settings.name in ("stage_a", "semantic") else None
     return size if isinstance(size, int) else 0
 
 
-def front_matter(does: str, texts: CardTexts, *tags: str) -> str:
+def _front_matter(does: str, texts: CardTexts, *tags: str) -> str:
     """What the hub reads. does: its name for what the model does."""
     values: dict[str, Any] = {"license": texts.license} if texts.license else {}
     values |= {"library_name": "diff_dalle", "pipeline_tag": does, "tags": ["diffusion", does, *tags]}
@@ -197,7 +199,7 @@ def front_matter(does: str, texts: CardTexts, *tags: str) -> str:
 
 def _sentence(each: _Described) -> str:
     return (
-        f"{each.what[0]}, {_sizes(each, 0)} pixels, "
+        f"{each.settings.described[0]}, {_sizes(each, 0)} pixels, "
         f"{quantity(sum(network.parameters for network in each.networks), 'parameter')}, "
         f"{ROLES[each.content['role']]} after {quantity(each.content['step'], 'step')}, in {each.file.precision}"
     )
@@ -216,7 +218,10 @@ def _use(found: Sequence[_Described], texts: CardTexts) -> str:
     first, location = found[0], texts.location
     path = storage.join(location, first.file.name) if first.file.role == "stage_b" else location
     roles = [each.file.role for each in found]
-    command, code = usage(first.kind.name, first.settings, first.content["trainee"], path, texts.prompt, roles)
+    return _example(*usage(first.settings.name, first.settings, first.content["trainee"], path, texts.prompt, roles))
+
+
+def _example(command: str, code: str) -> str:
     return f"```bash\n{command}\n```\n\n```python\nimport diff_dalle\n\n{code}\n```"
 
 
@@ -248,19 +253,18 @@ def _compute(found: Sequence[_Described]) -> str:
     )
 
 
-def _limits(found: Sequence[_Described], texts: CardTexts) -> str:
-    lines = [texts.limits] if texts.limits else []
+def _limits(found: Sequence[_Described]) -> list[str]:
+    lines = []
     for each in found:
         crops = "" if _sizes(each, 0) == _sizes(each, 1) else f", in crops of {_sizes(each, 1)}"
         lines.append(f"* `{each.file.name}` was trained on images of {_sizes(each, 0)} pixels{crops}.")
         text = getattr(getattr(each.settings, "model", None), "text", None)
-        length = getattr(each.settings.model, "text_length", None) if each.kind.name == "classifier" else None
+        length = getattr(each.settings.model, "text_length", None) if each.settings.name == "classifier" else None
         if length is None and text is not None and text.enc_attn_dim:
             length = text.text_length
         if length:
             lines.append(f"* `{each.file.name}` reads the first {length - 2} tokens of a text.")
-    lines.append("* Prompts and images are not filtered.")
-    return "\n".join(lines)
+    return lines
 
 
 def _hyperparameters(each: _Described) -> str:
@@ -270,8 +274,8 @@ def _hyperparameters(each: _Described) -> str:
 
 def _settings(each: _Described) -> Iterator[list[str]]:
     """(section, name, value) of what a file records, without texts that may say where something lies on a machine."""
-    command = TRAINING_COMMANDS.get(each.kind.name)
-    config_class = command.config_class if command else each.kind.settings
+    command = TRAINING_COMMANDS.get(each.settings.name)
+    config_class: Any = command.config_class if command else type(each.settings)
     present, found = present_keys(config_class), members(config_class)
     for key, value in each.content["config"].items():
         key = present.get(key, key)
@@ -288,7 +292,7 @@ def _settings(each: _Described) -> Iterator[list[str]]:
             chosen, rows = {key} if member.choices else set(), [(key, value)]
         for name, inner in rows:
             if name.rpartition(".")[2] in chosen or not _holds_text(inner):
-                yield [key, name, _spelled(inner)]
+                yield [key, name, shown(inner)]
 
 
 def _with_choices(config_class: Any) -> Iterator[str]:
@@ -307,7 +311,3 @@ def _holds_text(value: Any) -> bool:
     if isinstance(value, list):
         return any(map(_holds_text, value))
     return isinstance(value, str) and not value.isdecimal()
-
-
-def _spelled(value: Any) -> str:
-    return shown(tuple(value) if isinstance(value, list) else value)

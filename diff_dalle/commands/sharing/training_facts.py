@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ... import storage
-from ...checkpoints.kinds import KINDS
+from ...checkpoints.kinds import KINDS, find_kind
 from ...checkpoints.record import CheckpointSet, load_record
 from ...config import differences
 from ...errors import InputError
@@ -47,8 +47,8 @@ def training_facts(path: str, content: Mapping[str, Any]) -> TrainingFacts:
     record = load_record(folder) if storage.scheme(folder) in _FOLDERS else None
     if record is None or (record.identity.kind, record.identity.tokenizer) != (content["kind"], content["tokenizer"]):
         return TrainingFacts({})
-    kind = KINDS.get(content["kind"])
-    if kind and differences(record.identity.config, content["config"], kind.settings):
+    known = content["kind"] in KINDS
+    if known and differences(record.identity.config, content["config"], find_kind(content["kind"])):
         return TrainingFacts({})
     entries = _until(record.checkpoints, content["step"])
     data: dict[str, tuple[str, ...]] = {}

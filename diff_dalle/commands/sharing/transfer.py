@@ -6,7 +6,8 @@ import contextlib
 import os
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ... import storage
@@ -18,9 +19,8 @@ from ...checkpoints.model_writing import write_model, write_shared_lora
 from ...config import MAX_TEXT, load_mapping
 from ...errors import InputError
 from ...storage.hub import commit
-from .card import CardFile, CardTexts, model_card
+from .card import CardFile, CardTexts, lora_card, model_card
 from .copying import copy_file, copy_files
-from .lora_card import lora_card
 from .training_facts import training_facts
 
 REPORT, SCORES, LOG = "report.md", "scores.json", "progress.csv"
@@ -38,8 +38,8 @@ def push_checkpoints(
     Raises InputError for files that are no checkpoints, a folder without a report, and a place that cannot be written
     or holds a model already.
     """
-    _check_free(texts.location)
-    with tempfile.TemporaryDirectory(prefix="diff_dalle-") as folder:
+
+    def write(folder: str) -> None:
         model = write_model(folder, paths, precision)
         files = [
             CardFile(role, name, path, precision)
@@ -47,31 +47,40 @@ def push_checkpoints(
             for name, path in zip(names, paths[role], strict=True)
         ]
         _copy_logs(files, folder)
-        scores, pictures = _copy_report(report_dir, folder) if report_dir else ({}, [])
-        card = model_card(files, texts, scores, pictures[:1])
-        storage.write_bytes(os.path.join(folder, CARD), card.encode())
-        return _send(folder, texts.location, private)
+        _write_card(folder, report_dir, partial(model_card, files, texts))
+
+    return _push(write, texts.location, private)
 
 
 def push_lora(path: str, texts: CardTexts, report_dir: str, private: bool) -> list[str]:
     """Send a LoRA with its card and an evaluation's report to ``texts.location``. Returns the names of its files;
     InputError as ``push_checkpoints``."""
-    _check_free(texts.location)
     lora = read_lora(path)
-    with tempfile.TemporaryDirectory(prefix="diff_dalle-") as folder:
+
+    def write(folder: str) -> None:
         write_shared_lora(folder, lora)
-        scores, pictures = _copy_report(report_dir, folder) if report_dir else ({}, [])
-        card = lora_card(lora, texts, scores, pictures[:1])
-        storage.write_bytes(os.path.join(folder, CARD), card.encode())
-        return _send(folder, texts.location, private)
+        _write_card(folder, report_dir, partial(lora_card, lora, texts))
+
+    return _push(write, texts.location, private)
 
 
 def push_model(model: ModelFolder, to: str, private: bool) -> list[str]:
     """Send a model folder as it is. Returns the names of its files; InputError as ``push_checkpoints``."""
+    return _push(partial(_fetch, model), to, private)
+
+
+def _push(write: Callable[[str], object], to: str, private: bool) -> list[str]:
+    """Send what is written into a folder. Returns the names of the files."""
     _check_free(to)
     with tempfile.TemporaryDirectory(prefix="diff_dalle-") as folder:
-        _fetch(model, folder)
+        write(folder)
         return _send(folder, to, private)
+
+
+def _write_card(folder: str, report_dir: str, card: Callable[[Mapping[str, Any], Sequence], str]) -> None:
+    """Write the card with what a report says, which goes with it."""
+    scores, pictures = _copy_report(report_dir, folder) if report_dir else ({}, [])
+    storage.write_bytes(os.path.join(folder, CARD), card(scores, pictures[:1]).encode())
 
 
 def pull_model(location: str, folder: str) -> list[str]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...config import option
-from ...errors import InputError
+from ...config import option, settings
+from ...errors import Fault, named
 from ...randomness import Draw
 from .contract import ControlFilter, Materials
 
@@ -17,21 +17,22 @@ TANGENT_SHIFT = 15
 TANGENT = 13573  # tan(22.5°) · 2^15, as OpenCV rounds it
 
 
-@dataclass(frozen=True)
+@settings
 class CannyParams:
     """Canny edges"""
 
     resize: int = option(
-        224, "length in pixels of the shorter side of the pictures whose edges are found; 0 = as they are"
+        224,
+        "length in pixels of the shorter side of the pictures whose edges are found; 0 = as they are",
+        least=8,
+        besides=(0,),
     )
-    low: int = option(100, "gradient above which an edge goes on, in 8-bit levels")
+    low: int = option(100, "gradient above which an edge goes on, in 8-bit levels", least=0)
     high: int = option(200, "gradient above which an edge begins, in 8-bit levels")
 
-    def __post_init__(self):
-        if self.resize < 0 or 0 < self.resize < 8:
-            raise InputError(f"resize is {self.resize}, but must be at least 8, or 0")
-        if not 0 <= self.low <= self.high:
-            raise InputError(f"low is {self.low} and high {self.high}, but must have 0 <= low <= high")
+    def faults(self) -> Iterator[Fault]:
+        if self.low > self.high:
+            yield Fault.of(self, "low", f"must be at most {named('high')} ({self.high})")
 
 
 class CannyFilter(ControlFilter):

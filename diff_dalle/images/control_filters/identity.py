@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...config import option
-from ...errors import InputError
+from ...config import option, settings
 from ...randomness import Draw
 from ..plugins import load_plugin
 from .contract import ControlFilter, Materials
@@ -32,21 +31,14 @@ class Face:
 FindFaces = Callable[[np.ndarray], Sequence[Face]]
 
 
-@dataclass(frozen=True)
+@settings
 class IdentityParams:
     """Face identity"""
 
     faces: str = option("", "plug-in that finds faces and describes them; empty = the only one that is installed")
-    max_faces: int = option(4, "most faces of a picture that count")
-    p_drop: float = option(0.05, "probability of dropping each face")
-    p_full: float = option(0.3, "probability that a face that is alone fills the whole control")
-
-    def __post_init__(self):
-        if self.max_faces < 1:
-            raise InputError(f"max_faces is {self.max_faces}, but must be at least 1")
-        for name in ("p_drop", "p_full"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"{name} is {getattr(self, name):g}, but must lie between 0 and 1")
+    max_faces: int = option(4, "most faces of a picture that count", least=1)
+    p_drop: float = option(0.05, "probability of dropping each face", least=0, most=1)
+    p_full: float = option(0.3, "probability that a face that is alone fills the whole control", least=0, most=1)
 
 
 class IdentityFilter(ControlFilter):
@@ -57,7 +49,7 @@ class IdentityFilter(ControlFilter):
 
     def __init__(self, params: IdentityParams, materials: Materials):
         self.config = params
-        self.find: FindFaces = load_plugin("diff_dalle.faces", params.faces, "faces in controlnet_filter_params")
+        self.find: FindFaces = load_plugin("diff_dalle.faces", params.faces, "controlnet_filter_params.faces")
 
     def __call__(self, pictures: Tensor, draw: Draw, masks: Tensor | None = None) -> Tensor:
         height, width = pictures.shape[2:]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from ...config import option
-from ...errors import InputError
+from ...config import option, settings
+from ...errors import Fault
 from ...randomness import Draw
 from ..plugins import load_plugin
 from ..smart_crop import GROUP, Saliency
@@ -18,11 +18,11 @@ from .masking import box_or_stroke_masks, salient_masks
 THRESHOLD = (0.04, 0.4)  # of saliency, as in the published configurations
 
 
-@dataclass(frozen=True)
+@settings
 class InpaintParams:
     """Inpainting and outpainting"""
 
-    p_outpaint: float = option(0.4, "probability that what is masked and what is not change places")
+    p_outpaint: float = option(0.4, "probability that what is masked and what is not change places", least=0, most=1)
     saliency: str = option(
         "", "plug-in that finds what is salient in a picture, which is then masked; empty = random boxes and strokes"
     )
@@ -33,11 +33,9 @@ class InpaintParams:
         was=("thresold",),
     )
 
-    def __post_init__(self):
-        if not 0 <= self.p_outpaint <= 1:
-            raise InputError(f"p_outpaint is {self.p_outpaint:g}, but must lie between 0 and 1")
+    def faults(self) -> Iterator[Fault]:
         if len(self.limits) != 2 or not 0 <= self.limits[0] <= self.limits[1]:
-            raise InputError(f"threshold is {self.threshold}, but must be LOW,HIGH with 0 <= LOW <= HIGH")
+            yield Fault.of(self, "threshold", "must be LOW,HIGH with 0 <= LOW <= HIGH")
 
     @property
     def limits(self) -> tuple[float, ...]:
@@ -58,7 +56,7 @@ class InpaintFilter(ControlFilter):
             self.saliency = load_plugin(
                 GROUP,
                 params.saliency,
-                "saliency in controlnet_filter_params",
+                "controlnet_filter_params.saliency",
                 "train without saliency, by random boxes and strokes",
             )
         elif params.threshold is not None:  # published configurations have one

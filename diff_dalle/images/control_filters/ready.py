@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from torch import Tensor
 
-from ...config import option
-from ...errors import InputError
+from ...config import option, settings
+from ...errors import Fault, InputError, named
 from ...randomness import Draw
 from ..decode import IMAGE_KINDS
 from .contract import ControlFilter, Materials
@@ -22,7 +22,7 @@ class PictureFilter(ControlFilter):
         return pictures.float()
 
 
-@dataclass(frozen=True)
+@settings
 class ReadyParams:
     """Ready-made controls"""
 
@@ -31,14 +31,16 @@ class ReadyParams:
     )
     channels: int = option(3, "channels of the control: 3 = RGB, 1 = gray")
 
-    def __post_init__(self):
+    def faults(self) -> Iterator[Fault]:
         if self.channels not in (1, 3):
-            raise InputError(f"channels is {self.channels}, but must be 3 (RGB) or 1 (gray)")
+            yield Fault.of(self, "channels", "must be 3 (RGB) or 1 (gray)")
         name, _, kind = self.member.rpartition(".")
         if kind.lower() not in IMAGE_KINDS or not name or "/" in name:
-            raise InputError(
-                f"member is {self.member!r}, but must be an extension with two parts, such as cond.png or depth.jpg: a "
-                "picture beside the image in the shard, since a path in its json is not followed"
+            yield Fault.of(
+                self,
+                "member",
+                "must be an extension with two parts, such as cond.png or depth.jpg: a picture beside the image in the "
+                "shard, since a path in its json is not followed",
             )
 
 
@@ -59,6 +61,6 @@ def as_control(pictures: Tensor, channels: int) -> Tensor:
     if channels not in (1, 3):
         raise InputError(
             f"a picture can be a ready-made control of 1 or 3 channels, but the ControlNet takes {channels}: leave "
-            "--control_ready out"
+            f"{named('control_ready')} out"
         )
     return pictures.float() if channels == 3 else pictures.float().mean(1, keepdim=True)

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...config import option
-from ...errors import InputError
+from ...config import option, settings
+from ...errors import Fault, InputError, named
 from ...randomness import Draw
 from .contract import ControlFilter, Materials
 
 
-@dataclass(frozen=True)
+@settings
 class PixelatedParams:
     """Low resolution"""
 
-    scale: float = option(0.25, "resolution relative to the picture's", was=("scale_factor",))
-
-    def __post_init__(self):
-        if not 0 < self.scale < 1:
-            raise InputError(f"scale is {self.scale:g}, but must lie between 0 and 1")
+    scale: float = option(0.25, "resolution relative to the picture's", was=("scale_factor",), above=0, below=1)
 
 
-@dataclass(frozen=True)
+@settings
 class SemanticPixelatedParams(PixelatedParams):
     """Low resolution"""
 
-    scale: float = option(0.5, "resolution relative to the picture's", was=("scale_factor",))
+    scale: float = option(0.5, "resolution relative to the picture's", was=("scale_factor",), above=0, below=1)
 
 
 class PixelatedFilter(ControlFilter):
@@ -51,10 +45,9 @@ class SemanticPixelatedFilter(ControlFilter):
 
     def __init__(self, params: SemanticPixelatedParams, materials: Materials):
         if materials.encode is None:
-            raise InputError(
-                "controlnet_filter is semantic_sr, which requires a semantic encoder, but there is none: choose "
-                "another for a pixel generator; in sampling give its checkpoint with --semantic"
-            )
+            remedy = f"choose another for a pixel generator; in sampling give its checkpoint with {named('semantic')}"
+            rule = f"is semantic_sr, which requires a semantic encoder, but there is none: {remedy}"
+            raise InputError(Fault("controlnet_filter", rule))
         self.config = params
         self.encode, self.channels, self.stride = materials.encode, materials.channels, materials.stride
 

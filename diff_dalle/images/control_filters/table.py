@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from ...config import from_value, nearest, option
-from ...errors import InputError
+from ...config import faults_of, from_dict, nearest, option, settings
+from ...errors import Fault, InputError
 from ..plugins import installed, load_plugin
 from .canny import CannyFilter
 from .contract import ControlFilter, Materials
@@ -38,7 +37,7 @@ PUBLISHED = {
 }
 
 
-@dataclass(frozen=True)
+@settings
 class ControlConfig:
     """Control"""
 
@@ -61,11 +60,11 @@ class ControlConfig:
             return FILTERS[name]
         known = [*FILTERS, *installed(GROUP)]
         if name not in known:
-            raise InputError(
-                f"controlnet_filter is {name!r}, but must be one of {', '.join(known)}{nearest(name, known)}, or a "
-                f"plug-in: install a package with this name among its entry points of the group {GROUP}, or put such "
-                "controls into the shards (ready)"
+            rule = (
+                f"must be one of {', '.join(known)}{nearest(name, known)}, or a plug-in: install a package with this "
+                f"name among its entry points of the group {GROUP}, or put such controls into the shards (ready)"
             )
+            raise InputError(Fault("controlnet_filter", rule, name))
         return load_plugin(GROUP, name, "controlnet_filter")
 
     def params_of(self, kind: type[ControlFilter]) -> Any:
@@ -74,30 +73,21 @@ class ControlConfig:
         try:
             given = json.loads(self.controlnet_filter_params or "{}")
         except ValueError as error:
-            raise InputError(
-                f"{setting} is {self.controlnet_filter_params!r}, which is no JSON text: {error}"
-            ) from None
+            raise InputError(Fault.of(self, setting, f"it is no JSON text: {error}")) from None
         if not isinstance(given, Mapping):
-            raise InputError(f"{setting} is {self.controlnet_filter_params!r}, but must be a mapping")
-        return from_value(kind.params, given, setting)
+            raise InputError(Fault.of(self, setting, "must be a mapping"))
+        return from_dict(kind.params, given, setting)
 
     @property
     def channels(self) -> int:
         """Of the control: as recorded, else the filter's."""
         return self.control_channels or self.create().channels
 
-    def check(self, section: str = "control") -> None:
-        """InputError for a filter that does not exist, or parameters that it does not have, which begins with the path
-        of the setting.
-
-        section: the key of these settings in the whole config.
-        """
-        try:
-            self.params_of(self.filter_class)
-        except InputError as error:
-            text = str(error)
-            setting = text.partition(" ")[0]
-            raise InputError(f"{section}.{text if setting.endswith(':') else f'{setting}: {text}'}") from None
+    def check(self) -> None:
+        """InputError for a filter that does not exist, or parameters that it does not have, about settings of the
+        config that has these as ``control``."""
+        wrong = faults_of(lambda: self.params_of(self.filter_class))
+        InputError.check(fault.below(("control",)) for fault in wrong)
 
     def create(self, materials: Materials | None = None) -> ControlFilter:
         """The filter. InputError for what it lacks."""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...config import option
-from ...errors import InputError
+from ...config import option, settings
 from ..latent.semantic import (
     EFFICIENTNET_CHANNELS,
     ConvBackbone,
@@ -24,21 +22,18 @@ SLOPE = 0.2  # of all leaky ReLUs
 COLORS = 3  # channels that the encoders of pictures were trained on
 
 
-@dataclass(frozen=True)
+@settings
 class BackboneConfig:
     """What a ControlNet reads its control with"""
 
     large_width: int = option(
-        1024, "large: channels of its residual blocks; 16 times as many before them, 5/4 as many after"
+        1024,
+        "large: channels of its residual blocks; 16 times as many before them, 5/4 as many after",
+        least=4,
+        multiple_of=4,
     )
-    large_blocks: int = option(8, "large: residual blocks")
+    large_blocks: int = option(8, "large: residual blocks", least=0)
     semantic: SemanticConfig | None = option(None, "semantic: the encoder it starts from, which training records")
-
-    def __post_init__(self):
-        if self.large_width < 4 or self.large_width % 4:
-            raise InputError(f"large_width is {self.large_width}, but must be a multiple of 4")
-        if self.large_blocks < 0:
-            raise InputError(f"large_blocks is {self.large_blocks}, but must be at least 0")
 
 
 class Backbone(nn.Module):
@@ -48,7 +43,11 @@ class Backbone(nn.Module):
     """
 
     channels: int
+    layers: nn.Module
     encoder = ""
+
+    def forward(self, control: Tensor) -> Tensor:
+        return self.layers(control)
 
     def start_from(self, semantic: SemanticAutoencoder) -> None:
         """Copy a semantic encoder's weights, where this has the same network."""
@@ -65,9 +64,6 @@ class Simple(Backbone):
             nn.LeakyReLU(SLOPE),
             nn.Conv2d(wide, control_channels, 3, padding=1),
         )
-
-    def forward(self, control: Tensor) -> Tensor:
-        return self.layers(control)
 
 
 class Residual(nn.Module):
@@ -93,9 +89,6 @@ class Large(Backbone):
             *(Residual(width) for _ in range(config.large_blocks)),
             nn.Conv2d(width, self.channels, 1),
         )
-
-    def forward(self, control: Tensor) -> Tensor:
-        return self.layers(control)
 
 
 class _Encoder(Backbone):

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
 from torch import Tensor, nn
 
 from ...batch import CONTROL_HINT, Conditioning
-from ...errors import InputError, quantity
-
-Residuals = Sequence[Tensor | None]
+from ...errors import Fault, InputError, quantity
 
 
 class ControlNet(nn.Module, ABC):
@@ -24,7 +22,7 @@ class ControlNet(nn.Module, ABC):
     def __init__(self, control_channels: int):
         super().__init__()
         if control_channels < 1:
-            raise InputError(f"control_channels is {control_channels}, but must be at least 1")
+            raise InputError(Fault("control_channels", "must be at least 1", control_channels))
         self.control_channels = control_channels
 
     def encode(self, control: Tensor) -> Tensor:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from torch import Tensor, nn
 
 from ...batch import Conditioning
-from ...config import lookup, option, section
-from ...errors import InputError, quantity
+from ...config import option, section, settings
+from ...errors import Fault, InputError, quantity
 from ..latent.config import LatentUnetConfig
 from ..layers import zero_init
 from .control_backbones import BACKBONES, SLOPE, BackboneConfig
 from .controlnet import ControlNet
 
 
-@dataclass(frozen=True)
+@settings
 class LatentControlConfig:
     """ControlNet"""
 
@@ -24,31 +24,28 @@ class LatentControlConfig:
         "numbers of the residual blocks that it steers: blocks C in the order in which they are passed, repeats "
         "included, from 0 on",
         required=True,
+        least=0,
     )
     controlnet_bottleneck_mode: str = option(
         "effnet",
         "what reads the control: effnet (EfficientNetV2-S) or semantic (our own encoder), which start from the weights "
         "of the semantic encoder and take pictures, simple or large, which take small maps",
-        choices=tuple(BACKBONES),
+        choices=BACKBONES,
     )
     backbone: BackboneConfig = section(BackboneConfig)
 
-    def __post_init__(self):
-        lookup(BACKBONES, self.controlnet_bottleneck_mode, "controlnet_bottleneck_mode")
-        blocks = self.controlnet_blocks
-        if min(blocks, default=0) < 0 or len(set(blocks)) < len(blocks):
-            raise InputError(f"controlnet_blocks is {blocks}, but must be different numbers from 0 on")
+    def faults(self) -> Iterator[Fault]:
+        if len(set(self.controlnet_blocks)) < len(self.controlnet_blocks):
+            yield Fault.of(self, "controlnet_blocks", "must be different numbers from 0 on")
 
     def check_blocks(self, base: LatentUnetConfig) -> None:
         """InputError for no blocks, and for those that the base does not have."""
         if not self.controlnet_blocks:
-            raise InputError("controlnet_blocks is empty, but must name at least one residual block")
-        last = base.residual_blocks - 1
-        if max(self.controlnet_blocks) > last:
-            raise InputError(
-                f"controlnet_blocks has {max(self.controlnet_blocks)}, but the base has "
-                f"{quantity(last + 1, 'residual block')}, numbered from 0 to {last}: leave it out"
-            )
+            raise InputError(Fault("controlnet_blocks", "is empty, but must name at least one residual block"))
+        count, given = len(base.residual_widths), max(self.controlnet_blocks)
+        if given >= count:
+            blocks = f"{quantity(count, 'residual block')}, numbered from 0 to {count - 1}"
+            raise InputError(Fault("controlnet_blocks", f"has {given}, but the base has {blocks}: leave it out"))
 
 
 class Projection(nn.Sequential):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ...config import nearest
-from ...errors import InputError
+from ...errors import Fault, InputError
 from ..precision import autocast_disabled
 
 ADAPTABLE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d, nn.MultiheadAttention)
@@ -71,11 +71,12 @@ def select_modules(network: nn.Module, filters: Sequence[str]) -> list[str]:
         if not any(text in name for name in names):
             parts = {part for name in names for part in name.split(".")}
             begin = "." if text.startswith(".") else ""
-            raise InputError(
-                f"module_filters has {text!r}, but no linear layer or convolution of the network has that in its name"
-                f"{nearest(text, sorted(begin + part for part in parts if not part.isdigit()))} (names look like "
-                f"{names[len(names) // 2] if names else 'none'})"
+            hint = nearest(text, sorted(begin + part for part in parts if not part.isdigit()))
+            rule = (
+                f"has {text!r}, but no linear layer or convolution of the network has that in its name{hint} "
+                f"(names look like {names[len(names) // 2] if names else 'none'})"
             )
+            raise InputError(Fault("module_filters", rule))
     return [name for name in names if any(text in name for text in filters)]
 
 

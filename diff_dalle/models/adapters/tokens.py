@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ...errors import InputError
+from ...errors import Fault, InputError
 from ..text_encoder import TextEncoder
 
 Sources = Sequence[Sequence[int]]
@@ -18,7 +18,7 @@ def text_encoder_of(network: nn.Module) -> tuple[str, TextEncoder]:
     for name, module in network.named_modules():
         if isinstance(module, TextEncoder):
             return name, module
-    raise InputError("train_tokens is set, but the network has no text encoder of its own: leave it out")
+    raise InputError(Fault("train_tokens", "is set, but the network has no text encoder of its own: leave it out"))
 
 
 class AdaptedEmbedding(nn.Module):
@@ -67,6 +67,14 @@ def start_rows(table: Tensor, sources: Sources) -> Tensor:
     return torch.stack(rows).detach()
 
 
+def _check_shape(deltas: Tensor, ids: Sequence[int], table: Tensor) -> None:
+    wanted = (len(ids), table.shape[1])
+    if deltas.shape != wanted:
+        raise InputError(
+            f"the LoRA does not fit this network: its token embeddings are {tuple(deltas.shape)}, but must be {wanted}"
+        )
+
+
 @torch.no_grad()
 def merge_tokens(
     network: nn.Module, vocab_size: int, changes: Sequence[tuple[Sequence[int], Sources, Tensor, float]]
@@ -80,11 +88,7 @@ def merge_tokens(
     old = encoder.token_emb.weight
     table = torch.cat([old, old.new_zeros(vocab_size - len(old), old.shape[1])])
     for ids, sources, deltas, weight in changes:
-        if deltas.shape != (len(ids), old.shape[1]):
-            raise InputError(
-                f"the LoRA does not fit this network: its token embeddings are {tuple(deltas.shape)}, but must be "
-                f"{(len(ids), old.shape[1])}"
-            )
+        _check_shape(deltas, ids, old)
         rows = torch.tensor(ids, device=old.device)
         begin = start_rows(old, sources)
         known = (rows < len(old))[:, None]
@@ -98,10 +102,6 @@ def unmerge_tokens(network: nn.Module, kept: Sequence[int], ids: Sequence[int], 
     ``changes`` [n, width] away from those that then are ``ids``."""
     encoder = text_encoder_of(network)[1]
     table = encoder.token_emb.weight[torch.tensor(kept)]
-    if changes.shape != (len(ids), table.shape[1]):
-        raise InputError(
-            f"the LoRA does not fit this network: its token embeddings are {tuple(changes.shape)}, but must be "
-            f"{(len(ids), table.shape[1])}"
-        )
+    _check_shape(changes, ids, table)
     table[torch.tensor(ids, dtype=torch.int64)] -= changes.to(table.dtype)
     encoder.token_emb = nn.Embedding.from_pretrained(table)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...batch import Conditioning
-from ...config import option
+from ...config import option, settings
 from ...errors import InputError
 from ..generator import Generator, GeneratorConfig
 from ..layers import zero_init
@@ -17,15 +15,11 @@ from ..unet import UNetEncoder
 from .controlnet import ControlNet
 
 
-@dataclass(frozen=True)
+@settings
 class UnetControlConfig:
     """ControlNet"""
 
-    hint_channels: int = option(64, "channels of the convolutions that read the control")
-
-    def __post_init__(self):
-        if self.hint_channels < 1:
-            raise InputError(f"hint_channels is {self.hint_channels}, but must be at least 1")
+    hint_channels: int = option(64, "channels of the convolutions that read the control", least=1)
 
 
 class UnetControlNet(ControlNet):

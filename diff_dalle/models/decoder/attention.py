@@ -9,10 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from ..attention import attend, themselves
-from ..layers import Linear, to_image, to_tokens
+from ..layers import Linear, recompute, to_image, to_tokens
 from ..norms import LayerNorm32
 
 TOKEN_HEADS, TOKEN_HEAD_WIDTH = 8, 64  # of attention to condition tokens, at every width
@@ -136,9 +135,7 @@ class OverPositions(nn.Module):
         self.attention, self.use_checkpoint = attention, use_checkpoint
 
     def forward(self, x: Tensor, perturbed: Tensor | None = None) -> Tensor:
-        if self.use_checkpoint and torch.is_grad_enabled():
-            return checkpoint(self._forward, x, perturbed, use_reentrant=False, preserve_rng_state=False)
-        return self._forward(x, perturbed)
+        return recompute(self.use_checkpoint, self._forward, x, perturbed)
 
     def _forward(self, x: Tensor, perturbed: Tensor | None) -> Tensor:
         return x + to_image(self.attention(to_tokens(x), perturbed), x.shape[2:])

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
-from ..layers import Linear, to_image, to_tokens
+from ..layers import Linear, recompute, to_image, to_tokens
 from ..norms import GroupNorm32
 from .attention import TokenAttention
 
@@ -66,9 +65,7 @@ class ResidualBlock(nn.Module):
     def forward(self, x: Tensor, emb: Tensor, tokens: Tensor | None = None, skip: Tensor | None = None) -> Tensor:
         """x: [N, C, H, W]; emb: [N, emb_width] after its SiLU; tokens: [N, S, token_width]; skip: [N, C', H, W] with
         C + C' = channels. Returns [N, out_channels, H, W]."""
-        if self.use_checkpoint and torch.is_grad_enabled():
-            return checkpoint(self._forward, x, emb, tokens, skip, use_reentrant=False, preserve_rng_state=False)
-        return self._forward(x, emb, tokens, skip)
+        return recompute(self.use_checkpoint, self._forward, x, emb, tokens, skip)
 
     def _forward(self, x: Tensor, emb: Tensor, tokens: Tensor | None, skip: Tensor | None) -> Tensor:
         if skip is not None:  # here, so that checkpointing keeps no copy of the two

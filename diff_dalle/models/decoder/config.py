@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
-from ...config import option
-from ...errors import InputError, quantity
+from ...config import option, settings
+from ...errors import Fault, InputError, named, quantity
 
 Value = TypeVar("Value", bool, int)
 
@@ -31,7 +31,7 @@ class Stage:
     attention: str
 
 
-@dataclass(frozen=True)
+@settings
 class DecoderUnetConfig:
     """Decoder U-Net"""
 
@@ -42,26 +42,30 @@ class DecoderUnetConfig:
         "lowres_noise_cond": "follows from use_noise_for_lowres_cond of the decoder: leave it out",
     }
 
-    dim: int = option(128, "base channels; the timestep vector has four times as many", required=True)
+    dim: int = option(128, "base channels; the timestep vector has four times as many", required=True, least=2)
     dim_mults: tuple[int, ...] = option(
-        (1, 2, 4, 8), "width of each stage as a multiple of dim; each stage has half the resolution of the one before"
+        (1, 2, 4, 8),
+        "width of each stage as a multiple of dim; each stage has half the resolution of the one before",
+        least=1,
     )
     image_embed_dim: int | None = option(
-        None, "width of the image embedding; required by a U-Net that is conditioned on it"
+        None, "width of the image embedding; required by a U-Net that is conditioned on it", least=1
     )
     cond_on_image_embeds: bool | None = option(
         None, "condition on the image embedding; none = the decoder's first U-Net only"
     )
-    text_embed_dim: int | None = option(None, "width of the text encodings; required by cond_on_text_encodings")
+    text_embed_dim: int | None = option(
+        None, "width of the text encodings; required by cond_on_text_encodings", least=1
+    )
     cond_on_text_encodings: bool | None = option(False, "condition on text encodings, in the middle blocks")
-    cond_dim: int | None = option(None, "width of the condition tokens; none = dim")
-    channels: int = option(3, "image channels: 3 = RGB, 1 = grayscale")
+    cond_dim: int | None = option(None, "width of the condition tokens; none = dim", least=1)
+    channels: int = option(3, "image channels: 3 = RGB, 1 = grayscale", least=1)
     self_attn: tuple[bool, ...] = option((False,), "self-attention over positions, of all stages or of each")
-    attn_dim_head: int = option(32, "channels per head of attention over positions")
-    attn_heads: int = option(16, "heads of attention over positions")
+    attn_dim_head: int = option(32, "channels per head of attention over positions", least=1)
+    attn_heads: int = option(16, "heads of attention over positions", least=1)
     init_cross_embed: bool = option(True, "input layer: parallel convolutions of several kernel sizes")
-    num_image_tokens: int = option(4, "condition tokens made from the image embedding")
-    num_time_tokens: int = option(2, "condition tokens made from the timestep")
+    num_image_tokens: int = option(4, "condition tokens made from the image embedding", least=1)
+    num_time_tokens: int = option(2, "condition tokens made from the timestep", least=1)
     self_cond: bool = option(False, "condition on the image predicted before (Chen et al. 2022)")
     sparse_attn: tuple[bool, ...] = option(
         (False,), "linear attention over positions where there is no self-attention, of all stages or of each"
@@ -69,19 +73,21 @@ class DecoderUnetConfig:
     cosine_sim_cross_attn: bool = option(False, "cosine similarity in attention to condition tokens")
     cosine_sim_self_attn: bool = option(False, "cosine similarity in self-attention")
     attend_at_middle: bool = option(True, "self-attention between the two middle blocks")
-    max_text_len: int = option(256, "text tokens that the network sees; longer texts are cut, shorter ones padded")
+    max_text_len: int = option(
+        256, "text tokens that the network sees; longer texts are cut, shorter ones padded", least=1
+    )
     add_image_embeds_to_time: bool = option(True, "add a projection of the image embedding to the timestep vector")
-    init_dim: int | None = option(None, "channels of the input layer; none = dim")
+    init_dim: int | None = option(None, "channels of the input layer; none = dim", least=1)
     init_conv_kernel_size: int = option(7, "kernel size of the input layer without init_cross_embed; odd")
     init_cross_embed_kernel_sizes: tuple[int, ...] = option(
         (3, 7, 15), "kernel sizes of the input layer with init_cross_embed; odd"
     )
-    resnet_groups: tuple[int, ...] = option((8,), "groups of the group norms, of all stages or of each")
+    resnet_groups: tuple[int, ...] = option((8,), "groups of the group norms, of all stages or of each", least=1)
     resnet_weight_standardization: bool = option(
         False, "standardize the weights of the residual blocks' convolutions (Qiao et al. 2019)"
     )
     num_resnet_blocks: tuple[int, ...] = option(
-        (2,), "residual blocks with a skip connection, of all stages or of each; each stage has one more"
+        (2,), "residual blocks with a skip connection, of all stages or of each; each stage has one more", least=1
     )
     cross_embed_downsample: bool = option(False, "downsample by parallel convolutions of several kernel sizes")
     cross_embed_downsample_kernel_sizes: tuple[int, ...] = option(
@@ -100,54 +106,39 @@ class DecoderUnetConfig:
         False, "activation checkpointing: recompute activations in the backward pass to save memory", free=True
     )
 
-    def __post_init__(self):
-        positive = (
-            "dim", "dim_mults", "image_embed_dim", "text_embed_dim", "cond_dim", "channels", "attn_dim_head",
-            "attn_heads", "num_image_tokens", "num_time_tokens", "max_text_len", "init_dim", "resnet_groups",
-            "num_resnet_blocks",
-        )  # fmt: skip
-        for name in positive:
-            for value in _listed(getattr(self, name)):
-                if value is not None and value < 1:
-                    raise InputError(f"{name} is {value}, but must be at least 1")
-        if self.dim < 2:
-            raise InputError(f"dim is {self.dim}, but must be at least 2: the timestep is embedded in it")
+    def faults(self) -> Iterator[Fault]:
         if not self.dim_mults:
-            raise InputError("dim_mults is empty, but must have a multiplier for each stage")
+            yield Fault("dim_mults", "is empty, but must have a multiplier for each stage")
         for name in ("self_attn", "sparse_attn", "resnet_groups", "num_resnet_blocks"):
-            count = len(getattr(self, name))
-            if count not in (1, len(self.dim_mults)):
-                raise InputError(
-                    f"{name} has {quantity(count, 'value')}, but must have 1, or one for each of the "
-                    f"{len(self.dim_mults)} stages of dim_mults"
-                )
-        for name, remainder in (
-            ("init_conv_kernel_size", 1),
-            ("init_cross_embed_kernel_sizes", 1),
-            ("cross_embed_downsample_kernel_sizes", 0),
-            ("final_conv_kernel_size", 1),
-        ):
-            self._check_kernels(name, remainder)
+            count, stages = len(getattr(self, name)), len(self.dim_mults)
+            if count not in (1, stages):
+                wanted = f"1, or one for each of the {stages} stages of {named('dim_mults')}"
+                yield Fault(name, f"has {quantity(count, 'value')}, but must have {wanted}")
+        kernels = {
+            "init_conv_kernel_size": (self.init_conv_kernel_size,),
+            "init_cross_embed_kernel_sizes": self.init_cross_embed_kernel_sizes,
+            "cross_embed_downsample_kernel_sizes": self.cross_embed_downsample_kernel_sizes,
+            "final_conv_kernel_size": (self.final_conv_kernel_size,),
+        }
+        for name, sizes in kernels.items():
+            even = name == "cross_embed_downsample_kernel_sizes"
+            for size in sizes:
+                if size < 1 or size % 2 == even:
+                    yield Fault(name, f"has {size}, but must be positive and {'even' if even else 'odd'}")
+            if not sizes:
+                yield Fault(name, "is empty, but must have a kernel size")
         if self.cond_on_text_encodings and self.text_embed_dim is None:
-            raise InputError("cond_on_text_encodings is True, but text_embed_dim is none: set it")
+            yield Fault("cond_on_text_encodings", f"is True, but {named('text_embed_dim')} is none: set it")
         for groups, width in self._normalized:
             if width % groups:
-                raise InputError(f"resnet_groups has {groups}, but must divide the {width} channels of its stage")
-        if self.init_cross_embed:
-            _check_split("init_cross_embed_kernel_sizes", self.init_cross_embed_kernel_sizes, self.stem_width)
+                yield Fault("resnet_groups", f"has {groups}, but must divide the {width} channels of its stage")
+        split = [("init_cross_embed_kernel_sizes", self.stem_width)] if self.init_cross_embed else []
         if self.cross_embed_downsample:
-            for stage in self.stages:
-                sizes = self.cross_embed_downsample_kernel_sizes
-                _check_split("cross_embed_downsample_kernel_sizes", sizes, stage.out_width)
-
-    def _check_kernels(self, name: str, remainder: int) -> None:
-        """InputError unless the kernel sizes are positive and odd (remainder 1) or even (0)."""
-        values = _listed(getattr(self, name))
-        if not values:
-            raise InputError(f"{name} is empty, but must have a kernel size")
-        for value in values:
-            if value < 1 or value % 2 != remainder:
-                raise InputError(f"{name} has {value}, but must be positive and {'odd' if remainder else 'even'}")
+            split += [("cross_embed_downsample_kernel_sizes", stage.out_width) for stage in self.stages]
+        for name, width in split:  # each kernel size gets a channel: see ``CrossEmbed``
+            count = len(kernels[name])
+            if width >> (count - 1) < 1:
+                yield Fault(name, f"has {quantity(count, 'size')}, but {quantity(width, 'channel')} to share")
 
     @property
     def _normalized(self) -> list[tuple[int, int]]:
@@ -207,18 +198,8 @@ class DecoderUnetConfig:
         """InputError unless height and width are multiples of ``divisor``."""
         if height % self.divisor or width % self.divisor:
             size = f"{height}" if height == width else f"{width}×{height}"
-            efficient = ", memory_efficient" if self.memory_efficient else ""
+            efficient = f", {named('memory_efficient')}" if self.memory_efficient else ""
             raise InputError(
                 f"the image size is {size}, but must be a multiple of {self.divisor} ({len(self.dim_mults)} stages in "
-                f"dim_mults{efficient}); change the image size, or give dim_mults fewer stages"
+                f"{named('dim_mults')}{efficient}); change the image size, or give {named('dim_mults')} fewer stages"
             )
-
-
-def _listed(value) -> Sequence:
-    return value if isinstance(value, tuple) else (value,)
-
-
-def _check_split(name: str, sizes: Sequence[int], width: int) -> None:
-    """InputError unless each kernel size gets a channel: see ``CrossEmbed``."""
-    if width >> (len(sizes) - 1) < 1:
-        raise InputError(f"{name} has {quantity(len(sizes), 'size')}, but {quantity(width, 'channel')} to share")

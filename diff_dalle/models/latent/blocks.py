@@ -12,7 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from ..attention import attend, themselves
 from ..dropout import Dropout
@@ -143,9 +142,8 @@ class ConvBlock(nn.Module):
 
     def forward(self, x: Tensor, context: Context, skip: Tensor | None = None) -> Tensor:
         """x: [N, channels, H, W]; skip: [N, skip_channels, H, W]. Returns [N, channels, H, W]."""
-        if self.use_checkpoint and torch.is_grad_enabled():
-            return recompute(self._forward, x, skip, context.keys, keys=context.keys)
-        return self._forward(x, skip, context.keys)
+        keys = context.keys
+        return recompute(self.use_checkpoint, self._forward, x, skip, keys, random=keys is None)
 
     def _forward(self, x: Tensor, skip: Tensor | None, keys: Tensor | None) -> Tensor:
         h = self.norm(self.depthwise(x))
@@ -165,9 +163,8 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         """[N, channels, H, W] → [N, channels, H, W]."""
-        if self.use_checkpoint and torch.is_grad_enabled():
-            return recompute(self._forward, x, context.keys, keys=context.keys)
-        return self._forward(x, context.keys)
+        keys = context.keys
+        return recompute(self.use_checkpoint, self._forward, x, keys, random=keys is None)
 
     def _forward(self, x: Tensor, keys: Tensor | None) -> Tensor:
         return x + to_image(self.mlp(to_tokens(self.norm(x)), keys), x.shape[2:])
@@ -207,10 +204,7 @@ class AttentionBlock(nn.Module):
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         """[N, channels, H, W] → [N, channels, H, W]."""
-        if self.use_checkpoint and torch.is_grad_enabled():
-            given = (context.tokens, context.perturbed)
-            return checkpoint(self._forward, x, *given, use_reentrant=False, preserve_rng_state=False)
-        return self._forward(x, context.tokens, context.perturbed)
+        return recompute(self.use_checkpoint, self._forward, x, context.tokens, context.perturbed)
 
     def _forward(self, x: Tensor, tokens: Tensor | None, perturbed: Tensor | None) -> Tensor:
         further = None if self.kv_mapper is None else self.kv_mapper(tokens)

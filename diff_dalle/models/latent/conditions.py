@@ -5,13 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from ...batch import Conditioning
 from ...errors import InputError
-from ..layers import Linear, Module
+from ..layers import Linear, Module, recompute
 from ..norms import LayerNorm32
-from ..text_encoder import TextEncoder
 from .blocks import NORM_EPS, ChannelNorm
 from .config import LatentUnetConfig
 
@@ -23,14 +21,6 @@ def mapper(module: Module) -> Module:
     nn.init.normal_(module.weight, std=MAPPER_STD)  # type: ignore[arg-type]
     nn.init.zeros_(module.bias)  # type: ignore[arg-type]
     return module
-
-
-def encode_captions(encoder: TextEncoder | None, cond: Conditioning) -> Conditioning:
-    """``cond`` with ``text_states`` and ``text_pooled`` from ``tokens``; unchanged without encoder or where they are
-    set. Raises InputError for missing captions."""
-    if encoder is None or (cond.text_states is not None and cond.text_pooled is not None):
-        return cond
-    return encoder.encoded(cond)
 
 
 class ConditionTokens(nn.Module):
@@ -103,9 +93,7 @@ class MapCondition(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, channels, H, W] → [N, width, H, W]."""
-        if self.use_checkpoint and torch.is_grad_enabled():
-            return checkpoint(self._forward, x, use_reentrant=False, preserve_rng_state=False)
-        return self._forward(x)
+        return recompute(self.use_checkpoint, self._forward, x)
 
     def _forward(self, x: Tensor) -> Tensor:
         return self.norm(self.layer_out(F.gelu(self.layer_in(x))))

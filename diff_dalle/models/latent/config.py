@@ -2,47 +2,58 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
 
-from ...config import option, section
-from ...errors import InputError, quantity
+from ...config import option, section, settings
+from ...errors import Fault, InputError, named, quantity
 from ..text_encoder import TextEncoderConfig
 
 LETTERS = {"C": "convolution", "A": "attention", "F": "feed-forward", "T": "timestep"}
 
 
-@dataclass(frozen=True)
+@settings
 class LatentTextConfig(TextEncoderConfig):
     """Text encoder"""
 
     enc_attn_dim: int = option(
-        0, "width of a text encoder that is trained with the network; 0 = text is encoded outside, by a frozen CLIP"
+        0,
+        "width of a text encoder that is trained with the network; 0 = text is encoded outside, by a frozen CLIP",
+        least=0,
     )
     text_length: int = option(
         77,
         "length of captions in tokens, start and end tokens included; longer ones are truncated, shorter ones padded",
+        least=1,
     )
 
 
-@dataclass(frozen=True)
+@settings
 class LatentUnetConfig:
     """Latent U-Net"""
 
-    channels: int = option(4, "channels of the latents")
+    channels: int = option(4, "channels of the latents", least=1)
     patch_size: int = option(
-        1, "patch size in latent positions: space-to-depth at the input, depth-to-space at the end"
+        1, "patch size in latent positions: space-to-depth at the input, depth-to-space at the end", least=1
     )
-    widths: tuple[int, ...] = option((320, 640), "channels of each level")
+    widths: tuple[int, ...] = option((320, 640), "channels of each level", least=1)
     heads: tuple[int, ...] = option((0, 0), "attention heads of each level; 0 where there is no attention")
     levels: tuple[str, ...] = option(
         ("CT", "CT"),
         "what one block of each level consists of: C convolution, T timestep, A attention, F feed-forward",
     )
-    down_blocks: tuple[int, ...] = option((2, 2), "blocks of each level on the way down")
-    up_blocks: tuple[int, ...] = option((2, 2), "blocks of each level on the way up, deepest level first")
-    down_repeats: tuple[int, ...] = option((1, 1), "passes through each level on the way down, with the same weights")
-    up_repeats: tuple[int, ...] = option((1, 1), "passes through each level on the way up, deepest level first")
-    dropout: tuple[float, ...] = option((0.0, 0.0), "dropout rate in the blocks C and F of each level")
+    down_blocks: tuple[int, ...] = option((2, 2), "blocks of each level on the way down", least=1)
+    up_blocks: tuple[int, ...] = option((2, 2), "blocks of each level on the way up, deepest level first", least=1)
+    down_repeats: tuple[int, ...] = option(
+        (1, 1), "passes through each level on the way down, with the same weights", least=1
+    )
+    up_repeats: tuple[int, ...] = option(
+        (1, 1), "passes through each level on the way up, deepest level first", least=1
+    )
+    dropout: tuple[float, ...] = option(
+        (0.0, 0.0), "dropout rate in the blocks C and F of each level", least=0, below=1
+    )
     kernel_size: int = option(3, "kernel size of the depthwise convolutions; odd")
     coordinates: bool = option(
         False,
@@ -52,62 +63,44 @@ class LatentUnetConfig:
     text_modulation: bool = option(
         False, "pooled text scales and shifts the channels in the blocks T too: a small network learns captions sooner"
     )
-    cond_width: int = option(1280, "width of the condition tokens")
-    vector_tokens: int = option(4, "condition tokens made from each vector: pooled text, image embedding")
-    time_width: int = option(64, "width of the embeddings of the noise condition and of each micro-condition")
+    cond_width: int = option(1280, "width of the condition tokens", least=1)
+    vector_tokens: int = option(4, "condition tokens made from each vector: pooled text, image embedding", least=1)
+    time_width: int = option(64, "width of the embeddings of the noise condition and of each micro-condition", least=2)
     micro_conditions: tuple[str, ...] = option(
         (), "numbers in [0, 1] that condition the network besides the noise, by name; one that is not given is 0"
     )
     text: LatentTextConfig = section(LatentTextConfig)
     pooled_width: int = option(
-        1280, "width of the pooled text from outside; 0 = not conditioned on it", needs=("enc_attn_dim", "0")
+        1280, "width of the pooled text from outside; 0 = not conditioned on it", needs=("enc_attn_dim", "0"), least=0
     )
     use_checkpoint: bool = option(
         False, "activation checkpointing: recompute activations in the backward pass to save memory", free=True
     )
 
-    def __post_init__(self):
-        for name in ("channels", "patch_size", "cond_width", "vector_tokens"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}, but must be at least 1")
-        if self.time_width < 2:
-            raise InputError(f"time_width is {self.time_width}, but must be at least 2: a sine and a cosine")
-        if self.pooled_width < 0:
-            raise InputError(f"pooled_width is {self.pooled_width}, but must be at least 0")
+    def faults(self) -> Iterator[Fault]:
         if self.kernel_size < 1 or self.kernel_size % 2 == 0:
-            raise InputError(f"kernel_size is {self.kernel_size}, but must be positive and odd")
+            yield Fault.of(self, "kernel_size", "must be positive and odd")
         if not self.widths:
-            raise InputError("widths is empty, but must have the channels of each level")
+            yield Fault("widths", "is empty, but must have the channels of each level")
         for name in ("heads", "levels", "down_blocks", "up_blocks", "down_repeats", "up_repeats", "dropout"):
-            if len(getattr(self, name)) != self.depth:
-                raise InputError(
-                    f"{name} has {quantity(len(getattr(self, name)), 'value')}, but must have one for each of the "
-                    f"{quantity(self.depth, 'level')} of widths"
-                )
-        for name in ("widths", "down_blocks", "up_blocks", "down_repeats", "up_repeats"):
-            for value in getattr(self, name):
-                if value < 1:
-                    raise InputError(f"{name} has {value}, but must have positive integers")
-        for rate in self.dropout:
-            if not 0 <= rate < 1:
-                raise InputError(f"dropout has {rate:g}, but must be at least 0 and less than 1")
+            count = len(getattr(self, name))
+            if count != self.depth:
+                wanted = f"one for each of the {quantity(self.depth, 'level')} of {named('widths')}"
+                yield Fault(name, f"has {quantity(count, 'value')}, but must have {wanted}")
         if self.text_modulation and not self.vector_width:
-            raise InputError("text_modulation is True, but the network reads no pooled text: set pooled_width")
+            rule = f"is True, but the network reads no pooled text: set {named('pooled_width')}"
+            yield Fault("text_modulation", rule)
         if len(set(self.micro_conditions)) < len(self.micro_conditions):
-            raise InputError(f"micro_conditions is {', '.join(self.micro_conditions)}, but must not repeat a name")
-        for level in range(self.depth):
-            self._check_level(level)
-
-    def _check_level(self, level: int) -> None:
-        letters, width, heads = self.levels[level], self.widths[level], self.heads[level]
-        if not letters or set(letters) - LETTERS.keys():
-            raise InputError(f"levels has {letters!r}, but must be made of the letters {', '.join(LETTERS)}")
-        if level < self.depth - 1 and letters[0] != "C":
-            raise InputError(
-                f"levels has {letters!r}, but must begin with C above the deepest level: the skip connection ends there"
-            )
-        if "A" in letters and (heads < 1 or width % heads):
-            raise InputError(f"heads has {heads}, but must divide the {width} channels of level {level}, {letters}")
+            yield Fault("micro_conditions", f"is {', '.join(self.micro_conditions)}, but must not repeat a name")
+        for level, (letters, width, heads) in enumerate(zip(self.levels, self.widths, self.heads, strict=False)):
+            if not letters or set(letters) - LETTERS.keys():
+                yield Fault("levels", f"has {letters!r}, but must be made of the letters {', '.join(LETTERS)}")
+            elif level < self.depth - 1 and letters[0] != "C":
+                rule = "must begin with C above the deepest level: the skip connection ends there"
+                yield Fault("levels", f"has {letters!r}, but {rule}")
+            if "A" in letters and (heads < 1 or width % heads):
+                rule = f"must divide the {width} channels of level {level}, {letters}"
+                yield Fault("heads", f"has {heads}, but {rule}")
 
     @property
     def depth(self) -> int:
@@ -161,21 +154,22 @@ class LatentUnetConfig:
             for _ in range(letters.count("C") * blocks * repeats)
         ]
 
-    @property
-    def residual_blocks(self) -> int:
-        """The number of these."""
-        return len(self.residual_widths)
-
     def check_size(self, height: int, width: int) -> None:
         """InputError for latents that the patches do not divide, or that are too small for the levels."""
         if height % self.patch_size or width % self.patch_size:
             raise InputError(
-                f"the latents have {width}×{height} positions, but patch_size ({self.patch_size}) must divide both: "
-                "change the image size"
+                f"the latents have {width}×{height} positions, but {named('patch_size')} ({self.patch_size}) must "
+                "divide both: change the image size"
             )
         least = self.patch_size * 2 ** sum(kind != "same" for kind in self.transitions)
         if min(height, width) < least:
             raise InputError(
                 f"the latents have {width}×{height} positions, but {quantity(self.depth, 'level')} need at least "
-                f"{least} on each side: use larger images or fewer levels (widths)"
+                f"{least} on each side: use larger images or fewer levels ({named('widths')})"
             )
+
+
+def redefined(name: str, default: Any) -> Any:
+    """A setting of ``LatentUnetConfig`` with another default, for a class derived from it."""
+    metadata = {field.name: field.metadata for field in dataclasses.fields(LatentUnetConfig)}
+    return dataclasses.field(default=default, metadata=metadata[name])

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...config import option
-from ...errors import InputError
+from ...config import option, settings
+from ...errors import InputError, named
 from ..precision import autocast_disabled
 
 STARTING_ITERATIONS = 15  # of the power method at initialization
 LEAK = 0.2  # slope of the leaky ReLUs
 
 
-@dataclass(frozen=True)
+@settings
 class DiscriminatorConfig:
     """Discriminator"""
 
-    discriminator_depth: int = option(6, "convolutions; each halves the resolution")
-    discriminator_width: int = option(512, "channels of the last convolutions; the first have 1/8, 1/4 and 1/2 of them")
-
-    def __post_init__(self):
-        if self.discriminator_depth < 1:
-            raise InputError(f"discriminator_depth is {self.discriminator_depth}, but must be at least 1")
-        if self.discriminator_width < 8 or self.discriminator_width % 8:
-            raise InputError(f"discriminator_width is {self.discriminator_width}, but must be a multiple of 8")
+    discriminator_depth: int = option(6, "convolutions; each halves the resolution", least=1)
+    discriminator_width: int = option(
+        512, "channels of the last convolutions; the first have 1/8, 1/4 and 1/2 of them", least=8, multiple_of=8
+    )
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -87,8 +81,8 @@ class Discriminator(nn.Module):
         depth, (height, width) = self.config.discriminator_depth, images.shape[2:]
         if min(height, width) <= 2**depth:
             raise InputError(
-                f"the images have {width}×{height} pixels, but discriminator_depth {depth} needs more than {2**depth} "
-                "on each side: lower it"
+                f"the images have {width}×{height} pixels, but {named('discriminator_depth')} {depth} needs more than "
+                f"{2**depth} on each side: lower it"
             )
         h = images.contiguous(memory_format=torch.channels_last)
         for i, conv in enumerate(self.convs):

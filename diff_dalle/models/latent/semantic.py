@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ...config import option
-from ...errors import InputError
+from ...config import option, settings
+from ...errors import Fault, InputError, named
 from .blocks import ChannelNorm, Context, ConvBlock, Transition, xavier
 from .previewer import Previewer
 from .running_norm import RunningNorm
@@ -22,7 +22,7 @@ EFFICIENTNET_CHANNELS = 1280
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of colors in [0, 1]
 
 
-@dataclass(frozen=True)
+@settings
 class SemanticConfig:
     """Semantic encoder and previewer"""
 
@@ -33,12 +33,17 @@ class SemanticConfig:
         choices=BACKBONES,
     )
     stride: int = option(32, "pixels per position of the latents: 8, 16 or 32; efficientnet_v2_s: 32")
-    semantic_channels: int = option(16, "channels of the latents")
+    semantic_channels: int = option(16, "channels of the latents", least=1)
     encoder_width: int = option(
-        96, "channels of the encoder's first level; each further one has twice as many", needs=("backbone", "conv")
+        96,
+        "channels of the encoder's first level; each further one has twice as many",
+        needs=("backbone", "conv"),
+        least=1,
     )
-    encoder_blocks: int = option(3, "blocks of each level of the encoder", needs=("backbone", "conv"))
-    previewer_width: int = option(512, "channels of the previewer at the latents' resolution; a multiple of 4")
+    encoder_blocks: int = option(3, "blocks of each level of the encoder", needs=("backbone", "conv"), least=1)
+    previewer_width: int = option(
+        512, "channels of the previewer at the latents' resolution; a multiple of 4", least=4, multiple_of=4
+    )
     use_checkpoint: bool = option(
         False,
         "activation checkpointing: recompute the encoder's activations in the backward pass to save memory",
@@ -46,18 +51,11 @@ class SemanticConfig:
         needs=("backbone", "conv"),
     )
 
-    def __post_init__(self):
-        if self.backbone not in BACKBONES:
-            raise InputError(f"backbone is {self.backbone!r}, but must be one of {', '.join(BACKBONES)}")
+    def faults(self) -> Iterator[Fault]:
         if self.stride not in STRIDES:
-            raise InputError(f"stride is {self.stride}, but must be 8, 16 or 32")
+            yield Fault.of(self, "stride", "must be 8, 16 or 32")
         if self.backbone != "conv" and self.stride != 32:
-            raise InputError(f"stride is {self.stride}, but the backbone {self.backbone} has stride 32")
-        for name in ("semantic_channels", "encoder_width", "encoder_blocks"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}, but must be at least 1")
-        if self.previewer_width < 4 or self.previewer_width % 4:
-            raise InputError(f"previewer_width is {self.previewer_width}, but must be a multiple of 4")
+            yield Fault.of(self, "stride", f"must be 32 with {named('backbone')} {self.backbone}")
 
 
 #: The released size, and one for two CPU cores and pictures of 64 pixels.

@@ -2,47 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
-from ...config import option
-from ...errors import InputError
-from ..layers import Linear, to_image, to_tokens
+from ...config import option, settings
+from ...errors import Fault, InputError, named
+from ..layers import Linear, recompute, to_image, to_tokens
 from ..precision import autocast_disabled
 from .blocks import ChannelNorm, xavier
 from .quantizer import Quantizer
 from .running_norm import RunningNorm
 
 
-@dataclass(frozen=True)
+@settings
 class StageAConfig:
     """Stage A"""
 
-    levels: int = option(2, "levels; the latents have 1 / 2^levels of the resolution")
-    width: int = option(384, "channels of the deepest level; half as many in each level above")
-    bottleneck_blocks: int = option(12, "residual blocks at the decoder's deepest level")
-    latent_channels: int = option(4, "channels of the latents")
-    codebook_size: int = option(8192, "entries of the codebook")
+    levels: int = option(2, "levels; the latents have 1 / 2^levels of the resolution", least=1)
+    width: int = option(384, "channels of the deepest level; half as many in each level above", least=1)
+    bottleneck_blocks: int = option(12, "residual blocks at the decoder's deepest level", least=1)
+    latent_channels: int = option(4, "channels of the latents", least=1)
+    codebook_size: int = option(8192, "entries of the codebook", least=1)
     scale_factor: float = option(
-        0.43, "initial factor by which latents are divided; the end of training sets it so that they have variance 1"
+        0.43,
+        "initial factor by which latents are divided; the end of training sets it so that they have variance 1",
+        above=0,
     )
     use_checkpoint: bool = option(
         False, "activation checkpointing: recompute activations in the backward pass to save memory", free=True
     )
 
-    def __post_init__(self):
-        for name in ("levels", "width", "bottleneck_blocks", "latent_channels", "codebook_size"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}, but must be at least 1")
+    def faults(self) -> Iterator[Fault]:
         if self.width % 2 ** (self.levels - 1):
-            raise InputError(f"width is {self.width}, but must be a multiple of {2 ** (self.levels - 1)} (levels)")
-        if not self.scale_factor > 0:
-            raise InputError(f"scale_factor is {self.scale_factor:g}, but must be greater than 0")
+            yield Fault.of(self, "width", f"must be a multiple of {2 ** (self.levels - 1)} ({named('levels')})")
 
     @property
     def stride(self) -> int:
@@ -75,9 +71,7 @@ class GatedBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, channels, H, W] → the same shape."""
-        if self.use_checkpoint and torch.is_grad_enabled():
-            return checkpoint(self._forward, x, use_reentrant=False, preserve_rng_state=False)
-        return self._forward(x)
+        return recompute(self.use_checkpoint, self._forward, x)
 
     def _forward(self, x: Tensor) -> Tensor:
         scale, shift, gate, mlp_scale, mlp_shift, mlp_gate = self.gates.unbind()
@@ -165,8 +159,8 @@ class StageA(nn.Module):
         stride, (height, width) = self.config.stride, images.shape[2:]
         if height % stride or width % stride:
             raise InputError(
-                f"the images have {width}×{height} pixels, but stage A takes multiples of {stride} (levels is "
-                f"{self.config.levels}): change image_size"
+                f"the images have {width}×{height} pixels, but stage A takes multiples of {stride} ({named('levels')} "
+                f"is {self.config.levels}): change {named('image_size')}"
             )
         h = F.pixel_unshuffle((images + 1) / 2, 2).contiguous(memory_format=torch.channels_last)
         h = self.in_conv(h)

@@ -2,54 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from ...batch import Conditioning
-from ...config import option
+from ...config import option, settings
 from ...errors import InputError
 from .blocks import resized_to
 from .conditions import MapCondition, checked_map
-from .config import LatentUnetConfig
+from .config import LatentUnetConfig, redefined
 from .unet import LatentUnet
 
 
-@dataclass(frozen=True)
+@settings
 class StageBConfig(LatentUnetConfig):
     """Stage B"""
 
-    patch_size: int = option(
-        2, "patch size in latent positions: space-to-depth at the input, depth-to-space at the end"
-    )
+    patch_size: int = redefined("patch_size", 2)
     widths: tuple[int, ...] = option(
-        (320, 640, 1280, 1280), "channels of each level, each at half the resolution of the previous one"
+        (320, 640, 1280, 1280), "channels of each level, each at half the resolution of the previous one", least=1
     )
-    heads: tuple[int, ...] = option((0, 0, 20, 20), "attention heads of each level; 0 where there is no attention")
-    levels: tuple[str, ...] = option(
-        ("CT", "CT", "CTA", "CTA"),
-        "what one block of each level consists of: C convolution, T timestep, A attention, F feed-forward",
+    heads: tuple[int, ...] = redefined("heads", (0, 0, 20, 20))
+    levels: tuple[str, ...] = redefined("levels", ("CT", "CT", "CTA", "CTA"))
+    down_blocks: tuple[int, ...] = redefined("down_blocks", (2, 6, 28, 6))
+    up_blocks: tuple[int, ...] = redefined("up_blocks", (6, 28, 6, 2))
+    down_repeats: tuple[int, ...] = redefined("down_repeats", (1, 1, 1, 1))
+    up_repeats: tuple[int, ...] = redefined("up_repeats", (3, 3, 2, 2))
+    dropout: tuple[float, ...] = redefined("dropout", (0.0, 0.0, 0.1, 0.1))
+    micro_conditions: tuple[str, ...] = redefined("micro_conditions", ("sca",))
+    semantic_channels: int = option(16, "channels of the semantic map", least=1)
+    pixel_channels: int = option(
+        3, "channels of a picture to upsample, black where none is given; 0 = takes none", least=0
     )
-    down_blocks: tuple[int, ...] = option((2, 6, 28, 6), "blocks of each level on the way down")
-    up_blocks: tuple[int, ...] = option((6, 28, 6, 2), "blocks of each level on the way up, deepest level first")
-    down_repeats: tuple[int, ...] = option(
-        (1, 1, 1, 1), "passes through each level on the way down, with the same weights"
-    )
-    up_repeats: tuple[int, ...] = option((3, 3, 2, 2), "passes through each level on the way up, deepest level first")
-    dropout: tuple[float, ...] = option((0.0, 0.0, 0.1, 0.1), "dropout rate in the blocks C and F of each level")
-    micro_conditions: tuple[str, ...] = option(
-        ("sca",), "numbers in [0, 1] that condition the network besides the noise, by name; one that is not given is 0"
-    )
-    semantic_channels: int = option(16, "channels of the semantic map")
-    pixel_channels: int = option(3, "channels of a picture to upsample, black where none is given; 0 = takes none")
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.semantic_channels < 1:
-            raise InputError(f"semantic_channels is {self.semantic_channels}, but must be at least 1")
-        if self.pixel_channels < 0:
-            raise InputError(f"pixel_channels is {self.pixel_channels}, but must be at least 0")
 
 
 #: The released sizes, by their names there ("3B" has 1,563 million parameters), and one for two CPU cores.

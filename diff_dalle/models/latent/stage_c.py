@@ -2,51 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 
-from ...config import option
-from ...errors import InputError, quantity
-from .config import LatentTextConfig, LatentUnetConfig
+from ...config import option, settings
+from ...errors import Fault, quantity
+from .config import LatentTextConfig, LatentUnetConfig, redefined
 from .unet import LatentUnet
 
 
-@dataclass(frozen=True)
+@settings
 class StageCConfig(LatentUnetConfig):
     """Stage C"""
 
-    channels: int = option(16, "channels of the semantic latents")
-    widths: tuple[int, ...] = option((2048, 2048), "channels of each level")
-    heads: tuple[int, ...] = option((32, 32), "attention heads of each level; 0 where there is no attention")
-    levels: tuple[str, ...] = option(
-        ("CTA", "CTA"),
-        "what one block of each level consists of: C convolution, T timestep, A attention, F feed-forward",
-    )
+    channels: int = option(16, "channels of the semantic latents", least=1)
+    widths: tuple[int, ...] = redefined("widths", (2048, 2048))
+    heads: tuple[int, ...] = redefined("heads", (32, 32))
+    levels: tuple[str, ...] = redefined("levels", ("CTA", "CTA"))
     switch_level: tuple[bool, ...] = option(
         (False,), "whether the resolution is halved after each level but the last; one for all or for each"
     )
-    down_blocks: tuple[int, ...] = option((8, 24), "blocks of each level on the way down")
-    up_blocks: tuple[int, ...] = option((24, 8), "blocks of each level on the way up, deepest level first")
-    dropout: tuple[float, ...] = option((0.1, 0.1), "dropout rate in the blocks C and F of each level")
-    cond_width: int = option(2048, "width of the condition tokens")
-    micro_conditions: tuple[str, ...] = option(
-        ("sca", "crp"),
-        "numbers in [0, 1] that condition the network besides the noise, by name; one that is not given is 0",
-    )
+    down_blocks: tuple[int, ...] = redefined("down_blocks", (8, 24))
+    up_blocks: tuple[int, ...] = redefined("up_blocks", (24, 8))
+    dropout: tuple[float, ...] = redefined("dropout", (0.1, 0.1))
+    cond_width: int = redefined("cond_width", 2048)
+    micro_conditions: tuple[str, ...] = redefined("micro_conditions", ("sca", "crp"))
     text_width: int = option(
-        1280, "width of the text states from outside; 0 = not conditioned on them", needs=("enc_attn_dim", "0")
+        1280, "width of the text states from outside; 0 = not conditioned on them", needs=("enc_attn_dim", "0"), least=0
     )
-    image_width: int = option(768, "width of the image embedding; 0 = not conditioned on it")
+    image_width: int = option(768, "width of the image embedding; 0 = not conditioned on it", least=0)
 
-    def __post_init__(self):
-        super().__post_init__()
-        for name in ("text_width", "image_width"):
-            if getattr(self, name) < 0:
-                raise InputError(f"{name} is {getattr(self, name)}, but must be at least 0")
+    def faults(self) -> Iterator[Fault]:
+        yield from super().faults()
         if len(self.switch_level) not in (1, self.depth - 1):
-            raise InputError(
-                f"switch_level has {quantity(len(self.switch_level), 'value')}, but must have 1, or one for each of "
-                f"the {quantity(self.depth - 1, 'transition')} between levels"
-            )
+            wanted = f"1, or one for each of the {quantity(self.depth - 1, 'transition')} between levels"
+            found = quantity(len(self.switch_level), "value")
+            yield Fault("switch_level", f"has {found}, but must have {wanted}")
 
     @property
     def transitions(self) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from ...errors import InputError, quantity
 from ..dropout import number_dropouts
 from ..layers import zero_init
 from ..precision import autocast_disabled
-from ..text_encoder import TextEncoder
+from ..text_encoder import TextEncoder, encode_captions
 from .blocks import (
     AttentionBlock,
     ChannelNorm,
@@ -33,7 +33,7 @@ from .blocks import (
     resized_to,
     xavier,
 )
-from .conditions import ConditionTokens, encode_captions
+from .conditions import ConditionTokens
 from .config import LatentUnetConfig
 
 Control = Sequence[Tensor | None]
@@ -119,16 +119,16 @@ class LatentUnet(nn.Module):
         cond:    text, image embedding and maps as the config says; micro-conditions [N] in [0, 1] in ``extra``.
         control: what is added to the input of each block C, in the order in which they are passed, repeats included:
                  [N, width of its level, h, w], resized to the block's feature map, or None. At most
-                 ``config.residual_blocks``.
+                 as many as ``config.residual_widths``.
 
         Returns [N, channels, H, W] float32. Raises InputError for a missing condition, an image size that the network
         does not support, and control tensors that it has no place for.
         """
         c = self.config
         c.check_size(*x.shape[2:])
-        if control is not None and len(control) > c.residual_blocks:
-            found = quantity(len(control), "control tensor")
-            raise InputError(f"there are {found}, but the network has {quantity(c.residual_blocks, 'residual block')}")
+        if control is not None and len(control) > len(c.residual_widths):
+            found, most = quantity(len(control), "control tensor"), quantity(len(c.residual_widths), "residual block")
+            raise InputError(f"there are {found}, but the network has {most}")
         cond = encode_captions(self.text_encoder, cond or Conditioning())
         tokens = None if self.condition_tokens is None else F.silu(self.condition_tokens(cond, len(x)))
         pooled = cond.text_pooled.flatten(1) if c.text_modulation and cond.text_pooled is not None else None

@@ -3,6 +3,7 @@
 import pytest
 import yaml
 from cascade_file_making import COMMON, content, read, write_file
+from refusing import refused
 
 from diff_dalle.commands.cascade.reading import parse_cascade
 from diff_dalle.commands.command_line import parse
@@ -11,7 +12,6 @@ from diff_dalle.commands.training_commands import TRAINING_COMMANDS
 from diff_dalle.distributed.launch import ProcessInfo
 from diff_dalle.distributed.sharding_config import ShardingConfig
 from diff_dalle.distributed.world import World
-from diff_dalle.errors import InputError
 from diff_dalle.models.latent.stage_b import STAGE_B_SIZES
 from diff_dalle.models.latent.stage_c import STAGE_C_SIZES
 
@@ -108,21 +108,21 @@ def test_a_size_is_completed_by_what_the_file_says(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("ema_itres", 100), r"ema_itres \(line \d+\): unknown setting; did you mean ema_iters\?"),
-        (("lr", "fast"), r"lr \(line \d+\): lr is 'fast', but must be a number"),
+        (("ema_itres", 100), r"ema_itres is an unknown setting; did you mean ema_iters\?"),
+        (("lr", "fast"), "^lr is 'fast', but must be a number"),
         (("model_version", "2B"), "model_version is '2B', but must be one of 3.6B, 1B, tiny"),
         (("lr", 0.0), "lr is 0, but must be above 0"),
         (("batch_size", 0), "batch_size is 0, but must be at least 1"),
         (("save_every", 0), "save_every is 0, but must be at least 1"),
         (("ema_beta", 0.9), "ema_beta is given, but ema_start_iters, ema_iters, ema_beta go together"),
-        (("edm_objective", True), r"edm_objective \(line \d+\): .*for a network that predicts v write"),
+        (("edm_objective", True), "edm_objective .*for a network that predicts v write"),
         (("controlnet_blocks", [0, 4]), "belongs to the training of a ControlNet, which is another kind"),
         (("train_tokens", []), "belongs to the training of a LoRA: write kind: stage_c_lora"),
         (("offset_noise", 0.1), "is set under diffusion"),
-        (("dataset_filters", [["a", "lambda s: __import__('os')"]]), "dataset_filters .* a filter has only"),
+        (("dataset_filters", [["a", "lambda s: __import__('os')"]]), "dataset_filters.* a filter has only"),
         (
             ("captions_getter", ["json", "nothing"]),
-            r"captions_getter \(line \d+\): captions_getter has the name 'nothing', but must have one of identity",
+            "captions_getter has the name 'nothing', but must have one of identity",
         ),
         (("multi_aspect_ratio", ["0/1"]), "multi_aspect_ratio has '0/1', but a ratio is WIDTH/HEIGHT"),
         (("diffusion", {"loss_weighting": ["p2"]}), "adaptive_loss_weight is True, but diffusion.loss_weighting is p2"),
@@ -130,36 +130,34 @@ def test_a_size_is_completed_by_what_the_file_says(tmp_path):
         (("clip_image_model_name", "clip.pt"), "is given, but model.image_width is 0: leave it out"),
         (("loop", {"seed": -1}), "seed is -1, but must lie between"),
         (("loop", {"log_interval": 0}), "log_interval is 0, but must be at least 1"),
-        (("denoising", {"text_dropout": 1.5}), r"text_dropout is 1\.5, but must lie between 0 and 1"),
+        (("denoising", {"text_dropout": 1.5}), "text_dropout is 1.5, but must be at least 0 and at most 1"),
         (("sampling", {"steps": 0}), "steps is 0, but must be at least 1"),
         (("sampling", {"shift": 0}), "shift is 0, but must be above 0"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_opened(tmp_path, change, message):
-    with pytest.raises(InputError, match=message):
+    with refused(message):
         read("stage_c", tmp_path, "nowhere", *STAGE_C, change)
 
 
 def test_a_warm_up_ends_before_the_annealed_rate_does(tmp_path):
-    with pytest.raises(InputError, match=r"warmup_updates is 4, but with loop.lr_anneal must be below updates \(4\)"):
+    with refused(r"warmup_updates is 4, but with loop.lr_anneal must be below updates \(4\)"):
         read("stage_c", tmp_path, "w", *STAGE_C, ("warmup_updates", 4), ("loop.lr_anneal", "cosine"))
 
 
 def test_everything_that_is_wrong_is_said_at_once(tmp_path):
     changes = [("lr", "fast"), ("updates", 0), ("ema_itres", 100), ("rank", 4), ("model.cond_widht", 8)]
-    with pytest.raises(InputError) as found:
+    with refused("^5 settings are wrong:") as found:
         read("stage_c", tmp_path, "nowhere", *STAGE_C, *changes)
-    text = str(found.value)
-    assert "has 5 errors" in text
-    for part in ("lr", "updates", "ema_itres", "rank", "model.cond_widht"):
-        assert f"\n  {part} (line" in text, part
+    for part in ("lr is", "updates is", "ema_itres is", "rank belongs", "model.cond_widht is"):
+        assert f"\n  {part}" in found[0], part
 
 
 def test_what_is_wrong_is_said_once(tmp_path):
-    with pytest.raises(InputError) as found:
+    with refused("dataset_filters") as found:
         read("stage_c", tmp_path, "nowhere", *STAGE_C, ("dataset_filters", [["a", "lambda s: s >> 4"]]))
-    text = str(found.value)
-    assert text.count("s >> 4'") == 2 and "\n" not in text and "dataset_filters: dataset_filters" not in text
+    (text,) = found
+    assert text.count("s >> 4'") == 2 and "\n" not in text and text.count("dataset_filters") == 1
 
 
 @pytest.mark.parametrize("key", [*sorted(COMMON.keys() - {"data", "loop", "distributed", "dtype"}), "experiment_id"])
@@ -167,17 +165,17 @@ def test_what_the_document_requires_is_required(tmp_path, key):
     file = content("stage_c", tmp_path, "w", *STAGE_C)
     del file[key]
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(file))
-    with pytest.raises(InputError, match=f"{key} is required"):
+    with refused(rf"{key} \(.*\) is required"):
         parse_cascade([str(tmp_path / "run.yaml")])
 
 
 def test_stage_b_has_rules_of_its_own(tmp_path):
-    with pytest.raises(InputError, match=r"shift is 4, but diffusion.shift is 2: leave one of them out"):
+    with refused(r"shift is 4, but diffusion.shift is 2: leave one of them out"):
         read("stage_b", tmp_path, "w", *STAGE_B, ("shift", 4), ("diffusion.shift", 2))
-    with pytest.raises(InputError, match="stage_a_checkpoint_path is required"):
+    with refused(r"stage_a_checkpoint_path \(.*\) is required"):
         read("stage_b", tmp_path, "w", *STAGE_C)
     for scale in ([0.5], [0, 1], [1, 0.5], [1, 3]):
-        with pytest.raises(InputError, match="semantic_scale is .* but must be LOW,HIGH"):
+        with refused("semantic_scale is .* but must be LOW,HIGH"):
             read("stage_b", tmp_path, "w", *STAGE_B, ("denoising", {"semantic_scale": scale}))
 
 
@@ -190,12 +188,12 @@ def test_the_kind_is_said_or_follows(tmp_path):
     file = content("stage_a", tmp_path, "w")
     del file["kind"]
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(file))
-    with pytest.raises(InputError, match="does not say what is trained: add the line kind: with one of stage_a, sem"):
+    with refused("does not say what is trained: add the line kind: with one of stage_a, sem"):
         parse_cascade([str(tmp_path / "run.yaml")])
     assert parse_cascade([str(tmp_path / "run.yaml"), "--kind", "stage_a"]).kind == "stage_a"
-    with pytest.raises(InputError, match="no settings are given: name a file"):
+    with refused("no settings are given: name a file"):
         parse_cascade(["--lr", "1e-3"])
-    with pytest.raises(InputError, match="holds settings for training a stage_a: use it with"):
+    with refused("holds settings for training a stage_a: use it with"):
         parse(TRAINING_COMMANDS["stage_c"].config_class, ["--config", write_file("stage_a", tmp_path, "w")])
 
 
@@ -206,13 +204,13 @@ def test_flags_win_over_the_file(tmp_path):
 
 
 def test_sizes_of_images_must_suit_the_networks(tmp_path):
-    with pytest.raises(InputError, match="image_size is 34, but must be a multiple of 4"):
+    with refused("image_size is 34, but must be a multiple of 4"):
         read("stage_a", tmp_path, "w", ("image_size", 34))
     changes = [("multi_aspect_ratio", ["1/2"]), ("data.bucket_factor", 6)]
-    with pytest.raises(InputError, match=r"data.bucket_factor is 6, but must be a multiple of 8"):
+    with refused(r"data.bucket_factor is 6, but must be a multiple of 8"):
         read("semantic", tmp_path, "w", *changes)
     assert read("semantic", tmp_path, "w", changes[1]).data.bucket_factor == 6  # without buckets
-    with pytest.raises(InputError, match="image_size is 4, but the discriminator needs more than 4 pixels"):
+    with refused("image_size is 4, but the discriminator needs more than 4 pixels"):
         read("stage_a", tmp_path, "w", ("image_size", 4))
 
 
@@ -226,7 +224,7 @@ def test_the_batch_is_that_of_all_processes(tmp_path):
     run = run.settled(world_of(3))
     assert (run.training.batch_size, run.training.microbatch) == (4, 2)
     run.check_world(world_of(3))
-    with pytest.raises(InputError, match=r"batch_size is 12, but must be a multiple of 8: the processes \(4\)"):
+    with refused(r"batch_size is 12, but must be a multiple of 8: the processes \(4\)"):
         run.check_world(world_of(4))
 
 
@@ -241,7 +239,7 @@ def test_weights_are_sharded_as_the_file_says(tmp_path):
     assert sharding(("use_fsdp", True)) == ShardingConfig("fsdp")
     hybrid = ("sharding", {"parallel": "hsdp", "shard_processes": 4})
     assert sharding(("use_fsdp", True), hybrid) == sharding(hybrid) == ShardingConfig("hsdp", 4)
-    with pytest.raises(InputError, match="use_fsdp is False, but sharding.parallel is hsdp: leave one of them out"):
+    with refused("use_fsdp is False, but sharding.parallel is hsdp: leave one of them out"):
         sharding(("use_fsdp", False), hybrid)
 
 

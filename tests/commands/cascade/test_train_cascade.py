@@ -18,7 +18,6 @@ from script_running import run as run_script
 from shard_making import encoded, random_image, tar_bytes
 
 from diff_dalle.checkpoints.checkpoint import load_file
-from diff_dalle.checkpoints.kinds import find_kind
 from diff_dalle.checkpoints.loading import open_network
 from diff_dalle.commands.cascade.companions import identity_of, load_semantic, load_stage_a
 from diff_dalle.commands.info import describe_file
@@ -113,7 +112,7 @@ def test_what_frozen_networks_it_was_trained_with_is_recorded(tmp_path, world, f
     assert "predicts eps on the schedule cosine; sampled by ancestral in 2 steps, guidance scale 1.1, shift 1" in text
     assert "GFLOPs for a forward pass over one image of 32×32 pixels" in text
     settings = open_network(path, "stage_b").settings
-    signal = find_kind("stage_b").signal(settings)
+    signal = settings.signal
     assert (signal.channels, signal.scale, signal.value_range) == (4, 4, None)
     with pytest.raises(InputError, match="latents become pictures by stage A, but there is none"):
         signal.to_pixels(torch.zeros(1, 4, 2, 2))
@@ -373,5 +372,5 @@ def test_a_missing_open_clip_is_named_with_its_extra(tmp_path, world, frozen, mo
     """The documented default encodes the text where neither the network nor the file says anything else."""
     monkeypatch.setitem(sys.modules, "open_clip", None)
     text = [("model", {**UNET, "text": {"enc_attn_dim": 0, "text_length": 77}, "pixel_channels": 0})]
-    with pytest.raises(InputError, match=r"require the package open_clip: pip install 'diff_dalle\[clip\]'"):
+    with pytest.raises(InputError, match=r"requires the package open-clip: pip install 'diff_dalle\[clip\]'"):
         read("stage_b", tmp_path, world, *frozen_of("stage_b", frozen), *text).settled(ALONE)

@@ -101,14 +101,14 @@ def test_the_published_name_of_a_parameter_is_read(name):
             "{}",
             r"^controlnet_filter is 'cany', but must be one of canny, .*; did you mean canny\?, or a plug-in",
         ),
-        ("canny", '{"size": 3}', "controlnet_filter_params.size: unknown setting; did you mean resize"),
+        ("canny", '{"size": 3}', "controlnet_filter_params.size is an unknown setting; did you mean resize"),
         ("canny", '{"resize": 1}', "resize is 1, but must be at least 8"),
-        ("canny", '{"resize": "a"}', "controlnet_filter_params.resize: resize is 'a', but must be an integer"),
+        ("canny", '{"resize": "a"}', "controlnet_filter_params.resize is 'a', but must be an integer"),
         ("canny", "[1]", "controlnet_filter_params is .*, but must be a mapping"),
-        ("canny", "{", "which is no JSON text"),
-        ("picture", '{"a": 1}', "^controlnet_filter_params.a: unknown setting$"),
-        ("sr", '{"scale": 1}', "scale is 1, but must lie between 0 and 1"),
-        ("inpaint", '{"p_outpaint": 2}', "p_outpaint is 2, but must lie between"),
+        ("canny", "{", "controlnet_filter_params is .*, but it is no JSON text"),
+        ("picture", '{"a": 1}', "^controlnet_filter_params.a is an unknown setting$"),
+        ("sr", '{"scale": 1}', "scale is 1, but must be above 0 and below 1"),
+        ("inpaint", '{"p_outpaint": 2}', "p_outpaint is 2, but must be at least 0 and at most 1"),
         ("inpaint", '{"threshold": [0.4, 0.1]}', "threshold is"),
         ("ready", '{"channels": 4}', "channels is 4, but must be 3"),
         ("ready", '{"member": "png"}', "member is 'png', but must be an extension with two parts"),
@@ -120,13 +120,13 @@ def test_the_published_name_of_a_parameter_is_read(name):
         (
             "identity",
             "{}",
-            "faces in controlnet_filter_params is not set, but must name an entry point of the group diff_dalle.faces "
+            "controlnet_filter_params.faces is not set, but must name an entry point of the group diff_dalle.faces "
             "of a package, of which none is installed: install a package that has one$",
         ),
         (
             "inpaint",
             '{"saliency": "u2"}',
-            "saliency in controlnet_filter_params is 'u2', but must name an entry point of the group "
+            "controlnet_filter_params.saliency is 'u2', but must name an entry point of the group "
             "diff_dalle.saliency of a package, of which none is installed: install a package with u2, or train without",
         ),
         *(
@@ -196,7 +196,7 @@ def test_ready_made_controls_are_colors_or_gray():
     x = pictures()
     assert torch.equal(make("ready")(x, draw()), x) and torch.equal(make("picture")(x, draw()), x)
     assert torch.equal(make("ready", '{"channels": 1}')(x, draw()), x.mean(1, keepdim=True))
-    with pytest.raises(InputError, match="of 1 or 3 channels, but the ControlNet takes 4: leave --control_ready out"):
+    with pytest.raises(InputError, match="of 1 or 3 channels, but the ControlNet takes 4: leave control_ready out"):
         as_control(x, 4)
 
 

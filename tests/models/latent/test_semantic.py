@@ -194,11 +194,11 @@ def test_every_setting_changes_the_network(name):
     [
         ({"backbone": "resnet"}, "backbone is 'resnet', but must be one of conv, efficientnet_v2_s"),
         ({"stride": 4}, "stride is 4, but must be 8, 16 or 32"),
-        ({"backbone": "efficientnet_v2_s"}, "stride is 8, but the backbone efficientnet_v2_s has stride 32"),
+        ({"backbone": "efficientnet_v2_s"}, "stride is 8, but must be 32 with backbone efficientnet_v2_s"),
         ({"semantic_channels": 0}, "semantic_channels is 0"),
         ({"encoder_width": 0}, "encoder_width is 0"),
         ({"encoder_blocks": 0}, "encoder_blocks is 0"),
-        ({"previewer_width": 6}, "previewer_width is 6, but must be a multiple of 4"),
+        ({"previewer_width": 6}, "previewer_width is 6, but must be at least 4 and a multiple of 4"),
     ],
 )
 def test_impossible_settings_are_refused(change, message):

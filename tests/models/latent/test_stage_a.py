@@ -170,7 +170,7 @@ def test_impossible_settings_are_refused(name):
 def test_impossible_sizes_are_refused():
     with pytest.raises(InputError, match=r"width is 13, but must be a multiple of 2 \(levels\)"):
         replace(TINY, width=13)
-    with pytest.raises(InputError, match="scale_factor is 0, but must be greater than 0"):
+    with pytest.raises(InputError, match="scale_factor is 0, but must be above 0"):
         replace(TINY, scale_factor=0.0)
     with pytest.raises(InputError, match=r"24×18 pixels, but stage A takes multiples of 4"):
         make().encode(images(size=(18, 24)))

@@ -65,7 +65,7 @@ def walk(network, x, t, cond, control=None):
     """What the network must compute, with its own blocks: the way down, the way up from the deepest level, repeats,
     skip connections that are given again in each pass, and what each block C got as input."""
     c, inputs = network.config, []
-    control = list(control or ()) + [None] * c.residual_blocks
+    control = list(control or ()) + [None] * len(c.residual_widths)
     values = [t] + [cond.extra[name] for name in c.micro_conditions]
     emb = torch.stack([noise_embedding(value, c.time_width) for value in values], 1)
     context = Context(emb, F.silu(network.condition_tokens(cond, len(x))), None)
@@ -108,7 +108,7 @@ def test_the_order_of_blocks(config, size):
     x, t = latents(config, size=size)
     expected, inputs = walk(network, x, t, cond)
     torch.testing.assert_close(network(x, t, cond), expected)
-    assert len(inputs) == config.residual_blocks == 1 * 2 + 2 * 1 + 2 * 2 + 1 * 3
+    assert len(inputs) == len(config.residual_widths) == 1 * 2 + 2 * 1 + 2 * 2 + 1 * 3
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 5), (3, 2)])
@@ -191,7 +191,7 @@ def test_released_sizes(sizes, stage, name, millions):
     counts = {"3.6B": (64, 64), "1B": (32, 32)}
     if name in counts:
         kinds = [sum(isinstance(m, kind) for m in network.modules()) for kind in (ConvBlock, AttentionBlock)]
-        assert tuple(kinds) == counts[name] and sizes[name].residual_blocks == counts[name][0]
+        assert tuple(kinds) == counts[name] and len(sizes[name].residual_widths) == counts[name][0]
 
 
 @pytest.mark.parametrize(("sizes", "stage", "size"), [(STAGE_C_SIZES, StageC, 8), (STAGE_B_SIZES, StageB, 16)])
@@ -530,9 +530,9 @@ def test_every_setting_changes_the_network(config, name):
         (B, {"levels": ("TC", "CTA")}, "levels has 'TC', but must begin with C above the deepest level"),
         (B, {"levels": ("CX", "CTA")}, "levels has 'CX', but must be made of the letters C, A, F, T"),
         (B, {"levels": ("C", "")}, "levels has ''"),
-        (B, {"down_blocks": (0, 1)}, "down_blocks has 0, but must have positive integers"),
-        (B, {"up_repeats": (1, 0)}, "up_repeats has 0"),
-        (B, {"dropout": (0.0, 1.0)}, "dropout has 1, but must be at least 0 and less than 1"),
+        (B, {"down_blocks": (0, 1)}, "down_blocks is 0, but must be at least 1"),
+        (B, {"up_repeats": (1, 0)}, "up_repeats is 0"),
+        (B, {"dropout": (0.0, 1.0)}, "dropout is 1, but must be at least 0 and below 1"),
         (B, {"kernel_size": 4}, "kernel_size is 4, but must be positive and odd"),
         (B, {"time_width": 1}, "time_width is 1"),
         (B, {"vector_tokens": 0}, "vector_tokens is 0, but must be at least 1"),

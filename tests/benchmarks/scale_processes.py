@@ -1,0 +1,161 @@
+"""Weak scaling, measured: the same training step on 1, 2 and 4 processes of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from diff_dalle.batch import Batch, Conditioning
+from diff_dalle.commands.info import parse_info
+from diff_dalle.diffusion.diffusion_config import create_gaussian_diffusion
+from diff_dalle.distributed.launch import DistributedConfig, launch
+from diff_dalle.distributed.rendezvous import free_port
+from diff_dalle.distributed.world import ALONE, World
+from diff_dalle.evaluation.report import markdown_table
+from diff_dalle.models.precision import training_precision
+from diff_dalle.tasks.denoising import DenoisingTask
+from diff_dalle.training.loop import TrainLoop
+from diff_dalle.training.trainee import Trainee
+
+from .regression import loop_of
+
+WARM_UP = 2  # steps; DistributedDataParallel arranges its buckets anew after the first
+Result = TypeVar("Result")
+Seconds = dict[tuple[int, bool], list[float]]  # of steps, by (images per process, whether gradients are exchanged)
+
+
+def cores() -> list[int]:
+    """The numbers of the cores that this process may use."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [*range(os.cpu_count() or 1)]
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """What is measured.
+
+    flags:   of the training run whose steps are timed.
+    batches: images per process.
+    sizes:   numbers of processes, in the order of the jobs.
+    repeats: steps of each kind in a job, a multiple of 2.
+    """
+
+    flags: tuple[str, ...] = ("--preset", "shapes_32")
+    batches: tuple[int, ...] = (32, 128)
+    sizes: tuple[int, ...] = (1, 2, 4, 4, 2, 1)
+    repeats: int = 4
+
+    def __str__(self) -> str:
+        pinned = ", pinned to a core" if hasattr(os, "sched_setaffinity") else ""
+        precision = training_precision(parse_info(list(self.flags)).training.precision, torch.device("cpu"))
+        return (
+            f"training steps of `{' '.join(self.flags)}` in {precision}, measured on {len(cores())} cores; each "
+            f"process has one thread{pinned}, and as many random images and captions as every other; jobs of "
+            f"{', '.join(map(str, self.sizes))} processes one after another, medians of all steps; gradients pass "
+            "through the loopback device, whose copies take time of the same cores. *Efficiency*: images/s of n "
+            "processes on c cores over min(n, c) times those of one; *without exchange*: of n processes that share "
+            "nothing but the machine, as much as its cores allow."
+        )
+
+
+def training(world: World, flags: Sequence[str], batch_size: int) -> tuple[TrainLoop, Batch]:
+    """The loop of a generator's training command without its data, and the batch of each step of this rank."""
+    run = parse_info(list(flags))
+    tokenizer = run.build_tokenizer()
+    task = DenoisingTask(run.build_model(tokenizer, world), create_gaussian_diffusion(run.diffusion), run.denoising)
+    trainee = Trainee(task, run.optim, run.training.precision, world)
+    loop = loop_of(trainee, run.training, world)
+    generator = torch.Generator().manual_seed(world.rank)
+    images = torch.randn(batch_size, run.image_channels, run.image_size, run.image_size, generator=generator)
+    tokens = torch.randint(tokenizer.vocab_size, (batch_size, run.text_length), generator=generator)
+    cond = Conditioning(tokens=tokens, mask=torch.ones_like(tokens, dtype=torch.bool))
+    return loop, Batch(images, cond, world.rank + world.size * torch.arange(batch_size))
+
+
+@contextlib.contextmanager
+def joined(rank: int, size: int, port: int, core: int) -> Iterator[World]:
+    """This process as a rank of a job on this machine, started as torchrun does, with one thread, on one core."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {core})
+    with launch(DistributedConfig(device="cpu", threads=1)) as world:
+        yield world
+
+
+def on_processes(size: int, work: Callable[..., Result], *args) -> list[Result]:
+    """What ``work(world, *args)`` returns on each rank of a job of fresh processes."""
+    port, numbers = free_port(), cores()
+    with ProcessPoolExecutor(size, mp_context=multiprocessing.get_context("spawn")) as pool:
+        places = [(rank, size, port, numbers[rank % len(numbers)]) for rank in range(size)]
+        return [each.result() for each in [pool.submit(_work, place, work, args) for place in places]]
+
+
+def _work(place: tuple[int, int, int, int], work: Callable[..., Result], args: Sequence) -> Result:
+    with joined(*place) as world:
+        return work(world, *args)
+
+
+def steps(world: World, flags: Sequence[str], batches: Sequence[int], repeats: int) -> Seconds:
+    """Times of steps with and without exchange, which take turns. All ranks begin each step together."""
+    found: Seconds = {}
+    for batch in batches:
+        sides = {exchanged: training(world if exchanged else ALONE, flags, batch) for exchanged in (True, False)}
+        for exchanged in [*sides] * WARM_UP + [True, False, False, True] * (repeats // 2):
+            loop, data = sides[exchanged]
+            world.barrier()
+            start = time.perf_counter()
+            loop.update(data)
+            found.setdefault((batch, exchanged), []).append(time.perf_counter() - start)
+    return {kind: seconds[WARM_UP:] for kind, seconds in found.items()}
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Images/s of all processes of a job: with the exchange of gradients, and of processes that exchange none."""
+
+    exchanging: float
+    alone: float
+
+    @staticmethod
+    def of(ranks: Sequence[Seconds], batch: int) -> Rates:
+        """Of the median times of all ranks."""
+        return Rates(*(sum(batch / statistics.median(each[batch, on]) for each in ranks) for on in (True, False)))
+
+    def efficiencies(self, one: Rates, size: int, cores: int) -> tuple[float, float]:
+        """Both, over what ``size`` processes on so many cores reach if each core gives what it gives to ``one``."""
+        most = min(size, cores)
+        return self.exchanging / (most * one.exchanging), self.alone / (most * one.alone)
+
+
+def scaling_table(found: Mapping[int, Sequence[Seconds]], batches: Sequence[int], cores: int) -> str:
+    """found: number of processes → times of each rank. One process must be among them."""
+    rows = []
+    for batch in batches:
+        one = Rates.of(found[1], batch)
+        for size, ranks in sorted(found.items()):
+            rates = Rates.of(ranks, batch)
+            count = f"{size} processes on {cores} cores" if size > cores else str(size)
+            milliseconds = [1000 * size * batch / rate for rate in (rates.exchanging, rates.alone)]
+            efficiency, allowed = rates.efficiencies(one, size, cores)
+            values = [f"{milliseconds[0]:.0f}", f"{milliseconds[1]:.0f}", f"{rates.exchanging:,.1f}"]
+            rows.append([batch, count, *values, f"{efficiency:.3f}", f"{allowed:.3f}"])
+    header = ["images per process", "processes", "ms a step", "ms without exchange", "images/s in all", "efficiency"]
+    return markdown_table([*header, "efficiency without exchange"], rows)
+
+
+def weak_scaling(jobs: Jobs) -> str:
+    found: dict[int, list[Seconds]] = {}
+    for size in jobs.sizes:
+        for rank, seconds in enumerate(on_processes(size, steps, jobs.flags, jobs.batches, jobs.repeats)):
+            before = found.setdefault(size, [{} for _ in range(size)])[rank]
+            before |= {kind: before.get(kind, []) + values for kind, values in seconds.items()}
+    return scaling_table(found, jobs.batches, len(cores()))

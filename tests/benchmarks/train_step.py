@@ -1,0 +1,156 @@
+"""A training step: our network and loop against Guided-Diffusion's as published.
+
+The network is Guided-Diffusion's 64-pixel model (``--attention_resolutions 32,16,8 --num_head_channels 64
+--num_res_blocks 3 --resblock_updown True``) with 64 or 128 channels instead of 192, without classes and dropout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from network_making import randomize, relative
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from diff_dalle.batch import Batch, Conditioning
+from diff_dalle.distributed.host_memory import reuse_freed_memory
+from diff_dalle.distributed.world import ALONE
+from diff_dalle.models.layers import to_channels_last
+from diff_dalle.models.precision import autocast, training_precision
+from diff_dalle.models.unet import UNet, UNetConfig
+from diff_dalle.randomness import Draw
+from diff_dalle.training.loop import TrainLoop
+from diff_dalle.training.optim_config import OptimConfig
+from diff_dalle.training.settings import TrainingConfig
+from diff_dalle.training.task import Task
+from diff_dalle.training.trainee import Trainee
+
+from .baseline_unet import BaselineUNet, to_baseline
+from .regression import SPREAD, Differences, copy_weights, gradients, loop_of, same_function
+
+NETWORK = UNetConfig(
+    image_size=64,
+    num_channels=64,
+    num_res_blocks=3,
+    attention_resolutions=(32, 16, 8),
+    num_head_channels=64,
+    resblock_updown=True,
+)
+CHANNELS, BATCH_SIZE, LR, EMA_RATE = 64, 4, 3e-4, 0.9999
+CPU = torch.device("cpu")
+
+
+def config_of(channels: int, use_checkpoint: bool = False) -> UNetConfig:
+    return replace(NETWORK, num_channels=channels, use_checkpoint=use_checkpoint)
+
+
+def problem(batch_size: int = BATCH_SIZE) -> tuple[Tensor, Tensor, Tensor]:
+    """Noisy images, timesteps and regression targets."""
+    generator = torch.Generator().manual_seed(0)
+    x, target = torch.randn(2, batch_size, 3, NETWORK.image_size, NETWORK.image_size, generator=generator)
+    return x, torch.linspace(0, 999, batch_size), target
+
+
+def networks(channels: int = CHANNELS, use_checkpoint: bool = False) -> tuple[UNet, BaselineUNet]:
+    """The two networks with equal weights, none of them 0 (zero-initialized layers would hide differences)."""
+    config = config_of(channels, use_checkpoint)
+    ours, baseline = randomize(to_channels_last(UNet(config)), spread=SPREAD), BaselineUNet(config)
+    copy_weights(baseline, to_baseline(ours, list(ours.parameters())))
+    return ours, baseline
+
+
+def losses_of(network: nn.Module, x: Tensor, t: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """(mean squared errors [N], output)."""
+    output = network(x, t)
+    return (output - target).square().flatten(1).mean(1), output
+
+
+def gate(channels: int = CHANNELS, use_checkpoint: bool = False) -> Differences:
+    ours, baseline = networks(channels, use_checkpoint)
+    outputs = []
+    for network in (ours, baseline):
+        losses, output = losses_of(network, *problem())
+        losses.mean().backward()
+        outputs.append(output.detach())
+    return same_function(outputs, to_baseline(ours, gradients(ours)), gradients(baseline))
+
+
+def auto_gate(channels: int = CHANNELS) -> Differences:
+    """Relative RMS error of the outputs and of all gradients in the precision that ``auto`` trains in on this CPU."""
+    ours, baseline = networks(channels)
+    outputs = []
+    for network, precision in ((ours, training_precision("auto", CPU)), (baseline, "fp32")):
+        with autocast(precision, CPU):
+            losses, output = losses_of(network, *problem())
+        losses.mean().backward()
+        outputs.append(output.detach().float())
+    found, expected = to_baseline(ours, gradients(ours)), gradients(baseline)
+    gradient = relative(*(torch.cat([each.flatten() for each in side]) for side in (found, expected)))
+    return {"outputs": (relative(*outputs), 0.02), "gradients": (gradient, 0.05)}
+
+
+class Regression(Task):
+    """Maps the problem's images to its targets."""
+
+    recorded = ("t",)
+
+    def __init__(self, config: UNetConfig, batch_size: int):
+        super().__init__()
+        self.model = to_channels_last(UNet(config))
+        _, self.t, self.target = problem(batch_size)
+
+    def losses(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:
+        return {"loss": losses_of(self.model, batch.images, self.t, self.target)[0], "t": self.t}
+
+
+def training_loop(
+    channels: int = CHANNELS, batch_size: int = BATCH_SIZE, use_checkpoint: bool = False, precision: str = "fp32"
+) -> tuple[TrainLoop, Batch]:
+    """The loop of all training commands, and the batch of each step."""
+    task, optim = Regression(config_of(channels, use_checkpoint), batch_size), OptimConfig(lr=LR, ema_rate=(EMA_RATE,))
+    trainee = Trainee(task, optim, training_precision(precision, CPU), ALONE)
+    loop = loop_of(trainee, TrainingConfig(batch_size=batch_size), ALONE)
+    return loop, Batch(problem(batch_size)[0], Conditioning(), torch.arange(batch_size))
+
+
+def ours(
+    channels: int = CHANNELS, batch_size: int = BATCH_SIZE, use_checkpoint: bool = False, precision: str = "fp32"
+) -> Callable[[], object]:
+    """The loop's own update: fused AdamW; clipping and EMA by foreach operations; no waiting for the device; memory
+    reused as in every training command."""
+    reuse_freed_memory()
+    loop, batch = training_loop(channels, batch_size, use_checkpoint, precision)
+    return lambda: loop.update(batch)
+
+
+def flops(channels: int = CHANNELS, batch_size: int = BATCH_SIZE) -> int:
+    """FLOPs of a step's forward and backward pass, nothing computed twice; a multiply-add counts as two."""
+    with torch.device("meta"):
+        network = UNet(config_of(channels))
+    batch = [each.to("meta") for each in problem(batch_size)]
+    with FlopCounterMode(display=False) as counter:
+        losses_of(network, *batch)[0].mean().backward()
+    return counter.get_total_flops()
+
+
+def baseline(channels: int = CHANNELS, batch_size: int = BATCH_SIZE) -> Callable[[], object]:
+    """AdamW and EMA parameter by parameter; the loss and two norms per parameter are read back at each step."""
+    network, batch = BaselineUNet(config_of(channels)), problem(batch_size)
+    parameters = list(network.parameters())
+    optimizer = torch.optim.AdamW(parameters, lr=LR, weight_decay=0.0, foreach=False, fused=False)
+    ema = [parameter.detach().clone() for parameter in parameters]
+
+    def step():
+        optimizer.zero_grad(set_to_none=False)
+        loss = losses_of(network, *batch)[0].mean()
+        loss.backward()
+        pairs = zip(parameters, gradients(network), strict=True)
+        norms = [(p.detach().norm().item() ** 2, gradient.norm().item() ** 2) for p, gradient in pairs]
+        optimizer.step()
+        for average, parameter in zip(ema, parameters, strict=True):
+            average.mul_(EMA_RATE).add_(parameter.detach(), alpha=1 - EMA_RATE)
+        return loss.item(), norms
+
+    return step
