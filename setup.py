@@ -14,6 +14,7 @@ setup(
     package_data={
         "diff_dalle": ["py.typed"],
         "diff_dalle.commands": ["*.txt"],
+        "diff_dalle.checkpoints.foreign": ["*.yaml"],
         "diff_dalle.presets": ["*.yaml", "*.json"],
         "diff_dalle.trained": ["*/*"],
         "diff_dalle.text": ["*.txt", "*.LICENSE"],

@@ -9,7 +9,8 @@ from importlib import import_module
 
 _HOMES = {
     "sampling.pipeline": ("Pipeline", "load"),
-    "sampling.request": ("ImageEdit", "Request", "StageSettings"),
+    "sampling.request": ("ImageEdit", "Request"),
+    "sampling.stage_settings": ("StageSettings",),
     "sampling.classifier": ("Classifier", "load_classifier"),
     "sampling.control": ("Control",),
     "checkpoints.model_folder": ("trained_models",),

@@ -2,8 +2,8 @@
 
 import help_without_torch  # noqa: F401
 
-from diff_dalle.commands.assemble import AssembleConfig, assemble_decoder
 from diff_dalle.commands.command_line import parse
+from diff_dalle.commands.gathering import AssembleConfig, assemble_decoder
 from diff_dalle.distributed.launch import run_script
 
 

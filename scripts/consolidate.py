@@ -3,7 +3,7 @@
 import help_without_torch  # noqa: F401
 
 from diff_dalle.commands.command_line import parse
-from diff_dalle.commands.consolidate import ConsolidateConfig, consolidate_checkpoint
+from diff_dalle.commands.gathering import ConsolidateConfig, consolidate_checkpoint
 from diff_dalle.distributed.launch import run_script
 
 

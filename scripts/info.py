@@ -6,8 +6,7 @@ import sys
 
 import help_without_torch  # noqa: F401
 
-from diff_dalle.commands.info import describe, parse_info
-from diff_dalle.commands.plan.plan import PLAN, parse_plan, plan
+from diff_dalle.commands.info import PLAN, describe, parse_info, parse_plan, plan
 from diff_dalle.distributed.launch import run_script
 
 

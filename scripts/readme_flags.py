@@ -12,24 +12,23 @@ import demo
 import help_without_torch  # noqa: F401
 from drills.table import DrillConfig
 
-from diff_dalle.commands.assemble import AssembleConfig
+from diff_dalle.checkpoints.kinds import TRAINING_COMMANDS
 from diff_dalle.commands.cascade.importing import ImportConfig
-from diff_dalle.commands.consolidate import ConsolidateConfig
 from diff_dalle.commands.convert import ConvertConfig
 from diff_dalle.commands.evaluate import EvaluateRun
 from diff_dalle.commands.examples import examples_of
 from diff_dalle.commands.flag_tables import Command, command_page
+from diff_dalle.commands.gathering import AssembleConfig, ConsolidateConfig
 from diff_dalle.commands.info import InfoConfig, preset_table
 from diff_dalle.commands.merge_lora import MergeConfig
-from diff_dalle.commands.plan.config import PlanConfig
 from diff_dalle.commands.prepare import COMMANDS as PREPARE
 from diff_dalle.commands.replay_config import ReplayRun
 from diff_dalle.commands.sample import SampleRun
 from diff_dalle.commands.serve import ServeRun
 from diff_dalle.commands.share import COMMANDS as SHARE
 from diff_dalle.commands.train_tokenizer import VocabularyConfig
-from diff_dalle.commands.training_commands import TRAINING_COMMANDS
 from diff_dalle.commands.watch import WatchConfig
+from diff_dalle.planning.cluster import PlanConfig
 
 SCRIPTS = Path(__file__).parent
 PRESETS = SCRIPTS.parent / "diff_dalle" / "presets" / "README.md"

@@ -2,15 +2,15 @@
 
 import help_without_torch  # noqa: F401
 
-from diff_dalle.commands.train_controlnet import parse_controlnet
-from diff_dalle.commands.training import train
+from diff_dalle.commands.training_kinds import parse_controlnet
 from diff_dalle.distributed.launch import launch, run_script
+from diff_dalle.recipes.train import train
 
 
 def main():
     run = parse_controlnet(description=__doc__)
     with launch(run.distributed) as world:
-        train(run, world)
+        train(run.recipe(world.size), world)
 
 
 if __name__ == "__main__":

@@ -3,20 +3,20 @@
 import help_without_torch  # noqa: F401
 
 from diff_dalle.commands.command_line import parse
-from diff_dalle.commands.decoder.report import describe_decoder
-from diff_dalle.commands.spelling import spelled_as_in_file
-from diff_dalle.commands.train_decoder import DecoderRun
-from diff_dalle.commands.training import train
+from diff_dalle.commands.decoder_report import describe_decoder
 from diff_dalle.distributed.launch import launch, run_script
+from diff_dalle.recipes.decoder import DecoderRun
+from diff_dalle.recipes.spelling import spelled_as_in_file
+from diff_dalle.recipes.train import train
 
 
 def main():
     run = parse(DecoderRun, description=__doc__)
-    with launch(run.launching) as world, spelled_as_in_file(DecoderRun):
+    with launch(run.recipe().distributed) as world, spelled_as_in_file(DecoderRun):
         if run.check:
             world.print(describe_decoder(run, world))
         else:
-            train(run, world)
+            train(run.recipe(world.size), world)
 
 
 if __name__ == "__main__":

@@ -3,15 +3,15 @@
 import help_without_torch  # noqa: F401
 
 from diff_dalle.commands.command_line import parse
-from diff_dalle.commands.train_generator import GeneratorRun
-from diff_dalle.commands.training import train
 from diff_dalle.distributed.launch import launch, run_script
+from diff_dalle.recipes.generator import GeneratorRun
+from diff_dalle.recipes.train import train
 
 
 def main():
     run = parse(GeneratorRun, description=__doc__)
     with launch(run.distributed) as world:
-        train(run, world)
+        train(run.recipe(world.size), world)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 from checkpoint_making import FEW, make_run, save_model
@@ -16,8 +17,9 @@ from diff_dalle.diffusion import GuidanceConfig
 from diff_dalle.diffusion.editing import EditConfig
 from diff_dalle.sampling.generator_stage import UPSAMPLER_DEFAULTS
 from diff_dalle.sampling.pipeline import Pipeline
-from diff_dalle.sampling.request import ImageEdit, Request, StageSettings, UpsamplersConfig
+from diff_dalle.sampling.request import ImageEdit, Request
 from diff_dalle.sampling.stage import Stage
+from diff_dalle.sampling.stage_settings import UPSAMPLERS, StageSettings, UpsamplersConfig, settings_of_stages
 
 SMALL = {
     "image_size": 8,
@@ -72,10 +74,15 @@ def random_images(n: int, height: int, width: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (n, height, width, 3), dtype=np.uint8)
 
 
+def upsampling(config: UpsamplersConfig, usual=(UPSAMPLER_DEFAULTS,) * 2) -> list[StageSettings]:
+    """The settings of upsamplers whose checkpoints say ``usual``, as the command line makes them."""
+    return settings_of_stages([SimpleNamespace(defaults=each, flags=UPSAMPLERS, path="u.pt") for each in usual], config)
+
+
 def upsamplers(**lists):
     """Settings of two upsamplers, as the command line makes them."""
     defaults = {"upsampler_paths": ("a", "b"), "upsampler_timestep_respacing": ("4",)}
-    return UpsamplersConfig(**{**defaults, **lists}).settings([UPSAMPLER_DEFAULTS] * 2)
+    return upsampling(UpsamplersConfig(**{**defaults, **lists}))
 
 
 def edited(count=1, size=(16, 16), mask=None, **settings):

@@ -7,9 +7,10 @@ from tiny_settings import CLASSIFIER, GENERATOR, flags
 
 from diff_dalle.checkpoints.checkpoint import save_file
 from diff_dalle.commands.command_line import parse
-from diff_dalle.commands.train_classifier import ClassifierRun
-from diff_dalle.commands.train_generator import GeneratorRun
 from diff_dalle.diffusion.sampling import SamplerConfig
+from diff_dalle.distributed.world import ALONE
+from diff_dalle.recipes.classifier import ClassifierRun
+from diff_dalle.recipes.generator import GeneratorRun
 
 TINY = {**GENERATOR, "text_length": 12, "diffusion_steps": 50}
 TINY_CLASSIFIER = {**CLASSIFIER, "text_length": 12, "diffusion_steps": 50}
@@ -23,13 +24,13 @@ def make_run(run_class=GeneratorRun, settings=TINY, **changed):
 def save_model(run, path, fresh, spread):
     """A checkpoint of the run's network, ``fresh`` times its initial weights plus random numbers: an untrained network
     predicts 0."""
-    tokenizer = run.build_tokenizer()
-    model = run.build_model(tokenizer)
+    session = run.recipe().open(ALONE)
+    model = session.network()
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(fresh * parameter + spread * torch.randn(parameter.shape))
-    save_file(str(path), "ema", run.identity(tokenizer), 7, 70, model.state_dict())
+    save_file(str(path), "ema", session.identity(), 7, 70, model.state_dict())
     return str(path)
 
 

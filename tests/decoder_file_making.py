@@ -10,7 +10,7 @@ import numpy as np
 from shard_making import encoded, npy_bytes, random_image, tar_bytes
 
 from diff_dalle.commands.command_line import parse
-from diff_dalle.commands.train_decoder import DecoderRun
+from diff_dalle.recipes.decoder import DecoderRun
 
 WIDTH, SHARDS, SAMPLES = 6, 4, 5  # samples of a shard
 UNET = {

@@ -75,7 +75,7 @@ def floors(below: dict[str, set[str]]) -> int:
 
 def runs() -> dict[str, int]:
     """The ancestors of the settings of every training."""
-    from diff_dalle.commands.training_commands import TRAINING_COMMANDS
+    from diff_dalle.checkpoints.kinds import TRAINING_COMMANDS
 
     return {
         kind: sum(each.__module__.startswith("diff_dalle") for each in command.config_class.__mro__[1:])

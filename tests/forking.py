@@ -30,9 +30,10 @@ from typing import NoReturn
 
 from file_server import unused_port
 
-NAMES = ("train_generator", "train_classifier", "train_decoder", "sample", "evaluate", "prepare")
+NAMES = ("recipes.generator", "recipes.classifier", "recipes.decoder", "recipes.train", "commands.sample")
+NAMES += ("commands.evaluate", "commands.prepare")
 TORCH = ["torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint"]  # what training imports in use
-MODULES = [*TORCH, *(f"diff_dalle.commands.{name}" for name in NAMES)]
+MODULES = [*TORCH, *(f"diff_dalle.{name}" for name in NAMES)]
 NEWS = struct.Struct("ii")  # process and 0, then process and exit status
 
 

@@ -10,17 +10,16 @@ from drills.table import GROUPS
 from script_running import ROOT, run
 
 from diff_dalle.checkpoints.checkpoint import save_file
-from diff_dalle.commands.cascade.reading import KINDS, parse_cascade
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.examples import examples_of
-from diff_dalle.commands.info import parse_info, whole_presets
-from diff_dalle.commands.lora.reading import KINDS as LORA_KINDS
-from diff_dalle.commands.lora.reading import parse_lora
-from diff_dalle.commands.plan.plan import parse_plan
+from diff_dalle.commands.info import parse_info, parse_plan, whole_presets
 from diff_dalle.commands.prepare import COMMANDS as PREPARE
 from diff_dalle.commands.sources import preset_names
-from diff_dalle.commands.train_generator import GeneratorRun
+from diff_dalle.commands.training_kinds import CASCADE as CASCADE_KINDS
+from diff_dalle.commands.training_kinds import LORAS, parse_cascade, parse_lora
 from diff_dalle.commands.watch import parse_watch
+from diff_dalle.distributed.world import ALONE
+from diff_dalle.recipes.generator import GeneratorRun
 
 DOCUMENTS = {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
@@ -62,9 +61,8 @@ def test_commands_parse(name):
 def test_python_runs(tmp_path, monkeypatch):
     tiny = "--image_size 16 --num_channels 16 --channel_mult 1,2 --num_res_blocks 1 --enc_attn_dim 16 --enc_depth 1"
     settings = parse(GeneratorRun, [*tiny.split(), "--enc_heads", "2", "--diffusion_steps", "40"])
-    tokenizer = settings.build_tokenizer()
-    state = settings.build_model(tokenizer).state_dict()
-    save_file(str(tmp_path / "ema.pt"), "ema", settings.identity(tokenizer), 1, 1, state)
+    session = settings.recipe().open(ALONE)
+    save_file(str(tmp_path / "ema.pt"), "ema", session.identity(), 1, 1, session.network().state_dict())
     monkeypatch.chdir(tmp_path)
     for block in blocks("python", DOCUMENTS["README.md"]):
         names = {}
@@ -164,8 +162,8 @@ def test_every_flag_in_the_documents_exists(monkeypatch):
         ["train_classifier.py"],
         ["train_decoder.py"],
         ["train_controlnet.py"],
-        *(["train_cascade.py", "--kind", kind] for kind in KINDS),
-        *(["train_lora.py", "--kind", kind] for kind in LORA_KINDS),
+        *(["train_cascade.py", "--kind", kind] for kind in CASCADE_KINDS),
+        *(["train_lora.py", "--kind", kind] for kind in LORAS),
         ["merge_lora.py"],
         ["evaluate.py"],
         ["share.py", "push"],

@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 
 import diff_dalle
-from diff_dalle.shapes.parser import parse_shapes
-from diff_dalle.shapes.prompts import shape_prompts
-from diff_dalle.shapes.shape_eval import judge
+from diff_dalle.worlds.shapes.parser import parse_shapes
+from diff_dalle.worlds.shapes.prompts import shape_prompts
+from diff_dalle.worlds.shapes.shape_eval import judge
 
 MODELS = diff_dalle.trained_models()
 LIMIT = 25_000_000  # bytes of all models together

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -62,10 +62,7 @@ class Part:
     path: str
     decoder: DecoderConfig
     stage: DecoderStage
-    role: str
-    step: int
-    samples: int
-    state: dict[str, Tensor]
+    content: Mapping[str, Any]
 
     @property
     def index(self) -> int:
@@ -88,18 +85,19 @@ def assemble(paths: Sequence[str], out: str) -> str:
     decoder = _joined(parts, shared)
     state: dict[str, Tensor] = {}
     for name, part in zip(decoder.names, parts, strict=True):
-        state |= {f"{name}.{key}": value for key, value in part.state.items()}
-    role = "ema" if all(part.role == "ema" for part in parts) else "model"
-    step, samples = (max(getattr(part, name) for part in parts) for name in ("step", "samples"))
+        state |= {f"{name}.{key}": value for key, value in part.content["state"].items()}
+    role = "ema" if all(part.content["role"] == "ema" for part in parts) else "model"
+    step, samples = (max(part.content[name] for part in parts) for name in ("step", "samples"))
     save_file(out, role, Identity("decoder", {"decoder": to_dict(decoder)}), step, samples, state)
     taken = [_described(name, part) for name, part in zip(decoder.names, parts, strict=True)]
     return "\n".join([*taken, *lines, f"Wrote {out}."])
 
 
 def _described(name: str, part: Part) -> str:
-    count, side = sum(value.numel() for value in part.state.values()), part.stage.image_size
+    side, content = part.stage.image_size, part.content
+    count = sum(value.numel() for value in content["state"].values())
     return (
-        f"{name}: {count:,} weights, {side}×{side} pixels: {ROLES[part.role]} after {part.step:,} steps, "
+        f"{name}: {count:,} weights, {side}×{side} pixels: {ROLES[content['role']]} after {content['step']:,} steps, "
         f"{part.stage.name} of {part.path}"
     )
 
@@ -109,10 +107,9 @@ def _read(paths: Sequence[str]) -> list[Part]:
     parts = []
     for path in paths:
         networks, content = open_networks(path, ("decoder",)), load_file(path, values=True)
-        header = (content["role"], content["step"], content["samples"])
         for saved in networks:
-            decoder, state = saved.settings.decoder, dict(saved.own(content)["state"])
-            parts.append(Part(path, decoder, decoder.named(saved.trainee), *header, state))
+            decoder = saved.settings.decoder
+            parts.append(Part(path, decoder, decoder.named(saved.trainee), saved.own(content)))
     if not parts:
         raise InputError(f"there is no checkpoint to assemble: give those of the U-Nets with {named('model_paths')}")
     parts.sort(key=lambda part: part.stage.image_size)

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from .. import storage
 from ..errors import InputError
-from .checkpoint import read_archive
-from .content import DamagedError, as_local_file, is_whole, short
+from .content import DamagedError, as_local_file, is_whole, read_archive, short
 from .record import RECORD, Record, parse_record, record_bytes
 from .run_folder import RunFolder, best_file, read_run
 
@@ -34,7 +33,7 @@ def write_bundle(file: BinaryIO, run: RunFolder) -> None:
     entry = replace(run.checkpoints[-1], folder="")  # the ordinary files that a sharded one has been made into
     optional = [*map(best_file, run.best), *BESIDE]
     names = [*run.names_of(entry), *(name for name in optional if storage.exists(storage.join(run.path, name)))]
-    record = np.frombuffer(record_bytes(run.record([entry])), np.uint8).copy()
+    record = np.frombuffer(record_bytes(replace(run, checkpoints=[entry])), np.uint8).copy()
     with contextlib.ExitStack() as stack:
         files = {RECORD: torch.from_numpy(record)}
         for name in names:
@@ -106,7 +105,7 @@ def _record(files: dict[str, Tensor], path: str) -> Record:
         record = None
     if record is None or len(record.checkpoints) != 1:
         raise DamagedError(f"{path} is damaged: its {RECORD} does not describe one checkpoint of a run")
-    for name in RunFolder("", record.identity).names_of(record.checkpoints[0]):
+    for name in RunFolder(record.identity).names_of(record.checkpoints[0]):
         if name not in files:
             raise DamagedError(f"{path} is damaged: it lacks {name}, a file of its checkpoint")
     return record

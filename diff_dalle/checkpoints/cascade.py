@@ -6,7 +6,7 @@ stage A from semantic ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -24,8 +24,7 @@ from ..models.latent.stage_b import StageB, StageBConfig
 from ..models.latent.stage_c import StageC, StageCConfig
 from ..text.tokenizer import TokenizerConfig
 from .decoder import ClipConfig
-from .kind import NetworkKind
-from .probe import Probe, empty_images
+from .kind import NetworkKind, empty_images
 
 SHIFT = "α/σ is divided by this, in addition to diffusion.shift: above 1 = more steps at high noise"
 
@@ -97,18 +96,15 @@ class _Autoencoder(NetworkKind):
     """What stage A and the semantic autoencoder share: they see images of all sizes."""
 
     does = "image-to-image"
+    signal = PixelSignal(3)
     model: Any
 
-    def probe(self, trainee: str = "") -> Probe:
-        def forward(network: Any, images: int, side: int) -> Tensor:
-            found = network(empty_images(images, 3, side))
-            return found if isinstance(found, Tensor) else found.images
+    def sizes(self, trainee: str) -> tuple[int, int]:
+        return 256, 256
 
-        return _probe(self, 256, forward)
-
-    @property
-    def signal(self) -> Signal:
-        return PixelSignal(3)
+    def forward(self, network: Any, images: int, side: int, trainee: str) -> Tensor:
+        found = network(empty_images(images, 3, side))
+        return found if isinstance(found, Tensor) else found.images
 
 
 @settings
@@ -143,6 +139,7 @@ class SemanticSettings(_Autoencoder):
 class _LatentStage(NetworkKind):
     """What stages B and C share."""
 
+    image_size = "trained_with.image_size"
     model: Any
     diffusion: LogSnrConfig
     sampling: LatentSampling
@@ -153,13 +150,8 @@ class _LatentStage(NetworkKind):
         """Pixels per position of its latents."""
         raise NotImplementedError
 
-    def probe(self, trainee: str = "") -> Probe:
-        """Of images of the size that it was trained on."""
-
-        def forward(network: Any, images: int, side: int) -> Tensor:
-            return network(*zero_inputs(self.model, images, side // self.stride, side // self.stride))
-
-        return _probe(self, self.trained_with.image_size, forward)
+    def forward(self, network: Any, images: int, side: int, trainee: str) -> Tensor:
+        return network(*zero_inputs(self.model, images, side // self.stride, side // self.stride))
 
     def summary(self, names: Sequence[str]) -> list[str]:
         """What it was trained with, and how it is sampled."""
@@ -231,8 +223,3 @@ class StageCSettings(_LatentStage):
     @property
     def signal(self) -> Signal:
         return LatentSignal(self.model.channels, self.stride, "a previewer")
-
-
-def _probe(kind: Any, side: int, forward: Callable[[Any, int, int], Tensor]) -> Probe:
-    checkpointed = kind.model.use_checkpoint
-    return Probe((side, side), forward, "model.use_checkpoint", checkpointed, kind.with_checkpoint)

@@ -8,7 +8,6 @@ built-in one, the tokenizer's vocabulary. It is written under a temporary name a
 from __future__ import annotations
 
 import fnmatch
-import os
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -20,9 +19,9 @@ from torch import Tensor, nn
 
 from .. import storage
 from ..errors import InputError, quantity, quoted
-from .content import DamagedError, as_local_file, check_archive, check_header, check_legacy, check_state, is_legacy
+from .content import DamagedError, check_header, check_state, read_archive
 from .model_folder import find_file
-from .weights_file import WEIGHTS, read_weights_file
+from .safetensors import HEADER, WEIGHTS, read_weights_file
 
 FORMAT = 1
 ROLES = {
@@ -33,7 +32,7 @@ ROLES = {
 }
 INDEX = "index.pt"  # of a sharded checkpoint, a folder; see shards.py
 SHOWN_NAMES = 8  # parameters listed in a message
-_WRITTEN = {"format", "role", "step", "samples", "kind", "config", "tokenizer", "state"}
+_OPTIONAL = {"trainee": "", "vocabulary": ""}  # not written where they are empty
 
 
 @dataclass(frozen=True)
@@ -52,51 +51,60 @@ class Identity:
     vocabulary: str = ""
 
 
+def file_name(key: str, step: int) -> str:
+    """The name of the file with a state. key: its role, prefixed by the trainee's name in a run of several."""
+    trainee, _, role = key.rpartition("/")
+    stem = {"model": "model", "optimizer": "opt"}.get(role, f"{role}_")
+    return f"{trainee + '_' if trainee else ''}{stem}{step:06d}.pt"
+
+
+def is_sharded_folder(path: str) -> bool:
+    """Whether a path is that of a sharded checkpoint."""
+    return not path.endswith((".pt", WEIGHTS)) and storage.exists(storage.join(path, INDEX))
+
+
 def save_file(
     path: str, role: str, identity: Identity, step: int, samples: int, state: Mapping[str, Any], trainee: str = ""
 ) -> None:
-    """Write one checkpoint file atomically: either the whole file appears or the previous one stays.
-
-    role:    model, optimizer, or ema_RATE, stored as "ema".
-    trainee: name of the trainee in a run of several.
+    """Write one checkpoint file atomically: either the whole file appears or the previous one stays. Arguments as for
+    ``file_content``.
 
     Raises InputError when it cannot be written, e.g. because the disk is full.
     """
     with storage.atomic_writer(path) as file:
-        write_file(file, role, identity, step, samples, state, trainee)
+        write_file(file, file_content(role, identity, step, samples, state, trainee))
 
 
-def write_file(
-    file: BinaryIO, role: str, identity: Identity, step: int, samples: int, state: Mapping[str, Any], trainee: str = ""
-) -> None:
-    """``save_file`` into an open file."""
-    content = file_content(role, identity, step, samples, state, trainee)
-    for name in ("vocabulary", "trainee"):
-        if not content[name]:
-            del content[name]
-    torch.save(_canonical(content), file)
+def write_file(file: BinaryIO, content: Mapping[str, Any]) -> None:
+    """Write a checkpoint file of what ``load_file`` shall give into an open file."""
+    written = {name: value for name, value in content.items() if value or name not in _OPTIONAL}
+    torch.save(_canonical(written), file)
 
 
 def file_content(
     role: str, identity: Identity, step: int, samples: int, state: Mapping[str, Any], trainee: str = ""
 ) -> dict[str, Any]:
-    """What ``load_file`` gives for the file that ``save_file`` writes of this."""
-    header = {"format": FORMAT, "role": role.partition("_")[0], "step": step, "samples": samples}
-    header |= {"kind": identity.kind, "config": identity.config, "tokenizer": identity.tokenizer}
-    header["vocabulary"] = identity.vocabulary if header["role"] != "optimizer" else ""
-    return {**header, "trainee": trainee, "state": state}
+    """What ``load_file`` gives for the file that ``save_file`` writes of this.
+
+    role:    model, optimizer, or ema_RATE, stored as "ema".
+    trainee: name of the trainee in a run of several.
+    """
+    content = {"format": FORMAT, "role": role.partition("_")[0], "step": step, "samples": samples, **vars(identity)}
+    if role == "optimizer":
+        content["vocabulary"] = ""
+    return {**content, "trainee": trainee, "state": state}
 
 
-def write_networks(
-    file: BinaryIO, role: str, identity: Identity, step: int, samples: int, states: Mapping[str, Mapping[str, Any]]
-) -> None:
-    """Write the weights of networks, by name, into an open file: several as one, each weight under its network's name
-    (``unet0.…``), a single one as ``save_file`` does."""
+def networks_content(
+    role: str, identity: Identity, step: int, samples: int, states: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """``file_content`` of the weights of networks, by name: several as one, each weight under its network's name
+    (``unet0.…``), a single one as it is."""
     if len(states) == 1:
         ((name, state),) = states.items()
     else:
         name, state = "", {f"{name}.{key}": value for name in sorted(states) for key, value in states[name].items()}
-    write_file(file, role, identity, step, samples, state, name)
+    return file_content(role, identity, step, samples, state, name)
 
 
 def networks_in(content: Mapping[str, Any], names: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -143,7 +151,7 @@ def load_file(path: str, roles: tuple[str, ...] = ("model", "ema"), values: bool
         weights_in,
     )
 
-    if not path.endswith((".pt", WEIGHTS)) and storage.exists(storage.join(path, INDEX)):
+    if is_sharded_folder(path):
         raise InputError(
             f"{path} is a sharded checkpoint: make ordinary files of it by scripts/consolidate.py --model_path {path}, "
             "and give one of them"
@@ -158,10 +166,10 @@ def load_file(path: str, roles: tuple[str, ...] = ("model", "ema"), values: bool
         size = sys.maxsize  # checked, and a table of classes has one row more now
     if isinstance(content, dict) and "bundle" in content:
         raise InputError(f"{path} holds a whole run, not one network: give it to tracking.load, or a model….pt here")
-    if not isinstance(content, dict) or _WRITTEN - content.keys():
+    if not isinstance(content, dict) or {*HEADER, "state"} - content.keys() - _OPTIONAL.keys():
         what = unsupported(content) or "was not written by diff_dalle: it does not say what model it holds"
         raise DamagedError(f"{path} {what}")
-    content = {"trainee": "", "vocabulary": "", **content}
+    content = {**_OPTIONAL, **content}
     check_header(content, path)
     check_state(content, path, size)
     if content["format"] > FORMAT:
@@ -190,33 +198,6 @@ def read_foreign(path: str) -> dict[str, Tensor]:
         raise InputError(f"{path} {unsupported(content) or none}")
     check_state({"role": "model", "state": state}, path, size)
     return state
-
-
-def read_archive(path: str, values: bool) -> tuple[Any, int]:
-    """What torch saved in a file, on the CPU and memory-mapped, and the file's size in bytes. A file of torch before
-    version 1.6 is read whole.
-
-    values: compare all of the file with its checksums, where it has any.
-
-    DamagedError when it is missing, is not what torch writes, or holds anything but plain data.
-    """
-    if not storage.exists(path):
-        raise DamagedError(f"checkpoint {path} does not exist")
-    with as_local_file(path) as local:
-        try:
-            with storage.open_read(local) as file:
-                if legacy := is_legacy(file):
-                    check_legacy(file, path)
-                else:
-                    check_archive(file, path, values)
-                size = file.seek(0, os.SEEK_END)
-        except InputError as error:  # a folder, no permission
-            raise DamagedError(str(error)) from None
-        try:
-            content = torch.load(local, map_location="cpu", weights_only=True, mmap=not legacy)
-        except Exception:  # torch raises many kinds on malformed archives and pickles
-            raise DamagedError(f"{path} is truncated or is not a PyTorch file of plain tensors") from None
-    return content, size
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import pickletools
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO
 
 import torch
@@ -26,9 +26,6 @@ MAX_PICKLE = 16 * 2**20  # bytes of everything but the tensors' values; a networ
 MAX_VALUES = 500_000  # of a state or config; the optimizer of a network with 10^5 weight tensors has as many
 MAX_DEPTH = 32
 MAX_COUNT = 2**63 - 1  # of steps and samples
-COUNTS = ("format", "step", "samples")
-TEXTS = ("role", "kind", "trainee", "vocabulary")
-
 
 LEGACY = b"l\xfc\x9cF\xf9 j\xa8P\x19."  # the end of the first of a file's pickles, before torch 1.6: a number
 _LEGACY_PICKLES = 5  # that number, the version, the machine, what was saved, and the order of the values, which follow
@@ -51,7 +48,34 @@ def as_local_file(path: str) -> Iterator[str]:
         yield local
 
 
-def check_archive(file: BinaryIO, path: str, values: bool) -> None:
+def read_archive(path: str, values: bool) -> tuple[Any, int]:
+    """What torch saved in a file, on the CPU and memory-mapped, and the file's size in bytes. A file of torch before
+    version 1.6 is read whole.
+
+    values: compare all of the file with its checksums, where it has any.
+
+    DamagedError when it is missing, is not what torch writes, or holds anything but plain data.
+    """
+    if not storage.exists(path):
+        raise DamagedError(f"checkpoint {path} does not exist")
+    with as_local_file(path) as local:
+        try:
+            with storage.open_read(local) as file:
+                if legacy := file.read(4 + len(LEGACY)).endswith(LEGACY):
+                    _check_legacy(file, path)
+                else:
+                    _check_archive(file, path, values)
+                size = file.seek(0, os.SEEK_END)
+        except InputError as error:  # a folder, no permission
+            raise DamagedError(str(error)) from None
+        try:
+            content = torch.load(local, map_location="cpu", weights_only=True, mmap=not legacy)
+        except Exception:  # torch raises many kinds on malformed archives and pickles
+            raise DamagedError(f"{path} is truncated or is not a PyTorch file of plain tensors") from None
+    return content, size
+
+
+def _check_archive(file: BinaryIO, path: str, values: bool) -> None:
     """DamagedError unless the file is an uncompressed zip archive, as torch writes them, whose entries lie within it.
 
     values: read the whole file and compare it with its checksums. torch believes the sizes that the archive claims, and
@@ -74,13 +98,7 @@ def check_archive(file: BinaryIO, path: str, values: bool) -> None:
         raise DamagedError(f"{path} holds {pickles[0]:,} bytes beside its tensors, more than {MAX_PICKLE:,}")
 
 
-def is_legacy(file: BinaryIO) -> bool:
-    """Whether a file is of torch before version 1.6, or of torch.save(…, _use_new_zipfile_serialization=False)."""
-    file.seek(0)
-    return file.read(4 + len(LEGACY)).endswith(LEGACY)
-
-
-def check_legacy(file: BinaryIO, path: str) -> None:
+def _check_legacy(file: BinaryIO, path: str) -> None:
     """DamagedError unless such a file has few bytes beside its tensors. It has no checksums."""
     file.seek(0)
     start = io.BytesIO(file.read(MAX_PICKLE))
@@ -92,21 +110,27 @@ def check_legacy(file: BinaryIO, path: str) -> None:
         raise DamagedError(f"{path} is truncated, or holds more than {MAX_PICKLE:,} bytes beside its tensors") from None
 
 
+def is_whole_number(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= MAX_COUNT
+
+
+#: Names of entries of a checkpoint file, a test of their values, and what these must be.
+_HEADER: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
+    (("format", "step", "samples"), is_whole_number, "a whole number"),
+    (("role", "kind", "trainee", "vocabulary"), lambda value: type(value) is str, "a text"),
+    (("tokenizer",), lambda value: value is None or type(value) is str, "a text"),
+    (("state",), lambda value: type(value) is dict, "a mapping"),
+)
+
+
 def check_header(content: Mapping[str, Any], path: str) -> None:
     """DamagedError unless every entry that ``save_file`` writes has its type and a possible value."""
-    for name in COUNTS:
-        value = content[name]
-        if type(value) is not int or not 0 <= value <= MAX_COUNT:
-            raise DamagedError(f"{path} is damaged: its {name} is {short(value)}, but must be a whole number")
-    for name in TEXTS:
-        if type(content[name]) is not str:
-            raise DamagedError(f"{path} is damaged: its {name} is {short(content[name])}, but must be a text")
-    if content["tokenizer"] is not None and type(content["tokenizer"]) is not str:
-        raise DamagedError(f"{path} is damaged: its tokenizer is {short(content['tokenizer'])}, but must be a text")
+    for names, fits, what in _HEADER:
+        for name in names:
+            if not fits(content[name]):
+                raise DamagedError(f"{path} is damaged: its {name} is {short(content[name])}, but must be {what}")
     if type(content["config"]) is not dict or not all(map(is_plain, leaves_of(content["config"], path, "config"))):
         raise DamagedError(f"{path} is damaged: its config must be a mapping of settings with plain values")
-    if type(content["state"]) is not dict:
-        raise DamagedError(f"{path} is damaged: its state is {short(content['state'])}, but must be a mapping")
 
 
 def leaves_of(value: Any, path: str, name: str) -> Iterator[Any]:
@@ -133,6 +157,28 @@ def leaves_of(value: Any, path: str, name: str) -> Iterator[Any]:
             yield value
 
     return visit(value, 0)
+
+
+def replaced(state: Any, call: Callable[[Tensor], Any]) -> Any:
+    """A state of nested dicts and lists with ``call(tensor)`` in place of each tensor, in their order."""
+    if isinstance(state, Tensor):
+        return call(state)
+    if isinstance(state, Mapping):
+        return {key: replaced(value, call) for key, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return [replaced(value, call) for value in state]
+    return state
+
+
+def numbered(state: Any) -> tuple[Any, list[Tensor]]:
+    """A state with a number in place of each tensor, and the tensors."""
+    tensors: list[Tensor] = []
+
+    def number(tensor: Tensor) -> Tensor:
+        tensors.append(tensor)
+        return torch.tensor(len(tensors) - 1)
+
+    return replaced(state, number), tensors
 
 
 def is_plain(value: Any) -> bool:
@@ -215,22 +261,8 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, given: Any, name: str) ->
             if not _is_tensor(value) or value.shape not in (parameters[number].shape, torch.Size()):
                 shape = tuple(parameters[number].shape)
                 raise InputError(f"{where} is {short(value)}, but must be a number or a tensor of shape {shape}")
-            if key == "step" and not value.is_meta:
-                _check_step(value, where)
-
-
-def check_steps(optimizer: Mapping[str, Any], path: str) -> None:
-    """DamagedError unless an optimizer's state counts possible numbers of updates."""
-    for number, entry in optimizer["state"].items():
-        try:
-            _check_step(entry["step"], f"state[{number}].step")
-        except InputError as error:
-            raise DamagedError(f"{path} is damaged: its {error}") from None
-
-
-def _check_step(value: Tensor, where: str) -> None:
-    if not (value.ndim == 0 and 0 <= float(value) < math.inf):
-        raise InputError(f"{where} must be one number that is finite and not negative")
+            if key == "step" and (value.ndim or not (value.is_meta or 0 <= float(value) < math.inf)):
+                raise InputError(f"{where} must be one number that is finite and not negative")
 
 
 def _is_tensor(value: Any) -> bool:

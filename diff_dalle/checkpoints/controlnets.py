@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -12,14 +11,12 @@ from torch import Tensor
 from ..batch import Conditioning
 from ..config import option, section, settings
 from ..images.control_filters.table import ControlConfig
-from ..images.signal import PixelSignal, Signal
-from ..models.adapters.controlnet import ControlNet
+from ..images.signal import PixelSignal
 from ..models.adapters.latent_controlnet import LatentControlConfig, LatentControlNet
 from ..models.adapters.unet_controlnet import UnetControlConfig, UnetControlNet
 from ..models.generator import GeneratorConfig
 from ..models.latent.stage_c import StageCConfig
-from .kind import NetworkKind
-from .probe import Probe, empty_images
+from .kind import NetworkKind, empty_images, empty_text
 
 STRIDE = 8  # pixels per position of the feature maps in the probe
 
@@ -41,12 +38,21 @@ class _ControlNetKind(NetworkKind):
     of: ClassVar[str]
     does = "text-to-image"
     role = "controlnet"
+    signal = PixelSignal(3)
     control: ControlConfig
     base: BaseRecord
 
-    @property
-    def signal(self) -> Signal:
-        return PixelSignal(3)
+    def inputs(self, images: int, side: int) -> tuple[Tensor, Conditioning]:
+        """What the network reads beside controls, which have ``side`` pixels: x_t and what the base is conditioned
+        on."""
+        raise NotImplementedError
+
+    def forward(self, network: Any, images: int, side: int, trainee: str) -> Tensor:
+        """All residuals as one tensor."""
+        control = network.encode(empty_images(images, network.control_channels, side))
+        x, cond = self.inputs(images, side)
+        found = network(control, x, torch.zeros(images), cond)
+        return torch.cat([each.flatten() for each in found if each is not None])
 
     def summary(self, names: Sequence[str]) -> list[str]:
         control, base = self.control, self.base
@@ -64,6 +70,8 @@ class ControlNetSettings(_ControlNetKind):
     name = "controlnet"
     title = "ControlNet of a generator"
     of = "generator"
+    image_size = "model.unet.image_size"
+    checkpointing = "model.unet.use_checkpoint"
 
     controlnet: UnetControlConfig = section(UnetControlConfig)
     control: ControlConfig = section(ControlConfig)
@@ -73,23 +81,14 @@ class ControlNetSettings(_ControlNetKind):
     def build(self, vocab_size: int = 0, trainee: str = "") -> UnetControlNet:
         return UnetControlNet(self.controlnet, self.model, self.control.channels)
 
-    def probe(self, trainee: str = "") -> Probe:
-        unet, text = self.model.unet, self.model.text
-
-        def forward(network: Any, images: int, side: int) -> Tensor:
-            cond = Conditioning(labels=torch.zeros(images, dtype=torch.int64) if unet.num_classes else None)
-            if width := text.enc_attn_dim:
-                states = torch.zeros(images, text.text_length, width)
-                mask = torch.ones(states.shape[:2], dtype=torch.bool)
-                cond = replace(cond, text_states=states, text_pooled=torch.zeros(images, width), mask=mask)
-            x = empty_images(images, self.model.channels, side)
-            return _outputs(network, empty_images(images, network.control_channels, side), x, cond)
-
-        def with_checkpoint(value: bool) -> ControlNetSettings:
-            return replace(self, model=replace(self.model, unet=replace(unet, use_checkpoint=value)))
-
-        sizes = (unet.image_size, unet.image_size)
-        return Probe(sizes, forward, "model.use_checkpoint", unet.use_checkpoint, with_checkpoint)
+    def inputs(self, images: int, side: int) -> tuple[Tensor, Conditioning]:
+        found: dict[str, Any] = {}
+        if width := self.model.text.enc_attn_dim:
+            found = empty_text(images, self.model.text.text_length, width)
+            found["text_pooled"] = torch.zeros(images, width)
+        if self.model.unet.num_classes:
+            found["labels"] = torch.zeros(images, dtype=torch.int64)
+        return empty_images(images, self.model.channels, side), Conditioning(**found)
 
 
 @settings
@@ -108,18 +107,14 @@ class StageCControlNetSettings(_ControlNetKind):
     def build(self, vocab_size: int = 0, trainee: str = "") -> LatentControlNet:
         return LatentControlNet(self.controlnet, self.model, self.control.channels)
 
-    def probe(self, trainee: str = "") -> Probe:
-        """With controls of the size of the base's images. Activation checkpointing of the base changes nothing here."""
-
-        def forward(network: Any, images: int, side: int) -> Tensor:
-            x = empty_images(images, self.model.channels, max(1, side // STRIDE))
-            return _outputs(network, empty_images(images, network.control_channels, side), x, Conditioning())
-
+    def sizes(self, trainee: str) -> tuple[int, int]:
+        """Those of the base's images."""
         side = self.base.image_size or 256
-        return Probe((side, side), forward, "model.use_checkpoint", self.model.use_checkpoint, lambda value: self)
+        return side, side
 
+    def inputs(self, images: int, side: int) -> tuple[Tensor, Conditioning]:
+        return empty_images(images, self.model.channels, max(1, side // STRIDE)), Conditioning()
 
-def _outputs(network: ControlNet, control: Tensor, x: Tensor, cond: Conditioning) -> Tensor:
-    """All residuals as one tensor."""
-    found = network(network.encode(control), x, torch.zeros(len(x)), cond)
-    return torch.cat([each.flatten() for each in found if each is not None])
+    def with_checkpoint(self, value: bool) -> StageCControlNetSettings:
+        """Activation checkpointing of the base changes nothing here."""
+        return self

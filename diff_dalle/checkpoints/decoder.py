@@ -226,7 +226,7 @@ class DecoderConfig:
 
     def named(self, name: str) -> DecoderStage:
         """The settings of the U-Net with this name. InputError if there is none."""
-        return self.stage(list(self.names).index(lookup(dict.fromkeys(self.names, name), name, "the U-Net")))
+        return self.stage(lookup({each: i for i, each in enumerate(self.names)}, name, "the U-Net"))
 
     def stages(self) -> tuple[DecoderStage, ...]:
         """The settings of all U-Nets."""

@@ -22,7 +22,7 @@ class Training:
     """How a network is trained.
 
     script:    the command, its path in the checkout.
-    config:    the settings, MODULE.CLASS of the room ``commands``, which is imported when it is needed.
+    config:    the settings, MODULE.CLASS of the room ``recipes``, which is imported when it is needed.
     over_base: it trains an adapter, whose network is known only with the checkpoint of its base.
     """
 
@@ -32,7 +32,7 @@ class Training:
 
     @property
     def config_class(self) -> Any:
-        return _imported(f"commands.{self.config}")
+        return _imported(f"recipes.{self.config}")
 
 
 @dataclass(frozen=True)
@@ -46,19 +46,19 @@ class Entry:
 
 
 def _lora(config: str, script: str = _LORA) -> Training:
-    return Training(script, f"lora.kinds.{config}", over_base=True)
+    return Training(script, f"lora.{config}", over_base=True)
 
 
 # The first is what ``info.py`` describes when nothing says the kind.
 KINDS = {
     "generator": Entry(
-        "pixels.GeneratorSettings", Training(_GENERATOR, "train_generator.GeneratorRun"), _lora("GeneratorLora")
+        "pixels.GeneratorSettings", Training(_GENERATOR, "generator.GeneratorRun"), _lora("GeneratorLora")
     ),
     "classifier": Entry(
-        "pixels.ClassifierSettings", Training(_CLASSIFIER, "train_classifier.ClassifierRun"), _lora("ClassifierLora")
+        "pixels.ClassifierSettings", Training(_CLASSIFIER, "classifier.ClassifierRun"), _lora("ClassifierLora")
     ),
     "noisy_classifier": Entry("pixels.NoisyClassifierSettings"),
-    "decoder": Entry("pixels.DecoderSettings", Training(_DECODER, "train_decoder.DecoderRun"), _lora("DecoderLora")),
+    "decoder": Entry("pixels.DecoderSettings", Training(_DECODER, "decoder.DecoderRun"), _lora("DecoderLora")),
     "stage_a": Entry("cascade.StageASettings", Training(_CASCADE, "cascade.autoencoders.StageARun")),
     "semantic": Entry("cascade.SemanticSettings", Training(_CASCADE, "cascade.autoencoders.SemanticRun")),
     "stage_b": Entry(
@@ -68,12 +68,18 @@ KINDS = {
         "cascade.StageCSettings", Training(_CASCADE, "cascade.stages.StageCRun"), _lora("StageCLora", _CASCADE)
     ),
     "controlnet": Entry(
-        "controlnets.ControlNetSettings", Training(_CONTROLNET, "train_controlnet.ControlNetRun", over_base=True)
+        "controlnets.ControlNetSettings", Training(_CONTROLNET, "control.ControlNetRun", over_base=True)
     ),
     "stage_c_controlnet": Entry(
         "controlnets.StageCControlNetSettings",
         Training(_CASCADE, "cascade.controlnet.StageCControlNetRun", over_base=True),
     ),
+}
+
+# The training commands, by what they train: kinds of networks, then LoRAs for them.
+TRAINING_COMMANDS: dict[str, Training] = {
+    **{kind: entry.training for kind, entry in KINDS.items() if entry.training},
+    **{kind + LORA_ENDING: entry.lora for kind, entry in KINDS.items() if entry.lora},
 }
 
 

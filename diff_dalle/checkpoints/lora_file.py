@@ -22,9 +22,8 @@ from .checkpoint import ROLES, load_file
 from .content import DamagedError
 from .kinds import LORA_ENDING as ENDING
 from .model_folder import find_file, open_model
-from .safetensors import read_safetensors, text_of, write_safetensors
-from .weights_file import LORA_FORMAT as FORMAT
-from .weights_file import WEIGHTS
+from .safetensors import LORA_FORMAT as FORMAT
+from .safetensors import WEIGHTS, read_safetensors, text_of, write_safetensors
 
 DELTAS = "tokens.deltas"
 
@@ -101,44 +100,50 @@ class Lora:
 
 def write_lora(file: BinaryIO, about: LoraAbout, tensors: Mapping[str, Tensor]) -> None:
     """Write a LoRA into an open file."""
-    metadata = {"format": FORMAT, "kind": about.kind, "trainee": about.trainee, "base": about.base}
-    metadata |= {"clip": about.clip} if about.clip else {}
-    metadata |= {"rank": json.dumps(about.rank), "alpha": json.dumps(about.alpha)}
-    for name in ("module_filters", "train_tokens"):
-        metadata[name] = json.dumps(getattr(about, name), ensure_ascii=False)
-    write_safetensors(file, tensors, metadata)
+    metadata = {
+        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for name, value in vars(about).items()
+        if name != "clip" or value
+    }
+    write_safetensors(file, tensors, {"format": FORMAT, **metadata})
 
 
 def read_lora(path: str) -> Lora:
     """A LoRA's own file, the folder of a shared one, or a checkpoint of the run that trained it (model….pt, ema_….pt,
     best.pt). InputError for anything else."""
     path = find_file(path, "lora")
-    if path.endswith(".safetensors"):
-        tensors, metadata = read_safetensors(path)
-        if metadata.get("format") != FORMAT:
-            raise InputError(f"{path} is no LoRA of diff_dalle: its metadata do not say the format {FORMAT!r}")
-        for name, value in tensors.items():
-            if not value.is_floating_point():
-                raise DamagedError(f"{path} is damaged: its {name} has whole numbers")
-        values: dict[str, Any] = {**metadata}
-        try:
-            for name in ("rank", "alpha", "module_filters", "train_tokens"):
-                values[name] = json.loads(metadata[name])
-            return Lora(path, _about(values), tensors)
-        except (ValueError, KeyError, TypeError, RecursionError):
-            raise DamagedError(f"{path} is damaged: its metadata do not describe a LoRA") from None
+    is_own = path.endswith(WEIGHTS)
+    try:
+        values, tensors = _own_file(path) if is_own else _of_run(path)
+        return Lora(path, _about(values), tensors)
+    except InputError:
+        raise
+    except (ValueError, KeyError, TypeError, RecursionError):
+        what = "metadata" if is_own else "settings"
+        raise DamagedError(f"{path} is damaged: its {what} do not describe a LoRA") from None
+
+
+def _own_file(path: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+    tensors, metadata = read_safetensors(path)
+    if metadata.get("format") != FORMAT:
+        raise InputError(f"{path} is no LoRA of diff_dalle: its metadata do not say the format {FORMAT!r}")
+    for name, value in tensors.items():
+        if not value.is_floating_point():
+            raise DamagedError(f"{path} is damaged: its {name} has whole numbers")
+    numbers = {name: json.loads(metadata[name]) for name in ("rank", "alpha", "module_filters", "train_tokens")}
+    return {**metadata, **numbers}, tensors
+
+
+def _of_run(path: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
     content = load_file(path, values=True)
     if not content["kind"].endswith(ENDING):
         raise InputError(f"{path} holds a {content['kind']}, but a LoRA is required here: lora….safetensors")
-    config, kind, trainee = content["config"], content["kind"].removesuffix(ENDING), content["trainee"]
-    try:
-        values = {**config, "kind": kind, "trainee": trainee, "base": base_of(config["base_weights"], trainee)}
-        if config["train_tokens"] and content["tokenizer"] is None:
-            values["clip"] = config["trained_with"]["text_clip"]["identity"]
-        about = _about(values)
-    except (KeyError, TypeError, ValueError):
-        raise DamagedError(f"{path} is damaged: its settings do not describe a LoRA") from None
-    return Lora(path, about, {name.removeprefix("lora."): value for name, value in content["state"].items()})
+    config, trainee = content["config"], content["trainee"]
+    values = {**config, "kind": content["kind"].removesuffix(ENDING), "trainee": trainee}
+    values["base"] = base_of(config["base_weights"], trainee)
+    if config["train_tokens"] and content["tokenizer"] is None:
+        values["clip"] = config["trained_with"]["text_clip"]["identity"]
+    return values, {name.removeprefix("lora."): value for name, value in content["state"].items()}
 
 
 def lora_at(path: str) -> Lora | None:

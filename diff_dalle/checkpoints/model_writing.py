@@ -18,7 +18,7 @@ from .decoder import ClipConfig
 from .kinds import find_kind
 from .lora_file import Lora, write_lora
 from .model_folder import ROLES, TABLE, ModelFolder, open_model
-from .weights_file import write_weights_file
+from .safetensors import write_weights_file
 
 #: What the files for a setting are called; those of ``model_path`` have the names of their kinds.
 NAMES = {"upsampler_paths": "upsampler", "classifier_path": "classifier"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +21,7 @@ from ..models.noised_clip import NoisedClip, NoisedClipConfig
 from ..models.noisy_classifier import NoisyClassifier, NoisyClassifierConfig
 from ..text.tokenizer import TokenizerConfig
 from .decoder import DecoderConfig
-from .kind import NetworkKind
-from .probe import Probe, empty_captions, empty_images
+from .kind import NetworkKind, empty_images, empty_text
 
 
 @settings
@@ -32,6 +32,8 @@ class GeneratorSettings(NetworkKind):
     title = "generator"
     does = "text-to-image"
     stage = "generator_stage.GeneratorStage"
+    checkpoint_flag = "use_checkpoint"
+    checkpointing = "model.unet.use_checkpoint"
 
     model: GeneratorConfig = section(GeneratorConfig)
     tokenizer: TokenizerConfig = section(TokenizerConfig)
@@ -43,23 +45,21 @@ class GeneratorSettings(NetworkKind):
     def build(self, vocab_size: int = 0, trainee: str = "") -> Generator:
         return Generator(self.model, vocab_size, self.diffusion.variance_is_learned)
 
-    def probe(self, trainee: str = "") -> Probe:
-        config, unet = self.model, self.model.unet
+    def sizes(self, trainee: str) -> tuple[int, int]:
+        size = self.model.unet.image_size
+        return size, self.augmentation.crop_size or size
 
-        def forward(network: nn.Module, images: int, side: int) -> Tensor:
-            cond = empty_captions(images, config.text.text_length) if config.text.enc_attn_dim else Conditioning()
-            if unet.num_classes:
-                cond = replace(cond, labels=torch.zeros(images, dtype=torch.int64))
-            if config.is_upsampler:
-                low_res, level = empty_images(images, config.channels, side // config.factor), torch.zeros(images)
-                cond = replace(cond, low_res=low_res, low_res_level=level, low_res_blur=level)
-            return network(empty_images(images, config.channels, side), torch.zeros(images, dtype=torch.int64), cond)
-
-        def with_checkpoint(value: bool) -> GeneratorSettings:
-            return replace(self, model=replace(config, unet=replace(unet, use_checkpoint=value)))
-
-        sizes = (unet.image_size, self.augmentation.crop_size or unet.image_size)
-        return Probe(sizes, forward, "use_checkpoint", unet.use_checkpoint, with_checkpoint)
+    def forward(self, network: nn.Module, images: int, side: int, trainee: str) -> Tensor:
+        model, t = self.model, torch.zeros(images, dtype=torch.int64)
+        found: dict[str, Any] = {}
+        if model.text.enc_attn_dim:
+            found = empty_text(images, model.text.text_length)
+        if model.unet.num_classes:
+            found["labels"] = t
+        if model.is_upsampler:
+            found["low_res"] = empty_images(images, model.channels, side // model.factor)
+            found |= dict.fromkeys(("low_res_level", "low_res_blur"), torch.zeros(images))
+        return network(empty_images(images, model.channels, side), t, Conditioning(**found))
 
     @property
     def signal(self) -> Signal:
@@ -85,6 +85,9 @@ class ClassifierSettings(NetworkKind):
     title = "CLIP"
     does = "zero-shot-image-classification"
     role = "classifier_path"
+    checkpoint_flag = "classifier_use_checkpoint"
+    checkpointing = "model.classifier_use_checkpoint"
+    signal = PixelSignal(3)
 
     model: NoisedClipConfig = section(NoisedClipConfig)
     tokenizer: TokenizerConfig = section(TokenizerConfig)
@@ -94,22 +97,9 @@ class ClassifierSettings(NetworkKind):
     def build(self, vocab_size: int = 0, trainee: str = "") -> NoisedClip:
         return NoisedClip(self.model, vocab_size)
 
-    def probe(self, trainee: str = "") -> Probe:
-        config = self.model
-
-        def forward(network: NoisedClip, images: int, side: int) -> Tensor:
-            cond, t = empty_captions(images, config.text_length), torch.zeros(images, dtype=torch.int64)
-            return network.encode_image(empty_images(images, 3, side), t) * network.encode_text(*cond.caption)
-
-        def with_checkpoint(value: bool) -> ClassifierSettings:
-            return replace(self, model=replace(config, classifier_use_checkpoint=value))
-
-        sizes = (config.image_size, config.image_size)
-        return Probe(sizes, forward, "classifier_use_checkpoint", config.classifier_use_checkpoint, with_checkpoint)
-
-    @property
-    def signal(self) -> Signal:
-        return PixelSignal(3)
+    def forward(self, network: NoisedClip, images: int, side: int, trainee: str) -> Tensor:
+        t, text = torch.zeros(images, dtype=torch.int64), empty_text(images, self.model.text_length)
+        return network.encode_image(empty_images(images, 3, side), t) * network.encode_text(*text.values())
 
     @property
     def described(self) -> tuple[str, str]:
@@ -125,6 +115,10 @@ class NoisyClassifierSettings(NetworkKind):
     title = "classifier of noisy images into classes"
     does = "image-classification"
     role = "classifier_path"
+    checkpoint_flag = "use_checkpoint"
+    image_size = "model.tower.image_size"
+    checkpointing = "model.tower.use_checkpoint"
+    signal = PixelSignal(3)
 
     model: NoisyClassifierConfig = section(NoisyClassifierConfig)
     diffusion: NoiseConfig = section(NoiseConfig)
@@ -132,21 +126,8 @@ class NoisyClassifierSettings(NetworkKind):
     def build(self, vocab_size: int = 0, trainee: str = "") -> NoisyClassifier:
         return NoisyClassifier(self.model)
 
-    def probe(self, trainee: str = "") -> Probe:
-        tower = self.model.tower
-
-        def forward(network: nn.Module, images: int, side: int) -> Tensor:
-            return network(empty_images(images, 3, side), torch.zeros(images, dtype=torch.int64))
-
-        def with_checkpoint(value: bool) -> NoisyClassifierSettings:
-            return replace(self, model=replace(self.model, tower=replace(tower, use_checkpoint=value)))
-
-        sizes = (tower.image_size, tower.image_size)
-        return Probe(sizes, forward, "use_checkpoint", tower.use_checkpoint, with_checkpoint)
-
-    @property
-    def signal(self) -> Signal:
-        return PixelSignal(3)
+    def forward(self, network: nn.Module, images: int, side: int, trainee: str) -> Tensor:
+        return network(empty_images(images, 3, side), torch.zeros(images, dtype=torch.int64))
 
 
 @settings
@@ -157,6 +138,7 @@ class DecoderSettings(NetworkKind):
     title = "decoder of CLIP image embeddings"
     does = "image-to-image"
     stage = "unet_stage.UnetStage"
+    checkpoint_flag = "checkpoint_during_training"
 
     decoder: DecoderConfig = section(DecoderConfig)
 
@@ -165,28 +147,29 @@ class DecoderSettings(NetworkKind):
             return self.decoder.named(trainee).build()
         return nn.ModuleDict({stage.name: stage.build() for stage in self.decoder.stages()})
 
-    def probe(self, trainee: str = "") -> Probe:
+    def sizes(self, trainee: str) -> tuple[int, int]:
         stage = self.decoder.named(trainee)
+        return stage.image_size, stage.crop_size or stage.image_size
+
+    def forward(self, network: nn.Module, images: int, side: int, trainee: str) -> Tensor:
+        stage, found = self.decoder.named(trainee), dict[str, Any]()
         unet = stage.unet
+        if stage.has_text:
+            found = empty_text(images, unet.max_text_len, unet.text_embed_dim or 0)
+        if stage.image_embedding:
+            found["image_embedding"] = torch.zeros(images, unet.image_embed_dim or 0)
+        if stage.is_upsampler:
+            found["low_res"] = empty_images(images, unet.channels, side // stage.factor)
+            found["low_res_level"] = torch.zeros(images)
+        t = torch.zeros(images, dtype=torch.int64)
+        return network(empty_images(images, unet.channels, side), t, Conditioning(**found))
 
-        def forward(network: nn.Module, images: int, side: int) -> Tensor:
-            cond, level = Conditioning(), torch.zeros(images)
-            if stage.image_embedding:
-                cond = replace(cond, image_embedding=torch.zeros(images, unet.image_embed_dim or 0))
-            if stage.has_text:
-                states = torch.zeros(images, unet.max_text_len, unet.text_embed_dim or 0)
-                cond = replace(cond, text_states=states, mask=torch.ones(states.shape[:2], dtype=torch.bool))
-            if stage.is_upsampler:
-                low_res = empty_images(images, unet.channels, side // stage.factor)
-                cond = replace(cond, low_res=low_res, low_res_level=level)
-            return network(empty_images(images, unet.channels, side), torch.zeros(images, dtype=torch.int64), cond)
+    def is_checkpointed(self, trainee: str) -> bool:
+        return self.decoder.named(trainee).unet.checkpoint_during_training
 
-        def with_checkpoint(value: bool) -> DecoderSettings:
-            unets = (replace(unet, checkpoint_during_training=value) for unet in self.decoder.unets)
-            return replace(self, decoder=replace(self.decoder, unets=tuple(unets)))
-
-        sizes = (stage.image_size, stage.crop_size or stage.image_size)
-        return Probe(sizes, forward, "checkpoint_during_training", unet.checkpoint_during_training, with_checkpoint)
+    def with_checkpoint(self, value: bool) -> DecoderSettings:
+        unets = (replace(unet, checkpoint_during_training=value) for unet in self.decoder.unets)
+        return replace(self, decoder=replace(self.decoder, unets=tuple(unets)))
 
     @property
     def signal(self) -> Signal:

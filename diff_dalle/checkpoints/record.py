@@ -12,7 +12,7 @@ from typing import Any
 from .. import storage
 from ..errors import InputError, cut, named
 from .checkpoint import Identity
-from .content import MAX_COUNT, is_plain, leaves_of
+from .content import is_plain, is_whole_number, leaves_of
 
 RECORD = "run.json"
 MAX_BYTES = 64 * 2**20  # 100,000 checkpoints have half of it
@@ -52,9 +52,9 @@ class Record:
     """
 
     identity: Identity
-    checkpoints: list[CheckpointSet]
-    best: dict[str, dict[str, float]]
-    started_from: list[str] | None
+    checkpoints: list[CheckpointSet] = field(default_factory=list)
+    best: dict[str, dict[str, float]] = field(default_factory=dict)
+    started_from: list[str] | None = None
     lowest_loss: float | None = None
 
 
@@ -111,7 +111,7 @@ def _record(saved: Any, path: str) -> Record:
     best = saved.get("best", {})
     _require(_is_mapping(best, dict))
     for entry in best.values():
-        _require(entry.keys() == {"step", "loss"} and _is_count(entry["step"]))
+        _require(entry.keys() == {"step", "loss"} and is_whole_number(entry["step"]))
         _require(_is_number(entry["loss"]))
     lowest = saved.get("lowest_loss")
     _require(lowest is None or _is_number(lowest))
@@ -121,7 +121,7 @@ def _record(saved: Any, path: str) -> Record:
 
 def _checkpoint_set(entry: Any, path: str) -> CheckpointSet:
     found = CheckpointSet(**entry)
-    _require(_is_count(found.step) and _is_count(found.samples) and _is_count(found.batch))
+    _require(is_whole_number(found.step) and is_whole_number(found.samples) and is_whole_number(found.batch))
     _require(_is_mapping(found.files, str) and _is_mapping(found.data, dict))
     for name in found.files.values():
         if not _FILE.fullmatch(name):
@@ -139,10 +139,6 @@ def _checkpoint_set(entry: Any, path: str) -> CheckpointSet:
 def _require(condition: bool) -> None:
     if not condition:
         raise ValueError
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= MAX_COUNT
 
 
 def _is_number(value: Any) -> bool:

@@ -11,7 +11,7 @@ import fnmatch
 import math
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, BinaryIO
@@ -19,14 +19,13 @@ from typing import Any, BinaryIO
 from .. import storage
 from ..config import differences
 from ..data.fingerprint import Fingerprint, changes
-from ..distributed.world import World
+from ..distributed.world import ALONE, World
 from ..errors import InputError, cut, named
-from .checkpoint import INDEX, Identity, load_file, save_file
-from .consolidating import file_name
+from .checkpoint import Identity, file_name, is_sharded_folder, load_file, save_file
 from .content import DamagedError
 from .record import RECORD, CheckpointSet, Record, load_record, save_record
 from .run_lock import RunLock
-from .shards import ROLE, ShardedFolder, is_sharded_folder, temporary_file
+from .shards import ShardedFolder, save_sharded
 
 MAX_LIST = 2**28  # bytes of a list of shards; 10^6 of them have a quarter
 
@@ -37,33 +36,26 @@ def choose_logdir(flag: str) -> str:
 
 
 @dataclass
-class RunFolder:
-    """A log directory, the identity of its run, and its complete checkpoints, oldest first.
+class RunFolder(Record):
+    """A log directory with its record.
 
-    best:         step and held-out loss of the best weights, by trainee's name.
-    started_from: the files that the run continues or takes its first weights from; None = unknown.
-    lowest_loss:  of a complete checkpoint, see ``Record``.
     data:         the present shards, by "data_dir" and "val_data_dir"; checkpoints say which ones they were trained on.
     lock:         checked before anything is written.
     config_class: of the identity's config; None in a folder that is only read.
+    batch:        samples per step, those of all processes.
+    keep:         > 0: a new checkpoint drops all but so many and those of the steps for which ``is_backup(step)``.
     """
 
-    path: str
-    identity: Identity
-    checkpoints: list[CheckpointSet] = field(default_factory=list)
-    best: dict[str, dict[str, float]] = field(default_factory=dict)
-    started_from: list[str] | None = None
-    lowest_loss: float | None = None
+    path: str = ""
     data: dict[str, Fingerprint] = field(default_factory=dict)
     lock: RunLock | None = None
     config_class: type | None = None
+    batch: int = 0
+    keep: int = 0
+    is_backup: Callable[[int], bool] | None = None
 
     def write_record(self) -> None:
-        save_record(self.path, self.record(self.checkpoints))
-
-    def record(self, checkpoints: list[CheckpointSet]) -> Record:
-        """What run.json says when these are the complete checkpoints."""
-        return Record(self.identity, checkpoints, self.best, self.started_from, self.lowest_loss)
+        save_record(self.path, self)
 
     def key(self, entry: CheckpointSet, trainee: str, role: str) -> str:
         """What a set calls the state of a trainee in a role. InputError when it has none."""
@@ -72,14 +64,17 @@ class RunFolder:
             raise InputError(f"the checkpoint of step {entry.step} in {self.path} has no {key}")
         return key
 
-    def load(self, entry: CheckpointSet, trainee: str, role: str) -> tuple[dict[str, Any], str]:
-        """The content and path of one file of a set. InputError when there is none for this trainee and role,
-        DamagedError when it cannot be read."""
+    def load(self, entry: CheckpointSet, trainee: str, role: str, values: bool = True) -> tuple[dict[str, Any], str]:
+        """The content and path of one file of a set; of a sharded one, what the file would hold. InputError when there
+        is none for this trainee and role, DamagedError when it cannot be read.
+
+        values: False = tensors of a sharded set are on the meta device.
+        """
         key = self.key(entry, trainee, role)
         if entry.folder:
             folder = self.sharded(entry)
-            with temporary_file(self.path) as file:
-                return {**folder.content, "role": role.partition("_")[0], "state": folder.read(key, file)}, folder.path
+            state = folder.read(key, self.path) if values else folder.outline(key)
+            return {**folder.content, "role": role.partition("_")[0], "state": state}, folder.path
         path = storage.join(self.path, entry.files[key])
         content = load_file(path, (role.partition("_")[0],), values=True)
         if content["trainee"] not in ("", trainee):  # files of earlier versions carry no name
@@ -91,70 +86,50 @@ class RunFolder:
         step: int,
         samples: int,
         states: Mapping[str, dict],
-        keep: int = 0,
-        is_backup: Callable[[int], bool] = lambda step: False,
-        batch: int = 0,
         exports: Mapping[str, Callable[[BinaryIO], object]] = MappingProxyType({}),
+        world: World | None = None,
     ) -> None:
         """Write a complete set.
 
         states:  state dicts by role.
         exports: further files of the set, by ROLE.EXTENSION: functions that write them.
-        keep:   > 0 removes all but the latest sets and those of the steps for which ``is_backup(step)``.
-        batch:  samples per step, those of all processes.
+        world:   its ranks write a sharded set (see shards.py), and every rank calls this; None = files, by this process
+                 alone. InputError, on all ranks, when one of them cannot write.
         """
-        self._check_lock()
-        files = {key: file_name(key, step) for key in states}
+        ranks = world or ALONE
+        ranks.on_main(self._check_lock)
+        entry = CheckpointSet(step, samples, {key: file_name(key, step) for key in states}, self.batch)
+        if world is not None:
+            entry.folder = f"sharded{step:06d}"
+            save_sharded(storage.join(self.path, entry.folder), states, world, self.identity, step, samples)
+            states = {}
         for key, state in states.items():
             trainee, _, role = key.rpartition("/")
-            save_file(storage.join(self.path, files[key]), role, self.identity, step, samples, state, trainee)
+            save_file(storage.join(self.path, entry.files[key]), role, self.identity, step, samples, state, trainee)
         for key, write in exports.items():
             stem, _, extension = key.replace("/", "_").rpartition(".")
-            files[key] = f"{stem}{step:06d}.{extension}"
-            with storage.atomic_writer(storage.join(self.path, files[key])) as file:
+            entry.files[key] = f"{stem}{step:06d}.{extension}"
+            with storage.atomic_writer(storage.join(self.path, entry.files[key])) as file:
                 write(file)
-        self._add(CheckpointSet(step, samples, files, batch, self._save_data()), keep, is_backup)
+        ranks.on_main(lambda: self._add(entry))
 
-    def save_sharded(
-        self,
-        world: World,
-        step: int,
-        samples: int,
-        states: Mapping[str, dict],
-        keep: int = 0,
-        is_backup: Callable[[int], bool] = lambda step: False,
-        batch: int = 0,
-    ) -> None:
-        """``save`` of states whose tensors may be sharded, into a folder (see shards.py). Every rank calls it.
-        InputError, on all ranks, when one of them cannot write."""
-        from .sharded_io import save_sharded
-
-        folder = f"sharded{step:06d}"
-        path, files = storage.join(self.path, folder), {key: file_name(key, step) for key in states}
-
-        def write_index(state: dict) -> None:
-            save_file(storage.join(path, INDEX), ROLE, self.identity, step, samples, state)
-
-        def add() -> None:
-            self._add(CheckpointSet(step, samples, files, batch, self._save_data(), folder), keep, is_backup)
-
-        world.on_main(self._check_lock)
-        save_sharded(path, states, world, write_index)
-        world.on_main(add)
-
-    def _add(self, entry: CheckpointSet, keep: int, is_backup: Callable[[int], bool]) -> None:
+    def _add(self, entry: CheckpointSet) -> None:
         """Record a checkpoint whose files are complete, and drop those that are not kept."""
-        self.checkpoints = [*(each for each in self.checkpoints if each.step < entry.step), entry]
-        dropped = [each for each in self.checkpoints[:-keep] if not is_backup(each.step)] if keep > 0 else []
-        self.checkpoints = [each for each in self.checkpoints if each not in dropped]
+        entry.data = self._save_data()
+        checkpoints = [*(each for each in self.checkpoints if each.step < entry.step), entry]
+        latest = checkpoints[-self.keep :]
+        backups = [each for each in checkpoints if self.is_backup is not None and self.is_backup(each.step)]
+        self.checkpoints = [each for each in checkpoints if each in latest or each in backups]
         self.write_record()
-        kept = {name for other in self.checkpoints for name in other.files.values()}
-        for old in dropped:
-            for name in {*old.files.values()} - kept:
-                _remove(storage.join(self.path, name))
-            self._remove_folder(old)
+        kept = {name for each in self.checkpoints for name in each.files.values()}
+        for old in checkpoints:
+            if old not in self.checkpoints:
+                self._remove(old, {*old.files.values()} - kept)
 
-    def _remove_folder(self, entry: CheckpointSet) -> None:
+    def _remove(self, entry: CheckpointSet, names: Iterable[str]) -> None:
+        """Remove some files of a set, and its folder."""
+        for name in names:
+            _remove(storage.join(self.path, name))
         if entry.folder:
             storage.remove_folder(storage.join(self.path, entry.folder))
 
@@ -176,11 +151,9 @@ class RunFolder:
         known = {each["digest"] for entry in self.checkpoints for each in entry.data.values()}
         for shards in self.data.values():
             if shards.digest not in known:
-                storage.write_bytes(self._list_of(shards.digest), shards.text().encode())
+                path = storage.join(self.path, _list_name(shards.digest))
+                storage.write_bytes(path, shards.text().encode())
         return {name: {"digest": each.digest, "totals": each.totals} for name, each in self.data.items()}
-
-    def _list_of(self, digest: str) -> str:
-        return storage.join(self.path, _list_name(digest))
 
     def names_of(self, entry: CheckpointSet) -> list[str]:
         """The files of a complete checkpoint, with its lists of shards."""
@@ -208,7 +181,7 @@ class RunFolder:
 
     def _read_list(self, digest: str) -> Fingerprint | None:
         """A list that ``save`` wrote, None when it is missing or damaged."""
-        path = self._list_of(digest)
+        path = storage.join(self.path, _list_name(digest))
         if not storage.exists(path):
             return None
         try:
@@ -243,11 +216,7 @@ def best_file(trainee: str) -> str:
 def read_run(path: str) -> RunFolder | None:
     """The run recorded in a folder, or None when there is none. Raises InputError for a damaged record."""
     saved = load_record(path)
-    if saved is None:
-        return None
-    return RunFolder(
-        path, saved.identity, saved.checkpoints, saved.best, saved.started_from, lowest_loss=saved.lowest_loss
-    )
+    return RunFolder(**vars(saved), path=path) if saved else None
 
 
 def discard_run(path: str) -> None:
@@ -257,9 +226,7 @@ def discard_run(path: str) -> None:
     if run is None:
         return
     for entry in run.checkpoints:
-        for name in run.names_of(entry):
-            _remove(storage.join(path, name))
-        run._remove_folder(entry)
+        run._remove(entry, run.names_of(entry))
     for trainee in run.best:
         _remove(storage.join(path, best_file(trainee)))
     _remove(storage.join(path, RECORD))
@@ -285,11 +252,11 @@ def open_run(path: str, identity: Identity, config_class: type) -> RunFolder:
                 f"{path} holds {names[-1]} of a run, but no {RECORD}, without which that run cannot be resumed: "
                 f"restore it, or choose another {named('logdir')}"
             )
-        created = RunFolder(path, identity, config_class=config_class)
+        created = RunFolder(identity, path=path, config_class=config_class)
         created.write_record()  # before the first checkpoint, so that its absence beside one means a loss
         return created
     if not saved.checkpoints and not saved.best:
-        return RunFolder(path, identity, config_class=config_class)
+        return RunFolder(identity, path=path, config_class=config_class)
     if saved.identity.kind != identity.kind:
         raise InputError(
             f"{path} holds a run of a {saved.identity.kind}, not of a {identity.kind}: choose another {named('logdir')}"

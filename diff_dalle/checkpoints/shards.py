@@ -7,7 +7,6 @@ else, in one file for each process. Files that ``torch.distributed.checkpoint`` 
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import tempfile
@@ -19,11 +18,14 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from .. import storage
+from ..distributed.parallel import is_written, own_rows
+from ..distributed.world import World
 from ..errors import InputError
-from .checkpoint import INDEX, load_file
-from .content import DamagedError
+from .checkpoint import INDEX, Identity, file_name, load_file, save_file
+from .content import DamagedError, numbered, replaced
 
 ROLE = "sharded"
 DTYPES = {
@@ -47,8 +49,62 @@ class Stored:
     dtype: torch.dtype
     rows: Tensor
 
-    def plain(self) -> dict[str, Any]:
-        return {"shape": list(self.shape), "dtype": str(self.dtype).removeprefix("torch."), "rows": self.rows}
+    @property
+    def row_shape(self) -> torch.Size:
+        return self.shape[1:]
+
+
+def save_sharded(
+    folder: str, states: Mapping[str, Any], world: World, identity: Identity, step: int, samples: int
+) -> None:
+    """Write states by role, whose tensors may be sharded, into a folder. Every rank calls it.
+
+    InputError, on all ranks, when one of them cannot write.
+    """
+    outline, tensors = numbered(states)
+    index = storage.join(folder, INDEX)
+
+    def begin() -> None:
+        """An index of an earlier, interrupted attempt must not outlive its files."""
+        storage.make_dirs(folder)
+        if storage.exists(index):
+            storage.remove(index)
+
+    def finish() -> None:
+        rows: list[list[list[int]]] = [[] for _ in tensors]
+        for file, part in enumerate(written):
+            for number, first, count, *place in part:
+                rows[number].append([first, count, file, *place])
+        entries = []
+        for tensor, chunks in zip(tensors, rows, strict=True):
+            table = torch.tensor(sorted(chunks), dtype=torch.int64).view(-1, COLUMNS)
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            entries.append({"shape": list(tensor.shape), "dtype": dtype, "rows": table})
+        files = [_file_name(rank) for rank in range(world.size)]
+        save_file(index, ROLE, identity, step, samples, {"states": outline, "tensors": entries, "files": files})
+
+    world.on_main(begin)
+    path = storage.join(folder, _file_name(world.rank))
+    written = world.gather(world.together(lambda: _write_shares(path, tensors, world)))
+    world.on_main(finish)
+
+
+def _file_name(rank: int) -> str:
+    return f"rank{rank:05d}.bin"
+
+
+def _write_shares(path: str, tensors: Sequence[Tensor], world: World) -> list[tuple[int, ...]]:
+    """Write what this rank has of tensors: the number of each, first row, number of rows, offset, length, checksum."""
+    found: list[tuple[int, ...]] = []
+    with storage.atomic_writer(path) as file:
+        for number, tensor in enumerate(tensors):
+            first, own = own_rows(tensor.detach())
+            count = len(own) if own.ndim else 1
+            if count and is_written(tensor, world):
+                data = own.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+                found.append((number, first, count, file.tell(), len(data), zlib.crc32(data)))
+                file.write(data)
+    return found
 
 
 class ShardedFolder:
@@ -68,21 +124,25 @@ class ShardedFolder:
             self.files = [storage.join(path, name) for name in _names(state["files"])]
             self.tensors = [_stored(entry) for entry in state["tensors"]]
             self.states: dict[str, Any] = {str(key): value for key, value in state["states"].items()}
-            _check_slots(self.states, len(self.tensors))
-            sizes = [storage.size_and_tag(file)[0] if storage.exists(file) else -1 for file in self.files]
-            self._check_rows(sizes)
+            replaced(self.states, self._check_slot)
+            self._check_rows()
         except InputError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError):
             raise DamagedError(f"{index} is damaged: it does not say where tensors are") from None
 
-    def _check_rows(self, sizes: list[int]) -> None:
+    def _check_slot(self, slot: Tensor) -> None:
+        if slot.ndim or slot.dtype is not torch.int64 or not 0 <= int(slot) < len(self.tensors):
+            raise ValueError
+
+    def _check_rows(self) -> None:
         """Every tensor is covered by its chunks, once and in order, and these lie within their files."""
+        sizes = [storage.size_and_tag(file)[0] if storage.exists(file) else -1 for file in self.files]
         total = 0
         for stored in self.tensors:
-            end = 0
+            end, row_bytes = 0, math.prod(stored.row_shape) * stored.dtype.itemsize
             for first, count, file, offset, length, _ in stored.rows.tolist():
-                if first != end or count < 0 or offset < 0 or file < 0 or length != count * _row_bytes(stored):
+                if first != end or count < 0 or offset < 0 or file < 0 or length != count * row_bytes:
                     raise ValueError
                 if offset + length > sizes[file]:
                     raise DamagedError(f"{self.files[file]} is missing or truncated")
@@ -92,96 +152,57 @@ class ShardedFolder:
         if total > sum(sizes):  # chunks may overlap, and copies of them need more memory
             raise ValueError
 
-    def read_chunk(self, number: int, chunk: int) -> Tensor:
-        """The values of one chunk of a tensor. DamagedError when they are not those that were written."""
-        stored = self.tensors[number]
-        _, count, file, offset, length, checksum = stored.rows[chunk].tolist()
-        data = storage.read_bytes(self.files[file], offset, length)
-        if len(data) != length or zlib.crc32(data) != checksum:
-            raise DamagedError(f"{self.files[file]} is damaged: the checksum of bytes from {offset:,} on is wrong")
-        shape = (count, *stored.shape[1:]) if stored.shape else ()
-        if not length:
-            return torch.empty(shape, dtype=stored.dtype)
-        return torch.frombuffer(bytearray(data), dtype=stored.dtype).view(shape)
-
-    def fill(self, number: int, whole: Tensor) -> None:
-        """Write all values of a tensor into ``whole``, chunk by chunk."""
-        for chunk, (first, count, *_) in enumerate(self.tensors[number].rows.tolist()):
-            target = whole.narrow(0, first, count) if whole.ndim else whole
-            target.copy_(self.read_chunk(number, chunk))
+    def fill(self, slot: Tensor, first: int, target: Tensor) -> None:
+        """Overwrite ``target`` with the rows of a tensor from ``first`` on. DamagedError when they are not those that
+        were written."""
+        stored = self.tensors[int(slot)]
+        target = target if target.ndim else target.view(1)
+        for begin, count, file, offset, length, checksum in stored.rows.tolist():
+            low, high = max(begin, first), min(begin + count, first + len(target))
+            if low >= high or not length:
+                continue
+            data = storage.read_bytes(self.files[file], offset, length)
+            if len(data) != length or zlib.crc32(data) != checksum:
+                raise DamagedError(f"{self.files[file]} is damaged: the checksum of bytes from {offset:,} on is wrong")
+            chunk = torch.frombuffer(bytearray(data), dtype=stored.dtype).view(count, *stored.row_shape)
+            target[low - first : high - first] = chunk[low - begin : high - begin]
 
     def outline(self, key: str) -> Any:
         """A state with a tensor on the meta device in place of each tensor, but those of one number."""
 
-        def described(number: int) -> Tensor:
-            stored = self.tensors[number]
-            if stored.shape:
-                return torch.empty(stored.shape, dtype=stored.dtype, device="meta")
-            whole = torch.empty((), dtype=stored.dtype)
-            self.fill(number, whole)
-            return whole
+        def described(slot: Tensor) -> Tensor:
+            stored = self.tensors[int(slot)]
+            found = torch.empty(stored.shape, dtype=stored.dtype, device="meta" if stored.shape else "cpu")
+            if not stored.shape:
+                self.fill(slot, 0, found)
+            return found
 
-        return replaced(self.states[key], lambda slot: described(int(slot)))
+        return replaced(self.states[key], described)
 
-    def read(self, key: str, file: BinaryIO) -> Any:
-        """A state with all its tensors, which are memory-mapped: ``file``, empty and open, gets their values."""
-        numbers: list[int] = []
-        replaced(self.states[key], lambda slot: numbers.append(int(slot)))
-        stored = [self.tensors[number] for number in numbers]
-        tensors = mapped_tensors([(each.shape, each.dtype) for each in stored], file)
-        for number, whole in zip(numbers, tensors, strict=True):
-            self.fill(number, whole)
-        found = iter(tensors)
-        return replaced(self.states[key], lambda slot: next(found))
+    def read(self, key: str, folder: str) -> Any:
+        """A state with all its tensors, which are memory-mapped from a file without a name, in a folder if that is
+        local."""
+        outline, slots = numbered(self.states[key])
+        place = None if storage.is_remote(folder) else storage.local_path(folder)
+        with storage.explained(folder), tempfile.TemporaryFile(prefix="diff_dalle-", dir=place) as file:
+            tensors = _mapped([self.tensors[int(slot)] for slot in slots], file)
+            for slot, whole in zip(slots, tensors, strict=True):
+                self.fill(slot, 0, whole)
+        return replaced(outline, lambda number: tensors[int(number)])
 
 
-def mapped_tensors(described: Sequence[tuple[torch.Size, torch.dtype]], file: BinaryIO) -> list[Tensor]:
+def _mapped(described: Sequence[Stored], file: BinaryIO) -> list[Tensor]:
     """Tensors of these shapes and types, each by itself, whose values are those of an open file, which is empty
     before."""
-    sizes = [shape.numel() * dtype.itemsize for shape, dtype in described]
+    sizes = [stored.shape.numel() * stored.dtype.itemsize for stored in described]
     ends = list(itertools.accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes))
     file.truncate(ends[-1] if ends else 0)
     return [
-        torch.from_numpy(np.memmap(file, np.uint8, "r+", start, (size,))).view(dtype).view(shape)
+        torch.from_numpy(np.memmap(file, np.uint8, "r+", start, (size,))).view(stored.dtype).view(stored.shape)
         if size
-        else torch.empty(shape, dtype=dtype)  # which cannot be mapped
-        for start, size, (shape, dtype) in zip([0, *ends], sizes, described, strict=False)
+        else torch.empty(stored.shape, dtype=stored.dtype)  # which cannot be mapped
+        for start, size, stored in zip([0, *ends], sizes, described, strict=False)
     ]
-
-
-@contextlib.contextmanager
-def temporary_file(folder: str) -> Iterator[BinaryIO]:
-    """A file without a name for ``ShardedFolder.read``, in a folder if that is local. What is mapped from it stays."""
-    place = None if storage.is_remote(folder) else storage.local_path(folder)
-    with storage.explained(folder), tempfile.TemporaryFile(prefix="diff_dalle-", dir=place) as file:
-        yield file
-
-
-def is_sharded_folder(path: str) -> bool:
-    """Whether a path is that of a sharded checkpoint."""
-    return not path.endswith(".pt") and storage.exists(storage.join(path, INDEX))
-
-
-def replaced(state: Any, call: Any) -> Any:
-    """A state of nested dicts and lists with ``call(tensor)`` in place of each tensor, in their order."""
-    if isinstance(state, Tensor):
-        return call(state)
-    if isinstance(state, Mapping):
-        return {key: replaced(value, call) for key, value in state.items()}
-    if isinstance(state, (list, tuple)):
-        return [replaced(value, call) for value in state]
-    return state
-
-
-def numbered(state: Any) -> tuple[Any, list[Tensor]]:
-    """A state with a number in place of each tensor, and the tensors."""
-    tensors: list[Tensor] = []
-
-    def number(tensor: Tensor) -> Tensor:
-        tensors.append(tensor)
-        return torch.tensor(len(tensors) - 1)
-
-    return replaced(state, number), tensors
 
 
 def _names(given: Any) -> Iterator[str]:
@@ -198,13 +219,17 @@ def _stored(entry: Mapping[str, Any]) -> Stored:
     return Stored(shape, DTYPES[entry["dtype"]], rows)
 
 
-def _row_bytes(stored: Stored) -> int:
-    return math.prod(stored.shape[1:]) * stored.dtype.itemsize
-
-
-def _check_slots(states: Any, count: int) -> None:
-    def check(slot: Tensor) -> None:
-        if slot.ndim or slot.dtype is not torch.int64 or not 0 <= int(slot) < count:
-            raise ValueError
-
-    replaced(states, check)
+def consolidate(path: str, out: str) -> list[str]:
+    """Write all that a sharded checkpoint holds as ordinary files, as a run without sharding would have, with one
+    tensor at a time in memory; returns their paths. out: their folder. DamagedError for a checkpoint that is not
+    whole."""
+    folder, paths = ShardedFolder(path), []
+    content = folder.content
+    identity = Identity(content["kind"], content["config"], content["tokenizer"], content["vocabulary"])
+    storage.make_dirs(out)
+    for key in tqdm(folder.states, desc="consolidating", unit="file", disable=None):
+        trainee, _, role = key.rpartition("/")
+        paths.append(storage.join(out, file_name(key, content["step"])))
+        state = folder.read(key, out)
+        save_file(paths[-1], role, identity, content["step"], content["samples"], state, trainee)
+    return paths

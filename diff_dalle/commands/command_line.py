@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from ..checkpoints.kinds import TRAINING_COMMANDS
 from ..config import FlagText, Leaf, Section, checked, dump, leaves, members, nearest, shown, type_name
 from ..errors import InputError
 from .completion import complete, is_asked, suggest
@@ -19,7 +20,6 @@ from .examples import usage
 from .flag_names import aliases_of, by_name, present_names
 from .settings import Settings
 from .sources import Source, presets_of, read_config, read_preset
-from .training_commands import TRAINING_COMMANDS
 
 DRY_RUN = Leaf(("dry_run",), bool, False, "print the resolved settings as YAML and exit")
 GENERAL = ("preset", "config", "set", "dry_run")  # flags of every command
@@ -226,6 +226,7 @@ def _parse(config_class, argv: Sequence[str], description: str, kinds: Sequence[
     settings.check_effects(config)
     if "dry_run" in given and checked(DRY_RUN, FlagText(given["dry_run"]), "dry_run"):
         sys.stdout.write((f"kind: {kind}\n" if kind else "") + dump(config))
-        getattr(config, "check_packages", lambda: None)()
+        if hasattr(config, "recipe"):
+            config.recipe().check_packages()
         raise SystemExit(0)
     return config

@@ -107,14 +107,13 @@ def convert(config: ConvertConfig) -> str:
 
 
 def _from_others(config: ConvertConfig) -> str:
-    from ..checkpoints.checkpoint import Identity, read_foreign, write_file
+    from ..checkpoints.checkpoint import read_foreign, write_file
     from ..checkpoints.foreign.reading import content_of, recognize
     from ..text.tokenizer import load_tokenizer
 
     state = read_foreign(config.model_path)
     found = recognize(state, config.model_path, config.given)
     content = content_of(found, state, config.model_path)
-    identity = Identity(content["kind"], content["config"])
     if found.structure.text:
         if not config.bpe_path:
             raise InputError(f"{config.model_path} reads text: give {_VOCABULARIES[found.vocabulary]} with --bpe_path")
@@ -124,11 +123,11 @@ def _from_others(config: ConvertConfig) -> str:
                 f"{config.model_path} knows {found.vocab_size} tokens, but the vocabulary of --bpe_path "
                 f"{config.bpe_path} has {tokenizer.vocab_size}"
             )
-        identity = Identity(identity.kind, identity.config, tokenizer.identity, tokenizer.vocabulary.text())
+        content |= {"tokenizer": tokenizer.identity, "vocabulary": tokenizer.vocabulary.text()}
     elif config.bpe_path:
         raise InputError(f"bpe_path is set, but {config.model_path} reads no text: leave it out")
     with _writer(config.out, content["state"]) as file:
-        write_file(file, content["role"], identity, 0, 0, content["state"])
+        write_file(file, content)
     return f"{config.out}: {config.model_path} {found}"
 
 
@@ -136,13 +135,7 @@ def _to_others(config: ConvertConfig) -> str:
     import torch
 
     from ..checkpoints.foreign.names import names_table
-    from ..checkpoints.foreign.reading import (
-        check_layout,
-        check_no_class,
-        check_original_layout,
-        original_state_of,
-        state_of,
-    )
+    from ..checkpoints.foreign.reading import check_layout, check_no_class, state_of
     from ..checkpoints.loading import open_networks
     from ..checkpoints.safetensors import write_safetensors
 
@@ -154,17 +147,17 @@ def _to_others(config: ConvertConfig) -> str:
         "unet": ("generator",),
     }[config.to]
     (saved,) = open_networks(config.model_path, kinds, config.bpe_path)
-    order = bool(config.use_new_attention_order)
-    if config.to == "original":
-        check_original_layout(saved.settings.model, config.model_path)
-    elif saved.settings.name == "generator":
-        check_layout(saved.settings.model, config.model_path, whole=config.to != "unet")
+    order, original = bool(config.use_new_attention_order), config.to == "original"
+    if config.to == "unet":
+        if saved.settings.model.is_upsampler:
+            raise InputError(f"{config.model_path} is an upsampler, but `unet` is for base generators")
+    elif original or saved.settings.name == "generator":
+        check_layout(saved.settings.model, config.model_path, original)
     network = saved.load(torch.device("cpu"))
     if saved.settings.name == "generator" and saved.settings.denoising.caption_dropout and not config.drop_no_class:
         check_no_class(network, config.model_path)  # of those that never dropped it, it is no more than random
     text = f"{config.out}: {config.model_path} in the layout of {_LAYOUTS[config.to]}"
-    original = config.to == "original"
-    state = original_state_of(network, config.model_path) if original else state_of(network, order)
+    state = state_of(network, config.model_path, original, order)
     if config.to == "unet":
         table = names_table(network, order)
         state = {name: state[name] for name in table}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 from .. import storage
@@ -10,10 +9,10 @@ from ..config import option, settings
 from ..distributed.world import World
 from ..errors import Fault
 from ..evaluation.plots import require_matplotlib
-from ..evaluation.report import Section, write_report
-from .evaluators.context import Context, joined
-from .evaluators.settings import EvaluateInputs
-from .evaluators.table import EVALUATORS, choose_evaluators
+from ..evaluation.report import Report, rendered
+from ..evaluators.context import Context
+from ..evaluators.settings import EvaluateInputs
+from ..evaluators.table import EVALUATORS, choose_evaluators
 
 _OPTIONAL = ", ".join(f"{name} (see {each.asked_by})" for name, each in EVALUATORS.items() if each.asked_by)
 
@@ -44,20 +43,14 @@ class Evaluation:
         self.report_dir = run.evaluation.report_dir
         if world.is_main:
             storage.make_dirs(self.report_dir)  # now, not after sampling: it may not be writable
-        self.sections: list[Section] = []
-        self.scores: dict = {"step": self.context.pipeline.step}
+        self.report = Report()
 
     def run(self) -> str:
         """Run all evaluators. Returns their tables, to print."""
-        found = joined([evaluator.run(self.context) for evaluator in self.evaluators.values()])
-        self.sections += found.sections
-        self.scores |= found.scores
-        return found.table
+        found = Report.joined(evaluator.run(self.context) for evaluator in self.evaluators.values())
+        self.report = Report(found.sections, {"step": self.context.pipeline.step, **found.scores})
+        return rendered(found.summary)
 
     def write(self) -> str:
         """Write report.md, its images and scores.json. Returns the path of the report."""
-        path = storage.join(self.report_dir, "report.md")
-        write_report(path, f"Evaluation after {self.context.pipeline.step:,} steps", self.sections)
-        scores = json.dumps(self.scores, indent=1).encode()
-        storage.write_bytes(storage.join(self.report_dir, "scores.json"), scores)
-        return path
+        return self.report.write(self.report_dir, f"Evaluation after {self.context.pipeline.step:,} steps")

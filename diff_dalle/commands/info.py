@@ -1,38 +1,33 @@
-"""What ``info.py`` prints: the content of a checkpoint file, or the cost of a network, without allocating it."""
+"""What ``info.py`` prints: the content of a checkpoint file, the cost of a network, without allocating it, or the plan
+of a training run."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
-from torch import nn
-
 from ..checkpoints.checkpoint import ROLES, load_file
-from ..checkpoints.kind import NetworkKind
-from ..checkpoints.kinds import find_kind
+from ..checkpoints.kinds import TRAINING_COMMANDS
 from ..checkpoints.lora_file import ENDING, Lora, lora_at
 from ..config import entries, option, section, settings, shown, to_dict
-from ..distributed.devices import without_values
-from ..distributed.world import ProcessInfo, World
 from ..errors import InputError, quantity
-from ..evaluation.report import markdown_table
-from ..models.cost import Cost, HalfCost, measure, measure_half, peak_bytes
-from ..models.layers import to_channels_last
-from ..models.sharded_cost import Shapes, ShardedCost, shapes_of, sharded_cost
+from ..evaluation.report import Part, Table, rendered
+from ..planning.cluster import PlanConfig
+from ..planning.cost import IMAGES, NetworkCost, networks_of, networks_of_file
+from ..planning.plan import Plan
+from ..planning.sharded import process_memory
+from ..recipes.recipe import Recipe
 from .command_line import parse_kind
 from .merge_lora import merged_loras
 from .sources import preset_names, presets_of
-from .training import TrainingRun
-from .training_commands import TRAINING_COMMANDS
 
 MICROBATCHES = (1, 4, 16, 64)
-IMAGES = 64  # measured together: some memory of a backward pass does not grow with the number of images
 FULL_SIZE = ("generator_64", "upsampler_256", "upsampler_1024", "classifier_64")  # presets that make a cascade
 ENDINGS = ("", "_small", "_tiny")  # of their names and of those of the smaller cascades
+PLAN = """Plan a training run on given GPUs: parallelism, micro-batch, memory, time, energy, cost, data and disk. All is
+computed; --calibrate measures the speed."""
 
 
 @settings
@@ -44,12 +39,12 @@ class InfoConfig:
 
 
 @functools.cache
-def _with(name: str, config: type, run_class: type[TrainingRun]) -> Any:
+def _with(name: str, config: type, run_class: type) -> Any:
     fields = [(name, config, section(config))]
     return dataclasses.make_dataclass(f"{run_class.__name__}Info", fields, bases=(run_class,), frozen=True)
 
 
-def configs_with(name: str, config: type) -> dict[str, Any]:
+def _configs_with(name: str, config: type) -> dict[str, Any]:
     """The configs of training commands by kind, with one more section. Adapters are not among them: their checkpoints
     can be described, but not their settings alone."""
     commands = {kind: command for kind, command in TRAINING_COMMANDS.items() if not command.over_base}
@@ -59,50 +54,38 @@ def configs_with(name: str, config: type) -> dict[str, Any]:
 def parse_info(argv: Sequence[str] | None = None, description: str = "") -> Any:
     """The command line as the config of the kind that ``--kind``, the preset or the config file says, by default the
     first of ``TRAINING_COMMANDS``, with an ``InfoConfig`` as its section ``what``."""
-    return parse_kind(configs_with("what", InfoConfig), argv, description)
+    return parse_kind(_configs_with("what", InfoConfig), argv, description)
 
 
-@dataclass(frozen=True)
-class NetworkCost:
-    """The cost of a network without and with activation checkpointing.
+def parse_plan(argv: Sequence[str] | None = None, description: str = "") -> Any:
+    """The command line as ``parse_info`` reads it, with a ``PlanConfig`` as its section ``plan``."""
+    return parse_kind(_configs_with("plan", PlanConfig), argv, description, "plan")
 
-    size:    width and height in pixels of whole images, on which FLOPs are counted.
-    trained: width and height in pixels of the images or crops it is trained on, for the activations.
-    flag:    the setting that turns activation checkpointing on; is_set: its value.
-    shapes:  of its parameters, see ``shapes_of``.
-    half:    (whether with activation checkpointing) → memory in bf16.
-    """
 
-    plain: Cost
-    checkpointed: Cost
-    size: int
-    trained: int
-    flag: str
-    is_set: bool
-    shapes: Sequence[Shapes]
-    half: Callable[[bool], HalfCost]
+def plan(run: Any) -> str:
+    """The text that ``info.py plan`` prints for the config of ``parse_plan``."""
+    return str(Plan.of(run))
 
-    @property
-    def own(self) -> Cost:
-        """The cost with the flag as it is set."""
-        return self.checkpointed if self.is_set else self.plain
 
-    def __str__(self) -> str:
-        rows, costs, halves = [], (self.plain, self.checkpointed), [self.half(on) for on in (False, True)]
-        for n in MICROBATCHES:
-            sizes = [n * cost.activation_bytes for cost in costs] + [cost.training_bytes(n) for cost in costs]
-            sizes += [self.plain.training_bytes(0) + h.copy_bytes + n * h.activation_bytes for h in halves]
-            rows.append([n, *(f"{size / 2**30:,.2f}" for size in sizes)])
-        header = ["microbatch"]
-        for name in ("activations, GiB", "total, GiB", "total in bf16, GiB"):
-            header += [name, f"with {self.flag}"]
-        return (
-            f"{self.plain.parameters:,} parameters; {self.plain.flops / 1e9:,.1f} GFLOPs for a forward pass over one "
-            f"image of {self.size}×{self.size} pixels.\n"
-            f"Memory for training in fp32 on images of {self.trained}×{self.trained} pixels: the peak activations of "
-            "one micro-batch, and the total with weights, gradients, AdamW's moments and one set of EMA weights. In "
-            f"bf16 these stay in fp32, with copies of the weights, and so do norms.\n\n{markdown_table(header, rows)}"
-        )
+def cost_parts(network: NetworkCost) -> Iterator[Part]:
+    """What ``info.py`` says about a network: its size, and its memory without and with activation checkpointing."""
+    yield (
+        f"{network.parameters:,} parameters; {network.flops(network.size) / 1e9:,.1f} GFLOPs for a forward pass over "
+        f"one image of {network.size}×{network.size} pixels.\n"
+        f"Memory for training in fp32 on images of {network.trained}×{network.trained} pixels: the peak activations of "
+        "one micro-batch, and the total with weights, gradients, AdamW's moments and one set of EMA weights. In "
+        "bf16 these stay in fp32, with copies of the weights, and so do norms."
+    )
+    halves, rows = [network.half_cost(on) for on in (False, True)], []
+    for n in MICROBATCHES:
+        sizes = [n * network.activation_bytes(on) for on in (False, True)]
+        sizes += [network.training_bytes(n, on, emas=1) for on in (False, True)]
+        sizes += [network.training_bytes(0, emas=1) + half.copy_bytes + n * half.activation_bytes for half in halves]
+        rows.append([n, *(f"{size / 2**30:,.2f}" for size in sizes)])
+    header = ["microbatch"]
+    for name in ("activations, GiB", "total, GiB", "total in bf16, GiB"):
+        header += [name, f"with {network.probe.checkpoint_flag}"]
+    yield Table(header, rows)
 
 
 def describe(run: Any) -> str:
@@ -114,40 +97,31 @@ def describe(run: Any) -> str:
         if changed := [name for name, free, value in given if (name, free, value) not in usual]:
             raise InputError(f"--model_path {what.model_path} says all settings itself: leave out {', '.join(changed)}")
         return describe_file(what.model_path)
-    run = run.on(what.processes)
-    costs, texts = run_costs(run), []
-    for i, (name, cost) in enumerate(costs.items()):
-        total = f"{training_bytes(run, cost, i) / 2**30:,.2f} GiB"
-        texts += [f"{name}:"] if len(costs) > 1 else []
-        texts += [str(cost), f"With {cost.flag} {cost.is_set} and microbatch {microbatch(run)}, as set: {total}."]
+    recipe, parts = run.recipe(what.processes), list[Part]()
+    networks = networks_of(recipe)
+    for network in networks:
+        total = f"{network.training_bytes(recipe.microbatch) / 2**30:,.2f} GiB"
+        parts += [f"{network.trainee}:"] if len(networks) > 1 else []
+        parts += cost_parts(network)
+        flag, is_set = network.probe.checkpoint_flag, network.probe.checkpointed
+        parts.append(f"With {flag} {is_set} and microbatch {recipe.microbatch}, as set: {total}.")
         if what.processes > 1:
-            texts.append(_per_process(run, cost, i))
-    return "\n\n".join(texts)
+            parts.append(_per_process(recipe, network, what.processes))
+    return rendered(parts)
 
 
-def _per_process(run: Any, cost: NetworkCost, i: int) -> str:
-    config, processes = run.training.sharding, run.what.processes
-    if config.parallel == "ddp":
+def _per_process(recipe: Recipe, network: NetworkCost, processes: int) -> str:
+    mode = recipe.training.sharding.parallel
+    if mode == "ddp":
         return f"Each of {processes} processes needs as much, since each has all weights (--parallel ddp)."
-    found = process_cost(run, cost, processes, i)
+    found = process_memory(recipe, network, processes)
     held, gathered, activation, total = (
         f"{size / 2**30:,.2f} GiB" for size in (found.held, found.gathered, found.activation, found.total)
     )
     return (
-        f"On each of {processes} processes (--parallel {config.parallel}): {total}: {held} for its share of weights, "
+        f"On each of {processes} processes (--parallel {mode}): {total}: {held} for its share of weights, "
         f"gradients, optimizer state and averages, {gathered} for what is gathered, {activation} for activations."
     )
-
-
-def process_cost(run: TrainingRun, cost: NetworkCost, processes: int, i: int = 0) -> ShardedCost:
-    """The memory on each process for training a run's network, its ``i``-th, with its own settings. InputError when it
-    cannot be sharded over so many."""
-    config, piece = run.training.sharding, microbatch(run)
-    if not cost.shapes:
-        raise InputError(f"the weights of a {run.kind} cannot be sharded: set --parallel ddp")
-    sharing = len(config.groups(World(ProcessInfo("single", 0, processes), torch.device("meta")))[0])
-    pieces, emas = -(-run.training.batch_size // piece), len(run.optims[i].ema_rate)
-    return sharded_cost(cost.shapes, cost.own, config, sharing, piece, pieces, emas)
 
 
 def describe_file(path: str) -> str:
@@ -160,14 +134,14 @@ def describe_file(path: str) -> str:
             f"{path} holds {ROLES[content['role']]} of the training of a LoRA after {content['step']:,} steps: it "
             "resumes that; the LoRA is in lora….safetensors of the same step."
         )
-    settings: Any = find_kind(content["kind"]).read(content["config"])
+    networks = networks_of_file(content)
+    settings: Any = networks[0].settings
     trainee = f" (trainee {content['trainee']})" if content["trainee"] else ""
     lines = [
         f"{path} holds {ROLES[content['role']]} of a {settings.name}{trainee} after {content['step']:,} steps and "
         f"{content['samples']:,} samples; tokenizer {content['tokenizer'] or 'none'}."
     ]
-    names = (content["trainee"],) if content["trainee"] else settings.trainees
-    lines += settings.summary(names)
+    lines += settings.summary([network.trainee for network in networks])
     if merged := [f"{each['file']}:{each['factor']:g}" for each in merged_loras(content["config"])]:
         lines.append(f"It has LoRAs in its weights: {', '.join(merged)}.")
     for field in dataclasses.fields(settings):
@@ -175,17 +149,13 @@ def describe_file(path: str) -> str:
         listed = ", ".join(f"{name} {shown(value)}" for name, _, value in entries(type(value), to_dict(value)))
         lines.append(f"{field.name}: {listed}")
     if content["role"] == "optimizer":
-        lines += ["", "It resumes training and holds no weights: those are in model….pt and ema_….pt of the same step."]
-    else:
-        for name in names:
-            title = [f"{name}:"] if len(names) > 1 else []
-            lines += ["", *title, str(network_cost(settings, vocabulary_size(content["state"]), name))]
-    return "\n".join(lines)
-
-
-def vocabulary_size(state: Mapping) -> int:
-    """By the weights of a network: the tokenizer's file is not needed. 0 = it reads no text."""
-    return next((len(value) for name, value in state.items() if name.endswith("token_emb.weight")), 0)
+        resumes = "It resumes training and holds no weights: those are in model….pt and ema_….pt of the same step."
+        return rendered(["\n".join(lines), resumes])
+    parts: list[Part] = ["\n".join(lines)]
+    for network in networks:
+        (text, table), title = cost_parts(network), f"{network.trainee}:\n" if len(networks) > 1 else ""
+        parts += [f"{title}{text}", table]
+    return rendered(parts)
 
 
 def describe_lora(lora: Lora) -> str:
@@ -204,59 +174,11 @@ def describe_lora(lora: Lora) -> str:
     )
 
 
-def run_costs(run: TrainingRun) -> dict[str, NetworkCost]:
-    """The costs of the networks of a run by their names, one with an empty name where it has only one."""
-    tokenizer, settings = run.build_tokenizer(), find_kind(run.kind).of_run(run)
-    vocab_size = tokenizer.vocab_size if tokenizer else 0
-    return {name: network_cost(settings, vocab_size, name) for name in settings.trainees}
-
-
-def microbatch(run: TrainingRun) -> int:
-    """Images per forward pass of a run's network."""
-    return run.training.microbatch or run.training.batch_size
-
-
-def training_bytes(run: TrainingRun, cost: NetworkCost, i: int = 0) -> int:
-    """Memory for training a run's network, its ``i``-th, in fp32 with its own settings."""
-    return cost.own.training_bytes(microbatch(run), emas=len(run.optims[i].ema_rate))
-
-
-def network_cost(settings: NetworkKind, vocab_size: int, trainee: str = "") -> NetworkCost:
-    """The cost of a kind's network with these settings, measured on the meta device. trainee: which of several."""
-    probe = settings.probe(trainee)
-    size, trained = probe.sizes
-
-    def forward(pixels: int) -> Callable[[nn.Module], torch.Tensor]:
-        return lambda network: probe.forward(network, IMAGES, pixels)
-
-    @functools.cache
-    def half(on: bool) -> HalfCost:
-        def build() -> nn.Module:
-            return probe.with_checkpoint(on).build(vocab_size, trainee)
-
-        return measure_half(build, lambda network, images: probe.forward(network, images, trained), IMAGES)
-
-    with without_values():
-        networks = [to_channels_last(probe.with_checkpoint(on).build(vocab_size, trainee)) for on in (False, True)]
-        plain = measure(networks[0], forward(size), forward(trained), IMAGES)
-        # FLOPs stay those of a forward pass: recomputation does not count.
-        checkpointed = replace(plain, activation_bytes=peak_bytes(networks[1], forward(trained)) // IMAGES)
-        shapes = shapes_of(networks[0])
-    return NetworkCost(plain, checkpointed, size, trained, probe.checkpoint_flag, probe.checkpointed, shapes, half)
-
-
 @functools.cache
-def preset_costs(name: str) -> tuple[TrainingRun, dict[str, NetworkCost]]:
-    """The run that a preset describes, and its networks' costs by name."""
-    run = parse_info(["--preset", name])
-    return run, run_costs(run)
-
-
-def preset_cost(name: str) -> tuple[TrainingRun, NetworkCost]:
-    """``preset_costs`` of a preset with a single network."""
-    run, costs = preset_costs(name)
-    (cost,) = costs.values()
-    return run, cost
+def preset_networks(name: str) -> tuple[Recipe, list[NetworkCost]]:
+    """The run that a preset describes, and its networks."""
+    recipe = parse_info(["--preset", name]).recipe()
+    return recipe, networks_of(recipe)
 
 
 def family(ending: str = "") -> list[str]:
@@ -277,9 +199,9 @@ def preset_table() -> str:
     rows = [row for name in [*cascades, *others] for row in preset_rows(name)]
     header = ["preset", "kind", "pixels", "parameters, M", "GFLOPs"]
     header += ["MiB per image", "with `use_checkpoint`", "microbatch", "GB total"]
-    total = sum(preset_cost(name)[1].plain.parameters for name in FULL_SIZE)
+    total = sum(network.parameters for name in FULL_SIZE for network in preset_networks(name)[1])
     return (
-        f"{markdown_table(header, rows)}\n\n"
+        f"{Table(header, rows)}\n\n"
         f"{' + '.join(f'`{name}`' for name in FULL_SIZE)} = {total / 1e6:,.0f} M parameters.\n\n"
         "*GFLOPs*: forward pass over one image. *MiB per image*: activation memory in training per image (with\n"
         f"`crop_size`: per crop) of a micro-batch of {IMAGES}, without and with activation checkpointing. *GB total*:\n"
@@ -289,12 +211,12 @@ def preset_table() -> str:
 
 def preset_rows(name: str) -> list[list[Any]]:
     """Rows of ``preset_table``: one for each network of a preset."""
-    run, costs = preset_costs(name)
-    rows = []
-    for i, (network, cost) in enumerate(costs.items()):
-        activations = [f"{one.activation_bytes / 2**20:,.0f}" for one in (cost.plain, cost.checkpointed)]
-        totals = [microbatch(run), f"{training_bytes(run, cost, i) / 1e9:,.1f}"]
-        size = f"{cost.plain.parameters / 1e6:,.1f}", f"{cost.plain.flops / 1e9:,.1f}"
-        kind = f"{run.kind}, {network}" if len(costs) > 1 else run.kind
-        rows.append([f"`{name}`", kind, cost.size, *size, *activations, *totals])
+    recipe, networks = preset_networks(name)
+    kind, rows = recipe.settings.kind, []
+    for network in networks:
+        what = f"{kind}, {network.trainee}" if len(networks) > 1 else kind
+        size = f"{network.parameters / 1e6:,.1f}", f"{network.flops(network.size) / 1e9:,.1f}"
+        activations = [f"{network.activation_bytes(on) / 2**20:,.0f}" for on in (False, True)]
+        total = f"{network.training_bytes(recipe.microbatch) / 1e9:,.1f}"
+        rows.append([f"`{name}`", what, network.size, *size, *activations, recipe.microbatch, total])
     return rows

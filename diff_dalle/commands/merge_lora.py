@@ -44,7 +44,7 @@ def merge_lora_files(config: MergeConfig) -> str:
     """Write a plain checkpoint of the network with the LoRAs in its weights, and their tokens in its vocabulary, which
     needs them no more, or without those that it has; returns a text about it. InputError as ``with_loras``, for a LoRA
     to remove that is not in it, and for an existing file."""
-    from ..checkpoints.checkpoint import Identity, load_file, write_file
+    from ..checkpoints.checkpoint import load_file, write_file
     from ..checkpoints.kinds import KINDS
     from ..checkpoints.loading import open_networks
     from ..sampling.lora import parse_lora_paths
@@ -66,12 +66,12 @@ def merge_lora_files(config: MergeConfig) -> str:
     )
     settings = {name: value for name, value in content["config"].items() if name != MERGED}
     settings |= {MERGED: known} if known else {}
-    identity = Identity(content["kind"], settings, content["tokenizer"], content["vocabulary"])
+    content |= {"config": settings, "state": state}
     if tokenizer is not None and tokenizer.identity != content["tokenizer"]:
         vocabulary = "" if tokenizer.identity == load_tokenizer().identity else tokenizer.vocabulary.text()
-        identity = Identity(identity.kind, settings, tokenizer.identity, vocabulary)
+        content |= {"tokenizer": tokenizer.identity, "vocabulary": vocabulary}
     with storage.atomic_writer(config.out) as file:
-        write_file(file, content["role"], identity, content["step"], content["samples"], state, content["trainee"])
+        write_file(file, content)
     return f"{config.out}: {config.model_path} {'without' if config.remove else 'with'} {', '.join(config.lora)}"
 
 

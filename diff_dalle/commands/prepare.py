@@ -6,20 +6,18 @@ To add one: a config class, a function of it that returns lines to print, and a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from .. import storage
 from ..config import option, section, settings
 from ..data.inspection import InspectionConfig, inspect_shards
 from ..data.packing import REPORT, PackingConfig, pack_folder
 from ..distributed.launch import DistributedConfig, launch, usable_cores
 from ..embeddings.computing import EmbeddingsConfig, compute_embeddings
-from ..emoji.shards import write_emoji
-from ..emoji.world import EmojiConfig
 from ..errors import quantity
 from ..images.output import png_bytes
-from ..shapes.scenes import ShapesConfig
-from ..shapes.shards import write_shapes
+from ..worlds.contract import RenderedWorld
+from ..worlds.emoji.world import EmojiConfig, EmojiWorld
+from ..worlds.shapes.scenes import ShapesConfig
+from ..worlds.shapes.shards import ShapesWorld
 from .subcommands import Subcommand
 
 
@@ -33,7 +31,7 @@ class ShapesRun:
 
 
 def shapes(run: ShapesRun) -> list[str]:
-    return _splits(run.out_dir, write_shapes(run.shapes, run.out_dir, run.processes or usable_cores()))
+    return _written(ShapesWorld(run.shapes), run.out_dir, run.processes or usable_cores())
 
 
 @settings
@@ -48,14 +46,14 @@ class EmojiRun:
 
 
 def emoji(run: EmojiRun) -> list[str]:
-    return _splits(run.out_dir, write_emoji(run.emoji, run.font, run.out_dir))
+    return _written(EmojiWorld(run.emoji, run.font), run.out_dir)
 
 
-def _splits(out_dir: str, report: Mapping[str, Mapping[str, int]]) -> list[str]:
+def _written(world: RenderedWorld, out_dir: str, processes: int = 1) -> list[str]:
     return [
         f"{storage.join(out_dir, split)}: {quantity(counts['samples'], 'sample')} in "
         f"{quantity(counts['shards'], 'shard')}"
-        for split, counts in report.items()
+        for split, counts in world.write(out_dir, processes).items()
     ]
 
 

@@ -10,20 +10,20 @@ from typing import Any
 import torch
 
 from .. import storage
+from ..checkpoints.kinds import TRAINING_COMMANDS
 from ..checkpoints.run_folder import RunFolder, read_run
 from ..config import from_dict, lookup
 from ..data.loader import Loader
 from ..distributed.world import World
 from ..errors import InputError
 from ..evaluation.report import markdown_table
+from ..recipes.recipe import Recipe
 from ..text.tokenizer import Tokenizer
 from ..tracking.files import read_lines
 from ..training.flight import FILE, FlightStep
 from ..training.loop import TrainLoop
 from ..training.nonfinite import search_non_finite
 from .replay_config import ReplayConfig
-from .training import TrainingRun
-from .training_commands import TRAINING_COMMANDS
 
 CLOSE = 1e-3  # relative difference of losses on another number of processes, or another device
 
@@ -42,13 +42,12 @@ def replay_step(config: ReplayConfig, world: World) -> str:
         raise InputError(f"{config.logdir} holds no run: give the folder that has its run.json")
     record = _find(storage.join(config.logdir, FILE), config.step)
     positions = sorted(position for rank in record["ranks"] for position in rank["position"])
-    run, step = _run_of(folder, config, record).settled(world), record["step"]
-
-    tokenizer = run.build_tokenizer()
-    data = run.build_loader(tokenizer, world)
+    session, step = _recipe_of(folder, config, record).open(world), record["step"]
+    tokenizer = session.tokenizer
+    data, _ = session.both_loaders
     before = [entry for entry in folder.checkpoints if entry.step < step]
     earlier = replace(folder, checkpoints=before)
-    loop = TrainLoop(run.training, run.build_trainees(tokenizer, data, world), data, earlier, world)
+    loop = TrainLoop(session.recipe.training, session.trainees(data), data, earlier, world)
     start, size = loop.step, len(positions)
     if loop.samples + size * (step - 1 - start) != positions[0]:
         raise InputError(
@@ -84,13 +83,13 @@ def _find(path: str, step: int) -> dict[str, Any]:
     return found[-1]
 
 
-def _run_of(folder: RunFolder, config: ReplayConfig, record: Mapping[str, Any]) -> TrainingRun:
-    """The run's settings for one process that takes the whole global batch in the pieces of the run's processes."""
+def _recipe_of(folder: RunFolder, config: ReplayConfig, record: Mapping[str, Any]) -> Recipe:
+    """The run for one process that takes the whole global batch in the pieces of the run's processes."""
     command = lookup(TRAINING_COMMANDS, folder.identity.kind, f"kind of {folder.path}")
-    run: TrainingRun = from_dict(command.config_class, folder.identity.config)
+    run = from_dict(command.config_class, folder.identity.config)
     share = len(record["ranks"][0]["position"])
     batch = sum(len(rank["position"]) for rank in record["ranks"])
-    return run.replayed(batch, share, folder.path, config.data_dir)
+    return run.recipe().replayed(batch, share, folder.path, config.data_dir)
 
 
 def _captions(tokenizer: Tokenizer | None, batch) -> list[str]:

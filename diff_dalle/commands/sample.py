@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
-from ..config import expectations, given, option, section, settings
+from ..config import expectations, option, section, settings
 from ..data.captions import caption_option
 from ..diffusion.diffusion_config import DiffusionConfig
 from ..diffusion.editing import EditConfig
 from ..distributed.launch import DistributedConfig
 from ..embeddings.clip import CLIPS
-from ..errors import Fault, InputError, named
+from ..errors import Fault, named
 from ..models.generator import GeneratorConfig
 from ..models.noised_clip import NoisedClipConfig
 from ..models.precision_names import PRECISIONS
 from ..sampling.classifier import ClassifierConfig
 from ..sampling.control import SteeringConfig
-from ..sampling.latent_config import LatentCascadeConfig
 from ..sampling.lora_config import accept_option, check_accepted, lora_option
 from ..sampling.pipeline import Pipeline
-from ..sampling.request import StageSettings, UpsamplersConfig
-from .recorded import GivenGuidance, GivenSampler
+from ..sampling.stage_settings import (
+    GivenGuidance,
+    GivenSampler,
+    LatentCascadeConfig,
+    StageSettings,
+    UpsamplersConfig,
+    check_kinds,
+    settings_of_stages,
+)
 
 ExpectedModel = expectations(GeneratorConfig, "Checks of the checkpoint's network")
 ExpectedDiffusion = expectations(DiffusionConfig, "Checks of the checkpoint's diffusion process")
@@ -144,7 +149,7 @@ class SampleRun:
     """All settings of ``sample.py``."""
 
     what: PromptConfig = section(PromptConfig)
-    # valid-type: mypy cannot know classes made by ``overrides`` and ``expectations``.
+    # valid-type: mypy cannot know classes made by ``expectations``.
     sampler: GivenSampler = section(GivenSampler)
     guidance: GivenGuidance = section(GivenGuidance)
     upsamplers: UpsamplersConfig = section(UpsamplersConfig)
@@ -177,27 +182,9 @@ class SampleRun:
 
     def settings(self, pipeline: Pipeline, classifier_scale: float) -> list[StageSettings]:
         """The settings of all stages: what is given, and else what their checkpoints say."""
-        base, defaults, is_guided = None, pipeline.upsampler_defaults, self.classifier != ClassifierConfig()
-        if self.cascade.stage_b:
-            upsampling = [self.cascade.settings(default) for default in defaults]
-        else:
-            upsampling = self.upsamplers.settings(defaults)
-        if pipeline.has_base:
-            usual = pipeline.stages[0].defaults
-            base = replace(
-                usual,
-                sampler=usual.sampler.changed(**given(self.sampler)),
-                guidance=replace(usual.guidance, **given(self.guidance)),
-                classifier=self.classifier.classifier_path or None,
-                classifier_scale=classifier_scale,
-                classifier_gradient=self.classifier.classifier_gradient,
-                batch_size=self.what.batch_size,
-                **self.cascade.stage_c,
-            )
-        elif any((given(self.sampler), given(self.guidance), self.cascade.stage_c)) or is_guided:
-            own = "set the upsamplers' own (their flags begin with --upsampler_) or stage B's (--stage_b_)"
-            raise InputError(
-                "settings of a base generator's sampler, guidance, shift, t_start, t_end or classifier are given, but "
-                f"there is none: {own}"
-            )
-        return pipeline.stage_settings(base, upsampling)
+        given = self.sampler, self.guidance, self.cascade, self.upsamplers
+        guided = [self.classifier] if self.classifier.classifier_path else []
+        check_kinds([stage.flags for stage in pipeline.stages], *given, *guided)
+        return settings_of_stages(
+            pipeline.stages, *given, *guided, classifier_scale=classifier_scale, batch_size=self.what.batch_size
+        )

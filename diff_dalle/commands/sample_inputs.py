@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from .. import storage
-from ..data.caption_texts import read_captions
-from ..data.npy import MAX_HEADER, parse_header
+from ..data.arrays import MAX_HEADER, parse_header
+from ..data.inspection import read_captions
 from ..diffusion.editing import EditConfig
 from ..errors import InputError, quantity
 from ..images.files import EXTENSIONS, image_names, read_image, read_low_res, read_mask
 from ..sampling.control import Control, SteeringConfig
 from ..sampling.image_prompts import ImagePrompts
-from ..sampling.request import ImageEdit, Request, in_turn
+from ..sampling.request import ImageEdit, Request
 from .sample import PromptConfig
 
 
@@ -38,15 +38,16 @@ def read_request(config: PromptConfig, edit: EditConfig, steering: SteeringConfi
                 "give no more prompts, labels or init_image, and leave num_samples out"
             )
         count = len(names)
-    return Request(
-        in_turn(prompts, count),
-        images.seeds(config.seed, count) if images else [config.seed + i for i in range(count)],
-        in_turn(config.labels, count) if config.labels else None,
-        config.negative_prompt,
+    return Request.of(
+        prompts,
+        config.seed,
+        num_samples=count,
+        labels=config.labels or None,
+        negative_prompt=config.negative_prompt,
         size=(config.sample_size[0], config.sample_size[1]) if config.sample_size else None,
         low_res=low_res,
         edit=_read_edit(config, edit) if config.init_image else None,
-        embeddings=None if embeddings is None else in_turn(embeddings, count),
+        embeddings=embeddings,
         images=images,
         reconstruct=pictures if config.reconstruct else None,
         control=control,

@@ -67,8 +67,8 @@ class PushConfig:
 
 def push(config: PushConfig) -> list[str]:
     from ..checkpoints.model_folder import open_model
-    from .sharing.card import CardTexts
-    from .sharing.transfer import push_checkpoints, push_lora, push_model
+    from ..sharing.card import CardTexts
+    from ..sharing.transfer import push_checkpoints, push_lora, push_model
 
     to = config.to.rstrip("/")
     if len(config.model_path) == 1 and (model := open_model(config.model_path[0])):
@@ -103,7 +103,7 @@ class PullConfig:
 
 
 def pull(config: PullConfig) -> list[str]:
-    from .sharing.transfer import pull_model
+    from ..sharing.transfer import pull_model
 
     to = config.to.rstrip("/")
     return [f"{to}: {', '.join(pull_model(config.model_path.rstrip('/'), to))}"]

@@ -15,9 +15,9 @@ from importlib import resources
 from typing import Any
 
 from .. import storage
+from ..checkpoints.kinds import TRAINING_COMMANDS
 from ..config import MAX_TEXT, load_located, lookup, nearest
 from ..errors import InputError, KeyPath, quoted
-from .training_commands import TRAINING_COMMANDS
 
 PRESETS = "diff_dalle.presets"  # the package that holds their files
 

@@ -35,7 +35,7 @@ from .declaration import (
     type_hints,
 )
 from .dicts import differences, dump, entries, redacted, to_dict
-from .expectations import disagreements, expectations, given, overrides
+from .expectations import add_optional, disagreements, expectations, given, overrides
 from .names import lookup, nearest
 from .reading import from_dict
 from .values import FlagText, checked, checked_list, checked_mapping, shown, type_name
@@ -46,6 +46,7 @@ __all__ = [
     "FlagText",
     "Leaf",
     "Section",
+    "add_optional",
     "checked",
     "checked_list",
     "checked_mapping",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import typing
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from .declaration import Bounds, Leaf, check_declared, leaves, option
+from .declaration import Bounds, Leaf, leaves, option, settings
 from .values import shown
 
 
@@ -31,19 +32,32 @@ def overrides(config_class, title: str) -> Any:
 
 
 def _optional(name: str, found: Sequence[Leaf], title: str, rule: str) -> Any:
-    fields = []
+    config_class = type(name, (), {"__doc__": title, "rule": rule, "__module__": "types"})
     for leaf in found:
         if leaf.has_flag:
             (needs,) = leaf.needs or ((),)
-            setting = option(None, leaf.help, leaf.choices, True, leaf.earlier_names, needs, **vars(leaf.bounds))
-            fields.append((leaf.name, leaf.type | None, setting))
-    namespace = {"__doc__": title, "rule": rule, "__post_init__": check_declared}
-    return dataclasses.make_dataclass(name, fields, frozen=True, namespace=namespace)
+            add_optional(config_class, leaf, needs)
+    return settings(config_class)
 
 
-def given(settings) -> dict[str, Any]:
+def add_optional(config_class: type, leaf: Leaf, needs: Sequence[str] = (), each: bool = False) -> None:
+    """Give a class that is about to become one of settings the setting of another that may be left out, by its name.
+
+    each: a list of values takes the place of one, none = left out.
+    """
+    kind: Any = leaf.type | None
+    default: tuple | None = None
+    if each:
+        single: Any = next(iter(typing.get_args(leaf.type)), leaf.type)
+        kind, default = tuple[single, ...], ()
+    config_class.__annotations__ = {**vars(config_class).get("__annotations__", {}), leaf.name: kind}
+    setting = option(default, leaf.help, leaf.choices, True, leaf.earlier_names, needs, **vars(leaf.bounds))
+    setattr(config_class, leaf.name, setting)
+
+
+def given(config) -> dict[str, Any]:
     """The settings of ``expectations`` or ``overrides`` that are given, by name."""
-    values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     return {name: value for name, value in values.items() if value is not None}
 
 

@@ -122,8 +122,11 @@ class FlagText(str):
 def checked(leaf: Leaf, value, setting: str):
     """``value`` as the setting's type. Raises InputError, about ``setting``, for a value of another type."""
     from_text = isinstance(value, FlagText)
-    if from_text and value in leaf.choices and leaf.type != tuple[str, ...]:  # "none", where it is optional too
-        return str(value)
+    if from_text and value in leaf.choices:  # "none", where it is optional or the default is the empty list
+        if leaf.type != tuple[str, ...]:
+            return str(value)
+        if not leaf.default:
+            return (str(value),)
     try:
         if leaf.nested:
             value = _unnested(value, leaf.type, from_text)

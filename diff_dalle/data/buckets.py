@@ -22,9 +22,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import InputError
+from ..images.decode import Size
 from ..randomness import random_bits
 from .lru_cache import LRUCache
-from .order import Order, SampleOrder, windows_kept
+from .order import Order, Places, SampleOrder, windows_kept
 
 UNIT = 1 << 53  # resolution of the schedule: keyed starts are multiples of 1 / UNIT
 
@@ -39,7 +40,7 @@ class Buckets:
     Raises InputError when a number is not that of a bucket.
     """
 
-    sizes: tuple[tuple[int, int], ...]
+    sizes: tuple[Size, ...]
     numbers: tuple[np.ndarray, ...]
 
     def __post_init__(self):
@@ -112,11 +113,11 @@ class BucketOrder(SampleOrder):
                 "continue with the batch size of the earlier part of the run"
             )
 
-    def size_at(self, position: int) -> tuple[int, int]:
+    def size_at(self, position: int) -> Size:
         """(height, width) of the images in the global batch that contains ``position``."""
         return self._sizes[self._turn(position // self.global_batch)[0]]
 
-    def samples_at(self, positions: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def samples_at(self, positions: Sequence[int] | np.ndarray) -> Places:
         batches, offsets = np.divmod(np.asarray(positions, dtype=np.int64), self.global_batch)
         shards, members = np.empty_like(batches), np.empty_like(batches)
         for batch in np.unique(batches).tolist():
@@ -126,14 +127,14 @@ class BucketOrder(SampleOrder):
             shards[here], members[here] = self._in_bucket(bucket, *found)
         return shards, members
 
-    def successors(self, position: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    def successors(self, position: int, first: int, count: int) -> Places:
         """Those after the one at ``position`` in the order of its bucket; see ``Order.successors``."""
         batch, offset = divmod(position, self.global_batch)
         bucket, turn = self._turn(batch)
         found = self._orders[bucket].successors(turn * self.global_batch + offset, first, count)
         return self._in_bucket(bucket, *found)
 
-    def _in_bucket(self, bucket: int, shards: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _in_bucket(self, bucket: int, shards: np.ndarray, numbers: np.ndarray) -> Places:
         """The samples' numbers in their shards, given those among the shards' samples of a bucket."""
         members = np.empty_like(numbers)
         for shard in np.unique(shards).tolist():

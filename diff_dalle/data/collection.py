@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,14 +13,15 @@ from .. import storage
 from ..distributed.world import ALONE, World
 from ..errors import InputError, named, quantity, redact
 from ..images.decode import IMAGE_KINDS, BrokenSample
-from .embedding import KINDS
+from .arrays import KINDS
 from .index import Indexed, count_kinds, discard_summaries, index_shards, read_table
 from .lru_cache import LRUCache
-from .shard_table import IMAGE, Members, Required, Table, alternatives
+from .shard_table import IMAGE, Members, Table, alternatives
 from .shards import ShardFiles
 from .sidecars import Sidecar, SidecarFiles
 from .sources import DATA_DIR, find_shards
-from .survey import NOTHING, Questions, Survey, check_kept, rejections, survey_shards
+from .spec import Required
+from .survey import Survey, check_kept, rejections, survey_shards
 from .tar import printable
 
 MAX_BYTES = {IMAGE: 1 << 28, "cls": 1 << 10}  # of a member, by kind; larger ones are not read
@@ -31,17 +32,6 @@ REMOTE_GAP = 1 << 16  # bytes between two remote members that cost less to read 
 log = logging.getLogger(__name__)
 
 REMEMBERED = 64  # tables kept in memory, unless the order of reading says how many
-Span = tuple[int, int]  # offset and size of a member
-
-
-@dataclass(frozen=True)
-class Place:
-    """The location of a sample: the spans of its members in the shard, by kind, and the rows of its embeddings, by
-    sidecar."""
-
-    shard: int
-    spans: dict[str, Span]
-    rows: dict[Sidecar, int]
 
 
 class Unavailable(BrokenSample):
@@ -52,27 +42,23 @@ class Unavailable(BrokenSample):
 class Raw:
     """The stored parts of a sample.
 
-    members: bytes, by kind. embeddings: float32, by sidecar. problem: why it cannot be used, or "".
-    unavailable: whether the problem is that its storage does not answer.
+    members: bytes, by kind. embeddings: float32, by sidecar. problem: why it cannot be used.
     """
 
     members: dict[str, bytes] = field(default_factory=dict)
     embeddings: dict[Sidecar, np.ndarray] = field(default_factory=dict)
-    problem: str = ""
-    unavailable: bool = False
+    problem: BrokenSample | None = None
 
     def check(self) -> None:
         """Raise BrokenSample when it cannot be used."""
         if self.problem:
-            raise (Unavailable if self.unavailable else BrokenSample)(self.problem)
+            raise self.problem
 
 
 class Collection:
     """The usable samples of a list of shards: those with all required members.
 
-    sidecars:  embeddings that are required from files beside the shards, with their shapes.
     remembered: number of shards whose tables are kept in memory.
-    surveys:   per shard, what has been found out about its usable samples; rejected ones are usable no more.
 
     ``counts`` [shards] int64: usable samples per shard; ``samples``: their sum; ``totals``: all samples per shard;
     ``left_out``: those without the required members. ``sizes``: per shard, (height, width) of the images of the usable
@@ -86,25 +72,34 @@ class Collection:
         required: Required,
         files: ShardFiles,
         remembered: int = REMEMBERED,
-        sidecars: Iterable[tuple[Sidecar, tuple[int, ...]]] = (),
-        surveys: Sequence[Survey] | None = None,
     ):
         self.required, self.files = required, files
         self.shards = [entry.shard for entry in entries]
         self.tables = [entry.table for entry in entries]
-        self._complete = [entry.summary.count(required) for entry in entries]  # samples with the required members
-        self._kept = [each.kept for each in surveys] if surveys else None
-        sizes = [each.sizes for each in surveys or () if each.sizes is not None]
-        self.sizes = sizes or None
-        counts = [int(kept.sum()) for kept in self._kept] if self._kept else self._complete
-        self.counts = np.array(counts, dtype=np.int64)
-        self.samples = int(self.counts.sum())
+        self._complete = [
+            entry.summary.count(required.members) for entry in entries
+        ]  # samples with the required members
+        self._kept: list[np.ndarray] | None = None
+        self.sizes: list[np.ndarray] | None = None
+        self._count(self._complete)
         self.totals = [entry.summary.samples for entry in entries]
         self.left_out = sum(self.totals) - sum(self._complete)
         paths = [entry.path for entry in entries]
-        self._sidecars = {each: SidecarFiles(each, shape, paths, self.totals, files) for each, shape in sidecars}
+        self._sidecars = {
+            each: SidecarFiles(each, shape, paths, self.totals, files) for each, shape in required.sidecars.items()
+        }
         self._members: LRUCache[Members] = LRUCache(remembered)
         self._key_rows: LRUCache[np.ndarray] = LRUCache(remembered)
+
+    def _count(self, counts: Sequence[int]) -> None:
+        self.counts = np.array(counts, dtype=np.int64)
+        self.samples = int(self.counts.sum())
+
+    def take(self, surveys: Sequence[Survey]) -> None:
+        """Learn what has been found out about the usable samples of each shard: rejected ones are usable no more."""
+        self._kept = [each.kept for each in surveys]
+        self.sizes = [each.sizes for each in surveys if each.sizes is not None] or None
+        self._count([int(kept.sum()) for kept in self._kept])
 
     def __getstate__(self):
         return {**vars(self), "sizes": None}
@@ -113,7 +108,7 @@ class Collection:
         """A shard's table; read from the shard again when its file is missing or describes another state of it."""
         state, file = self.shards[shard], self.tables[shard]
         found = read_table(state, file, self.files)
-        count = len(found.select(self.required).rows)
+        count = len(found.select(self.required.members).rows)
         if count != self._complete[shard]:
             discard_summaries(file)
             raise InputError(
@@ -127,7 +122,7 @@ class Collection:
         return self._members.get(shard, lambda: self._select(shard))
 
     def _select(self, shard: int) -> Members:
-        complete = self.table(shard).select(self.required)
+        complete = self.table(shard).select(self.required.members)
         return complete.only(self._kept[shard]) if self._kept else complete
 
     def key(self, shard: int, member: int) -> str:
@@ -143,17 +138,6 @@ class Collection:
         from_tar = bool(self.required.members) and self.files.in_place(self.shards[shard])
         return from_tar or any(sidecar.in_place(shard) for sidecar in self._sidecars.values())
 
-    def place(self, shard: int, member: int, kinds: Iterable[str] | None = None) -> Place:
-        """The location of a usable sample. kinds: members to include; None = all members and embeddings."""
-        members = self.members(shard)
-        spans = {}
-        for kind in self.required.members if kinds is None else kinds:
-            offset, size = members.spans[kind][member].tolist()
-            spans[kind] = offset, size
-        sidecars = self._sidecars if kinds is None else ()
-        rows = {each: int(self.rows(shard, each.index_width)[member]) for each in sidecars}
-        return Place(shard, spans, rows)
-
     def rows(self, shard: int, index_width: int) -> np.ndarray:
         """The rows [n] int64 of a shard's usable samples in sidecar files of this ``index_width``; -1 = none."""
         rows = self.members(shard).rows
@@ -162,33 +146,33 @@ class Collection:
         return self._key_rows.get((shard, index_width), lambda: _rows_of_keys(self.table(shard), rows, index_width))
 
     def fetch(self, shard: int, member: int, kinds: Iterable[str] | None = None) -> Raw:
-        """Find and read a usable sample, or those of its members. Raises InputError when its shard has changed."""
+        """Find and read a usable sample; kinds: members to read, None = all members and embeddings. Raises InputError
+        when its shard has changed."""
         try:
-            return self.read(self.place(shard, member, kinds))
-        except storage.UnavailableError as error:
-            return Raw(problem=str(error), unavailable=True)
-
-    def read(self, place: Place) -> Raw:
-        """Read a sample; adjacent members are read at once. One with a member above its size limit is not read."""
-        for kind, (_, size) in place.spans.items():
-            if size > (limit := _limit(kind)):
-                return Raw(problem=f"one of its members has {size:,} bytes, more than {limit:,}")
-        members = self._read_members(place)
-        for kind, (_, size) in place.spans.items():
-            if len(members[kind]) < size:
-                return Raw(problem="the shard ends inside it")
-        try:
-            rows = {each: self._sidecars[each].read(place.shard, row) for each, row in place.rows.items()}
+            spans = self.members(shard).spans
+            members = self._read_members(shard, {kind: spans[kind][member] for kind in kinds or self.required.members})
+            embeddings = {
+                each: files.read(shard, int(self.rows(shard, each.index_width)[member]))
+                for each, files in self._sidecars.items()
+                if kinds is None
+            }
         except BrokenSample as reason:
-            return Raw(problem=str(reason))
-        return Raw(members, rows)
+            return Raw(problem=reason)
+        except storage.UnavailableError as error:
+            return Raw(problem=Unavailable(str(error)))
+        return Raw(members, embeddings)
 
-    def _read_members(self, place: Place) -> dict[str, bytes]:
-        shard = self.shards[place.shard]
-        gap = REMOTE_GAP if self.files.in_place(shard) else HEADERS - 1
+    def _read_members(self, shard: int, arrays: Mapping[str, np.ndarray]) -> dict[str, bytes]:
+        """The members at these offsets and sizes; adjacent ones are read at once. None is read where one is above its
+        size limit."""
+        spans = {kind: span.tolist() for kind, span in arrays.items()}
+        for kind, (_, size) in spans.items():
+            if size > (limit := _limit(kind)):
+                raise BrokenSample(f"one of its members has {size:,} bytes, more than {limit:,}")
+        gap = REMOTE_GAP if self.files.in_place(self.shards[shard]) else HEADERS - 1
         groups: list[list[str]] = []  # of kinds that are read together
         end = 0
-        for kind, (offset, size) in sorted(place.spans.items(), key=lambda item: item[1]):
+        for kind, (offset, size) in sorted(spans.items(), key=lambda item: item[1]):
             if groups and offset - end <= gap:
                 groups[-1].append(kind)
             else:
@@ -196,12 +180,20 @@ class Collection:
             end = offset + size
         members: dict[str, bytes] = {}
         for group in groups:
-            begin = place.spans[group[0]][0]
-            block = self.files.read(shard, begin, sum(place.spans[group[-1]]) - begin)
+            begin = spans[group[0]][0]
+            block = self.files.read(self.shards[shard], begin, sum(spans[group[-1]]) - begin)
             for kind in group:
-                offset, size = place.spans[kind]
+                offset, size = spans[kind]
                 members[kind] = block[offset - begin : offset - begin + size]
+                if len(members[kind]) < size:
+                    raise BrokenSample("the shard ends inside it")
         return members
+
+    def in_order(self) -> Iterator[tuple[int, int]]:
+        """Every usable sample: its shard and its number there, in the order of the shards."""
+        for shard, count in enumerate(self.counts.tolist()):
+            for member in range(count):
+                yield shard, member
 
 
 @functools.cache
@@ -222,12 +214,9 @@ def collect(
     sources: Sequence[str],
     required: Required,
     files: ShardFiles,
-    index_cache: str = "",
     flag: str = DATA_DIR,
     remembered: int = REMEMBERED,
-    sidecars: Iterable[tuple[Sidecar, tuple[int, ...]]] = (),
     world: World = ALONE,
-    questions: Questions = NOTHING,
 ) -> Collection:
     """The samples of all sources with all required members that the filters accept, see ``find_shards``.
 
@@ -235,19 +224,18 @@ def collect(
 
     Raises InputError naming ``flag`` when there are none, and naming the filter when it accepts none.
     """
-    paths = find_shards(sources, flag) if world.is_main else []
-    entries = index_shards(paths, files, index_cache, world)
-    found = surveys = None
+    entries = index_shards(find_shards(sources, flag) if world.is_main else [], files, world)
+    found = None
     if world.is_main:
-        found = Collection(entries, required, files, remembered, sidecars)
+        found = Collection(entries, required, files, remembered)
         check_usable(found, entries, flag)
-    if questions:
-        surveys = survey_shards(entries, required, questions, files, index_cache, world)
-    if surveys:
-        for line in rejections(questions, surveys):
-            log.warning("%s", line)
-        check_kept(questions, surveys)
-        found = Collection(entries, required, files, remembered, sidecars, surveys)
+    if required.needs_survey:
+        surveys = survey_shards(entries, required, files, world)
+        if found:
+            for line in rejections(required.filters, surveys):
+                log.warning("%s", line)
+            check_kept(required.filters, surveys)
+            found.take(surveys)
     return world.broadcast(found)
 
 

@@ -13,7 +13,7 @@ import hashlib
 import json
 import operator
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -26,6 +26,7 @@ from .captions import read_record
 LANGUAGE = 1  # part of a filter's fingerprint: raise it when an expression comes to mean something else
 MAX_TEXT = 1000  # characters of an expression
 MAX_DEPTH = 24  # expressions within each other
+Evaluate = Callable[[Mapping[str, object]], object]
 ALLOWED = "comparisons, in, and, or, not, + - * /, len(…), numbers, texts, lists and names"
 
 _COMPARISONS: dict[type[ast.cmpop], Callable] = {
@@ -82,13 +83,15 @@ class Verdict(IntEnum):
 class Filter:
     """A condition on the json of a sample. Made by ``parse``.
 
-    text: as it was given. keys: of the json, each bound to the name in ``names`` at its place. body: what must be true.
+    text: as it was given. keys: of the json, each bound to the name in ``names`` at its place. body: what must be true,
+    and value: its value, of those of the names.
     """
 
     text: str
     keys: tuple[str, ...]
     names: tuple[str, ...]
     body: ast.expr
+    value: Evaluate
 
     @classmethod
     def parse(cls, text: str) -> Filter:
@@ -113,9 +116,10 @@ class Filter:
         if pair and not function:
             raise _fault(f"{where} must be a lambda of {', '.join(pair[0])}, such as lambda s: s > 4.5")
         body = function.body if function else body
-        places = dict(_checked_names(body, source, where, 1))
-        names = _parameters(function, where) if function else tuple(places)
-        for name, place in places.items():
+        compiler = _Compiler(source, where)
+        value = compiler.compiled(body)
+        names = _parameters(function, where) if function else tuple(compiler.names)
+        for name, place in compiler.names.items():
             if name not in names:
                 takes = ", ".join(names) or "none"
                 raise _fault(f"{where} has the name {name!r} at character {place}, but its lambda takes {takes}")
@@ -124,7 +128,7 @@ class Filter:
             raise _fault(f"{where} names no key of the json")
         if len(keys) != len(names):
             raise _fault(f"{where} takes {len(names)} values, but there are {len(keys)} keys: {', '.join(keys)}")
-        return cls(text, keys, names, body)
+        return cls(text, keys, names, body, value)
 
     @property
     def fingerprint(self) -> str:
@@ -132,13 +136,16 @@ class Filter:
         described = json.dumps([LANGUAGE, self.keys, self.names, ast.dump(self.body)])
         return hashlib.sha256(described.encode()).hexdigest()[:16]
 
+    def __reduce__(self):
+        return Filter.parse, (self.text,)
+
     def verdict(self, record: Mapping) -> Verdict:
         """Whether a json object is accepted, and if not, why. All keys must be there, whatever their values are."""
         if any(key not in record for key in self.keys):
             return Verdict.NO_KEY
         values = {name: record[key] for name, key in zip(self.names, self.keys, strict=True)}
         try:
-            return Verdict.ACCEPTED if _value(self.body, values) else Verdict.REFUSED
+            return Verdict.ACCEPTED if self.value(values) else Verdict.REFUSED
         except (TypeError, ValueError, ArithmeticError):
             return Verdict.WRONG_TYPE
 
@@ -190,76 +197,81 @@ def _parameters(function: ast.Lambda, where: str) -> tuple[str, ...]:
     return tuple(each.arg for each in given.args)
 
 
-def _children(node: ast.expr) -> Iterator[ast.expr] | None:
-    """The expressions within an allowed one; None for one that is not allowed."""
-    match node:
-        case ast.Name():
-            return iter(())
-        case ast.Constant(value=bool() | int() | float() | str() | None):
-            return iter(())
-        case ast.BoolOp(values=values):
-            return iter(values)
-        case ast.UnaryOp(op=ast.Not() | ast.USub() | ast.UAdd(), operand=operand):
-            return iter((operand,))
-        case ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div(), left=left, right=right):
-            return iter((left, right))
-        case ast.Compare(left=left, ops=ops, comparators=others) if all(type(op) in _COMPARISONS for op in ops):
-            return iter((left, *others))
-        case ast.Call(func=ast.Name(id="len"), args=[argument], keywords=[]) if not isinstance(argument, ast.Starred):
-            return iter((argument,))
-        case ast.List(elts=items) | ast.Tuple(elts=items):
-            return iter(items)
-    return None
+class _Compiler:
+    """Makes functions of the values of names out of expressions.
+
+    ``names``: those in them that stand for values, each with its place. Raises InputError, which begins with ``where``,
+    unless the language has all of an expression.
+    """
+
+    def __init__(self, source: str, where: str):
+        self.source, self.where = source, where
+        self.names: dict[str, int] = {}
+
+    def compiled(self, node: ast.expr, depth: int = 1) -> Evaluate:
+        at = len(self.source.encode()[: node.col_offset].decode()) + 1
+        if depth > MAX_DEPTH:
+            raise _fault(f"{self.where} has more than {MAX_DEPTH} expressions within each other at character {at}")
+
+        def inner(*nodes: ast.expr) -> list[Evaluate]:
+            return [self.compiled(each, depth + 1) for each in nodes]
+
+        match node:
+            case ast.Constant(value=bool() | int() | float() | str() | None as value):
+                return lambda values: value
+            case ast.Name(id=name):
+                self.names[name] = at
+                return operator.itemgetter(name)
+            case ast.BoolOp(op=op, values=nodes):
+                return _until(isinstance(op, ast.Or), inner(*nodes))
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                (given,) = inner(operand)
+                return lambda values: not given(values)
+            case ast.UnaryOp(op=ast.USub() | ast.UAdd() as sign, operand=operand):
+                return _calculation(_ARITHMETIC[type(sign)], inner(operand))
+            case ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div() as sign, left=left, right=right):
+                return _calculation(_ARITHMETIC[type(sign)], inner(left, right))
+            case ast.Compare(left=left, ops=ops, comparators=others) if all(type(op) in _COMPARISONS for op in ops):
+                return _comparison([_COMPARISONS[type(op)] for op in ops], inner(left, *others))
+            case ast.Call(func=ast.Name(id="len"), args=[argument], keywords=[]):
+                (given,) = inner(argument)
+                return lambda values: len(given(values))  # type: ignore[arg-type]  # a TypeError is an answer too
+            case ast.List(elts=items) | ast.Tuple(elts=items):
+                parts = inner(*items)
+                return lambda values: [part(values) for part in parts]
+        part = ast.get_source_segment(self.source, node) or type(node).__name__
+        raise _fault(f"{self.where} has {quoted(part)} at character {at}, but a filter has only {ALLOWED}")
 
 
-def _checked_names(node: ast.expr, source: str, where: str, depth: int) -> Iterator[tuple[str, int]]:
-    """The names in an expression that stand for values, each with its place. Raises InputError unless the language has
-    all of it."""
-    at = len(source.encode()[: node.col_offset].decode()) + 1
-    children = _children(node)
-    if children is None:
-        part = ast.get_source_segment(source, node) or type(node).__name__
-        raise _fault(f"{where} has {quoted(part)} at character {at}, but a filter has only {ALLOWED}")
-    if depth > MAX_DEPTH:
-        raise _fault(f"{where} has more than {MAX_DEPTH} expressions within each other at character {at}")
-    if isinstance(node, ast.Name):
-        yield node.id, at
-    for child in children:
-        yield from _checked_names(child, source, where, depth + 1)
+def _until(stop: bool, parts: Iterable[Evaluate]) -> Evaluate:
+    """The first value that is as true as ``stop``, else the last one."""
+
+    def evaluate(values: Mapping[str, object]) -> object:
+        found: object = None
+        for part in parts:
+            found = part(values)
+            if bool(found) == stop:
+                break
+        return found
+
+    return evaluate
 
 
-def _value(node: ast.expr, values: Mapping[str, object]) -> object:
-    match node:
-        case ast.Constant(value=value):
-            return value
-        case ast.Name(id=name):
-            return values[name]
-        case ast.BoolOp(op=op, values=parts):
-            found: object = None
-            for part in parts:
-                found = _value(part, values)
-                if bool(found) == isinstance(op, ast.Or):
-                    return found
-            return found
-        case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return not _value(operand, values)
-        case ast.UnaryOp(op=sign, operand=operand):
-            return _ARITHMETIC[type(sign)](_number(_value(operand, values)))
-        case ast.BinOp(left=left, op=operation, right=right):
-            return _ARITHMETIC[type(operation)](_number(_value(left, values)), _number(_value(right, values)))
-        case ast.Compare(left=left, ops=ops, comparators=others):
-            one = _value(left, values)
-            for comparison, each in zip(ops, others, strict=True):
-                other = _value(each, values)
-                if not _COMPARISONS[type(comparison)](one, other):
-                    return False
-                one = other
-            return True
-        case ast.Call(args=[argument]):
-            return len(_value(argument, values))  # type: ignore[arg-type]  # a TypeError is an answer too
-        case ast.List(elts=items) | ast.Tuple(elts=items):
-            return [_value(item, values) for item in items]
-    raise TypeError(type(node).__name__)
+def _calculation(calculate: Callable, parts: Iterable[Evaluate]) -> Evaluate:
+    return lambda values: calculate(*(_number(part(values)) for part in parts))
+
+
+def _comparison(comparisons: Sequence[Callable], parts: Sequence[Evaluate]) -> Evaluate:
+    def evaluate(values: Mapping[str, object]) -> bool:
+        one = parts[0](values)
+        for compare, part in zip(comparisons, parts[1:], strict=True):
+            other = part(values)
+            if not compare(one, other):
+                return False
+            one = other
+        return True
+
+    return evaluate
 
 
 def _number(value: object) -> int | float:

@@ -15,23 +15,27 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from typing import TypeVar
 
 from tqdm import tqdm
 
 from .. import storage
 from ..distributed.world import ALONE, World
 from ..errors import InputError, named, quantity, redact
-from .shard_table import ShardSummary, Table
+from .shard_table import FORMAT, ShardSummary, Table, load_summary, load_table, read_bounded, save_table
 from .shards import Shard, ShardFiles, cache_home
-from .table_file import FORMAT, load_summary, load_table, read_bounded, save_table
 from .tar import read_members
 
 FOLDER, SUMMARY = ".diff_dalle_index", "summary.json"
 MAX_SUMMARY = 1 << 28  # bytes: about a million shards
 THREADS = 16  # they wait for disks and networks, not for each other
-ROUND = 4 * THREADS  # shards that each process indexes before all exchange results: no process waits long for another
+ROUND = (
+    4 * THREADS
+)  # shards that each process indexes or surveys before all exchange results: no process waits long for another
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 log = logging.getLogger(__name__)
 
 
@@ -70,13 +74,14 @@ def _folders(folder: str, cache: str, beside: bool) -> tuple[str, ...]:
     return (os.path.join(folder, FOLDER), cached) if beside else (cached,)
 
 
-def writable_folder(folders: Sequence[str]) -> str:
-    """The first folder that can be written or created."""
-    for folder in folders[:-1]:
+def writable_file(path: str, files: ShardFiles, ending: str) -> str:
+    """The file to keep what is known of a shard in: in the first of its folders that can be written or created."""
+    folders, name = table_folders(path, files.index_cache)
+    for folder in folders:
         parent = folder if os.path.isdir(folder) else os.path.dirname(folder)
         if os.access(parent, os.W_OK):
-            return folder
-    return folders[-1]
+            break
+    return os.path.join(folder, f"{name}.{ending}")
 
 
 def _load_summary(folder: str) -> dict[str, ShardSummary]:
@@ -109,14 +114,14 @@ def _is_current(summary: ShardSummary, size: int, tag: str) -> bool:
 class _Indexer:
     """Finds or builds the tables of shards."""
 
-    def __init__(self, index_cache: str, files: ShardFiles):
-        self.index_cache, self.files = index_cache, files
+    def __init__(self, files: ShardFiles):
+        self.files = files
         self.known: dict[str, dict[str, ShardSummary]] = {}  # the summaries, by folder
 
     def find(self, path: str) -> Indexed | None:
         """The shard with its table, if there is a current one."""
         size, tag = storage.size_and_tag(path, listed=True)
-        folders, name = table_folders(path, self.index_cache)
+        folders, name = table_folders(path, self.files.index_cache)
         for folder in folders:
             file = os.path.join(folder, f"{name}.npz")
             summary = self.known[folder].get(name)
@@ -130,11 +135,9 @@ class _Indexer:
         found = self.find(path)  # another process may have built it in the meantime
         if found:
             return found
-        folders, name = table_folders(path, self.index_cache)
         summary, members = examine(path, self.files)
-        file = os.path.join(writable_folder(folders), f"{name}.npz")
+        file = writable_file(path, self.files, "npz")
         try:
-            storage.make_dirs(os.path.dirname(file))
             save_table(file, summary, members)
         except InputError as error:
             remedy = f"set {named('index_cache')} to another folder for the index of the shards"
@@ -142,31 +145,18 @@ class _Indexer:
         return Indexed(path, file, summary)
 
     def run(self, paths: Sequence[str], world: World) -> list[Indexed]:
-        found = self._find_all(paths)
+        self._load_summaries(paths)
+        parts = [paths[start::ROUND] for start in range(min(ROUND, len(paths)))]  # a task for each path costs more
+        tasks = storage.in_parallel(lambda part: [self.find(path) for path in part], parts, THREADS)
+        found = {entry.path: entry for part in tasks for entry in part if entry is not None}
         missing: list[str] = world.broadcast([path for path in dict.fromkeys(paths) if path not in found])
         self._load_summaries(missing)
-        quiet = not (missing and world.is_main)
-        with tqdm(total=len(missing), desc="indexing shards", unit="shard", disable=quiet or None) as bar:
-            for start in range(0, len(missing), ROUND * world.size):
-                mine = missing[start : start + ROUND * world.size][world.rank :: world.size]
-                built = []
-                for entry in storage.in_parallel(self.find_or_build, mine, THREADS):
-                    built.append(entry)
-                    bar.update(world.size)
-                found |= {entry.path: entry for part in world.gather(built) for entry in part}
-        if not world.is_main:
-            return []
+        found |= {entry.path: entry for entry in shared(self.find_or_build, missing, world, "indexing shards")}
         self._save_summaries(found.values())
         return [found[path] for path in paths]
 
-    def _find_all(self, paths: Sequence[str]) -> dict[str, Indexed]:
-        self._load_summaries(paths)
-        parts = [paths[start::ROUND] for start in range(min(ROUND, len(paths)))]  # a task for each path costs more
-        found = storage.in_parallel(lambda part: [self.find(path) for path in part], parts, THREADS)
-        return {entry.path: entry for part in found for entry in part if entry is not None}
-
     def _load_summaries(self, paths: Sequence[str]):
-        for folder in {folder for path in paths for folder in table_folders(path, self.index_cache)[0]}:
+        for folder in {folder for path in paths for folder in table_folders(path, self.files.index_cache)[0]}:
             if folder not in self.known:
                 self.known[folder] = _load_summary(folder)
 
@@ -181,14 +171,28 @@ class _Indexer:
                 save_summaries(folder, {**_load_summary(folder), **shards})
 
 
+def shared(call: Callable[[Item], Result], items: Sequence[Item], world: World, title: str) -> list[Result]:
+    """``call(item)`` of each item, in order, on rank 0: the processes of ``world`` take turns at the items."""
+    found: list[Result] = []
+    with tqdm(total=len(items), desc=title, unit="shard", disable=not (items and world.is_main) or None) as bar:
+        for start in range(0, len(items), ROUND * world.size):
+            turns, mine = items[start : start + ROUND * world.size], []
+            for result in storage.in_parallel(call, turns[world.rank :: world.size], THREADS):
+                mine.append(result)
+                bar.update(world.size)
+            parts = world.gather(mine)
+            if world.is_main:
+                found += [parts[i % world.size][i // world.size] for i in range(len(turns))]
+    return found
+
+
 def examine(path: str, files: ShardFiles) -> tuple[ShardSummary, Table]:
     """The summary and the table of a shard, from its headers."""
-    size, tag = storage.size_and_tag(path, listed=True)
-    read, total, by_offset = files.reader(path, size, tag)
+    shard = files.examine(path)
     with storage.explained(path):
-        members, problem = read_members(read, total)
+        members, problem = read_members(files.headers(shard), shard.size)
     contents = Table.of(members)
-    return ShardSummary(total, tag, by_offset, problem, contents.signatures()), contents
+    return ShardSummary(shard.size, shard.tag, shard.by_offset, problem, contents.signatures()), contents
 
 
 def read_table(shard: Shard, file: str, files: ShardFiles) -> Table:
@@ -199,18 +203,16 @@ def read_table(shard: Shard, file: str, files: ShardFiles) -> Table:
         found = examine(shard.path, files)
         shard.check(found[0].size, found[0].tag)
         with contextlib.suppress(InputError):  # for the next time
-            storage.make_dirs(os.path.dirname(file))
             save_table(file, *found)
     return found[1]
 
 
-def index_shards(paths: Sequence[str], files: ShardFiles, index_cache: str = "", world: World = ALONE) -> list[Indexed]:
+def index_shards(paths: Sequence[str], files: ShardFiles, world: World = ALONE) -> list[Indexed]:
     """Index every shard, or find its index; damaged shards are named in the log.
 
-    index_cache: folder for the index, instead of the shards' own.
-    world:       the processes that call this together. Rank 0 alone has the paths, and gets the result.
+    world: the processes that call this together. Rank 0 alone has the paths, and gets the result.
     """
-    entries = _Indexer(index_cache, files).run(paths, world)
+    entries = _Indexer(files).run(paths, world)
     damaged = [entry for entry in entries if entry.summary.problem]
     for entry in damaged[:10]:
         usable = quantity(entry.summary.samples, "sample")

@@ -1,7 +1,10 @@
-"""Inspecting shards: counts of members, caption lengths, image sizes, broken samples, and a grid of examples."""
+"""Looking at shards: their captions; and counts of members, caption lengths, image sizes, broken samples, and a grid of
+examples.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -13,19 +16,45 @@ from tqdm import tqdm
 
 from ..config import faults_of, option, section, settings
 from ..errors import Fault, InputError, named, quantity, redact
-from ..images.decode import IMAGE_KINDS, BrokenSample, decode_image
+from ..images.decode import IMAGE_KINDS, BrokenSample, Size, decode_image
 from ..images.grid import image_grid
 from ..images.transforms import center_crop
 from .aspect_buckets import AspectBuckets, AspectConfig, kept_share
 from .captions import caption_kind, caption_option, read_caption
-from .collection import Collection
+from .collection import Collection, collect
 from .filters import filters_option, parse_filters
 from .index import Indexed, count_kinds, index_shards
-from .loader import DataConfig
-from .shard_table import IMAGE, Required
+from .order import Order
+from .settings import DataConfig
+from .shard_table import IMAGE
 from .shards import ShardFiles
 from .sources import find_shards
-from .survey import Questions, rejections, survey_shards
+from .spec import Required
+from .survey import rejections, survey_shards
+
+
+def caption_texts(sources: Sequence[str], caption_field: str, quiet: bool = False) -> Iterator[str]:
+    """Every caption of shards in order, with a progress bar unless ``quiet``. Empty and unreadable ones are left out.
+    Arguments and errors as for ``DataConfig``."""
+    kind = caption_kind(caption_field)
+    found = collect(sources, Required({kind: "captions"}), ShardFiles())
+    with tqdm(total=found.samples, desc="reading captions", unit="caption", disable=quiet or None) as bar:
+        for place in found.in_order():
+            bar.update()
+            raw = found.fetch(*place)
+            with contextlib.suppress(BrokenSample):
+                raw.check()
+                yield read_caption(raw.members[kind], caption_field)
+
+
+def read_captions(sources: Sequence[str], caption_field: str, limit: int = 0) -> list[str]:
+    """The first ``limit`` captions, 0 = all, as prompts. Raises InputError when there are no shards or no captions."""
+    captions = list(itertools.islice(caption_texts(sources, caption_field, quiet=True), limit or None))
+    if not captions:
+        remedy = f"set another {named('caption_field')}"
+        raise InputError(f"{', '.join(sources)} holds no caption that is neither empty nor unreadable: {remedy}")
+    return captions
+
 
 SIDES = (64, 128, 256, 512, 1024)  # histogram edges for the shorter side of images, in pixels
 SQUARE = np.array([[1, 1]])
@@ -64,7 +93,7 @@ class Look:
     """A decoded sample: a small center crop, the image's (height, width), and the caption, "" when there is none."""
 
     pixels: np.ndarray
-    size: tuple[int, int]
+    size: Size
     caption: str
 
 
@@ -73,8 +102,8 @@ def inspect_shards(config: InspectionConfig) -> tuple[list[str], Image.Image | N
 
     Raises InputError when there are no samples at all.
     """
-    files = ShardFiles()
-    entries = index_shards(find_shards(config.data_dir), files, config.index_cache)
+    files = ShardFiles(index_cache=config.index_cache)
+    entries = index_shards(find_shards(config.data_dir), files)
     kinds, kind = count_kinds(entries), caption_kind(config.caption_field)
     lines = _contents(entries, kinds)
     if not kinds.keys() & set(IMAGE_KINDS):
@@ -82,18 +111,19 @@ def inspect_shards(config: InspectionConfig) -> tuple[list[str], Image.Image | N
     captioned = kind in kinds
     if not captioned:
         lines.append(f"no captions: no .{kind} members (caption_field)")
-    required = {IMAGE: "images", kind: "captions"} if captioned else {IMAGE: "images"}
-    found = Collection(entries, Required(required), files)
+    members = {IMAGE: "images", kind: "captions"} if captioned else {IMAGE: "images"}
+    filters = parse_filters(config.dataset_filters)
+    required = Required(members, filters=filters, sizes=bool(config.aspect.multi_aspect_ratio))
+    found = Collection(entries, required, files)
     if not found.samples:
         return [*lines, "no sample has both an image and a caption"], None
     if captioned:
         lines.append(f"{quantity(found.samples, 'sample')} with image and caption, {found.left_out:,} without")
-    questions = Questions(parse_filters(config.dataset_filters), sizes=bool(config.aspect.multi_aspect_ratio))
-    if questions:
-        surveys = survey_shards(entries, found.required, questions, files, config.index_cache)
-        found = Collection(entries, found.required, files, surveys=surveys)
-    if questions.filters:
-        lines += [*rejections(questions, surveys), f"{quantity(found.samples, 'sample')} left by the filters"]
+    if required.needs_survey:
+        surveys = survey_shards(entries, required, files)
+        found.take(surveys)
+    if filters:
+        lines += [*rejections(filters, surveys), f"{quantity(found.samples, 'sample')} left by the filters"]
         if not found.samples:
             return lines, None
     if found.sizes is not None:
@@ -122,13 +152,12 @@ def _contents(entries: Sequence[Indexed], kinds: Counter[str]) -> list[str]:
 def _look(found: Collection, config: InspectionConfig, captioned: bool) -> tuple[list[Look], list[str]]:
     """Samples spread evenly over the shards, and what is wrong with the broken ones."""
     kind = caption_kind(config.caption_field)
-    ends = np.cumsum(found.counts)
     count = min(config.look_at or found.samples, found.samples)
     looks: list[Look] = []
     broken: list[str] = []
-    for number in tqdm(np.arange(count) * found.samples // count, desc="decoding", unit="sample", disable=None):
-        shard = int(np.searchsorted(ends, number, side="right"))
-        member = int(number - (ends[shard] - found.counts[shard]))
+    order = Order(found.counts, seed=0, streams=1, window=1, shuffle=False)
+    places = np.stack(order.samples_at(np.arange(count) * found.samples // count), 1)
+    for shard, member in tqdm(places.tolist(), desc="decoding", unit="sample", disable=None):
         raw = found.fetch(shard, member)
         try:
             raw.check()

@@ -8,128 +8,36 @@ import logging
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..batch import Batch, Conditioning
-from ..config import faults_of, option, section, settings
 from ..distributed.world import ALONE, World
 from ..errors import Fault, InputError, named, quantity
-from ..images.decode import DECODERS, MAX_PIXELS, PILLOW_PIXELS, SCALE
+from ..images.decode import require_simplejpeg
 from ..images.pixels import from_uint8
-from ..images.plain_jpeg import require_simplejpeg
 from ..images.plugins import load_plugin
-from ..images.preprocessing import TransformConfig
-from ..images.smart_crop import GROUP, Saliency
+from ..images.transforms import GROUP, Saliency
 from .aspect_buckets import AspectConfig
-from .broken import BrokenSamples
 from .buckets import BucketOrder, Buckets
-from .captions import caption_kind, caption_option
 from .collection import collect
-from .filters import filters_option, parse_filters
+from .filters import parse_filters
 from .order import Order, SampleOrder, streams_for, windows_kept
-from .samples import Chunk, Recipe, Samples
-from .shards import CACHE_BYTES, ShardFiles
+from .samples import Broken, Chunk, Recipe, Samples
+from .settings import DataConfig
+from .shards import ShardFiles
 from .sources import DATA_DIR
 from .spec import SampleSpec
-from .survey import Questions
 from .workers import Workers, prepared
 
 CHUNK = 32  # samples that a worker prepares at a time: all workers share a large batch
 MANY = 8 * CHUNK  # samples at once that are worth starting workers for
+FEW = 20  # broken samples that are tolerated, whatever fraction they are, until an epoch's number has been seen
+NAMED = 1000  # broken samples that the log names; more are only counted
 log = logging.getLogger(__name__)
-
-
-@settings
-class DataConfig:
-    """Data"""
-
-    data_dir: tuple[str, ...] = option(
-        (),
-        "shards of images and captions: one or several folders (searched recursively), tars, globs, brace ranges, URLs "
-        "(http, s3, gs, az), pipe:COMMAND, expand:pipe:COMMAND for its brace ranges, or a .yml list of these",
-        free=True,  # checkpoints know the shards themselves
-    )
-    caption_field: str = caption_option()
-    dataset_filters: tuple[str, ...] = filters_option()
-    transforms: tuple[TransformConfig, ...] = option(
-        (),
-        "transforms of images, by torchvision's names, before the center crop at the training size; instead of "
-        "random_crop",
-        keyed="name",
-    )
-    random_crop: bool = option(False, "random crop, 80–100 % of the shorter side, instead of a center crop")
-    random_flip: bool = option(
-        False, "horizontal flip, p = 0.5; unsuitable where captions mention left or right, or images show text"
-    )
-    saliency: str = option(
-        "",
-        "crop around what an image shows, as a saliency map finds it: the name of an entry point in the group "
-        "diff_dalle.saliency of an installed package; empty = in the center or random_crop",
-    )
-    exact_decode: bool = option(
-        False, "decode jpegs at full size: slower, pixels equal to Guided-Diffusion's instead of close (45 dB)"
-    )
-    decode_scale: int = option(
-        SCALE,
-        "least size of a jpeg as it is decoded, relative to the size that it is downsampled to, unless exact_decode: "
-        "2 = 45 dB, 1 = 41 dB and faster",
-        least=1,
-    )
-    decoder: str = option(
-        "pillow",
-        "library that decodes jpegs, with the same pixels: simplejpeg is faster and needs the extra jpeg",
-        choices=DECODERS,
-    )
-    max_pixels: int = option(MAX_PIXELS, "maximum width × height of an image; larger ones count as broken", least=1)
-    max_broken: float = option(
-        0.02,
-        "maximum fraction of broken samples, which are replaced and counted once each; the run stops above it",
-        free=True,
-        least=0,
-        most=1,
-    )
-    streams: int = option(
-        0,
-        "interleaved streams of an epoch, which its order depends on; 0 = 8, or the next multiple of the number of "
-        "nodes, when the run starts, and the same when it resumes",
-        least=0,
-    )
-    shuffle_window: int = option(4, "consecutive shards of an epoch whose samples are shuffled together", least=1)
-    resample: bool = option(False, "draw the shards of an epoch with replacement")
-    num_workers: int = option(
-        2, "data workers per training process; 0 = load in the training process", free=True, least=0
-    )
-    prefetch: int = option(4, "batches prepared in advance by all workers together", free=True, least=1)
-    data_timeout: float = option(
-        1200.0, "seconds without samples from the data workers after which the run saves and stops", free=True, least=1
-    )
-    worker_start: str = option(
-        "default", "start method of workers", free=True, choices=("default", "fork", "spawn", "forkserver")
-    )
-    index_cache: str = option(
-        "", "folder for the index of the shards; empty = beside the shards, else in the user's cache", free=True
-    )
-    copy_shards: bool = option(False, "copy remote shards as a whole instead of reading by range requests", free=True)
-    shard_cache: str = option("", "folder for copies of remote shards; empty = the user's cache", free=True)
-    shard_cache_gb: float = option(CACHE_BYTES / 1e9, "maximum size of shard_cache in GB (10^9 bytes)", free=True)
-    aspect: AspectConfig = section(AspectConfig)
-
-    def faults(self) -> Iterator[Fault]:
-        if self.max_pixels > PILLOW_PIXELS:
-            yield Fault.of(self, "max_pixels", f"Pillow decodes at most {PILLOW_PIXELS}")
-        for name in ("random_crop", "transforms"):
-            if self.saliency and getattr(self, name):
-                yield Fault("saliency", f"and {named(name)} exclude each other, since both crop images: leave one out")
-        for name in ("random_crop", "random_flip"):
-            if self.transforms and getattr(self, name):
-                yield Fault(name, f"is a transform too: leave it out beside {named('transforms')}")
-        for name in ("transforms", "random_crop", "resample"):
-            if self.aspect.multi_aspect_ratio and getattr(self, name):
-                yield Fault(name, f"and {named('aspect.multi_aspect_ratio')} exclude each other: leave one of them out")
-        yield from faults_of(lambda: caption_kind(self.caption_field))
-        yield from faults_of(lambda: parse_filters(self.dataset_filters))
 
 
 class Loader:
@@ -144,8 +52,8 @@ class Loader:
     device:     device of the batches.
     buckets:    the image size of every sample; batches then have the sizes of ``BucketOrder``. None = those of
                 ``config.aspect`` with the pixels of ``spec.image``, or, without aspect ratios, its size for all.
-    saliency:   finds what crops should show, instead of the center or random places; see ``images.smart_crop``. None =
-                the one that ``config.saliency`` names, if any.
+    saliency:   finds what crops should show, instead of the center or random places; see ``smart_crop``. None = what
+                ``config.saliency`` names, if anything.
     world:      the processes that create their loaders together: one of them lists the shards for all.
 
     ``samples`` is the length of an epoch. ``seen`` counts the samples this process has looked at, ``broken`` the
@@ -182,35 +90,19 @@ class Loader:
         self.rank, self.world_size = rank, world_size
         self.device = torch.device(device)
         sources = config.data_dir if sources is None else sources
-        files = ShardFiles(config.shard_cache, int(config.shard_cache_gb * 1e9), config.copy_shards)
+        files = ShardFiles(config.shard_cache, int(config.shard_cache_gb * 1e9), config.copy_shards, config.index_cache)
         self.streams = config.streams or streams_for(1)
         remembered = windows_kept(self.streams, world_size) * config.shuffle_window
-        required = spec.required(config.caption_field)
-        sidecars = spec.sidecars.items()
         aspect = config.aspect if buckets is None and config.aspect.multi_aspect_ratio else None
-        questions = Questions(parse_filters(config.dataset_filters), sizes=aspect is not None)
-        self.collection = collect(
-            sources, required, files, config.index_cache, flag, remembered, sidecars, world, questions
+        required = replace(
+            spec.required(config.caption_field), filters=parse_filters(config.dataset_filters), sizes=aspect is not None
         )
+        self.collection = collect(sources, required, files, flag, remembered, world)
         if aspect:
             buckets = self._aspect_buckets(aspect, seed, augment, world)
         self.order = self._order(buckets, seed, shuffle)
         self.samples = self.order.samples
-        recipe = Recipe(
-            spec=spec,
-            seed=seed,
-            caption_field=config.caption_field,
-            transforms=config.transforms,
-            augment=augment,
-            random_crop=config.random_crop,
-            random_flip=config.random_flip,
-            exact_decode=config.exact_decode,
-            decode_scale=config.decode_scale,
-            decoder=config.decoder,
-            max_pixels=config.max_pixels,
-            bucket_crop=aspect.bucket_crop if aspect else "center",
-            saliency=saliency,
-        )
+        recipe = Recipe(spec, config, seed, augment, aspect.bucket_crop if aspect else "center", saliency)
         self.dataset = Samples(self.collection, self.order, recipe)
         self.seen = 0
         self._broken = BrokenSamples(self.collection.counts, config.max_broken, self.collection.describe)
@@ -344,3 +236,45 @@ class Loader:
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(parts)) if len(parts) > 1 else parts[0]
+
+
+class BrokenSamples:
+    """The broken samples that this process has met, each counted once however often it was met: one bit per sample.
+
+    counts:   [shards] the number of samples of each shard.
+    limit:    maximum fraction of broken samples.
+    describe: ``describe(shard, member)`` names a sample.
+    """
+
+    def __init__(self, counts: np.ndarray, limit: float, describe: Callable[[int, int], str]):
+        self.limit, self.describe = limit, describe
+        self.samples, self.count = int(counts.sum()), 0
+        self._first = np.cumsum(counts) - counts
+        self._met = np.zeros(-(-self.samples // 8), dtype=np.uint8)  # pages that are never touched take no memory
+        self._latest: deque[str] = deque(maxlen=3)
+
+    def add(self, broken: Broken) -> None:
+        """Count and log a sample, unless it is known."""
+        byte, bit = divmod(int(self._first[broken.shard]) + broken.member, 8)
+        if self._met[byte] >> bit & 1:
+            return
+        self._met[byte] |= 1 << bit
+        self.count += 1
+        if self.count > NAMED:
+            self._latest.append(broken.reason)
+            return
+        name = self.describe(broken.shard, broken.member)
+        self._latest.append(f"{name}: {broken.reason}")
+        log.warning("replaced %s: %s", name, broken.reason)
+        if self.count == NAMED:
+            log.warning("further broken samples are replaced and counted, but not named")
+
+    def check(self, seen: int) -> None:
+        """Raise InputError when too many of the ``seen`` samples are broken, counting no sample twice."""
+        different = min(seen, self.samples)
+        allowed = self.limit * different
+        if self.count > max(FEW if seen < self.samples else 1, allowed):
+            raise InputError(
+                f"{self.count:,} of {quantity(different, 'sample')} are broken, more than {named('max_broken')} "
+                f"{self.limit} allows: {'; '.join(self._latest)}"
+            )

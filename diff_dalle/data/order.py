@@ -37,6 +37,9 @@ def windows_kept(streams: int, processes: int) -> int:
     return 2 * streams // math.gcd(streams, processes)
 
 
+Places = tuple[np.ndarray, np.ndarray]  # shards, and numbers in them
+
+
 class SampleOrder(ABC):
     """An order of samples over all epochs: the sample at every position.
 
@@ -54,11 +57,11 @@ class SampleOrder(ABC):
         return int(shard[0]), int(member[0])
 
     @abstractmethod
-    def samples_at(self, positions: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def samples_at(self, positions: Sequence[int] | np.ndarray) -> Places:
         """``sample_at`` for many positions: two int64 arrays."""
 
     @abstractmethod
-    def successors(self, position: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    def successors(self, position: int, first: int, count: int) -> Places:
         """The samples that may replace the one at ``position``: ``count`` of them; first: 1 = from the next one on."""
 
 
@@ -100,10 +103,10 @@ class Order(SampleOrder):
             self.samples - np.arange(streams) + streams - 1
         ) // streams  # of the streams: they differ by at most 1
         self._starts = np.cumsum(lengths) - lengths
-        self._epochs: LRUCache[tuple[np.ndarray, np.ndarray]] = LRUCache(2)  # one ends while the next begins
+        self._epochs: LRUCache[Places] = LRUCache(2)  # one ends while the next begins
         self._mixes: LRUCache[np.ndarray] = LRUCache(windows_kept(streams, processes))
 
-    def samples_at(self, positions: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def samples_at(self, positions: Sequence[int] | np.ndarray) -> Places:
         epochs, places = np.divmod(np.asarray(positions, dtype=np.int64), self.samples)
         sequence = self._starts[places % self.streams] + places // self.streams
         shards, members = np.empty_like(places), np.empty_like(places)
@@ -112,14 +115,14 @@ class Order(SampleOrder):
             shards[here], members[here] = self._in_epoch(epoch, sequence[here])
         return shards, members
 
-    def successors(self, position: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    def successors(self, position: int, first: int, count: int) -> Places:
         """Those after the one at ``position`` in its stream. Without shuffling, where the stream of later epochs may
         repeat the same samples, the neighboring streams follow when all of these have had their turn."""
         steps = np.arange(first, first + count)
         rounds = 0 if self.shuffle else steps // (self.samples // math.gcd(self.samples, self.streams))
         return self.samples_at(position + self.streams * steps + rounds)
 
-    def _in_epoch(self, epoch: int, sequence: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _in_epoch(self, epoch: int, sequence: np.ndarray) -> Places:
         shards, ends = self._epochs.get(epoch, lambda: self._shards(epoch))
         number = np.searchsorted(ends, sequence, side="right")  # of the shard in the epoch's order
         if self.shuffle:
@@ -135,7 +138,7 @@ class Order(SampleOrder):
             number = np.searchsorted(ends, sequence, side="right")
         return shards[number], sequence - np.where(number > 0, ends[number - 1], 0)
 
-    def _shards(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+    def _shards(self, epoch: int) -> Places:
         """The epoch's order of shards, and the end of each in the epoch's sequence."""
         n = len(self.counts)
         if self.resample:
@@ -143,7 +146,7 @@ class Order(SampleOrder):
         shards = permutation(self.seed, f"order of shards {epoch}", n) if self.shuffle else np.arange(n)
         return shards, np.cumsum(self.counts[shards])
 
-    def _drawn_shards(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+    def _drawn_shards(self, epoch: int) -> Places:
         """``_shards`` with replacement: of the last one as many samples as there is room for."""
         n, shards = len(self.counts), np.empty(0, dtype=np.int64)
         while self.counts[shards].sum() < self.samples:

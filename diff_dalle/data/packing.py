@@ -17,6 +17,7 @@ from .. import storage
 from ..config import option, settings
 from ..errors import Fault, InputError, named
 from ..images.decode import IMAGE_KINDS, MAX_PIXELS, BrokenSample, decode_image
+from ..images.output import png_bytes
 from .captions import read_caption
 from .tar import write_tar
 
@@ -74,7 +75,7 @@ def pack_folder(config: PackingConfig) -> dict:
     samples = folder.samples(tqdm(names, desc="packing", unit="image", disable=None))
     while first := next(samples, None):
         path = storage.join(config.out_dir, f"{len(sizes):05d}.tar")
-        write_tar(path, _take(first, samples, config.samples_per_shard))
+        write_tar(path, itertools.chain([first], itertools.islice(samples, config.samples_per_shard - 1)))
         sizes.append(storage.size_and_tag(path)[0])
     reasons = Counter(reason.partition(":")[0] for _, reason in folder.skipped)
     report = {
@@ -97,14 +98,6 @@ def pack_folder(config: PackingConfig) -> dict:
 def _printable(text: str) -> str:
     """Text that UTF-8 can hold: other bytes of a file name, and halves of surrogate pairs, as escapes."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def _take(first, rest: Iterator, count: int) -> Iterator:
-    yield first
-    for _ in range(count - 1):
-        if (sample := next(rest, None)) is None:
-            return
-        yield sample
 
 
 def _images(source: str) -> Iterator[str]:
@@ -201,7 +194,12 @@ class _Folder:
             raise _Skipped(f"its extension is none of {', '.join(IMAGE_KINDS)}")
         if 0 < self.config.resize < min(height, width):
             image = _resized(image, self.config.resize)
-            kind, data = "png" if kind == "png" else "jpg", _encoded(image, "PNG" if kind == "png" else "JPEG")
+            if kind == "png":
+                data = png_bytes(image)
+            else:
+                kind, buffer = "jpg", io.BytesIO()
+                image.save(buffer, "JPEG", quality=JPEG_QUALITY)
+                data = buffer.getvalue()
         caption = self._caption(name)
         record = {**self.rows.get(name, {}), "file_name": name, "width": image.width, "height": image.height}
         record["caption"] = caption
@@ -237,12 +235,3 @@ def _resized(image: Image.Image, short: int) -> Image.Image:
     scale = short / min(image.size)
     width, height = (max(short, round(length * scale)) for length in image.size)
     return image.resize((width, height), Image.Resampling.BICUBIC, reducing_gap=3.0)
-
-
-def _encoded(image: Image.Image, form: str) -> bytes:
-    buffer = io.BytesIO()
-    if form == "JPEG":
-        image.save(buffer, form, quality=JPEG_QUALITY)
-    else:
-        image.save(buffer, form)
-    return buffer.getvalue()

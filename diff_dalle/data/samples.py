@@ -19,15 +19,15 @@ from torch.utils.data import Dataset
 
 from ..errors import InputError
 from ..images.decode import BrokenSample, decode_image
-from ..images.preprocessing import TransformConfig, decoding_cover, transform
-from ..images.smart_crop import Saliency, smart_crop
-from ..images.transforms import Size, center_crop, random_cover, random_crop, random_window
+from ..images.preprocessing import decoding_cover, transform
+from ..images.transforms import Saliency, Size, center_crop, random_cover, random_crop, random_window, smart_crop
 from ..randomness import random_uniform, random_uniforms
+from .arrays import read_embedding
 from .buckets import BucketOrder
 from .captions import caption_kind, read_caption, read_record
 from .collection import Collection, Raw, Unavailable
-from .embedding import read_embedding
 from .order import SampleOrder
+from .settings import DataConfig
 from .shard_table import IMAGE
 from .spec import ImageSpec, Rejected, SampleSpec
 
@@ -42,7 +42,7 @@ NO_PIXELS = np.empty((0, 0, 0), dtype=np.uint8)
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a sample is made: what it must hold, and the settings of ``DataConfig`` that concern it.
+    """How a sample is made: what it must hold, and the settings that concern it.
 
     augment: False = nothing about it is random, except a window.
     bucket_crop: how images are cropped to the size of their bucket, as in ``AspectConfig``.
@@ -50,15 +50,8 @@ class Recipe:
     """
 
     spec: SampleSpec
+    config: DataConfig
     seed: int
-    caption_field: str
-    transforms: tuple[TransformConfig, ...]
-    random_crop: bool
-    random_flip: bool
-    exact_decode: bool
-    decode_scale: int
-    decoder: str
-    max_pixels: int
     augment: bool
     bucket_crop: str = "center"
     saliency: Saliency | None = None
@@ -66,7 +59,10 @@ class Recipe:
     @property
     def is_random(self) -> bool:
         """Whether crops or flips are random."""
-        augmented = self.random_crop or self.random_flip or self.bucket_crop == "random" or self.saliency is not None
+        config = self.config
+        augmented = (
+            config.random_crop or config.random_flip or self.bucket_crop == "random" or self.saliency is not None
+        )
         return bool(self.spec.image and self.spec.image.window) or (self.augment and augmented)
 
 
@@ -111,14 +107,12 @@ class Chunk:
 
 @dataclass(frozen=True)
 class _Sample:
-    """A decoded sample: pixels and control [H, W, C] uint8, its caption, class and embeddings; empty where not asked
-    for."""
+    """A decoded sample: pixels [H, W, C] uint8 and its caption, empty where not asked for; the other conditions by
+    name, the control [H, W, C] uint8."""
 
     pixels: np.ndarray
     caption: str
-    label: int
-    embeddings: list[np.ndarray]
-    control: np.ndarray
+    values: dict[str, np.ndarray | np.int64]
 
 
 class _Lost:
@@ -155,7 +149,7 @@ class Samples(Dataset[Chunk]):
 
     def __init__(self, collection: Collection, order: SampleOrder, recipe: Recipe):
         self.collection, self.order, self.recipe = collection, order, recipe
-        self.caption_kind = caption_kind(recipe.caption_field)
+        self.caption_kind = caption_kind(recipe.config.caption_field)
 
     def __getitems__(self, positions: Sequence[int]) -> Chunk:
         try:
@@ -201,14 +195,11 @@ class Samples(Dataset[Chunk]):
         captions = [sample.caption for sample in samples]
         for caption in spec.captions:
             cond |= zip(caption.fields, caption.tokenize(captions, caption.length), strict=True)
-        if spec.num_classes:
-            cond["labels"] = torch.tensor([sample.label for sample in samples])
-        if spec.control:
-            cond["control"] = torch.from_numpy(np.stack([sample.control for sample in samples]))
-        for i, embedding in enumerate(spec.embeddings):
-            values = np.stack([sample.embeddings[i] for sample in samples])
-            parts = (values, values.any(2)) if embedding.length else (values,)  # tokens of zeros are padding
-            cond |= zip(embedding.fields, map(torch.from_numpy, parts), strict=True)
+        cond |= {
+            name: torch.from_numpy(np.stack([each.values[name] for each in samples])) for name in samples[0].values
+        }
+        for states, mask in (embedding.fields for embedding in spec.embeddings if embedding.length):
+            cond[mask] = cond[states].any(2)  # tokens of zeros are padding
         return cond
 
     def _draws(self, positions: Sequence[int]) -> list[list[float]]:
@@ -298,29 +289,30 @@ class Samples(Dataset[Chunk]):
         caption = ""
         if spec.captions:
             chance = self._draw(position, "old caption") if recipe.augment else None
-            caption = read_caption(raw.members[self.caption_kind], recipe.caption_field, record, chance)
-        label = _read_label(raw.members["cls"], spec.num_classes) if spec.num_classes else 0
-        embeddings = [
-            read_embedding(each.source.lower(), raw.members[each.source.lower()], each.shape)
-            if isinstance(each.source, str)
-            else raw.embeddings[each.source]
-            for each in spec.embeddings
-        ]
+            caption = read_caption(raw.members[self.caption_kind], recipe.config.caption_field, record, chance)
+        values: dict[str, np.ndarray | np.int64] = {}
+        if spec.num_classes:
+            values["labels"] = _read_label(raw.members["cls"], spec.num_classes)
+        for each in spec.embeddings:
+            values[each.fields[0]] = (
+                read_embedding(each.source.lower(), raw.members[each.source.lower()], each.shape)
+                if isinstance(each.source, str)
+                else raw.embeddings[each.source]
+            )
         pixels = self._pixels(raw.members[IMAGE], image, draws, position) if image else NO_PIXELS
-        control = NO_PIXELS
         if image and spec.control:
             like = replace(image, channels=spec.control.channels)
-            control = self._pixels(raw.members[spec.control.member.lower()], like, draws, position)
-        return _Sample(pixels, caption, label, embeddings, control)
+            values["control"] = self._pixels(raw.members[spec.control.member.lower()], like, draws, position)
+        return _Sample(pixels, caption, values)
 
     def _pixels(self, data: bytes, image: ImageSpec, draws: list[float], position: int) -> np.ndarray:
         """[H, W, C] uint8, cropped and flipped. Raises BrokenSample when the image cannot be decoded."""
-        recipe = self.recipe
-        flipped = recipe.augment and recipe.random_flip and draws[3] < 0.5
-        if recipe.transforms:
+        recipe, config = self.recipe, self.recipe.config
+        flipped = recipe.augment and config.random_flip and draws[3] < 0.5
+        if config.transforms:
             pixels = self._transformed(data, image.size, position)
         else:
-            cropped = recipe.augment and recipe.random_crop
+            cropped = recipe.augment and config.random_crop
             cover = random_cover(image.size, draws[0]) if cropped else image.size
             decoded, full = self._decoded(data, cover)
             if recipe.saliency:
@@ -337,27 +329,27 @@ class Samples(Dataset[Chunk]):
 
     def _decoded(self, data: bytes, cover: Size | None) -> tuple[Image.Image, Size]:
         """An image and its full size, decoded for one that covers ``cover``."""
-        recipe = self.recipe
-        cover = None if recipe.exact_decode else cover
-        return decode_image(data, recipe.max_pixels, cover, recipe.decode_scale, recipe.decoder)
+        config = self.recipe.config
+        cover = None if config.exact_decode else cover
+        return decode_image(data, config.max_pixels, cover, config.decode_scale, config.decoder)
 
-    def _transformed(self, data: bytes, size: tuple[int, int], position: int) -> np.ndarray:
+    def _transformed(self, data: bytes, size: Size, position: int) -> np.ndarray:
         """[H, W, 3] uint8 after the transforms; scaled to cover ``size`` and cropped if they end at another one."""
-        recipe = self.recipe
-        decoded, full = self._decoded(data, decoding_cover(recipe.transforms, size))
+        transforms = self.recipe.config.transforms
+        decoded, full = self._decoded(data, decoding_cover(transforms, size))
 
         def draw(purpose: str) -> float:
             return self._draw(position, purpose)()
 
-        return center_crop(*transform(decoded, full, recipe.transforms, draw if recipe.augment else None), size)
+        return center_crop(*transform(decoded, full, transforms, draw if self.recipe.augment else None), size)
 
     def _draw(self, position: int, purpose: str) -> Callable[[], float]:
         """A number in [0, 1) for a position, made when it is asked for."""
         return lambda: float(random_uniform(self.recipe.seed, purpose, [position])[0])
 
 
-def _read_label(data: bytes, num_classes: int) -> int:
+def _read_label(data: bytes, num_classes: int) -> np.int64:
     text = data.decode("ascii", "replace").strip()
     if not (text.isdigit() and len(text) < 20 and int(text) < num_classes):
         raise BrokenSample(f"its class is {text[:20]!r}, but must be an integer below num_classes {num_classes}")
-    return int(text)
+    return np.int64(text)

@@ -19,6 +19,7 @@ OPEN_FILES = 128
 LOOK_SECONDS = 1.0  # between two looks at the name of a file that stays open: another file may have taken it
 CACHE_BYTES = 20 * 10**9  # of all copies of remote shards together
 BLOCK = 1 << 20  # bytes of remote read-ahead while indexing: many headers lie within one block
+Read = Callable[[int, int], bytes]  # offset and size → bytes
 log = logging.getLogger(__name__)
 
 
@@ -95,13 +96,16 @@ class ShardFiles:
 
     cache_dir, cache_bytes: the folder for copies of remote shards and its maximum size.
     copy_remote:            copy every remote shard as a whole, not only those that cannot be read by offset.
+    index_cache:            folder for the index of the shards, instead of the shards' own.
 
     Local files stay open. Copies do not: one that another process removes would take space until it is closed.
     """
 
-    def __init__(self, cache_dir: str = "", cache_bytes: int = CACHE_BYTES, copy_remote: bool = False):
+    def __init__(
+        self, cache_dir: str = "", cache_bytes: int = CACHE_BYTES, copy_remote: bool = False, index_cache: str = ""
+    ):
         self.cache_dir = cache_dir or os.path.join(cache_home(), "shards")
-        self.cache_bytes, self.copy_remote = cache_bytes, copy_remote
+        self.cache_bytes, self.copy_remote, self.index_cache = cache_bytes, copy_remote, index_cache
         self._files: LRUCache[_Open] = LRUCache(OPEN_FILES)
         self._copies: dict[tuple[str, str], str] = {}  # paths of copies, by path and tag of the shard
         self._said_small = False
@@ -129,12 +133,19 @@ class ShardFiles:
                 shard.check(*file.state())  # after the read, so that what it returns is of that state
             return data
 
-    def consecutive(self, shard: Shard) -> Callable[[int, int], bytes]:
+    def consecutive(self, shard: Shard) -> Read:
         """``read(offset, size)`` for many small parts one after another; otherwise as ``read``. Of remote shards it
         reads large blocks: up to all of each, in few requests."""
         if self.in_place(shard):
             return _read_ahead(shard.path, (shard.size, shard.tag))
         return functools.partial(self.read, shard)
+
+    def headers(self, shard: Shard) -> Read:
+        """As ``consecutive``, for indexing: a local shard is not checked for changes at each read."""
+        if shard.is_remote:
+            return self.consecutive(shard)
+        with storage.explained(shard.path):
+            return _Open(storage.local_path(shard.path)).read
 
     def _open_copy(self, path: str, tag: str) -> _Open:
         """A copy, to be read once. It may be removed for another one until it is open."""
@@ -163,28 +174,15 @@ class ShardFiles:
 
     def examine(self, path: str) -> Shard:
         """The present state of a file, which is copied when parts of it cannot be read in place."""
-        size, tag = storage.size_and_tag(path)
+        size, tag = storage.size_and_tag(path, listed=True)
         by_offset = storage.reads_by_offset(path)
         if storage.is_remote(path) and (self.copy_remote or not by_offset or size < 0):
             with storage.explained(path):
                 size = self._open_copy(path, tag).state()[0]
         return Shard(path, size, tag, by_offset)
 
-    def reader(self, path: str, size: int, tag: str) -> tuple[Callable[[int, int], bytes], int, bool]:
-        """``read(offset, size)``, the shard's size in bytes and whether it can be read by offset: for indexing."""
-        by_offset = storage.reads_by_offset(path)
-        if storage.is_remote(path):
-            if by_offset and size >= 0 and not self.copy_remote:
-                return _read_ahead(path, (size, tag)), size, True
-            with storage.explained(path):
-                total = self._open_copy(path, tag).state()[0]
-            return lambda offset, count: self._open_copy(path, tag).read(offset, count), total, by_offset
-        with storage.explained(path):
-            file = _Open(storage.local_path(path))
-        return file.read, file.state()[0], by_offset
 
-
-def _read_ahead(path: str, state: storage.State) -> Callable[[int, int], bytes]:
+def _read_ahead(path: str, state: storage.State) -> Read:
     """Read a remote file in blocks: one request for many headers that are close together."""
     start, block = 0, b""
 

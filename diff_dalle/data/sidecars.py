@@ -13,8 +13,7 @@ import numpy as np
 from .. import storage
 from ..errors import Fault, InputError
 from ..images.decode import BrokenSample
-from .embedding import as_float, check_embedding, described, fit_embedding
-from .npy import MAX_HEADER, ArrayHeader, parse_header
+from .arrays import MAX_HEADER, ArrayHeader, Shape, as_float, check_embedding, described, fit_embedding, parse_header
 from .shards import Shard, ShardFiles
 
 THREADS = 16  # they wait for disks and networks, not for each other
@@ -67,6 +66,15 @@ class Sidecar:
             raise InputError(f"{shard} has no folder for the embeddings {path}: put a folder or a URL before the name")
         return storage.join(folder, path)
 
+    def paths(self, shards: Sequence[str], remedy: str) -> dict[str, str]:
+        """Each shard's file, by shard. InputError, which ends with ``remedy``, where two would share one."""
+        owners: dict[str, str] = {}
+        for shard in shards:
+            path = self.path(shard)
+            if owners.setdefault(path, shard) != shard:
+                raise InputError(f"{owners[path]} and {shard} would share the embeddings {path}: {remedy}")
+        return {shard: path for path, shard in owners.items()}
+
 
 @dataclass(frozen=True)
 class _Array:
@@ -95,20 +103,14 @@ class SidecarFiles:
     def __init__(
         self,
         sidecar: Sidecar,
-        shape: tuple[int, ...],
+        shape: Shape,
         shards: Sequence[str],
         samples: Sequence[int],
         files: ShardFiles,
     ):
         self.sidecar, self.shape, self.files = sidecar, shape, files
-        paths = {shard: sidecar.path(shard) for shard, count in zip(shards, samples, strict=True) if count}
-        owners: dict[str, str] = {}
-        for shard, path in paths.items():
-            if owners.setdefault(path, shard) != shard:
-                raise InputError(
-                    f"{owners[path]} and {shard} would share the embeddings {path}: use {{name}}, or a pattern without "
-                    "a folder, which stands for a file beside the shard"
-                )
+        remedy = "use {name}, or a pattern without a folder, which stands for a file beside the shard"
+        paths = sidecar.paths([shard for shard, count in zip(shards, samples, strict=True) if count], remedy)
         opened = storage.in_parallel(self._open, list(paths.values()), THREADS)
         arrays = dict(zip(paths, opened, strict=True))
         self._arrays = [arrays.get(shard) for shard in shards]

@@ -7,17 +7,18 @@ object, a function at module level, a ``functools.partial`` of one, but no lambd
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from ..errors import InputError
-from ..images.decode import BrokenSample
+from ..images.decode import BrokenSample, Size
 from ..images.transforms import Window
+from .arrays import KINDS, Shape
 from .captions import caption_kind
-from .embedding import KINDS
-from .shard_table import IMAGE, Required
+from .filters import Filter
+from .shard_table import IMAGE
 from .sidecars import Sidecar
 
 Tokenize = Callable[[Sequence[str], int], tuple[Tensor, Tensor]]
@@ -41,7 +42,7 @@ class ImageSpec:
     window:   a random square crop of the image of that size; None = all of it.
     """
 
-    size: tuple[int, int]
+    size: Size
     channels: int = 3
     window: Window | None = None
 
@@ -123,7 +124,7 @@ class EmbeddingSpec:
             )
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> Shape:
         """(width,), or (length, width)."""
         return (self.length, self.width) if self.length else (self.width,)
 
@@ -165,6 +166,26 @@ class JsonFilter:
 
 
 @dataclass(frozen=True)
+class Required:
+    """What the samples of a collection must have.
+
+    members:  kinds of members ("txt", "json", or IMAGE for any image), each with what it is needed for ("captions").
+    sidecars: embeddings from files beside the shards, with their shapes.
+    filters:  that must accept a sample's json.
+    sizes:    whether the sizes of the images are to be found out.
+    """
+
+    members: Mapping[str, str]
+    sidecars: Mapping[Sidecar, Shape] = field(default_factory=dict)
+    filters: tuple[Filter, ...] = ()
+    sizes: bool = False
+
+    @property
+    def needs_survey(self) -> bool:
+        return bool(self.filters) or self.sizes
+
+
+@dataclass(frozen=True)
 class SampleSpec:
     """What every sample must hold. Samples without it are left out, and nothing else is read.
 
@@ -196,12 +217,12 @@ class SampleSpec:
             raise InputError("the embeddings of one Sidecar have one width and length, but the spec gives two")
 
     @property
-    def sidecars(self) -> dict[Sidecar, tuple[int, ...]]:
+    def sidecars(self) -> dict[Sidecar, Shape]:
         """The embeddings from files beside the shards, with their shapes."""
         return {each.source: each.shape for each in self.embeddings if isinstance(each.source, Sidecar)}
 
     def required(self, caption_field: str) -> Required:
-        """The members of the tar that this reads. caption_field: as in ``DataConfig``."""
+        """What this reads. caption_field: as in ``DataConfig``."""
         members = {IMAGE: "images"} if self.image else {}
         if self.captions:
             members[caption_kind(caption_field)] = "captions"
@@ -212,4 +233,4 @@ class SampleSpec:
             members[self.control.member.lower()] = "controls"
         if self.filters:
             members.setdefault("json", "json records")
-        return Required(members)
+        return Required(members, self.sidecars)

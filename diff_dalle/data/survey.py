@@ -13,42 +13,25 @@ import contextlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from tqdm import tqdm
 
-from .. import storage
 from ..distributed.world import ALONE, World
 from ..errors import InputError, named, quantity, redact
 from ..images.decode import BrokenSample, image_size
 from .filters import Filter, Verdict, verdicts
-from .index import ROUND, THREADS, Indexed, read_table, table_folders, writable_folder
-from .shard_table import IMAGE, Required, Table, alternatives
-from .shards import ShardFiles
-from .table_file import load_column, save_column
+from .index import Indexed, read_table, shared, table_folders, writable_file
+from .shard_table import IMAGE, Table, alternatives, load_column, save_column
+from .shards import Read, ShardFiles
+from .spec import Required
 
 SIZES = "sizes"  # the name of the column with the images' sizes
 HEADERS = (1 << 12, 1 << 16, 1 << 20)  # bytes of an image that are read, one after the other, until its size is known
 MAX_IMAGE = 1 << 28  # bytes; as in collection.MAX_BYTES
 MAX_JSON = 1 << 20
-Read = Callable[[int, int], bytes]  # offset and size → bytes
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Questions:
-    """What is to be found out: what each filter says, and whether the images' sizes are wanted."""
-
-    filters: tuple[Filter, ...] = ()
-    sizes: bool = False
-
-    def __bool__(self) -> bool:
-        return bool(self.filters) or self.sizes
-
-
-NOTHING = Questions()
 
 
 @dataclass(frozen=True)
@@ -66,91 +49,71 @@ class Survey:
 
 
 def survey_shards(
-    entries: Sequence[Indexed],
-    required: Required,
-    questions: Questions,
-    files: ShardFiles,
-    index_cache: str = "",
-    world: World = ALONE,
+    entries: Sequence[Indexed], required: Required, files: ShardFiles, world: World = ALONE
 ) -> list[Survey]:
     """The answers about every shard: on rank 0, which alone has the entries; the other processes of ``world`` help."""
-    entries = world.broadcast(entries)
-    job = _Surveyor(required, questions, files, index_cache)
-    found: list[Survey] = []
-    step = ROUND * world.size
-    with tqdm(total=len(entries), desc="surveying shards", unit="shard", disable=not world.is_main or None) as bar:
-        for start in range(0, len(entries), step):
-            mine = list(
-                storage.in_parallel(job.survey, entries[start : start + step][world.rank :: world.size], THREADS)
-            )
-            parts = world.gather(mine)
-            count = sum(map(len, parts))
-            bar.update(count)
-            if world.is_main:
-                found += [parts[i % world.size][i // world.size] for i in range(count)]
-    return found
+    job = _Surveyor(required, files)
+    return shared(job.survey, world.broadcast(entries), world, "surveying shards")
 
 
-def rejections(questions: Questions, surveys: Sequence[Survey]) -> list[str]:
+def rejections(filters: Sequence[Filter], surveys: Sequence[Survey]) -> list[str]:
     """A line for each filter: how many samples it rejects, and why."""
     total = quantity(sum(len(each.kept) for each in surveys), "sample")
     lines = []
-    for each, reasons in zip(questions.filters, _reasons(questions, surveys), strict=True):
+    for each, reasons in zip(filters, _reasons(filters, surveys), strict=True):
         said = ", ".join(f"{count:,} {verdict.reason}" for verdict, count in sorted(reasons.items()))
         lines.append(f"filter {each.text!r}: rejects {reasons.total():,} of {total}" + (f" ({said})" if said else ""))
     return lines
 
 
-def check_kept(questions: Questions, surveys: Sequence[Survey]) -> None:
+def check_kept(filters: Sequence[Filter], surveys: Sequence[Survey]) -> None:
     """Raise InputError when the filters reject all samples, naming the one that rejects the most."""
-    if not questions.filters or any(each.kept.any() for each in surveys):
+    if not filters or any(each.kept.any() for each in surveys):
         return
-    counts = [reasons.total() for reasons in _reasons(questions, surveys)]
+    counts = [reasons.total() for reasons in _reasons(filters, surveys)]
     worst = counts.index(max(counts))
     alone = counts[worst] == sum(len(each.kept) for each in surveys)
     rest = "" if alone else "; with the other filters it leaves none"
-    said = rejections(questions, surveys)[worst]
+    said = rejections(filters, surveys)[worst]
     raise InputError(f"{named('dataset_filters')} rejects all samples: {said}{rest}; change it")
 
 
-def _reasons(questions: Questions, surveys: Sequence[Survey]) -> list[Counter[Verdict]]:
+def _reasons(filters: Sequence[Filter], surveys: Sequence[Survey]) -> list[Counter[Verdict]]:
     """What each filter rejects, over all shards."""
-    return [sum((survey.rejected[i] for survey in surveys), Counter()) for i in range(len(questions.filters))]
+    return [sum((survey.rejected[i] for survey in surveys), Counter()) for i in range(len(filters))]
 
 
 class _Surveyor:
-    def __init__(self, required: Required, questions: Questions, files: ShardFiles, index_cache: str):
-        self.required, self.questions, self.files, self.index_cache = required, questions, files, index_cache
+    def __init__(self, required: Required, files: ShardFiles):
+        self.required, self.files = required, files
         self._said_remote = self._said_unkept = False
 
     def survey(self, entry: Indexed) -> Survey:
         table = read_table(entry.shard, entry.table, self.files)
-        rows = table.select(self.required).rows
+        rows = table.select(self.required.members).rows
         kept, rejected = np.ones(len(rows), dtype=bool), []
         for column in self._verdicts(entry, table):
             here = column[rows, 0]
             kept &= here == Verdict.ACCEPTED
             counts = np.bincount(here, minlength=len(Verdict)).tolist()
             rejected.append(Counter({verdict: counts[verdict] for verdict in Verdict if verdict and counts[verdict]}))
-        sizes = self._sizes(entry, table)[rows[kept]] if self.questions.sizes else None
+        sizes = self._sizes(entry, table)[rows[kept]] if self.required.sizes else None
         return Survey(kept, tuple(rejected), sizes)
 
     def _verdicts(self, entry: Indexed, table: Table) -> list[np.ndarray]:
         """What each filter says about every sample of the tar: uint8 [samples, 1] each."""
-        filters = self.questions.filters
-        names = [f"filter-{each.fingerprint}" for each in filters]
-        known = [self._load(entry, name, np.uint8, 1) for name in names]
-        missing = [i for i, column in enumerate(known) if column is None]
+        names = {f"filter-{each.fingerprint}": each for each in self.required.filters}
+        known = {name: self._load(entry, name, np.uint8, 1) for name in names}
+        missing = [name for name in names if known[name] is None]
         if missing:
-            asked = [filters[i] for i in missing]
+            asked = [names[name] for name in missing]
             read = self._reader(entry)
             spans = table.spans(("json",)).tolist()
             rows = [verdicts(asked, _json(read, *span)) for span in spans]
-            columns = np.array(rows, dtype=np.uint8).reshape(len(spans), len(asked))
-            for i, column in zip(missing, columns.T, strict=True):
-                known[i] = column[:, None]
-                self._save(entry, names[i], column)
-        return [column for column in known if column is not None]
+            columns = np.array(rows, dtype=np.uint8).reshape(len(spans), len(asked), 1)
+            for i, name in enumerate(missing):
+                known[name] = self._save(entry, name, columns[:, i])
+        return [column for column in known.values() if column is not None]
 
     def _sizes(self, entry: Indexed, table: Table) -> np.ndarray:
         """Height and width of the image of every sample of the tar: int32 [samples, 2]."""
@@ -158,8 +121,8 @@ class _Surveyor:
         if found is None:
             read = self._reader(entry)
             spans = table.spans(alternatives(IMAGE)).tolist()
-            found = np.array([_image_size(read, *span) for span in spans], dtype=np.int32).reshape(-1, 2)
-            self._save(entry, SIZES, found)
+            sizes = np.array([_image_size(read, *span) for span in spans], dtype=np.int32)
+            found = self._save(entry, SIZES, sizes.reshape(-1, 2))
         return found
 
     def _reader(self, entry: Indexed) -> Read:
@@ -174,27 +137,20 @@ class _Surveyor:
         return self.files.consecutive(shard)
 
     def _load(self, entry: Indexed, name: str, dtype: type, width: int) -> np.ndarray | None:
-        folders, table = table_folders(entry.path, self.index_cache)
-        for folder in folders:
-            found = load_column(_file(folder, table, name), entry.summary, dtype, width)
-            if found is not None:
-                return found
-        return None
+        folders, table = table_folders(entry.path, self.files.index_cache)
+        paths = (os.path.join(folder, f"{table}.{name}.npz") for folder in folders)
+        columns = (load_column(path, entry.summary, dtype, width) for path in paths)
+        return next((column for column in columns if column is not None), None)
 
-    def _save(self, entry: Indexed, name: str, values: np.ndarray) -> None:
-        folders, table = table_folders(entry.path, self.index_cache)
-        folder = writable_folder(folders)
+    def _save(self, entry: Indexed, name: str, values: np.ndarray) -> np.ndarray:
+        """Keep a column for the next start, if possible, and return it."""
         try:
-            storage.make_dirs(folder)
-            save_column(_file(folder, table, name), entry.summary, values)
+            save_column(writable_file(entry.path, self.files, f"{name}.npz"), entry.summary, values)
         except InputError as error:
             if not self._said_unkept:
                 self._said_unkept = True
                 log.warning("%s: it is found out again at the next start; set index_cache to another folder", error)
-
-
-def _file(folder: str, table: str, column: str) -> str:
-    return os.path.join(folder, f"{table}.{column}.npz")
+        return values
 
 
 def _json(read: Read, offset: int, size: int) -> bytes | None:

@@ -1,8 +1,10 @@
-"""Which device a process computes on, and with which arithmetic."""
+"""Which device a process computes on, with which arithmetic, and how the C library hands out the CPU's memory."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +14,10 @@ from torch.overrides import TorchFunctionMode
 
 from ..errors import Fault, InputError, quantity
 from .rendezvous import SINGLE, ProcessInfo
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # names of mallopt(3)
+_LARGEST_KEPT = 32 << 20  # bytes; glibc accepts no more
+_OWN_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
 
 _allow_tf32 = False  # of this process, as ``use_device`` was told
 
@@ -81,3 +87,20 @@ def with_memory(network: nn.Module, device: torch.device | str) -> nn.Module:
     As ``to_empty``, whose ``empty_like`` of the meta device imports a computer algebra system, in a third of a second.
     """
     return network._apply(lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device))
+
+
+def reuse_freed_memory() -> bool:
+    """Make glibc's malloc keep the memory of freed tensors of up to 32 MiB for the next ones.
+
+    By default it returns large blocks to the kernel, which maps and zeroes the same pages again at the next allocation:
+    a tenth to a fifth of a training step on a CPU. The peak of memory stays as it is; memory between peaks is kept.
+
+    Returns whether the settings were made: not with another C library, nor where the environment has malloc's settings.
+    """
+    if any(name in os.environ for name in _OWN_SETTINGS):
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):  # no glibc: macOS, musl, Windows
+        return False
+    return bool(mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT) and mallopt(_TRIM_THRESHOLD, 2**31 - 1))

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 from ..config import option, settings
 from ..errors import InputError, as_flag, named, quantity, redact
-from .host_memory import reuse_freed_memory
 from .lifeline import MAX_SILENCE, Lifeline, News
 from .rendezvous import ProcessInfo, detect, meeting_point, open_store
 
@@ -99,6 +98,7 @@ def launch(config: DistributedConfig) -> Iterator[World]:
     """
     import torch
 
+    from .devices import reuse_freed_memory
     from .world import World
 
     place = detect()
@@ -160,16 +160,7 @@ def _connect(config: DistributedConfig, place: ProcessInfo, address: str, store:
         os._exit(1)
 
     try:
-        lifeline = Lifeline(
-            place.rank,
-            place.size,
-            address,
-            lambda text: store.set("lifeline", text),
-            lambda: store.get("lifeline").decode(),
-            config.start_timeout,
-            config.silence,
-            end,
-        )
+        lifeline = Lifeline(place, address, store, config.start_timeout, config.silence, end)
     except (OSError, RuntimeError) as error:  # RuntimeError: from the store
         raise InputError(f"cannot reach rank 0 at {address}: {str(error).splitlines()[0]}") from error
     missing = lifeline.wait_for_all(config.start_timeout)

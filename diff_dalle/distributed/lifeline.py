@@ -20,6 +20,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from .rendezvous import ProcessInfo
+
+if TYPE_CHECKING:
+    import torch
 
 BEAT_SECONDS = 2.0  # between two lines
 MAX_SILENCE = 120.0  # seconds: a machine that swaps, or an interpreter in a long call of C code, may be silent for some
@@ -64,42 +70,40 @@ class _Peer:
 class Lifeline:
     """This rank's end of it, and its thread.
 
-    publish, lookup: write and read a text that all ranks can read, for rank 0's port.
-    address:         rank 0's host.
-    seconds:         how long to try to reach rank 0.
-    silence:         seconds after which a process that gives no sign of life is named.
-    on_news:         called in the thread, once, when another rank ends the job.
+    address: rank 0's host.
+    store:   of texts that all ranks can read, for rank 0's port.
+    seconds: how long to try to reach rank 0.
+    silence: seconds after which a process that gives no sign of life is named.
+    on_news: called in the thread, once, when another rank ends the job.
 
     OSError when rank 0 cannot be reached.
     """
 
     def __init__(
         self,
-        rank: int,
-        size: int,
+        place: ProcessInfo,
         address: str,
-        publish: Callable[[str], None],
-        lookup: Callable[[], str],
+        store: torch.distributed.Store,
         seconds: float,
         silence: float,
         on_news: Callable[[News], None],
     ):
-        self.rank, self.silence, self.on_news = rank, silence, on_news
+        self.rank, self.silence, self.on_news = place.rank, silence, on_news
         self.beat = min(BEAT_SECONDS, silence / 4)
-        self.missing = set(range(1, size)) if rank == 0 else set()
+        self.missing = set(range(1, place.size)) if self.rank == 0 else set()
         self.news: News | None = None
         self._arrived, self._known, self._ended = threading.Event(), threading.Event(), threading.Event()
         self._lock = threading.RLock()
         self._selector, self._peers = selectors.DefaultSelector(), set[_Peer]()
         self._server: socket.socket | None = None
-        if rank == 0:
-            self._server, self._secret = _listen(address, size), secrets.token_hex(8)
+        if self.rank == 0:
+            self._server, self._secret = _listen(address, place.size), secrets.token_hex(8)
             self._selector.register(self._server, selectors.EVENT_READ)
-            publish(f"{self._server.getsockname()[1]} {self._secret}")
+            store.set("lifeline", f"{self._server.getsockname()[1]} {self._secret}")
         else:
-            port, secret = lookup().split()
+            port, secret = store.get("lifeline").decode().split()
             hub = _Peer(socket.create_connection((address, int(port)), seconds), 0)
-            hub.send(secret=secret, rank=rank)
+            hub.send(secret=secret, rank=self.rank)
             self._add(hub)
         self._thread = threading.Thread(target=self._run, name="lifeline", daemon=True)
         self._thread.start()

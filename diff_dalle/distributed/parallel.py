@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -68,6 +68,42 @@ def is_sharded(tensor: Tensor) -> bool:
 def local(tensors: Iterable[Any]) -> list[Tensor]:
     """This rank's shard of each tensor: the tensor itself unless it is sharded. Shares its memory."""
     return [tensor.to_local() if is_sharded(tensor) else tensor for tensor in tensors]
+
+
+def own_rows(tensor: Any) -> tuple[int, Tensor]:
+    """This rank's share of a tensor, which is divided along its first dimension if at all, and the number of the
+    share's first row. Shares its memory."""
+    if not is_sharded(tensor):
+        return 0, tensor
+    mesh = tensor.device_mesh
+    rows = -(-len(tensor) // mesh.size(mesh.ndim - 1))  # of every share but the last ones
+    return min(len(tensor), rows * mesh.get_local_rank(mesh.ndim - 1)), tensor.to_local()
+
+
+def is_written(tensor: Any, world: World) -> bool:
+    """Whether this rank writes its share of a tensor in a checkpoint, of which other ranks may have copies."""
+    return not any(tensor.device_mesh.get_coordinate()[:-1]) if is_sharded(tensor) else world.is_main
+
+
+def gathered(state: Mapping[str, Any], world: World) -> dict[str, Tensor]:
+    """A state dict with whole tensors, on the CPU of rank 0; nothing on the others. Every rank calls it."""
+    found = {}
+    for name, tensor in state.items():
+        whole = tensor.full_tensor() if is_sharded(tensor) else tensor
+        if world.is_main:
+            found[name] = whole.cpu()
+    return found
+
+
+@torch.no_grad()
+def place(target: Tensor, whole: Tensor | None, world: World) -> None:
+    """Overwrite ``target``, of which each rank may have a share, with rank 0's ``whole`` of the same shape."""
+    sent = torch.empty(target.shape, dtype=target.dtype, device=world.device)
+    if whole is not None:
+        sent.copy_(whole)
+    world.broadcast_tensor(sent.view(-1).view(torch.uint8))  # as bytes, which every backend exchanges
+    first, own = own_rows(target)
+    own.copy_(sent[first : first + len(own)] if own.ndim else sent)
 
 
 def total_norm(gradients: Sequence[Tensor]) -> Tensor:

@@ -45,27 +45,32 @@ class ProcessInfo:
 SINGLE = ProcessInfo("single")
 
 
+#: Launchers, and their variables for rank, size, local rank and local size.
+_LAUNCHERS = (
+    ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    ("mpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("mpi", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH, Intel MPI
+    # Set by srun, not by a batch script that runs python directly; local sizes as 4(x2).
+    ("slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
+)
+
+
 def detect(env: Mapping[str, str] = os.environ) -> ProcessInfo:
     """Read the launcher's environment variables; nothing is started or imported."""
 
-    def number(*names: str, default: int = 0) -> int:
-        return next((int(env[name]) for name in names if env.get(name, "").isdigit()), default)
+    def number(name: str, default: int = 0) -> int:
+        found = re.match(r"\d+", env.get(name, ""))
+        return int(found.group()) if found else default
 
-    if "RANK" in env and "WORLD_SIZE" in env:
-        local_size = number("LOCAL_WORLD_SIZE", default=1)
-        return ProcessInfo("torchrun", number("RANK"), number("WORLD_SIZE"), number("LOCAL_RANK"), local_size)
-    if number("OMPI_COMM_WORLD_SIZE") > 1:  # Open MPI
-        rank, size = number("OMPI_COMM_WORLD_RANK"), number("OMPI_COMM_WORLD_SIZE")
-        local_size = number("OMPI_COMM_WORLD_LOCAL_SIZE", default=1)
-        return ProcessInfo("mpi", rank, size, number("OMPI_COMM_WORLD_LOCAL_RANK"), local_size)
-    tasks = number("SLURM_STEP_NUM_TASKS")  # set by srun, not by a batch script that runs python directly
-    if number("PMI_SIZE") > 1 and number("PMI_SIZE") != tasks:  # MPICH, Intel MPI
-        local_size = number("MPI_LOCALNRANKS", default=number("PMI_SIZE"))
-        return ProcessInfo("mpi", number("PMI_RANK"), number("PMI_SIZE"), number("MPI_LOCALRANKID"), local_size)
-    if tasks > 1:
-        per_node = re.match(r"\d+", env.get("SLURM_STEP_TASKS_PER_NODE", "1"))
-        local_size = int(per_node.group()) if per_node else 1
-        return ProcessInfo("slurm", number("SLURM_PROCID"), tasks, number("SLURM_LOCALID"), local_size)
+    for launcher, rank, size, local_rank, local_size in _LAUNCHERS:
+        count, is_pmi = number(size), size == "PMI_SIZE"
+        if launcher == "torchrun":
+            is_there = rank in env and size in env
+        else:  # srun sets PMI's too
+            is_there = count > 1 and not (is_pmi and count == number("SLURM_STEP_NUM_TASKS"))
+        if is_there:
+            local = number(local_size, count if is_pmi else 1)
+            return ProcessInfo(launcher, number(rank), count, number(local_rank), local)
     return SINGLE
 
 

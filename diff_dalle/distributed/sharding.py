@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .devices import without_values
-from .parallel import is_sharded
+from .parallel import is_sharded, place
 from .sharding_config import ShardingConfig
 from .world import World
 
@@ -86,23 +86,6 @@ def _mesh(groups: list[list[int]], device: str) -> Any:
     if len(groups) == 1:
         return DeviceMesh(device, groups[0], mesh_dim_names=("shard",))
     return DeviceMesh(device, groups, mesh_dim_names=("copy", "shard"))
-
-
-def place(target: Any, whole: Tensor | None, world: World) -> None:
-    """Overwrite ``target``, a tensor that may be sharded, with rank 0's ``whole``; of the same shape and dtype."""
-    sent = torch.empty(target.shape, dtype=target.dtype, device=world.device)
-    if whole is not None:
-        sent.copy_(whole)
-    world.broadcast_tensor(sent.view(-1).view(torch.uint8))  # as bytes, which every backend exchanges
-    with torch.no_grad():
-        if not is_sharded(target):
-            target.copy_(sent)
-            return
-        from torch.distributed.tensor import DTensor, Replicate
-
-        mesh: Any = target.device_mesh
-        given = DTensor.from_local(sent, mesh, [Replicate()] * mesh.ndim, run_check=False)
-        target.to_local().copy_(given.redistribute(placements=target.placements).to_local())
 
 
 class Shards:

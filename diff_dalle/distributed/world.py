@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from ..errors import InputError, named, redact
 from .rendezvous import SINGLE, ProcessInfo
 
+Result = TypeVar("Result")
 BROADCAST_BYTES = 2**28  # of one message: backends count the elements of a message in 32 bits
 
 
@@ -81,17 +83,23 @@ class World:
             torch.distributed.broadcast(piece, src=0)
         return value if self.is_main else pickle.loads(data.numpy().data)  # from our own rank 0, not from a file
 
+    def together(self, call: Callable[[], Result]) -> Result:
+        """What ``call()`` returns on this rank; every rank calls it. InputError on all, of the kind that one of them
+        met."""
+        problem = None
+        try:
+            found = call()
+        except InputError as error:
+            problem = error
+        for rank, other in enumerate(self.gather(problem)):
+            if other is not None:
+                text = other.message(named)
+                raise problem or type(other)(f"rank {rank}: {text}" if rank else text)
+        return found
+
     def on_main(self, call: Callable[[], object]) -> None:
         """``call()`` on rank 0. InputError on every rank when it raises one there."""
-        problem: InputError | None = None
-        if self.is_main:
-            try:
-                call()
-            except InputError as error:
-                problem = error
-        text = self.broadcast(problem and problem.message(named))
-        if text is not None:
-            raise problem or InputError(text)
+        self.together(call if self.is_main else lambda: None)
 
     def gather(self, value) -> list:
         """Every rank's ``value`` in rank order, on every rank."""

@@ -5,79 +5,46 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 
 from .. import storage
-from ..data.collection import Collection
-from ..data.npy import parse_header
+from ..data.arrays import parse_header
+from ..data.collection import Unavailable
 from ..errors import InputError, named, quantity
 from ..images.decode import BrokenSample
+from .material import Material
 
 AHEAD = 2  # batches that are read while one is encoded
 THREADS = 16  # that read and decode
 SPARSE = 100  # rows of a file per sample above which the keys are no numbers of rows
-
-Encode = Callable[[Sequence], Mapping[str, np.ndarray]]
-
-
-class Encoders:
-    """Threads that encode batches. On a CPU each batch is the work of one thread and all cores have a batch of their
-    own: with several threads for one batch, the last digits would depend on their number, and so on that of the
-    processes."""
-
-    def __init__(self, device: torch.device):
-        on_cpu = device.type == "cpu"
-        self.count = torch.get_num_threads() if on_cpu else 1
-        self.pool = ThreadPoolExecutor(self.count, initializer=self._begin if on_cpu else None)
-
-    @staticmethod
-    def _begin() -> None:
-        torch.set_num_threads(1)  # of the thread that calls it
+TOLERANCE = {"fp32": 0.01, "bf16": 0.05, "fp16": 0.05}  # of embeddings made again; float16 rounds by 0.0005
 
 
-@dataclass
 class ShardWork:
-    """A shard of a collection, and what is made of it.
+    """A shard, and the embeddings that are made of it.
 
-    paths:       the file of each kind of embedding. shapes: of one embedding of each kind.
-    read:        from the members of a sample to what is encoded. Raises BrokenSample.
-    encode:      a list of these to embeddings of each kind, float32. encoders: the threads that call it.
-    tolerance:   distance, as a fraction, of an embedding that is made again, in another batch, from the one stored.
-    missing:     samples without an embedding, by their number in the collection, with the reason.
+    missing: samples without an embedding, by their number in the collection, with the reason.
     """
 
-    collection: Collection
-    shard: int
-    index_width: int
-    paths: Mapping[str, str]
-    shapes: Mapping[str, tuple[int, ...]]
-    dtype: str
-    batch_size: int
-    read: Callable[[Mapping[str, bytes]], object]
-    encode: Encode
-    encoders: Encoders
-    tolerance: float
-    missing: dict[int, str] = field(default_factory=dict)
-
-    @property
-    def path(self) -> str:
-        return self.collection.shards[self.shard].path
+    def __init__(self, material: Material, shard: int):
+        self.material, self.collection, self.shard = material, material.collection, shard
+        self.index_width, self.dtype = material.config.index_width, material.config.dtype
+        self.paths = {kind: paths[shard] for kind, paths in material.paths.items()}
+        self.missing: dict[int, str] = {}
 
     def rows(self) -> tuple[np.ndarray, int]:
         """The row of each usable sample, -1 = none, and the number of rows. InputError for keys that give none, or
         one row to two samples."""
-        rows = self.collection.rows(self.shard, self.index_width)
+        rows, path = self.collection.rows(self.shard, self.index_width), self.collection.shards[self.shard].path
         if not self.index_width:
             return rows, self.collection.totals[self.shard]
         taken = rows[rows >= 0]
         if len(rows) and not len(taken):
             raise InputError(
-                f"no key in {self.path} ends with {quantity(self.index_width, 'digit')}, such as "
+                f"no key in {path} ends with {quantity(self.index_width, 'digit')}, such as "
                 f"{self.collection.key(self.shard, 0)}: set {named('index_width')} 0, which numbers rows in the order "
                 "of the tar"
             )
@@ -92,7 +59,7 @@ class ShardWork:
         count = int(taken.max(initial=-1)) + 1
         if count > SPARSE * (len(rows) + SPARSE):
             raise InputError(
-                f"the keys of {self.path} would make {count:,} rows for {quantity(len(rows), 'sample')}: set "
+                f"the keys of {path} would make {count:,} rows for {quantity(len(rows), 'sample')}: set "
                 f"{named('index_width')} to fewer of the last digits of the keys, or to 0"
             )
         return rows, count
@@ -104,7 +71,7 @@ class ShardWork:
             self.missing[member] = f"its key does not end with {quantity(self.index_width, 'digit')}"
         if (yield from self._finished(rows, count)):
             return
-        arrays = {what: np.zeros((count, *shape), self.dtype) for what, shape in self.shapes.items()}
+        arrays = {what: np.zeros((count, *record.shape), self.dtype) for what, record in self.material.records.items()}
         members = np.flatnonzero(rows >= 0).tolist()
         for found, missing, embeddings in self._embeddings(members):
             self.missing |= missing
@@ -123,11 +90,15 @@ class ShardWork:
             missing = {member: str(part) for member, part in batch.items() if isinstance(part, BrokenSample)}
             found = [member for member in batch if member not in missing]
             parts = [batch[member] for member in found]
-            waiting.append((found, missing, self.encoders.pool.submit(self.encode, parts)))
-            if len(waiting) > self.encoders.count:
+            encoders = self.material.encoders
+            waiting.append((found, missing, encoders.pool.submit(self._encode, parts)))
+            if len(waiting) > encoders.count:
                 yield self._checked(*waiting.popleft())
         while waiting:
             yield self._checked(*waiting.popleft())
+
+    def _encode(self, parts: Sequence) -> Mapping[str, np.ndarray]:
+        return self.material.encode(parts) if parts else {}
 
     def _checked(self, found: list[int], missing: dict[int, str], future: Future):
         """Embeddings in the type of the files. InputError for values that are not finite there."""
@@ -148,8 +119,8 @@ class ShardWork:
         """Whether the files are there, complete, and those of this shard and CLIP: the samples of their empty rows
         still cannot be read, and the first and the last embedding come out the same again."""
         arrays = {}
-        for what, path in self.paths.items():
-            array = _load(path, (count, *self.shapes[what]), self.dtype)
+        for what, record in self.material.records.items():
+            array = _load(self.paths[what], (count, *record.shape), self.dtype)
             if array is None:
                 return False
             arrays[what] = array
@@ -161,13 +132,14 @@ class ShardWork:
                 return False
             missing |= {member: str(part) for member, part in batch.items()}
             yield 0
+        tolerance = TOLERANCE[self.material.clip.precision]
         members = np.flatnonzero(present).tolist()
         probes = sorted({*members[:1], *members[-1:]})
         for found, broken, embeddings in self._embeddings(probes):
             if broken:
                 return False
             for what, values in embeddings.items():
-                if _distance(arrays[what][rows[found]], values) > self.tolerance:
+                if _distance(arrays[what][rows[found]], values) > tolerance:
                     return False
         self.missing |= missing
         yield len(rows)
@@ -176,10 +148,11 @@ class ShardWork:
     def _batches(self, members: Sequence[int]) -> Iterator[dict[int, object]]:
         """Samples in batches, in order; those that cannot be used as the BrokenSample that says why."""
         waiting: deque[dict[int, Future]] = deque()
-        starts = range(0, len(members), self.batch_size)
+        batch_size = self.material.config.batch_size
+        starts = range(0, len(members), batch_size)
         pool = ThreadPoolExecutor(THREADS)
         try:
-            for batch in (members[start : start + self.batch_size] for start in starts):
+            for batch in (members[start : start + batch_size] for start in starts):
                 waiting.append({member: pool.submit(self._part, member) for member in batch})
                 if len(waiting) > AHEAD:
                     yield {member: future.result() for member, future in waiting.popleft().items()}
@@ -192,11 +165,11 @@ class ShardWork:
         """What is encoded of a sample, or why there is nothing. InputError when its storage does not answer, which is
         no property of the sample."""
         raw = self.collection.fetch(self.shard, member)
-        if raw.unavailable:
-            raise storage.UnavailableError(raw.problem)
+        if isinstance(raw.problem, Unavailable):
+            raise storage.UnavailableError(str(raw.problem))
         try:
             raw.check()
-            return self.read(raw.members)
+            return self.material.read(raw.members[self.material.member])
         except BrokenSample as reason:
             return reason
 

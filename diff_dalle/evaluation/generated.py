@@ -14,7 +14,7 @@ from ..distributed.world import World
 from ..errors import Fault, InputError, named, quantity
 from ..images.pixels import from_levels, to_uint8
 from ..models.precision import autocast_disabled
-from .feature_columns import BATCH_SIZE, Column, FeatureColumns, ImageEncoder, Network, column_of
+from .features import BATCH_SIZE, Column, FeatureColumns, ImageEncoder, Network, column_of
 from .generated_config import (
     DensityCoverageConfig,
     FeatureMetric,

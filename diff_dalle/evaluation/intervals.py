@@ -4,12 +4,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from ..errors import InputError
 
 Z_95 = 1.959964  # 97.5 % quantile of the normal distribution: 95 %, two-sided
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def interval(self, digits: int) -> str:
+        return f"{self.low:.{digits}f} – {self.high:.{digits}f}"
+
+    def text(self, digits: int) -> str:
+        """The interval is omitted if its width is 0."""
+        value = f"{self.value:.{digits}f}"
+        return value if self.low == self.high else f"{value} ({self.interval(digits)})"
+
+
+@dataclass(frozen=True)
+class Fraction(Estimate):
+    """A fraction in [0, 1] of n images."""
+
+    n: int
 
 
 def wilson(successes: float, n: int, z: float = Z_95) -> tuple[float, float]:

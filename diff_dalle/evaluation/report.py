@@ -1,9 +1,11 @@
-"""Markdown reports: tables, text, and images saved beside the file."""
+"""Reports as data, and the one place where they become Markdown, for files and for the console."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from PIL import Image
 
@@ -12,36 +14,103 @@ from ..images.output import png_bytes
 
 
 @dataclass(frozen=True)
+class Table:
+    """Floats are written with four significant digits."""
+
+    header: Sequence[object]
+    rows: Sequence[Sequence[object]]
+
+    def __str__(self) -> str:
+        cells = [map(str, self.header), ["---"] * len(self.header), *(map(_cell, row) for row in self.rows)]
+        return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """name: of its file, a png beside the report; image: None = the file is there; title: None = the section's."""
+
+    name: str
+    image: Image.Image | None = None
+    title: str | None = None
+
+
+@dataclass(frozen=True)
 class Section:
-    """text: Markdown. image: saved beside the report as ``image_name`` (a png) and shown below the text; or None."""
+    """parts: Markdown, tables, figures and sections below this one."""
 
     title: str
-    text: str = ""
-    image: Image.Image | None = None
-    image_name: str = ""
+    parts: Sequence[Part]
+
+    @property
+    def text(self) -> str:
+        """Of what is no figure."""
+        return rendered([part for part in self.parts if not isinstance(part, Figure)])
+
+    @property
+    def figures(self) -> Iterator[Figure]:
+        for part in self.parts:
+            if isinstance(part, Figure):
+                yield part
+            elif isinstance(part, Section):
+                yield from part.figures
 
 
-def _cell(value) -> str:
+Part = str | Table | Figure | Section
+
+
+def rendered(parts: Iterable[Part], level: int = 1, title: str = "") -> str:
+    """Markdown. level: of the headings of sections; title: of figures without one. Empty texts are left out."""
+    texts = []
+    for part in parts:
+        if isinstance(part, Section):
+            texts += [f"{'#' * level} {part.title}", rendered(part.parts, level + 1, part.title)]
+        elif isinstance(part, Figure):
+            texts.append(f"![{title if part.title is None else part.title}]({part.name})")
+        else:
+            texts.append(str(part).strip())
+    return "\n\n".join(filter(None, texts))
+
+
+def markdown_table(header: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
+    """``Table`` as text."""
+    return str(Table(header, rows))
+
+
+def _cell(value: object) -> str:
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
     return text.replace("|", "\\|")
 
 
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence]) -> str:
-    """Floats are written with four significant digits."""
-    lines = [list(header), ["---"] * len(header), *([_cell(value) for value in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+@dataclass(frozen=True)
+class Report:
+    """What an evaluation finds.
 
+    scores:  entries of scores.json.
+    summary: Markdown for the console.
+    """
 
-def write_report(path: str, title: str, sections: Sequence[Section]) -> None:
-    """Write the images, then the report. Each file of an earlier report is replaced atomically."""
-    folder, _ = storage.split(path)
-    storage.make_dirs(folder or ".")
-    parts = [f"# {title}"]
-    for section in sections:
-        parts.append(f"## {section.title}")
-        if section.text:
-            parts.append(section.text.strip())
-        if section.image is not None:
-            storage.write_bytes(storage.join(folder, section.image_name), png_bytes(section.image))
-            parts.append(f"![{section.title}]({section.image_name})")
-    storage.write_bytes(path, ("\n\n".join(parts) + "\n").encode())
+    sections: Sequence[Section] = ()
+    scores: Mapping[str, Any] = field(default_factory=dict)
+    summary: Sequence[Part] = ()
+
+    @staticmethod
+    def joined(found: Iterable[Report]) -> Report:
+        sections, scores, summary = list[Section](), dict[str, Any](), list[Part]()
+        for each in found:
+            sections += each.sections
+            scores |= each.scores
+            summary += each.summary
+        return Report(sections, scores, summary)
+
+    def write(self, folder: str, title: str) -> str:
+        """Write the figures, then report.md and scores.json. Each file of an earlier report is replaced atomically.
+        Returns the path of the report."""
+        storage.make_dirs(folder or ".")
+        whole, path = Section(title, self.sections), storage.join(folder, "report.md")
+        for figure in whole.figures:
+            if figure.image is not None:
+                storage.write_bytes(storage.join(folder, figure.name), png_bytes(figure.image))
+        storage.write_bytes(path, f"{rendered([whole])}\n".encode())
+        if self.scores:
+            storage.write_bytes(storage.join(folder, "scores.json"), json.dumps(self.scores, indent=1).encode())
+        return path

@@ -8,7 +8,7 @@ import math
 
 from .. import storage
 from .plots import line_plot
-from .report import Section
+from .report import Figure, Section
 
 # Columns of progress.csv, label, title and explanation of the plot.
 CURVES = (
@@ -45,5 +45,6 @@ def training_sections(progress: str) -> list[Section]:
         if series:
             values = [y for line in series.values() for _, y in line]
             span = (min(0.0, *values), max(0.0, *values) * 1.05 or 1.0)
-            sections.append(Section(title, text, line_plot(series, "step", label, span), f"{key}.png"))
+            plot = line_plot(series, "step", label, span)
+            sections.append(Section(title, [text, Figure(f"{key}.png", plot)]))
     return sections

@@ -10,8 +10,8 @@ import numpy as np
 from ..errors import InputError
 from ..images.grid import image_grid
 from .fidelity import PSNR_CAP, bicubic_upsample, consistency, psnr_uint8, sharpness, ssim, upsampling_factor
-from .intervals import mean_interval, ratio_interval
-from .report import Section, markdown_table
+from .intervals import Estimate, mean_interval, ratio_interval
+from .report import Figure, Section, Table
 
 GRID_ROWS = 6  # images in the grid
 CELL_SIZE = 128  # pixels up to which small images are magnified in the grid
@@ -27,20 +27,6 @@ EXPLANATION_WITHOUT_REAL = f"""
 *Consistency*: PSNR of the downsampled result to its input. *Bicubic* is the baseline. Means over *n* images with 95 %
 intervals; PSNR per image is capped at {PSNR_CAP:g} dB. Without real images, fidelity and sharpness are not measured.
 """
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A mean over images with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-    def text(self, digits: int) -> str:
-        """The interval is omitted if its width is 0."""
-        value, low, high = (f"{number:.{digits}f}" for number in (self.value, self.low, self.high))
-        return value if self.low == self.high else f"{value} ({low} – {high})"
 
 
 @dataclass(frozen=True)
@@ -84,14 +70,14 @@ class UpsamplingReport:
             scores[row.name] = {name: value for name, value in asdict(row).items() if isinstance(value, dict)}
         return scores
 
-    def table(self) -> str:
-        """A Markdown table, without empty columns."""
+    def table(self) -> Table:
+        """Without empty columns."""
         columns = [column for column in COLUMNS if any(getattr(row, column[0]) is not None for row in self.rows)]
         rows = []
         for row in self.rows:
             cells = [(getattr(row, field), digits) for field, _, digits in columns]
             rows.append([row.name, *("–" if cell is None else cell.text(digits) for cell, digits in cells), self.n])
-        return markdown_table(["images", *(heading for _, heading, _ in columns), "n"], rows)
+        return Table(["images", *(heading for _, heading, _ in columns), "n"], rows)
 
 
 def _mean(values: np.ndarray) -> Estimate:
@@ -129,10 +115,10 @@ def evaluate_upsampling(low_res: np.ndarray, ours: np.ndarray, real: np.ndarray 
 
 
 def _score_section(report: UpsamplingReport) -> Section:
-    text = f"{EXPLANATION_WITHOUT_REAL if report.psnr_gain is None else EXPLANATION}\n{report.table()}"
-    if report.psnr_gain is not None:
-        text += f"\n\nPaired difference in PSNR, ours − bicubic: {report.psnr_gain.text(2)} dB."
-    return Section("Upsampling", text)
+    gain = report.psnr_gain
+    explanation = EXPLANATION_WITHOUT_REAL if gain is None else EXPLANATION
+    difference = "" if gain is None else f"Paired difference in PSNR, ours − bicubic: {gain.text(2)} dB."
+    return Section("Upsampling", [explanation, report.table(), difference])
 
 
 def _grid_section(low_res: np.ndarray, ours: np.ndarray, real: np.ndarray | None, captions: Sequence[str]) -> Section:
@@ -159,7 +145,7 @@ def _grid_section(low_res: np.ndarray, ours: np.ndarray, real: np.ndarray | None
     if cells.shape[1:3] != (height, width):
         text += f" Center crops of {right - left} × {bottom - top} are shown."
     grid = image_grid(cells, labels, len(columns), CELL_SIZE)
-    return Section("Upsampled images", text, grid, "upsampling.png")
+    return Section("Upsampled images", [text, Figure("upsampling.png", grid)])
 
 
 def _center_crop(length: int, factor: int) -> tuple[int, int]:

@@ -1,7 +1,12 @@
-"""Decoding of png, jpeg and webp files to RGB images, with a limit on the number of pixels."""
+"""Decoding of png, jpeg and webp files to RGB images, with a limit on the number of pixels.
+
+Plain JPEGs can be decoded by simplejpeg: Pillow's pixels for less work around the same library, libjpeg-turbo. Layout
+of the file: ITU-T T.81, annex B.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import warnings
 from collections.abc import Callable
@@ -10,7 +15,69 @@ from typing import TypeVar
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from .plain_jpeg import SCAN, decode_plain_jpeg
+from ..errors import Fault, InputError
+
+FRACTIONS = (8, 4, 2, 1)  # what libjpeg-turbo divides sides by at little cost, and Pillow's ``draft`` too
+BLOCK = 8  # pixels, of the cosine transform
+START, SCAN, BASELINE, PROGRESSIVE = b"\xff\xd8", b"\xff\xda", b"\xff\xc0", b"\xff\xc2"  # markers
+# Tables (Huffman, quantization, restart interval), applications' data and comments.
+TABLES = {bytes((0xFF, code)) for code in (0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE)}
+SPECIAL = (b"Exif\0\0", b"MPF\0")  # an orientation, or several images: Pillow reads them
+
+
+def require_simplejpeg() -> None:
+    """Raise InputError when simplejpeg is not installed."""
+    if importlib.util.find_spec("simplejpeg") is None:
+        remedy = "run `pip install 'diff_dalle[jpeg]'`, or leave it at pillow, which gives the same pixels"
+        raise InputError(Fault("decoder", f"is simplejpeg, but this package is not installed: {remedy}"))
+
+
+def decode_plain_jpeg(
+    data: bytes, max_pixels: int, max_scanned: int, least: Size | None
+) -> tuple[np.ndarray, Size] | None:
+    """The pixels of a JPEG, uint8 [h, w, 3], and its full (height, width); or None for an image that Pillow must decode
+    or refuse: no JPEG, one with EXIF data or several images, in CMYK, damaged or too large.
+
+    max_pixels, max_scanned: maximum width × height, and of a progressive JPEG that times the number of scans.
+    least: (height, width). Both sides are divided by the largest of ``FRACTIONS`` that leaves at least these, rounding
+           up; None = full size.
+    """
+    import simplejpeg
+
+    scans = _scans(data)
+    if not scans:
+        return None
+    try:
+        height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
+        if colors not in ("YCbCr", "Gray") or height * width > min(max_pixels, max_scanned // scans):
+            return None
+        if max(height, width) < BLOCK:  # its size at one fraction may be that at another
+            return None
+        fits = min(height // least[0], width // least[1]) if least else 1
+        fraction = next((each for each in FRACTIONS if each <= fits), 1)
+        rows, columns = -(-height // fraction), -(-width // fraction)
+        pixels = simplejpeg.decode_jpeg(data, "RGB", min_height=rows, min_width=columns)
+    except ValueError:  # damaged, to any degree
+        return None
+    return (pixels, (height, width)) if pixels.shape[:2] == (rows, columns) else None
+
+
+def _scans(data: bytes) -> int:
+    """The number of scans that each visit the whole image, or 0 unless it is a plain JPEG, baseline or progressive."""
+    if not data.startswith(START):
+        return 0
+    at, scans = len(START), 0
+    while (marker := data[at : at + 2]) != SCAN:
+        content = at + 4
+        at += 2 + int.from_bytes(data[at + 2 : content], "big")
+        if marker == PROGRESSIVE:
+            scans = data.count(SCAN)
+        elif marker == BASELINE:
+            scans = 1
+        elif at < content or marker not in TABLES or data.startswith(SPECIAL, content):
+            return 0
+    return scans
+
 
 DECODERS = ("pillow", "simplejpeg")
 FORMATS = ("JPEG", "PNG", "WEBP")
@@ -24,6 +91,7 @@ SCALE = 2  # 45 dB PSNR to the full decoding after downsampling of photographs; 
 MAX_READS = 1 << 18  # per file; more only where a file consists of tiny chunks, which Pillow handles one by one
 MAX_SCANNED = 100 * MAX_PIXELS  # pixels × scans of a jpeg, whose scans each visit the whole image: 10 s at most
 Result = TypeVar("Result")
+Size = tuple[int, int]  # height, width
 
 
 class BrokenSample(Exception):
@@ -31,8 +99,8 @@ class BrokenSample(Exception):
 
 
 def decode_image(
-    data: bytes, max_pixels: int, cover: tuple[int, int] | None = None, scale: int = SCALE, decoder: str = "pillow"
-) -> tuple[Image.Image, tuple[int, int]]:
+    data: bytes, max_pixels: int, cover: Size | None = None, scale: int = SCALE, decoder: str = "pillow"
+) -> tuple[Image.Image, Size]:
     """Decode an image to 8-bit RGB, as a viewer would show it. Returns it and its full (height, width).
 
     Transparent images are composited on white (the colors of transparent pixels are arbitrary); 16-bit gray is scaled
@@ -55,7 +123,7 @@ def decode_image(
     return _explained(lambda: _decode(data, max_pixels, least))
 
 
-def image_size(data: bytes) -> tuple[int, int]:
+def image_size(data: bytes) -> Size:
     """The (height, width) that ``decode_image`` would give, from the header: ``data`` may end after it, except that of
     a webp. Raises BrokenSample when it is no image or cut within its header."""
     return _explained(lambda: _open(data)[1])
@@ -88,7 +156,7 @@ class _File(io.BytesIO):
         return super().read(size)
 
 
-def _open(data: bytes) -> tuple[Image.Image, tuple[int, int], int | None]:
+def _open(data: bytes) -> tuple[Image.Image, Size, int | None]:
     """The image, not decoded yet, its (height, width) the right way up, and its EXIF orientation."""
     image = Image.open(_File(data), formats=FORMATS)
     image.decodermaxblock = len(data)  # else Pillow hands a jpeg to libjpeg in parts, and copies what is left of each
@@ -97,7 +165,7 @@ def _open(data: bytes) -> tuple[Image.Image, tuple[int, int], int | None]:
     return image, ((width, height) if orientation in SIDEWAYS else (height, width)), orientation
 
 
-def _decode(data: bytes, max_pixels: int, least: tuple[int, int] | None) -> tuple[Image.Image, tuple[int, int]]:
+def _decode(data: bytes, max_pixels: int, least: Size | None) -> tuple[Image.Image, Size]:
     image, full, orientation = _open(data)
     width, height = image.size
     if width * height > max_pixels:

@@ -7,7 +7,7 @@ from PIL import Image
 
 from .. import storage
 from ..errors import Fault, InputError, named
-from .decode import IMAGE_KINDS, MAX_PIXELS, BrokenSample, decode_image
+from .decode import IMAGE_KINDS, MAX_PIXELS, BrokenSample, Size, decode_image
 from .transforms import center_crop, center_crop_mask
 
 EXTENSIONS = tuple(f".{kind}" for kind in IMAGE_KINDS)
@@ -75,7 +75,7 @@ def read_low_res(folder: str) -> tuple[list[str], np.ndarray]:
     return names, np.stack(images)
 
 
-def fit_image(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+def fit_image(image: np.ndarray, size: Size) -> np.ndarray:
     """Scale an image to just cover ``size`` and crop its center: uint8 [H, W, 3] → [height, width, 3].
 
     Downsampled as training images are, upsampled with the bicubic filter. Raises InputError when it is too narrow.
@@ -86,7 +86,7 @@ def fit_image(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
         raise _too_narrow(image, size) from None
 
 
-def fit_mask(mask: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+def fit_mask(mask: np.ndarray, size: Size) -> np.ndarray:
     """The part of a mask that belongs to ``fit_image`` of its image: bool [H, W] → [height, width].
 
     True where any part of the area that a pixel covers is to be inpainted. Raises InputError when it is too narrow.
@@ -109,5 +109,5 @@ def _size(image: np.ndarray) -> str:
     return f"{image.shape[1]} × {image.shape[0]} pixels"
 
 
-def _too_narrow(image: np.ndarray, size: tuple[int, int]) -> InputError:
+def _too_narrow(image: np.ndarray, size: Size) -> InputError:
     return InputError(f"an image of {_size(image)} is too narrow to be cropped to {size[1]} × {size[0]}")

@@ -15,8 +15,8 @@ from PIL import Image, ImageOps
 
 from ..config import nearest, option, settings
 from ..errors import Fault, named
-from .decode import BrokenSample
-from .transforms import Size
+from .decode import BrokenSample, Size
+from .transforms import MAX_STRETCH
 
 TRIES = 10  # draws of a random crop's shape until it fits, then the largest one in the middle; as in torchvision
 FILTERS = {
@@ -181,9 +181,6 @@ def _shorter_side(full: Size, config: TransformConfig) -> Size:
     if config.max_size is not None and longer > config.max_size:
         side, longer = max(1, int(config.max_size * side / longer)), config.max_size
     return (side, longer) if full[0] <= full[1] else (longer, side)
-
-
-MAX_STRETCH = 64  # ratio of the sides of a crop or picture to those of its new size: memory grows with it
 
 
 def _resized(image: Image.Image, full: Size, box: Box, size: Size, config: TransformConfig) -> Image.Image:

@@ -1,4 +1,4 @@
-"""Resizing and cropping to a given size with Guided-Diffusion's arithmetic.
+"""Resizing and cropping to a given size with Guided-Diffusion's arithmetic, and around what an image shows.
 
 An image is halved with a box filter as long as it is at least twice as large as the target, resized with a bicubic
 filter, and cropped. (Guided-Diffusion's image_datasets: center_crop_arr and random_crop_arr; box before bicubic
@@ -8,17 +8,16 @@ antialiases.) Sizes are (height, width); for a target that is not square, the im
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
 
 from ..errors import Fault, InputError
-from .decode import BrokenSample
+from .decode import BrokenSample, Size
 
 MIN_CROP, MAX_CROP = 0.8, 1.0  # a random crop's size as a fraction of the image's shorter side
-Size = tuple[int, int]  # height, width
 MAX_STRETCH = 64  # maximum ratio of an image's aspect ratio to the target's: memory grows with what is cropped away
 
 
@@ -38,7 +37,7 @@ class Window:
             rule = f"must be a positive multiple of {self.grid}, the ratio of the two resolutions"
             raise InputError(Fault("crop_size", rule, self.size))
 
-    def check_size(self, size: tuple[int, int]) -> None:
+    def check_size(self, size: Size) -> None:
         """Raise InputError when images of ``size`` are smaller than the window or not divisible by its grid."""
         if self.size > min(size):
             rule = f"must be at most {min(size)}, the shorter side of the images"
@@ -50,7 +49,7 @@ class Window:
             )
 
 
-def _steps(full: tuple[int, int], size: tuple[int, int]) -> list[tuple[int, int]]:
+def _steps(full: Size, size: Size) -> list[Size]:
     """(height, width) after each halving, followed by the smallest size of the same aspect ratio that covers ``size``.
 
     full: (height, width) of the original image.
@@ -77,7 +76,7 @@ def covering_size(full: Size, size: Size) -> Size:
     return _steps(full, size)[-1]
 
 
-def _resize_to_cover(image: Image.Image, full: tuple[int, int], size: tuple[int, int]) -> np.ndarray:
+def _resize_to_cover(image: Image.Image, full: Size, size: Size) -> np.ndarray:
     """Resize to the smallest size of the same aspect ratio that covers ``size``: uint8 [h, w, 3].
 
     full: (height, width) of the original image; ``image`` may have been decoded at a fraction of it. The steps and
@@ -128,7 +127,7 @@ def _on_grid(image: Image.Image, full: Size, halved: Sequence[Size]) -> Image.Im
     return image.resize((columns, rows), Image.Resampling.NEAREST, (0, 0, width, height))
 
 
-def center_crop(image: Image.Image, full: tuple[int, int], size: tuple[int, int]) -> np.ndarray:
+def center_crop(image: Image.Image, full: Size, size: Size) -> np.ndarray:
     """Scale an RGB image to just cover ``size`` and crop its center: uint8 [height, width, 3].
 
     full: (height, width) of the original image; ``image`` may have been decoded at a fraction of it.
@@ -138,7 +137,7 @@ def center_crop(image: Image.Image, full: tuple[int, int], size: tuple[int, int]
     return pixels[top : top + size[0], left : left + size[1]]
 
 
-def center_crop_mask(mask: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+def center_crop_mask(mask: np.ndarray, size: Size) -> np.ndarray:
     """The mask that belongs to ``center_crop`` of its image: bool [H, W] → bool [height, width].
 
     A pixel is True when the mask is True anywhere in the area that the pixel covers.
@@ -151,7 +150,7 @@ def center_crop_mask(mask: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     return mask
 
 
-def random_cover(size: tuple[int, int], uniform: float) -> tuple[int, int]:
+def random_cover(size: Size, uniform: float) -> Size:
     """The size that a random crop scales the image to cover: ``size`` is 80 to 100 % of it. ``uniform`` in [0, 1)."""
     short = min(size)
     low, high = math.ceil(short / MAX_CROP), math.ceil(short / MIN_CROP)
@@ -187,3 +186,42 @@ def random_window(pixels: np.ndarray, window: Window, uniforms: Sequence[float])
 def _choose(uniform: float, count: int) -> int:
     """One of 0..count-1."""
     return int(uniform * count)
+
+
+# Of the published smart crop with which the latent cascade was trained.
+SIDE = 240  # pixels of the shorter side of the image that is looked at
+TEMPERATURE = 0.03  # of the softmax over the map
+PEAK = 0.75  # fraction of the softmax's maximum above which a cell counts
+JITTER_CHANCE, JITTER = 0.3, 0.2  # how often the center moves, and how far at most, as a fraction of the image
+
+GROUP = "diff_dalle.saliency"  # of entry points of packages that have a saliency
+#: uint8 [h, w, 3], the shorter side 240 pixels → [h', w'] of any size and scale, larger where there is more to see.
+#: Worker processes call it: it can be pickled, and is the same function of the pixels everywhere.
+Saliency = Callable[[np.ndarray], np.ndarray]
+
+
+def smart_crop(
+    image: Image.Image, full: Size, size: Size, saliency: Saliency, uniforms: Sequence[float] | None
+) -> np.ndarray:
+    """Scale an RGB image to just cover ``size`` and crop it around what is salient: uint8 [height, width, 3].
+
+    full:     (height, width) of the original image; ``image`` may have been decoded at a fraction of it.
+    uniforms: three numbers in [0, 1): whether the center moves, and how far down and across; None = it does not.
+    """
+    scale = SIDE / min(image.size)
+    small = image.resize((max(SIDE, round(image.width * scale)), max(SIDE, round(image.height * scale))))
+    center = _center(np.asarray(saliency(np.asarray(small)), dtype=np.float64))
+    if uniforms is not None and uniforms[0] < JITTER_CHANCE:
+        center = center + JITTER * (2 * np.array(uniforms[1:3]) - 1)
+    room = np.array(covering_size(full, size)) - size
+    corner = np.clip(np.round(center * (room + size) - np.array(size) / 2), 0, room)
+    return random_crop(image, full, size, size, ((corner + 0.5) / (room + 1)).tolist())
+
+
+def _center(map_: np.ndarray) -> np.ndarray:
+    """(y, x) of the mean of the most salient cells, as fractions of the map's height and width."""
+    if map_.ndim != 2 or not map_.size or not np.isfinite(map_).all():
+        raise BrokenSample(f"its saliency map has the shape {map_.shape} or values that are not finite")
+    weights = np.exp((map_ - map_.max()) / TEMPERATURE)  # the softmax, but for a factor: its maximum is 1
+    rows, columns = np.nonzero(weights > PEAK)
+    return np.array([(rows.mean() + 0.5) / map_.shape[0], (columns.mean() + 0.5) / map_.shape[1]])

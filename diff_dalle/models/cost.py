@@ -1,4 +1,8 @@
-"""Parameters, FLOPs and memory of a network, measured on the meta device: no allocation and no computation."""
+"""FLOPs and memory of a network, measured on the meta device: no allocation and no computation.
+
+``torch.distributed._tools.MemTracker`` finds the same peaks in bf16 and others by up to 11 % in fp32, in 4 to 30 times
+as long (measured with torch 2.13).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,6 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -15,28 +18,6 @@ from torch.nn import functional as F
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
-
-ADAMW_BYTES = 4 + 4 + 4 + 4  # per parameter: weight, gradient and AdamW's two moments, each fp32
-
-
-@dataclass(frozen=True)
-class Cost:
-    """The cost of a network.
-
-    parameters:       number of parameters.
-    flops:            FLOPs of a forward pass over one image; a multiply-add counts as two.
-    activation_bytes: peak memory per image of many, or per crop when trained on crops, during forward and backward pass
-                      in fp32; without the workspace of a device's libraries.
-    """
-
-    parameters: int
-    flops: int
-    activation_bytes: int
-
-    def training_bytes(self, microbatch: int, emas: int = 1) -> int:
-        """Memory of training: weights, gradients, AdamW's moments, ``emas`` sets of EMA weights, and the activations of
-        one micro-batch."""
-        return self.parameters * (ADAMW_BYTES + 4 * emas) + microbatch * self.activation_bytes
 
 
 def storage_key(tensor: Tensor) -> int:
@@ -248,19 +229,6 @@ def peak_bytes(model: nn.Module, call: Callable[[nn.Module], Tensor], accumulate
     return live.peak
 
 
-@dataclass(frozen=True)
-class HalfCost:
-    """Memory of a network under autocast in bf16.
-
-    activation_bytes: peak per image, as ``Cost.activation_bytes``.
-    copy_bytes:       of the weights in bf16, which exist beside those in fp32 until the backward pass; the same for all
-                      numbers of images.
-    """
-
-    activation_bytes: int
-    copy_bytes: int
-
-
 def half_peak_bytes(
     build: Callable[[], nn.Module], call: Callable[[nn.Module, int], Tensor], images: int, accumulates: bool = True
 ) -> int:
@@ -275,26 +243,3 @@ def half_peak_bytes(
 
     with FakeTensorMode(allow_non_fake_inputs=True):
         return peak_bytes(build(), forward, accumulates)
-
-
-def measure_half(build: Callable[[], nn.Module], call: Callable[[nn.Module, int], Tensor], images: int) -> HalfCost:
-    """build: makes the network; call: its forward pass over a number of images, all on torch's default device."""
-    least = half_peak_bytes(build, call, images)
-    per_image = (half_peak_bytes(build, call, 2 * images) - least) // images
-    return HalfCost(per_image, max(0, least - images * per_image))
-
-
-def measure(
-    model: nn.Module,
-    call: Callable[[nn.Module], Tensor],
-    trained: Callable[[nn.Module], Tensor] | None = None,
-    images: int = 1,
-) -> Cost:
-    """Cost per image of ``call(model)``, a forward pass over ``images`` images, for a model built on the meta device.
-
-    trained: the forward pass whose memory counts, when training runs on crops of the images; None = ``call``.
-    images:  for the memory, so many that activations are most of the peak: with few, that of a small network is where
-             the gradient of a weight is made, and hardly grows with them.
-    """
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    return Cost(parameters, count_flops(model, call) // images, peak_bytes(model, trained or call) // images)

@@ -8,8 +8,9 @@ from ..diffusion.editing import EditConfig
 from ..errors import Fault, InputError, named
 from .classifier import check_guided
 from .lora import loras_of
-from .request import Request, StageSettings
+from .request import Request
 from .stage import Stage
+from .stage_settings import StageSettings
 
 
 def check_used(request: Request, settings: Sequence[StageSettings], stages: Sequence[Stage]) -> None:

@@ -12,8 +12,9 @@ from ..batch import Conditioning
 from ..diffusion.guidance import GuidanceConfig
 from ..diffusion.sampling import SamplerConfig
 from ..errors import Fault, InputError, named
-from .request import Request, StageSettings
+from .request import Request
 from .stage import Stage
+from .stage_settings import StageSettings
 
 UPSAMPLER_DEFAULTS = StageSettings(SamplerConfig("dpm++2m", "20"), GuidanceConfig(guidance_scale=1.0), batch_size=4)
 

@@ -18,7 +18,7 @@ from ..checkpoints.cascade import TrainedWith
 from ..diffusion.augmentation import Degradation
 from ..diffusion.log_snr import LogSnrProcess
 from ..diffusion.reverse_process import ReverseProcess
-from ..diffusion.tiling import Tiled, check_tiles
+from ..diffusion.tiling import Tiled
 from ..errors import Fault, InputError, named
 from ..images.pixels import from_uint8
 from ..images.signal import LatentSignal
@@ -27,8 +27,9 @@ from ..models.latent.stage_b import StageBConfig
 from ..models.latent.stage_c import StageCConfig
 from .autoencoders import Autoencoder
 from .latent_clips import LatentClips, check_width
-from .request import Request, StageSettings
+from .request import Request
 from .stage import Stage, StageJob
+from .stage_settings import STAGE_B, StageSettings
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class LatentStage(Stage):
 
     config: LatentUnetConfig
     signal: LatentSignal
-    has_no: tuple[str, ...] = ("noise_level", "blur_level", "tile_size")  # settings of other kinds of stages
+    has_no: tuple[str, ...] = ("noise_level", "blur_level", "tile_size")
     decoder = ""  # what its latents become pictures by: the flag that names the file
     decodes_apart = True
 
@@ -135,11 +136,6 @@ class LatentStage(Stage):
             raise InputError(Fault("timestep_respacing", "a process in log-SNR takes a number of steps", steps))
         return self._process.steps(int(steps), settings.shift, settings.t_start, settings.t_end, spacing)
 
-    def check_settings(self, settings: StageSettings) -> None:
-        for name in self.has_no:
-            if getattr(settings, name):
-                raise InputError(Fault.of(settings, name, f"{self.path} has none"))
-
     def classifier(self, settings: StageSettings) -> None:
         if settings.classifier is not None and settings.classifier_scale:
             raise InputError("a classifier sees pictures, not the latents of a latent cascade: leave it out")
@@ -200,6 +196,7 @@ class ReconstructionStage(LatentStage):
     decoder = named("stage_a")
     has_no = ("noise_level", "blur_level")
     is_upsampler = True
+    flags = STAGE_B
     reconstructs = True
 
     def attach(self, companions: Companions) -> None:
@@ -210,10 +207,10 @@ class ReconstructionStage(LatentStage):
         self.read = LatentSignal(self.config.semantic_channels, known.semantic_stride, "a semantic encoder")
         self.read = self._attached(self.read, companions.semantic, known.semantic)
 
-    def check_settings(self, settings: StageSettings) -> None:
-        super().check_settings(settings)
-        if settings.tile_size:
-            check_tiles(settings.tile_size, settings.tile_overlap, self.signal.scale * self.divisor)
+    @property
+    def tile_divisor(self) -> int:
+        """In pixels."""
+        return self.signal.scale * self.divisor
 
     def tiled(self, network: nn.Module, settings: StageSettings) -> nn.Module:
         """Tiles are given in pixels."""

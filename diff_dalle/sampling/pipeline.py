@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,22 +15,20 @@ from torch import Tensor
 
 from ..checkpoints.model_folder import find_file, open_model
 from ..config import disagreements
-from ..diffusion.guidance import GuidanceConfig
-from ..diffusion.sampling import SamplerConfig
 from ..distributed.world import SINGLE, World
 from ..errors import Fault, InputError, named, quantity
 from ..text.tokenizer import Tokenizer
 from .bar import StepsBar
-from .classifier import Guide
-from .control import Control
 from .effects import check_used
 from .embedded import DecoderClip, embedded
-from .image_prompts import ImagePrompts
-from .request import ImageEdit, Request, StageSettings, in_turn
+from .request import Request
 from .sizes import size_multiple, stage_sizes, trained_size, with_low_res
 from .stage import Stage, StageJob, Watch
+from .stage_settings import SETTINGS, StageSettings
 from .stages import adapt, attach_companions, load_stages
 from .steering import Steering
+
+Upsampling = StageSettings | Mapping[str, Any]
 
 
 class Pipeline:
@@ -92,129 +91,45 @@ class Pipeline:
         prompts: str | Sequence[str] | None = None,
         seed: int = 0,
         *,
-        seeds: Sequence[int] | None = None,
-        labels: Sequence[int] | None = None,
-        negative_prompt: str = "",
-        size: tuple[int, int] | None = None,
-        batch_size: int = StageSettings.batch_size,
-        sampler: SamplerConfig | None = None,
-        guidance: GuidanceConfig | None = None,
-        shift: float | None = None,
-        t_start: float = StageSettings.t_start,
-        t_end: float = StageSettings.t_end,
-        classifier: Guide | str | None = None,
-        classifier_prompts: Sequence[str] | None = None,
-        classifier_scale: float = StageSettings.classifier_scale,
-        classifier_gradient: str = StageSettings.classifier_gradient,
-        upsampling: StageSettings | Sequence[StageSettings] | None = None,
-        low_res: np.ndarray | None = None,
-        edit: ImageEdit | None = None,
-        embeddings: np.ndarray | None = None,
-        text_states: tuple[np.ndarray, np.ndarray] | None = None,
-        images: Sequence[np.ndarray] | None = None,
-        image_weights: Sequence[float] | None = None,
-        interpolate: int = 0,
-        reconstruct: Sequence[np.ndarray] | None = None,
-        control: Control | None = None,
-        num_samples: int = 0,
+        upsampling: Upsampling | Sequence[Upsampling] | None = None,
         progress: bool = True,
         world: World | None = None,
         watch: Watch | None = None,
+        **options: Any,
     ) -> np.ndarray:
         """Sample one image per prompt, embedding or picture. Returns the last stage's images, uint8 [N, height, width,
         3].
 
-        prompts:         one caption, or a list; "" = no caption; None = none for any of the embeddings or pictures or,
-                         without these, for a single image.
-        seed:            image i has seed + i and depends on that alone, not on the batch or the other prompts; those of
-                         one interpolation share a seed.
-        seeds:           one seed per image, instead of ``seed``.
-        labels:          one class per prompt, for a class-conditional generator or a classifier of classes.
-        negative_prompt: negative condition of classifier-free guidance; empty = no caption.
-        size:            height and width of the images, multiples of the networks' divisors; None = as trained, or as
-                         ``low_res`` upsampled.
-        batch_size:      images per batch and process; guidance doubles their memory.
-        sampler:         sampler of the base generator; None = as its checkpoint says.
-        guidance:        classifier-free guidance and thresholding of the base generator; None = as its checkpoint says.
-        shift:           stage C: α/σ is divided by this (see ``StageSettings``); None = as its checkpoint says.
-        t_start, t_end:  stage C: the range of its steps (see ``StageSettings``).
-        classifier:      guides the base generator too: a noised CLIP or a classifier of classes, or its path, by scale
-                         ``classifier_scale`` (0 = off, 1 = Bayes' rule), towards ``classifier_prompts`` (None = the
-                         prompts) or ``labels``, by its gradient at "x_t", or at "x_start" through the generator.
-        upsampling:      settings of the upsamplers: one for each, one for all, or None for what their checkpoints say.
-        low_res:         images for upsamplers without a base generator, uint8 [N, h, w, 3].
-        edit:            images to edit: image to image, inpainting, variations (see diffusion/editing.py).
-        embeddings:      image embeddings for a decoder, float32 [N, E].
-        text_states:     text encodings for a decoder that reads them, float32 [N, L, D], and their mask, bool [N, L];
-                         None = those of the prompts, by its CLIP.
-        images:          pictures for a decoder or stage C, uint8 [H, W, 3] each, whose embeddings by its CLIP are used
-                         in turn. For a decoder without these and ``embeddings``, those of the prompts stand in.
-        image_weights:   one number per picture: one embedding of all, their sum with these weights, of unit norm.
-        interpolate:     number of embeddings from the first of two pictures to the second, both included.
-        reconstruct:     pictures, uint8 [H, W, 3] each, that stages B and A alone make again, of ``size``.
-        control:         pictures, used in turn, by which the ControlNet of ``load`` steers the generator or stage C.
-        num_samples:     number of images, with prompts, labels, embeddings and pictures used in turn; 0 = one of each.
-        progress:        show progress bars, on a terminal and in a notebook.
-        world:           processes that share the work (``distributed.launch``); each gets all images.
-        watch:           called with the ``Progress`` of every step; what it raises ends the sampling.
+        prompts, seed: as for ``Request.of``.
+        options:    what to make: the other arguments of ``Request.of`` and fields of ``Request``, such as
+                    ``num_samples``, ``size``, ``labels``, ``images``, ``edit``, ``control``; and how the base generator
+                    or stage C samples: fields of ``StageSettings``, ``SamplerConfig`` and ``GuidanceConfig``, such as
+                    ``sampler``, ``timestep_respacing``, ``guidance_scale``, ``classifier``, ``shift``; None or not
+                    given = as its checkpoint says, but batches of 16.
+        upsampling: settings of the upsamplers or stage B: one for each, one for all, or None for what their checkpoints
+                    say. A mapping has the settings, by their names, that replace those of the checkpoint.
+        progress:   show progress bars, on a terminal and in a notebook.
+        world:      processes that share the work (``distributed.launch``); each gets all images.
+        watch:      called with the ``Progress`` of every step; what it raises ends the sampling.
 
         Raises InputError, before any weights are loaded, for sizes that do not fit, missing or impossible labels,
         prompts and settings without effect, settings that a stage does not support (naming it), and a classifier that
         does not fit its generator.
         """
-        if images is None and (image_weights is not None or interpolate):
-            raise InputError("image_weights and interpolate are about images, but there are none: give images")
-        given = None if images is None else ImagePrompts(images, image_weights, interpolate)
-        if prompts is None:
-            prompts = [""] * (1 if embeddings is None else len(embeddings))
-        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-        if num_samples:
-            labels, classifier_prompts, embeddings = (
-                values if values is None else in_turn(values, num_samples)
-                for values in (labels, classifier_prompts, embeddings)
-            )
-        others = (given, reconstruct, None if control is None else control.images)
-        count = num_samples or max(len(prompts), *(0 if each is None else len(each) for each in others))
-        if seeds is None:
-            seeds = given.seeds(seed, count) if given else range(seed, seed + count)
-        request = Request(
-            in_turn(prompts, count),
-            seeds,
-            labels,
-            negative_prompt,
-            classifier_prompts,
-            size,
-            low_res,
-            edit,
-            embeddings,
-            text_states,
-            given,
-            reconstruct,
-            control,
-        )
+        chosen = {name: options.pop(name) for name in (*SETTINGS, "guidance") if name in options}
+        request = Request.of(prompts, seed, **options)
         defaults = self.stages[0].defaults if self.has_base else StageSettings()
-        base = replace(
-            defaults,
-            sampler=sampler or defaults.sampler,
-            guidance=guidance or defaults.guidance,
-            shift=defaults.shift if shift is None else shift,
-            t_start=t_start,
-            t_end=t_end,
-            classifier=classifier,
-            classifier_scale=classifier_scale,
-            classifier_gradient=classifier_gradient,
-            batch_size=batch_size,
-        )
+        base = defaults.changed(**{"batch_size": StageSettings.batch_size, **chosen})
         settings = self.stage_settings(base, upsampling)
         return self.sample_stages(request, settings, world=world, progress=progress, watch=watch)[-1]
 
     def stage_settings(
-        self, base: StageSettings | None = None, upsampling: StageSettings | Sequence[StageSettings] | None = None
+        self, base: StageSettings | None = None, upsampling: Upsampling | Sequence[Upsampling] | None = None
     ) -> list[StageSettings]:
         """One StageSettings for each stage, as for ``sample_stages``.
 
         base:       of the base generator; None = as its checkpoint says.
-        upsampling: of the upsamplers: one for each, one for all, or None for what their checkpoints say.
+        upsampling: as for ``sample``.
 
         Raises InputError for a wrong number of settings, and for settings of a base generator without one.
         """
@@ -223,7 +138,7 @@ class Pipeline:
         count = len(self.stages) - self.has_base
         if upsampling is None:
             upsampling = self.upsampler_defaults
-        elif isinstance(upsampling, StageSettings):
+        elif isinstance(upsampling, (StageSettings, Mapping)):
             upsampling = [upsampling] * max(count, 1)
         if len(upsampling) != count:
             raise InputError(
@@ -235,7 +150,11 @@ class Pipeline:
                 "sampler, timestep_respacing, guidance, classifier and batch_size are set for a base generator, but "
                 f"there is none: set the upsamplers' own (upsampling; their names begin with {named('upsampler_')})"
             )
-        return [base] * self.has_base + list(upsampling)
+        rest = [
+            each if isinstance(each, StageSettings) else default.changed(**each)
+            for each, default in zip(upsampling, self.upsampler_defaults, strict=True)
+        ]
+        return [base] * self.has_base + rest
 
     def sample_stages(
         self,

@@ -1,31 +1,22 @@
-"""Records of a sampling run: the images to sample, the images to start from, and the settings of each stage."""
+"""What to sample: one record, and the images to start from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..config import faults_of, option, settings
 from ..diffusion.editing import Edit, EditConfig
-from ..diffusion.guidance import GuidanceConfig
-from ..diffusion.samplers import SAMPLERS
-from ..diffusion.sampling import SamplerConfig
-from ..diffusion.spacing import SPACINGS
-from ..errors import Fault, InputError, named, quantity, spelled
+from ..errors import Fault, InputError, named, quantity
 from ..images.files import check_mask, fit_image, fit_mask
 from ..images.pixels import check_pixels
 from ..images.signal import Signal
 from ..randomness import check_seeds
-from .classifier import Guide
 from .control import Control
 from .image_prompts import ImagePrompts
-
-_PREFIX = "upsampler_"
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +57,52 @@ class Request:
     images: ImagePrompts | None = None
     reconstruct: Sequence[np.ndarray] | None = None
     control: Control | None = None
+
+    @classmethod
+    def of(
+        cls,
+        prompts: str | Sequence[str] | None = None,
+        seed: int = 0,
+        *,
+        num_samples: int = 0,
+        seeds: Sequence[int] | None = None,
+        images: ImagePrompts | Sequence[np.ndarray] | None = None,
+        image_weights: Sequence[float] | None = None,
+        interpolate: int = 0,
+        **rest: Any,
+    ) -> Request:
+        """A request for one image per prompt, embedding or picture.
+
+        prompts:       one caption, or a list; "" = no caption; None = none for any of the embeddings or pictures or,
+                       without these, for a single image.
+        seed:          image i has seed + i and depends on that alone, not on the batch or the other prompts; those of
+                       one interpolation share a seed.
+        num_samples:   number of images, with prompts, labels, embeddings and pictures used in turn; 0 = one of each.
+        seeds:         one seed per image, instead of ``seed``.
+        images:        pictures for a decoder or stage C, uint8 [H, W, 3] each, whose embeddings by its CLIP are used in
+                       turn. For a decoder without these and ``embeddings``, those of the prompts stand in.
+        image_weights: one number per picture: one embedding of all, their sum with these weights, of unit norm.
+        interpolate:   number of embeddings from the first of two pictures to the second, both included.
+        rest:          the other fields.
+
+        Raises InputError as the class.
+        """
+        if images is None and (image_weights is not None or interpolate):
+            raise InputError("image_weights and interpolate are about images, but there are none: give images")
+        if images is not None and not isinstance(images, ImagePrompts):
+            images = ImagePrompts(images, image_weights, interpolate)
+        if prompts is None:
+            prompts = [""] * (1 if rest.get("embeddings") is None else len(rest["embeddings"]))
+        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+        for name in ("labels", "classifier_prompts", "embeddings") if num_samples else ():
+            if rest.get(name) is not None:
+                rest[name] = in_turn(rest[name], num_samples)
+        control = rest.get("control")
+        pictures = (images, rest.get("reconstruct"), None if control is None else control.images)
+        count = num_samples or max(len(prompts), *(0 if each is None else len(each) for each in pictures))
+        if seeds is None:
+            seeds = images.seeds(seed, count) if images else list(range(seed, seed + count))
+        return cls(in_turn(prompts, count), seeds, images=images, **rest)
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -166,152 +203,3 @@ def check_floats(name: str, values: np.ndarray, shape: str, count: int) -> None:
         )
     if not np.isfinite(values).all():
         raise InputError(f"{name} has values that are not finite: compute it again")
-
-
-@dataclass(frozen=True)
-class StageSettings:
-    """Sampling settings of one stage.
-
-    classifier:          guides too: a noised CLIP or a classifier of classes, or the path of one to load for this stage
-                         only.
-    classifier_scale:    scale of classifier guidance; 0 = off, 1 = Bayes' rule.
-    classifier_gradient: "x_t", or "x_start" through the generator (see ``ClassifierGuidance``).
-    batch_size:          images per batch and process; guidance doubles their memory.
-    seed:                image i has seed + i at this stage; None = its own seed.
-    noise_level:         upsamplers: level of the noise added to the low-resolution image, 0–1.
-    blur_level:          upsamplers: standard deviation of its blur, in its pixels.
-    tile_size:           upsamplers: width and height in pixels of overlapping tiles, which the network processes one
-                         after another; 0 = the whole image.
-    tile_overlap:        pixels shared by neighboring tiles.
-    shift:               stages B and C of a latent cascade: α/σ is divided by this, beside the shift of training; above
-                         1 = more of the steps at high noise.
-    t_start, t_end:      stages B and C: the steps are evenly spaced in time from t_start (1 = noise) to t_end (0 =
-                         clean), of which the last one leads to the clean sample.
-    """
-
-    sampler: SamplerConfig = field(default_factory=SamplerConfig)
-    guidance: GuidanceConfig = field(default_factory=GuidanceConfig)
-    classifier: Guide | str | None = None
-    classifier_scale: float = 1.0
-    classifier_gradient: str = "x_t"
-    batch_size: int = 16
-    seed: int | None = None
-    noise_level: float = 0.0
-    blur_level: float = 0.0
-    tile_size: int = 0
-    tile_overlap: int = 32
-    shift: float = 1.0
-    t_start: float = 1.0
-    t_end: float = 0.0
-
-
-def combined(
-    default: StageSettings, given: Mapping[str, Any], prefix: str, about: str = "", with_sampler: bool = True
-) -> StageSettings:
-    """The settings with those that are given, by their names here, in SamplerConfig and in GuidanceConfig.
-
-    prefix:       of their names where they are given, for messages. about: what their messages end with.
-    with_sampler: False = leave those of the sampler.
-
-    Raises InputError for impossible ones.
-    """
-    own = dict(given)
-    sampler, guidance = (
-        {field.name: own.pop(field.name) for field in fields(kind) if field.name in own}
-        for kind in (SamplerConfig, GuidanceConfig)
-    )
-    try:
-        changed = default.sampler.changed(**sampler) if with_sampler else default.sampler
-        return replace(default, sampler=changed, guidance=replace(default.guidance, **guidance), **own)
-    except InputError as error:
-        faults = []
-        for fault in error.faults:
-            rule = spelled(fault.rule, lambda name: named(prefix + name)) + about
-            setting, rule = (prefix + fault.setting, rule) if fault.setting else ("", f"the {prefix} settings: {rule}")
-            faults.append(replace(fault, setting=setting, rule=rule))
-        raise InputError(*faults) from None
-
-
-@settings
-class UpsamplersConfig:
-    """Upsamplers (each setting: one value for all, or a list with one for each; none = as the checkpoint says)"""
-
-    upsampler_paths: tuple[str, ...] = option((), "upsampler checkpoints, in order of increasing resolution")
-    upsampler_sampler: tuple[str, ...] = option(
-        (), "sampling algorithm; none = dpm++2m for a generator", choices=SAMPLERS
-    )
-    upsampler_timestep_respacing: tuple[str, ...] = option((), "sampling steps; none = 20 for a generator")
-    upsampler_spacing: tuple[str, ...] = option(
-        (), "spacing of the steps; none = log_snr on the noise schedule linear, else even", choices=SPACINGS
-    )
-    upsampler_eta: tuple[float, ...] = option((), "randomness of ddim; 0 = deterministic", least=0)
-    upsampler_guidance_scale: tuple[float, ...] = option((), "scale of classifier-free guidance; 1 = off; none = 1")
-    upsampler_classifier_paths: tuple[str, ...] = option((), "noised CLIP checkpoints; `none` in a list = none")
-    upsampler_classifier_scale: tuple[float, ...] = option((), "scale of classifier guidance; 0 = off; none = 1")
-    upsampler_seed: tuple[int, ...] = option(
-        (), "seed of the upsampling noise: image i uses seed + i; none = as base", least=0
-    )
-    upsampler_batch_size: tuple[int, ...] = option((), "images per batch and process; none = 4", least=1)
-    noise_level: tuple[float, ...] = option(
-        (),
-        "noise level of the low-resolution image, 0–1; higher values hide artifacts and generate more new detail; none "
-        "= 0 for a generator",
-    )
-    blur_level: tuple[float, ...] = option(
-        (), "standard deviation of the blur of the low-resolution image, in its pixels; none or 0 = no blur"
-    )
-    tile_size: tuple[int, ...] = option(
-        (),
-        "width and height in pixels of overlapping tiles that the network processes one after another to save memory; "
-        "none or 0 = the whole image",
-    )
-    tile_overlap: tuple[int, ...] = option(
-        (), f"pixels shared by neighboring tiles; none = {StageSettings.tile_overlap}"
-    )
-
-    def faults(self) -> Iterator[Fault]:
-        count = len(self.upsampler_paths) or max(len(values) for values in self._given.values())
-        yield from self._counts(count)
-        for i in range(count):
-            # Without a sampler or spacing, what goes with it depends on the checkpoint's.
-            if self.upsampler_sampler:
-                yield from faults_of(partial(self._setting, i, StageSettings(), ("sampler", "eta")))
-            if self.upsampler_spacing:
-                yield from faults_of(partial(self._setting, i, StageSettings(), ("spacing", "timestep_respacing")))
-        if not self.upsampler_classifier_paths and set(self.upsampler_classifier_scale) - {0.0, 1.0}:
-            remedy = f"give its checkpoint with {named('upsampler_classifier_paths')}"
-            yield Fault("upsampler_classifier_scale", f"is set, but there is no classifier: {remedy}")
-        if not any(self.tile_size) and self.tile_overlap:
-            yield Fault("tile_overlap", f"is set, but there are no tiles: set {named('tile_size')}")
-
-    @property
-    def _given(self) -> dict[str, Sequence]:
-        """The values of each setting of upsamplers."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "upsampler_paths"}
-
-    def _counts(self, count: int) -> Iterator[Fault]:
-        for name, values in self._given.items():
-            if len(values) not in (0, 1, count):
-                counts = f"{quantity(len(values), 'value')} for {quantity(count, 'upsampler')}"
-                yield Fault(name, f"has {counts}: give one for all, or one for each")
-
-    def settings(self, defaults: Sequence[StageSettings]) -> list[StageSettings]:
-        """The settings of all upsamplers, whose checkpoints say ``defaults``. InputError for another number of values
-        than there are upsamplers, and for settings without any."""
-        if not defaults and self != UpsamplersConfig():
-            paths = named("upsampler_paths")
-            raise InputError(f"upsampler settings are given, but no upsampler: give it with {paths}")
-        InputError.check(self._counts(len(defaults)))
-        return [self._setting(i, default) for i, default in enumerate(defaults)]
-
-    def _setting(self, i: int, default: StageSettings, names: Sequence[str] = ()) -> StageSettings:
-        """Of upsampler ``i``. names: of the only settings to look at, without their prefix; none = all."""
-        own = {
-            name.removeprefix(_PREFIX): values[i if len(values) > 1 else 0]  # one for all, or one for each
-            for name, values in self._given.items()
-            if values and (not names or name.removeprefix(_PREFIX) in names)
-        }
-        if path := own.pop("classifier_paths", None):
-            own["classifier"] = None if path == "none" else path
-        about = self.upsampler_paths[i] if i < len(self.upsampler_paths) else f"upsampler {i + 1}"
-        return combined(default, own, _PREFIX, f" ({about})")

@@ -23,7 +23,7 @@ from ..diffusion.reverse_process import ReverseProcess
 from ..diffusion.samplers import Step
 from ..diffusion.sampling import SampleBatch, sample_batch, seeds_draw, step_count
 from ..diffusion.tiling import Tiled, check_tiles
-from ..errors import InputError, named
+from ..errors import Fault, InputError, named
 from ..images.signal import Signal
 from ..models.decoder.config import DecoderUnetConfig
 from ..models.latent.config import LatentUnetConfig
@@ -33,7 +33,8 @@ from ..randomness import check_seeds
 from ..text.tokenizer import Tokenizer
 from .classifier import Guide, load_guide
 from .lora import Loras
-from .request import Request, StageSettings
+from .request import Request
+from .stage_settings import BASE, ONLY, UPSAMPLERS, StageFlags, StageSettings
 from .steering import Steering
 
 
@@ -163,6 +164,22 @@ class Stage(ABC):
         return self.small_size > 0
 
     @property
+    def flags(self) -> StageFlags:
+        """What its settings are called beside those of other stages."""
+        return UPSAMPLERS if self.is_upsampler else BASE
+
+    @property
+    def has_no(self) -> tuple[str, ...]:
+        """Settings of other kinds of stages."""
+        own = () if self.is_upsampler else ("noise_level", "blur_level", "tile_size")
+        return (*own, "shift", "t_start", "t_end")
+
+    @property
+    def tile_divisor(self) -> int:
+        """Required divisor of the size of a tile, in the unit in which that is given."""
+        return self.divisor
+
+    @property
     def factor(self) -> int:
         """The upsampling factor; 1 if it is no upsampler."""
         return self.image_size // (self.small_size or self.image_size)
@@ -266,9 +283,7 @@ class Stage(ABC):
         if self.steering and request.control:
             self.steering.check(request.control, job.size, self.signal)
         if settings.seed is not None:
-            check_seeds([settings.seed, settings.seed + len(request) - 1], "upsampler_seed")
-        if settings.batch_size < 1:
-            raise InputError(f"batch_size is {settings.batch_size}, but must be at least 1")
+            check_seeds([settings.seed, settings.seed + len(request) - 1], self.flags.flag("seed"))
         if request.edit is not None:
             settings.sampler.check_edit(request.edit.config)
             for i in range(len(request.edit.images)):  # one at a time to save memory
@@ -282,15 +297,12 @@ class Stage(ABC):
 
     def check_settings(self, settings: StageSettings) -> None:
         """InputError for settings that this kind of stage does not have."""
-        for name in ("shift", "t_start", "t_end"):
-            if (value := getattr(settings, name)) != getattr(StageSettings, name):
-                raise InputError(f"{name} is {value:g}, but only stages B and C of a latent cascade have it")
-        if self.is_upsampler:
-            self.degradation.check_levels(settings.noise_level, settings.blur_level)
-            if settings.tile_size:
-                check_tiles(settings.tile_size, settings.tile_overlap, self.divisor)
-        elif settings.noise_level or settings.blur_level or settings.tile_size:
-            raise InputError("noise_level, blur_level and tile_size are for upsamplers, not for a base generator")
+        for name in self.has_no:
+            if getattr(settings, name) != getattr(StageSettings, name):
+                raise InputError(Fault.of(settings, name, f"only {ONLY[name]} have it"))
+        self.degradation.check_levels(settings.noise_level, settings.blur_level)
+        if settings.tile_size:
+            check_tiles(settings.tile_size, settings.tile_overlap, self.tile_divisor)
 
     def tiled(self, network: nn.Module, settings: StageSettings) -> nn.Module:
         """The network on tiles."""

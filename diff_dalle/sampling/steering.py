@@ -14,7 +14,7 @@ from ..diffusion.sampling import seeds_draw
 from ..embeddings.contract import weights_digest
 from ..errors import InputError, named
 from ..images.control_filters.contract import ControlFilter, Materials
-from ..images.control_filters.ready import as_control
+from ..images.control_filters.pictures import as_control
 from ..images.control_filters.table import ControlConfig
 from ..images.signal import LatentSignal, Signal
 from ..models.adapters.controlnet import Controlled, ControlNet

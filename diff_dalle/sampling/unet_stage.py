@@ -13,8 +13,9 @@ from ..checkpoints.decoder import check_same_embeddings
 from ..checkpoints.pixels import DecoderSettings
 from ..errors import InputError, named
 from .generator_stage import UPSAMPLER_DEFAULTS
-from .request import Request, StageSettings
+from .request import Request
 from .stage import Stage
+from .stage_settings import StageSettings
 
 
 class UnetStage(Stage):

@@ -20,18 +20,15 @@ from collections.abc import Callable, Iterator
 from typing import BinaryIO, TypeVar
 
 from ..errors import InputError
-from .blob import Blob
-from .copies import fetch, mark_used
+from .copies import chunks, fetch, mark_used
 from .failures import ChangedError, UnavailableError, explained, full_disk, is_missing, no_space
 from .http import Http
 from .hub import Hub
-from .local import Local, open_regular
-from .parallel import in_parallel
+from .local import Local, open_regular, sweep, temporary_path
+from .objects import S3, Blob
 from .paths import UNKNOWN, FileInfo, State, is_remote, join, local_path, scheme, split, stays_inside
 from .pipe import Pipe
-from .retries import retry
-from .s3 import S3
-from .temporaries import sweep, temporary_path
+from .retries import in_parallel, retry
 
 __all__ = [
     "ChangedError",
@@ -39,6 +36,7 @@ __all__ = [
     "State",
     "UnavailableError",
     "atomic_writer",
+    "chunks",
     "exists",
     "explained",
     "fetch_to_cache",

@@ -12,12 +12,12 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from typing import BinaryIO
 
 from ..errors import InputError
 from . import retries
 from .failures import UnavailableError, explained
-from .local import Local
-from .temporaries import TEMPORARY, sweep, temporary_path
+from .local import TEMPORARY, Local, sweep, temporary_path
 
 if sys.platform != "win32":  # without fcntl two processes may download the same file twice, which is only wasteful
     import fcntl
@@ -68,7 +68,7 @@ def _download(backend, url: str, target: str, limit_bytes: int, tag: str, began:
     reserved, growth = 0, min(GROWTH, limit_bytes // 8)
     try:
         with stream, open(temporary, "xb") as file:
-            while chunk := _read_chunk(stream, url):
+            for chunk in chunks(stream, url):
                 if file.tell() + len(chunk) > reserved:
                     reserved = file.tell() + max(growth, len(chunk)) if size < 0 else size
                     file.truncate(reserved)  # so that other downloads count it
@@ -85,9 +85,11 @@ def _download(backend, url: str, target: str, limit_bytes: int, tag: str, began:
             os.remove(temporary)
 
 
-def _read_chunk(stream, url: str) -> bytes:
-    with explained(url):
-        return stream.read(CHUNK)
+def chunks(stream: BinaryIO, path: str) -> Iterator[bytes]:
+    """The content of an open file in pieces; InputError, which names the path, when it cannot be read."""
+    with explained(path):
+        while chunk := stream.read(CHUNK):
+            yield chunk
 
 
 def _make_room(folder: str, limit_bytes: int, keep: str = ""):

@@ -12,7 +12,7 @@ from typing import Any
 import urllib3
 
 from ..errors import InputError
-from .failures import ChangedError, StatusError
+from .failures import StatusError
 from .paths import State
 from .remote import Body, ReadOnly, RemoteReader, beyond_end, byte_range
 from .retries import CONNECT_SECONDS, SILENT_SECONDS
@@ -81,15 +81,6 @@ def _state(reply: urllib3.BaseHTTPResponse) -> State:
 
 
 class Http(RemoteReader, ReadOnly):
-    def exists(self, path: str) -> bool:
-        try:
-            self.size_and_tag(path)
-        except StatusError as error:
-            if error.code in (404, 410):
-                return False
-            raise
-        return True
-
     def _first_byte(self, path: str) -> tuple[bool, State]:
         """Whether byte ranges are supported, and the file's state. With GET, since some servers reject HEAD."""
         reply = _get(path, {"Range": "bytes=0-0"})
@@ -108,12 +99,7 @@ class Http(RemoteReader, ReadOnly):
         headers = byte_range(start, end)
         if tag.startswith('"'):  # a strong tag: the server refuses to send a part of another version
             headers["If-Match"] = tag
-        try:
-            reply = _get(path, headers)
-        except StatusError as error:
-            if error.code == 412:
-                raise ChangedError(f"{path} has changed: its tag is not {tag} any more") from error
-            raise
+        reply = _get(path, headers)
         first = reply.headers.get("Content-Range", "").removeprefix("bytes ").partition("-")[0]
         begin = 0 if reply.status == 200 else int(first) if first.isdigit() else start
         if reply.status == BEYOND:

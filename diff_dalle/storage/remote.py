@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, cast
 
 from ..errors import InputError
-from .failures import ChangedError
+from .failures import ChangedError, is_missing, status_of
 from .paths import UNKNOWN, FileInfo, State
 from .retries import retry
 
@@ -94,7 +94,12 @@ class RemoteStream(io.RawIOBase):
 
     def _open(self):
         if self.body is None:
-            self.body = self.request(self.position, self.end, self.state[1])
+            try:
+                self.body = self.request(self.position, self.end, self.state[1])
+            except Exception as error:
+                if status_of(error) == 412:  # the condition that the file has the tag is not met
+                    raise ChangedError(f"{self.path} has changed: its tag is not {self.state[1]} any more") from error
+                raise
             self._check(self.body.state)
             if self.body.beyond:
                 if self.state[0] > self.position:
@@ -146,6 +151,18 @@ class RemoteReader(ABC):
     @abstractmethod
     def request(self, path: str, start: int, end: int | None, tag: str) -> Body:
         """See ``RemoteStream``."""
+
+    @abstractmethod
+    def size_and_tag(self, path: str) -> State: ...
+
+    def exists(self, path: str) -> bool:
+        try:
+            self.size_and_tag(path)
+        except Exception as error:
+            if is_missing(error):
+                return False
+            raise
+        return True
 
     def _stream(self, path: str, start: int, size: int | None, state: State) -> RemoteStream:
         return RemoteStream(path, lambda *where: self.request(path, *where), start, size, state)

@@ -11,11 +11,13 @@ import email.utils
 import itertools
 import logging
 import multiprocessing
+import queue
 import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import TypeVar
 
 from ..errors import redact
@@ -28,6 +30,7 @@ CONNECT_SECONDS = 10.0  # time-out of a connection attempt
 SILENT_SECONDS = 60.0  # time-out without receiving a byte
 NOTED_SECONDS = 5.0  # of failures of a call, after which the log names the server
 LOOK_SECONDS = 1.0  # pauses end early when the program ends; how often to look
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 log = logging.getLogger(__name__)
 
@@ -118,3 +121,36 @@ def _wait(seconds: float) -> None:
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0 and not _stopping():
         time.sleep(min(left, LOOK_SECONDS))
+
+
+def in_parallel(call: Callable[[Item], Result], items: Sequence[Item], threads: int) -> Iterator[Result]:
+    """``call(item)`` of each item, in order, at most ``threads`` at once; an error is raised in its turn.
+
+    When the iteration ends early, by an error or Ctrl-C, no further call starts, and retries end. A pool of
+    ``concurrent.futures`` would wait for a server that is away.
+    """
+    found: list[Future[Result]] = [Future() for _ in items]
+    left: queue.SimpleQueue[int] = queue.SimpleQueue()
+    ended = threading.Event()
+
+    def work() -> None:
+        with stopped_by(ended):
+            while not ended.is_set():
+                try:
+                    i = left.get_nowait()
+                except queue.Empty:
+                    return
+                try:
+                    found[i].set_result(call(items[i]))
+                except BaseException as error:  # for the thread that iterates
+                    found[i].set_exception(error)
+
+    for i in range(len(items)):
+        left.put(i)
+    for _ in range(min(threads, len(items))):
+        threading.Thread(target=work, daemon=True).start()
+    try:
+        for each in found:
+            yield each.result()
+    finally:
+        ended.set()

@@ -1,4 +1,4 @@
-"""Progress as files in the log directory: log.txt, progress.csv, progress.jsonl and images in samples/."""
+"""Progress as files in the log directory: log.txt, progress.csv, progress.jsonl, images in samples/, TensorBoard's."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import numpy as np
 from PIL import Image
 
 from .. import storage
-from ..errors import InputError
+from ..errors import InputError, named
 from ..images.output import png_bytes
-from .tracker import Run, Table, Tracker, format_table
+from .tracker import Run, Table, Tracker, format_table, import_extra
 
 
 def read_lines(path: str) -> list[str]:
@@ -143,3 +143,31 @@ def _write_png(folder: str, name: str, pixels: np.ndarray) -> None:
 
 def _write(folder: str, name: str, content: bytes) -> None:
     storage.write_bytes(storage.join(folder, name.replace("/", "_")), content)
+
+
+class TensorboardTracker(Tracker):
+    """Event files that ``tensorboard --logdir`` shows. Raises InputError for a remote log directory."""
+
+    module = "torch.utils.tensorboard"
+    optional = True
+
+    def __init__(self, run: Run):
+        summary = import_extra(self.module, "tensorboard")
+        if storage.is_remote(run.logdir):
+            remedy = f"remove it from {named('trackers')} or set a local {named('logdir')}"
+            raise InputError(f"tensorboard cannot write to {run.logdir}: {remedy}")
+        # Hides events from purge_step on, which an interrupted session wrote after its last checkpoint.
+        purge_step = run.step + 1 if run.step else 0
+        self.writer = summary.SummaryWriter(storage.join(run.logdir, "tensorboard"), purge_step=purge_step)
+
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+        for name, value in scalars.items():
+            self.writer.add_scalar(name, value, step)
+        self.writer.flush()
+
+    def images(self, step: int, name: str, grid: np.ndarray) -> None:
+        self.writer.add_image(name, grid, step, dataformats="HWC")
+        self.writer.flush()
+
+    def finish(self) -> None:
+        self.writer.close()

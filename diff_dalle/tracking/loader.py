@@ -7,13 +7,11 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from typing import BinaryIO
 
 from .. import storage
 from ..config import faults_of, option, settings
 from ..errors import Fault, InputError, named
-from .names import check_relative
-from .services import check_run_path, wrong_keys
+from .names import check_relative, check_run_path, wrong_keys
 from .wandb import download_from_run
 
 # What each kind has beside what all have; True = required.
@@ -92,18 +90,13 @@ def _download(url: str, path: str) -> None:
     if size > MAX_BYTES:
         raise InputError(f"{url} has {size:,} bytes, more than {MAX_BYTES:,}")
     with storage.open_read(url) as source, storage.atomic_writer(path) as file:
-        while chunk := _next_chunk(source, url):
+        for chunk in storage.chunks(source, url):
             done += len(chunk)
             if done > MAX_BYTES:
                 raise InputError(f"{url} has more than {MAX_BYTES:,} bytes")
             file.write(chunk)
         if 0 <= size != done:
             raise InputError(f"the download of {url} ended after {done:,} of {size:,} bytes")
-
-
-def _next_chunk(source: BinaryIO, url: str) -> bytes:
-    with storage.explained(url):
-        return source.read(CHUNK)
 
 
 def _download_from_wandb(run: str, name: str, path: str) -> None:

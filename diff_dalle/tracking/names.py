@@ -1,15 +1,15 @@
-"""Names of saved files with placeholders, such as ``best_{step:06d}.pth``."""
+"""What the settings of loaders and savers name: files, with placeholders such as ``best_{step:06d}.pth``, and runs."""
 
 from __future__ import annotations
 
 import re
 import string
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .. import storage
 from ..config import nearest
-from ..errors import Fault, InputError
+from ..errors import Fault, InputError, named
 
 EXAMPLES: dict[str, Any] = {"epoch": 1, "step": 1, "sample": 1, "samples_seen": 1, "unet": "0", "val_loss": 0.5}
 _FORMAT = re.compile(r"0?[1-9]?\dd?|\.\d{1,2}f")  # {step:06d} and {val_loss:.4f}
@@ -69,3 +69,26 @@ def _shown(value: Any, form: str) -> str:
     if value is None:
         return "none"
     return format(value, form or (".4g" if isinstance(value, float) else ""))
+
+
+Keys = Mapping[str, Mapping[str, bool]]  # by kind: its settings beside those that all kinds have; True = required
+
+
+def wrong_keys(config: object, setting: str, table: Keys) -> Iterator[Fault]:
+    """The settings that the kind in ``setting`` lacks, and those of other kinds."""
+    kind = getattr(config, setting)
+    own = table.get(kind, {})
+    for name in dict.fromkeys(name for names in table.values() for name in names):
+        given = getattr(config, name) not in (None, "")
+        if own.get(name) and not given:
+            yield Fault(name, f"is missing, but {named(setting)} {kind} needs it")
+        elif given and name not in own:
+            owners = " or ".join(each for each, names in table.items() if name in names)
+            yield Fault(name, f"has no effect with {named(setting)} {kind or 'null'}: it is for {owners}")
+
+
+def check_run_path(path: str) -> None:
+    """InputError unless ``path`` can name a run of wandb."""
+    parts = path.split("/")
+    if len(parts) != 3 or not all(parts):
+        raise InputError(Fault("wandb_run_path", "must have the form entity/project/id", path))

@@ -14,12 +14,9 @@ from typing import ClassVar
 from .. import storage
 from ..config import faults_of, option, settings
 from ..errors import Fault, InputError, named, redact
-from .hub import Hub, check_repo
-from .names import check_name, check_relative, fill_name
-from .services import check_run_path, wrong_keys
-from .store import LocalStore, Store, Write
+from .names import check_name, check_relative, check_run_path, fill_name, wrong_keys
+from .stores import Hub, LocalStore, Store, Uploads, Write, check_repo
 from .tracker import Run, Saved, Tracker
-from .uploads import Uploads
 from .wandb import WandbFiles, WandbTracker, put_into_run
 
 SAVE_TYPES = ("checkpoint", "model")

@@ -12,10 +12,9 @@ from .. import storage
 from ..config import option, settings
 from ..errors import Fault, named, redact
 from .console import ConsoleTracker
-from .files import CsvLog, JsonLog, SampleGrids, TextLog
+from .files import CsvLog, JsonLog, SampleGrids, TensorboardTracker, TextLog
 from .loader import LoaderConfig
 from .saver import SaverConfig, check_savers, create_savers
-from .tensorboard import TensorboardTracker
 from .tracker import Run, Saved, Table, Tracker, import_extra
 from .wandb import RESUMES, WandbTracker, logged_run
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from .. import storage
 from ..errors import Fault, InputError, named
-from .store import Store, Write
+from .stores import Store, Write
 from .tracker import Run, Table, Tracker, import_extra
 
 ID_FILE = "wandb_run_id.txt"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -58,11 +58,6 @@ class Ema:
     def state(self) -> dict[str, Tensor]:
         """A state dict of the model with the averages in it."""
         return {name: self.averages.get(name, value) for name, value in self.model.state_dict().items()}
-
-    @torch.no_grad()
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        for name, average in self.averages.items():
-            average.copy_(state[name])
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:

@@ -1,12 +1,17 @@
-"""The one training loop: when to update, log, evaluate, preview, save and stop."""
+"""The one training loop: when to update, log, evaluate, preview, save and stop.
+
+All ranks agree on why a run ends before its limit, a number, by a vote: the largest counts.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import signal
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,12 +34,49 @@ from .meter import Meter
 from .restoring import Start
 from .saving import Exports, Saving
 from .settings import TrainingConfig
-from .stopping import FAILURE, SIGNAL, TIME, Diverged, Stop, stop_on_signals
 from .trainee import Trainee
 
 EVALUATION_SEED = 20210511  # the same draws in every run, so that held-out losses are comparable
+TIME = 1  # the limit in hours
+SIGNAL = 128  # plus the signal's number: also the exit status
+FAILURE = 1000  # an InputError on some rank
+
+#: SIGUSR1 is what Slurm can be asked to send before it preempts a job or its time is up.
+SIGNALS = tuple(number for name in ("SIGTERM", "SIGINT", "SIGUSR1") if (number := getattr(signal, name, None)))
 
 
+class Diverged(InputError):
+    """Training has diverged, so that its state is not worth saving."""
+
+    status = 3
+
+
+@dataclass
+class Stop:
+    """reason: 0, or ``SIGNAL`` plus the number of the first signal that came."""
+
+    reason: int = 0
+
+
+@contextlib.contextmanager
+def stop_on_signals() -> Iterator[Stop]:
+    """``SIGNALS`` only set the reason inside the block; a second Ctrl-C interrupts."""
+    stop = Stop()
+
+    def request(number, frame):
+        if stop.reason and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        stop.reason = stop.reason or SIGNAL + number
+
+    previous = {number: signal.signal(number, request) for number in SIGNALS}
+    try:
+        yield stop
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+@dataclass(eq=False)
 class TrainLoop:
     """Trains one or several trainees on the same batches.
 
@@ -54,35 +96,32 @@ class TrainLoop:
     checkpoint, is therefore kept as ``failure`` until the next vote, after which all ranks save and raise it.
     """
 
-    def __init__(
-        self,
-        config: TrainingConfig,
-        trainees: Sequence[Trainee],
-        data,
-        run: RunFolder,
-        world: World,
-        val_data=None,
-        sample_interval: int = 0,
-        save_best: bool = False,
-        frozen: Mapping[str, nn.Module] | None = None,
-        measure: Callable[[], dict[str, float]] | None = None,
-        exports: Exports = lambda trainee, state: {},
-    ):
-        names = [trainee.name for trainee in trainees]
+    config: TrainingConfig
+    trainees: Sequence[Trainee]
+    data: Any
+    run_folder: RunFolder
+    world: World
+    val_data: Any = None
+    sample_interval: int = 0
+    save_best: bool = False
+    frozen: Mapping[str, nn.Module] | None = None
+    measure: Callable[[], dict[str, float]] | None = None
+    exports: Exports = lambda trainee, state: {}
+
+    def __post_init__(self) -> None:
+        names = [trainee.name for trainee in self.trainees]
         if len(names) > 1 and (len(set(names)) < len(names) or not all(names)):
             raise ValueError(f"the trainees are called {names}, but several need names of their own, for their files")
-        self.config, self.trainees, self.data, self.run_folder = config, list(trainees), data, run
-        self.world, self.val_data, self.sample_interval = world, val_data, sample_interval
-        self.save_best, self.measure = save_best, measure
-        self.saving = Saving(config, self.trainees, run, world, frozen or {}, exports)
+        trained = self.config, self.trainees, self.run_folder, self.world
+        self.saving = Saving(*trained, self.frozen or {}, self.exports)
         self.failure: InputError | None = None
         self.evaluated_step, self.loss = -1, math.nan  # the latest evaluation, and the mean of its losses
-        self.lowest_loss = run.lowest_loss  # of a saved state
+        self.lowest_loss = self.run_folder.lowest_loss  # of a saved state
         self.last_bad: dict[str, list[int]] = {}  # positions in each trainee's latest step that was not finite
         for trainee in self.trainees:
-            if config.compile and trainee.task.captured:  # compiled networks become part of the larger graph
+            if self.config.compile and trainee.task.captured:  # compiled networks become part of the larger graph
                 compile_training(trainee.task)
-        start = Start(config, self.trainees, run, world)
+        start = Start(*trained)
         start.restore()
         self.step, self.samples, self.saved_step = start.step, start.samples, start.step
 
@@ -122,15 +161,16 @@ class TrainLoop:
                 if self.step > self.saved_step:
                     self._attempt(self.save, tracker)
                 self._attempt(self.saving.finish)
-            failures = self.world.gather(self.failure.message(named) if self.failure else "")
-            if any(failures):
-                rank = next(rank for rank, text in enumerate(failures) if text)
-                raise self.failure or InputError(f"rank {rank}: {failures[rank]}")
+            self.world.together(self._raise_failure)
         finally:
             self.saving.close()
             tracker.finish()
         if reason > SIGNAL:
             raise JobEnd(reason)
+
+    def _raise_failure(self) -> None:
+        if self.failure:
+            raise self.failure
 
     def _train(self, tracker, stop: Stop) -> int:
         """Update until a limit, 0, or until a vote gives a reason to stop, which is returned.

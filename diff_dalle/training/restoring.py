@@ -4,31 +4,39 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from .. import storage
-from ..checkpoints.checkpoint import Identity, check_patterns, check_weights, load_file, load_weights, networks_in
-from ..checkpoints.content import DamagedError
+from ..checkpoints.checkpoint import Identity, check_patterns, check_weights, load_file, networks_in
+from ..checkpoints.content import DamagedError, numbered, replaced
 from ..checkpoints.run_folder import CheckpointSet, RunFolder, find_set
 from ..checkpoints.shards import ShardedFolder
-from ..checkpoints.sharing import share_state, share_tensors
+from ..distributed.parallel import own_rows, place
 from ..distributed.world import World
 from ..errors import Fault, InputError, named, quantity, redact
 from .settings import TrainingConfig
-from .sharded_restoring import contents_of, load_trainee, place_weights
 from .trainee import Trainee
 
+Contents = Mapping[str, tuple[Mapping[str, Any], str]]  # of files by role, and their paths
 
+
+@dataclass(eq=False)
 class Start:
     """Puts trainees in the state in which a run starts. Rank 0 reads the files and sends their values to the others.
 
     After ``restore``, ``step`` and ``samples`` count what has been trained.
     """
 
-    def __init__(self, config: TrainingConfig, trainees: Sequence[Trainee], run: RunFolder, world: World):
-        self.config, self.trainees, self.run, self.world = config, trainees, run, world
-        self.sharded = any(trainee.is_sharded for trainee in trainees)
-        self.step = self.samples = 0
+    config: TrainingConfig
+    trainees: Sequence[Trainee]
+    run: RunFolder
+    world: World
+    step: int = 0
+    samples: int = 0
 
     def restore(self) -> None:
         """Resume from the log directory's latest complete checkpoint that can be read, or start as the settings say.
@@ -90,69 +98,38 @@ class Start:
 
     def _load_set(self, run: RunFolder, entry: CheckpointSet) -> None:
         """Load a checkpoint of this run or another. DamagedError, on every rank, when a file cannot be read."""
-        files: dict[tuple[str, str], tuple[dict[str, Any], str]] = {}
-        folder, problem = None, None
-        if self.world.is_main:
+        files: dict[str, Contents] = {}
+        folder: ShardedFolder | None = None
+
+        def read() -> None:
+            nonlocal folder
             self._check_identity(run.identity, run.path)
-            try:
-                folder = run.sharded(entry) if entry.folder and self.sharded else None
-                for trainee in self.trainees:
-                    for role in trainee.roles:
-                        if folder is not None:  # each rank reads its own share
-                            run.key(entry, trainee.name, role)
-                        else:
-                            files[trainee.name, role] = run.load(entry, trainee.name, role)
-            except DamagedError as error:
-                problem = str(error)
-        problem = self.world.broadcast(problem)
-        if problem is not None:
-            raise DamagedError(problem)
-        if self.world.is_main:
+            for each in self.trainees:
+                found = {role: run.load(entry, each.name, role, not each.is_sharded) for role in each.roles}
+                files[each.name] = found
+            if entry.folder:
+                folder = run.sharded(entry)
             self._check_batch(run, entry)
             self._check_data(run, entry)
+            for each in self.trainees:
+                self._check_fits(each, files[each.name], run)
+
+        self.world.on_main(read)
+        folder = self.world.broadcast(folder)
         for trainee in self.trainees:
-            state = None
-            if trainee.is_sharded:
-                self._load_sharded(trainee, run, files, folder)
-                continue
-            if self.world.is_main:
-                content, path = files[trainee.name, "model"]
-                load_weights(trainee.task.model, content, path)
-                for ema in trainee.emas:
-                    content, path = files[trainee.name, ema.role]
-                    check_weights(trainee.task.model, content, path)
-                    ema.load_state(content["state"])
-                content, path = files[trainee.name, "optimizer"]
-                state = content["state"]
-                self._check_optimizer(trainee, state, path, run)
-            self._share_weights(trainee)
-            trainee.load_optimizer(share_state(self.world, state))
+            share = folder if trainee.is_sharded else None
+            self._load(trainee, files.get(trainee.name, {}), share)
         self.step, self.samples = entry.step, entry.samples
         self.world.print(f"Resuming at step {self.step:,} ({quantity(self.samples, 'sample')}) of {run.path}")
 
-    def _load_sharded(
-        self, trainee: Trainee, run: RunFolder, files: Mapping[tuple[str, str], Any], folder: ShardedFolder | None
-    ) -> None:
-        """files, folder: on rank 0, the contents of ordinary files by trainee and role, or a sharded checkpoint."""
-        contents: dict[str, tuple[dict[str, Any], str]] | None = None
-        if self.world.is_main:
-            contents = contents_of(folder, trainee) if folder else {}
-            contents |= {role: found for (name, role), found in files.items() if name == trainee.name}
-            for role, (content, path) in contents.items():
-                if role == "optimizer":
-                    self._check_optimizer(trainee, content["state"], path, run)
-                else:
-                    check_weights(trainee.task.model, content, path)
-        load_trainee(trainee, contents, self.world.broadcast(folder), self.world)
-
-    def _changed_settings(self, run: RunFolder) -> str:
-        return redact(", ".join(self.run.changed_settings(run)))
-
-    def _check_optimizer(self, trainee: Trainee, state: Mapping[str, Any], path: str, run: RunFolder) -> None:
-        """InputError when a state of ``run`` cannot be restored, as one of another timestep sampler, naming the changed
-        settings."""
+    def _check_fits(self, trainee: Trainee, contents: Contents, run: RunFolder) -> None:
+        """InputError when states of ``run`` cannot be restored; of an optimizer, as one of another timestep sampler,
+        naming the changed settings."""
+        *weights, (optimizer, path) = (contents[role] for role in trainee.roles)
+        for content, weights_path in weights:
+            check_weights(trainee.task.model, content, weights_path)
         try:
-            trainee.check_optimizer(state, path)
+            trainee.check_optimizer(optimizer["state"], path)
         except InputError as error:
             changed = self._changed_settings(run)
             if not changed:
@@ -162,10 +139,29 @@ class Start:
                 f"start a new run from its weights by {named('init_checkpoint')}"
             ) from None
 
-    def _share_weights(self, trainee: Trainee) -> None:
-        share_tensors(self.world, trainee.task.model.state_dict().values())
-        for ema in trainee.emas:
-            share_tensors(self.world, ema.averages.values())
+    def _load(self, trainee: Trainee, contents: Contents, folder: ShardedFolder | None) -> None:
+        """Overwrite a trainee's state. Every rank calls it.
+
+        contents: of its files by role, on rank 0.
+        folder:   where each rank reads its own share of the values instead; None = rank 0 sends them.
+        """
+        given: dict[str, Any] = {role: content["state"] for role, (content, _) in contents.items()}
+        outline = replaced(given["optimizer"], _described) if given else None
+        own = trainee.loadable(self.world.broadcast(outline))
+        if folder is not None:
+            given = {role: folder.states[trainee.prefix + role] for role in trainee.roles}
+        if given:  # files hold more than is averaged
+            given |= {role: {name: given[role][name] for name in state} for role, state in trainee.weights().items()}
+        sources = numbered(given)[1]
+        for i, target in enumerate(numbered(own)[1]):
+            if folder is not None:
+                folder.fill(sources[i], *own_rows(target))
+            else:
+                place(target, sources[i] if sources else None, self.world)
+        trainee.load_optimizer(own["optimizer"])
+
+    def _changed_settings(self, run: RunFolder) -> str:
+        return redact(", ".join(self.run.changed_settings(run)))
 
     def _check_batch(self, run: RunFolder, entry: CheckpointSet) -> None:
         now, processes = self.config.batch_size * self.world.size, self.world.size
@@ -189,29 +185,26 @@ class Start:
 
     def _start_from_weights(self, paths: Sequence[str]) -> None:
         """Initialize each trainee from the file that carries its name; in a run of one, from the only file."""
-        exclude = self.config.init_exclude
-        taken: dict[str, tuple[list[str], Mapping[str, Any] | None]] = {}
-        if self.world.is_main:
+        taken: dict[str, list[str]] = {}
+        given: dict[str, Mapping[str, Tensor]] = {}
+
+        def read() -> None:
+            exclude = self.config.init_exclude
             found = self._files_of_trainees(paths)
-            own = [trainee.task.model.state_dict() for trainee, _, _ in found]
-            names = [name for state in (*own, *(file["state"] for _, file, _ in found)) for name in state]
-            check_patterns(exclude, names, ", ".join(paths))
-            for trainee, content, path in found:
-                if trainee.is_sharded:
-                    loaded = check_weights(trainee.task.model, content, path, exclude)
-                    taken[trainee.name] = loaded.taken, content["state"]
-                else:
-                    loaded = load_weights(trainee.task.model, content, path, exclude)
-                    for ema in trainee.emas:
-                        ema.load_state({**ema.state(), **{key: content["state"][key] for key in loaded.taken}})
+            states = [state for each, file, _ in found for state in (each.task.model.state_dict(), file["state"])]
+            check_patterns(exclude, [name for state in states for name in state], ", ".join(paths))
+            for each, content, path in found:
+                loaded = check_weights(each.task.model, content, path, exclude)
+                taken[each.name], given[each.name] = loaded.taken, content["state"]
                 self.world.print(f"Starting from the weights of {path}: {loaded}")
-        if self.sharded:
-            for name, names in self.world.broadcast({name: names for name, (names, _) in taken.items()}).items():
-                trainee = next(each for each in self.trainees if each.name == name)
-                place_weights(trainee, names, taken[name][1] if self.world.is_main else None, self.world)
-            return
+
+        self.world.on_main(read)
+        taken = self.world.broadcast(taken)
         for trainee in self.trainees:
-            self._share_weights(trainee)
+            names = taken.get(trainee.name, ())
+            for state in trainee.weights().values():
+                for name in filter(state.__contains__, names):
+                    place(state[name], given[trainee.name][name] if given else None, self.world)
 
     def _files_of_trainees(self, paths: Sequence[str]) -> list[tuple[Trainee, dict[str, Any], str]]:
         """Each trainee for which there is a file, with the file's content and path."""
@@ -244,6 +237,10 @@ class Start:
                 f"{path} was trained with tokenizer {found.tokenizer}, this run has {own.tokenizer}: "
                 f"set {named('bpe_path')} to match"
             )
+
+
+def _described(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
 
 def _spelled(path: str) -> str:

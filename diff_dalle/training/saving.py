@@ -7,19 +7,24 @@ collectives on what each writes, and these cannot run beside those of training.
 
 from __future__ import annotations
 
+import concurrent.futures
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, BinaryIO
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from .. import storage
-from ..checkpoints.background import Background, Snapshot
 from ..checkpoints.bundle import write_bundle
-from ..checkpoints.checkpoint import file_content, write_networks
-from ..checkpoints.consolidating import consolidate, gathered
+from ..checkpoints.checkpoint import file_content, networks_content, write_file
+from ..checkpoints.content import replaced
 from ..checkpoints.run_folder import RunFolder
+from ..checkpoints.shards import consolidate
+from ..distributed.parallel import gathered
 from ..distributed.world import World
 from ..errors import InputError
 from .settings import TrainingConfig
@@ -32,6 +37,68 @@ FilesWithWeights = Mapping[str, Mapping[str, Any]]
 Exports = Callable[[Trainee, FilesWithWeights], Mapping[str, Callable[[BinaryIO], object]]]
 
 
+class Background:
+    """Calls in a thread, in the order in which they are given. What one raises is kept until it is asked for, and the
+    process does not end before the last one has."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="saving")
+        self._jobs: list[Future[object]] = []
+
+    def start(self, call: Callable[[], object]) -> None:
+        """Call it after all that were given before."""
+        self._jobs = [job for job in self._jobs if not job.done() or job.exception()]
+        self._jobs.append(self._pool.submit(_call, [call]))
+
+    def join(self) -> None:
+        """Wait until all calls have ended. Raises what the first failing one raised, which ``check`` and ``wait`` still
+        will."""
+        concurrent.futures.wait(self._jobs)
+        for job in self._jobs:
+            job.result()
+
+    def wait(self) -> None:
+        """Wait until all calls have ended. Raises, once, what the first failing one raised."""
+        try:
+            self.join()
+        finally:
+            self._jobs.clear()
+
+    def check(self) -> None:
+        """Raise, once, what a call raised that has failed by now."""
+        if any(job.done() and job.exception() for job in self._jobs):
+            self.wait()
+
+
+def _call(given: list[Callable[[], object]]) -> None:
+    given.pop()()  # and let it go, with what it holds, before its end is known
+
+
+class Snapshot:
+    """Copies on the host of states at one step, which later updates leave alone.
+
+    They have the layout of the originals: what shares its memory there does here, also between several states.
+    """
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        # By the original's address; with the original, since the address of a freed one could be used again.
+        self._copies: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+
+    def of(self, state: Any) -> Any:
+        """The copy of a state: nested dicts and lists of tensors and plain values."""
+        return replaced(state, self._copy)
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        original = tensor.untyped_storage()
+        if original._cdata not in self._copies:
+            data = torch.empty(0, dtype=torch.uint8, device=original.device).set_(original)
+            self._copies[original._cdata] = original, data.to("cpu", copy=True).untyped_storage()
+        copy = self._copies[original._cdata][1]
+        return torch.empty(0, dtype=tensor.dtype).set_(copy, tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
+@dataclass(eq=False)
 class Saving:
     """Every rank calls its methods, but ``forms`` are written on rank 0 alone.
 
@@ -39,17 +106,18 @@ class Saving:
     exports: not for sharded weights.
     """
 
-    def __init__(
-        self,
-        config: TrainingConfig,
-        trainees: Sequence[Trainee],
-        run: RunFolder,
-        world: World,
-        frozen: Mapping[str, nn.Module],
-        exports: Exports,
-    ):
-        self.config, self.trainees, self.run, self.world, self.frozen = config, trainees, run, world, frozen
-        self.exports, self.sharded = exports, any(trainee.is_sharded for trainee in trainees)
+    config: TrainingConfig
+    trainees: Sequence[Trainee]
+    run: RunFolder
+    world: World
+    frozen: Mapping[str, nn.Module]
+    exports: Exports
+
+    def __post_init__(self) -> None:
+        self.sharded = any(trainee.is_sharded for trainee in self.trainees)
+        self.run.batch = self.config.batch_size * self.world.size
+        self.run.keep = self.config.keep_checkpoints
+        self.run.is_backup = self.config.backs_up_at
         self.background = Background()
         self._snapshot: Callable[[], Snapshot | None] = lambda: None  # of what is being written
         self._consolidated = ""
@@ -61,12 +129,10 @@ class Saving:
         lowest_loss: of a complete checkpoint once this one is. InputError when the previous one could not be written.
         """
         states = {trainee.prefix + role: state for trainee in self.trainees for role, state in trainee.states().items()}
-        batch = self.config.batch_size * self.world.size
-        rest = self.config.keep_checkpoints, self.config.backs_up_at, batch
         if self.sharded:
             self.finish()  # a checkpoint that is read is not dropped
             self.run.lowest_loss = lowest_loss
-            self.run.save_sharded(self.world, step, samples, states, *rest)
+            self.run.save(step, samples, states, world=self.world)
             if self.config.sharding.consolidate and self.world.is_main:
                 self._consolidate()
         elif self.world.is_main:
@@ -74,17 +140,17 @@ class Saving:
             states = snapshot.of(states)
             exports: dict[str, Callable[[BinaryIO], object]] = {}
             for trainee in self.trainees:
-                roles = ("model", *(ema.role for ema in trainee.emas))
                 about = self.run.identity, step, samples
                 files = {
-                    role: file_content(role, *about, states[trainee.prefix + role], trainee.name) for role in roles
+                    role: file_content(role, *about, states[trainee.prefix + role], trainee.name)
+                    for role in trainee.roles[:-1]
                 }
                 written = self.exports(trainee, files)
                 exports |= {trainee.prefix + name: write for name, write in written.items()}
 
             def write() -> None:
                 self.run.lowest_loss = lowest_loss
-                self.run.save(step, samples, states, *rest, exports)
+                self.run.save(step, samples, states, exports)
 
             self._write(snapshot, write)
 
@@ -148,22 +214,19 @@ class Saving:
                     state = self.run.load(self.run.checkpoints[-1], trainee.name, role)[0]["state"]
                 states[trainee.name] = state
             role = self.trainees[0].evaluated_role
-            write_networks(file, role, self.run.identity, step, samples, states)
+            write_file(file, networks_content(role, self.run.identity, step, samples, states))
 
         return {"checkpoint": checkpoint, "model": model}
 
     def keep_best(self, trainee: Trainee, step: int, samples: int, loss: float) -> None:
         """Write a trainee's evaluated weights as the best if their held-out loss is the lowest so far."""
-        if not self.sharded:
-            self.world.on_main(partial(self._wait_for_earlier, step))  # as one of them may be the best so far
+        self.world.on_main(partial(self._wait_for_earlier, step))  # as one of them may be the best so far
         if not self.world.broadcast(self.run.is_best(trainee.name, loss)):
             return
         role, state = trainee.evaluated()
-        if self.sharded:
-            with gathered(state, self.world, self.run.path) as whole:
-                if self.world.is_main:
-                    self.run.keep_best(trainee.name, step, samples, loss, whole, role)
-        elif self.world.is_main:
+        if trainee.is_sharded:
+            state = gathered(state, self.world)
+        if self.world.is_main:
             snapshot = self._snapshot_of(step)
             best = trainee.name, step, samples, loss, snapshot.of(state), role
             self._write(snapshot, partial(self.run.keep_best, *best))

@@ -1,4 +1,4 @@
-"""One task in training: its optimizers, EMA weights and loss scales, and the update step."""
+"""One task in training: its optimizers and EMA weights, and the update step."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ..batch import Batch
-from ..checkpoints.content import check_like
-from ..checkpoints.shards import replaced
-from ..distributed.parallel import Replicas, is_sharded, local, total_norm
+from ..checkpoints.content import check_like, replaced
+from ..distributed.parallel import Replicas, is_sharded
 from ..distributed.sharding import Shards
 from ..distributed.world import World
 from ..errors import Fault, InputError, named
@@ -20,67 +19,9 @@ from ..models.precision import autocast, training_precision
 from ..randomness import Draw
 from .ema import Ema
 from .flight import FlightRecorder
-from .loss_scale import LossScale
 from .meter import Meter
-from .optim import OptimConfig, build_optimizer, learning_rate
+from .optim import OptimConfig, Optimization
 from .task import Piece, Task
-
-
-class Optimization:
-    """One optimizer of a task: its parameters, learning-rate schedule, loss scale and gradient clipping."""
-
-    def __init__(self, config: OptimConfig, modules: Mapping[str, nn.Module], precision: str, device: torch.device):
-        self.config, self.modules = config, modules
-        self.optimizer = build_optimizer(config, *modules.values())
-        self.parameters = [p for module in modules.values() for p in module.parameters() if p.requires_grad]
-        self.loss_scale = LossScale.create(precision, device)
-
-    def begin(self, step: int) -> None:
-        """Prepare the update that follows ``step`` completed ones."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.config, step, group.get("peak"))
-        self.optimizer.zero_grad(set_to_none=True)
-
-    def finish(self, losses: Tensor, world: World) -> tuple[Tensor, Tensor]:
-        """Update from the accumulated gradients; a gradient or loss [N] that is not finite, on any rank, leaves
-        parameters and optimizer unchanged on all.
-
-        Returns the gradient's norm and whether the step was not finite (0 or 1), float32 scalars on the device.
-        """
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
-        norm = total_norm(gradients) / self.loss_scale.scale
-        finite = torch.cat([norm.reshape(1), losses]).isfinite().all()
-        overflowed = world.maximum(1 - finite.float())
-        factor = 1 / self.loss_scale.scale
-        if self.config.grad_clip > 0:
-            factor = factor * (self.config.grad_clip / (norm + 1e-6)).clamp(max=1.0)
-        if self.config.grad_clip > 0 or self.loss_scale.dynamic:
-            torch._foreach_mul_(local(gradients), factor)
-        # Fused AdamW skips the whole update, including its step count, where found_inf is 1.
-        fused: Any = self.optimizer
-        fused.grad_scale, fused.found_inf = None, overflowed
-        self.optimizer.step()
-        self.loss_scale.update(overflowed)
-        return norm, overflowed
-
-    def state(self) -> dict[str, Any]:
-        return {"optimizer": self.optimizer.state_dict(), "loss_scale": self.loss_scale.state()}
-
-    def expected(self) -> dict[str, Any]:
-        """What ``state`` returns, with the optimizer itself for the state that it has after its first update."""
-        return {**self.state(), "optimizer": self.optimizer}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        own = [{**group} for group in self.optimizer.param_groups]
-        self.optimizer.load_state_dict(state["optimizer"])
-        for group, settings in zip(self.optimizer.param_groups, own, strict=True):
-            group.update(settings)  # this run's weight decay and betas, not the file's
-        for parameter, entry in self.optimizer.state.items():
-            for name, value in entry.items():
-                if value.shape == parameter.shape and value.stride() != parameter.stride():
-                    # Fused AdamW reads both in the order of their memory.
-                    entry[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
-        self.loss_scale.load_state(state["loss_scale"])
 
 
 class Trainee:
@@ -222,14 +163,15 @@ class Trainee:
 
     def evaluated(self) -> tuple[str, dict[str, Tensor]]:
         """``evaluated_role`` and its state dict."""
-        return self.evaluated_role, self.emas[0].state() if self.emas else self.task.model.state_dict()
+        return self.evaluated_role, self.networks()[self.evaluated_role]
+
+    def networks(self) -> dict[str, dict[str, Tensor]]:
+        """State dicts of the network by role: with the weights, and with each average in their place."""
+        return {"model": self.task.model.state_dict(), **{ema.role: ema.state() for ema in self.emas}}
 
     def states(self) -> dict[str, dict[str, Any]]:
         """State dicts by role, for a checkpoint. Every rank calls it."""
-        states: dict[str, dict[str, Any]] = {"model": self.task.model.state_dict()}
-        states |= {ema.role: ema.state() for ema in self.emas}
-        states["optimizer"] = self._optimizer_entry(Optimization.state)
-        return states
+        return {**self.networks(), "optimizer": self._optimizer_entry(Optimization.state)}
 
     def _optimizer_entry(self, state_of: Callable[[Optimization], dict[str, Any]]) -> dict[str, Any]:
         first, *others = self.task.parts
@@ -244,9 +186,16 @@ class Trainee:
             entry["modules"] = beside
         return entry
 
-    def empty_optimizer(self, outline: Mapping[str, Any]) -> dict[str, Any]:
-        """The "optimizer" entry of ``states`` of a trainee with one optimizer, whose tensors are to be filled; those of
-        a sharded parameter are sharded likewise. outline: such an entry, with the shapes and types of the tensors."""
+    def weights(self) -> dict[str, dict[str, Tensor]]:
+        """The weights, and of each average its own values, by role; they share the memory of the present ones."""
+        return {"model": self.task.model.state_dict(), **{ema.role: ema.averages for ema in self.emas}}
+
+    def loadable(self, outline: Mapping[str, Any]) -> dict[str, Any]:
+        """``states`` with tensors that are to be overwritten: the weights and averages themselves, and an "optimizer"
+        entry for ``load_optimizer``, in which those of a sharded parameter are sharded likewise.
+
+        outline: such an entry, with the shapes and types of the tensors.
+        """
         optimizer = self.optimizations[self.task.parts[0]].optimizer
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
@@ -256,12 +205,12 @@ class Trainee:
         def like(parameter: Tensor, given: Tensor) -> Tensor:
             return torch.empty_like(parameter, dtype=given.dtype) if given.shape == parameter.shape else empty(given)
 
-        found = replaced({**outline, "optimizer": {**outline["optimizer"], "state": {}}}, empty)
-        found["optimizer"]["state"] = {
-            number: {name: like(parameters[number], given) for name, given in entry.items()}
-            for number, entry in outline["optimizer"]["state"].items()
+        entry = replaced({**outline, "optimizer": {**outline["optimizer"], "state": {}}}, empty)
+        entry["optimizer"]["state"] = {
+            number: {name: like(parameters[number], given) for name, given in values.items()}
+            for number, values in outline["optimizer"]["state"].items()
         }
-        return found
+        return {**self.weights(), "optimizer": entry}
 
     def check_optimizer(self, state: Mapping[str, Any], path: str) -> None:
         """InputError, which names the file, when ``load_optimizer`` cannot restore its state."""

@@ -14,6 +14,7 @@ from ..errors import Fault, InputError
 from ..sampling.classifier import check_guided, load_guide
 from ..sampling.lora import Loras, of_guides
 from ..sampling.pipeline import Pipeline, load
+from ..sampling.stage_settings import BASE, StageFlags
 from .refusal import Refusal
 
 
@@ -30,7 +31,8 @@ class Served:
     has_text: bool = False
     num_classes: int = 0
     size: int = 0
-    stages: int = 1
+    kinds: tuple[StageFlags, ...] = (BASE,)  # of its stages
+    has_no: tuple[str, ...] = ()  # settings that its first stage does not have
     sampler: str = ""
     steps: int = 0
     guidable: bool = False
@@ -41,7 +43,7 @@ class Served:
         return {
             "name": self.name,
             "size": self.size,
-            "stages": self.stages,
+            "stages": len(self.kinds),
             "text": self.has_text,
             "classes": self.num_classes,
             "classifier": bool(self.classifier),
@@ -120,7 +122,8 @@ class Models:
         if not pipeline.has_base or first.takes_embeddings or first.reconstructs:
             raise InputError(f"{model.path} is no generator of images from prompts alone: serve a generator")
         model.has_text, model.num_classes = any(stage.reads_text for stage in pipeline.stages), first.num_classes
-        model.size, model.stages = pipeline.image_size, len(pipeline.stages)
+        model.kinds, model.has_no = tuple(stage.flags for stage in pipeline.stages), first.has_no
+        model.size = pipeline.image_size
         model.sampler = first.defaults.sampler.sampler
         model.steps = first.process(first.defaults).num_timesteps
         model.guidable = model.has_text or model.num_classes > 0

@@ -10,14 +10,29 @@ import numpy as np
 from ..commands.serve import Limits
 from ..diffusion.samplers import SAMPLERS
 from ..errors import InputError
+from ..sampling.stage_settings import BASE, STAGE_B, UPSAMPLERS, StageFlags
 from .api import POLL, Service
 from .models import Served
 from .page_inputs import PictureFiles, editor_value, picture_editor, picture_upload
-from .page_values import EDITS, LONGEST, downloads, read_wish, record, repeated, request_text, values_of
+from .page_values import (
+    CHANGING,
+    EDITS,
+    LONGEST,
+    MORE,
+    downloads,
+    is_used,
+    read_wish,
+    record,
+    repeated,
+    request_text,
+    values_of,
+)
 from .pictures import Pictures
-from .wish import Wish, check_wish, size_asked
+from .wish import LEAVES, Wish, check_wish, size_asked
 from .worker import Job, Snapshot
 
+GROUPS = {BASE: "More settings", UPSAMPLERS: "Upsamplers", STAGE_B: "Stage B"}
+USUAL = "as the checkpoint says"
 HISTORY = 24  # images that a visitor's history keeps
 PREVIEW_SECONDS = 0.12  # between two previews
 VISIT_SECONDS = 3600  # after which what a visitor has is forgotten
@@ -101,18 +116,12 @@ class Visits:
 
 def looks_of(model: Served, limits: Limits) -> dict[str, dict[str, Any]]:
     """What the controls that depend on the model show, by their names."""
-    text, loras = {"visible": model.has_text}, {"visible": bool(model.loras)}
-    return {
-        "prompt": text,
-        "negative_prompt": text,
-        "label": {"visible": model.num_classes > 0},
-        "sampler": {"value": model.sampler},
-        "steps": {"value": min(model.steps, limits.max_steps)},
-        "guidance_scale": {"value": model.guidance, "visible": model.guidable},
-        "classifier_scale": {"value": 0, "visible": bool(model.classifier)},
-        "loras": {"choices": list(model.loras), "value": [], **loras},
-        "lora_factor": loras,
-    }
+    looks: dict[str, dict[str, Any]] = {name: {"visible": is_used(name, model)} for name in CHANGING}
+    looks |= {"sampler": {"value": model.sampler}, "steps": {"value": min(model.steps, limits.max_steps)}}
+    looks["guidance_scale"]["value"] = model.guidance
+    looks["classifier_scale"]["value"] = 0
+    looks["loras"] |= {"choices": list(model.loras), "value": []}
+    return looks
 
 
 def build_page(service: Service) -> Any:
@@ -122,6 +131,7 @@ def build_page(service: Service) -> Any:
     limits, served, visits = service.limits, service.models.served, Visits(service)
     first = next(iter(served.values()))
     looks = looks_of(first, limits)
+    groups: dict[StageFlags, Any] = {}
 
     with gr.Blocks(title="diff_dalle", analytics_enabled=False, delete_cache=(600, VISIT_SECONDS)) as page:
         gr.Markdown("# diff_dalle")
@@ -154,6 +164,10 @@ def build_page(service: Service) -> Any:
                     controls["lora_factor"] = gr.Slider(
                         -2, 2, 1, step=0.05, label="Strength of the LoRAs", **looks["lora_factor"]
                     )
+                for kind, title in GROUPS.items():
+                    with gr.Accordion(title, open=False, visible=kind in first.kinds) as groups[kind]:
+                        for flag in MORE[kind]:
+                            controls[flag] = _setting(gr, flag, **looks.get(flag, {}))
                 with gr.Accordion("Control by a picture", open=False, visible=bool(first.controlnet)) as control_group:
                     controls["control"] = picture_upload("Picture for the ControlNet")
                     controls["control_scale"] = gr.Slider(0, 2, 1, step=0.05, label="Strength of the control")
@@ -166,7 +180,7 @@ def build_page(service: Service) -> Any:
             with gr.Column(scale=3, min_width=320):
                 progress = gr.HTML(status("Ready"), elem_classes="status")
                 images = _gallery(gr, "Images", 2)
-                stages = _gallery(gr, "Images of the earlier stages", 4, visible=first.stages > 1)
+                stages = _gallery(gr, "Images of the earlier stages", 4, visible=len(first.kinds) > 1)
                 with gr.Accordion("Repeat these images", open=False):
                     # No colors: those of gradio have too little contrast on white.
                     text: dict[str, Any] = {"language": None, "interactive": False, "wrap_lines": True, "lines": 1}
@@ -220,7 +234,8 @@ def build_page(service: Service) -> Any:
             model = service.models.find(name)
             updates = {controls[control]: gr.update(**look) for control, look in looks_of(model, limits).items()}
             updates[control_group] = gr.update(visible=bool(model.controlnet))
-            return {**updates, stages: gr.update(visible=model.stages > 1)}
+            updates |= {group: gr.update(visible=kind in model.kinds) for kind, group in groups.items()}
+            return {**updates, stages: gr.update(visible=len(model.kinds) > 1)}
 
         def choose(entries: list[dict], event: gr.SelectData) -> dict:
             if not isinstance(event.index, int) or not 0 <= event.index < len(entries):
@@ -250,11 +265,20 @@ def build_page(service: Service) -> Any:
         )
         stop.click(end, concurrency_limit=None, **private)
         page.unload(end)
-        changed = [*(controls[name] for name in looks), control_group, stages]
+        shifting = [control_group, *groups.values(), stages]
+        changed = [*(controls[name] for name in looks), *shifting]
         controls["model"].input(change_model, controls["model"], changed, **private)
-        again = [*controls.values(), control_group, stages, *repeats]
+        again = [*controls.values(), *shifting, *repeats]
         past.select(choose, history, again, **private)
     return page.queue(api_open=False, max_size=64)
+
+
+def _setting(gr: Any, flag: str, **look: Any) -> Any:
+    """A control for a setting of sampling, which is empty as long as it is the checkpoint's."""
+    leaf, label = LEAVES[flag], flag.replace("_", " ").capitalize()
+    if leaf.choices and leaf.default is None:
+        return gr.Dropdown([(USUAL, ""), *leaf.choices], value="", label=label, info=leaf.help, **look)
+    return gr.Textbox(label=label, info=leaf.help, placeholder=USUAL, **look)
 
 
 def _gallery(gr: Any, label: str, columns: int, **settings: Any) -> Any:

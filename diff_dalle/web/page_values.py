@@ -9,26 +9,44 @@ from typing import Any
 
 import numpy as np
 
-from ..config import from_dict, to_dict
+from ..config import FlagText, checked, from_dict, shown, to_dict
 from ..errors import InputError
+from ..sampling.stage_settings import BASE, KINDS, ONLY
 from .api import Service
 from .models import Served
 from .page_inputs import PictureFiles, picture_files
 from .pictures import Pictures, png
 from .uploads import keep
-from .wish import Wish
+from .wish import LEAVES, Wish
 
 EDITS = {
     "Inpaint what is drawn": "mask",
     "Image to image": "strength",
     "Variations": "variation",
 }
-# Settings of a wish that are controls of the page.
+# Settings of a wish that are controls of the page: those with one of their own, and the others of each kind of stage.
 SAME = (
     *("model", "prompt", "negative_prompt", "label", "seed", "num_images", "sampler", "steps", "guidance_scale"),
     *("classifier_scale", "control_scale"),
 )
+MORE = {kind: [flag for flag in kind.flags if flag in LEAVES and flag not in SAME] for kind in KINDS}
+# What a model must have for a control to be of use.
+_NEEDED = {
+    **dict.fromkeys(("prompt", "negative_prompt"), "has_text"),
+    **dict.fromkeys(("loras", "lora_factor"), "loras"),
+    "label": "num_classes",
+    "guidance_scale": "guidable",
+    "classifier_scale": "classifier",
+}
+CHANGING = (*_NEEDED, *(flag for flag in MORE[BASE] if flag in ONLY))  # controls that not every model has
 LONGEST = 200_000  # characters of a picture in the JSON that the page shows; a longer text would make it slow
+
+
+def is_used(name: str, model: Served) -> bool:
+    """Whether a control has an effect on what a model makes."""
+    if name in MORE[BASE]:
+        return name not in model.has_no
+    return bool(getattr(model, _NEEDED.get(name, "name")))
 
 
 def read_wish(values: dict[str, Any], model: Served) -> tuple[Wish, PictureFiles]:
@@ -36,24 +54,16 @@ def read_wish(values: dict[str, Any], model: Served) -> tuple[Wish, PictureFiles
 
     values: by the controls' names, as the browser sends them, which may be anything.
     """
-    asked: dict[str, Any] = {
-        "model": model.name,
-        "seed": _whole(values, "seed"),
-        "num_images": _whole(values, "num_images"),
-        "sampler": values["sampler"],
-        "steps": _whole(values, "steps"),
-    }
-    if model.has_text:
-        asked |= {name: _text(values, name) for name in ("prompt", "negative_prompt")}
-    if model.num_classes:
-        asked["label"] = _whole(values, "label")
-    if model.guidable:
-        asked["guidance_scale"] = _number(values, "guidance_scale")
-    if model.classifier:
-        asked["classifier_scale"] = _number(values, "classifier_scale")
+    asked: dict[str, Any] = {"model": model.name, "sampler": values["sampler"]}
+    asked |= {name: _text(values, name) for name in ("prompt", "negative_prompt") if is_used(name, model)}
+    asked |= {name: _whole(values, name) for name in ("seed", "num_images", "steps", "label") if is_used(name, model)}
+    asked |= {name: _number(values, name) for name in ("guidance_scale", "classifier_scale") if is_used(name, model)}
     if model.loras and isinstance(values["loras"], list):
         factor = _number(values, "lora_factor")
         asked["lora"] = [f"{name}:{factor:g}" for name in values["loras"]]
+    for flag in (flag for kind in set(model.kinds) for flag in MORE[kind]):
+        if (text := _text(values, flag)) and is_used(flag, model):
+            asked[flag] = checked(LEAVES[flag], FlagText(text), flag)
     kind = EDITS.get(str(values["edit"]), "")
     files = picture_files(values["control"] if model.controlnet else None, values["editor"], kind == "mask")
     if files.control:
@@ -93,13 +103,14 @@ def _whole(values: dict[str, Any], name: str) -> int:
 
 
 def _text(values: dict[str, Any], name: str) -> str:
-    value = values[name]
+    value = values.get(name)
     return value.strip() if isinstance(value, str) else ""
 
 
 def values_of(wish: dict[str, Any], has_mask: bool = False) -> dict[str, Any]:
     """What the page's controls say for a wish, as a dict: the inverse of ``read_wish``, without its pictures."""
     values = {name: wish[name] for name in SAME if wish[name] is not None}
+    values |= {flag: "" if wish[flag] in (None, []) else shown(wish[flag]) for flags in MORE.values() for flag in flags}
     loras = [text.rpartition(":") for text in wish["lora"]]
     values["loras"] = [name for name, _, _ in loras]
     if loras:
@@ -130,7 +141,8 @@ def repeated(service: Service, wish: Wish, pictures: Pictures) -> dict[str, Any]
 
 def request_text(wish: dict[str, Any], pictures: Pictures, longest: int | None = None) -> str:
     """The JSON that asks the API for a wish. longest: characters of a picture, above which a note takes its place."""
-    values = {**wish, **({"format": "json"} if wish["num_images"] > 1 else {})}
+    values = {name: value for name, value in wish.items() if value not in (None, [])}
+    values |= {"format": "json"} if wish["num_images"] > 1 else {}
     for name, text in pictures.texts().items():
         long = longest is not None and len(text) > longest
         values[name] = f"a text of {len(text):,} characters, which request.json has" if long else text

@@ -6,7 +6,10 @@ import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
+from ..config import shown
+from ..sampling.stage_settings import BASE
 from .models import Served
 from .wish import BATCH, Wish, batch_of, lora_paths
 
@@ -31,19 +34,25 @@ def _shown(model: Served) -> Served:
     )
 
 
-def _reduced(batch: int, model: Served) -> bool:
-    """Whether the upsamplers have a smaller batch than of their own accord."""
-    return model.stages > 1 and batch < BATCH
+def _loading(wish: Wish, model: Served, pictures: Sequence[str]) -> dict[str, Any]:
+    """What is loaded beside the model."""
+    found = {"upsampler_paths": model.upsamplers, "lora": lora_paths(wish, model)}
+    return found | ({"controlnet": model.controlnet} if "control_image" in pictures else {})
+
+
+def _batches(wish: Wish, model: Served) -> list[dict[str, int]]:
+    """For each stage, its batch size where that is not the usual one: on it the last digits depend."""
+    batch = batch_of(wish, model)
+    is_less = [wish.num_images > batch and (number == 0 or batch < BATCH) for number in range(len(model.kinds))]
+    return [{"batch_size": batch} if less else {} for less in is_less]
 
 
 def command_line(wish: Wish, model: Served, pictures: Sequence[str] = ()) -> str:
     """For a shell. pictures: the names of the wish's pictures, each of which is to be saved as NAME.png."""
-    batch, model = batch_of(wish, model), _shown(model)
-    flags: dict[str, object] = {"model_path": model.path, "upsampler_paths": ",".join(model.upsamplers)}
-    flags["lora"] = ",".join(lora_paths(wish, model))
+    batches, model = _batches(wish, model), _shown(model)
+    flags: dict[str, Any] = {"model_path": model.path, **_loading(wish, model, pictures)}
     if "control_image" in pictures:
-        flags |= {"controlnet": model.controlnet, "control_image": "control_image.png"}
-        flags |= {"control_scale": wish.control_scale}
+        flags["control_scale"] = wish.control_scale
     before = ""
     if "|" in wish.prompt:  # separates prompts
         before = f"printf %s {shlex.quote(wish.prompt)} > prompt.txt && "
@@ -51,22 +60,21 @@ def command_line(wish: Wish, model: Served, pictures: Sequence[str] = ()) -> str
     else:
         flags["prompts"] = wish.prompt
     flags |= {"negative_prompt": wish.negative_prompt, "labels": wish.label, "seed": wish.seed}
-    flags |= {"num_samples": wish.num_images, "sample_size": f"{wish.height},{wish.width}" if wish.height else None}
-    flags |= {"sampler": wish.sampler, "timestep_respacing": wish.steps, "guidance_scale": wish.guidance_scale}
-    if wish.classifier_scale:
-        flags |= {"classifier_path": model.classifier, "classifier_scale": wish.classifier_scale}
-    flags |= {name: f"{name}.png" for name in ("init_image", "mask") if name in pictures}
+    flags |= {"num_samples": wish.num_images, "sample_size": [wish.height, wish.width] if wish.height else None}
+    flags |= {BASE.flag(name): value for name, value in wish.of_base(model.classifier).items()}
+    for kind in model.kinds[1:]:
+        flags |= {flag: getattr(wish, flag, None) for flag in kind.flags}
+    flags |= {name: f"{name}.png" for name in pictures}
     flags |= {"strength": wish.strength, "variation": wish.variation}
-    if wish.num_images > batch:  # on which the last digits depend
-        flags |= {"batch_size": batch, "upsampler_batch_size": batch if _reduced(batch, model) else None}
-    words = [f"--{name}={value}" for name, value in flags.items() if value not in (None, "")]
+    for kind, batch in zip(model.kinds, batches, strict=True):
+        flags |= {kind.flag(name): value for name, value in batch.items()}
+    words = [f"--{name}={shown(value)}" for name, value in flags.items() if value not in (None, "", [], ())]
     return before + shlex.join(["python", "scripts/sample.py", *words])
 
 
 def python_code(wish: Wish, model: Served, pictures: Sequence[str] = ()) -> str:
     """A program whose ``images`` are the wish's. pictures: as for ``command_line``."""
-    batch, model = batch_of(wish, model), _shown(model)
-    loading: dict[str, object] = {"upsampler_paths": model.upsamplers, "lora": lora_paths(wish, model)}
+    batches, model = _batches(wish, model), _shown(model)
     options: dict[str, str] = {"seed": repr(wish.seed), "num_samples": repr(wish.num_images)}
     imports, before = ["import diff_dalle"], []
     if pictures:
@@ -74,35 +82,23 @@ def python_code(wish: Wish, model: Served, pictures: Sequence[str] = ()) -> str:
         kinds = {name: "L" if name == "mask" else "RGB" for name in pictures}
         before = [f'{name} = np.array(Image.open("{name}.png").convert("{kind}"))' for name, kind in kinds.items()]
     if "control_image" in pictures:
-        loading["controlnet"] = model.controlnet
         options["control"] = f"diff_dalle.Control([control_image], scale={wish.control_scale!r})"
-    arguments = "".join(f", {name}={value!r}" for name, value in loading.items() if value)
+    arguments = "".join(f", {name}={value!r}" for name, value in _loading(wish, model, pictures).items() if value)
     if wish.negative_prompt:
         options["negative_prompt"] = repr(wish.negative_prompt)
     if wish.label is not None:
         options["labels"] = repr([wish.label])
     if wish.height:
         options["size"] = repr((wish.height, wish.width))
-    steps = None if wish.steps is None else str(wish.steps)
-    changed = {"sampler": wish.sampler, "timestep_respacing": steps}
-    if words := ", ".join(f"{name}={value!r}" for name, value in changed.items() if value is not None):
-        options["sampler"] = f"defaults.sampler.changed({words})"
-    if wish.guidance_scale is not None:
-        options["guidance"] = f"replace(defaults.guidance, guidance_scale={wish.guidance_scale!r})"
-    if wish.classifier_scale:
-        options |= {"classifier": repr(model.classifier), "classifier_scale": repr(wish.classifier_scale)}
+    base = wish.of_base(model.classifier) | batches[0]
+    options |= {name: repr(value) for name, value in base.items()}
+    upsampling = [kind.given(wish, i) | batches[i + 1] for i, kind in enumerate(model.kinds[1:])]
+    if any(upsampling):
+        options["upsampling"] = repr(upsampling)
     if "init_image" in pictures:
         masks = "[mask >= 128]" if "mask" in pictures else "None"
         edit = f"diff_dalle.EditConfig(strength={wish.strength!r}, variation={wish.variation!r})"
         options["edit"] = f"diff_dalle.ImageEdit([init_image], {masks}, {edit})"
-    if wish.num_images > batch:
-        options["batch_size"] = repr(batch)
-        if _reduced(batch, model):
-            options["upsampling"] = f"[replace(each, batch_size={batch}) for each in pipeline.upsampler_defaults]"
-    if any("replace(" in value for value in options.values()):
-        imports.insert(0, "from dataclasses import replace\n")
     lines = [*imports, "", *before, f"pipeline = diff_dalle.load({model.path!r}{arguments})"]
-    if "sampler" in options or "guidance" in options:
-        lines.append("defaults = pipeline.stages[0].defaults")
     rest = "".join(f"    {name}={value},\n" for name, value in options.items())
     return "\n".join([*lines, f"images = pipeline.sample(\n    [{wish.prompt!r}],\n{rest})"]) + "\n"

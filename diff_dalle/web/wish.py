@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -9,28 +10,30 @@ from typing import Any
 import numpy as np
 
 from ..commands.serve import Limits
-from ..config import faults_of, option, settings
+from ..config import faults_of, leaves, option, settings
 from ..diffusion.editing import EditConfig
-from ..diffusion.samplers import SAMPLERS
 from ..errors import Fault, InputError
 from ..images.files import INPAINTED
 from ..randomness import check_seeds
 from ..sampling.control import Control
-from ..sampling.pipeline import Pipeline
-from ..sampling.request import ImageEdit, Request, StageSettings
+from ..sampling.request import ImageEdit, Request
 from ..sampling.stage import Watch
+from ..sampling.stage_settings import BASE, STAGE_B, UPSAMPLERS, check_kinds, settings_of_stages
 from .models import Models, Served
 from .pictures import Pictures, Size
 
 BATCH = 4  # images of the model's own size that go through it at once; more are hardly faster on a CPU
 BATCH_PIXELS = 1 << 18  # at most, of all images of a batch: four of 256 × 256
 LARGEST_SCALE = 100.0  # of guidance and control: far beyond any that gives images, and finite in half precision
-_SCALE: dict[str, Any] = {"least": -LARGEST_SCALE, "most": LARGEST_SCALE}  # bounds
+_OURS = ("classifier", "batch_size", "tile_size", "tile_overlap")  # settings that the server decides on
 
 
 @settings
+@STAGE_B.declare(without=_OURS)
+@UPSAMPLERS.declare(without=(*_OURS, "classifier_scale", "classifier_gradient"))
+@BASE.declare(without=(*_OURS, "classifier_scale", "timestep_respacing"))
 class Wish:
-    """Images to sample, as a client asks for them"""
+    """Images to sample, as a client asks for them; settings of sampling have the names of the flags"""
 
     model: str = option("", "name of the model; empty = the first")
     prompt: str = option("", "what the images show")
@@ -40,16 +43,31 @@ class Wish:
     num_images: int = option(1, "number of images", least=1)
     width: int = option(0, "width of the images in pixels; 0 = as trained", least=0)
     height: int = option(0, "height of the images in pixels; 0 = as trained", least=0)
-    sampler: str | None = option(None, "sampling algorithm; null = as the checkpoint says", choices=SAMPLERS)
     steps: int | None = option(None, "sampling steps; null = as the checkpoint says", least=1)
-    guidance_scale: float | None = option(
-        None, "scale of classifier-free guidance; null = as the checkpoint says", **_SCALE
-    )
-    classifier_scale: float = option(0.0, "scale of the classifier's guidance; 0 = off", **_SCALE)
+    classifier_scale: float = option(0.0, "scale of the classifier's guidance; 0 = off")
     lora: tuple[str, ...] = option((), "LoRAs of the model, each as NAME or NAME:FACTOR")
-    control_scale: float = option(1.0, "strength of the control image", **_SCALE)
+    control_scale: float = option(1.0, "strength of the control image")
     strength: float | None = option(None, "part of the process that edits the init image, above 0 to 1")
     variation: float | None = option(None, "strength of variations of the init image, 0–1")
+
+    def faults(self) -> Iterator[Fault]:
+        for name in LEAVES:
+            value = getattr(self, name)
+            several = value if isinstance(value, tuple) else (value,)
+            if any(isinstance(each, float) and abs(each) > LARGEST_SCALE for each in several):
+                yield Fault(name, f"must be at least -{LARGEST_SCALE:g} and at most {LARGEST_SCALE:g}", value)
+
+    def of_base(self, classifier: str) -> dict[str, Any]:
+        """What is asked of the base, by the names of StageSettings. classifier: path of the model's."""
+        found = BASE.given(self)
+        if self.steps is not None:
+            found["timestep_respacing"] = str(self.steps)
+        if self.classifier_scale:
+            return found | {"classifier": classifier}
+        return {name: value for name, value in found.items() if not name.startswith("classifier")}
+
+
+LEAVES = {leaf.name: leaf for leaf in leaves(Wish)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +117,7 @@ def work_of(wish: Wish, pictures: Pictures, models: Models, limits: Limits) -> C
             batch = batch_of(wish, model)
             settings = [
                 replace(each, batch_size=min(batch, each.batch_size))
-                for each in pipeline.stage_settings(_settings(wish, pipeline, model))
+                for each in settings_of_stages(pipeline.stages, wish, **wish.of_base(model.classifier))
             ]
             return Result(pipeline.sample_stages(request, settings, progress=False, watch=watch), pictures)
         except InputError as error:
@@ -129,6 +147,19 @@ def _forbidden(wish: Wish, model: Served, limits: Limits) -> Iterator[str | Faul
             f"the model {model.name} takes {model.steps} steps of its own accord, but may take at most "
             f"{limits.max_steps}: set steps"
         )
+    for kind in dict.fromkeys(model.kinds):
+        flag, count = kind.flag("timestep_respacing"), model.kinds.count(kind)
+        texts = getattr(wish, flag, None) or ()
+        for text in (texts,) if isinstance(texts, str) else texts:
+            numbers = [int(number) for number in re.findall(r"\d{1,9}", text)]
+            if not 0 < sum(numbers) <= limits.max_steps:
+                yield Fault(flag, f"must be a number of steps, at most {limits.max_steps}", text)
+        if faults := list(kind.counts(wish, count) if kind.each else ()):
+            yield from faults
+        else:
+            for i in range(count):
+                yield from kind.faults(wish, i)
+    yield from faults_of(lambda: check_kinds(model.kinds, wish))
     side = limits.largest_side(model.size)
     most = {"num_images": limits.max_images, "steps": limits.max_steps, "width": side, "height": side}
     for name, limit in most.items():
@@ -167,7 +198,7 @@ def _lora_path(text: str, model: Served) -> str:
 
 
 def _request(wish: Wish, pictures: Pictures) -> Request:
-    count, edit, control = wish.num_images, None, None
+    edit, control = None, None
     config = EditConfig(strength=wish.strength, variation=wish.variation)
     if pictures.init_image is not None:
         masks = None if pictures.mask is None else [pictures.mask.max(2) >= INPAINTED]
@@ -176,26 +207,13 @@ def _request(wish: Wish, pictures: Pictures) -> Request:
         raise InputError("mask, strength and variation are about an init_image, but there is none: give it")
     if pictures.control_image is not None:
         control = Control([pictures.control_image], scale=wish.control_scale)
-    return Request(
-        [wish.prompt] * count,
-        [wish.seed + i for i in range(count)],
-        None if wish.label is None else [wish.label] * count,
-        wish.negative_prompt,
+    return Request.of(
+        wish.prompt,
+        wish.seed,
+        num_samples=wish.num_images,
+        labels=None if wish.label is None else [wish.label],
+        negative_prompt=wish.negative_prompt,
         size=(wish.height, wish.width) if wish.height else None,
         edit=edit,
         control=control,
-    )
-
-
-def _settings(wish: Wish, pipeline: Pipeline, model: Served) -> StageSettings:
-    """Of the base generator: what is asked for, and else what its checkpoint says."""
-    usual = pipeline.stages[0].defaults
-    sampler = {"sampler": wish.sampler, "timestep_respacing": None if wish.steps is None else str(wish.steps)}
-    scale: dict[str, Any] = {} if wish.guidance_scale is None else {"guidance_scale": wish.guidance_scale}
-    return replace(
-        usual,
-        sampler=usual.sampler.changed(**{name: value for name, value in sampler.items() if value is not None}),
-        guidance=replace(usual.guidance, **scale),
-        classifier=model.classifier if wish.classifier_scale else None,
-        classifier_scale=wish.classifier_scale,
     )

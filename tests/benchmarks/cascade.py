@@ -8,15 +8,16 @@ from pathlib import Path
 import numpy as np
 from checkpoint_making import save_model
 
-from diff_dalle.commands.train_generator import GeneratorRun
 from diff_dalle.diffusion.preview_config import PreviewConfig
 from diff_dalle.diffusion.sampling import SamplerConfig
 from diff_dalle.models.generator import GeneratorConfig
 from diff_dalle.models.super_resolution import LowResConfig
 from diff_dalle.models.text_encoder import TextEncoderConfig
 from diff_dalle.models.unet import UNetConfig
+from diff_dalle.recipes.generator import GeneratorRun
 from diff_dalle.sampling.pipeline import Pipeline, load
-from diff_dalle.sampling.request import Request, StageSettings
+from diff_dalle.sampling.request import Request
+from diff_dalle.sampling.stage_settings import StageSettings
 
 from .timing import in_fresh_process, temporary_folder
 

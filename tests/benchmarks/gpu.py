@@ -124,7 +124,7 @@ def ours(
     trainee = Trainee(task, OptimConfig(lr=LR, ema_rate=(EMA_RATE,)), precision, world)
     if compiled:
         compile_training(task, work.backend)
-    folder = RunFolder("unused", Identity("benchmark", {}))
+    folder = RunFolder(Identity("benchmark", {}), path="unused")
     loop = TrainLoop(TrainingConfig(batch_size=batch_size), [trainee], None, folder, world)
     batch = Batch(_images(work, config, batch_size), Conditioning(), torch.arange(batch_size))
     return lambda: loop.update(batch)

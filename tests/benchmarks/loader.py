@@ -15,7 +15,7 @@ from diff_dalle.data.aspect_buckets import AspectConfig
 from diff_dalle.data.loader import DataConfig, Loader
 from diff_dalle.data.spec import ImageSpec, SampleSpec
 from diff_dalle.data.tar import write_tar
-from diff_dalle.distributed.host_memory import reuse_freed_memory
+from diff_dalle.distributed.devices import reuse_freed_memory
 from diff_dalle.images.decode import decode_image
 from diff_dalle.images.pixels import to_uint8
 from diff_dalle.images.transforms import center_crop

@@ -17,18 +17,17 @@ from tiny_settings import flags
 from torch import Tensor
 
 from diff_dalle.commands.command_line import parse
-from diff_dalle.commands.lora.reading import parse_lora
-from diff_dalle.commands.lora.run import LoraRun
-from diff_dalle.commands.plan.calibration import WARM_UP, Steps
-from diff_dalle.commands.train_generator import GeneratorRun
-from diff_dalle.commands.training import TrainingRun
+from diff_dalle.commands.training_kinds import parse_lora
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.evaluation.report import markdown_table
 from diff_dalle.models.adapters.adapted import Adapted
 from diff_dalle.models.cost import storage_key
-from diff_dalle.shapes.scenes import ShapesConfig
-from diff_dalle.shapes.shards import write_shapes
+from diff_dalle.planning.calibration import WARM_UP, Steps
+from diff_dalle.recipes.generator import GeneratorRun
+from diff_dalle.recipes.recipe import Recipe
 from diff_dalle.training.trainee import Trainee
+from diff_dalle.worlds.shapes.scenes import ShapesConfig
+from diff_dalle.worlds.shapes.shards import write_shapes
 
 from .plan import live_bytes, peak_of_step
 from .timing import in_fresh_process, resident_bytes
@@ -55,17 +54,18 @@ def write_files(folder: str) -> None:
     """The data, and the base as it is before training: ``shapes/train`` and ``base.pt``."""
     config = ShapesConfig(image_size=32, train_samples=64, val_samples=0, samples_per_shard=8)
     write_shapes(config, f"{folder}/shapes")
-    save_model(full(folder), f"{folder}/base.pt", fresh=1.0, spread=0.0)
+    save_model(full(folder).settings, f"{folder}/base.pt", fresh=1.0, spread=0.0)
 
 
-def full(folder: str, batch_size: int = BATCH_SIZE) -> GeneratorRun:
+def full(folder: str, batch_size: int = BATCH_SIZE) -> Recipe:
     """The training of the base."""
-    return parse(GeneratorRun, ["--preset", BASE, *_flags(folder, batch_size), "--sample_interval", "0"])
+    return parse(GeneratorRun, ["--preset", BASE, *_flags(folder, batch_size), "--sample_interval", "0"]).recipe()
 
 
-def adapted(folder: str, batch_size: int = BATCH_SIZE) -> LoraRun:
+def adapted(folder: str, batch_size: int = BATCH_SIZE) -> Recipe:
     """The training of its LoRA."""
-    return parse_lora(["--preset", LORA, "--model_path", f"{folder}/base.pt", *_flags(folder, batch_size)])
+    run = parse_lora(["--preset", LORA, "--model_path", f"{folder}/base.pt", *_flags(folder, batch_size)])
+    return run.recipe()
 
 
 def _flags(folder: str, batch_size: int) -> list[str]:
@@ -88,7 +88,7 @@ def held_bytes(trainee: Trainee) -> int:
     return sum(found.values())
 
 
-def memory_of_run(build: Callable[..., TrainingRun], folder: str, batch_size: int = BATCH_SIZE) -> Memory:
+def memory_of_run(build: Callable[..., Recipe], folder: str, batch_size: int = BATCH_SIZE) -> Memory:
     torch.set_num_threads(1)
     others = live_bytes()
     steps = Steps.of(build(folder, batch_size), ALONE)
@@ -101,10 +101,10 @@ def memory_of_run(build: Callable[..., TrainingRun], folder: str, batch_size: in
 
 def file_sizes(folder: str) -> tuple[int, int]:
     """Of the LoRA file and of the base's, in bytes."""
-    run = adapted(folder).settled(ALONE)
-    (trainee,) = Steps.of(run, ALONE).loop.trainees
+    recipe = adapted(folder)
+    (trainee,) = Steps.of(recipe, ALONE).loop.trainees
     role, state = trainee.evaluated()
-    (write,) = run.exports(trainee, {role: {"state": state}}).values()
+    (write,) = recipe.open(ALONE).exports(trainee, {role: {"state": state}}).values()
     file = io.BytesIO()
     write(file)
     return len(file.getvalue()), os.path.getsize(f"{folder}/base.pt")

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from diff_dalle.commands.train_generator import GeneratorRun
 from diff_dalle.distributed.world import World
 from diff_dalle.models.precision import autocast
 from diff_dalle.models.text_encoder import TextEncoder
+from diff_dalle.recipes.generator import GeneratorRun
 from diff_dalle.text.tokenizer import Tokenizer
 
 BATCH_SIZE, LR, BETAS, WEIGHT_DECAY, GRAD_CLIP = 16, 1e-4, (0.9, 0.999), 1e-2, 1.0
@@ -43,17 +43,18 @@ class Peer:
         from diffusers.optimization import get_scheduler
         from diffusers.training_utils import EMAModel
 
-        self.tokenizer = tokenizer = cast("Tokenizer", run.build_tokenizer())
+        training = replace(run.training, batch_size=BATCH_SIZE)
+        session = replace(run, training=training).recipe().open(world)
+        self.tokenizer = tokenizer = cast("Tokenizer", session.tokenizer)
         self.run, self.device, self.precision = run, world.device, precision
         self.batch_size = BATCH_SIZE
-        training = replace(run.training, batch_size=BATCH_SIZE)
-        self.batches = replace(run, training=training).build_loader(tokenizer, world).batches(0)
+        self.batches = session.both_loaders[0].batches(0)
         torch.manual_seed(run.training.seed)
         others = len(widths) - 1  # all levels but the lowest resolution have attention, as by default
         self.unet = UNet2DConditionModel(
             sample_size=run.image_size,
-            in_channels=run.image_channels,
-            out_channels=run.image_channels,
+            in_channels=run.model.channels,
+            out_channels=run.model.channels,
             down_block_types=("CrossAttnDownBlock2D",) * others + ("DownBlock2D",),
             up_block_types=("UpBlock2D",) + ("CrossAttnUpBlock2D",) * others,
             block_out_channels=tuple(widths),
@@ -95,8 +96,8 @@ class Peer:
 
         solver = DPMSolverMultistepScheduler.from_config(self.process.config)
         solver.set_timesteps(SAMPLING_STEPS)
-        tokens, mask = self.tokenizer(list(captions), self.run.text_length)
-        shape = len(captions), self.run.image_channels, self.run.image_size, self.run.image_size
+        tokens, mask = self.tokenizer(list(captions), self.run.model.text.text_length)
+        shape = len(captions), self.run.model.channels, self.run.image_size, self.run.image_size
         x = solver.init_noise_sigma * torch.randn(shape, generator=torch.Generator().manual_seed(seed))
         self.ema.store(self.weights)
         self.ema.copy_to(self.weights)

@@ -22,22 +22,25 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from diff_dalle.checkpoints.checkpoint import save_file
+from diff_dalle.checkpoints.kinds import TRAINING_COMMANDS
 from diff_dalle.commands.command_line import parse
-from diff_dalle.commands.plan.calibration import WARM_UP, Steps
-from diff_dalle.commands.plan.memory import Layout, memory_of
-from diff_dalle.commands.plan.network import networks_of
-from diff_dalle.commands.plan.plan import Plan, parse_plan
+from diff_dalle.commands.info import parse_plan
 from diff_dalle.commands.sources import read_preset
-from diff_dalle.commands.training import TrainingRun, train
-from diff_dalle.commands.training_commands import TRAINING_COMMANDS
 from diff_dalle.config import shown
 from diff_dalle.data.tar import write_tar
 from diff_dalle.distributed.launch import launch
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.evaluation.report import markdown_table
 from diff_dalle.models.cost import storage_key
-from diff_dalle.shapes.scenes import ShapesConfig
-from diff_dalle.shapes.shards import sample_files
+from diff_dalle.planning.calibration import WARM_UP, Steps
+from diff_dalle.planning.cluster import PlanConfig
+from diff_dalle.planning.cost import networks_of
+from diff_dalle.planning.plan import Plan
+from diff_dalle.planning.step import Layout, Step
+from diff_dalle.recipes.recipe import Recipe
+from diff_dalle.recipes.train import train
+from diff_dalle.worlds.shapes.scenes import ShapesConfig
+from diff_dalle.worlds.shapes.shards import ShapesWorld
 
 from .timing import in_fresh_process
 
@@ -99,7 +102,8 @@ def write_world(folder: str) -> str:
     def sample(i: int) -> tuple[str, dict[str, bytes]]:
         file = io.BytesIO()
         np.save(file, rng.standard_normal(WIDTH).astype(np.float32))
-        return f"{i:08d}", {**sample_files(config, i, "train"), "img_emb.npy": file.getvalue()}
+        key, files = ShapesWorld(config).files("train", i)
+        return key, {**files, "img_emb.npy": file.getvalue()}
 
     for shard in range(SHARDS):
         write_tar(str(world / f"{shard:05d}.tar"), map(sample, range(shard * SAMPLES, (shard + 1) * SAMPLES)))
@@ -120,9 +124,9 @@ def flags_of(preset: str, flags: Mapping[str, object], folder: str) -> list[str]
     return argv
 
 
-def run_of(preset: str, flags: Mapping[str, object], folder: str) -> TrainingRun:
+def run_of(preset: str, flags: Mapping[str, object], folder: str) -> Recipe:
     """See ``flags_of``."""
-    return parse(TRAINING_COMMANDS[kind_of(preset)].config_class, flags_of(preset, flags, folder))
+    return parse(TRAINING_COMMANDS[kind_of(preset)].config_class, flags_of(preset, flags, folder)).recipe()
 
 
 def kind_of(preset: str) -> str:
@@ -133,9 +137,9 @@ def kind_of(preset: str) -> str:
 
 def write_semantic(folder: str) -> int:
     """A semantic encoder as it is before training, for stage C; the bytes of its weights."""
-    run = run_of(SEMANTIC, {"webdataset_path": "{world}"}, folder)
-    state = run.build_model(None).state_dict()
-    save_file(f"{folder}/semantic.pt", "model", run.identity(None), 0, 0, state)
+    session = run_of(SEMANTIC, {"webdataset_path": "{world}"}, folder).open(ALONE)
+    state = session.network().state_dict()
+    save_file(f"{folder}/semantic.pt", "model", session.identity(), 0, 0, state)
     return sum(tensor.nbytes for tensor in state.values())
 
 
@@ -163,11 +167,10 @@ def measured_memory(preset: str, folder: str, frozen: int) -> Measured:
     """Bytes at the peak of a step of one of ``PRESETS``. frozen: bytes of its frozen networks."""
     torch.set_num_threads(1)
     others = live_bytes()
-    run = run_of(preset, PRESETS[preset], folder)
-    networks, training = networks_of(run, half=False), run.training
-    layout = Layout(checkpoint=networks[0].probe.checkpointed)
-    planned = memory_of(networks, layout, training.microbatch or training.batch_size, training.batch_size, frozen)
-    steps = Steps.of(run, ALONE)
+    recipe = run_of(preset, PRESETS[preset], folder)
+    step = Step.of(recipe, PlanConfig(gpus=1, frozen_memory=frozen / 2**30), networks_of(recipe))
+    planned = step.memory(Layout(checkpoint=step.networks[0].probe.checkpointed), recipe.microbatch)
+    steps = Steps.of(recipe, ALONE)
     steps.seconds(WARM_UP)
     return Measured(planned.total, peak_of_step(steps, others))
 
@@ -183,7 +186,7 @@ def planned_speed(preset: str, folder: str, threads: int) -> float:
     run = parse_plan([*flags_of(preset, settings_for(preset, threads), folder), "--gpus", "1", "--calibrate", "True"])
     plan = Plan.of(run)
     found = plan.best.layout.checkpoint, plan.best.microbatch
-    assert found == (plan.networks[0].probe.checkpointed, run.training.microbatch or run.training.batch_size), found
+    assert found == (plan.step.networks[0].probe.checkpointed, plan.recipe.microbatch), found
     return plan.images_per_second
 
 
@@ -193,10 +196,10 @@ def trained_speed(preset: str, folder: str, threads: int) -> float:
     batch = run_of(preset, settings, folder).training.batch_size
     with tempfile.TemporaryDirectory() as logs:
         steps = LINES * LOGGED
-        run = run_of(preset, {**settings, **length(kind_of(preset), steps, batch, logs)}, folder)
-        with launch(run.launching) as world:
-            train(run, world)
-        return logged_speed(f"{run.training.logdir}/progress.jsonl")
+        recipe = run_of(preset, {**settings, **length(kind_of(preset), steps, batch, logs)}, folder)
+        with launch(recipe.distributed) as world:
+            train(recipe, world)
+        return logged_speed(f"{recipe.training.logdir}/progress.jsonl")
 
 
 def logged_speed(path: str) -> float:

@@ -23,7 +23,7 @@ Differences = dict[str, tuple[float, float]]
 
 def loop_of(trainee: Trainee, config: TrainingConfig, world: World) -> TrainLoop:
     """The loop of all training commands, without data and files."""
-    return TrainLoop(config, [trainee], None, RunFolder("unused", Identity("benchmark", {})), world)
+    return TrainLoop(config, [trainee], None, RunFolder(Identity("benchmark", {}), path="unused"), world)
 
 
 def copy_weights(network: nn.Module, values: Iterable[Tensor]) -> None:

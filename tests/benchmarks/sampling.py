@@ -17,7 +17,6 @@ from checkpoint_making import save_model
 from torch import Tensor, nn
 
 from diff_dalle.batch import Conditioning
-from diff_dalle.commands.train_generator import GeneratorRun
 from diff_dalle.diffusion.diffusion_config import DiffusionConfig
 from diff_dalle.diffusion.guidance import GuidanceConfig
 from diff_dalle.diffusion.preview_config import PreviewConfig
@@ -27,6 +26,7 @@ from diff_dalle.images.signal import PixelSignal
 from diff_dalle.models.generator import GeneratorConfig
 from diff_dalle.models.text_encoder import TextEncoderConfig
 from diff_dalle.models.unet import UNetConfig
+from diff_dalle.recipes.generator import GeneratorRun
 from diff_dalle.sampling.pipeline import Pipeline, load
 from diff_dalle.sampling.stage import Stage
 from diff_dalle.text.tokenizer import Tokenizer

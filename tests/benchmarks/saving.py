@@ -8,7 +8,7 @@ import torch
 
 from diff_dalle.checkpoints.checkpoint import Identity
 from diff_dalle.checkpoints.run_folder import RunFolder
-from diff_dalle.distributed.host_memory import reuse_freed_memory
+from diff_dalle.distributed.devices import reuse_freed_memory
 from diff_dalle.training.loop import TrainLoop
 
 from .timing import Unfinished, temporary_folder
@@ -20,7 +20,7 @@ def _trained() -> TrainLoop:
     reuse_freed_memory()  # as in every training command
     torch.manual_seed(0)
     loop, batch = training_loop()
-    loop.saving.run = RunFolder(str(temporary_folder()), Identity("benchmark", {}))
+    loop.saving.run = RunFolder(Identity("benchmark", {}), path=str(temporary_folder()))
     for _ in range(2):
         loop.update(batch)
     return loop

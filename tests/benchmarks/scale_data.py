@@ -22,9 +22,9 @@ from diff_dalle.data.collection import Collection, collect
 from diff_dalle.data.index import save_summaries, table_folders
 from diff_dalle.data.loader import CHUNK, DataConfig
 from diff_dalle.data.order import Order, streams_for, windows_kept
-from diff_dalle.data.shard_table import IMAGE, Required, ShardSummary, Table
+from diff_dalle.data.shard_table import IMAGE, ShardSummary, Table, save_table
 from diff_dalle.data.shards import ShardFiles
-from diff_dalle.data.table_file import save_table
+from diff_dalle.data.spec import Required
 from diff_dalle.data.tar import BLOCK
 from diff_dalle.distributed.world import deal
 from diff_dalle.errors import InputError
@@ -150,6 +150,7 @@ def start(fleet: Fleet, index_cache: str) -> Start:
     """Every part once for its time and once more for its memory, which takes longer to measure; but for the listing,
     which only rank 0 does."""
     remembered = windows_kept(streams_for(fleet.nodes), fleet.processes) * fleet.window
+    files = ShardFiles(index_cache=index_cache)
     found: dict[bool, dict[str, float]] = {False: {}, True: {}}
 
     def part(name: str, call: Callable[[], Result], traced: bool = False) -> Result:
@@ -157,7 +158,7 @@ def start(fleet: Fleet, index_cache: str) -> Start:
         return result
 
     message = pickle.dumps(  # as ``World.broadcast`` sends it
-        part(LISTING, lambda: collect([fleet.source], REQUIRED, ShardFiles(), index_cache, remembered=remembered))
+        part(LISTING, lambda: collect([fleet.source], REQUIRED, files, remembered=remembered))
     )
     chunk, tables = fleet.first_chunk(), 0
     for traced in (False, True):
@@ -174,7 +175,7 @@ def start(fleet: Fleet, index_cache: str) -> Start:
 
 def _places(collection: Collection, shards: np.ndarray, members: np.ndarray) -> None:
     for shard, member in zip(shards.tolist(), members.tolist(), strict=True):
-        collection.place(shard, member)
+        collection.members(shard).spans["txt"][member].tolist()
 
 
 def _begun(fleet: Fleet, collection: Collection, positions: np.ndarray) -> Order:

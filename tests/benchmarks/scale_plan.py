@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from diff_dalle.commands.info import NetworkCost, microbatch, parse_info, preset_cost, process_cost, training_bytes
-from diff_dalle.commands.plan.cluster import GPUS as KINDS
-from diff_dalle.commands.plan.cluster import Links, Traffic, sent_bytes
-from diff_dalle.commands.training import TrainingRun
+from diff_dalle.commands.info import parse_info, preset_networks
 from diff_dalle.distributed.sharding_config import MODES
 from diff_dalle.errors import InputError
 from diff_dalle.evaluation.report import markdown_table
+from diff_dalle.planning.cluster import GPUS as KINDS
+from diff_dalle.planning.cluster import Links, Traffic, sent_bytes
+from diff_dalle.planning.cost import NetworkCost
+from diff_dalle.planning.sharded import process_memory
+from diff_dalle.recipes.recipe import Recipe
 
 PRESETS = ("generator_64", "cascade_stage_c_3b")
 GPUS = (8, 64, 512)
@@ -41,37 +43,37 @@ class Cluster(Links):
         )
 
 
-def traffic(run: TrainingRun, cost: NetworkCost, mode: str, gpus: int, cluster: Cluster) -> Traffic:
+def traffic(recipe: Recipe, cost: NetworkCost, mode: str, gpus: int, cluster: Cluster) -> Traffic:
     """What each GPU sends in a step of a preset's run."""
-    pieces = -(-run.training.batch_size // microbatch(run))
-    return sent_bytes(cost.shapes, cost.plain.parameters, pieces, mode, gpus, cluster.local)
+    pieces = -(-recipe.training.batch_size // recipe.microbatch)
+    return sent_bytes(cost, pieces, mode, gpus, cluster.local)
 
 
-def compute_seconds(run: TrainingRun, cost: NetworkCost, cluster: Cluster) -> float:
+def compute_seconds(recipe: Recipe, cost: NetworkCost, cluster: Cluster) -> float:
     """Of the forward and backward passes of one step."""
-    passes = 4 if cost.is_set else 3
-    return passes * cost.plain.flops * run.training.batch_size / (cluster.peak * cluster.mfu)
+    passes = 4 if cost.probe.checkpointed else 3
+    return passes * cost.flops(cost.size) * recipe.training.batch_size / (cluster.peak * cluster.mfu)
 
 
-def on_gpus(preset: str, mode: str, gpus: int, cluster: Cluster) -> TrainingRun:
+def on_gpus(preset: str, mode: str, gpus: int, cluster: Cluster) -> Recipe:
     """The run that ``info.py`` describes for a preset on so many GPUs, with this form of parallelism."""
     flags = ["--preset", preset, "--parallel", mode, "--processes", str(gpus)]
     if mode == "hsdp":
         flags += ["--shard_processes", str(cluster.local)]
     if mode == "ddp" and getattr(parse_info(["--preset", preset]), "use_fsdp", False):
         flags += ["--use_fsdp", "False"]  # some presets ask for it by this name
-    return parse_info(flags).on(gpus)
+    return parse_info(flags).recipe(gpus)
 
 
-def memory(run: TrainingRun, cost: NetworkCost, gpus: int) -> int:
+def memory(recipe: Recipe, cost: NetworkCost, gpus: int) -> int:
     """Bytes on each GPU, as ``info.py`` says. InputError where the weights cannot be shared so."""
-    if run.training.sharding.parallel == "ddp":
-        return training_bytes(run, cost)
-    return process_cost(run, cost, gpus).total
+    if recipe.training.sharding.parallel == "ddp":
+        return cost.training_bytes(recipe.microbatch)
+    return process_memory(recipe, cost, gpus).total
 
 
 def rows(preset: str, cluster: Cluster) -> Iterator[list[object]]:
-    _, cost = preset_cost(preset)
+    (cost,) = preset_networks(preset)[1]
     for gpus in GPUS:
         for mode in MODES:
             here = on_gpus(preset, mode, gpus, cluster)
@@ -81,7 +83,7 @@ def rows(preset: str, cluster: Cluster) -> Iterator[list[object]]:
                 continue  # hsdp on one node, which is fsdp
             sent, busy = traffic(here, cost, mode, gpus, cluster), compute_seconds(here, cost, cluster)
             wait = sent.seconds(cluster)
-            batch, piece = here.training.batch_size, microbatch(here)
+            batch, piece = here.training.batch_size, here.microbatch
             times = [f"{seconds:.3f}" for seconds in (busy, wait, busy + wait, max(busy, wait))]
             sizes = [f"{size / 1e9:,.2f}" for size in (sent.within, sent.between)]
             yield [gpus, mode, f"{batch} ({piece})", f"{held / 2**30:,.1f}", *sizes, *times]
@@ -91,6 +93,6 @@ def tables(cluster: Cluster) -> Iterator[str]:
     header = ["GPUs", "parallel", "images a GPU (micro-batch)", "GiB a GPU", "GB sent within a node", "to other nodes"]
     header += ["s computing", "s communicating", "s a step, apart", "at once"]
     for preset in PRESETS:
-        parameters = preset_cost(preset)[1].plain.parameters
+        parameters = preset_networks(preset)[1][0].parameters
         plan = markdown_table(header, list(rows(preset, cluster)))
         yield f"`{preset}`, {parameters / 1e6:,.0f} M parameters\n\n{plan}"

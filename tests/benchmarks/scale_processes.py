@@ -69,13 +69,13 @@ class Jobs:
 def training(world: World, flags: Sequence[str], batch_size: int) -> tuple[TrainLoop, Batch]:
     """The loop of a generator's training command without its data, and the batch of each step of this rank."""
     run = parse_info(list(flags))
-    tokenizer = run.build_tokenizer()
-    task = DenoisingTask(run.build_model(tokenizer, world), create_gaussian_diffusion(run.diffusion), run.denoising)
+    session = run.recipe(world.size).open(world)
+    task = DenoisingTask(session.network(), create_gaussian_diffusion(run.diffusion), run.denoising)
     trainee = Trainee(task, run.optim, run.training.precision, world)
     loop = loop_of(trainee, run.training, world)
     generator = torch.Generator().manual_seed(world.rank)
-    images = torch.randn(batch_size, run.image_channels, run.image_size, run.image_size, generator=generator)
-    tokens = torch.randint(tokenizer.vocab_size, (batch_size, run.text_length), generator=generator)
+    images = torch.randn(batch_size, run.model.channels, run.image_size, run.image_size, generator=generator)
+    tokens = torch.randint(session.tokenizer.vocab_size, (batch_size, run.model.text.text_length), generator=generator)
     cond = Conditioning(tokens=tokens, mask=torch.ones_like(tokens, dtype=torch.bool))
     return loop, Batch(images, cond, world.rank + world.size * torch.arange(batch_size))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from diff_dalle.data.tar import write_tar
 from diff_dalle.errors import InputError
 from diff_dalle.evaluation.report import markdown_table
-from diff_dalle.shapes.shards import ShapesConfig, sample_files
+from diff_dalle.worlds.shapes.shards import ShapesConfig, ShapesWorld
 
 from .timing import temporary_folder, verdict
 
@@ -54,7 +54,7 @@ def start_table() -> str:
 
 def _write_world(folder: Path) -> str:
     config = ShapesConfig(image_size=32)
-    write_tar(str(folder / "00000.tar"), ((f"{i:05d}", sample_files(config, i, "train")) for i in range(SAMPLES)))
+    write_tar(str(folder / "00000.tar"), (ShapesWorld(config).files("train", i) for i in range(SAMPLES)))
     return str(folder / "00000.tar")
 
 

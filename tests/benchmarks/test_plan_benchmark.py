@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from benchmarks import plan as benchmark
-from diff_dalle.checkpoints.kinds import find_kind
-from diff_dalle.commands.plan.network import networks_of
-from diff_dalle.commands.plan.plan import parse_plan
+from diff_dalle.commands.info import parse_plan
+from diff_dalle.planning.cost import networks_of
 
 
 @pytest.fixture(scope="module")
@@ -34,12 +33,12 @@ def test_a_measured_peak(benchmarked):
 def test_the_speed_in_question_is_the_planners_own(benchmarked, monkeypatch, threads):
     """What ``Plan`` says of ten steps of the run with its flags; here they reach 1 GFLOP/s."""
     asked = []
-    monkeypatch.setattr("diff_dalle.commands.plan.plan.reached", lambda run: asked.append(run) or 1e9)
+    monkeypatch.setattr("diff_dalle.planning.plan.reached", lambda run: asked.append(run) or 1e9)
     found = benchmark.planned_speed("shapes_64_upsampler", benchmarked, threads)
     (run,) = asked
-    (network,) = networks_of(run, half=False)
-    assert found == pytest.approx(1e9 / network.flops(False))
-    assert run.launching.threads == threads and run.data.num_workers == 1
+    (network,) = networks_of(run)
+    assert found == pytest.approx(1e9 / network.training_flops(False))
+    assert run.distributed.threads == threads and run.settings.data.num_workers == 1
 
 
 @pytest.mark.parametrize("preset", [name for name in benchmark.PRESETS if "stage_c" not in name])
@@ -47,16 +46,16 @@ def test_the_speed_beside_it_is_that_of_a_run_with_the_same_flags(benchmarked, m
     """As its log says it, without the first line."""
     ran, before = [], torch.get_num_threads()
 
-    def train(run, world):
-        ran.append(run)
-        folder = Path(run.training.logdir)
+    def train(recipe, world):
+        ran.append(recipe)
+        folder = Path(recipe.training.logdir)
         folder.mkdir(parents=True, exist_ok=True)
         lines = [(10, 160, 1.0), (20, 320, 16.0), (30, 480, 80.0)]
         rows = [{"step": step, "samples": n, "samples_per_second": rate} for step, n, rate in lines]
         (folder / "progress.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"step": 30}]))
 
     monkeypatch.setattr(benchmark, "train", train)
-    monkeypatch.setattr("diff_dalle.distributed.launch.reuse_freed_memory", lambda: None)
+    monkeypatch.setattr("diff_dalle.distributed.devices.reuse_freed_memory", lambda: None)
     try:
         assert benchmark.trained_speed(preset, benchmarked, 1) == pytest.approx(320 / (160 / 16 + 160 / 80))
     finally:
@@ -65,8 +64,10 @@ def test_the_speed_beside_it_is_that_of_a_run_with_the_same_flags(benchmarked, m
     flags = benchmark.flags_of(preset, benchmark.settings_for(preset, 1), benchmarked)
     planned = parse_plan([*flags, "--gpus", "1"])
     assert run.training.last_step(1) == benchmark.LINES * benchmark.LOGGED == 4 * run.training.log_interval
-    assert (run.training.batch_size, run.launching.threads) == (planned.training.batch_size, planned.launching.threads)
-    assert find_kind(run.network_kind).of_run(run) == find_kind(run.network_kind).of_run(planned)
+    expected = planned.recipe()
+    assert run.training.batch_size == expected.training.batch_size
+    assert run.distributed.threads == expected.distributed.threads
+    assert run.network == expected.network
 
 
 @pytest.mark.parametrize("preset", benchmark.PRESETS)

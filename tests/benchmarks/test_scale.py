@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import scale, scale_data, scale_exchange, scale_plan, scale_processes
 from benchmarks.scale_data import Fleet
-from diff_dalle.commands.info import describe, parse_info, preset_cost
+from diff_dalle.commands.info import describe, parse_info, preset_networks
 from diff_dalle.data.collection import collect
 from diff_dalle.data.order import Order, windows_kept
 from diff_dalle.data.shards import ShardFiles
@@ -31,14 +31,14 @@ def test_a_process_that_reads_what_another_does_is_found(monkeypatch):
 
 def test_a_start_finds_the_described_shards(tmp_path):
     scale_data.describe_shards(FLEET, str(tmp_path))
-    found = collect([FLEET.source], scale_data.REQUIRED, ShardFiles(), str(tmp_path))
+    found = collect([FLEET.source], scale_data.REQUIRED, ShardFiles(index_cache=str(tmp_path)))
     assert found.counts.tolist() == [200] * 50 and not found.left_out
     begun = scale_data.start(FLEET, str(tmp_path))
     assert set(begun.kept) == set(begun.seconds) - {scale_data.LISTING}
     shards, members = Order(found.counts, 0, 8, FLEET.window).samples_at(FLEET.first_chunk())
     assert begun.tables == len(set(shards.tolist()))
-    place = found.place(int(shards[0]), int(members[0]))
-    assert place.spans["txt"] == (int(4 * members[0] + 3) * 512, 512)  # a header and a block each
+    spans = found.members(int(shards[0])).spans["txt"]
+    assert spans[members[0]].tolist() == [int(4 * members[0] + 3) * 512, 512]  # a header and a block each
 
 
 def test_a_process_keeps_the_windows_of_its_own_streams():
@@ -56,7 +56,7 @@ def test_a_process_keeps_the_windows_of_its_own_streams():
 
 @pytest.fixture(scope="module")
 def tiny():
-    return preset_cost("shapes_32")[1]
+    return preset_networks("shapes_32")[1][0]
 
 
 @pytest.mark.parametrize(("mode", "gpus"), [("ddp", 8), ("hsdp", 64)])
@@ -71,7 +71,7 @@ def test_memory_is_what_info_says(mode, gpus, tiny):
 
 def test_bytes_of_a_step(tiny):
     """Rings counted by hand."""
-    cluster, parameters = scale_plan.Cluster(), tiny.plain.parameters
+    cluster, parameters = scale_plan.Cluster(), tiny.parameters
     run = scale_plan.on_gpus("shapes_32", "fsdp", 64, cluster)
     pieces = run.training.batch_size // (run.training.microbatch or run.training.batch_size)
     ddp = scale_plan.traffic(run, tiny, "ddp", 64, cluster)
@@ -90,8 +90,8 @@ def test_bytes_of_a_step(tiny):
 
 def test_time_of_a_step(tiny):
     run = scale_plan.on_gpus("shapes_32", "ddp", 8, scale_plan.Cluster())
-    passes = 4 if tiny.is_set else 3
-    expected = passes * tiny.plain.flops * run.training.batch_size / 2e9
+    passes = 4 if tiny.probe.checkpointed else 3
+    expected = passes * tiny.flops(32) * run.training.batch_size / 2e9
     assert scale_plan.compute_seconds(run, tiny, scale_plan.Cluster(peak=4e9, mfu=0.5)) == pytest.approx(expected)
 
 

@@ -25,12 +25,12 @@ from benchmarks.time_to_quality import (
 )
 from benchmarks.timing import TimingConfig, results
 from diff_dalle.commands.command_line import parse
-from diff_dalle.commands.train_generator import GeneratorRun
 from diff_dalle.distributed.world import ALONE
-from diff_dalle.shapes.prompts import shape_prompts
-from diff_dalle.shapes.scenes import ShapesConfig
-from diff_dalle.shapes.shape_eval import Row
-from diff_dalle.shapes.shards import write_shapes
+from diff_dalle.recipes.generator import GeneratorRun
+from diff_dalle.worlds.shapes.prompts import shape_prompts
+from diff_dalle.worlds.shapes.scenes import ShapesConfig
+from diff_dalle.worlds.shapes.shape_eval import Row
+from diff_dalle.worlds.shapes.shards import write_shapes
 
 
 def course(name, *scores, batch_size=10, seconds=10.0):
@@ -240,7 +240,7 @@ def test_the_peer_samples_by_its_averaged_weights(diffusers, run):
     peer = Peer(run, ALONE, "fp32", (32, 32))
     captions = [prompt.text for prompt in shape_prompts(2, config=SHAPES, tasks=("attributes",))]
     before = peer.sample(captions, seed=3)
-    tokens, mask = peer.tokenizer(captions, run.text_length)
+    tokens, mask = peer.tokenizer(captions, run.model.text.text_length)
     x, t = torch.randn(2, 3, 16, 16), torch.tensor([10, 900])
     padded = peer._predict(x, t, tokens.where(mask, 7), mask)
     assert not mask.all() and torch.equal(padded, peer._predict(x, t, tokens, mask))

@@ -25,20 +25,20 @@ from PIL import Image
 from diff_dalle.batch import Conditioning
 from diff_dalle.checkpoints.run_folder import choose_logdir
 from diff_dalle.commands.command_line import parse
-from diff_dalle.commands.plan.calibration import Steps
-from diff_dalle.commands.train_generator import GeneratorRun
 from diff_dalle.diffusion.guidance import GuidanceConfig
 from diff_dalle.diffusion.sampling import SampleBatch, SamplerConfig, sample_batch
-from diff_dalle.distributed.host_memory import reuse_freed_memory
+from diff_dalle.distributed.devices import reuse_freed_memory
 from diff_dalle.distributed.world import ALONE, World
 from diff_dalle.evaluation.plots import line_plot, require_matplotlib
 from diff_dalle.evaluation.report import markdown_table
-from diff_dalle.shapes.prompts import ShapePrompt, shape_prompts
-from diff_dalle.shapes.scenes import ShapesConfig
-from diff_dalle.shapes.shape_eval import Row, evaluate_shapes
-from diff_dalle.shapes.shards import write_shapes
+from diff_dalle.planning.calibration import Steps
+from diff_dalle.recipes.generator import GeneratorRun
 from diff_dalle.text.tokenizer import Tokenizer
 from diff_dalle.training.loop import evaluating
+from diff_dalle.worlds.shapes.prompts import ShapePrompt, shape_prompts
+from diff_dalle.worlds.shapes.scenes import ShapesConfig
+from diff_dalle.worlds.shapes.shape_eval import Row, evaluate_shapes
+from diff_dalle.worlds.shapes.shards import write_shapes
 
 from .peer_diffusers import WIDTHS, Peer, faster_precision
 from .timing import in_fresh_process
@@ -183,8 +183,9 @@ class Ours:
     name = "ours"
 
     def __init__(self, run: GeneratorRun, world: World):
-        self.run, self.tokenizer = run, cast("Tokenizer", run.build_tokenizer())
-        steps = Steps.of(run, world)
+        recipe = run.recipe()
+        self.run, self.tokenizer = run, cast("Tokenizer", recipe.tokenizer())
+        steps = Steps.of(recipe, world)
         self.loop, self.batches = steps.loop, steps.batches
         (trainee,) = self.loop.trainees
         self.model, self.precision, self.batch_size = trainee.task.model, trainee.precision, run.training.batch_size
@@ -199,7 +200,7 @@ class Ours:
 
     def sample(self, captions: Sequence[str], seed: int) -> np.ndarray:
         """By the library's default guidance."""
-        tokens, mask = self.tokenizer(list(captions), self.run.text_length)
+        tokens, mask = self.tokenizer(list(captions), self.run.model.text.text_length)
         cond = Conditioning(tokens=tokens, mask=mask)
         null = cond.drop(torch.ones(len(captions), dtype=torch.bool))
         size, seeds = (self.run.image_size,) * 2, range(seed, seed + len(captions))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from diff_dalle.batch import Batch, Conditioning
-from diff_dalle.distributed.host_memory import reuse_freed_memory
+from diff_dalle.distributed.devices import reuse_freed_memory
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.models.layers import to_channels_last
 from diff_dalle.models.precision import autocast, training_precision

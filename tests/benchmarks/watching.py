@@ -8,6 +8,7 @@ import torch
 
 from diff_dalle.batch import Batch
 from diff_dalle.distributed.lifeline import Lifeline
+from diff_dalle.distributed.rendezvous import ProcessInfo
 from diff_dalle.training.loop import TrainLoop
 
 from .train_step import training_loop
@@ -29,10 +30,9 @@ def unwatched() -> Callable[[], object]:
 
 def watched() -> Callable[[], object]:
     """The loop's update in a process that holds both ends of a lifeline: of rank 0 and of rank 1."""
-    text: list[str] = []
-    ends = [
-        Lifeline(rank, 2, "127.0.0.1", text.append, lambda: text[0], 10.0, 100.0, lambda news: None) for rank in (0, 1)
-    ]
+    store = torch.distributed.HashStore()
+    places = [ProcessInfo("single", rank, 2) for rank in (0, 1)]
+    ends = [Lifeline(place, "127.0.0.1", store, 10.0, 100.0, lambda news: None) for place in places]
     if ends[0].wait_for_all(10.0):
         raise RuntimeError("the two ends of the lifeline do not meet")
     loop, batch = _loop(recorded=True)

@@ -13,7 +13,7 @@ from diff_dalle.checkpoints.assembling import TRAINING_ONLY, USED_BY, assemble, 
 from diff_dalle.checkpoints.checkpoint import load_file
 from diff_dalle.checkpoints.decoder import ClipConfig, DecoderConfig
 from diff_dalle.checkpoints.loading import open_networks
-from diff_dalle.commands.assemble import AssembleConfig, assemble_decoder
+from diff_dalle.commands.gathering import AssembleConfig, assemble_decoder
 from diff_dalle.errors import InputError
 
 FAST = {"sample_timesteps": (3,)}

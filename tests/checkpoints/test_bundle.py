@@ -8,7 +8,7 @@ import torch
 
 from diff_dalle import storage
 from diff_dalle.checkpoints.bundle import is_bundle, restore_bundle, write_bundle
-from diff_dalle.checkpoints.checkpoint import Identity, load_file, networks_in, write_networks
+from diff_dalle.checkpoints.checkpoint import Identity, load_file, networks_content, networks_in, write_file
 from diff_dalle.checkpoints.content import DamagedError
 from diff_dalle.checkpoints.run_folder import RunFolder, discard_run, open_run, read_run
 from diff_dalle.data.fingerprint import Fingerprint
@@ -21,7 +21,7 @@ IDENTITY = Identity("toy", {"lr": 0.1}, None)
 def make_run(path):
     """Two checkpoints of two trainees, with best weights, a list of shards, a history and other files."""
     path.mkdir()
-    run = RunFolder(str(path), IDENTITY)
+    run = RunFolder(IDENTITY, path=str(path))
     run.data = {"data_dir": Fingerprint.of(["a.tar"], [100], [8])}
     for step in (2, 4):
         roles = {"model": {"w": torch.arange(step)}, "optimizer": {"lr": 0.5, "m": [torch.ones(step)]}}
@@ -181,7 +181,7 @@ def test_discarding_a_run_removes_its_files_and_no_others(tmp_path):
 
 def written(states, path):
     file = io.BytesIO()
-    write_networks(file, "ema", IDENTITY, 3, 24, states)
+    write_file(file, networks_content("ema", IDENTITY, 3, 24, states))
     path.write_bytes(file.getvalue())
     return load_file(str(path))
 

@@ -13,6 +13,7 @@ from diff_dalle.checkpoints import content as checks
 from diff_dalle.checkpoints.checkpoint import Identity, load_file, save_file
 from diff_dalle.checkpoints.content import MAX_COUNT, MAX_VALUES, DamagedError, check_like, leaves_of
 from diff_dalle.checkpoints.loading import open_network
+from diff_dalle.distributed.world import ALONE
 from diff_dalle.errors import InputError
 
 HEADER = {"format": 1, "role": "model", "kind": "toy", "step": 4, "samples": 32, "tokenizer": None, "config": {}}
@@ -214,7 +215,7 @@ def test_a_check_of_settings_leaves_other_builds_alone(tmp_path):
     path = make_file(tmp_path)
     open_network(path, "generator")
     run = make_run()
-    assert len(run.build_model(run.build_tokenizer()).state_dict()) > 10
+    assert len(run.recipe().open(ALONE).network().state_dict()) > 10
 
 
 # ---------------------------------------------------------------------------------------------- an optimizer's state

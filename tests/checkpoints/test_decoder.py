@@ -11,12 +11,13 @@ from diff_dalle.checkpoints.checkpoint import save_file
 from diff_dalle.checkpoints.decoder import ClipConfig, DecoderConfig
 from diff_dalle.checkpoints.loading import open_network, open_networks
 from diff_dalle.checkpoints.pixels import DecoderSettings
-from diff_dalle.commands.info import describe_file, network_cost
+from diff_dalle.commands.info import describe_file
 from diff_dalle.config import from_dict, leaves
 from diff_dalle.diffusion.guidance import GuidanceConfig
 from diff_dalle.diffusion.sampling import SamplerConfig
 from diff_dalle.errors import InputError
 from diff_dalle.models.decoder.config import DecoderUnetConfig
+from diff_dalle.planning.cost import NetworkCost
 
 EXAMPLE = DecoderUnetConfig(image_embed_dim=768, cond_dim=64)  # of the documented configuration
 
@@ -39,9 +40,9 @@ def processes(name, count=3, **settings):
 def test_the_documented_example():
     """186.3 M parameters, cosine, a learned variance, all steps of ancestral sampling."""
     decoder = DecoderConfig(unets=(EXAMPLE,), image_sizes=(64,), channels=3, loss_type=("l2",))
-    cost = network_cost(DecoderSettings(decoder), 0, "unet0")
-    assert cost.plain.parameters == 186_276_294 and cost.size == cost.trained == 64
-    assert cost.checkpointed.activation_bytes < 0.5 * cost.plain.activation_bytes
+    cost = NetworkCost(DecoderSettings(decoder), trainee="unet0")
+    assert cost.parameters == 186_276_294 and cost.size == cost.trained == 64
+    assert cost.activation_bytes(True) < 0.5 * cost.activation_bytes(False)
     stage = decoder.stage(0)
     assert (stage.diffusion.noise_schedule, stage.diffusion.variance) == ("cosine", "learned_range")
     assert (stage.diffusion.diffusion_steps, stage.diffusion.prediction) == (1000, "eps")

@@ -7,7 +7,7 @@ from original import Original
 
 from diff_dalle.batch import Conditioning
 from diff_dalle.checkpoints.checkpoint import load_weights
-from diff_dalle.checkpoints.foreign.reading import content_of, original_state_of, recognize
+from diff_dalle.checkpoints.foreign.reading import content_of, recognize, state_of
 from diff_dalle.checkpoints.kinds import find_kind
 from diff_dalle.errors import InputError
 
@@ -77,7 +77,7 @@ def test_the_function_of_a_classifier_is_theirs(name):
 @pytest.mark.parametrize("name", CASES)
 def test_the_way_back_is_exact(name):
     other = CASES[name]
-    state = original_state_of(network_of(other), "ours.pt")
+    state = state_of(network_of(other), "ours.pt", True)
     assert state.keys() == other.file.keys()
     assert all(torch.equal(state[key], value) for key, value in other.file.items())
 
@@ -99,14 +99,14 @@ def test_weights_that_were_trained_here_may_have_no_way_back():
         with torch.no_grad():
             network.get_parameter(name)[0] += 1
         with pytest.raises(InputError, match=rf"ours.pt has values in \S*{wrong}\S* that the layout of Diff-DALLE"):
-            original_state_of(network, "ours.pt")
+            state_of(network, "ours.pt", True)
 
 
 def test_positions_that_were_trained_go_back():
     network = network_of(CASES["generator"])
     with torch.no_grad():
         network.text_encoder.position_emb += 1
-    table = original_state_of(network, "ours.pt")["text_encoder.pos_enc.pe"][0]
+    table = state_of(network, "ours.pt", True)["text_encoder.pos_enc.pe"][0]
     theirs = CASES["generator"].state["text_encoder.pos_enc.pe"][0]
     assert torch.equal(table[:LENGTH], theirs[:LENGTH] + 1) and torch.equal(table[LENGTH:], theirs[LENGTH:])
 

@@ -20,10 +20,7 @@ class Toy(NetworkKind):
     def build(self, vocab_size=0, trainee=""):
         return None
 
-    def probe(self, trainee=""):
-        return None
-
-    signal = None
+    forward = signal = None
 
 
 def test_a_config_may_be_older_than_a_name_or_a_section():
@@ -31,7 +28,7 @@ def test_a_config_may_be_older_than_a_name_or_a_section():
 
 
 def test_a_kind_that_forgets_something_cannot_be_declared():
-    with pytest.raises(TypeError, match="the kind half lacks title, probe, signal"):
+    with pytest.raises(TypeError, match="the kind half lacks title, forward, signal"):
 
         class Half(NetworkKind):
             name = "half"

@@ -17,10 +17,10 @@ from diff_dalle.checkpoints.content import DamagedError
 from diff_dalle.checkpoints.decoder import ClipConfig
 from diff_dalle.checkpoints.model_folder import ModelFolder, find_file, open_model
 from diff_dalle.checkpoints.model_writing import portable, write_model
-from diff_dalle.checkpoints.weights_file import write_weights_file
+from diff_dalle.checkpoints.safetensors import write_weights_file
 from diff_dalle.commands.command_line import parse
-from diff_dalle.commands.evaluators.settings import EvaluateInputs
 from diff_dalle.errors import InputError
+from diff_dalle.evaluators.settings import EvaluateInputs
 
 
 @pytest.fixture(scope="module")

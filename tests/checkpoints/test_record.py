@@ -128,13 +128,14 @@ def test_a_foreign_record_deletes_nothing_outside_its_folder(tmp_path):
     for name in (str(victim), "../victim.pt"):
         edited(run, "checkpoints", 0, "files", "model", value=name)
         with pytest.raises(InputError, match="no plain name"):
-            read_run(str(run)).save(6, 48, {"model": {}}, keep=1)
+            read_run(str(run))
     assert victim.read_text() == "precious"
     edited(run, "checkpoints", 0, "files", "model", value="model000006.pt")
     folder = read_run(str(run))
-    folder.save(6, 48, {"model": {}}, keep=1)
+    folder.keep = 1
+    folder.save(6, 48, {"model": {}})
     assert {name for name in os.listdir(run) if name.endswith(".pt")} == {"model000006.pt"}
 
 
 def test_a_folder_without_record_is_empty(tmp_path):
-    assert read_run(str(tmp_path)) is None and RunFolder("x", Identity("toy", {})).checkpoints == []
+    assert read_run(str(tmp_path)) is None and RunFolder(Identity("toy", {}), path="x").checkpoints == []

@@ -7,16 +7,14 @@ import pytest
 import torch
 from script_running import run as run_script
 
-from diff_dalle.checkpoints import sharded_io
+from diff_dalle.checkpoints import shards
 from diff_dalle.checkpoints.checkpoint import INDEX, Identity, load_file, save_file
-from diff_dalle.checkpoints.consolidating import consolidate
 from diff_dalle.checkpoints.content import DamagedError
-from diff_dalle.checkpoints.shards import ROLE, ShardedFolder, temporary_file
-from diff_dalle.commands.consolidate import ConsolidateConfig, consolidate_checkpoint
+from diff_dalle.checkpoints.shards import ROLE, ShardedFolder, consolidate, save_sharded
+from diff_dalle.commands.gathering import ConsolidateConfig, consolidate_checkpoint
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.errors import InputError
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 IDENTITY = Identity("toy", {"lr": 0.1}, "tokens-1", "vocabulary")
 MODEL = {
     "weight": torch.arange(12.0).view(4, 3),
@@ -33,11 +31,7 @@ OPTIMIZER = {
 
 def make_folder(path, **states):
     states = states or {"model": MODEL, "ema_0.9": MODEL, "optimizer": OPTIMIZER}
-
-    def write_index(state):
-        save_file(str(path / INDEX), ROLE, IDENTITY, 3, 24, state)
-
-    sharded_io.save_sharded(str(path), states, ALONE, write_index)
+    save_sharded(str(path), states, ALONE, IDENTITY, 3, 24)
     return path
 
 
@@ -49,8 +43,7 @@ def change_index(path, change):
 
 def test_all_values_return_in_their_types(tmp_path):
     folder = ShardedFolder(str(make_folder(tmp_path / "sharded")))
-    with temporary_file(str(tmp_path)) as file:
-        state = folder.read("model", file)
+    state = folder.read("model", str(tmp_path))
     for name, value in MODEL.items():
         assert state[name].dtype is value.dtype and torch.equal(state[name], value), name
     outline = folder.outline("optimizer")
@@ -146,7 +139,7 @@ def test_a_save_that_is_interrupted_leaves_no_whole_folder(tmp_path, monkeypatch
     def full(place):
         raise InputError("the disk is full")
 
-    monkeypatch.setattr(sharded_io.storage, "atomic_writer", full)
+    monkeypatch.setattr(shards.storage, "atomic_writer", full)
     with pytest.raises(InputError, match="the disk is full"):
         make_folder(path)
     with pytest.raises(DamagedError):

@@ -6,10 +6,10 @@ from typing import ClassVar
 import pytest
 from config_making import Cascade, Model, Run, Sampling, Training, UNet, from_text
 
+from diff_dalle.checkpoints.kinds import TRAINING_COMMANDS
 from diff_dalle.commands import sources
 from diff_dalle.commands.command_line import parse, parse_kind
 from diff_dalle.commands.flag_names import ALIASES, by_name
-from diff_dalle.commands.training_commands import TRAINING_COMMANDS
 from diff_dalle.config import option, section, settings
 from diff_dalle.errors import InputError
 

@@ -21,8 +21,8 @@ from diff_dalle.diffusion.guidance import GuidanceConfig
 from diff_dalle.errors import InputError
 from diff_dalle.sampling.classifier import load_guide
 from diff_dalle.sampling.request import ImageEdit
-from diff_dalle.shapes.scenes import ShapesConfig
-from diff_dalle.shapes.shards import write_shapes
+from diff_dalle.worlds.shapes.scenes import ShapesConfig
+from diff_dalle.worlds.shapes.shards import write_shapes
 
 TRAINING = {
     "iterations": 2,

@@ -91,7 +91,9 @@ def test_a_network_may_begin_on_other_data(demo, monkeypatch):
     networks["generator"] = Network("greet.py", data, 6, after=("upsampler",), first=(Path("long"), 40))
     for quick, steps in ((False, [40]), (True, [3, 6])):
         found.clear()
-        make_model(dataclasses.replace(demo, quick=quick), Recipe("m", networks, Path("v"), "a", "", "", {}))
+        make_model(
+            dataclasses.replace(demo, quick=quick), Recipe("m", networks, Path("s"), Path("c"), 9, "a", "", "", {})
+        )
         assert [*found] == ["classifier", "upsampler", "generator_first", "generator"]
         begin, go_on = found["generator_first"], found["generator"]
         assert (begin.after, go_on.after) == (("upsampler",), ("generator_first", "classifier", "upsampler"))
@@ -170,8 +172,7 @@ def test_the_commands_of_a_chapter_are_such_as_scripts_take(demo, monkeypatch, n
     monkeypatch.setattr(
         Demo, "run_jobs", lambda self, jobs: found.extend([*map(str, job.words)] for job in jobs.values())
     )
-    for target in ("networks.trained_file", "generator.trained_file"):
-        monkeypatch.setattr(f"diff_dalle.commands.demo.{target}", lambda folder: folder / "best.pt")
+    monkeypatch.setattr("diff_dalle.commands.demo.networks.trained_file", lambda folder: folder / "best.pt")
     for target in ("decoder.draw_pictures", "cascade.draw_pictures", "emoji.find_font"):
         monkeypatch.setattr(f"diff_dalle.commands.demo.{target}", lambda *_: None)
     monkeypatch.setattr("shutil.copy", lambda *_: None)

@@ -5,11 +5,11 @@ import pytest
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.evaluate import EvaluateRun
 from diff_dalle.commands.flag_names import by_name
-from diff_dalle.commands.lora.kinds import GeneratorLora
 from diff_dalle.commands.sample import SampleRun
-from diff_dalle.commands.train_classifier import ClassifierRun
-from diff_dalle.commands.train_generator import GeneratorRun
 from diff_dalle.errors import InputError
+from diff_dalle.recipes.classifier import ClassifierRun
+from diff_dalle.recipes.generator import GeneratorRun
+from diff_dalle.recipes.lora import GeneratorLora
 
 SHAPES = "--model_path a.pt --shapes_dir s"
 SHARDS = "--model_path a.pt --classifier_path c.pt --data_dir d"
@@ -122,6 +122,20 @@ CASES = [
             "seed 3",
             "batch_size 2",
             "tile_size 64",
+        )
+    ),
+    *(
+        (
+            SampleRun,
+            f"--{flag}",
+            "--model_path a --upsampler_paths b",
+            f"--model_path a --upsampler_paths b --{need}",
+            f"{need.split()[0]} is none",
+        )
+        for flag, need in (
+            ("tile_overlap 8", "tile_size 64"),
+            ("upsampler_dynamic_percentile 0.9", "upsampler_thresholding dynamic"),
+            ("upsampler_classifier_gradient x_start", "upsampler_classifier_paths c"),
         )
     ),
     (

@@ -18,26 +18,25 @@ from diff_dalle.checkpoints.cascade import TrainedWith
 from diff_dalle.checkpoints.checkpoint import save_file
 from diff_dalle.checkpoints.decoder import ClipConfig
 from diff_dalle.checkpoints.kinds import find_kind
-from diff_dalle.commands import info
 from diff_dalle.commands.info import (
     ENDINGS,
     FULL_SIZE,
+    cost_parts,
     describe,
     describe_file,
     family,
-    microbatch,
-    network_cost,
     parse_info,
-    training_bytes,
+    preset_networks,
+    preset_rows,
     whole_presets,
 )
-from diff_dalle.commands.plan.network import networks_of
 from diff_dalle.commands.sources import preset_names
-from diff_dalle.commands.train_classifier import ClassifierRun
+from diff_dalle.distributed.world import ALONE
 from diff_dalle.errors import InputError
+from diff_dalle.evaluation.report import rendered
 from diff_dalle.models import layers
 from diff_dalle.models.attention import SelfAttention
-from diff_dalle.models.cost import measure, measure_half, peak_bytes
+from diff_dalle.models.cost import count_flops, peak_bytes
 from diff_dalle.models.decoder.config import DecoderUnetConfig
 from diff_dalle.models.decoder.unet import DecoderUnet
 from diff_dalle.models.generator import Generator
@@ -46,25 +45,17 @@ from diff_dalle.models.latent.stage_a import STAGE_A_SIZES
 from diff_dalle.models.latent.stage_b import STAGE_B_SIZES
 from diff_dalle.models.latent.stage_c import STAGE_C_SIZES
 from diff_dalle.models.layers import to_channels_last
+from diff_dalle.planning.cost import IMAGES, NetworkCost, networks_of
+from diff_dalle.planning.sharded import process_memory
+from diff_dalle.recipes.classifier import ClassifierRun
 
 ROOT = Path(__file__).parent.parent.parent
 UPSAMPLER = {**TINY, "image_size": 32, "small_size": 8, "attention_resolutions": "none"}
 CASCADE = [name for ending in ENDINGS for name in family(ending)]
 
 
-@pytest.fixture(scope="module")
-def measured():
-    return functools.cache(network_cost)
-
-
-@pytest.fixture(autouse=True)
-def _measured_once(monkeypatch, measured):
-    """Costs follow from a network's settings alone; many files and runs here have the same."""
-    monkeypatch.setattr(info, "network_cost", measured)
-
-
 def costs_of(run, vocab_size=100):
-    return network_cost(find_kind(run.kind).of_run(run), vocab_size)
+    return NetworkCost(find_kind(run.kind).of_run(run), vocab_size)
 
 
 def parsed(name):
@@ -92,10 +83,9 @@ def test_peak_of_a_chain_is_what_can_be_counted_by_hand():
 def test_parameters_and_their_gradients_are_not_activations():
     with torch.device("meta"):
         model, x = nn.Linear(1000, 1000, bias=False), torch.zeros(1, 1000)
-        cost = measure(model, lambda network: network(x))
-    assert cost.parameters == 10**6 and cost.flops == 2 * 10**6
-    assert cost.activation_bytes < 4 * 10**6 + 3 * 4000  # one temporary gradient of the weights
-    assert cost.training_bytes(2, emas=1) == 20 * 10**6 + 2 * cost.activation_bytes
+        assert count_flops(model, lambda network: network(x)) == 2 * 10**6
+        peak = peak_bytes(model, lambda network: network(x))
+    assert peak < 4 * 10**6 + 3 * 4000  # one temporary gradient of the weights
 
 
 def test_attention_is_measured_without_its_weights():
@@ -132,13 +122,18 @@ LATENT = {
 }  # fmt: skip
 
 
-def latent_pass(name, images=2):
-    """The tiny network of a latent cascade at 64 pixels, as ``run_pass``."""
+def latent_settings(name):
+    """Of the tiny network of a latent cascade at 64 pixels."""
     settings = find_kind(name)(model=LATENT[name]["tiny"])
     if name in ("stage_b", "stage_c"):
         settings = dataclasses.replace(settings, trained_with=TrainedWith(image_size=64, semantic_stride=8))
-    probe = settings.probe()
-    return lambda: settings.build(100), lambda network, count=images: probe.forward(network, count, 64)
+    return settings
+
+
+def latent_pass(name):
+    """As ``run_pass``."""
+    settings = latent_settings(name)
+    return lambda: settings.build(100), lambda network: settings.probe().forward(network, 2, 64)
 
 
 PASSES = {
@@ -165,21 +160,26 @@ def test_the_peak_is_that_of_a_pass_on_a_device(name):
 def test_the_memory_of_a_preset_is_that_of_its_own_micro_batch(name):
     """Also where most of the peak of a few images is the gradient of a weight: 4 images of this classifier have three
     times as much for each as 128."""
-    run, costs = info.preset_costs(name)
-    settings = find_kind(run.kind).of_run(run)
-    for trainee, cost in costs.items():
-        probe, images = settings.probe(trainee), microbatch(run)
+    run, networks = preset_networks(name)
+    images = run.microbatch
+    for cost in networks:
         with torch.device("meta"):
-            network = to_channels_last(settings.build(512, trainee))
-            peak = peak_bytes(network, lambda net, on=probe, n=images: on.forward(net, n, on.sizes[1]))
-        assert images * cost.plain.activation_bytes == pytest.approx(peak, rel=0.02)
+            network = to_channels_last(cost.settings.build(512, cost.trainee))
+            peak = peak_bytes(network, lambda net, on=cost.probe: on.forward(net, images, on.sizes[1]))
+        assert images * cost.activation_bytes(False) == pytest.approx(peak, rel=0.02)
 
 
 @pytest.mark.parametrize("name", ["stage_a", "stage_b", "stage_c"])
 def test_the_peak_in_half_precision_is_that_of_a_pass_on_a_device(name):
     """Copies of the weights and what grows with the images, told apart."""
-    build, call = latent_pass(name, 6)
-    half = measure_half(build, call, 4)
+    cost = NetworkCost(latent_settings(name), 100)
+    half = cost.half_cost(False)
+
+    def build():
+        return cost.build(False)
+
+    def call(network):
+        return cost.probe.forward(network, 6, cost.trained)
 
     def forward(network):
         with torch.autocast("cpu", torch.bfloat16):
@@ -213,7 +213,7 @@ def test_a_decoders_file_says_what_each_unet_makes_from_what(tmp_path, monkeypat
         assert f"(trainee unet{i})" in alone and f"\n{count:,} parameters" in alone
         assert alone.splitlines()[1] == (first, last)[i] and (first, last)[1 - i] not in alone
         assert ("CLIP of the embeddings" in alone) == (i == 0)
-    monkeypatch.setattr(info, "network_cost", lambda *_: "")  # has no part in what follows
+    monkeypatch.setattr("diff_dalle.commands.info.cost_parts", lambda _: ("", ""))  # have no part in what follows
     plain = describe_file(save_decoder(tmp_path / "plain.pt", make_decoder()))
     assert "CLIP of the embeddings and texts: not recorded" in plain
     free = describe_file(save_decoder(tmp_path / "free.pt", make_decoder(unconditional=True)))
@@ -226,16 +226,16 @@ def test_recomputed_activations_count_while_they_are_alive():
     costs = costs_of(run)
     one_map = 4 * 16 * 64 * 64  # bytes of a feature map of one image
     saved = (1 + 1 + 3) * one_map  # the inputs of all blocks; of two that are concatenated no copy
-    assert saved < costs.checkpointed.activation_bytes < 0.75 * costs.plain.activation_bytes
+    assert saved < costs.activation_bytes(True) < 0.75 * costs.activation_bytes(False)
 
 
 def test_an_upsampler_trained_on_crops_has_the_memory_of_a_crop_and_the_flops_of_the_whole_image():
     run = make_run(settings=UPSAMPLER)
-    whole, crop = (costs_of(make_run(settings=UPSAMPLER, crop_size=size)).own for size in (0, 16))
+    whole, crop = (costs_of(make_run(settings=UPSAMPLER, crop_size=size)) for size in (0, 16))
     smaller = make_run(settings={**UPSAMPLER, "image_size": 16, "small_size": 4})
-    alone = costs_of(smaller).own
-    assert crop.flops == whole.flops > 3 * alone.flops
-    assert crop.activation_bytes == alone.activation_bytes < whole.activation_bytes
+    alone = costs_of(smaller)
+    assert crop.flops(crop.size) == whole.flops(whole.size) > 3 * alone.flops(alone.size)
+    assert crop.activation_bytes() == alone.activation_bytes() < whole.activation_bytes()
     assert crop.parameters == sum(p.numel() for p in Generator(run.model, 100).parameters())
 
 
@@ -243,10 +243,10 @@ def test_an_upsampler_trained_on_crops_has_the_memory_of_a_crop_and_the_flops_of
 
 
 def save_network(run, path, role="ema", state=None):
-    tokenizer = run.build_tokenizer()
-    state = run.build_model(tokenizer).state_dict() if state is None else state
-    save_file(str(path), role, run.identity(tokenizer), 3, 24, state)
-    return tokenizer.vocab_size
+    session = run.recipe().open(ALONE)
+    state = session.network().state_dict() if state is None else state
+    save_file(str(path), role, session.identity(), 3, 24, state)
+    return session.tokenizer.vocab_size
 
 
 def test_files_of_upsamplers_are_described(tmp_path):
@@ -255,7 +255,7 @@ def test_files_of_upsamplers_are_described(tmp_path):
     text = describe_file(str(tmp_path / "ema.pt"))
     assert "holds EMA weights of a generator after 3 steps and 24 samples; tokenizer wordnet-" in text
     assert "small_size 8" in text and "noise_augmentation 0.25" in text and "channel_mult 1.0,2.0," in text
-    assert str(costs_of(run, vocab_size)) in text
+    assert rendered(cost_parts(costs_of(run, vocab_size))) in text
     flags = [part for name, value in UPSAMPLER.items() for part in (f"--{name}", str(value))]
     cost = describe(parse_info([*flags, "--crop_size", "16", "--microbatch", "8"]))
     assert "16×16 pixels" in cost and "one image of 32×32" in cost and "microbatch 8, as set: " in cost
@@ -313,7 +313,7 @@ def test_stages_of_a_cascade_follow_each_other(ending):
     assert not base.model.is_upsampler and base.image_size == 64
     assert (middle.model.low_res.small_size, middle.image_size) == (base.image_size, 256)
     assert (last.model.low_res.small_size, last.image_size) == (middle.image_size, 1024)
-    assert classifier.image_size == base.image_size
+    assert classifier.model.image_size == base.image_size
     for name in ("noise_schedule", "diffusion_steps", "rescale_timesteps"):
         assert getattr(classifier.diffusion, name) == getattr(base.diffusion, name)
     assert classifier.tokenizer == base.tokenizer
@@ -324,38 +324,34 @@ def test_the_full_size_family_has_about_one_and_a_half_billion_parameters():
     total = 0
     for name in FULL_SIZE:
         run = parsed(name)
-        vocab_size = run.build_tokenizer().vocab_size
+        vocab_size = run.recipe().tokenizer().vocab_size
         with torch.device("meta"):
             model = find_kind(run.kind).of_run(run).build(vocab_size)
         total += sum(parameter.numel() for parameter in model.parameters())
     assert 1.4e9 <= total <= 1.6e9
 
 
-cost_of_preset = functools.cache(info.preset_cost)
-
-
 @pytest.mark.parametrize("name", family("_small"))
 def test_small_presets_fit_a_card_of_12_gb(name):
     """In fp32, with their own microbatch."""
-    run, cost = cost_of_preset(name)
-    assert training_bytes(run, cost) < 12e9
+    run, (cost,) = preset_networks(name)
+    assert cost.training_bytes(run.microbatch) < 12e9
 
 
 @pytest.mark.parametrize("name", ["upsampler_256", "upsampler_256_small"])
 def test_recomputing_saves_most_of_the_activations(name, monkeypatch):
     """Of those of a network that keeps all; without checkpointing, one keeps no inputs of its blocks' convolutions."""
-    run, cost = cost_of_preset(name)
+    _, (cost,) = preset_networks(name)
+    plain, checkpointed = (cost.activation_bytes(on) for on in (False, True))
     monkeypatch.setattr(layers, "output_again", lambda out: None)
-    monkeypatch.setattr(info, "network_cost", network_cost)  # measures again
-    (kept,) = (all_kept.plain.activation_bytes for all_kept in info.run_costs(run).values())
-    assert cost.checkpointed.activation_bytes <= 0.45 * kept
-    assert cost.plain.activation_bytes <= 0.65 * kept
+    kept = NetworkCost._peak.__wrapped__(cost, IMAGES, False, True, False) / IMAGES  # measures again
+    assert checkpointed <= 0.45 * kept and plain <= 0.65 * kept
 
 
 @pytest.mark.parametrize("name", family("_tiny"))
 def test_tiny_presets_are_tiny(name):
-    run, cost = cost_of_preset(name)
-    assert cost.plain.parameters < 6e6 and training_bytes(run, cost) < 1e9
+    run, (cost,) = preset_networks(name)
+    assert cost.parameters < 6e6 and cost.training_bytes(run.microbatch) < 1e9
 
 
 def test_the_table_in_the_documents_is_up_to_date():
@@ -366,11 +362,11 @@ def test_the_table_in_the_documents_is_up_to_date():
     advice, total = "run python scripts/readme_flags.py", 0
     for name in whole_presets():
         own = [row for row in rows if row[0] == f"`{name}`"]
-        sizes = [network.parameters for network in networks_of(parsed(name), half=False)]
+        sizes = [network.parameters for network in networks_of(parsed(name).recipe())]
         assert [row[3] for row in own] == [f"{size / 1e6:,.1f}" for size in sizes], advice
         total += sum(sizes) if name in FULL_SIZE else 0
         if sum(sizes) < 20e6:
-            assert own == [list(map(str, row)) for row in info.preset_rows(name)], advice
+            assert own == [list(map(str, row)) for row in preset_rows(name)], advice
     assert f"= {total / 1e6:,.0f} M parameters." in table, advice
 
 
@@ -379,23 +375,24 @@ def test_the_table_in_the_documents_is_up_to_date():
 
 def test_the_largest_network_trains_on_eight_gpus_of_80_gb():
     """3.6 billion parameters with activation checkpointing; one process, or eight that share nothing, cannot."""
-    run, costs = info.preset_costs("cascade_stage_c_3b")
-    cost = dataclasses.replace(costs[""], is_set=True)
-    assert cost.plain.parameters > 3.5e9
-    found = info.process_cost(run.on(8), cost, 8)
-    assert found.total < 80e9 and found.held < 0.13 * 16 * cost.plain.parameters
-    assert training_bytes(run.on(8), cost) > 80e9
-    whole = info.process_cost(run.on(8), cost, 1)
-    assert whole.held == 16 * cost.plain.parameters
+    _, (network,) = preset_networks("cascade_stage_c_3b")
+    eight = parsed("cascade_stage_c_3b").recipe(8)
+    cost = dataclasses.replace(network, settings=network.probe.with_checkpoint(True))
+    assert cost.parameters > 3.5e9
+    found = process_memory(eight, cost, 8)
+    assert found.total < 80e9 and found.held < 0.13 * 16 * cost.parameters
+    assert cost.training_bytes(eight.microbatch) > 80e9
+    whole = process_memory(eight, cost, 1)
+    assert whole.held == 16 * cost.parameters
 
 
 def test_gathered_weights_follow_the_settings():
     """At most all weights and all gradients; less with blocks that are freed, and with a single micro-batch."""
 
     def gathered(*flags):
-        run = parse_info([*TINY_FLAGS, "--parallel", "fsdp", *flags])
-        ((_, cost),) = info.run_costs(run).items()
-        return info.process_cost(run, cost, 4).gathered / (4 * cost.plain.parameters)
+        recipe = parse_info([*TINY_FLAGS, "--parallel", "fsdp", *flags]).recipe()
+        (cost,) = networks_of(recipe)
+        return process_memory(recipe, cost, 4).gathered / (4 * cost.parameters)
 
     least = gathered()
     assert least < gathered("--forward_prefetch", "3") < gathered("--reshard_after_forward", "False") < 2

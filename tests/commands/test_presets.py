@@ -4,14 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from diff_dalle.checkpoints.kinds import KINDS, Training
-from diff_dalle.commands import train_generator
+from diff_dalle.checkpoints.kinds import KINDS, TRAINING_COMMANDS, Training
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.info import parse_info
 from diff_dalle.commands.sample import SampleRun
 from diff_dalle.commands.sources import preset_names, preset_text, presets_of, read_config, read_preset
-from diff_dalle.commands.training_commands import TRAINING_COMMANDS
 from diff_dalle.errors import InputError
+from diff_dalle.recipes import generator
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -39,9 +38,9 @@ def test_every_kind_has_a_command_a_script_and_a_network():
 
 def test_one_line_registers_a_training_command(monkeypatch, tmp_path):
     """Its config files are read, and ``info.py`` accepts its kind."""
-    decoder = type("DecoderRun", (train_generator.GeneratorRun,), {"kind": "decoder"})
-    monkeypatch.setattr(train_generator, "DecoderRun", decoder, raising=False)
-    new = Training("scripts/train_decoder.py", "train_generator.DecoderRun")
+    decoder = type("DecoderRun", (generator.GeneratorRun,), {"kind": "decoder"})
+    monkeypatch.setattr(generator, "DecoderRun", decoder, raising=False)
+    new = Training("scripts/train_decoder.py", "generator.DecoderRun")
     monkeypatch.setitem(TRAINING_COMMANDS, "decoder", new)
     monkeypatch.setitem(KINDS, "decoder", KINDS["generator"])
     (tmp_path / "run.yaml").write_text("kind: decoder\n")

@@ -6,9 +6,9 @@ import pytest
 import torch
 from script_running import run, train
 
-from diff_dalle.shapes.scenes import ShapesConfig
-from diff_dalle.shapes.shards import write_shapes
 from diff_dalle.tasks.denoising import DenoisingTask
+from diff_dalle.worlds.shapes.scenes import ShapesConfig
+from diff_dalle.worlds.shapes.shards import write_shapes
 
 FLAGS = {"iterations": 7, "batch_size": 6, "microbatch": 3, "save_interval": 3, "log_interval": 1}
 BAD = 6 * 4 + 2  # a position in step 5

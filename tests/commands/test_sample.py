@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from cascade_making import upsampling
 from PIL import Image
 
 from diff_dalle.commands.command_line import parse
@@ -16,7 +17,7 @@ from diff_dalle.diffusion.sampling import SamplerConfig
 from diff_dalle.errors import InputError
 from diff_dalle.images.signal import PixelSignal
 from diff_dalle.sampling.generator_stage import UPSAMPLER_DEFAULTS
-from diff_dalle.sampling.request import StageSettings, UpsamplersConfig
+from diff_dalle.sampling.stage_settings import BASE, SETTINGS, STAGE_B, UPSAMPLERS, StageSettings, UpsamplersConfig
 
 USUAL = [UPSAMPLER_DEFAULTS] * 2
 CASCADE = {
@@ -89,7 +90,7 @@ def test_the_output_of_a_dry_run_is_read_back(tmp_path, capsys):
     again = parsed(config=tmp_path / "cascade.yaml")
     assert again == parsed(**CASCADE)
     assert again.sampler.timestep_respacing == "10,15,20" and again.what.sample_size == (64, 128)
-    two = again.upsamplers.settings(USUAL)
+    two = upsampling(again.upsamplers)
     assert [settings.sampler.timestep_respacing for settings in two] == ["9", "ddim25"]
     assert [settings.classifier for settings in two] == [None, "clip.pt"]
     changed = parsed(config=tmp_path / "cascade.yaml", noise_level="0.3", prompts="a ring")
@@ -108,7 +109,7 @@ def test_a_file_may_set_an_upsamplers_steps_by_thirds(tmp_path):
     (tmp_path / "settings.yaml").write_text(
         "what: {model_path: base.pt}\nupsamplers: {upsampler_paths: up.pt, upsampler_timestep_respacing: ['3,4,5']}\n"
     )
-    settings = parsed(config=tmp_path / "settings.yaml").upsamplers.settings(USUAL[:1])
+    settings = upsampling(parsed(config=tmp_path / "settings.yaml").upsamplers, USUAL[:1])
     assert [stage.sampler.timestep_respacing for stage in settings] == ["3,4,5"]
 
 
@@ -156,12 +157,44 @@ def test_incompatible_settings_are_refused(case):
             r"upsampler_.*eta is 0.5, but only .* \(b\)",
         ),
         ({"upsampler_classifier_scale": (2.0,)}, "upsampler_classifier_scale .* with upsampler_classifier_paths"),
-        ({"tile_overlap": (8,)}, "tile_overlap is set, but there are no tiles"),
+        ({"upsampler_guidance_interval": (0.0, 0.5) * 3}, "upsampler_guidance_interval has 3 values for 2 upsamplers"),
+        (
+            {"upsampler_guidance_interval": (0.0, 0.5, 0.5, 0.1)},
+            r"upsampler_guidance_interval is 0.5,0.1, but must be LOW,HIGH .* \(b\)",
+        ),
     ],
 )
 def test_incompatible_lists_of_upsampler_settings_are_refused(settings, words):
     with pytest.raises(InputError, match=words):
         UpsamplersConfig(**{"upsampler_paths": ("a", "b"), **settings})
+
+
+def test_an_overlap_without_tiles_is_refused():
+    with pytest.raises(InputError, match="tile_overlap has no effect while tile_size is"):
+        parsed(model_path="a.pt", upsampler_paths="a,b", tile_overlap=8)
+
+
+def test_every_setting_of_a_base_is_one_of_upsamplers_and_of_stage_b_too():
+    """But for those that stages of their kind do not have, which they name."""
+    run = parsed(
+        model_path="a.pt",
+        upsampler_paths="a,b",
+        upsampler_guidance_rescale=0.7,
+        upsampler_guidance_interval="0,0.5,0.2,1",
+        upsampler_thresholding="none,dynamic",
+        upsampler_dynamic_percentile=0.9,
+        upsampler_perturbed_attention_scale=2,
+    )
+    one, two = (each.guidance for each in upsampling(run.upsamplers))
+    assert one.guidance_rescale == two.guidance_rescale == 0.7 and one.perturbed_attention_scale == 2
+    assert (one.guidance_interval, two.guidance_interval) == ((0, 0.5), (0.2, 1))
+    assert (one.thresholding, two.thresholding) == ("none", "dynamic")
+    declared = set(SETTINGS)
+    for flags, config in ((UPSAMPLERS, run.upsamplers), (STAGE_B, run.cascade)):
+        assert all(hasattr(config, flags.flag(name)) for name in declared - set(flags.has_no))
+    assert declared - set(UPSAMPLERS.has_no) >= set(BASE.flags) - {"classifier_path", "shift", "t_start", "t_end"}
+    base = [run.sampler, run.guidance, run.classifier, run.what, run.cascade]
+    assert all(any(hasattr(section, flag) for section in base) for flag in BASE.flags)
 
 
 def test_a_list_of_one_is_for_all_and_a_longer_one_for_each():
@@ -172,26 +205,27 @@ def test_a_list_of_one_is_for_all_and_a_longer_one_for_each():
         upsampler_seed=(7,),
         noise_level=(0.1, 0.2),
     )
-    one, two = config.settings(USUAL)
+    one, two = upsampling(config)
     assert (one.noise_level, two.noise_level) == (0.1, 0.2) and one.seed == two.seed == 7
     assert (one.classifier, two.classifier) == (None, "c")
     assert one.guidance == two.guidance == GuidanceConfig(guidance_scale=2.0)
     assert one.sampler == UPSAMPLER_DEFAULTS.sampler and one.batch_size == 4
-    assert UpsamplersConfig(("a",)).settings(USUAL[:1]) == USUAL[:1] and UpsamplersConfig().settings([]) == []
+    assert upsampling(UpsamplersConfig(("a",)), USUAL[:1]) == USUAL[:1] and upsampling(UpsamplersConfig(), []) == []
     with pytest.raises(InputError, match="has 2 values for 3 upsamplers"):
-        config.settings([*USUAL, UPSAMPLER_DEFAULTS])
+        upsampling(config, [*USUAL, UPSAMPLER_DEFAULTS])
+    base = SimpleNamespace(stages=[SimpleNamespace(defaults=StageSettings(), flags=BASE)])
     with pytest.raises(InputError, match="but no upsampler: .* upsampler_paths"):
-        UpsamplersConfig(noise_level=(0.1,)).settings([])
+        parsed(model_path="a.pt", noise_level=0.1).settings(base, 1.0)
 
 
 def test_the_spacing_of_every_stage():
     """One for the base, and for the upsamplers one for all or one for each."""
     run = parsed(model_path="a.pt", spacing="karras", upsampler_paths="u.pt,v.pt", upsampler_spacing="trailing,even")
     assert run.sampler.spacing == "karras"
-    assert [each.sampler.spacing for each in run.upsamplers.settings(USUAL)] == ["trailing", "even"]
-    both = UpsamplersConfig(("u", "v"), upsampler_spacing=("log_snr",)).settings(USUAL)
+    assert [each.sampler.spacing for each in upsampling(run.upsamplers)] == ["trailing", "even"]
+    both = upsampling(UpsamplersConfig(("u", "v"), upsampler_spacing=("log_snr",)))
     assert [each.sampler.spacing for each in both] == ["log_snr"] * 2
-    assert [each.sampler.spacing for each in UpsamplersConfig(("u", "v")).settings(USUAL)] == [None] * 2
+    assert [each.sampler.spacing for each in upsampling(UpsamplersConfig(("u", "v")))] == [None] * 2
     with pytest.raises(InputError, match="--upsampler_spacing is 'krras', but must be one of .* did you mean karras"):
         parsed(model_path="a.pt", upsampler_paths="u.pt,v.pt", upsampler_spacing="even,krras")
     with pytest.raises(
@@ -203,15 +237,10 @@ def test_the_spacing_of_every_stage():
 def test_what_is_given_replaces_what_a_checkpoint_says():
     """Another sampler than the checkpoint's has none of its eta."""
     says = StageSettings(SamplerConfig("ddim", "7", 0.5), GuidanceConfig(thresholding="dynamic"), noise_level=0.2)
-    pipeline = SimpleNamespace(
-        stages=[SimpleNamespace(defaults=says)],
-        has_base=True,
-        upsampler_defaults=[],
-        stage_settings=lambda *given: given,
-    )
+    stage = SimpleNamespace(defaults=says, flags=BASE, path="a.pt")
 
     def settings(**flags):
-        return parsed(model_path="a.pt", **flags).settings(pipeline, 2.0)[0]
+        return parsed(model_path="a.pt", **flags).settings(SimpleNamespace(stages=[stage]), 2.0)[0]
 
     assert settings() == replace(says, classifier_scale=2.0)
     assert settings(timestep_respacing=9).sampler == SamplerConfig("ddim", "9", 0.5)
@@ -221,7 +250,7 @@ def test_what_is_given_replaces_what_a_checkpoint_says():
     assert settings(guidance_scale=2).guidance == GuidanceConfig(2.0, thresholding="dynamic")
     with pytest.raises(InputError, match="eta is 0.1, but only the sampler ddim has it"):
         settings(sampler="heun", eta=0.1)
-    pipeline.has_base = False
+    stage.flags = UPSAMPLERS
     with pytest.raises(InputError, match="are given, but there is none: set the upsamplers' own"):
         settings(sampler="heun")
 

@@ -17,7 +17,7 @@ from diff_dalle.commands.sample import SampleRun
 from diff_dalle.diffusion import GuidanceConfig
 from diff_dalle.diffusion.sampling import SamplerConfig
 from diff_dalle.errors import InputError
-from diff_dalle.sampling.request import StageSettings
+from diff_dalle.sampling.stage_settings import BASE, STAGE_B, StageSettings
 
 FILES = {"model_path": "c.pt", "stage_b": "b.pt", "stage_a": "a.pt"}
 
@@ -39,15 +39,12 @@ def test_flags_of_each_stage():
     """What is given replaces what the checkpoints say; those of stage B have no effect on stage C."""
     c, b = LatentSampling(), StageBSampling()
     stages = [
-        SimpleNamespace(defaults=StageSettings(each.sampler_config, each.guidance, batch_size=4, shift=each.shift))
-        for each in (c, b)
+        SimpleNamespace(
+            defaults=StageSettings(each.sampler_config, each.guidance, batch_size=4, shift=each.shift), flags=flags
+        )
+        for each, flags in ((c, BASE), (b, STAGE_B))
     ]
-    pipeline = SimpleNamespace(
-        stages=stages,
-        has_base=True,
-        upsampler_defaults=[stages[1].defaults],
-        stage_settings=lambda base, others: [base, *others],
-    )
+    pipeline = SimpleNamespace(stages=stages)
 
     def settings(**flags):
         return parsed(**FILES, **flags).settings(pipeline, 1.0)
@@ -85,7 +82,7 @@ def test_flags_of_each_stage():
     assert changed[1] == StageSettings(sampler, guidance, batch_size=2, seed=9, shift=1.5, **ends, **tiles)
     with pytest.raises(InputError, match="stage_b_.*eta is 0.5, but only the .*sampler ddim has it"):
         settings(stage_b_eta=0.5)
-    pipeline.has_base = False
+    del stages[0]
     for each in given:
         with pytest.raises(InputError, match="sampler, guidance, shift, t_start, t_end or classifier are given, but"):
             settings(**{each: given[each]})

@@ -13,9 +13,9 @@ from PIL import Image
 from script_running import TWO, hashes, losses, run, start_training, train
 
 from diff_dalle.checkpoints.checkpoint import load_file
-from diff_dalle.commands import training
-from diff_dalle.shapes.scenes import ShapesConfig
-from diff_dalle.shapes.shards import write_shapes
+from diff_dalle.recipes import train as training
+from diff_dalle.worlds.shapes.scenes import ShapesConfig
+from diff_dalle.worlds.shapes.shards import write_shapes
 
 GENERATOR = {"iterations": 6, "batch_size": 8, "save_interval": 3, "eval_interval": 3, "eval_samples": 16}
 CLASSIFIER = {"iterations": 6, "batch_size": 8, "save_interval": 3, "eval_interval": 3}

@@ -16,8 +16,8 @@ from diff_dalle.checkpoints.model_folder import open_model
 from diff_dalle.checkpoints.record import CheckpointSet, Record, save_record
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.share import COMMANDS
-from diff_dalle.commands.sharing import copying
 from diff_dalle.errors import InputError
+from diff_dalle.sharing import transfer
 from diff_dalle.storage import retries
 
 HUB = "hf://me/it"
@@ -100,14 +100,14 @@ def test_half_precision_is_the_same_on_the_way_and_smaller(hub, checkpoints, tmp
 def test_copies_move_a_bar(tmp_path, monkeypatch, remote):
     """By parts, or, where files are sent when they are complete, by files; those that are there already too."""
     moves, names = [], ("a", "b")
-    monkeypatch.setattr(copying, "tqdm", lambda **given: Bar(moves, **given))
-    monkeypatch.setattr(copying, "_CHUNK", 2)
+    monkeypatch.setattr(transfer, "tqdm", lambda **given: Bar(moves, **given))
+    monkeypatch.setattr(transfer, "_CHUNK", 2)
     monkeypatch.setattr(storage, "is_remote", lambda path: remote and "to" in path)
     monkeypatch.setattr(storage, "atomic_writer", lambda path: open(path, "wb"))  # noqa: SIM115
     for name in names:
         (tmp_path / name).write_bytes(b"12345")
     (tmp_path / "to").mkdir()
-    copying.copy_files({name: str(tmp_path / name) for name in names}, str(tmp_path / "to"), "Sending")
+    transfer.copy_files({name: str(tmp_path / name) for name in names}, str(tmp_path / "to"), "Sending")
     assert moves == [10, *([5, 5] if remote else [2, 2, 1, 0, 2, 2, 1, 0])]
     assert [(tmp_path / "to" / name).read_bytes() for name in names] == [b"12345"] * 2
 

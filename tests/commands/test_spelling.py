@@ -4,16 +4,16 @@ import re
 
 import pytest
 
-from diff_dalle.commands.cascade.controlnet import StageCControlNetRun
-from diff_dalle.commands.cascade.stages import StageBRun
-from diff_dalle.commands.lora.kinds import StageCLora
-from diff_dalle.commands.spelling import spelled_as_in_file
-from diff_dalle.commands.train_controlnet import ControlNetRun
-from diff_dalle.commands.train_decoder import DecoderRun
-from diff_dalle.commands.train_generator import GeneratorRun
 from diff_dalle.config import leaves
 from diff_dalle.errors import Fault, InputError, named
-from diff_dalle.training.stopping import Diverged
+from diff_dalle.recipes.cascade.controlnet import StageCControlNetRun
+from diff_dalle.recipes.cascade.stages import StageBRun
+from diff_dalle.recipes.control import ControlNetRun
+from diff_dalle.recipes.decoder import DecoderRun
+from diff_dalle.recipes.generator import GeneratorRun
+from diff_dalle.recipes.lora import StageCLora
+from diff_dalle.recipes.spelling import spelled_as_in_file
+from diff_dalle.training.loop import Diverged
 
 CASCADE = (StageBRun, StageCControlNetRun, StageCLora)
 

@@ -107,7 +107,7 @@ def test_settings_need_no_torch(run):
         "data.aspect_buckets",
         "distributed.launch",
         "distributed.sharding_config",
-        "shapes.scenes",
+        "worlds.shapes.scenes",
         "text.tokenizer",
         "training.optim_config",
         "training.settings",

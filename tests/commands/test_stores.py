@@ -9,8 +9,8 @@ from file_server import serving
 from script_running import losses, train
 
 from diff_dalle.checkpoints.checkpoint import load_file
-from diff_dalle.shapes.scenes import ShapesConfig
-from diff_dalle.shapes.shards import write_shapes
+from diff_dalle.worlds.shapes.scenes import ShapesConfig
+from diff_dalle.worlds.shapes.shards import write_shapes
 
 
 @pytest.fixture(scope="module")

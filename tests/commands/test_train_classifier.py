@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from diff_dalle.commands.command_line import parse
-from diff_dalle.commands.train_classifier import ClassifierOptim, ClassifierRun, ClassifierTraining
-from diff_dalle.commands.training import train
 from diff_dalle.distributed.world import ALONE, ProcessInfo, World
 from diff_dalle.errors import InputError
+from diff_dalle.recipes.classifier import ClassifierOptim, ClassifierRun, ClassifierTraining
+from diff_dalle.recipes.recipe import wrong_annealing
+from diff_dalle.recipes.train import train
 from diff_dalle.training.optim import learning_rate
 
 
@@ -27,12 +28,12 @@ def make_run(optim=None, **training):
 )
 def test_the_rate_warms_up_and_falls_over_the_run_unless_told_otherwise(optim, iterations, found):
     """The checkpoint holds the resolved value, not -1."""
-    optim = make_run(optim, iterations=iterations).settled(ALONE).optim
+    optim = make_run(optim, iterations=iterations).recipe().optims[""]
     assert (optim.warmup_steps, optim.lr_anneal_steps) == found
 
 
 def test_the_rate_rises_in_a_line_and_falls_as_a_cosine():
-    (optim,) = make_run({"lr": 1.0}, iterations=1000).optims
+    optim = make_run({"lr": 1.0}, iterations=1000).recipe().optims[""]
     assert [learning_rate(optim, step) for step in (0, 9, 19, 20)] == pytest.approx([0.05, 0.5, 1.0, 1.0])
     assert [learning_rate(optim, step) for step in (265, 510, 755, 1000)] == pytest.approx(
         [0.5 + 0.5**1.5, 0.5, 0.5 - 0.5**1.5, 0.0]
@@ -60,11 +61,11 @@ def test_a_run_by_samples_says_the_end_of_its_rate(limits):
     with pytest.raises(InputError, match="lr_anneal_steps is -1, .* but samples may end the run"):
         make_run(**limits)
     run = make_run({"lr_anneal_steps": 1000}, **limits, batch_size=500)
-    (optim,) = run.optims
+    optim = run.recipe().optims[""]
     assert (optim.warmup_steps, optim.lr_anneal_steps) == (20, 1000)
-    assert not list(run.wrong_annealing(optim, processes=2))
+    assert not list(wrong_annealing(run.training, optim, processes=2))
     with pytest.raises(InputError, match="0 for the rest of the 2,000 iterations"):
-        train(run, World(ProcessInfo("single"), torch.device("cpu")))
+        train(run.recipe(), World(ProcessInfo("single"), torch.device("cpu")))
 
 
 def test_a_run_by_hours_alone_has_no_step_for_the_rate_to_end():
@@ -72,7 +73,7 @@ def test_a_run_by_hours_alone_has_no_step_for_the_rate_to_end():
         make_run(iterations=0, hours=1.0)
     with pytest.raises(InputError, match="is 1000, .* 0 for the rest of its hours: set iterations 1000"):
         make_run({"lr_anneal_steps": 1000}, iterations=0, hours=24.0)
-    assert make_run({"lr_anneal_steps": 0}, iterations=0, hours=1.0).optims[0].warmup_steps == 0
+    assert make_run({"lr_anneal_steps": 0}, iterations=0, hours=1.0).recipe().optims[""].warmup_steps == 0
 
 
 def test_the_last_piece_may_be_smaller():
@@ -83,8 +84,8 @@ def test_the_last_piece_may_be_smaller():
 def test_one_sample_is_no_batch_and_one_a_process_is():
     run = make_run(batch_size=1)
     with pytest.raises(InputError, match="batch_size is 1, but a contrastive loss needs at least 2"):
-        run.check_world(World(ProcessInfo("single"), torch.device("cpu")))
-    run.check_world(World(ProcessInfo("mpi", 0, 2), torch.device("cpu")))
+        run.recipe().open(ALONE)
+    run.recipe().open(World(ProcessInfo("mpi", 0, 2), torch.device("cpu")))
 
 
 def test_aspect_ratios_are_refused_since_the_network_takes_squares():

@@ -17,7 +17,7 @@ from script_running import ROOT, environment, hashes, losses
 from diff_dalle.checkpoints.checkpoint import load_file
 from diff_dalle.checkpoints.loading import open_network
 from diff_dalle.commands.info import describe_file
-from diff_dalle.commands.train_controlnet import parse_controlnet
+from diff_dalle.commands.training_kinds import parse_controlnet
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.embeddings.contract import weights_digest
 from diff_dalle.errors import InputError
@@ -51,7 +51,7 @@ def test_settings_are_read_from_the_base(tmp_path, base, data):
 
 def test_the_initial_weights_are_those_of_the_base(tmp_path, base, data):
     """Of the encoder; what the ControlNet adds is 0."""
-    network = parse_controlnet(flags_of(base, data, tmp_path)).settled(ALONE).build_model(None, ALONE)
+    network = parse_controlnet(flags_of(base, data, tmp_path)).recipe().open(ALONE).network()
     expected = load_file(base)["state"]
     for name, value in network.encoder.state_dict().items():
         assert torch.equal(value, expected[f"unet.encoder.{name}"]), name
@@ -188,8 +188,8 @@ def test_another_base_is_refused_when_a_run_goes_on(tmp_path, base, data):
 
 def test_the_resolved_settings_can_be_given_again(tmp_path, base, data):
     """A dump of what has been settled repeats the base's settings, which is no contradiction."""
-    run = parse_controlnet(flags_of(base, data, tmp_path)).settled(ALONE)
-    again = run.settled(ALONE)
+    run = parse_controlnet(flags_of(base, data, tmp_path)).recipe().open(ALONE).settings
+    again = run.recipe().open(ALONE).settings
     assert again == run and again.model.unet.num_channels == 16
     with pytest.raises(InputError, match="prediction is v, but the base"):
-        parse_controlnet([*flags_of(base, data, tmp_path), "--set", "diffusion.prediction=v"]).settled(ALONE)
+        parse_controlnet([*flags_of(base, data, tmp_path), "--set", "diffusion.prediction=v"]).recipe().open(ALONE)

@@ -18,14 +18,15 @@ from script_running import run as run_script
 from diff_dalle.checkpoints.checkpoint import ROLES, load_file, networks_in
 from diff_dalle.checkpoints.decoder import ClipConfig
 from diff_dalle.checkpoints.loading import open_networks
-from diff_dalle.commands.decoder.evaluating import DecoderSampler
-from diff_dalle.commands.decoder.report import describe_decoder
-from diff_dalle.commands.training import train
+from diff_dalle.commands.decoder_report import describe_decoder
 from diff_dalle.diffusion.augmentation import area_resize
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.embeddings.clip import load_clip
 from diff_dalle.embeddings.computing import EmbeddingsConfig, compute_embeddings
 from diff_dalle.errors import InputError
+from diff_dalle.recipes.decoder import open_decoder
+from diff_dalle.recipes.decoders.evaluating import DecoderSampler
+from diff_dalle.recipes.train import train
 from diff_dalle.tasks.decoding import DecodingTask
 from diff_dalle.training.loop import evaluating
 
@@ -67,7 +68,7 @@ def working_directory(tmp_path, monkeypatch):
 
 
 def settled(path: str, *flags: str):
-    return read_run_file(path, *flags).settled(ALONE)
+    return open_decoder(read_run_file(path, *flags).recipe(), ALONE)
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -76,12 +77,14 @@ def digests(folder: Path) -> dict[str, str]:
 
 def test_a_decoder_trains_from_a_file(tmp_path, world):
     run = read_run_file(write_file(tmp_path, world=world))
-    train(run, ALONE)
+    train(run.recipe(), ALONE)
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert {"unet0_model000005.pt", "unet0_ema_0.998995_000005.pt", "run.json", "progress.csv"} <= names
     grids = [path.name for path in (tmp_path / "run" / "samples").iterdir()]
     assert len(grids) == 3 and all("unet0" in name for name in grids)  # every second of five steps, and the last
-    assert run.training.samples == 2 and settled(write_file(tmp_path, world=world)).training.samples == 20
+    assert (
+        run.recipe().training.samples == 2 and settled(write_file(tmp_path, world=world)).recipe.training.samples == 20
+    )
 
 
 def test_a_run_that_is_cut_in_two_is_the_same_run(tmp_path, world):
@@ -91,25 +94,27 @@ def test_a_run_that_is_cut_in_two_is_the_same_run(tmp_path, world):
         changes = [*TWO_UNETS, ("tracker.log", {"log_type": "console", "auto_resume": True})]
         path = write_file(folder, *changes, world=world)
         for epochs in (1, 2) if folder == cut else (2,):
-            train(read_run_file(path, "--set", f"train.epochs={epochs}"), ALONE)
+            train(read_run_file(path, "--set", f"train.epochs={epochs}").recipe(), ALONE)
     left, right = digests(whole / "run"), digests(cut / "run")
     last = [name for name in left if name.endswith("000005.pt")]
     assert len(last) == 6 and all(left[name] == right[name] for name in last)
 
 
 def test_epochs_and_intervals_are_counted_in_samples(tmp_path, world):
-    found = settled(write_file(tmp_path, ("train.epoch_samples", 7), ("train.epochs", 3), world=world))
+    found = settled(write_file(tmp_path, ("train.epoch_samples", 7), ("train.epochs", 3), world=world)).recipe
     assert (found.training.samples, found.epoch_samples, found.training.eval_interval) == (21, 7, 2)
-    once = settled(write_file(tmp_path, ("train.epoch_samples", 5), ("train.epochs", 1), world=world)).training
+    once = settled(write_file(tmp_path, ("train.epoch_samples", 5), ("train.epochs", 1), world=world)).recipe.training
     assert once.eval_interval == once.last_step(1) == 2  # one epoch, one validation
     assert found.training.save_interval == 2 and found.sample_interval == 2 and found.training.eval_samples == SAMPLES
-    found = settled(write_file(tmp_path, ("train.validation_samples", 3), ("train.n_sample_images", 0), world=world))
+    found = settled(
+        write_file(tmp_path, ("train.validation_samples", 3), ("train.n_sample_images", 0), world=world)
+    ).recipe
     assert found.training.eval_samples == 3 and found.sample_interval == 0
 
 
 def test_every_training_sample_comes_once_an_epoch_whatever_the_workers(tmp_path, world):
     for workers in (0, 2):
-        found = settled(write_file(tmp_path, ("data.num_workers", workers), world=world)).opened
+        found = settled(write_file(tmp_path, ("data.num_workers", workers), world=world))
         assert found.train.samples == 2 * SAMPLES and found.val.samples == found.test.samples == SAMPLES
         seen = [found.train.describe(position) for position in range(found.train.samples)]
         assert len(set(seen)) == 2 * SAMPLES
@@ -121,14 +126,14 @@ def test_training_is_shuffled_and_validation_is_not(tmp_path, world):
     def order(loader) -> list[str]:
         return [loader.describe(position) for position in range(loader.samples)]
 
-    found = settled(write_file(tmp_path, world=world)).opened
+    found = settled(write_file(tmp_path, world=world))
     assert order(found.train) != sorted(order(found.train)) and order(found.val)[::8] == sorted(order(found.val))[::8]
-    plain = settled(write_file(tmp_path, ("data.shuffle_train", False), ("data.streams", 1), world=world)).opened
+    plain = settled(write_file(tmp_path, ("data.shuffle_train", False), ("data.streams", 1), world=world))
     assert order(plain.train) == sorted(order(plain.train))
-    mixed = settled(write_file(tmp_path, ("data.shuffle_val_test", True), world=world)).opened
+    mixed = settled(write_file(tmp_path, ("data.shuffle_val_test", True), world=world))
     assert sorted(order(mixed.val)) == sorted(order(found.val)) and order(mixed.val) != order(found.val)
     changes = [("data.shuffle_train", False), ("data.resample_train", True), ("seed", 3)]
-    drawn = settled(write_file(tmp_path, *changes, world=world)).opened
+    drawn = settled(write_file(tmp_path, *changes, world=world))
     epochs = [drawn.train.describe(position) for position in range(8 * drawn.train.samples)]
     assert len({tuple(sorted(epochs[i : i + 10])) for i in range(0, 80, 10)}) > 1 and not drawn.val.order.resample
 
@@ -150,7 +155,7 @@ def number_of(name: str) -> int:
 def test_embeddings_of_members_and_of_files_are_those_of_the_sample(tmp_path, world, bare_world):
     url = sidecars(tmp_path / "emb")
     for source, changes in ((world, []), (bare_world, [("data.img_embeddings_url", url)])):
-        found = settled(write_file(tmp_path, *changes, world=source)).opened
+        found = settled(write_file(tmp_path, *changes, world=source))
         for name, row in embeddings_of(found).items():
             np.testing.assert_array_equal(row, embedding(number_of(name)))
         assert found.materials.origins["image embeddings"].startswith(url if changes else "the .img_emb.npy members")
@@ -160,13 +165,13 @@ def test_a_clip_sees_the_crop_that_is_trained_on(tmp_path, bare_world, clip):
     unet = {**UNET, "image_embed_dim": 16}
     path = write_file(tmp_path, ("decoder.clip", clip), ("decoder.unets", [unet]), world=bare_world)
     run = settled(path)
-    assert run.opened.materials.spec.image.size == (16, 16)  # what the CLIP sees is larger than what is trained
-    assert run.decoder.clip.identity == run.opened.materials.clip.identity != ""
-    batch = run.opened.train.batch_at(range(2))
-    (trainee,) = run.build_trainees(None, run.opened.val, ALONE)
+    assert run.materials.spec.image.size == (16, 16)  # what the CLIP sees is larger than what is trained
+    assert run.run.decoder.clip.identity == run.materials.clip.identity != ""
+    batch = run.train.batch_at(range(2))
+    (trainee,) = run.session.trainees(run.val)
     cond, _ = trainee.task.given_conditions(batch, None)
-    torch.testing.assert_close(cond.image_embedding, run.opened.materials.clip.encode_images(batch.images))
-    train(read_run_file(path), ALONE)
+    torch.testing.assert_close(cond.image_embedding, run.materials.clip.encode_images(batch.images))
+    train(read_run_file(path).recipe(), ALONE)
 
 
 def test_the_clip_of_computed_embeddings_is_recorded_and_not_opened(tmp_path, bare_world, clip):
@@ -178,15 +183,15 @@ def test_the_clip_of_computed_embeddings_is_recorded_and_not_opened(tmp_path, ba
     path = write_file(tmp_path, *changes, ("data.index_width", None), world=bare_world)
     run = settled(path)
     identity = load_clip("diff_dalle", clip["model"], "cpu").identity
-    assert run.decoder.clip == ClipConfig("diff_dalle", clip["model"], identity)
-    assert run.opened.materials.clip is None
+    assert run.run.decoder.clip == ClipConfig("diff_dalle", clip["model"], identity)
+    assert run.materials.clip is None
     for epochs in (1, 2):  # resumes
         flags = ["--set", f"train.epochs={epochs}", "--set", "tracker.log.0.auto_resume=True"]
-        train(read_run_file(path, *flags), ALONE)
+        train(read_run_file(path, *flags).recipe(), ALONE)
     (saved,) = open_networks(str(next((tmp_path / "run").glob("unet0_ema*5.pt"))), ("decoder",))
-    assert saved.settings.decoder.clip == run.decoder.clip
-    again = run.settled(ALONE)  # what a checkpoint records is a run too
-    assert again.decoder.clip == run.decoder.clip and again.opened.materials.clip is None
+    assert saved.settings.decoder.clip == run.run.decoder.clip
+    again = open_decoder(run.run.recipe(), ALONE)  # what a checkpoint records is a run too
+    assert again.run.decoder.clip == run.run.decoder.clip and again.materials.clip is None
     bad = [*changes, ("decoder.clip", {**clip, "identity": "another"})]
     with pytest.raises(InputError, match="data.img_embeddings_url: .* but the CLIP here is another"):
         settled(write_file(tmp_path, *bad, ("data.index_width", None), world=bare_world))
@@ -200,7 +205,7 @@ def test_images_smaller_than_a_clip_sees_are_refused_when_it_is_opened(tmp_path,
     with pytest.raises(InputError, match="sees images of 8 pixels, but data.preprocessing makes 6"):
         settled(write_file(tmp_path, *changes, world=bare_world))
     changes[2] = ("data.preprocessing", {"CenterCrop": {"size": 8}})
-    assert settled(write_file(tmp_path, *changes, world=bare_world)).opened.materials.clip.image_size == 8
+    assert settled(write_file(tmp_path, *changes, world=bare_world)).materials.clip.image_size == 8
 
 
 def test_a_clip_encodes_the_captions(tmp_path, world, bare_world, clip):
@@ -211,10 +216,10 @@ def test_a_clip_encodes_the_captions(tmp_path, world, bare_world, clip):
             folder = tmp_path / "emb"
             changes.append(("data.img_embeddings_url", sidecars(folder)))
         run = settled(write_file(tmp_path, *changes, world=source))
-        cond = run.opened.train.batch_at(range(2)).cond
+        cond = run.train.batch_at(range(2)).cond
         assert cond.tokens.shape == (2, 12) and (cond.image_embedding is None) == (not embed)
-        (trainee,) = run.build_trainees(None, run.opened.val, ALONE)
-        given, _ = trainee.task.given_conditions(run.opened.train.batch_at(range(2)), None)
+        (trainee,) = run.session.trainees(run.val)
+        given, _ = trainee.task.given_conditions(run.train.batch_at(range(2)), None)
         assert given.text_states.shape == (2, 12, 16) and given.image_embedding is not None
 
 
@@ -226,7 +231,7 @@ def test_text_encodings_of_files(tmp_path, world):
         np.save(folder / f"text_states_{shard:02d}.npy", values)
     unet = {**TEXT_UNET, "image_embed_dim": WIDTH}
     changes = [("data.text_embeddings_url", str(folder)), ("decoder.unets", [unet])]
-    cond = settled(write_file(tmp_path, *changes, world=world)).opened.train.batch_at([0]).cond
+    cond = settled(write_file(tmp_path, *changes, world=world)).train.batch_at([0]).cond
     assert cond.text_states.shape == (1, 12, 16) and cond.mask.sum() == 3 and cond.image_embedding is not None
 
 
@@ -268,7 +273,7 @@ def test_the_width_of_indices_is_that_of_the_folder_or_four(tmp_path, bare_world
     url = sidecars(tmp_path / "emb")
     for given, expected in ((2, 2), (None, 4)):
         changes = [("data.img_embeddings_url", url), ("data.index_width", given)]
-        materials = settled(write_file(tmp_path, *changes, world=bare_world)).opened.materials
+        materials = settled(write_file(tmp_path, *changes, world=bare_world)).materials
         assert materials.spec.embeddings[0].source.index_width == expected
 
 
@@ -277,7 +282,7 @@ def test_the_width_of_indices_is_that_of_the_folder_or_four(tmp_path, bare_world
 
 def test_masked_unets_are_not_trained(tmp_path, world):
     path = write_file(tmp_path, *TWO_UNETS, ("train.unet_training_mask", [False, True]), world=world)
-    train(read_run_file(path), ALONE)
+    train(read_run_file(path).recipe(), ALONE)
     names = {path.name for path in (tmp_path / "run").glob("*.pt")}
     assert "unet1_model000005.pt" in names and not any(name.startswith("unet0") for name in names)
     path = write_file(tmp_path, *TWO_UNETS, ("train.unet_training_mask", [True, False]), world=world)
@@ -286,7 +291,7 @@ def test_masked_unets_are_not_trained(tmp_path, world):
 
 def test_each_unet_has_its_own_optimizer(tmp_path, world):
     run = settled(write_file(tmp_path, *TWO_UNETS, ("train.lr", [1e-3, 2e-3]), ("train.use_ema", False), world=world))
-    trainees = run.build_trainees(None, run.opened.val, ALONE)
+    trainees = run.session.trainees(run.val)
     assert [trainee.name for trainee in trainees] == ["unet0", "unet1"] and not trainees[0].emas
     rates = [trainee.optimizations[""].config.lr for trainee in trainees]
     assert rates == [1e-3, 2e-3]
@@ -296,7 +301,7 @@ def test_guidance_reaches_the_grids(tmp_path, world):
     grids = []
     for scale in (1, 6):
         run = settled(write_file(tmp_path, ("train.cond_scale", scale), world=world))
-        (trainee,) = run.build_trainees(None, run.opened.val, ALONE)
+        (trainee,) = run.session.trainees(run.val)
         torch.manual_seed(0)
         for parameter in trainee.task.model.parameters():
             torch.nn.init.normal_(parameter, std=0.2)
@@ -314,7 +319,7 @@ def test_unets_trained_one_after_the_other_make_a_decoder(tmp_path, world, monke
         if folder == second:
             changes.append(("train.init_checkpoint", str(first / "latest.pth")))
         monkeypatch.chdir(folder)
-        train(read_run_file(write_file(folder, *changes, world=world)), ALONE)
+        train(read_run_file(write_file(folder, *changes, world=world)).recipe(), ALONE)
     content = load_file(str(second / "latest.pth"), values=True)
     both, alone = networks_in(content, ["unet0", "unet1"]), load_file(str(first / "latest.pth"), values=True)
     assert content["trainee"] == "" and set(both) == {"unet0", "unet1"} and alone["trainee"] == "unet0"
@@ -322,13 +327,13 @@ def test_unets_trained_one_after_the_other_make_a_decoder(tmp_path, world, monke
     assert len(open_networks(str(second / "latest.pth"), ("decoder",))) == 2
     changes = [*TWO_UNETS, ("train.init_checkpoint", str(second / "latest.pth"))]
     run = settled(write_file(tmp_path, *changes, world=world))
-    assert run.training.init_checkpoint == (str(second / "latest.pth"),) and not run.frozen()
+    assert run.recipe.training.init_checkpoint == (str(second / "latest.pth"),) and not run.frozen
 
 
 def test_weights_that_are_not_of_the_decoder_are_refused(tmp_path, world):
     (tmp_path / "one").mkdir()
     changes = [*TWO_UNETS, ("train.unet_training_mask", [False, True]), ("tracker.save.save_type", "model")]
-    train(read_run_file(write_file(tmp_path / "one", *changes, world=world)), ALONE)
+    train(read_run_file(write_file(tmp_path / "one", *changes, world=world)).recipe(), ALONE)
     given = ("train.init_checkpoint", "latest.pth")
     with pytest.raises(InputError, match="holds unet1, but the decoder has unet0: leave it out"):
         settled(write_file(tmp_path, given, world=world))
@@ -347,7 +352,7 @@ def of_clip(clip, count: int = 5, **changes) -> list[tuple[str, object]]:
 
 def test_generated_images_are_measured_after_each_epoch(tmp_path, bare_world, clip):
     path = write_file(tmp_path, *of_clip(clip), ("train.max_batch_size", 2), world=bare_world)
-    train(read_run_file(path), ALONE)
+    train(read_run_file(path).recipe(), ALONE)
     rows = [json.loads(line) for line in (tmp_path / "run" / "progress.jsonl").read_text().splitlines()]
     found = {row["step"]: value for row in rows for name, value in row.items() if name.startswith("FID")}
     assert set(found) == {3, 5} and all(value > 0 for value in found.values())
@@ -357,9 +362,9 @@ def test_metrics_are_of_the_first_held_out_samples_whatever_the_chunks(tmp_path,
     values = []
     for size in (1, 3):
         run = settled(write_file(tmp_path, *of_clip(clip, 3), ("train.max_batch_size", size), world=bare_world))
-        trainees = run.build_trainees(None, run.opened.val, ALONE)
+        trainees = run.session.trainees(run.val)
         with evaluating(trainees):
-            (value,) = run.measure(trainees, ALONE)().values()
+            (value,) = run.session.measure(trainees)().values()
         values.append(value)
     assert values[0] == pytest.approx(values[1], rel=1e-4)
 
@@ -370,7 +375,7 @@ def test_too_few_held_out_samples_for_a_metric_are_said_before_training(tmp_path
     with pytest.raises(
         InputError, match="KID.subset_size is 20, which needs at least 20 images, but the split val has 5"
     ):
-        run.measure(run.build_trainees(None, run.opened.val, ALONE), ALONE)
+        run.session.measure(run.session.trainees(run.val))
 
 
 class Recorded(torch.nn.Module):
@@ -392,9 +397,9 @@ class Recorded(torch.nn.Module):
 def test_a_cascade_begins_above_a_gap_with_the_originals(tmp_path, world, kept, expected):
     changes = [("decoder.unets", [UNET] * 3), ("decoder.image_sizes", [8, 16, 32]), ("decoder.sample_timesteps", 2)]
     run = settled(write_file(tmp_path, *changes, world=world))
-    tasks = {i: DecodingTask(Recorded(), run.decoder.stage(i)) for i in kept}
+    tasks = {i: DecodingTask(Recorded(), run.run.decoder.stage(i)) for i in kept}
     sampler = DecoderSampler(tasks, 2, [1.0] * 3)
-    batch = run.opened.val.batch_at(range(2))
+    batch = run.val.batch_at(range(2))
     originals, made = sampler(batch)
     assert tuple(sampler.tasks) == expected and made.shape == originals.shape == (2, 3, 32, 32)
     torch.testing.assert_close(originals, batch.images)
@@ -410,15 +415,15 @@ def test_a_cascade_begins_above_a_gap_with_the_originals(tmp_path, world, kept, 
 
 def test_a_folder_with_a_run_is_continued_replaced_or_refused_as_the_file_says(tmp_path, world):
     path = write_file(tmp_path, world=world)
-    train(read_run_file(path, "--set", "train.epochs=1"), ALONE)
+    train(read_run_file(path, "--set", "train.epochs=1").recipe(), ALONE)
     before = digests(tmp_path / "run")
     with pytest.raises(InputError, match="holds a run after 3 steps: set tracker.log.auto_resume to continue it"):
-        train(read_run_file(path), ALONE)
+        train(read_run_file(path).recipe(), ALONE)
     assert digests(tmp_path / "run") == before
-    train(read_run_file(path, "--set", "tracker.log.auto_resume=True"), ALONE)
+    train(read_run_file(path, "--set", "tracker.log.auto_resume=True").recipe(), ALONE)
     kept = {name: each for name, each in before.items() if name.endswith("000003.pt")}
     assert digests(tmp_path / "run").items() >= kept.items() and len(kept) == 3
-    train(read_run_file(path, "--set", "tracker.overwrite_data_path=True", "--set", "train.epochs=1"), ALONE)
+    train(read_run_file(path, "--set", "tracker.overwrite_data_path=True", "--set", "train.epochs=1").recipe(), ALONE)
     assert {name[-9:] for name in digests(tmp_path / "run") if "best" not in name} == {"000002.pt", "000003.pt"}
     assert {
         name: each for name, each in digests(tmp_path / "run").items() if "best" not in name
@@ -427,15 +432,15 @@ def test_a_folder_with_a_run_is_continued_replaced_or_refused_as_the_file_says(t
 
 def test_a_saved_checkpoint_restores_the_run_elsewhere(tmp_path, world):
     path = write_file(tmp_path, world=world)
-    train(read_run_file(path, "--set", "train.epochs=1"), ALONE)
+    train(read_run_file(path, "--set", "train.epochs=1").recipe(), ALONE)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (tmp_path / "latest.pth").rename(tmp_path / "moved.pth")
     load = ("tracker.load", {"load_from": "local", "file_path": str(tmp_path / "moved.pth")})
-    train(read_run_file(write_file(elsewhere, load, world=world)), ALONE)
+    train(read_run_file(write_file(elsewhere, load, world=world)).recipe(), ALONE)
     whole = tmp_path / "whole"
     whole.mkdir()
-    train(read_run_file(write_file(whole, world=world)), ALONE)
+    train(read_run_file(write_file(whole, world=world)).recipe(), ALONE)
     left = digests(elsewhere / "run")
     for name in (name for name in left if name.endswith("000005.pt")):
         one, other = (
@@ -446,7 +451,7 @@ def test_a_saved_checkpoint_restores_the_run_elsewhere(tmp_path, world):
 
 def test_the_configuration_is_saved_beside(tmp_path, world):
     path = write_file(tmp_path, ("tracker.save.save_meta_to", str(tmp_path / "meta")), world=world)
-    train(read_run_file(path, "--set", "train.epochs=1"), ALONE)
+    train(read_run_file(path, "--set", "train.epochs=1").recipe(), ALONE)
     saved = tmp_path / "meta" / "decoder_config.json"
     assert read_run_file(str(saved)) == read_run_file(path, "--set", "train.epochs=1", "--set", "data.streams=8")
 

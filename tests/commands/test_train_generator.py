@@ -9,15 +9,15 @@ from tiny_settings import flags as flags_of
 
 from diff_dalle.batch import Batch, Conditioning
 from diff_dalle.commands.command_line import parse
-from diff_dalle.commands.train_generator import GeneratorRun
 from diff_dalle.distributed.world import SINGLE, World
 from diff_dalle.errors import InputError
 from diff_dalle.images.pixels import to_uint8
 from diff_dalle.images.transforms import Window
-from diff_dalle.shapes.scenes import ShapesConfig
-from diff_dalle.shapes.shards import write_shapes
+from diff_dalle.recipes.generator import GeneratorRun
 from diff_dalle.tasks.denoising import DenoisingTask
 from diff_dalle.tasks.upsampling import UpsamplingTask
+from diff_dalle.worlds.shapes.scenes import ShapesConfig
+from diff_dalle.worlds.shapes.shards import write_shapes
 
 WORLD = World(SINGLE, torch.device("cpu"))
 FEW = {"timestep_respacing": 2, "sample_interval": 1}  # previews that do not take long
@@ -58,9 +58,12 @@ def test_sizes_that_do_not_fit_each_other_are_refused(flags, words):
 
 
 def test_a_part_of_the_images_is_trained_on_when_asked():
-    assert make_run(small_size=8).window is None and make_run().window is None
-    assert make_run(small_size=4, crop_size=8).window == Window(8, 4)
-    assert make_run(small_size=8, crop_size=16).window == Window(16, 2)
+    def window(**flags):
+        return make_run(**flags).recipe().open(WORLD).spec.image.window
+
+    assert window(small_size=8) is None and window() is None
+    assert window(small_size=4, crop_size=8) == Window(8, 4)
+    assert window(small_size=8, crop_size=16) == Window(16, 2)
 
 
 # ------------------------------------------------------------------------------------------------------------- previews
@@ -86,9 +89,9 @@ class Pictures:
 def build(count, size=(16, 16), **flags):
     """The task of a run and its preview images."""
     run = make_run(**{"small_size": 8, "preview_samples": count, **FEW, **flags})
-    tokenizer = run.build_tokenizer()
-    data = Pictures(tokenizer, size)
-    (trainee,) = run.build_trainees(tokenizer, data, WORLD)
+    session = run.recipe().open(WORLD)
+    data = Pictures(session.tokenizer, size)
+    (trainee,) = session.trainees(data)
     return trainee.task, data.batch_at(range(count)).images
 
 
@@ -140,8 +143,8 @@ def test_previews_of_parts_without_text_and_of_degraded_images(flags):
 
 def test_base_generators_are_trained_and_shown_as_before():
     run = make_run(**FEW, preview_samples=4)
-    tokenizer = run.build_tokenizer()
-    (trainee,) = run.build_trainees(tokenizer, Pictures(tokenizer), WORLD)
+    session = run.recipe().open(WORLD)
+    (trainee,) = session.trainees(Pictures(session.tokenizer))
     assert type(trainee.task) is DenoisingTask and trainee.task.preview.cond.low_res is None
     grid = trainee.task.previews()["samples"]
     assert grid.shape[1] == 2 * 100 + 4

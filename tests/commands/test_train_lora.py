@@ -16,15 +16,15 @@ import diff_dalle
 from diff_dalle.checkpoints.checkpoint import load_file
 from diff_dalle.checkpoints.loading import open_network
 from diff_dalle.checkpoints.lora_file import WeightedLora, read_lora
-from diff_dalle.commands.lora.reading import parse_lora
 from diff_dalle.commands.merge_lora import MergeConfig, merge_lora_files
+from diff_dalle.commands.training_kinds import parse_lora
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.embeddings.contract import weights_digest
 from diff_dalle.errors import InputError
 from diff_dalle.models.adapters.adapted import Adapted
 from diff_dalle.sampling.lora import LoraNetwork, parse_lora_paths, with_loras
-from diff_dalle.shapes.scenes import ShapesConfig
-from diff_dalle.shapes.shards import write_shapes
+from diff_dalle.worlds.shapes.scenes import ShapesConfig
+from diff_dalle.worlds.shapes.shards import write_shapes
 
 TOKEN = '["[star]", "^circle</w>"]'
 TOKENS = f"{TOKEN},^circle"
@@ -103,11 +103,10 @@ def test_the_run_keeps_the_adapters_alone(trained, base):
 
 
 def test_the_base_has_no_gradient_and_is_not_in_training_mode(base, shards, tmp_path):
-    settings = parse_lora(flags(base, shards, tmp_path)).settled(ALONE)
-    tokenizer = settings.build_tokenizer()
-    data = settings.build_loader(tokenizer, ALONE)
-    (trainee,) = settings.build_trainees(tokenizer, data, ALONE)
-    network = settings.bases[""]
+    settings = parse_lora(flags(base, shards, tmp_path)).recipe().open(ALONE)
+    data = settings.both_loaders[0]
+    (trainee,) = settings.trainees(data)
+    network = trainee.task.model.base
     before = {n: p.clone() for n, p in network.named_parameters() if "lora" not in n and "deltas" not in n}
     batch = data.batch_at(range(4))
     draw = diff_dalle.randomness.Draw(0, batch.index, torch.device("cpu"))
@@ -122,9 +121,8 @@ def test_the_base_has_no_gradient_and_is_not_in_training_mode(base, shards, tmp_
 
 def memory_of(run) -> dict[str, int]:
     """Bytes of the tensors of one update by what they are for; each storage counts once, weights not as activations."""
-    tokenizer = run.build_tokenizer()
-    data = run.build_loader(tokenizer, ALONE)
-    (trainee,) = run.build_trainees(tokenizer, data, ALONE)
+    data = run.both_loaders[0]
+    (trainee,) = run.trainees(data)
     batch, kept = data.batch_at(range(4)), {}
 
     def pack(value):
@@ -153,8 +151,8 @@ def test_a_lora_takes_the_memory_of_the_weights_and_little_beside_them(base, sha
     """Of the base there is no gradient, no optimizer state and no average; adapted weights are activations. Inputs of
     convolutions are kept by neither."""
     common = {**COMMON, "data_dir": shards / "own" / "train", "logdir": tmp_path, "sample_interval": 0}
-    full = memory_of(make_run(**common).settled(ALONE))
-    own = memory_of(parse_lora(flags(base, shards, tmp_path, train_tokens=TOKEN, rank=1)).settled(ALONE))
+    full = memory_of(make_run(**common).recipe().open(ALONE))
+    own = memory_of(parse_lora(flags(base, shards, tmp_path, train_tokens=TOKEN, rank=1)).recipe().open(ALONE))
     assert full["gradients"] == full["averages"] == full["weights"] and full["optimizer"] == 2 * full["weights"]
     added = own["weights"] - full["weights"]
     assert 0 < added < 0.05 * full["weights"]
@@ -194,7 +192,7 @@ def test_half_of_a_batch_are_regularization_images(base, shards, tmp_path):
     own = parse_lora(flags(base, shards, tmp_path))
     both = parse_lora(flags(base, shards, tmp_path, prior_data_dir=prior, prior_weight=0.25))
     other = parse_lora(flags(base, shards, tmp_path, data_dir=prior))
-    loaders = [run.build_loader(run.build_tokenizer(), ALONE) for run in (own, both, other)]
+    loaders = [run.recipe().open(ALONE).both_loaders[0] for run in (own, both, other)]
     expected, mixed, priors = (next(loader.batches(0)) for loader in loaders)
     assert mixed.weight.tolist() == [1, 1, 0.25, 0.25]
     assert torch.equal(mixed.images, torch.cat([expected.images[:2], priors.images[:2]]))
@@ -319,8 +317,8 @@ def test_a_lora_may_start_from_that_of_another_base_if_told_so(trained, changed,
     path = str(trained / "lora000004.safetensors")
 
     def model(**options):
-        settings = parse_lora(flags(changed, shards, tmp_path, lora_checkpoint_path=path, **options)).settled(ALONE)
-        return settings.build_model(settings.build_tokenizer())
+        settings = parse_lora(flags(changed, shards, tmp_path, lora_checkpoint_path=path, **options))
+        return settings.recipe().open(ALONE).network()
 
     with pytest.raises(InputError, match="has another base than this run: .*, or accept the other base by accept_ch"):
         model()

@@ -12,8 +12,8 @@ from script_running import run
 import diff_dalle
 from diff_dalle.checkpoints.checkpoint import load_file
 from diff_dalle.checkpoints.lora_file import WeightedLora, read_lora, write_lora
-from diff_dalle.commands.cascade.reading import parse_cascade
 from diff_dalle.commands.merge_lora import MergeConfig, merge_lora_files
+from diff_dalle.commands.training_kinds import parse_cascade
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.embeddings.clip import load_clip
 from diff_dalle.embeddings.contract import Clip
@@ -70,16 +70,16 @@ def test_the_deltas_alone_are_trained_and_the_file_names_their_clip(trained, par
 
 
 def test_the_gradient_of_a_token_is_that_of_a_finite_difference(tmp_path, parts):
-    run_ = parse_cascade([file(tmp_path, parts, ("denoising.text_dropout", 0.0))]).settled(ALONE)
-    data = run_.build_loader(run_.build_tokenizer(), ALONE)
-    (trainee,) = run_.build_trainees(run_.build_tokenizer(), data, ALONE)
-    batch, deltas = data.batch_at(range(4)), run_.outside
+    run_ = parse_cascade([file(tmp_path, parts, ("denoising.text_dropout", 0.0))]).recipe().open(ALONE)
+    data = run_.both_loaders[0]
+    (trainee,) = run_.trainees(data)
+    batch, deltas = data.batch_at(range(4)), trainee.task.model.lora.tokens.deltas
     draw = Draw(0, batch.index, torch.device("cpu"))
     trainee.task.losses(batch, draw)["loss"].sum().backward()
     assert deltas.requires_grad and deltas.grad.any()
     names = [name for name, parameter in trainee.task.named_parameters() if parameter.requires_grad]
     assert "model.lora.tokens.deltas" in names
-    clip = run_.opened.text_clip
+    clip = run_.text_clip
     assert not any(parameter.requires_grad for parameter in clip.parameters())
     tokens, mask = clip.tokenize(["picture 1"], clip.text_length)
     direction = deltas.grad.clone()
@@ -125,8 +125,8 @@ def test_sampling_gives_the_clip_the_tokens(trained, parts):
 
 def test_other_clips_are_refused(tmp_path, parts, monkeypatch):
     """Those whose text tower is not known to us."""
-    monkeypatch.setattr("diff_dalle.embeddings.diff_dalle_clip.DiffDalleClip.tokenizer", Clip.tokenizer)
+    monkeypatch.setattr("diff_dalle.embeddings.clip.DiffDalleClip.tokenizer", Clip.tokenizer)
     with pytest.raises(
         InputError, match="train_tokens is set, but the text tower .* is another library's: leave it out"
     ):
-        parse_cascade([file(tmp_path, parts)]).settled(ALONE)
+        parse_cascade([file(tmp_path, parts)]).recipe().open(ALONE)

@@ -16,7 +16,7 @@ import diff_dalle
 from diff_dalle.checkpoints.checkpoint import load_file
 from diff_dalle.checkpoints.loading import open_network
 from diff_dalle.checkpoints.lora_file import read_lora
-from diff_dalle.commands.cascade.reading import inferred_kind, parse_cascade
+from diff_dalle.commands.training_kinds import inferred_kind, parse_cascade
 
 TOKENS = [["[fernando]", "^dog</w>"], ["^snail", None]]
 

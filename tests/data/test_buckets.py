@@ -10,10 +10,10 @@ from shard_making import Letters, captions_of, encoded, random_image, sample, ta
 from diff_dalle.data.buckets import BucketOrder, Buckets
 from diff_dalle.data.collection import collect
 from diff_dalle.data.loader import DataConfig, Loader
-from diff_dalle.data.shard_table import IMAGE, Required
+from diff_dalle.data.shard_table import IMAGE
 from diff_dalle.data.shards import ShardFiles
 from diff_dalle.data.sources import find_shards
-from diff_dalle.data.spec import CaptionSpec, ImageSpec, SampleSpec
+from diff_dalle.data.spec import CaptionSpec, ImageSpec, Required, SampleSpec
 from diff_dalle.errors import InputError
 from diff_dalle.images.decode import decode_image
 from diff_dalle.images.transforms import Window
@@ -193,7 +193,7 @@ def buckets_by_aspect(folder) -> Buckets:
     for shard, count in enumerate(found.counts):
         row = []
         for member in range(count):
-            data = found.read(found.place(shard, member)).members[IMAGE]
+            data = found.fetch(shard, member).members[IMAGE]
             height, width = (40, 40) if data == b"no image" else decode_image(data, 10**6)[1]
             row.append(np.argmin([abs(np.log(height / width * w / h)) for h, w in SIZES]))
         numbers.append(np.array(row))

@@ -6,8 +6,8 @@ import pytest
 from shard_making import Letters, captions_of, sample, tar_bytes
 
 from diff_dalle.config import from_dict
-from diff_dalle.data.caption_texts import read_captions
 from diff_dalle.data.captions import caption_kind, read_caption
+from diff_dalle.data.inspection import read_captions
 from diff_dalle.data.loader import DataConfig, Loader
 from diff_dalle.data.spec import CaptionSpec, SampleSpec
 from diff_dalle.errors import InputError

@@ -12,10 +12,9 @@ from file_server import serving
 from shard_making import Letters, captions_of, make_shards, sample, take, tar_bytes
 
 from diff_dalle import storage
-from diff_dalle.data import broken as broken_module
+from diff_dalle.data import loader as loader_module
 from diff_dalle.data import shards as shards_module
-from diff_dalle.data.broken import FEW, BrokenSamples
-from diff_dalle.data.loader import DataConfig, Loader
+from diff_dalle.data.loader import FEW, BrokenSamples, DataConfig, Loader
 from diff_dalle.data.samples import Broken
 from diff_dalle.data.shards import ShardFiles
 from diff_dalle.data.spec import CaptionSpec, SampleSpec
@@ -104,7 +103,8 @@ def test_a_sample_whose_server_is_away_is_replaced_like_a_broken_one(tmp_path, i
         data = loader(server.url("/a.tar"), replace(PLAIN, streams=1, index_cache=str(tmp_path)))
         order = captions_of(data.batch_at(range(8)))
         read = ShardFiles.read
-        lost = data.collection.place(*data.order.sample_at(2)).spans["txt"][0]
+        shard, member = data.order.sample_at(2)
+        lost = data.collection.members(shard).spans["txt"][member, 0]
 
         def away(self, shard, offset, size):
             if offset == lost:
@@ -147,7 +147,7 @@ def test_each_sample_is_counted_once(caplog):
 
 
 def test_many_broken_samples_are_counted_but_not_named(caplog, monkeypatch):
-    monkeypatch.setattr(broken_module, "NAMED", 5)
+    monkeypatch.setattr(loader_module, "NAMED", 5)
     found = counter()
     for member in range(20):
         found.add(Broken(1, member, "cut"))

@@ -14,7 +14,7 @@ from diff_dalle.data import samples
 from diff_dalle.data.loader import DataConfig, Loader
 from diff_dalle.data.spec import ImageSpec, SampleSpec
 from diff_dalle.errors import InputError
-from diff_dalle.images import plain_jpeg
+from diff_dalle.images import decode
 from diff_dalle.images.preprocessing import TransformConfig
 
 COUNT = 12
@@ -70,7 +70,7 @@ def test_a_run_keeps_what_its_pixels_depend_on():
 def test_settings_that_cannot_be_used_are_refused(shards, monkeypatch):
     with pytest.raises(InputError, match="decode_scale is 0, but must be at least 1"):
         DataConfig(decode_scale=0)
-    monkeypatch.setattr(plain_jpeg.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(decode.importlib.util, "find_spec", lambda name: None)
     assert loader(shards).samples == COUNT
     config = DataConfig(decoder="simplejpeg")  # such as that of a checkpoint, to sample from
     with pytest.raises(InputError, match=r"pip install 'diff_dalle\[jpeg\]'"):

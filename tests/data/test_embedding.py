@@ -7,7 +7,7 @@ import pytest
 import torch
 from shard_making import npy_bytes, sample, tar_bytes
 
-from diff_dalle.data.embedding import KINDS, read_embedding
+from diff_dalle.data.arrays import KINDS, read_embedding
 from diff_dalle.data.loader import DataConfig, Loader
 from diff_dalle.data.sidecars import Sidecar
 from diff_dalle.data.spec import CaptionSpec, EmbeddingSpec, ImageSpec, SampleSpec

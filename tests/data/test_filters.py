@@ -8,7 +8,6 @@ import torch
 from shard_making import Letters, captions_of, encoded, random_image, tar_bytes
 
 from diff_dalle.commands.command_line import parse
-from diff_dalle.commands.train_generator import GeneratorRun
 from diff_dalle.config import from_dict, to_dict
 from diff_dalle.data import filters, survey
 from diff_dalle.data.collection import Collection
@@ -17,6 +16,7 @@ from diff_dalle.data.inspection import InspectionConfig, inspect_shards
 from diff_dalle.data.loader import DataConfig, Loader
 from diff_dalle.data.spec import CaptionSpec, ImageSpec, SampleSpec
 from diff_dalle.errors import InputError
+from diff_dalle.recipes.generator import GeneratorRun
 
 # ---------------------------------------------------------------------------------------------------- the language
 

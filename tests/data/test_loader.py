@@ -11,7 +11,7 @@ import torch
 from shard_making import Letters, captions_of, encoded, make_shards, random_image, sample, take, tar_bytes
 from torch.nn.functional import avg_pool2d
 
-from diff_dalle.data.caption_texts import read_captions
+from diff_dalle.data.inspection import read_captions
 from diff_dalle.data.loader import DataConfig, Loader
 from diff_dalle.data.spec import CaptionSpec, ImageSpec, SampleSpec
 from diff_dalle.errors import InputError
@@ -197,8 +197,8 @@ def test_a_caption_of_megabytes_is_not_read(tmp_path):
     files = [file for i in range(3) for file in sample(f"{i:04d}", "x" * (2 << 20) if i == 1 else f"caption {i}")]
     (tmp_path / "a.tar").write_bytes(tar_bytes(files))
     data = loader(str(tmp_path), replace(PLAIN, streams=1, max_broken=1.0))
-    raw = data.collection.read(data.collection.place(0, 1))
-    assert raw.members == {} and "2,097,152 bytes, more than 1,048,576" in raw.problem
+    raw = data.collection.fetch(0, 1)
+    assert raw.members == {} and "2,097,152 bytes, more than 1,048,576" in str(raw.problem)
     assert {caption[:9] for caption in captions_of(data.batch_at(range(3)))} == {"caption 0", "caption 2"}
     assert data.broken == 1
 
@@ -207,13 +207,13 @@ def test_a_sample_that_its_shard_ends_inside_is_not_used(tmp_path):
     """As a damaged index could place it: what indexing reads lies within the shard."""
     folder = make_shards(tmp_path, [2])
     found = loader(folder, PLAIN).collection
-    place = found.place(0, 1)
+    spans = found.members(0).spans["txt"]
     end = found.shards[0].size
-    cut = replace(place, spans={**place.spans, "txt": (end - 4, 5)})
-    whole = replace(place, spans={**place.spans, "txt": (end - 4, 4)})
-    assert found.read(whole).problem == ""
-    raw = found.read(cut)
-    assert raw.members == {} and raw.problem == "the shard ends inside it"
+    spans[1] = end - 4, 4
+    assert found.fetch(0, 1).problem is None
+    spans[1] = end - 4, 5
+    raw = found.fetch(0, 1)
+    assert raw.members == {} and str(raw.problem) == "the shard ends inside it"
 
 
 def test_captions_may_be_a_field_of_json(tmp_path):

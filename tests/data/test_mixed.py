@@ -10,9 +10,9 @@ from diff_dalle.batch import Batch, Conditioning
 from diff_dalle.data.loader import DataConfig, Loader
 from diff_dalle.data.mixed import MixedLoader
 from diff_dalle.data.spec import CaptionSpec, ImageSpec, SampleSpec
-from diff_dalle.shapes.scenes import ShapesConfig
-from diff_dalle.shapes.shards import write_shapes
 from diff_dalle.training.task import Task
+from diff_dalle.worlds.shapes.scenes import ShapesConfig
+from diff_dalle.worlds.shapes.shards import write_shapes
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import pytest
 from file_server import serving
 
 from diff_dalle import storage
-from diff_dalle.data.shard_range import ShardRange, divide
+from diff_dalle.data.sources import ShardRange, divide
 from diff_dalle.errors import InputError
 
 

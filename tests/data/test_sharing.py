@@ -2,6 +2,7 @@
 
 import threading
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,9 +14,9 @@ from diff_dalle.data import index
 from diff_dalle.data import survey as survey_module
 from diff_dalle.data.collection import collect
 from diff_dalle.data.filters import Filter
-from diff_dalle.data.shard_table import IMAGE, Required
+from diff_dalle.data.shard_table import IMAGE
 from diff_dalle.data.shards import ShardFiles
-from diff_dalle.data.survey import Questions
+from diff_dalle.data.spec import Required
 from diff_dalle.errors import InputError
 
 CAPTIONED = Required({IMAGE: "images", "txt": "captions"})
@@ -118,7 +119,7 @@ def test_processes_index_different_shards_and_know_all(tmp_path, monkeypatch):
     assert len(examined) == len(set(examined)) == 20
     assert [each.samples for each in found] == [20] * 3
     assert all([shard.path for shard in each.shards] == [shard.path for shard in found[0].shards] for each in found)
-    assert found[2].read(found[2].place(7, 0)).members["txt"] == b"caption of 0007"
+    assert found[2].fetch(7, 0).members["txt"] == b"caption of 0007"
 
 
 def test_remote_shards_are_sized_by_one_process(tmp_path):
@@ -127,20 +128,20 @@ def test_remote_shards_are_sized_by_one_process(tmp_path):
         for number in range(4):
             server.files[f"/{number}.tar"] = (tmp_path / "00000.tar").read_bytes()
         url, cache = server.url("/{0..3}.tar"), str(tmp_path / "index")
-        collect([url], CAPTIONED, ShardFiles(), cache)
+        collect([url], CAPTIONED, ShardFiles(index_cache=cache))
         said: list = []
         server.requests.clear()
-        collect([url], CAPTIONED, ShardFiles(), cache, world=Replayed(0, 2, said))
+        collect([url], CAPTIONED, ShardFiles(index_cache=cache), world=Replayed(0, 2, said))
         assert Counter(server.requests).keys() == {f"/{number}.tar" for number in range(4)}
         server.requests.clear()
-        assert collect([url], CAPTIONED, ShardFiles(), cache, world=Replayed(1, 2, said)).samples == 8
+        assert collect([url], CAPTIONED, ShardFiles(index_cache=cache), world=Replayed(1, 2, said)).samples == 8
         assert not server.requests
 
 
 def test_a_table_that_is_elsewhere_is_made_again_once(tmp_path, monkeypatch):
     """Each node has a cache of its own, but the table's path is that of the process that listed the shards."""
     folder = make_shards(tmp_path, [2, 2])
-    found = collect([folder], CAPTIONED, ShardFiles(), str(tmp_path / "cache"))
+    found = collect([folder], CAPTIONED, ShardFiles(index_cache=str(tmp_path / "cache")))
     for table in (tmp_path / "cache").rglob("*.npz"):
         table.unlink()
     examined = []
@@ -166,12 +167,13 @@ def test_processes_share_what_filters_and_buckets_ask(tmp_path, monkeypatch):
             files += [*sample(f"{i:04d}", "a"), (f"{i:04d}.json", f'{{"score": {i}}}'.encode())]
         (tmp_path / f"{shard}.tar").write_bytes(tar_bytes(files))
         number += count
-    questions = Questions((Filter.parse("score >= 2"), Filter.parse("score != 5")), sizes=True)
+    filters = Filter.parse("score >= 2"), Filter.parse("score != 5")
+    required = replace(CAPTIONED, filters=filters, sizes=True)
     asked, survey = [], survey_module._Surveyor.survey
     monkeypatch.setattr(survey_module._Surveyor, "survey", lambda *call: asked.append(call[1].path) or survey(*call))
-    monkeypatch.setattr(survey_module, "ROUND", 2)
+    monkeypatch.setattr(index, "ROUND", 2)
     folder = [str(tmp_path)]
-    one = collect(folder, CAPTIONED, ShardFiles(), questions=questions)
+    one = collect(folder, required, ShardFiles())
     assert one.counts.tolist() == [1, 1, 1, 4, 2, 3, 1] and len(asked) == 7
     assert [len(sizes) for sizes in one.sizes] == one.counts.tolist() and one.sizes[0].tolist() == [[20, 24]]
     for again in (False, True):
@@ -180,7 +182,7 @@ def test_processes_share_what_filters_and_buckets_ask(tmp_path, monkeypatch):
                 if column.name.count(".") > 2:
                     column.unlink()
         asked.clear()
-        found = Threads(3).run(lambda world: collect(folder, CAPTIONED, ShardFiles(), world=world, questions=questions))
+        found = Threads(3).run(lambda world: collect(folder, required, ShardFiles(), world=world))
         assert sorted(asked) == [f"{tmp_path}/{shard}.tar" for shard in range(7)]
         for each in found:
             assert each.counts.tolist() == one.counts.tolist()
@@ -194,21 +196,21 @@ def test_of_remote_shards_large_blocks_are_asked_for_and_only_once(tmp_path, cap
     files = []
     for i in range(40):
         files += [*sample(f"{i:04d}", "a"), (f"{i:04d}.json", f'{{"score": {i}}}'.encode())]
-    questions = Questions((Filter.parse("score >= 20"),), sizes=True)
+    required = replace(CAPTIONED, filters=(Filter.parse("score >= 20"),), sizes=True)
     with serving() as server:
         server.files["/a.tar"] = tar_bytes(files)
         url, cache = server.url("/a.tar"), str(tmp_path)
-        collect([url], CAPTIONED, ShardFiles(), cache)
+        collect([url], CAPTIONED, ShardFiles(index_cache=cache))
         before = len(server.requests)
         with caplog.at_level("WARNING"):
-            found = collect([url], CAPTIONED, ShardFiles(), cache, questions=questions)
+            found = collect([url], required, ShardFiles(index_cache=cache))
         assert found.samples == 20 and len(found.sizes[0]) == 20
         assert len(server.requests) - before <= 6
         assert "a.tar and other remote shards are read nearly whole, once" in caplog.text
         caplog.clear()
         before = len(server.requests)
-        collect([url], CAPTIONED, ShardFiles(), cache, questions=questions)
+        collect([url], required, ShardFiles(index_cache=cache))
         assert len(server.requests) - before <= 2 and "nearly whole" not in caplog.text
-        other = Questions((Filter.parse("score >= 30"),))
+        other = replace(CAPTIONED, filters=(Filter.parse("score >= 30"),))
         server.files["/a.tar"] = tar_bytes([*files, ("x.jpg", b"another")])
-        assert collect([url], CAPTIONED, ShardFiles(), cache, questions=other).samples == 10
+        assert collect([url], other, ShardFiles(index_cache=cache)).samples == 10

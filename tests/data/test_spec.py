@@ -287,10 +287,15 @@ def test_replacements_for_rejected_samples_do_not_depend_on_workers_and_processe
 
 def test_of_rejected_replacements_only_the_json_is_read(rich, monkeypatch):
     data = loader(rich, SampleSpec(IMAGES, filters=(between(9, 99),)))
-    places, read = [], type(data.collection).read
-    monkeypatch.setattr(type(data.collection), "read", lambda self, place: places.append(place) or read(self, place))
+    read, fetch = [], type(data.collection).fetch
+
+    def noted(self, *place):
+        read.append(fetch(self, *place))
+        return read[-1]
+
+    monkeypatch.setattr(type(data.collection), "fetch", noted)
     data.batch_at([0])
-    assert [set(place.spans) for place in places] == [{IMAGE, "json"}, *[{"json"}] * 9, {IMAGE, "json"}]
+    assert [set(raw.members) for raw in read] == [{IMAGE, "json"}, *[{"json"}] * 9, {IMAGE, "json"}]
 
 
 def test_when_everything_is_rejected_the_error_names_the_filter(rich, monkeypatch):

@@ -13,9 +13,9 @@ from shard_making import make_shards
 
 from diff_dalle.data.collection import collect
 from diff_dalle.data.index import FOLDER
-from diff_dalle.data.shard_table import IMAGE, Required, ShardSummary, Table
+from diff_dalle.data.shard_table import IMAGE, ShardSummary, Table, load_summary, load_table, save_table
 from diff_dalle.data.shards import ShardFiles
-from diff_dalle.data.table_file import load_summary, load_table, save_table
+from diff_dalle.data.spec import Required
 from diff_dalle.data.tar import Member
 from diff_dalle.errors import InputError
 
@@ -221,7 +221,7 @@ def test_a_wrong_summary_does_not_change_what_is_read(tmp_path, case):
             again.members(0)
         again = collect([str(tmp_path)], CAPTIONED, ShardFiles())
     assert again.counts.tolist() == [3]
-    assert [again.read(again.place(0, i)) for i in range(3)] == [first.read(first.place(0, i)) for i in range(3)]
+    assert [again.fetch(0, i) for i in range(3)] == [first.fetch(0, i) for i in range(3)]
 
 
 def test_a_foreign_index_is_replaced_by_the_shards_own(tmp_path):
@@ -232,7 +232,7 @@ def test_a_foreign_index_is_replaced_by_the_shards_own(tmp_path):
     (tmp_path / FOLDER / "summary.json").unlink()
     edited(file, offset=at(0, 10**9))
     again = collect([str(tmp_path)], CAPTIONED, ShardFiles())
-    assert again.read(again.place(0, 0)) == first.read(first.place(0, 0)) != again.read(again.place(0, 1))
+    assert again.fetch(0, 0) == first.fetch(0, 0) != again.fetch(0, 1)
     assert arrays_of(file)["offset"].max() < 10**9
 
 

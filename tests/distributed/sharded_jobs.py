@@ -5,7 +5,7 @@ import dataclasses, hashlib, os
 from toy import ListTracker
 from diff_dalle.checkpoints.checkpoint import Identity
 from diff_dalle.checkpoints.run_folder import open_run
-from diff_dalle.checkpoints.shards import numbered
+from diff_dalle.checkpoints.content import numbered
 from diff_dalle.distributed.parallel import is_sharded
 from diff_dalle.distributed.sharding import ShardingConfig, build_sharded
 from diff_dalle.models.precision import DTYPES

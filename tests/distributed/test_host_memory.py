@@ -5,12 +5,13 @@ import sys
 import pytest
 import torch
 
-import diff_dalle.distributed.launch as launch_module
+from diff_dalle.distributed import devices
+from diff_dalle.distributed.launch import DistributedConfig, launch
 
 # Counts the pages that the kernel hands out while a block of 16 MiB is allocated and freed again and again.
 FAULTS = """
 import resource
-from diff_dalle.distributed.host_memory import reuse_freed_memory
+from diff_dalle.distributed.devices import reuse_freed_memory
 if {reuse}: print(reuse_freed_memory())
 bytearray(16 << 20)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -51,7 +52,7 @@ def test_settings_of_the_environment_are_kept():
 
 def test_every_job_begins_with_it(monkeypatch):
     called = []
-    monkeypatch.setattr(launch_module, "reuse_freed_memory", lambda: called.append(True))
+    monkeypatch.setattr(devices, "reuse_freed_memory", lambda: called.append(True))
     monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
-    with launch_module.launch(launch_module.DistributedConfig(device="cpu")):
+    with launch(DistributedConfig(device="cpu")):
         assert called

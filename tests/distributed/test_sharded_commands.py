@@ -19,7 +19,7 @@ from shard_making import make_shards
 from test_parallel import run_ranks_of
 
 from diff_dalle.checkpoints.checkpoint import load_file
-from diff_dalle.checkpoints.consolidating import consolidate
+from diff_dalle.checkpoints.shards import consolidate
 
 
 def make_data(folder):
@@ -112,24 +112,25 @@ def test_stages_of_a_cascade(tmp_path, pictures, kind):
 
 
 STEERED = """
-from diff_dalle.commands.train_controlnet import parse_controlnet
-from diff_dalle.commands.training import train
+from diff_dalle.commands.training_kinds import parse_controlnet
+from diff_dalle.recipes.recipe import Session
+from diff_dalle.recipes.train import train
 from diff_dalle.distributed.parallel import is_sharded
 from diff_dalle.tasks.control import BASE
 
 def main():
     run = parse_controlnet({flags!r})
-    build = type(run).build_trainees
+    build = Session.trainees
 
-    def build_trainees(run, tokenizer, shown, world):
-        (trainee,) = build(run, tokenizer, shown, world)
+    def trainees(session, shown):
+        (trainee,) = build(session, shown)
         for network in (trainee.task.model, trainee.task.companions[BASE]):
             assert all(map(is_sharded, network.parameters()))
         return [trainee]
 
-    type(run).build_trainees = build_trainees
+    Session.trainees = trainees
     with launch(run.distributed) as world:
-        train(run, world)
+        train(run.recipe(world.size), world)
 run_script(main)
 """
 

@@ -5,8 +5,8 @@ from sharded_jobs import SHARDED
 from test_parallel import run_ranks_of
 
 TRAINING = """
-from diff_dalle.models.cost import Cost
-from diff_dalle.models.sharded_cost import shapes_of, sharded_cost
+from diff_dalle.planning.cost import shapes_of
+from diff_dalle.planning.sharded import share_of
 
 def main():
     with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
@@ -23,10 +23,8 @@ def main():
             check(world, settings.get("mode", "fsdp"), rows, expected, shares)
             assert max(shares) <= share, (settings, shares)
             config = ShardingConfig(**{{"parallel": settings.pop("mode", "fsdp"), **settings}})
-            found = sharded_cost(
-                shapes_of(make_network()), Cost(0, 0, 0), config, len(config.groups(world)[0]), 1, 2, emas=1
-            )
-            planned = found.held * 16 // 20  # without gradients, which are free by now
+            found = share_of(shapes_of(make_network()), config, len(config.groups(world)[0]), 2)
+            planned = 16 * found.parameters  # weights, two moments and one average; gradients are free by now
             steps_kept = 4 * len(list(sharded.task.model.parameters()))
             assert held(sharded) <= planned + steps_kept and (world.rank or held(sharded) == planned + steps_kept)
         world.print("fine")

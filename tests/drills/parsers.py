@@ -24,18 +24,18 @@ from diff_dalle.checkpoints.loading import open_network
 from diff_dalle.checkpoints.run_folder import RECORD, RunFolder, read_run
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.sources import read_config
-from diff_dalle.commands.train_generator import GeneratorRun
 from diff_dalle.config import from_dict, to_dict
+from diff_dalle.data.arrays import read_embedding
 from diff_dalle.data.captions import read_caption
-from diff_dalle.data.embedding import read_embedding
 from diff_dalle.data.filters import Filter, parse_filters, verdicts
 from diff_dalle.data.index import FOLDER, SUMMARY, index_shards
-from diff_dalle.data.shard_table import Table
+from diff_dalle.data.shard_table import Table, load_column, load_table
 from diff_dalle.data.shards import ShardFiles
-from diff_dalle.data.table_file import load_column, load_table
 from diff_dalle.data.tar import read_members
+from diff_dalle.distributed.world import ALONE
 from diff_dalle.images.decode import BrokenSample, decode_image, image_size
 from diff_dalle.images.files import read_mask
+from diff_dalle.recipes.generator import GeneratorRun
 from diff_dalle.text.vocabulary import OWN_HEADER, read_vocabulary
 
 from .contract import Skipped
@@ -251,13 +251,13 @@ def _tiny_run(folder: Path) -> tuple[GeneratorRun, Identity]:
     """With a vocabulary of its own, so that the files are small."""
     (folder / "merges.txt").write_text(MERGES)
     run = parse(GeneratorRun, [*TINY.split(), "--bpe_path", str(folder / "merges.txt")])
-    return run, run.identity(run.build_tokenizer())
+    return run, run.recipe().open(ALONE).identity()
 
 
 def _checkpoints(folder: Path):
     run, identity = _tiny_run(folder)
     path = folder / "model.pt"
-    save_file(str(path), "model", identity, 1, 8, run.build_model(run.build_tokenizer()).state_dict())
+    save_file(str(path), "model", identity, 1, 8, run.recipe().open(ALONE).network().state_dict())
     whole = path.read_bytes()
     content = torch.load(io.BytesIO(whole), weights_only=True)
     strange: tuple[Any, ...] = (torch.zeros(0), torch.full((2,), float("nan")), torch.zeros(1, dtype=torch.int8))
@@ -277,8 +277,8 @@ def _checkpoints(folder: Path):
 def _records(folder: Path):
     _, identity = _tiny_run(folder)
     small = Identity(identity.kind, {"optim": {"lr": 1e-4}}, identity.tokenizer)
-    record = RunFolder(str(folder), small)
-    record.save(4, 32, {"model": {}, "optimizer": {}}, keep=0)
+    record = RunFolder(small, path=str(folder))
+    record.save(4, 32, {"model": {}, "optimizer": {}})
     whole = (folder / RECORD).read_bytes()
 
     def read(data: bytes) -> None:

@@ -94,8 +94,8 @@ class Bench:
     """
 
     def __init__(self, folder: Path, seed: int, quick: bool):
-        from diff_dalle.shapes.scenes import ShapesConfig
-        from diff_dalle.shapes.shards import write_shapes
+        from diff_dalle.worlds.shapes.scenes import ShapesConfig
+        from diff_dalle.worlds.shapes.shards import write_shapes
 
         self.folder, self.seed, self.quick = folder, seed, quick
         self.world = folder / "world"

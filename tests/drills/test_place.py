@@ -24,7 +24,7 @@ class FakeBench:
 
 
 def save_run(logdir, step, weights, losses):
-    run = RunFolder(str(logdir), Identity("generator", {}, None))
+    run = RunFolder(Identity("generator", {}, None), path=str(logdir))
     logdir.mkdir(exist_ok=True)
     run.save(step, step * 8, {"model": {"w": weights}, "optimizer": {"m": weights + 1}})
     rows = [json.dumps({"step": i + 1, "loss": loss}) for i, loss in enumerate(losses)]
@@ -62,7 +62,7 @@ def test_a_run_without_a_checkpoint_has_saved_nothing(tmp_path):
     place = make_place(tmp_path)
     assert place.saved_step() == 0
     (tmp_path / "run").mkdir()
-    RunFolder(str(tmp_path / "run"), Identity("generator", {}, None)).write_record()
+    RunFolder(Identity("generator", {}, None), path=str(tmp_path / "run")).write_record()
     assert place.saved_step() == 0
     with pytest.raises(Deviation, match="no checkpoint"):
         place.saved()

@@ -11,6 +11,7 @@ from checkpoint_making import make_classifier_file
 from shard_making import encoded, npy_bytes, random_image, sample, tar_bytes
 
 from diff_dalle import storage
+from diff_dalle.data.collection import Collection, Unavailable
 from diff_dalle.data.loader import DataConfig, Loader
 from diff_dalle.data.sidecars import Sidecar
 from diff_dalle.data.spec import EmbeddingSpec, ImageSpec, SampleSpec
@@ -253,7 +254,7 @@ def test_a_folder_of_other_embeddings_is_refused(config, tmp_path, clip_path):
 
 def test_shards_of_one_number_are_named_in_full(config, tmp_path):
     write_shard(tmp_path / "shards", "more-00000", ["0001"])
-    with pytest.raises(InputError, match=r"would share the file .*img_emb_00000\.npy: set name_by name"):
+    with pytest.raises(InputError, match=r"would share the embeddings .*img_emb_00000\.npy: set name_by name"):
         compute_embeddings(config, ALONE)
     compute_embeddings(replace(config, name_by="name"), ALONE)
     names = [f"img_emb_{name}.npy" for name in (*COUNTS, "more-00000")]
@@ -261,13 +262,13 @@ def test_shards_of_one_number_are_named_in_full(config, tmp_path):
 
 
 def test_storage_that_does_not_answer_is_no_missing_embedding(config, monkeypatch):
-    fetch = shard_embeddings.Collection.fetch
+    fetch = Collection.fetch
 
     def away(collection, shard, member, kinds=None):
         raw = fetch(collection, shard, member, kinds)
-        return replace(raw, problem="away", unavailable=True) if member == 1 else raw
+        return replace(raw, problem=Unavailable("away")) if member == 1 else raw
 
-    monkeypatch.setattr(shard_embeddings.Collection, "fetch", away)
+    monkeypatch.setattr(Collection, "fetch", away)
     with pytest.raises(storage.UnavailableError, match="away"):
         compute_embeddings(config, ALONE)
 

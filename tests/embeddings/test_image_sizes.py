@@ -6,7 +6,7 @@ import types
 
 from checkpoint_making import make_classifier_file
 
-from diff_dalle.embeddings.image_sizes import is_local_file, known_image_size
+from diff_dalle.embeddings.clip import is_local_file, known_image_size
 
 
 def test_openais_models_are_known_by_name():

@@ -13,8 +13,7 @@ from diff_dalle.data.sidecars import Sidecar
 from diff_dalle.data.spec import EmbeddingSpec, SampleSpec
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.embeddings.computing import EmbeddingsConfig, compute_embeddings
-from diff_dalle.embeddings.record import FILE, folder_record
-from diff_dalle.embeddings.sources import find_embeddings
+from diff_dalle.embeddings.sources import FILE, find_embeddings, folder_record
 from diff_dalle.errors import InputError
 
 SETTING = "img_embeddings_url"

@@ -18,8 +18,8 @@ from diff_dalle.evaluation.fidelity import (
     upsampling_factor,
 )
 from diff_dalle.evaluation.intervals import mean_interval, ratio_interval
-from diff_dalle.shapes.prompts import shape_prompts
-from diff_dalle.shapes.render import render
+from diff_dalle.worlds.shapes.prompts import shape_prompts
+from diff_dalle.worlds.shapes.render import render
 
 
 def noise(seed, *shape):

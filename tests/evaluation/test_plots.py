@@ -74,8 +74,8 @@ def test_training_curves_plot_the_quartiles_that_were_logged(tmp_path):
     header = ["step", "loss", *(f"held_out/loss_q{k}" for k in range(4)), "held_out/caption_swap_gap_q3"]
     rows = [[1, 0.9, "", "", "", "", ""], [10, 0.8, 0.4, 0.3, 0.2, 0.1, -0.01], [20, 0.7, 0.3, 0.2, 0.1, 0.05, 0.02]]
     path.write_text("\n".join(",".join(map(str, row)) for row in [header, *rows]))
-    loss, gap = training_sections(str(path))
-    assert (loss.image_name, gap.image_name) == ("loss.png", "caption_swap_gap.png")
+    loss, gap = (figure for section in training_sections(str(path)) for figure in section.figures)
+    assert (loss.name, gap.name) == ("loss.png", "caption_swap_gap.png")
     heights = [find(loss.image, color)[0].mean() for color in COLORS[:4]]
     assert heights == sorted(heights)  # q0 is the highest
     assert len(find(gap.image, COLORS[0])[0]) > 10 and len(find(gap.image, COLORS[1])[0]) == 0

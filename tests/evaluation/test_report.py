@@ -1,17 +1,18 @@
 """Reports: Markdown that links the images saved beside it."""
 
 import re
+from pathlib import Path
 
 from PIL import Image
 
-from diff_dalle.evaluation.report import Section, markdown_table, write_report
+from diff_dalle.evaluation.report import Figure, Report, Section, markdown_table
 
 
 def test_a_report_links_only_images_that_exist(tmp_path):
     """Title, sections in order, text kept; every link leads to a readable image beside the report."""
     image = Image.new("RGB", (8, 8), (1, 2, 3))
-    path = tmp_path / "deep" / "report.md"
-    write_report(str(path), "Run", [Section("Scores", "all good"), Section("Grid", image=image, image_name="grid.png")])
+    report = Report([Section("Scores", ["all good"]), Section("Grid", [Figure("grid.png", image)])])
+    path = Path(report.write(str(tmp_path / "deep"), "Run"))
     text = path.read_text(encoding="utf-8")
     assert text.index("# Run") < text.index("## Scores") < text.index("all good") < text.index("## Grid")
     (link,) = re.findall(r"!\[.*?\]\((.*?)\)", text)

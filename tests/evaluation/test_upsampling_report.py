@@ -17,11 +17,11 @@ from diff_dalle.evaluation.fidelity import (
     sharpness,
     ssim,
 )
-from diff_dalle.evaluation.report import write_report
+from diff_dalle.evaluation.report import Report
 from diff_dalle.evaluation.upsampling_report import GRID_ROWS, evaluate_upsampling, upsampling_sections
 from diff_dalle.images.grid import MARGIN
-from diff_dalle.shapes.prompts import shape_prompts
-from diff_dalle.shapes.render import render
+from diff_dalle.worlds.shapes.prompts import shape_prompts
+from diff_dalle.worlds.shapes.render import render
 
 PROMPTS = shape_prompts(2, 0)[:8]
 CAPTIONS = [prompt.text for prompt in PROMPTS]
@@ -89,12 +89,12 @@ def test_scores_hold_only_what_was_measured(low_res, ours, real):
 
 def test_the_table_shows_numbers_with_their_intervals(low_res, ours, real):
     report = evaluate_upsampling(low_res, ours, real)
-    header, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in report.table().splitlines())
+    header, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in str(report.table()).splitlines())
     assert header == ["images", "PSNR (dB)", "SSIM", "sharpness", "consistency (dB)", "n"]
     found = report["bicubic"].psnr
     assert rows[0][:2] == ["bicubic", f"{found.value:.2f} ({found.low:.2f} – {found.high:.2f})"]
     assert rows[2] == ["real images", "–", "–", "1.000", "60.00", "8"]
-    alone = evaluate_upsampling(low_res, ours).table().splitlines()
+    alone = str(evaluate_upsampling(low_res, ours).table()).splitlines()
     assert alone[0] == "| images | consistency (dB) | n |" and len(alone) == 4
 
 
@@ -104,7 +104,8 @@ def test_the_image_shows_input_bicubic_ours_and_original(tmp_path, low_res, ours
     given = real if with_real else None
     scores, images = upsampling_sections(evaluate_upsampling(low_res, ours, given), low_res, ours, given, CAPTIONS)
     columns = [low_res.repeat(4, 1).repeat(4, 2), bicubic_upsample(low_res, (32, 32)), ours, *[real] * with_real]
-    grid = np.asarray(images.image)
+    (figure,) = images.figures
+    grid = np.asarray(figure.image)
     assert grid.shape[1] == MARGIN + len(columns) * (128 + MARGIN)
     height = (grid.shape[0] - MARGIN) // GRID_ROWS
     for i in range(GRID_ROWS):
@@ -113,7 +114,7 @@ def test_the_image_shows_input_bicubic_ours_and_original(tmp_path, low_res, ours
             np.testing.assert_array_equal(grid[top : top + 128, left : left + 128][::4, ::4], column[i])
     assert "The first 6" in images.text and "(8 × 8," in images.text and "crops" not in images.text
     assert ("original" in images.text) == ("ours − bicubic" in scores.text) == with_real
-    write_report(str(tmp_path / "report.md"), "Upsampler", [scores, images])
+    Report([scores, images]).write(str(tmp_path), "Upsampler")
     (link,) = re.findall(r"!\[.*?\]\((.*?)\)", (tmp_path / "report.md").read_text(encoding="utf-8"))
     assert (tmp_path / link).exists()
 
@@ -124,7 +125,8 @@ def test_of_large_images_the_same_center_is_shown_in_whole_pixels_of_the_input()
     ours = low_res.repeat(3, 1).repeat(3, 2)
     images = upsampling_sections(evaluate_upsampling(low_res, ours), low_res, ours, None, ["", ""])[1]
     assert "Center crops of 255 × 255" in images.text and "The first 2 images" in images.text
-    grid = np.asarray(images.image)
+    (figure,) = images.figures
+    grid = np.asarray(figure.image)
     shown = [grid[MARGIN : MARGIN + 255, left : left + 255] for left in (MARGIN, MARGIN + 2 * (255 + MARGIN))]
     for cell in shown:
         np.testing.assert_array_equal(cell[::3, ::3], low_res[0, 7:92, 7:92])

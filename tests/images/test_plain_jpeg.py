@@ -10,7 +10,7 @@ from PIL import Image, ImageFile
 from shard_making import encoded, random_image
 
 from diff_dalle.errors import InputError
-from diff_dalle.images import decode, plain_jpeg
+from diff_dalle.images import decode
 from diff_dalle.images.decode import BrokenSample, decode_image
 
 pytest.importorskip("simplejpeg")
@@ -65,7 +65,7 @@ def test_the_scale_is_the_least_size_relative_to_the_target(scale, sides):
 
 
 def plain(data: bytes, max_pixels: int = LIMIT, max_scanned: int = decode.MAX_SCANNED, least=None):
-    return plain_jpeg.decode_plain_jpeg(data, max_pixels, max_scanned, least)
+    return decode.decode_plain_jpeg(data, max_pixels, max_scanned, least)
 
 
 def with_segment(data: bytes, marker: int, content: bytes) -> bytes:
@@ -128,13 +128,13 @@ def test_limits_are_those_of_pillow():
     for decoder in decode.DECODERS:
         with pytest.raises(BrokenSample, match="too many pixels: 96 × 80"):
             decode_image(data, 96 * 80 - 1, decoder=decoder)
-    scans = data.count(plain_jpeg.SCAN)
+    scans = data.count(decode.SCAN)
     assert scans > 5 and plain(data, max_scanned=scans * 96 * 80) and plain(data, max_pixels=96 * 80)
     assert plain(data, max_scanned=scans * 96 * 80 - 1) is None and plain(data, max_pixels=96 * 80 - 1) is None
-    assert plain(encoded(random_image(80, 96)) + 50 * plain_jpeg.SCAN, max_scanned=96 * 80)  # one scan
+    assert plain(encoded(random_image(80, 96)) + 50 * decode.SCAN, max_scanned=96 * 80)  # one scan
 
 
 def test_a_missing_simplejpeg_is_named(monkeypatch):
-    monkeypatch.setattr(plain_jpeg.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(decode.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"decoder is simplejpeg.*pip install 'diff_dalle\[jpeg\]'"):
-        plain_jpeg.require_simplejpeg()
+        decode.require_simplejpeg()

@@ -13,7 +13,7 @@ from diff_dalle.data.spec import ImageSpec, SampleSpec
 from diff_dalle.errors import InputError
 from diff_dalle.images import plugins
 from diff_dalle.images.decode import BrokenSample
-from diff_dalle.images.smart_crop import GROUP, smart_crop
+from diff_dalle.images.transforms import GROUP, smart_crop
 
 
 def brightness(pixels: np.ndarray) -> np.ndarray:

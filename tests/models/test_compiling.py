@@ -13,13 +13,14 @@ from latent_making import make as make_latent
 from network_making import TEXT, VOCABULARY, captions, noisy, randomize
 from torch import nn
 
-from diff_dalle.commands.train_classifier import ClassifierRun
+from diff_dalle.distributed.world import ALONE
 from diff_dalle.models.compiling import compile_training
 from diff_dalle.models.dropout import Dropout, number_dropouts
 from diff_dalle.models.generator import Generator, GeneratorConfig
 from diff_dalle.models.noised_clip import NoisedClip, NoisedClipConfig
 from diff_dalle.models.super_resolution import LowResConfig
 from diff_dalle.models.unet import UNetConfig
+from diff_dalle.recipes.classifier import ClassifierRun
 
 UNET = {"image_size": 8, "num_channels": 8, "num_res_blocks": 1, "channel_mult": (1, 2), "attention_resolutions": (4,)}
 SMALL = UNetConfig(**UNET, num_heads=2, dropout=0.2)
@@ -129,7 +130,7 @@ def test_the_flag_compiles_what_training_calls(settings, entries, monkeypatch):
     compiled = []
     monkeypatch.setattr(torch, "compile", lambda plain, **options: compiled.append((plain.__name__, options)) or plain)
     run = make_run(*([ClassifierRun] if settings is TINY_CLASSIFIER else []), settings=settings, compile=True)
-    run.build_model(run.build_tokenizer())
+    run.recipe().open(ALONE).network()
     assert [name for name, _ in compiled] == entries
     assert all(options == {"backend": "inductor", "fullgraph": True} for _, options in compiled)
     assert not make_run().training.compile

@@ -8,11 +8,11 @@ from network_making import TEXT, UNET, VOCABULARY, captions, make_generator, noi
 
 from diff_dalle.batch import Conditioning
 from diff_dalle.commands.command_line import parse
-from diff_dalle.commands.train_generator import GeneratorRun
 from diff_dalle.errors import InputError
 from diff_dalle.models.generator import Generator, GeneratorConfig
 from diff_dalle.models.super_resolution import LowResConfig, upsample_low_res
 from diff_dalle.models.text_encoder import TextEncoderConfig
+from diff_dalle.recipes.generator import GeneratorRun
 
 NO_TEXT = TextEncoderConfig(enc_attn_dim=0)
 

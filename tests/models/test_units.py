@@ -10,8 +10,8 @@ from diff_dalle.models.adapters.latent_controlnet import LatentControlConfig, La
 from diff_dalle.models.adapters.unet_controlnet import UnetControlConfig, UnetControlNet
 from diff_dalle.models.generator import Generator
 from diff_dalle.models.latent.stage_c import STAGE_C_SIZES
-from diff_dalle.models.sharded_cost import shapes_of
 from diff_dalle.models.units import UNITS, parts_of, units_of
+from diff_dalle.planning.cost import shapes_of
 
 PRESETS = (
     "generator_64",

@@ -32,8 +32,9 @@ from diff_dalle.diffusion.sampling import SamplerConfig
 from diff_dalle.errors import InputError
 from diff_dalle.images.pixels import from_uint8
 from diff_dalle.sampling.pipeline import Pipeline, load
-from diff_dalle.sampling.request import Request, StageSettings
+from diff_dalle.sampling.request import Request
 from diff_dalle.sampling.stage import StageJob
+from diff_dalle.sampling.stage_settings import StageSettings
 
 ONCE = GuidanceConfig(guidance_scale=1.0)
 

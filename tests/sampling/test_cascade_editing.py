@@ -23,6 +23,7 @@ from diff_dalle.checkpoints.checkpoint import save_file
 from diff_dalle.diffusion import GuidanceConfig, create_gaussian_diffusion
 from diff_dalle.diffusion.editing import EditConfig
 from diff_dalle.diffusion.sampling import SamplerConfig
+from diff_dalle.distributed.world import ALONE
 from diff_dalle.errors import InputError
 from diff_dalle.images.files import fit_image, fit_mask
 from diff_dalle.randomness import Draw
@@ -136,7 +137,8 @@ def trained(tmp_path_factory):
     """An upsampler, 8 to 16 pixels, after 40 steps on smooth images."""
     settings = {**SMALL, **NO_TEXT, "image_size": 16, "small_size": 8, "low_res_skip": True}
     run = make_run(**settings, noise_schedule="cosine", diffusion_steps=1000)
-    model = run.build_model(None)
+    session = run.recipe().open(ALONE)
+    model = session.network()
     task = UpsamplingTask(
         model, create_gaussian_diffusion(run.diffusion), run.denoising, 2, run.augmentation.degradation
     )
@@ -149,7 +151,7 @@ def trained(tmp_path_factory):
         task.losses(batch, Draw(0, batch.index))["loss"].mean().backward()
         optimizer.step()
     path = str(tmp_path_factory.mktemp("trained") / "up.pt")
-    save_file(path, "ema", run.identity(None), 40, 160, model.state_dict())
+    save_file(path, "ema", session.identity(), 40, 160, model.state_dict())
     return load("", "cpu", upsampler_paths=[path])
 
 

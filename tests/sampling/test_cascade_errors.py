@@ -12,7 +12,7 @@ from diff_dalle.diffusion.sampling import SamplerConfig
 from diff_dalle.errors import InputError
 from diff_dalle.randomness import MAX_SEED
 from diff_dalle.sampling.pipeline import Pipeline, load
-from diff_dalle.sampling.request import UpsamplersConfig
+from diff_dalle.sampling.stage_settings import UpsamplersConfig
 
 
 def up(**lists):
@@ -33,11 +33,8 @@ REFUSED = {
         up(tile_size=(16,)),
         r"middle.pt: (--)?tile_overlap is 32, but must be smaller than (--)?tile_size \(16\)",
     ),
-    "batch size": (
-        {"upsampling": [FAST, replace(FAST, batch_size=0)]},
-        "top.pt: batch_size is 0, but must be at least 1",
-    ),
-    "base's batch size": ({"batch_size": 0}, "base.pt: batch_size is 0, but must be at least 1"),
+    "batch size": ({"upsampling": [FAST, {"batch_size": 0}]}, "batch_size is 0, but must be at least 1"),
+    "base's batch size": ({"batch_size": 0}, "batch_size is 0, but must be at least 1"),
     "too many settings": ({"upsampling": [FAST] * 3}, "settings for 3 upsamplers, but the pipeline has 2"),
     "too few settings": ({"upsampling": [FAST]}, "settings for 1 upsampler, but the pipeline has 2"),
     "guidance of nothing": (up(upsampler_guidance_scale=(2.0,)), "middle.pt: guidance_scale is 2, but there is no"),

@@ -13,12 +13,12 @@ from PIL import Image
 import diff_dalle
 from diff_dalle import ImageEdit
 from diff_dalle.checkpoints.decoder import ClipConfig
-from diff_dalle.commands.train_classifier import ClassifierRun
 from diff_dalle.diffusion.editing import EditConfig
 from diff_dalle.embeddings.clip import load_clip
 from diff_dalle.errors import InputError
 from diff_dalle.images.pixels import from_uint8
 from diff_dalle.images.transforms import center_crop
+from diff_dalle.recipes.classifier import ClassifierRun
 from diff_dalle.sampling import embedded as embedding_room
 from diff_dalle.sampling import image_prompts
 from diff_dalle.sampling.image_prompts import ImagePrompts, mixed, slerp

@@ -11,8 +11,8 @@ from diff_dalle import storage
 from diff_dalle.data.shards import ShardFiles
 from diff_dalle.errors import InputError
 from diff_dalle.storage import copies
+from diff_dalle.storage.local import temporary_path
 from diff_dalle.storage.remote import RemoteStream
-from diff_dalle.storage.temporaries import temporary_path
 
 
 def command(text: str) -> str:
@@ -108,8 +108,14 @@ def test_the_folder_never_takes_more_than_its_limit(server, tmp_path, monkeypatc
     """Not while something is downloaded, and not through removed copies that are kept open."""
     limit, cache, most = 350_000, tmp_path / "cache", []
     monkeypatch.setattr(copies, "CHUNK", 30_000)
-    read_chunk = copies._read_chunk
-    monkeypatch.setattr(copies, "_read_chunk", lambda *call: most.append(taken(cache)) or read_chunk(*call))
+    chunks = copies.chunks
+
+    def watched(*call):
+        for chunk in chunks(*call):
+            most.append(taken(cache))
+            yield chunk
+
+    monkeypatch.setattr(copies, "chunks", watched)
     files = ShardFiles(str(cache), limit, copy_remote=True)
     shards = []
     for i in range(8):

@@ -40,7 +40,6 @@ def test_what_may_block_or_never_end_is_refused(tmp_path, monkeypatch, make, kin
         storage.open_read,
         storage.open_regular,
         files.examine,
-        lambda path: files.reader(path, 10, ""),
     ):
         with pytest.raises(InputError, match=rf"x\.tar is a {kind}, not a file"):
             use(shard)

@@ -5,7 +5,7 @@ import pytest
 from diff_dalle import storage
 from diff_dalle.data.shards import ShardFiles
 from diff_dalle.errors import InputError
-from diff_dalle.storage import retries, s3
+from diff_dalle.storage import objects, retries
 
 DATA = bytes(range(256)) * 4000
 
@@ -19,7 +19,7 @@ def account(monkeypatch):
 
 def use(monkeypatch, endpoint: str):
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-    s3._client_of.cache_clear()
+    objects._client_of.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +37,9 @@ def moto():
 def bucket(moto, monkeypatch, request):
     use(monkeypatch, moto)
     name = f"bucket-{abs(hash(request.node.name))}"
-    s3._client().create_bucket(Bucket=name)
+    objects._client().create_bucket(Bucket=name)
     yield f"s3://{name}"
-    s3._client_of.cache_clear()
+    objects._client_of.cache_clear()
 
 
 @pytest.fixture
@@ -48,14 +48,16 @@ def faulty(server, monkeypatch):
     use(monkeypatch, server.url(""))
     server.files["/bucket/a"] = DATA
     yield server
-    s3._client_of.cache_clear()
+    objects._client_of.cache_clear()
 
 
 def test_files_round_trip_and_are_listed(bucket):
     for name in ("2.tar", "1.tar", "below/3.tar", ".hidden"):
         storage.write_bytes(f"{bucket}/data/{name}", name.encode())
     storage.write_bytes(f"{bucket}/other/4.tar", b"")
-    s3._client().put_object(Bucket=bucket.removeprefix("s3://"), Key="data/below/", Body=b"")  # stands for a folder
+    objects._client().put_object(
+        Bucket=bucket.removeprefix("s3://"), Key="data/below/", Body=b""
+    )  # stands for a folder
     assert storage.list_files(f"{bucket}/data") == [f"{bucket}/data/1.tar", f"{bucket}/data/2.tar"]
     found = storage.list_with_stats(f"{bucket}/data/", recursive=True)
     assert [info.path for info in found] == [f"{bucket}/data/{name}" for name in ("1.tar", "2.tar", "below/3.tar")]
@@ -79,8 +81,8 @@ def test_files_round_trip_and_are_listed(bucket):
 def test_a_listing_saves_a_request_for_each_file(bucket, monkeypatch):
     for i in range(5):
         storage.write_bytes(f"{bucket}/{i}.tar", bytes(i))
-    heads, head = [], s3.S3.size_and_tag
-    monkeypatch.setattr(s3.S3, "size_and_tag", lambda *call: heads.append(call[1]) or head(*call))
+    heads, head = [], objects.S3.size_and_tag
+    monkeypatch.setattr(objects.S3, "size_and_tag", lambda *call: heads.append(call[1]) or head(*call))
     paths = storage.list_files(bucket)
     assert [storage.size_and_tag(path, listed=True)[0] for path in paths] == list(range(5)) and not heads
     storage.list_with_stats(bucket)
@@ -129,39 +131,39 @@ def test_a_store_that_stays_away_is_given_up(faulty, monkeypatch):
 
 
 def test_a_silent_store_is_given_up(faulty, monkeypatch):
-    monkeypatch.setattr(s3, "SILENT_SECONDS", 0.1)
-    s3._client_of.cache_clear()
+    monkeypatch.setattr(objects, "SILENT_SECONDS", 0.1)
+    objects._client_of.cache_clear()
     faulty.silent = True
-    assert s3._client().meta.config.connect_timeout == retries.CONNECT_SECONDS
-    assert s3._client().meta.config.read_timeout == 0.1
+    assert objects._client().meta.config.connect_timeout == retries.CONNECT_SECONDS
+    assert objects._client().meta.config.read_timeout == 0.1
     with pytest.raises(storage.UnavailableError, match=r"[Tt]imed? ?out"):
         storage.read_bytes("s3://bucket/a", 0, 10)
 
 
 def test_an_upload_is_repeated(bucket, monkeypatch):
-    failures, put = [ConnectionResetError("reset by peer")] * 3, s3.S3.put
+    failures, put = [ConnectionResetError("reset by peer")] * 3, objects.S3.put
 
     def unreliable(self, *paths):
         if failures:
             raise failures.pop()
         put(self, *paths)
 
-    monkeypatch.setattr(s3.S3, "put", unreliable)
+    monkeypatch.setattr(objects.S3, "put", unreliable)
     storage.write_bytes(f"{bucket}/a", b"log")
     assert storage.read_bytes(f"{bucket}/a") == b"log" and not failures
 
 
 def test_a_request_that_the_store_found_too_slow_is_repeated(bucket, monkeypatch):
     """Its status, 400, is otherwise that of an error of ours."""
-    put, errors = s3.S3.put, ["RequestTimeout"]
+    put, errors = objects.S3.put, ["RequestTimeout"]
 
     def slow(self, *paths):
         if errors:
             reply = {"Error": {"Code": errors.pop()}, "ResponseMetadata": {"HTTPStatusCode": 400}}
-            raise s3._client().exceptions.ClientError(reply, "PutObject")
+            raise objects._client().exceptions.ClientError(reply, "PutObject")
         put(self, *paths)
 
-    monkeypatch.setattr(s3.S3, "put", slow)
+    monkeypatch.setattr(objects.S3, "put", slow)
     storage.write_bytes(f"{bucket}/a", b"log")
     errors[:] = ["InvalidArgument"]
     with pytest.raises(InputError, match="InvalidArgument"):

@@ -8,8 +8,8 @@ import torch
 from diff_dalle import storage
 from diff_dalle.errors import InputError
 from diff_dalle.storage import ChangedError, retries
-from diff_dalle.storage import blob as blob_module
-from diff_dalle.storage.blob import Blob
+from diff_dalle.storage import objects as blob_module
+from diff_dalle.storage.objects import Blob
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 from diff_dalle.batch import Batch, Conditioning
-from diff_dalle.commands.train_generator import GeneratorRun
 from diff_dalle.diffusion import DiffusionConfig, create_gaussian_diffusion
 from diff_dalle.diffusion.preview_config import PreviewConfig
 from diff_dalle.diffusion.resample import DenoisingConfig
 from diff_dalle.errors import InputError
 from diff_dalle.randomness import Draw
+from diff_dalle.recipes.generator import GeneratorRun
 from diff_dalle.tasks.denoising import DenoisingTask
 
 PROCESS = create_gaussian_diffusion(DiffusionConfig(diffusion_steps=40, prediction="x_start"))

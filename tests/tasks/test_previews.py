@@ -8,8 +8,10 @@ from checkpoint_making import make_run
 from diff_dalle.batch import Batch, Conditioning
 from diff_dalle.diffusion import DiffusionConfig, GuidanceConfig
 from diff_dalle.diffusion.preview_config import PreviewConfig
+from diff_dalle.distributed.world import ALONE
 from diff_dalle.errors import InputError
 from diff_dalle.images.signal import PixelSignal
+from diff_dalle.recipes.generator import previews_of
 
 UNCONDITIONAL = {"enc_attn_dim": 0, "caption_dropout": 0}
 FEW = {"timestep_respacing": 2, "sample_interval": 1, "preview_samples": 2}
@@ -54,8 +56,8 @@ class Images:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_grids_are_rgb_with_equal_channels_for_grayscale(channels, small_size):
     run = make_run(**UNCONDITIONAL, **FEW, image_channels=channels, small_size=small_size)
-    previews = run.build_previews(None, Images(channels))
-    model = run.build_model(None)
+    previews = previews_of(run, None, Images(channels))
+    model = run.recipe().open(ALONE).network()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
@@ -70,9 +72,9 @@ def test_the_spacing_of_the_steps_is_that_of_sampling():
     """The network sees the trained steps that each spacing takes; leading ones that cannot be are refused at once."""
     for spacing, expected in (("even", {0, 49}), ("trailing", {24, 49}), ("leading", {0, 25})):
         run, seen = make_run(**UNCONDITIONAL, **FEW, spacing=spacing), set()
-        model = run.build_model(None)
+        model = run.recipe().open(ALONE).network()
         model.register_forward_pre_hook(lambda module, inputs, seen=seen: seen.update(inputs[1].tolist()))
-        run.build_previews(None, Images(3))(model)
+        previews_of(run, None, Images(3))(model)
         assert seen == expected
     with pytest.raises(InputError, match="spacing leading has no stride that takes 30 of 50 steps"):
         make_run(timestep_respacing=30, spacing="leading")
@@ -84,7 +86,7 @@ def test_previews_take_the_memory_of_a_micro_batch_and_look_the_same(microbatch,
     sizes, grids = [], []
     for size in (0, microbatch):
         run = make_run(**flags, microbatch=size)
-        model = run.build_model(None)
+        model = run.recipe().open(ALONE).network()
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
@@ -92,7 +94,7 @@ def test_previews_take_the_memory_of_a_micro_batch_and_look_the_same(microbatch,
         data = Images(3)
         first = data.first
         data.first = lambda count, first=first: with_labels(first(count))
-        grids.append(run.build_previews(None, data)(model)["samples"])
+        grids.append(previews_of(run, None, data)(model)["samples"])
         largest = max(sizes)
         sizes.clear()
         assert largest == 2 * (size or 5)  # with and without the class at once: no gradients, so less than in training

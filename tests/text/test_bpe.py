@@ -3,7 +3,7 @@ from itertools import pairwise
 
 import pytest
 
-from diff_dalle.text.bpe import merge_word
+from diff_dalle.text.tokenizer import merge_word
 
 
 def merge_plainly(ids, merges):

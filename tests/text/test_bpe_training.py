@@ -9,9 +9,8 @@ import pytest
 from diff_dalle.commands.train_tokenizer import VocabularyConfig, train_tokenizer
 from diff_dalle.data.tar import write_tar
 from diff_dalle.errors import InputError
-from diff_dalle.text.bpe import merge_word
 from diff_dalle.text.bpe_training import CAPTION_WORDS, add_caption_words, count_words, learn_merges, wordnet_glosses
-from diff_dalle.text.tokenizer import load_tokenizer
+from diff_dalle.text.tokenizer import load_tokenizer, merge_word
 from diff_dalle.text.vocabulary import (
     CAPTIONS_HEADER,
     OWN_FILE,

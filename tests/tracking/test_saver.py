@@ -175,7 +175,7 @@ def test_a_busy_hub_is_asked_again(tmp_path, hub):
 def test_a_silent_hub_counts_as_away(tmp_path, hub, monkeypatch):
     """The client itself would wait without end."""
     monkeypatch.setattr("diff_dalle.storage.hub.SILENT_SECONDS", 0.1)
-    monkeypatch.setattr("diff_dalle.tracking.uploads.HURRY_SECONDS", 40.0)
+    monkeypatch.setattr("diff_dalle.tracking.stores.HURRY_SECONDS", 40.0)
     hub.silent = True
     tracker = make(tmp_path, {**HUB, "save_latest_to": "latest.pth"})
     tracker.saved(saved())

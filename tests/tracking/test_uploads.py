@@ -7,7 +7,7 @@ import pytest
 
 from diff_dalle.errors import InputError
 from diff_dalle.storage import retries
-from diff_dalle.tracking.uploads import WAITING, Uploads
+from diff_dalle.tracking.stores import WAITING, Uploads
 
 pytestmark = pytest.mark.usefixtures("fast_retries")
 
@@ -139,7 +139,7 @@ def test_a_failed_file_gives_way_to_a_newer_one(tmp_path):
 
 
 def test_a_session_that_must_end_at_once_does_not_wait(tmp_path, monkeypatch):
-    monkeypatch.setattr("diff_dalle.tracking.uploads.HURRY_SECONDS", 0.05)
+    monkeypatch.setattr("diff_dalle.tracking.stores.HURRY_SECONDS", 0.05)
     monkeypatch.setattr(retries, "RETRY_SECONDS", 1000.0)
     service = Service()
     service.open.clear()
@@ -153,7 +153,7 @@ def test_a_session_that_must_end_at_once_does_not_wait(tmp_path, monkeypatch):
 
 def test_repeated_attempts_end_when_the_session_must(tmp_path, monkeypatch):
     monkeypatch.setattr(retries, "RETRY_SECONDS", 1000.0)
-    monkeypatch.setattr("diff_dalle.tracking.uploads.HURRY_SECONDS", 20.0)
+    monkeypatch.setattr("diff_dalle.tracking.stores.HURRY_SECONDS", 20.0)
     service = Service()
     service.error = ConnectionError("away")
     uploads = Uploads(str(tmp_path), service.put, "the service")

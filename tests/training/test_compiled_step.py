@@ -16,10 +16,10 @@ from waiting import reads
 from diff_dalle.batch import Batch, Conditioning
 from diff_dalle.checkpoints.checkpoint import Identity
 from diff_dalle.checkpoints.run_folder import RunFolder
-from diff_dalle.commands.train_classifier import ClassifierRun
 from diff_dalle.distributed.world import SINGLE, World
 from diff_dalle.models.compiling import compile_training
 from diff_dalle.randomness import Draw
+from diff_dalle.recipes.classifier import ClassifierRun
 from diff_dalle.training import loop as training_loop
 from diff_dalle.training.loop import TrainLoop
 from diff_dalle.training.optim_config import OptimConfig
@@ -55,8 +55,8 @@ def make_loop(kind, **changed):
     classifier = [ClassifierRun] if kind == "classifier" else []
     run = make_run(*classifier, settings=KINDS[kind], batch_size=4, **{"precision": "fp32", **changed})
     world = World(SINGLE, torch.device("cpu"))
-    trainees = run.build_trainees(run.build_tokenizer(), None, world)
-    return TrainLoop(run.training, trainees, None, RunFolder("unused", Identity("test", {})), world)
+    trainees = run.recipe().open(world).trainees(None)
+    return TrainLoop(run.training, trainees, None, RunFolder(Identity("test", {}), path="unused"), world)
 
 
 def batch(step):
@@ -128,5 +128,5 @@ def test_a_task_that_leaves_torch_is_not_captured(monkeypatch):
     world = World(SINGLE, torch.device("cpu"))
     trainee = Trainee(ToyTask(), OptimConfig(), "fp32", world)
     config = replace(make_run(settings=GENERATOR).training, compile=True)
-    TrainLoop(config, [trainee], None, RunFolder("unused", Identity("test", {})), world)
+    TrainLoop(config, [trainee], None, RunFolder(Identity("test", {}), path="unused"), world)
     assert calls == []

@@ -25,10 +25,9 @@ from diff_dalle.errors import InputError
 from diff_dalle.randomness import Draw
 from diff_dalle.tasks.denoising import DenoisingTask
 from diff_dalle.tracking.tracker import Table
-from diff_dalle.training.loop import TrainLoop
+from diff_dalle.training.loop import Diverged, TrainLoop
 from diff_dalle.training.optim import OptimConfig
 from diff_dalle.training.settings import TrainingConfig
-from diff_dalle.training.stopping import Diverged
 from diff_dalle.training.trainee import Trainee
 
 WORLD = World(ProcessInfo("single"), torch.device("cpu"))

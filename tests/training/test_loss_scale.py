@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from diff_dalle.training.loss_scale import LossScale
+from diff_dalle.training.optim import LossScale
 
 CPU = torch.device("cpu")
 

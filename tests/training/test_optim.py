@@ -8,8 +8,7 @@ from torch import nn
 
 from diff_dalle.errors import InputError
 from diff_dalle.training.ema import Ema, effective_rate
-from diff_dalle.training.loss_scale import LossScale
-from diff_dalle.training.optim import OptimConfig, build_optimizer, decayed, learning_rate
+from diff_dalle.training.optim import LossScale, OptimConfig, build_optimizer, decayed, learning_rate
 
 
 def test_learning_rate_warms_up_and_anneals():

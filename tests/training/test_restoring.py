@@ -242,7 +242,8 @@ def test_changed_data_need_consent(trained, capsys):
         start(trained, {"data_dir": MORE})
     accepted = start(trained, {"data_dir": MORE}, accept=True)
     assert accepted.step == 4 and "Note: data_dir differs" in capsys.readouterr().out
-    accepted.run.save(6, 48, accepted.trainees[0].states(), batch=8)
+    accepted.run.batch = 8
+    accepted.run.save(6, 48, accepted.trainees[0].states())
     assert start(trained, {"data_dir": MORE}).step == 6  # the checkpoint knows the new data
     assert len(list(trained.glob("data-*.jsonl"))) == 2
 
@@ -295,7 +296,8 @@ def test_another_timestep_sampler_is_refused_by_name(tmp_path, samplers):
     """It would start without statistics, or drop them."""
     then, now = samplers
     first = begin(tmp_path / "a", then)
-    first.run.save(4, 32, first.trainees[0].states(), batch=8)
+    first.run.batch = 8
+    first.run.save(4, 32, first.trainees[0].states())
     path = str(tmp_path / "a" / "model000004.pt")
     with pytest.raises(
         InputError,

@@ -111,6 +111,10 @@ WISHES = {
     "variation": {"init_image": text(PICTURE), "variation": 0.4},
     "cascade": {"model": "cascade", "stages": True},
     "cascade large": {"model": "cascade", "num_images": 2, "width": 24, "height": 24, "guidance_scale": 2.0},
+    "more settings": {"guidance_scale": 4.0, "guidance_interval": [0.2, 0.9], "thresholding": "none", "eta": 0.5}
+    | {"sampler": "ddim", "guidance_rescale": 0.7, "spacing": "trailing"},
+    "cascade settings": {"model": "cascade", "upsampler_sampler": ["ddim"], "upsampler_timestep_respacing": ["3"]}
+    | {"upsampler_thresholding": ["none"], "noise_level": [0.2], "upsampler_seed": [9], "num_images": 2},
     "odd": {"prompt": "-x|'y' $(z)"},
 }
 
@@ -225,6 +229,16 @@ BAD = [
     ({"sampler": "eulerr"}, 400, "sampler is 'eulerr'"),
     ({"guidance_scale": 1e9}, 400, "guidance_scale is 1e+09"),
     ({"guidance_scale": float("nan")}, 400, "guidance_scale"),
+    ({"guidance_rescale": 2}, 400, "guidance_rescale is 2, but must be at least 0 and at most 1"),
+    ({"guidance_interval": [0.9, 0.2]}, 400, "guidance_interval is 0.9,0.2, but must be LOW,HIGH"),
+    ({"perturbed_attention_scale": 1e9}, 400, "perturbed_attention_scale is 1e+09, but must be at least -100"),
+    ({"noise_level": [0.1]}, 400, "upsampler settings are given, but no upsampler"),
+    ({"stage_b_seed": 1}, 400, "settings of stage B are given, but there is none"),
+    ({"model": "cascade", "upsampler_seed": [1, 2]}, 400, "upsampler_seed has 2 values for 1 upsampler"),
+    ({"model": "cascade", "upsampler_eta": [0.5], "upsampler_sampler": ["heun"]}, 400, "upsampler_eta is 0.5, but"),
+    ({"model": "cascade", "upsampler_timestep_respacing": ["9,9,9"]}, 400, "must be a number of steps, at most 20"),
+    ({"model": "cascade", "upsampler_timestep_respacing": [""]}, 400, "must be a number of steps, at most 20"),
+    ({"shift": 2.0}, 400, "shift is 2, but only stages B and C of a latent cascade have it"),
     ({"model": "cascade", "classifier_scale": 1.0}, 400, "cascade has no classifier"),
     ({"model": "../../etc/passwd"}, 404, "there is no model '../../etc/passwd'"),
     ({"lora": ["red", "red"] * 9}, 400, "lora has 18 values, but the model one has 2 LoRAs"),

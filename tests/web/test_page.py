@@ -14,6 +14,7 @@ from web_making import Gate, inaccessible, make_service
 
 from diff_dalle.commands.serve import Limits
 from diff_dalle.config import to_dict
+from diff_dalle.sampling.stage_settings import BASE, UPSAMPLERS
 from diff_dalle.web.models import Served
 from diff_dalle.web.page import Visits, state_text, status
 from diff_dalle.web.page_inputs import PictureFiles
@@ -208,12 +209,14 @@ def test_every_step_can_be_shown(service):
         {"label": 1, "guidance_scale": 1.0, "lora": ("a:0.5", "b:0.5"), "num_images": 3, "control_scale": 0.7},
         {"label": 1, "guidance_scale": 1.0, "strength": 0.3},
         {"label": 1, "guidance_scale": 1.0, "variation": 0.9},
+        {"label": 1, "guidance_scale": 2.0, "guidance_rescale": 0.0, "thresholding": "none", "spacing": "leading"}
+        | {"guidance_interval": (0.1, 0.9), "upsampler_thresholding": ("none",), "upsampler_sampler": ("ddim", "heun")},
     ],
 )
 def test_the_settings_of_a_wish_come_back(asked):
     """What the history restores is read as the same wish."""
     model = Served("m", "", classifier="c", loras={"a": "", "b": ""}, controlnet="n", has_text=True, num_classes=3)
-    model.guidable = True
+    model.guidable, model.kinds = True, (BASE, UPSAMPLERS, UPSAMPLERS)
     wish = Wish(model="m", prompt="a star", seed=7, sampler="ddim", steps=3, **asked)
     picture = {"path": "picture.png"}
     others = {"lora_factor": 1.0, "edit": next(iter(EDITS)), "amount": 0.5, "control_scale": 1.0, "loras": []}

@@ -91,6 +91,7 @@ def test_the_model_is_switched(visitor):
     )
     visitor.values["Model"] = "two"
     visitor.fire("Model", "input")
+    assert visitor.shown["Upsamplers"] and not visitor.shown["Stage B"] and not visitor.shown["Shift"]
     hidden = ("LoRAs", "Strength of the LoRAs", "Control by a picture", "Classifier guidance (0 = off)")
     assert not any(visitor.shown[label] for label in hidden) and visitor.shown["Images of the earlier stages"]
     visitor.sample(Prompt="a star", Steps=2, Guidance_scale=1.0)
@@ -108,6 +109,8 @@ def test_every_control_has_an_effect(visitor):
         {"Classifier_guidance": 3.0},
         {"Picture_for": visitor.upload(png(PICTURE))},
         {"Strength_of_the_control": 0.3},
+        {"Thresholding": "none"},
+        {"Guidance_interval": "0,0.5"},
     )
     for change in changes:
         visitor.sample(**change)

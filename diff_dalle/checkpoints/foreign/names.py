@@ -1,74 +1,48 @@
-"""Names and arrangement of weights there and here.
+"""Names and arrangement of weights there and here, in the layouts of Guided-Diffusion and of the original Diff-DALLE.
 
-Both networks compute the same function. There, rows of a projection to queries, keys and values are ordered by (head,
-role), in Guided-Diffusion's "new" order and here by (role, head); 1×1 convolutions have one or two axes more; and a
-table of classes has no row for "no class".
+Networks compute the same function here and there. There, rows of a projection to queries, keys and values are ordered
+by (head, role), in Guided-Diffusion's "new" order and here by (role, head); 1×1 convolutions have one or two axes more;
+and a table of classes has no row for "no class".
+
+The layout of Diff-DALLE is Guided-Diffusion's with another way to read text: attention has two parts, of which the
+second reads the caption with one projection as keys and values alike, or with none where the widths are equal; the text
+encoder has sinusoidal positions and no norm at its end; and the caption reaches the network by attention only. The
+logit scale is one function of two numbers that differ by log 100.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from importlib import resources
 
 import torch
 from torch import Tensor, nn
 
-# Parts of our names and what stands for them there, tried in this order.
-_GENERATOR = (
-    (r"^unet\.(?:encoder\.)?", ""),
-    (r"^text_emb\.", "transformer_proj."),
-    (r"^text_encoder\.token_emb\.", "token_embedding."),
-    (r"^text_encoder\.position_emb$", "positional_embedding"),
-    (r"^text_encoder\.padding_emb$", "padding_embedding"),
-    (r"^text_encoder\.norm\.", "final_ln."),
-    (r"^text_encoder\.blocks\.", "transformer.resblocks."),
-    (r"(\.resblocks\.\d+)\.attention_norm\.", r"\1.ln_1."),
-    (r"(\.resblocks\.\d+)\.attention\.qkv\.", r"\1.attn.c_qkv."),
-    (r"(\.resblocks\.\d+)\.attention\.proj\.", r"\1.attn.c_proj."),
-    (r"(\.resblocks\.\d+)\.mlp_norm\.", r"\1.ln_2."),
-    (r"(\.resblocks\.\d+)\.mlp_in\.", r"\1.mlp.c_fc."),
-    (r"(\.resblocks\.\d+)\.mlp_out\.", r"\1.mlp.c_proj."),
-    (r"^out_norm\.", "out.0."),
-    (r"^out_conv\.", "out.2."),
-)
-_CLASSIFIER = (
-    (r"^tower\.", ""),
-    (r"^norm\.", "out.0."),
-    (r"^pool\.position_emb$", "out.2.positional_embedding"),
-    (r"^pool\.(?:q|kv)\.", "out.2.qkv_proj."),
-    (r"^pool\.proj\.", "out.2.c_proj."),
-)
-#: Residual blocks, time embedding and changes of resolution.
-RESIDUALS = (
-    (r"(^|\.)time_emb\.", r"\1time_embed."),
-    (r"(^|\.)middle\.", r"\1middle_block."),
-    (r"\.in_norm\.", ".in_layers.0."),
-    (r"\.in_conv\.", ".in_layers.2."),
-    (r"(_blocks?\.[\d.]+)\.emb\.", r"\1.emb_layers.1."),
-    (r"\.out_norm\.", ".out_layers.0."),
-    (r"\.out_conv\.", ".out_layers.3."),
-    (r"\.skip\.", ".skip_connection."),
-    (r"(^|\.)(input_blocks\.\d+\.0)\.conv\.", r"\1\2.op."),
-)
-_ATTENTION = (
-    (r"\.attention\.qkv\.", ".qkv."),
-    (r"\.attention\.context_kv\.", ".encoder_kv."),
-    (r"\.attention\.proj\.", ".proj_out."),
-)
+from ...config import load_mapping
+from ...models.noised_clip import MAX_SCALE
+
+TABLES = load_mapping(resources.files(__package__).joinpath("tables.yaml").read_text("utf-8"), "tables.yaml")
+IMAGES = "image_encoder."  # of Diff-DALLE's classifier; without this, the names of its half are a generator's
+TEXTS = "text_encoder."
+POSITIONS = 5000  # of captions, in the table that a checkpoint of Diff-DALLE has
+_MARK = "middle_block.1.attn1.qkv.weight"
 #: Weights that are 1×1 convolutions there and matrices here: of images (skip_connection), else of sequences.
-CONVOLUTIONS = re.compile(
+_CONVOLUTIONS = re.compile(
     r"(^|\.)(qkv|encoder_kv|adjust_kv_dim|proj_out|qkv_proj|c_proj|clip_proj|skip_connection|ffn\.\d)\.weight$"
 )
+_NAMELESS = re.compile(r"text_emb\.|text_encoder\.pool\.")  # of Diff-DALLE's generator: the caption as one vector
 
 Change = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A weight's name here (``own``) and there (``other``), its shape here, and how its values go from there to here
-    (``take``) and back (``give``)."""
+    """A weight's name here (``own``) and there (``other``; empty = it has none), its shape here, and how its values go
+    from there to here (``take``) and back (``give``)."""
 
     own: str
     other: str
@@ -81,67 +55,135 @@ class Weight:
         return tuple(self.give(torch.empty(self.shape, device="meta")).shape)
 
 
-def weights_of(network: nn.Module, new_order: bool) -> Iterator[Weight]:
-    """All weights of a network, which may be on the meta device. new_order: of the rows of the U-Net's projections."""
-    table = (_GENERATOR if hasattr(network, "unet") else _CLASSIFIER) + RESIDUALS + _ATTENTION
+def weights_of(network: nn.Module, original: bool, new_order: bool = False) -> Iterator[Weight]:
+    """All weights of a network, which may be on the meta device.
+
+    original:  in the layout of Diff-DALLE, for a generator or noised CLIP.
+    new_order: of the rows of the U-Net's projections.
+    """
+    layout = TABLES["names"]["original" if original else "guided"]
+    table = [
+        *layout["generator" if hasattr(network, "unet") else "classifier"],
+        *TABLES["names"]["residuals"],
+        *layout["attention"],
+    ]
     for own, value in network.state_dict().items():
         other = own
         for pattern, replacement in table:
             other = re.sub(pattern, replacement, other)
+        if original:
+            other = re.sub(rf"^({TEXTS})blocks\.(\d+)(.*)", _layer, other)
+        shape = tuple(value.shape)
+        if original and _has_no_name(network, own, other):
+            yield Weight(own, "", shape, functools.partial(_constant, own, shape), _same)
+            continue
         changes = list(_changes(network, own, other, value, new_order))
-        take, give = chained([take for take, _ in changes]), chained([give for _, give in reversed(changes)])
-        yield Weight(own, other, tuple(value.shape), take, give)
+        take, give = [take for take, _ in changes], [give for _, give in reversed(changes)]
+        yield Weight(own, other, shape, functools.partial(_chained, take), functools.partial(_chained, give))
 
 
-def chained(changes: Sequence[Change]) -> Change:
-    return functools.partial(functools.reduce, lambda value, change: change(value), changes)
+def _chained(changes: Iterable[Change], value: Tensor) -> Tensor:
+    return functools.reduce(lambda value, change: change(value), changes, value)
+
+
+def _same(value: Tensor) -> Tensor:
+    return value
+
+
+def _layer(found: re.Match[str]) -> str:
+    """Attention and MLP of a layer are two in Diff-DALLE."""
+    return f"{found[1]}encoder.{2 * int(found[2]) + ('.ffn.' in found[3])}{found[3]}"
+
+
+def _has_no_name(network: nn.Module, own: str, other: str) -> bool:
+    if ".adjust_kv_dim." in other:
+        rows, columns = network.get_parameter(f"{own.rpartition('.')[0]}.weight").shape
+        return rows == 2 * columns
+    return hasattr(network, "unet") and _NAMELESS.match(other) is not None
+
+
+def _constant(own: str, shape: tuple[int, ...], _: Tensor) -> Tensor:
+    """What makes our network compute theirs: keys and values are the caption's states, and it counts nowhere else."""
+    if own.endswith(".text_attention.kv.weight"):
+        return torch.eye(shape[1]).repeat(2, 1)
+    return torch.zeros(shape)
 
 
 def _changes(
     network: nn.Module, own: str, other: str, value: Tensor, new_order: bool
 ) -> Iterator[tuple[Change, Change]]:
     """What ``Weight.take`` does, step by step, each with its inverse."""
-    layer = (other.split(".")[-2:-1] or [""])[0]
-    if CONVOLUTIONS.search(other) and not other.startswith("transformer."):
-        yield flat(value.ndim, 4 if layer == "skip_connection" else 3)
-    if layer in ("qkv", "c_qkv") and not (new_order and layer == "qkv"):
-        yield by_role(network, own, 3)
-    if layer == "encoder_kv":
-        yield by_role(network, own, 2)
-    if other == "label_emb.weight":
+    parent, layer = ["", "", *other.split(".")][-3:-1]
+    if value.ndim == 2 and _CONVOLUTIONS.search(other) and not other.startswith("transformer."):
+        added = [1, 1] if layer == "skip_connection" else [1]
+        yield functools.partial(torch.flatten, start_dim=1), lambda value: value.view(*value.shape, *added)
+    if layer in ("qkv", "c_qkv") and parent != "attn2" and not (new_order and layer == "qkv"):
+        yield _by_role(network, own, 3)
+    elif layer == "encoder_kv":
+        yield _by_role(network, own, 2)
+    elif layer == "adjust_kv_dim":
+        yield lambda value: torch.cat([value, value]), lambda value: value[: len(value) // 2]
+    elif layer == "qkv_proj":  # queries, or keys and values, of an attention pool, whose rows are one weight there
+        rows, begin = len(value), len(value) // 2 if own.startswith("pool.kv.") else 0
+        yield lambda value: value[begin : begin + rows], _same
+    elif other == "label_emb.weight":
         yield lambda value: torch.cat([value, value.new_zeros(1, value.shape[1])]), lambda value: value[:-1]
-    if other.endswith(".positional_embedding"):
+    elif other.endswith(".positional_embedding"):
         yield torch.t, torch.t
-    if layer == "qkv_proj":
-        yield part_of_three(value, own)
+    elif other.endswith("pos_enc.pe"):
+        length = len(value)
+        yield lambda table: table[0, :length], _all_positions
+    elif own == "scale_logit":
+        yield _shifted(-math.log(MAX_SCALE)), _shifted(math.log(MAX_SCALE))
 
 
-def flat(axes: int, axes_there: int) -> tuple[Change, Change]:
-    """A weight without the axes that a convolution of width 1 has."""
-    added = [1] * (axes_there - axes)
-    return functools.partial(torch.flatten, start_dim=axes - 1), lambda value: value.view(*value.shape, *added)
-
-
-def part_of_three(value: Tensor, own: str) -> tuple[Change, Change]:
-    """Queries, or keys and values, of an attention pool: two of our weights, whose rows are one there."""
-    rows = len(value)
-    begin = rows // 2 if own.startswith("pool.kv.") else 0
-    return lambda value: value[begin : begin + rows], lambda value: value
-
-
-def by_role(network: nn.Module, own: str, roles: int) -> tuple[Change, Change]:
+def _by_role(network: nn.Module, own: str, roles: int) -> tuple[Change, Change]:
     """From (head, role) to (role, head), and back."""
     heads = network.get_submodule(own.rpartition(".")[0].rpartition(".")[0]).heads
     assert isinstance(heads, int)
-    return functools.partial(_swapped, first=heads, second=roles), functools.partial(
-        _swapped, first=roles, second=heads
-    )
+    return functools.partial(_swapped, heads, roles), functools.partial(_swapped, roles, heads)
 
 
-def _swapped(value: Tensor, first: int, second: int) -> Tensor:
+def _swapped(first: int, second: int, value: Tensor) -> Tensor:
     return value.unflatten(0, (first, second, -1)).transpose(0, 1).flatten(0, 2)
 
 
+def _all_positions(rows: Tensor) -> Tensor:
+    table = sinusoids(POSITIONS, rows.shape[1]).to(rows)
+    table[: len(rows)] = rows
+    return table.unsqueeze(0)
+
+
+def sinusoids(length: int, width: int) -> Tensor:
+    """[length, width]: positional encodings (Vaswani et al. 2017, §3.5), sines and cosines in turn."""
+    rates = torch.exp(torch.arange(0, width, 2).float() * (-math.log(10000.0) / width))
+    angles = torch.arange(length).float().unsqueeze(1) * rates
+    return torch.stack([angles.sin(), angles.cos()], 2).flatten(1)
+
+
+def _shifted(by: float) -> Change:
+    return lambda value: (value.double() + by).to(value)
+
+
+def guided_names(names: Iterable[str]) -> dict[str, str] | None:
+    """The names in a checkpoint of Diff-DALLE by those that Guided-Diffusion has for the same; None for another
+    layout."""
+    names = list(names)
+    if _MARK not in names and IMAGES + _MARK not in names:
+        return None
+    return {name.removeprefix(IMAGES).replace(".attn1.", ".") if TEXTS not in name else name: name for name in names}
+
+
+def odd_weight(network: nn.Module) -> str:
+    """The name of a weight whose values Diff-DALLE's layout cannot hold; empty if there is none."""
+    for weight in weights_of(network, original=True):
+        value = network.get_parameter(weight.own)
+        is_lossy = not weight.other or ".adjust_kv_dim." in weight.other
+        if is_lossy and not torch.equal(weight.take(weight.give(value)).to(value), value):
+            return weight.own
+    return ""
+
+
 def names_table(network: nn.Module, new_order: bool) -> dict[str, Weight]:
-    """The weights of a generator's U-Net by their names there; layers that the others lack keep our names."""
-    return {each.other: each for each in weights_of(network, new_order) if each.own.startswith("unet.")}
+    """The weights of a generator's U-Net by their names in Guided-Diffusion; layers that it lacks keep our names."""
+    return {each.other: each for each in weights_of(network, False, new_order) if each.own.startswith("unet.")}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -20,19 +20,23 @@ from ...models.noisy_classifier import NoisyClassifierConfig
 from ...models.super_resolution import LowResConfig
 from ...models.text_encoder import TextEncoderConfig
 from ...models.unet import UNetConfig
+from ..checkpoint import Identity, file_content
 from ..content import short
 from ..pixels import ClassifierSettings, GeneratorSettings, NoisyClassifierSettings
-from . import original
-from .names import Weight, weights_of
-from .releases import Release, Unseen, find_release
-from .structure import Structure, is_unet, structure_of
+from .names import TEXTS, Weight, odd_weight, weights_of
+from .structure import Release, Structure, Unseen, find_release, is_unet, structure_of
 
 Settings: TypeAlias = "GeneratorSettings | ClassifierSettings | NoisyClassifierSettings"
 TOKENS = {False: "gpt2", True: "clip"}  # the vocabularies that GLIDE's networks and Diff-DALLE's read
 FLAGS = ", ".join(f"--{field.name}" for field in dataclasses.fields(Unseen))
-_VOCABULARY = {False: "token_embedding.weight", True: f"{original.TEXTS}emb.weight"}
+_VOCABULARY = {False: "token_embedding.weight", True: f"{TEXTS}emb.weight"}
 _WRAPPED = "module."
 _GLIDE_CLIP = ({"blocks.input.w_t", "blocks.input.patch_proj"}, {"blocks.input.w_voc", "blocks.input.w_pos"})
+#: Settings of a U-Net that a noised CLIP has too, called classifier_….
+_SAME = (
+    "channel_mult", "attention_resolutions", "num_heads", "num_head_channels", "use_scale_shift_norm",
+    "resblock_updown",
+)  # fmt: skip
 _INPAINTING = (7, 10)  # input channels: image, or image and low-resolution image; known image and its mask
 
 
@@ -58,9 +62,7 @@ class Recognized:
     def weights(self) -> list[Weight]:
         with torch.device("meta"):
             network = self.settings.build(self.vocab_size)
-        if self.structure.original:
-            return list(original.weights_of(network))
-        return list(weights_of(network, self.unseen.use_new_attention_order))
+        return list(weights_of(network, self.structure.original, self.unseen.use_new_attention_order))
 
     def __str__(self) -> str:
         if self.release is None:
@@ -141,26 +143,20 @@ def recognize(state: Mapping[str, Tensor], path: str, given: Mapping[str, Any] |
 
 
 def _unet(structure: Structure, unseen: Unseen) -> UNetConfig:
+    known = vars(structure) | vars(unseen)
     return UNetConfig(
-        image_size=unseen.image_size,
-        num_channels=structure.num_channels,
-        num_res_blocks=structure.num_res_blocks,
-        channel_mult=structure.channel_mult,
+        **{field.name: known[field.name] for field in dataclasses.fields(UNetConfig) if field.name in known},
         attention_resolutions=structure.attention_resolutions(unseen.image_size),
-        num_heads=unseen.num_heads,
-        num_head_channels=unseen.num_head_channels,
-        use_scale_shift_norm=structure.use_scale_shift_norm,
-        resblock_updown=structure.resblock_updown,
-        conv_resample=structure.conv_resample,
-        num_classes=structure.num_classes,
         text_attention="joint" if structure.text and not structure.original else "cross",
     )
 
 
+def _noise(unseen: Unseen) -> NoiseConfig:
+    return NoiseConfig(unseen.diffusion_steps, unseen.noise_schedule, unseen.rescale_timesteps)
+
+
 def _classifier(structure: Structure, unseen: Unseen) -> NoisyClassifierSettings:
-    model = NoisyClassifierConfig(_unet(structure, unseen), structure.classes)
-    noise = NoiseConfig(unseen.diffusion_steps, unseen.noise_schedule, unseen.rescale_timesteps)
-    return NoisyClassifierSettings(model, noise)
+    return NoisyClassifierSettings(NoisyClassifierConfig(_unet(structure, unseen), structure.classes), _noise(unseen))
 
 
 def _clip(structure: Structure, unseen: Unseen) -> ClassifierSettings:
@@ -170,12 +166,7 @@ def _clip(structure: Structure, unseen: Unseen) -> ClassifierSettings:
         image_size=unet.image_size,
         classifier_width=unet.num_channels,
         classifier_depth=unet.num_res_blocks,
-        classifier_channel_mult=unet.channel_mult,
-        classifier_attention_resolutions=unet.attention_resolutions,
-        classifier_num_heads=unet.num_heads,
-        classifier_num_head_channels=unet.num_head_channels,
-        classifier_use_scale_shift_norm=unet.use_scale_shift_norm,
-        classifier_resblock_updown=unet.resblock_updown,
+        **{f"classifier_{name}": getattr(unet, name) for name in _SAME},
         classifier_enc_attn_dim=structure.text.width,
         classifier_enc_depth=structure.text.depth,
         classifier_enc_heads=unseen.enc_heads,
@@ -183,8 +174,7 @@ def _clip(structure: Structure, unseen: Unseen) -> ClassifierSettings:
         classifier_enc_norm=False,
         text_length=unseen.text_length,
     )
-    noise = NoiseConfig(unseen.diffusion_steps, unseen.noise_schedule, unseen.rescale_timesteps)
-    return ClassifierSettings(model, diffusion=noise)
+    return ClassifierSettings(model, diffusion=_noise(unseen))
 
 
 def _generator(structure: Structure, unseen: Unseen) -> GeneratorSettings:
@@ -201,9 +191,7 @@ def _generator(structure: Structure, unseen: Unseen) -> GeneratorSettings:
     low_res = LowResConfig(unseen.small_size, low_res_levels=False) if structure.is_upsampler else LowResConfig()
     model = GeneratorConfig(_unet(structure, unseen), text, low_res, structure.image_channels)
     diffusion = DiffusionConfig(
-        diffusion_steps=unseen.diffusion_steps,
-        noise_schedule=unseen.noise_schedule,
-        rescale_timesteps=unseen.rescale_timesteps,
+        **vars(_noise(unseen)),
         variance="learned_range" if structure.variance_is_learned else DiffusionConfig.variance,
     )
     # Only GLIDE's captions were ever dropped. The row for "no class" is 0 until it is trained.
@@ -243,24 +231,27 @@ def content_of(found: Recognized, state: Mapping[str, Tensor], path: str) -> dic
             )
     if left:
         raise InputError(f"{path} has an extra {next(iter(left))}, which networks of {_project(found.structure)} lack")
-    return {
-        "format": 1,
-        "role": "model",
-        "step": 0,
-        "samples": 0,
-        "trainee": "",
-        "kind": found.structure.kind,
-        "config": to_dict(found.settings),
-        "tokenizer": f"{found.vocabulary}-{found.vocab_size}" if found.structure.text else None,
-        "vocabulary": "",
-        "state": own,
-    }
+    tokenizer = f"{found.vocabulary}-{found.vocab_size}" if found.structure.text else None
+    identity = Identity(found.structure.kind, to_dict(found.settings), tokenizer)
+    return file_content("model", identity, 0, 0, own)
 
 
-def state_of(network: nn.Module, new_order: bool) -> dict[str, Tensor]:
-    """The weights of one of our networks in the layout of Guided-Diffusion and GLIDE. That has none for "no class"; see
-    ``check_no_class``."""
-    return _given(network, weights_of(network, new_order))
+def state_of(network: nn.Module, path: str, original: bool, new_order: bool = False) -> dict[str, Tensor]:
+    """The weights of one of our networks, from ``path``, in the layout of Diff-DALLE (``original``), or in that of
+    Guided-Diffusion and GLIDE, which has none for "no class"; see ``check_no_class``. InputError for values that the
+    layout of Diff-DALLE cannot hold."""
+    if original and (odd := odd_weight(network)):
+        raise InputError(
+            f"{path} has values in {odd} that the layout of Diff-DALLE cannot hold: it was trained on, or did not come "
+            "from there"
+        )
+    state, found = network.state_dict(), dict[str, Tensor]()
+    for weight in weights_of(network, original, new_order):
+        if weight.other:
+            value = weight.give(state[weight.own])
+            parts = [found[weight.other], value] if weight.other in found else [value.contiguous()]
+            found[weight.other] = torch.cat(parts) if parts[1:] else parts[0]
+    return found
 
 
 def check_no_class(network: nn.Module, path: str) -> None:
@@ -273,62 +264,27 @@ def check_no_class(network: nn.Module, path: str) -> None:
         )
 
 
-def original_state_of(network: nn.Module, path: str) -> dict[str, Tensor]:
-    """The weights of one of our networks, from ``path``, in the layout of Diff-DALLE. InputError for values that it
-    cannot hold."""
-    if odd := original.odd_weight(network):
-        raise InputError(
-            f"{path} has values in {odd} that the layout of Diff-DALLE cannot hold: it was trained on, or did not come "
-            "from there"
-        )
-    return _given(network, original.weights_of(network))
+#: What networks in a layout have, and what those with a text encoder have.
+_PLAIN: dict[str, Any] = {"patch_size": 1, "low_res_skip": False, "low_res_levels": False}
+_GUIDED_TEXT: dict[str, Any] = {"text_attention": "joint", "text_padding": "learned", "enc_norm": True, "enc_conv": 0}
+_ORIGINAL_TEXT: dict[str, Any] = {"text_attention": "cross", "text_padding": "zeros", "enc_norm": False, "enc_conv": 0}
 
 
-def _given(network: nn.Module, weights: Iterable[Weight]) -> dict[str, Tensor]:
-    state = network.state_dict()
-    found: dict[str, Tensor] = {}
-    for weight in weights:
-        if weight.other:
-            value = weight.give(state[weight.own])
-            found[weight.other] = (
-                torch.cat([found[weight.other], value]) if weight.other in found else value.contiguous()
-            )
-    return found
-
-
-def check_layout(config: GeneratorConfig, path: str, whole: bool = True) -> None:
-    """InputError for a generator, from ``path``, that the layout of Guided-Diffusion and GLIDE cannot hold. whole: not
-    only the U-Net of a base generator."""
-    if not whole and config.is_upsampler:
-        raise InputError(f"{path} is an upsampler, but `unet` is for base generators")
-    if whole:
-        text = {"text_attention": "joint", "text_padding": "learned", "enc_norm": True, "enc_conv": 0}
-        _check(_found(config), text if config.text.enc_attn_dim else {}, path, "networks of Guided-Diffusion and GLIDE")
-
-
-def check_original_layout(config: GeneratorConfig | NoisedClipConfig, path: str) -> None:
-    """InputError for a network, from ``path``, that the layout of Diff-DALLE cannot hold."""
-    text = {"text_attention": "cross", "text_padding": "zeros", "enc_norm": False, "enc_conv": 0, "num_classes": 0}
+def check_layout(config: GeneratorConfig | NoisedClipConfig, path: str, original: bool) -> None:
+    """InputError for a network, from ``path``, that the layout of Diff-DALLE (``original``) or that of Guided-Diffusion
+    and GLIDE cannot hold."""
+    required, prefix = {**_PLAIN}, ""
     if isinstance(config, NoisedClipConfig):
-        found = {
-            **dataclasses.asdict(config.image_tower),
-            **dataclasses.asdict(config.text_tower),
-            "low_res_skip": False,
-        }
-        required = {f"classifier_{name}": value for name, value in text.items() if name in ("text_padding", "enc_norm")}
-        found = {**found, **{f"classifier_{name}": value for name, value in found.items()}}
+        found = vars(config.image_tower) | vars(config.text_tower)
+        required |= {"text_padding": "zeros", "enc_norm": False}
+        prefix = "classifier_"
     else:
-        found, required = _found(config), text if config.text.enc_attn_dim else {}
-    _check(found, required, path, "networks of the original Diff-DALLE")
-
-
-def _found(config: GeneratorConfig) -> dict[str, Any]:
-    sections = (config.unet, config.text, config.low_res)
-    found = {name: value for section in sections for name, value in dataclasses.asdict(section).items()}
-    return found | {"low_res_levels": config.is_upsampler and found["low_res_levels"]}
-
-
-def _check(found: Mapping[str, Any], text: Mapping[str, Any], path: str, whose: str) -> None:
-    for name, value in {"patch_size": 1, "low_res_skip": False, "low_res_levels": False, **text}.items():
+        found = {**vars(config.unet), **vars(config.text), **vars(config.low_res)}
+        found["low_res_levels"] &= config.is_upsampler
+        if config.text.enc_attn_dim:
+            required |= {**_ORIGINAL_TEXT, "num_classes": 0} if original else _GUIDED_TEXT
+    whose = "networks of the original Diff-DALLE" if original else "networks of Guided-Diffusion and GLIDE"
+    for name, value in required.items():
         if found.get(name, value) != value:
-            raise InputError(f"{path} has {name} {found[name]}, which {whose} cannot have")
+            shown = name if name in _PLAIN else prefix + name
+            raise InputError(f"{path} has {shown} {found[name]}, which {whose} cannot have")

@@ -1,14 +1,17 @@
 """What the names and shapes of a U-Net's weights tell about it, in the layout that Improved Diffusion, Guided-Diffusion
-and GLIDE share, and that Diff-DALLE changes a little."""
+and GLIDE share, and that Diff-DALLE changes a little; and what they do not tell, which is known of published networks.
+
+To add one: an entry of ``releases`` in ``tables.yaml``.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
-from ...models.generator import GeneratorConfig
-from .original import TEXTS, guided_names
+from .names import TABLES, TEXTS, guided_names
 
 Shapes = Mapping[str, tuple[int, ...]]
 _MARKS = ("time_embed.0.weight", "input_blocks.0.0.weight", "middle_block.1.qkv.weight")  # both halves have these
@@ -70,23 +73,67 @@ class Structure:
     def attention_resolutions(self, image_size: int) -> tuple[int, ...]:
         return tuple(image_size >> level for level, has in enumerate(self.attention) if has)
 
+
+@dataclass(frozen=True)
+class Unseen:
+    """What the shapes of a network's weights do not tell.
+
+    num_heads, num_head_channels: one of them, as in ``UNetConfig``.
+    enc_heads: attention heads of the text encoder. text_length: Diff-DALLE's, where no weight has it.
+    use_new_attention_order: queries, keys and values come before heads in the rows of the U-Net's projections.
+    """
+
+    image_size: int
+    small_size: int = 0
+    num_heads: int = 4
+    num_head_channels: int = -1
+    enc_heads: int = 8
+    text_length: int = 48
+    use_new_attention_order: bool = False
+    noise_schedule: str = "linear"
+    diffusion_steps: int = 1000
+    rescale_timesteps: bool = False
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {value}" for name, value in vars(self).items())
+
     @staticmethod
-    def of(config: GeneratorConfig, learned_variance: bool) -> Structure:
-        """That of one of our networks."""
-        unet, text = config.unet, config.text
-        return Structure(
-            unet.num_channels,
-            tuple(map(float, unet.mults)),
-            unet.num_res_blocks,
-            tuple(map(unet.has_attention, range(unet.levels))),
-            config.channels * (2 if config.is_upsampler else 1),
-            config.channels * (2 if learned_variance else 1),
-            unet.num_classes,
-            unet.use_scale_shift_norm,
-            unet.resblock_updown,
-            unet.conv_resample or unet.resblock_updown,
-            TextStructure(text.text_length - 1, text.enc_attn_dim, text.enc_depth) if text.enc_attn_dim else None,
-        )
+    def of_original(structure: Structure, given: Mapping[str, Any]) -> Unseen:
+        """What is not ``given`` as its code has it: heads of 64 channels."""
+        heads = {"enc_heads": max(structure.text.width // 64, 1)} if structure.text else {}
+        return Unseen(**{"num_head_channels": 64, **heads, **given})
+
+
+@dataclass(frozen=True)
+class Release:
+    """name: of the published file, without ``.pt``; of several with equal structure and settings, the first."""
+
+    project: str
+    name: str
+    structure: Structure
+    unseen: Unseen
+
+
+def _release(project: str, name: str, **settings: Any) -> Release:
+    """settings: an entry of the table."""
+    settings = {**TABLES["projects"][project], **settings}
+    mult = settings.get("channel_mult") or TABLES["channel_mult"][settings["image_size"]]
+    settings["channel_mult"] = tuple(map(float, mult))
+    settings["attention"] = tuple(
+        settings["image_size"] >> level in settings["attention"] for level in range(len(mult))
+    )
+    if text := settings.get("text"):
+        settings["text"] = TextStructure(**text)
+    unseen = {field.name: settings.pop(field.name) for field in fields(Unseen) if field.name in settings}
+    return Release(project, name, Structure(**settings), Unseen(**unseen))
+
+
+RELEASES = tuple(_release(**entry) for entry in TABLES["releases"])
+
+
+def find_release(structure: Structure) -> Release | None:
+    """The published checkpoint with this structure."""
+    return next((release for release in RELEASES if release.structure == structure), None)
 
 
 def is_unet(names: Iterable[str]) -> bool:

@@ -16,13 +16,12 @@ from ...checkpoints.checkpoint import (
     LoadedWeights,
     check_weights,
     load_file,
-    read_archive,
     save_file,
 )
+from ...checkpoints.content import read_archive
 from ...checkpoints.kind import NetworkKind
 from ...checkpoints.kinds import find_kind
-from ...checkpoints.safetensors import read_safetensors
-from ...checkpoints.weights_file import WEIGHTS
+from ...checkpoints.safetensors import WEIGHTS, read_safetensors
 from ...config import to_dict
 from ...distributed.devices import without_values
 from ...errors import InputError
@@ -30,11 +29,11 @@ from ...models.latent.semantic import SEMANTIC_SIZES
 from ...models.latent.stage_a import STAGE_A_SIZES
 from ...models.latent.stage_b import STAGE_B_SIZES
 from ...models.latent.stage_c import STAGE_C_SIZES
+from ...recipes.cascade.companions import named_clip
+from ...recipes.cascade.released_files import converter_of
+from ...recipes.cascade.stages import IMAGE_NAME, TEXT_NAME
 from ...tasks.latent import SEMANTIC
-from .companions import named_clip
 from .import_config import ImportConfig
-from .released_files import converter_of
-from .stages import IMAGE_NAME, TEXT_NAME
 
 SIZES: dict[str, Mapping[str, Any]] = {
     "stage_a": STAGE_A_SIZES,

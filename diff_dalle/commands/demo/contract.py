@@ -134,9 +134,9 @@ def draw_pictures(folder: Path, world: Path, count: int, size: tuple[int, int] |
     """Held-out pictures of a shapes world, by number. size: height and width, None = the world's."""
     from PIL import Image
 
-    from ...shapes.render import render
-    from ...shapes.scenes import scene
-    from ...shapes.shards import read_shapes_config
+    from ...worlds.shapes.render import render
+    from ...worlds.shapes.scenes import scene
+    from ...worlds.shapes.shards import read_shapes_config
 
     config = read_shapes_config(str(world))
     folder.mkdir(exist_ok=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...emoji.font import find_font
+from ...worlds.emoji.font import find_font
 from .contract import Chapter, Demo
 from .networks import Network, Recipe, make_model
 
@@ -29,11 +29,7 @@ CARD = {
 
 def run(demo: Demo) -> Path:
     find_font()  # now, not after the other chapters
-    vocabulary = demo.home / "emoji_vocabulary.txt"
     demo.run("prepare_data.py emoji --out_dir {home}/emoji --image_size 64")
-    demo.run("prepare_data.py inspect --data_dir {home}/emoji/train --grid {home}/emoji_examples.png")
-    learn = f"train_tokenizer.py --data_dir {{home}}/emoji/train --num_merges {MERGES} --out {{vocabulary}}"
-    demo.run(learn, vocabulary=vocabulary)
     data = (demo.home / "emoji" / "train", demo.home / "emoji" / "names")
     networks = {
         "classifier": Network("train_classifier.py --preset emoji_32_classifier", data, 20),
@@ -42,7 +38,7 @@ def run(demo: Demo) -> Path:
     }
     sampling = "--timestep_respacing 20 --upsampler_timestep_respacing 4"
     scoring = "--emoji_dir {home}/emoji --evaluators emoji,retrieval,upsampling"
-    return make_model(demo, Recipe("emoji", networks, vocabulary, PROMPTS, sampling, scoring, CARD))
+    return make_model(demo, Recipe("emoji", networks, data[0], data[0], MERGES, PROMPTS, sampling, scoring, CARD))
 
 
 EMOJI = Chapter("emoji", run, "a generator, a noised CLIP and an upsampler of the emoji of a color font", (100, 3))

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from .contract import RENDER, Chapter, Demo, scoring_precision
-from .networks import Network, trained_file, training_jobs
+from .networks import Network, run_training
 
 PROMPTS = "a large red circle in the top left|a small blue square to the right of a yellow triangle|two green crosses"
 FIRST_STEPS = 360  # of the generator, beside the two other networks
@@ -27,9 +27,8 @@ def run(demo: Demo) -> Path:
         "generator": Network("train_generator.py --preset shapes_32", data, 100, first=(data[0], FIRST_STEPS)),
     }
     logdirs = {name: demo.home / name for name in networks}
-    demo.run_jobs(training_jobs(demo, networks, logdirs))
-    for name, logdir in logdirs.items():
-        shutil.copy(trained_file(logdir), demo.home / f"{name}.pt")
+    for name, file in run_training(demo, networks, logdirs).items():
+        shutil.copy(file, demo.home / f"{name}.pt")
 
     sampled = f"{MODELS} --classifier_scale 0,4 --logdir {{home}}/samples --prompts {{prompts}}"
     demo.run(f"sample.py {sampled}", prompts=PROMPTS)

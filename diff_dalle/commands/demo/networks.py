@@ -52,6 +52,14 @@ def training_jobs(
     return jobs
 
 
+def run_training(
+    demo: Demo, networks: Mapping[str, Network], folders: Mapping[str, Path], common: tuple[object, ...] = ()
+) -> dict[str, Path]:
+    """Train networks, see ``training_jobs``. Returns their checkpoints by name."""
+    demo.run_jobs(training_jobs(demo, networks, folders, common))
+    return {name: trained_file(folder) for name, folder in folders.items()}
+
+
 def trained_file(logdir: Path) -> Path:
     """A run's best checkpoint, or its last EMA where it keeps no best one."""
     *_, last = [*sorted(logdir.glob("ema_*.pt")), *logdir.glob("best.pt")]
@@ -63,13 +71,17 @@ class Recipe:
     """A model that comes along.
 
     networks: by name, one for each of FLAGS; two are trained at a time, and the last one's output is shown.
+    shown:    folder of shards of which examples are shown. captions: one from which the vocabulary of so many merges is
+              learned.
     sampling: flags of sample.py and evaluate.py. scoring: further ones of evaluate.py.
     card:     what only people know about it, as flags of share.py.
     """
 
     name: str
     networks: Mapping[str, Network]
-    vocabulary: Path
+    shown: Path
+    captions: Path
+    merges: int
     prompts: str
     sampling: str
     scoring: str
@@ -78,12 +90,16 @@ class Recipe:
 
 def make_model(demo: Demo, recipe: Recipe) -> Path:
     """Train, sample, score and write the folder ``{name}_model``. Returns the path of the report."""
-    folders = {network: demo.home / f"{recipe.name}_{network}" for network in FLAGS}
-    demo.run_jobs(training_jobs(demo, recipe.networks, folders, ("--bpe_path", recipe.vocabulary)))
-
-    files: dict[str, Any] = {network: trained_file(folder) for network, folder in folders.items()}
+    name, vocabulary = recipe.name, demo.home / f"{recipe.name}_vocabulary.txt"
+    demo.run(
+        "prepare_data.py inspect --data_dir {shown} --grid {home}/{name}_examples.png", shown=recipe.shown, name=name
+    )
+    learn = "train_tokenizer.py --data_dir {captions} --num_merges {merges} --out {vocabulary}"
+    demo.run(learn, captions=recipe.captions, merges=recipe.merges, vocabulary=vocabulary)
+    folders = {network: demo.home / f"{name}_{network}" for network in FLAGS}
+    files: dict[str, Any] = run_training(demo, recipe.networks, folders, ("--bpe_path", vocabulary))
     drawing, classifier = "--model_path {generator} --upsampler_paths {upsampler}", " --classifier_path {classifier}"
-    samples, report, folder = (demo.home / f"{recipe.name}_{what}" for what in ("samples", "report", "model"))
+    samples, report, folder = (demo.home / f"{name}_{what}" for what in ("samples", "report", "model"))
     sampled = f"{drawing} {recipe.sampling} --logdir {{samples}} --prompts {{prompts}}"
     demo.run(f"sample.py {sampled}", samples=samples, prompts=recipe.prompts, **files)
     scored = f"{drawing}{classifier} {recipe.sampling} {recipe.scoring} --report_dir {{report}}"

@@ -35,15 +35,11 @@ CARD = {
 
 
 def run(demo: Demo) -> Path:
-    home, vocabulary = demo.home, demo.home / "shapes_vocabulary.txt"
-    first, small, large = (home / f"shapes_{name}" for name in ("long", "32", "64"))
+    first, small, large = (demo.home / f"shapes_{name}" for name in ("long", "32", "64"))
     for data, size, samples, mix in ((first, 32, 98304, LONG), (small, 32, 131072, SHORT), (large, 64, 16384, SHORT)):
         count = min(samples, 4096) if demo.quick else samples
         render = f"prepare_data.py shapes --out_dir {{data}} --image_size {size} --train_samples {count} {mix}"
         demo.run(render, data=data)
-    demo.run("prepare_data.py inspect --data_dir {home}/shapes_32/train --grid {home}/shapes_examples.png")
-    learn = f"train_tokenizer.py --data_dir {{home}}/shapes_long/train --num_merges {MERGES} --out {{vocabulary}}"
-    demo.run(learn, vocabulary=vocabulary)
 
     at_small, at_large = ((data / "train", data / "val") for data in (small, large))
     narrow = "train_classifier.py --preset shapes_32_classifier --classifier_enc_attn_dim 64"
@@ -57,7 +53,8 @@ def run(demo: Demo) -> Path:
     sampling = "--sampler ancestral --timestep_respacing 20 --upsampler_timestep_respacing 4"
     counts = f"--prompts_per_task {4 if demo.quick else 300} --upsampler_batch_size 32"
     scoring = f"--shapes_dir {{home}}/shapes_64 --evaluators shapes,retrieval,upsampling {counts}"
-    return make_model(demo, Recipe("shapes", networks, vocabulary, PROMPTS, sampling, scoring, CARD))
+    shown, captions = small / "train", first / "train"
+    return make_model(demo, Recipe("shapes", networks, shown, captions, MERGES, PROMPTS, sampling, scoring, CARD))
 
 
 SHAPES = Chapter("shapes", run, "the same of scenes with several objects", (120, 3))

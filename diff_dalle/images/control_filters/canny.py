@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from ...config import option, settings
 from ...errors import Fault, named
 from ...randomness import Draw
-from .contract import ControlFilter, Materials
+from .contract import ControlFilter
 
 TANGENT_SHIFT = 15
 TANGENT = 13573  # tan(22.5°) · 2^15, as OpenCV rounds it
@@ -39,10 +39,8 @@ class CannyFilter(ControlFilter):
     """One channel: 1 on edges, else 0; in between where it is resized."""
 
     params = CannyParams
+    config: CannyParams
     channels = 1
-
-    def __init__(self, params: CannyParams, materials: Materials):
-        self.config = params
 
     def __call__(self, pictures: Tensor, draw: Draw, masks: Tensor | None = None) -> Tensor:
         height, width = pictures.shape[2:]

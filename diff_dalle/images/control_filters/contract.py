@@ -45,9 +45,11 @@ class ControlFilter(ABC):
     takes_masks: ClassVar[bool] = False
     channels: int
     note: str = ""
+    config: Any
 
-    def __init__(self, params: Any, materials: Materials):  # noqa: B027  (most filters need neither)
+    def __init__(self, params: Any, materials: Materials):
         """Raises InputError for materials or packages that are missing."""
+        self.config = params
 
     @abstractmethod
     def __call__(self, pictures: Tensor, draw: Draw, masks: Tensor | None = None) -> Tensor:

@@ -45,10 +45,11 @@ class IdentityFilter(ControlFilter):
     """512 channels for each 32 pixels: the vector of the face there, 0 without one."""
 
     params = IdentityParams
+    config: IdentityParams
     channels = WIDTH
 
     def __init__(self, params: IdentityParams, materials: Materials):
-        self.config = params
+        super().__init__(params, materials)
         self.find: FindFaces = load_plugin("diff_dalle.faces", params.faces, "controlnet_filter_params.faces")
 
     def __call__(self, pictures: Tensor, draw: Draw, masks: Tensor | None = None) -> Tensor:

@@ -13,8 +13,7 @@ from .canny import CannyFilter
 from .contract import ControlFilter, Materials
 from .identity import IdentityFilter
 from .inpainting import InpaintFilter
-from .ready import PictureFilter, ReadyFilter
-from .super_resolution import PixelatedFilter, SemanticPixelatedFilter
+from .pictures import PictureFilter, PixelatedFilter, ReadyFilter, SemanticPixelatedFilter
 
 GROUP = "diff_dalle.control_filters"
 FILTERS: dict[str, type[ControlFilter]] = {

@@ -12,12 +12,12 @@ from script_running import run as run_script
 
 from diff_dalle.checkpoints.checkpoint import load_file
 from diff_dalle.checkpoints.loading import open_network
-from diff_dalle.commands.cascade.companions import identity_of
-from diff_dalle.commands.cascade.reading import inferred_kind, parse_cascade
 from diff_dalle.commands.info import describe_file
-from diff_dalle.commands.training import train
+from diff_dalle.commands.training_kinds import inferred_kind, parse_cascade
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.errors import InputError
+from diff_dalle.recipes.cascade.companions import identity_of
+from diff_dalle.recipes.train import train
 
 QUIET = ("loop.preview_samples", 0)
 # The documented example, at another size: its keys and no others, but for what makes it quick.
@@ -73,7 +73,7 @@ def example(folder, world, frozen, path, **changes) -> str:
 
 def train_example(folder, world, frozen, path, **changes):
     settings = parse_cascade([example(folder, world, frozen, path, **changes)])
-    train(settings, ALONE)
+    train(settings.recipe(), ALONE)
     return settings
 
 
@@ -130,7 +130,7 @@ def test_a_threshold_of_no_saliency_is_told(tmp_path, world, frozen, base, capsy
     params = {"p_outpaint": 0.4}
     for given, told in ((params, 0), ({**params, "thresold": [0.04, 0.4]}, 1)):
         changes = {"controlnet_filter": "InpaintFilter", "controlnet_filter_params": given}
-        parse_cascade([example(tmp_path, world, frozen, base, **changes)]).settled(ALONE)
+        parse_cascade([example(tmp_path, world, frozen, base, **changes)]).recipe().open(ALONE)
         assert (
             capsys.readouterr().out.count("Note: controlnet_filter_params has a threshold of saliency, which") == told
         )
@@ -206,11 +206,12 @@ def test_a_base_whose_text_a_clip_encodes(tmp_path, world, frozen):
 
 
 def test_only_what_concerns_training_may_differ_from_the_process_of_the_base(tmp_path, world, frozen, base):
-    run_ = parse_cascade([example(tmp_path, world, frozen, base, offset_noise=0.1)]).settled(ALONE)
+    run_ = parse_cascade([example(tmp_path, world, frozen, base, offset_noise=0.1)]).recipe().open(ALONE).settings
     own = open_network(base, "stage_c").settings.diffusion
     assert run_.diffusion == replace(own, offset_noise=0.1, loss_weighting=("p2",)) and own.offset_noise == 0
     with pytest.raises(InputError, match="diffusion.log_snr_schedule is sqrt, but the base|log_snr_schedule is sqrt"):
-        parse_cascade([example(tmp_path, world, frozen, base, diffusion={"log_snr_schedule": "sqrt"})]).settled(ALONE)
+        run_ = parse_cascade([example(tmp_path, world, frozen, base, diffusion={"log_snr_schedule": "sqrt"})])
+        run_.recipe().open(ALONE)
 
 
 @pytest.mark.parametrize(
@@ -239,12 +240,12 @@ def test_only_what_concerns_training_may_differ_from_the_process_of_the_base(tmp
 )
 def test_bad_files_are_refused(tmp_path, world, frozen, base, changes, message):
     with pytest.raises(InputError, match=message):
-        parse_cascade([example(tmp_path, world, frozen, base, **changes)]).settled(ALONE)
+        parse_cascade([example(tmp_path, world, frozen, base, **changes)]).recipe().open(ALONE)
 
 
 def test_other_files_are_no_bases(tmp_path, world, frozen):
     with pytest.raises(InputError, match="holds a semantic, but a stage_c is required here"):
-        parse_cascade([example(tmp_path, world, frozen, frozen["effnet_checkpoint_path"])]).settled(ALONE)
+        parse_cascade([example(tmp_path, world, frozen, frozen["effnet_checkpoint_path"])]).recipe().open(ALONE)
 
 
 def test_a_controlnets_keys_are_refused_elsewhere(tmp_path, world, frozen):

@@ -5,10 +5,10 @@ import yaml
 from cascade_file_making import COMMON, content, read, write_file
 from refusing import refused
 
-from diff_dalle.commands.cascade.reading import parse_cascade
+from diff_dalle.checkpoints.kinds import TRAINING_COMMANDS
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.sources import preset_names, preset_text
-from diff_dalle.commands.training_commands import TRAINING_COMMANDS
+from diff_dalle.commands.training_kinds import parse_cascade
 from diff_dalle.distributed.launch import ProcessInfo
 from diff_dalle.distributed.sharding_config import ShardingConfig
 from diff_dalle.distributed.world import World
@@ -64,12 +64,13 @@ def documented(tmp_path, text: str = DOCUMENTED, *flags: str):
 def test_every_documented_key_arrives_where_it_works(tmp_path):
     run = documented(tmp_path)
     assert run.kind == "stage_c" and run.model == STAGE_C_SIZES["3.6B"]  # what is trained follows from the version
-    assert run.training.logdir == "/path/to/checkpoint/stage_c_3b_base"
-    tracking = run.tracking
+    recipe = run.recipe()
+    assert recipe.training.logdir == "/path/to/checkpoint/stage_c_3b_base"
+    tracking = recipe.tracking
     assert (tracking.wandb_project, tracking.wandb_entity) == ("StableCascade", "wandb_username")
     assert tracking.wandb_run_name == "stage_c_3b_base" and "wandb" in tracking.trackers
     assert tracking.samples_dir == "/path/to/output/stage_c_3b_base"
-    training, optim, data = run.training, run.optim, run.data_config
+    training, optim, data = recipe.training, recipe.optims[""], recipe.data
     assert (training.batch_size, training.iterations, training.save_interval) == (256, 500_000, 2000)
     assert (training.backup_interval, training.precision) == (50_000, "bf16")
     assert training.init_checkpoint == ("models/stage_c_bf16.pt",)
@@ -86,8 +87,9 @@ def test_every_documented_key_arrives_where_it_works(tmp_path):
 def test_what_is_left_out_is_off(tmp_path):
     lines = [line for line in DOCUMENTED.splitlines() if not line.startswith(("ema_", "wandb", "multi", "adaptive"))]
     run = documented(tmp_path, "\n".join(lines))
-    assert run.optim.ema_rate == () and "wandb" not in run.tracking.trackers
-    assert run.data_config.aspect.multi_aspect_ratio == () and run.diffusion.loss_weighting == ("p2",)
+    recipe = run.recipe()
+    assert recipe.optims[""].ema_rate == () and "wandb" not in recipe.tracking.trackers
+    assert recipe.data.aspect.multi_aspect_ratio == () and run.diffusion.loss_weighting == ("p2",)
 
 
 def test_a_size_is_completed_by_what_the_file_says(tmp_path):
@@ -220,12 +222,12 @@ def world_of(size: int) -> World:
 
 def test_the_batch_is_that_of_all_processes(tmp_path):
     run = read("stage_a", tmp_path, "w", ("batch_size", 12), ("grad_accum_steps", 2))
-    assert (run.training.batch_size, run.training.microbatch) == (12, 6)
-    run = run.settled(world_of(3))
-    assert (run.training.batch_size, run.training.microbatch) == (4, 2)
-    run.check_world(world_of(3))
+    for processes, expected in ((1, (12, 6)), (3, (4, 2))):
+        training = run.recipe(processes).training
+        assert (training.batch_size, training.microbatch) == expected
+    run.recipe(3).open(world_of(3))
     with refused(r"batch_size is 12, but must be a multiple of 8: the processes \(4\)"):
-        run.check_world(world_of(4))
+        run.recipe(4).open(world_of(4))
 
 
 def test_weights_are_sharded_as_the_file_says(tmp_path):
@@ -233,7 +235,7 @@ def test_weights_are_sharded_as_the_file_says(tmp_path):
 
     def sharding(*settings):
         given = [(name, "x.pt") for name in ("effnet_checkpoint_path", "stage_a_checkpoint_path")]
-        return read("stage_b", tmp_path, "w", *given, *settings).training.sharding
+        return read("stage_b", tmp_path, "w", *given, *settings).recipe().training.sharding
 
     assert sharding() == ShardingConfig() and sharding(("use_fsdp", False)) == ShardingConfig()
     assert sharding(("use_fsdp", True)) == ShardingConfig("fsdp")

@@ -13,11 +13,10 @@ from safetensors.torch import save_file
 from script_running import run as run_script
 
 from diff_dalle.checkpoints.checkpoint import load_file
+from diff_dalle.checkpoints.kinds import TRAINING_COMMANDS
 from diff_dalle.checkpoints.loading import open_network
-from diff_dalle.commands.cascade.reading import parse_cascade
 from diff_dalle.commands.command_line import parse
-from diff_dalle.commands.training import train
-from diff_dalle.commands.training_commands import TRAINING_COMMANDS
+from diff_dalle.commands.training_kinds import parse_cascade
 from diff_dalle.distributed import devices
 from diff_dalle.distributed.rendezvous import ProcessInfo
 from diff_dalle.distributed.world import ALONE, World
@@ -25,6 +24,7 @@ from diff_dalle.errors import InputError
 from diff_dalle.models.latent.stage_a import StageAConfig
 from diff_dalle.models.latent.stage_b import STAGE_B_SIZES
 from diff_dalle.models.latent.stage_c import STAGE_C_SIZES
+from diff_dalle.recipes.train import train
 from diff_dalle.training.loop import Diverged, TrainLoop
 
 QUIET = ("loop.preview_samples", 0)
@@ -141,14 +141,15 @@ def test_every_published_file_is_read_as_it_is(tmp_path, name):
     run, (kind, version, *numbers, fsdp) = parsed(tmp_path, example(name)), EXAMPLES[name]
     batch, pixels, ratios, accumulated, updates, backup, save = map(yaml.safe_load, numbers)
     assert (run.kind, run.model_version, run.image_size) == (kind, version, pixels)
-    training, tracking = run.training, run.tracking
+    recipe = run.recipe()
+    training, tracking, optim = recipe.training, recipe.tracking, recipe.optims[""]
     assert (training.batch_size, training.microbatch, training.iterations) == (batch, batch // accumulated, updates)
     assert (training.save_interval, training.backup_interval) == (save, backup)
     assert training.sharding.parallel == ("fsdp" if fsdp == "True" else "ddp")
     assert training.logdir == f"/path/to/checkpoint/{name}" and tracking.samples_dir == f"/path/to/output/{name}"
     assert (tracking.wandb_project, tracking.wandb_entity) == ("StableCascade", "wandb_username")
-    assert (run.optim.lr, run.optim.ema_rate, run.optim.ema_start, run.optim.ema_every) == (1e-4, (0.9,), 5000, 100)
-    assert run.data_config.aspect.multi_aspect_ratio == (tuple(RATIOS) if ratios else ())
+    assert (optim.lr, optim.ema_rate, optim.ema_start, optim.ema_every) == (1e-4, (0.9,), 5000, 100)
+    assert recipe.data.aspect.multi_aspect_ratio == (tuple(RATIOS) if ratios else ())
     first, _, last = run.webdataset_path
     assert first == "s3://path/to/your/first/dataset/on/s3" and last == "file:/path/to/your/local/dataset.tar"
     assert run.effnet_checkpoint_path == "models/effnet_encoder.safetensors"
@@ -252,9 +253,9 @@ def test_other_formats_of_checkpoints_are_refused(tmp_path):
     with refused("checkpoint_extension is 'ckpt', but must be one of pt, safetensors"):
         read("semantic", tmp_path, "w", ("checkpoint_extension", "ckpt"))
     sharded = read("semantic", tmp_path, "w", ("checkpoint_extension", "safetensors"), ("use_fsdp", True))
-    sharded.check_world(ALONE)
+    sharded.recipe().open(ALONE)
     with pytest.raises(InputError, match="checkpoint_extension is safetensors, but weights that are divided among"):
-        sharded.check_world(World(ProcessInfo("mpi", 0, 2), "cpu"))
+        sharded.recipe(2).open(World(ProcessInfo("mpi", 0, 2), "cpu"))
 
 
 def test_a_folder_of_files_for_processes_is_noted_once(tmp_path, world, capsys):
@@ -270,7 +271,7 @@ def test_a_missing_wandb_is_told_before_any_work(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "wandb", None)
     words = r"tracker wandb needs a package .* `pip install 'diff_dalle\[wandb\]'`, or remove wandb from wandb_project$"
     with pytest.raises(InputError, match=words):
-        train(read("semantic", tmp_path, "nowhere", ("wandb_project", "p")), ALONE)
+        train(read("semantic", tmp_path, "nowhere", ("wandb_project", "p")).recipe(), ALONE)
     assert capsys.readouterr().out == "" and not (tmp_path / "run").exists()
     path = write_file("semantic", tmp_path, "nowhere", ("wandb_project", "p"))
     result = run_script("train_cascade.py", path, "--dry_run", ok=False)
@@ -309,7 +310,7 @@ def test_public_files_are_named_with_the_command_that_converts_them(tmp_path, fr
         setting, path = named or changes[-1]
         said = f"{setting} is {path}, which holds the weights of a public network: make a checkpoint of it by "
         with pytest.raises(InputError) as found:
-            train(read(kind, tmp_path, "nowhere", *changes), ALONE)
+            train(read(kind, tmp_path, "nowhere", *changes).recipe(), ALONE)
         assert str(found.value).startswith(f"{said}scripts/import_cascade.py --stage {command}"), kind
     assert capsys.readouterr().out == ""
     lora = read_lora(tmp_path, [*good_c, (generator, paths["stage_c"])])
@@ -326,12 +327,11 @@ def read_lora(folder, changes) -> str:
 
 
 def test_own_files_and_missing_ones_are_left_to_what_reads_them(tmp_path, world, frozen):
-    read("stage_b", tmp_path, world, *frozen_of("stage_b", frozen)).check_world(ALONE)
+    read("stage_b", tmp_path, world, *frozen_of("stage_b", frozen)).recipe().open(ALONE)
     for path in ("nowhere.pt", "nowhere.safetensors", str(tmp_path)):
         settings = read("stage_c", tmp_path, world, ("effnet_checkpoint_path", path))
-        settings.check_world(ALONE)
         with pytest.raises(InputError):
-            settings.settled(ALONE)
+            settings.recipe().open(ALONE)
 
 
 # ------------------------------------------------------------------------------------------- messages of shared code

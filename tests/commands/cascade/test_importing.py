@@ -128,13 +128,13 @@ def test_a_run_reads_a_clip_as_its_initial_weights_were_trained(tmp_path, world,
     found = {}
     for name, more in {"none": [], "same": [first], "unit": [first, "unit"]}.items():
         keys = ("generator_checkpoint_path", "clip_outputs")
-        settled = read("stage_c", tmp_path / name, world, *changes, *zip(keys, more, strict=False)).settled(ALONE)
-        assert settled.opened.text_clip.outputs == settled.trained_with.text_clip.outputs
-        found[name] = settled.trained_with.text_clip.outputs
+        session = read("stage_c", tmp_path / name, world, *changes, *zip(keys, more, strict=False)).recipe().open(ALONE)
+        found[name] = session.settings.trained_with.text_clip.outputs
+        assert session.text_clip.outputs == found[name]
     assert found == {"none": "unit", "same": "released", "unit": "unit"}
     with pytest.raises(InputError, match="clip_text_model_name is ViT-B-32/openai, whose weights are .*, but the run"):
         again = [("trained_with", to_dict(open_network(first, "stage_c").settings.trained_with))]
-        read("stage_c", tmp_path / "b", world, *changes, *again).settled(ALONE)
+        read("stage_c", tmp_path / "b", world, *changes, *again).recipe().open(ALONE)
 
 
 @pytest.mark.usefixtures("_torchvision")
@@ -157,7 +157,7 @@ def test_weights_of_torchvision_begin_a_semantic_encoder(tmp_path):
     world = make_world(tmp_path / "shards")
     changes = [("model", dict(vars(S))), ("image_size", 64), ("loop.preview_samples", 0), ("updates", 1)]
     with pytest.raises(InputError, match="there are no weights for it: write a checkpoint with them by import_cascade"):
-        read("semantic", tmp_path, world, *changes).check_world(ALONE)
+        read("semantic", tmp_path, world, *changes).recipe().open(ALONE)
     run("semantic", tmp_path, world, *changes, ("generator_checkpoint_path", path))
     start, end = (load_file(str(each))["state"] for each in (path, tmp_path / "run" / "model000001.pt"))
     moved = {name.partition(".")[0] for name in start if not torch.equal(start[name], end[name])}

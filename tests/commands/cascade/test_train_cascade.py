@@ -19,12 +19,12 @@ from shard_making import encoded, random_image, tar_bytes
 
 from diff_dalle.checkpoints.checkpoint import load_file
 from diff_dalle.checkpoints.loading import open_network
-from diff_dalle.commands.cascade.companions import identity_of, load_semantic, load_stage_a
 from diff_dalle.commands.info import describe_file
 from diff_dalle.commands.sources import preset_text
-from diff_dalle.commands.training import train
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.errors import InputError
+from diff_dalle.recipes.cascade.companions import identity_of, load_semantic, load_stage_a
+from diff_dalle.recipes.train import train
 
 KINDS = ("stage_a", "semantic", "stage_b", "stage_c")
 QUIET = ("loop.preview_samples", 0)
@@ -145,16 +145,16 @@ def test_networks_that_do_not_fit_are_refused_before_training(tmp_path, world, f
         (("effnet_checkpoint_path", frozen["stage_a_checkpoint_path"]), "holds a stage_a, but a semantic is required"),
     ):
         with pytest.raises(InputError, match=message):
-            read("stage_b", tmp_path, world, *changes, change).settled(ALONE)
+            read("stage_b", tmp_path, world, *changes, change).recipe().open(ALONE)
     with pytest.raises(InputError, match="model.channels is 3, but the latents of the semantic encoder have 16"):
-        read("stage_c", tmp_path, world, *frozen_of("stage_c", frozen), ("model.channels", 3)).settled(ALONE)
+        read("stage_c", tmp_path, world, *frozen_of("stage_c", frozen), ("model.channels", 3)).recipe().open(ALONE)
 
 
 def test_levels_at_half_the_resolution_need_no_even_sides(tmp_path, world, frozen):
     """40 pixels are 5 positions of the semantic latents."""
     changes = (("image_size", 40), ("model.switch_level", [True]), ("updates", 1))
     settings = run("stage_c", tmp_path, world, *frozen_of("stage_c", frozen), *changes)
-    assert settings.settled(ALONE).size_multiple == 8
+    assert settings.recipe().open(ALONE).settings.trained_with.semantic_stride == 8
 
 
 # ----------------------------------------------------------------------------------------------------------------- text
@@ -196,7 +196,8 @@ def test_a_frozen_clip_encodes_text_and_images(tmp_path, world, frozen, clip):
 )
 def test_a_clip_that_does_not_fit_is_refused(tmp_path, world, frozen, clip, change, message):
     with pytest.raises(InputError, match=message):
-        read("stage_c", tmp_path, world, *frozen_of("stage_c", frozen), *clip_changes(clip), change).settled(ALONE)
+        settings = read("stage_c", tmp_path, world, *frozen_of("stage_c", frozen), *clip_changes(clip), change)
+        settings.recipe().open(ALONE)
 
 
 # ------------------------------------------------------------------------------------------------- the documented keys
@@ -205,10 +206,11 @@ def test_a_clip_that_does_not_fit_is_refused(tmp_path, world, frozen, clip, chan
 def test_the_discriminator_has_an_optimizer_of_its_own(tmp_path, world):
     """Without weight decay, which would move it before it begins."""
     for given, expected in ((None, 1e-3), (0.25, 0.25)):
-        settings = read("stage_a", tmp_path, world, ("autoencoding.discriminator_lr", given), QUIET).settled(ALONE)
-        (trainee,) = settings.build_trainees(None, settings.build_loader(None, ALONE), ALONE)
+        settings = read("stage_a", tmp_path, world, ("autoencoding.discriminator_lr", given), QUIET)
+        session = settings.recipe().open(ALONE)
+        (trainee,) = session.trainees(session.both_loaders[0])
         own, other = (trainee.optimizations[part].config for part in ("", "discriminator"))
-        assert (own.lr, own.weight_decay, own.ema_rate) == (1e-3, 0.01, settings.optim.ema_rate)
+        assert (own.lr, own.weight_decay, own.ema_rate) == (1e-3, 0.01, session.recipe.optims[""].ema_rate)
         assert (other.lr, other.weight_decay, other.ema_rate) == (expected, 0.0, ())
 
 
@@ -290,8 +292,8 @@ def test_captions_and_the_loss_by_log_snr_need_no_held_out_data(tmp_path, world,
     assert torch.equal(weights(shown / "model000004.pt"), weights(quiet / "model000004.pt"))
     assert (shown / "training_loss_by_log_snr.png").is_file() and not (shown / "loss_by_log_snr.png").exists()
     assert not (quiet / "training_loss_by_log_snr.png").exists()
-    settings = read(kind, tmp_path, world, *frozen_of(kind, frozen)).settled(ALONE)
-    first = settings.build_loader(settings.build_tokenizer(), ALONE)
+    settings = read(kind, tmp_path, world, *frozen_of(kind, frozen)).recipe().open(ALONE)
+    first = settings.both_loaders[0]
     lines = (tmp_path / "shown" / "out" / "run" / "samples_table.txt").read_text().splitlines()
     keys = [int(first.describe(position).rpartition(" ")[2]) for position in range(2)]
     assert lines == [f"picture {key}" for key in keys]
@@ -307,8 +309,8 @@ def test_batches_of_several_aspect_ratios(tmp_path, frozen, kind):
     ratios = [*RATIOS, ("bucketeer_random_ratio", 0.0)]
     held_out = [("data.val_path", tall), ("loop.eval_interval", 2), ("loop.eval_samples", 8)]
     run(kind, tmp_path, tall, *frozen_of(kind, frozen), *ratios, *held_out)
-    settings = read(kind, tmp_path, tall, *frozen_of(kind, frozen), *ratios).settled(ALONE)
-    data = settings.build_loader(settings.build_tokenizer(), ALONE)
+    settings = read(kind, tmp_path, tall, *frozen_of(kind, frozen), *ratios).recipe().open(ALONE)
+    data = settings.both_loaders[0]
     batches = data.batches(0)
     sizes = {next(batches).images.shape[2:] for _ in range(8)}
     assert sizes == {(16, 40), (40, 16)}
@@ -364,7 +366,7 @@ def test_training_of_text_without_captions_is_refused(tmp_path, frozen):
     (tmp_path / "shards").mkdir()
     (tmp_path / "shards" / "0.tar").write_bytes(tar_bytes(files))
     with pytest.raises(InputError, match="caption"):
-        train(read("stage_c", tmp_path, str(tmp_path / "shards"), *frozen_of("stage_c", frozen)), ALONE)
+        train(read("stage_c", tmp_path, str(tmp_path / "shards"), *frozen_of("stage_c", frozen)).recipe(), ALONE)
     run("semantic", tmp_path / "s", str(tmp_path / "shards"), QUIET)
 
 
@@ -373,4 +375,4 @@ def test_a_missing_open_clip_is_named_with_its_extra(tmp_path, world, frozen, mo
     monkeypatch.setitem(sys.modules, "open_clip", None)
     text = [("model", {**UNET, "text": {"enc_attn_dim": 0, "text_length": 77}, "pixel_channels": 0})]
     with pytest.raises(InputError, match=r"requires the package open-clip: pip install 'diff_dalle\[clip\]'"):
-        read("stage_b", tmp_path, world, *frozen_of("stage_b", frozen), *text).settled(ALONE)
+        read("stage_b", tmp_path, world, *frozen_of("stage_b", frozen), *text).recipe().open(ALONE)

@@ -11,15 +11,16 @@ from checkpoint_making import make_classifier_file
 from decoder_file_making import UNET, make_world, read_run_file, write_file
 from PIL import Image
 
-from diff_dalle.commands.decoder.evaluating import compared
-from diff_dalle.commands.decoder.report import describe_decoder
-from diff_dalle.commands.training import train
+from diff_dalle.commands.decoder_report import describe_decoder
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.embeddings.clip import load_clip
 from diff_dalle.embeddings.computing import EmbeddingsConfig, compute_embeddings
 from diff_dalle.errors import InputError
 from diff_dalle.evaluation.inception import URL
 from diff_dalle.evaluation.perceptual import URLS
+from diff_dalle.recipes.decoder import open_decoder
+from diff_dalle.recipes.decoders.evaluating import compared
+from diff_dalle.recipes.train import train
 from diff_dalle.training.loop import evaluating
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -40,12 +41,12 @@ def working_directory(tmp_path, monkeypatch):
 
 
 def settled(path):
-    return read_run_file(path).settled(ALONE)
+    return open_decoder(read_run_file(path).recipe(), ALONE)
 
 
 def randomized(run):
     """Its trainees with weights that do not predict 0."""
-    trainees = run.build_trainees(None, run.opened.val, ALONE)
+    trainees = run.session.trainees(run.val)
     torch.manual_seed(0)
     for trainee in trainees:
         for parameter in trainee.task.model.parameters():
@@ -69,7 +70,7 @@ def test_scales_differ_in_grids_and_metrics_and_are_as_if_alone(tmp_path, world)
         trainees = randomized(run)
         with evaluating(trainees):
             grids[str(scales)] = trainees[0].task.previews()["samples"]
-            values[str(scales)] = run.measure(trainees, ALONE)()
+            values[str(scales)] = run.session.measure(trainees)()
     alone, both = [grids["1"], grids["3"]], grids["[1, 3]"]
     step = 96 + 4  # of a cell and its margin
     assert alone[0].shape[1] == 4 * step + 4 and both.shape[1] == 6 * step + 4  # two samples in a row
@@ -97,7 +98,7 @@ def test_no_more_images_are_measured_than_there_are(tmp_path, world, capsys):
         run = settled(write_file(tmp_path, ("evaluate", metrics), world=world))
         trainees = randomized(run)
         with evaluating(trainees):
-            measure = run.measure(trainees, ALONE)
+            measure = run.session.measure(trainees)
             found.append((measure.count, measure()))
         assert "every subset is the whole of 5 images" in capsys.readouterr().out
     assert found[0] == found[1] and found[0][0] == 5
@@ -106,7 +107,7 @@ def test_no_more_images_are_measured_than_there_are(tmp_path, world, capsys):
 def test_compared_scales_reach_the_folder_and_the_trackers(tmp_path, world):
     changes = [("train.cond_scale", [1, 3]), ("evaluate", EVERY), ("train.epochs", 1)]
     log = ("tracker.log", [{"log_type": "console"}, {"log_type": "tensorboard"}])
-    train(read_run_file(write_file(tmp_path, *changes, log, world=world)), ALONE)
+    train(read_run_file(write_file(tmp_path, *changes, log, world=world)).recipe(), ALONE)
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(next((tmp_path / "run").rglob("events.out.tfevents*")).parent)).Reload()
@@ -127,14 +128,14 @@ def test_compared_scales_reach_the_folder_and_the_trackers(tmp_path, world):
 def test_the_originals_are_not_shown_twice_beside_the_first_unet(tmp_path, world):
     unets = [("decoder.unets", [UNET, UNET]), ("decoder.image_sizes", [8, 16]), ("train.n_sample_images", 1)]
     run = settled(write_file(tmp_path, *unets, world=world))
-    first, second = (trainee.task.eval() for trainee in run.build_trainees(None, run.opened.val, ALONE))
+    first, second = (trainee.task.eval() for trainee in run.session.trainees(run.val))
     with torch.no_grad():
         assert [task.previews()["samples"].shape[1] for task in (first, second)] == [204, 304]
 
 
 def test_grids_have_no_more_images_than_there_are_samples(tmp_path, world):
     run = settled(write_file(tmp_path, ("train.n_sample_images", 50), world=world))
-    (trainee,) = run.build_trainees(None, run.opened.val, ALONE)
+    (trainee,) = run.session.trainees(run.val)
     assert len(trainee.task.preview.captions) == 5
 
 
@@ -150,18 +151,18 @@ def test_the_clip_of_computed_embeddings_measures_too(tmp_path):
     found = []
     for more in ([], [named]):
         run = settled(write_file(tmp_path, *changes, *more, world=world))
-        trainees = run.build_trainees(None, run.opened.val, ALONE)
+        trainees = run.session.trainees(run.val)
         with evaluating(trainees):
-            found.append(run.measure(trainees, ALONE)())
+            found.append(run.session.measure(trainees)())
     identity = load_clip("diff_dalle", clip, "cpu").identity
     assert [*found[0]] == [f"FID (clip {identity})"] and found[0] == found[1]
     make_classifier_file(tmp_path, noised=False, classifier_depth=2)
     with pytest.raises(InputError, match=f"the embeddings are by .*{identity}"):
-        settled(write_file(tmp_path, *changes, world=world)).metrics(ALONE)
+        settled(write_file(tmp_path, *changes, world=world)).metrics()
     record = folder / "img_emb" / "embeddings.json"
     record.write_text(record.read_text().replace(clip, f"pipe:touch {tmp_path / 'made'}"))
     with pytest.raises(InputError, match="the CLIP of the embeddings is not at pipe:touch"):
-        settled(write_file(tmp_path, *changes, world=world)).metrics(ALONE)
+        settled(write_file(tmp_path, *changes, world=world)).metrics()
     assert not (tmp_path / "made").exists()
     foreign = tmp_path / "foreign"
     foreign.mkdir()
@@ -169,7 +170,7 @@ def test_the_clip_of_computed_embeddings_measures_too(tmp_path):
         np.save(foreign / f"e_{number:02d}.npy", np.load(path))
     foreign_rows = [("data.img_embeddings_url", str(foreign)), ("data.index_width", 0)]
     with pytest.raises(InputError, match="not recorded which CLIP made the embeddings: name it as decoder.clip"):
-        settled(write_file(tmp_path, unet, metrics, *foreign_rows, world=world)).metrics(ALONE)
+        settled(write_file(tmp_path, unet, metrics, *foreign_rows, world=world)).metrics()
 
 
 # ------------------------------------------------------------------------------- the reference's own configuration
@@ -194,7 +195,7 @@ def reference(tmp_path):
 
 
 def test_what_metrics_lack_is_said_at_once_and_by_the_check(reference):
-    for start in (lambda run: describe_decoder(run, ALONE), lambda run: train(run, ALONE)):
+    for start in (lambda run: describe_decoder(run, ALONE), lambda run: train(run.recipe(), ALONE)):
         with pytest.raises(InputError) as error:
             start(read_run_file(reference()))
         for words in ("torch-fidelity", URL, "torchvision", URLS["vgg"], "pip install 'diff_dalle[eval]'"):
@@ -217,7 +218,7 @@ def test_the_reference_configuration_runs(reference, tmp_path, monkeypatch):
     text = describe_decoder(read_run_file(path), ALONE)
     assert "Metrics of 2 images of the split val after each validation: FID, IS, KID, LPIPS." in text
     assert "| train | 8 | 40 |" in text and not (tmp_path / "run").exists()
-    train(read_run_file(path), ALONE)
+    train(read_run_file(path).recipe(), ALONE)
     rows = [json.loads(line) for line in (tmp_path / "run" / "progress.jsonl").read_text().splitlines()]
     measured = [row for row in rows if "FID" in row]
     assert [row["step"] for row in measured] == [2]  # once, at the end of the only epoch
@@ -236,7 +237,7 @@ def test_the_check_says_what_is_in_the_way(reference, tmp_path):
         file["decoder"]["timesteps"] = 2
 
     path = reference(without_metrics)
-    train(read_run_file(path), ALONE)
+    train(read_run_file(path).recipe(), ALONE)
     with pytest.raises(InputError, match="holds a run after 1 step"):
         describe_decoder(read_run_file(path), ALONE)
     replaced = read_run_file(path, "--set", "tracker.overwrite_data_path=True")

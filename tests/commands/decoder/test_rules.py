@@ -8,9 +8,9 @@ from checkpoint_making import make_classifier_file, make_file
 from decoder_file_making import UNET, changed, read_run_file, write_file
 
 from diff_dalle.commands.command_line import parse
-from diff_dalle.commands.train_decoder import DecoderRun
 from diff_dalle.config import to_dict
 from diff_dalle.errors import InputError
+from diff_dalle.recipes.decoder import DecoderRun
 
 CONFIGS = Path(__file__).parent / "configs"
 CLIP = {"make": "diff_dalle", "model": "clip.pt"}
@@ -30,11 +30,12 @@ def test_the_documented_example_is_read_as_it_is():
     run = parse(DecoderRun, ["--preset", "decoder_example"])
     assert run.decoder.unets[0].attn_heads == 16 and run.data.splits.train == 0.75 and run.trained == [0]
     assert [each.name for each in run.data.preprocessing] == ["RandomResizedCrop", "ToTensor"]
-    (optim,) = run.optims
+    recipe = run.recipe()
+    (optim,) = recipe.optims.values()
     assert (optim.lr, optim.weight_decay, optim.grad_clip, optim.adam_beta2) == (1e-4, 0.01, 0.5, 0.99)
     assert optim.ema_rate[0] == pytest.approx(0.99**0.1, abs=1e-6)
-    assert run.training.precision == "fp32" and run.launching.device == "cuda"
-    assert run.tracking.trackers == ("console", "log", "csv", "jsonl", "samples", "wandb")
+    assert recipe.training.precision == "fp32" and recipe.distributed.device == "cuda"
+    assert recipe.tracking.trackers == ("console", "log", "csv", "jsonl", "samples", "wandb")
 
 
 def test_the_smoke_test_is_read_as_it_is():
@@ -169,12 +170,13 @@ def test_lists_are_for_each_unet(tmp_path):
         ("train.cosine_decay_max_steps", [None, None, 100]), ("train.cond_scale", [3, 1, 1]),
     ]  # fmt: skip
     run = read_run_file(write_file(tmp_path, *changes, world="{}.tar"))
-    assert [optim.lr for optim in run.optims] == [1e-3, 2e-3, 3e-3] and run.trained == [0, 2]
-    assert [optim.weight_decay for optim in run.optims] == [0.5] * 3
-    assert [optim.warmup_steps for optim in run.optims] == [0, 5, 6]
-    assert [optim.grad_clip for optim in run.optims] == [1, 0, 2]
-    assert [optim.ema_rate for optim in run.optims] == [(0.9,), (0.8,), (0.7,)]
-    assert [(optim.lr_anneal_steps, optim.lr_anneal) for optim in run.optims] == [(0, "cosine")] * 2 + [(100, "cosine")]
+    optims = list(run.recipe().optims.values())
+    assert [optim.lr for optim in optims] == [1e-3, 2e-3, 3e-3] and run.trained == [0, 2]
+    assert [optim.weight_decay for optim in optims] == [0.5] * 3
+    assert [optim.warmup_steps for optim in optims] == [0, 5, 6]
+    assert [optim.grad_clip for optim in optims] == [1, 0, 2]
+    assert [optim.ema_rate for optim in optims] == [(0.9,), (0.8,), (0.7,)]
+    assert [(optim.lr_anneal_steps, optim.lr_anneal) for optim in optims] == [(0, "cosine")] * 2 + [(100, "cosine")]
     assert [run.train.scales(i, 3, True) for i in range(3)] == [(3,), (1,), (1,)]
 
 
@@ -197,7 +199,7 @@ def test_scales_to_compare(tmp_path, given, count, expected):
     """A list in place of a scale; for a single U-Net, any list. The second U-Net drops nothing."""
     changes = [("decoder.unets", [UNET] * count), ("decoder.image_sizes", [8, 16][:count])]
     run = read_run_file(write_file(tmp_path, *changes, ("train.cond_scale", given), world="{}.tar"))
-    assert [run._scales(i) for i in range(count)] == expected
+    assert [run.scales(i) for i in range(count)] == expected
 
 
 def test_set_reaches_every_section(tmp_path):
@@ -212,16 +214,16 @@ def test_set_reaches_every_section(tmp_path):
 
 def test_the_device_is_that_of_the_file_or_the_flag(tmp_path):
     path = write_file(tmp_path, ("train.device", "cpu"), world="{}.tar")
-    assert read_run_file(path).launching.device == "cpu"
-    assert read_run_file(path, "--device", "cpu").launching.device == "cpu"
-    assert read_run_file(path, "--device", "cuda").launching.device == "cuda"  # a flag overrides a file
+    assert read_run_file(path).recipe().distributed.device == "cpu"
+    assert read_run_file(path, "--device", "cpu").recipe().distributed.device == "cpu"
+    assert read_run_file(path, "--device", "cuda").recipe().distributed.device == "cuda"  # a flag overrides a file
     path = write_file(tmp_path, ("train.device", "auto"), world="{}.tar")
-    assert read_run_file(path, "--device", "cuda").launching.device == "cuda"
+    assert read_run_file(path, "--device", "cuda").recipe().distributed.device == "cuda"
 
 
 def test_a_run_is_recorded_without_its_place(tmp_path):
     run = read_run_file(write_file(tmp_path, world="{}.tar"))
-    config = run.identity(None).config
+    config = run.without_place(to_dict(run))
     assert "data_path" not in config["tracker"] and config["decoder"] == to_dict(run.decoder)
     assert changed()["train"]["epochs"] == config["train"]["epochs"]
 

@@ -13,8 +13,8 @@ from diff_dalle.errors import InputError
 from diff_dalle.images import plugins
 from diff_dalle.images.control_filters.contract import ControlFilter, Materials
 from diff_dalle.images.control_filters.identity import Face
-from diff_dalle.images.control_filters.masking import box_or_stroke_masks, salient_masks
-from diff_dalle.images.control_filters.ready import as_control
+from diff_dalle.images.control_filters.inpainting import box_or_stroke_masks, salient_masks
+from diff_dalle.images.control_filters.pictures import as_control
 from diff_dalle.images.control_filters.table import FILTERS, PUBLISHED, ControlConfig
 from diff_dalle.randomness import Draw
 

@@ -1,0 +1,102 @@
+"""The command lines of trainings that serve several kinds: LoRAs, ControlNets, and the networks of a latent cascade."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .. import storage
+from ..checkpoints.checkpoint import load_file
+from ..checkpoints.kinds import LORA_ENDING as ENDING
+from ..checkpoints.kinds import TRAINING_COMMANDS
+from ..errors import InputError
+from ..models.latent.stage_b import STAGE_B_SIZES
+from ..models.latent.stage_c import STAGE_C_SIZES
+from ..recipes.cascade.sections import LORA_KEYS
+from .command_line import parse_kind
+from .sources import sources_on
+
+CONTROLNETS = ("controlnet", "stage_c_controlnet")
+LORAS = ("generator_lora", "classifier_lora", "decoder_lora")
+_BY_CASCADE = ("stage_b", "stage_c")
+_HINTS = {
+    "noisy_classifier": ": classifiers of classes come from other projects and cannot be trained here",
+    **{kind: ": give the model_path of its base" for kind in LORAS},
+}
+CASCADE = ("stage_a", "semantic", "stage_b", "stage_c", "stage_c_controlnet", "stage_b_lora", "stage_c_lora")
+
+
+def classes_of(kinds: Sequence[str]) -> dict[str, Any]:
+    return {kind: TRAINING_COMMANDS[kind].config_class for kind in kinds}
+
+
+def parse_controlnet(argv: Sequence[str] | None = None, description: str = "") -> Any:
+    """The command line as the run of a kind: of a generator's ControlNet, unless a file or ``--kind`` says another."""
+    return parse_kind(classes_of(CONTROLNETS), argv, description)
+
+
+def parse_lora(argv: Sequence[str] | None = None, description: str = "") -> Any:
+    """The command line as the run of the kind of ``--model_path``. Raises InputError as ``parse_kind``, and for a
+    checkpoint that no LoRA can be trained for here."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    classes = classes_of(LORAS)
+    words = [part for word in argv for part in word.split("=", 1)]
+    said = [source.settings.get("model_path") for source in reversed(sources_on(argv))]
+    found = [dict(itertools.pairwise(words)).get("--model_path"), *said]
+    path = next((path for path in found if isinstance(path, str)), "")
+    if path and storage.exists(path):  # or else the run says that it is not there
+        kind = load_file(path)["kind"]
+        if kind + ENDING not in classes:
+            hint = ": use train_cascade.py with kind: " + kind + ENDING if kind in _BY_CASCADE else _HINTS.get(kind, "")
+            known = ", ".join(name.removesuffix(ENDING) for name in classes)
+            raise InputError(f"model_path {path} holds a {kind}, but must hold one of {known}{hint}")
+        if "--kind" not in words:
+            argv += ["--kind", kind + ENDING]
+    return parse_kind(classes, argv, description)
+
+
+def parse_cascade(argv: Sequence[str] | None = None, description: str = "") -> Any:
+    """The command line ``CONFIG.yaml [flags]``, or with ``--config`` or ``--preset``, as the run of a kind.
+
+    Raises InputError as ``parse_kind``, and when nothing says the kind.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if argv and not argv[0].startswith("-"):
+        argv[:1] = ["--config", argv[0]]
+    classes = classes_of(CASCADE)
+    if not {"--help", "-h"} & {*argv} and not any(word.partition("=")[0] == "--kind" for word in argv):
+        argv += ["--kind", _kind_of(argv)]
+    return parse_kind(classes, argv, description)
+
+
+def _kind_of(argv: Sequence[str]) -> str:
+    """The kind of the preset and file on a command line. InputError when they do not say it."""
+    sources = sources_on(argv)
+    if not sources:
+        raise InputError("no settings are given: name a file, as in train_cascade.py CONFIG.yaml, or a --preset")
+    found = [source.kind or inferred_kind(source.settings) for source in sources]
+    if kind := next(filter(None, found), None):
+        return kind
+    names = ", ".join(source.name for source in sources)
+    raise InputError(f"{names} does not say what is trained: add the line kind: with one of {', '.join(CASCADE)}")
+
+
+def inferred_kind(settings: Mapping) -> str | None:
+    """The kind of a file that does not say it, from what only one kind has; None if that leaves it open."""
+    stage = _inferred_stage(settings)
+    return stage + ENDING if stage in ("stage_b", "stage_c") and not LORA_KEYS.isdisjoint(settings) else stage
+
+
+def _inferred_stage(settings: Mapping) -> str | None:
+    version = str(settings.get("model_version", ""))
+    if any(str(key).startswith("controlnet_") for key in settings):
+        return "stage_c_controlnet"
+    if "stage_a_checkpoint_path" in settings:
+        return "stage_b"
+    if "previewer_checkpoint_path" in settings:
+        return "stage_c"
+    sizes = {"stage_b": STAGE_B_SIZES.keys(), "stage_c": STAGE_C_SIZES.keys()}
+    fitting = [kind for kind, names in sizes.items() if version in names]
+    return fitting[0] if len(fitting) == 1 else None

@@ -1,0 +1,188 @@
+"""What embeddings are made of: the settings, and images or captions of shards as a CLIP encodes them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+
+from .. import storage
+from ..config import faults_of, option, settings
+from ..data.captions import caption_kind, caption_option, read_caption
+from ..data.collection import collect
+from ..data.settings import DataConfig
+from ..data.shard_table import IMAGE
+from ..data.shards import ShardFiles
+from ..data.sidecars import Sidecar
+from ..data.spec import Required
+from ..distributed.world import World
+from ..errors import Fault, named, redact
+from ..images.decode import decode_image
+from ..images.pixels import from_uint8
+from ..images.transforms import center_crop
+from ..models.precision_names import PRECISIONS
+from .clip import CLIPS
+from .contract import Clip
+from .sources import NAMES, Record
+
+
+@settings
+class EmbeddingsConfig:
+    """Computing embeddings"""
+
+    data_dir: tuple[str, ...] = option((), "shards: folders, tars, globs, brace ranges, URLs or pipe:COMMAND")
+    clip_make: str = option("diff_dalle", "maker of the CLIP", choices=CLIPS)
+    clip_path: str = option(
+        "",
+        "the CLIP: a checkpoint of train_classifier.py; of open_clip, MODEL/TAG, MODEL:FILE or MODEL/TAG:FILE with a "
+        "local file of weights; of openai, ViT-L/14",
+    )
+    out_dir: str = option("", "folder for the embeddings, local or remote; each kind gets a folder of its own in it")
+    what: tuple[str, ...] = option(
+        ("image",),
+        "kinds of embeddings: image and text, of unit norm, and text_states, those of a text's tokens, which condition "
+        "decoders",
+        choices=NAMES,
+    )
+    caption_field: str = caption_option()
+    name_by: str = option(
+        "number",
+        "what of a shard's name ends that of its file: its last number, as in img_emb_00012.npy, or all of it",
+        choices=("number", "name"),
+    )
+    index_width: int = option(
+        0, "last characters of a key that are the number of its row; 0 = rows in the order of the tar", least=0
+    )
+    dtype: str = option("float16", "type of the files' numbers", choices=("float16", "float32"))
+    batch_size: int = option(64, "samples that the CLIP encodes at once", least=1)
+    precision: str = option(
+        "auto", "precision of the CLIP; auto = bf16 on GPUs that support it, else fp32", choices=PRECISIONS
+    )
+    max_pixels: int = option(
+        DataConfig.max_pixels, "maximum width × height of an image; larger ones count as broken", least=1
+    )
+    index_cache: str = option(
+        DataConfig.index_cache,
+        "folder for the index of the shards; empty = beside the shards, else in the user's cache",
+    )
+
+    def faults(self) -> Iterator[Fault]:
+        if not self.what or len(set(self.what)) < len(self.what):
+            yield Fault("what", "must name each kind of embedding once", ",".join(self.what) or None)
+        yield from faults_of(lambda: caption_kind(self.caption_field))
+
+
+class Encoders:
+    """Threads that encode batches. On a CPU each batch is the work of one thread and all cores have a batch of their
+    own: with several threads for one batch, the last digits would depend on their number, and so on that of the
+    processes."""
+
+    def __init__(self, device: torch.device):
+        on_cpu = device.type == "cpu"
+        self.count = torch.get_num_threads() if on_cpu else 1
+        self.pool = ThreadPoolExecutor(self.count, initializer=self._begin if on_cpu else None)
+
+    @staticmethod
+    def _begin() -> None:
+        torch.set_num_threads(1)  # of the thread that calls it
+
+
+class Material(ABC):
+    """The samples of shards from whose members some kinds of embeddings are made.
+
+    kinds:     of the embeddings. records: of their folders, and paths: of the file of each shard, by kind.
+    member:    the kind of member that is read.
+    purpose, one: what that holds, for messages.
+    made_from: the same, for the records.
+    """
+
+    purpose: str
+    one: str
+
+    def __init__(self, config: EmbeddingsConfig, clip: Clip, kinds: Sequence[str], world: World):
+        self.config, self.clip, self.kinds = config, clip, kinds
+        self.encoders = Encoders(world.device)
+        files = ShardFiles(index_cache=config.index_cache)
+        self.collection = collect(config.data_dir, Required({self.member: self.purpose}), files, world=world)
+        self.records = {kind: self._record(kind) for kind in kinds}
+        self.paths = {kind: self._paths(kind) for kind in kinds}
+
+    @property
+    @abstractmethod
+    def member(self) -> str: ...
+
+    @property
+    @abstractmethod
+    def made_from(self) -> str: ...
+
+    @abstractmethod
+    def read(self, data: bytes) -> Any:
+        """From a member to what is encoded. Raises BrokenSample."""
+
+    @abstractmethod
+    def encode(self, parts: Sequence) -> Mapping[str, np.ndarray]:
+        """A list of what ``read`` returns, not empty → embeddings of each kind, float32."""
+
+    def folder(self, kind: str) -> str:
+        return storage.join(self.config.out_dir, NAMES[kind])
+
+    def _record(self, kind: str) -> Record:
+        config, clip = self.config, self.clip
+        return Record(
+            what=kind,
+            clip=redact(clip.name),
+            identity=clip.identity,
+            shape=(clip.text_length, clip.text_width) if kind == "text_states" else (clip.embed_dim,),
+            dtype=config.dtype,
+            pattern=f"{NAMES[kind]}_{{{'name' if config.name_by == 'name' else ''}}}.npy",
+            index_width=config.index_width,
+            made_from=self.made_from,
+            counts={},
+            missing={},
+        )
+
+    def _paths(self, kind: str) -> list[str]:
+        sidecar = Sidecar(storage.join(self.folder(kind), self.records[kind].pattern))
+        remedy = f"set {named('name_by')} name, or give each folder of shards an {named('out_dir')} of its own"
+        return list(sidecar.paths([shard.path for shard in self.collection.shards], remedy).values())
+
+
+class Images(Material):
+    member = IMAGE
+    purpose, one = "images", "an image"
+
+    @property
+    def made_from(self) -> str:
+        size = self.clip.image_size
+        return f"images, the shorter side resized to {size} pixels, center crop of {size} × {size}"
+
+    def read(self, data: bytes) -> np.ndarray:
+        size = (self.clip.image_size,) * 2
+        return center_crop(*decode_image(data, self.config.max_pixels, size), size)
+
+    def encode(self, parts: Sequence) -> Mapping[str, np.ndarray]:
+        return {"image": self.clip.encode_images(from_uint8(np.stack(parts))).cpu().numpy()}
+
+
+class Texts(Material):
+    purpose, one = "captions", "a caption"
+
+    @property
+    def member(self) -> str:
+        return caption_kind(self.config.caption_field)
+
+    @property
+    def made_from(self) -> str:
+        return f"captions ({self.config.caption_field})"
+
+    def read(self, data: bytes) -> str:
+        return read_caption(data, self.config.caption_field)
+
+    def encode(self, parts: Sequence) -> Mapping[str, np.ndarray]:
+        embedding, states, _ = self.clip.encode_text(parts)
+        found = {"text": embedding, "text_states": states}
+        return {kind: found[kind].cpu().numpy() for kind in self.kinds}

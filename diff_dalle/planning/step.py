@@ -1,0 +1,189 @@
+"""A training step on given GPUs: its memory and time, by how it is computed, and the way that is best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass
+
+from ..distributed.sharding_config import MODES, ShardingConfig
+from ..errors import InputError
+from ..recipes.recipe import Recipe
+from .cluster import PlanConfig, sent_bytes
+from .cost import NetworkCost
+from .sharded import share_of
+
+ENOUGH = 8  # images of a micro-batch that use a GPU well: above it, plain data parallelism is preferred
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a step is computed: parallel as in ``ShardingConfig``; checkpoint: with activation checkpointing."""
+
+    parallel: str = "ddp"
+    checkpoint: bool = False
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one GPU at the peak of a step, without the GPU's own libraries.
+
+    weights, gradients: in fp32. optimizer: its state. averages: EMA weights.
+    gathered:           weights and gradients that are whole for some time, if they are sharded.
+    activations:        of one micro-batch, with copies of the weights in half precision and what the update needs for
+                        its own time, beyond the other parts.
+    frozen:             networks that are not trained.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    averages: int
+    gathered: int
+    activations: int
+    frozen: int = 0
+
+    @property
+    def total(self) -> int:
+        return sum(astuple(self))
+
+
+@dataclass(frozen=True)
+class Option:
+    """A way to compute a step.
+
+    memory:  with ``microbatch`` images at a time, the most that fit, or one if not even that does.
+    seconds: shortest and longest time of a step.
+    """
+
+    layout: Layout
+    microbatch: int
+    memory: Memory
+    fits: bool
+    seconds: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of training networks over ``batch`` images a GPU.
+
+    cached:     several micro-batches need one more forward pass: gradient caching, for a contrastive loss over the
+                whole batch.
+    calibrated: FLOP/s that are reached; None = those that ``config`` assumes.
+    """
+
+    networks: Sequence[NetworkCost]
+    config: PlanConfig
+    batch: int
+    cached: bool = False
+    calibrated: float | None = None
+
+    @classmethod
+    def of(cls, recipe: Recipe, config: PlanConfig, networks: Sequence[NetworkCost]) -> Step:
+        """A step of a training run."""
+        batch = config.global_batch // config.gpus or recipe.training.batch_size
+        return cls(networks, config, batch, cached=recipe.settings.kind == "classifier")
+
+    def memory(self, layout: Layout, microbatch: int, exact: bool = True) -> Memory:
+        """With ``microbatch`` images at a time.
+
+        exact: False = activations are ``estimated_peak``. InputError for networks that cannot be sharded.
+        """
+        pieces = -(-self.batch // microbatch)
+        # Gradients exist before the backward pass where it adds to them, or where they are parts of DDP's messages.
+        accumulates = pieces > 1 or self.config.gpus > 1
+        weights, optimizer, averages, gathered, activations = 0, 0.0, 0, 0, 0
+        for network in self.networks:
+            peak = (network.peak if exact else network.estimated_peak)(microbatch, layout.checkpoint, accumulates)
+            peak -= 0 if accumulates else 4 * network.parameters
+            activations = max(activations, peak, network.update_bytes)  # networks are trained one after the other
+            held, whole = self._held(network, layout, pieces)
+            gathered = max(gathered, whole)
+            weights += 4 * held
+            optimizer += network.optimizer_bytes * held / network.parameters
+            averages += 4 * held * len(network.optim.ema_rate)
+        frozen = round(self.config.frozen_memory * 2**30)
+        return Memory(weights, weights, round(optimizer), averages, gathered, activations, frozen)
+
+    def _held(self, network: NetworkCost, layout: Layout, pieces: int) -> tuple[int, int]:
+        """The parameters that one GPU holds, and the bytes that it gathers."""
+        if layout.parallel == "ddp":
+            return network.parameters, 0
+        if network.optim.optimizer == "muon" or not network.shapes:
+            kind, optimizer = network.settings.name, network.optim.optimizer
+            raise InputError(f"a {kind} that is trained by {optimizer} cannot be sharded")
+        sharing = self.config.gpus_per_node if layout.parallel == "hsdp" else self.config.gpus
+        share = share_of(network.shapes, ShardingConfig(parallel=layout.parallel), sharing, pieces)
+        return share.parameters, share.gathered
+
+    def flops(self, checkpoint: bool, microbatch: int) -> int:
+        """FLOPs of a step on one GPU."""
+        passes = sum(network.training_flops(checkpoint) for network in self.networks)
+        if self.cached and microbatch < self.batch:
+            # A backward pass takes twice the forward pass, and checkpointing one forward pass more.
+            passes += sum(network.training_flops(False) for network in self.networks) // 3
+        return self.batch * passes
+
+    def seconds(self, layout: Layout, microbatch: int) -> tuple[float, float]:
+        """Shortest time, in which communication and computation overlap entirely, and longest, in which nothing does.
+        Small networks wait for the host, which launches their operations one by one."""
+        config, pieces = self.config, -(-self.batch // microbatch)
+        flops = self.flops(layout.checkpoint, microbatch)
+        wait = 0.0
+        if config.gpus > 1:
+            for each in self.networks:
+                sent = sent_bytes(each, pieces, layout.parallel, config.gpus, config.links.local)
+                wait += sent.seconds(config.links)
+        if self.calibrated:
+            busy = flops / self.calibrated
+            return max(busy, wait), busy + wait
+        low, high = (share * config.kind.peak for share in config.utilization)
+        launches = pieces * sum(network.operations(layout.checkpoint) for network in self.networks)
+        quick, slow = (launches * time / 1e6 for time in config.launch_time)
+        return max(flops / high, quick, wait), max(flops / low, slow) + wait
+
+    def options(self) -> list[Option]:
+        """All ways to compute the step."""
+        gpus, found = self.config.gpus, []
+        modes = ("ddp",) if gpus == 1 else MODES if gpus > self.config.gpus_per_node else ("ddp", "fsdp")
+        for layout in [Layout(mode, checkpoint) for mode in modes for checkpoint in (False, True)]:
+            try:
+                found.append(self._option(layout))
+            except InputError:  # these networks cannot be sharded
+                continue
+        return found
+
+    def _option(self, layout: Layout) -> Option:
+        def total(size: int, exact: bool) -> int:
+            return self.memory(layout, size, exact).total
+
+        fitting = largest_that_fits(self.batch, total, self.config.usable)
+        size = fitting or 1
+        return Option(layout, size, self.memory(layout, size), fitting > 0, self.seconds(layout, size))
+
+    def chosen(self, found: Sequence[Option]) -> Option:
+        """The fastest of those that fit with a micro-batch of ``ENOUGH`` images, else the one with the largest
+        micro-batch. InputError if none fits."""
+        fitting = [option for option in found if option.fits]
+        if not fitting:
+            least = min(found, key=lambda option: option.memory.total)
+            raise InputError(
+                f"not even one image at a time fits: it takes {least.memory.total / 2**30:,.1f} GiB on each of "
+                f"{self.config.gpus} GPUs with --parallel {least.layout.parallel} and activation checkpointing; use "
+                "more --gpus, a --gpu with more memory, or a smaller network"
+            )
+        enough = [option for option in fitting if option.microbatch >= min(self.batch, ENOUGH)]
+        if enough:
+            return min(enough, key=lambda option: sum(option.seconds))
+        return max(fitting, key=lambda option: (option.microbatch, -sum(option.seconds)))
+
+
+def largest_that_fits(batch: int, memory: Callable[[int, bool], int], usable: float) -> int:
+    """The largest power of two, or ``batch`` itself, with ``memory(microbatch, exact) <= usable``; 0 = none.
+
+    memory grows with its first argument; inexact, it may be too low, never too high.
+    """
+    sizes = sorted({batch, *(2**i for i in range(batch.bit_length()) if 2**i <= batch)}, reverse=True)
+    for size in sizes:
+        if memory(size, False) <= usable and memory(size, True) <= usable:
+            return size
+    return 0

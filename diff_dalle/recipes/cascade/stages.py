@@ -1,0 +1,358 @@
+"""Training stages B and C of a latent cascade, which denoise latents of frozen networks."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+import torch
+from torch import nn
+from typing_extensions import Self
+
+from ...checkpoints.cascade import LatentSampling, StageBDiffusion, StageBSampling, TrainedWith
+from ...checkpoints.decoder import CLIP_OUTPUTS
+from ...config import option, section, settings
+from ...data.loader import Loader
+from ...data.spec import CaptionSpec, ImageSpec, SampleSpec
+from ...diffusion.log_snr import LogSnrProcess
+from ...diffusion.log_snr_config import LogSnrConfig
+from ...distributed.world import World
+from ...embeddings.contract import Clip
+from ...errors import Fault, InputError, named
+from ...images.signal import LatentSignal
+from ...models.latent.config import LatentUnetConfig
+from ...models.latent.semantic import SemanticAutoencoder
+from ...models.latent.stage_a import StageA
+from ...models.latent.stage_b import STAGE_B_SIZES, StageB, StageBConfig
+from ...models.latent.stage_c import STAGE_C_SIZES, StageC, StageCConfig
+from ...tasks.joint import JointStageBTask
+from ...tasks.latent import (
+    IMAGE_CLIP,
+    SEMANTIC,
+    STAGE_A,
+    TEXT_CLIP,
+    LatentTask,
+    StageBTask,
+    StageBTaskConfig,
+    StageCTask,
+    StageCTaskConfig,
+)
+from ...tasks.latent_previews import LatentPreviews
+from ...text.tokenizer import Tokenizer, TokenizerConfig
+from ..recipe import Recipe, Session, check_same
+from .companions import (
+    check_channels,
+    check_image_clip,
+    check_text_clip,
+    identity_of,
+    load_semantic,
+    load_stage_a,
+    open_clip,
+    outputs_of_clips,
+)
+from .file import CascadeRun
+
+TEXT_NAME = "laion/CLIP-ViT-bigG-14-laion2B-39B-b160k"
+IMAGE_NAME = "openai/clip-vit-large-patch14"
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """The frozen networks that a stage is trained with.
+
+    previewer: decodes semantic latents in stage C's previews.
+    """
+
+    semantic: SemanticAutoencoder
+    stage_a: StageA | None = None
+    previewer: SemanticAutoencoder | None = None
+    text_clip: Clip | None = None
+    image_clip: Clip | None = None
+
+
+@settings
+class LatentRun(CascadeRun):
+    """Settings of stages B and C; a kind adds ``model``, ``diffusion``, ``denoising`` and ``sampling``."""
+
+    if TYPE_CHECKING:
+        model: LatentUnetConfig = section(LatentUnetConfig)
+        diffusion: LogSnrConfig = section(LogSnrConfig)
+
+    image_clip_name: ClassVar[str | None] = None  # the CLIP of the images; None = none is used
+    trains_encoder: ClassVar[bool] = False  # the semantic encoder is trained along
+
+    adaptive_loss_weight: bool | None = option(
+        None, "weigh the loss by 1 / its running value at that log-SNR; False = p2; none = diffusion.loss_weighting"
+    )
+    effnet_checkpoint_path: str = option(
+        "", "checkpoint of the semantic encoder (kind: semantic)", required=True, free=True
+    )
+    clip_text_model_name: str | None = option(
+        None,
+        "CLIP that encodes captions: a checkpoint of train_classifier.py, MODEL/TAG of open_clip or a documented name; "
+        f"none = {TEXT_NAME}, unless the network encodes text itself or reads none",
+        free=True,
+    )
+    clip_outputs: str | None = option(
+        None,
+        "what of a CLIP is read: unit = embeddings of norm 1, states after the last norm, zeros at padding; released = "
+        "as the released networks read them; none = as generator_checkpoint_path was trained, else unit",
+        choices=CLIP_OUTPUTS,
+    )
+    tokenizer: TokenizerConfig = section(TokenizerConfig, flags=False)
+    trained_with: TrainedWith = section(TrainedWith, flags=False)
+
+    @classmethod
+    def completed(cls, tree: Mapping[str, Any]) -> dict[str, Any]:
+        completed = super().completed(tree)
+        if isinstance(completed.get("adaptive_loss_weight"), bool):
+            weighting = "adaptive" if completed["adaptive_loss_weight"] else "p2"
+            _complete(completed, "loss_weighting", [weighting])
+        return completed
+
+    def faults(self) -> Iterator[Fault]:
+        yield from super().faults()
+        adaptive, weighting = self.adaptive_loss_weight, self.diffusion.loss_weighting
+        if adaptive is not None and weighting != (("adaptive",) if adaptive else ("p2",)):
+            rule = f"{named('diffusion.loss_weighting')} is {', '.join(weighting)}: leave one of them out"
+            yield Fault.of(self, "adaptive_loss_weight", rule)
+        if self.clip_text_model_name and not self.encodes_outside:
+            what = "encodes text itself" if self.has_text else "reads no text"
+            yield Fault("clip_text_model_name", f"is given, but the network {what}: leave it out")
+
+    def resolved(self: Self) -> Self:
+        """With the size of the images in what checkpoints say about training, as dry runs print it."""
+        known = replace(self.trained_with, image_size=self.image_size)
+        return self if known == self.trained_with else replace(self, trained_with=known)
+
+    def recipe(self, processes: int = 1) -> Recipe:
+        return replace(super(LatentRun, self.resolved()).recipe(processes), has_text=self.has_text)
+
+    @property
+    def has_text(self) -> bool:
+        """Whether the network encodes captions itself."""
+        return self.model.text.enc_attn_dim > 0
+
+    @property
+    def encodes_outside(self) -> bool:
+        """Whether a CLIP encodes the captions."""
+        return not self.has_text and bool(self.model.states_width or self.model.vector_width)
+
+    @property
+    def size_multiple(self) -> int:
+        return 0  # the strides are not known yet
+
+    @abstractmethod
+    def open_frozen(self, device: torch.device) -> Frozen:
+        """The frozen networks, without CLIPs. InputError for those that are not there or do not fit."""
+
+    @abstractmethod
+    def signal(self, frozen: Frozen) -> LatentSignal:
+        """What is denoised."""
+
+    @abstractmethod
+    def task(self, frozen: Frozen, network: nn.Module) -> LatentTask:
+        """The task, without previews."""
+
+    def session(self, recipe: Recipe, world: World, tokenizer: Tokenizer | None) -> Session:
+        run, frozen = with_frozen(self, world)
+        return latent_session(recipe.of(run), world, frozen, tokenizer)
+
+
+def with_frozen(run: LatentRun, world: World) -> tuple[Any, Frozen]:
+    """The run of stage B or C with what identifies its frozen networks, and these. InputError for others than those
+    that it was begun with."""
+    frozen, known = run.open_frozen(world.device), run.trained_with
+    networks: dict[str, tuple[SemanticAutoencoder | StageA, str]] = {
+        "semantic": (frozen.semantic, "effnet_checkpoint_path")
+    }
+    if frozen.stage_a is not None:
+        networks["stage_a"] = frozen.stage_a, "stage_a_checkpoint_path"
+    for name, (network, setting) in networks.items():
+        identity = ""
+        if name != "semantic" or not run.trains_encoder:  # else nobody knows yet what it will be
+            identity = identity_of(network)
+            check_same(identity, getattr(known, name), setting, getattr(run, setting))
+        known = replace(known, **cast(Any, {name: identity, f"{name}_stride": network.config.stride}))
+    if run.trains_encoder:
+        known = replace(known, encoder=frozen.semantic.config)
+    outputs = run.clip_outputs or outputs_of_clips(run.generator_checkpoint_path)
+    if run.encodes_outside:
+        name = run.clip_text_model_name or TEXT_NAME
+        clip, recorded = open_clip(name, outputs, known.text_clip, "clip_text_model_name", world.device)
+        check_text_clip(clip, run.model)
+        frozen, known = replace(frozen, text_clip=clip), replace(known, text_clip=recorded)
+    if run.image_clip_name:
+        name, setting = run.image_clip_name, "clip_image_model_name"
+        clip, recorded = open_clip(name, outputs, known.image_clip, setting, world.device)
+        check_image_clip(clip, run.model)
+        frozen, known = replace(frozen, image_clip=clip), replace(known, image_clip=recorded)
+    run = replace(run, trained_with=known)
+    scale = run.signal(frozen).scale
+    InputError.check(run.wrong_sizes(math.lcm(known.semantic_stride, scale * run.model.patch_size)))
+    return run, frozen
+
+
+def latent_session(recipe: Recipe, world: World, frozen: Frozen, tokenizer: Tokenizer | None) -> Session:
+    run, clip = recipe.settings, frozen.text_clip
+    tokenizer = tokenizer or recipe.tokenizer()
+    captions: tuple[CaptionSpec, ...] = ()
+    if clip is not None:
+        captions = (CaptionSpec(clip.tokenize, clip.text_length),)
+    elif tokenizer:
+        captions = (CaptionSpec(tokenizer, run.model.text.text_length),)
+    spec = SampleSpec(ImageSpec((run.image_size, run.image_size)), captions)
+    task = partial(latent_task, recipe, frozen, partial(run.task, frozen))
+    return Session(recipe, world, spec, task, tokenizer, text_clip=clip)
+
+
+def latent_task(
+    recipe: Recipe, frozen: Frozen, plain: Callable[[nn.Module], LatentTask], model: nn.Module, name: str, shown: Loader
+) -> LatentTask:
+    """A task with its companions and previews. plain: makes it without."""
+    run, task = recipe.settings, plain(model)
+    networks = {
+        STAGE_A: frozen.stage_a,
+        SEMANTIC: frozen.semantic,
+        TEXT_CLIP: frozen.text_clip,
+        IMAGE_CLIP: frozen.image_clip,
+    }
+    trained = set(task.modules())
+    for companion, network in networks.items():
+        if network is not None and network not in trained:
+            task.add_companion(companion, network)
+    if recipe.sample_interval:
+        count = run.loop.preview_samples
+        batch = replace(shown.first(count), index=torch.arange(count))
+        captions, signal = shown.first_captions(count), run.signal(frozen)
+        task.preview = LatentPreviews(batch, captions, signal, run.sampling, recipe.training.microbatch)
+    return task
+
+
+@settings
+class StageBRun(LatentRun):
+    """Settings of ``train_cascade.py`` with ``kind: stage_b``."""
+
+    kind: ClassVar[str] = "stage_b"
+    sizes: ClassVar[Mapping[str, Any]] = STAGE_B_SIZES
+
+    model_version: str = option(
+        "3B", "size of the network, which model may change", choices=STAGE_B_SIZES, required=True
+    )
+    stage_a_checkpoint_path: str = option("", "checkpoint of stage A (kind: stage_a)", required=True, free=True)
+    train_encoder: bool = option(
+        False,
+        "train the semantic encoder along, from the weights of effnet_checkpoint_path; import_cascade.py then makes a "
+        "checkpoint of it, for stage C and for sampling",
+    )
+    shift: float | None = option(
+        None, "sets diffusion.shift: above 1 = more noise, for larger images, in training and sampling; none = 1"
+    )
+    model: StageBConfig = section(StageBConfig, flags=False)
+    diffusion: StageBDiffusion = section(StageBDiffusion, flags=False)
+    denoising: StageBTaskConfig = section(StageBTaskConfig, flags=False)
+    sampling: StageBSampling = section(StageBSampling, flags=False)
+
+    @classmethod
+    def completed(cls, tree: Mapping[str, Any]) -> dict[str, Any]:
+        completed = super().completed(tree)
+        if completed.get("shift") is not None:
+            _complete(completed, "shift", completed["shift"])
+        return completed
+
+    def faults(self) -> Iterator[Fault]:
+        yield from super().faults()
+        if self.shift is not None and self.shift != self.diffusion.shift:
+            rule = f"{named('diffusion.shift')} is {self.diffusion.shift:g}: leave one of them out"
+            yield Fault.of(self, "shift", rule)
+
+    def open_frozen(self, device: torch.device) -> Frozen:
+        semantic = load_semantic(self.effnet_checkpoint_path, device)
+        stage_a = load_stage_a(self.stage_a_checkpoint_path, device)
+        model, channels = self.model, semantic.config.semantic_channels
+        check_channels("model.channels", model.channels, stage_a.config.latent_channels, "stage A")
+        check_channels("model.semantic_channels", model.semantic_channels, channels, "the semantic encoder")
+        return Frozen(semantic, stage_a)
+
+    def signal(self, frozen: Frozen) -> LatentSignal:
+        stage_a = cast(StageA, frozen.stage_a)
+        return LatentSignal(self.model.channels, stage_a.config.stride, "stage A", stage_a.encode, stage_a.decode)
+
+    @property
+    def trains_encoder(self) -> bool:  # type: ignore[override]
+        return self.train_encoder
+
+    def task(self, frozen: Frozen, network: nn.Module) -> LatentTask:
+        given = cast(StageB, network), LogSnrProcess(self.diffusion), self.denoising
+        return JointStageBTask(*given, frozen.semantic) if self.train_encoder else StageBTask(*given)
+
+
+@settings
+class StageCRun(LatentRun):
+    """Settings of ``train_cascade.py`` with ``kind: stage_c``."""
+
+    kind: ClassVar[str] = "stage_c"
+    sizes: ClassVar[Mapping[str, Any]] = STAGE_C_SIZES
+
+    model_version: str = option(
+        "3.6B", "size of the network, which model may change", choices=STAGE_C_SIZES, required=True
+    )
+    previewer_checkpoint_path: str | None = option(
+        None, "checkpoint of the previewer (kind: semantic); none = effnet_checkpoint_path", free=True
+    )
+    clip_image_model_name: str | None = option(
+        None,
+        "CLIP that makes image embeddings, as clip_text_model_name; "
+        f"none = {IMAGE_NAME}, unless model.image_width is 0",
+        free=True,
+    )
+    model: StageCConfig = section(StageCConfig, flags=False)
+    diffusion: LogSnrConfig = section(LogSnrConfig, flags=False)
+    denoising: StageCTaskConfig = section(StageCTaskConfig, flags=False)
+    sampling: LatentSampling = section(LatentSampling, flags=False)
+
+    def faults(self) -> Iterator[Fault]:
+        yield from super().faults()
+        if self.clip_image_model_name and not self.model.image_width:
+            rule = f"is given, but {named('model.image_width')} is 0: leave it out, or set the width"
+            yield Fault("clip_image_model_name", rule)
+
+    @property
+    def image_clip_name(self) -> str | None:  # type: ignore[override]
+        return (self.clip_image_model_name or IMAGE_NAME) if self.model.image_width else None
+
+    def open_frozen(self, device: torch.device) -> Frozen:
+        semantic = load_semantic(self.effnet_checkpoint_path, device)
+        path = self.previewer_checkpoint_path
+        previewer = load_semantic(path, device) if path else semantic
+        channels = semantic.config.semantic_channels
+        check_channels("model.channels", self.model.channels, channels, "the semantic encoder")
+        if previewer.config.semantic_channels != channels:
+            found = f"is {path}, which decodes latents of {previewer.config.semantic_channels} channels"
+            rule = f"{found}, but those of the semantic encoder have {channels}: give its own previewer"
+            raise InputError(Fault("previewer_checkpoint_path", rule))
+        return Frozen(semantic, previewer=previewer)
+
+    def signal(self, frozen: Frozen) -> LatentSignal:
+        semantic, previewer = frozen.semantic, cast(SemanticAutoencoder, frozen.previewer)
+        return LatentSignal(
+            self.model.channels, semantic.config.stride, "a previewer", semantic.encode, previewer.preview
+        )
+
+    def task(self, frozen: Frozen, network: nn.Module) -> LatentTask:
+        return StageCTask(cast(StageC, network), LogSnrProcess(self.diffusion), self.denoising)
+
+
+def size_of_base(sizes: Mapping[str, Any]) -> Any:
+    """The setting ``model_version`` of what is trained over a base."""
+    return option(None, "size of the base; none = whatever it has", choices=tuple(sizes))
+
+
+def _complete(tree: dict[str, Any], name: str, value: Any) -> None:
+    """Set ``diffusion.NAME`` unless the file does."""
+    if isinstance(tree.setdefault("diffusion", {}), dict):
+        tree["diffusion"].setdefault(name, value)

@@ -1,0 +1,78 @@
+"""The evaluator of the emoji world."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from cascade_making import make_stage
+from checkpoint_making import make_classifier_file
+from emoji_making import people, use_painter
+from PIL import Image
+
+from diff_dalle.commands.command_line import parse
+from diff_dalle.commands.evaluate import EvaluateRun, Evaluation
+from diff_dalle.distributed.world import SINGLE, World
+from diff_dalle.errors import InputError
+from diff_dalle.evaluators.context import Context
+from diff_dalle.worlds.emoji.font import square_of
+from diff_dalle.worlds.emoji.world import EmojiConfig, read_emoji, write_emoji
+
+NOISE = {"text_length": 24, "diffusion_steps": 8, "noise_schedule": "cosine"}
+
+
+@pytest.fixture
+def flags(tmp_path, monkeypatch):
+    """A world of 20 pixels, and models of 16."""
+    use_painter(monkeypatch, people(20))
+    write_emoji(EmojiConfig(image_size=20, held_out=0.1, held_out_combinations=0.1), "", str(tmp_path / "world"))
+    make_stage(tmp_path / "base.pt", image_size=16, sample_interval=0, **NOISE)
+    make_classifier_file(tmp_path, **NOISE)  # best.pt
+    values = {"model_path": "base.pt", "classifier_path": "best.pt", "emoji_dir": "world", "report_dir": "report"}
+    return ["--timestep_respacing", "2", *(part for k, v in values.items() for part in (f"--{k}", str(tmp_path / v)))]
+
+
+def test_what_is_held_out_is_scored(flags, tmp_path, monkeypatch):
+    """With the true pictures in place of samples, all skin tones are right and names as good as theirs."""
+    folder = str(tmp_path / "world")
+    splits = {split: read_emoji(folder, split) for split in ("names", "combinations")}
+
+    def true(self, prompts, guidance, all_stages=False):
+        (pictures,) = (seen for emoji, seen in splits.values() if [each.name for each in emoji] == list(prompts))
+        return [np.stack([np.asarray(square_of(Image.fromarray(picture), 16)) for picture in pictures])]
+
+    run = parse(EvaluateRun, [*flags, "--evaluators", "emoji"])
+    sampled = Evaluation(run, World(SINGLE, torch.device("cpu")))
+    assert "| combinations |" in sampled.run()
+    sampled.write()
+    report = tmp_path / "report"
+    scores = json.loads((report / "scores.json").read_text())["emoji"]
+    assert scores.keys() == splits.keys()
+    assert (report / "emoji_names.png").exists() and "emoji_combinations.png" in (report / "report.md").read_text()
+    for split, (emoji, _) in splits.items():
+        assert scores[split]["tone"]["n"] == scores[split]["name"]["n"] == len(emoji)
+        name = scores[split]["name"]
+        assert name["low"] < name["score"] == name["right"] / name["n"] < name["high"]
+        assert scores[split]["distance"] > scores[split]["true_distance"] > 0
+
+    monkeypatch.setattr(Context, "sample", true)
+    ideal = Evaluation(run, World(SINGLE, torch.device("cpu")))
+    ideal.run()
+    for split, found in ideal.report.scores["emoji"].items():
+        assert found["tone"]["right"] == found["tone"]["n"] == len(splits[split][0])
+        assert found["name"] == found["true_name"] == scores[split]["true_name"]
+        assert found["distance"] == found["true_distance"] == scores[split]["true_distance"]
+
+
+def test_other_evaluators_take_the_held_out_names(flags):
+    run = parse(EvaluateRun, [*flags, "--evaluators", "captions,retrieval"])
+    evaluation = Evaluation(run, World(SINGLE, torch.device("cpu")))
+    evaluation.run()
+    assert evaluation.report.scores["real images"]["n"] == len(read_emoji(run.evaluation.emoji_dir, "names")[0])
+
+
+def test_the_world_needs_a_classifier_and_no_other_captions(tmp_path):
+    with pytest.raises(InputError, match="--emoji_dir needs --classifier_path or --feature_network"):
+        parse(EvaluateRun, ["--model_path", "base.pt", "--emoji_dir", str(tmp_path)])
+    with pytest.raises(InputError, match="set either --shapes_dir or --data_dir, or --emoji_dir"):
+        parse(EvaluateRun, ["--model_path", "base.pt", "--emoji_dir", str(tmp_path), "--shapes_dir", str(tmp_path)])

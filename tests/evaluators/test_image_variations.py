@@ -1,0 +1,86 @@
+"""Scores of image variations: perfect ones, others' ones, and what the embedding does not carry."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from diff_dalle.evaluators.image_variations import (
+    ATTRIBUTES,
+    TASKS,
+    image_variations,
+    probe_scenes,
+    probe_scores,
+    variation_rows,
+    variation_table,
+)
+from diff_dalle.images.grid import MARGIN
+from diff_dalle.worlds.shapes.prompts import shape_prompts
+from diff_dalle.worlds.shapes.render import render
+from diff_dalle.worlds.shapes.scenes import ShapesConfig, scene
+from diff_dalle.worlds.shapes.shape_eval import evaluate_shapes
+
+CONFIG = ShapesConfig(train_samples=600)
+
+
+def rendered(scenes) -> np.ndarray:
+    return np.stack([render(each, 32) for each in scenes])
+
+
+def embedded(scenes) -> torch.Tensor:
+    """Everything but the size, one-hot."""
+    words = [*CONFIG.colors, *CONFIG.shapes, *CONFIG.positions]
+    rows = [(each.objects[0].color, each.objects[0].shape, each.objects[0].position) for each in scenes]
+    return torch.tensor([[float(word in row) for word in words] for row in rows])
+
+
+def test_probes_read_what_embeddings_carry_of_scenes_of_one_object():
+    scenes, prompts = probe_scenes(CONFIG, 300), shape_prompts(40, 0, CONFIG, TASKS)
+    assert len(scenes) == 300 and all(each.kind == "single" and len(each.objects) == 1 for each in scenes)
+    singles = [each for each in map(lambda i: scene(CONFIG, i), range(600)) if each.kind == "single"]
+    assert probe_scenes(CONFIG) == singles and scenes == singles[:300]
+    queries = embedded([prompt.scene for prompt in prompts])
+    queries[40:] = queries[40:].roll(1, 0)  # pairs of color and shape that a probe cannot have learned do not count
+    found = probe_scores(embedded(scenes), scenes, queries, prompts)
+    assert found["color"] == found["shape"] == found["position"] == 1.0 and found["size"] < 0.75
+
+
+def test_rows_score_variations_against_their_own_pictures():
+    prompts = shape_prompts(20, 0, CONFIG, TASKS)
+    recolored = [
+        replace(p.scene, objects=(replace(p.scene.objects[0], color="red"),), background="white") for p in prompts
+    ]
+    probes = dict.fromkeys(ATTRIBUTES, 1.0) | {"size": 0.5}
+    rows = {row["name"]: row for row in variation_rows(evaluate_shapes(rendered(recolored), prompts), probes)}
+    assert list(rows) == [*ATTRIBUTES, "all attributes", "held-out pairs"]
+    scores = {name: row["score"] for name, row in rows.items()}
+    assert scores["position"] == scores["shape"] == scores["size"] == 1.0
+    red = np.mean([prompt.scene.objects[0].color == "red" for prompt in prompts[:20]])
+    assert scores["color"] == red == scores["all attributes"] and scores["held-out pairs"] == 0
+    assert rows["color"]["probe"] == 1.0 and rows["all attributes"]["probe"] is None
+    table, note = variation_table(list(rows.values()))
+    assert "| size | 1.00 |" in str(table) and note.endswith("hardly carries size: look at the CLIP first.")
+    assert len(variation_table([{**row, "probe": row["probe"] and 1.0} for row in rows.values()])) == 1
+
+
+@pytest.mark.parametrize("unets", [1, 2])
+def test_the_grid_shows_pictures_above_their_variations(unets):
+    prompts = shape_prompts(12, 0, CONFIG, TASKS)
+    pictures = np.arange(24, dtype=np.uint8)[:, None, None, None] * np.ones((24, 32, 32, 3), np.uint8)
+    stages = [pictures[:, :16, :16] + 100, pictures + 200][-unets:]
+    context = SimpleNamespace(shapes=CONFIG, shape_prompts=lambda tasks: prompts, vary=lambda embeddings: stages)
+    context.pipeline, context.embed = SimpleNamespace(image_size=32), lambda images: torch.rand(len(images), 4)
+    (section,) = image_variations(context).sections
+    (figure,) = section.figures
+    grid, step = np.asarray(figure.image), 96 + MARGIN  # images of 32 pixels are shown at 96
+    assert grid.shape[0] == MARGIN + (unets + 1) * step
+    chosen = [int(i) for i in np.linspace(0, 24, 10, endpoint=False)]
+    for row, added in enumerate((100, 200)[-unets:], 1):
+        corner = MARGIN + row * step + 48
+        assert [grid[corner, MARGIN + k * step + 48, 0] - added for k in range(10)] == chosen
+    np.testing.assert_array_equal(
+        grid[MARGIN : MARGIN + 96 : 3, MARGIN : MARGIN + 96 : 3], render(prompts[0].scene, 32)
+    )
+    assert ("variations of the first U-Net" in section.text) == (unets == 2)
