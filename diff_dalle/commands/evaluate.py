@@ -49,7 +49,7 @@ class Evaluation:
         """Run all evaluators. Returns their tables, to print."""
         found = Report.joined(evaluator.run(self.context) for evaluator in self.evaluators.values())
         self.report = Report(found.sections, {"step": self.context.pipeline.step, **found.scores})
-        return rendered(found.summary)
+        return rendered(found.summary, aligned=True)
 
     def write(self) -> str:
         """Write report.md, its images and scores.json. Returns the path of the report."""

@@ -21,8 +21,15 @@ class Table:
     rows: Sequence[Sequence[object]]
 
     def __str__(self) -> str:
-        cells = [map(str, self.header), ["---"] * len(self.header), *(map(_cell, row) for row in self.rows)]
-        return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+        return self.markdown()
+
+    def markdown(self, aligned: bool = False) -> str:
+        """aligned: pad the cells of a column to one width, for the console."""
+        cells = [[str(each) for each in self.header], *([_cell(each) for each in row] for row in self.rows)]
+        widths = [max(3, *map(len, column)) if aligned else 0 for column in zip(*cells, strict=True)]
+        cells.insert(1, ["-" * max(width, 3) for width in widths])
+        padded = ([cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in cells)
+        return "\n".join(f"| {' | '.join(line)} |" for line in padded)
 
 
 @dataclass(frozen=True)
@@ -58,16 +65,19 @@ class Section:
 Part = str | Table | Figure | Section
 
 
-def rendered(parts: Iterable[Part], level: int = 1, title: str = "") -> str:
-    """Markdown. level: of the headings of sections; title: of figures without one. Empty texts are left out."""
+def rendered(parts: Iterable[Part], level: int = 1, title: str = "", aligned: bool = False) -> str:
+    """Markdown. level: of the headings of sections; title: of figures without one; aligned: as in ``Table.markdown``.
+    Empty texts are left out."""
     texts = []
     for part in parts:
         if isinstance(part, Section):
-            texts += [f"{'#' * level} {part.title}", rendered(part.parts, level + 1, part.title)]
+            texts += [f"{'#' * level} {part.title}", rendered(part.parts, level + 1, part.title, aligned)]
         elif isinstance(part, Figure):
             texts.append(f"![{title if part.title is None else part.title}]({part.name})")
+        elif isinstance(part, Table):
+            texts.append(part.markdown(aligned))
         else:
-            texts.append(str(part).strip())
+            texts.append(part.strip())
     return "\n\n".join(filter(None, texts))
 
 

@@ -25,8 +25,8 @@ captions, clean and with blur and noise (degraded). *n* captions per task; 95 % 
 """
 
 
-def _scored(images: np.ndarray, prompts: Sequence[ShapePrompt], which: str, key: str, title: str = "") -> Report:
-    """ShapeEval of samples, and some of them. which: of the report's samples they are; title: for the console."""
+def _scored(images: np.ndarray, prompts: Sequence[ShapePrompt], which: str, key: str) -> Report:
+    """ShapeEval of samples, and some of them. which: of the report's samples they are."""
     report = evaluate_shapes(images, prompts)
     tasks = list(dict.fromkeys(prompt.task for prompt in prompts))
     chosen = list[int]()
@@ -40,7 +40,7 @@ def _scored(images: np.ndarray, prompts: Sequence[ShapePrompt], which: str, key:
         Section(f"Samples{after}", [text, Figure(name, grid)]),
         Section(f"ShapeEval{after}", [EXPLANATION, report.table(), empty]),
     ]
-    return Report(sections, {key: report.to_dict()}, [title, report.table()])
+    return Report(sections, {key: report.to_dict()}, [f"ShapeEval{after}:", report.table()])
 
 
 def samples(context: Context) -> Report:
@@ -66,7 +66,7 @@ def _at_each_ratio(context: Context) -> Iterator[Report]:
         size = size_of(parse_ratio("aspect_ratios", ratio), pipeline.image_size**2, multiple)
         prompts, where = context.shape_prompts(), f"{size[1]}×{size[0]}"
         made = context.sample_cascade([prompt.text for prompt in prompts], size)
-        yield _scored(made, prompts, where, f"scores {where}", f"Samples {where}:")
+        yield _scored(made, prompts, where, f"scores {where}")
         if context.run.cascade.semantic:
             prompts = [prompt for prompt in prompts if prompt.task in TASKS]
             pictures = renders_of(prompts, size)

@@ -111,7 +111,7 @@ class Plan:
 
     def __str__(self) -> str:
         parts = [self._head(), self._options(), self._choice(), self._memory(), *self._times(), self._data()]
-        return rendered([*parts, self._assumed()])
+        return rendered([*parts, self._assumed()], aligned=True)
 
     def _head(self) -> str:
         config, networks = self.config, self.step.networks

@@ -436,7 +436,7 @@ def test_variations_of_a_decoder_are_scored_beside_what_its_clip_carries(folder,
     run = decoder_run(folder, str(folder / "best.pt"), report_dir=tmp_path)
     found = Evaluation(run, World(SINGLE, torch.device("cpu")))
     assert [*found.evaluators] == ["image_variations"]
-    assert "| color |" in found.run()
+    assert "| color " in found.run()
     found.write()
     scores = json.loads((tmp_path / "scores.json").read_text())["image_variations"]
     assert set(scores) == {"color", "position", "size", "shape", "all attributes", "held-out pairs"}
@@ -513,7 +513,7 @@ def test_a_latent_cascade_is_scored_at_each_aspect_ratio(folder, latent, tmp_pat
     found = Evaluation(run, World(SINGLE, torch.device("cpu")))
     assert [*found.evaluators] == ["latent_cascade"]
     table = found.run()
-    assert "Samples 64×64:" in table and "Reconstructions 88×40:" in table
+    assert "ShapeEval, 64×64:" in table and "Reconstructions 88×40:" in table
     report = Path(found.write()).read_text()
     scores = json.loads((tmp_path / "scores.json").read_text())
     names = {f"{what} {size}" for what in ("scores", "reconstructions") for size in ("64×64", "88×40")}

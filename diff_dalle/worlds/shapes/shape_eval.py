@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from ...errors import InputError
 from ...evaluation.intervals import wilson
+from ...evaluation.report import Table
 from .parser import DetectedObject, parse_shapes
 from .prompts import ShapePrompt
 from .render import render
@@ -69,18 +70,13 @@ class ShapeReport:
     def to_dict(self) -> dict:
         return {"empty": self.empty, **{row.name: asdict(row) for row in self.rows}}
 
-    def table(self) -> str:
-        """A Markdown table, aligned for the console."""
-        lines = [
-            "| task              | score | 95 % interval | chance | ceiling | ceiling, degraded |   n |",
-            "|-------------------|-------|---------------|--------|---------|-------------------|-----|",
-        ]
+    def table(self) -> Table:
+        rows = []
         for row in self.rows:
-            lines.append(
-                f"| {row.name:17} | {row.score:5.3f} | {row.low:.3f} – {row.high:.3f} | {row.chance:6.3f} "
-                f"| {row.ceiling:7.3f} | {row.ceiling_degraded:17.3f} | {row.n:3} |"
-            )
-        return "\n".join(lines)
+            scores = f"{row.score:.3f}", f"{row.low:.3f} – {row.high:.3f}", f"{row.chance:.3f}"
+            rows.append([row.name, *scores, f"{row.ceiling:.3f}", f"{row.ceiling_degraded:.3f}", row.n])
+        header = ["task", "score", "95 % interval", "chance", "ceiling", "ceiling, degraded", "n"]
+        return Table(header, rows)
 
 
 def _agreement(prompt: ShapePrompt, detected: Sequence[DetectedObject]) -> dict[str, bool]:
