@@ -372,7 +372,7 @@ def test_the_text_names_every_assumption(planned):
         assert words in text
     settings = "--parallel ddp --use_checkpoint False --batch_size 16 --microbatch 16 --num_workers"
     assert f"Settings: {settings} {found.workers}\n" in text
-    assert "| activations | 4.00 " in str(dataclasses.replace(found, best=option()))
+    assert "| activations  | 4.00 " in str(dataclasses.replace(found, best=option()))
     assert "--parallel hsdp --use_checkpoint False" in str(dataclasses.replace(found, best=option("hsdp")))
     calibrated = planned()
     calibrated = dataclasses.replace(calibrated, step=dataclasses.replace(calibrated.step, calibrated=3e9))
