@@ -76,5 +76,5 @@ def _at_each_ratio(context: Context) -> Iterator[Report]:
             text = "Pictures above what stages B and A make of their semantic latents."
             figure = Figure(f"reconstructions_{where}.png", grid)
             section = Section(f"Reconstructions, {where}", [text, report.table(), figure])
-            summary = [f"Reconstructions {where}:", report.table()]
-            yield Report([section], {f"reconstructions {where}": report.to_dict()}, summary)
+            scores = {f"reconstructions {where}": report.to_dict()}
+            yield Report([section], scores, [f"Reconstructions {where}:", report.table()])
