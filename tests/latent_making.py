@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from network_making import VOCABULARY, captions, randomize
+from network_making import VOCABULARY, captions, randomize, seeded
 
 from diff_dalle.batch import Conditioning
 from diff_dalle.models.latent.config import LatentTextConfig, LatentUnetConfig
@@ -63,5 +63,4 @@ def conditioning(config: LatentUnetConfig, n: int = 3, seed: int = 2) -> Conditi
 
 def latents(config: LatentUnetConfig, n: int = 3, size: tuple[int, int] = (8, 12)) -> tuple[torch.Tensor, torch.Tensor]:
     """(x_t, t)."""
-    x = torch.randn(n, config.channels, *size, generator=torch.Generator().manual_seed(1))
-    return x, torch.linspace(0.1, 0.9, n)
+    return seeded(n, config.channels, *size, seed=1), torch.linspace(0.1, 0.9, n)

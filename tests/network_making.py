@@ -48,8 +48,27 @@ def captions(lengths=(3, 7, 1), total: int = 8, seed: int = 0) -> Conditioning:
 
 def noisy(n: int = 3, size: tuple[int, int] = (16, 16), channels: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
     """(x_t, t)."""
-    x = torch.randn(n, channels, *size, generator=torch.Generator().manual_seed(1))
-    return x, torch.linspace(0, 999, n)
+    return seeded(n, channels, *size, seed=1), torch.linspace(0, 999, n)
+
+
+def seeded(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Normal numbers."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def pixels(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Uniform in [-1, 1)."""
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed)) * 2 - 1
+
+
+def without_gradient(network: nn.Module) -> list[str]:
+    """The parameters whose gradient is missing or 0."""
+    return [name for name, p in network.named_parameters() if p.grad is None or not p.grad.any()]
+
+
+def gradient(network: nn.Module) -> torch.Tensor:
+    """Of all parameters, as one vector."""
+    return torch.cat([p.grad.flatten() for p in network.parameters()])
 
 
 def relative(a: torch.Tensor, b: torch.Tensor) -> float:

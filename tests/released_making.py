@@ -125,16 +125,22 @@ def file_of(shapes, dtype=torch.bfloat16, seed=0):
     }
 
 
-def stand_in_torchvision(monkeypatch):
-    """A package whose EfficientNet is one convolution and its norm."""
+def stand_in_torchvision(monkeypatch, strided=False):
+    """A package whose EfficientNet is one convolution and its norm, or has stride 32 and a dropout too. Its argument
+    ``weights`` must be None, else it would download."""
 
     class StandIn(nn.Module):
         def __init__(self):
             super().__init__()
-            self.features = nn.Sequential(nn.Sequential(nn.Conv2d(3, 1280, 4, bias=False), nn.BatchNorm2d(1280)))
+            if strided:
+                first = nn.Sequential(nn.Conv2d(3, 24, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(24))
+                self.features = nn.Sequential(first, nn.Conv2d(24, 1280, 16, stride=16), nn.Dropout(0.5))
+            else:
+                norm = nn.BatchNorm2d(1280)
+                self.features = nn.Sequential(nn.Sequential(nn.Conv2d(3, 1280, 4, bias=False), norm))
 
     models = types.ModuleType("torchvision.models")
-    models.efficientnet_v2_s = lambda weights: StandIn()
+    models.efficientnet_v2_s = lambda weights: StandIn() if weights is None else 1 / 0
     monkeypatch.setitem(sys.modules, "torchvision", types.ModuleType("torchvision"))
     monkeypatch.setitem(sys.modules, "torchvision.models", models)
 

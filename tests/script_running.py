@@ -7,7 +7,9 @@ import hashlib
 import io
 import json
 import os
+import re
 import runpy
+import shlex
 import subprocess
 import sys
 import types
@@ -19,6 +21,7 @@ from tiny_settings import CLASSIFIER_RUN, GENERATOR_RUN, flags
 
 ROOT = Path(__file__).parent.parent
 TWO = [os.path.join(os.path.dirname(sys.executable), "mpiexec"), "-n", "2", sys.executable]
+SEVERAL = re.compile(r"--\w+ ")
 OWN = {"text_length": 24, "diffusion_steps": 100}
 SETTINGS = {
     "train_generator.py": {**GENERATOR_RUN, **OWN},
@@ -52,8 +55,11 @@ def run_here(script, flags):
 
 
 def run(script, *flags, launcher=(), ranks=1, ok=True, process=False):
-    """Run a script in this process; with a launcher, or if there are several ranks or ``process``, in new ones."""
-    flags = list(map(str, flags))
+    """Run a script in this process; with a launcher, or if there are several ranks or ``process``, in new ones.
+
+    flags: a text with several is split as a shell does.
+    """
+    flags = [part for each in map(str, flags) for part in (shlex.split(each) if SEVERAL.match(each) else [each])]
     if script in ("sample.py", "evaluate.py"):
         flags += ["--threads", "1"]  # tests run in parallel
     command = [str(ROOT / "scripts" / script), *flags]

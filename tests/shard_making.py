@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,14 @@ import torch
 from PIL import Image
 
 from diff_dalle.batch import Batch
-from diff_dalle.data.loader import Loader
+from diff_dalle.data.collection import Collection, collect
+from diff_dalle.data.loader import DataConfig, Loader
+from diff_dalle.data.shard_table import IMAGE
+from diff_dalle.data.shards import ShardFiles
+from diff_dalle.data.spec import Required, SampleSpec
+from diff_dalle.distributed.world import ALONE
+
+CAPTIONED = Required({IMAGE: "images", "txt": "captions"})
 
 
 def random_image(height: int = 20, width: int = 24, seed: int = 0) -> Image.Image:
@@ -80,3 +88,35 @@ def take(data: Loader, position: int, count: int) -> list[Batch]:
     taken = [next(batches) for _ in range(count)]
     batches.close()
     return taken
+
+
+def indexed(source: Path | str, required: Required = CAPTIONED, world=ALONE, **files) -> Collection:
+    """files: of ShardFiles."""
+    return collect([str(source)], required, ShardFiles(**files), world=world)
+
+
+def load(folder: Path | str, spec: SampleSpec, seed: int = 0, batch_size: int = 4, **options) -> Loader:
+    """options: settings of the data, and arguments of the loader (saliency among these)."""
+    names = {field.name for field in fields(DataConfig)} - {"saliency"}
+    settings = {name: options.pop(name) for name in names & options.keys()}
+    config = DataConfig(**{"data_dir": (str(folder),), "num_workers": 0, "exact_decode": True, **settings})
+    return Loader(config, spec, seed, batch_size, **options)
+
+
+def assert_same(one: Batch, other: Batch) -> None:
+    mine, theirs = one.cond.present(), other.cond.present()
+    assert torch.equal(one.images, other.images) and torch.equal(one.index, other.index)
+    assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def assert_shared(make: Callable[..., Loader], position: int, size: int = 8, count: int = 4) -> list[Batch]:
+    """Batches from a position on, which are the same with workers, on two processes and after a restart."""
+    skipped = position // size
+    whole = take(make(batch_size=size), 0, skipped + count)[skipped:]
+    for one, other in zip(whole, take(make(batch_size=size, num_workers=2), position, count), strict=True):
+        assert_same(one, other)
+    for rank in (0, 1):
+        part = take(make(batch_size=size // 2, rank=rank, world_size=2), position, count)
+        for one, other in zip(whole, part, strict=True):
+            assert_same(one.select(slice(rank, None, 2)), other)
+    return whole

@@ -191,6 +191,7 @@ def test_public_functions_are_defined_once():
 # ------------------------------------------------------------------------------------------------------------- settings
 
 
+@functools.cache
 def config_classes() -> set[type]:
     """All dataclasses that declare settings."""
     found = set()
@@ -284,6 +285,7 @@ def test_aliases_point_at_settings_and_hide_none():
 # ---------------------------------------------------------------------------------------------------------------- style
 
 
+@functools.cache
 def texts() -> dict[Path, str]:
     """All sources and documents that people write; this file, which holds the patterns, is left out."""
     folders = ("diff_dalle", "scripts", "tests", ".github", ".ci")

@@ -15,8 +15,7 @@ from diff_dalle.commands.examples import examples_of
 from diff_dalle.commands.info import parse_info, parse_plan, whole_presets
 from diff_dalle.commands.prepare import COMMANDS as PREPARE
 from diff_dalle.commands.sources import preset_names
-from diff_dalle.commands.training_kinds import CASCADE as CASCADE_KINDS
-from diff_dalle.commands.training_kinds import LORAS, parse_cascade, parse_lora
+from diff_dalle.commands.training_kinds import parse_cascade, parse_lora
 from diff_dalle.commands.watch import parse_watch
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.recipes.generator import GeneratorRun
@@ -26,6 +25,8 @@ DOCUMENTS = {
     for path in [ROOT / "README.md", *sorted([*ROOT.glob("diff_dalle/**/README.md"), *ROOT.glob("tests/**/README.md")])]
 }
 IMPORTED = "help_without_torch.py", "with_tests.py"  # by scripts
+PARSERS = {"plan": parse_plan, "info.py": parse_info, "train_cascade.py": parse_cascade}
+PARSERS |= {"train_lora.py": parse_lora, "watch.py": parse_watch}
 CASCADE = [name for name in preset_names() if name.startswith("cascade_")]
 
 
@@ -107,16 +108,9 @@ def test_every_script_is_documented_with_examples_that_parse(readme_flags):
             words = shlex.split(example)
             argv = words[1 + next(i for i, word in enumerate(words) if word.startswith("scripts/")) :]
             argv = [word for word in argv if word not in ("--config", "runs/clip.yaml")]  # which no test has
-            if argv[:1] == ["plan"]:
-                parse_plan(argv[1:])
-            elif script == "info.py":
-                parse_info(argv)
-            elif script == "train_cascade.py":
-                parse_cascade(argv)
-            elif script == "train_lora.py":
-                parse_lora(argv)
-            elif script == "watch.py":
-                parse_watch(argv)
+            kind = "plan" if argv[:1] == ["plan"] else script
+            if kind in PARSERS:
+                PARSERS[kind](argv[kind == "plan" :])
             else:
                 name = argv.pop(0) if "" not in command.configs else ""
                 parse(command.configs[name], argv)
@@ -126,13 +120,13 @@ def test_every_preset_of_a_whole_network_is_in_the_table():
     assert all(f"| `{name}` |" in table_of_presets() for name in whole_presets())
 
 
-@pytest.mark.parametrize("name", DOCUMENTS)
-def test_checkpoints_that_are_named_are_those_at_the_end_of_their_presets(name):
+def test_checkpoints_that_are_named_are_those_at_the_end_of_their_presets():
     runs = {run.experiment_id: run for run in (parse_cascade(["--preset", each]) for each in CASCADE)}
-    for folder, role, rate, step in re.findall(r"runs/(\w+)/(model|ema)(?:_([\d.]+)_)?(\d{6})\.pt", DOCUMENTS[name]):
-        if run := runs.get(folder):
-            assert int(step) == run.updates
-            assert role == "model" or float(rate) == run.ema_beta
+    for text in DOCUMENTS.values():
+        for folder, role, rate, step in re.findall(r"runs/(\w+)/(model|ema)(?:_([\d.]+)_)?(\d{6})\.pt", text):
+            if run := runs.get(folder):
+                assert int(step) == run.updates
+                assert role == "model" or float(rate) == run.ema_beta
 
 
 def anchors(text: str) -> set[str]:
@@ -155,38 +149,14 @@ def test_files_and_presets_that_are_named_exist(name):
 
 
 def test_every_flag_in_the_documents_exists(monkeypatch):
-    """Also in running text, which ``test_commands_parse`` does not run."""
-    commands = (
-        ["sample.py"],
-        ["train_generator.py"],
-        ["train_classifier.py"],
-        ["train_decoder.py"],
-        ["train_controlnet.py"],
-        *(["train_cascade.py", "--kind", kind] for kind in CASCADE_KINDS),
-        *(["train_lora.py", "--kind", kind] for kind in LORAS),
-        ["merge_lora.py"],
-        ["evaluate.py"],
-        ["share.py", "push"],
-        ["share.py", "pull"],
-        ["serve.py"],
-        ["demo.py"],
-        ["info.py"],
-        ["info.py", "plan"],
-        ["benchmark.py"],
-        ["prepare_data.py", "folder"],
-        ["prepare_data.py", "shapes"],
-        ["prepare_data.py", "embeddings"],
-    )
+    """Also in running text, which ``test_commands_parse`` does not run. The help of all commands: ``record``."""
     monkeypatch.delitem(sys.modules, "help_without_torch", raising=False)  # as if no script had run yet
     finders = [*sys.meta_path]
-    texts = [run(*command, "--help").stdout for command in commands]
+    texts = [run("sample.py", "--help").stdout]
     assert sys.meta_path == finders  # no stand-in for torch is left for the tests that follow
-    known = {flag for text in texts for flag in re.findall(r"--(\w+)", text)} | {
-        "nproc_per_node",
-        "nodes",
-        "ntasks",
-        "signal",
-    }
+    texts += [path.read_text() for path in (ROOT / "tests" / "record" / "found" / "help").iterdir()]
+    known = {flag for text in texts for flag in re.findall(r"--(\w+)", text)}
+    known |= {"nproc_per_node", "nodes", "ntasks", "signal"}
     for name, text in DOCUMENTS.items():
         assert not set(re.findall(r"--([a-z]\w+)", text)) - known, name
 

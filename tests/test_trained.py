@@ -13,6 +13,7 @@ from diff_dalle.worlds.shapes.prompts import shape_prompts
 from diff_dalle.worlds.shapes.shape_eval import judge
 
 MODELS = diff_dalle.trained_models()
+QUICK = {"timestep_respacing": "15", "progress": False}
 LIMIT = 25_000_000  # bytes of all models together
 
 
@@ -49,29 +50,34 @@ def test_each_says_nothing_of_the_machine(name):
         assert not absolute.search(texts_of(path)), path
 
 
-def test_emoji_have_their_colors():
-    """Of two prompts that differ in a word, and not on other pixels than those of the object."""
+@pytest.fixture(scope="module")
+def emoji():
+    """Images by their prompts, the first two of the same noise."""
+    prompts = ["red heart", "blue heart", "woman astronaut dark skin tone", "flag: Norway"]
     pipeline = diff_dalle.load("emoji/generator.safetensors")
-    red, blue = pipeline.sample(["red heart", "blue heart"], seeds=[0, 0], progress=False).astype(float)
+    return dict(zip(prompts, pipeline.sample(prompts, seeds=[0, 0, 1, 2], **QUICK), strict=True))
+
+
+def test_emoji_have_their_colors(emoji):
+    """Of two prompts that differ in a word, and not on other pixels than those of the object."""
+    red, blue = (emoji[f"{color} heart"].astype(float) for color in ("red", "blue"))
     assert red.shape == (32, 32, 3) and (red[0, 0] > 240).all() and (blue[0, 0] > 240).all()
     middle = np.s_[10:22, 10:22]
     assert red[middle][..., 0].mean() > red[middle][..., 2].mean() + 60
     assert blue[middle][..., 2].mean() > blue[middle][..., 0].mean() + 60
 
 
-def test_the_classifier_knows_what_the_generator_draws():
-    prompts = ["red heart", "woman astronaut dark skin tone", "flag: Norway"]
-    images = diff_dalle.load("emoji/generator.safetensors").sample(prompts, progress=False)
+def test_the_classifier_knows_what_the_generator_draws(emoji):
     classifier = diff_dalle.load_classifier("emoji")
-    similarity = classifier.encode_image(images) @ classifier.encode_text(prompts).T
-    assert similarity.argmax(1).tolist() == [0, 1, 2]
+    similarity = classifier.encode_image(np.stack([*emoji.values()])) @ classifier.encode_text([*emoji]).T
+    assert similarity.argmax(1).tolist() == [0, 1, 2, 3]
 
 
 def test_shapes_are_bound_to_their_colors_and_places():
     """Of pairs, and how many there are: most are right, of which chance would make one in ten."""
     prompts = shape_prompts(6, seed=1, tasks=("binding", "relation", "counting"))
     pipeline = diff_dalle.load("shapes/generator.safetensors")
-    images = pipeline.sample([prompt.text for prompt in prompts], seed=1, progress=False, batch_size=6)
+    images = pipeline.sample([prompt.text for prompt in prompts], seed=1, batch_size=6, **QUICK)
     assert images.shape == (18, 32, 32, 3)
     right = [judge(*each)["correct"] for each in zip(prompts, parse_shapes(images), strict=True)]
     assert sum(right) >= 11

@@ -18,7 +18,7 @@ from diff_dalle.models.decoder.unet import DecoderUnet
 from diff_dalle.models.layers import to_channels_last
 
 from .baseline_decoder_unet import BaselineDecoderUnet, to_plain
-from .regression import SPREAD, Differences, copy_weights, gradients, pass_through, same_function, same_step
+from .regression import SPREAD, Differences, adamw_step, copy_weights, gradients, pass_through, same_function, same_step
 
 NETWORK = DecoderUnetConfig(dim=32, image_embed_dim=768, cond_dim=16, dim_mults=(1, 2, 4, 8), attn_heads=4)
 IMAGE_SIZE, BATCH_SIZE = 64, 8
@@ -50,15 +50,9 @@ def problem(size: int) -> tuple[Tensor, Tensor, Conditioning, Tensor]:
 
 
 def _work(network: nn.Module) -> Callable[[], object]:
-    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-4, fused=True)
-
-    def step(size: int = IMAGE_SIZE) -> Tensor:
-        loss, _ = pass_through(network, *problem(size))
-        optimizer.step()
-        return loss
-
+    step = adamw_step(network, problem)
     step(WARM_UP_SIZE)  # allocates the libraries' own memory, which must not count as activations
-    return step
+    return lambda: step(IMAGE_SIZE)
 
 
 def plain() -> Callable[[], object]:

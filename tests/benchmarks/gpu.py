@@ -10,7 +10,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -18,8 +18,6 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from diff_dalle.batch import Batch, Conditioning
-from diff_dalle.checkpoints.checkpoint import Identity
-from diff_dalle.checkpoints.run_folder import RunFolder
 from diff_dalle.diffusion.augmentation import Degradation, area_downsample
 from diff_dalle.diffusion.diffusion_config import DiffusionConfig, create_gaussian_diffusion
 from diff_dalle.diffusion.guidance import GuidanceConfig
@@ -37,17 +35,16 @@ from diff_dalle.models.text_encoder import TextEncoderConfig
 from diff_dalle.models.unet import UNetConfig
 from diff_dalle.tasks.denoising import DenoisingTask
 from diff_dalle.tasks.upsampling import UpsamplingTask
-from diff_dalle.training.loop import TrainLoop
 from diff_dalle.training.optim_config import OptimConfig
 from diff_dalle.training.settings import TrainingConfig
 from diff_dalle.training.trainee import Trainee
 
 from .baseline_unet import BaselineUNet
-from .train_step import config_of
+from .regression import loop_of
+from .train_step import EMA_RATE, LR, config_of, published_step
 
 MINUTES = 9.0
 COMPILING = 0.6
-LR, EMA_RATE = 1e-4, 0.9999
 COLUMNS = ("work", "form", "precision", "batch", "images/s", "MFU", "peak GiB")
 NO_TEXT = TextEncoderConfig(enc_attn_dim=0)
 
@@ -96,6 +93,7 @@ def network(config: UNetConfig, factor: int = 0, text: TextEncoderConfig = NO_TE
     return to_channels_last(Generator(GeneratorConfig(config, text, low_res), 50))
 
 
+@cache
 def flops_per_image(config: UNetConfig, factor: int = 0) -> int:
     """FLOPs of forward and backward pass, nothing computed twice; a multiply-add counts as two."""
     with torch.device("meta"):
@@ -124,19 +122,15 @@ def ours(
     trainee = Trainee(task, OptimConfig(lr=LR, ema_rate=(EMA_RATE,)), precision, world)
     if compiled:
         compile_training(task, work.backend)
-    folder = RunFolder(Identity("benchmark", {}), path="unused")
-    loop = TrainLoop(TrainingConfig(batch_size=batch_size), [trainee], None, folder, world)
+    loop = loop_of(trainee, TrainingConfig(batch_size=batch_size), world)
     batch = Batch(_images(work, config, batch_size), Conditioning(), torch.arange(batch_size))
     return lambda: loop.update(batch)
 
 
 def published(work: Workload, config: UNetConfig, factor: int, precision: str, batch_size: int) -> Callable[[], object]:
-    """Guided-Diffusion's network and step: AdamW and EMA parameter by parameter; loss and norms are read back."""
+    """Guided-Diffusion's network and step."""
     model = BaselineUNet(config, in_channels=6 if factor else 3).to(work.device)
     process = create_gaussian_diffusion(DiffusionConfig())
-    parameters = list(model.parameters())
-    optimizer = torch.optim.AdamW(parameters, lr=LR, weight_decay=0.0, foreach=False, fused=False)
-    ema = [parameter.detach().clone() for parameter in parameters]
     images = _images(work, config, batch_size)
 
     def denoise(x: Tensor, t: Tensor) -> Tensor:
@@ -145,19 +139,12 @@ def published(work: Workload, config: UNetConfig, factor: int, precision: str, b
             x = torch.cat([x, F.interpolate(low_res, x.shape[2:], mode="bilinear")], dim=1)
         return model(x, t)
 
-    def step() -> object:
-        optimizer.zero_grad(set_to_none=False)
+    def loss() -> Tensor:
         t = torch.randint(process.num_timesteps, (batch_size,)).to(work.device)
         with autocast(precision, work.device):
-            loss = process.training_losses(denoise, images, t)["loss"].mean()
-        loss.backward()
-        norms = [(p.detach().norm().item(), p.grad.norm().item()) for p in parameters if p.grad is not None]
-        optimizer.step()
-        for average, parameter in zip(ema, parameters, strict=True):
-            average.mul_(EMA_RATE).add_(parameter.detach(), alpha=1 - EMA_RATE)
-        return loss.item(), norms
+            return process.training_losses(denoise, images, t)["loss"].mean()
 
-    return step
+    return published_step(model, loss)
 
 
 def sampling(work: Workload, precision: str, half: bool, compiled: bool, batch_size: int) -> Callable[[], object]:

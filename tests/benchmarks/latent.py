@@ -17,7 +17,7 @@ from diff_dalle.models.latent.stage_c import STAGE_C_SIZES, StageC
 from diff_dalle.models.layers import to_channels_last
 
 from .baseline_latent import BaselineLatentUnet
-from .regression import SPREAD, Differences, copy_weights, gradients, pass_through, same_function
+from .regression import SPREAD, Differences, adamw_step, copy_weights, gradients, pass_through, same_function
 
 STAGES: dict[str, LatentUnetConfig] = {"b": STAGE_B_SIZES["tiny"], "c": STAGE_C_SIZES["tiny"]}
 SIDES = {STAGES["b"].channels: 16, STAGES["c"].channels: 8}  # of the latents of 64-pixel images, by their channels
@@ -52,14 +52,8 @@ def problem(config: LatentUnetConfig) -> tuple[Tensor, Tensor, Conditioning, Ten
 
 
 def _work(network: nn.Module, config: LatentUnetConfig) -> Callable[[], object]:
-    optimizer, given = torch.optim.AdamW(network.parameters(), lr=1e-4, fused=True), problem(config)
-
-    def step() -> Tensor:
-        loss, _ = pass_through(network, *given)
-        optimizer.step()
-        return loss
-
-    return step
+    given = problem(config)
+    return adamw_step(network, lambda: given)
 
 
 def plain(stage: str) -> Callable[[], object]:

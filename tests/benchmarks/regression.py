@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 import torch
@@ -39,6 +39,18 @@ def pass_through(network: nn.Module, x: Tensor, t: Tensor, cond: Conditioning, t
     loss = (output - target).square().mean()
     loss.backward()
     return loss.detach(), output.detach()
+
+
+def adamw_step(network: nn.Module, problem: Callable[..., tuple]) -> Callable[..., Tensor]:
+    """A function that takes a step on ``problem(…)`` and returns the loss."""
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-4, fused=True)
+
+    def step(*arguments: int) -> Tensor:
+        loss, _ = pass_through(network, *problem(*arguments))
+        optimizer.step()
+        return loss
+
+    return step
 
 
 def gradients(network: nn.Module) -> list[Tensor]:

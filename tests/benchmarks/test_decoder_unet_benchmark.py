@@ -47,8 +47,8 @@ def test_checkpointing_gives_the_same_loss_and_gradients(monkeypatch):
 @pytest.mark.parametrize("side", [decoder_unet.plain, decoder_unet.ours, partial(decoder_unet.ours, True)])
 def test_every_side_trains(side):
     step = side()
-    losses = [step().item() for _ in range(4)]
-    assert losses[3] < losses[0]
+    losses = [step().item() for _ in range(3)]
+    assert losses[2] < losses[0]
 
 
 def test_the_network_is_the_example_at_a_quarter_of_its_width():
@@ -58,7 +58,7 @@ def test_the_network_is_the_example_at_a_quarter_of_its_width():
 
 @pytest.mark.parametrize(
     ("config", "most"),
-    [(EXAMPLE, 0.4), (replace(EXAMPLE, memory_efficient=True), 0.505), (replace(EXAMPLE, dim=32), 0.4)],
+    [(EXAMPLE, 0.4), (replace(EXAMPLE, memory_efficient=True), 0.505)],
 )
 def test_activation_checkpointing_halves_the_peak_memory(config, most):
     """Of the pass through the network at its full width, computed on the meta device. The memory-efficient network has

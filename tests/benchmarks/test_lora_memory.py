@@ -15,13 +15,10 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_the_lora_file_has_two_percent_of_the_bases_size(folder):
+def test_a_lora_holds_the_base_once_and_four_more_copies_of_its_own(folder):
+    """Gradients, AdamW's two moments and an average; the base's weights have none of them. Its file is small."""
     lora, base = file_sizes(folder)
     assert 0.01 * base < lora <= 0.02 * base
-
-
-def test_a_lora_holds_the_base_once_and_four_more_copies_of_its_own(folder):
-    """Gradients, AdamW's two moments and an average; the base's weights have none of them."""
     steps = Steps.of(adapted(folder, 2), ALONE)
     steps.seconds(1)
     (trainee,) = steps.loop.trainees

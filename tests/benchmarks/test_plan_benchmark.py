@@ -29,16 +29,15 @@ def test_a_measured_peak(benchmarked):
     assert [dataclasses.replace(found, planned=n, found=100).error for n in (105, 75)] == ["+5.0%", "-25.0%"]
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_the_speed_in_question_is_the_planners_own(benchmarked, monkeypatch, threads):
+def test_the_speed_in_question_is_the_planners_own(benchmarked, monkeypatch):
     """What ``Plan`` says of ten steps of the run with its flags; here they reach 1 GFLOP/s."""
     asked = []
     monkeypatch.setattr("diff_dalle.planning.plan.reached", lambda run: asked.append(run) or 1e9)
-    found = benchmark.planned_speed("shapes_64_upsampler", benchmarked, threads)
+    found = benchmark.planned_speed("shapes_64_upsampler", benchmarked, 2)
     (run,) = asked
     (network,) = networks_of(run)
     assert found == pytest.approx(1e9 / network.training_flops(False))
-    assert run.distributed.threads == threads and run.settings.data.num_workers == 1
+    assert run.distributed.threads == 2 and run.settings.data.num_workers == 1
 
 
 @pytest.mark.parametrize("preset", [name for name in benchmark.PRESETS if "stage_c" not in name])

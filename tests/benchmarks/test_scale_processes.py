@@ -9,7 +9,8 @@ from benchmarks import scale_exchange, scale_processes
 from benchmarks.scale_exchange import Bucket, Trace, Traced, covered, read_trace
 from benchmarks.scale_processes import Rates
 
-TINY = ("--preset", "shapes_32", "--num_channels", "8", "--enc_attn_dim", "8", "--enc_depth", "1")
+TINY = ("--preset", "shapes_32", "--num_channels", "8", "--num_res_blocks", "1", "--channel_mult", "1")
+TINY += ("--enc_attn_dim", "8", "--enc_depth", "1")
 
 
 def times(exchanging: float, alone: float, batch: int = 4) -> dict:

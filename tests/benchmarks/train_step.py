@@ -138,16 +138,20 @@ def flops(channels: int = CHANNELS, batch_size: int = BATCH_SIZE) -> int:
 def baseline(channels: int = CHANNELS, batch_size: int = BATCH_SIZE) -> Callable[[], object]:
     """AdamW and EMA parameter by parameter; the loss and two norms per parameter are read back at each step."""
     network, batch = BaselineUNet(config_of(channels)), problem(batch_size)
+    return published_step(network, lambda: losses_of(network, *batch)[0].mean())
+
+
+def published_step(network: nn.Module, loss_of: Callable[[], Tensor]) -> Callable[[], object]:
+    """Guided-Diffusion's: see ``baseline``."""
     parameters = list(network.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=LR, weight_decay=0.0, foreach=False, fused=False)
     ema = [parameter.detach().clone() for parameter in parameters]
 
     def step():
         optimizer.zero_grad(set_to_none=False)
-        loss = losses_of(network, *batch)[0].mean()
+        loss = loss_of()
         loss.backward()
-        pairs = zip(parameters, gradients(network), strict=True)
-        norms = [(p.detach().norm().item() ** 2, gradient.norm().item() ** 2) for p, gradient in pairs]
+        norms = [(p.detach().norm().item(), p.grad.norm().item()) for p in parameters if p.grad is not None]
         optimizer.step()
         for average, parameter in zip(ema, parameters, strict=True):
             average.mul_(EMA_RATE).add_(parameter.detach(), alpha=1 - EMA_RATE)

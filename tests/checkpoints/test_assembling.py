@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from decoder_making import TEXT_UNET, UNET, WIDTH, make_decoder, make_network, save_decoder, save_unet
+from decoder_making import TEXT_UNET, UNET, WIDTH, identity, make_decoder, make_network, save_decoder, save_unet
 
 import diff_dalle
 from diff_dalle.checkpoints.assembling import TRAINING_ONLY, USED_BY, assemble, shared_names
-from diff_dalle.checkpoints.checkpoint import load_file
+from diff_dalle.checkpoints.checkpoint import load_file, save_file
 from diff_dalle.checkpoints.decoder import ClipConfig, DecoderConfig
 from diff_dalle.checkpoints.loading import open_networks
 from diff_dalle.commands.gathering import AssembleConfig, assemble_decoder
@@ -126,20 +126,26 @@ def test_every_shared_setting_is_compared_or_affects_training_only(tmp_path, sav
     }  # fmt: skip
     assert set(changed) == set(shared_names(make_decoder())) >= {*TRAINING_ONLY, *USED_BY}
     paths = [save(i, make_decoder(3, **common), f"common{i}") for i in range(3)]
+    state, other = torch.load(paths[2], weights_only=True)["state"], str(tmp_path / "other.pt")
     for name, value in changed.items():
-        other = {**common, name: value}
+        settings = {**common, name: value}
         if name.startswith("clip_"):
-            other["use_dynamic_thres"] = False
+            settings["use_dynamic_thres"] = False
         if name == "unconditional":
-            other["unets"] = (TEXT_UNET,) * 3
-        given = [*paths[:2], save(2, make_decoder(3, **other), "other")]
+            settings["unets"] = (TEXT_UNET,) * 3
+        decoder = make_decoder(3, **settings)
+        if name in ("channels", "unconditional"):  # the only ones that change the weights
+            save(2, decoder, "other")
+        else:
+            save_file(other, "ema", identity(decoder), 12, 100, state, "unet2")
+        given, out = [*paths[:2], other], str(tmp_path / f"{name}.pt")
         if name == "unconditional":  # a U-Net that reads no embedding does not depend on it
-            assemble(given, str(tmp_path / f"{name}.pt"))
+            assemble(given, out)
         elif name in TRAINING_ONLY:
-            assert f"affects training only: {name}" in assemble(given, str(tmp_path / f"{name}.pt"))
+            assert f"affects training only: {name}" in assemble(given, out)
         else:
             with pytest.raises(InputError, match=f"has {'use_dynamic_thres' if 'clip_' in name else name} "):
-                assemble(given, str(tmp_path / f"{name}.pt"))
+                assemble(given, out)
 
 
 def test_the_command(tmp_path, save):

@@ -40,6 +40,12 @@ def bundle(run, path):
     return str(path)
 
 
+@pytest.fixture
+def path(tmp_path):
+    """The bundle of a run, which lies beside it."""
+    return bundle(make_run(tmp_path / "run"), tmp_path / "b.pth")
+
+
 def contents(folder):
     return {name: (folder / name).read_bytes() for name in os.listdir(folder)}
 
@@ -60,22 +66,20 @@ def test_a_run_is_restored_byte_for_byte(tmp_path):
     assert contents(tmp_path / "newer") == after
 
 
-def test_a_bundle_is_plain_data(tmp_path):
-    content = torch.load(bundle(make_run(tmp_path / "run"), tmp_path / "b.pth"), weights_only=True)
+def test_a_bundle_is_plain_data(path):
+    content = torch.load(path, weights_only=True)
     assert set(content) == {"bundle", "files"} and content["files"]["run.json"].dtype is torch.uint8
 
 
-def test_a_folder_with_a_run_is_left_alone(tmp_path):
-    path = bundle(make_run(tmp_path / "run"), tmp_path / "b.pth")
+def test_a_folder_with_a_run_is_left_alone(path, tmp_path):
     before = contents(tmp_path / "run")
     with pytest.raises(InputError, match="has a run already"):
         restore_bundle(path, str(tmp_path / "run"))
     assert contents(tmp_path / "run") == before
 
 
-def test_a_restoration_that_is_interrupted_can_be_repeated(tmp_path, monkeypatch):
+def test_a_restoration_that_is_interrupted_can_be_repeated(path, tmp_path, monkeypatch):
     """The record comes last: without it, a folder has no run."""
-    path = bundle(make_run(tmp_path / "run"), tmp_path / "b.pth")
     write, written = storage.atomic_writer, []
 
     def fail(target):
@@ -92,16 +96,15 @@ def test_a_restoration_that_is_interrupted_can_be_repeated(tmp_path, monkeypatch
     assert restore_bundle(path, str(tmp_path / "new")) == 4
 
 
-def test_a_record_without_checkpoints_is_replaced(tmp_path):
+def test_a_record_without_checkpoints_is_replaced(path, tmp_path):
     """That of a session that was killed before its first checkpoint."""
-    path = bundle(make_run(tmp_path / "run"), tmp_path / "b.pth")
     open_run(str(tmp_path / "new"), IDENTITY, OptimConfig)
     assert restore_bundle(path, str(tmp_path / "new")) == 4
 
 
-def test_a_bundle_is_no_network(tmp_path):
+def test_a_bundle_is_no_network(path):
     with pytest.raises(InputError, match="holds a whole run, not one network: give it to tracking.load"):
-        load_file(bundle(make_run(tmp_path / "run"), tmp_path / "b.pth"))
+        load_file(path)
 
 
 def text(value):
@@ -133,8 +136,8 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_others_are_one_sentence_and_write_nothing(tmp_path, name):
-    content = torch.load(bundle(make_run(tmp_path / "run"), tmp_path / "b.pth"), weights_only=True)
+def test_others_are_one_sentence_and_write_nothing(path, tmp_path, name):
+    content = torch.load(path, weights_only=True)
     torch.save({"bundle": 1, "files": HOSTILE[name](content["files"])}, tmp_path / "bad.pth")
     with pytest.raises(DamagedError, match=r"bad\.pth is damaged") as error:
         restore_bundle(str(tmp_path / "bad.pth"), str(tmp_path / "new"))
@@ -148,8 +151,7 @@ def test_other_contents_are_one_sentence(tmp_path, content):
         restore_bundle(str(tmp_path / "bad.pth"), str(tmp_path / "new"))
 
 
-def test_a_flipped_bit_and_a_cut_are_noticed(tmp_path):
-    path = bundle(make_run(tmp_path / "run"), tmp_path / "b.pth")
+def test_a_flipped_bit_and_a_cut_are_noticed(path, tmp_path):
     whole = bytearray((tmp_path / "b.pth").read_bytes())
     (tmp_path / "b.pth").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DamagedError, match="truncated"):

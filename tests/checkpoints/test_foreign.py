@@ -19,21 +19,21 @@ SIZE = 16
 GIVEN = {"image_size": SIZE, "num_head_channels": 16, "noise_schedule": "cosine"}
 TEXT = (40, 6, 32, 2, 4)
 CASES = {
-    "unconditional": Other(),
-    "new order": Other(new_order=True),
-    "classes": Other(classes=5),
-    "fixed variance": Other(outputs=3),
-    "improved": Other(updown=False, blocks=2),
-    "without scales": Other(updown=False, scale_shift=False, attention=(True, False)),
-    "pooled": Other(updown=False, learned_resampling=False, blocks=2),
-    "three levels": Other(mults=(1, 1, 2), attention=(False, True, False), blocks=2),
-    "one level": Other(mults=(1,), attention=(True,), blocks=2),
-    "upsampler": Other(inputs=6, classes=3),
-    "classifier": Other(pooled=7),
-    "deep classifier": Other(pooled=7, mults=(1, 1, 2), attention=(False, True, True), blocks=2, final_size=4),
-    "classifier without blocks that halve": Other(pooled=7, updown=False),
-    "glide": Other(text=TEXT),
-    "glide upsampler": Other(text=TEXT, inputs=6),
+    "unconditional": {},
+    "new order": dict(new_order=True),
+    "classes": dict(classes=5),
+    "fixed variance": dict(outputs=3),
+    "improved": dict(updown=False, blocks=2),
+    "without scales": dict(updown=False, scale_shift=False, attention=(True, False)),
+    "pooled": dict(updown=False, learned_resampling=False, blocks=2),
+    "three levels": dict(mults=(1, 1, 2), attention=(False, True, False), blocks=2),
+    "one level": dict(mults=(1,), attention=(True,), blocks=2),
+    "upsampler": dict(inputs=6, classes=3),
+    "classifier": dict(pooled=7),
+    "deep classifier": dict(pooled=7, mults=(1, 1, 2), attention=(False, True, True), blocks=2, final_size=4),
+    "classifier without blocks that halve": dict(pooled=7, updown=False),
+    "glide": dict(text=TEXT),
+    "glide upsampler": dict(text=TEXT, inputs=6),
 }
 
 
@@ -43,15 +43,19 @@ def given(other):
     return flags | ({"enc_heads": other.text[4]} if other.text else {})
 
 
-def network_of(other):
-    content = content_of(recognize(other.state, "theirs.pt", given(other)), other.state, "theirs.pt")
+@pytest.fixture(scope="module", params=CASES)
+def case(request):
+    """A network of theirs, what is found of it, and ours."""
+    other = Other(**CASES[request.param])
+    found = recognize(other.state, "theirs.pt", given(other))
+    content = content_of(found, other.state, "theirs.pt")
     network = find_kind(content["kind"]).read(content["config"]).build(TEXT[0]).eval()
     load_weights(network, content, "theirs.pt")
-    return network
+    return other, found, network
 
 
-def inputs(other, n=2, seed=0):
-    generator = torch.Generator().manual_seed(seed)
+def inputs(other, n=2):
+    generator = torch.Generator().manual_seed(0)
     x, t = torch.randn(n, 3, SIZE, SIZE, generator=generator), torch.tensor([3.0, 711.5])
     theirs, ours = {}, {}
     if other.classes:
@@ -69,19 +73,17 @@ def inputs(other, n=2, seed=0):
     return x, t, theirs, Conditioning(**ours)
 
 
-@pytest.mark.parametrize("name", CASES)
 @torch.no_grad()
-def test_the_function_is_theirs(name):
-    other = CASES[name]
+def test_the_function_is_theirs(case):
+    other, _, network = case
     x, t, theirs, cond = inputs(other)
-    ours = network_of(other)(x, t) if other.pooled else network_of(other)(x, t, cond)
+    ours = network(x, t) if other.pooled else network(x, t, cond)
     assert relative(ours, other(x, t, **theirs)) < 1e-5
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_the_way_back_is_exact(name):
-    other = CASES[name]
-    state = state_of(network_of(other), "ours.pt", False, other.new_order)
+def test_the_way_back_is_exact(case):
+    other, _, network = case
+    state = state_of(network, "ours.pt", False, other.new_order)
     assert state.keys() == other.state.keys()
     assert all(torch.equal(state[key], value) for key, value in other.state.items())
 
@@ -104,10 +106,8 @@ def structure_like(config, learned_variance):
     )
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_shapes_tell_the_structure(name):
-    other = CASES[name]
-    found = recognize(other.state, "theirs.pt", given(other))
+def test_shapes_tell_the_structure(case):
+    other, found, _ = case
     if not other.pooled:
         assert found.structure == structure_like(found.settings.model, other.outputs == 6)
     assert found.structure.classes == other.pooled
@@ -134,15 +134,8 @@ def test_published_networks_are_recognized_by_their_shapes(release):
     text = s.text and (50257, s.text.length, s.text.width, s.text.depth, 8)
     with torch.device("meta"):
         other = Other(
-            s.num_channels,
-            s.channel_mult,
-            s.num_res_blocks,
-            s.attention,
-            s.in_channels,
-            s.out_channels,
-            s.num_classes,
-            s.use_scale_shift_norm,
-            s.resblock_updown,
+            *(s.num_channels, s.channel_mult, s.num_res_blocks, s.attention, s.in_channels, s.out_channels),
+            *(s.num_classes, s.use_scale_shift_norm, s.resblock_updown),
             text=text,
             pooled=s.classes,
             final_size=unseen.image_size >> (len(s.channel_mult) - 1),
@@ -183,36 +176,30 @@ def test_no_two_releases_have_one_structure():
 # ----------------------------------------------------------------------------------------------------------- bad files
 
 
-def changed(**values):
-    state = dict(CASES["glide"].state)
-    for name, value in values.items():
-        name = name.replace("__", ".")
-        state.pop(name, None)
-        if value is not None:
-            state[name] = value
-    return state
-
-
 @pytest.mark.parametrize(
-    ("state", "flags", "message"),
+    ("settings", "changes", "flags", "message"),
     [
-        (changed(final_ln__weight=None), {}, "has no final_ln.weight"),
-        (changed(unemb__weight=torch.zeros(3, 3)), {}, "has an extra unemb.weight"),
-        (changed(final_ln__weight=torch.zeros(3, dtype=torch.int64)), {}, "an odd final_ln.weight"),
-        (changed(input_blocks__1__0__out_layers__3__weight=None), {}, "in shapes of no network of this kind"),
+        ({"text": TEXT}, {"final_ln.weight": None}, {}, "has no final_ln.weight"),
+        ({"text": TEXT}, {"unemb.weight": torch.zeros(3, 3)}, {}, "has an extra unemb.weight"),
+        ({"text": TEXT}, {"final_ln.weight": torch.zeros(3, dtype=torch.int64)}, {}, "an odd final_ln.weight"),
+        ({"text": TEXT}, {"input_blocks.1.0.out_layers.3.weight": None}, {}, "in shapes of no network of this kind"),
         (
-            Other(pooled=3).state,
+            {"pooled": 3},
+            {},
             {"image_size": 32},
             "positional_embedding of shape .64, 65., which does not fit a network with image_size 32",
         ),
-        (Other(inputs=7).state, {}, "inpainting network with 7 input channels"),
-        (Other(inputs=6).state, {}, "by small_size"),
-        (Other().state, {"image_size": None}, "the shapes of none of the published networks"),
-        (Other().state, {"num_head_channels": 5}, "num_head_channels is 5"),
+        ({"inputs": 7}, {}, {}, "inpainting network with 7 input channels"),
+        ({"inputs": 6}, {}, {}, "by small_size"),
+        ({}, {}, {"image_size": None}, "the shapes of none of the published networks"),
+        ({}, {}, {"num_head_channels": 5}, "num_head_channels is 5"),
     ],
 )
-def test_what_does_not_fit_is_refused(state, flags, message):
-    flags = {name: value for name, value in {**GIVEN, "enc_heads": 4, **flags}.items() if value is not None}
+def test_what_does_not_fit_is_refused(settings, changes, flags, message):
+    state, flags = (
+        {name: value for name, value in each.items() if value is not None}
+        for each in (Other(**settings).state | changes, {**GIVEN, "enc_heads": 4, **flags})
+    )
     with pytest.raises(InputError, match=message):
         content_of(recognize(state, "theirs.pt", flags), state, "theirs.pt")
 

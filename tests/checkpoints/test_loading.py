@@ -1,6 +1,7 @@
 """Which vocabulary a checkpoint is opened with, and that nothing it names is run or fetched."""
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -25,12 +26,21 @@ def edited(path, bpe_path=None, **changed):
     return path
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Checkpoints trained with a vocabulary of two merges, and with the built-in one."""
+    folder = tmp_path_factory.mktemp("made")
+    write_merge_file(str(folder / "merges.txt"), "#version: mine", MERGES)
+    return save_model(make_run(bpe_path=folder / "merges.txt"), folder / "own.pt", 0.0, 0.2), make_file(folder)
+
+
 @pytest.fixture
-def custom(tmp_path):
-    """A checkpoint trained with a vocabulary of two merges, and its merge file."""
+def custom(made, tmp_path):
+    """The first of them, and its merge file."""
     merges = tmp_path / "merges.txt"
     write_merge_file(str(merges), "#version: mine", MERGES)
-    return save_model(make_run(bpe_path=merges), tmp_path / "ema.pt", 0.0, 0.2), merges
+    path = shutil.copy(made[0], tmp_path / "ema.pt")
+    return edited(str(path), str(merges)), merges
 
 
 def test_a_checkpoint_needs_no_merge_file(custom):
@@ -41,8 +51,8 @@ def test_a_checkpoint_needs_no_merge_file(custom):
     assert found.identity == own.identity and found.encode("red") == own.encode("red")
 
 
-def test_the_built_in_vocabulary_is_not_stored(tmp_path):
-    path = make_file(tmp_path)
+def test_the_built_in_vocabulary_is_not_stored(made):
+    path = made[1]
     assert "vocabulary" not in torch.load(path, weights_only=True)
     assert open_network(path, "generator").tokenizer.identity == load_tokenizer().identity
 
@@ -72,19 +82,17 @@ def test_no_command_of_a_checkpoint_is_run(custom, tmp_path, stored):
     assert open_network(path, "generator", command).tokenizer and (tmp_path / "run").exists()  # the user's own words
 
 
-@pytest.mark.parametrize("place", ["http://127.0.0.1:9/merges.txt", "s3://bucket/merges.txt", "FIFO", "FOLDER"])
-def test_nothing_but_a_regular_file_is_opened(custom, tmp_path, place):
-    path, _ = custom
+def test_nothing_but_a_regular_file_is_opened(custom, tmp_path):
     os.mkfifo(tmp_path / "FIFO")
     (tmp_path / "FOLDER").mkdir()
-    edited(path, place if "://" in place else str(tmp_path / place), vocabulary=None)
-    with pytest.raises(InputError, match="no local file: give its merge file by bpe_path"):
-        open_network(path, "generator")
+    remote = ("http://127.0.0.1:9/merges.txt", "s3://bucket/merges.txt")
+    for place in (*remote, str(tmp_path / "FIFO"), str(tmp_path / "FOLDER")):
+        with pytest.raises(InputError, match="no local file: give its merge file by bpe_path"):
+            open_network(edited(custom[0], place, vocabulary=None), "generator")
 
 
 def test_a_secret_in_a_checkpoint_is_not_shown(custom):
-    path, _ = custom
-    edited(path, "https://user:pa55word@host/merges.txt?sig=abcdef", vocabulary=None)
+    path = edited(custom[0], "https://user:pa55word@host/merges.txt?sig=abcdef", vocabulary=None)
     with pytest.raises(InputError) as error:
         open_network(path, "generator")
     assert "pa55word" not in str(error.value) and "abcdef" not in str(error.value)
@@ -104,7 +112,7 @@ def test_a_damaged_vocabulary_is_named(custom, text, words):
         open_network(edited(path, vocabulary=text), "generator")
 
 
-def test_a_checkpoint_is_loaded_without_the_compiler_of_torch(tmp_path):
+def test_a_checkpoint_is_loaded_without_the_compiler_of_torch(made):
     """Which random numbers and copies on the meta device import: a second, and 60 MB."""
     code = (
         "import sys, torch\n"
@@ -112,5 +120,5 @@ def test_a_checkpoint_is_loaded_without_the_compiler_of_torch(tmp_path):
         "open_network(sys.argv[1], 'generator').load(torch.device('cpu'))\n"
         "print([name for name in ('torch._dynamo', 'sympy') if name in sys.modules])"
     )
-    command = [sys.executable, "-c", code, make_file(tmp_path)]
+    command = [sys.executable, "-c", code, made[1]]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == "[]"

@@ -35,9 +35,15 @@ def checkpoints(tmp_path_factory):
     }
 
 
+@pytest.fixture(scope="module")
+def written(checkpoints, tmp_path_factory) -> ModelFolder:
+    return write_model(str(tmp_path_factory.mktemp("written") / "tiny"), checkpoints, "fp32")
+
+
 @pytest.fixture
-def model(checkpoints, tmp_path) -> ModelFolder:
-    return write_model(str(tmp_path / "tiny"), checkpoints, "fp32")
+def model(written, tmp_path) -> ModelFolder:
+    """A copy, which a test may damage."""
+    return open_model(shutil.copytree(written.path, str(tmp_path / "tiny")))
 
 
 @pytest.fixture

@@ -33,13 +33,8 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs POSIX loc
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Ten beats in the time after which a holder is taken for dead."""
-    for name, value in (
-        ("BEAT_SECONDS", 0.05),
-        ("STALE_SECONDS", 0.5),
-        ("POLL_SECONDS", 0.02),
-        ("SETTLE_SECONDS", 0.02),
-    ):
-        monkeypatch.setattr(run_lock, name, value)
+    for name, value in {"BEAT": 0.05, "STALE": 0.5, "POLL": 0.02, "SETTLE": 0.02}.items():
+        monkeypatch.setattr(run_lock, f"{name}_SECONDS", value)
 
 
 def content(folder):
@@ -48,6 +43,17 @@ def content(folder):
 
 def write(folder, **held):
     (folder / "run.lock").write_text(json.dumps(held))
+
+
+def assert_held(folder):
+    """By this process, as soon as it asks."""
+    with hold(str(folder)):
+        assert content(folder)["pid"] == os.getpid()
+
+
+def assert_refused(folder, words):
+    with pytest.raises(InputError, match=words), hold(str(folder)):
+        pytest.fail("entered")
 
 
 @pytest.fixture
@@ -68,8 +74,7 @@ def other(tmp_path):
 def test_a_second_run_is_refused_and_the_first_one_named(tmp_path, other):
     since = content(tmp_path)["since"]
     words = f"is in use by process {other[0].pid} on {socket.gethostname()} since {since}"
-    with pytest.raises(InputError, match=words), hold(str(tmp_path)):
-        pytest.fail("entered")
+    assert_refused(tmp_path, words)
     assert content(tmp_path)["pid"] == other[0].pid
 
 
@@ -80,8 +85,7 @@ def test_after_a_kill_the_next_run_starts_at_once(tmp_path, other, monkeypatch):
     other[0].kill()
     other[0].wait()
     os.kill(other[1], 0)
-    with hold(str(tmp_path)):
-        assert content(tmp_path)["pid"] == os.getpid()
+    assert_held(tmp_path)
 
 
 def test_the_folder_is_free_after_the_block_and_after_an_error(tmp_path):
@@ -119,22 +123,19 @@ FOREIGN = {"host": "elsewhere", "pid": 7, "token": "other", "since": "noon"}
 def test_a_holder_elsewhere_that_beats_is_respected(tmp_path, monkeypatch, capsys):
     write(tmp_path, **FOREIGN)
     monkeypatch.setattr(run_lock.time, "sleep", beating(tmp_path, FOREIGN))
-    with pytest.raises(InputError, match="is in use by process 7 on elsewhere since noon"), hold(str(tmp_path)):
-        pytest.fail("entered")
+    assert_refused(tmp_path, "is in use by process 7 on elsewhere since noon")
     assert "waiting up to" in capsys.readouterr().out and content(tmp_path)["token"] == "other"
 
 
 def test_a_holder_elsewhere_that_is_silent_is_taken_for_dead(tmp_path):
     write(tmp_path, **FOREIGN)
-    with hold(str(tmp_path)):
-        assert content(tmp_path)["pid"] == os.getpid()
+    assert_held(tmp_path)
 
 
 def test_a_damaged_lock_is_taken_over(tmp_path):
     for text in ("{", "[]", "\x00" * 9):
         (tmp_path / "run.lock").write_text(text)
-        with hold(str(tmp_path)):
-            assert content(tmp_path)["pid"] == os.getpid()
+        assert_held(tmp_path)
 
 
 def test_whoever_lost_the_folder_notices(tmp_path):
@@ -152,11 +153,9 @@ def test_without_locks_the_process_id_decides(tmp_path, monkeypatch, pid, alive)
     monkeypatch.setattr(run_lock, "_lock", lambda descriptor: False)
     write(tmp_path, host=socket.gethostname(), pid=os.getpid() if pid == "own" else pid, token="other")
     if alive:
-        with pytest.raises(InputError, match="is in use by process"), hold(str(tmp_path)):
-            pytest.fail("entered")
+        assert_refused(tmp_path, "is in use by process")
     else:
-        with hold(str(tmp_path)):
-            assert content(tmp_path)["pid"] == os.getpid()
+        assert_held(tmp_path)
 
 
 @pytest.fixture
@@ -174,8 +173,7 @@ def test_object_stores_are_locked_by_content(bucket):
     with hold("s3://bucket/run"):
         held = json.loads(bucket["s3://bucket/run/run.lock"])
         assert held["pid"] == os.getpid()
-        with pytest.raises(InputError, match=f"is in use by process {os.getpid()}"), hold("s3://bucket/run"):
-            pytest.fail("entered")
+        assert_refused("s3://bucket/run", f"is in use by process {os.getpid()}")
     assert bucket["s3://bucket/run/run.lock"] == b""
 
 
@@ -183,8 +181,7 @@ def test_of_two_that_start_together_in_an_object_store_the_last_writer_wins(buck
     monkeypatch.setattr(
         run_lock.time, "sleep", lambda _: bucket.update({"s3://b/run/run.lock": json.dumps(FOREIGN).encode()})
     )
-    with pytest.raises(InputError, match="is in use by process 7 on elsewhere"), hold("s3://b/run"):
-        pytest.fail("entered")
+    assert_refused("s3://b/run", "is in use by process 7 on elsewhere")
 
 
 def test_what_cannot_be_a_lock_file_is_one_sentence(tmp_path):

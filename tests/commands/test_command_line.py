@@ -29,6 +29,10 @@ class ClassifierLike:
 KINDS = {"generator": GeneratorLike, "classifier": ClassifierLike}
 
 
+def parsed(config, flags):
+    return parse(config, flags.split())
+
+
 def message_of(call, *arguments):
     with pytest.raises(InputError) as error:
         call(*arguments)
@@ -47,39 +51,39 @@ def test_precedence_is_defaults_then_file_then_flags():
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        (["--flip"], ("flip", True)),
-        (["--flip", "False"], ("flip", False)),
-        (["--limit", "none"], ("limit", None)),
-        (["--limit", "7"], ("limit", 7)),
-        (["--data_dir", "none"], ("data_dir", ())),
-        (["--data_dir", "a/{000..010,12}.tar,b"], ("data_dir", ("a/{000..010,12}.tar", "b"))),
-        (["--set", "training.limit=7"], ("limit", 7)),
-        (["--set", "training.limit=none"], ("limit", None)),
-        (["--set", "training.data_dir=a=1,b"], ("data_dir", ("a=1", "b"))),
-        (["--set", "training.flip=yes"], ("flip", True)),
+        ("--flip", ("flip", True)),
+        ("--flip False", ("flip", False)),
+        ("--limit none", ("limit", None)),
+        ("--limit 7", ("limit", 7)),
+        ("--data_dir none", ("data_dir", ())),
+        ("--data_dir a/{000..010,12}.tar,b", ("data_dir", ("a/{000..010,12}.tar", "b"))),
+        ("--set training.limit=7", ("limit", 7)),
+        ("--set training.limit=none", ("limit", None)),
+        ("--set training.data_dir=a=1,b", ("data_dir", ("a=1", "b"))),
+        ("--set training.flip=yes", ("flip", True)),
     ],
 )
 def test_values_of_flags(flags, expected):
-    assert getattr(parse(Run, flags).training, expected[0]) == expected[1]
+    assert getattr(parsed(Run, flags).training, expected[0]) == expected[1]
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--num_chanels", "3"], ["--num_chanels", "did you mean --num_channels"]),
-        (["--lr", "fast"], ["--lr is 'fast', but must be a number"]),
-        (["--lr"], ["--lr", "expected one argument"]),
-        (["--lr", "1", "--lr", "2"], ["--lr is given 2 times"]),
-        (["--variance", "learned"], ["--variance", "learned_range"]),
-        (["--num", "3"], ["unknown flag"]),
-        (["stray"], ["stray"]),
-        (["--preset", "nothing"], ["preset 'nothing' is unknown"]),
-        (["--config", "a", "--config", "b"], ["--config", "2 times"]),
-        (["--dry_run", "ture"], ["dry_run", "ture", "True or False"]),
+        ("--num_chanels 3", ["--num_chanels", "did you mean --num_channels"]),
+        ("--lr fast", ["--lr is 'fast', but must be a number"]),
+        ("--lr", ["--lr", "expected one argument"]),
+        ("--lr 1 --lr 2", ["--lr is given 2 times"]),
+        ("--variance learned", ["--variance", "learned_range"]),
+        ("--num 3", ["unknown flag"]),
+        ("stray", ["stray"]),
+        ("--preset nothing", ["preset 'nothing' is unknown"]),
+        ("--config a --config b", ["--config", "2 times"]),
+        ("--dry_run ture", ["dry_run", "ture", "True or False"]),
     ],
 )
 def test_bad_flags_are_one_sentence(flags, words):
-    message = message_of(parse, Run, flags)
+    message = message_of(parsed, Run, flags)
     assert all(word in message for word in words)
 
 
@@ -106,33 +110,33 @@ def test_bad_files_are_one_sentence(text, words):
 
 
 def test_aliases_set_and_unset_their_field():
-    assert parse(Run, ["--learn_sigma", "True"]).model.variance == "learned_range"
+    assert parsed(Run, "--learn_sigma True").model.variance == "learned_range"
     assert from_text(Run, "variance: learned_range", "--learn_sigma", "False").model.variance == "fixed_large"
     assert from_text(Run, "variance: fixed_small", "--learn_sigma", "False").model.variance == "fixed_small"
-    assert parse(Run, ["--index_dir", "x"]).training.data_dir == ("x",)
+    assert parsed(Run, "--index_dir x").training.data_dir == ("x",)
 
 
 @pytest.mark.parametrize("other", [["--sigma_small", "True"], ["--variance", "fixed_small"]])
 def test_contradicting_aliases_are_refused(other):
     assert "variance" in message_of(parse, Run, ["--learn_sigma", "True", *other])
-    assert "variance" in message_of(parse, Run, ["--variance", "learned_range", "--learn_sigma", "False"])
+    assert "variance" in message_of(parsed, Run, "--variance learned_range --learn_sigma False")
 
 
 def test_aliases_may_agree_and_may_override_an_earlier_source():
     assert from_text(Run, "learn_sigma: true\nsigma_small: false").model.variance == "learned_range"
     assert from_text(Run, "learn_sigma: true", "--sigma_small", "True").model.variance == "fixed_small"
-    assert parse(Run, ["--variance", "learned_range", "--learn_sigma", "True"]).model.variance == "learned_range"
+    assert parsed(Run, "--variance learned_range --learn_sigma True").model.variance == "learned_range"
 
 
 # ------------------------------------------------------------------------------------------ earlier names and prefixes
 
 
 def test_earlier_names_are_accepted_everywhere():
-    assert parse(Run, ["--width", "7"]).model.num_channels == 7
-    assert parse(Run, ["--set", "model.width=7", "--width", "7"]).model.num_channels == 7
+    assert parsed(Run, "--width 7").model.num_channels == 7
+    assert parsed(Run, "--set model.width=7 --width 7").model.num_channels == 7
     assert from_text(Run, "width: 7").model.num_channels == 7
     assert from_text(Run, "model: {width: 7}", "--num_channels", "8").model.num_channels == 8
-    assert parse(Cascade, ["--upsampler_method", "heun"]).upsampling.sampler == "heun"
+    assert parsed(Cascade, "--upsampler_method heun").upsampling.sampler == "heun"
     assert from_text(Cascade, "upsampler_method: heun").upsampling.sampler == "heun"
     config = from_text(Cascade, "upsampling: {method: heun}\nunets: [{start_dim: 3}]")
     assert (config.upsampling.sampler, config.decoder.unets) == ("heun", (UNet(3),))
@@ -158,14 +162,14 @@ def test_prefixed_sections():
     config = from_text(Cascade, text, "--eta", "0.5")
     assert dataclasses.astuple(config.sampling) == ("heun", 0.5)
     assert dataclasses.astuple(config.upsampling) == ("ddim", 0.25)
-    assert parse(Cascade, ["--set", "upsampling.eta=0.5"]).upsampling.eta == 0.5
-    assert "did you mean --upsampler_sampler" in message_of(parse, Cascade, ["--upsampler_samler", "heun"])
+    assert parsed(Cascade, "--set upsampling.eta=0.5").upsampling.eta == 0.5
+    assert "did you mean --upsampler_sampler" in message_of(parsed, Cascade, "--upsampler_samler heun")
     message = message_of(from_text, Cascade, "upsampling: {upsampler_eta: 1}")
     assert message == "upsampling.upsampler_eta (run.yaml, line 1) is an unknown setting; did you mean eta?"
     assert "upsampling.sampler (run.yaml, line 1) is 'heum'" in message_of(
         from_text, Cascade, "upsampling: {sampler: heum}"
     )
-    message = message_of(parse, Cascade, ["--upsampler_eta", "1", "--set", "upsampling.eta=2"])
+    message = message_of(parsed, Cascade, "--upsampler_eta 1 --set upsampling.eta=2")
     assert message.startswith("--upsampler_eta sets upsampling.eta to 1, but --set upsampling.eta sets it to 2")
 
 
@@ -230,38 +234,38 @@ def test_set_addresses_items_of_files_and_of_defaults():
     text = "decoder: {unets: [{dim: 3}, {}]}"
     config = from_text(Cascade, text, "--set", "decoder.unets.0.dim=5", "--set", "decoder.unets[1].start_dim=6")
     assert config.decoder.unets == (UNet(5), UNet(6))
-    config = parse(Cascade, ["--set", "decoder.unets.1.mults=1,4"])
+    config = parsed(Cascade, "--set decoder.unets.1.mults=1,4")
     assert config.decoder.unets == (UNet(), UNet(64, (1, 4)))
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--set", "x"], "--set x must be PATH=VALUE, such as --set decoder.timesteps=1000"),
-        (["--set", "eta=1"], "--set eta: there is no setting eta; did you mean sampling.eta?"),
-        (["--set", "decoder.timestep=1"], "there is no setting decoder.timestep; did you mean timesteps?"),
-        (["--set", "decoder=1"], "--set decoder is a section; give the path of a setting in it, such as decoder.unets"),
-        (["--set", "decoder.timesteps.x=1"], "decoder.timesteps is a single setting, without x below it"),
-        (["--set", "decoder.unets=1"], "decoder.unets is a list of 2 sections; give an index from 0 to 1"),
-        (["--set", "decoder.unets.2.dim=1"], "decoder.unets is a list of 2 sections; give an index from 0 to 1"),
-        (["--set", "decoder.unets.-1.dim=1"], "give an index from 0 to 1"),
-        (["--set", "decoder.unets.1=1"], "--set decoder.unets.1 is a section"),
-        (["--set", "decoder.unets.1.dim=x"], "--set decoder.unets.1.dim is 'x', but must be an integer"),
-        (["--set", "decoder.unets.1.dim=0"], "--set decoder.unets.1.dim is 0, but must be at least 1"),
-        (["--set", "sampling.sampler=heum"], "must be one of ddim, heun; did you mean heun?"),
+        ("--set x", "--set x must be PATH=VALUE, such as --set decoder.timesteps=1000"),
+        ("--set eta=1", "--set eta: there is no setting eta; did you mean sampling.eta?"),
+        ("--set decoder.timestep=1", "there is no setting decoder.timestep; did you mean timesteps?"),
+        ("--set decoder=1", "--set decoder is a section; give the path of a setting in it, such as decoder.unets"),
+        ("--set decoder.timesteps.x=1", "decoder.timesteps is a single setting, without x below it"),
+        ("--set decoder.unets=1", "decoder.unets is a list of 2 sections; give an index from 0 to 1"),
+        ("--set decoder.unets.2.dim=1", "decoder.unets is a list of 2 sections; give an index from 0 to 1"),
+        ("--set decoder.unets.-1.dim=1", "give an index from 0 to 1"),
+        ("--set decoder.unets.1=1", "--set decoder.unets.1 is a section"),
+        ("--set decoder.unets.1.dim=x", "--set decoder.unets.1.dim is 'x', but must be an integer"),
+        ("--set decoder.unets.1.dim=0", "--set decoder.unets.1.dim is 0, but must be at least 1"),
+        ("--set sampling.sampler=heum", "must be one of ddim, heun; did you mean heun?"),
         (
-            ["--set", "sampling.eta=1", "--set", "sampling.eta=2"],
+            "--set sampling.eta=1 --set sampling.eta=2",
             "sets sampling.eta to 1, but --set sampling.eta sets",
         ),
         (
-            ["--eta", "1", "--set", "sampling.eta=2"],
+            "--eta 1 --set sampling.eta=2",
             "--eta sets sampling.eta to 1, but --set sampling.eta",
         ),
-        (["--unets", "1"], "unknown flag"),
+        ("--unets 1", "unknown flag"),
     ],
 )
 def test_bad_assignments_are_one_sentence(flags, message):
-    assert message in message_of(parse, Cascade, flags)
+    assert message in message_of(parsed, Cascade, flags)
 
 
 def test_set_of_an_empty_list():
@@ -289,19 +293,19 @@ def presets(tmp_path, monkeypatch):
 
 
 def test_presets_and_files_of_the_own_kind_or_none_are_accepted(presets):
-    assert parse(GeneratorLike, ["--preset", "big"]).training.lr == 5
+    assert parsed(GeneratorLike, "--preset big").training.lr == 5
     assert from_text(GeneratorLike, "kind: generator\nlr: 3", "--preset", "big").training.lr == 3
     assert from_text(GeneratorLike, "lr: 3").training.lr == 3
     assert from_text(Run, "lr: 3").training.lr == 3
 
 
 def test_another_kind_is_refused_with_the_right_script(presets):
-    message = message_of(parse, GeneratorLike, ["--preset", "clip"])
+    message = message_of(parsed, GeneratorLike, "--preset clip")
     assert message == ("preset clip holds settings for training a classifier: use it with scripts/train_classifier.py")
     assert "run.yaml holds settings for training a generator: use it with scripts/train_generator.py" in message_of(
         from_text, ClassifierLike, "kind: generator"
     )
-    assert "scripts/train_generator.py" in message_of(parse, Run, ["--preset", "big"])
+    assert "scripts/train_generator.py" in message_of(parsed, Run, "--preset big")
     assert "kind in run.yaml is ['generator'], but must be one of" in message_of(from_text, Run, "kind: [generator]")
     message = message_of(from_text, Run, "kind: genrator")
     assert (
@@ -312,7 +316,7 @@ def test_another_kind_is_refused_with_the_right_script(presets):
 
 def test_dry_run_prints_the_kind_first_and_is_read_back(presets, capsys):
     with pytest.raises(SystemExit) as leave:
-        parse(GeneratorLike, ["--preset", "big", "--dry_run", "--flip"])
+        parsed(GeneratorLike, "--preset big --dry_run --flip")
     assert leave.value.code == 0
     text = capsys.readouterr().out
     assert text.startswith("kind: generator\nmodel:\n")
@@ -322,7 +326,7 @@ def test_dry_run_prints_the_kind_first_and_is_read_back(presets, capsys):
 
 def test_dry_run_without_a_kind(capsys):
     with pytest.raises(SystemExit):
-        parse(Cascade, ["--dry_run", "--set", "decoder.unets.0.dim=5"])
+        parsed(Cascade, "--dry_run --set decoder.unets.0.dim=5")
     text = capsys.readouterr().out
     assert "kind:" not in text
     assert from_text(Cascade, text).decoder.unets == (UNet(5), UNet(dim=64))
@@ -357,7 +361,7 @@ def test_a_command_of_several_kinds_takes_that_of_flag_preset_or_file(presets, t
         "the memory of"
     )
     assert "unknown flag" in message_of(parse_kind, KINDS, ["--kind", "classifier", "--num_channels", "3"])
-    assert "unknown flag" in message_of(parse, GeneratorLike, ["--kind", "generator"])
+    assert "unknown flag" in message_of(parsed, GeneratorLike, "--kind generator")
 
 
 # --------------------------------------------------------------------------------------------------------------- help

@@ -24,17 +24,10 @@ from diff_dalle.sampling.request import ImageEdit
 from diff_dalle.worlds.shapes.scenes import ShapesConfig
 from diff_dalle.worlds.shapes.shards import write_shapes
 
-TRAINING = {
-    "iterations": 2,
-    "batch_size": 4,
-    "save_interval": 2,
-    "sample_interval": 0,
-    "num_workers": 0,
-    "precision": "fp32",
-    "device": "cpu",
-    "threads": 1,
-    "ema_rate": 0.5,
-}
+TRAINING = (
+    "--iterations 2 --batch_size 4 --save_interval 2 --sample_interval 0 --num_workers 0 --precision fp32 --device cpu"
+    " --threads 1 --ema_rate 0.5"
+)
 SHAPE = {"image_size": 16, "num_head_channels": 16, "noise_schedule": "cosine", "diffusion_steps": 50}
 MERGES = ["r e", "re d"]
 CLIP_TEXT = (2 * 256 + len(MERGES) + 2, 6, 32, 2, 2)  # the vocabulary of Diff-DALLE, and its text encoder
@@ -61,10 +54,6 @@ def run(**flags):
     argv = [str(part) for name, value in flags.items() for part in (f"--{name}", value)]
     convert(parse(ConvertConfig, argv))
     return str(flags["out"])
-
-
-def train(script, **flags):
-    run_script(script, *[str(part) for name, value in flags.items() for part in (f"--{name}", value)])
 
 
 @pytest.fixture(scope="module")
@@ -225,8 +214,7 @@ def shards(tmp_path_factory):
 
 
 def test_a_lora_is_trained_on_it(glide, shards, tmp_path):
-    flags = {**TRAINING, "model_path": glide, "data_dir": shards, "logdir": tmp_path, "lr": 0.05}
-    train("train_lora.py", **flags)
+    run_script("train_lora.py", TRAINING, f"--model_path {glide} --data_dir {shards} --logdir {tmp_path} --lr 0.05")
     before, after = (
         sample(diff_dalle.load(glide, lora=lora), ["red"], seed=3)
         for lora in ([], [str(tmp_path / "lora000002.safetensors")])
@@ -235,24 +223,12 @@ def test_a_lora_is_trained_on_it(glide, shards, tmp_path):
 
 
 def test_training_continues_from_it(glide, shards, tmp_path):
-    network = {
-        "num_channels": 32,
-        "channel_mult": "1,2",
-        "num_res_blocks": 1,
-        "attention_resolutions": 8,
-        "num_head_channels": 16,
-        "resblock_updown": True,
-        "variance": "learned_range",
-        "text_attention": "joint",
-        "text_padding": "learned",
-        "text_length": TEXT[1] + 1,
-        "enc_attn_dim": TEXT[2],
-        "enc_depth": TEXT[3],
-        "enc_heads": TEXT[4],
-        "bpe_path": Path(glide).parent / "vocab.bpe",
-    }
-    flags = {**TRAINING, **SHAPE, **network, "init_checkpoint": glide, "data_dir": shards, "logdir": tmp_path}
-    train("train_generator.py", **flags, lr=1e-5)
+    network = "--num_channels 32 --channel_mult 1,2 --num_res_blocks 1 --attention_resolutions 8 --resblock_updown True"
+    network += " --variance learned_range --text_attention joint --text_padding learned"
+    text = f"--text_length {TEXT[1] + 1} --enc_attn_dim {TEXT[2]} --enc_depth {TEXT[3]} --enc_heads {TEXT[4]}"
+    shape = " ".join(f"--{name} {value}" for name, value in SHAPE.items())
+    own = f"--bpe_path {Path(glide).parent}/vocab.bpe --init_checkpoint {glide} --data_dir {shards} --logdir {tmp_path}"
+    run_script("train_generator.py", TRAINING, network, text, shape, own, "--lr 1e-5")
     before, after = load_file(glide)["state"], load_file(str(tmp_path / "model000002.pt"))["state"]
     changes = [(after[name] - value).abs().max().item() for name, value in before.items()]
     assert before.keys() == after.keys() and 0 < max(changes) < 1e-4

@@ -17,8 +17,6 @@ from diff_dalle.diffusion.sampling import SamplerConfig
 from diff_dalle.errors import InputError
 from diff_dalle.sampling.control import SteeringConfig
 
-STEPS = ("--timestep_respacing", "4", "--device", "cpu", "--precision", "fp32")
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -35,56 +33,55 @@ def folder(tmp_path_factory):
 
 
 def sample(folder, logdir, *flags, ok=True):
-    result = run("sample.py", "--model_path", folder / "ema.pt", "--logdir", logdir, *STEPS, *flags, ok=ok)
+    common = f"--model_path {folder}/ema.pt --logdir {logdir} --timestep_respacing 4 --device cpu --precision fp32"
+    result = run("sample.py", common, *flags, ok=ok)
     return np.load(logdir / "samples.npz")["arr_0"].astype(int) if ok else result
 
 
 def test_flags_are_what_the_library_does(folder, tmp_path):
     """One sample for each picture of a folder; strength and interval have an effect."""
-    control = ("--controlnet", folder / "canny.pt", "--control_image", folder / "pictures")
-    found = sample(folder, tmp_path / "a", *control)
+    control = f"--controlnet {folder}/canny.pt --control_image {folder}/pictures"
+    found = sample(folder, tmp_path / "a", control)
     pipeline = diff_dalle.load(str(folder / "ema.pt"), "cpu", "fp32", controlnet=str(folder / "canny.pt"))
     options = {"sampler": SamplerConfig(timestep_respacing="4"), "progress": False}
     expected = pipeline.sample(control=Control(list(random_images(2, 16, 16))), **options)
     assert found.shape == (2, 16, 16, 3) and np.abs(found - expected).max() <= 1
-    for flags in (("--control_scale", "0.5"), ("--control_interval", "0.5,1"), ("--control_ready",)):
-        assert not np.array_equal(sample(folder, tmp_path / flags[0], *control, *flags), found)
+    for i, flag in enumerate(("--control_scale 0.5", "--control_interval 0.5,1", "--control_ready")):
+        assert not np.array_equal(sample(folder, tmp_path / str(i), control, flag), found)
 
 
 def test_a_mask(folder, tmp_path):
-    control = ("--controlnet", folder / "inpaint.pt", "--control_image", folder / "pictures" / "0.png")
-    one = sample(folder, tmp_path / "a", *control, "--control_mask", folder / "mask.png")
-    assert one.shape == (1, 16, 16, 3) and not np.array_equal(one, sample(folder, tmp_path / "b", *control))
+    control = f"--controlnet {folder}/inpaint.pt --control_image {folder}/pictures/0.png"
+    one = sample(folder, tmp_path / "a", control, f"--control_mask {folder}/mask.png")
+    assert one.shape == (1, 16, 16, 3) and not np.array_equal(one, sample(folder, tmp_path / "b", control))
 
 
 def test_a_file_may_say_it_all(folder, tmp_path):
-    control = ("--controlnet", folder / "canny.pt", "--control_image", folder / "pictures")
+    control = f"--controlnet {folder}/canny.pt --control_image {folder}/pictures"
     config = tmp_path / "pipeline.yaml"
     config.write_text(
         f"controlnet: {folder}/canny.pt\ncontrol_image: [{folder}/pictures]\ncontrol_scale: 0.5\n", encoding="utf-8"
     )
-    one, other = (
-        sample(folder, tmp_path / "a", "--config", config),
-        sample(folder, tmp_path / "b", *control, "--control_scale", "0.5"),
-    )
+    one = sample(folder, tmp_path / "a", "--config", config)
+    other = sample(folder, tmp_path / "b", control, "--control_scale 0.5")
     assert np.array_equal(one, other)
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--control_image", "a.png"], "--control_image has no effect while controlnet is none"),
-        (["--control_ready"], "--control_ready has no effect while controlnet is none"),
-        (["--control_scale", "2"], "--control_scale has no effect"),
-        (["--control_mask", "a.png"], "--control_mask has no effect"),
-        (["--control_interval", "0,1"], "--control_interval has no effect"),
-        (["--accept_changed_base"], "--accept_changed_base has no effect"),
-        (["--controlnet", "canny.pt"], "there is no picture to control by: give it with --control_image"),
-        (["--controlnet", "missing.pt", "--control_image", "a.png"], "checkpoint missing.pt does not exist"),
+        ("--control_image a.png", "--control_image has no effect while controlnet is none"),
+        ("--control_ready", "--control_ready has no effect while controlnet is none"),
+        ("--control_scale 2", "--control_scale has no effect"),
+        ("--control_mask a.png", "--control_mask has no effect"),
+        ("--control_interval 0,1", "--control_interval has no effect"),
+        ("--accept_changed_base", "--accept_changed_base has no effect"),
+        ("--controlnet canny.pt", "there is no picture to control by: give it with --control_image"),
+        ("--controlnet missing.pt --control_image a.png", "checkpoint missing.pt does not exist"),
     ],
 )
 def test_flags_that_do_not_fit_are_refused(folder, tmp_path, flags, message):
-    result = sample(folder, tmp_path, *flags, ok=False)
+    result = sample(folder, tmp_path, flags, ok=False)
     assert result.returncode == 2 and message in result.stderr and "Traceback" not in result.stderr
 
 

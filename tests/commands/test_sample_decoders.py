@@ -1,5 +1,6 @@
 """sample.py with decoders: pictures, prompts and their grids, from files on the command line."""
 
+import shlex
 from dataclasses import replace
 
 import numpy as np
@@ -33,9 +34,8 @@ def pictures(tmp_path):
     return tmp_path / "pictures"
 
 
-def request(**flags):
-    flags = {"model_path": "decoder.pt", **flags}
-    run = parse(SampleRun, [str(part) for name, value in flags.items() for part in (f"--{name}", value)])
+def request(flags):
+    run = parse(SampleRun, shlex.split(f"--model_path decoder.pt {flags}"))
     return read_request(run.what, run.edit)
 
 
@@ -44,53 +44,53 @@ def request(**flags):
 
 def test_pictures_are_files_and_folders(pictures, tmp_path):
     """In order, each used in turn; none is read before it is needed."""
-    found = request(images=pictures)
+    found = request(f"--images {pictures}")
     assert len(found) == 3 and found.images.names == ["a.png", "b.png", "c.png"] and found.seeds == [0, 1, 2]
     assert [tuple(image[0, 0]) for image in found.images.images] == list(COLORS.values())
-    one = request(images=f"{pictures}/c.png,{pictures}", num_samples=5, seed=3)
+    one = request(f"--images {pictures}/c.png,{pictures} --num_samples 5 --seed 3")
     assert one.images.names == ["c.png", "a.png", "b.png", "c.png"] and one.seeds == [3, 4, 5, 6, 7]
-    assert len(request(images=pictures, prompts="x|y|z|w")) == 4
-    missing = request(images=tmp_path / "missing.png")
+    assert len(request(f"--images {pictures} --prompts 'x|y|z|w'")) == 4
+    missing = request(f"--images {tmp_path}/missing.png")
     with pytest.raises(InputError, match="missing.png does not exist"):
         missing.images.images[0]
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="--images .*empty holds no images"):
-        request(images=tmp_path / "empty")
+        request(f"--images {tmp_path}/empty")
     with pytest.raises(InputError, match="--images .*nowhere"):
-        request(images=tmp_path / "nowhere")
+        request(f"--images {tmp_path}/nowhere")
 
 
 def test_mixtures_and_interpolations_are_requested(pictures):
     two = f"{pictures}/a.png,{pictures}/b.png"
-    mixture = request(images=two, image_weights="0.7,-0.3")
+    mixture = request(f"--images {two} --image_weights 0.7,-0.3")
     assert len(mixture) == 1 and mixture.images.weights == (0.7, -0.3)
-    strips = request(images=two, interpolate=4, num_samples=8, seed=2)
+    strips = request(f"--images {two} --interpolate 4 --num_samples 8 --seed 2")
     assert len(strips) == 8 and strips.seeds == [2] * 4 + [3] * 4 and strips.images.interpolate == 4
-    assert len(request(images=two, interpolate=4)) == 4
+    assert len(request(f"--images {two} --interpolate 4")) == 4
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"images": "a.png", "embeddings": "e.npy"}, "--images and --embeddings exclude each other"),
-        ({"image_weights": "1,2"}, "image_weights is set, but there are no images: give them with --images"),
-        ({"interpolate": 4}, "interpolate is set, but there are no images"),
-        ({"images": "a.png,b.png", "image_weights": "1,2,3"}, "image_weights has 3 values for 2 images"),
-        ({"images": "a.png", "interpolate": 4}, "interpolate is between 2 images, but there is 1"),
-        ({"images": "a.png,b.png", "interpolate": 4, "image_weights": "1,2"}, "exclude each other"),
+        ("--images a.png --embeddings e.npy", "--images and --embeddings exclude each other"),
+        ("--image_weights 1,2", "image_weights is set, but there are no images: give them with --images"),
+        ("--interpolate 4", "interpolate is set, but there are no images"),
+        ("--images a.png,b.png --image_weights 1,2,3", "image_weights has 3 values for 2 images"),
+        ("--images a.png --interpolate 4", "interpolate is between 2 images, but there is 1"),
+        ("--images a.png,b.png --interpolate 4 --image_weights 1,2", "exclude each other"),
         (
-            {"images": "a.png,b.png", "interpolate": 4, "num_samples": 6},
+            "--images a.png,b.png --interpolate 4 --num_samples 6",
             "6, but must be a multiple of --interpolate",
         ),
-        ({"clip_path": "clip.pt"}, "--clip_path is set, but there is nothing to encode: give --images or --prompts"),
-        ({"embeddings": "e.npy", "clip_path": "clip.pt"}, "--clip_path is set, but there is nothing to encode"),
-        ({"images": "a.png", "clip_make": "open_clip"}, "--clip_make has no effect while clip_path is"),
-        ({"images": "a.png", "clip_path": "c", "clip_make": "other"}, "must be one of diff_dalle, open_clip, openai"),
+        ("--clip_path clip.pt", "--clip_path is set, but there is nothing to encode: give --images or --prompts"),
+        ("--embeddings e.npy --clip_path clip.pt", "--clip_path is set, but there is nothing to encode"),
+        ("--images a.png --clip_make open_clip", "--clip_make has no effect while clip_path is"),
+        ("--images a.png --clip_path c --clip_make other", "must be one of diff_dalle, open_clip, openai"),
     ],
 )
 def test_impossible_flags_are_refused(flags, message):
     with pytest.raises(InputError, match=message):
-        request(**flags)
+        request(flags)
 
 
 # -------------------------------------------------------------------------------------------------------------- outputs
@@ -128,15 +128,13 @@ def test_given_pictures_are_shown_beside_the_samples(grids, tmp_path):
     assert grids["variations.png"] == (["a", 0, 2, 4, "b", 1, 3, white], ["a", "", "", "", "b", "", "", ""], 4)
     lines = (tmp_path / "captions.txt").read_text().splitlines()
     assert lines[:2] == ["000000\t0\ta", "000001\t1\tb"] and (tmp_path / "000004.png").exists()
-    write_results(str(tmp_path), *_in(made_from("ab", 3, weights=(1, 2))))
-    assert grids["variations.png"] == (["a", "b", 0, 1, 2], ["a", "b", "", "", ""], 5)
-    write_results(str(tmp_path), *_in(made_from("ab", 6, interpolate=3)))
-    assert grids["variations.png"][::2] == (["a", 0, 1, 2, "b", "a", 3, 4, 5, "b"], 5)
-
-
-def _in(made):
-    request, samples = made
-    return request, {"one": samples}
+    for count, settings, cells, width in (
+        (3, {"weights": (1, 2)}, ["a", "b", 0, 1, 2], 5),
+        (6, {"interpolate": 3}, ["a", 0, 1, 2, "b", "a", 3, 4, 5, "b"], 5),
+    ):
+        request, samples = made_from("ab", count, **settings)
+        write_results(str(tmp_path), request, {"one": samples})
+        assert grids["variations.png"][::2] == (cells, width)
 
 
 def test_only_as_many_are_shown_as_can_be_looked_at(grids, tmp_path):
@@ -176,18 +174,18 @@ def test_the_script_makes_variations_on_any_number_of_processes(pictures, tmp_pa
     decoder = make_decoder(2, unet, clip=ClipConfig("diff_dalle", clip_path, clip.identity), sample_timesteps=(3,))
     unknown = replace(decoder, clip=ClipConfig("openai", "ViT-L/14"))
     paths = [save_unet(tmp_path / f"unet{i}.pt", unknown, i) for i in range(2)]
-    given = ("--clip_path", clip_path, "--clip_make", "diff_dalle")
-    flags = ("--images", pictures, "--num_samples", 4, "--seed", 5, "--device", "cpu", "--precision", "fp32")
-    said = run("sample.py", "--model_path", ",".join(paths), *given, *flags, "--logdir", tmp_path / "one").stdout
+    flags = f"--images {pictures} --num_samples 4 --seed 5 --device cpu --precision fp32"
+    given = f"--clip_path {clip_path} --clip_make diff_dalle --logdir {tmp_path}/one"
+    said = run("sample.py", flags, given, "--model_path", ",".join(paths)).stdout
     assert "4 images, variations.png" in said
     whole = save_decoder(tmp_path / "decoder.pt", decoder)
-    run("sample.py", "--model_path", whole, *flags, "--batch_size", 1, "--logdir", tmp_path / "two", ranks=2)
+    run("sample.py", flags, f"--model_path {whole} --batch_size 1 --logdir {tmp_path}/two", ranks=2)
     one, two = (np.load(tmp_path / name / "samples.npz")["arr_0"] for name in ("one", "two"))
     assert one.shape == (4, 16, 16, 3) and np.abs(one.astype(int) - two).max() <= 1
     images = [np.asarray(Image.open(pictures / f"{name}.png")) for name in "abca"]
     found = diff_dalle.load(whole, "cpu").sample(images=images, seed=5, progress=False)
     assert np.abs(one.astype(int) - found).max() <= 1
     assert (tmp_path / "one" / "variations.png").exists()
-    generator = make_file(tmp_path)
-    refused = run("sample.py", "--model_path", generator, "--images", pictures, "--device", "cpu", ok=False)
+    flags = f"--model_path {make_file(tmp_path)} --images {pictures} --device cpu"
+    refused = run("sample.py", flags, ok=False)
     assert refused.returncode == 2 and "no stage is conditioned on image embeddings" in refused.stderr

@@ -1,5 +1,6 @@
 """sample.py with a latent cascade: flags and files, pictures on the command line."""
 
+import shlex
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -19,11 +20,11 @@ from diff_dalle.diffusion.sampling import SamplerConfig
 from diff_dalle.errors import InputError
 from diff_dalle.sampling.stage_settings import BASE, STAGE_B, StageSettings
 
-FILES = {"model_path": "c.pt", "stage_b": "b.pt", "stage_a": "a.pt"}
+FILES = "--model_path c.pt --stage_b b.pt --stage_a a.pt"
 
 
-def parsed(**flags):
-    return parse(SampleRun, [str(part) for name, value in flags.items() for part in (f"--{name}", value)])
+def parsed(*flags):
+    return parse(SampleRun, shlex.split(" ".join(flags)))
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ def files(tmp_path_factory):
 
 
 def flags(files):
-    return "--model_path", files.c, "--stage_b", files.b, "--stage_a", files.a
+    return f"--model_path {files.c} --stage_b {files.b} --stage_a {files.a} --device cpu"
 
 
 def test_flags_of_each_stage():
@@ -46,8 +47,8 @@ def test_flags_of_each_stage():
     ]
     pipeline = SimpleNamespace(stages=stages)
 
-    def settings(**flags):
-        return parsed(**FILES, **flags).settings(pipeline, 1.0)
+    def settings(*flags):
+        return parsed(FILES, *flags).settings(pipeline, 1.0)
 
     plain = settings()
     assert plain[0] == StageSettings(c.sampler_config, c.guidance, shift=2.0) and plain[1] == stages[1].defaults
@@ -55,25 +56,14 @@ def test_flags_of_each_stage():
         "ancestral", "20"
     )
     given = {"shift": 3, "t_start": 0.9, "t_end": 0.1}
-    assert settings(**given) == [replace(plain[0], **given), plain[1]]
+    assert settings("--shift 3 --t_start 0.9 --t_end 0.1") == [replace(plain[0], **given), plain[1]]
     changed = settings(
-        stage_b_sampler="ddim",
-        stage_b_timestep_respacing=7,
-        stage_b_spacing="karras",
-        stage_b_eta=0.5,
-        stage_b_guidance_scale=2,
-        stage_b_guidance_scale_end=1.5,
-        stage_b_guidance_rescale=0.7,
-        stage_b_guidance_interval="0.1,0.9",
-        stage_b_perturbed_attention_scale=3,
-        stage_b_perturbed_attention_interval="0.2,0.8",
-        stage_b_shift=1.5,
-        stage_b_t_start=0.8,
-        stage_b_t_end=0.2,
-        stage_b_seed=9,
-        stage_b_batch_size=2,
-        stage_b_tile_size=64,
-        stage_b_tile_overlap=16,
+        "--stage_b_sampler ddim --stage_b_timestep_respacing 7 --stage_b_spacing karras --stage_b_eta 0.5",
+        "--stage_b_guidance_scale 2 --stage_b_guidance_scale_end 1.5 --stage_b_guidance_rescale 0.7",
+        "--stage_b_guidance_interval 0.1,0.9 --stage_b_perturbed_attention_scale 3",
+        "--stage_b_perturbed_attention_interval 0.2,0.8 --stage_b_shift 1.5 --stage_b_t_start 0.8",
+        "--stage_b_t_end 0.2 --stage_b_seed 9 --stage_b_batch_size 2 --stage_b_tile_size 64",
+        "--stage_b_tile_overlap 16",
     )
     guidance = GuidanceConfig(2.0, 1.5, 0.7, (0.1, 0.9), 3.0, (0.2, 0.8), "none")
     assert changed[0] == plain[0]
@@ -81,59 +71,50 @@ def test_flags_of_each_stage():
     tiles = {"tile_size": 64, "tile_overlap": 16}
     assert changed[1] == StageSettings(sampler, guidance, batch_size=2, seed=9, shift=1.5, **ends, **tiles)
     with pytest.raises(InputError, match="stage_b_.*eta is 0.5, but only the .*sampler ddim has it"):
-        settings(stage_b_eta=0.5)
+        settings("--stage_b_eta 0.5")
     del stages[0]
     for each in given:
         with pytest.raises(InputError, match="sampler, guidance, shift, t_start, t_end or classifier are given, but"):
-            settings(**{each: given[each]})
+            settings(f"--{each} {given[each]}")
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"model_path": "c.pt", "stage_a": "a.pt"}, "--stage_a has no effect while stage_b is"),
-        ({"model_path": "c.pt", "stage_b_shift": 2}, "--stage_b_shift has no effect while stage_b is"),
-        ({"reconstruct": "a.png", "semantic": "s.pt"}, "--reconstruct has no effect while stage_b is"),
-        ({**FILES, "reconstruct": "a.png"}, "make again: leave --model_path and --low_res_dir out"),
-        ({"stage_b": "b.pt", "stage_a": "a.pt", "reconstruct": "a.png"}, "there is no semantic encoder for them"),
-        ({**FILES, "upsampler_seed": 3}, "stage B is no upsampler: set its own"),
-        ({**FILES, "stage_b_sampler": "ddpm"}, "stage_b_sampler"),
-        ({**FILES, "stage_b_sampler": "heun", "stage_b_eta": 0.5}, "stage_b_.*eta is 0.5, but"),
-        ({**FILES, "stage_b_guidance_rescale": 2}, "stage_b_.*guidance_rescale is 2, but"),
-        ({**FILES, "stage_b_guidance_interval": "1,0"}, "stage_b_.*guidance_interval is .*, but"),
+        ("--model_path c.pt --stage_a a.pt", "--stage_a has no effect while stage_b is"),
+        ("--model_path c.pt --stage_b_shift 2", "--stage_b_shift has no effect while stage_b is"),
+        ("--reconstruct a.png --semantic s.pt", "--reconstruct has no effect while stage_b is"),
+        (f"{FILES} --reconstruct a.png", "make again: leave --model_path and --low_res_dir out"),
+        ("--stage_b b.pt --stage_a a.pt --reconstruct a.png", "there is no semantic encoder for them"),
+        (f"{FILES} --upsampler_seed 3", "stage B is no upsampler: set its own"),
+        (f"{FILES} --stage_b_sampler ddpm", "stage_b_sampler"),
+        (f"{FILES} --stage_b_sampler heun --stage_b_eta 0.5", "stage_b_.*eta is 0.5, but"),
+        (f"{FILES} --stage_b_guidance_rescale 2", "stage_b_.*guidance_rescale is 2, but"),
+        (f"{FILES} --stage_b_guidance_interval 1,0", "stage_b_.*guidance_interval is .*, but"),
     ],
 )
 def test_impossible_flags_are_refused(given, message):
     with pytest.raises(InputError, match=message):
-        parsed(**given)
+        parsed(given)
 
 
 def test_text_to_image_from_flags_from_a_file_and_in_python(files, tmp_path):
     chosen = {"sample_size": "32,72", "seed": 3, "shift": 1.5, "stage_b_timestep_respacing": 2, "timestep_respacing": 3}
-    common = [str(part) for name, value in chosen.items() for part in (f"--{name}", value)]
-    prompts = ("--prompts", "a red circle|a star", "--device", "cpu", "--precision", "fp32")
-    run("sample.py", *flags(files), *common, *prompts, "--logdir", tmp_path / "flags")
+    common = " ".join(f"--{name} {value}" for name, value in chosen.items())
+    given = "--prompts 'a red circle|a star' --precision fp32"
+    run("sample.py", flags(files), common, given, "--logdir", tmp_path / "flags")
     samples = np.load(tmp_path / "flags" / "samples.npz")["arr_0"]
     assert samples.shape == (2, 32, 72, 3) and (samples[0] != samples[1]).any()
 
     content = {"model_path": files.c, "stage_b": files.b, "stage_a": files.a, **chosen, "sample_size": [32, 72]}
     (tmp_path / "pipeline.yaml").write_text(yaml.safe_dump(content))
-    run(
-        "sample.py",
-        "--config",
-        tmp_path / "pipeline.yaml",
-        *prompts,
-        "--batch_size",
-        1,
-        "--logdir",
-        tmp_path / "file",
-        ranks=2,
-    )
+    given += f" --device cpu --config {tmp_path}/pipeline.yaml --batch_size 1 --logdir {tmp_path}/file"
+    run("sample.py", given, ranks=2)
     again = np.load(tmp_path / "file" / "samples.npz")["arr_0"]
     assert np.abs(samples.astype(int) - again).max() <= 1
 
     pipeline = diff_dalle.load(files.c, "cpu", "fp32", stage_b=files.b, stage_a=files.a)
-    settings = parsed(**FILES, **chosen).settings(pipeline, 1.0)
+    settings = parsed(FILES, common).settings(pipeline, 1.0)
     request = diff_dalle.Request(["a red circle", "a star"], [3, 4], size=(32, 72))
     assert np.abs(pipeline.sample_stages(request, settings, progress=False)[-1].astype(int) - samples).max() <= 1
 
@@ -142,8 +123,8 @@ def test_pictures_are_reconstructed_beside_the_originals(files, tmp_path):
     (tmp_path / "pictures").mkdir()
     for i in range(2):
         Image.new("RGB", (80, 70), (90 * i, 10, 200)).save(tmp_path / "pictures" / f"{i}.png")
-    common = ("--stage_b", files.b, "--stage_a", files.a, "--semantic", files.semantic, "--device", "cpu")
-    out = run("sample.py", *common, "--reconstruct", tmp_path / "pictures", "--logdir", tmp_path / "out").stdout
+    flags = f"--stage_b {files.b} --stage_a {files.a} --semantic {files.semantic} --device cpu"
+    out = run("sample.py", flags, f"--reconstruct {tmp_path}/pictures --logdir {tmp_path}/out").stdout
     assert "2 images, reconstructions.png (beside the given ones)" in out
     assert np.load(tmp_path / "out" / "samples.npz")["arr_0"].shape == (2, 64, 64, 3)
     assert Image.open(tmp_path / "out" / "reconstructions.png").width > 100
@@ -151,8 +132,6 @@ def test_pictures_are_reconstructed_beside_the_originals(files, tmp_path):
 
 def test_a_picture_is_edited(files, tmp_path):
     Image.new("RGB", (80, 70), (90, 10, 200)).save(tmp_path / "a.png")
-    edit = ("--init_image", tmp_path / "a.png", "--strength", 0.5, "--prompts", "a star")
-    run(
-        "sample.py", *flags(files), "--semantic", files.semantic, *edit, "--device", "cpu", "--logdir", tmp_path / "out"
-    )
+    edit = f"--semantic {files.semantic} --init_image {tmp_path}/a.png --strength 0.5 --prompts 'a star'"
+    run("sample.py", flags(files), edit, "--logdir", tmp_path / "out")
     assert np.load(tmp_path / "out" / "samples.npz")["arr_0"].shape == (1, 64, 64, 3)

@@ -10,7 +10,7 @@ from unittest import mock
 import numpy as np
 import pytest
 from PIL import Image
-from script_running import TWO, hashes, losses, run, start_training, train
+from script_running import TWO, hashes, json_lines, losses, run, start_training, train
 
 from diff_dalle.checkpoints.checkpoint import load_file
 from diff_dalle.recipes import train as training
@@ -38,8 +38,7 @@ def trained(world, tmp_path_factory):
 def test_training_writes_checkpoints_and_logs(trained):
     expected = {"model000003.pt", "ema_0.9_000003.pt", "opt000006.pt", "run.json", "progress.csv", "log.txt"}
     assert expected <= set(os.listdir(trained))
-    rows = [json.loads(line) for line in (trained / "progress.jsonl").read_text().splitlines()]
-    held_out = [row for row in rows if "held_out/loss" in row]
+    held_out = [row for row in json_lines(trained / "progress.jsonl") if "held_out/loss" in row]
     assert [row["step"] for row in held_out] == [3, 6]
     assert {"held_out/loss_q0", "held_out/caption_swap_gap"} <= held_out[0].keys()
 
@@ -77,116 +76,107 @@ def test_a_killed_run_resumes_exactly(trained, world, tmp_path):
     assert hashes(tmp_path) == hashes(trained)
 
 
-def test_two_processes_equal_one_with_twice_the_batch(trained, world, tmp_path):
-    train(tmp_path, world / "train", TWO, iterations=6, batch_size=4)
-    one, two = losses(trained), losses(tmp_path)
-    assert one.keys() == two.keys() and len(one) == 6
-    assert all(abs(one[step] - two[step]) < 1e-5 for step in one)
-
-
 def test_one_two_one_processes_resume_each_other(trained, world, tmp_path):
-    for iterations, batch, ranks in ((2, 8, 1), (4, 4, 2), (6, 8, 1)):
-        train(tmp_path, world / "train", ranks=ranks, iterations=iterations, batch_size=batch)
-    assert all(abs(losses(trained)[step] - loss) < 1e-5 for step, loss in losses(tmp_path).items())
+    """Two have half the batch each, under mpiexec."""
+    for iterations, batch, launcher in ((2, 8, ()), (4, 4, TWO), (6, 8, ())):
+        train(tmp_path, world / "train", launcher, iterations=iterations, batch_size=batch)
+    one, other = losses(trained), losses(tmp_path)
+    assert one.keys() == other.keys() == {1, 2, 3, 4, 5, 6}
+    assert all(abs(one[step] - other[step]) < 1e-5 for step in one)
 
 
 def test_microbatches_and_loss_aware_timesteps(world, tmp_path):
     flags = {"learn_sigma": True, "rescale_learned_sigmas": True, "schedule_sampler": "loss-second-moment"}
     for size in (0, 3):
-        train(tmp_path / str(size), world / "train", iterations=4, batch_size=8, microbatch=size, **flags)
+        train(tmp_path / str(size), world / "train", iterations=3, batch_size=8, microbatch=size, **flags)
     whole, pieces = losses(tmp_path / "0"), losses(tmp_path / "3")
-    assert len(whole) == 4 and all(abs(whole[step] - pieces[step]) < 1e-5 for step in whole)
+    assert len(whole) == 3 and all(abs(whole[step] - pieces[step]) < 1e-5 for step in whole)
+
+
+def samples(logdir):
+    return np.load(logdir / "samples.npz")["arr_0"]
 
 
 def test_sampling_needs_a_path_only_and_is_the_same_on_any_number_of_processes(trained, tmp_path):
-    prompts = ("--prompts", "a red circle|two blue squares|", "--num_samples", 5)
-    flags = ("--model_path", trained / "ema_0.9_000006.pt", *prompts, "--timestep_respacing", 4, "--device", "cpu")
-    flags = (*flags, "--sampler", "ancestral")
-    run("sample.py", *flags, "--logdir", tmp_path / "one")
-    run("sample.py", *flags, "--batch_size", 1, "--logdir", tmp_path / "two", ranks=2)
-    one, other = (np.load(tmp_path / name / "samples.npz")["arr_0"] for name in ("one", "two"))
-    assert one.shape == (5, 16, 16, 3) and one.dtype == np.uint8
+    flags = f"--model_path {trained}/ema_0.9_000006.pt --prompts 'a red circle|two blue squares|' --num_samples 4"
+    flags += " --timestep_respacing 2 --device cpu --sampler ancestral"
+    run("sample.py", flags, "--logdir", tmp_path / "one")
+    run("sample.py", flags, "--batch_size", 1, "--logdir", tmp_path / "two", ranks=2)
+    one, other = samples(tmp_path / "one"), samples(tmp_path / "two")
+    assert one.shape == (4, 16, 16, 3) and one.dtype == np.uint8
     assert np.abs(one.astype(int) - other).max() <= 1
-    assert len(list((tmp_path / "one").glob("0*.png"))) == 5
-    assert np.array_equal(np.asarray(Image.open(tmp_path / "one" / "000004.png")), one[4])
-    captions = (tmp_path / "one" / "captions.txt").read_text().splitlines()
-    assert captions[1] == "000001\t1\ttwo blue squares" and len(captions) == 5
+    assert len(list((tmp_path / "one").glob("0*.png"))) == 4
+    assert np.array_equal(np.asarray(Image.open(tmp_path / "one/000003.png")), one[3])
+    captions = (tmp_path / "one/captions.txt").read_text().splitlines()
+    assert captions[1] == "000001\t1\ttwo blue squares" and len(captions) == 4
 
 
 def test_a_cascade_is_trained_and_sampled_on_any_number_of_processes(world, tmp_path):
     """The same script trains base and upsamplers, with and without text; one command samples from all of them."""
-    short, no_text = {"iterations": 2, "batch_size": 4}, {"enc_attn_dim": 0, "caption_dropout": 0}
+    short, no_text = {"iterations": 1, "batch_size": 2}, {"enc_attn_dim": 0, "caption_dropout": 0}
     augmented = {"noise_augmentation": 0.3, "gaussian_blur": True, "crop_size": 8}
     train(tmp_path / "8", world / "train", image_size=8, **short)
     train(tmp_path / "16", world / "train", small_size=8, low_res_skip=True, prediction="x_start", **short, **no_text)
     train(tmp_path / "32", world / "train", image_size=32, small_size=16, **augmented, **short)
-    base, middle, top = (tmp_path / size / "ema_0.9_000002.pt" for size in ("8", "16", "32"))
-    flags = ("--model_path", base, "--upsampler_paths", f"{middle},{top}", "--prompts", "a red circle|a cross|")
-    flags = (*flags, "--timestep_respacing", 4, "--upsampler_timestep_respacing", "3,2", "--noise_level", "0,0.2")
-    flags = (*flags, "--upsampler_seed", 50, "--sample_size", "32,48", "--device", "cpu", "--precision", "fp32")
-    run("sample.py", *flags, "--logdir", tmp_path / "one")
-    run("sample.py", *flags, "--upsampler_batch_size", 1, "--logdir", tmp_path / "two", ranks=2)
-    one, two = (np.load(tmp_path / name / "samples.npz")["arr_0"] for name in ("one", "two"))
+    base, middle, top = (tmp_path / size / "ema_0.9_000001.pt" for size in ("8", "16", "32"))
+    flags = (
+        f"--model_path {base} --upsampler_paths {middle},{top} --prompts 'a red circle|a cross|' --noise_level 0,0.2"
+    )
+    flags += " --timestep_respacing 3 --upsampler_timestep_respacing 2,2 --upsampler_seed 50 --sample_size 32,48"
+    flags += " --device cpu --precision fp32"
+    run("sample.py", flags, "--logdir", tmp_path / "one")
+    run("sample.py", flags, "--upsampler_batch_size", 1, "--logdir", tmp_path / "two", ranks=2)
+    one, two = samples(tmp_path / "one"), samples(tmp_path / "two")
     assert one.shape == (3, 32, 48, 3) and one.std() > 5
     assert np.abs(one.astype(int) - two).max() <= 1
 
 
 def test_grayscale_cascades_are_trained_and_sampled(world, tmp_path):
     """One channel from decoding to the PNG, through previews, a held-out evaluation and an upsampler."""
-    short = {"iterations": 2, "batch_size": 4, "image_channels": 1, "sample_interval": 2, "preview_samples": 2}
-    held_out = {"val_data_dir": world / "val", "eval_interval": 2, "eval_samples": 8, "timestep_respacing": 3}
-    train(tmp_path / "8", world / "train", image_size=8, **short, **held_out)
-    train(tmp_path / "16", world / "train", small_size=8, low_res_skip=True, prediction="x_start", **short, **held_out)
-    assert {"psnr", "bicubic_psnr"} <= {name.removeprefix("held_out/") for name in logged(tmp_path / "16")}
-    base, upsampler = (tmp_path / size / "ema_0.9_000002.pt" for size in ("8", "16"))
-    flags = ("--prompts", "a red circle|a cross", "--timestep_respacing", 3, "--upsampler_timestep_respacing", 2)
-    run("sample.py", "--model_path", base, "--upsampler_paths", upsampler, *flags, "--logdir", tmp_path / "samples")
-    images = np.load(tmp_path / "samples" / "samples.npz")["arr_0"]
+    flags = {"iterations": 1, "batch_size": 2, "image_channels": 1, "sample_interval": 1, "preview_samples": 2}
+    flags |= {"val_data_dir": world / "val", "eval_interval": 1, "eval_samples": 4, "timestep_respacing": 2}
+    train(tmp_path / "8", world / "train", image_size=8, **flags)
+    train(tmp_path / "16", world / "train", small_size=8, low_res_skip=True, prediction="x_start", **flags)
+    logged = {name for row in json_lines(tmp_path / "16/progress.jsonl") for name in row}
+    assert {"held_out/psnr", "held_out/bicubic_psnr"} <= logged
+    base, upsampler = (tmp_path / size / "ema_0.9_000001.pt" for size in ("8", "16"))
+    flags = f"--model_path {base} --upsampler_paths {upsampler} --prompts 'a red circle|a cross' --timestep_respacing 2"
+    run("sample.py", flags, "--upsampler_timestep_respacing", 2, "--logdir", tmp_path / "samples")
+    images = samples(tmp_path / "samples")
     assert images.shape == (2, 16, 16, 3) and images.std() > 5
     assert (images == images[..., :1]).all()
 
 
-def logged(logdir):
-    """The names of all logged values."""
-    rows = (json.loads(line) for line in (logdir / "progress.jsonl").read_text().splitlines())
-    return {name for row in rows for name in row}
-
-
 def test_sampling_by_captions_sizes_and_seed_flags(trained, world, tmp_path):
-    common = ("--model_path", trained / "model000006.pt", "--timestep_respacing", "ddim5", "--use_ddim", "True")
-    size = ("--sample_size", "16,24", "--image_size", 16, "--num_channels", 16, "--noise_schedule", "cosine")
-    run("sample.py", *common, "--data_dir", world / "val", "--num_samples", 3, *size, "--logdir", tmp_path / "a")
-    assert np.load(tmp_path / "a" / "samples.npz")["arr_0"].shape == (3, 16, 24, 3)
+    common = f"--model_path {trained}/model000006.pt --timestep_respacing ddim2 --use_ddim True --logdir {tmp_path}/"
+    size = "--sample_size 16,24 --image_size 16 --num_channels 16 --noise_schedule cosine"
+    run("sample.py", f"{common}a --data_dir {world}/val --num_samples 3", size)
+    assert samples(tmp_path / "a").shape == (3, 16, 24, 3)
     (tmp_path / "texts.txt").write_text("a red circle\n\na blue square\n")
-    run("sample.py", *common, "--prompts_file", tmp_path / "texts.txt", "--logdir", tmp_path / "b")
-    assert len((tmp_path / "b" / "captions.txt").read_text().splitlines()) == 2
-
-
-def test_info_describes_files_and_presets(trained):
-    text = run("info.py", "--model_path", trained / "ema_0.9_000006.pt").stdout
-    assert "EMA weights of a generator after 6 steps and 48 samples" in text and "num_channels 16" in text
-    text = run("info.py", "--preset", "generator_64_tiny").stdout
-    assert "5,464,908 parameters" in text and "GFLOPs" in text
+    run("sample.py", f"{common}b --prompts_file {tmp_path}/texts.txt")
+    assert len((tmp_path / "b/captions.txt").read_text().splitlines()) == 2
 
 
 def test_evaluation_writes_report_scores_and_images(trained, world, tmp_path):
-    few = ("--prompts_per_task", 2, "--timestep_respacing", 2)
-    paths = ("--shapes_dir", world, "--report_dir", tmp_path, "--progress", trained / "progress.csv")
-    run("evaluate.py", "--model_path", trained / "ema_0.9_000006.pt", *paths, *few, process=True)
+    flags = f"--model_path {trained}/ema_0.9_000006.pt --prompts_per_task 2 --timestep_respacing 2 --shapes_dir {world}"
+    run("evaluate.py", flags, "--report_dir", tmp_path, "--progress", trained / "progress.csv")
     scores = json.loads((tmp_path / "scores.json").read_text())["scores"]
     assert scores["all attributes"]["ceiling"] == 1.0 and scores["all attributes"]["n"] == 2
     report = (tmp_path / "report.md").read_text()
     assert all(name in report for name in ("grid.png", "loss.png", "caption_swap_gap.png", "all attributes"))
 
 
-def test_evaluation_compares_ways_of_guiding(trained, classified, world, tmp_path):
+@pytest.fixture(scope="module")
+def models(trained, classified):
+    """Flags."""
+    return f"--model_path {trained}/ema_0.9_000006.pt --classifier_path {classified}/best.pt --timestep_respacing 2"
+
+
+def test_evaluation_compares_ways_of_guiding(trained, models, world, tmp_path):
     """Guidance settings scored by ShapeEval and, for captions of any data, by the classifier."""
-    models = ("--model_path", trained / "ema_0.9_000006.pt", "--classifier_path", classified / "best.pt")
-    few = ("--timestep_respacing", 2, "--classifier_scale", "0,2", "--report_dir")
-    counts = ("--prompts_per_task", 2, "--guidance_prompts", 3)
-    run("evaluate.py", *models, *few, tmp_path / "a", "--shapes_dir", world, *counts)
-    run("evaluate.py", *models, *few, tmp_path / "b", "--data_dir", world / "val", "--num_samples", 5)
-    for folder, n in ((tmp_path / "a", 3), (tmp_path / "b", 5)):
+    data = f"--shapes_dir {world} --prompts_per_task 2 --guidance_prompts 3", f"--data_dir {world}/val --num_samples 2"
+    for folder, n, own in zip((tmp_path / "a", tmp_path / "b"), (3, 2), data, strict=True):
+        run("evaluate.py", models, own, f"--classifier_scale 0,2 --report_dir {folder}")
         scores, report = json.loads((folder / "scores.json").read_text()), (folder / "report.md").read_text()
         ways = [(way["guidance_scale"], way["classifier_scale"], way["text_conditional"]) for way in scores["guidance"]]
         assert ways == [(1, 0, True), (1, 2, True), (3, 0, True), (3, 2, True), (1, 0, False), (1, 2, False)]
@@ -196,27 +186,26 @@ def test_evaluation_compares_ways_of_guiding(trained, classified, world, tmp_pat
     assert "all attributes" in (tmp_path / "a/report.md").read_text()
     assert "Noised-CLIP score" in report and len(scores["similarity"]) == 7
     assert all(-1 <= value <= 1 for row in scores["similarity"].values() for value in row.values())
-    result = run("evaluate.py", "--model_path", trained / "ema_0.9_000006.pt", "--data_dir", world / "val", ok=False)
+    result = run("evaluate.py", f"--model_path {trained}/ema_0.9_000006.pt --data_dir {world}/val", ok=False)
     assert result.returncode == 2 and "--data_dir needs --classifier_path" in result.stderr
 
 
-def test_a_sweep_samples_the_same_images_with_every_scale(trained, classified, tmp_path):
-    models = ("--model_path", trained / "ema_0.9_000006.pt", "--classifier_path", classified / "best.pt")
-    prompts = ("--prompts", "a red circle|a cross", "--timestep_respacing", 3)
-    run("sample.py", *models, *prompts, "--logdir", tmp_path, "--classifier_scale", "0,40")
+def test_a_sweep_samples_the_same_images_with_every_scale(trained, models, tmp_path):
+    prompts = "--prompts 'a red circle|a cross'"
+    run("sample.py", models, prompts, f"--classifier_scale 0,40 --logdir {tmp_path}")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["classifier_scale_0", "classifier_scale_40", "grid.png"]
-    plain, guided = (np.load(tmp_path / f"classifier_scale_{s}/samples.npz")["arr_0"] for s in (0, 40))
+    plain, guided = (samples(tmp_path / f"classifier_scale_{scale}") for scale in (0, 40))
     assert plain.shape == guided.shape and (plain != guided).any()
-    run("sample.py", *models[:2], *prompts, "--logdir", tmp_path / "alone")
-    assert np.array_equal(plain, np.load(tmp_path / "alone/samples.npz")["arr_0"])
+    run("sample.py", f"--model_path {trained}/ema_0.9_000006.pt --timestep_respacing 2 --logdir {tmp_path}/b", prompts)
+    assert np.array_equal(plain, samples(tmp_path / "b"))
 
 
 def test_prompts_come_from_a_folder_of_texts(trained, tmp_path):
     (tmp_path / "texts").mkdir()
     for name, text in (("b.txt", "a cross\n"), ("a.txt", "a red circle\n\na square\n")):
         (tmp_path / "texts" / name).write_text(text)
-    flags = ("--model_path", trained / "ema_0.9_000006.pt", "--timestep_respacing", 2)
-    run("sample.py", *flags, "--data_dir", tmp_path / "texts", "--logdir", tmp_path / "out")
+    flags = f"--model_path {trained}/ema_0.9_000006.pt --timestep_respacing 2 --data_dir {tmp_path}/texts"
+    run("sample.py", flags, "--logdir", tmp_path / "out")
     lines = (tmp_path / "out/captions.txt").read_text().splitlines()
     assert [line.split("\t")[2] for line in lines] == ["a red circle", "a square", "a cross"]
 
@@ -334,8 +323,7 @@ def classified(world, tmp_path_factory):
 def test_classifier_training_writes_checkpoints_and_logs(classified):
     expected = {"model000003.pt", "ema_0.9_000006.pt", "opt000006.pt", "best.pt", "retrieval.png"}
     assert expected <= set(os.listdir(classified))
-    rows = [json.loads(line) for line in (classified / "progress.jsonl").read_text().splitlines()]
-    held_out = {row["step"]: row for row in rows if "held_out/loss" in row}
+    held_out = {row["step"]: row for row in json_lines(classified / "progress.jsonl") if "held_out/loss" in row}
     assert list(held_out) == [3, 6]
     assert {"held_out/retrieval.image_to_text_at_1_t090", "held_out/candidates"} <= held_out[3].keys()
     best = json.loads((classified / "run.json").read_text())["best"][""]

@@ -1,5 +1,7 @@
 """LoRAs and ControlNets go to a hub of this machine or a folder and come back."""
 
+import shlex
+
 import numpy as np
 import pytest
 import yaml
@@ -32,12 +34,12 @@ def base(tmp_path_factory):
     return make_file(tmp_path_factory.mktemp("base"))
 
 
-def share(command: str, *flags: object) -> str:
-    (line,) = COMMANDS[command].run(parse(COMMANDS[command].config, [str(flag) for flag in flags]))
+def share(command: str, *flags: str) -> str:
+    (line,) = COMMANDS[command].run(parse(COMMANDS[command].config, shlex.split(" ".join(flags))))
     return line
 
 
-def refused(*flags: object) -> str:
+def refused(*flags: str) -> str:
     with pytest.raises(InputError) as error:
         share("push", *flags)
     assert "\n" not in str(error.value)
@@ -52,11 +54,11 @@ def test_a_lora_adapts_its_base_from_the_hub_and_from_a_folder(hub, base, tmp_pa
     path = make_lora(tmp_path / "lora000002.safetensors", base)
     before, half = drawn(base, lora=path), drawn(base, lora=f"{path}:0.5")
     assert not np.array_equal(before, drawn(base)) and not np.array_equal(before, half)
-    line = share("push", "--lora", path, "--to", HUB, "--license", "mit", "--example_prompt", "a [star]")
+    line = share("push", f"--lora {path} --to {HUB} --license mit --example_prompt 'a [star]'")
     assert set(hub.repos["me/star"]) == {"README.md", "model.json", "lora.safetensors"} and "lora.safetensors" in line
     assert np.array_equal(before, drawn(base, lora=HUB)) and np.array_equal(half, drawn(base, lora=f"{HUB}:0.5"))
     folder = str(tmp_path / "pulled")
-    share("pull", "--from", HUB, "--to", folder)
+    share("pull", f"--from {HUB} --to {folder}")
     assert np.array_equal(before, drawn(base, lora=[folder])) and read_lora(folder).about == read_lora(path).about
     with pytest.raises(InputError, match="pulled has only lora: give a generator's with model_path"):
         diff_dalle.load(folder)
@@ -68,8 +70,8 @@ def test_the_card_of_a_lora(base, tmp_path):
     (tmp_path / "report" / "report.md").write_text("# Report\n\n![Samples](grid.png)\n")
     (tmp_path / "report" / "grid.png").write_bytes(b"\x89PNG")
     (tmp_path / "report" / "scores.json").write_text('{"scores": {"star": 0.91}}')
-    texts = ("--license", "mit", "--limits", "Stars only.", "--example_prompt", "a [star]")
-    share("push", "--lora", path, "--to", folder, "--report_dir", tmp_path / "report", *texts)
+    texts = "--license mit --limits 'Stars only.' --example_prompt 'a [star]'"
+    share("push", f"--lora {path} --to {folder} --report_dir {tmp_path}/report", texts)
     card = open_model(str(folder)).card
     front = yaml.safe_load(card.split("---\n")[1])
     assert front["license"] == "mit" and "lora" in front["tags"] and front["pipeline_tag"] == "text-to-image"
@@ -82,14 +84,14 @@ def test_the_card_of_a_lora(base, tmp_path):
 
 def test_a_classifiers_lora_is_merged(tmp_path):
     path = make_lora(tmp_path / "lora.safetensors", make_classifier_file(tmp_path), "classifier")
-    share("push", "--lora", path, "--to", tmp_path / "shared")
+    share("push", f"--lora {path} --to {tmp_path}/shared")
     card = open_model(str(tmp_path / "shared")).card
     assert f"python scripts/merge_lora.py --model_path clip.pt --lora {tmp_path}/shared --out merged.pt" in card
 
 
 def test_a_controlnet_steers_its_base_from_the_hub(hub, base, tmp_path):
     path = make_controlnet(base, tmp_path / "canny.pt")
-    share("push", "--model_path", path, "--to", HUB, "--precision", "fp32")
+    share("push", f"--model_path {path} --to {HUB} --precision fp32")
     control = diff_dalle.Control([np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)])
     images = [
         sample(diff_dalle.load(base, controlnet=each), ["a red circle"], seed=3, control=control)
@@ -99,8 +101,8 @@ def test_a_controlnet_steers_its_base_from_the_hub(hub, base, tmp_path):
 
 
 def test_what_is_refused(base, tmp_path):
-    path, to = make_lora(tmp_path / "lora.safetensors", base), ("--to", tmp_path / "shared")
-    assert "--lora is sent alone: leave out --model_path" in refused("--lora", path, "--model_path", base, *to)
-    assert "a LoRA is sent as it is" in refused("--lora", path, "--precision", "fp32", *to)
-    assert "holds a generator, but a LoRA is required" in refused("--lora", base, *to)
+    path, to = make_lora(tmp_path / "lora.safetensors", base), f"--to {tmp_path}/shared --lora"
+    assert "--lora is sent alone: leave out --model_path" in refused(to, path, "--model_path", base)
+    assert "a LoRA is sent as it is" in refused(to, path, "--precision fp32")
+    assert "holds a generator, but a LoRA is required" in refused(to, base)
     assert not (tmp_path / "shared").exists()

@@ -30,6 +30,8 @@ from diff_dalle.recipes.train import train
 from diff_dalle.tasks.decoding import DecodingTask
 from diff_dalle.training.loop import evaluating
 
+QUIET = ("train.n_sample_images", 0)
+EPOCH = ("--set", "train.epochs=1")
 TWO_UNETS = [("decoder.unets", [UNET, UNET]), ("decoder.image_sizes", [8, 16])]
 TEXT_UNET = {**UNET, "cond_on_text_encodings": True, "text_embed_dim": 16, "image_embed_dim": 16, "max_text_len": 12}
 
@@ -71,30 +73,42 @@ def settled(path: str, *flags: str):
     return open_decoder(read_run_file(path, *flags).recipe(), ALONE)
 
 
+def work(path: str, *flags: str) -> None:
+    """Train as the file says."""
+    train(read_run_file(path, *flags).recipe(), ALONE)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, world):
+    """The folder of a run of five steps."""
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        work(write_file(folder, world=world))
+    return folder
+
+
 def digests(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob("unet*.pt"))}
 
 
-def test_a_decoder_trains_from_a_file(tmp_path, world):
-    run = read_run_file(write_file(tmp_path, world=world))
-    train(run.recipe(), ALONE)
-    names = {path.name for path in (tmp_path / "run").iterdir()}
+def test_a_decoder_trains_from_a_file(trained):
+    names = {path.name for path in (trained / "run").iterdir()}
     assert {"unet0_model000005.pt", "unet0_ema_0.998995_000005.pt", "run.json", "progress.csv"} <= names
-    grids = [path.name for path in (tmp_path / "run" / "samples").iterdir()]
+    grids = [path.name for path in (trained / "run" / "samples").iterdir()]
     assert len(grids) == 3 and all("unet0" in name for name in grids)  # every second of five steps, and the last
-    assert (
-        run.recipe().training.samples == 2 and settled(write_file(tmp_path, world=world)).recipe.training.samples == 20
-    )
+    recipe = read_run_file(str(trained / "decoder.json")).recipe()
+    assert recipe.training.samples == 2 and open_decoder(recipe, ALONE).recipe.training.samples == 20
 
 
 def test_a_run_that_is_cut_in_two_is_the_same_run(tmp_path, world):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     for folder in (whole, cut):
         folder.mkdir()
-        changes = [*TWO_UNETS, ("tracker.log", {"log_type": "console", "auto_resume": True})]
+        changes = [*TWO_UNETS, QUIET, ("tracker.log", {"log_type": "console", "auto_resume": True})]
         path = write_file(folder, *changes, world=world)
         for epochs in (1, 2) if folder == cut else (2,):
-            train(read_run_file(path, "--set", f"train.epochs={epochs}").recipe(), ALONE)
+            work(path, "--set", f"train.epochs={epochs}")
     left, right = digests(whole / "run"), digests(cut / "run")
     last = [name for name in left if name.endswith("000005.pt")]
     assert len(last) == 6 and all(left[name] == right[name] for name in last)
@@ -106,9 +120,8 @@ def test_epochs_and_intervals_are_counted_in_samples(tmp_path, world):
     once = settled(write_file(tmp_path, ("train.epoch_samples", 5), ("train.epochs", 1), world=world)).recipe.training
     assert once.eval_interval == once.last_step(1) == 2  # one epoch, one validation
     assert found.training.save_interval == 2 and found.sample_interval == 2 and found.training.eval_samples == SAMPLES
-    found = settled(
-        write_file(tmp_path, ("train.validation_samples", 3), ("train.n_sample_images", 0), world=world)
-    ).recipe
+    own = ("train.validation_samples", 3), QUIET
+    found = settled(write_file(tmp_path, *own, world=world)).recipe
     assert found.training.eval_samples == 3 and found.sample_interval == 0
 
 
@@ -171,7 +184,7 @@ def test_a_clip_sees_the_crop_that_is_trained_on(tmp_path, bare_world, clip):
     (trainee,) = run.session.trainees(run.val)
     cond, _ = trainee.task.given_conditions(batch, None)
     torch.testing.assert_close(cond.image_embedding, run.materials.clip.encode_images(batch.images))
-    train(read_run_file(path).recipe(), ALONE)
+    work(path, *EPOCH)
 
 
 def test_the_clip_of_computed_embeddings_is_recorded_and_not_opened(tmp_path, bare_world, clip):
@@ -186,8 +199,7 @@ def test_the_clip_of_computed_embeddings_is_recorded_and_not_opened(tmp_path, ba
     assert run.run.decoder.clip == ClipConfig("diff_dalle", clip["model"], identity)
     assert run.materials.clip is None
     for epochs in (1, 2):  # resumes
-        flags = ["--set", f"train.epochs={epochs}", "--set", "tracker.log.0.auto_resume=True"]
-        train(read_run_file(path, *flags).recipe(), ALONE)
+        work(path, "--set", f"train.epochs={epochs}", "--set", "tracker.log.0.auto_resume=True")
     (saved,) = open_networks(str(next((tmp_path / "run").glob("unet0_ema*5.pt"))), ("decoder",))
     assert saved.settings.decoder.clip == run.run.decoder.clip
     again = open_decoder(run.run.recipe(), ALONE)  # what a checkpoint records is a run too
@@ -282,9 +294,9 @@ def test_the_width_of_indices_is_that_of_the_folder_or_four(tmp_path, bare_world
 
 def test_masked_unets_are_not_trained(tmp_path, world):
     path = write_file(tmp_path, *TWO_UNETS, ("train.unet_training_mask", [False, True]), world=world)
-    train(read_run_file(path).recipe(), ALONE)
+    work(path, *EPOCH)
     names = {path.name for path in (tmp_path / "run").glob("*.pt")}
-    assert "unet1_model000005.pt" in names and not any(name.startswith("unet0") for name in names)
+    assert "unet1_model000003.pt" in names and not any(name.startswith("unet0") for name in names)
     path = write_file(tmp_path, *TWO_UNETS, ("train.unet_training_mask", [True, False]), world=world)
     assert read_run_file(path).image_size == 8
 
@@ -315,11 +327,11 @@ def test_unets_trained_one_after_the_other_make_a_decoder(tmp_path, world, monke
     masks = {first: [True, False], second: [False, True]}
     for folder, mask in masks.items():
         folder.mkdir()
-        changes = [*TWO_UNETS, ("train.unet_training_mask", mask), ("tracker.save.save_type", "model")]
+        changes = [*TWO_UNETS, QUIET, ("train.unet_training_mask", mask), ("tracker.save.save_type", "model")]
         if folder == second:
             changes.append(("train.init_checkpoint", str(first / "latest.pth")))
         monkeypatch.chdir(folder)
-        train(read_run_file(write_file(folder, *changes, world=world)).recipe(), ALONE)
+        work(write_file(folder, *changes, world=world), *EPOCH)
     content = load_file(str(second / "latest.pth"), values=True)
     both, alone = networks_in(content, ["unet0", "unet1"]), load_file(str(first / "latest.pth"), values=True)
     assert content["trainee"] == "" and set(both) == {"unet0", "unet1"} and alone["trainee"] == "unet0"
@@ -333,7 +345,7 @@ def test_unets_trained_one_after_the_other_make_a_decoder(tmp_path, world, monke
 def test_weights_that_are_not_of_the_decoder_are_refused(tmp_path, world):
     (tmp_path / "one").mkdir()
     changes = [*TWO_UNETS, ("train.unet_training_mask", [False, True]), ("tracker.save.save_type", "model")]
-    train(read_run_file(write_file(tmp_path / "one", *changes, world=world)).recipe(), ALONE)
+    work(write_file(tmp_path / "one", *changes, world=world), *EPOCH)
     given = ("train.init_checkpoint", "latest.pth")
     with pytest.raises(InputError, match="holds unet1, but the decoder has unet0: leave it out"):
         settled(write_file(tmp_path, given, world=world))
@@ -351,8 +363,7 @@ def of_clip(clip, count: int = 5, **changes) -> list[tuple[str, object]]:
 
 
 def test_generated_images_are_measured_after_each_epoch(tmp_path, bare_world, clip):
-    path = write_file(tmp_path, *of_clip(clip), ("train.max_batch_size", 2), world=bare_world)
-    train(read_run_file(path).recipe(), ALONE)
+    work(write_file(tmp_path, *of_clip(clip), ("train.max_batch_size", 2), world=bare_world))
     rows = [json.loads(line) for line in (tmp_path / "run" / "progress.jsonl").read_text().splitlines()]
     found = {row["step"]: value for row in rows for name, value in row.items() if name.startswith("FID")}
     assert set(found) == {3, 5} and all(value > 0 for value in found.values())
@@ -415,45 +426,40 @@ def test_a_cascade_begins_above_a_gap_with_the_originals(tmp_path, world, kept, 
 
 def test_a_folder_with_a_run_is_continued_replaced_or_refused_as_the_file_says(tmp_path, world):
     path = write_file(tmp_path, world=world)
-    train(read_run_file(path, "--set", "train.epochs=1").recipe(), ALONE)
+    work(path, *EPOCH)
     before = digests(tmp_path / "run")
     with pytest.raises(InputError, match="holds a run after 3 steps: set tracker.log.auto_resume to continue it"):
-        train(read_run_file(path).recipe(), ALONE)
+        work(path)
     assert digests(tmp_path / "run") == before
-    train(read_run_file(path, "--set", "tracker.log.auto_resume=True").recipe(), ALONE)
+    work(path, "--set", "tracker.log.auto_resume=True")
     kept = {name: each for name, each in before.items() if name.endswith("000003.pt")}
     assert digests(tmp_path / "run").items() >= kept.items() and len(kept) == 3
-    train(read_run_file(path, "--set", "tracker.overwrite_data_path=True", "--set", "train.epochs=1").recipe(), ALONE)
-    assert {name[-9:] for name in digests(tmp_path / "run") if "best" not in name} == {"000002.pt", "000003.pt"}
-    assert {
-        name: each for name, each in digests(tmp_path / "run").items() if "best" not in name
-    }.items() <= before.items()
+    work(path, "--set", "tracker.overwrite_data_path=True", *EPOCH)
+    again = {name: each for name, each in digests(tmp_path / "run").items() if "best" not in name}
+    assert {name[-9:] for name in again} == {"000002.pt", "000003.pt"} and again.items() <= before.items()
 
 
-def test_a_saved_checkpoint_restores_the_run_elsewhere(tmp_path, world):
-    path = write_file(tmp_path, world=world)
-    train(read_run_file(path, "--set", "train.epochs=1").recipe(), ALONE)
+def test_a_saved_checkpoint_restores_the_run_elsewhere(tmp_path, world, trained):
+    work(write_file(tmp_path, world=world), *EPOCH)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (tmp_path / "latest.pth").rename(tmp_path / "moved.pth")
     load = ("tracker.load", {"load_from": "local", "file_path": str(tmp_path / "moved.pth")})
-    train(read_run_file(write_file(elsewhere, load, world=world)).recipe(), ALONE)
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    train(read_run_file(write_file(whole, world=world)).recipe(), ALONE)
-    left = digests(elsewhere / "run")
-    for name in (name for name in left if name.endswith("000005.pt")):
+    work(write_file(elsewhere, load, world=world))
+    names = [name for name in digests(elsewhere / "run") if name.endswith("000005.pt")]
+    for name in names:
         one, other = (
-            load_file(str(folder / "run" / name), roles=tuple(ROLES), values=True) for folder in (elsewhere, whole)
+            load_file(str(folder / "run" / name), roles=tuple(ROLES), values=True) for folder in (elsewhere, trained)
         )
         torch.testing.assert_close(one["state"], other["state"], rtol=0, atol=0)
+    assert len(names) == 3
 
 
 def test_the_configuration_is_saved_beside(tmp_path, world):
     path = write_file(tmp_path, ("tracker.save.save_meta_to", str(tmp_path / "meta")), world=world)
-    train(read_run_file(path, "--set", "train.epochs=1").recipe(), ALONE)
+    work(path, *EPOCH)
     saved = tmp_path / "meta" / "decoder_config.json"
-    assert read_run_file(str(saved)) == read_run_file(path, "--set", "train.epochs=1", "--set", "data.streams=8")
+    assert read_run_file(str(saved)) == read_run_file(path, *EPOCH, "--set", "data.streams=8")
 
 
 # ------------------------------------------------------------------------------------------------------------ report
@@ -490,20 +496,19 @@ def test_missing_shards_are_named(tmp_path, caplog):
 def test_the_script_checks_trains_and_resumes_in_one_and_two_processes(tmp_path, world):
     changes = [("tracker.log", {"log_type": "console", "auto_resume": True}), ("train.accept_changed_batch", True)]
     path = write_file(tmp_path, *changes, world=world)
-    assert "| train | 2 | 10 |" in run_script("train_decoder.py", "--config_file", path, "--check", "True").stdout
-    shown = run_script("train_decoder.py", "--config_file", path, "--dry_run").stdout
+
+    def script(*flags, path=path, **options):
+        return run_script("train_decoder.py", f"--config_file {path} --threads 1", *flags, **options)
+
+    assert "| train | 2 | 10 |" in script("--check", "True").stdout
+    shown = script("--dry_run").stdout
     assert shown.startswith("kind: decoder\ndecoder:\n") and "webdataset_base_url" in shown
-    result = run_script("train_decoder.py", "--config_file", path, "--set", "train.epochs=1", "--threads", "1")
-    assert "Trained for 3 steps" in result.stdout
-    result = run_script("train_decoder.py", "--config_file", path, "--set", "data.batch_size=2", ranks=2)
-    assert "Resuming at step 3" in result.stdout and "Trained for 5 steps" in result.stdout
-    result = run_script("train_decoder.py", "--config_file", path, "--set", "data.splits.val=0.5", "--set",
-                        "data.splits.train=0.25", "--set", "train.epochs=3", ok=False)  # fmt: skip
-    assert "choose another tracker.data_path" in result.stderr and "--" not in result.stderr
-    bad = write_file(tmp_path, ("train.lrr", 3), world=world)
-    result = run_script("train_decoder.py", "--config_file", bad, ok=False)
-    assert (
-        result.returncode == 2
-        and "is an unknown setting; did you mean lr?" in result.stderr
-        and "train.lrr (" in result.stderr
-    )
+    assert "Trained for 3 steps" in script(*EPOCH).stdout
+    resumed = script("--set", "data.batch_size=2", ranks=2).stdout
+    assert "Resuming at step 3" in resumed and "Trained for 5 steps" in resumed
+    sets = ("data.splits.val=0.5", "data.splits.train=0.25", "train.epochs=3")
+    said = script(*(part for each in sets for part in ("--set", each)), ok=False).stderr
+    assert "choose another tracker.data_path" in said and "--" not in said
+    result = script(path=write_file(tmp_path, ("train.lrr", 3), world=world), ok=False)
+    assert result.returncode == 2 and "is an unknown setting; did you mean lr?" in result.stderr
+    assert "train.lrr (" in result.stderr

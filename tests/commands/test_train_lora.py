@@ -78,12 +78,17 @@ def trained(tmp_path_factory, base, shards):
     return folder
 
 
+@pytest.fixture(scope="module")
+def lora(trained):
+    return str(trained / "lora000004.safetensors")
+
+
 def sample(path, prompts=("a [star]", "a red circle"), **options) -> np.ndarray:
     pipeline = diff_dalle.load(path, "cpu", **options)
     return pipeline.sample(list(prompts), sampler=FEW, progress=False).astype(int)
 
 
-def test_the_run_keeps_the_adapters_alone(trained, base):
+def test_the_run_keeps_the_adapters_alone(trained, base, lora):
     """Neither its checkpoints nor its optimizer know the base's weights."""
     content = load_file(str(trained / "model000004.pt"))
     names = content["state"]
@@ -92,7 +97,7 @@ def test_the_run_keeps_the_adapters_alone(trained, base):
     optimizer = load_file(str(trained / "opt000004.pt"), ("optimizer",))["state"]["optimizer"]
     assert sum(len(group["params"]) for group in optimizer["param_groups"]) == len(names) == len(optimizer["state"])
     assert content["tokenizer"] == open_network(base, "generator").tokenizer.identity + "+[star]"
-    lora = read_lora(str(trained / "lora000004.safetensors"))
+    lora = read_lora(lora)
     network = open_network(base, "generator").load(torch.device("cpu"))
     assert lora.about.base == weights_digest(network.state_dict())
     assert (lora.about.kind, lora.about.rank, lora.about.train_tokens) == ("generator", 4, (TOKEN, "^circle"))
@@ -102,15 +107,18 @@ def test_the_run_keeps_the_adapters_alone(trained, base):
     assert lora.deltas.any(1).tolist() == [True, False, False]  # no caption has circles or [star]
 
 
+def updated(trainee, data):
+    batch = data.batch_at(range(4))
+    trainee.update([(batch, diff_dalle.randomness.Draw(0, batch.index, torch.device("cpu")))], 0)
+
+
 def test_the_base_has_no_gradient_and_is_not_in_training_mode(base, shards, tmp_path):
-    settings = parse_lora(flags(base, shards, tmp_path)).recipe().open(ALONE)
-    data = settings.both_loaders[0]
-    (trainee,) = settings.trainees(data)
+    run = parse_lora(flags(base, shards, tmp_path)).recipe().open(ALONE)
+    data = run.both_loaders[0]
+    (trainee,) = run.trainees(data)
     network = trainee.task.model.base
     before = {n: p.clone() for n, p in network.named_parameters() if "lora" not in n and "deltas" not in n}
-    batch = data.batch_at(range(4))
-    draw = diff_dalle.randomness.Draw(0, batch.index, torch.device("cpu"))
-    trainee.update([(batch, draw)], 0)
+    updated(trainee, data)
     assert not network.training and len(before) > 50
     for name, parameter in network.named_parameters():
         if name in before:
@@ -123,14 +131,14 @@ def memory_of(run) -> dict[str, int]:
     """Bytes of the tensors of one update by what they are for; each storage counts once, weights not as activations."""
     data = run.both_loaders[0]
     (trainee,) = run.trainees(data)
-    batch, kept = data.batch_at(range(4)), {}
+    kept = {}
 
     def pack(value):
         kept[value.untyped_storage().data_ptr()] = value
         return value
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
-        trainee.update([(batch, diff_dalle.randomness.Draw(0, batch.index, torch.device("cpu")))], 0)
+        updated(trainee, data)
     model = trainee.task.model
     networks = [model, *([model.base] if isinstance(model, Adapted) else [])]
     weights = [p for network in networks for p in network.parameters()]
@@ -165,24 +173,19 @@ def test_a_run_that_is_cut_in_two_is_the_same_run(trained, base, shards, tmp_pat
     train(base, shards, tmp_path, iterations=2)
     train(base, shards, tmp_path)
     assert hashes(tmp_path) == hashes(trained)
-    assert set(hashes(trained)) == {
-        "model000004.pt",
-        "ema_0.5_000004.pt",
-        "opt000004.pt",
-        "lora000004.safetensors",
-    }
+    names = ("model000004.pt", "ema_0.5_000004.pt", "opt000004.pt", "lora000004.safetensors")
+    assert hashes(trained).keys() == {*names}
 
 
 @pytest.mark.parametrize("prior", [None, "images", "base"])
 def test_processes_may_come_and_go(base, shards, tmp_path, prior):
-    changed = {}
+    changed = {"save_interval": 1}
     if prior:
-        changed = {"prior_data_dir": shards / "prior" / "train", "prior_weight": 0.5, "prior_target": prior}
-    for name, counts in (("one", (1, 1, 1)), ("moved", (1, 2, 1))):
-        for steps, ranks in enumerate(counts, start=1):
-            changed |= {"batch_size": 4 // ranks, "iterations": steps, "save_interval": 1}
-            train(base, shards, tmp_path / name, ranks=ranks, **changed)
-    one, moved = (load_file(str(tmp_path / name / "model000003.pt"))["state"] for name in ("one", "moved"))
+        changed |= {"prior_data_dir": shards / "prior" / "train", "prior_weight": 0.5, "prior_target": prior}
+    for name, steps, ranks in (("one", 2, 1), ("moved", 1, 2), ("moved", 2, 1)):
+        own = {**changed, "batch_size": 4 // ranks, "iterations": steps}
+        train(base, shards, tmp_path / name, ranks=ranks, **own)
+    one, moved = (load_file(str(tmp_path / name / "model000002.pt"))["state"] for name in ("one", "moved"))
     for name in one:
         torch.testing.assert_close(one[name], moved[name], rtol=1e-3, atol=1e-4)
 
@@ -198,46 +201,38 @@ def test_half_of_a_batch_are_regularization_images(base, shards, tmp_path):
     assert torch.equal(mixed.images, torch.cat([expected.images[:2], priors.images[:2]]))
 
 
-def test_sampling_with_the_file_equals_sampling_with_the_merged_checkpoint(trained, base, tmp_path):
-    path, merged = str(trained / "lora000004.safetensors"), str(tmp_path / "merged.pt")
-    out = run("merge_lora.py", "--model_path", base, "--lora", f"{path}:0.7", "--out", merged).stdout
+def test_sampling_with_the_file_equals_sampling_with_the_merged_checkpoint(lora, base, tmp_path):
+    merged = str(tmp_path / "merged.pt")
+    out = run("merge_lora.py", "--model_path", base, "--lora", f"{lora}:0.7", "--out", merged).stdout
     assert merged in out
     with pytest.raises(InputError, match=r"merged\.pt exists already: give another file with --out"):
-        merge_lora_files(MergeConfig(base, (path,), out=merged))
+        merge_lora_files(MergeConfig(base, (lora,), out=merged))
     with pytest.raises(InputError, match="lora is required"):
         MergeConfig(base)
-    with_file, plain = sample(base, lora=f"{path}:0.7"), sample(base)
+    with_file, plain = sample(base, lora=f"{lora}:0.7"), sample(base)
     assert np.array_equal(sample(merged), with_file)
     assert np.abs(with_file - plain).max() > 3
     assert open_network(merged, "generator").tokenizer.identity.endswith("+[star]")
 
 
-def test_a_checkpoint_of_the_run_serves_as_its_file(trained, base):
-    by_file, by_checkpoint = (
-        sample(base, lora=str(trained / name)) for name in ("lora000004.safetensors", "ema_0.5_000004.pt")
-    )
-    assert np.array_equal(by_file, by_checkpoint)
+def test_a_checkpoint_of_the_run_serves_as_its_file(trained, base, lora):
+    assert np.array_equal(sample(base, lora=lora), sample(base, lora=str(trained / "ema_0.5_000004.pt")))
 
 
-def test_a_factor_may_follow_the_path(trained, tmp_path):
-    path = str(trained / "lora000004.safetensors")
-    colon = tmp_path / "a:b"
-    colon.mkdir()
-    shutil.copy(path, colon / "x.safetensors")
-    given = [path, f"{path}:0.7", f"{path}:-2", f"{colon}/x.safetensors"]
-    found = parse_lora_paths(given)
-    assert [each.weight for each in found] == [1.0, 0.7, -2.0, 1.0]
-    assert [each.lora.path for each in found] == [path] * 3 + [given[3]]
+def test_a_factor_may_follow_the_path(lora, tmp_path):
+    (tmp_path / "a:b").mkdir()
+    colon = shutil.copy(lora, f"{tmp_path}/a:b/x.safetensors")
+    found = parse_lora_paths([lora, f"{lora}:0.7", f"{lora}:-2", colon])
+    assert [(each.lora.path, each.weight) for each in found] == [(lora, 1), (lora, 0.7), (lora, -2), (colon, 1)]
     for factor in ("nan", "inf"):
         with pytest.raises(InputError, match="but the factor must be a finite number"):
-            parse_lora_paths([f"{path}:{factor}"])
+            parse_lora_paths([f"{lora}:{factor}"])
 
 
-def test_the_script_samples_with_loras(trained, base, tmp_path):
-    path = str(trained / "lora000004.safetensors")
+def test_the_script_samples_with_loras(lora, base, tmp_path):
     out = ("--prompts", "a [star]", "--timestep_respacing", 4, "--device", "cpu")
-    for name, lora in (("with", ("--lora", path)), ("without", ())):
-        run("sample.py", "--model_path", base, *out, "--logdir", tmp_path / name, *lora)
+    for name, own in (("with", ("--lora", lora)), ("without", ())):
+        run("sample.py", "--model_path", base, *out, "--logdir", tmp_path / name, *own)
     pictures = [(tmp_path / name / "grid.png").read_bytes() for name in ("with", "without")]
     assert pictures[0] != pictures[1]
 
@@ -252,19 +247,16 @@ def changed(tmp_path_factory, base):
     return path
 
 
-def test_a_lora_goes_to_the_base_that_it_was_trained_for(trained, base, changed):
-    path = str(trained / "lora000004.safetensors")
-    with pytest.raises(
-        InputError, match=r"lora000004.safetensors was trained for a generator with the weights \w+, but"
-    ):
-        sample(changed, lora=path)
-    assert sample(changed, lora=path, accept_changed_base=True).shape == (2, 16, 16, 3)
+def test_a_lora_goes_to_the_base_that_it_was_trained_for(lora, base, changed):
+    with pytest.raises(InputError, match=r"4.safetensors was trained for a generator with the weights \w+, but"):
+        sample(changed, lora=lora)
+    assert sample(changed, lora=lora, accept_changed_base=True).shape == (2, 16, 16, 3)
     with pytest.raises(InputError, match=r"the token \[star\] exists already"):
-        sample(base, lora=[path, path])
+        sample(base, lora=[lora, lora])
 
 
-def test_a_lora_finds_its_network_among_several(trained, base, changed):
-    (given,) = parse_lora_paths([str(trained / "lora000004.safetensors")])
+def test_a_lora_finds_its_network_among_several(lora, base, changed):
+    (given,) = parse_lora_paths([lora])
     own, other = (open_network(path, "generator") for path in (base, changed))
     found = with_loras([other, own], [given])
     assert found[0] is other and isinstance(found[1], LoraNetwork) and found[1].plain is own
@@ -304,33 +296,29 @@ def test_bad_settings_are_refused_in_one_sentence(base, shards, tmp_path, change
     assert re.search(words, result.stderr), result.stderr
 
 
-def test_a_lora_may_start_from_another(trained, base, shards, tmp_path):
-    path = str(trained / "lora000004.safetensors")
-    train(base, shards, tmp_path / "on", lora_checkpoint_path=path, iterations=1, lr=1e-9, ema_rate="none")
-    begun, given = read_lora(str(tmp_path / "on" / "lora000001.safetensors")), read_lora(path)
+def test_a_lora_may_start_from_another(lora, base, shards, tmp_path):
+    train(base, shards, tmp_path / "on", lora_checkpoint_path=lora, iterations=1, lr=1e-9, ema_rate="none")
+    begun, given = read_lora(str(tmp_path / "on" / "lora000001.safetensors")), read_lora(lora)
     assert all(torch.allclose(begun.tensors[name], value, atol=1e-6) for name, value in given.tensors.items())
-    result = train(base, shards, tmp_path / "off", lora_checkpoint_path=path, rank=2, ok=False)
+    result = train(base, shards, tmp_path / "off", lora_checkpoint_path=lora, rank=2, ok=False)
     assert result.returncode == 2 and "has another rank than this run" in result.stderr
 
 
-def test_a_lora_may_start_from_that_of_another_base_if_told_so(trained, changed, shards, tmp_path):
-    path = str(trained / "lora000004.safetensors")
-
+def test_a_lora_may_start_from_that_of_another_base_if_told_so(lora, changed, shards, tmp_path):
     def model(**options):
-        settings = parse_lora(flags(changed, shards, tmp_path, lora_checkpoint_path=path, **options))
+        settings = parse_lora(flags(changed, shards, tmp_path, lora_checkpoint_path=lora, **options))
         return settings.recipe().open(ALONE).network()
 
     with pytest.raises(InputError, match="has another base than this run: .*, or accept the other base by accept_ch"):
         model()
     state = model(accept_changed_base=True).state_dict()
-    assert all(torch.equal(state[f"lora.{name}"], value) for name, value in read_lora(path).tensors.items())
+    assert all(torch.equal(state[f"lora.{name}"], value) for name, value in read_lora(lora).tensors.items())
 
 
 def test_a_classifier_is_adapted(tmp_path, shards):
     base = make_classifier_file(tmp_path)
-    train(
-        base, shards, tmp_path / "run", sample_interval=None, module_filters="tower", lr_anneal_steps=0, warmup_steps=0
-    )
+    own = {"sample_interval": None, "module_filters": "tower", "lr_anneal_steps": 0, "warmup_steps": 0}
+    train(base, shards, tmp_path / "run", **own)
     path, merged = str(tmp_path / "run" / "lora000004.safetensors"), str(tmp_path / "merged.pt")
     lora = read_lora(path)
     assert lora.about.kind == "classifier" and any(name.startswith("text_tower") for name in lora.pairs)

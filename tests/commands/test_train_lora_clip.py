@@ -31,14 +31,11 @@ def parts(tmp_path_factory):
     world = cascade.make_world(folder / "shards")
     frozen = cascade.make_frozen(folder / "frozen", world)
     clip = make_classifier_file(folder, noised=False)
-    text = [
-        ("model.text", {"enc_attn_dim": 0, "text_length": 12}),
-        ("model.text_width", 16),
-        ("model.pooled_width", 16),
-    ]
-    common = [*cascade.frozen_of("stage_c", frozen), *text, ("clip_text_model_name", clip), ("loop.preview_samples", 0)]
-    cascade.run("stage_c", folder / "base", world, *common, ("lr", 0.05))
-    base = str(folder / "base" / "run" / "model000004.pt")
+    text = {"text": {"enc_attn_dim": 0, "text_length": 12}, "text_width": 16, "pooled_width": 16}
+    own = [(f"model.{name}", value) for name, value in text.items()]
+    common = [*cascade.frozen_of("stage_c", frozen), *own, ("clip_text_model_name", clip), ("loop.preview_samples", 0)]
+    cascade.run("stage_c", folder / "base", world, *common, ("lr", 0.05), ("updates", 2))
+    base = str(folder / "base" / "run" / "model000002.pt")
     own = [("kind", "stage_c_lora"), ("generator_checkpoint_path", base), ("train_tokens", TOKENS), ("lr", 0.05)]
     return {"world": world, "clip": clip, "base": base, "semantic": frozen["effnet_checkpoint_path"]}, [*common, *own]
 

@@ -3,11 +3,11 @@
 import gc
 import itertools
 import sys
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import pytest
 import torch
-from shard_making import encoded, random_image, tar_bytes
+from shard_making import encoded, load, random_image, tar_bytes
 
 from diff_dalle.config import Leaf, members
 from diff_dalle.data import samples
@@ -18,7 +18,6 @@ from diff_dalle.images import decode
 from diff_dalle.images.preprocessing import TransformConfig
 
 COUNT = 12
-PLAIN = DataConfig(num_workers=0, streams=1)
 
 
 @pytest.fixture
@@ -29,7 +28,7 @@ def shards(tmp_path):
 
 
 def loader(folder, **settings) -> Loader:
-    return Loader(replace(PLAIN, data_dir=(folder,), **settings), SampleSpec(ImageSpec((20, 20))), batch_size=4)
+    return load(folder, SampleSpec(ImageSpec((20, 20))), **{"exact_decode": False, "streams": 1, **settings})
 
 
 def images(folder, **settings) -> torch.Tensor:
@@ -72,9 +71,9 @@ def test_settings_that_cannot_be_used_are_refused(shards, monkeypatch):
         DataConfig(decode_scale=0)
     monkeypatch.setattr(decode.importlib.util, "find_spec", lambda name: None)
     assert loader(shards).samples == COUNT
-    config = DataConfig(decoder="simplejpeg")  # such as that of a checkpoint, to sample from
+    DataConfig(decoder="simplejpeg")  # such as that of a checkpoint, to sample from
     with pytest.raises(InputError, match=r"pip install 'diff_dalle\[jpeg\]'"):
-        Loader(replace(config, data_dir=(shards,)), SampleSpec(ImageSpec((20, 20))))
+        loader(shards, decoder="simplejpeg")
 
 
 def reads_and_decodes(data: Loader, limit: int, monkeypatch) -> list[int]:
@@ -117,18 +116,18 @@ def test_all_members_count_as_read(tmp_path, monkeypatch):
     ]
     (tmp_path / "0.tar").write_bytes(tar_bytes(files))
     spec = SampleSpec(ImageSpec((20, 20)), num_classes=2)
-    data = Loader(replace(PLAIN, data_dir=(str(tmp_path),)), spec, batch_size=4)
+    data = load(tmp_path, spec, streams=1, exact_decode=False)
     assert reads_and_decodes(data, 3 * (len(jpeg) + 1000), monkeypatch) == in_turns(3)
 
 
 def test_a_long_stream_leaves_no_objects_behind(tmp_path):
     """In the process that prepares samples and in the one that receives them, which here are the same."""
     jpeg = encoded(random_image(20, 20))
-    (tmp_path / "0.tar").write_bytes(tar_bytes((f"{i:04d}.jpg", jpeg) for i in range(1024)))
+    (tmp_path / "0.tar").write_bytes(tar_bytes((f"{i:04d}.jpg", jpeg) for i in range(256)))
     batches, counts = loader(str(tmp_path), random_flip=True).batches(0), []
     for _ in range(3):
-        for _ in itertools.islice(batches, 256):  # an epoch: caches grow with epochs, up to their limits
+        for _ in itertools.islice(batches, 64):  # an epoch: caches grow with epochs, up to their limits
             pass
         gc.collect()
         counts.append(sys.getallocatedblocks())
-    assert counts[2] - counts[1] < 512  # one object of each sample would be 1024
+    assert counts[2] - counts[1] < 128  # one object of each sample would be 256

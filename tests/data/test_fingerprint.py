@@ -58,10 +58,8 @@ def test_every_change_changes_the_digest_and_is_named(case):
 
 
 def test_only_the_first_shards_are_named():
-    text = changes(
-        make(names=[], sizes=[], samples=[]),
-        make(names=[f"{i}.tar" for i in range(99)], sizes=[1] * 99, samples=[1] * 99),
-    )
+    many = make(names=[f"{i}.tar" for i in range(99)], sizes=[1] * 99, samples=[1] * 99)
+    text = changes(make(names=[], sizes=[], samples=[]), many)
     assert text == "99 shards new (0.tar, 1.tar, 2.tar, …)"
 
 

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 from file_server import serving
-from shard_making import make_shards, sample, tar_bytes
+from shard_making import CAPTIONED, indexed, make_shards, sample, tar_bytes
 
 from diff_dalle import storage
 from diff_dalle.data import shard_table as table
@@ -20,8 +20,6 @@ from diff_dalle.data.spec import Required
 from diff_dalle.data.tar import Member
 from diff_dalle.errors import InputError
 from diff_dalle.storage import retries
-
-CAPTIONED = Required({IMAGE: "images", "txt": "captions"})
 
 
 @pytest.fixture(autouse=True)
@@ -108,7 +106,7 @@ def test_the_file_format_of_the_index_stays_readable(tmp_path, monkeypatch):
     )
     (tmp_path / FOLDER / "summary.json").write_text(json.dumps({"format": 1, "shards": {"00000.tar": summary}}))
     monkeypatch.setattr(ShardFiles, "examine", None)
-    found = collect([str(path)], Required({IMAGE: "images"}), ShardFiles())
+    found = indexed(path, Required({IMAGE: "images"}))
     assert found.samples == 1 and found.key(0, 0) == "x"
     assert found.fetch(0, 0).members == {IMAGE: b"\xff\xd8"}
 
@@ -118,7 +116,7 @@ def test_img2dataset_and_odd_shards_work(tmp_path):
     other = [("000000000.jpg", b"i"), ("000000000.json", b"{}"), ("000000000.txt", b"other")]
     (tmp_path / "a.tar").write_bytes(tar_bytes(odd))
     (tmp_path / "b.TAR").write_bytes(tar_bytes([*other, ("000000001.jpg", b"i"), ("000000001.json", b"{}")]))
-    found = collect(find_shards([str(tmp_path)]), CAPTIONED, ShardFiles())
+    found = indexed(tmp_path)
     assert contents(found) == {"deep/0001": b"odd", "000000000": b"other"}
     assert found.left_out == 1
 
@@ -126,7 +124,6 @@ def test_img2dataset_and_odd_shards_work(tmp_path):
 def test_the_index_is_used_while_it_is_current(tmp_path, monkeypatch):
     """Headers are read once; again only for a shard that changed, or whose table is missing."""
     make_shards(tmp_path, [2, 3])
-    paths = find_shards([str(tmp_path)])
     walked = []
     examine = ShardFiles.examine
 
@@ -138,7 +135,7 @@ def test_the_index_is_used_while_it_is_current(tmp_path, monkeypatch):
 
     def walks() -> list[str]:
         walked.clear()
-        assert len(contents(collect(paths, CAPTIONED, ShardFiles()))) == sum(counts)
+        assert len(contents(indexed(tmp_path))) == sum(counts)
         return sorted(walked)
 
     counts = [2, 3]
@@ -157,10 +154,9 @@ def test_the_index_is_used_while_it_is_current(tmp_path, monkeypatch):
 
 def test_a_shard_that_changes_while_in_use_is_noticed(tmp_path):
     make_shards(tmp_path, [2, 3])
-    paths = find_shards([str(tmp_path)])
-    first = collect(paths, CAPTIONED, ShardFiles())
+    first = indexed(tmp_path)
     (tmp_path / "00001.tar").write_bytes(tar_bytes(sample("9", "new")))
-    collect(paths, CAPTIONED, ShardFiles())  # another run, which brings the index up to date
+    indexed(tmp_path)  # another run, which brings the index up to date
     first.members(0)
     with pytest.raises(InputError, match=r"00001\.tar had .* since \(another modification time or tag\)"):
         first.members(1)
@@ -169,12 +165,12 @@ def test_a_shard_that_changes_while_in_use_is_noticed(tmp_path):
 def test_the_index_goes_elsewhere_by_request_or_of_necessity(tmp_path, monkeypatch):
     folder = tmp_path / "shards"
     folder.mkdir()
-    paths = find_shards([make_shards(folder, [2])])
-    collect(paths, CAPTIONED, ShardFiles(index_cache=str(tmp_path / "mine")))
+    make_shards(folder, [2])
+    indexed(folder, index_cache=str(tmp_path / "mine"))
     assert not (folder / FOLDER).exists() and list((tmp_path / "mine").rglob("*.npz"))
     allowed = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: not str(path).startswith(str(folder)) and allowed(path, mode))
-    collect(paths, CAPTIONED, ShardFiles())
+    indexed(folder)
     assert not (folder / FOLDER).exists() and list((tmp_path / "cache").rglob("*.npz"))
 
 
@@ -183,7 +179,7 @@ def test_damaged_shards_give_their_whole_samples_and_are_named(tmp_path, caplog)
     (tmp_path / "cut.tar").write_bytes(data[: 2 * 2560 + 700])  # a sample takes 2560 bytes
     (tmp_path / "junk.tar").write_bytes(b"junk" * 300)
     with caplog.at_level(logging.WARNING):
-        found = collect(find_shards([str(tmp_path)]), CAPTIONED, ShardFiles())
+        found = indexed(tmp_path)
     assert found.counts.tolist() == [2, 0]
     assert "cut.tar was cut" in caplog.text and "junk.tar is not a tar" in caplog.text
 
@@ -287,7 +283,7 @@ def test_list_files_that_name_no_sources_are_refused(tmp_path, text, message):
 
 def test_remote_shards_are_read_by_range_or_from_a_copy(tmp_path):
     make_shards(tmp_path, [3, 4])
-    expected = contents(collect(find_shards([str(tmp_path)]), CAPTIONED, ShardFiles()))
+    expected = contents(indexed(tmp_path))
     echo = "import sys; sys.stdout.buffer.write(open(sys.argv[1], 'rb').read())"
     pipe = f'pipe:{sys.executable} -c "{echo}" {tmp_path}/{{00000..00001}}.tar'
     with serving() as server:
@@ -298,9 +294,8 @@ def test_remote_shards_are_read_by_range_or_from_a_copy(tmp_path):
         for number, (source, ranges, copy) in enumerate(cases):
             server.ranges = ranges
             cache = tmp_path / f"cache {number}"
-            found = collect(
-                find_shards([source]), CAPTIONED, ShardFiles(str(cache), 1 << 20, copy, str(cache / "index"))
-            )
+            options = {"cache_dir": str(cache), "copy_remote": copy, "index_cache": str(cache / "index")}
+            found = indexed(source, cache_bytes=1 << 20, **options)
             assert contents(found) == expected
             assert found.in_place(0) == (number == 0) and len(list(cache.glob("*.copy"))) == (0 if number == 0 else 2)
 
@@ -308,9 +303,9 @@ def test_remote_shards_are_read_by_range_or_from_a_copy(tmp_path):
 def test_a_pipe_whose_output_changed_is_refused(tmp_path):
     make_shards(tmp_path, [2])
     source = f"pipe:cat {tmp_path}/00000.tar"
-    collect([source], CAPTIONED, ShardFiles(str(tmp_path / "one")))
+    indexed(source, cache_dir=str(tmp_path / "one"))
     make_shards(tmp_path, [9])
-    found = collect([source], CAPTIONED, ShardFiles(str(tmp_path / "two")))
+    found = indexed(source, cache_dir=str(tmp_path / "two"))
     with pytest.raises(InputError, match="when it was indexed"):
         contents(found)
 
@@ -336,7 +331,7 @@ def test_processes_that_index_at_once_agree(tmp_path):
         process.join(60)
     assert [process.exitcode for process in processes] == [0] * 3 and os.getpid() not in found and len(found) == 3
     assert all(entries == index_shards(paths, ShardFiles()) for entries in found.values())
-    assert len(contents(collect([str(tmp_path)], CAPTIONED, ShardFiles()))) == 40
+    assert len(contents(indexed(tmp_path))) == 40
     assert not [name for name in os.listdir(tmp_path / FOLDER) if name.endswith(".tmp")]
     assert len(json.loads((tmp_path / FOLDER / "summary.json").read_text())["shards"]) == 40
 
@@ -345,6 +340,6 @@ def test_the_log_and_descriptions_of_shards_hold_no_secrets(tmp_path, caplog):
     with serving() as server, caplog.at_level(logging.WARNING):
         server.files["/cut.tar"] = tar_bytes(sample("0", "a", b"i") + sample("1", "b", b"i"))[:2500]
         url = server.url("/cut.tar?sig=abc")
-        found = collect([url], CAPTIONED, ShardFiles(str(tmp_path), index_cache=str(tmp_path)))
+        found = indexed(url, cache_dir=str(tmp_path), index_cache=str(tmp_path))
     assert "/cut.tar?*** was cut" in caplog.text and "abc" not in caplog.text
     assert found.describe(0, 0).partition(" : ")[0].endswith("/cut.tar?***")

@@ -4,10 +4,9 @@ import itertools
 
 import pytest
 import torch
-from shard_making import Letters, captions_of
+from shard_making import Letters, captions_of, load
 
 from diff_dalle.batch import Batch, Conditioning
-from diff_dalle.data.loader import DataConfig, Loader
 from diff_dalle.data.mixed import MixedLoader
 from diff_dalle.data.spec import CaptionSpec, ImageSpec, SampleSpec
 from diff_dalle.training.task import Task
@@ -25,11 +24,8 @@ def shards(tmp_path_factory):
 
 
 def mixed(shards, batch_size: int, rank: int = 0, world_size: int = 1, captions=()) -> MixedLoader:
-    config, spec = DataConfig(num_workers=0), SampleSpec(ImageSpec((16, 16)), captions)
-    own, prior = (
-        Loader(config, spec, batch_size=batch_size // 2, rank=rank, world_size=world_size, sources=[str(shards / name)])
-        for name in ("own", "prior")
-    )
+    spec, ranks = SampleSpec(ImageSpec((16, 16)), captions), {"rank": rank, "world_size": world_size}
+    own, prior = (load(shards / name, spec, batch_size=batch_size // 2, **ranks) for name in ("own", "prior"))
     return MixedLoader(own, prior, 0.25)
 
 

@@ -7,28 +7,24 @@ from diff_dalle.data.order import Order, streams_for
 from diff_dalle.distributed.world import deal
 from diff_dalle.errors import InputError
 
-COUNTS = [[1], [3], [0, 5, 0, 7], [10] * 7, list(range(20)), [1000, 1, 1]]
+COUNTS = [[1], [0, 5, 0, 7], list(range(20)), [300, 1, 1]]
 
 
-@pytest.mark.parametrize("counts", COUNTS, ids=str)
-@pytest.mark.parametrize("streams", [1, 3, 8, 50])
-@pytest.mark.parametrize("window", [1, 4, 100])
+@pytest.mark.parametrize("counts", [*COUNTS, [3], [10] * 7], ids=str)
+@pytest.mark.parametrize("streams, window", [(1, 1), (3, 4), (8, 100), (50, 4)])
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_every_epoch_has_every_sample_once(counts, streams, window, shuffle):
     order = Order(counts, 7, streams, window, shuffle)
-    everything = {(shard, member) for shard, count in enumerate(counts) for member in range(count)}
+    everything = [(shard, member) for shard, count in enumerate(counts) for member in range(count)]
     for epoch in range(3):
-        shards, members = order.samples_at(epoch * order.samples + np.arange(order.samples))
-        assert len(shards) == len(everything)
-        assert set(zip(shards.tolist(), members.tolist(), strict=True)) == everything
+        places = order.samples_at(epoch * order.samples + np.arange(order.samples))
+        assert sorted(zip(*places, strict=True)) == everything
 
 
 def test_a_position_means_the_same_however_it_is_asked_for():
     """Alone, in any batch, from any process, after any history and across epochs."""
     counts, size = [10] * 9, 300
-    expected = list(
-        zip(*(column.tolist() for column in Order(counts, 1, 8, 4).samples_at(np.arange(size))), strict=True)
-    )
+    expected = list(zip(*Order(counts, 1, 8, 4).samples_at(np.arange(size)), strict=True))
     assert [Order(counts, 1, 8, 4).sample_at(p) for p in range(0, size, 37)] == expected[::37]
     for world in (1, 2, 4, 8, 16):
         found = [None] * size
@@ -49,7 +45,7 @@ def test_seed_and_epoch_change_the_order():
         assert same.mean() < 0.1
 
 
-@pytest.mark.parametrize("world", [1, 2, 4, 8])
+@pytest.mark.parametrize("world", [1, 2, 8])
 def test_each_shard_is_read_by_about_one_process_and_nearly_in_order(world):
     order = Order([50] * 64, 3, streams=8, window=2)
     readers = np.zeros((64, world), dtype=bool)
@@ -67,32 +63,22 @@ def test_without_shuffling_the_streams_read_the_shards_in_order():
     assert shards.tolist() == [0] * 4 + [1] * 4 and members.tolist() == [0, 1, 2, 3] * 2
 
 
-@pytest.mark.parametrize("nodes", [1, 2, 3, 4, 5, 6, 7, 8, 12, 16])
-def test_each_shard_is_read_on_one_node(nodes):
+def test_the_streams_divide_among_the_nodes():
+    for nodes in range(1, 17):
+        assert streams_for(nodes) % nodes == 0 and 8 <= streams_for(nodes) < 8 + nodes
+
+
+@pytest.mark.parametrize("nodes, local", [(1, 3), (2, 8), (3, 1), (5, 3), (8, 1), (12, 3), (16, 8)])
+def test_each_shard_is_read_on_one_node(nodes, local):
     """Whatever the number of processes per node, except for the windows that two streams share."""
-    streams = streams_for(nodes)
-    assert streams % nodes == 0 and 8 <= streams < 8 + nodes
-    counts = [3] * 2000
+    streams, counts = streams_for(nodes), [3] * 1000
     order = Order(counts, 1, streams, window=4)
-    for local in (1, 3, 8):
-        slots = deal([node for node in range(nodes) for _ in range(local)])
-        assert sorted(slots) == list(range(nodes * local))
-        readers = np.zeros((len(counts), nodes), dtype=bool)
-        for rank, slot in enumerate(slots):
-            shards, _ = order.samples_at(np.arange(slot, order.samples, len(slots)))
-            readers[shards, rank // local] = True
-        assert readers.any(1).all() and (readers.sum(1) > 1).sum() <= (streams - 1) * 4
-
-
-def test_each_of_many_shards_is_read_on_one_of_many_nodes():
-    """128 processes on 16 nodes, 10,000 shards of 10 samples."""
-    nodes, local = 16, 8
-    order = Order([10] * 10_000, 0, streams_for(nodes), window=4)
-    slots = deal([rank // local for rank in range(nodes * local)])
-    readers = np.zeros((10_000, nodes), dtype=bool)
+    slots = deal([node for node in range(nodes) for _ in range(local)])
+    assert sorted(slots) == list(range(nodes * local))
+    readers = np.zeros((len(counts), nodes), dtype=bool)
     for rank, slot in enumerate(slots):
         readers[order.samples_at(np.arange(slot, order.samples, len(slots)))[0], rank // local] = True
-    assert readers.any(1).all() and (readers.sum(1) > 1).sum() <= (streams_for(nodes) - 1) * order.window
+    assert readers.any(1).all() and (readers.sum(1) > 1).sum() <= (streams - 1) * order.window
 
 
 def test_processes_are_dealt_to_nodes_wherever_they_are():
@@ -105,7 +91,7 @@ def test_processes_are_dealt_to_nodes_wherever_they_are():
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize("samples", [2, 7, 16, 24, 40])
+@pytest.mark.parametrize("samples", [2, 7, 16, 40])
 def test_replacements_follow_the_stream_and_reach_every_sample(samples, shuffle):
     """Also where the streams of all epochs hold the same samples."""
     order = Order([samples], 0, streams=8, window=4, shuffle=shuffle)
@@ -119,35 +105,30 @@ def test_replacements_follow_the_stream_and_reach_every_sample(samples, shuffle)
 
 
 def test_memory_is_bounded():
-    order = Order([10] * 1000, 0, streams=2, window=1)
-    order.samples_at(np.arange(30_000))
+    order = Order([10] * 100, 0, streams=2, window=1)
+    order.samples_at(np.arange(3000))
     assert len(order._mixes) <= 4 and len(order._epochs) <= 2
 
 
-def drawn_shards(order: Order, epochs: int) -> np.ndarray:
-    """[epochs, shards] samples of each shard in each epoch."""
-    shards, _ = order.samples_at(np.arange(epochs * order.samples))
-    return np.stack([np.bincount(part, minlength=len(order.counts)) for part in shards.reshape(epochs, -1)])
-
-
 def test_resampling_draws_shards_with_replacement_and_equal_chance():
-    order = Order([20] * 50, 3, 8, 4, resample=True)
-    found = drawn_shards(order, 200) // 20
+    order = Order([5] * 50, 3, 8, 4, resample=True)
+    shards, _ = order.samples_at(np.arange(200 * order.samples))
+    found = np.stack([np.bincount(epoch, minlength=50) for epoch in shards.reshape(200, -1)]) // 5
     assert (found.sum(1) == 50).all() and not (found[0] == found[1]).all()
     share = np.bincount(found.reshape(-1), minlength=4)[:4] / found.size
     assert np.abs(share - np.exp(-1) / np.array([1, 1, 2, 6])).max() < 0.02  # Poisson, for many shards
     assert abs(found.mean(0) - 1).max() < 0.35
 
 
-@pytest.mark.parametrize("counts", [[1], [0, 5, 0, 7], list(range(20)), [1000, 1, 1]], ids=str)
+@pytest.mark.parametrize("counts", COUNTS, ids=str)
 @pytest.mark.parametrize("streams", [1, 8])
 def test_resampled_epochs_have_their_length_and_existing_samples(counts, streams):
     order = Order(counts, 5, streams, 3, resample=True)
     shards, members = order.samples_at(np.arange(20 * order.samples))
     assert (members >= 0).all() and (members < np.asarray(counts)[shards]).all()
-    expected = list(zip(shards.tolist(), members.tolist(), strict=True))
-    for position in range(0, len(expected), 7):
-        assert Order(counts, 5, streams, 3, resample=True).sample_at(position) == expected[position]
+    for position in range(0, len(shards), 1 + len(shards) // 40):
+        found = Order(counts, 5, streams, 3, resample=True).sample_at(position)
+        assert found == (shards[position], members[position])
 
 
 def test_a_drawn_shard_gives_each_sample_once():

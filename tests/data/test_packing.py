@@ -9,30 +9,32 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from shard_making import Letters, captions_of, encoded, random_image
+from shard_making import Letters, captions_of, encoded, load, random_image
 
 from diff_dalle.data.inspection import InspectionConfig, inspect_shards
-from diff_dalle.data.loader import DataConfig, Loader
 from diff_dalle.data.packing import PackingConfig, pack_folder
 from diff_dalle.data.spec import CaptionSpec, ImageSpec, SampleSpec
 from diff_dalle.errors import InputError
 
 
-def pack(tmp_path: Path, **changes) -> dict:
-    return pack_folder(PackingConfig(**{"source": str(tmp_path / "in"), "out_dir": str(tmp_path / "out"), **changes}))
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
 
 
-def packed(tmp_path: Path) -> dict[str, np.ndarray]:
-    """Captions and pixels, as training reads them."""
-    config = DataConfig((str(tmp_path / "out"),), num_workers=0, exact_decode=True)
-    data = Loader(config, SampleSpec(ImageSpec((16, 16)), (CaptionSpec(Letters(), 60),)))
-    batch = data.batch_at(range(data.samples))
-    return dict(zip(captions_of(batch), batch.images.numpy(), strict=True))
+def pack(**changes) -> dict:
+    return pack_folder(PackingConfig(**{"source": "in", "out_dir": "out", **changes}))
+
+
+def packed() -> list[str]:
+    """Sorted captions, as training reads them."""
+    data = load("out", SampleSpec(ImageSpec((16, 16)), (CaptionSpec(Letters(), 60),)))
+    return sorted(captions_of(data.batch_at(range(data.samples))))
 
 
 @pytest.fixture
-def folder(tmp_path) -> Path:
-    folder = tmp_path / "in"
+def folder() -> Path:
+    folder = Path("in")
     (folder / "sub.d").mkdir(parents=True)
     for i, name in enumerate(("b.JPG", "a.png", "sub.d/c.v2.webp")):
         form = {"jpg": "JPEG"}.get(name.rpartition(".")[2].lower(), name.rpartition(".")[2].upper())
@@ -41,30 +43,30 @@ def folder(tmp_path) -> Path:
     return folder
 
 
-def test_a_folder_comes_back_out_of_its_shards(tmp_path, folder):
-    report = pack(tmp_path, samples_per_shard=2)
+def test_a_folder_comes_back_out_of_its_shards(folder):
+    report = pack(samples_per_shard=2)
     counts = {"images": 3, "written": 3, "shards": 2, "skipped": {}}
     assert {name: report[name] for name in counts} == counts
-    assert report["bytes"] == sum(path.stat().st_size for path in (tmp_path / "out").glob("*.tar"))
-    assert json.loads((tmp_path / "out" / "report.json").read_text()) == report
-    assert sorted(packed(tmp_path)) == [f"Ünïcode {i}" for i in range(3)]
+    assert report["bytes"] == sum(path.stat().st_size for path in Path("out").glob("*.tar"))
+    assert json.loads(Path("out/report.json").read_text()) == report
+    assert packed() == [f"Ünïcode {i}" for i in range(3)]
 
 
-def test_packing_keeps_bytes_and_repeats_itself(tmp_path, folder):
-    pack(tmp_path)
-    first = (tmp_path / "out" / "00000.tar").read_bytes()
+def test_packing_keeps_bytes_and_repeats_itself(folder):
+    pack()
+    first = Path("out/00000.tar").read_bytes()
     assert all((folder / name).read_bytes() in first for name in ("b.JPG", "a.png", "sub.d/c.v2.webp"))
     for path in folder.rglob("*"):
         os.utime(path, (1, 1))
-    pack(tmp_path, out_dir=str(tmp_path / "again"))
-    assert (tmp_path / "again" / "00000.tar").read_bytes() == first
+    pack(out_dir="again")
+    assert Path("again/00000.tar").read_bytes() == first
     with pytest.raises(InputError, match="is not empty; choose another, nothing is overwritten"):
-        pack(tmp_path)
+        pack()
 
 
-def test_images_are_downsampled_but_never_upsampled(tmp_path, folder):
-    pack(tmp_path, resize=35)
-    with tarfile.open(tmp_path / "out" / "00000.tar") as tar:
+def test_images_are_downsampled_but_never_upsampled(folder):
+    pack(resize=35)
+    with tarfile.open("out/00000.tar") as tar:
         members = {member.name: tar.extractfile(member).read() for member in tar}
     images = {name: Image.open(io.BytesIO(data)) for name, data in members.items() if name[-4:] in (".jpg", ".png")}
     sizes = {"00000000.png": ("PNG", 35), "00000001.jpg": ("JPEG", 30), "00000002.jpg": ("JPEG", 35)}
@@ -73,32 +75,32 @@ def test_images_are_downsampled_but_never_upsampled(tmp_path, folder):
     assert (record["file_name"], record["width"], record["height"]) == ("sub.d/c.v2.webp", 35, 44)
 
 
-def test_captions_may_come_from_one_file(tmp_path, folder):
+def test_captions_may_come_from_one_file(folder):
     rows = [
         {"file_name": "b.JPG", "text": "from the list", "artist": "x"},
         {"file_name": "./sub.d/c.v2.webp", "text": "also, with a comma"},
         {"file_name": "gone.jpg", "text": "no such file"},
         {"file_name": "../secret.jpg", "text": "outside"},
     ]
-    (tmp_path / "secret.jpg").write_bytes(encoded(random_image()))
+    Path("secret.jpg").write_bytes(encoded(random_image()))
     (folder / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    report = pack(tmp_path, caption_column="text")
+    report = pack(caption_column="text")
     assert report["skipped"] == {"named in the metadata, but missing": 1, "outside the folder": 1}
-    assert sorted(packed(tmp_path)) == ["also, with a comma", "from the list", "Ünïcode 1"]
+    assert packed() == ["also, with a comma", "from the list", "Ünïcode 1"]
     (folder / "metadata.jsonl").unlink()
     with open(folder / "metadata.csv", "w", newline="") as file:
         writer = csv.DictWriter(file, ["file_name", "text", "artist"])
         writer.writeheader()
         writer.writerows(rows)
-    pack(tmp_path, caption_column="text", out_dir=str(tmp_path / "csv"))
+    pack(caption_column="text", out_dir="csv")
     with pytest.raises(InputError, match=r"metadata\.csv .* no field 'caption', only .*caption_column"):
-        pack(tmp_path, out_dir=str(tmp_path / "x"))
+        pack(out_dir="x")
     (folder / "metadata.jsonl").write_text("{")
     with pytest.raises(InputError, match=r"metadata\.jsonl, line 1 is not a JSON object"):
-        pack(tmp_path, out_dir=str(tmp_path / "x"))
+        pack(out_dir="x")
 
 
-def test_skipped_images_are_reported_with_reasons(tmp_path, folder):
+def test_skipped_images_are_reported_with_reasons(folder):
     (folder / "broken.jpg").write_bytes(encoded(random_image())[:300])
     (folder / "broken.txt").write_text("broken")
     (folder / "silent.jpg").write_bytes(encoded(random_image()))
@@ -106,9 +108,9 @@ def test_skipped_images_are_reported_with_reasons(tmp_path, folder):
     (folder / "blank.txt").write_text(" \n")
     (folder / "huge.png").write_bytes(encoded(Image.new("1", (1500, 1500)), "PNG"))
     (folder / "huge.txt").write_text("huge")
-    (folder / "link.jpg").symlink_to(tmp_path / "elsewhere.jpg")
-    (tmp_path / "elsewhere.jpg").write_bytes(encoded(random_image()))
-    report = pack(tmp_path, max_pixels=10**6)
+    (folder / "link.jpg").symlink_to(Path("elsewhere.jpg").absolute())
+    Path("elsewhere.jpg").write_bytes(encoded(random_image()))
+    report = pack(max_pixels=10**6)
     reasons = {entry["file_name"]: entry["reason"].partition(":")[0] for entry in report["skipped_files"]}
     assert reasons.pop("broken.jpg").startswith("not a")
     assert reasons == {
@@ -118,7 +120,7 @@ def test_skipped_images_are_reported_with_reasons(tmp_path, folder):
         "link.jpg": "outside the folder",
     }
     assert report["written"] == 3 and sum(report["skipped"].values()) == 5
-    assert pack(tmp_path, captions=False, out_dir=str(tmp_path / "all"))["written"] == 6
+    assert pack(captions=False, out_dir="all")["written"] == 6
 
 
 def reasons_of(report: dict) -> dict[str, str]:
@@ -126,7 +128,7 @@ def reasons_of(report: dict) -> dict[str, str]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such file names")
-def test_text_that_utf8_cannot_hold_is_reported_and_the_rest_packed(tmp_path, folder):
+def test_text_that_utf8_cannot_hold_is_reported_and_the_rest_packed(folder):
     image = encoded(random_image())
     with open(os.fsencode(folder) + b"/caf\xe9.jpg", "wb") as file:
         file.write(image)
@@ -139,7 +141,7 @@ def test_text_that_utf8_cannot_hold_is_reported_and_the_rest_packed(tmp_path, fo
     ]
     (folder / "d.jpg").write_bytes(image)
     (folder / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    report = pack(tmp_path)
+    report = pack()
     assert reasons_of(report) == {
         "caf\\udce9.jpg": "its file name is not valid UTF-8 text",
         "nul\0.jpg": "its file name is not valid UTF-8 text",
@@ -148,29 +150,29 @@ def test_text_that_utf8_cannot_hold_is_reported_and_the_rest_packed(tmp_path, fo
         "a.png": "its caption or metadata holds half of a surrogate pair, which UTF-8 cannot hold",
         "d.jpg": "its caption holds a NUL character",
     }
-    assert json.loads((tmp_path / "out" / "report.json").read_text("utf-8")) == report
-    assert sorted(packed(tmp_path)) == ["Ünïcode 2"]
+    assert json.loads(Path("out/report.json").read_text("utf-8")) == report
+    assert packed() == ["Ünïcode 2"]
 
 
-def test_a_line_of_metadata_ends_with_a_line_feed_only(tmp_path, folder):
+def test_a_line_of_metadata_ends_with_a_line_feed_only(folder):
     caption = "one\u2028two\x85three"
     lines = [json.dumps({"file_name": "b.JPG", "caption": caption}, ensure_ascii=False), "{broken", "[]"]
     (folder / "metadata.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    report = pack(tmp_path)
-    assert caption in packed(tmp_path) and report["written"] == 3
+    report = pack()
+    assert caption in packed() and report["written"] == 3
     assert reasons_of(report) == {f"metadata.jsonl, line {i}": "is not a JSON object" for i in (2, 3)}
 
 
-def test_an_open_quote_costs_one_row(tmp_path, folder):
+def test_an_open_quote_costs_one_row(folder):
     (folder / "metadata.csv").write_text(
         'file_name,caption,x\nb.JPG,"open\na.png,"closed ""here""\nand there",1,2,3\nsub.d/c.v2.webp,"never closed\n'
     )
-    report = pack(tmp_path)
-    assert sorted(packed(tmp_path)) == ['closed "here"\nand there', "Ünïcode 0", "Ünïcode 2"]
+    report = pack()
+    assert packed() == ['closed "here"\nand there', "Ünïcode 0", "Ünïcode 2"]
     found = reasons_of(report)
     assert set(found) == {"metadata.csv, line 2", "metadata.csv, line 5"}
     assert all("is a quote left open?" in reason for reason in found.values())
-    with tarfile.open(tmp_path / "out" / "00000.tar") as tar:
+    with tarfile.open("out/00000.tar") as tar:
         record = json.load(tar.extractfile("00000000.json"))
     assert (record["file_name"], record["x"], record["more"]) == ("a.png", "1", ["2", "3"])
 
@@ -184,35 +186,35 @@ def test_an_open_quote_costs_one_row(tmp_path, folder):
         ({"samples_per_shard": 0}, "samples_per_shard is 0, but must be at least 1"),
     ],
 )
-def test_bad_settings_are_refused(tmp_path, folder, changes, message):
+def test_bad_settings_are_refused(folder, changes, message):
     with pytest.raises(InputError, match=message):
-        pack(tmp_path, **changes)
+        pack(**changes)
 
 
-def test_a_folder_without_images_or_captions_is_refused(tmp_path):
-    (tmp_path / "in").mkdir()
+def test_a_folder_without_images_or_captions_is_refused():
+    Path("in").mkdir()
     with pytest.raises(InputError, match="holds no images"):
-        pack(tmp_path)
-    (tmp_path / "in" / "a.jpg").write_bytes(encoded(random_image()))
+        pack()
+    Path("in/a.jpg").write_bytes(encoded(random_image()))
     with pytest.raises(InputError, match="none of the 1 images in source .* can be packed: 1 × no caption"):
-        pack(tmp_path)
+        pack()
 
 
-def test_inspection_reports_contents_and_broken_samples(tmp_path, folder):
+def test_inspection_reports_contents_and_broken_samples(folder):
     (folder / "d.jpg").write_bytes(encoded(random_image(300, 300)))
     (folder / "d.txt").write_text("one two three four")
-    pack(tmp_path)
-    out = tmp_path / "out" / "00000.tar"
+    pack()
+    out = Path("out/00000.tar")
     image = (folder / "b.JPG").read_bytes()
     out.write_bytes(out.read_bytes().replace(image, b"x" * len(image)))
-    lines, grid = inspect_shards(InspectionConfig((str(tmp_path / "out"),)))
+    lines, grid = inspect_shards(InspectionConfig(("out",)))
     text = "\n".join(lines)
     for part in ("1 shard, 4 samples", ".txt 4", "decoded 4 samples: 1 broken", "00000.tar : 00000001: not a"):
         assert part in text
     for part in ("longest 18", "shortest 2, median 2", "256-511"):
         assert part in text
     assert grid.width > 3 * 96 and len(np.unique(np.asarray(grid))) > 100
-    lines, grid = inspect_shards(InspectionConfig((str(tmp_path / "out"),), caption_field="json:nothing"))
+    lines, grid = inspect_shards(InspectionConfig(("out",), caption_field="json:nothing"))
     assert grid is None and "4 broken" in "\n".join(lines)
-    lines, grid = inspect_shards(InspectionConfig((str(tmp_path / "out"),), caption_field="cap"))
+    lines, grid = inspect_shards(InspectionConfig(("out",), caption_field="cap"))
     assert "no captions: no .cap members (caption_field)" in lines and grid is not None

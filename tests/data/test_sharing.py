@@ -7,19 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 from file_server import serving
-from shard_making import make_shards, sample, tar_bytes
+from shard_making import CAPTIONED, indexed, make_shards, sample, tar_bytes
 
 from diff_dalle import storage
 from diff_dalle.data import index
 from diff_dalle.data import survey as survey_module
-from diff_dalle.data.collection import collect
 from diff_dalle.data.filters import Filter
-from diff_dalle.data.shard_table import IMAGE
-from diff_dalle.data.shards import ShardFiles
-from diff_dalle.data.spec import Required
 from diff_dalle.errors import InputError
-
-CAPTIONED = Required({IMAGE: "images", "txt": "captions"})
 
 
 class Replayed(SimpleNamespace):
@@ -73,9 +67,9 @@ class Threads:
         return results
 
 
-def test_of_128_processes_one_looks_at_20_000_shards(tmp_path, monkeypatch):
+def test_of_128_processes_one_looks_at_2_000_shards(tmp_path, monkeypatch):
     """By the summary alone: neither the other processes' disks nor the shards and their tables are touched."""
-    count, folder = 20_000, str(tmp_path)
+    count, folder = 2_000, str(tmp_path)
     paths = [f"{folder}/{number:06d}.tar" for number in range(count)]
     about = index.ShardSummary(10_240, "tag", True, "", {"jpg/txt": 3})
     (tmp_path / index.FOLDER).mkdir()
@@ -99,13 +93,13 @@ def test_of_128_processes_one_looks_at_20_000_shards(tmp_path, monkeypatch):
     monkeypatch.setattr(index, "examine", counted("shard", index.examine))
 
     said: list = []
-    first = collect([folder], CAPTIONED, ShardFiles(), world=Replayed(0, 128, said))
+    first = indexed(folder, world=Replayed(0, 128, said))
     assert first.samples == 3 * count and len(first.shards) == count
     assert calls.pop("size") == count and set(calls) <= {"exists", "list", "summary"} and calls["list"] == 1
     assert calls["summary"] <= 2  # beside the shards, and in the user's cache
     calls.clear()
     for rank in range(1, 128):
-        assert collect([folder], CAPTIONED, ShardFiles(), world=Replayed(rank, 128, said)) is first
+        assert indexed(folder, world=Replayed(rank, 128, said)) is first
     assert not calls
 
 
@@ -115,7 +109,7 @@ def test_processes_index_different_shards_and_know_all(tmp_path, monkeypatch):
     examined: list[str] = []
     examine = index.examine
     monkeypatch.setattr(index, "examine", lambda path, files: examined.append(path) or examine(path, files))
-    found = Threads(3).run(lambda world: collect([folder], CAPTIONED, ShardFiles(), world=world))
+    found = Threads(3).run(lambda world: indexed(folder, world=world))
     assert len(examined) == len(set(examined)) == 20
     assert [each.samples for each in found] == [20] * 3
     assert all([shard.path for shard in each.shards] == [shard.path for shard in found[0].shards] for each in found)
@@ -128,20 +122,20 @@ def test_remote_shards_are_sized_by_one_process(tmp_path):
         for number in range(4):
             server.files[f"/{number}.tar"] = (tmp_path / "00000.tar").read_bytes()
         url, cache = server.url("/{0..3}.tar"), str(tmp_path / "index")
-        collect([url], CAPTIONED, ShardFiles(index_cache=cache))
+        indexed(url, index_cache=cache)
         said: list = []
         server.requests.clear()
-        collect([url], CAPTIONED, ShardFiles(index_cache=cache), world=Replayed(0, 2, said))
+        indexed(url, index_cache=cache, world=Replayed(0, 2, said))
         assert Counter(server.requests).keys() == {f"/{number}.tar" for number in range(4)}
         server.requests.clear()
-        assert collect([url], CAPTIONED, ShardFiles(index_cache=cache), world=Replayed(1, 2, said)).samples == 8
+        assert indexed(url, index_cache=cache, world=Replayed(1, 2, said)).samples == 8
         assert not server.requests
 
 
 def test_a_table_that_is_elsewhere_is_made_again_once(tmp_path, monkeypatch):
     """Each node has a cache of its own, but the table's path is that of the process that listed the shards."""
     folder = make_shards(tmp_path, [2, 2])
-    found = collect([folder], CAPTIONED, ShardFiles(index_cache=str(tmp_path / "cache")))
+    found = indexed(folder, index_cache=str(tmp_path / "cache"))
     for table in (tmp_path / "cache").rglob("*.npz"):
         table.unlink()
     examined = []
@@ -155,7 +149,7 @@ def test_a_table_that_is_elsewhere_is_made_again_once(tmp_path, monkeypatch):
 
 def test_what_rank_0_cannot_find_is_an_error(tmp_path):
     with pytest.raises(InputError, match="data_dir .*nowhere does not exist"):
-        collect([str(tmp_path / "nowhere")], CAPTIONED, ShardFiles(), world=Replayed(0, 2, []))
+        indexed(tmp_path / "nowhere", world=Replayed(0, 2, []))
 
 
 def test_processes_share_what_filters_and_buckets_ask(tmp_path, monkeypatch):
@@ -172,8 +166,7 @@ def test_processes_share_what_filters_and_buckets_ask(tmp_path, monkeypatch):
     asked, survey = [], survey_module._Surveyor.survey
     monkeypatch.setattr(survey_module._Surveyor, "survey", lambda *call: asked.append(call[1].path) or survey(*call))
     monkeypatch.setattr(index, "ROUND", 2)
-    folder = [str(tmp_path)]
-    one = collect(folder, required, ShardFiles())
+    one = indexed(tmp_path, required)
     assert one.counts.tolist() == [1, 1, 1, 4, 2, 3, 1] and len(asked) == 7
     assert [len(sizes) for sizes in one.sizes] == one.counts.tolist() and one.sizes[0].tolist() == [[20, 24]]
     for again in (False, True):
@@ -182,7 +175,7 @@ def test_processes_share_what_filters_and_buckets_ask(tmp_path, monkeypatch):
                 if column.name.count(".") > 2:
                     column.unlink()
         asked.clear()
-        found = Threads(3).run(lambda world: collect(folder, required, ShardFiles(), world=world))
+        found = Threads(3).run(lambda world: indexed(tmp_path, required, world=world))
         assert sorted(asked) == [f"{tmp_path}/{shard}.tar" for shard in range(7)]
         for each in found:
             assert each.counts.tolist() == one.counts.tolist()
@@ -200,17 +193,17 @@ def test_of_remote_shards_large_blocks_are_asked_for_and_only_once(tmp_path, cap
     with serving() as server:
         server.files["/a.tar"] = tar_bytes(files)
         url, cache = server.url("/a.tar"), str(tmp_path)
-        collect([url], CAPTIONED, ShardFiles(index_cache=cache))
+        indexed(url, index_cache=cache)
         before = len(server.requests)
         with caplog.at_level("WARNING"):
-            found = collect([url], required, ShardFiles(index_cache=cache))
+            found = indexed(url, required, index_cache=cache)
         assert found.samples == 20 and len(found.sizes[0]) == 20
         assert len(server.requests) - before <= 6
         assert "a.tar and other remote shards are read nearly whole, once" in caplog.text
         caplog.clear()
         before = len(server.requests)
-        collect([url], required, ShardFiles(index_cache=cache))
+        indexed(url, required, index_cache=cache)
         assert len(server.requests) - before <= 2 and "nearly whole" not in caplog.text
         other = replace(CAPTIONED, filters=(Filter.parse("score >= 30"),))
         server.files["/a.tar"] = tar_bytes([*files, ("x.jpg", b"another")])
-        assert collect([url], other, ShardFiles(index_cache=cache)).samples == 10
+        assert indexed(url, other, index_cache=cache).samples == 10

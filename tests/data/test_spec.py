@@ -1,13 +1,30 @@
-import functools
 import json
+import os
 import re
-from dataclasses import replace
+import signal
+import threading
+import time
+from functools import partial
+from multiprocessing import active_children
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from shard_making import Letters, captions_of, encoded, make_shards, npy_bytes, random_image, sample, tar_bytes
+from shard_making import (
+    Letters,
+    assert_same,
+    assert_shared,
+    captions_of,
+    encoded,
+    load,
+    make_shards,
+    npy_bytes,
+    random_image,
+    sample,
+    take,
+    tar_bytes,
+)
 
 from diff_dalle.config import from_dict
 from diff_dalle.data import captions, samples
@@ -19,7 +36,6 @@ from diff_dalle.data.tar import read_members
 from diff_dalle.errors import InputError
 from diff_dalle.images.preprocessing import TransformConfig
 
-PLAIN = DataConfig(num_workers=0, exact_decode=True, streams=1)
 IMAGES = ImageSpec((16, 16))
 CAPTION = CaptionSpec(Letters(), 20)
 
@@ -31,8 +47,8 @@ class Capitals(Letters):
         return super().__call__([text.upper() for text in texts], length)
 
 
-def loader(folder, spec, config=PLAIN, **options) -> Loader:
-    return Loader(replace(config, data_dir=(str(folder),)), spec, **{"shuffle": False, **options})
+def loader(folder, spec, **options) -> Loader:
+    return load(folder, spec, **{"streams": 1, "shuffle": False, **options})
 
 
 def embedding_of(number: int, width: int = 8) -> np.ndarray:
@@ -65,7 +81,7 @@ def score_between(low, high, score) -> bool:
 
 
 def between(low, high, name="score") -> JsonFilter:
-    return JsonFilter(name, ("score",), functools.partial(score_between, low, high))
+    return JsonFilter(name, ("score",), partial(score_between, low, high))
 
 
 # ------------------------------------------------------------------------------------------------- what is read
@@ -111,13 +127,10 @@ def test_members_that_are_adjacent_are_read_at_once(tmp_path, monkeypatch):
 
 
 def test_images_can_be_left_out(rich):
-    batch = loader(rich, SPECS["captions"][0], batch_size=4).batch_at(range(4))
+    batch = loader(rich, SPECS["captions"][0]).batch_at(range(4))
     assert batch.images.shape == (4, 0, 0, 0) and len(batch) == 4
     assert captions_of(batch) == [f"caption of {i:04d}" for i in range(4)]
     assert [len(part) for part in batch.split(3)] == [3, 1] and len(batch.select([2, 0])) == 2
-    workers = loader(rich, SPECS["captions"][0], replace(PLAIN, num_workers=1), batch_size=4).batches(0)
-    assert captions_of(next(workers)) == captions_of(batch)
-    workers.close()
 
 
 def test_samples_need_only_what_is_asked_for(tmp_path):
@@ -138,9 +151,10 @@ def test_samples_need_only_what_is_asked_for(tmp_path):
 
 def test_gray_images_have_one_channel(rich):
     """The luma of the RGB image after the same crop and flip."""
-    config = replace(PLAIN, random_crop=True, random_flip=True)
-    color = loader(rich, SampleSpec(IMAGES), config).batch_at(range(10)).images
-    gray = loader(rich, SampleSpec(ImageSpec((16, 16), channels=1)), config).batch_at(range(10)).images
+    color, gray = (
+        loader(rich, SampleSpec(ImageSpec((16, 16), n)), random_crop=True, random_flip=True).batch_at(range(10)).images
+        for n in (3, 1)
+    )
     assert gray.shape == (10, 1, 16, 16)
     for rgb, one in zip(color, gray, strict=True):
         pixels = ((rgb + 1) * 127.5).round().byte().permute(1, 2, 0).numpy()
@@ -168,7 +182,7 @@ def test_several_tokenizers_fill_fields_of_their_own(rich):
 
 def test_captions_and_filters_share_a_json_member(rich):
     spec = SampleSpec(captions=(CAPTION,), filters=(between(3, 99),))
-    data = loader(rich, spec, replace(PLAIN, caption_field="json:caption"))
+    data = loader(rich, spec, caption_field="json:caption")
     assert list(data.collection.required.members) == ["json"]
     assert captions_of(data.batch_at([3, 4])) == ["json 0003", "json 0004"]
 
@@ -176,41 +190,24 @@ def test_captions_and_filters_share_a_json_member(rich):
 # ---------------------------------------------------------------------------------------------------- embeddings
 
 
-@pytest.mark.parametrize("dtype", ["<f4", "<f2", "<f8", ">f4"])
-def test_embeddings_are_read_from_members(tmp_path, dtype):
-    files = []
-    for i in range(4):
+def test_embeddings_are_read_from_members(tmp_path):
+    files, dtypes = [], ("<f4", "<f2", "<f8", ">f4")
+    for i, dtype in enumerate(dtypes):
         row = embedding_of(i).astype(dtype)
         files += rich_sample(i, img_emb_npy=npy_bytes(row[None] if i % 2 else row))
     (tmp_path / "a.tar").write_bytes(tar_bytes(files))
     embeddings = (EmbeddingSpec(8, "img_emb.npy"), EmbeddingSpec(8, "NPY", "style"))
     cond = loader(tmp_path, SampleSpec(IMAGES, embeddings=embeddings)).batch_at(range(4)).cond
     assert cond.image_embedding.dtype == torch.float32 and cond.image_embedding.shape == (4, 8)
-    expected = np.stack([embedding_of(i).astype(dtype).astype(np.float32) for i in range(4)])
+    expected = [embedding_of(i).astype(dtype).astype(np.float32) for i, dtype in enumerate(dtypes)]
     np.testing.assert_array_equal(cond.image_embedding.numpy(), expected)
     np.testing.assert_array_equal(cond.extra["style_embedding"][2].numpy(), embedding_of(102))
 
 
-class Trap:
-    """An object that, if it were unpickled, would fail the test."""
-
-    def __reduce__(self):
-        return pytest.fail, ("unpickled",)
-
-
 BAD = {
-    "NaN": (npy_bytes(np.array([1, np.nan, *[0] * 6], np.float32)), "has NaN or infinite values"),
     "infinite": (npy_bytes(np.array([1, np.inf, *[0] * 6])), "has NaN or infinite values"),
-    "overflow": (npy_bytes(np.full(8, 1e300)), "has NaN or infinite values"),
-    "zeros": (npy_bytes(np.zeros(8, np.float32)), "is all zeros"),
-    "width": (npy_bytes(np.ones(9, np.float32)), r"is float32 \[9\], but must be floating-point \[8\]"),
-    "two": (npy_bytes(np.ones((2, 8), np.float32)), r"is float32 \[2, 8\]"),
-    "integers": (npy_bytes(np.ones(8, np.int64)), r"is int64 \[8\]"),
     "text": (b"0.1 0.2 0.3", "cannot be read: not a .npy file"),
-    "truncated": (npy_bytes(np.ones(8, np.float32))[:-1], "is truncated"),
-    "objects": (npy_bytes(np.array([Trap()] * 8)), r"is object \[8\]"),
-    "header": (npy_bytes(np.ones(8, np.float32)).replace(b"'descr'", b"exit(1)"), "cannot be read: not a .npy file"),
-    "large": (npy_bytes(np.ones(1 << 22, np.float32)), "one of its members has 16,777,344 bytes"),
+    "large": (npy_bytes(np.ones(1 << 21)), "one of its members has 16,777,344 bytes"),
 }
 
 
@@ -239,7 +236,7 @@ def test_without_embeddings_the_error_names_the_member(tmp_path):
 def test_a_json_record_is_parsed_once(rich, monkeypatch):
     """By filters and captions together, also of samples that replace rejected ones."""
     spec = SampleSpec(captions=(CAPTION,), filters=(between(3, 99),))
-    data = loader(rich, spec, replace(PLAIN, caption_field="json:caption"))
+    data = loader(rich, spec, caption_field="json:caption")
     parsed, loads = [], json.loads
     monkeypatch.setattr(captions.json, "loads", lambda text: parsed.append(loads(text)) or parsed[-1])
     batch = data.batch_at(range(10))
@@ -254,20 +251,18 @@ def test_without_json_the_error_says_what_it_is_for(tmp_path):
         loader(tmp_path, SampleSpec(IMAGES, filters=(between(0, 1),)))
     with pytest.raises(InputError, match=r"holds no captions \(no \.json members; set caption_field\)"):
         spec = SampleSpec(captions=(CAPTION,), filters=(between(0, 1),))
-        loader(tmp_path, spec, replace(PLAIN, caption_field="json:caption"))
+        loader(tmp_path, spec, caption_field="json:caption")
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_rejected_samples_are_replaced_counted_and_no_reason_to_stop(rich, caplog, workers):
     """All but one sample in ten are rejected, by two filters."""
     spec = SampleSpec(IMAGES, (CAPTION,), filters=(between(4, 99, "high"), between(0, 5, "low")))
-    data = loader(rich, spec, replace(PLAIN, num_workers=workers, max_broken=0.0), batch_size=8)
-    batches = data.batches(0)
-    for _ in range(10):
-        assert captions_of(next(batches)) == ["caption of 0004"] * 8
-    batches.close()
+    data = loader(rich, spec, num_workers=workers, max_broken=0.0, batch_size=8)
+    for batch in take(data, 0, 3):
+        assert captions_of(batch) == ["caption of 0004"] * 8
     # From sample s, the walk passes s, s+1, … in the order of the shard until it meets sample 4.
-    passed = [s % 10 for position in range(80) for s in range(position % 10, position % 10 + (4 - position) % 10)]
+    passed = [s % 10 for position in range(24) for s in range(position % 10, position % 10 + (4 - position) % 10)]
     assert data.rejected == {"high": sum(s < 4 for s in passed), "low": sum(s > 4 for s in passed)}
     assert data.broken == 0 and "broken" not in caplog.text and "replaced" not in caplog.text
     assert "the filter 'low' has rejected" in caplog.text and "score = 9" in caplog.text
@@ -275,14 +270,7 @@ def test_rejected_samples_are_replaced_counted_and_no_reason_to_stop(rich, caplo
 
 def test_replacements_for_rejected_samples_do_not_depend_on_workers_and_processes(rich):
     spec = SampleSpec(IMAGES, (CAPTION,), filters=(between(4, 99),))
-    config = replace(PLAIN, random_crop=True, streams=4)
-    whole = loader(rich, spec, config, shuffle=True).batch_at(range(40))
-    workers = loader(rich, spec, replace(config, num_workers=2), shuffle=True, batch_size=40).batches(0)
-    assert torch.equal(next(workers).images, whole.images)
-    workers.close()
-    for rank in (0, 1):
-        part = next(loader(rich, spec, config, shuffle=True, batch_size=20, rank=rank, world_size=2).batches(0))
-        assert torch.equal(part.images, whole.images[rank::2]) and captions_of(part) == captions_of(whole)[rank::2]
+    assert_shared(partial(loader, rich, spec, random_crop=True, streams=4, shuffle=True), 0, 40, 1)
 
 
 def test_of_rejected_replacements_only_the_json_is_read(rich, monkeypatch):
@@ -342,24 +330,34 @@ def test_records_that_a_filter_cannot_judge_are_rejected(tmp_path, caplog, recor
 # ------------------------------------------------------------------------------------------------------ the spec
 
 
-def test_a_full_spec_reaches_spawned_workers(rich):
-    spec = SampleSpec(IMAGES, (CAPTION,), 4, (EmbeddingSpec(8, "npy"),), (between(2, 99),))
-    here = loader(rich, spec, batch_size=6, shuffle=True)
-    there = loader(rich, spec, replace(PLAIN, num_workers=1, worker_start="spawn"), batch_size=6, shuffle=True).batches(
-        6
-    )
-    one, other = here.batch_at(range(6, 12)), next(there)
-    there.close()
-    assert torch.equal(one.images, other.images) and one.cond.present().keys() == other.cond.present().keys()
-    for name, value in one.cond.present().items():
-        assert torch.equal(value, other.cond.present()[name]), name
-    assert set(one.cond.present()) == {"tokens", "mask", "labels", "image_embedding"}
+FULL = SampleSpec(IMAGES, (CAPTION,), 4, (EmbeddingSpec(8, "npy"),), (between(2, 99),))
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="needs POSIX signals")
+def test_a_full_spec_reaches_a_spawned_worker_which_outlives_a_signal_to_the_job_while_it_starts(rich):
+    before, ended = set(active_children()), []
+
+    def end_it_at_its_start():
+        while not ended:
+            for process in set(active_children()) - before:
+                process.terminate()
+                os.kill(process.pid, signal.SIGINT)
+                ended.append(process)
+            time.sleep(0.01)
+
+    ending = threading.Thread(target=end_it_at_its_start, daemon=True)
+    ending.start()
+    spawned = {"num_workers": 1, "worker_start": "spawn"}
+    (there,), (here,) = (take(loader(rich, FULL, shuffle=True, **options), 4, 1) for options in (spawned, {}))
+    ending.join(5)
+    assert len(ended) == 1
+    assert_same(here, there)
+    assert set(here.cond.present()) == {"tokens", "mask", "labels", "image_embedding"}
 
 
 def test_every_tensor_of_a_chunk_is_pinned(rich, monkeypatch):
     """What DataLoader asks of batches for a GPU."""
-    spec = SampleSpec(IMAGES, (CAPTION,), 4, (EmbeddingSpec(8, "npy"),), (between(2, 99),))
-    chunk = loader(rich, spec).dataset.chunk([0, 3])
+    chunk = loader(rich, FULL).dataset.chunk([0, 3])
     pinned: list[torch.Tensor] = []
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor.clone()) or pinned[-1])
     copy = chunk.pin_memory()
@@ -394,46 +392,40 @@ def test_samples_are_broken_when_the_class_is_not_below_the_number_of_classes(tm
     assert data.batch_at([0]).cond.labels.tolist() == [3] and data.broken == 1
 
 
-def crops(**settings) -> DataConfig:
+def crops(**settings) -> tuple[TransformConfig, ...]:
     listed = [{"name": "RandomResizedCrop", "size": 20, **settings}, {"name": "RandomHorizontalFlip"}]
-    return replace(PLAIN, transforms=tuple(from_dict(TransformConfig, each) for each in listed))
+    return tuple(from_dict(TransformConfig, each) for each in listed)
 
 
 def test_transforms_follow_the_position_and_workers_change_nothing(rich):
-    spec = SampleSpec(IMAGES)
-    here = loader(rich, spec, crops(), seed=3)
-    both = here.batch_at(range(6))
-    assert both.images.shape == (6, 3, 16, 16)
-    assert torch.equal(here.batch_at([4]).images, both.images[4:5])
-    there = loader(rich, spec, replace(crops(), num_workers=2), seed=3, batch_size=6).batches(0)
-    assert torch.equal(next(there).images, both.images)
-    there.close()
-    assert not torch.equal(loader(rich, spec, crops(), seed=4).batch_at(range(6)).images, both.images)
-    again = here.batch_at(range(here.samples, here.samples + 6))  # the next epoch, in the same order
-    assert not torch.equal(again.images, both.images)
+    def images(seed=3, positions=range(6)):
+        return loader(rich, SampleSpec(IMAGES), seed=seed, transforms=crops()).batch_at(positions).images
+
+    (batch,) = assert_shared(partial(loader, rich, SampleSpec(IMAGES), seed=3, transforms=crops()), 0, 6, 1)
+    assert batch.images.shape == (6, 3, 16, 16) and torch.equal(images(positions=[4]), batch.images[4:5])
+    assert not torch.equal(images(4), batch.images)
+    assert not torch.equal(images(positions=range(10, 16)), batch.images)  # the next epoch, in the same order
 
 
 def test_without_augmentation_crops_lie_in_the_middle(rich):
-    spec = SampleSpec(IMAGES)
-    plain = loader(rich, spec, augment=False).batch_at(range(6))
-    found = loader(rich, spec, crops(ratio=[1, 1]), augment=False)
-    assert torch.equal(found.batch_at(range(6)).images, found.batch_at(range(found.samples, found.samples + 6)).images)
-    difference = (found.batch_at(range(6)).images - plain.images).abs().mean()
-    assert difference < 0.1 < 0.2 < (plain.images.flip(3) - plain.images).abs().mean()
-    cropped = loader(rich, spec, replace(PLAIN, random_crop=True, random_flip=True), augment=False)
-    assert torch.equal(cropped.batch_at(range(6)).images, plain.images)
+    def images(start=0, **settings):
+        data = loader(rich, SampleSpec(IMAGES), augment=False, **settings)
+        return data.batch_at(range(start, start + 6)).images
+
+    plain, settings = images(), {"transforms": crops(ratio=[1, 1])}
+    found = images(**settings)
+    assert torch.equal(found, images(10, **settings))
+    assert (found - plain).abs().mean() < 0.1 < 0.2 < (plain.flip(3) - plain).abs().mean()
+    assert torch.equal(images(random_crop=True, random_flip=True), plain)
 
 
-def test_transforms_exclude_what_they_replace(rich):
+def test_transforms_exclude_what_they_replace():
     with pytest.raises(InputError, match="random_flip is a transform too: leave it out beside transforms"):
-        replace(crops(), random_flip=True)
+        DataConfig(transforms=crops(), random_flip=True)
 
 
 def test_resampling_reaches_the_order_and_held_out_data_do_not_have_it(tmp_path):
     make_shards(tmp_path, [5] * 8)
-    config = replace(PLAIN, resample=True)
-    data = loader(tmp_path, SampleSpec(IMAGES), config, shuffle=True)
-    drawn = data.order.samples_at(np.arange(40))[0]
-    assert len(set(drawn.tolist())) < 8
-    held_out = loader(tmp_path, SampleSpec(IMAGES), config)
+    data, held_out = (loader(tmp_path, SampleSpec(IMAGES), resample=True, shuffle=shuffle) for shuffle in (True, False))
+    assert len(set(data.order.samples_at(np.arange(40))[0].tolist())) < 8
     assert sorted(set(held_out.order.samples_at(np.arange(40))[0].tolist())) == list(range(8))

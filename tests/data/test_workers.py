@@ -7,18 +7,16 @@ import resource
 import signal
 import threading
 import time
-from dataclasses import replace
 from multiprocessing import active_children
 
 import pytest
-from shard_making import Letters, make_shards, take
+from shard_making import Letters, load, make_shards, take
 
 from diff_dalle.data import workers
-from diff_dalle.data.loader import CHUNK, MANY, DataConfig, Loader
+from diff_dalle.data.loader import CHUNK, MANY, Loader
 from diff_dalle.data.spec import CaptionSpec, SampleSpec
 from diff_dalle.errors import InputError
 
-CONFIG = DataConfig(num_workers=2, prefetch=2)
 POSIX = pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs POSIX signals")
 
 
@@ -31,9 +29,9 @@ class Asleep(Letters):
             time.sleep(60)
 
 
-def loader(folder, config=CONFIG, tokenize=None, **options) -> Loader:
+def loader(folder, tokenize=None, **options) -> Loader:
     spec = SampleSpec(captions=(CaptionSpec(tokenize or Letters(), 20),))
-    return Loader(replace(config, data_dir=(str(folder),)), spec, **{"batch_size": 4, **options})
+    return load(folder, spec, **{"num_workers": 2, "prefetch": 2, **options})
 
 
 @pytest.fixture
@@ -60,7 +58,7 @@ def new_processes():
 def test_a_stopped_worker_is_named_and_ended(shards, received):
     """Also when it had chunks on their way, which only it can hand over."""
     with new_processes() as started:
-        batches = loader(shards, replace(CONFIG, data_timeout=1)).batches(0)
+        batches = loader(shards, data_timeout=1).batches(0)
         for _ in range(1 + received):
             next(batches)
         for process in started():
@@ -76,7 +74,7 @@ def test_a_stopped_worker_is_named_and_ended(shards, received):
 @POSIX
 def test_a_worker_whose_storage_does_not_answer_is_named_and_ended(shards):
     with new_processes() as started:
-        batches = loader(shards, replace(CONFIG, data_timeout=1), Asleep()).batches(0)
+        batches = loader(shards, Asleep(), data_timeout=1).batches(0)
         threading.Timer(0.3, started).start()
         with pytest.raises(InputError, match="has delivered nothing for 1 s: it is stopped, or its storage does not"):
             next(batches)
@@ -120,7 +118,7 @@ def test_a_wait_for_workers_ends_when_the_run_is_to_stop(shards):
         return len(asked) == 3
 
     with new_processes() as started:
-        batches = loader(shards, replace(CONFIG, data_timeout=10), Asleep()).batches(0, should_stop)
+        batches = loader(shards, Asleep(), data_timeout=10).batches(0, should_stop)
         assert next(batches, None) is None
         assert len(asked) == 3 and next(batches, None) is None
 
@@ -132,9 +130,7 @@ def test_a_signal_reaches_the_thread_that_waits(shards):
     previous = signal.signal(signal.SIGUSR1, lambda *_: received.append(len(received)))
     try:
         with new_processes() as started:
-            batches = loader(shards, replace(CONFIG, data_timeout=10), Asleep()).batches(
-                0, lambda: bool(started() and received)
-            )
+            batches = loader(shards, Asleep(), data_timeout=10).batches(0, lambda: bool(started() and received))
             threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1)).start()
             assert next(batches, None) is None
     finally:
@@ -161,20 +157,20 @@ def test_a_worker_that_dies_disturbs_nothing_until_its_chunk_is_needed(shards):
 
 def test_without_workers_the_run_stops_between_chunks(shards):
     answers = iter([False, True])
-    batches = loader(shards, replace(CONFIG, num_workers=0)).batches(0, lambda: next(answers))
+    batches = loader(shards, num_workers=0).batches(0, lambda: next(answers))
     assert len(next(batches)) == 4 and next(batches, None) is None
 
 
 def test_a_batch_is_whole_or_absent(shards):
     """Of several chunks, when the run is to stop between them."""
     answers = iter([False, True])
-    data = loader(shards, replace(CONFIG, num_workers=0), batch_size=2 * CHUNK)
+    data = loader(shards, num_workers=0, batch_size=2 * CHUNK)
     assert next(data.batches(0, lambda: next(answers)), None) is None
 
 
 def test_blocks_of_any_positions_are_the_same_with_workers(shards):
     blocks = [range(3), [5, 1, 1], range(2 * CHUNK + 1), [0], range(90, 100)]
-    here = loader(shards, replace(CONFIG, num_workers=0))
+    here = loader(shards, num_workers=0)
     with new_processes() as started:
         there = loader(shards).batches_at(blocks)
         first = next(there)

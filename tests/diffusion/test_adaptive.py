@@ -9,6 +9,7 @@ import pytest
 import torch
 from forking import run_ranks
 from log_snr_making import make_trainee, train
+from torch.testing import assert_close
 
 from diff_dalle.diffusion import LogSnrConfig, LogSnrProcess
 from diff_dalle.diffusion.adaptive import Adaptive, AdaptiveSchedule, AdaptiveWeight
@@ -48,7 +49,7 @@ def test_pieces_of_a_batch_are_the_batch():
     for i in range(0, 64, 16):
         pieces.observe(log_snr[i : i + 16], losses[i : i + 16])
     for name, value in whole.state_dict().items():
-        torch.testing.assert_close(pieces.state_dict()[name], value, rtol=1e-14, atol=0)
+        assert_close(pieces.state_dict()[name], value, rtol=1e-14, atol=0)
 
 
 def test_the_weight_is_one_over_the_running_loss():
@@ -64,13 +65,13 @@ def test_the_weight_is_one_over_the_running_loss():
     expected = 1 / (1 + 2.25 * torch.exp(x))
     shifted = x + 2 * np.log(1.5)
     expected[EDGES.searchsorted(shifted.numpy()) == EDGES.searchsorted(3.0)] /= 1.1
-    torch.testing.assert_close(process.loss_weight(x), expected.float())
+    assert_close(process.loss_weight(x), expected.float())
 
 
 def test_the_schedule_follows_the_losses():
     """At first uniform in log-SNR; then each bucket is drawn in proportion to its loss."""
     schedule, t = AdaptiveSchedule(), (torch.arange(100_000, dtype=torch.float64) + 0.5) / 100_000
-    torch.testing.assert_close(schedule(t), 10 - 20 * t)
+    assert_close(schedule(t), 10 - 20 * t)
     log_snr = torch.linspace(-9.95, 9.95, 200, dtype=torch.float64).repeat(500)
     losses = 0.01 + 1 / (1 + torch.exp(log_snr))
     schedule.update(log_snr, losses)
@@ -78,7 +79,7 @@ def test_the_schedule_follows_the_losses():
     assert (drawn.diff() < 0).all() and drawn.abs().max() <= 10
     share = torch.histogram(drawn, torch.linspace(-10, 10, 101, dtype=torch.float64)).hist / len(t)
     values = schedule.state()
-    torch.testing.assert_close(share, values / values.sum(), atol=2e-5, rtol=1e-3)
+    assert_close(share, values / values.sum(), atol=2e-5, rtol=1e-3)
     assert share[0] > 30 * share[-1] > 0
 
 
@@ -131,7 +132,7 @@ def test_sampling_does_not_depend_on_the_state():
 def test_losses_use_the_state():
     process, x, t = both_after(), torch.ones(6, 1, 2, 2), torch.rand(6, dtype=torch.float64)
     losses = process.training_losses(lambda x, t: torch.zeros_like(x), x, t)
-    torch.testing.assert_close(losses["loss"], losses["mse"] * process.loss_weight(process.log_snr(t)))
+    assert_close(losses["loss"], losses["mse"] * process.loss_weight(process.log_snr(t)))
     assert (process.loss_weight(process.log_snr(t)) != 1).any()
 
 
@@ -167,8 +168,8 @@ def test_two_processes_and_micro_batches_have_the_state_of_one(tmp_path):
     (first, weights), (second, _) = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
     for name, value in one.task.extra_state().items():
         assert torch.equal(first[name], second[name]) and (value != 1).sum() > 10
-        torch.testing.assert_close(first[name], value, rtol=1e-5, atol=0)
-    torch.testing.assert_close(weights, one.task.model.state_dict(), rtol=1e-5, atol=1e-6)
+        assert_close(first[name], value, rtol=1e-5, atol=0)
+    assert_close(weights, one.task.model.state_dict(), rtol=1e-5, atol=1e-6)
 
 
 def test_a_resumed_run_is_the_uninterrupted_one():

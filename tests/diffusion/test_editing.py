@@ -6,7 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from network_making import seeded
+from refusing import refused
 from torch import nn
+from torch.testing import assert_close
 from waiting import needs_cuda, run_without_waiting, transfers
 
 from diff_dalle.batch import Conditioning
@@ -21,7 +24,6 @@ from diff_dalle.diffusion.editing import (
     shortened,
 )
 from diff_dalle.diffusion.sampling import SampleBatch, SamplerConfig, sample_batch, sample_steps
-from diff_dalle.errors import InputError
 from diff_dalle.images.signal import PixelSignal
 
 CONFIG = DiffusionConfig(variance="fixed_small")
@@ -29,10 +31,6 @@ OFF = GuidanceConfig(guidance_scale=1.0, thresholding="none")
 SIZE = (4, 6)
 DETERMINISTIC = [name for name in SAMPLERS if name not in ("ancestral", "lcm")]
 LEFT = torch.arange(6) < 3  # columns
-
-
-def seeded(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 DATA = seeded(3, 3, *SIZE).clamp(-1, 1)
@@ -95,11 +93,16 @@ ALL = [(edit, name) for edit in EDITS for name in (DETERMINISTIC if "variation" 
 
 @pytest.mark.parametrize(("edit", "name"), ALL)
 def test_every_sampler_performs_every_edit_and_an_image_does_not_depend_on_its_batch(edit, name):
-    """Without a mask they end at the data; alone or in a batch."""
-    edit = EDITS[edit]()
-    together, alone = end(edit, name), end(edit.select([1]), name, seeds=[1])
+    """Without a mask they end at the data; alone or in a batch. Evaluations: passes × those of the sampler, plus T − 1
+    for the inversion of a variation."""
+    edit, model = EDITS[edit](), Exact()
+    together, alone = end(edit, name, model=model), end(edit.select([1]), name, seeds=[1])
     assert together.shape == DATA.shape and (edit.unknown is not None or nearest(together)[1].max() < 0.02)
-    torch.testing.assert_close(together[1:2], alone, atol=1e-5, rtol=0)
+    assert_close(together[1:2], alone, atol=1e-5, rtol=0)
+    steps = shortened(create_gaussian_diffusion(CONFIG, "20"), edit.strength).num_timesteps
+    passes = 1 if edit.unknown is None else edit.config.inpaint_resamples
+    once = 2 * steps - 1 if name == "heun" else steps
+    assert len(model.steps) == passes * once + (steps - 1 if edit.config.variation is not None else 0)
 
 
 # ------------------------------------------------------------------------------------------------------ strength
@@ -117,7 +120,7 @@ def test_a_shortened_process_is_the_low_end_of_the_original():
     for table in set(tables) - {"alphas_cumprod_next"}:  # which looks beyond the end
         assert (getattr(short, table) == getattr(process, table)[: len(kept)]).all()
     assert shortened(create_gaussian_diffusion(replace(CONFIG, diffusion_steps=100)), 0.07).num_timesteps == 7
-    with pytest.raises(InputError, match="strength 0.1 leaves no step"):
+    with refused("strength 0.1 leaves no step"):
         shortened(create_gaussian_diffusion(CONFIG, "0,10"), 0.1)
 
 
@@ -131,7 +134,7 @@ def test_strength_is_the_fraction_of_the_process_that_is_sampled(strength):
     short, noise = shortened(process, expected), seeded(*DATA.shape)
     alpha_bar = process.alphas_cumprod[short.num_timesteps - 1]
     start = alpha_bar**0.5 * DATA + (1 - alpha_bar) ** 0.5 * noise
-    torch.testing.assert_close(edit_start(short, None, edit, noise), start)
+    assert_close(edit_start(short, None, edit, noise), start)
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
@@ -158,12 +161,15 @@ class Rough(Exact):
         return torch.cat([mean, x], 1)[:, : self.out_channels]
 
 
-@pytest.mark.parametrize("schedule", ["linear", "cosine", "jsd"])
-@pytest.mark.parametrize(
-    ("prediction", "variance"),
-    [("eps", "fixed_large"), ("x_start", "learned_range"), ("previous_x", "fixed_small"), ("v", "learned")],
-)
-@pytest.mark.parametrize("name", SAMPLERS)
+OUTPUTS = [("eps", "fixed_large"), ("x_start", "learned_range"), ("previous_x", "fixed_small"), ("v", "learned")]
+MIXED = [
+    (name, *OUTPUTS[(i + k) % 4], schedule)
+    for i, name in enumerate(SAMPLERS)
+    for k, schedule in enumerate(("linear", "cosine", "jsd"))
+]
+
+
+@pytest.mark.parametrize(("name", "prediction", "variance", "schedule"), MIXED)
 def test_known_pixels_end_at_their_given_values(name, prediction, variance, schedule):
     """Bit for bit, whatever the network predicts; the others do not."""
     edit = inpaint_right(inpaint_resamples=2, inpaint_jump=3)
@@ -191,11 +197,11 @@ def test_known_pixels_have_the_noise_of_each_step(name):
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_inpainted_pixels_match_known_ones(name):
     """The known half determines the image of the data, more reliably with more passes."""
-    which, hits = torch.arange(120) % 3, {}
-    for passes in (1, 4, 10):
+    which, hits = torch.arange(120) % 3, []
+    for passes in (1, 10):
         found, _ = nearest(end(inpaint_right(120, inpaint_resamples=passes), name))
-        hits[passes] = (found == which).float().mean().item()
-    assert hits[10] > 0.95 and hits[10] >= hits[4] >= hits[1]
+        hits.append((found == which).float().mean().item())
+    assert hits[1] > 0.95 and hits[1] >= hits[0]
 
 
 def test_passes():
@@ -230,7 +236,7 @@ def test_noising_again_is_the_forward_process():
         assert [step.t for step in itertools.islice(steps, 4)] == [5, 4, 3, 5]
         added = (1 - top / bottom) ** 0.5  # with the scaled noise of step 3, the variances add up to 1 − ᾱ
         assert top / bottom * (1 - bottom) + added**2 == pytest.approx(1 - top)
-        torch.testing.assert_close(seen[5][1], top**0.5 * DATA + noise * added)
+        assert_close(seen[5][1], top**0.5 * DATA + noise * added)
 
 
 @pytest.mark.parametrize("variance", ["fixed_large", "learned_range"])
@@ -245,7 +251,7 @@ def test_keep_known_changes_known_pixels_to_their_posterior_and_no_others(varian
     expected = Prediction(DATA, eps, process.posterior_mean(DATA, x, 4), log_variance)
     for name in ("x_start", "eps", "mean", "log_variance"):
         value, given = getattr(found, name).expand_as(x), torch.as_tensor(getattr(before, name)).expand_as(x)
-        torch.testing.assert_close(value, torch.where(unknown, given, getattr(expected, name)))
+        assert_close(value, torch.where(unknown, given, getattr(expected, name)))
 
 
 def test_unknown_pixels_start_from_noise_and_known_ones_from_the_noised_image():
@@ -253,7 +259,7 @@ def test_unknown_pixels_start_from_noise_and_known_ones_from_the_noised_image():
     process = create_gaussian_diffusion(CONFIG, "9").truncated(5)
     start = edit_start(process, None, edit, fresh)
     noised = process.q_sample(edit.images, torch.full((3,), 4), fresh)
-    torch.testing.assert_close(start, torch.where(edit.unknown, fresh, noised))
+    assert_close(start, torch.where(edit.unknown, fresh, noised))
 
 
 def test_a_full_mask_is_plain_sampling_and_an_empty_mask_the_image():
@@ -261,7 +267,7 @@ def test_a_full_mask_is_plain_sampling_and_an_empty_mask_the_image():
     given, plain = 5 * seeded(*DATA.shape, seed=2), end(Edit(DATA, None, EditConfig(strength=1.0)))
     for share in (True, False):
         edit = Edit(given, torch.full((3, 1, *SIZE), share), EditConfig(inpaint_resamples=1))
-        torch.testing.assert_close(end(edit), plain if share else given, atol=1e-5, rtol=0)
+        assert_close(end(edit), plain if share else given, atol=1e-5, rtol=0)
 
 
 def test_with_a_strength_the_unknown_pixels_start_from_the_image():
@@ -269,7 +275,7 @@ def test_with_a_strength_the_unknown_pixels_start_from_the_image():
     unknown = ~LEFT.expand(3, 1, *SIZE)
     mixed = torch.where(unknown, DATA.roll(1, 0), DATA)
     found = end(Edit(mixed, unknown, EditConfig(strength=0.05)))
-    torch.testing.assert_close(found, mixed, atol=0.1, rtol=0)
+    assert_close(found, mixed, atol=0.1, rtol=0)
 
 
 # -------------------------------------------------------------------------------------------------------- variations
@@ -293,7 +299,7 @@ def test_variation_0_reconstructs_the_image(strength):
 def test_variation_1_is_fresh_noise(name, strength):
     """The same as image to image with that strength."""
     again = end(Edit(DATA + 0.3, None, EditConfig(strength=strength)), name, "10", None, Exact(scale=0.3))
-    torch.testing.assert_close(varied(1.0, name, "10", strength), again, atol=1e-5, rtol=0)
+    assert_close(varied(1.0, name, "10", strength), again, atol=1e-5, rtol=0)
 
 
 def test_in_between_the_noise_keeps_its_variance_and_the_image_changes_monotonically():
@@ -327,17 +333,6 @@ def test_no_noise_is_used_twice_nor_is_that_of_sampling():
     assert all(name.startswith("editing") for name in names)
 
 
-@pytest.mark.parametrize(("edit", "name"), ALL)
-def test_evaluations(edit, name):
-    """Passes × those of the sampler, plus T - 1 for the inversion of a variation."""
-    edit, model, process = EDITS[edit](), Exact(), create_gaussian_diffusion(CONFIG, "20")
-    steps = shortened(process, edit.strength).num_timesteps
-    run(edit, name, model=model)
-    passes = 1 if edit.unknown is None else edit.config.inpaint_resamples
-    once = 2 * steps - 1 if name == "heun" else steps
-    assert len(model.steps) == passes * once + (steps - 1 if edit.config.variation is not None else 0)
-
-
 def test_inversion_is_not_guided():
     """Guidance applies to the steps from the inverted noise only."""
     sizes = []
@@ -357,35 +352,29 @@ def test_inversion_is_not_guided():
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {"strength": 0.0},
-        {"strength": 1.5},
-        {"variation": -0.1},
-        {"variation": 2.0},
-        {"inpaint_resamples": 0},
-        {"inpaint_jump": 0},
-    ],
-)
-def test_bad_settings(settings):
-    with pytest.raises(InputError, match=f"{next(iter(settings))} is"):
-        EditConfig(**settings)
+    ("name", "value"),
+    [("strength", 0.0), ("strength", 1.5), ("variation", -0.1), ("variation", 2.0), ("inpaint_resamples", 0),
+     ("inpaint_jump", 0)],
+)  # fmt: skip
+def test_bad_settings(name, value):
+    with refused(f"{name} is"):
+        EditConfig(**{name: value})
 
 
 def test_impossible_edits_are_refused():
     unknown, vary = torch.ones(3, 1, *SIZE, dtype=torch.bool), EditConfig(variation=0.5)
-    with pytest.raises(InputError, match="a mask and variation"):
+    with refused("a mask and variation"):
         Edit(DATA, unknown, vary)
     for mask in (unknown.float(), unknown[:2], unknown[:, 0]):
-        with pytest.raises(InputError, match="the mask is"):
+        with refused("the mask is"):
             Edit(DATA, mask)
-    with pytest.raises(InputError, match="deterministic sampler .*not ancestral"):
+    with refused("deterministic sampler .*not ancestral"):
         run(Edit(DATA, None, vary), "ancestral")
-    with pytest.raises(InputError, match=r"deterministic sampler \(ddim, dpm\+\+2m, unipc, heun\) .*not lcm"):
+    with refused(r"deterministic sampler \(ddim, dpm\+\+2m, unipc, heun\) .*not lcm"):
         run(Edit(DATA, None, vary), "lcm")
-    with pytest.raises(InputError, match="deterministic sampler .*eta 0.5"):
+    with refused("deterministic sampler .*eta 0.5"):
         run(Edit(DATA, None, vary), "ddim", eta=0.5)
-    with pytest.raises(InputError, match="images to edit have shape"):
+    with refused("images to edit have shape"):
         run(Edit(DATA, None), seeds=[0, 1])
 
 
@@ -393,14 +382,14 @@ def test_impossible_edits_are_refused():
 
 
 def exercise(device):
-    """Every edit by every sampler that supports it, on a device."""
+    """Every edit, and every sampler, on a device."""
     config = replace(CONFIG, variance="learned_range", prediction="v")
     process = create_gaussian_diffusion(config, "3")
     x, unknown = torch.zeros(3, 3, *SIZE, device=device), torch.ones(3, 1, *SIZE, dtype=torch.bool, device=device)
     denoise = process.denoiser(lambda x, t: torch.cat([x, x], 1))
 
     def step():
-        for edit, name in ALL:
+        for edit, name in [*((edit, "ddim") for edit in EDITS), *(("inpainting", name) for name in SAMPLERS)]:
             edit = EDITS[edit]()
             settings = replace(edit.config, inpaint_resamples=2, inpaint_jump=2)
             edit = Edit(x, None if edit.unknown is None else unknown, settings)

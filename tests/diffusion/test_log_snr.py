@@ -6,9 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from exact_denoisers import ExactModel, check_distribution, check_ends_at_the_data, solve
-from network_making import make_generator
+from exact_denoisers import ExactModel, check_ends_at_the_data, solve
+from network_making import make_generator, pixels, seeded
+from refusing import refused
 from torch import nn
+from torch.testing import assert_close
 
 from diff_dalle.batch import Conditioning
 from diff_dalle.diffusion import (
@@ -28,7 +30,6 @@ from diff_dalle.diffusion.parametrization import PREDICTIONS
 from diff_dalle.diffusion.samplers import Prediction
 from diff_dalle.diffusion.sampling import SampleBatch, SamplerConfig, sample_batch
 from diff_dalle.diffusion.tiling import Tiled
-from diff_dalle.errors import InputError
 from diff_dalle.images.signal import PixelSignal, Signal
 from diff_dalle.models.text_encoder import TextEncoderConfig
 from diff_dalle.randomness import Draw
@@ -36,8 +37,8 @@ from diff_dalle.randomness import Draw
 MEANS = ("eps", "x_start", "v")
 PAIRS = [(scaler, target) for scaler in SCALERS for target in TARGETS if (scaler, target) != ("vp", "rectified_flow")]
 T = torch.tensor([0.0, 0.2, 0.73, 1.0])
-X = torch.rand(4, 3, 4, 4, generator=torch.Generator().manual_seed(1)) * 2 - 1
-NOISE = torch.randn(4, 3, 4, 4, generator=torch.Generator().manual_seed(2))
+X = pixels(4, 3, 4, 4, seed=1)
+NOISE = seeded(4, 3, 4, 4, seed=2)
 
 
 def alpha_bar(process):
@@ -86,12 +87,12 @@ def test_diffused_and_back(scaler, prediction):
     x, noise = X.double(), NOISE.double()
     a, b = process.scales(process.log_snr(T), x)
     assert a.shape == (4, 1, 1, 1) and a.dtype == torch.float64
-    torch.testing.assert_close(2 * (a / b).log().flatten(), process.log_snr(T))
-    torch.testing.assert_close(a**2 + b**2 if scaler == "vp" else a + b, torch.ones_like(a))
+    assert_close(2 * (a / b).log().flatten(), process.log_snr(T))
+    assert_close(a**2 + b**2 if scaler == "vp" else a + b, torch.ones_like(a))
     x_t = process.q_sample(x, T, noise)
-    torch.testing.assert_close(x_t, a * x + b * noise)
+    assert_close(x_t, a * x + b * noise)
     found = process.undiffuse(x_t, T, process.target(x, T, noise))
-    torch.testing.assert_close(found, (x, noise))
+    assert_close(found, (x, noise))
 
 
 def test_the_targets():
@@ -112,7 +113,7 @@ def test_the_first_loss_of_a_network_that_returns_zero_is_one(scaler):
         losses = process.training_losses(lambda x, t: torch.zeros_like(x), x, t)
         assert losses["mse"].mean().item() == pytest.approx(1, abs=0.1)
         weights = torch.sigmoid(-process.log_snr(t)).float()
-        torch.testing.assert_close(losses["loss"], losses["mse"] * weights)
+        assert_close(losses["loss"], losses["mse"] * weights)
     offset = make(scaler=scaler, offset_noise=2.0)
     losses = offset.training_losses(lambda x, t: torch.zeros_like(x), x, t)
     assert losses["mse"].mean().item() == pytest.approx(5, abs=1)  # 1 + 2²
@@ -125,7 +126,7 @@ def test_the_noise_given_is_the_noise_used():
     part = process.noise(Draw(3, torch.arange(2, 4)).normal, (3, 4, 4))
     assert torch.equal(noise[2:], part)  # a function of seed and position
     process.training_losses(lambda x, t: seen.append(x) or x, X, T, noise=noise)
-    torch.testing.assert_close(seen[0], process.q_sample(X, T, noise))
+    assert_close(seen[0], process.q_sample(X, T, noise))
     torch.manual_seed(0)
     assert process.q_sample(torch.zeros(4, 3, 4, 4), torch.ones(4)).mean((2, 3)).std() > 0.3  # its own has an offset
 
@@ -146,13 +147,13 @@ def test_the_loss_equals_that_of_the_discrete_process_at_the_same_level(mean):
     found = continuous.training_losses(model, X, (steps + 1) / 100, {"shift": 0.3}, NOISE)
     expected = discrete.training_losses(model, X, steps, {"shift": 0.3}, NOISE)
     assert found.keys() == expected.keys() == {"loss", "mse"} and found["loss"].shape == (4,)
-    torch.testing.assert_close(found["loss"], expected["loss"], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(seen[0][0], seen[1][0], rtol=1e-4, atol=1e-5)
+    assert_close(found["loss"], expected["loss"], rtol=1e-4, atol=1e-5)
+    assert_close(seen[0][0], seen[1][0], rtol=1e-4, atol=1e-5)
     assert seen[0][1].dtype == torch.float32 and seen[0][1].tolist() == pytest.approx([0.05, 0.31, 0.66, 0.96])
 
 
 def test_losses_are_float32_for_half_precision_networks():
-    output = torch.randn(4, 3, 4, 4, generator=torch.Generator().manual_seed(4)).half()
+    output = seeded(4, 3, 4, 4, seed=4).half()
     with torch.autocast("cpu", torch.bfloat16):
         half = make().training_losses(lambda x, t: output, X, T, noise=NOISE)["loss"]
     full = make().training_losses(lambda x, t: output.float(), X, T, noise=NOISE)["loss"]
@@ -160,22 +161,21 @@ def test_losses_are_float32_for_half_precision_networks():
 
 
 def test_impossible_settings_are_refused():
-    with pytest.raises(InputError, match="timestep_respacing is 0, but must be at least 1"):
+    with refused("timestep_respacing is 0, but must be at least 1"):
         LogSnrProcess().steps(0)
     for ends in ({"t_start": 1.1}, {"t_end": -0.1}, {"t_start": 0.5, "t_end": 0.5}):
-        with pytest.raises(InputError, match="t_start and t_end are .* 0 <= t_end < t_start <= 1"):
+        with refused("t_start and t_end are .* 0 <= t_end < t_start <= 1"):
             LogSnrProcess().steps(5, **ends)
-    with pytest.raises(InputError, match="shift is 0, but must be above 0"):
+    with refused("shift is 0, but must be above 0"):
         LogSnrProcess().steps(5, shift=0)
-    with pytest.raises(InputError, match=r"the model returned shape \[4, 6, 4, 4\]"):
+    with refused(r"the model returned shape \[4, 6, 4, 4\]"):
         LogSnrProcess().training_losses(lambda x, t: torch.cat([x, x], 1), X, T)
 
 
 # -------------------------------------------------------------------------------------------------- sampling
 
 
-@pytest.mark.parametrize("mean", MEANS)
-@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize(("name", "mean"), [(name, MEANS[i % 3]) for i, name in enumerate(SAMPLERS)])
 def test_every_sampler_ends_at_the_data(name, mean):
     """As accurately as on the discrete process (test_samplers.py), with the same number of steps."""
     process = make(prediction=mean)
@@ -183,25 +183,17 @@ def test_every_sampler_ends_at_the_data(name, mean):
     check_ends_at_the_data(solve(name, steps, ExactModel(steps, alpha_bar=alpha_bar(process)), clip=True))
 
 
-@pytest.mark.parametrize("name", [name for name in SAMPLERS if name != "lcm"])  # see test_samplers.py
-def test_every_sampler_has_the_right_distribution(name):
-    process = LogSnrProcess()
-    steps = process.steps(100)
-    x = solve(name, steps, ExactModel(steps, scale=0.3, alpha_bar=alpha_bar(process)), count=2000)
-    check_distribution(x, 0.3)
-
-
-@pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize("count", [1, 2, 300, 1000])
-def test_any_number_of_steps_is_finite(name, count):
+def test_any_number_of_steps_is_finite(count):
     """Also where the schedule is limited: times with equal noise are not sampled twice."""
     process = LogSnrProcess()
     steps = process.steps(count)
     levels = steps.alphas_cumprod
     assert (np.diff(levels) < 0).all() and 0.98 * count <= steps.num_timesteps <= count
     assert levels[-1] == pytest.approx(1e-4) and len(steps.times) == len(levels)
-    x = solve(name, steps, ExactModel(steps, scale=0.3, alpha_bar=alpha_bar(process)), count=8)
-    assert x.isfinite().all()
+    for name in SAMPLERS if count < 1000 else ("dpm++2m",):
+        x = solve(name, steps, ExactModel(steps, scale=0.3, alpha_bar=alpha_bar(process)), count=8)
+        assert x.isfinite().all(), name
 
 
 def test_the_network_sees_continuous_time_and_each_step_its_level():
@@ -231,8 +223,8 @@ def test_steps_of_single_samples():
         found = steps.p_mean_variance(model, X, torch.tensor([3, 1, 0, 2]), clip_denoised=False)
         for i, t in enumerate([3, 1, 0, 2]):
             expected = steps.denoiser(model, clip_denoised=False)(X[i : i + 1], t)
-            torch.testing.assert_close(found["pred_xstart"][i : i + 1], expected.x_start, atol=1e-4, rtol=1e-4)
-            torch.testing.assert_close(found["mean"][i : i + 1], expected.mean, atol=1e-4, rtol=1e-4)
+            assert_close(found["pred_xstart"][i : i + 1], expected.x_start, atol=1e-4, rtol=1e-4)
+            assert_close(found["mean"][i : i + 1], expected.mean, atol=1e-4, rtol=1e-4)
 
 
 def test_steps_between_two_times():
@@ -249,18 +241,16 @@ GAUSSIAN_STD = {  # steps → of data N(.7, .5²), by sampler
 }
 
 
-def gaussian(process, count, name, **options):
-    """Samples [80 000] of ``count`` steps with the exact denoiser of data N(.7, .5²), and their exact values under the
+def gaussian(process, count, name, n=20_000):
+    """Samples [n] of ``count`` steps with the exact denoiser of data N(.7, .5²), and their exact values under the
     deterministic process."""
-    steps, generator = process.steps(count, **options), torch.Generator().manual_seed(0)
-    x = torch.randn(80_000, 1, 1, 1, generator=generator)
+    steps, generator = process.steps(count), torch.Generator().manual_seed(0)
+    x = torch.randn(n, 1, 1, 1, generator=generator)
 
     def model(x_t, t):
         """It knows the noise level by its time input, and sees x_t as scaled in training."""
-        log_snr = process.log_snr(t.double()).view(-1, 1, 1, 1)
         a, b = process.scales(process.log_snr(t.double()), x_t)
         x_start = 0.7 + a * 0.25 / (a**2 * 0.25 + b**2) * (x_t - a * 0.7)
-        assert log_snr.isfinite().all()
         return process._target.make(x_start, (x_t - a * x_start) / b, a, b)
 
     denoise = steps.denoiser(model, clip_denoised=False)
@@ -288,7 +278,7 @@ def test_second_order_pays(scaler, prediction):
     for count in (10, 20):
         error = {}
         for name in ("ddim", "dpm++2m", "unipc"):
-            x, exact = gaussian(process, count, name)
+            x, exact = gaussian(process, count, name, 1000)
             error[name] = (x - exact).square().mean().sqrt().item()
         assert error["dpm++2m"] < 0.55 * error["ddim"] and error["unipc"] < 0.55 * error["ddim"], error
 
@@ -319,7 +309,7 @@ def test_samplers_need_nothing_but_the_levels():
 
     for name, sampler in SAMPLERS.items():
         *_, last = sampler(process, denoise, torch.randn(1, 1, 2, 2), lambda t: torch.randn(1, 1, 2, 2))
-        torch.testing.assert_close(last.x, data, msg=name)
+        assert_close(last.x, data, msg=name)
 
 
 # ---------------------------------------------------------------------------------------------- end to end
@@ -375,7 +365,7 @@ def test_editing_in_latent_space(scaler, prediction):
     """The exact denoiser of a Gaussian: image to image stays near with little strength, and a variation of 0 is the
     image, at a shift too."""
     process = make(scaler=scaler, prediction=prediction)
-    latents = torch.randn(2, 2, 4, 6, generator=torch.Generator().manual_seed(3)) * 0.5 + 0.7
+    latents = seeded(2, 2, 4, 6, seed=3) * 0.5 + 0.7
 
     class Exact(Local):
         def forward(self, x, t, cond):
@@ -402,7 +392,7 @@ def test_tiling_in_latent_space(scaler):
     with torch.no_grad():
         whole = sample_batch(network, steps, batch, SamplerConfig("ddim"), UNLIMITED)
         tiled = sample_batch(Tiled(network, 12, 8, 4), steps, batch, SamplerConfig("ddim"), UNLIMITED)
-    torch.testing.assert_close(tiled, whole, atol=1e-5, rtol=1e-4)
+    assert_close(tiled, whole, atol=1e-5, rtol=1e-4)
     first = network.seen[0][0].std().item()  # of pure noise, times b
     assert first == pytest.approx(steps.noise_scale[-1] if scaler == "lerp" else 1, rel=0.1)
 

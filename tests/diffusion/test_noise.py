@@ -2,16 +2,17 @@
 
 import pytest
 import torch
+from refusing import refused
 from torch.nn import functional as F
+from torch.testing import assert_close
 
 from diff_dalle.diffusion.noise import pyramid_noise, training_noise
-from diff_dalle.errors import InputError
 from diff_dalle.randomness import Draw
 
 DRAW = Draw(5, torch.arange(4000))
 
 
-@pytest.mark.parametrize("size", [(8, 8), (16, 8), (6, 20), (33, 17), (1, 12), (64, 24)])
+@pytest.mark.parametrize("size", [(8, 8), (6, 20), (33, 17), (1, 12)])
 def test_pyramid_noise_has_unit_variance(size):
     noise = pyramid_noise(DRAW.normal, (2, *size), 0.75)
     assert noise.shape == (4000, 2, *size)
@@ -41,7 +42,7 @@ def test_pyramid_noise_is_the_weighted_sum_of_its_octaves():
     parts = [DRAW.normal("noise", (1, 4, 2))]
     for i, size in ((1, (2, 1)), (2, (1, 1))):
         parts.append(0.5**i * F.interpolate(DRAW.normal(f"pyramid noise {i}", (1, *size)), size=(4, 2)))
-    torch.testing.assert_close(noise, sum(parts) / (1 + 0.25 + 0.0625) ** 0.5)
+    assert_close(noise, sum(parts) / (1 + 0.25 + 0.0625) ** 0.5)
 
 
 def test_offset_noise_is_constant_in_each_channel():
@@ -52,7 +53,7 @@ def test_offset_noise_is_constant_in_each_channel():
     assert offset[..., 0, 0].std(0).tolist() == pytest.approx([0.1] * 3, rel=0.05)
     assert torch.corrcoef(offset[..., 0, 0].T).fill_diagonal_(0).abs().max() < 0.07
     both = training_noise(DRAW.normal, (3, 4, 6), offset=0.1, pyramid=0.75)
-    torch.testing.assert_close(both, pyramid_noise(DRAW.normal, (3, 4, 6), 0.75) + offset)
+    assert_close(both, pyramid_noise(DRAW.normal, (3, 4, 6), 0.75) + offset)
 
 
 def test_noise_depends_on_seed_and_position_alone():
@@ -62,6 +63,6 @@ def test_noise_depends_on_seed_and_position_alone():
 
 
 def test_pyramids_need_maps():
-    with pytest.raises(InputError, match=r"pyramid_noise is 0.75, but samples of shape \[8\] have no height"):
+    with refused(r"pyramid_noise is 0.75, but samples of shape \[8\] have no height"):
         training_noise(DRAW.normal, (8,), pyramid=0.75)
     assert training_noise(DRAW.normal, (8,), offset=0.5).shape == (4000, 8)

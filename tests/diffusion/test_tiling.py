@@ -4,22 +4,20 @@ from dataclasses import replace
 
 import pytest
 import torch
+from network_making import seeded
+from refusing import refused
 from torch import nn
 from torch.nn import functional as F
+from torch.testing import assert_close
 from waiting import needs_cuda, run_without_waiting, transfers
 
 from diff_dalle.batch import Conditioning
 from diff_dalle.diffusion import DiffusionConfig, GuidanceConfig, create_gaussian_diffusion
 from diff_dalle.diffusion.sampling import SampleBatch, SamplerConfig, sample_batch
 from diff_dalle.diffusion.tiling import Tiled, check_tiles, tile_starts, tile_weights
-from diff_dalle.errors import InputError
 from diff_dalle.images.signal import PixelSignal
 
 SIZES = [(32, 32), (32, 48), (40, 16), (44, 68), (8, 20), (20, 36)]  # multiples of 4; the tile is 16
-
-
-def seeded(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 class Local(nn.Module):
@@ -64,7 +62,7 @@ def test_weights_sum_to_1_and_are_0_near_the_ends_of_a_tile(length, tile, overla
             assert (row[: overlap // 4] == 0).all()
         if start + len(row) < length:
             assert (row[len(row) - overlap // 4 :] == 0).all()
-    torch.testing.assert_close(total, torch.ones_like(total), atol=1e-6, rtol=0)
+    assert_close(total, torch.ones_like(total), atol=1e-6, rtol=0)
     assert (weights >= 0).all() and starts[-1] + weights.shape[1] == length
 
 
@@ -72,8 +70,8 @@ def test_tiles_are_blended_linearly():
     starts = tile_starts(24, 16, 8)
     assert starts == [0, 8]
     left, right = tile_weights(24, starts, 16, 8)
-    torch.testing.assert_close(left[8:], torch.tensor([1, 1, 0.875, 0.625, 0.375, 0.125, 0, 0]))
-    torch.testing.assert_close(right[:8], 1 - left[8:])
+    assert_close(left[8:], torch.tensor([1, 1, 0.875, 0.625, 0.375, 0.125, 0, 0]))
+    assert_close(right[:8], 1 - left[8:])
     assert (left[:8] == 1).all() and (right[8:] == 1).all()
 
 
@@ -84,7 +82,7 @@ def test_a_local_network_returns_the_same_as_for_the_whole_image(size):
     with torch.no_grad():
         found, whole = Tiled(network, 24, 16, 2)(x, t, cond=cond), network(x, t, cond)
     assert found.shape == (2, 6, *size)
-    torch.testing.assert_close(found, whole, atol=1e-5, rtol=0)
+    assert_close(found, whole, atol=1e-5, rtol=0)
 
 
 def test_with_too_small_an_overlap_seams_are_visible():
@@ -104,9 +102,9 @@ def test_low_res_is_upsampled_as_a_whole_and_constants_stay(size, overlap):
 
     x, t, cond = inputs(size)
     tiled = Tiled(upsample, 16, overlap, 4)
-    torch.testing.assert_close(tiled(x, t, cond=cond), upsample(x, t, cond), atol=1e-6, rtol=0)
+    assert_close(tiled(x, t, cond=cond), upsample(x, t, cond), atol=1e-6, rtol=0)
     constant = replace(cond, low_res=torch.full_like(cond.low_res, 0.7))
-    torch.testing.assert_close(tiled(x, t, cond=constant), torch.full_like(x, 0.7), atol=1e-6, rtol=0)
+    assert_close(tiled(x, t, cond=constant), torch.full_like(x, 0.7), atol=1e-6, rtol=0)
 
 
 class Patches(nn.Module):
@@ -124,7 +122,7 @@ class Patches(nn.Module):
 def test_a_semantic_map_is_resized_for_the_whole_image_and_cut(size):
     x, cond = torch.randn(2, 3, *size), Conditioning(semantic=torch.randn(2, 3, 5, 7))
     whole = Patches()(x, torch.zeros(2), cond)
-    torch.testing.assert_close(Tiled(Patches(), 16, 4, 2, patch=2)(x, torch.zeros(2), cond=cond), whole)
+    assert_close(Tiled(Patches(), 16, 4, 2, patch=2)(x, torch.zeros(2), cond=cond), whole)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -161,7 +159,7 @@ def test_without_low_res_or_any_condition():
     for cond in (None, Conditioning(labels=t)):
         found = Tiled(network, 16, 8, 4)(x, t, cond=cond)
         assert found.dtype == torch.float32
-        torch.testing.assert_close(found, (x + 1).half().float(), atol=1e-5, rtol=0)
+        assert_close(found, (x + 1).half().float(), atol=1e-5, rtol=0)
 
 
 def test_gradients_pass_through():
@@ -170,7 +168,7 @@ def test_gradients_pass_through():
     for model in (network, Tiled(network, 24, 16, 2)):
         leaf = x.clone().requires_grad_()
         gradients.append(torch.autograd.grad(model(leaf, t, cond=cond).sin().sum(), leaf)[0])
-    torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-5)
+    assert_close(*gradients, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("scale", [1.0, 3.0])
@@ -186,7 +184,7 @@ def test_it_replaces_the_network_in_sampling(scale):
 
     whole = images(network)
     network.encoded = 0
-    torch.testing.assert_close(images(Tiled(network, 24, 16, 2)), whole, atol=1e-4, rtol=0)
+    assert_close(images(Tiled(network, 24, 16, 2)), whole, atol=1e-4, rtol=0)
     assert network.encoded == 2  # cond and null
 
 
@@ -202,12 +200,12 @@ def test_it_replaces_the_network_in_sampling(scale):
 )
 def test_impossible_tiles_are_refused(tile, overlap, message):
     for make in (check_tiles, lambda *settings: Tiled(Local(), *settings)):
-        with pytest.raises(InputError, match=message):
+        with refused(message):
             make(tile, overlap, 4)
 
 
 def test_an_image_that_the_network_does_not_divide_is_refused():
-    with pytest.raises(InputError, match="20×30, but both must be multiples of 4"):
+    with refused("20×30, but both must be multiples of 4"):
         Tiled(Local(), 16, 4, 4)(*inputs((30, 20)))
 
 

@@ -61,8 +61,8 @@ def test_the_device_is_the_one_that_is_named():
     assert use_device("cpu") == torch.device("cpu")
 
 
-def test_building_without_values_needs_no_compiler():
-    """Importing it takes a second of every sampling command, and of every rank but the first."""
+def test_building_without_values_and_updating_need_no_compiler():
+    """Importing it takes a second of every start."""
     code = """
 import sys, torch
 from diff_dalle.distributed.devices import with_memory, without_values
@@ -75,6 +75,12 @@ print(table.weight.is_meta, layer.weight.is_meta, bool(values.any()))
 strides = layer.weight.stride()
 layer = with_memory(layer, "cpu")
 print(layer.weight.is_cpu, isinstance(layer.weight, torch.nn.Parameter), layer.weight.stride() == strides)
+from diff_dalle.training.optim import OptimConfig, build_optimizer
+optimizer = build_optimizer(OptimConfig(), layer)
+layer(torch.ones(1, 8, 3, 3)).sum().backward()
+optimizer.step()
+optimizer.zero_grad()
+optimizer.load_state_dict(optimizer.state_dict())
 print([name for name in ("torch._dynamo", "sympy") if name in sys.modules])
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from clip_making import make_batch, make_task, with_draws
 from forking import ends, run_ranks, start_ranks
+from ranks import run_ranks_of
 
 from diff_dalle.distributed.devices import pick_device
 from diff_dalle.distributed.launch import DistributedConfig, _report, detect, launch, run_script
@@ -119,7 +120,6 @@ LAUNCHERS = {
 PREAMBLE = """
 import torch
 from diff_dalle.distributed.launch import DistributedConfig, launch, run_script
-from diff_dalle.distributed.parallel import Replicas
 from diff_dalle.distributed.world import Vote
 from diff_dalle.errors import InputError
 """
@@ -150,48 +150,49 @@ def start_by_srun(tmp_path, body, size=2):
     return start_ranks([write_job(tmp_path, body)], environment(), size)
 
 
-@pytest.mark.parametrize("launcher", [*LAUNCHERS, "srun"])
+AGREE = """
+def agree(world):
+    assert world.size == 2
+    assert world.broadcast(world.rank) == 0
+    assert world.gather(world.rank * 10) == [0, 10]
+    mine = torch.tensor([world.rank, world.rank + 2])
+    assert world.interleave(mine).tolist() == [0, 1, 2, 3]
+    vote = Vote(world)
+    for number in (2, 0):
+        vote.cast(number * world.rank)
+        assert vote.answer() == number
+    assert world.maximum(torch.tensor([1.0 + world.rank])).item() == 2.0
+    assert (world.node, world.nodes) == (0, 1)
+    world.print("fine")
+
+def main():
+    with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
+        agree(world)
+"""
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_two_processes_agree(launcher, tmp_path):
-    result = run_job(
-        launcher,
-        tmp_path,
-        """
-        def main():
-            with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
-                assert world.size == 2
-                assert world.broadcast(world.rank) == 0
-                assert world.gather(world.rank * 10) == [0, 10]
-                mine = torch.tensor([world.rank, world.rank + 2])
-                assert world.interleave(mine).tolist() == [0, 1, 2, 3]
-                vote = Vote(world)
-                for number in (2, 0):
-                    vote.cast(number * world.rank)
-                    assert vote.answer() == number
-                assert world.maximum(torch.tensor([1.0 + world.rank])).item() == 2.0
-                assert (world.node, world.nodes) == (0, 1)
-                world.print("fine")
-        run_script(main)
-    """,
-    )
+    result = run_job(launcher, tmp_path, AGREE + "run_script(main)")
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("fine") == 1
 
 
-def test_replicas_have_the_mean_of_all_gradients(tmp_path):
-    result = run_job(
-        "srun",
-        tmp_path,
+def test_two_processes_of_srun_agree():
+    assert run_ranks_of(2, PREAMBLE + AGREE + "agree(world)").count("fine") == 1
+
+
+def test_replicas_have_the_mean_of_all_gradients():
+    run_ranks_of(
+        2,
         """
-        def main():
-            with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
-                layer = torch.nn.Linear(1, 1, bias=False)
-                replicas = Replicas(layer, layer.parameters(), world)
-                replicas(torch.tensor([[1.0 + world.rank]]), sync=True).sum().backward()
-                assert layer.weight.grad.item() == 1.5
-        run_script(main)
-    """,
+        from diff_dalle.distributed.parallel import Replicas
+        layer = torch.nn.Linear(1, 1, bias=False)
+        replicas = Replicas(layer, layer.parameters(), world)
+        replicas(torch.tensor([[1.0 + world.rank]]), sync=True).sum().backward()
+        assert layer.weight.grad.item() == 1.5
+        """,
     )
-    assert result.returncode == 0, result.stderr
 
 
 def test_a_rank_without_its_device_is_named(tmp_path):
@@ -227,11 +228,11 @@ FAILING = """
 """
 
 
-@pytest.mark.parametrize("failure", [failure for failure in FAILURES if "InputError" not in failure])
-def test_one_failing_rank_ends_the_job_with_its_reason(failure, tmp_path):
+def test_one_failing_rank_ends_the_job_with_its_reason(tmp_path):
     """The other rank waits in a collective; with a plain exception in one rank MPI would wait forever."""
-    result = run_job("mpiexec", tmp_path, FAILING.format(failure=failure))
-    assert result.returncode != 0 and "rank 1: " in result.stderr and FAILURES[failure] in result.stderr
+    result = run_job("mpiexec", tmp_path, FAILING.format(failure="raise RuntimeError('broken')"))
+    assert result.returncode != 0
+    assert "rank 1: " in result.stderr and "RuntimeError: broken" in result.stderr, result.stderr
 
 
 def test_one_failing_rank_ends_processes_that_nobody_watches(tmp_path):
@@ -379,22 +380,16 @@ def test_nodes_are_told_apart_by_their_hosts(tmp_path):
     assert result.returncode == 0, result.stderr
 
 
-def test_a_value_of_many_messages_is_broadcast_whole(tmp_path):
-    result = run_job(
-        "srun",
-        tmp_path,
+def test_a_value_of_many_messages_is_broadcast_whole():
+    run_ranks_of(
+        2,
         """
-        from diff_dalle.distributed import world as module
-        module.BROADCAST_BYTES = 1000
-        def main():
-            with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
-                names = [f"s3://bucket/shard-{i:06d}.tar" for i in range(5000)]
-                assert world.broadcast(names if world.is_main else None) == names
-                assert world.broadcast(None) is None
-        run_script(main)
-    """,
+        names = [f"s3://bucket/shard-{i:06d}.tar" for i in range(5000)]
+        with mock.patch("diff_dalle.distributed.world.BROADCAST_BYTES", 1000):
+            assert world.broadcast(names if world.is_main else None) == names
+        assert world.broadcast(None) is None
+        """,
     )
-    assert result.returncode == 0, result.stderr
 
 
 def test_slots_put_the_values_of_two_nodes_in_order(tmp_path):
@@ -433,55 +428,43 @@ def test_slots_put_the_values_of_two_nodes_in_order(tmp_path):
     torch.testing.assert_close(torch.load(tmp_path / "losses.pt"), values["loss"].detach())
 
 
-def test_gradients_come_back_to_the_rank_that_sent_the_values(tmp_path):
+def test_gradients_come_back_to_the_rank_that_sent_the_values():
     """Summed over the ranks that used them; gradients of other tensors in the sum are unchanged."""
-    result = run_job(
-        "srun",
-        tmp_path,
+    run_ranks_of(
+        2,
         """
-        def main():
-            with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
-                mine = torch.tensor([[1.0], [2.0]], requires_grad=True)
-                beside = torch.zeros(4, 1, requires_grad=True)
-                weights = torch.tensor([[1.0], [2.0], [3.0], [4.0]]) * (1 + 9 * world.rank)
-                later = beside * 1  # made first, so its gradient is looked at last
-                ((world.interleave(mine) + later) * weights).sum().backward()
-                expected = [[11.0], [33.0]] if world.rank == 0 else [[22.0], [44.0]]
-                assert mine.grad.tolist() == expected, mine.grad
-                assert torch.equal(beside.grad, weights), beside.grad
-        run_script(main)
-    """,
+        mine = torch.tensor([[1.0], [2.0]], requires_grad=True)
+        beside = torch.zeros(4, 1, requires_grad=True)
+        weights = torch.tensor([[1.0], [2.0], [3.0], [4.0]]) * (1 + 9 * world.rank)
+        later = beside * 1  # made first, so its gradient is looked at last
+        ((world.interleave(mine) + later) * weights).sum().backward()
+        expected = [[11.0], [33.0]] if world.rank == 0 else [[22.0], [44.0]]
+        assert mine.grad.tolist() == expected, mine.grad
+        assert torch.equal(beside.grad, weights), beside.grad
+        """,
     )
-    assert result.returncode == 0, result.stderr
 
 
 def test_two_processes_have_the_contrastive_gradient_of_one_with_twice_the_batch(tmp_path):
     """Loss and all gradients, with one micro-batch and several, with dropout and loss-aware weights."""
-    result = run_job(
-        "srun",
-        tmp_path,
+    run_ranks_of(
+        2,
         f"""
         from clip_making import make_batch, make_task, with_draws
-        from diff_dalle.training.optim import OptimConfig
-        from diff_dalle.training.trainee import Trainee
-        def main():
-            with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
-                task = make_task(world=world, schedule_sampler="loss-second-moment")
-                task.observe({{"t": torch.arange(8).repeat(10), "unweighted_loss": 1.0 + torch.arange(80) % 8}})
-                trainee = Trainee(task, OptimConfig(), "fp32", world)
-                found = []
-                for size in (4, 1, 3):
-                    task.zero_grad()
-                    pieces = with_draws(make_batch(range(world.rank, 8, 2)).split(size))
-                    (values,) = task.backward(pieces, trainee._forward(""), 1.0)
-                    gradients = {{name: p.grad.clone() for name, p in task.model.named_parameters()}}
-                    found.append((world.interleave(values["loss"]), world.interleave(values["t"]), gradients))
-                if world.is_main:
-                    torch.save(found, {str(tmp_path / "found.pt")!r})
-        run_script(main)
-    """,
+        task = make_task(world=world, schedule_sampler="loss-second-moment")
+        task.observe({{"t": torch.arange(8).repeat(10), "unweighted_loss": 1.0 + torch.arange(80) % 8}})
+        trainee = Trainee(task, OptimConfig(), "fp32", world)
+        found = []
+        for size in (4, 1, 3):
+            task.zero_grad()
+            pieces = with_draws(make_batch(range(world.rank, 8, 2)).split(size))
+            (values,) = task.backward(pieces, trainee._forward(""), 1.0)
+            gradients = {{name: p.grad.clone() for name, p in task.model.named_parameters()}}
+            found.append((world.interleave(values["loss"]), world.interleave(values["t"]), gradients))
+        if world.is_main:
+            torch.save(found, {str(tmp_path / "found.pt")!r})
+        """,
     )
-    assert result.returncode == 0, result.stderr
     task = make_task(schedule_sampler="loss-second-moment")
     task.observe({"t": torch.arange(8).repeat(10), "unweighted_loss": 1.0 + torch.arange(80) % 8})
     pieces = with_draws([make_batch(range(8))])

@@ -1,6 +1,6 @@
 """Metrics of generated images that several processes have made."""
 
-from test_parallel import run_job
+from ranks import run_ranks_of
 
 BODY = """
 from eval_making import EVERY, N, chunks, pair
@@ -11,22 +11,21 @@ from diff_dalle.evaluation.generated import GeneratedMetrics
 from diff_dalle.evaluation.generated_config import GeneratedMetricsConfig
 
 config = from_dict(GeneratedMetricsConfig, {"n_evaluation_samples": N, **EVERY})
-with launch(DistributedConfig(device="cpu", threads=1)) as world:
-    parts = chunks(*pair(), 8)
-    expected = GeneratedMetrics(config, ALONE).measure(parts, N, progress=False)
-    for mine in (parts[world.rank :: 2], parts[:-1] if world.rank else parts[1:], [] if world.rank else parts):
-        found = GeneratedMetrics(config, world).measure(mine, N, progress=False)
-        assert found == expected, (found, expected)
-    broken = [(parts[0][0], parts[0][1] / torch.zeros(1), parts[0][2])]
-    try:
-        GeneratedMetrics(config, world).measure(broken if world.rank else parts, N, progress=False)
-        raise SystemExit("no error")
-    except InputError as error:
-        assert "8 generated images of 8 have values that are not finite" in str(error), error
+parts = chunks(*pair(), 8)
+expected = GeneratedMetrics(config, ALONE).measure(parts, N, progress=False)
+for mine in (parts[world.rank :: 2], parts[:-1] if world.rank else parts[1:], [] if world.rank else parts):
+    found = GeneratedMetrics(config, world).measure(mine, N, progress=False)
+    assert found == expected, (found, expected)
+broken = [(parts[0][0], parts[0][1] / torch.zeros(1), parts[0][2])]
+try:
+    GeneratedMetrics(config, world).measure(broken if world.rank else parts, N, progress=False)
+    raise SystemExit("no error")
+except InputError as error:
+    assert "8 generated images of 8 have values that are not finite" in str(error), error
 """
 
 
-def test_values_of_two_processes_are_those_of_one(tmp_path):
+def test_values_of_two_processes_are_those_of_one():
     """Of unequal numbers of chunks, of chunks that both have, and of a process that has none: equal to the last bit.
     What one cannot measure is an error of both."""
-    run_job(tmp_path, BODY)
+    run_ranks_of(2, BODY)

@@ -6,30 +6,26 @@ import signal
 
 import torch
 from forking import ends, start_ranks
-from sharded_jobs import SHARDED
-from test_parallel import PREAMBLE, run_ranks_of
+from ranks import PREAMBLE, environment, run_ranks_of
 
 from diff_dalle.checkpoints.bundle import restore_bundle
 from diff_dalle.checkpoints.checkpoint import load_file
 from diff_dalle.checkpoints.shards import consolidate
 
 RUNS = """
-def main():
-    with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
-        for folder, mode, settings in {runs!r}:
-            loop = make_loop(world, folder, mode, **settings)
-            loop.run(ListTracker())
-            found = digest(loop)
-            assert len(set(world.gather(found))) == 1
-            world.print("digest", found)
-run_script(main)
+for folder, mode, settings in {runs!r}:
+    loop = make_loop(world, folder, mode, **settings)
+    loop.run(ListTracker())
+    found = digest(loop)
+    assert len(set(world.gather(found))) == 1
+    world.print("digest", found)
 """
 
 
 def digests_of(tmp_path, size, *runs):
     """For each (folder, mode, settings): step and hash of the state of a run that goes on in a folder."""
     given = [(str(tmp_path / folder), *run) for folder, *run in runs]
-    out = run_ranks_of(tmp_path, SHARDED + RUNS.format(runs=given), size)
+    out = run_ranks_of(size, RUNS.format(runs=given))
     found = [line for line in out.splitlines() if line.startswith("digest")]
     assert len(found) == len(runs), out
     return found
@@ -40,7 +36,7 @@ def test_a_checkpoint_has_the_same_bits_however_it_is_loaded(tmp_path):
     and by one; and by two again from the ordinary file that this one saves."""
     other = {"seed": 5}  # initial weights that the checkpoint replaces
     saved, loaded = digests_of(tmp_path, 2, ("run", "fsdp", {}), ("run", "ddp", other))
-    assert saved.startswith("digest 3 ") and sorted(os.listdir(tmp_path / "run" / "sharded000003")) == [
+    assert saved.startswith("digest 2 ") and sorted(os.listdir(tmp_path / "run" / "sharded000002")) == [
         "index.pt", "rank00000.bin", "rank00001.bin",
     ]  # fmt: skip
     assert not [name for name in os.listdir(tmp_path / "run") if name.endswith(".pt")]
@@ -51,8 +47,8 @@ def test_a_checkpoint_has_the_same_bits_however_it_is_loaded(tmp_path):
     for name, each in found.items():
         print(f"loaded by {name}: {each}")
         assert each == saved, name
-    paths = consolidate(str(tmp_path / "run" / "sharded000003"), str(tmp_path / "run"))
-    assert [os.path.basename(path) for path in paths] == ["model000003.pt", "ema_0.5_000003.pt", "opt000003.pt"]
+    paths = consolidate(str(tmp_path / "run" / "sharded000002"), str(tmp_path / "run"))
+    assert [os.path.basename(path) for path in paths] == ["model000002.pt", "ema_0.5_000002.pt", "opt000002.pt"]
     record = tmp_path / "run" / "run.json"
     record.write_text(json.dumps({**(saved_record := json.loads(record.read_text())), "checkpoints": [
         {**entry, "folder": ""} for entry in saved_record["checkpoints"]
@@ -74,12 +70,6 @@ def test_weights_to_start_from_reach_every_share(tmp_path):
 
 
 KEEPING = """
-class Held(Data):
-    def batches_at(self, blocks):
-        for block in blocks:
-            ((batch, _),) = make_pieces(block, 0, 8)
-            yield batch
-
 class Reading(ListTracker):
     # Keeps what savers would, of the checkpoint that was just written.
     def __init__(self, folder):
@@ -92,15 +82,14 @@ class Reading(ListTracker):
                 write(file)
 
 def main():
-    with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
-        settings = {{"save_interval": 1, "keep_checkpoints": 1, "backup_interval": 3, "iterations": 4}}
-        settings |= {{"eval_interval": 2, "eval_samples": 8, "keep_best": True, "val_data_dir": ("x",)}}
-        for folder, consolidate in {folders!r}.items():
-            loop = make_loop(world, folder, "fsdp", consolidate=consolidate, **settings)
-            loop.val_data = Held(world)
-            loop.run(Reading(folder) if world.is_main else ListTracker())
-            world.print("digest", digest(loop))
-run_script(main)
+    settings = {{"save_interval": 1, "keep_checkpoints": 1, "backup_interval": 2, "iterations": 3}}
+    settings |= {{"eval_interval": 2, "eval_samples": 8, "keep_best": True, "val_data_dir": ("x",)}}
+    for folder, consolidate in {folders!r}.items():
+        loop = make_loop(world, folder, "fsdp", consolidate=consolidate, **settings)
+        loop.val_data = Data(world)
+        loop.run(Reading(folder) if world.is_main else ListTracker())
+        world.print("digest", digest(loop))
+main()
 """
 
 
@@ -108,20 +97,20 @@ def test_folders_are_kept_dropped_and_consolidated_as_files_are(tmp_path):
     """The latest checkpoint and the backup stay, with the files that are made of them in the background or for savers;
     the best weights, a bundle and the model of a saver are ordinary files, and a bundle's run goes on."""
     folders = {str(tmp_path / "background"): True, str(tmp_path / "savers"): False}
-    out = run_ranks_of(tmp_path, SHARDED + KEEPING.format(folders=folders), 2)
+    out = run_ranks_of(2, KEEPING.format(folders=folders))
     saved = [line for line in out.splitlines() if line.startswith("digest")]
     for folder in folders:
-        names = {f"{stem}00000{step}.pt" for step in (3, 4) for stem in ("model", "ema_0.5_", "opt")}
+        names = {f"{stem}00000{step}.pt" for step in (2, 3) for stem in ("model", "ema_0.5_", "opt")}
         found = {name for name in os.listdir(folder) if not name.startswith(("run.", "data-"))}
-        assert found == names | {"best.pt", "sharded000003", "sharded000004"}
-        best, latest = load_file(f"{folder}/best.pt"), load_file(f"{folder}/ema_0.5_000004.pt")
+        assert found == names | {"best.pt", "sharded000002", "sharded000003"}
+        best, latest = load_file(f"{folder}/best.pt"), load_file(f"{folder}/ema_0.5_000003.pt")
         assert best["role"] == "ema" and best["state"].keys() == latest["state"].keys()
-        model = load_file(f"{folder}-model-4.pt")
+        model = load_file(f"{folder}-model-3.pt")
         assert all(torch.equal(model["state"][name], value) for name, value in latest["state"].items())
-        if best["step"] == 4:
+        if best["step"] == 3:
             assert all(torch.equal(best["state"][name], value) for name, value in latest["state"].items())
-        assert restore_bundle(f"{folder}-checkpoint-4.pt", f"{folder}-restored") == 4
-    more = {"iterations": 4, "seed": 5}
+        assert restore_bundle(f"{folder}-checkpoint-3.pt", f"{folder}-restored") == 3
+    more = {"iterations": 3, "seed": 5}
     assert digests_of(tmp_path, 2, *((f"{folder}-restored", "fsdp", more) for folder in folders)) == saved
 
 
@@ -133,81 +122,66 @@ def slow(path, out):
     time.sleep(0.5)  # a few updates, after which the folder would be dropped
     return written(path, out)
 
-written, saving.consolidate = saving.consolidate, slow
-
-def main():
-    with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
-        loop = make_loop(world, {folder!r}, "fsdp", consolidate=True, save_interval=1, keep_checkpoints=1)
-        loop.run(ListTracker())
-        assert not world.is_main or os.path.exists(os.path.join({folder!r}, "opt000003.pt"))
-        world.print("fine")
-run_script(main)
+written = saving.consolidate
+with mock.patch.object(saving, "consolidate", slow):
+    make_loop(world, {folder!r}, consolidate=True, save_interval=1, keep_checkpoints=1).run(ListTracker())
+assert not world.is_main or os.path.exists(os.path.join({folder!r}, "opt000002.pt"))
+world.print("fine")
 """
 
 
 def test_a_folder_stays_until_its_files_are_made(tmp_path):
     """Though the next checkpoint, which replaces it, is due before; the run ends with the files of the last."""
-    assert "fine" in run_ranks_of(tmp_path, SHARDED + SLOW_DISK.format(folder=str(tmp_path / "run")), 2)
+    assert "fine" in run_ranks_of(2, SLOW_DISK.format(folder=str(tmp_path / "run")))
 
 
 UNWRITTEN = """
 from diff_dalle.training import saving
-from diff_dalle.errors import InputError
 
 def full(path, out):
     raise InputError(f"no space left for {{out}}")
 
-def main():
-    with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
-        saving.consolidate = full
-        loop = make_loop(world, {folder!r}, "fsdp", consolidate=True)
-        try:
-            loop.run(ListTracker())
-        except InputError as error:
-            found = world.gather(str(error))
-        assert all("no space left" in text for text in found), found
-        world.print("fine")
-run_script(main)
+with mock.patch.object(saving, "consolidate", full):
+    try:
+        make_loop(world, {folder!r}, consolidate=True).run(ListTracker())
+    except InputError as error:
+        found = world.gather(str(error))
+assert all("no space left" in text for text in found), found
+world.print("fine")
 """
 
 
 def test_what_the_background_cannot_write_ends_all_ranks_with_the_reason(tmp_path):
     """Also of the last checkpoint, which stays."""
-    assert "fine" in run_ranks_of(tmp_path, SHARDED + UNWRITTEN.format(folder=str(tmp_path / "run")), 2)
-    assert (tmp_path / "run" / "sharded000003" / "index.pt").exists()
+    assert "fine" in run_ranks_of(2, UNWRITTEN.format(folder=str(tmp_path / "run")))
+    assert (tmp_path / "run" / "sharded000002" / "index.pt").exists()
 
 
 FAILING = """
 from diff_dalle import storage
-from diff_dalle.errors import InputError
 
-def main():
-    with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
-        loop = make_loop(world, {folder!r}, "fsdp", save_interval=1)
-        written = storage.atomic_writer
+written = storage.atomic_writer
 
-        def full(path):
-            if "rank00001" in path and "sharded000001" not in path:
-                raise InputError(f"no space left for {{path}}")
-            return written(path)
+def full(path):
+    if "rank00001" in path and "sharded000001" not in path:
+        raise InputError(f"no space left for {{path}}")
+    return written(path)
 
-        storage.atomic_writer = full
-        try:
-            loop.run(ListTracker())
-        except InputError as error:
-            found = world.gather((loop.step, str(error)))
-        assert found[0][0] == found[1][0], found
-        assert found[0][1] == f"rank 1: {{found[1][1]}}" and "no space left" in found[1][1], found
-        storage.atomic_writer = written
-        again = make_loop(world, {folder!r}, "fsdp")
-        assert again.step == 1
-        world.print("fine")
-run_script(main)
+loop = make_loop(world, {folder!r}, save_interval=1)
+with mock.patch.object(storage, "atomic_writer", full):
+    try:
+        loop.run(ListTracker())
+    except InputError as error:
+        found = world.gather((loop.step, str(error)))
+assert found[0][0] == found[1][0], found
+assert found[0][1] == f"rank 1: {{found[1][1]}}" and "no space left" in found[1][1], found
+assert make_loop(world, {folder!r}).step == 1
+world.print("fine")
 """
 
 
 def test_a_rank_that_cannot_write_ends_all_and_leaves_the_checkpoint_before(tmp_path):
-    assert "fine" in run_ranks_of(tmp_path, SHARDED + FAILING.format(folder=str(tmp_path / "run")), 2)
+    assert "fine" in run_ranks_of(2, FAILING.format(folder=str(tmp_path / "run")))
 
 
 DYING = """
@@ -215,13 +189,12 @@ import signal
 
 class Dying(ListTracker):
     def progress(self, step):
-        if step == 2:
+        if step == 1:
             os.kill(os.getpid(), signal.SIGKILL)
 
 def main():
     with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
-        loop = make_loop(world, {folder!r}, "fsdp", iterations=1000)
-        loop.run(Dying() if world.rank == 1 else ListTracker())
+        make_loop(world, {folder!r}, iterations=1000).run(Dying() if world.rank == 1 else ListTracker())
 run_script(main)
 """
 
@@ -229,9 +202,8 @@ run_script(main)
 def test_a_killed_rank_ends_the_others_with_the_reason(tmp_path):
     """They wait for its share of the weights, with a time-out of half an hour; they end within 30 seconds."""
     script = tmp_path / "job.py"
-    script.write_text(PREAMBLE + SHARDED + DYING.format(folder=str(tmp_path / "run")))
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("PMI_", "OMPI_", "SLURM_"))}
-    first, killed, last = start_ranks([str(script)], {**env, "OMP_NUM_THREADS": "1"}, 3)
+    script.write_text(PREAMBLE + DYING.format(folder=str(tmp_path / "run")))
+    first, killed, last = start_ranks([str(script)], environment(), 3)
     assert ends([killed])[0][0] == -signal.SIGKILL
     for status, _, stderr in ends([first, last], timeout=30):
         assert status == 1 and "stops because rank 1 is gone" in stderr, (status, stderr)

@@ -14,12 +14,47 @@ from control_making import make_pictures as make_controls
 from decoder_file_making import UNET
 from decoder_file_making import make_world as make_embedded
 from decoder_file_making import write_file as write_decoder
-from script_running import losses, run, train
+from ranks import run_ranks_of
+from script_running import losses, run, train, training_flags
 from shard_making import make_shards
-from test_parallel import run_ranks_of
 
 from diff_dalle.checkpoints.checkpoint import load_file
 from diff_dalle.checkpoints.shards import consolidate
+
+TRAINED = """
+from diff_dalle.commands.command_line import parse
+from diff_dalle.commands.training_kinds import parse_cascade, parse_controlnet
+from diff_dalle.distributed.parallel import is_sharded
+from diff_dalle.recipes.classifier import ClassifierRun
+from diff_dalle.recipes.decoder import DecoderRun
+from diff_dalle.recipes.generator import GeneratorRun
+from diff_dalle.recipes.recipe import Session
+from diff_dalle.recipes.spelling import spelled_as_in_file
+from diff_dalle.recipes.train import train
+from diff_dalle.tasks.control import BASE
+
+build = Session.trainees
+
+def trainees(session, shown):
+    found = build(session, shown)
+    for each in found:
+        networks = each.task.model, *(each.task.companions[name] for name in each.task.companions if name == BASE)
+        assert all(is_sharded(each) or not each.dim() for network in networks for each in network.parameters())
+    return found
+
+os.chdir({folder!r})
+run = {kind}({flags!r}) if {kind!r}.startswith("parse") else parse({kind}, {flags!r})
+try:
+    with mock.patch.object(Session, "trainees", trainees), spelled_as_in_file(type(run)):
+        train(run.recipe(world.size), world)
+except InputError as error:
+    world.print("error:", error)
+"""
+
+
+def train_on_two(folder, kind, *flags):
+    """The command of a kind, by its class or by the function that reads its flags; its output."""
+    return run_ranks_of(2, TRAINED.format(folder=str(folder), kind=kind, flags=[*map(str, flags)]))
 
 
 def make_data(folder):
@@ -34,6 +69,7 @@ def test_a_generator_from_shards_to_pictures(tmp_path):
         "save_interval": 2,
         "sample_interval": 2,
         "preview_samples": 2,
+        "timestep_respacing": 2,
         "val_data_dir": data,
         "eval_interval": 2,
     }
@@ -55,19 +91,22 @@ def test_a_generator_from_shards_to_pictures(tmp_path):
 
 def test_an_average_that_the_checkpoint_lacks_is_named_on_any_number_of_processes(tmp_path):
     data, first = make_data(tmp_path / "shards"), tmp_path / "first"
-    train(first, data, ranks=2, iterations=2, batch_size=2, parallel="fsdp")
-    more = {"iterations": 3, "ema_rate": "0.9,0.5", "resume_checkpoint": first / "sharded000002", "ok": False}
-    for name, own in {"two": {"ranks": 2, "batch_size": 2, "parallel": "fsdp"}, "one": {"batch_size": 4}}.items():
-        result = train(tmp_path / name, data, **more, **own)
-        assert result.returncode == 2, result.stderr
-        assert f"the checkpoint of step 2 in {first} has no ema_0.5" in result.stderr, result.stderr
+    two = {"script": "train_generator.py", "data": data, "batch_size": 2, "parallel": "fsdp", "num_workers": 0}
+    train_on_two(tmp_path, "GeneratorRun", *training_flags(logdir=first, iterations=1, **two))
+    more = {"iterations": 2, "ema_rate": "0.9,0.5", "resume_checkpoint": first / "sharded000001"}
+    one = train(tmp_path / "one", data, **more, batch_size=4, ok=False)
+    assert one.returncode == 2, one.stderr
+    said = train_on_two(tmp_path, "GeneratorRun", *training_flags(logdir=tmp_path / "two", **two, **more))
+    for text in (one.stderr, said):
+        assert f"the checkpoint of step 1 in {first} has no ema_0.5" in text, text
 
 
 def test_a_classifier_with_cached_gradients(tmp_path):
     data = make_data(tmp_path / "shards")
-    settings = {"script": "train_classifier.py", "iterations": 3, "microbatch": 2, "lr": 1e-4}
-    train(tmp_path / "one", data, batch_size=8, **settings)
-    train(tmp_path / "two", data, ranks=2, batch_size=4, parallel="fsdp", consolidate=True, **settings)
+    settings = {"script": "train_classifier.py", "data": data, "iterations": 3, "microbatch": 2, "lr": 1e-4}
+    train(logdir=tmp_path / "one", batch_size=8, **settings)
+    two = {"logdir": tmp_path / "two", "batch_size": 4, "parallel": "fsdp", "consolidate": True, "num_workers": 0}
+    train_on_two(tmp_path, "ClassifierRun", *training_flags(**two, **settings))
     one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
     assert one.keys() == two.keys() and all(abs(one[step] - two[step]) <= 1e-5 for step in one)
     state = load_file(str(tmp_path / "two" / "model000003.pt"))["state"]
@@ -83,7 +122,7 @@ def test_two_u_nets_of_a_decoder(tmp_path, monkeypatch):
     two = [("decoder.unets", [UNET, UNET]), ("decoder.image_sizes", [8, 16]), ("sharding.parallel", "fsdp")]
     two += [("tracker.log", {"log_type": "console", "auto_resume": True}), ("train.epochs", 1)]
     path = write_decoder(tmp_path, *two, ("data.batch_size", 2), world=make_embedded(tmp_path / "shards"))
-    run("train_decoder.py", "--config", path, "--device", "cpu", "--threads", 1, ranks=2)
+    train_on_two(tmp_path, "DecoderRun", "--config", path, "--device", "cpu", "--threads", 1)
     (folder,) = {each for each, names, _ in os.walk(tmp_path) for name in names if name.startswith("sharded")}
     latest = max(name for name in os.listdir(folder) if name.startswith("sharded"))
     names = {os.path.basename(each) for each in consolidate(os.path.join(folder, latest), str(tmp_path / "files"))}
@@ -105,34 +144,10 @@ def test_stages_of_a_cascade(tmp_path, pictures, kind):
     world, frozen = pictures
     average = [("ema_start_iters", 1), ("ema_iters", 2), ("ema_beta", 0.5)]
     path = write_cascade(kind, tmp_path, world, *frozen_of(kind, frozen), *average, ("use_fsdp", True))
-    run("train_cascade.py", path, "--updates", 2, ranks=2)
+    train_on_two(tmp_path, "parse_cascade", path, "--updates", 2)
     assert sorted(os.listdir(tmp_path / "run" / "sharded000002"))[-1] == "rank00001.bin"
-    resumed = run("train_cascade.py", path)
-    assert "Resuming at step 2" in resumed.stdout and (tmp_path / "run" / "model000004.pt").exists()
-
-
-STEERED = """
-from diff_dalle.commands.training_kinds import parse_controlnet
-from diff_dalle.recipes.recipe import Session
-from diff_dalle.recipes.train import train
-from diff_dalle.distributed.parallel import is_sharded
-from diff_dalle.tasks.control import BASE
-
-def main():
-    run = parse_controlnet({flags!r})
-    build = Session.trainees
-
-    def trainees(session, shown):
-        (trainee,) = build(session, shown)
-        for network in (trainee.task.model, trainee.task.companions[BASE]):
-            assert all(map(is_sharded, network.parameters()))
-        return [trainee]
-
-    Session.trainees = trainees
-    with launch(run.distributed) as world:
-        train(run.recipe(world.size), world)
-run_script(main)
-"""
+    resumed = run("train_cascade.py", path, "--updates", 3)
+    assert "Resuming at step 2" in resumed.stdout and (tmp_path / "run" / "model000003.pt").exists()
 
 
 def check_same(one, two, steps):
@@ -147,7 +162,7 @@ def test_a_controlnet_over_a_sharded_base(tmp_path):
     settings = {"iterations": 3, "lr": 1e-4, "sample_interval": 3, "preview_samples": 2, "timestep_respacing": 2}
     train_controlnet(base, data, tmp_path / "one", **settings)
     flags = flags_of(base, data, tmp_path / "two", **settings, batch_size=2, microbatch=1, parallel="fsdp")
-    run_ranks_of(tmp_path, STEERED.format(flags=flags), 2)
+    train_on_two(tmp_path, "parse_controlnet", *flags)
     check_same(tmp_path / "one", tmp_path / "two", 3)
     resumed = train_controlnet(base, data, tmp_path / "two", **{**settings, "iterations": 4})
     assert "Resuming at step 3" in resumed.stdout and (tmp_path / "two" / "model000004.pt").exists()
@@ -172,7 +187,7 @@ def test_a_controlnet_over_a_sharded_stage_c(tmp_path, pictures, mode):
             yaml.safe_dump({**COMMON, **settings, **own, "output_path": str(tmp_path / "out")})
         )
     run("train_cascade.py", files["one"])
-    run_ranks_of(tmp_path, STEERED.format(flags=["--config", files["two"]]), 2)
+    train_on_two(tmp_path, "parse_controlnet", "--config", files["two"])
     check_same(tmp_path / "one", tmp_path / "two", 3)
     consolidate(str(tmp_path / "two" / "sharded000003"), str(tmp_path / "two"))
     for name in ("model000003.pt", "ema_0.5_000003.pt"):
@@ -186,11 +201,11 @@ def test_a_controlnet_over_a_sharded_stage_c(tmp_path, pictures, mode):
 def test_what_cannot_be_sharded_is_refused(tmp_path, pictures):
     """A small network; one of two that are trained together."""
     world, frozen = pictures
-    path = write_cascade("stage_a", tmp_path, world, ("use_fsdp", True))
-    result = run("train_cascade.py", path, ranks=2, ok=False)
-    assert result.returncode == 2 and "a StageA is not made of blocks" in result.stderr
-    path = write_cascade(
-        "stage_b", tmp_path / "b", world, *frozen_of("stage_b", frozen), ("use_fsdp", True), ("train_encoder", True)
-    )
-    result = run("train_cascade.py", path, ranks=2, ok=False)
-    assert result.returncode == 2 and "JointStageBTask trains several networks" in result.stderr, result.stderr
+    joint = [*frozen_of("stage_b", frozen), ("train_encoder", True)]
+    for kind, own, words in (
+        ("stage_a", (), "a StageA is not made of blocks"),
+        ("stage_b", joint, "JointStageBTask trains several networks"),
+    ):
+        path = write_cascade(kind, tmp_path / kind, world, ("use_fsdp", True), *own)
+        said = train_on_two(tmp_path, "parse_cascade", path)
+        assert "error: " in said and words in said, said

@@ -1,50 +1,48 @@
 """Sharded networks train as whole ones do, and every rank holds its share only."""
 
 import pytest
-from sharded_jobs import SHARDED
-from test_parallel import run_ranks_of
+from ranks import run_ranks_of
 
 TRAINING = """
 from diff_dalle.planning.cost import shapes_of
 from diff_dalle.planning.sharded import share_of
 
 def main():
-    with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
-        alone = World(SINGLE, torch.device("cpu"))
-        one = Trainee(make_task(make_network()), SLOW, "fp32", alone)
-        expected = world.broadcast(train(one, alone, {steps}) if world.is_main else None)
-        whole = world.broadcast(held(one))
-        whole_here = Trainee(make_task(build_shared(make_network, world)), SLOW, "fp32", world)
-        check(world, "ddp", train(whole_here, world, {steps}), expected, [held(whole_here) / whole])
-        for settings, share in {cases!r}:
-            sharded = Trainee(make_task(make_sharded(make_network, world, **settings)), SLOW, "fp32", world)
-            rows = train(sharded, world, {steps})
-            shares = world.gather(held(sharded) / whole)
-            check(world, settings.get("mode", "fsdp"), rows, expected, shares)
-            assert max(shares) <= share, (settings, shares)
-            config = ShardingConfig(**{{"parallel": settings.pop("mode", "fsdp"), **settings}})
-            found = share_of(shapes_of(make_network()), config, len(config.groups(world)[0]), 2)
-            planned = 16 * found.parameters  # weights, two moments and one average; gradients are free by now
-            steps_kept = 4 * len(list(sharded.task.model.parameters()))
-            assert held(sharded) <= planned + steps_kept and (world.rank or held(sharded) == planned + steps_kept)
-        world.print("fine")
+    alone = World(SINGLE, torch.device("cpu"))
+    one = Trainee(make_task(make_network()), SLOW, "fp32", alone)
+    expected = world.broadcast(train(one, alone, {steps}) if world.is_main else None)
+    whole = world.broadcast(held(one))
+    whole_here = Trainee(make_task(build_shared(make_network, world)), SLOW, "fp32", world)
+    check(world, "ddp", train(whole_here, world, {steps}), expected, [held(whole_here) / whole])
+    for settings, share in {cases!r}:
+        sharded = Trainee(make_task(make_sharded(make_network, world, **settings)), SLOW, "fp32", world)
+        rows = train(sharded, world, {steps})
+        shares = world.gather(held(sharded) / whole)
+        check(world, settings.get("mode", "fsdp"), rows, expected, shares)
+        assert max(shares) <= share, (settings, shares)
+        config = ShardingConfig(**{{"parallel": settings.pop("mode", "fsdp"), **settings}})
+        found = share_of(shapes_of(make_network()), config, len(config.groups(world)[0]), 2)
+        planned = 16 * found.parameters  # weights, two moments and one average; gradients are free by now
+        steps_kept = 4 * len(list(sharded.task.model.parameters()))
+        assert held(sharded) <= planned + steps_kept and (world.rank or held(sharded) == planned + steps_kept)
+    world.print("fine")
 
 def check(world, mode, found, expected, shares):
     error = (found - expected).abs().amax(0).tolist()
     world.print(f"| {{mode}} | {{world.size}} | {{error[0]:.1e}} | {{error[1]:.1e}} | {{max(shares):.3f}} |")
     assert max(error) <= 1e-5, (found, expected)
 
-run_script(main)
+main()
 """
 
 
 @pytest.mark.parametrize(
     ("size", "steps", "cases"),
     [
-        (2, 20, [({}, 0.6)]),
+        (2, 4, [({}, 0.6)]),
         (
             4,
-            6,
+            3,
             [
                 ({"forward_prefetch": 2, "backward_prefetch": 2}, 0.35),
                 ({"mode": "hsdp", "shard_processes": 2, "reshard_after_forward": False}, 0.6),
@@ -52,11 +50,11 @@ run_script(main)
         ),
     ],
 )
-def test_losses_are_those_of_one_process_and_memory_is_a_share(tmp_path, size, steps, cases):
+def test_losses_are_those_of_one_process_and_memory_is_a_share(size, steps, cases):
     """Steps in fp32 of two micro-batches, with activation checkpointing and dropout: losses and gradient norms; and
     the bytes of parameters, averages and optimizer on each rank, relative to those of DDP. Prints a table: the largest
     differences from one process, and the largest share."""
-    out = run_ranks_of(tmp_path, SHARDED + TRAINING.format(steps=steps, cases=cases), size)
+    out = run_ranks_of(size, TRAINING.format(steps=steps, cases=cases))
     print("\n| parallel | processes | loss | gradient norm | share |\n| --- | --- | --- | --- | --- |")
     print(out)
     assert "fine" in out
@@ -161,15 +159,14 @@ def compare(name, world, other, precision, first=1e-5, later=1e-5, **settings):
     return model, used
 
 def main():
-    with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
-        alone = World(SINGLE, torch.device("cpu"))
-        {body}
-        world.print("fine")
-run_script(main)
+    alone = World(SINGLE, torch.device("cpu"))
+    {body}
+    world.print("fine")
+main()
 """
 
 
-def test_every_network_trains_as_on_one_process(tmp_path):
+def test_every_network_trains_as_on_one_process():
     """Cached gradients and a parameter that cannot be divided, blocks that run several times, weights that are used
     without a call of their layer, text that is encoded apart."""
     body = """
@@ -178,10 +175,10 @@ def test_every_network_trains_as_on_one_process(tmp_path):
             whole = [key for key, each in model.named_parameters() if not is_sharded(each)]
             assert whole == (["scale_logit"] if name == "classifier" else []), (name, whole)
     """
-    assert "fine" in run_ranks_of(tmp_path, SHARDED + NETWORKS.format(body=body.strip()), 2)
+    assert "fine" in run_ranks_of(2, NETWORKS.format(body=body.strip()))
 
 
-def test_half_precision_gathers_what_autocast_halves(tmp_path):
+def test_half_precision_gathers_what_autocast_halves():
     """The results of two processes with whole weights; norms and layers that compute in fp32 have theirs in fp32."""
     body = """
         for name in ("generator", "stage c"):
@@ -191,4 +188,4 @@ def test_half_precision_gathers_what_autocast_halves(tmp_path):
             assert len(half) >= 10 and not any("norm" in key or "mappers" in key for key in half), half
             assert {"out_conv", "token_emb", "norm"} <= full, full
     """
-    assert "fine" in run_ranks_of(tmp_path, SHARDED + NETWORKS.format(body=body.strip()), 2)
+    assert "fine" in run_ranks_of(2, NETWORKS.format(body=body.strip()))

@@ -1,6 +1,6 @@
 """Several ranks resume: one of them reads the files, all of them get the same values."""
 
-from test_parallel import run_job
+from ranks import run_ranks_of
 
 BODY = """
 import os
@@ -58,35 +58,35 @@ def check_tensors(world):
     assert all(torch.equal(*pair) for pair in zip(own, made)), own
 
 def main():
-    with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
-        check_tensors(world)
-        loop = make_loop(world, FOLDER)
-        loop.run(ListTracker())
-        saved = world.broadcast(values(loop))  # batch norm differs between ranks
-        world.barrier()
+    check_tensors(world)
+    loop = make_loop(world, FOLDER)
+    loop.run(ListTracker())
+    saved = world.broadcast(values(loop))  # batch norm differs between ranks
+    world.barrier()
 
-        resumed = make_loop(world, FOLDER, seed=5)
-        assert (resumed.step, resumed.samples) == (4, 32) and torch.equal(values(resumed), saved)
-        assert world.gather(len(reads)) == [4, 0], world.gather(reads)
+    resumed = make_loop(world, FOLDER, seed=5)
+    assert (resumed.step, resumed.samples) == (4, 32) and torch.equal(values(resumed), saved)
+    assert world.gather(len(reads)) == [4, 0], world.gather(reads)
 
-        next_run = make_loop(world, FOLDER + "/next", resume_checkpoint=FOLDER + "/model000004.pt")
-        assert torch.equal(values(next_run), saved) and world.gather(len(reads))[1] == 0
-        fresh = make_loop(world, FOLDER + "/fresh", init_checkpoint=(FOLDER + "/ema_0.9_000004.pt",))
-        assert len(set(world.gather(fresh.trainees[0].task.model[0].weight.sum().item()))) == 1
-        assert world.gather(len(reads))[1] == 0
+    next_run = make_loop(world, FOLDER + "/next", resume_checkpoint=FOLDER + "/model000004.pt")
+    assert torch.equal(values(next_run), saved) and world.gather(len(reads))[1] == 0
+    fresh = make_loop(world, FOLDER + "/fresh", init_checkpoint=(FOLDER + "/ema_0.9_000004.pt",))
+    assert len(set(world.gather(fresh.trainees[0].task.model[0].weight.sum().item()))) == 1
+    assert world.gather(len(reads))[1] == 0
 
-        if world.is_main:
-            os.truncate(FOLDER + "/opt000004.pt", 100)
-        world.barrier()
-        assert world.gather(make_loop(world, FOLDER).step) == [2, 2]
-        assert world.gather(len(reads))[1] == 0
-        world.print("fine")
-run_script(main)
+    if world.is_main:
+        os.truncate(FOLDER + "/opt000004.pt", 100)
+    world.barrier()
+    assert world.gather(make_loop(world, FOLDER).step) == [2, 2]
+    assert world.gather(len(reads))[1] == 0
+    world.print("fine")
+main()
+run_folder.load_file = restoring.load_file = checkpoint.load_file
 """
 
 
 def test_rank_0_reads_and_every_rank_resumes(tmp_path):
     """Weights, averages, both optimizers and their modules; from the log directory, from another, from weights; and
     all ranks fall back to the same checkpoint."""
-    out = run_job(tmp_path, BODY.format(folder=str(tmp_path / "run")))
+    out = run_ranks_of(2, BODY.format(folder=str(tmp_path / "run")))
     assert "fine" in out and "falling back to that of step 2" in out

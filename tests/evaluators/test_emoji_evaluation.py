@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-import torch
 from cascade_making import make_stage
 from checkpoint_making import make_classifier_file
 from emoji_making import people, use_painter
@@ -12,7 +11,7 @@ from PIL import Image
 
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.evaluate import EvaluateRun, Evaluation
-from diff_dalle.distributed.world import SINGLE, World
+from diff_dalle.distributed.world import ALONE
 from diff_dalle.errors import InputError
 from diff_dalle.evaluators.context import Context
 from diff_dalle.worlds.emoji.font import square_of
@@ -42,7 +41,7 @@ def test_what_is_held_out_is_scored(flags, tmp_path, monkeypatch):
         return [np.stack([np.asarray(square_of(Image.fromarray(picture), 16)) for picture in pictures])]
 
     run = parse(EvaluateRun, [*flags, "--evaluators", "emoji"])
-    sampled = Evaluation(run, World(SINGLE, torch.device("cpu")))
+    sampled = Evaluation(run, ALONE)
     assert "| combinations |" in sampled.run()
     sampled.write()
     report = tmp_path / "report"
@@ -56,7 +55,7 @@ def test_what_is_held_out_is_scored(flags, tmp_path, monkeypatch):
         assert scores[split]["distance"] > scores[split]["true_distance"] > 0
 
     monkeypatch.setattr(Context, "sample", true)
-    ideal = Evaluation(run, World(SINGLE, torch.device("cpu")))
+    ideal = Evaluation(run, ALONE)
     ideal.run()
     for split, found in ideal.report.scores["emoji"].items():
         assert found["tone"]["right"] == found["tone"]["n"] == len(splits[split][0])
@@ -66,7 +65,7 @@ def test_what_is_held_out_is_scored(flags, tmp_path, monkeypatch):
 
 def test_other_evaluators_take_the_held_out_names(flags):
     run = parse(EvaluateRun, [*flags, "--evaluators", "captions,retrieval"])
-    evaluation = Evaluation(run, World(SINGLE, torch.device("cpu")))
+    evaluation = Evaluation(run, ALONE)
     evaluation.run()
     assert evaluation.report.scores["real images"]["n"] == len(read_emoji(run.evaluation.emoji_dir, "names")[0])
 

@@ -13,14 +13,14 @@ from cascade_making import NO_TEXT, make_stage
 from checkpoint_making import make_classifier_file, make_file
 from control_making import make_controlnet
 from decoder_making import UNET, make_decoder, save_decoder
-from latent_file_making import B, make_cascade
+from latent_file_making import B, Files, make_cascade
 from lora_making import make_lora
 
 from diff_dalle.checkpoints.decoder import ClipConfig
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.evaluate import EvaluateRun, Evaluation
 from diff_dalle.diffusion.guidance import GuidanceConfig
-from diff_dalle.distributed.world import SINGLE, World
+from diff_dalle.distributed.world import ALONE
 from diff_dalle.embeddings.clip import load_clip
 from diff_dalle.errors import InputError
 from diff_dalle.evaluation.metrics import METRICS, inception_score
@@ -64,20 +64,7 @@ def make_run(folder, **flags):
 
 
 def evaluation(folder, **flags):
-    return Evaluation(make_run(folder, **flags), World(SINGLE, torch.device("cpu")))
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        ({"prompts_per_task": 1}, "prompts_per_task is 1, but must be at least 2"),
-        ({"guidance_prompts": 1}, "guidance_prompts is 1, but must be at least 2"),
-        ({"guidance_prompts": -1}, "guidance_prompts is -1, but must be at least 0"),
-    ],
-)
-def test_too_few_prompts_are_refused_before_anything_is_sampled(flags, words, tmp_path):
-    with pytest.raises(InputError, match=words):
-        make_run(tmp_path, **flags)
+    return Evaluation(make_run(folder, **flags), ALONE)
 
 
 def test_a_file_of_settings_with_an_earlier_name_is_read(tmp_path):
@@ -163,34 +150,6 @@ def test_a_grayscale_upsampler_is_compared_with_grayscale_images(folder):
     assert result.report.scores["upsampling"]["real images"]["consistency"]["value"] == 60.0
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        ({"edits": 2}, "edits is 2, .* base generator"),
-        ({"edits": 1, "model_path": "base.pt"}, "edits is 1"),
-        ({"upsampler_paths": None, "model_path": "base.pt"}, "settings of upsamplers are given, but no upsamplers"),
-        ({"guidance_scale": 1, "guidance_scale_end": 2}, "guidance_scale is 1, no guidance in evaluation"),
-        ({"classifier_path": "c.pt"}, "--classifier_path is given, but it only scores and guides"),
-        ({"data_dir": "x"}, "either --shapes_dir or --data_dir"),
-        (
-            {"evaluators": "shapes"},
-            r"shapes needs a base generator \(--model_path\): set it, or remove shapes",
-        ),
-        (
-            {"evaluators": "similarity"},
-            r"\(--model_path\) and a noised CLIP \(.*\) and captioned shards",
-        ),
-        ({"evaluators": "upsampling,editing", "model_path": "base.pt"}, r"editing needs a number .* \(--edits\)"),
-        ({"evaluators": "upsamplng"}, "did you mean upsampling"),
-        ({"controlnet": "c.pt"}, r"control needs a base generator \(--model_path\): set it, or leave --controlnet out"),
-        ({"controlnet": "c.pt", "model_path": "b.pt", "evaluators": "shapes"}, "add it to --evaluators"),
-    ],
-)
-def test_settings_that_do_not_fit_are_refused_before_anything_is_loaded(folder, flags, words):
-    with pytest.raises(InputError, match=words):
-        make_run(folder, **flags)
-
-
 def test_by_default_all_evaluators_run_whose_needs_are_met(folder):
     def names(**flags):
         return [*evaluation(folder, **flags).evaluators]
@@ -221,16 +180,9 @@ def sampled(monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize(("trained", "given", "expected"), [({}, {}, 3.0), (2.0, {}, 2.0), (2.0, {"scale": 1.5}, 1.5)])
-def test_guidance_is_that_of_the_checkpoint(folder, tmp_path, trained, given, expected):
-    path = make_file(tmp_path, **({"guidance_scale": trained} if trained else {}))
-    flags = {f"guidance_{name}": value for name, value in given.items()}
-    result = evaluation(folder, **{**base_and_classifier(folder), "model_path": path}, **flags)
-    assert result.context.default_guidance.guidance_scale == expected
-
-
 def test_all_of_the_guidance_is_that_of_the_checkpoint(folder, tmp_path, monkeypatch):
-    """But for what is given."""
+    """But for what is given; by default its scale is 3."""
+    assert evaluation(folder, **base_and_classifier(folder)).context.default_guidance.guidance_scale == 3.0
     seen, sample_stages = [], Pipeline.sample_stages
 
     def recording(self, request, settings, **options):
@@ -405,36 +357,26 @@ def test_inception_and_perceptual_metrics_have_networks_of_their_own(folder, tmp
     assert result.report.scores["feature_metrics"]["real halves"]["lpips"] > 0
 
 
-def test_metrics_without_any_network_are_refused(folder):
-    """In a shapes world, where other evaluators need none."""
-    flags = base_and_classifier(folder, metrics="fid", classifier_path=None, classifier_scale=None)
-    with pytest.raises(InputError, match="feature_metrics needs a noised CLIP or another network.*leave --metrics out"):
-        make_run(folder, **flags)
-
-
-def test_no_evaluator_is_one_sentence(folder):
-    flags = base_and_classifier(folder, feature_network=f"{__name__}:mean_colors", **on_shards(folder, 5))
-    flags |= {"classifier_path": None, "classifier_scale": None}
-    with pytest.raises(InputError, match="no evaluator applies .* the report would be empty: set --metrics$"):
-        make_run(folder, **flags)
-
-
 # ------------------------------------------------------------------------------------------------------------- decoders
 
 
-def decoder_run(folder, clip, **flags):
-    """A decoder of 8 and 16 pixels, whose embeddings are from the CLIP at ``clip``."""
-    loaded = load_clip("diff_dalle", clip, "cpu")
-    unet = replace(UNET, image_embed_dim=loaded.embed_dim)
-    identity = ClipConfig("diff_dalle", clip, loaded.identity)
-    path = save_decoder(folder / "decoder.pt", make_decoder(2, unet, clip=identity, sample_timesteps=(2,)))
+@pytest.fixture(scope="module")
+def decoder(folder):
+    """Of 8 and 16 pixels, whose embeddings are from the classifier."""
+    clip = load_clip("diff_dalle", str(folder / "best.pt"), "cpu")
+    unet = replace(UNET, image_embed_dim=clip.embed_dim)
+    identity = ClipConfig("diff_dalle", str(folder / "best.pt"), clip.identity)
+    return save_decoder(folder / "decoder.pt", make_decoder(2, unet, clip=identity, sample_timesteps=(2,)))
+
+
+def decoder_run(folder, path, **flags):
     usual = {"decoder_path": path, "upsampler_paths": None, "upsampler_timestep_respacing": None}
     return make_run(folder, **{**usual, "upsampler_batch_size": None, **flags})
 
 
-def test_variations_of_a_decoder_are_scored_beside_what_its_clip_carries(folder, tmp_path):
-    run = decoder_run(folder, str(folder / "best.pt"), report_dir=tmp_path)
-    found = Evaluation(run, World(SINGLE, torch.device("cpu")))
+def test_variations_of_a_decoder_are_scored_beside_what_its_clip_carries(folder, decoder, tmp_path):
+    run = decoder_run(folder, decoder, report_dir=tmp_path)
+    found = Evaluation(run, ALONE)
     assert [*found.evaluators] == ["image_variations"]
     assert "| color " in found.run()
     found.write()
@@ -444,8 +386,8 @@ def test_variations_of_a_decoder_are_scored_beside_what_its_clip_carries(folder,
     assert (tmp_path / "image_variations.png").exists()
 
 
-def test_variations_are_of_the_embeddings_and_as_the_checkpoint_says(folder):
-    found = Evaluation(decoder_run(folder, str(folder / "best.pt")), World(SINGLE, torch.device("cpu"))).context
+def test_variations_are_of_the_embeddings_and_as_the_checkpoint_says(folder, decoder):
+    found = Evaluation(decoder_run(folder, decoder), ALONE).context
     pictures = np.random.default_rng(0).integers(0, 256, (3, 16, 16, 3), np.uint8)
     embeddings = found.embed(pictures)
     assert torch.equal(embeddings, found.clip.encode_images(from_uint8(pictures)))
@@ -459,12 +401,12 @@ def test_variations_are_of_the_embeddings_and_as_the_checkpoint_says(folder):
 
 
 def clip_of(run):
-    return Evaluation(run, World(SINGLE, torch.device("cpu"))).context.clip
+    return Evaluation(run, ALONE).context.clip
 
 
-def test_the_clip_of_a_decoder_may_have_moved_but_must_be_its_own(folder, tmp_path):
+def test_the_clip_of_a_decoder_may_have_moved_but_must_be_its_own(folder, decoder, tmp_path):
     moved, other = tmp_path / "moved.pt", tmp_path / "other"
-    run = decoder_run(folder, str(folder / "best.pt"))
+    run = decoder_run(folder, decoder)
     gone = replace(run, evaluation=replace(run.evaluation, clip_path=str(moved)))
     with pytest.raises(InputError, match="moved.pt"):
         clip_of(gone)
@@ -475,21 +417,6 @@ def test_the_clip_of_a_decoder_may_have_moved_but_must_be_its_own(folder, tmp_pa
     another = replace(run, evaluation=replace(run.evaluation, clip_path=wrong))
     with pytest.raises(InputError, match="the CLIP is diff_dalle .*, but .* was trained with diff_dalle"):
         clip_of(another)
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        ({"model_path": "base.pt"}, "evaluate one of them at a time"),
-        ({"upsampler_paths": "up.pt"}, "evaluate one of them at a time"),
-        ({"shapes_dir": None, "prompts_per_task": None, "data_dir": "shards"}, "set --shapes_dir"),
-        ({"timestep_respacing": 3}, "samples as its checkpoint says"),
-        ({"thresholding": "dynamic"}, "samples as its checkpoint says"),
-    ],
-)
-def test_a_decoder_is_evaluated_alone_and_as_it_is(folder, flags, words):
-    with pytest.raises(InputError, match=words):
-        decoder_run(folder, str(folder / "best.pt"), **flags)
 
 
 # ------------------------------------------------------------------------------------------------------ latent cascades
@@ -510,7 +437,7 @@ def latent_run(folder, files, **flags):
 def test_a_latent_cascade_is_scored_at_each_aspect_ratio(folder, latent, tmp_path):
     """Its samples, and what stages B and A make of pictures again."""
     run = latent_run(folder, latent, aspect_ratios="1/1,2/1", report_dir=tmp_path)
-    found = Evaluation(run, World(SINGLE, torch.device("cpu")))
+    found = Evaluation(run, ALONE)
     assert [*found.evaluators] == ["latent_cascade"]
     table = found.run()
     assert "ShapeEval, 64×64:" in table and "Reconstructions 88×40:" in table
@@ -526,7 +453,7 @@ def test_a_latent_cascade_is_scored_at_each_aspect_ratio(folder, latent, tmp_pat
 
 
 def test_a_latent_cascade_samples_and_reconstructs_as_its_files_say(folder, latent):
-    found = Evaluation(latent_run(folder, latent), World(SINGLE, torch.device("cpu"))).context
+    found = Evaluation(latent_run(folder, latent), ALONE).context
     samples = found.sample_cascade(["a red circle", "a ring"], (40, 88))
     plain = found.pipeline.sample(["a red circle", "a ring"], seed=found.settings.seed, size=(40, 88), progress=False)
     assert samples.shape == (2, 40, 88, 3) and np.array_equal(samples, plain)
@@ -537,37 +464,68 @@ def test_a_latent_cascade_samples_and_reconstructs_as_its_files_say(folder, late
     assert np.array_equal(again, expected)
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        {"guidance_scale": 1.0},
-        {"shift": 5.0},
-        {"t_start": 0.8},
-        {"stage_b_shift": 4.0},
-        {"stage_b_timestep_respacing": 2},
-    ],
-)
-def test_own_settings_of_a_latent_cascade_are_used(folder, latent, flags):
-    usual, other = (
-        Evaluation(latent_run(folder, latent, **given), World(SINGLE, torch.device("cpu"))).context
-        for given in ({}, flags)
-    )
-    texts, size = ["a red circle", "a ring"], (64, 64)
-    assert not np.array_equal(usual.sample_cascade(texts, size), other.sample_cascade(texts, size))
+def test_own_settings_of_a_latent_cascade_are_used(folder, latent):
+    def sampled(**flags):
+        context = Evaluation(latent_run(folder, latent, **flags), ALONE).context
+        return context.sample_cascade(["a red circle", "a ring"], (64, 64)).tobytes()
+
+    settings = {"guidance_scale": 1.0, "shift": 5.0, "t_start": 0.8, "stage_b_shift": 4.0}
+    settings |= {"stage_b_timestep_respacing": 2}
+    assert len({sampled(), *(sampled(**{name: value}) for name, value in settings.items())}) == 6
+
+
+# --------------------------------------------------------------------------------------------------- what is refused
+
+SHARDS = {"shapes_dir": None, "prompts_per_task": None, "data_dir": "shards"}
+NOTHING = {"classifier_path": None, "classifier_scale": None}
+NO_B = {"stage_b": None, "stage_a": None}
+ONE, AS_IT_IS = "evaluate one of them at a time", "samples as its checkpoint says"
 
 
 @pytest.mark.parametrize(
-    ("flags", "words"),
+    ("kind", "flags", "words"),
     [
-        ({"model_path": None, "upsampler_paths": "up.pt"}, "--stage_b needs stage C as --model_path"),
-        ({"upsampler_paths": "up.pt"}, "--stage_b needs stage C as --model_path, and no decoder, upsamplers"),
-        ({"classifier_path": "best.pt"}, "evaluate one of them at a time"),
-        ({"shapes_dir": None, "prompts_per_task": None, "data_dir": "shards"}, "set --shapes_dir"),
-        ({"timestep_respacing": 3}, "a latent cascade samples as its checkpoint says"),
-        ({"stage_b": None, "stage_a": None}, "settings of a latent cascade are given, but no stage B"),
-        ({"stage_b": None, "stage_a": None, "semantic": None, "aspect_ratios": "2/1"}, "but no stage B"),
+        ("", {"prompts_per_task": 1}, "prompts_per_task is 1, but must be at least 2"),
+        ("", {"guidance_prompts": 1}, "guidance_prompts is 1, but must be at least 2"),
+        ("", {"guidance_prompts": -1}, "guidance_prompts is -1, but must be at least 0"),
+        ("", {"edits": 2}, "edits is 2, .* base generator"),
+        ("", {"edits": 1, "model_path": "base.pt"}, "edits is 1"),
+        ("", {"upsampler_paths": None, "model_path": "base.pt"}, "settings of upsamplers are given, but no upsamplers"),
+        ("", {"guidance_scale": 1, "guidance_scale_end": 2}, "guidance_scale is 1, no guidance in evaluation"),
+        ("", {"classifier_path": "c.pt"}, "--classifier_path is given, but it only scores and guides"),
+        ("", {"data_dir": "x"}, "either --shapes_dir or --data_dir"),
+        ("", {"evaluators": "shapes"}, r"shapes needs a base generator \(--model_path\): set it, or remove shapes"),
+        ("", {"evaluators": "similarity"}, r"\(--model_path\) and a noised CLIP \(.*\) and captioned shards"),
+        ("", {"evaluators": "upsampling,editing", "model_path": "b.pt"}, r"editing needs a number .* \(--edits\)"),
+        ("", {"evaluators": "upsamplng"}, "did you mean upsampling"),
+        ("", {"controlnet": "c.pt"}, r"control needs a base .* \(--model_path\): set it, or leave --controlnet out"),
+        ("", {"controlnet": "c.pt", "model_path": "b.pt", "evaluators": "shapes"}, "add it to --evaluators"),
+        ("base", {"metrics": "fid"}, "feature_metrics needs a noised CLIP or another network.*leave --metrics out"),
+        (
+            "base",
+            {**SHARDS, "feature_network": f"{__name__}:mean_colors"},
+            "no evaluator applies .* the report would be empty: set --metrics$",
+        ),
+        ("decoder", {"model_path": "base.pt"}, ONE),
+        ("decoder", {"upsampler_paths": "up.pt"}, ONE),
+        ("decoder", SHARDS, "set --shapes_dir"),
+        ("decoder", {"timestep_respacing": 3}, AS_IT_IS),
+        ("decoder", {"thresholding": "dynamic"}, AS_IT_IS),
+        ("latent", {"model_path": None, "upsampler_paths": "up.pt"}, "--stage_b needs stage C as --model_path"),
+        ("latent", {"upsampler_paths": "up.pt"}, "needs stage C as --model_path, and no decoder, upsamplers"),
+        ("latent", {"classifier_path": "best.pt"}, ONE),
+        ("latent", SHARDS, "set --shapes_dir"),
+        ("latent", {"timestep_respacing": 3}, f"a latent cascade {AS_IT_IS}"),
+        ("latent", NO_B, "settings of a latent cascade are given, but no stage B"),
+        ("latent", {**NO_B, "semantic": None, "aspect_ratios": "2/1"}, "but no stage B"),
     ],
 )
-def test_a_latent_cascade_is_evaluated_alone_and_as_it_is(folder, latent, flags, words):
+def test_settings_that_do_not_fit_are_refused_before_anything_is_loaded(tmp_path, kind, flags, words):
+    files = Files("a.pt", "semantic.pt", "b.pt", "c.pt")
     with pytest.raises(InputError, match=words):
-        latent_run(folder, latent, **flags)
+        if kind == "decoder":
+            decoder_run(tmp_path, "decoder.pt", **flags)
+        elif kind == "latent":
+            latent_run(tmp_path, files, **flags)
+        else:
+            make_run(tmp_path, **(base_and_classifier(tmp_path, **NOTHING) if kind else {}) | flags)

@@ -16,7 +16,7 @@ from diff_dalle.commands.convert import ConvertConfig, convert
 from diff_dalle.commands.evaluate import EvaluateRun, Evaluation
 from diff_dalle.data.loader import DataConfig, Loader
 from diff_dalle.data.spec import ImageSpec, SampleSpec
-from diff_dalle.distributed.world import SINGLE, World
+from diff_dalle.distributed.world import ALONE
 from diff_dalle.errors import InputError
 from diff_dalle.sampling.pipeline import Pipeline
 
@@ -51,7 +51,7 @@ def compared(folder, model, data, **flags):
     """An evaluation of a generator against the images of shards, in the features of a network."""
     usual = {"model_path": folder / model, "data_dir": folder / data, "metrics": "fid", "feature_network": QUARTERS}
     usual |= {"timestep_respacing": 2, "report_dir": folder / "report", "seed": 5}
-    return Evaluation(parse(EvaluateRun, spelled({**usual, **flags})), World(SINGLE, torch.device("cpu")))
+    return Evaluation(parse(EvaluateRun, spelled({**usual, **flags})), ALONE)
 
 
 @pytest.fixture()

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from drills import faults_ends, faults_files, place, processes
+from drills import faults_data, faults_ends, faults_files, place, processes
 from drills.contract import Deviation
 from drills.place import Bench
 from drills.processes import MARK, Job, survivors
@@ -17,17 +17,15 @@ from forking import start
 FAULTS = {fault.name: fault for group in GROUPS.values() for fault in group.faults}
 CHOSEN = {
     "SIGKILL at random moments": "generator",
-    "power failure, no checkpoint left whole": "generator",
     "disk full in a save": "generator",
     "log directory becomes read-only": "generator",
     "srun: rank 1 of 2 killed": "upsampler",
     "shards rewritten in place in mid-run": "generator",
-    "nan in loss of rank 1 of 2": "classifier",
+    "inf in loss": "classifier",
     "max_bad_steps reached": "generator",
     "a data worker killed, as by the OOM killer": "generator",
     "power failure during a save": "generator",
     "HTTP: bodies cut off, six in a row": "generator",
-    "S3: bodies cut off, six in a row": "generator",
     "hostile index tables": "generator",
     "hostile index summaries": "generator",
     "hostile checkpoints": "generator",
@@ -92,7 +90,13 @@ def test_processes_that_a_copy_leaves_behind_are_found_and_ended(tmp_path, monke
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_fault(bench, name, monkeypatch):
-    monkeypatch.setattr(faults_ends, "QUICK_KILLS", 3)
+    for module, limit, value in (
+        (faults_ends, "QUICK_KILLS", 3),
+        (faults_ends, "QUICK_CUTS", 1),
+        (faults_data, "MANY_STEPS", 24),
+        (faults_files, "QUICK_PART", 160),
+    ):
+        monkeypatch.setattr(module, limit, value)
     for module in (place, faults_files):
         monkeypatch.setattr(module, "Job", Copied)
     row = drill(FAULTS[name], CHOSEN[name], bench)

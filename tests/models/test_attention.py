@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 from diff_dalle.models.attention import FEW_KEYS, attend
@@ -50,7 +51,7 @@ def test_few_keys_are_attended_to_in_fp32_and_rounded_once(dtypes, autocast, mas
     found = torch.autograd.grad(out, inputs, upstream)
     wanted = torch.autograd.grad(expected, exact, upstream.double())
     for own, other in zip((out, *found), (expected, *wanted), strict=True):
-        torch.testing.assert_close(own.double(), other, rtol=2**-8, atol=1e-5)
+        assert_close(own.double(), other, rtol=2**-8, atol=1e-5)
 
 
 def test_what_needs_no_gradient_or_has_many_keys_stays_in_bfloat16(dtypes):
@@ -80,4 +81,4 @@ def test_compiled_and_checkpointed_attention_equals_eager_attention(how):
             out = each(*inputs)
         results.append([out, *torch.autograd.grad(out.float().square().sum(), inputs)])
     for own, expected in zip(*results, strict=True):
-        torch.testing.assert_close(own, expected, rtol=2**-7, atol=1e-3)
+        assert_close(own, expected, rtol=2**-7, atol=1e-3)

@@ -5,6 +5,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.testing import assert_close
 
 from diff_dalle.models import kernels
 from diff_dalle.models.dropout import Dropout, number_dropouts
@@ -29,12 +30,16 @@ def plain(image, weight, bias, scale_shift, groups, silu):
 
 
 # Several tiles of rows and of channels, incomplete ones, a group of one channel, and one value a group.
-SHAPES = [((2, 12, 5, 7), 4), ((1, 96, 13, 20), 32), ((2, 8, 3, 1), 8), ((2, 4, 1, 1), 1)]
+SHAPES = [((2, 12, 5, 7), 4), ((1, 96, 7, 20), 32), ((2, 8, 3, 1), 8), ((2, 4, 1, 1), 1)]
 
 
-@pytest.mark.parametrize("silu", [False, True])
-@pytest.mark.parametrize("scaled", [False, True])
-@pytest.mark.parametrize(("shape", "groups"), SHAPES)
+@pytest.mark.parametrize(
+    ("shape", "groups", "scaled", "silu"),
+    [
+        *((*shape, scaled, not scaled) for shape in SHAPES for scaled in (False, True)),
+        *((*SHAPES[0], both, both) for both in (False, True)),
+    ],
+)
 def test_group_norm(used, shape, groups, scaled, silu):
     torch.manual_seed(0)
     image = 3 + torch.randn(shape, device=DEVICE)
@@ -47,7 +52,7 @@ def test_group_norm(used, shape, groups, scaled, silu):
     out = FusedGroupNorm.apply(*given, groups, 1e-5, silu)
     expected = plain(*exact, groups, silu)
     assert out.is_contiguous(memory_format=torch.channels_last)
-    torch.testing.assert_close(out, expected.float(), rtol=1e-5, atol=1e-5)
+    assert_close(out, expected.float(), rtol=1e-5, atol=1e-5)
     assert torch.equal(output_again(out)(), out)
     out.backward(gradient)
     expected.backward(gradient.double())
@@ -59,11 +64,11 @@ def test_group_norm(used, shape, groups, scaled, silu):
 def test_half_precision_rounds_once(used):
     torch.manual_seed(0)
     layer = GroupNorm32(64).to(DEVICE)
-    image = torch.randn(2, 64, 12, 11, device=DEVICE).bfloat16().contiguous(memory_format=torch.channels_last)
+    image = torch.randn(2, 64, 5, 3, device=DEVICE).bfloat16().contiguous(memory_format=torch.channels_last)
     out = layer(image.requires_grad_(), silu=True)
     expected = plain(image.double(), layer.weight.double(), layer.bias.double(), None, 32, True)
     assert out.dtype == torch.bfloat16
-    torch.testing.assert_close(out, expected.bfloat16(), rtol=2**-7, atol=1e-6)
+    assert_close(out, expected.bfloat16(), rtol=2**-7, atol=1e-6)
     out.sum().backward()
     assert image.grad.dtype == torch.bfloat16
 
@@ -85,4 +90,4 @@ def test_dropout(monkeypatch, shape, dtype):
     rounding = 0 if GPU else torch.finfo(dtype).eps  # the interpreter cuts bfloat16 off
     for own, expected in zip(*results, strict=True):
         assert torch.equal(own == 0, expected == 0) and (own == 0).any() and (own != 0).any()
-        torch.testing.assert_close(own, expected, rtol=rounding, atol=0)
+        assert_close(own, expected, rtol=rounding, atol=0)

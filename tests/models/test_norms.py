@@ -5,6 +5,7 @@ import torch
 from network_making import captions, make_generator, noisy
 from operation_counting import operations
 from torch.nn import functional as F
+from torch.testing import assert_close
 from waiting import needs_cuda
 
 from diff_dalle.models import norms
@@ -53,7 +54,7 @@ def test_values_and_gradients_are_exact(native, scaled, silu, layout):
         return norm(*inputs[:3], *(inputs[3:] or [None]), silu)
 
     expected = plain(*inputs[:3], signal, silu)
-    torch.testing.assert_close(fused(*inputs), expected, rtol=1e-12, atol=1e-12)
+    assert_close(fused(*inputs), expected, rtol=1e-12, atol=1e-12)
     upstream = torch.randn_like(expected)
     pairs = zip(
         torch.autograd.grad(fused(*inputs), inputs, upstream),
@@ -61,7 +62,7 @@ def test_values_and_gradients_are_exact(native, scaled, silu, layout):
         strict=True,
     )
     for found, wanted in pairs:
-        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
+        assert_close(found, wanted, rtol=1e-10, atol=1e-10)
     assert torch.autograd.gradcheck(fused, inputs, fast_mode=True)
 
 
@@ -100,7 +101,7 @@ def test_half_precision_loses_its_last_digit_only(native, silu, dtype):
     wanted = torch.autograd.grad(expected, (exact, weight, bias), upstream.float())
     assert out.dtype == found[0].dtype == dtype and found[1].dtype == found[2].dtype == torch.float32
     for a, b in zip((out, *found), (expected.to(dtype), wanted[0].to(dtype), *wanted[1:]), strict=True):
-        torch.testing.assert_close(a.float(), b.float(), rtol=torch.finfo(dtype).eps, atol=1e-4)
+        assert_close(a.float(), b.float(), rtol=torch.finfo(dtype).eps, atol=1e-4)
 
 
 @pytest.fixture
@@ -192,7 +193,7 @@ def test_on_a_gpu():
     out = layer(x)
     assert out.is_contiguous(**LAYOUT)
     expected = F.group_norm(x, layer.num_groups, layer.weight, layer.bias, layer.eps)
-    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+    assert_close(out, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("silu", [False, True])

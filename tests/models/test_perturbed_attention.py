@@ -6,7 +6,8 @@ import pytest
 import torch
 from latent_making import B, C, conditioning, latents, own_text
 from latent_making import make as make_latent
-from network_making import captions, make_generator, noisy, randomize
+from network_making import captions, make_generator, noisy, randomize, seeded
+from torch.testing import assert_close
 
 from diff_dalle.batch import Conditioning
 from diff_dalle.models.attention import SelfAttention
@@ -16,7 +17,7 @@ from diff_dalle.models.decoder.unet import DecoderUnet
 from diff_dalle.models.latent.blocks import JointAttention
 
 PERTURBED = torch.tensor([True, False, True])
-CONTEXT = torch.randn(3, 4, 6, generator=torch.Generator().manual_seed(3))
+CONTEXT = seeded(3, 4, 6, seed=3)
 CONTEXT_MASK = torch.tensor([[True] * 4, [True] * 4, [True, True, False, False]])
 
 
@@ -44,8 +45,8 @@ def test_a_position_attends_to_itself_alone(name):
     layer, x = randomize(make()), torch.randn(3, 5, 8)
     found, plain = call(layer, x, PERTURBED), call(layer, x)
     alone = torch.cat([call(layer, x[:, i : i + 1]) for i in range(5)], 1)
-    torch.testing.assert_close(found[PERTURBED], alone[PERTURBED])
-    torch.testing.assert_close(found[~PERTURBED], plain[~PERTURBED])
+    assert_close(found[PERTURBED], alone[PERTURBED])
+    assert_close(found[~PERTURBED], plain[~PERTURBED])
     assert (alone - plain).abs().amax((1, 2)).min() > 1e-2
 
 
@@ -91,7 +92,7 @@ def test_every_network_perturbs_the_samples_that_it_is_told_to(name):
     found = network(x, t, replace(cond, perturbed=PERTURBED))
     change = (found - plain).abs().amax((1, 2, 3))
     assert change[PERTURBED].min() > 1e-3 and change[~PERTURBED].max() < 1e-5
-    torch.testing.assert_close(network(x, t, replace(cond, perturbed=~PERTURBED))[PERTURBED], plain[PERTURBED])
+    assert_close(network(x, t, replace(cond, perturbed=~PERTURBED))[PERTURBED], plain[PERTURBED])
     assert torch.autograd.grad(found.square().sum(), x)[0].abs().amax((1, 2, 3)).min() > 0
 
 

@@ -13,6 +13,7 @@ import yaml
 from workspace import GIVEN, Workspace
 
 Recording = Callable[[Workspace], str]
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def lines_of(name: str) -> list[str]:
@@ -42,7 +43,7 @@ def settings(commands: list[str], workspace: Workspace) -> str:
         if result.status:
             text += f"status {result.status}\n{result.message}\n\n"
             continue
-        found = dict(flat(yaml.safe_load(result.out)))
+        found = dict(flat(yaml.load(result.out, LOADER)))
         base = bases.setdefault(found.get("kind", ""), found)
         if base is found:
             text += "".join(f"{name} = {found[name]}\n" for name in sorted(found))

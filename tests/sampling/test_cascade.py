@@ -1,7 +1,6 @@
 """Cascades: sizes, seeds, settings of each stage, memory, processes."""
 
 import contextlib
-import threading
 import weakref
 from dataclasses import replace
 
@@ -12,7 +11,6 @@ from cascade_making import (
     FAST,
     NO_TEXT,
     PROMPTS,
-    Share,
     close,
     different,
     edited,
@@ -61,13 +59,6 @@ def test_stages_hand_over_what_a_png_of_the_images_holds(cascade):
         stage.sample_batches(job, range(3), low_res, batches.append)
         x = torch.cat(batches)
         assert x.shape == (3, 3, *job.size) and torch.equal(x, stage.signal.from_pixels(stage.signal.to_pixels(x)))
-
-
-def test_an_image_depends_on_its_seed_alone_through_all_stages(cascade):
-    together = stages(cascade, PROMPTS, 5, batch_size=2, upsampling=replace(FAST, batch_size=3))
-    for i, prompt in enumerate(PROMPTS):
-        assert close([images[i : i + 1] for images in together], stages(cascade, [prompt], 5 + i))
-    assert different(together, stages(cascade, PROMPTS, seeds=[5, 6, 8]), range(3))
 
 
 def test_any_size_that_the_networks_divide(cascade):
@@ -122,60 +113,69 @@ def test_classes_of_an_upsampler(stage_files, cascade):
 # ------------------------------------------------------------------------------------------------ settings of one stage
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "changed"),
-    [
-        ("upsampler_sampler", "ddim", "heun"),
-        ("upsampler_timestep_respacing", "4", "7"),
-        ("upsampler_seed", 5, 6),
-        ("noise_level", 0.1, 0.4),
-        ("blur_level", 0.4, 0.6),
-    ],
-)
-def test_a_setting_takes_effect_at_its_stage_only(cascade, name, value, changed):
-    def sample(*values):
-        return stages(cascade, ["a star"], upsampling=upsamplers(**{name: values}))
+COMMON = {"sampler": "ddim", "timestep_respacing": "4", "seed": 5, "noise": 0.1, "blur": 0.4, "classifier": "none"}
+NAMES = {"noise": "noise_level", "blur": "blur_level", "classifier": "upsampler_classifier_paths"}
 
-    plain, below, above = sample(value), sample(changed, value), sample(value, changed)
-    assert same(plain, sample(value, value), range(3))
+
+@pytest.fixture(scope="module")
+def star(cascade, stage_files):
+    """Sample with settings of both upsamplers: COMMON but for what is given, one value for each."""
+
+    def sampled(**changed):
+        lists = {**{name: (value,) * 2 for name, value in COMMON.items()}, **changed}
+        given = {NAMES.get(name, name if "tile" in name else f"upsampler_{name}"): lists[name] for name in lists}
+        paths = given["upsampler_classifier_paths"]
+        given["upsampler_classifier_paths"] = tuple(stage_files.get(path, path) for path in paths)
+        return stages(cascade, ["a star"], upsampling=upsamplers(**given))
+
+    return sampled
+
+
+@pytest.fixture(scope="module")
+def plain(star):
+    return star()
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"), [("sampler", "heun"), ("timestep_respacing", "7"), ("seed", 6), ("noise", 0.4), ("blur", 0.6)]
+)
+def test_a_setting_takes_effect_at_its_stage_only(star, plain, name, changed):
+    one = {NAMES.get(name, f"upsampler_{name}"): COMMON[name]}
+    assert upsamplers(**{key: (value,) for key, value in one.items()}) == upsamplers(
+        **{key: (value,) * 2 for key, value in one.items()}
+    )
+    below, above = star(**{name: (changed, COMMON[name])}), star(**{name: (COMMON[name], changed)})
     assert same(plain, below, [0]) and different(plain, below, (1, 2))
     assert same(plain, above, (0, 1)) and different(plain, above, [2])
 
 
 @pytest.mark.parametrize(
-    ("common", "changed"),
+    "changed",
     [
-        ({}, {"upsampler_guidance_scale": (1.0, 4.0)}),
-        ({"upsampler_sampler": ("ddim",)}, {"upsampler_eta": (0.0, 0.8)}),
-        ({}, {"upsampler_classifier_paths": ("none", "classifier 32")}),
-        ({"upsampler_classifier_paths": ("none", "classifier 32")}, {"upsampler_classifier_scale": (1.0, 60.0)}),
-        ({}, {"tile_size": (0, 16), "tile_overlap": (8,)}),
+        {"guidance_scale": (1.0, 4.0)},
+        {"eta": (0.0, 0.8)},
+        {"classifier": ("none", "classifier 32")},
+        {"tile_size": (0, 16), "tile_overlap": (8,)},
     ],
-    ids=["guidance_scale", "eta", "classifier_paths", "classifier_scale", "tile_size"],
+    ids=lambda changed: next(iter(changed)),
 )
-def test_settings_that_only_one_stage_can_have_take_effect_there(cascade, stage_files, common, changed):
-    def sample(**lists):
-        paths = tuple(stage_files.get(name, name) for name in lists.get("upsampler_classifier_paths", ()))
-        return stages(cascade, ["a star"], upsampling=upsamplers(**{**lists, "upsampler_classifier_paths": paths}))
+def test_settings_that_only_one_stage_can_have_take_effect_there(star, plain, changed):
+    images = star(**changed)
+    assert same(plain, images, (0, 1)) and different(plain, images, [2])
+    if "classifier" in changed:
+        stronger = star(**changed, classifier_scale=(1.0, 60.0))
+        assert same(images, stronger, (0, 1)) and different(images, stronger, [2])
 
-    plain, other = sample(**common), sample(**{**common, **changed})
-    assert same(plain, other, (0, 1)) and different(plain, other, [2])
 
-
-def test_a_batch_size_is_that_of_its_stage_and_changes_no_image(cascade):
+def test_batch_sizes_and_steps_are_those_of_their_stage(cascade):
+    """A batch size changes no image."""
     with contextlib.ExitStack() as stack:
         seen = [stack.enter_context(watching(stage)) for stage in cascade.stages]
         settings = [replace(FAST, batch_size=n) for n in (2, 3)]
-        images = stages(cascade, batch_size=1, upsampling=settings, guidance=ONCE)
-    assert [{len(x) for x, _ in inputs} for inputs in seen] == [{1}, {2, 1}, {3}]
-    assert close(images, stages(cascade, guidance=ONCE))
-
-
-def test_the_settings_of_the_base_are_the_bases_alone(cascade):
-    with watching(cascade.stages[0]) as base, watching(cascade.stages[2]) as top:
-        images = stages(cascade, batch_size=2, guidance=ONCE, sampler=SamplerConfig(timestep_respacing="5"))
-    assert [len(x) for x, _ in base] == [2] * 5 + [1] * 5 and [len(x) for x, _ in top] == [3] * 4
-    assert different(images, stages(cascade), [0])
+        base = {"guidance": ONCE, "sampler": SamplerConfig(timestep_respacing="5")}
+        images = stages(cascade, batch_size=1, upsampling=settings, **base)
+    assert [[len(x) for x, _ in inputs] for inputs in seen] == [[1] * 15, [2] * 4 + [1] * 4, [3] * 4]
+    assert close(images, stages(cascade, **base)) and different(images, stages(cascade, guidance=ONCE), [0])
 
 
 def test_an_upsampling_seed_changes_the_details_and_not_the_base(cascade):
@@ -257,22 +257,3 @@ def test_networks_are_kept_on_request_and_a_single_one_by_default(stage_files, c
     kept, unkept = (load(stage_files["exact"], "cpu", keep_loaded=keep) for keep in (True, False))
     assert unkept.stages[0].network() is not unkept.stages[0].network()
     assert same(stages(kept, [""]), stages(unkept, [""]), [0])
-
-
-@pytest.mark.parametrize("count", [3, 1])
-def test_processes_share_the_images_and_each_gets_all(cascade, upsamplers_only, count):
-    """Even if there is no image for one of them."""
-    inpainting, low_res = edited(count=2, mask=np.eye(16, dtype=bool)), {"low_res": random_images(count, 8, 8)}
-    for pipeline, options in ((cascade, inpainting), (upsamplers_only, low_res)):
-        found = {}
-
-        def work(rank, pipeline=pipeline, options=options, found=found):
-            found[rank] = stages(pipeline, PROMPTS[:count], 5, world=Share(rank), **options)
-
-        threads = [threading.Thread(target=work, args=(rank,)) for rank in (0, 1)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        expected = stages(pipeline, PROMPTS[:count], 5, **options)
-        assert close(found[0], expected) and close(found[1], expected)

@@ -80,30 +80,6 @@ def test_a_lora_of_a_classifier_without_one_is_refused(files):
     assert accepted.encode_text(PROMPTS).isfinite().all()
 
 
-def test_the_script_gives_each_lora_to_its_own(files, tmp_path):
-    flags = ["--model_path", files / "base" / "ema.pt", "--prompts", "|".join(PROMPTS), "--timestep_respacing", 4]
-    flags += [
-        "--device",
-        "cpu",
-        "--precision",
-        "fp32",
-        "--classifier_path",
-        files / "best.pt",
-        "--classifier_scale",
-        30,
-    ]
-    flags += ["--lora", f"{files / 'classifier_lora.safetensors'},{files / 'base_lora.safetensors'}:0.5"]
-    run("sample.py", *flags, "--logdir", tmp_path)
-    expected = sample(
-        files,
-        "classifier_lora.safetensors",
-        "base_lora.safetensors:0.5",
-        classifier=str(files / "best.pt"),
-        classifier_scale=30.0,
-    )
-    assert np.abs(np.load(tmp_path / "samples.npz")["arr_0"] - expected).max() <= 1
-
-
 # ------------------------------------------------------------------------------------- several networks, and a control
 
 
@@ -125,14 +101,18 @@ def test_a_controlnet_steers_the_network_with_the_lora(files):
 
 
 def test_a_pipeline_file_says_what_flags_say(files, tmp_path):
+    """And each LoRA goes to its own network."""
     given = {
         "model_path": str(files / "base" / "ema.pt"),
-        "lora": [f"{files / 'base_lora.safetensors'}:0.5"],
+        "classifier_path": str(files / "best.pt"),
+        "classifier_scale": 30,
+        "lora": [str(files / "classifier_lora.safetensors"), f"{files / 'base_lora.safetensors'}:0.5"],
         "controlnet": str(files / "canny.pt"),
         "control_image": [str(files / "picture.png")],
-        "prompts": PROMPTS[0],
+        "prompts": "|".join(PROMPTS),
         "timestep_respacing": 4,
         "device": "cpu",
+        "precision": "fp32",
     }
     (tmp_path / "pipeline.yaml").write_text(yaml.safe_dump(given))
     run("sample.py", "--config", tmp_path / "pipeline.yaml", "--logdir", tmp_path / "file")
@@ -140,3 +120,7 @@ def test_a_pipeline_file_says_what_flags_say(files, tmp_path):
     run("sample.py", *flags, "--logdir", tmp_path / "flags")
     one, other = ((tmp_path / name / "samples.npz").read_bytes() for name in ("file", "flags"))
     assert one == other
+    loras, picture = ("classifier_lora.safetensors", "base_lora.safetensors:0.5"), Control(PICTURES[:1])
+    guided = {"classifier": given["classifier_path"], "classifier_scale": 30.0}
+    expected = sample(files, *loras, controlnet="canny.pt", control=picture, **guided)
+    assert np.abs(np.load(tmp_path / "flags" / "samples.npz")["arr_0"] - expected).max() <= 1

@@ -3,17 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from checkpoint_making import FEW, make_file, make_run, sample
+from checkpoint_making import FEW, make_file, sample
 
 from diff_dalle.checkpoints.checkpoint import Identity, save_file
-from diff_dalle.checkpoints.kinds import find_kind
 from diff_dalle.config import expectations
 from diff_dalle.diffusion import DiffusionConfig, GuidanceConfig
 from diff_dalle.diffusion.sampling import SamplerConfig
 from diff_dalle.errors import InputError
 from diff_dalle.images.pixels import to_uint8
-from diff_dalle.models.generator import Generator, GeneratorConfig
-from diff_dalle.planning.cost import NetworkCost
+from diff_dalle.models.generator import GeneratorConfig
 from diff_dalle.sampling.generator_stage import GeneratorStage
 from diff_dalle.sampling.pipeline import load
 from diff_dalle.sampling.request import Request
@@ -31,15 +29,6 @@ def test_images_have_the_documented_form_and_depend_on_their_seeds(pipeline):
     assert images.shape == (3, 16, 16, 3) and images.dtype == np.uint8
     assert np.array_equal(images, sample(pipeline, ["a red circle"] * 3, seed=5))
     assert (images[0] != images[1]).any()
-
-
-@pytest.mark.parametrize("sampler", ["ancestral", "ddim", "dpm++2m", "unipc", "heun"])
-def test_an_image_is_the_same_in_any_batch(pipeline, sampler):
-    options = {"sampler": SamplerConfig(sampler=sampler, timestep_respacing="4", eta=0.7 if sampler == "ddim" else 0.0)}
-    prompts = ["a red circle", "two blue squares", "", "a star", "a ring"]
-    together = sample(pipeline, prompts, seed=3, batch_size=5, **options)
-    alone = sample(pipeline, [prompts[3]], seeds=[6], **options)
-    assert np.abs(together[3].astype(int) - alone[0]).max() <= 1
 
 
 def test_guidance_needs_a_condition(pipeline, tmp_path):
@@ -174,26 +163,14 @@ def test_without_conditions(tmp_path):
         sample(free, [""], labels=[0])
 
 
-def test_loading_checks_kind_and_tokenizer(tmp_path):
+def test_loading_checks_the_tokenizer(tmp_path):
     path = make_file(tmp_path)
     content = torch.load(path, weights_only=True)
     save_file(path, "ema", Identity("generator", content["config"], "other-99:0"), 1, 1, content["state"])
     with pytest.raises(InputError, match="tokenizer other-99:0.*(--)?bpe_path"):
-        load(path)
-    save_file(path, "ema", Identity("classifier", content["config"], None), 1, 1, content["state"])
-    with pytest.raises(InputError, match="holds a classifier"):
         load(path)
 
 
 def test_to_uint8_rounds_and_clips():
     values = torch.tensor([-2.0, -1.0, 0.0, 0.999, 1.0, 3.0]).view(1, 1, 1, 6)
     assert to_uint8(values).flatten().tolist() == [0, 0, 128, 255, 255, 255]
-
-
-def test_cost_equals_a_real_network_and_shrinks_with_checkpointing():
-    run = make_run()
-    cost = NetworkCost(find_kind("generator").of_run(run), 100)
-    plain, lean = (cost.activation_bytes(on) for on in (False, True))
-    assert cost.parameters == sum(p.numel() for p in Generator(run.model, 100).parameters())
-    assert lean < 0.7 * plain
-    assert cost.training_bytes(3, False, emas=2) == cost.parameters * 24 + 3 * plain

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from refusing import refused
+from torch.testing import assert_close
 
 from diff_dalle.batch import Batch, Conditioning
 from diff_dalle.diffusion.augmentation import area_downsample
 from diff_dalle.distributed.world import SINGLE, World
-from diff_dalle.errors import InputError
 from diff_dalle.models.latent.discriminator import Discriminator, DiscriminatorConfig
 from diff_dalle.models.latent.semantic import SemanticAutoencoder, SemanticConfig
 from diff_dalle.models.latent.stage_a import StageA, StageAConfig
@@ -20,6 +21,10 @@ from diff_dalle.training.trainee import Trainee
 
 A = StageAConfig(width=8, bottleneck_blocks=1, codebook_size=16)
 S = SemanticConfig(stride=8, encoder_width=4, encoder_blocks=1, previewer_width=8)
+
+
+def draw_of(batch):
+    return Draw(0, batch.index)
 
 
 def make_batch(positions=range(6), size=(16, 24)) -> Batch:
@@ -41,7 +46,7 @@ def make_task(**settings) -> AutoencodingTask:
 def step(task, batch=None) -> dict[str, torch.Tensor]:
     """What a step observes, passed on."""
     batch = batch or make_batch()
-    losses = task.losses(batch, Draw(0, batch.index))
+    losses = task.losses(batch, draw_of(batch))
     task.observe({name: losses[name].detach() for name in task.observed})
     return losses
 
@@ -56,17 +61,15 @@ def test_the_loss_is_the_weighted_sum_of_what_is_reported():
     }
     task = make_task(**weights, perceptual=lambda real, ours: (real - ours).flatten(1).std(1), quantized_share=0.0)
     batch = make_batch()
-    named = task.losses(batch, Draw(0, batch.index))
+    named = task.losses(batch, draw_of(batch))
     reconstruction = task.model(batch.images)
     error = reconstruction.images - batch.images
-    torch.testing.assert_close(named["l1"], error.abs().flatten(1).mean(1))
-    torch.testing.assert_close(named["l2"], error.square().flatten(1).mean(1))
-    torch.testing.assert_close(named["lpips"], error.flatten(1).std(1))
+    assert_close(named["l1"], error.abs().flatten(1).mean(1))
+    assert_close(named["l2"], error.square().flatten(1).mean(1))
+    assert_close(named["lpips"], error.flatten(1).std(1))
     assert torch.equal(named["codebook"], reconstruction.codebook_loss)
     names = ("l1", "l2", "codebook", "commitment", "lpips")
-    torch.testing.assert_close(
-        named["loss"], sum(w * named[name] for w, name in zip(weights.values(), names, strict=True))
-    )
+    assert_close(named["loss"], sum(w * named[name] for w, name in zip(weights.values(), names, strict=True)))
 
 
 def test_a_share_of_the_samples_is_decoded_from_quantized_latents():
@@ -75,7 +78,7 @@ def test_a_share_of_the_samples_is_decoded_from_quantized_latents():
     for share in (0.0, 0.3, 1.0):
         task, shown = make_task(quantized_share=share), []
         task.model.register_forward_pre_hook(lambda module, given, shown=shown: shown.append(given[1]))
-        task.losses(batch, Draw(0, batch.index))
+        task.losses(batch, draw_of(batch))
         shares[share] = shown[0].float().mean().item()
     assert shares[0.0] == 0 and shares[1.0] == 1 and 0.1 < shares[0.3] < 0.5
 
@@ -85,7 +88,7 @@ def test_the_discriminator_sees_the_reconstructions_that_are_trained():
     task, batch, shown = make_task(adversarial_weight=0.1, adversarial_start=0, quantized_share=0.5), make_batch(), []
     task.model.register_forward_pre_hook(lambda module, given: shown.append(given[1]))
     for part in task.parts:
-        task(batch, Draw(0, batch.index), part)
+        task(batch, draw_of(batch), part)
     assert torch.equal(*shown) and 0 < shown[0].sum() < len(batch)
 
 
@@ -97,7 +100,7 @@ def test_each_part_has_gradients_of_its_own_only():
     for part, own, other in (("", task.model, task.discriminator), (DISCRIMINATOR, task.discriminator, task.model)):
         task.zero_grad()
         other.requires_grad_(False)
-        task(batch, Draw(0, batch.index), part)["loss"].sum().backward()
+        task(batch, draw_of(batch), part)["loss"].sum().backward()
         other.requires_grad_(True)
         assert all(p.grad is not None for p in own.parameters()), part
         assert not any(p.grad is not None for p in other.parameters()), part
@@ -106,7 +109,7 @@ def test_each_part_has_gradients_of_its_own_only():
 def test_the_adversary_begins_at_its_start():
     task = make_task(adversarial_weight=10.0, adversarial_start=2)
     batch = make_batch()
-    draw = Draw(0, batch.index)
+    draw = draw_of(batch)
     for _ in range(2):
         assert task.losses(batch, draw)["adversarial"].isnan().all()
         early = task(batch, draw, DISCRIMINATOR)["loss"]
@@ -115,7 +118,7 @@ def test_the_adversary_begins_at_its_start():
         step(task)
     named = task.losses(batch, draw)
     rest = named["l1"] + named["l2"] + named["codebook"] + 0.25 * named["commitment"]
-    torch.testing.assert_close(named["loss"], rest + 10 * named["adversarial"])
+    assert_close(named["loss"], rest + 10 * named["adversarial"])
     assert task(batch, draw, DISCRIMINATOR)["loss"].all()
 
 
@@ -169,7 +172,7 @@ def test_the_statistics_of_the_norm_follow_the_batch():
     task = make_task()
     mean = task.model.norm.running_mean.clone()
     named = step(task)
-    torch.testing.assert_close(task.model.norm.running_mean, named["norm_moments"][:, :4].mean(0))
+    assert_close(task.model.norm.running_mean, named["norm_moments"][:, :4].mean(0))
     assert not torch.equal(mean, task.model.norm.running_mean)
 
 
@@ -195,12 +198,12 @@ def test_the_count_of_updates_is_restored():
 def test_held_out_reconstructions_are_measured():
     task, batch = make_task(revival_usage=0.5), make_batch()
     task.model.quantizer.usage.copy_(torch.arange(16) % 4)
-    values = task.held_out(batch, Draw(0, batch.index))
+    values = task.held_out(batch, draw_of(batch))
     assert values["codebook_use"].tolist() == [0.75] * 6
     with torch.no_grad():
         error = task.model(batch.images).images.clamp(-1, 1) - batch.images
     psnr = -10 * torch.log10(error.square().flatten(1).mean(1) / 4)
-    torch.testing.assert_close(values["psnr"], psnr, rtol=0, atol=0.05)  # before rounding to levels
+    assert_close(values["psnr"], psnr, rtol=0, atol=0.05)  # before rounding to levels
     assert (values["quantized_psnr"] != values["psnr"]).any() and values["ssim"].abs().max() < 0.9
     means = {name: value.mean().item() for name, value in values.items()}
     text, figures = task.findings({**means, "latent_mean": 0.5, "latent_square": 1.25})
@@ -235,7 +238,7 @@ def test_previews_are_originals_above_reconstructions():
     ],
 )
 def test_impossible_settings_are_refused(settings, message):
-    with pytest.raises(InputError, match=message):
+    with refused(message):
         AutoencodingConfig(**settings)
 
 
@@ -252,11 +255,11 @@ def test_previews_are_compared_with_small_images():
     config = SemanticConfig(stride=16, encoder_width=4, encoder_blocks=1, previewer_width=8)
     task = SemanticTask(SemanticAutoencoder(config), SemanticTaskConfig())
     batch = make_batch(size=(32, 64))
-    named = task.losses(batch, Draw(0, batch.index))
+    named = task.losses(batch, draw_of(batch))
     previews = task.model(batch.images)
     assert previews.shape[2:] == (16, 32)
     error = previews - area_downsample(batch.images, 2)
-    torch.testing.assert_close(named["loss"], error.square().flatten(1).mean(1))
+    assert_close(named["loss"], error.square().flatten(1).mean(1))
 
 
 def test_latents_get_mean_0_and_standard_deviation_1_in_each_channel():
@@ -266,9 +269,9 @@ def test_latents_get_mean_0_and_standard_deviation_1_in_each_channel():
         step(task, batch)
     latents = task.model.encode(batch.images)
     assert latents.mean((0, 2, 3)).abs().max() < 0.02 and (latents.std((0, 2, 3)) - 1).abs().max() < 0.05
-    preview, values = task.model(batch.images), task.held_out(batch, Draw(0, batch.index))
+    preview, values = task.model(batch.images), task.held_out(batch, draw_of(batch))
     assert values["latent_mean"].mean().abs() < 0.05 and values["psnr"].isfinite().all()
-    torch.testing.assert_close(preview, task.model.preview(latents))
+    assert_close(preview, task.model.preview(latents))
     assert "standard deviation" in task.findings({name: v.mean().item() for name, v in values.items()})[0]
     other = make_semantic()
     other.load_extra_state(task.extra_state())
@@ -283,8 +286,8 @@ def test_later_batches_move_mean_and_deviation_less():
     assert (model.latent_mean == 0).all() and (model.latent_std - 1).abs().max() < 1e-5
     follow(model, {"norm_moments": moments(mean=4.0, variance=25.0)}, 2)
     # The norm is then at mean 3 and variance 17, where the batch has mean 1 / √17 and deviation 5 / √17.
-    torch.testing.assert_close(model.latent_mean, torch.full((16,), 0.5 / 17**0.5))
-    torch.testing.assert_close(model.latent_std, torch.full((16,), (1 + 5 / 17**0.5) / 2))
+    assert_close(model.latent_mean, torch.full((16,), 0.5 / 17**0.5))
+    assert_close(model.latent_std, torch.full((16,), (1 + 5 / 17**0.5) / 2))
 
 
 def moments(mean: float, variance: float) -> torch.Tensor:
@@ -298,7 +301,7 @@ def test_the_first_batch_is_normalized_at_once():
     step(task, batch)
     latents = task.model.encode(batch.images)
     assert latents.mean((0, 2, 3)).abs().max() < 1e-4
-    torch.testing.assert_close(latents.std((0, 2, 3), correction=0), torch.ones(16), rtol=1e-4, atol=1e-4)
+    assert_close(latents.std((0, 2, 3), correction=0), torch.ones(16), rtol=1e-4, atol=1e-4)
     task = make_task()
     with torch.no_grad():
         task.model.norm.weight.copy_(torch.tensor([3.0, 0.5, 1.0, 2.0]))
@@ -309,24 +312,24 @@ def test_the_first_batch_is_normalized_at_once():
 
 def test_noise_is_added_to_the_latents_that_are_decoded():
     task, batch = make_semantic(latent_noise=0.5), make_batch(range(6), size=(32, 64))
-    found = task.losses(batch, Draw(0, batch.index))
+    found = task.losses(batch, draw_of(batch))
     latents = task.model.encode(batch.images)
-    noise = 0.5 * Draw(0, batch.index).normal("latent noise", latents.shape[1:])
-    torch.testing.assert_close(found["loss"], preview_error(task.model.preview(latents + noise), batch.images))
-    plain = make_semantic().losses(batch, Draw(0, batch.index))
+    noise = 0.5 * draw_of(batch).normal("latent noise", latents.shape[1:])
+    assert_close(found["loss"], preview_error(task.model.preview(latents + noise), batch.images))
+    plain = make_semantic().losses(batch, draw_of(batch))
     assert not torch.equal(found["loss"], plain["loss"])
     # The statistics that the latents are normalized by, and the held-out errors, are those without noise.
     assert torch.equal(found["norm_moments"], plain["norm_moments"])
-    draw = Draw(0, batch.index)
+    draw = draw_of(batch)
     assert torch.equal(task.held_out(batch, draw)["loss"], make_semantic().held_out(batch, draw)["loss"])
-    with pytest.raises(InputError, match=r"latent_noise is -0\.1, but must be at least 0"):
+    with refused(r"latent_noise is -0\.1, but must be at least 0"):
         SemanticTaskConfig(latent_noise=-0.1)
 
 
 def test_all_of_the_autoencoder_is_trained():
     task, batch = make_semantic(), make_batch(size=(32, 32))
     step(task, batch)
-    task.losses(batch, Draw(0, batch.index))["loss"].sum().backward()
+    task.losses(batch, draw_of(batch))["loss"].sum().backward()
     assert all(p.grad is not None for p in task.model.parameters())
 
 
@@ -346,7 +349,7 @@ def test_an_average_of_a_semantic_encoder_has_statistics_of_its_own():
     trainee = Trainee(task, OptimConfig(lr=3e-2, ema_rate=(0.98,), ema_start=0), "fp32", world)
     batch = make_batch(range(12), size=(32, 32))
     for i in range(30):
-        trainee.update([(batch, Draw(0, batch.index))], i)
+        trainee.update([(batch, draw_of(batch))], i)
     (ema,), present = trainee.emas, dict(task.model.named_buffers())
 
     def offset() -> float:
@@ -370,8 +373,8 @@ def test_an_average_of_a_semantic_encoder_has_statistics_of_its_own():
 def test_moments_of_samples_make_those_of_the_batch():
     latents = torch.randn(5, 3, 7) * 2 + 3
     mean, square = sample_moments(latents).mean(0)
-    torch.testing.assert_close(mean, latents.mean())
-    torch.testing.assert_close((square - mean**2).sqrt(), latents.std(correction=0))
+    assert_close(mean, latents.mean())
+    assert_close((square - mean**2).sqrt(), latents.std(correction=0))
 
 
 def test_statistics_that_cannot_be_used_are_0_and_1():

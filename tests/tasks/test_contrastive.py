@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from clip_making import make_batch, make_clip, make_task, with_draws
+from clip_making import make_batch, make_task, with_draws
 from torch import nn
 from torch.nn import functional as F
+from torch.testing import assert_close
 
 from diff_dalle.batch import Batch, Conditioning
 from diff_dalle.diffusion import GaussianDiffusion, LossType, ModelMeanType, ModelVarType
@@ -61,11 +62,11 @@ def test_the_loss_is_the_cross_entropy_of_the_whole_matrix():
     found, features = task.losses(BATCH, DRAW), task(BATCH, DRAW)
     logits, own = task.model.scale * features["image"] @ features["text"].T, torch.arange(8)
     both = (F.cross_entropy(logits, own, reduction="none") + F.cross_entropy(logits.T, own, reduction="none")) / 2
-    torch.testing.assert_close(found["unweighted_loss"], both)
+    assert_close(found["unweighted_loss"], both)
     weight = task.schedule_sampler.sample_at(DRAW.uniform("timestep"))[1]
     assert weight.min() < 0.9 and weight.max() > 1.1
-    torch.testing.assert_close(found["loss"], both * weight)
-    torch.testing.assert_close(found["logit_scale"], task.model.scale.detach().expand(8))
+    assert_close(found["loss"], both * weight)
+    assert_close(found["logit_scale"], task.model.scale.detach().expand(8))
 
 
 def test_the_images_are_noised_at_the_steps_drawn():
@@ -73,7 +74,7 @@ def test_the_images_are_noised_at_the_steps_drawn():
     t = (DRAW.uniform("timestep") * 8).long()
     assert len(t.unique()) > 3
     noisy = task.process.q_sample(BATCH.images, t, DRAW.normal("noise", (3, 8, 8)))
-    torch.testing.assert_close(task(BATCH, DRAW)["image"], task.model.encode_image(noisy, t, DRAW.keys("dropout")))
+    assert_close(task(BATCH, DRAW)["image"], task.model.encode_image(noisy, t, DRAW.keys("dropout")))
 
 
 @pytest.fixture
@@ -82,8 +83,7 @@ def in_double(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
 
 
-@pytest.mark.parametrize("config", [{}, LOSS_AWARE, {"noised": False}], ids=["uniform", "loss-aware", "plain CLIP"])
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize(("size", "config"), [(2, {}), (3, LOSS_AWARE), (1, LOSS_AWARE), (3, {"noised": False})])
 def test_pieces_give_the_value_and_every_gradient_of_the_whole(in_double, size, config):
     """With dropout in both towers. 3 leaves an uneven last piece."""
     task, batch = make_task(**config).double(), replace(BATCH, images=BATCH.images.double())
@@ -100,15 +100,6 @@ def test_pieces_give_the_value_and_every_gradient_of_the_whole(in_double, size, 
     assert len(expected) == len(list(task.model.parameters()))
     for name, gradient in expected.items():
         assert gradient.norm() > 0 and relative(gradients[name], gradient) < 1e-13, name
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_pieces_in_single_precision_differ_by_rounding_only(size):
-    task = make_loss_aware(make_task(**LOSS_AWARE))
-    whole, expected, _ = backward(task, [BATCH])
-    values, gradients, _ = backward(task, BATCH.split(size))
-    assert relative(values["loss"], whole["loss"]) <= 1e-6
-    assert relative(flat(gradients), flat(expected)) <= 1e-6
 
 
 def test_the_gradient_is_that_of_the_mean_loss_times_the_scale():
@@ -139,9 +130,9 @@ def test_a_samples_features_depend_on_its_position_only():
     for pieces in (BATCH.split(1), BATCH.split(3)):
         parts = [task(*pair) for pair in with_draws(pieces)]
         for name in ("image", "text", "t", "weight"):
-            torch.testing.assert_close(torch.cat([part[name] for part in parts]), whole[name])
+            assert_close(torch.cat([part[name] for part in parts]), whole[name])
     shuffled = BATCH.select(torch.tensor(order))
-    torch.testing.assert_close(task(shuffled, Draw(0, shuffled.index))["image"], whole["image"][order])
+    assert_close(task(shuffled, Draw(0, shuffled.index))["image"], whole["image"][order])
     other = Draw(1, BATCH.index)
     assert (task(BATCH, other)["text"] - whole["text"]).norm(dim=1).min() > 1e-3  # dropout is keyed by the seed too
 
@@ -265,13 +256,3 @@ def test_loss_aware_timesteps_observe_and_survive_a_checkpoint():
     for mine, other in zip(task.schedule_sampler.sample_at(u), again.schedule_sampler.sample_at(u), strict=True):
         assert torch.equal(mine, other)
     assert not torch.equal(again.schedule_sampler.sample_at(u)[1], torch.ones(8))
-
-
-def test_a_step_along_the_gradient_lowers_the_loss():
-    task = make_task(make_clip())
-    values, gradients, _ = backward(task, BATCH.split(4))
-    with torch.no_grad():
-        for name, parameter in task.model.named_parameters():
-            parameter -= 1e-3 * gradients[name]
-        after = task.losses(BATCH, DRAW)["loss"].mean()
-    assert after < values["loss"].mean()

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from network_making import captions, make_generator
+from network_making import captions, gradient, make_generator, pixels
 
 from diff_dalle.batch import Batch, Conditioning
 from diff_dalle.diffusion import DiffusionConfig, create_gaussian_diffusion
@@ -23,8 +23,12 @@ PROCESS = create_gaussian_diffusion(DiffusionConfig(diffusion_steps=40, predicti
 N = 4
 
 
+def draw_of(batch):
+    return Draw(0, batch.index)
+
+
 def make_batch() -> Batch:
-    images = torch.rand(N, 3, 16, 16, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    images = pixels(N, 3, 16, 16)
     return Batch(images, captions((3, 5, 2, 4)), torch.arange(10, 10 + N))
 
 
@@ -45,7 +49,7 @@ def test_the_first_loss_is_that_of_the_base():
     base = task.companions[BASE]
     assert not any(module.training for module in base.modules()) and task.model.training
     alone = DenoisingTask(base, PROCESS, DenoisingConfig()).eval()
-    expected, found = (each.losses(batch, Draw(0, batch.index))["loss"] for each in (alone, task))
+    expected, found = (each.losses(batch, draw_of(batch))["loss"] for each in (alone, task))
     assert torch.equal(expected, found)
 
 
@@ -55,7 +59,7 @@ def test_only_the_controlnet_has_gradients_optimizer_state_and_averages():
     before = {name: value.clone() for name, value in task.companions[BASE].state_dict().items()}
     own = {name: value.clone() for name, value in task.model.state_dict().items()}
     for step in range(3):
-        trainee.update([(batch, Draw(0, batch.index))], step)
+        trainee.update([(batch, draw_of(batch))], step)
     assert all(p.grad is None and not p.requires_grad for p in task.companions[BASE].parameters())
     assert all(torch.equal(before[name], value) for name, value in task.companions[BASE].state_dict().items())
     changed = [name for name, value in task.model.state_dict().items() if not torch.equal(own[name], value)]
@@ -69,22 +73,22 @@ def test_only_the_controlnet_has_gradients_optimizer_state_and_averages():
 def test_controls_are_of_the_positions():
     """In training by the run's draw, in evaluation always the same; ready-made ones are taken as they are."""
     task, batch = make_task(), make_batch()
-    trained = task.condition(batch, Draw(0, batch.index)).control
-    expected = task.control_filter((batch.images + 1) / 2, Draw(0, batch.index))
+    trained = task.condition(batch, draw_of(batch)).control
+    expected = task.control_filter((batch.images + 1) / 2, draw_of(batch))
     assert torch.equal(trained, expected)
     assert not torch.equal(task.condition(batch, Draw(1, batch.index)).control, trained)
     fixed = control_of(task.control_filter, batch)
     assert torch.equal(fixed, task.control_filter((batch.images + 1) / 2, Draw(SEED, batch.index)))
     ready = torch.rand(N, 4, 16, 16)
     given = replace(batch, cond=replace(batch.cond, control=ready))
-    assert task.condition(given, Draw(0, batch.index)).control is ready
+    assert task.condition(given, draw_of(batch)).control is ready
 
 
 def test_gray_pictures_have_controls_too():
     task = make_task("canny", image_channels=1)
     batch = replace(make_batch(), images=make_batch().images[:, :1])
-    assert task.condition(batch, Draw(0, batch.index)).control.shape == (N, 1, 16, 16)
-    task.losses(batch, Draw(0, batch.index))["loss"].sum().backward()
+    assert task.condition(batch, draw_of(batch)).control.shape == (N, 1, 16, 16)
+    task.losses(batch, draw_of(batch))["loss"].sum().backward()
 
 
 def test_caption_dropout_leaves_the_control():
@@ -92,23 +96,23 @@ def test_caption_dropout_leaves_the_control():
     task.config = replace(task.config, caption_dropout=1.0)
     seen = []
     task.model.register_forward_pre_hook(lambda module, inputs: seen.append(inputs))
-    task.losses(batch, Draw(0, batch.index))
+    task.losses(batch, draw_of(batch))
     hint, _, _, cond = seen[0]
     assert cond.mask.sum(1).tolist() == [1] * N
-    assert torch.equal(hint, task.model.encode(task.condition(batch, Draw(0, batch.index)).control))
+    assert torch.equal(hint, task.model.encode(task.condition(batch, draw_of(batch)).control))
 
 
 def test_the_use_of_the_control_is_measured():
     """The gap is 0 before training, and NaN where another sample's control is the same."""
     task, batch = make_task("picture"), make_batch()
     same = replace(batch, images=batch.images[:1].expand(N, -1, -1, -1))
-    named = task.held_out(batch, Draw(0, batch.index))
+    named = task.held_out(batch, draw_of(batch))
     assert (named["control_swap_gap"] == 0).all() and "caption_swap_gap_q3" in named
-    assert task.held_out(same, Draw(0, batch.index))["control_swap_gap"].isnan().all()
+    assert task.held_out(same, draw_of(batch))["control_swap_gap"].isnan().all()
     with torch.no_grad():
         for parameter in task.model.parameters():
             parameter += 0.05 * torch.randn(parameter.shape)
-    assert (task.held_out(batch, Draw(0, batch.index))["control_swap_gap"] != 0).all()
+    assert (task.held_out(batch, draw_of(batch))["control_swap_gap"] != 0).all()
 
 
 def test_previews_are_of_the_steered_base():
@@ -118,7 +122,7 @@ def test_previews_are_of_the_steered_base():
     assert isinstance(found, Controlled) and found.base is task.companions[BASE] and found.controlnet is task.model
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", [1, 3])
 def test_micro_batches_have_the_same_gradient(size):
     task, batch = make_task(), make_batch()
     gradients = []
@@ -126,7 +130,7 @@ def test_micro_batches_have_the_same_gradient(size):
         task.model.zero_grad()
         work = [(piece, Draw(0, piece.index)) for piece in pieces]
         task.backward(work, lambda piece, draw, sync: task(piece, draw), 1.0)
-        gradients.append(torch.cat([p.grad.flatten() for p in task.model.parameters()]))
+        gradients.append(gradient(task.model))
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-7)
 
 

@@ -5,11 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 from decoder_making import TEXT_LENGTH, TEXT_UNET, TEXT_WIDTH, UNET, WIDTH, make_decoder, make_network
+from network_making import seeded
+from refusing import refused
 from torch import nn
+from torch.testing import assert_close
 
 from diff_dalle.batch import SELF_COND, Batch, Conditioning
 from diff_dalle.diffusion.augmentation import area_downsample
-from diff_dalle.errors import InputError
 from diff_dalle.models.precision import autocast
 from diff_dalle.randomness import Draw
 from diff_dalle.tasks.decoding import CLIP, DecodingTask
@@ -62,7 +64,7 @@ def make_batch(n=6, side=16, start=0, **cond):
 
 
 def texts(n=6):
-    states = torch.randn(n, TEXT_LENGTH, TEXT_WIDTH, generator=torch.Generator().manual_seed(1))
+    states = seeded(n, TEXT_LENGTH, TEXT_WIDTH, seed=1)
     return {"text_states": states, "mask": torch.ones(n, TEXT_LENGTH, dtype=torch.bool)}
 
 
@@ -82,9 +84,9 @@ def test_each_unet_gets_its_own_pictures_from_the_same_batch(i):
     """After an area filter, never by picking pixels: stripes become gray."""
     batch, side = make_batch(side=32), 8 * 2**i
     found = own(make_task(i, 3, **PLAIN), batch)
-    torch.testing.assert_close(found.images, area_downsample(batch.images, 32 // side))
+    assert_close(found.images, area_downsample(batch.images, 32 // side))
     if i:
-        torch.testing.assert_close(found.cond.low_res, area_downsample(batch.images, 64 // side))
+        assert_close(found.cond.low_res, area_downsample(batch.images, 64 // side))
         assert found.cond.low_res_level.tolist() == found.cond.low_res_blur.tolist() == [0] * 6
         assert found.cond.image_embedding is None
     else:
@@ -97,7 +99,7 @@ def test_each_unet_gets_its_own_pictures_from_the_same_batch(i):
 def test_pictures_need_not_be_a_multiple():
     batch = make_batch(side=28)
     found = own(make_task(), batch).images
-    torch.testing.assert_close(found.mean((2, 3)), batch.images.mean((2, 3)))
+    assert_close(found.mean((2, 3)), batch.images.mean((2, 3)))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(own(make_task(), batch).images, found)
 
@@ -132,13 +134,8 @@ def test_crops_are_the_same_part_of_both_images(first):
     assert part.images.shape == (40, 3, 8, 8) and part.cond.low_res.shape == (40, 3, small, small)
     corners = set()
     for n in range(40):
-        found = [
-            (top, left)
-            for top in range(25)
-            for left in range(25)
-            if torch.equal(whole.images[n, :, top : top + 8, left : left + 8], part.images[n])
-        ]
-        ((top, left),) = found
+        places = whole.images[n].unfold(1, 8, 1).unfold(2, 8, 1)  # [3, 25, 25, 8, 8]
+        ((top, left),) = (places == part.images[n][:, None, None]).all(-1).all(-1).all(0).nonzero().tolist()
         y, x = (top // 2, left // 2) if first else (top, left)
         assert torch.equal(whole.cond.low_res[n, :, y : y + small, x : x + small], part.cond.low_res[n])
         assert top % 2 == left % 2 == 0
@@ -159,7 +156,7 @@ def test_crops_are_the_same_part_of_both_images(first):
     ],
 )
 def test_pictures_that_do_not_do_are_named(images, message):
-    with pytest.raises(InputError, match=message):
+    with refused(message):
         own(make_task(), Batch(images, make_batch(2).cond, torch.arange(2)))
 
 
@@ -171,7 +168,7 @@ def test_embeddings_come_from_the_batch_or_from_a_clip():
     batch, clip = make_batch(side=32, image_embedding=None), Encoder()
     every = (replace(UNET, cond_on_image_embeds=True),) * 2
     task = make_task(1, 2, unets=every, random_crop_sizes=(8,))
-    with pytest.raises(InputError, match="unet1 is conditioned on image embeddings, but the samples have none and"):
+    with refused("unet1 is conditioned on image embeddings, but the samples have none and"):
         own(task, batch)
     task.add_companion(CLIP, clip)
     found = own(task, batch, 8).cond.image_embedding
@@ -188,13 +185,13 @@ def test_texts_come_from_the_batch_or_from_a_clip():
     assert torch.equal(cond.text_states, given["text_states"]) and torch.equal(cond.mask, given["mask"])
     tokens = torch.arange(6 * TEXT_LENGTH).view(6, TEXT_LENGTH)
     captions = make_batch(tokens=tokens, mask=given["mask"])
-    with pytest.raises(InputError, match="unet0 is conditioned on text encodings, but the samples have none"):
+    with refused("unet0 is conditioned on text encodings, but the samples have none"):
         own(task, captions)
     task.add_companion(CLIP, Encoder())
     cond = own(task, captions).cond
     assert torch.equal(cond.text_states, tokens[:, :, None].float().expand(-1, -1, TEXT_WIDTH) + 1)
     assert cond.tokens is None  # they are the CLIP's, not the network's
-    with pytest.raises(InputError, match="nor captions"):
+    with refused("nor captions"):
         own(task, make_batch())
     assert own(make_task(), make_batch(**given)).cond.text_states is None
 
@@ -250,9 +247,9 @@ def test_the_target_is_learned():
         decoder = make_decoder(unet=replace(UNET, self_cond=True), **settings)
         torch.manual_seed(0)
         task = DecodingTask(decoder.stage(0).build(), decoder.stage(0))
-        optimizer, batch = torch.optim.Adam(task.parameters(), 3e-3), make_batch(16, 8)
+        optimizer, batch = torch.optim.Adam(task.parameters(), 6e-3), make_batch(16, 8)
         losses = []
-        for _ in range(30):
+        for _ in range(15):
             loss = task.losses(batch, draw_of(batch))["loss"].mean()
             optimizer.zero_grad()
             loss.backward()
@@ -283,23 +280,18 @@ def test_half_of_the_samples_see_what_the_network_predicts():
 
 
 def test_the_prediction_is_x_start_whatever_the_network_predicts():
+    """In evaluation, always."""
     batch = make_batch(4, 8)
     for settings in ({}, {"predict_v": (True,)}, {"clip_denoised": False}):
         task = selfish(**settings).eval()
         task.held_out(batch, draw_of(batch))
-        x, t, cond = task.model.shown[1]
+        (_, _, first), (x, t, cond) = task.model.shown[:2]
+        assert SELF_COND not in first.extra
         expected = task.process.p_mean_variance(
             lambda *_, x=x: 0.5 * x, x, t, clip_denoised="clip_denoised" not in settings
         )
-        torch.testing.assert_close(cond.extra[SELF_COND], expected["pred_xstart"])
+        assert_close(cond.extra[SELF_COND], expected["pred_xstart"])
     assert (cond.extra[SELF_COND].abs() > 1).any()
-
-
-def test_evaluation_always_predicts_first():
-    task = selfish().eval()
-    batch = make_batch(4, 8)
-    task.held_out(batch, draw_of(batch))
-    assert [SELF_COND in cond.extra for _, _, cond in task.model.shown[:2]] == [False, True]
     plain = make_task()
     plain.losses(batch, draw_of(batch))
     assert len(plain.model.shown) == 1

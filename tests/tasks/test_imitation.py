@@ -24,6 +24,10 @@ HALF = 2  # of a global batch
 PRIOR = torch.tensor([False, False, True, True] * 2)
 
 
+def draw_of(batch):
+    return Draw(0, batch.index)
+
+
 class Network(nn.Module):
     """A prediction that depends on the image, the time and the caption."""
 
@@ -74,7 +78,7 @@ def make_task(kind: str):
 
 def imitated(task, batch: Batch) -> torch.Tensor:
     """Regularization images, and those without a caption."""
-    dropped = Draw(0, batch.index).uniform("caption dropout") < getattr(task.config, "caption_dropout", 0)
+    dropped = draw_of(batch).uniform("caption dropout") < getattr(task.config, "caption_dropout", 0)
     return PRIOR | dropped | (batch.index == 4)
 
 
@@ -86,14 +90,14 @@ def test_before_the_first_update_the_base_is_imitated_exactly(kind):
     """Caption dropout and noise are those of the prediction, whatever the micro-batch."""
     task, batch = make_task(kind), make_batch()
     same = imitated(task, batch)
-    loss = task.losses(batch, Draw(0, batch.index))["loss"]
+    loss = task.losses(batch, draw_of(batch))["loss"]
     assert torch.equal(loss == 0, same)
     pieces = [task.losses(piece, Draw(0, piece.index))["loss"] for piece in batch.split(3)]
     torch.testing.assert_close(torch.cat(pieces), loss)
     loss[same].sum().backward()
     assert all(not p.grad.any() for p in task.model.parameters())
     task.imitation = None
-    plain = task.losses(batch, Draw(0, batch.index))["loss"]
+    plain = task.losses(batch, draw_of(batch))["loss"]
     assert torch.equal(plain[~same], loss[~same]) and (plain[same] > 0).all() and not same.all()
 
 
@@ -107,12 +111,12 @@ def test_what_was_learned_does_not_change_the_targets(kind):
         return seen[-1]
 
     task.imitation.target = kept
-    first = task.losses(batch, Draw(0, batch.index))["loss"]
+    first = task.losses(batch, draw_of(batch))["loss"]
     for name, parameter in task.model.named_parameters():
         with torch.no_grad():
             parameter.normal_()
         assert parameter.requires_grad, name
-    later = task.losses(batch, Draw(0, batch.index))["loss"]
+    later = task.losses(batch, draw_of(batch))["loss"]
     assert torch.equal(*seen)
     assert (later != first).all() and (later[PRIOR] > 0).all()
     later[PRIOR].sum().backward()
@@ -122,9 +126,9 @@ def test_what_was_learned_does_not_change_the_targets(kind):
 @KINDS
 def test_held_out_losses_are_those_of_the_images(kind):
     task, batch = make_task(kind).eval(), make_batch()
-    with_base = task.held_out(batch, Draw(0, batch.index))["loss"]
+    with_base = task.held_out(batch, draw_of(batch))["loss"]
     task.imitation = None
-    assert torch.equal(with_base, task.held_out(batch, Draw(0, batch.index))["loss"]) and (with_base > 0).all()
+    assert torch.equal(with_base, task.held_out(batch, draw_of(batch))["loss"]) and (with_base > 0).all()
 
 
 def test_an_error_leaves_the_adapters_on():

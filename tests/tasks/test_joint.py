@@ -2,6 +2,7 @@
 
 import torch
 from test_latent_task import draw_of, make_batch, stage_b
+from torch.testing import assert_close
 
 from diff_dalle.diffusion.log_snr_config import LogSnrConfig
 from diff_dalle.tasks.joint import JointStageBTask
@@ -38,8 +39,8 @@ def test_stage_b_teaches_the_encoder_and_small_pictures_the_previewer():
 def test_the_loss_is_that_of_stage_b_and_of_the_previews():
     task, batch = make(), make_batch()
     named, alone = task.losses(batch, draw_of(batch)), stage_b().losses(batch, draw_of(batch))
-    torch.testing.assert_close(named["mse"], alone["mse"])
-    torch.testing.assert_close(named["loss"], alone["loss"] + named["preview"])
+    assert_close(named["mse"], alone["mse"])
+    assert_close(named["loss"], alone["loss"] + named["preview"])
     assert not named["preview"].requires_grad and named["preview"].all()
 
 

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from network_making import VOCABULARY, randomize
+from network_making import VOCABULARY, gradient, randomize
 from torch import nn
 from torch.nn import functional
+from torch.testing import assert_close
 
 from diff_dalle.batch import Batch, Conditioning
 from diff_dalle.checkpoints.cascade import LatentSampling
@@ -116,7 +117,7 @@ def draw_of(batch: Batch) -> Draw:
 def test_each_stage_denoises_its_own_latents():
     batch = make_batch()
     for task, name in ((stage_b(), STAGE_A), (stage_c(), SEMANTIC)):
-        torch.testing.assert_close(task.latents(batch.images), task.companions[name].encode(batch.images))
+        assert_close(task.latents(batch.images), task.companions[name].encode(batch.images))
     assert stage_b().latents(batch.images).shape[1:] == (4, 8, 8)
     assert stage_c().latents(batch.images).shape[1:] == (16, 4, 4)
 
@@ -132,9 +133,9 @@ def test_the_semantic_map_in_training_is_of_an_image_scaled_at_random():
     assert set(counts) == {(32, 16), (40, 16), (48, 24), (56, 24)}
     assert cond.semantic.shape == (60, 16, 8, 4)  # the network's first level: 64 / 4 / 2
     alone = task.condition(batch.select([7]), draw_of(batch.select([7])))
-    torch.testing.assert_close(alone.semantic[0], cond.semantic[7], rtol=1e-4, atol=1e-5)
+    assert_close(alone.semantic[0], cond.semantic[7], rtol=1e-4, atol=1e-5)
     whole = task.condition(batch)
-    torch.testing.assert_close(whole.semantic, encode(batch.images))
+    assert_close(whole.semantic, encode(batch.images))
     wide = stage_b(semantic_dropout=0.0, semantic_scale=(1.0, 1.0)).condition(batch, draw_of(batch))
     assert wide.semantic.shape == (60, 16, 8, 4)
 
@@ -171,16 +172,16 @@ def test_a_clip_encodes_the_captions_and_the_empty_one():
     assert 0.2 < empty.float().mean() < 0.4
     assert (cond.text_pooled[empty] == 49).all() and (cond.text_states[empty, 1:] == 0).all()
     expected_pooled, expected_states = Texts().encode_tokens(tokens, mask)
-    torch.testing.assert_close(cond.text_states[~empty], expected_states[~empty])
-    torch.testing.assert_close(cond.text_pooled[~empty], expected_pooled[~empty])
+    assert_close(cond.text_states[~empty], expected_states[~empty])
+    assert_close(cond.text_pooled[~empty], expected_pooled[~empty])
     assert torch.equal(cond.mask[~empty], mask[~empty]) and (cond.mask[empty].sum(1) == 1).all()
     no_image = (cond.image_embedding == 0).all(1)
     assert 0.5 < no_image.float().mean() < 0.7
     assert 0.1 < (no_image & empty).float().mean() < 0.26
-    torch.testing.assert_close(cond.image_embedding[~no_image], Texts().encode_images(batch.images)[~no_image])
+    assert_close(cond.image_embedding[~no_image], Texts().encode_images(batch.images)[~no_image])
     whole = task.condition(batch)
     assert whole.image_embedding is None
-    torch.testing.assert_close(whole.text_states, expected_states)
+    assert_close(whole.text_states, expected_states)
 
 
 def test_a_stage_without_text_reads_none():
@@ -227,9 +228,9 @@ def test_the_loss_is_the_weighted_error_at_the_drawn_times(make):
         t = task.process.training_times(draw.uniform("timestep"))
         noise = task.process.noise(draw.normal, x.shape[1:])
         terms = task.process.training_losses(task.model, x, t, {"cond": cond}, noise)
-        torch.testing.assert_close(named["mse"], terms["mse"])
-        torch.testing.assert_close(named["loss"], terms["mse"] * task.process.loss_weight(task.process.log_snr(t)))
-        torch.testing.assert_close(named["log_snr"], task.process.log_snr(t).float())
+        assert_close(named["mse"], terms["mse"])
+        assert_close(named["loss"], terms["mse"] * task.process.loss_weight(task.process.log_snr(t)))
+        assert_close(named["log_snr"], task.process.log_snr(t).float())
         quarters = torch.stack([named[f"mse_q{q}"] for q in range(4)])
         assert torch.equal((~quarters.isnan()).long().argmax(0), (4 * t).long().clamp(max=3))
         assert ((~quarters.isnan()).sum(0) == 1).all()
@@ -253,8 +254,8 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(make):
         task, batch = make(), make_batch(range(8))
         pieces = [(piece, draw_of(piece)) for piece in batch.split(size)]
         task.backward(pieces, lambda batch, draw, sync, task=task: task(batch, draw), 1.0)
-        gradients.append(torch.cat([p.grad.flatten() for p in task.model.parameters()]))
-    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
+        gradients.append(gradient(task.model))
+    assert_close(*gradients, rtol=1e-4, atol=1e-5)
 
 
 def test_dropout_follows_the_position():
@@ -271,17 +272,17 @@ def test_adaptive_weights_are_state_of_the_task():
     task, batch = stage_c(LogSnrConfig(loss_weighting=("adaptive",))), make_batch()
     assert task.observed == ("log_snr", "observed_mse")
     named = task.losses(batch, draw_of(batch))
-    torch.testing.assert_close(named["loss"], named["mse"])  # 1 / 1 before the first update
+    assert_close(named["loss"], named["mse"])  # 1 / 1 before the first update
     for _ in range(200):
         task.observe({name: named[name].detach() for name in task.observed})
     later = task.losses(batch, draw_of(batch))
-    torch.testing.assert_close(later["mse"], named["mse"])
+    assert_close(later["mse"], named["mse"])
     ratio = later["loss"] * named["mse"]  # ≈ mse² / bucket
     assert not torch.allclose(later["loss"], named["loss"]) and ratio.isfinite().all()
-    torch.testing.assert_close(later["loss"], torch.ones(4), rtol=0.3, atol=0)  # the weight is 1 / the usual error
+    assert_close(later["loss"], torch.ones(4), rtol=0.3, atol=0)  # the weight is 1 / the usual error
     other = stage_c(LogSnrConfig(loss_weighting=("adaptive",)))
     other.load_extra_state(task.extra_state())
-    torch.testing.assert_close(other.losses(batch, draw_of(batch))["loss"], later["loss"], rtol=0, atol=0)
+    assert_close(other.losses(batch, draw_of(batch))["loss"], later["loss"], rtol=0, atol=0)
     assert stage_c().extra_state() == {}
 
 
@@ -297,12 +298,12 @@ def test_held_out_losses_are_unweighted_and_say_what_is_used():
     def mse(cond):
         return task.process.training_losses(task.model, x, t, {"cond": cond}, noise)["mse"]
 
-    torch.testing.assert_close(values["loss"], mse(cond))
+    assert_close(values["loss"], mse(cond))
     without = replace(cond, semantic=torch.zeros_like(cond.semantic))
-    torch.testing.assert_close(values["semantic_drop_gap"], mse(without) - mse(cond))
+    assert_close(values["semantic_drop_gap"], mse(without) - mse(cond))
     tokens, mask = cond.tokens.roll(1, 0), cond.mask.roll(1, 0)
     swapped = replace(cond, tokens=tokens, mask=mask)
-    torch.testing.assert_close(values["caption_swap_gap"], mse(swapped) - mse(cond))
+    assert_close(values["caption_swap_gap"], mse(swapped) - mse(cond))
     bins = {name: value for name, value in values.items() if name.startswith("loss_log_snr_")}
     assert list(bins) == [f"loss_log_snr_{center}" for center in range(-9, 10, 2)]
     log_snr = task.process.log_snr(t)

@@ -7,8 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from network_making import gradient
 from PIL import Image
 from torch import nn
+from torch.testing import assert_close
 
 from diff_dalle.batch import Batch, Conditioning
 from diff_dalle.data.loader import DataConfig, Loader
@@ -29,6 +31,10 @@ PROCESS = create_gaussian_diffusion(DiffusionConfig(diffusion_steps=40, predicti
 PLAIN, BOTH = AugmentationConfig(), AugmentationConfig(gaussian_blur=True, noise_augmentation=0.3)
 KEEP = DenoisingConfig(caption_dropout=0.0)
 FIELDS = ("low_res", "low_res_level", "low_res_blur")
+
+
+def draw_of(batch):
+    return Draw(0, batch.index)
 
 
 class Watcher(nn.Module):
@@ -113,10 +119,10 @@ def test_the_network_is_told_what_was_done():
     assert len(noise) > 50
     assert noise.mean().abs() < 0.03 and noise.std() == pytest.approx(1, abs=0.03)
     assert (torch.corrcoef(noise) - torch.eye(len(noise))).abs().max() < 0.5
-    task.losses(batch, Draw(0, batch.index))
+    task.losses(batch, draw_of(batch))
     *_, seen = task.model.shown[-1]
     assert all(torch.equal(getattr(seen, name), getattr(cond, name)) for name in FIELDS)
-    other = Draw(0, batch.index).normal("noise", (3, 8, 8)).flatten(1)[cond.low_res_level > 0.02]
+    other = draw_of(batch).normal("noise", (3, 8, 8)).flatten(1)[cond.low_res_level > 0.02]
     assert max(abs(torch.corrcoef(torch.stack(pair))[0, 1]) for pair in zip(noise, other, strict=True)) < 0.5
 
 
@@ -146,7 +152,7 @@ def test_a_dropped_caption_keeps_its_small_image():
     batch = make_batch()
     full, dropped = make_task(BOTH), make_task(BOTH, config=DenoisingConfig(caption_dropout=1.0))
     for task in (full, dropped):
-        task.losses(batch, Draw(0, batch.index))
+        task.losses(batch, draw_of(batch))
     (*_, kept), (*_, lost) = full.model.shown[-1], dropped.model.shown[-1]
     assert torch.equal(lost.mask, torch.tensor([[True, False, False]]).expand(6, 3)) and kept.mask.all()
     assert all(torch.equal(getattr(lost, name), getattr(kept, name)) for name in FIELDS)
@@ -180,11 +186,10 @@ def test_microbatches_give_the_gradient_and_the_losses_of_the_whole_batch():
         task.zero_grad()
         pieces = [(piece, Draw(0, piece.index)) for piece in batch.split(size)]
         reports = task.backward(pieces, lambda piece, draw, sync: task(piece, draw), 1.0)
-        gradient = torch.cat([parameter.grad.flatten() for parameter in task.parameters()])
-        results.append((torch.cat([report["loss"] for report in reports]), gradient))
-    for loss, gradient in results[1:]:
-        torch.testing.assert_close(loss, results[0][0], rtol=1e-5, atol=1e-6)
-        assert (gradient - results[0][1]).norm() < 1e-5 * results[0][1].norm()
+        results.append((torch.cat([report["loss"] for report in reports]), gradient(task)))
+    for loss, found in results[1:]:
+        assert_close(loss, results[0][0], rtol=1e-5, atol=1e-6)
+        assert (found - results[0][1]).norm() < 1e-5 * results[0][1].norm()
 
 
 # ------------------------------------------------------------------------------------------------------ what it reports
@@ -209,25 +214,25 @@ def checkerboard(batch, size):
 def test_held_out_psnr_is_that_of_the_expected_image(change, near, kept):
     batch = make_batch()
     task = make_task(BOTH, batch.images + change(batch))
-    values = task.held_out(batch, Draw(0, batch.index))
+    values = task.held_out(batch, draw_of(batch))
     if near is None:
         error = 1 - batch.images
         small = error.unflatten(2, (2, 2)).unflatten(4, (4, 2)).mean((3, 5))
         near, kept = (10 * (4 / e.square().flatten(1).mean(1)).log10() for e in (error, small))
     else:
         near, kept = torch.full((6,), near), torch.full((6,), kept)
-    torch.testing.assert_close(values["psnr"], near, rtol=0, atol=1e-3)
-    torch.testing.assert_close(values["consistency_psnr"], kept, rtol=0, atol=1e-3)
+    assert_close(values["psnr"], near, rtol=0, atol=1e-3)
+    assert_close(values["consistency_psnr"], kept, rtol=0, atol=1e-3)
     assert {"loss", "loss_q0", "caption_swap_gap"} <= values.keys()
     assert all(value.shape == (6,) for value in values.values())
 
 
 def test_the_expected_image_is_asked_for_from_noise_alone_and_the_clean_small_image():
     batch, task = make_batch(), make_task(BOTH)
-    task.held_out(batch, Draw(0, batch.index))
+    task.held_out(batch, draw_of(batch))
     (_, _, first), (_, _, swapped), (x, t, cond) = task.model.shown
     assert torch.equal(t, torch.full((6,), 39))
-    assert torch.equal(x, Draw(0, batch.index).normal("noise", (3, 4, 8)))
+    assert torch.equal(x, draw_of(batch).normal("noise", (3, 4, 8)))
     assert torch.equal(cond.low_res, area_downsample(batch.images, 2)) and torch.equal(cond.tokens, batch.cond.tokens)
     assert not cond.low_res_level.any() and not cond.low_res_blur.any()
     assert first.low_res_level.all() and torch.equal(swapped.tokens, batch.cond.tokens.roll(1, 0))
@@ -250,11 +255,11 @@ def test_the_bicubic_psnr_is_that_of_a_clipped_bicubic_upsampling():
     batch, factor = make_batch(6, (8, 12)), 4
     blocks = area_downsample(batch.images, factor).sign()  # strong enough for overshoot beyond the range
     batch = replace(batch, images=blocks.repeat_interleave(factor, 2).repeat_interleave(factor, 3))
-    values = make_task(factor=factor).held_out(batch, Draw(0, batch.index))
+    values = make_task(factor=factor).held_out(batch, draw_of(batch))
     upsampled = bicubic_plainly(2, factor) @ blocks @ bicubic_plainly(3, factor).T
     assert upsampled.max() > 1.05
     error = (upsampled.clamp(-1, 1) - batch.images).square().flatten(1).mean(1)
-    torch.testing.assert_close(values["bicubic_psnr"], 10 * (4 / error).log10(), rtol=0, atol=1e-3)
+    assert_close(values["bicubic_psnr"], 10 * (4 / error).log10(), rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -262,17 +267,17 @@ def test_the_bicubic_psnr_is_that_of_a_clipped_bicubic_upsampling():
 )
 def test_psnr_counts_from_the_whole_range_and_ends_at_its_cap(error, value):
     images = torch.full((2, 3, 4, 4), -1.0)
-    torch.testing.assert_close(signal_psnr(images + error, images), torch.full((2,), value), rtol=0, atol=1e-2)
+    assert_close(signal_psnr(images + error, images), torch.full((2,), value), rtol=0, atol=1e-2)
 
 
 def test_half_precision_changes_no_measure():
     batch, task = make_batch(), make_task()
     task.model.answer = batch.images + 0.1
-    expected = task.held_out(batch, Draw(0, batch.index))
+    expected = task.held_out(batch, draw_of(batch))
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-        values = task.held_out(batch, Draw(0, batch.index))
+        values = task.held_out(batch, draw_of(batch))
     for name in ("psnr", "bicubic_psnr", "consistency_psnr"):
-        torch.testing.assert_close(values[name], expected[name], rtol=0, atol=1e-3)
+        assert_close(values[name], expected[name], rtol=0, atol=1e-3)
 
 
 # ------------------------------------------------------------------------------------------------ parts of the pictures
@@ -302,15 +307,10 @@ def test_the_small_image_of_a_part_is_that_part_of_the_small_image(tmp_path, sid
     small, low_res = area_downsample(whole.images, factor), condition(make_task(factor=factor), parts).low_res
     places = set()
     for i in range(24):
-        found = [
-            (y, x)
-            for y in range(0, 17 - side)
-            for x in range(0, 25 - side)
-            if torch.equal(parts.images[i], whole.images[i, :, y : y + side, x : x + side])
-        ]
-        ((top, left),) = found
+        corners = whole.images[i].unfold(1, side, 1).unfold(2, side, 1)
+        ((top, left),) = (corners == parts.images[i][:, None, None]).all(-1).all(-1).all(0).nonzero().tolist()
         assert top % factor == left % factor == 0
         y, x, length = top // factor, left // factor, side // factor
-        torch.testing.assert_close(low_res[i], small[i, :, y : y + length, x : x + length], rtol=0, atol=1e-6)
+        assert_close(low_res[i], small[i, :, y : y + length, x : x + length], rtol=0, atol=1e-6)
         places.add((top, left))
     assert len(places) > 3

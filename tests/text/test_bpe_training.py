@@ -5,10 +5,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from refusing import refused
 
 from diff_dalle.commands.train_tokenizer import VocabularyConfig, train_tokenizer
 from diff_dalle.data.tar import write_tar
-from diff_dalle.errors import InputError
 from diff_dalle.text.bpe_training import CAPTION_WORDS, add_caption_words, count_words, learn_merges, wordnet_glosses
 from diff_dalle.text.tokenizer import load_tokenizer, merge_word
 from diff_dalle.text.vocabulary import (
@@ -49,7 +49,7 @@ def test_equals_the_definition(seed):
 
 
 def test_too_little_text():
-    with pytest.raises(InputError, match=r"only 2 merges.*num_merges"):
+    with refused(r"only 2 merges.*num_merges"):
         learn_merges({"abc": 2}, 3)
 
 
@@ -75,7 +75,7 @@ def test_glosses(tmp_path):
     """License lines and synsets are left out."""
     (tmp_path / "data.adj").write_text('  1 A license | of sorts\n0001 00 a 01 red 0 000 | like blood; "red ink"\n')
     assert [gloss.strip() for gloss in wordnet_glosses(tmp_path)] == ['like blood; "red ink"']
-    with pytest.raises(InputError, match="wordnet-base"):
+    with refused("wordnet-base"):
         list(wordnet_glosses(tmp_path / "nothing"))
 
 

@@ -17,3 +17,10 @@ def hub(monkeypatch, fast_retries, tmp_path):
     """A hub, to which huggingface_hub is logged in."""
     with hub_to_use(monkeypatch, tmp_path / "hub cache") as server:
         yield server
+
+
+@pytest.fixture
+def offline(tmp_path, monkeypatch):
+    """wandb sends nothing."""
+    for name, value in (("MODE", "offline"), ("SILENT", "true"), ("DATA_DIR", str(tmp_path / "data"))):
+        monkeypatch.setenv(f"WANDB_{name}", value)

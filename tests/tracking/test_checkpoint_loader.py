@@ -27,20 +27,28 @@ def loaded(tmp_path):
     return sorted(os.listdir(folder)) if folder.exists() else []
 
 
+def fetch(tmp_path, kind, **settings):
+    return fetch_source(LoaderConfig(kind, **settings), str(tmp_path / "loaded"))
+
+
+def assert_refused(tmp_path, server, words, path="/a/latest.pth"):
+    """In words, and nothing is left."""
+    with pytest.raises(InputError, match=words):
+        fetch(tmp_path, "url", url=server.url(path))
+    assert loaded(tmp_path) == []
+
+
 def test_a_local_file_stays_where_it_is(tmp_path):
     (tmp_path / "a.pth").write_text("x")
-    for config in (
-        LoaderConfig("local", file_path=str(tmp_path / "a.pth")),
-        LoaderConfig("url", url=f"file://{tmp_path}/a.pth"),
-    ):
-        assert fetch_source(config, str(tmp_path / "loaded")) == str(tmp_path / "a.pth") and not loaded(tmp_path)
+    for kind, settings in (("local", {"file_path": f"{tmp_path}/a.pth"}), ("url", {"url": f"file://{tmp_path}/a.pth"})):
+        assert fetch(tmp_path, kind, **settings) == str(tmp_path / "a.pth") and not loaded(tmp_path)
 
 
 @pytest.mark.parametrize("config", [("local", "file_path", "{}/b.pth"), ("url", "url", "file://{}/b.pth")])
 def test_a_missing_file_is_one_sentence(tmp_path, config):
     kind, name, value = config
     with pytest.raises(InputError, match=rf"b.pth does not exist, but load_from {kind} names it"):
-        fetch_source(LoaderConfig(kind, **{name: value.format(tmp_path)}), str(tmp_path / "loaded"))
+        fetch(tmp_path, kind, **{name: value.format(tmp_path)})
 
 
 def test_a_url_is_downloaded_across_lost_connections(tmp_path, server):
@@ -58,36 +66,23 @@ def test_downloads_have_plain_names(url, name):
     assert source_path(LoaderConfig("url", url=url), "folder") == os.path.join("folder", name)
 
 
-def test_a_missing_url_leaves_nothing(tmp_path, server):
-    with pytest.raises(InputError, match="does not exist"):
-        fetch_source(LoaderConfig("url", url=server.url("/b.pth")), str(tmp_path / "loaded"))
-    assert loaded(tmp_path) == []
-
-
-def test_a_server_that_is_away_leaves_nothing(tmp_path, server):
+def test_a_server_that_has_no_file_or_is_away_leaves_nothing(tmp_path, server):
+    assert_refused(tmp_path, server, "does not exist", "/b.pth")
     server.busy = 10**6
-    with pytest.raises(InputError, match="is not available"):
-        fetch_source(LoaderConfig("url", url=server.url("/a/latest.pth")), str(tmp_path / "loaded"))
-    assert loaded(tmp_path) == []
+    assert_refused(tmp_path, server, "is not available")
 
 
 def test_a_download_has_a_bounded_size(tmp_path, server, monkeypatch):
     """Whether the server tells the size or not."""
     monkeypatch.setattr(loader, "MAX_BYTES", 600)
-    config = LoaderConfig("url", url=server.url("/a/latest.pth"))
-    with pytest.raises(InputError, match="has 700 bytes, more than 600"):
-        fetch_source(config, str(tmp_path / "loaded"))
+    assert_refused(tmp_path, server, "has 700 bytes, more than 600")
     monkeypatch.setattr(loader.storage, "size_and_tag", lambda url: (-1, ""))
-    with pytest.raises(InputError, match="has more than 600 bytes"):
-        fetch_source(config, str(tmp_path / "loaded"))
-    assert loaded(tmp_path) == []
+    assert_refused(tmp_path, server, "has more than 600 bytes")
 
 
 def test_a_download_that_ends_early_leaves_nothing(tmp_path, server, monkeypatch):
     monkeypatch.setattr(loader.storage, "open_read", lambda url: io.BytesIO(b"weights"))
-    with pytest.raises(InputError, match="ended after 7 of 700 bytes"):
-        fetch_source(LoaderConfig("url", url=server.url("/a/latest.pth")), str(tmp_path / "loaded"))
-    assert loaded(tmp_path) == []
+    assert_refused(tmp_path, server, "ended after 7 of 700 bytes")
 
 
 def test_a_file_of_wandb_is_downloaded(tmp_path, monkeypatch):
@@ -115,7 +110,7 @@ def test_a_file_of_wandb_is_downloaded(tmp_path, monkeypatch):
 
     monkeypatch.setattr(wandb, "Api", Api)
     folder = str(tmp_path / "loaded")
-    path = fetch_source(LoaderConfig("wandb", wandb_run_path="e/p/i", wandb_file_path="a/b.pth"), folder)
+    path = fetch(tmp_path, "wandb", wandb_run_path="e/p/i", wandb_file_path="a/b.pth")
     assert Path(path).read_bytes() == b"weights" and path == os.path.join(folder, "a/b.pth")
     fetch_source(LoaderConfig("wandb", wandb_file_path="b.pth"), folder, resumed="e/p/logged")
     assert asked == ["e/p/i", "a/b.pth", "e/p/logged", "b.pth"]
@@ -125,7 +120,7 @@ def test_a_file_of_wandb_is_downloaded(tmp_path, monkeypatch):
         ({"wandb_file_path": "b.pth"}, "no run is resumed, so name one by wandb_run_path"),
     ):
         with pytest.raises(InputError, match=words):
-            fetch_source(LoaderConfig("wandb", **settings), folder)
+            fetch(tmp_path, "wandb", **settings)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,11 @@ def make(tmp_path, *savers, trackers=("log",)):
     return create_trackers(config, str(tmp_path / "run"), {}, epoch_samples=1000, meta=META)
 
 
+def save_and_finish(tracker, **settings):
+    tracker.saved(saved(**settings))
+    tracker.finish()
+
+
 def log(tmp_path):
     return (tmp_path / "run" / "log.txt").read_text()
 
@@ -97,6 +102,7 @@ def test_two_savers_do_not_share_a_path():
 # ------------------------------------------------------------------------------------------------- the Hugging Face hub
 
 HUB = {"save_to": "huggingface", "huggingface_repo": "me/it"}
+LATEST = {**HUB, "save_latest_to": "latest.pth"}
 
 
 def test_the_hub_gets_small_and_large_files(tmp_path, hub):
@@ -119,12 +125,12 @@ def test_the_hub_gets_small_and_large_files(tmp_path, hub):
     assert all(data.startswith((b"checkpoint 200", b"model 200")) for data in hub.objects.values())
 
 
-def test_a_large_file_arrives_whole(tmp_path, hub):
-    data = os.urandom(3 * LARGE)
-    tracker = make(tmp_path, {**HUB, "save_latest_to": "latest.pth"})
-    tracker.saved(saved(data=data))
-    tracker.finish()
-    assert hub.repos["me/it"]["latest.pth"] == b"checkpoint 200 " + data and len(hub.objects) == 1
+def test_a_large_file_arrives_whole_in_an_existing_repository(tmp_path, hub):
+    """Although the hub is busy at first."""
+    hub.busy, hub.repos["me/it"], data = 1, {"README.md": b"mine"}, os.urandom(3 * LARGE)
+    save_and_finish(make(tmp_path, LATEST), data=data)
+    assert hub.repos["me/it"] == {"README.md": b"mine", "latest.pth": b"checkpoint 200 " + data}
+    assert len(hub.objects) == 1
 
 
 def test_what_is_said_at_the_end_is_still_shown(tmp_path, hub, monkeypatch):
@@ -138,25 +144,16 @@ def test_what_is_said_at_the_end_is_still_shown(tmp_path, hub, monkeypatch):
             calls.append("finish")
 
     monkeypatch.setitem(TRACKERS, "csv", lambda run: Shown())
-    tracker = make(tmp_path, {**HUB, "save_latest_to": "latest.pth"}, trackers=("csv",))
-    tracker.saved(saved())
-    tracker.finish()
+    tracker = make(tmp_path, LATEST, trackers=("csv",))
+    save_and_finish(tracker)
     assert calls[-2:] == [f"Saved latest.pth to the repository me/it of {hub.url}", "finish"]
-
-
-def test_an_existing_repository_is_used(tmp_path, hub):
-    hub.repos["me/it"] = {"README.md": b"mine"}
-    tracker = make(tmp_path, {**HUB, "save_latest_to": "latest.pth"})
-    tracker.saved(saved())
-    tracker.finish()
-    assert set(hub.repos["me/it"]) == {"README.md", "latest.pth"}
 
 
 def test_a_hub_that_is_away_stops_nothing(tmp_path, hub, monkeypatch):
     """At the start and in the middle: reported, and sent by the next session."""
     hub.shutdown()
     hub.server_close()
-    tracker = make(tmp_path, {**HUB, "save_latest_to": "latest.pth"})
+    tracker = make(tmp_path, LATEST)
     tracker.saved(saved())
     tracker.progress(201)
     tracker.finish()
@@ -164,20 +161,12 @@ def test_a_hub_that_is_away_stops_nothing(tmp_path, hub, monkeypatch):
     assert "the next session of this run will try again" in log(tmp_path)
 
 
-def test_a_busy_hub_is_asked_again(tmp_path, hub):
-    hub.busy = 1
-    tracker = make(tmp_path, {**HUB, "save_latest_to": "latest.pth"})
-    tracker.saved(saved())
-    tracker.finish()
-    assert hub.repos["me/it"]["latest.pth"] == b"checkpoint 200 x"
-
-
 def test_a_silent_hub_counts_as_away(tmp_path, hub, monkeypatch):
     """The client itself would wait without end."""
     monkeypatch.setattr("diff_dalle.storage.hub.SILENT_SECONDS", 0.1)
     monkeypatch.setattr("diff_dalle.tracking.stores.HURRY_SECONDS", 40.0)
     hub.silent = True
-    tracker = make(tmp_path, {**HUB, "save_latest_to": "latest.pth"})
+    tracker = make(tmp_path, LATEST)
     tracker.saved(saved())
     tracker.hurry()
     tracker.finish()
@@ -185,17 +174,16 @@ def test_a_silent_hub_counts_as_away(tmp_path, hub, monkeypatch):
 
 
 def test_a_hub_that_refuses_in_mid_run_stops_nothing(tmp_path, hub):
-    tracker = make(tmp_path, {**HUB, "save_latest_to": "latest.pth"})
+    tracker = make(tmp_path, LATEST)
     hub.refuse = 403
-    tracker.saved(saved())
-    tracker.finish()
+    save_and_finish(tracker)
     assert "latest.pth was not saved" in log(tmp_path) and "permission denied" in log(tmp_path)
 
 
 def test_a_wrong_token_is_known_before_training(tmp_path, hub, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     with pytest.raises(InputError, match="huggingface_repo me/it cannot be used"):
-        make(tmp_path, {**HUB, "save_latest_to": "latest.pth"})
+        make(tmp_path, LATEST)
     (tmp_path / "token").write_text("hf_right\n")
     make(tmp_path, {**HUB, "save_latest_to": "latest.pth", "token_path": str(tmp_path / "token")}).finish()
 
@@ -204,22 +192,16 @@ def test_a_missing_login_is_known_before_training(tmp_path, hub, monkeypatch):
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     with pytest.raises(InputError, match="needs a login: run `hf auth login`"):
-        make(tmp_path, {**HUB, "save_latest_to": "latest.pth"})
+        make(tmp_path, LATEST)
 
 
 def test_the_missing_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
     with pytest.raises(InputError, match=r"pip install 'diff_dalle\[hub\]'`, or leave save_to huggingface out"):
-        make(tmp_path, {**HUB, "save_latest_to": "latest.pth"})
+        make(tmp_path, LATEST)
 
 
 # ---------------------------------------------------------------------------------------------------------------- wandb
-
-
-@pytest.fixture
-def offline(monkeypatch):
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
 
 
 def test_the_logged_wandb_run_gets_files(tmp_path, offline):
@@ -240,8 +222,7 @@ def test_wandb_is_asked_to_send_files_at_once(tmp_path, offline, monkeypatch):
     tracker = make(tmp_path, {"save_to": "wandb", "save_latest_to": "a/b"}, trackers=("wandb",))
     asked = []
     monkeypatch.setattr(tracker.members["wandb"].run, "save", lambda *paths, **options: asked.append((paths, options)))
-    tracker.saved(saved())
-    tracker.finish()
+    save_and_finish(tracker)
     (((path,), options),) = asked
     assert os.path.relpath(path, options["base_path"]) == os.path.join("a", "b") and options["policy"] == "now"
 
@@ -254,8 +235,7 @@ def test_wandb_without_a_run_is_refused(tmp_path):
 def test_a_failing_wandb_stops_nothing(tmp_path, offline, monkeypatch):
     tracker = make(tmp_path, {"save_to": "wandb", "save_latest_to": "a"}, trackers=("log", "wandb"))
     monkeypatch.setattr(tracker.members["wandb"].run, "save", None)
-    tracker.saved(saved())
-    tracker.finish()
+    save_and_finish(tracker)
     assert "a was not saved to wandb: TypeError" in log(tmp_path)
 
 
@@ -273,6 +253,5 @@ def test_another_wandb_run_gets_files(tmp_path, monkeypatch, fast_retries):
 
     monkeypatch.setattr(wandb, "Api", lambda: type("Api", (), {"run": staticmethod(Run)}))
     tracker = make(tmp_path, {"save_to": "wandb", "save_latest_to": "a/b.pth", "wandb_run_path": "e/p/i"})
-    tracker.saved(saved())
-    tracker.finish()
+    save_and_finish(tracker)
     assert sent == {("e/p/i", os.path.join("a", "b.pth")): b"checkpoint 200 x"}

@@ -43,11 +43,8 @@ class Recorder(Tracker):
 
 
 @pytest.mark.parametrize("name", TRACKERS)
-def test_every_tracker(name, tmp_path, monkeypatch):
+def test_every_tracker(name, tmp_path, offline):
     """Each accepts all calls, twice in the same log directory, as in a resumed run."""
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "data"))
     for step in (0, 10):
         settings = {"training": {"lr": 3e-4, "betas": [0.9, 0.999]}, "steps": step}
         tracker = create_trackers(TrackingConfig((name,)), str(tmp_path), settings, step, total_steps=20)
@@ -131,23 +128,8 @@ def test_tensorboard_hides_repeated_steps(tmp_path):
     assert [(event.step, event.value) for event in events] == [(1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0), (5, 2.0)]
 
 
-def test_wandb_continues_the_same_run(tmp_path, monkeypatch):
-    """Two sessions in one log directory are one wandb run, also when a setting has changed."""
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    ids = []
-    for step in (0, 10):
-        tracker = TRACKERS["wandb"](Run(str(tmp_path), {"iterations": step}, step, project="p", name="n"))
-        ids.append(tracker.run.id)
-        tracker.finish()
-    assert ids[0] == ids[1] == (tmp_path / "wandb_run_id.txt").read_text()
-
-
-def test_wandb_shows_captions_beside_pictures(tmp_path, monkeypatch):
+def test_wandb_shows_captions_beside_pictures(tmp_path, offline):
     """A row for each sample, a picture of its own in each cell that is one."""
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "data"))
     tracker = TRACKERS["wandb"](Run(str(tmp_path)))
     tracker.table(7, "samples_table", TABLE)
     tracker.finish()
@@ -173,14 +155,13 @@ def test_secrets_reach_neither_notes_nor_services(tmp_path, monkeypatch):
     ("settings", "same"),
     [({}, True), ({"wandb_resume": "never"}, False), ({"wandb_run_id": "given"}, True)],
 )
-def test_which_wandb_run_a_session_logs_to(settings, same, tmp_path, monkeypatch):
-    """auto: that of the log directory, or the given one; never: a new one in each session."""
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
+def test_which_wandb_run_a_session_logs_to(settings, same, tmp_path, offline):
+    """auto: that of the log directory, or the given one, also when a setting has changed; never: a new one in each
+    session."""
     ids = []
     for step in (0, 10):
         config = TrackingConfig(("wandb",), **settings)
-        tracker = create_trackers(config, str(tmp_path), {}, step)
+        tracker = create_trackers(config, str(tmp_path), {"iterations": step}, step)
         ids.append(tracker.members["wandb"].run.id)
         tracker.finish()
     assert (ids[0] == ids[1]) is same and ids[1] == (tmp_path / "wandb_run_id.txt").read_text()

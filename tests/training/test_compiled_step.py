@@ -25,7 +25,7 @@ from diff_dalle.training.loop import TrainLoop
 from diff_dalle.training.optim_config import OptimConfig
 from diff_dalle.training.trainee import Trainee
 
-STEPS, LENGTH = 20, 6
+STEPS, LENGTH = 4, 6
 TEXT = {"enc_attn_dim": 8, "enc_depth": 1, "enc_heads": 2}
 COMMON = {
     "image_size": 8,
@@ -69,18 +69,24 @@ def batch(step):
 
 
 @pytest.mark.parametrize(
-    ("kind", "microbatch"), [("generator", 2), ("upsampler", 0), ("classifier", 4), ("classifier", 2)]
-)
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+    ("kind", "microbatch", "precision"),
+    [
+        ("generator", 2, "fp32"), ("generator", 3, "fp16"), ("upsampler", 0, "bf16"),
+        ("classifier", 4, "fp32"), ("classifier", 2, "fp16"), ("classifier", 2, "bf16"),
+    ],
+)  # fmt: skip
 def test_steps_between_two_logs_never_wait_for_the_device(kind, microbatch, precision):
     """After the first step, which makes tables and the optimizer's state. Indices are on the CPU in any case."""
     loop = make_loop(kind, microbatch=microbatch, precision=precision)
     loop.update(batch(0))
-    batches = [batch(step) for step in (1, 2, 3)]
+    batches = [batch(step) for step in (1, 2)]
     with reads([each.index for each in batches]) as found:
         for each in batches:
             loop.update(each)
     assert found == []
+    with reads() as found:
+        loop.trainees[0].scalars()
+    assert found
 
 
 @pytest.mark.parametrize(
@@ -104,7 +110,7 @@ def test_a_step_is_one_graph_in_all_steps_and_computes_the_same(kind, microbatch
     assert "loss" in task.held_out(last, draw) and counter.frame_count == graphs  # evaluation is not compiled
 
 
-@pytest.mark.parametrize("seed", [0, 7, 2**63 - 1])
+@pytest.mark.parametrize("seed", [0, 2**63 - 1])
 def test_captured_random_numbers_are_the_same(seed):
     """Bit for bit for keys and uniform numbers."""
     torch._dynamo.reset()

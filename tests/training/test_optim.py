@@ -1,6 +1,4 @@
 import copy
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -73,23 +71,6 @@ def test_updates_are_those_of_torch():
 
 def decay_groups(model):
     return [{"params": [model.weight], "weight_decay": 0.2}, {"params": [model.bias], "weight_decay": 0.0}]
-
-
-def test_updates_do_without_the_compiler():
-    """Importing it takes a second of every start."""
-    code = """
-import sys, torch
-from diff_dalle.training.optim import OptimConfig, build_optimizer
-model = torch.nn.Linear(2, 2)
-optimizer = build_optimizer(OptimConfig(), model)
-model(torch.ones(1, 2)).sum().backward()
-optimizer.step()
-optimizer.zero_grad()
-optimizer.load_state_dict(optimizer.state_dict())
-print("torch._dynamo" in sys.modules)
-"""
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert result.stdout == "False\n", result.stderr
 
 
 def test_ema_follows_its_recurrence_and_swaps_back():

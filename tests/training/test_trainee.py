@@ -51,8 +51,9 @@ def flat(trainee):
 
 
 def test_each_file_names_its_trainee_and_goes_to_no_other(tmp_path):
-    run(make_loop(tmp_path, make_pair()))
+    tracker = run(make_loop(tmp_path, make_pair()))
     for name in ("base", "upsampler"):
+        assert f"{name}/loss" in tracker.rows[0][1]
         for role in ("model", "ema_0.9_", "opt"):
             content = load_file(str(tmp_path / f"{name}_{role}000006.pt"), ("model", "ema", "optimizer"))
             assert content["trainee"] == name

@@ -10,7 +10,6 @@ import uuid
 from typing import Any
 
 import numpy as np
-from gradio_client.utils import apply_diff
 from PIL import Image
 
 MOST = 60  # seconds to wait for an answer
@@ -86,6 +85,8 @@ class Visitor:
 
     def fire(self, label: str, event: str, data: Any = None) -> list[dict[str, Any]]:
         """Send an event and take over its answers. Returns all of them, each as new values by label."""
+        from gradio_client.utils import apply_diff
+
         status, answer = self.join(label, event, data)
         assert status == 200, answer
         outputs = [self.labels[i] for i in self.events[label, event]["outputs"]]

@@ -15,7 +15,7 @@ from checkpoint_making import make_classifier_file, make_file
 from control_making import make_controlnet
 from lora_making import make_lora
 from PIL import Image
-from web_making import Gate, call, make_service, pixels
+from web_making import Gate, call, client_of, make_service, needs_web, pixels
 
 import diff_dalle
 from diff_dalle.commands.serve import Limits
@@ -27,8 +27,7 @@ from diff_dalle.web.pictures import Pictures
 from diff_dalle.web.repeat import shown_path
 from diff_dalle.web.wish import BATCH, Wish, work_of
 
-pytest.importorskip("gradio", reason="the extra web is missing")
-from starlette.testclient import TestClient
+pytestmark = needs_web
 
 LIMITS = Limits(max_size=64, max_steps=20, max_images=3, max_prompt=40, max_queue=2, max_body=1, max_pixels=1)
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -73,7 +72,7 @@ def service(files):
 
 @pytest.fixture(scope="module")
 def client(service):
-    return TestClient(create_app(service))
+    return client_of(service)
 
 
 def ask(client, **wish):
@@ -99,23 +98,20 @@ def test_a_png_is_what_the_library_samples(client, files):
     assert np.array_equal(pixels(answer.content), expected)
 
 
+EDIT = {"init_image": text(PICTURE), "mask": text(MASK)}
 WISHES = {
-    "plain": {"num_images": 2, "seed": 3, "negative_prompt": "a red circle", "sampler": "heun"},
-    "classifier": {"classifier_scale": 2.0, "guidance_scale": 1.0},
-    "size": {"width": 24, "height": 16},
-    "adapted": {"lora": ["red:0.5", "soft"], "seed": 2},
-    "controlled and adapted": {"control_image": text(PICTURE), "lora": ["soft:-1"]},
-    "controlled": {"control_image": text(PICTURE), "control_scale": 0.5},
-    "inpainted": {"init_image": text(PICTURE), "mask": text(MASK)},
-    "image to image": {"init_image": text(PICTURE), "strength": 0.6},
+    "plain": {"num_images": 2, "seed": 3, "negative_prompt": "a red circle", "sampler": "heun"}
+    | {"prompt": "-x|'y' $(z)", "width": 24, "height": 16},
+    "guided and adapted": {"classifier_scale": 2.0, "guidance_scale": 1.0, "lora": ["red:0.5", "soft"], "seed": 2},
+    "controlled": {"control_image": text(PICTURE), "control_scale": 0.5, "lora": ["soft:-1"]},
+    "controlled and inpainted": EDIT | {"control_image": text(PICTURE)},
+    "image to image": {"init_image": text(PICTURE), "strength": 0.6, "eta": 0.5, "sampler": "ddim"}
+    | {"guidance_scale": 4.0, "guidance_interval": [0.2, 0.9], "thresholding": "none"}
+    | {"guidance_rescale": 0.7, "spacing": "trailing"},
     "variation": {"init_image": text(PICTURE), "variation": 0.4},
-    "cascade": {"model": "cascade", "stages": True},
-    "cascade large": {"model": "cascade", "num_images": 2, "width": 24, "height": 24, "guidance_scale": 2.0},
-    "more settings": {"guidance_scale": 4.0, "guidance_interval": [0.2, 0.9], "thresholding": "none", "eta": 0.5}
-    | {"sampler": "ddim", "guidance_rescale": 0.7, "spacing": "trailing"},
+    "cascade": {"model": "cascade", "num_images": 2, "width": 24, "height": 24, "guidance_scale": 2.0},
     "cascade settings": {"model": "cascade", "upsampler_sampler": ["ddim"], "upsampler_timestep_respacing": ["3"]}
-    | {"upsampler_thresholding": ["none"], "noise_level": [0.2], "upsampler_seed": [9], "num_images": 2},
-    "odd": {"prompt": "-x|'y' $(z)"},
+    | {"upsampler_thresholding": ["none"], "noise_level": [0.2], "upsampler_seed": [9], "stages": True},
 }
 
 
@@ -132,14 +128,8 @@ def test_the_command_line_and_the_python_code_repeat_the_images(name, client, fi
     assert set(pictures) == set(wish) & {"init_image", "mask", "control_image"}
     for key in pictures:
         (tmp_path / f"{key}.png").write_bytes(base64.b64decode(wish[key]))
-    for path in (
-        files["base"],
-        files["classifier"],
-        files["controlnet"],
-        files["low"],
-        files["middle"],
-        *files["loras"],
-    ):
+    named = ("base", "classifier", "controlnet", "low", "middle")
+    for path in (*(files[each] for each in named), *files["loras"]):
         (tmp_path / Path(path).name).symlink_to(path)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "again.py").write_text(found["python"])
@@ -158,14 +148,18 @@ def test_the_command_line_and_the_python_code_repeat_the_images(name, client, fi
 
 
 def test_the_stages_of_a_cascade_and_its_last_images(client):
-    found = ask(client, format="json", **WISHES["cascade"]).json()
+    found = ask(client, format="json", **WISHES["cascade settings"]).json()
     sizes = [pixels(base64.b64decode(stage[0])).shape for stage in found["stages"]]
     assert sizes == [(8, 8, 3), (16, 16, 3)] and found["stages"][-1] == found["images"]
 
 
-@pytest.mark.parametrize(("model", "name"), [("one", "plain"), ("one", "controlled"), ("cascade", "inpainted")])
-def test_a_wish_of_an_answer_gives_the_same_images(model, name, client):
-    first = ask(client, format="json", **WISHES[name], model=model).json()
+@pytest.mark.parametrize(
+    "wish",
+    [WISHES["plain"], WISHES["controlled"], EDIT | {"model": "cascade"}],
+    ids=["plain", "controlled", "inpainted"],
+)
+def test_a_wish_of_an_answer_gives_the_same_images(wish, client):
+    first = ask(client, format="json", **wish).json()
     again = client.post("/api/sample", json={**first["wish"], **first.get("pictures", {}), "format": "json"}).json()
     assert again["images"] == first["images"] and again["wish"] == first["wish"]
 
@@ -173,8 +167,8 @@ def test_a_wish_of_an_answer_gives_the_same_images(model, name, client):
 def test_answers_do_not_tell_where_files_are(client, files, monkeypatch):
     """Only what is below the working directory keeps its folders, so that the command works from there."""
     folder = Path(files["base"]).parent
-    for wish in (WISHES["adapted"], WISHES["classifier"], WISHES["controlled"], WISHES["cascade"]):
-        assert str(folder) not in ask(client, format="json", **wish).text
+    for name in ("guided and adapted", "controlled", "cascade settings"):
+        assert str(folder) not in ask(client, format="json", **WISHES[name]).text
     monkeypatch.chdir(folder.parent)
     assert f"--model_path={folder.name}/ema.pt" in ask(client, format="json").json()["command"]
     assert [shown_path(path) for path in ("shapes", "s3://bucket/runs/ema.pt", "/a/runs/")] == [
@@ -185,13 +179,16 @@ def test_answers_do_not_tell_where_files_are(client, files, monkeypatch):
 
 
 def test_known_pixels_stay_and_controls_and_loras_have_an_effect(client):
-    kept = pixels(ask(client, **WISHES["inpainted"], width=24, height=16).content)
-    new = pixels(ask(client, **WISHES["image to image"], width=24, height=16).content)
+    new, kept = (
+        pixels(ask(client, init_image=EDIT["init_image"], **how, width=24, height=16).content)
+        for how in ({"strength": 0.6}, {"mask": EDIT["mask"]})
+    )
     outside = MASK[2:18, :, 0] == 0
     assert np.array_equal(kept[outside], PICTURE[2:18][outside]) and not np.array_equal(new[outside], kept[outside])
-    wishes = ({}, WISHES["controlled"], WISHES["controlled and adapted"], {"lora": ["red"]}, {"lora": ["red:2"]}, {})
+    control, other = {"control_image": text(PICTURE)}, {"control_scale": 0.5}
+    wishes = ({}, control, control | other, control | {"lora": ["red"]}, {"lora": ["red"]}, {"lora": ["red:2"]}, {})
     images = [ask(client, **wish).content for wish in wishes]
-    assert len(set(images)) == 5 and images[0] == images[-1]
+    assert len(set(images)) == 6 and images[0] == images[-1]
 
 
 def test_one_adapted_pipeline_is_kept(client, service):
@@ -316,8 +313,7 @@ def test_limits_of_a_request_follow_the_size_of_the_model():
         Limits(max_scale=0)
 
 
-@pytest.mark.parametrize(("side", "most"), [(16, BATCH), (24, 1), (32, 1)])
-@pytest.mark.parametrize("model", ["one", "cascade"])
+@pytest.mark.parametrize(("model", "side", "most"), [("one", 16, BATCH), ("cascade", 24, 1), ("one", 32, 1)])
 def test_images_are_sampled_a_few_at_a_time(model, side, most, service):
     """So that a job that is stopped, or takes too long, ends soon, whatever was asked for."""
     asked, count = [], min(9, 16 * 16 * 16 // side**2)

@@ -11,7 +11,7 @@ import pytest
 from checkpoint_making import make_file
 from control_making import make_controlnet
 from page_client import Visitor, send, uploaded_file
-from web_making import make_service, serving
+from web_making import make_service, needs_web, serving
 
 from diff_dalle.commands.serve import AddressConfig, Limits
 from diff_dalle.errors import InputError
@@ -22,7 +22,7 @@ from diff_dalle.web.refusal import Refusal
 from diff_dalle.web.server import with_page
 from diff_dalle.web.uploads import BLOCK, holds, keep, make_room, uploads_folder
 
-pytest.importorskip("gradio", reason="the extra web is missing")
+pytestmark = needs_web
 EDITOR, CONTROL = "Picture to edit; draw over the part to inpaint", "Picture for the ControlNet"
 PICTURE = np.full((16, 16, 3), 77, dtype=np.uint8)
 SITE = {"Origin": "http://evil.example"}

@@ -6,11 +6,11 @@ import sys
 import pytest
 from checkpoint_making import make_file
 from load_making import load, resident
-from web_making import make_service, serving
+from web_making import make_service, needs_web, serving
 
 from diff_dalle.commands.serve import Limits
 
-pytest.importorskip("gradio", reason="the extra web is missing")
+pytestmark = needs_web
 SIZE = (600, 800)  # of the pictures
 GROWTH = 24  # MiB; a leak of one body or image of each request would be more
 

@@ -10,7 +10,7 @@ import pytest
 from cascade_making import make_stages
 from checkpoint_making import make_file
 from PIL import Image
-from web_making import Gate, inaccessible, make_service
+from web_making import Gate, inaccessible, make_service, needs_web
 
 from diff_dalle.commands.serve import Limits
 from diff_dalle.config import to_dict
@@ -24,8 +24,7 @@ from diff_dalle.web.refusal import Refusal
 from diff_dalle.web.wish import Wish
 from diff_dalle.web.worker import Snapshot
 
-pytest.importorskip("gradio", reason="the extra web is missing")
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is missing")
+pytestmark = needs_web
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 WIDTHS = {"desktop": (1280, 900), "phone": (390, 844)}
 needs_browser = pytest.mark.skipif(not CHROMIUM, reason="there is no browser: apt-get install chromium")
@@ -43,6 +42,7 @@ def service(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is missing")
     with playwright.sync_playwright() as driver:
         yield driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
 

@@ -10,12 +10,12 @@ from checkpoint_making import make_classifier_file, make_file
 from control_making import make_controlnet
 from lora_making import make_lora
 from page_client import Visitor, send
-from web_making import Gate, make_service, pixels
+from web_making import Gate, make_service, needs_web, pixels
 
 from diff_dalle.commands.serve import Limits
 from diff_dalle.web.pictures import png
 
-pytest.importorskip("gradio", reason="the extra web is missing")
+pytestmark = needs_web
 PICTURE = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
 MAGENTA = np.array([255, 0, 255, 255])
 EDITOR, PAST = "Picture to edit; draw over the part to inpaint", "History: choose an image to have its settings again"

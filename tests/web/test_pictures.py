@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 from checkpoint_making import make_file
-from web_making import Gate, call, make_service
+from web_making import Gate, call, client_of, make_service, needs_web
 
 from diff_dalle.commands.serve import Limits
 from diff_dalle.images.files import fit_image, fit_mask
@@ -16,8 +16,7 @@ from diff_dalle.web import api
 from diff_dalle.web.api import create_app
 from diff_dalle.web.pictures import base64_png, png, read_pictures
 
-pytest.importorskip("gradio", reason="the extra web is missing")
-from starlette.testclient import TestClient
+pytestmark = needs_web
 
 PICTURE = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
 MASK = np.zeros((40, 60), dtype=bool)
@@ -36,7 +35,7 @@ def busy(tmp_path):
     service, gate = make_service(make_file(tmp_path), Limits(max_queue=2)), Gate()
     service.worker.submit(gate)
     assert gate.started.wait(10)
-    yield service, TestClient(create_app(service)), gate
+    yield service, client_of(service), gate
     gate.open.set()
     service.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import io
 import json
 import socket
@@ -17,14 +18,23 @@ import pytest
 from PIL import Image
 
 from diff_dalle.commands.serve import Limits, ModelsConfig
-from diff_dalle.web.api import Service
+from diff_dalle.web.api import Service, create_app
 from diff_dalle.web.models import Models
 from diff_dalle.web.server import whole_app
+
+needs_web = pytest.mark.skipif(importlib.util.find_spec("gradio") is None, reason="the extra web is missing")
 
 
 def make_service(models: str, limits: Limits | None = None, **files) -> Service:
     given = {name: (path,) if isinstance(path, str) else path for name, path in files.items()}
     return Service(Models(ModelsConfig(tuple(models.split(",")), precision="fp32", **given), "cpu"), limits or Limits())
+
+
+def client_of(service: Service):
+    """A client of the API, without a server."""
+    from starlette.testclient import TestClient
+
+    return TestClient(create_app(service))
 
 
 @contextlib.contextmanager

@@ -29,7 +29,8 @@ class Previewer(nn.Module):
         self.convs = nn.ModuleList(convs)
         self.norms = nn.ModuleList(RunningNorm(each) for each in widths for _ in range(2))
         self.out_conv = nn.Conv2d(widths[-1], 3, 1)
-        self._set_statistics(channels)
+        if not self.out_conv.weight.is_meta:  # without values, torch would import its compiler
+            self._set_statistics(channels)
 
     @torch.no_grad()
     def _set_statistics(self, channels: int) -> None:

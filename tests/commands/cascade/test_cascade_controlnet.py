@@ -41,9 +41,8 @@ def frozen(tmp_path_factory, world):
 
 
 def make_base(folder, world, frozen, *changes) -> str:
-    """A stage C of a few updates."""
-    run("stage_c", folder, world, *frozen_of("stage_c", frozen), QUIET, ("updates", 2), ("save_every", 2), *changes)
-    return str(folder / "run" / "model000002.pt")
+    run("stage_c", folder, world, *frozen_of("stage_c", frozen), QUIET, ("updates", 1), *changes)
+    return str(folder / "run" / "model000001.pt")
 
 
 @pytest.fixture(scope="module")
@@ -77,15 +76,14 @@ def train_example(folder, world, frozen, path, **changes):
     return settings
 
 
-def test_the_documented_file_runs_ten_steps(tmp_path, world, frozen, base):
+def test_the_documented_file_trains(tmp_path, world, frozen, base):
     """Its kind follows from its keys; the base's settings from the base; previews show the controls."""
     path = example(
         tmp_path,
         world,
         frozen,
         base,
-        updates=10,
-        save_every=10,
+        updates=2,
         loop={"log_interval": 1, "preview_samples": 2},
         captions_getter=["txt", "identity"],
         use_fsdp=False,
@@ -96,9 +94,9 @@ def test_the_documented_file_runs_ten_steps(tmp_path, world, frozen, base):
         model=FILES["stage_c"]["model"],
     )
     out = run_script("train_cascade.py", path)
-    assert "Trained for 10 steps" in out.stdout
+    assert "Trained for 2 steps" in out.stdout
     assert list((tmp_path / "out" / "run").glob("*.png"))
-    saved = open_network(str(tmp_path / "run" / "model000010.pt"), "stage_c_controlnet")
+    saved = open_network(str(tmp_path / "run" / "model000002.pt"), "stage_c_controlnet")
     own = open_network(base, "stage_c").settings
     assert saved.settings.model == own.model and saved.settings.base.image_size == SIDE
     assert saved.settings.base.identity == identity_of(open_network(base, "stage_c").load(torch.device("cpu")))
@@ -107,7 +105,7 @@ def test_the_documented_file_runs_ten_steps(tmp_path, world, frozen, base):
     network = saved.load(torch.device("cpu"))
     assert sorted(network.projections) == ["0", "1", "3"]
     assert all(module[2].weight.any() for module in network.projections.values())
-    text = describe_file(str(tmp_path / "run" / "ema_0.5_000010.pt"))
+    text = describe_file(str(tmp_path / "run" / "ema_0.5_000002.pt"))
     assert (
         f"steers the base {saved.settings.base.identity} by controls of 1 channels, which the filter CannyFilter"
         in text
@@ -121,8 +119,8 @@ def test_the_kind_follows_from_the_keys():
 
 
 def test_the_other_script_takes_the_file_too(tmp_path, world, frozen, base):
-    path = example(tmp_path, world, frozen, base, kind="stage_c_controlnet", updates=2)
-    assert "Trained for 2 steps" in run_script("train_controlnet.py", "--config", path).stdout
+    path = example(tmp_path, world, frozen, base, kind="stage_c_controlnet", updates=1)
+    assert "Trained for 1 step" in run_script("train_controlnet.py", "--config", path).stdout
 
 
 def test_a_threshold_of_no_saliency_is_told(tmp_path, world, frozen, base, capsys):
@@ -137,15 +135,12 @@ def test_a_threshold_of_no_saliency_is_told(tmp_path, world, frozen, base, capsy
 
 
 def test_a_run_that_is_cut_in_two_is_the_same_run(tmp_path, world, frozen, base):
-    changes = {
-        "controlnet_filter": "InpaintFilter",
-        "controlnet_filter_params": {"p_outpaint": 0.4, "thresold": [0.1, 0.2]},
-    }
-    train_example(tmp_path / "whole", world, frozen, base, **changes)
-    for updates in (2, 4):
-        train_example(tmp_path / "cut", world, frozen, base, **changes, updates=updates)
+    params = {"p_outpaint": 0.4, "thresold": [0.1, 0.2]}
+    changes = {"controlnet_filter": "InpaintFilter", "controlnet_filter_params": params}
+    for name, updates in (("whole", 2), ("cut", 1), ("cut", 2)):
+        train_example(tmp_path / name, world, frozen, base, **changes, updates=updates)
     whole, cut = (hashes(tmp_path / name / "run") for name in ("whole", "cut"))
-    last = {name for name in whole if "000004" in name}
+    last = {name for name in whole if "000002" in name}
     assert len(last) == 2 and all(whole[name] == cut[name] for name in last)
 
 
@@ -159,28 +154,22 @@ def test_a_run_that_is_cut_in_two_is_the_same_run(tmp_path, world, frozen, base)
     ],
 )
 def test_filters_and_backbones(tmp_path, world, frozen, base, mode, name, params, channels):
-    controlnet = {"backbone": {"large_width": 8, "large_blocks": 1}} if mode == "large" else None
-    train_example(
-        tmp_path,
-        world,
-        frozen,
-        base,
-        updates=2,
-        controlnet_bottleneck_mode=mode,
-        controlnet_filter=name,
-        controlnet_filter_params=params,
-        controlnet=controlnet,
-    )
-    settings = open_network(str(tmp_path / "run" / "model000002.pt"), "stage_c_controlnet").settings
+    changes = {"controlnet_bottleneck_mode": mode, "controlnet_filter": name, "controlnet_filter_params": params}
+    if mode == "large":
+        changes["controlnet"] = {"backbone": {"large_width": 8, "large_blocks": 1}}
+    train_example(tmp_path, world, frozen, base, updates=1, **changes)
+    settings = open_network(str(tmp_path / "run" / "model000001.pt"), "stage_c_controlnet").settings
     assert settings.control.control_channels == channels and settings.controlnet.controlnet_bottleneck_mode == mode
 
 
 def test_weights_to_start_from(tmp_path, world, frozen, base):
     """Those of a ControlNet; the base's are another key."""
-    train_example(tmp_path / "first", world, frozen, base, updates=2)
-    path = str(tmp_path / "first" / "run" / "model000002.pt")
+    train_example(tmp_path / "first", world, frozen, base, updates=1)
+    path = str(tmp_path / "first" / "run" / "model000001.pt")
     train_example(tmp_path / "second", world, frozen, base, updates=1, controlnet_checkpoint_path=path, lr=1e-9)
-    first, second = load_file(path)["state"], load_file(str(tmp_path / "second" / "run" / "model000001.pt"))["state"]
+    first, second = (
+        load_file(str(tmp_path / name / "run" / "model000001.pt"))["state"] for name in ("first", "second")
+    )
     for name, value in first.items():
         torch.testing.assert_close(second[name], value, atol=1e-6, rtol=1e-6)
     with pytest.raises(InputError, match="holds a stage_c, not a stage_c_controlnet"):
@@ -190,13 +179,8 @@ def test_weights_to_start_from(tmp_path, world, frozen, base):
 def test_a_base_whose_text_a_clip_encodes(tmp_path, world, frozen):
     """Which CLIP it is, the base says; another is refused."""
     clip = make_classifier_file(tmp_path, noised=False)
-    model = {"enc_attn_dim": 0, "text_length": 12}
-    changes = [
-        ("model.text", model),
-        ("model.text_width", 16),
-        ("model.pooled_width", 16),
-        ("clip_text_model_name", clip),
-    ]
+    changes = [("model.text", {"enc_attn_dim": 0, "text_length": 12}), ("clip_text_model_name", clip)]
+    changes += [("model.text_width", 16), ("model.pooled_width", 16)]
     base = make_base(tmp_path / "base", world, frozen, *changes)
     train_example(tmp_path / "run", world, frozen, base, updates=1)
     (tmp_path / "other").mkdir()
@@ -217,35 +201,23 @@ def test_only_what_concerns_training_may_differ_from_the_process_of_the_base(tmp
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"controlnet_blocks": [0, 9]},
-            r"controlnet_blocks has 9, but the base has 4 residual blocks, numbered from 0",
-        ),
         ({"controlnet_blocks": None}, r"controlnet_blocks \(.*\) is required"),
         ({"controlnet_filter": None}, r"controlnet_filter \(.*\) is required"),
-        ({"controlnet_filter": "PidiFilter", "controlnet_filter_params": None}, "'PidiFilter', but must be one of"),
-        (
-            {"controlnet_filter_params": {"size": 3}},
-            r"controlnet_filter_params.size \(.*, line \d+\) is an unknown setting; did",
-        ),
         ({"controlnet_bottleneck_mode": "efnet"}, "did you mean effnet"),
         ({"controlnet_bottleneck_mode": None}, "effnet, which starts from the weights of a semantic encoder efficient"),
-        ({"generator_checkpoint_path": None}, r"generator_checkpoint_path \(.*\) is required"),
         ({"model_version": "3.6B"}, r"widths is 2048,2048 \(model_version 3.6B\), but the base"),
         ({"model": {"cond_width": 32}}, "cond_width is 32, but the base"),
         ({"module_filters": [".attn"]}, "belongs to the training of a LoRA"),
         ({"edm_objective": True}, "never had an effect"),
         ({"base": {"identity": "0123456789abcdef"}}, "but the run was begun with 0123456789abcdef: give those"),
+        ({"generator_checkpoint_path": "semantic"}, "holds a semantic, but a stage_c is required here"),
     ],
 )
 def test_bad_files_are_refused(tmp_path, world, frozen, base, changes, message):
+    if "generator_checkpoint_path" in changes:
+        changes = {"generator_checkpoint_path": frozen["effnet_checkpoint_path"]}
     with pytest.raises(InputError, match=message):
         parse_cascade([example(tmp_path, world, frozen, base, **changes)]).recipe().open(ALONE)
-
-
-def test_other_files_are_no_bases(tmp_path, world, frozen):
-    with pytest.raises(InputError, match="holds a semantic, but a stage_c is required here"):
-        parse_cascade([example(tmp_path, world, frozen, frozen["effnet_checkpoint_path"])]).recipe().open(ALONE)
 
 
 def test_a_controlnets_keys_are_refused_elsewhere(tmp_path, world, frozen):

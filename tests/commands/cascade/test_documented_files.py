@@ -2,12 +2,12 @@
 
 import re
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from cascade_file_making import frozen_of, make_frozen, make_world, read, run, write_file
-from refusing import refused
 from released_making import ENCODER, file_of, previewer, stage_a, stage_b, stage_c
 from safetensors.torch import save_file
 from script_running import run as run_script
@@ -29,106 +29,13 @@ from diff_dalle.training.loop import Diverged, TrainLoop
 
 QUIET = ("loop.preview_samples", 0)
 EMA = [("ema_start_iters", 1), ("ema_iters", 1), ("ema_beta", 0.5)]
-RATIOS = ["1/1", "1/2", "1/3", "2/3", "3/4", "1/5", "2/5", "3/5", "4/5", "1/6", "5/6", "9/16"]
-SHARED = """
-checkpoint_path: /path/to/checkpoint
-output_path: /path/to/output
-wandb_project: StableCascade
-wandb_entity: wandb_username
-lr: 1.0e-4
-warmup_updates: 1
-ema_start_iters: 5000
-ema_iters: 100
-ema_beta: 0.9
-webdataset_path:
-  - s3://path/to/your/first/dataset/on/s3
-  - s3://path/to/your/second/dataset/on/s3
-  - file:/path/to/your/local/dataset.tar
-effnet_checkpoint_path: models/effnet_encoder.safetensors
-"""
-STAGE_C = "previewer_checkpoint_path: models/previewer.safetensors\n"
-CONTROL = """
-captions_getter: ['txt', identity]
-dataset_filters:
-   - ['width', 'lambda s: s >= 768']
-   - ['height', 'lambda s: s >= 768']
-generator_checkpoint_path: models/stage_c_bf16.safetensors
-"""
-EDGES = "controlnet_blocks: [0, 4, 8, 12, 51, 55, 59, 63]\n"
-LORA = """
-module_filters: ['.attn']
-rank: 4
-train_tokens:
-  - ['[fernando]', '^dog</w>']
-generator_checkpoint_path: models/stage_c_bf16.safetensors
-"""
-# Each has a kind, model_version, the KEYS below (of the aspect ratios all or none), and use_fsdp.
-TABLE = """
-stage_c_3b           stage_c             3.6B  512  768 True  1 100000 20000 2000 True
-stage_c_3b_lowres    stage_c             3.6B 1024  384 True  1 100000 20000 2000 True
-stage_c_1b           stage_c               1B 1024  768 False 1  10000 20000 2000 True
-stage_c_3b_lora      stage_c_lora        3.6B   32  768 True  4  10000  1000  100 False
-stage_b_3b           stage_b               3B  256 1024 False 1 100000 20000 1000 True
-stage_b_700m         stage_b             700M  512 1024 False 1  10000 20000 2000 True
-controlnet_canny     stage_c_controlnet  3.6B  256  768 False 1  10000  2000 1000 True
-controlnet_inpaint   stage_c_controlnet  3.6B  256  768 False 1  10000  2000 1000 True
-controlnet_sr        stage_c_controlnet  3.6B  256  768 False 1  30000  5000 1000 True
-controlnet_identity  stage_c_controlnet  3.6B  256  768 False 1 200000  2000 1000 True
-"""
-EXAMPLES = {name: row for name, *row in map(str.split, TABLE.strip().splitlines())}
-KEYS = ("batch_size", "image_size", "multi_aspect_ratio", "grad_accum_steps", "updates", "backup_every", "save_every")
-STAGE_B = """
-shift: 4
-adaptive_loss_weight: True
-stage_a_checkpoint_path: models/stage_a.safetensors
-generator_checkpoint_path: models/stage_b_bf16.safetensors
-"""
-REST = {
-    "stage_c_3b": f"{STAGE_C}adaptive_loss_weight: True\ngenerator_checkpoint_path: models/stage_c_bf16.safetensors",
-    "stage_c_3b_lowres": f"""{STAGE_C}adaptive_loss_weight: True
-captions_getter: ['json', captions_getter]
-dataset_filters:
-   - ['aesthetic_score', 'lambda s: s > 4.5']
-   - ['nsfw_probability', 'lambda s: s < 0.01']
-""",
-    "stage_c_1b": STAGE_C,
-    "stage_c_3b_lora": STAGE_C + LORA,
-    "stage_b_3b": STAGE_B,
-    "stage_b_700m": STAGE_B,
-    "controlnet_canny": f"""{STAGE_C}{CONTROL}{EDGES}controlnet_filter: CannyFilter
-controlnet_filter_params:
-  resize: 224
-""",
-    "controlnet_inpaint": f"""{STAGE_C}{CONTROL}{EDGES}controlnet_filter: InpaintFilter
-controlnet_filter_params:
-  thresold: [0.04, 0.4]
-  p_outpaint: 0.4
-offset_noise: 0.1
-""",
-    "controlnet_sr": f"""{STAGE_C}{CONTROL}{EDGES}controlnet_bottleneck_mode: large
-controlnet_filter: SREffnetFilter
-controlnet_filter_params:
-  scale_factor: 0.5
-offset_noise: 0.1
-""",
-    "controlnet_identity": f"""{STAGE_C}{CONTROL}controlnet_blocks: {[*range(64)]}
-controlnet_bottleneck_mode: simple
-controlnet_filter: IdentityFilter
-controlnet_filter_params:
-  max_faces: 4
-  p_drop: 0.05
-  p_full: 0.3
-""",
-}
+PUBLISHED = Path(__file__).parents[2] / "record" / "given" / "documented"
+KIND_OF = {"stage_c_3b_lora": "stage_c_lora"}  # else what the name begins with
+EXAMPLES = [path.stem for path in sorted(PUBLISHED.glob("*.yaml")) if path.stem != "all_keys"]
 
 
 def example(name: str) -> str:
-    _, version, *values, fsdp = EXAMPLES[name]
-    given = dict(zip(KEYS, values, strict=True))
-    if given.pop("multi_aspect_ratio") == "True":
-        given["multi_aspect_ratio"] = f"[{', '.join(RATIOS)}]"
-    given |= {"experiment_id": name, "model_version": version, "use_fsdp": fsdp}
-    return "".join(f"{key}: {value}\n" for key, value in given.items()) + SHARED + REST[name] + "\n"
+    return (PUBLISHED / f"{name}.yaml").read_text()
 
 
 def parsed(tmp_path, text: str):
@@ -138,24 +45,23 @@ def parsed(tmp_path, text: str):
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_every_published_file_is_read_as_it_is(tmp_path, name):
-    run, (kind, version, *numbers, fsdp) = parsed(tmp_path, example(name)), EXAMPLES[name]
-    batch, pixels, ratios, accumulated, updates, backup, save = map(yaml.safe_load, numbers)
-    assert (run.kind, run.model_version, run.image_size) == (kind, version, pixels)
-    recipe = run.recipe()
+    run, given = parsed(tmp_path, example(name)), yaml.safe_load(example(name))
+    kind = "stage_c_controlnet" if name.startswith("controlnet") else KIND_OF.get(name, name[:7])
+    assert (run.kind, run.model_version, run.image_size) == (kind, given["model_version"], given["image_size"])
+    recipe, batch = run.recipe(), given["batch_size"]
     training, tracking, optim = recipe.training, recipe.tracking, recipe.optims[""]
-    assert (training.batch_size, training.microbatch, training.iterations) == (batch, batch // accumulated, updates)
-    assert (training.save_interval, training.backup_interval) == (save, backup)
-    assert training.sharding.parallel == ("fsdp" if fsdp == "True" else "ddp")
+    assert (training.batch_size, training.microbatch) == (batch, batch // given["grad_accum_steps"])
+    assert (training.iterations, training.save_interval) == (given["updates"], given["save_every"])
+    assert training.backup_interval == given["backup_every"]
+    assert training.sharding.parallel == ("fsdp" if given["use_fsdp"] else "ddp")
     assert training.logdir == f"/path/to/checkpoint/{name}" and tracking.samples_dir == f"/path/to/output/{name}"
     assert (tracking.wandb_project, tracking.wandb_entity) == ("StableCascade", "wandb_username")
     assert (optim.lr, optim.ema_rate, optim.ema_start, optim.ema_every) == (1e-4, (0.9,), 5000, 100)
-    assert recipe.data.aspect.multi_aspect_ratio == (tuple(RATIOS) if ratios else ())
+    assert recipe.data.aspect.multi_aspect_ratio == tuple(given.get("multi_aspect_ratio", ()))
     first, _, last = run.webdataset_path
     assert first == "s3://path/to/your/first/dataset/on/s3" and last == "file:/path/to/your/local/dataset.tar"
-    assert run.effnet_checkpoint_path == "models/effnet_encoder.safetensors"
-    given = yaml.safe_load(REST[name])
-    for key in ("previewer_checkpoint_path", "generator_checkpoint_path", "stage_a_checkpoint_path"):
-        assert getattr(run, key, None) == given.get(key), key
+    for key in ("effnet", "previewer", "generator", "stage_a"):
+        assert getattr(run, f"{key}_checkpoint_path", None) == given.get(f"{key}_checkpoint_path"), key
     assert len(run.dataset_filters) == len(given.get("dataset_filters", []))
     assert run.diffusion.offset_noise == given.get("offset_noise", 0)
     if kind == "stage_c_controlnet":
@@ -230,28 +136,28 @@ def test_tf32_is_a_setting_of_cuda_devices(tmp_path, monkeypatch):
 
 def test_weights_are_written_as_safetensors_too(tmp_path, world):
     """With the averages; usable where a checkpoint is asked for, and removed with the checkpoint."""
-    wanted = ("checkpoint_extension", "safetensors")
-    run("semantic", tmp_path, world, *EMA, QUIET, wanted, ("loop.keep_checkpoints", 1))
+    usual = [*EMA, QUIET, ("checkpoint_extension", "safetensors"), ("loop.keep_checkpoints", 1)]
+    run("semantic", tmp_path, world, *usual, ("updates", 2), ("save_every", 1))
     folder = tmp_path / "run"
-    names = [f"{stem}000004.safetensors" for stem in ("ema_0.5_", "model")]
+    names = [f"{stem}000002.safetensors" for stem in ("ema_0.5_", "model")]
     assert sorted(path.name for path in folder.glob("*.safetensors")) == names
     for name in names:
         found, other = (load_file(str(folder / name).replace(".safetensors", end)) for end in (".safetensors", ".pt"))
         state, expected = found.pop("state"), other.pop("state")
-        assert found == other and found["step"] == 4
+        assert found == other and found["step"] == 2
         assert all(torch.equal(state[key], expected[key]) and state[key].dtype == expected[key].dtype for key in state)
-    path = str(folder / "ema_0.5_000004.safetensors")
+    path = str(folder / "ema_0.5_000002.safetensors")
     assert open_network(path, "semantic").load(torch.device("cpu")).config.stride == 8
     frozen_ = [("effnet_checkpoint_path", path), ("generator_checkpoint_path", None)]
     run("stage_c", tmp_path / "c", world, *frozen_, QUIET, ("updates", 1))
     run("semantic", tmp_path / "again", world, QUIET, ("generator_checkpoint_path", path), ("updates", 1))
-    run("semantic", tmp_path, world, *EMA, QUIET, wanted, ("updates", 5), ("loop.keep_checkpoints", 1))  # resumes
-    assert sorted(path.name for path in folder.glob("*.safetensors")) == [name.replace("4", "5") for name in names]
+    run("semantic", tmp_path, world, *usual, ("updates", 3))  # resumes
+    assert sorted(path.name for path in folder.glob("*.safetensors")) == [
+        name.replace("000002", "000003") for name in names
+    ]
 
 
-def test_other_formats_of_checkpoints_are_refused(tmp_path):
-    with refused("checkpoint_extension is 'ckpt', but must be one of pt, safetensors"):
-        read("semantic", tmp_path, "w", ("checkpoint_extension", "ckpt"))
+def test_sharded_weights_are_not_written_as_safetensors(tmp_path):
     sharded = read("semantic", tmp_path, "w", ("checkpoint_extension", "safetensors"), ("use_fsdp", True))
     sharded.recipe().open(ALONE)
     with pytest.raises(InputError, match="checkpoint_extension is safetensors, but weights that are divided among"):

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -57,51 +58,64 @@ def rows(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_run_that_is_cut_in_two_is_the_same_run(tmp_path, world, frozen, kind):
+def three(kind, frozen, *changes) -> list:
+    """Changes for three updates without previews."""
+    own = [("updates", 3), ("save_every", 1), ("loop.keep_checkpoints", 0)]
+    return [*frozen_of(kind, frozen), *EMA, *RATIOS, QUIET, *own, *changes]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def begun(request, tmp_path_factory, world, frozen):
+    """A kind, the folder of three updates at once, and that of the first of them."""
+    whole, first = (tmp_path_factory.mktemp(name) for name in ("whole", "first"))
+    run(request.param, whole, world, *three(request.param, frozen))
+    run(request.param, first, world, *three(request.param, frozen, ("updates", 1)))
+    return request.param, whole, first
+
+
+def same_weights(one: Path, other: Path) -> None:
+    """To rounding."""
+    one, other = (weights(folder / "run" / "model000003.pt") for folder in (one, other))
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+
+
+def test_a_run_that_is_cut_in_two_is_the_same_run(tmp_path, world, frozen, begun):
     """Optimizers, discriminator, revivals, adaptive weights, averages and buckets included."""
-    changes = [*frozen_of(kind, frozen), *EMA, *RATIOS]
-    run(kind, tmp_path / "whole", world, *changes)
-    for updates in (2, 4):
-        run(kind, tmp_path / "cut", world, *changes, ("updates", updates))
-    whole, cut = (hashes(tmp_path / name / "run") for name in ("whole", "cut"))
-    last = {name for name in whole if "000004" in name}
-    assert last == {"model000004.pt", "ema_0.5_000004.pt", "opt000004.pt"}
+    kind, folder, first = begun
+    shutil.copytree(first, tmp_path, dirs_exist_ok=True)
+    run(kind, tmp_path, world, *three(kind, frozen))
+    whole, cut = hashes(folder / "run"), hashes(tmp_path / "run")
+    last = {name for name in whole if "000003" in name}
+    assert last == {"model000003.pt", "ema_0.5_000003.pt", "opt000003.pt"}
     assert all(whole[name] == cut[name] for name in last)
-    state = load_file(str(tmp_path / "cut" / "run" / "opt000004.pt"), ("optimizer",))["state"]
+    state = load_file(str(tmp_path / "run" / "opt000003.pt"), ("optimizer",))["state"]
     if kind == "stage_a":
-        assert state["task"]["updates"] == 4 and list(state["modules"]) == ["discriminator"]
+        assert state["task"]["updates"] == 3 and list(state["modules"]) == ["discriminator"]
     elif kind in ("stage_b", "stage_c"):
         assert (state["task"]["adaptive_weight"] != 1).any()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_accumulated_updates_are_those_of_the_whole_batch(tmp_path, world, frozen, kind):
-    for steps in (1, 2):
-        run(kind, tmp_path / str(steps), world, *frozen_of(kind, frozen), ("grad_accum_steps", steps), QUIET)
-    one, two = (weights(tmp_path / str(steps) / "run" / "model000004.pt") for steps in (1, 2))
-    torch.testing.assert_close(one, two, rtol=0, atol=1e-5)
+def test_accumulated_updates_are_those_of_the_whole_batch(tmp_path, world, frozen, begun):
+    kind, whole, _ = begun
+    run(kind, tmp_path, world, *three(kind, frozen, ("grad_accum_steps", 2)))
+    same_weights(whole, tmp_path)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_processes_may_come_and_go(tmp_path, world, frozen, kind):
+def test_processes_may_come_and_go(tmp_path, world, frozen, begun):
     """One process, then two, then one: the same run, to rounding."""
-    changes = [*frozen_of(kind, frozen), *RATIOS, QUIET]
-    changes += [("updates", 3), ("save_every", 1), ("loop.keep_checkpoints", 0)]
-    run(kind, tmp_path / "one", world, *changes)
-    run(kind, tmp_path / "moved", world, *changes, ("updates", 1))
-    path = write_file(kind, tmp_path / "moved", world, *changes, ("updates", 2))
-    out = run_script("train_cascade.py", path, ranks=2)
-    assert "Resuming at step 1" in out.stdout
-    run(kind, tmp_path / "moved", world, *changes)
-    one, moved = (weights(tmp_path / name / "run" / "model000003.pt") for name in ("one", "moved"))
-    torch.testing.assert_close(one, moved, rtol=0, atol=1e-5)
+    kind, whole, first = begun
+    shutil.copytree(first, tmp_path, dirs_exist_ok=True)
+    path = write_file(kind, tmp_path, world, *three(kind, frozen, ("updates", 2)))
+    assert "Resuming at step 1" in run_script("train_cascade.py", path, ranks=2).stdout
+    run(kind, tmp_path, world, *three(kind, frozen))
+    same_weights(whole, tmp_path)
 
 
-def test_what_frozen_networks_it_was_trained_with_is_recorded(tmp_path, world, frozen):
-    run("stage_b", tmp_path, world, *frozen_of("stage_b", frozen), QUIET)
-    path = str(tmp_path / "run" / "model000004.pt")
-    known = open_network(path, "stage_b").settings.trained_with
+@pytest.mark.parametrize("begun", ["stage_b"], indirect=True)
+def test_what_frozen_networks_it_was_trained_with_is_recorded(frozen, begun):
+    path = str(begun[1] / "run" / "model000003.pt")
+    settings = open_network(path, "stage_b").settings
+    known = settings.trained_with
     stage_a = load_stage_a(frozen["stage_a_checkpoint_path"], torch.device("cpu"))
     semantic = load_semantic(frozen["effnet_checkpoint_path"], torch.device("cpu"))
     assert known.stage_a == identity_of(stage_a) != identity_of(semantic) == known.semantic != ""
@@ -111,26 +125,24 @@ def test_what_frozen_networks_it_was_trained_with_is_recorded(tmp_path, world, f
     assert f"with stage A {known.stage_a}, semantic encoder {known.semantic}" in text
     assert "predicts eps on the schedule cosine; sampled by ancestral in 2 steps, guidance scale 1.1, shift 1" in text
     assert "GFLOPs for a forward pass over one image of 32×32 pixels" in text
-    settings = open_network(path, "stage_b").settings
     signal = settings.signal
     assert (signal.channels, signal.scale, signal.value_range) == (4, 4, None)
     with pytest.raises(InputError, match="latents become pictures by stage A, but there is none"):
         signal.to_pixels(torch.zeros(1, 4, 2, 2))
 
 
-@pytest.mark.parametrize("name", ["stage_a", "effnet"])
-def test_other_frozen_networks_than_those_at_the_start_are_refused(tmp_path, world, frozen, name):
+def test_other_frozen_networks_than_those_at_the_start_are_refused(tmp_path, world, frozen):
     """Not only of the folder's run: a file may say which ones it is about."""
-    kind = "stage_a" if name == "stage_a" else "semantic"
-    run(kind, tmp_path / "other", world, QUIET, ("updates", 1), ("loop.seed", 7))
     changes = [*frozen_of("stage_b", frozen), QUIET]
     run("stage_b", tmp_path, world, *changes, ("updates", 1))
-    other = (f"{name}_checkpoint_path", str(tmp_path / "other" / "run" / "model000001.pt"))
-    with pytest.raises(InputError, match=rf"holds a run with other settings: trained_with.{kind} \("):
-        run("stage_b", tmp_path, world, *changes, other)
-    known = ("trained_with", {kind: "0123456789abcdef"})
-    with pytest.raises(InputError, match=rf"{name}_checkpoint_path is .*the run was begun with 0123456789abcdef"):
-        run("stage_b", tmp_path / "new", world, *changes, known)
+    for name, kind in (("stage_a", "stage_a"), ("effnet", "semantic")):
+        run(kind, tmp_path / kind, world, QUIET, ("updates", 1), ("loop.seed", 7))
+        other = (f"{name}_checkpoint_path", str(tmp_path / kind / "run" / "model000001.pt"))
+        with pytest.raises(InputError, match=rf"holds a run with other settings: trained_with.{kind} \("):
+            run("stage_b", tmp_path, world, *changes, other)
+        known = ("trained_with", {kind: "0123456789abcdef"})
+        with pytest.raises(InputError, match=rf"{name}_checkpoint_path is .*the run was begun with 0123456789abcdef"):
+            run("stage_b", tmp_path / "new", world, *changes, known)
 
 
 def test_networks_that_do_not_fit_are_refused_before_training(tmp_path, world, frozen):
@@ -170,12 +182,12 @@ def clip_changes(clip) -> list:
 
 def test_a_frozen_clip_encodes_text_and_images(tmp_path, world, frozen, clip):
     changes = [*frozen_of("stage_c", frozen), *clip_changes(clip)]
-    run("stage_c", tmp_path, world, *changes, ("updates", 2))
-    run("stage_c", tmp_path, world, *changes)  # resumes
-    saved = open_network(str(tmp_path / "run" / "model000004.pt"), "stage_c")
+    for updates in (1, 2):  # resumes
+        run("stage_c", tmp_path, world, *changes, ("updates", updates))
+    saved = open_network(str(tmp_path / "run" / "model000002.pt"), "stage_c")
     known = saved.settings.trained_with
     assert known.text_clip == known.image_clip and known.text_clip.identity.startswith("diff_dalle:")
-    assert saved.tokenizer is None and (tmp_path / "out" / "run" / "samples_000004.png").is_file()
+    assert saved.tokenizer is None and (tmp_path / "out" / "run" / "samples_000002.png").is_file()
     assert f"CLIP of texts diff_dalle {clip}" in describe_file(saved.path)
     own = {**dict(changes)["model"], "pixel_channels": 0}
     del own["text_width"], own["image_width"]
@@ -265,17 +277,25 @@ def test_weights_of_another_run_are_taken_first(tmp_path, world):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_previews_and_evaluations(tmp_path, world, frozen, kind):
+def test_previews_and_evaluations_of_batches_of_several_aspect_ratios(tmp_path, frozen, kind):
     """With averages, stages B and C show samples of both weights."""
-    held_out = [("data.val_path", world), ("loop.eval_interval", 2), ("loop.eval_samples", 4), ("loop.keep_best", True)]
-    run(kind, tmp_path, world, *frozen_of(kind, frozen), *EMA, *held_out)
+    tall = make_world(tmp_path / "shards", 1, (64, 30))
+    files = []
+    for i in range(12):
+        files += [(f"{i:02d}.jpg", encoded(random_image(30, 64, i))), (f"{i:02d}.txt", f"wide {i}".encode())]
+    (tmp_path / "shards" / "wide.tar").write_bytes(tar_bytes(files))
+    changes = [*frozen_of(kind, frozen), *EMA, *RATIOS, ("bucketeer_random_ratio", 0.0)]
+    changes += [("data.val_path", tall), ("loop.eval_interval", 2), ("loop.eval_samples", 8), ("loop.keep_best", True)]
+    settings = run(kind, tmp_path, tall, *changes)
+    batches = settings.recipe().open(ALONE).both_loaders[0].batches(0)
+    assert {next(batches).images.shape[2:] for _ in range(8)} == {(16, 40), (40, 16)}
     name, lines = {"stage_a": ("reconstructions", 3), "semantic": ("previews", 2)}.get(kind, ("samples", 6))
     folder = tmp_path / "out" / "run"
     expected = [f"{name}_00000{step}.png" for step in (2, 4)]
     expected += ["samples_table.txt"] if kind in ("stage_b", "stage_c") else []
     assert sorted(path.name for path in folder.iterdir()) == expected
     grid = np.asarray(Image.open(folder / f"{name}_000004.png"))
-    assert grid.shape == (lines * 100 + 4, 2 * 100 + 4, 3)
+    assert grid.shape == (lines * (2 * 16 + 4) + 4, 2 * (2 * 40 + 4) + 4, 3)
     measured = [row for row in rows(tmp_path) if row["held_out/loss"]]
     assert len(measured) == 2 and (tmp_path / "run" / "best.pt").is_file()
     expected = {"stage_a": "psnr", "semantic": "psnr", "stage_b": "semantic_drop_gap", "stage_c": "caption_swap_gap"}
@@ -286,34 +306,17 @@ def test_previews_and_evaluations(tmp_path, world, frozen, kind):
 @pytest.mark.parametrize("kind", ["stage_b", "stage_c"])
 def test_captions_and_the_loss_by_log_snr_need_no_held_out_data(tmp_path, world, frozen, kind):
     """And change nothing of what is trained."""
-    run(kind, tmp_path / "shown", world, *frozen_of(kind, frozen), ("adaptive_loss_weight", False))
-    run(kind, tmp_path / "quiet", world, *frozen_of(kind, frozen), ("adaptive_loss_weight", False), QUIET)
+    changes = [*frozen_of(kind, frozen), ("adaptive_loss_weight", False), ("updates", 2)]
+    run(kind, tmp_path / "shown", world, *changes)
+    run(kind, tmp_path / "quiet", world, *changes, QUIET)
     shown, quiet = (tmp_path / name / "run" for name in ("shown", "quiet"))
-    assert torch.equal(weights(shown / "model000004.pt"), weights(quiet / "model000004.pt"))
+    assert torch.equal(weights(shown / "model000002.pt"), weights(quiet / "model000002.pt"))
     assert (shown / "training_loss_by_log_snr.png").is_file() and not (shown / "loss_by_log_snr.png").exists()
     assert not (quiet / "training_loss_by_log_snr.png").exists()
-    settings = read(kind, tmp_path, world, *frozen_of(kind, frozen)).recipe().open(ALONE)
-    first = settings.both_loaders[0]
+    first = read(kind, tmp_path, world, *changes).recipe().open(ALONE).both_loaders[0]
     lines = (tmp_path / "shown" / "out" / "run" / "samples_table.txt").read_text().splitlines()
     keys = [int(first.describe(position).rpartition(" ")[2]) for position in range(2)]
     assert lines == [f"picture {key}" for key in keys]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_batches_of_several_aspect_ratios(tmp_path, frozen, kind):
-    tall = make_world(tmp_path / "shards", 1, (64, 30))
-    files = []
-    for i in range(12):
-        files += [(f"{i:02d}.jpg", encoded(random_image(30, 64, i))), (f"{i:02d}.txt", b"wide")]
-    (tmp_path / "shards" / "wide.tar").write_bytes(tar_bytes(files))
-    ratios = [*RATIOS, ("bucketeer_random_ratio", 0.0)]
-    held_out = [("data.val_path", tall), ("loop.eval_interval", 2), ("loop.eval_samples", 8)]
-    run(kind, tmp_path, tall, *frozen_of(kind, frozen), *ratios, *held_out)
-    settings = read(kind, tmp_path, tall, *frozen_of(kind, frozen), *ratios).recipe().open(ALONE)
-    data = settings.both_loaders[0]
-    batches = data.batches(0)
-    sizes = {next(batches).images.shape[2:] for _ in range(8)}
-    assert sizes == {(16, 40), (40, 16)}
 
 
 def test_a_filter_that_rejects_all_ends_the_run(tmp_path, world):
@@ -321,37 +324,36 @@ def test_a_filter_that_rejects_all_ends_the_run(tmp_path, world):
         run("semantic", tmp_path, world, ("dataset_filters", [["score", "lambda s: s > 4.5"]]))
 
 
-@pytest.mark.parametrize("name", ["stage_c_3b", "stage_c_1b", "stage_b_3b", "stage_b_700m"])
-def test_the_documented_files_run_ten_steps_at_tiny_width(tmp_path, world, frozen, clip, name, monkeypatch):
-    """With all of their keys: from the weights of another run, on a list of sources, told to wandb."""
+@pytest.mark.parametrize("names", [("stage_c_3b", "stage_c_1b"), ("stage_b_3b", "stage_b_700m")])
+def test_the_documented_files_train_at_tiny_width(tmp_path, world, frozen, clip, names, monkeypatch):
+    """With all of their keys; the second from the weights of the first, on a list of sources, told to wandb."""
     for variable, value in (("MODE", "offline"), ("SILENT", "true"), ("DATA_DIR", str(tmp_path / "wandb"))):
         monkeypatch.setenv(f"WANDB_{variable}", value)
-    kind = name[:7]
-    file = yaml.safe_load(preset_text(f"cascade_{name}"))
+    kind = names[0][:7]
     own = {**UNET, "micro_conditions": [], "text": {"enc_attn_dim": 0, "text_length": 12}, "pooled_width": 16}
     own |= {"text_width": 16, "image_width": 16} if kind == "stage_c" else {"pixel_channels": 0}
-    file |= {"checkpoint_path": str(tmp_path), "output_path": str(tmp_path / "out"), "webdataset_path": world}
-    file |= dict(frozen_of(kind, frozen))
-    file |= {"batch_size": 4, "image_size": SIDE, "updates": 10, "save_every": 5, "model": own}
-    file |= {"data": {"num_workers": 0, "bucket_factor": 8}, "loop": {"preview_samples": 2}, "sampling": {"steps": 2}}
-    file |= {"distributed": {"device": "cpu", "threads": 1}, "clip_text_model_name": clip, "use_fsdp": True}
-    file |= {"clip_image_model_name": clip} if kind == "stage_c" else {"shift": 4}
-    file |= {"previewer_checkpoint_path": frozen["effnet_checkpoint_path"]} if kind == "stage_c" else {}
-
-    def trained(**more) -> str:
-        (tmp_path / "config.yaml").write_text(yaml.safe_dump({**file, **more}))
-        return run_script("train_cascade.py", str(tmp_path / "config.yaml")).stdout
-
-    trained(updates=1, experiment_id="first")
-    out = trained(
-        generator_checkpoint_path=str(tmp_path / "first" / "model000001.pt"),
-        wandb_project="StableCascade",
-        wandb_entity="wandb_username",
-        webdataset_path=[f"file:{world}/00.tar", f"{world}/01.tar"],
-    )
-    assert "Trained for 10 steps" in out and "Starting from the weights of" in out
-    found = set(os.listdir(tmp_path / file["experiment_id"]))
-    assert {"model000010.pt", "opt000010.pt", "wandb_run_id.txt"} <= found
+    given = {"checkpoint_path": str(tmp_path), "output_path": str(tmp_path / "out"), "webdataset_path": world}
+    given |= {"batch_size": 4, "image_size": SIDE, "updates": 2, "save_every": 1, "model": own}
+    given |= {"data": {"num_workers": 0, "bucket_factor": 8}, "loop": {"preview_samples": 2}, "sampling": {"steps": 2}}
+    given |= {"distributed": {"device": "cpu", "threads": 1}, "clip_text_model_name": clip, "use_fsdp": True}
+    given |= {"clip_image_model_name": clip} if kind == "stage_c" else {"shift": 4}
+    given |= {"previewer_checkpoint_path": frozen["effnet_checkpoint_path"]} if kind == "stage_c" else {}
+    files = [
+        {**yaml.safe_load(preset_text(f"cascade_{name}")), **dict(frozen_of(kind, frozen)), **given} for name in names
+    ]
+    files[1] |= {
+        "generator_checkpoint_path": str(tmp_path / files[0]["experiment_id"] / "model000002.pt"),
+        "wandb_project": "StableCascade",
+        "wandb_entity": "wandb_username",
+        "webdataset_path": [f"file:{world}/00.tar", f"{world}/01.tar"],
+    }
+    for file in files:
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(file))
+        out = run_script("train_cascade.py", str(tmp_path / "config.yaml")).stdout
+        assert "Trained for 2 steps" in out
+        found = set(os.listdir(tmp_path / file["experiment_id"]))
+        assert {"model000002.pt", "opt000002.pt"} <= found
+    assert "Starting from the weights of" in out and "wandb_run_id.txt" in found
 
 
 def test_nothing_is_said_twice(tmp_path, world):

@@ -23,7 +23,7 @@ from diff_dalle.recipes.decoders.evaluating import compared
 from diff_dalle.recipes.train import train
 from diff_dalle.training.loop import evaluating
 
-CONFIGS = Path(__file__).parent / "configs"
+PUBLISHED = Path(__file__).parents[2] / "record" / "given" / "documented"
 EVERY = {**eval_making.EVERY, "KID": {**eval_making.EVERY["KID"], "subset_size": 4}, "n_evaluation_samples": 5}
 EVERY["precision_recall"] = {**EVERY["precision_recall"], "k": 2}
 EVERY["density_coverage"] = {**EVERY["density_coverage"], "k": 2}
@@ -179,7 +179,7 @@ def test_the_clip_of_computed_embeddings_measures_too(tmp_path):
 @pytest.fixture
 def reference(tmp_path):
     """The reference's own test configuration after editing its paths, with a CLIP of ours; ``edit`` changes more."""
-    file = json.loads((CONFIGS / "smoke.json").read_text())
+    file = json.loads((PUBLISHED / "decoder_smoke.json").read_text())
     make_world(tmp_path / "test_data", shards=10, member="", form="{:d}.tar")
     clip = make_classifier_file(tmp_path, noised=False, classifier_enc_attn_dim=768)
     file["decoder"]["clip"] = {"make": "diff_dalle", "model": clip}

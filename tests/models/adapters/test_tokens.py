@@ -1,10 +1,10 @@
 """New and existing tokens with trained embeddings."""
 
-import pytest
 import torch
 from network_making import randomize
+from refusing import refused
+from torch.testing import assert_close
 
-from diff_dalle.errors import InputError
 from diff_dalle.models.adapters.adapted import Adapted
 from diff_dalle.models.adapters.tokens import merge_tokens
 from diff_dalle.models.text_encoder import TextEncoder, TextEncoderConfig
@@ -37,7 +37,7 @@ def test_a_new_token_begins_as_the_mean_of_those_that_a_pattern_finds():
     adapted = Adapted(base, [], 1, 1.0, tokens)
     star, reds, zero = (adapted.token_emb(torch.tensor([[i]]))[0, 0] for i in tokens.ids)
     assert torch.equal(star, table[circle]) and not zero.any()
-    torch.testing.assert_close(reds, table[list(red)].mean(0))
+    assert_close(reds, table[list(red)].mean(0))
     assert tokens.ids == tuple(range(TOKENIZER.vocab_size, TOKENIZER.vocab_size + 3))
 
 
@@ -75,12 +75,12 @@ def test_merged_tokens_are_those_of_the_adapters():
     assert torch.equal(plain(batch, mask)[0], adapted(batch, mask)[0])
     (triangle,) = more.ids
     table = encoder().token_emb.weight
-    torch.testing.assert_close(plain.token_emb.weight[triangle], table[triangle] + deltas[0] + 0.25)
+    assert_close(plain.token_emb.weight[triangle], table[triangle] + deltas[0] + 0.25)
     assert torch.equal(plain.token_emb.weight[: min(more.ids)], table[: min(more.ids)])
-    with pytest.raises(InputError, match=r"token embeddings are \(2, 8\), but must be \(3, 8\)"):
+    with refused(r"token embeddings are \(2, 8\), but must be \(3, 8\)"):
         merge_tokens(plain, tokens.tokenizer.vocab_size, [(tokens.ids, tokens.sources, deltas[:2], 1.0)])
 
 
 def test_a_network_without_text_has_no_tokens_to_train():
-    with pytest.raises(InputError, match="train_tokens is set, but the network has no text encoder"):
+    with refused("train_tokens is set, but the network has no text encoder"):
         Adapted(torch.nn.Linear(2, 2), [], 1, 1.0, found(STAR))

@@ -4,9 +4,10 @@ import math
 
 import pytest
 import torch
-from network_making import randomize
+from network_making import randomize, seeded
 from torch import nn
 from torch.nn import functional as F
+from torch.testing import assert_close
 
 from diff_dalle.models.cost import count_flops
 from diff_dalle.models.decoder.attention import LinearAttention, MultiQueryAttention, OverPositions, TokenAttention
@@ -16,7 +17,7 @@ from diff_dalle.models.decoder.unet import _Builder
 
 
 def images(channels, n=2, size=(6, 4), seed=0):
-    x = torch.randn(n, channels, *size, generator=torch.Generator().manual_seed(seed))
+    x = seeded(n, channels, *size, seed=seed)
     return x.contiguous(memory_format=torch.channels_last)
 
 
@@ -50,7 +51,7 @@ def test_multi_query_attention(cosine):
     torch.manual_seed(0)
     layer, x = randomize(MultiQueryAttention(12, heads=3, head_width=5, cosine=cosine)), torch.randn(2, 7, 12)
     assert layer.kv.weight.shape == (10, 12)
-    torch.testing.assert_close(layer(x), reference_attention(layer, x, None, cosine, 1))
+    assert_close(layer(x), reference_attention(layer, x, None, cosine, 1))
 
 
 @pytest.mark.parametrize("count", [3, 62, 63, 70])
@@ -60,7 +61,7 @@ def test_attention_to_tokens(cosine, count):
     torch.manual_seed(0)
     layer, x, tokens = randomize(TokenAttention(12, 6, cosine)), torch.randn(2, 7, 12), torch.randn(2, count, 6)
     assert layer.q.weight.shape == (512, 12) and layer.kv.weight.shape == (1024, 6)
-    torch.testing.assert_close(layer(x, tokens), reference_attention(layer, x, tokens, cosine, 8))
+    assert_close(layer(x, tokens), reference_attention(layer, x, tokens, cosine, 8))
 
 
 def test_attention_to_few_tokens_is_cheaper_than_its_projections():
@@ -86,7 +87,7 @@ def test_linear_attention():
         weights = qh.softmax(-1) @ kh.softmax(1).transpose(1, 2)  # tokens × tokens
         out.append(weights @ (vh / vh.norm(dim=-1, keepdim=True)))
     expected = normalized(F.gelu(torch.cat(out, -1)) @ layer.proj.weight.T, layer.out_norm.weight)
-    torch.testing.assert_close(layer(x), expected)
+    assert_close(layer(x), expected)
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
@@ -95,7 +96,7 @@ def test_attention_over_positions_is_residual(checkpointed):
     x = images(8)
     tokens = x.flatten(2).transpose(1, 2)
     expected = x + layer(tokens).transpose(1, 2).unflatten(2, (6, 4))
-    torch.testing.assert_close(OverPositions(layer, checkpointed)(x), expected)
+    assert_close(OverPositions(layer, checkpointed)(x), expected)
 
 
 def test_weight_standardization():
@@ -106,10 +107,10 @@ def test_weight_standardization():
     flat = weight.flatten(1)
     unit = (flat - flat.mean(1, keepdim=True)) / (flat.var(1, correction=0, keepdim=True) + 1e-5).sqrt()
     expected = F.conv2d(x, unit.view_as(weight), conv.bias, padding=1)
-    torch.testing.assert_close(conv(x), expected)
+    assert_close(conv(x), expected)
     with torch.no_grad():
         conv.weight.mul_(torch.tensor([3.0, 5.0, 9.0, 30.0]).view(4, 1, 1, 1)).add_(7)
-    torch.testing.assert_close(conv(x), expected, atol=1e-2, rtol=0)  # up to the constant in the root
+    assert_close(conv(x), expected, atol=1e-2, rtol=0)  # up to the constant in the root
 
 
 @pytest.mark.parametrize("standardized", [False, True])
@@ -125,7 +126,7 @@ def test_residual_block(standardized):
     h = h + block.attention(h.flatten(2).transpose(1, 2), tokens).transpose(1, 2).unflatten(2, (6, 4))
     h = F.silu(F.group_norm(block.second.conv(h), 4, block.second.norm.weight, block.second.norm.bias))
     expected = h + F.conv2d(joined, block.shortcut.weight[:, :, None, None], block.shortcut.bias)
-    torch.testing.assert_close(block(x, emb, tokens, skip), expected)
+    assert_close(block(x, emb, tokens, skip), expected)
     assert isinstance(block.first.conv, StandardizedConv2d) == isinstance(block.second.conv, StandardizedConv2d)
     assert isinstance(block.first.conv, StandardizedConv2d) == standardized
 
@@ -142,7 +143,7 @@ def test_cross_embedding(sizes, stride):
     expected = F.conv2d(x, weight, bias, stride, (largest - stride) // 2)
     out = layer(x)
     assert out.shape == (2, 10, 8 // stride, 12 // stride)
-    torch.testing.assert_close(out, expected)
+    assert_close(out, expected)
 
 
 def test_pixel_shuffle():
@@ -151,12 +152,12 @@ def test_pixel_shuffle():
     layer, x = PixelShuffle(6, 5), images(6)
     out = layer(x)
     assert out.shape == (2, 5, 12, 8) and out.is_contiguous(memory_format=torch.channels_last)
-    torch.testing.assert_close(out, F.interpolate(out[:, :, ::2, ::2], scale_factor=2.0))
+    assert_close(out, F.interpolate(out[:, :, ::2, ::2], scale_factor=2.0))
     assert layer.linear.weight[:5].std() > 0.1 and out.std() > 0.05
     randomize(layer)
     weight, bias = (p.unflatten(0, (4, 5)).transpose(0, 1).flatten(0, 1) for p in layer.linear.parameters())
     expected = F.pixel_shuffle(F.silu(F.conv2d(x, weight[:, :, None, None], bias)), 2)
-    torch.testing.assert_close(layer(x), expected)
+    assert_close(layer(x), expected)
     assert not torch.equal(layer(x)[:, :, ::2], layer(x)[:, :, 1::2])
 
 
@@ -164,13 +165,13 @@ def test_downsampling_is_space_to_depth_and_a_linear_map():
     torch.manual_seed(0)
     layer, x = _Builder(DecoderUnetConfig()).downsample(3, 5), images(3)
     expected = F.conv2d(F.pixel_unshuffle(x, 2), layer.weight.flatten(1)[:, :, None, None], layer.bias)
-    torch.testing.assert_close(layer(x), expected)
+    assert_close(layer(x), expected)
 
 
 def test_nearest_neighbor_upsampling():
     layer, x = _Builder(DecoderUnetConfig(pixel_shuffle_upsample=False)).upsample(3, 5), images(3)
     large = x.repeat_interleave(2, 2).repeat_interleave(2, 3)
-    torch.testing.assert_close(layer(x), F.conv2d(large, layer[1].weight, layer[1].bias, padding=1))
+    assert_close(layer(x), F.conv2d(large, layer[1].weight, layer[1].bias, padding=1))
 
 
 def test_norms_have_the_asked_number_of_groups():

@@ -2,12 +2,14 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from network_making import noisy, randomize, relative
+from network_making import noisy, randomize, relative, without_gradient
+from refusing import refused
+from torch.nn import functional as F
+from torch.testing import assert_close
 
 from diff_dalle.batch import Conditioning
 from diff_dalle.config import from_dict, to_dict
 from diff_dalle.diffusion.guidance import classifier_free
-from diff_dalle.errors import InputError
 from diff_dalle.models.compiling import compile_training
 from diff_dalle.models.decoder.attention import LinearAttention, MultiQueryAttention, NullAttention
 from diff_dalle.models.decoder.blocks import ResidualBlock
@@ -80,8 +82,8 @@ def config_of(*names, **changes):
     return replace(TINY, **{name: OTHER[name] for name in names}, **changes)
 
 
-def make(config=TINY, seed=0, **conditions):
-    torch.manual_seed(seed)
+def make(config=TINY, **conditions):
+    torch.manual_seed(0)
     return randomize(DecoderUnet(config, **conditions))
 
 
@@ -130,16 +132,19 @@ def test_every_setting_has_another_value_to_try():
     assert all(getattr(TINY, name) != value for name, value in OTHER.items())
 
 
-@pytest.mark.parametrize(("upsampler", "size"), [(False, (16, 16)), (True, (8, 24))])
-@pytest.mark.parametrize("names", [*([name] for name in OTHER), *COMBINED], ids="+".join)
-def test_every_setting_runs_forward_and_backward(names, upsampler, size):
+@pytest.mark.parametrize(
+    ("names", "upsampler"),
+    [*(([name], i % 2) for i, name in enumerate(OTHER)), *((names, i) for names in COMBINED for i in (0, 1))],
+    ids=str,
+)
+def test_every_setting_runs_forward_and_backward(names, upsampler):
     """The output has the right shape, and every parameter a gradient, as DDP requires."""
-    config = config_of(*names)
+    config, size = config_of(*names), (8, 24) if upsampler else (16, 16)
     network = make(config, low_res=upsampler, low_res_level=upsampler, learned_variance=upsampler)
     out = run(network, conditioning(config, size=size), size)
     assert out.shape == (3, config.channels * (1 + upsampler), *size) and out.dtype == torch.float32
     out.square().mean().backward()
-    assert not [name for name, p in network.named_parameters() if p.grad is None or not p.grad.any()]
+    assert not without_gradient(network)
 
 
 @pytest.mark.parametrize("name", [name for name in OTHER if name != "checkpoint_during_training"])
@@ -147,11 +152,11 @@ def test_every_setting_changes_the_network(name):
     """Its parameters, or the output of the same parameters."""
     config = config_of(name)
     base = replace(config, **{name: getattr(TINY, name)})
-    one, other = make(base), make(config)
-    if shapes(one) != shapes(other):
-        return
+    with torch.device("meta"):
+        if shapes(DecoderUnet(base)) != shapes(DecoderUnet(config)):
+            return
+    one, other, cond = make(base), make(config), conditioning()
     other.load_state_dict(one.state_dict())
-    cond = conditioning()
     assert relative(run(other, cond), run(one, cond)) > 1e-3
 
 
@@ -170,7 +175,7 @@ def test_settings_of_stages_are_one_value_or_a_list_in_files():
     config = from_dict(DecoderUnetConfig, given)
     assert from_dict(DecoderUnetConfig, to_dict(config)) == config
     assert [(s.attention, s.blocks, s.groups) for s in config.stages] == [("self", 1, 4), ("self", 3, 4)]
-    with pytest.raises(InputError, match="self_attn is 3, but must be comma-separated True or False"):
+    with refused("self_attn is 3, but must be comma-separated True or False"):
         from_dict(DecoderUnetConfig, {"dim": 128, "self_attn": 3})
 
 
@@ -189,23 +194,18 @@ def test_a_network_without_a_condition_ignores_it():
     assert torch.equal(network(x, t), network(x, t, cond))
 
 
-@pytest.mark.parametrize("name", ["image_embedding", "text_states", "mask", "low_res", "low_res_level"])
-def test_a_missing_condition_is_named(name):
+def test_a_condition_that_is_missing_or_of_another_width_is_named():
     network, cond = make(low_res=True, low_res_level=True), conditioning()
-    x, t = noisy()
-    with pytest.raises(InputError, match=name):
-        network(x, t, replace(cond, **{name: None}))
-
-
-@pytest.mark.parametrize(
-    ("name", "setting"), [("image_embedding", "image_embed_dim"), ("text_states", "text_embed_dim")]
-)
-def test_a_condition_of_another_width_is_refused(name, setting):
-    with pytest.raises(InputError, match=rf"width 4, but {setting} is"):
-        run(make(), replace(conditioning(), **{name: getattr(conditioning(), name)[..., :4]}))
+    for name in ("image_embedding", "text_states", "mask", "low_res", "low_res_level"):
+        with refused(name):
+            network(*noisy(), replace(cond, **{name: None}))
+    for name, setting in (("image_embedding", "image_embed_dim"), ("text_states", "text_embed_dim")):
+        with refused(rf"width 4, but {setting} is"):
+            run(network, replace(cond, **{name: getattr(cond, name)[..., :4]}))
 
 
 def test_every_condition_acts():
+    """Self-conditioning without an image is that with zeros; low_res is resized bilinearly."""
     network, cond = make(config_of("self_cond"), low_res=True, low_res_level=True), conditioning()
     cond = replace(cond, embedding_mask=None, mask=torch.ones(3, 5, dtype=torch.bool), text_states=torch.randn(3, 5, 5))
     out = run(network, cond)
@@ -213,7 +213,11 @@ def test_every_condition_acts():
         value = getattr(cond, name)
         changed = replace(cond, **{name: ~value if name == "mask" else value + 1})
         assert (run(network, changed) - out).flatten(1).norm(dim=1).min() > 1e-3, name
-    assert relative(run(network, replace(cond, extra={})), out) > 1e-3
+    without = run(network, replace(cond, extra={}))
+    assert relative(without, out) > 1e-3
+    assert torch.equal(run(network, replace(cond, extra={"self_cond": torch.zeros(3, 3, 16, 16)})), without)
+    resized = replace(cond, low_res=F.interpolate(cond.low_res, (16, 16), mode="bilinear"))
+    assert torch.equal(run(network, resized), out)
 
 
 @pytest.mark.parametrize("name", ["image", "text"])
@@ -225,7 +229,7 @@ def test_a_dropped_condition_has_no_effect_and_is_learned(name):
     other = replace(cond, image_embedding=cond.image_embedding + 1) if name == "image" else cond
     other = replace(other, text_states=other.text_states * 2) if name == "text" else other
     outs = [run(network, drop(each, where)) for each in (cond, other)]
-    torch.testing.assert_close(outs[0][where], outs[1][where])
+    assert_close(outs[0][where], outs[1][where])
     changes = [(a - b).norm() for a, b in zip(*outs, strict=True)]
     assert changes[1] > 1e-3 and (run(network, cond) - outs[0])[0].norm() > 1e-3
     nulls = [p for each, p in network.named_parameters() if each.startswith(f"conditions.{name}.null")]
@@ -263,18 +267,14 @@ def test_text_beyond_its_end_and_beyond_max_text_len_has_no_effect():
     network, cond = make(), conditioning()
     noise = torch.randn(3, 5, 5)
     scrambled = replace(cond, text_states=torch.where(cond.mask[..., None], cond.text_states, noise))
-    torch.testing.assert_close(run(network, scrambled), run(network, cond))
-    shorter = replace(cond, text_states=cond.text_states[:, :5], mask=cond.mask[:, :5])
-    padded = replace(
-        shorter,
-        text_states=torch.nn.functional.pad(shorter.text_states, (0, 0, 0, 6), value=1.0),
-        mask=torch.nn.functional.pad(shorter.mask, (0, 6)),
-    )
-    torch.testing.assert_close(run(network, padded), run(network, cond))
+    assert_close(run(network, scrambled), run(network, cond))
+    states, mask = F.pad(cond.text_states, (0, 0, 0, 6), value=1.0), F.pad(cond.mask, (0, 6))
+    padded = replace(cond, text_states=states, mask=mask)
+    assert_close(run(network, padded), run(network, cond))
     long = Conditioning(image_embedding=torch.randn(2, 6), text_states=torch.randn(2, 9, 5))
     long = replace(long, mask=torch.ones(2, 9, dtype=torch.bool))
     cut = replace(long, text_states=long.text_states[:, :7], mask=long.mask[:, :7])
-    torch.testing.assert_close(run(network, long), run(network, cut))
+    assert_close(run(network, long), run(network, cut))
 
 
 def test_only_the_middle_sees_the_text():
@@ -287,15 +287,15 @@ def test_only_the_middle_sees_the_text():
     assert all(torch.equal(a, b) for a, b in zip(seen[:3], seen[3:], strict=True))
 
 
-@pytest.mark.parametrize("names", [[], ["image_embed_dim"], ["self_attn", "sparse_attn"], *COMBINED], ids=str)
+@pytest.mark.parametrize("names", [["image_embed_dim"], *COMBINED], ids=str)
 def test_a_sample_is_alone_what_it_is_in_a_batch(names):
     """Also where image_embed_dim is cond_dim, and as many samples as image tokens."""
     config = config_of(*names, num_image_tokens=4)
     network, cond = make(config, low_res=True), conditioning(config, n=4)
     x, t = noisy(4)
     whole = network(x, t, cond)
-    for i, alone in enumerate(cond.split(1)):
-        torch.testing.assert_close(network(x[i : i + 1], t[i : i + 1], alone), whole[i : i + 1], atol=1e-5, rtol=1e-4)
+    for i in ([0], [3]):
+        assert_close(network(x[i], t[i], cond.select(i)), whole[i], atol=1e-5, rtol=1e-4)
 
 
 def test_conditions_can_be_projected_in_advance():
@@ -309,12 +309,12 @@ def test_conditions_can_be_projected_in_advance():
     assert torch.equal(run(network, encoded), expected) and not calls
     everywhere = torch.ones(3, dtype=torch.bool)
     null = cond.drop(everywhere)
-    torch.testing.assert_close(run(network, encoded.drop(everywhere)), run(network, null))
+    assert_close(run(network, encoded.drop(everywhere)), run(network, null))
     x, t = noisy()
     with torch.no_grad():
         guided = classifier_free(network, encoded, network.encode_text(null), 3.0)(x, t)
         plain, baseline = run(network, cond), run(network, null)
-    torch.testing.assert_close(guided, baseline + 3 * (plain - baseline), atol=1e-4, rtol=1e-4)
+    assert_close(guided, baseline + 3 * (plain - baseline), atol=1e-4, rtol=1e-4)
 
 
 def test_the_output_is_zero_at_initialization():
@@ -341,27 +341,14 @@ def test_training_is_captured_as_one_graph():
     out, expected = gradients(network, cond)
     compile_training(network, lambda graph, inputs: graphs.append(graph) or graph.forward)
     compiled, found = gradients(network, cond)
-    gradients(network, conditioning(seed=5))
+    run(network, conditioning(seed=5))
     assert len(graphs) == 1
-    torch.testing.assert_close(compiled, out, atol=1e-5, rtol=1e-4)
+    assert_close(compiled, out, atol=1e-5, rtol=1e-4)
     for a, b in zip(found, expected, strict=True):
-        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-3)
+        assert_close(a, b, atol=1e-5, rtol=1e-3)
 
 
-def test_self_conditioning_without_an_image_is_zero():
-    network, cond = make(config_of("self_cond")), conditioning()
-    zero = replace(cond, extra={"self_cond": torch.zeros(3, 3, 16, 16)})
-    assert torch.equal(run(network, replace(cond, extra={})), run(network, zero))
-    assert relative(run(network, cond), run(network, zero)) > 1e-3
-
-
-def test_low_res_is_resized_bilinearly():
-    network, cond = make(low_res=True), conditioning()
-    full = torch.nn.functional.interpolate(cond.low_res, (16, 16), mode="bilinear")
-    assert torch.equal(run(network, cond), run(network, replace(cond, low_res=full)))
-
-
-@pytest.mark.parametrize("names", [["self_attn"], *COMBINED], ids=str)
+@pytest.mark.parametrize("names", COMBINED, ids=str)
 def test_activation_checkpointing_changes_nothing(names):
     """The same output and gradients."""
     results = []
@@ -387,7 +374,7 @@ def test_activation_checkpointing_applies_to_blocks_and_attention():
     assert [calls.count(layer) for layer in layers] == [1] * len(layers)
 
 
-@pytest.mark.parametrize("names", [["self_attn", "sparse_attn"], *COMBINED], ids=str)
+@pytest.mark.parametrize("names", COMBINED, ids=str)
 @pytest.mark.parametrize("converted", [False, True])
 def test_activations_stay_channels_last(names, converted):
     """Also where the weights are not stored so, as sharded ones cannot be; then except for the result."""
@@ -403,7 +390,7 @@ def test_activations_stay_channels_last(names, converted):
     assert {name for name, out in maps if not out.is_contiguous(memory_format=torch.channels_last)} == set()
 
 
-@pytest.mark.parametrize("names", [[], *COMBINED], ids=str)
+@pytest.mark.parametrize("names", COMBINED, ids=str)
 def test_bfloat16_stays_close_to_float32(names):
     config = config_of(*names)
     network, cond = make(config), conditioning(config)
@@ -418,9 +405,9 @@ def test_conditions_norms_and_output_are_computed_in_float32_under_autocast():
     for name, module in network.named_modules():
         module.register_forward_hook(lambda module, inputs, out, name=name: seen.update({name: out}))
     statistics = []
-    plain = torch.nn.functional.layer_norm
+    plain = F.layer_norm
     with torch.autocast("cpu", torch.bfloat16), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.nn.functional, "layer_norm", lambda x, *args: statistics.append(x.dtype) or plain(x, *args))
+        patch.setattr(F, "layer_norm", lambda x, *args: statistics.append(x.dtype) or plain(x, *args))
         run(network, cond)
     assert all(out.dtype == torch.float32 for out in seen["conditions"]) and seen["out_conv"].dtype == torch.float32
     assert seen["conditions.time"].dtype == seen["conditions.text.tokens"].dtype == torch.float32
@@ -443,20 +430,25 @@ def test_weights_can_be_converted_once(names):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dim": 0}, "dim is 0"),
+        *(
+            ({name: 0}, f"{name} is 0")
+            for name in (
+                "dim",
+                "image_embed_dim",
+                "channels",
+                "attn_heads",
+                "attn_dim_head",
+                "num_image_tokens",
+                "num_time_tokens",
+                "max_text_len",
+                "init_dim",
+            )
+        ),
         ({"dim": 1}, "dim is 1, .*at least 2"),
         ({"dim_mults": ()}, "dim_mults is empty"),
         ({"dim_mults": (1, 0)}, "dim_mults is 0"),
-        ({"image_embed_dim": 0}, "image_embed_dim is 0"),
         ({"text_embed_dim": None}, "text_embed_dim is none"),
         ({"cond_dim": -1}, "cond_dim is -1"),
-        ({"channels": 0}, "channels is 0"),
-        ({"attn_heads": 0}, "attn_heads is 0"),
-        ({"attn_dim_head": 0}, "attn_dim_head is 0"),
-        ({"num_image_tokens": 0}, "num_image_tokens is 0"),
-        ({"num_time_tokens": 0}, "num_time_tokens is 0"),
-        ({"max_text_len": 0}, "max_text_len is 0"),
-        ({"init_dim": 0}, "init_dim is 0"),
         ({"num_resnet_blocks": (1, 0)}, "num_resnet_blocks is 0"),
         ({"resnet_groups": (0,)}, "resnet_groups is 0"),
         ({"resnet_groups": (3,)}, "resnet_groups has 3, but must divide the 8 channels"),
@@ -480,21 +472,21 @@ def test_weights_can_be_converted_once(names):
     ],
 )
 def test_impossible_settings_are_refused(changes, message):
-    with pytest.raises(InputError, match=message):
+    with refused(message):
         replace(TINY, **changes)
 
 
 def test_impossible_conditions_are_refused():
-    with pytest.raises(InputError, match="image_embed_dim is none"):
+    with refused("image_embed_dim is none"):
         DecoderUnet(replace(TINY, image_embed_dim=None))
     DecoderUnet(replace(TINY, image_embed_dim=None), image_embedding=False)
-    with pytest.raises(InputError, match="low_res_level is the noise level of low_res"):
+    with refused("low_res_level is the noise level of low_res"):
         DecoderUnet(TINY, low_res_level=True)
 
 
 @pytest.mark.parametrize(("names", "divisor"), [(["dim_mults"], 4), (["dim_mults", "memory_efficient"], 8)])
 def test_image_sizes_that_the_stages_do_not_divide_are_refused(names, divisor):
     network = make(config_of(*names))
-    with pytest.raises(InputError, match=f"image size is {divisor + 2}×{divisor}, but must be a multiple of {divisor}"):
+    with refused(f"image size is {divisor + 2}×{divisor}, but must be a multiple of {divisor}"):
         run(network, conditioning(), size=(divisor, divisor + 2))
     assert run(network, conditioning(), size=(divisor, 2 * divisor)).shape == (3, 3, divisor, 2 * divisor)

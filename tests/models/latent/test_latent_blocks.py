@@ -4,9 +4,10 @@ import math
 
 import pytest
 import torch
-from network_making import randomize
+from network_making import randomize, seeded
 from torch import nn
 from torch.nn import functional as F
+from torch.testing import assert_close
 
 from diff_dalle.models.dropout import number_dropouts
 from diff_dalle.models.latent.blocks import (
@@ -23,7 +24,7 @@ from diff_dalle.models.latent.blocks import (
 
 
 def image(channels, n=2, size=(5, 4), seed=0):
-    x = torch.randn(n, channels, *size, generator=torch.Generator().manual_seed(seed))
+    x = seeded(n, channels, *size, seed=seed)
     return x.contiguous(memory_format=torch.channels_last)
 
 
@@ -59,14 +60,14 @@ def test_convolution_block(kernel_size, skip_channels):
     h = normalized(F.conv2d(x, block.depthwise.weight, block.depthwise.bias, padding=kernel_size // 2, groups=8))
     h = h if skip is None else torch.cat([h, skip], 1)
     out = block(x, context(), skip)
-    torch.testing.assert_close(out, x + response_mlp(block.mlp, h))
+    assert_close(out, x + response_mlp(block.mlp, h))
     assert out.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_feed_forward_block():
     torch.manual_seed(0)
     block, x = randomize(FeedForward(8, 0.0, 2, use_checkpoint=False)), image(8)
-    torch.testing.assert_close(block(x, context()), x + response_mlp(block.mlp, normalized(x)))
+    assert_close(block(x, context()), x + response_mlp(block.mlp, normalized(x)))
 
 
 @pytest.mark.parametrize("cond_width", [0, 6])
@@ -82,7 +83,7 @@ def test_attention_block(cond_width):
     q, tokens = normalized(x).flatten(2).transpose(1, 2), torch.randn(2, 3, 6) if cond_width else None
     kv = q if tokens is None else torch.cat([q, tokens @ block.kv_mapper.weight.T + block.kv_mapper.bias], 1)
     expected = x + reference(q, kv, kv)[0].transpose(1, 2).reshape(x.shape)
-    torch.testing.assert_close(block(x, context(tokens=tokens)), expected)
+    assert_close(block(x, context(tokens=tokens)), expected)
 
 
 @pytest.mark.parametrize("conditions", [1, 3])
@@ -91,7 +92,7 @@ def test_timestep_block(conditions):
     block, x, given = randomize(TimestepBlock(8, 6, conditions)), image(8), context(conditions=conditions)
     signal = sum(given.emb[:, i] @ block.mappers[i].weight.T + block.mappers[i].bias for i in range(conditions))
     expected = x * (1 + signal[:, :8, None, None]) + signal[:, 8:, None, None]
-    torch.testing.assert_close(block(x, given), expected)
+    assert_close(block(x, given), expected)
 
 
 def test_noise_embedding():
@@ -101,7 +102,7 @@ def test_noise_embedding():
     for n, value in enumerate(t.tolist()):
         angles = [value * 10000 * 10000 ** (-i / 2) for i in range(3)]
         expected = [*map(math.sin, angles), *map(math.cos, angles), 0.0]
-        torch.testing.assert_close(out[n], torch.tensor(expected), atol=1e-4, rtol=0)
+        assert_close(out[n], torch.tensor(expected), atol=1e-4, rtol=0)
     assert out.shape == (3, 7) and out[0].tolist() == [0, 0, 0, 1, 1, 1, 0]
 
 
@@ -121,7 +122,7 @@ def test_transitions(kind, up, out):
         expected = F.conv2d(h, weight, bias)
         if kind == "resized":
             expected = F.interpolate(expected, scale_factor=2.0 if up else 0.5, mode="bilinear", align_corners=True)
-    torch.testing.assert_close(layer(x), expected)
+    assert_close(layer(x), expected)
     assert layer(x).shape == (2, 6, *out)
 
 
@@ -151,7 +152,7 @@ def test_statistics_of_the_response_norm_are_in_fp32():
     """In half precision a norm over many positions would overflow."""
     norm = randomize(GlobalResponseNorm(4))
     x = 60 * torch.rand(1, 2000, 4, generator=torch.Generator().manual_seed(0)).half() + 2000
-    torch.testing.assert_close(norm(x).float(), norm(x.float()), rtol=2e-3, atol=0)
+    assert_close(norm(x).float(), norm(x.float()), rtol=2e-3, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -196,5 +197,5 @@ def test_checkpointing_changes_no_gradient(make, keyed):
         out.square().sum().backward()
         found.append((out, x.grad, [p.grad for p in block.parameters()], len(saved)))
     (plain, recomputed) = found
-    torch.testing.assert_close(recomputed[:3], plain[:3])
+    assert_close(recomputed[:3], plain[:3])
     assert recomputed[3] < plain[3] / 2

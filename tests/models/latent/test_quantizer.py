@@ -1,12 +1,14 @@
 import pytest
 import torch
+from network_making import seeded
+from torch.testing import assert_close
 
 from diff_dalle.models.latent import quantizer as module
 from diff_dalle.models.latent.quantizer import USAGE_DECAY, Quantizer, one_vector, revived
 
 
 def vectors(n=3, size=(4, 5), seed=0):
-    return torch.randn(n, 2, *size, generator=torch.Generator().manual_seed(seed))
+    return seeded(n, 2, *size, seed=seed)
 
 
 def make(entries=7):
@@ -32,7 +34,7 @@ def test_the_nearest_entry_is_chosen(monkeypatch, distances):
     found = quantizer(z)
     assert torch.equal(found.indices, distance.argmin(1))
     assert torch.equal(quantizer.nearest(z), found.indices)
-    torch.testing.assert_close(found.vectors, quantizer.entries(found.indices))
+    assert_close(found.vectors, quantizer.entries(found.indices))
     for i in range(3):
         assert torch.equal(quantizer.nearest(z[i : i + 1]), found.indices[i : i + 1])
 
@@ -49,8 +51,8 @@ def test_losses_and_gradients():
     quantizer, z = make(), vectors().requires_grad_()
     found = quantizer(z)
     expected = (z - quantizer.entries(found.indices)).square().mean((1, 2, 3))
-    torch.testing.assert_close(found.codebook_loss, expected)
-    torch.testing.assert_close(found.commitment, expected)
+    assert_close(found.codebook_loss, expected)
+    assert_close(found.commitment, expected)
     weight = quantizer.codebook.weight
     through = torch.autograd.grad((found.vectors * 3).sum(), [z, weight], retain_graph=True, allow_unused=True)
     assert (through[0] == 3).all() and through[1] is None
@@ -59,7 +61,7 @@ def test_losses_and_gradients():
     committed = torch.autograd.grad(found.commitment.sum(), [z, weight], allow_unused=True)
     assert committed[0].any() and committed[1] is None
     difference = z - quantizer.entries(found.indices)
-    torch.testing.assert_close(committed[0], 2 * difference / difference[0].numel())
+    assert_close(committed[0], 2 * difference / difference[0].numel())
 
 
 def test_usage_follows_the_counts_of_the_whole_batch():
@@ -68,7 +70,7 @@ def test_usage_follows_the_counts_of_the_whole_batch():
     assert counts.tolist() == [[3, 0, 1], [0, 0, 4]]
     quantizer.observe(counts)
     expected = USAGE_DECAY + (1 - USAGE_DECAY) * 3 * torch.tensor([3, 0, 5]) / 8
-    torch.testing.assert_close(quantizer.usage, expected)
+    assert_close(quantizer.usage, expected)
     assert "usage" in quantizer.state_dict()
 
 

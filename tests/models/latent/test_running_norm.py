@@ -1,11 +1,13 @@
 import torch
+from network_making import seeded
 from torch import nn
+from torch.testing import assert_close
 
 from diff_dalle.models.latent.running_norm import MOMENTUM, RunningNorm
 
 
 def batch(n=6, seed=0, channels=4):
-    return 3 * torch.randn(n, channels, 5, 3, generator=torch.Generator().manual_seed(seed)) + 2
+    return 3 * seeded(n, channels, 5, 3, seed=seed) + 2
 
 
 def moments_of(norm, x):
@@ -22,7 +24,7 @@ def test_it_normalizes_by_the_running_statistics_in_training_too():
     x = batch().requires_grad_()
     out = norm(x)
     assert norm.training and torch.equal(out, reference(x))
-    torch.testing.assert_close(norm(x[:1]), out[:1])
+    assert_close(norm(x[:1]), out[:1])
     out.sum().backward()
     assert all(p.grad is not None for p in norm.parameters())
 
@@ -34,15 +36,15 @@ def test_the_statistics_are_those_of_the_whole_batch():
         before = one.running_var.clone()
         one.update(moments_of(one, x))
         cut.update(torch.cat([moments_of(cut, part) for part in x.split(4)]))
-        torch.testing.assert_close(cut.state_dict(), one.state_dict())
+        assert_close(cut.state_dict(), one.state_dict())
         if i == 9:
             first = torch.stack(batches[:10])
-            torch.testing.assert_close(one.running_mean, first.mean((0, 1, 3, 4)))
+            assert_close(one.running_mean, first.mean((0, 1, 3, 4)))
             variances = first.var((1, 3, 4), correction=0)
-            torch.testing.assert_close(one.running_var, variances.mean(0))
+            assert_close(one.running_var, variances.mean(0))
         if i > 9:
             moved = torch.lerp(before, x.var((0, 2, 3), correction=0), MOMENTUM)
-            torch.testing.assert_close(one.running_var, moved)
+            assert_close(one.running_var, moved)
     assert one.num_batches_tracked == 14
 
 
@@ -55,8 +57,8 @@ def test_the_moments_of_outputs_follow_from_those_of_inputs():
             nn.init.normal_(norm.bias)
         mean, variance = norm.of_outputs(moments_of(norm, x))
         out = norm(x)
-        torch.testing.assert_close(mean, out.mean((0, 2, 3)), rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(variance, out.var((0, 2, 3), correction=0))
+        assert_close(mean, out.mean((0, 2, 3)), rtol=1e-5, atol=1e-5)
+        assert_close(variance, out.var((0, 2, 3), correction=0))
 
 
 def test_moments_have_no_gradient_and_are_fp32():

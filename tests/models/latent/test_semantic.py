@@ -1,16 +1,17 @@
 import builtins
 import importlib
 import sys
-import types
 from dataclasses import fields, replace
 
 import pytest
 import torch
-from network_making import randomize, relative
+from network_making import pixels, randomize, relative, without_gradient
+from refusing import refused
+from released_making import stand_in_torchvision
 from torch import nn
 from torch.nn import functional as F
+from torch.testing import assert_close
 
-from diff_dalle.errors import InputError
 from diff_dalle.models.latent.previewer import Previewer
 from diff_dalle.models.latent.running_norm import RunningNorm
 from diff_dalle.models.latent.semantic import SEMANTIC_SIZES, SemanticAutoencoder, SemanticConfig
@@ -33,25 +34,12 @@ def make(config=TINY):
 
 
 def images(n=3, size=(32, 48), seed=0):
-    return torch.rand(n, 3, *size, generator=torch.Generator().manual_seed(seed)) * 2 - 1
-
-
-class StandIn(nn.Module):
-    """In place of EfficientNetV2-S: stride 32, 1280 channels, with a batch norm."""
-
-    def __init__(self):
-        super().__init__()
-        self.features = nn.Sequential(nn.Conv2d(3, 1280, 32, stride=32), nn.BatchNorm2d(1280), nn.Dropout(0.5))
+    return pixels(n, 3, *size, seed=seed)
 
 
 @pytest.fixture
 def torchvision(monkeypatch):
-    """A package with the stand-in; its argument ``weights`` must be None, else it would download."""
-    package, models = types.ModuleType("torchvision"), types.ModuleType("torchvision.models")
-    models.efficientnet_v2_s = lambda *, weights: StandIn() if weights is None else 1 / 0
-    package.models = models
-    monkeypatch.setitem(sys.modules, "torchvision", package)
-    monkeypatch.setitem(sys.modules, "torchvision.models", models)
+    stand_in_torchvision(monkeypatch, strided=True)
 
 
 # ------------------------------------------------------------------------------------------------------------ previewer
@@ -76,7 +64,7 @@ def test_previewer_layer_by_layer():
             h = F.conv2d(h, conv.weight, conv.bias, padding=1 if i else 0)
         h = norm(F.gelu(h))
     h = F.conv2d(h, previewer.out_conv.weight, previewer.out_conv.bias)
-    torch.testing.assert_close(out, 2 * h - 1)
+    assert_close(out, 2 * h - 1)
     assert out.shape == (2, 3, 16, 24)
 
 
@@ -90,7 +78,7 @@ def test_strides(stride):
     assert latents.shape == (3, 5, 64 // stride, 96 // stride) and latents.dtype == torch.float32
     assert network.preview(latents).shape == (3, 3, 8 * 64 // stride, 8 * 96 // stride)
     assert network.backbone.channels == 8 * stride // 4
-    with pytest.raises(InputError, match=f"96×60 pixels, but the semantic encoder takes multiples of {stride}"):
+    with refused(f"96×60 pixels, but the semantic encoder takes multiples of {stride}"):
         network.encode(images(size=(60, 96)))
 
 
@@ -105,8 +93,8 @@ def test_the_latents_are_normalized():
         network(x, moments)
         network.norm.update(moments[0])
     latents = network.encode(x)
-    torch.testing.assert_close(latents.mean((0, 2, 3)), torch.zeros(5), atol=1e-4, rtol=0)
-    torch.testing.assert_close(latents.var((0, 2, 3), correction=0), torch.ones(5), atol=1e-2, rtol=0)
+    assert_close(latents.mean((0, 2, 3)), torch.zeros(5), atol=1e-4, rtol=0)
+    assert_close(latents.var((0, 2, 3), correction=0), torch.ones(5), atol=1e-2, rtol=0)
     network.norm.running_mean += 1
     network.norm.running_var *= torch.linspace(0.5, 2, 5)
     for _ in range(2):  # also when it is calibrated already
@@ -114,13 +102,13 @@ def test_the_latents_are_normalized():
         before = network.preview(latents)
         network.calibrate(latents.mean((0, 2, 3)), latents.std((0, 2, 3)))
         latents = network.encode(x)
-        torch.testing.assert_close(latents.mean((0, 2, 3)), torch.zeros(5), atol=1e-4, rtol=0)
-        torch.testing.assert_close(latents.std((0, 2, 3)), torch.ones(5))
-        torch.testing.assert_close(network.preview(latents), before, rtol=1e-4, atol=1e-4)
+        assert_close(latents.mean((0, 2, 3)), torch.zeros(5), atol=1e-4, rtol=0)
+        assert_close(latents.std((0, 2, 3)), torch.ones(5))
+        assert_close(network.preview(latents), before, rtol=1e-4, atol=1e-4)
         network.norm.running_mean -= 0.5
     other = SemanticAutoencoder(TINY)
     other.load_state_dict(network.state_dict())
-    torch.testing.assert_close(other.encode(x), network.encode(x))
+    assert_close(other.encode(x), network.encode(x))
 
 
 def test_the_previewer_starts_with_the_statistics_of_normal_latents():
@@ -141,15 +129,15 @@ def test_the_previewer_starts_with_the_statistics_of_normal_latents():
 def test_every_parameter_has_a_gradient():
     network = make()
     network(images()).square().mean().backward()
-    assert not [name for name, p in network.named_parameters() if p.grad is None or not p.grad.any()]
+    assert not without_gradient(network)
 
 
 def test_a_sample_is_the_same_alone():
     network, x = make(), images()
     out, latents = network(x), network.encode(x)
     for i in range(3):
-        torch.testing.assert_close(network(x[i : i + 1]), out[i : i + 1])
-        torch.testing.assert_close(network.encode(x[i : i + 1]), latents[i : i + 1])
+        assert_close(network(x[i : i + 1]), out[i : i + 1])
+        assert_close(network.encode(x[i : i + 1]), latents[i : i + 1])
 
 
 def test_encoder_and_previewer_learn_together():
@@ -183,7 +171,7 @@ def test_every_setting_changes_the_network(name):
         for network in (one, other):
             network(images()).square().sum().backward()
             gradients.append([p.grad for p in network.parameters()])
-        torch.testing.assert_close(*gradients)
+        assert_close(*gradients)
         assert any(module.use_checkpoint for module in other.modules() if hasattr(module, "use_checkpoint"))
     else:
         assert [p.shape for p in one.parameters()] != [p.shape for p in other.parameters()]
@@ -202,7 +190,7 @@ def test_every_setting_changes_the_network(name):
     ],
 )
 def test_impossible_settings_are_refused(change, message):
-    with pytest.raises(InputError, match=message):
+    with refused(message):
         replace(TINY, **change)
 
 
@@ -229,7 +217,7 @@ def test_efficientnet_is_frozen_and_sees_normalized_colors():
     colors = (((x + 1) / 2).permute(0, 2, 3, 1) - mean) / std
     expected = network.norm(network.mapper(features(colors.permute(0, 3, 1, 2))))
     latents = network.encode(x)
-    torch.testing.assert_close(latents, expected, rtol=1e-4, atol=1e-3)
+    assert_close(latents, expected, rtol=1e-4, atol=1e-3)
     assert latents.shape == (2, 16, 2, 3)
     network(x).square().mean().backward()
     without = [name for name, p in network.named_parameters() if p.grad is None]
@@ -240,7 +228,7 @@ def test_efficientnet_is_frozen_and_sees_normalized_colors():
 def test_a_missing_torchvision_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchvision", None)
     monkeypatch.delitem(sys.modules, "torchvision.models", raising=False)
-    with pytest.raises(InputError, match=r"requires the package torchvision: pip install 'diff_dalle\[vision\]'"):
+    with refused(r"requires the package torchvision: pip install 'diff_dalle\[vision\]'"):
         SemanticAutoencoder(SEMANTIC_SIZES["released"])
 
 
@@ -253,7 +241,7 @@ def test_a_broken_torchvision_is_named(monkeypatch):
         return real(name, *arguments)
 
     monkeypatch.setattr(importlib, "import_module", broken)
-    with pytest.raises(InputError, match=r"cannot be imported \(operator torchvision::nms does not exist\), which"):
+    with refused(r"cannot be imported \(operator torchvision::nms does not exist\), which"):
         SemanticAutoencoder(SEMANTIC_SIZES["released"])
 
 

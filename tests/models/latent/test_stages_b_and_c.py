@@ -6,13 +6,14 @@ from dataclasses import fields, replace
 import pytest
 import torch
 from latent_making import TEXT, B, C, conditioning, latents, make, own_text
-from network_making import VOCABULARY, relative
+from network_making import VOCABULARY, relative, without_gradient
+from refusing import refused
 from torch import nn
 from torch.nn import functional as F
+from torch.testing import assert_close
 
 from diff_dalle.batch import Conditioning
 from diff_dalle.config import from_dict, to_dict
-from diff_dalle.errors import InputError
 from diff_dalle.models.cost import count_flops, peak_bytes
 from diff_dalle.models.dropout import Dropout
 from diff_dalle.models.latent.blocks import (
@@ -107,7 +108,7 @@ def test_the_order_of_blocks(config, size):
     network, cond = make(config), conditioning(config)
     x, t = latents(config, size=size)
     expected, inputs = walk(network, x, t, cond)
-    torch.testing.assert_close(network(x, t, cond), expected)
+    assert_close(network(x, t, cond), expected)
     assert len(inputs) == len(config.residual_widths) == 1 * 2 + 2 * 1 + 2 * 2 + 1 * 3
 
 
@@ -117,7 +118,7 @@ def test_without_a_change_of_resolution_any_size_goes(size):
     config = replace(C, switch_level=(False,))
     network, cond = make(config), conditioning(config)
     x, t = latents(config, size=size)
-    torch.testing.assert_close(network(x, t, cond), walk(network, x, t, cond)[0])
+    assert_close(network(x, t, cond), walk(network, x, t, cond)[0])
 
 
 @BOTH
@@ -149,7 +150,7 @@ def test_control_is_added_before_exactly_the_listed_blocks(config):
     for listed in ({0}, {1, 3}, {4, 8, 10}):
         control = [torch.randn(3, plain[i].shape[1], 3, 2) if i in listed else None for i in range(max(listed) + 1)]
         out, inputs = walk(network, x, t, cond, control)
-        torch.testing.assert_close(network(x, t, cond, control), out)
+        assert_close(network(x, t, cond, control), out)
         first = min(listed)
         same = [torch.equal(a, b) for a, b in zip(plain, inputs, strict=True)]
         assert all(same[:first]) and not any(same[first:])
@@ -165,33 +166,14 @@ def test_no_control_changes_no_bit(config):
 
 def test_control_without_a_place_is_refused():
     network, cond = make(C), conditioning(C)
-    with pytest.raises(InputError, match="there are 12 control tensors, but the network has 11 residual blocks"):
+    with refused("there are 12 control tensors, but the network has 11 residual blocks"):
         run(network, cond, control=[None] * 12)
-    with pytest.raises(InputError, match=r"shape \(3, 12, 2, 2\), but its residual block has 8 channels"):
+    with refused(r"shape \(3, 12, 2, 2\), but its residual block has 8 channels"):
         run(network, cond, control=[torch.zeros(3, 12, 2, 2)])
     run(network, cond, control=[None] * 11)
 
 
 # ---------------------------------------------------------------------------------------------------- sizes of networks
-
-
-@pytest.mark.parametrize(
-    ("sizes", "stage", "name", "millions"),
-    [
-        (STAGE_C_SIZES, StageC, "3.6B", 3589),
-        (STAGE_C_SIZES, StageC, "1B", 1031),
-        (STAGE_B_SIZES, StageB, "3B", 1563),
-        (STAGE_B_SIZES, StageB, "700M", 699),
-    ],
-)
-def test_released_sizes(sizes, stage, name, millions):
-    with torch.device("meta"):
-        network = stage(sizes[name])
-    assert round(sum(p.numel() for p in network.parameters()) / 1e6) == millions
-    counts = {"3.6B": (64, 64), "1B": (32, 32)}
-    if name in counts:
-        kinds = [sum(isinstance(m, kind) for m in network.modules()) for kind in (ConvBlock, AttentionBlock)]
-        assert tuple(kinds) == counts[name] and len(sizes[name].residual_widths) == counts[name][0]
 
 
 @pytest.mark.parametrize(("sizes", "stage", "size"), [(STAGE_C_SIZES, StageC, 8), (STAGE_B_SIZES, StageB, 16)])
@@ -251,11 +233,10 @@ def test_initial_scales():
 
 
 @BOTH_TEXTS
-@pytest.mark.parametrize("use_checkpoint", [False, True])
-def test_every_parameter_has_a_gradient(config, use_checkpoint):
-    network = make(replace(config, use_checkpoint=use_checkpoint, dropout=(0.2, 0.1)))
+def test_every_parameter_has_a_gradient(config):
+    network = make(replace(config, use_checkpoint=config.text.enc_attn_dim > 0, dropout=(0.2, 0.1)))
     run(network, conditioning(config)).square().mean().backward()
-    without = [name for name, p in network.named_parameters() if p.grad is None or not p.grad.any()]
+    without = without_gradient(network)
     assert not without
 
 
@@ -286,11 +267,11 @@ def test_a_missing_condition_is_named_or_stands_for_its_absence(config, name, ne
     network, cond = make(config), conditioning(config)
     missing = replace(cond, **{name: None})
     if needed:
-        with pytest.raises(InputError, match=f"cond has no {name}"):
+        with refused(f"cond has no {name}"):
             run(network, missing)
     else:  # an embedding of zeros, a black picture
         none = getattr(cond, name) * 0 - float(name == "low_res")
-        torch.testing.assert_close(run(network, missing), run(network, replace(cond, **{name: none})))
+        assert_close(run(network, missing), run(network, replace(cond, **{name: none})))
 
 
 @pytest.mark.parametrize(
@@ -307,7 +288,7 @@ def test_a_condition_of_another_width_is_refused(config, name, message):
     cond = conditioning(config)
     value = getattr(cond, name)
     value = value[..., :-1] if value.dim() < 4 else value[:, :-1]
-    with pytest.raises(InputError, match=message):
+    with refused(message):
         run(make(config), replace(cond, **{name: value}))
 
 
@@ -320,7 +301,7 @@ def test_condition_tokens():
         parts.append((vector @ layer.weight.T + layer.bias).view(3, 2, 10))
     x = torch.cat(parts, 1)
     expected = (x - x.mean(2, keepdim=True)) / (x.var(2, correction=0, keepdim=True) + 1e-6).sqrt()
-    torch.testing.assert_close(tokens(cond, 3), expected)
+    assert_close(tokens(cond, 3), expected)
     assert expected.shape == (3, 9 + 2 + 2, 10)
 
 
@@ -328,7 +309,7 @@ def test_vectors_may_have_an_axis_of_one_token():
     network, cond = make(C), conditioning(C)
     other = replace(cond, text_pooled=cond.text_pooled[:, None], image_embedding=cond.image_embedding[:, None])
     assert torch.equal(run(network, other), run(network, cond))
-    with pytest.raises(InputError, match=r"shape \(3, 2, 5\)"):
+    with refused(r"shape \(3, 2, 5\)"):
         run(network, replace(cond, text_pooled=cond.text_pooled[:, None].expand(3, 2, 5)))
 
 
@@ -343,8 +324,8 @@ def test_padding_of_captions_has_no_effect(config):
     else:
         junk = replace(cond, tokens=cond.tokens.masked_fill(hidden, 0))
         shorter = replace(cond, tokens=cond.tokens[:, :7], mask=cond.mask[:, :7])
-    torch.testing.assert_close(run(network, junk), out)
-    torch.testing.assert_close(run(network, shorter), out)
+    assert_close(run(network, junk), out)
+    assert_close(run(network, shorter), out)
 
 
 def test_states_without_a_mask_all_count():
@@ -355,7 +336,7 @@ def test_states_without_a_mask_all_count():
 
 
 def test_longer_texts_are_refused():
-    with pytest.raises(InputError, match="the texts have 10 tokens, but text_length is 9"):
+    with refused("the texts have 10 tokens, but text_length is 9"):
         run(make(C), replace(conditioning(C), text_states=torch.zeros(3, 10, 7), mask=None))
 
 
@@ -365,13 +346,10 @@ def test_text_is_encoded_once_for_all_steps(config):
     encoded = network.encode_text(cond)
     assert network.encode_text(encoded) is encoded
     assert torch.equal(run(network, encoded), run(network, cond))
-    with pytest.raises(InputError, match="captions are required"):
+    with refused("captions are required"):
         network.encode_text(Conditioning())
-
-
-def test_a_network_with_text_from_outside_encodes_nothing():
-    cond = conditioning(C)
-    assert make(C).text_encoder is None and make(C).encode_text(cond) is cond
+    outside, cond = make(C), conditioning(C)
+    assert outside.text_encoder is None and outside.encode_text(cond) is cond
 
 
 @BOTH_TEXTS
@@ -379,12 +357,12 @@ def test_dropped_conditions(config):
     """Text as an empty caption or zeros, maps and embeddings as zeros; the other samples do not change."""
     network, cond, where = make(config), conditioning(config), torch.tensor([True, False, True])
     out, dropped = run(network, cond), run(network, cond.drop(where))
-    torch.testing.assert_close(dropped[1], out[1])
+    assert_close(dropped[1], out[1])
     assert (dropped - out)[where].flatten(1).norm(dim=1).min() > 1e-3
     other = replace(conditioning(config, seed=5), extra=cond.extra, low_res=cond.low_res)
     if cond.tokens is not None:  # a dropped caption keeps its start token
         other = replace(other, tokens=torch.cat([cond.tokens[:, :1], other.tokens[:, 1:]], 1))
-    torch.testing.assert_close(run(network, other.drop(where))[where], dropped[where])
+    assert_close(run(network, other.drop(where))[where], dropped[where])
 
 
 def test_pooled_text_without_states_is_dropped():
@@ -442,9 +420,8 @@ def test_a_sample_is_the_same_alone(config):
     network, cond = make(config), conditioning(config)
     x, t = latents(config)
     out = network(x, t, cond)
-    for i in range(3):
-        one = slice(i, i + 1)
-        torch.testing.assert_close(network(x[one], t[one], cond.select(one)), out[one])
+    for one in ([0], [2]):
+        assert_close(network(x[one], t[one], cond.select(one)), out[one])
 
 
 @BOTH
@@ -456,7 +433,7 @@ def test_dropout_follows_the_keys(config, use_checkpoint):
     out = run(network, keyed)
     assert torch.equal(run(network, keyed), out)
     other = run(network, replace(cond, dropout_keys=torch.tensor([3, 4, 6])))
-    torch.testing.assert_close(other[:2], out[:2])
+    assert_close(other[:2], out[:2])
     assert relative(other[2], out[2]) > 1e-3
     salts = [module.salt.item() for module in network.modules() if isinstance(module, Dropout)]
     assert sorted(salts) == list(range(1, len(salts) + 1)) and len(salts) == 8
@@ -483,7 +460,7 @@ def test_half_precision(config):
         out = run(network, cond)
         converted = run(cast_weights(network, torch.bfloat16), cond)
     assert out.dtype == torch.float32 and 0 < relative(out, exact) < 0.05
-    torch.testing.assert_close(converted, out)
+    assert_close(converted, out)
 
 
 @BOTH
@@ -514,10 +491,12 @@ def test_every_setting_changes_the_network(config, name):
     keyed = replace(conditioning(config), dropout_keys=torch.tensor([3, 4, 5]))
     changed = replace(config, **{name: OTHER[name]})
     cond = replace(conditioning(changed), dropout_keys=keyed.dropout_keys)
-    one, other = make(config), make(changed)
-    out = run(other, cond)
-    assert out.shape == (3, changed.channels, 8, 12)
-    if sizes(one) == sizes(other):
+    other = make(changed)
+    assert run(other, cond).shape == (3, changed.channels, 8, 12)
+    with torch.device("meta"):
+        same = sizes(type(other)(config, VOCABULARY)) == sizes(other)
+    if same:
+        one = make(config)
         other.load_state_dict(one.state_dict())
         assert relative(run(other, keyed), run(one, keyed)) > 1e-3
 
@@ -553,16 +532,16 @@ def test_every_setting_changes_the_network(config, name):
     ],
 )
 def test_impossible_settings_are_refused(config, change, message):
-    with pytest.raises(InputError, match=message):
+    with refused(message):
         replace(config, **change)
 
 
 def test_impossible_image_sizes_are_refused():
-    with pytest.raises(InputError, match=r"12×9 positions, but patch_size \(2\) must divide both"):
+    with refused(r"12×9 positions, but patch_size \(2\) must divide both"):
         run(make(B), conditioning(B), (9, 12))
-    with pytest.raises(InputError, match="12×2 positions, but 2 levels need at least 4 on each side"):
+    with refused("12×2 positions, but 2 levels need at least 4 on each side"):
         run(make(B), conditioning(B), (2, 12))
-    with pytest.raises(InputError, match="1×12 positions, but 2 levels need at least 2"):
+    with refused("1×12 positions, but 2 levels need at least 2"):
         run(make(C), conditioning(C), (12, 1))
 
 

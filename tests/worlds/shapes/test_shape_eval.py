@@ -25,7 +25,7 @@ def renders(prompts, change=lambda item: item) -> np.ndarray:
     return np.stack([render(content) for content in scenes])
 
 
-def of(task: str, n: int = 40) -> list:
+def of(task: str, n: int = 12) -> list:
     return shape_prompts(n, tasks=[task])
 
 
@@ -104,7 +104,7 @@ def test_exchanged_places_cost_the_relation():
 @pytest.mark.parametrize("task", ["single object", "counting"])
 def test_a_surplus_object_is_wrong(task):
     """One more of the same object than asked for."""
-    prompts, images = of(task, 20), []
+    prompts, images = of(task), []
     for prompt in prompts:
         objects = prompt.scene.objects
         free = [xy for xy in POSITIONS.values() if all(max(abs(t.x - xy[0]), abs(t.y - xy[1])) > 0.43 for t in objects)]
