@@ -14,7 +14,7 @@ _HOMES = {
     "sampling.classifier": ("Classifier", "load_classifier"),
     "sampling.control": ("Control",),
     "checkpoints.model_folder": ("trained_models",),
-    "errors": ("InputError",),
+    "config": ("InputError",),
     "batch": ("Batch", "Conditioning"),
     "models.generator": ("Generator", "GeneratorConfig"),
     "models.noised_clip": ("NoisedClip", "NoisedClipConfig"),

@@ -13,9 +13,8 @@ from pathlib import Path
 
 from .commands import completion
 from .commands.examples import scripts_in_order
-from .config import nearest
+from .config import InputError, nearest
 from .distributed.launch import run_script
-from .errors import InputError
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 import torch
 from torch import Tensor
 
-from .errors import InputError, named
+from .config import InputError, named
 
 SELF_COND = "self_cond"  # in ``Conditioning.extra``: [N, C, H, W], the x_start predicted before (Chen et al. 2022)
 CONTROL_HINT = "control_hint"  # in ``Conditioning.extra``: what a ControlNet made of ``control``, once for all steps

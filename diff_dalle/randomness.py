@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .capturing import constant_in_graphs
-from .errors import Fault, InputError
+from .config import Fault, InputError
 
 if TYPE_CHECKING:  # settings and orders need no torch
     import torch

@@ -28,7 +28,7 @@ from diff_dalle.commands.serve import ServeRun
 from diff_dalle.commands.share import COMMANDS as SHARE
 from diff_dalle.commands.train_tokenizer import VocabularyConfig
 from diff_dalle.commands.watch import WatchConfig
-from diff_dalle.planning.cluster import PlanConfig
+from diff_dalle.recipes.planning.cluster import PlanConfig
 
 SCRIPTS = Path(__file__).parent
 PRESETS = SCRIPTS.parent / "diff_dalle" / "presets" / "README.md"

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from diff_dalle.commands.command_line import parse
-from diff_dalle.config import option, section, settings
-from diff_dalle.errors import Fault, InputError, named
+from diff_dalle.config import Fault, InputError, named, option, section, settings
 
 
 @settings

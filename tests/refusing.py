@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 
 
 @contextlib.contextmanager

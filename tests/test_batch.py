@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from diff_dalle.batch import Batch, Conditioning
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 
 
 def make(n=5):

@@ -3,7 +3,7 @@ import signal
 
 import pytest
 
-from diff_dalle.errors import InputError, redact
+from diff_dalle.config import InputError, redact
 
 SECRET = "tOpS3cret"
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from operation_counting import operations
 
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from diff_dalle.randomness import (
     MAX_SEED,
     Draw,

@@ -9,8 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..config import shown, to_dict
-from ..errors import InputError, named
+from ..config import InputError, named, shown, to_dict
 from .checkpoint import ROLES, Identity, load_file, save_file
 from .decoder import PER_UPSAMPLER, DecoderConfig, check_same_embeddings
 from .decoder_stage import DecoderStage

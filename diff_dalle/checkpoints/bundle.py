@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .. import storage
-from ..errors import InputError
+from ..config import InputError
 from .content import DamagedError, as_local_file, is_whole, read_archive, short
 from .record import RECORD, Record, parse_record, record_bytes
 from .run_folder import RunFolder, best_file, read_run

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import storage
-from ..errors import InputError, quantity, quoted
+from ..config import InputError, quantity, quoted
 from .content import DamagedError, check_header, check_state, read_archive
 from .model_folder import find_file
 from .safetensors import HEADER, WEIGHTS, read_weights_file

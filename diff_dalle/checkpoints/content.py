@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from .. import storage
-from ..errors import InputError
+from ..config import InputError
 
 MAX_PICKLE = 16 * 2**20  # bytes of everything but the tensors' values; a network of 10^9 weights has under 1 MiB
 MAX_VALUES = 500_000  # of a state or config; the optimizer of a network with 10^5 weight tensors has as many

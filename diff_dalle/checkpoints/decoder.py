@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from ..config import lookup, members, option, settings
+from ..config import Fault, InputError, lookup, members, named, option, quantity, settings
 from ..diffusion.augmentation import Degradation
 from ..diffusion.diffusion_config import DiffusionConfig
 from ..diffusion.guidance import GuidanceConfig
 from ..diffusion.sampling import SamplerConfig
 from ..diffusion.schedules import MAX_STEPS, SCHEDULES, get_named_beta_schedule
-from ..errors import Fault, InputError, named, quantity
 from ..models.decoder.config import DecoderUnetConfig
 from .decoder_stage import DecoderStage
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from .. import storage
+from ..config import InputError, named, quantity
 from ..distributed.devices import with_memory, without_values
-from ..errors import InputError, named, quantity
 from ..models.layers import to_channels_last
 from ..text.tokenizer import Tokenizer, load_tokenizer
 from ..text.vocabulary import BUILT_IN, parse_vocabulary

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import storage
-from ..errors import InputError
+from ..config import InputError
 from ..models.adapters.lora import merge_low_rank
 from ..models.adapters.tokens import merge_tokens, unmerge_tokens
 from ..text.tokenizer import Tokenizer

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from importlib import resources
 
 from .. import storage
-from ..config import MAX_TEXT, load_mapping, nearest
-from ..errors import InputError, quoted
+from ..config import MAX_TEXT, InputError, load_mapping, nearest, quoted
 from .content import DamagedError
 
 TABLE, CARD = "model.json", "README.md"

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from .. import storage
-from ..config import lookup, to_dict
-from ..errors import InputError
+from ..config import InputError, lookup, to_dict
 from ..text.vocabulary import BUILT_IN
 from .checkpoint import load_file
 from .decoder import ClipConfig

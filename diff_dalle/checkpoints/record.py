@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .. import storage
-from ..errors import InputError, cut, named
+from ..config import InputError, cut, named
 from .checkpoint import Identity
 from .content import is_plain, is_whole_number, leaves_of
 

@@ -17,10 +17,9 @@ from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from .. import storage
-from ..config import differences
+from ..config import InputError, cut, differences, named
 from ..data.fingerprint import Fingerprint, changes
 from ..distributed.world import ALONE, World
-from ..errors import InputError, cut, named
 from .checkpoint import Identity, file_name, is_sharded_folder, load_file, save_file
 from .content import DamagedError
 from .record import RECORD, CheckpointSet, Record, load_record, save_record

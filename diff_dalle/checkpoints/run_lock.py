@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from .. import storage
-from ..errors import InputError, named
+from ..config import InputError, named
 
 if POSIX := sys.platform != "win32":
     import fcntl

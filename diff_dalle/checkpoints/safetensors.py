@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .. import storage
-from ..errors import InputError, named
+from ..config import InputError, named
 from .content import DamagedError, as_local_file
 
 WEIGHTS = ".safetensors"  # how the names of such files end

@@ -21,9 +21,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from .. import storage
+from ..config import InputError
 from ..distributed.parallel import is_written, own_rows
 from ..distributed.world import World
-from ..errors import InputError
 from .checkpoint import INDEX, Identity, file_name, load_file, save_file
 from .content import DamagedError, numbered, replaced
 

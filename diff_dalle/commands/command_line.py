@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from ..checkpoints.kinds import TRAINING_COMMANDS
-from ..config import FlagText, Leaf, Section, checked, dump, leaves, members, nearest, shown, type_name
-from ..errors import InputError
+from ..config import FlagText, InputError, Leaf, Section, checked, dump, leaves, members, nearest, shown, type_name
 from .completion import complete, is_asked, suggest
 from .examples import usage
 from .flag_names import aliases_of, by_name, present_names

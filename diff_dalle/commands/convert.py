@@ -10,8 +10,7 @@ from tqdm import tqdm
 from tqdm.utils import CallbackIOWrapper
 
 from .. import storage
-from ..config import option, settings
-from ..errors import Fault, InputError, named
+from ..config import Fault, InputError, named, option, settings
 from ..evaluation.report import markdown_table
 
 if TYPE_CHECKING:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ..checkpoints.pixels import DecoderSettings
+from ..config import quantity
 from ..data.loader import Loader
 from ..distributed.world import World
-from ..errors import quantity
 from ..evaluation.report import markdown_table
-from ..planning.cost import NetworkCost
 from ..recipes.decoder import DecoderRun, OpenedDecoder, open_decoder
+from ..recipes.planning.cost import NetworkCost
 
 PARTS = {"train": "training", "val": "validation and metrics", "test": "shown beside samples"}
 

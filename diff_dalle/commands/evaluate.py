@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .. import storage
-from ..config import option, settings
+from ..config import Fault, option, settings
 from ..distributed.world import World
-from ..errors import Fault
 from ..evaluation.plots import require_matplotlib
 from ..evaluation.report import Report, rendered
 from ..evaluators.context import Context

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .. import storage
-from ..config import option, settings
-from ..errors import Fault, InputError
+from ..config import Fault, InputError, option, settings
 
 
 @settings

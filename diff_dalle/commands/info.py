@@ -11,13 +11,12 @@ from typing import Any
 from ..checkpoints.checkpoint import ROLES, load_file
 from ..checkpoints.kinds import TRAINING_COMMANDS
 from ..checkpoints.lora_file import ENDING, Lora, lora_at
-from ..config import entries, option, section, settings, shown, to_dict
-from ..errors import InputError, quantity
+from ..config import InputError, entries, option, quantity, section, settings, shown, to_dict
 from ..evaluation.report import Part, Table, rendered
-from ..planning.cluster import PlanConfig
-from ..planning.cost import IMAGES, NetworkCost, networks_of, networks_of_file
-from ..planning.plan import Plan
-from ..planning.sharded import process_memory
+from ..recipes.planning.cluster import PlanConfig
+from ..recipes.planning.cost import IMAGES, NetworkCost, networks_of, networks_of_file
+from ..recipes.planning.plan import Plan
+from ..recipes.planning.sharded import process_memory
 from ..recipes.recipe import Recipe
 from .command_line import parse_kind
 from .merge_lora import merged_loras

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import storage
-from ..config import option, settings
-from ..errors import Fault, InputError
+from ..config import Fault, InputError, option, settings
 from ..sampling.lora_config import accept_option, lora_option
 
 if TYPE_CHECKING:  # settings need no torch

@@ -7,12 +7,11 @@ To add one: a config class, a function of it that returns lines to print, and a 
 from __future__ import annotations
 
 from .. import storage
-from ..config import option, section, settings
+from ..config import option, quantity, section, settings
 from ..data.inspection import InspectionConfig, inspect_shards
 from ..data.packing import REPORT, PackingConfig, pack_folder
 from ..distributed.launch import DistributedConfig, launch, usable_cores
 from ..embeddings.computing import EmbeddingsConfig, compute_embeddings
-from ..errors import quantity
 from ..images.output import png_bytes
 from ..worlds.contract import RenderedWorld
 from ..worlds.emoji.world import EmojiConfig, EmojiWorld

@@ -12,10 +12,9 @@ import torch
 from .. import storage
 from ..checkpoints.kinds import TRAINING_COMMANDS
 from ..checkpoints.run_folder import RunFolder, read_run
-from ..config import from_dict, lookup
+from ..config import InputError, from_dict, lookup
 from ..data.loader import Loader
 from ..distributed.world import World
-from ..errors import InputError
 from ..evaluation.report import markdown_table
 from ..recipes.recipe import Recipe
 from ..text.tokenizer import Tokenizer

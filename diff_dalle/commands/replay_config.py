@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..config import option, section, settings
+from ..config import Fault, option, section, settings
 from ..distributed.launch import DistributedConfig
-from ..errors import Fault
 
 
 @settings

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..config import expectations, option, section, settings
+from ..config import Fault, expectations, named, option, section, settings
 from ..data.captions import caption_option
 from ..diffusion.diffusion_config import DiffusionConfig
 from ..diffusion.editing import EditConfig
 from ..distributed.launch import DistributedConfig
 from ..embeddings.clip import CLIPS
-from ..errors import Fault, named
 from ..models.generator import GeneratorConfig
 from ..models.noised_clip import NoisedClipConfig
 from ..models.precision_names import PRECISIONS

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from .. import storage
+from ..config import InputError, quantity
 from ..data.arrays import MAX_HEADER, parse_header
 from ..data.inspection import read_captions
 from ..diffusion.editing import EditConfig
-from ..errors import InputError, quantity
 from ..images.files import EXTENSIONS, image_names, read_image, read_low_res, read_mask
 from ..sampling.control import Control, SteeringConfig
 from ..sampling.image_prompts import ImagePrompts

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from .. import storage
-from ..errors import quantity
+from ..config import quantity
 from ..images.files import fit_image
 from ..images.output import GRID_LIMIT, write_grid, write_samples, write_sweep
 from ..sampling.image_prompts import ImagePrompts

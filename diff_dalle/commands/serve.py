@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..config import option, section, settings
+from ..config import Fault, named, option, section, settings
 from ..distributed.launch import DistributedConfig
-from ..errors import Fault, named
 from ..models.precision_names import PRECISIONS
 
 _OF_A_MODEL = "; with several models as MODEL=PATH"

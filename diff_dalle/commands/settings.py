@@ -13,20 +13,27 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..config import (
+    Fault,
     FlagText,
+    InputError,
+    KeyPath,
     Leaf,
     Section,
+    as_flag,
     checked,
     from_dict,
     leaves,
     members,
     nearest,
+    path_of,
     present_keys,
+    quantity,
+    quoted,
     refusal,
     shown,
+    spelled_path,
     to_dict,
 )
-from ..errors import Fault, InputError, KeyPath, as_flag, path_of, quantity, quoted, spelled_path
 from .flag_names import ALIASES, Alias, aliases_of, by_name, present_names
 
 

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from .. import storage
-from ..config import option, settings
-from ..errors import Fault, InputError, named
+from ..config import Fault, InputError, named, option, settings
 from .subcommands import Subcommand
 
 PLACE = "hf://USER/NAME, a repository of the Hugging Face hub, or a folder, local or remote (s3://, gs://, az://)"

@@ -16,8 +16,7 @@ from typing import Any
 
 from .. import storage
 from ..checkpoints.kinds import TRAINING_COMMANDS
-from ..config import MAX_TEXT, load_located, lookup, nearest
-from ..errors import InputError, KeyPath, quoted
+from ..config import MAX_TEXT, InputError, KeyPath, load_located, lookup, nearest, quoted
 
 PRESETS = "diff_dalle.presets"  # the package that holds their files
 

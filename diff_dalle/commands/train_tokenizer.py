@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..config import faults_of, option, settings
+from ..config import Fault, faults_of, option, settings
 from ..data.captions import caption_kind, caption_option
 from ..data.inspection import caption_texts
-from ..errors import Fault
 from ..text.bpe_training import add_caption_words, count_words, learn_merges, wordnet_glosses
 from ..text.tokenizer import load_tokenizer
 from ..text.vocabulary import CAPTIONS_HEADER, OWN_HEADER, write_merge_file

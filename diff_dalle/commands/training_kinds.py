@@ -11,7 +11,7 @@ from .. import storage
 from ..checkpoints.checkpoint import load_file
 from ..checkpoints.kinds import LORA_ENDING as ENDING
 from ..checkpoints.kinds import TRAINING_COMMANDS
-from ..errors import InputError
+from ..config import InputError
 from ..models.latent.stage_b import STAGE_B_SIZES
 from ..models.latent.stage_c import STAGE_C_SIZES
 from ..recipes.cascade.sections import LORA_KEYS

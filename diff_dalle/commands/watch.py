@@ -7,8 +7,7 @@ import itertools
 import sys
 from collections.abc import Iterator, Sequence
 
-from ..config import option, settings
-from ..errors import Fault, InputError
+from ..config import Fault, InputError, option, settings
 from .command_line import parse
 
 

@@ -15,10 +15,10 @@ A command composes such sections into one dataclass, from which ``commands.comma
         prior_optim: OptimConfig = section(OptimConfig, prefix="prior_")            # prior_optim: {lr: …}   --prior_lr
         unets: tuple[UNetConfig, ...] = option((UNetConfig(),), "U-Nets, by stage")  # unets: [{dim: …}, {dim: …}]
 
-``declaration`` has these functions and lists what is declared, ``values`` checks single values, ``reading`` makes
-instances of nested dicts and files, ``dicts`` makes dicts of instances and compares them, ``yaml_text`` reads YAML and
-JSON, ``expectations`` compares flags with checkpoints. Reading is strict: an unknown key, a key given twice or a value
-of the wrong type is an InputError, which names everything that is wrong.
+``errors`` holds what is wrong as data, ``declaration`` declares settings and lists them, ``values`` checks single
+values, ``reading`` makes instances of nested dicts and files, ``dicts`` makes dicts of instances and compares them,
+``yaml_text`` reads YAML and JSON, ``expectations`` compares flags with checkpoints. Reading is strict: unknown keys,
+keys given twice and values of the wrong type are an InputError, which names everything that is wrong.
 """
 
 from .declaration import (
@@ -35,6 +35,24 @@ from .declaration import (
     type_hints,
 )
 from .dicts import differences, dump, entries, redacted, to_dict
+from .errors import (
+    ABSENT,
+    HIDDEN,
+    MARK,
+    Fault,
+    InputError,
+    KeyPath,
+    Spelling,
+    as_flag,
+    cut,
+    named,
+    path_of,
+    quantity,
+    quoted,
+    redact,
+    spelled,
+    spelled_path,
+)
 from .expectations import add_optional, disagreements, expectations, given, overrides
 from .names import lookup, nearest
 from .reading import from_dict
@@ -42,14 +60,23 @@ from .values import FlagText, checked, checked_list, checked_mapping, shown, typ
 from .yaml_text import MAX_TEXT, load_located, load_mapping, load_texts
 
 __all__ = [
+    "ABSENT",
+    "HIDDEN",
+    "MARK",
     "MAX_TEXT",
+    "Fault",
     "FlagText",
+    "InputError",
+    "KeyPath",
     "Leaf",
     "Section",
+    "Spelling",
     "add_optional",
+    "as_flag",
     "checked",
     "checked_list",
     "checked_mapping",
+    "cut",
     "differences",
     "disagreements",
     "dump",
@@ -64,15 +91,22 @@ __all__ = [
     "load_texts",
     "lookup",
     "members",
+    "named",
     "nearest",
     "option",
     "overrides",
+    "path_of",
     "present_keys",
+    "quantity",
+    "quoted",
+    "redact",
     "redacted",
     "refusal",
     "section",
     "settings",
     "shown",
+    "spelled",
+    "spelled_path",
     "to_dict",
     "type_hints",
     "type_name",

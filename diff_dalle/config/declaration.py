@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from typing_extensions import dataclass_transform
 
-from ..errors import Fault, InputError, path_of, quantity
+from .errors import Fault, InputError, path_of, quantity
 from .names import nearest
 
 Needs = tuple[tuple[str, ...], ...]  # the names of other settings, each with the values that give this one an effect

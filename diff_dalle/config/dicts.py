@@ -7,8 +7,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..errors import InputError, cut, quoted, redact
 from .declaration import Leaf, Section, leaves, members
+from .errors import InputError, cut, quoted, redact
 from .values import checked_list, checked_mapping
 from .yaml_text import to_yaml
 

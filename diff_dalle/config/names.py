@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
-from ..errors import InputError
+from .errors import InputError
 
 T = TypeVar("T")
 

@@ -10,8 +10,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..errors import MARK, Fault, InputError, KeyPath, path_of, spelled_path
 from .declaration import Leaf, Section, leaves, members, present_keys, refusal
+from .errors import MARK, Fault, InputError, KeyPath, path_of, spelled_path
 from .names import nearest
 from .values import checked, checked_list, checked_mapping
 

@@ -9,8 +9,8 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 
-from ..errors import Fault, InputError
 from .declaration import Leaf
+from .errors import Fault, InputError
 
 _NAMES = {int: ("an ", "integer"), float: ("a ", "number"), str: ("", "text"), bool: ("", "True or False")}
 _PLURALS = {int: "integers", float: "numbers", str: "texts", bool: "True or False"}

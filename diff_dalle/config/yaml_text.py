@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 import yaml
 
-from ..errors import InputError
+from .errors import InputError
 
 MAX_DEPTH = 32  # levels; our own files have four
 MAX_NODES = 100_000  # values; our own files have a hundred

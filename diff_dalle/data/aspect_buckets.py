@@ -14,8 +14,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from ..config import option, settings
-from ..errors import Fault, InputError
+from ..config import Fault, InputError, option, settings
 from ..randomness import random_uniform
 
 _RATIO = re.compile(r"\d{1,6}(\.\d{1,9})?(/\d{1,6}(\.\d{1,9})?)?")

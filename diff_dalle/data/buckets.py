@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import InputError
+from ..config import InputError
 from ..images.decode import Size
 from ..randomness import random_bits
 from .lru_cache import LRUCache

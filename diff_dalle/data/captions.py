@@ -8,8 +8,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from ..config import nearest, option
-from ..errors import ABSENT, Fault, InputError
+from ..config import ABSENT, Fault, InputError, nearest, option
 from ..images.decode import BrokenSample
 
 Chance = Callable[[], float]  # a number in [0, 1)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .. import storage
+from ..config import InputError, named, quantity, redact
 from ..distributed.world import ALONE, World
-from ..errors import InputError, named, quantity, redact
 from ..images.decode import IMAGE_KINDS, BrokenSample
 from .arrays import KINDS
 from .index import Indexed, count_kinds, discard_summaries, index_shards, read_table

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from ..config import option
-from ..errors import ABSENT, Fault, InputError, quoted
+from ..config import ABSENT, Fault, InputError, option, quoted
 from ..images.decode import BrokenSample
 from .captions import read_record
 

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from .. import storage
+from ..config import InputError, quantity, redact
 from ..distributed.world import World
-from ..errors import InputError, quantity, redact
 
 SHOWN = 3  # shards named in a message
 

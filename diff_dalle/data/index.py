@@ -22,8 +22,8 @@ from typing import TypeVar
 from tqdm import tqdm
 
 from .. import storage
+from ..config import InputError, named, quantity, redact
 from ..distributed.world import ALONE, World
-from ..errors import InputError, named, quantity, redact
 from .shard_table import FORMAT, ShardSummary, Table, load_summary, load_table, read_bounded, save_table
 from .shards import Shard, ShardFiles, cache_home
 from .tar import read_members

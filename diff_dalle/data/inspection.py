@@ -14,8 +14,7 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from ..config import faults_of, option, section, settings
-from ..errors import Fault, InputError, named, quantity, redact
+from ..config import Fault, InputError, faults_of, named, option, quantity, redact, section, settings
 from ..images.decode import IMAGE_KINDS, BrokenSample, Size, decode_image
 from ..images.grid import image_grid
 from ..images.transforms import center_crop

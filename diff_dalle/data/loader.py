@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ..batch import Batch, Conditioning
+from ..config import Fault, InputError, named, quantity
 from ..distributed.world import ALONE, World
-from ..errors import Fault, InputError, named, quantity
 from ..images.decode import require_simplejpeg
 from ..images.pixels import from_uint8
 from ..images.plugins import load_plugin

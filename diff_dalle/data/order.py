@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..errors import Fault, InputError
+from ..config import Fault, InputError
 from ..randomness import permutation, random_uniform
 from .lru_cache import LRUCache
 

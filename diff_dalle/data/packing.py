@@ -14,8 +14,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from .. import storage
-from ..config import option, settings
-from ..errors import Fault, InputError, named
+from ..config import Fault, InputError, named, option, settings
 from ..images.decode import IMAGE_KINDS, MAX_PIXELS, BrokenSample, decode_image
 from ..images.output import png_bytes
 from .captions import read_caption

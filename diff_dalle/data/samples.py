@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ..errors import InputError
+from ..config import InputError
 from ..images.decode import BrokenSample, decode_image
 from ..images.preprocessing import decoding_cover, transform
 from ..images.transforms import Saliency, Size, center_crop, random_cover, random_crop, random_window, smart_crop

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..config import faults_of, option, section, settings
-from ..errors import Fault, named
+from ..config import Fault, faults_of, named, option, section, settings
 from ..images.decode import DECODERS, MAX_PIXELS, PILLOW_PIXELS, SCALE
 from ..images.preprocessing import TransformConfig
 from .aspect_buckets import AspectConfig

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from .. import storage
-from ..errors import InputError, named, redact
+from ..config import InputError, named, redact
 from .lru_cache import LRUCache
 
 OPEN_FILES = 128

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .. import storage
-from ..errors import Fault, InputError
+from ..config import Fault, InputError
 from ..images.decode import BrokenSample
 from .arrays import MAX_HEADER, ArrayHeader, Shape, as_float, check_embedding, described, fit_embedding, parse_header
 from .shards import Shard, ShardFiles

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from braceexpand import braceexpand
 
 from .. import storage
-from ..config import MAX_TEXT, load_texts
-from ..errors import Fault, InputError, named, quantity
+from ..config import MAX_TEXT, Fault, InputError, load_texts, named, quantity
 from ..randomness import permutation
 
 LISTS = (".yml", ".yaml")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ..errors import InputError
+from ..config import InputError
 from ..images.decode import BrokenSample, Size
 from ..images.transforms import Window
 from .arrays import KINDS, Shape

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..config import InputError, named, quantity, redact
 from ..distributed.world import ALONE, World
-from ..errors import InputError, named, quantity, redact
 from ..images.decode import BrokenSample, image_size
 from .filters import Filter, Verdict, verdicts
 from .index import Indexed, read_table, shared, table_folders, writable_file

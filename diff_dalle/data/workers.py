@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from ..errors import InputError, named
+from ..config import InputError, named
 from .samples import Chunk, Samples
 
 if sys.platform != "win32":

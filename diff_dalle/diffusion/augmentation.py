@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..config import option, settings
-from ..errors import Fault, InputError
+from ..config import Fault, InputError, option, settings
 from ..randomness import Draw
 
 BLUR_SIGMAS = (0.4, 0.6)  # range of sigma, in pixels of the low-resolution image

@@ -8,8 +8,7 @@ from dataclasses import fields
 
 import numpy as np
 
-from ..config import faults_of, option, settings
-from ..errors import Fault, named
+from ..config import Fault, faults_of, named, option, settings
 from .losses import MIN_SNR_GAMMA, P2_GAMMA, P2_K, min_snr_weights, p2_weights
 from .parametrization import LOSSES, PREDICTIONS, VARIANCES
 from .respace import SpacedDiffusion, space_timesteps

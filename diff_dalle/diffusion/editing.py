@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..config import option, settings
-from ..errors import Fault, InputError, named
+from ..config import Fault, InputError, named, option, settings
 from .reverse_process import ReverseProcess
 from .samplers import Denoise, Prediction, Sampler, Step, ddim_inversion
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..capturing import constant_in_graphs
-from ..errors import InputError
+from ..config import InputError
 
 # Replaces 1/sqrt(ᾱ) where ᾱ = 0 (a last beta of exactly 1), so that no table contains an infinity.
 _NO_SIGNAL = 1e10

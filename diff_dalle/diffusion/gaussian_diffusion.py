@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..errors import InputError
+from ..config import InputError
 from .losses import discretized_gaussian_log_likelihood, mean_flat, normal_kl
 from .parametrization import LossType, ModelMeanType, ModelVarType
 from .reverse_process import ReverseProcess

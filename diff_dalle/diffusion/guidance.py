@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from ..batch import Conditioning
-from ..config import lookup, option, settings
-from ..errors import Fault, InputError, named
+from ..config import Fault, InputError, lookup, named, option, settings
 from .forward_process import at_least_float32
 from .reverse_process import ReverseProcess
 from .samplers import Denoise, Model, Prediction

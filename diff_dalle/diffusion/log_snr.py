@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import Fault, InputError, named
+from ..config import Fault, InputError, named
 from .adaptive import ADAPTIVE, Adaptive, AdaptiveSchedule, AdaptiveWeight
 from .forward_process import at_least_float32
 from .log_snr_config import LogSnrConfig

@@ -6,8 +6,7 @@ import functools
 import math
 from collections.abc import Iterator, Mapping
 
-from ..config import option, settings
-from ..errors import Fault, named
+from ..config import Fault, named, option, settings
 from .adaptive import ADAPTIVE
 from .log_snr_schedules import LOG_SNR_SCHEDULES, SQUEEZED, LogSnrSchedule
 from .log_snr_targets import SCALERS, TARGETS

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..errors import InputError
+from ..config import InputError
 
 #: (purpose, shape of a sample) → standard normal numbers [N, *shape], the same for the same purpose: ``Draw.normal``.
 Normal = Callable[[str, Sequence[int]], Tensor]

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..config import option, section, settings
-from ..errors import Fault, named
+from ..config import Fault, named, option, section, settings
 from ..images.signal import Signal
 from .diffusion_config import DiffusionConfig
 from .guidance import GuidanceConfig, thresholding

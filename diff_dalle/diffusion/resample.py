@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..config import lookup, option, settings
-from ..errors import InputError, named
+from ..config import InputError, lookup, named, option, settings
 from .forward_process import ForwardProcess
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from torch import Tensor
 
-from ..errors import Fault, InputError
+from ..config import Fault, InputError
 from .forward_process import ForwardProcess
 from .gaussian_diffusion import GaussianDiffusion
 from .spacing import even_steps

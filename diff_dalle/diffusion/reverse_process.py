@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import InputError
+from ..config import InputError
 from .forward_process import ForwardProcess, at_least_float32
 from .parametrization import ModelMeanType, ModelVarType
 from .samplers import Denoise, Model, Prediction

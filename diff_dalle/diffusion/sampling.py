@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..batch import Conditioning
-from ..config import faults_of, option, settings
-from ..errors import Fault, InputError, named
+from ..config import Fault, InputError, faults_of, named, option, settings
 from ..images.signal import Signal
 from ..randomness import Draw, check_seeds
 from .diffusion_config import DiffusionConfig, create_gaussian_diffusion

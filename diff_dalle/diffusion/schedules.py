@@ -11,8 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..config import lookup
-from ..errors import Fault, InputError, named
+from ..config import Fault, InputError, lookup, named
 
 MAX_STEPS = 100_000  # the tables of a process take about 20 times 8 bytes a step
 

@@ -13,8 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..config import lookup
-from ..errors import Fault, InputError, named
+from ..config import Fault, InputError, lookup, named
 
 _KARRAS_RHO = 7.0  # Karras et al. 2022, equation 5
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..batch import SELF_COND, Conditioning
-from ..errors import Fault, InputError, named
+from ..config import Fault, InputError, named
 from .forward_process import at_least_float32
 from .samplers import Model
 from .self_conditioning import is_self_conditioned

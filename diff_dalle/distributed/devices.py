@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..errors import Fault, InputError, quantity
+from ..config import Fault, InputError, quantity
 from .rendezvous import SINGLE, ProcessInfo
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # names of mallopt(3)

@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from ..config import option, settings
-from ..errors import InputError, as_flag, named, quantity, redact
+from ..config import InputError, as_flag, named, option, quantity, redact, settings
 from .lifeline import MAX_SILENCE, Lifeline, News
 from .rendezvous import ProcessInfo, detect, meeting_point, open_store
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError, as_flag
+from ..config import InputError, as_flag
 
 if TYPE_CHECKING:
     import torch

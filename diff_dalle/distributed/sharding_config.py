@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..config import option, settings
-from ..errors import InputError, named, quantity
+from ..config import InputError, named, option, quantity, settings
 
 if TYPE_CHECKING:  # settings and --help need no torch
     from .world import World

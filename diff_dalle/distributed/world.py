@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from ..errors import InputError, named, redact
+from ..config import InputError, named, redact
 from .rendezvous import SINGLE, ProcessInfo
 
 Result = TypeVar("Result")

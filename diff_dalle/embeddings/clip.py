@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 from .. import storage
 from ..checkpoints.loading import open_network
-from ..config import entries, lookup, to_dict
+from ..config import InputError, entries, lookup, to_dict
 from ..distributed.devices import use_device
-from ..errors import InputError
 from ..models.noised_clip import NoisedClip, NoisedClipConfig
 from ..models.precision import resolve_precision
 from ..text.tokenizer import Tokenizer

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from tqdm import tqdm
 
 from .. import storage
+from ..config import Fault, InputError, named, quantity
 from ..distributed.world import World
-from ..errors import Fault, InputError, named, quantity
 from .clip import load_clip
 from .material import EmbeddingsConfig, Images, Material, Texts
 from .shard_embeddings import ShardWork

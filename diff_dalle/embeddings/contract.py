@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..errors import Fault, InputError
+from ..config import Fault, InputError
 from ..models.adapters.tokens import AdaptedEmbedding
 from ..models.precision import DTYPES, autocast, autocast_disabled, for_inference
 from ..text.trained_tokens import Extensible, TrainedTokens

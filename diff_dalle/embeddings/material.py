@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from .. import storage
-from ..config import faults_of, option, settings
+from ..config import Fault, faults_of, named, option, redact, settings
 from ..data.captions import caption_kind, caption_option, read_caption
 from ..data.collection import collect
 from ..data.settings import DataConfig
@@ -20,7 +20,6 @@ from ..data.shards import ShardFiles
 from ..data.sidecars import Sidecar
 from ..data.spec import Required
 from ..distributed.world import World
-from ..errors import Fault, named, redact
 from ..images.decode import decode_image
 from ..images.pixels import from_uint8
 from ..images.transforms import center_crop

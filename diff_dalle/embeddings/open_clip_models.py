@@ -13,8 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ..config import nearest
-from ..errors import InputError
+from ..config import InputError, nearest
 from ..images.plugins import import_package
 from ..models.adapters.tokens import AdaptedEmbedding
 from ..models.layers import to_channels_last

@@ -11,9 +11,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 
 from .. import storage
+from ..config import InputError, named, quantity
 from ..data.arrays import parse_header
 from ..data.collection import Unavailable
-from ..errors import InputError, named, quantity
 from ..images.decode import BrokenSample
 from .material import Material
 

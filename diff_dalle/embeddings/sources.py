@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from .. import storage
+from ..config import Fault, InputError, named
 from ..data.arrays import KINDS, Shape
 from ..data.sidecars import Sidecar
 from ..data.spec import EmbeddingSpec
-from ..errors import Fault, InputError, named
 
 FILE = "embeddings.json"
 FORMAT = 1

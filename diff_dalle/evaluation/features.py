@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import Fault, InputError, named
+from ..config import Fault, InputError, named
 from ..images.pixels import from_levels
 from .generated_config import CLIP, FeatureMetric
 from .inception import Inception

@@ -11,7 +11,7 @@ import math
 import numpy as np
 from PIL import Image
 
-from ..errors import InputError
+from ..config import InputError
 
 # Maximum PSNR, in dB, of an image in a mean, so that a single perfect image neither makes the mean infinite nor
 # dominates it. Rounding to integer levels alone leaves an MSE of 1/12, 58.9 dB: higher values are below rounding error.

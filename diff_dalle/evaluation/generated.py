@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from ..config import Fault, InputError, named, quantity
 from ..distributed.world import World
-from ..errors import Fault, InputError, named, quantity
 from ..images.pixels import from_levels, to_uint8
 from ..models.precision import autocast_disabled
 from .features import BATCH_SIZE, Column, FeatureColumns, ImageEncoder, Network, column_of

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from ..config import nearest, option, settings
-from ..errors import Fault, named
+from ..config import Fault, named, nearest, option, settings
 
 INCEPTION_FEATURES = ("64", "192", "768", "2048", "logits_unbiased")  # by depth
 CLIP = "clip"

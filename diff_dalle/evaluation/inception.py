@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from ..errors import InputError
+from ..config import InputError
 from ..images.plugins import import_package
 from .generated_config import INCEPTION_FEATURES
 from .pretrained import read_weights

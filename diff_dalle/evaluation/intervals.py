@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import InputError
+from ..config import InputError
 
 Z_95 = 1.959964  # 97.5 % quantile of the normal distribution: 95 %, two-sided
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..errors import InputError
+from ..config import InputError
 
 PENALTY = 1e-3  # weight of the squared norm of the weights beside the mean cross entropy
 STEPS = 200  # of L-BFGS; some tens suffice

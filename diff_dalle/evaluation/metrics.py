@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..errors import InputError
+from ..config import InputError
 
 _ROWS = 512  # rows of a pairwise matrix in memory at a time
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..errors import InputError
+from ..config import InputError
 from ..images.plugins import import_package
 from .pretrained import read_weights
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ..errors import InputError
+from ..config import InputError
 
 INSTALL = "pip install 'diff_dalle[plot]'"
 

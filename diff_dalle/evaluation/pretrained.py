@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..errors import InputError
+from ..config import InputError
 
 
 def read_weights(path: str, url: str, setting: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from ..errors import InputError
+from ..config import InputError
 from ..images.grid import image_grid
 from .fidelity import PSNR_CAP, bicubic_upsample, consistency, psnr_uint8, sharpness, ssim, upsampling_factor
 from .intervals import Estimate, mean_interval, ratio_interval

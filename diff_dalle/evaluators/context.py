@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..batch import Conditioning
-from ..config import given
+from ..config import InputError, given
 from ..data.index import count_kinds, index_shards
 from ..data.loader import DataConfig, Loader
 from ..data.shards import ShardFiles
@@ -22,7 +22,6 @@ from ..diffusion.guidance import GuidanceConfig
 from ..diffusion.sampling import SamplerConfig
 from ..distributed.world import World
 from ..embeddings.contract import Clip
-from ..errors import InputError
 from ..images.pixels import from_uint8, to_uint8
 from ..randomness import random_uniform
 from ..sampling.classifier import Classifier

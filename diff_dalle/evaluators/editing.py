@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from ..config import InputError, named
 from ..diffusion.editing import EditConfig
 from ..diffusion.sampling import SamplerConfig
-from ..errors import InputError, named
 from ..evaluation.fidelity import PSNR_CAP, psnr_uint8
 from ..evaluation.report import Figure, Report, Section
 from ..images.grid import image_grid

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import InputError
+from ..config import InputError
 from ..evaluation.features import feature_network
 from ..evaluation.fidelity import average_pool_uint8
 from ..evaluation.metrics import METRICS, inception_score

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 from .. import storage
 from ..checkpoints.model_folder import open_model
-from ..config import given, option, section, settings
+from ..config import Fault, given, named, option, section, settings
 from ..data.captions import caption_option
 from ..diffusion.sampling import SamplerConfig
 from ..distributed.launch import DistributedConfig
-from ..errors import Fault, named
 from ..evaluation.metrics import METRICS
 from ..models.precision_names import PRECISIONS
 from ..sampling.classifier import ClassifierConfig

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..config import lookup
-from ..errors import Fault, InputError, named
+from ..config import Fault, InputError, lookup, named
 from ..evaluation.report import Report
 from ..evaluation.training_curves import training_sections
 from .classifier import by_noise_level, real_images

@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from ..errors import Fault, InputError
+from ..config import Fault, InputError
 
 FRACTIONS = (8, 4, 2, 1)  # what libjpeg-turbo divides sides by at little cost, and Pillow's ``draft`` too
 BLOCK = 8  # pixels, of the cosine transform

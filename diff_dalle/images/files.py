@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 
 from .. import storage
-from ..errors import Fault, InputError, named
+from ..config import Fault, InputError, named
 from .decode import IMAGE_KINDS, MAX_PIXELS, BrokenSample, Size, decode_image
 from .transforms import center_crop, center_crop_mask
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import InputError
+from ..config import InputError
 
 
 def to_uint8(images: Tensor) -> Tensor:

@@ -7,8 +7,7 @@ from importlib.metadata import EntryPoint, entry_points, version
 from types import ModuleType
 from typing import Any
 
-from ..config import nearest
-from ..errors import Fault, InputError
+from ..config import Fault, InputError, nearest
 
 
 def import_package(module: str, extra: str, purpose: str) -> ModuleType:

@@ -13,8 +13,7 @@ from typing import ClassVar
 
 from PIL import Image, ImageOps
 
-from ..config import nearest, option, settings
-from ..errors import Fault, named
+from ..config import Fault, named, nearest, option, settings
 from .decode import BrokenSample, Size
 from .transforms import MAX_STRETCH
 

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..errors import InputError
+from ..config import InputError
 from .pixels import from_uint8, to_uint8
 
 # ITU-R BT.601 luma in 16-bit fixed point, as in Pillow's mode "L". The weights sum to 65536, so gray stays gray.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from ..errors import Fault, InputError
+from ..config import Fault, InputError
 from .decode import BrokenSample, Size
 
 MIN_CROP, MAX_CROP = 0.8, 1.0  # a random crop's size as a fraction of the image's shorter side

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..batch import Conditioning
-from ..config import option, section, settings
-from ..errors import Fault, named
+from ..config import Fault, named, option, section, settings
 from .dropout import number_dropouts
 from .super_resolution import LevelEmbedding, LowResConfig, upsample_low_res
 from .text_encoder import TextEncoder, TextEncoderConfig, encode_captions

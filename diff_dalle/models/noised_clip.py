@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..batch import Conditioning
-from ..config import faults_of, option, settings
-from ..errors import Fault, InputError, named, spelled
+from ..config import Fault, InputError, faults_of, named, option, settings, spelled
 from .attention import attend
 from .dropout import number_dropouts
 from .layers import Linear, to_tokens

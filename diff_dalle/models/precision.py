@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from ..errors import InputError
+from ..config import InputError
 from .precision_names import PRECISIONS
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}  # of the precisions that autocast

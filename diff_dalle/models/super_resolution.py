@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..batch import Conditioning
-from ..config import option, settings
-from ..errors import Fault, InputError, named
+from ..config import Fault, InputError, named, option, settings
 from .layers import timestep_embedding
 
 LEVEL_SCALE = 1000.0  # levels in [0, 1] are embedded like timesteps in [0, 1000]

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..batch import Conditioning
-from ..config import faults_of, option, settings
-from ..errors import Fault, InputError, named, quantity
+from ..config import Fault, InputError, faults_of, named, option, quantity, settings
 from .attention import AttentionBlock
 from .dropout import number_dropouts
 from .layers import Downsample, ResBlock, Upsample, timestep_embedding, zero_init

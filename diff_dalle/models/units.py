@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from ..config import InputError, named
 from ..distributed.sharding import Parts
-from ..errors import InputError, named
 from . import attention, layers, text_encoder
 from .adapters import control_backbones
 from .adapters.latent_controlnet import LatentControlNet

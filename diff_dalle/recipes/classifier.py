@@ -9,14 +9,13 @@ from typing import Any, ClassVar, cast
 from torch import nn
 
 from ..checkpoints.pixels import ClassifierSettings
-from ..config import option, section, settings
+from ..config import Fault, InputError, named, option, section, settings
 from ..data.loader import DataConfig, Loader
 from ..data.spec import CaptionSpec, ImageSpec, SampleSpec
 from ..diffusion.diffusion_config import NoiseConfig, create_noise_process
 from ..diffusion.resample import ContrastiveConfig
 from ..distributed.launch import DistributedConfig
 from ..distributed.world import World
-from ..errors import Fault, InputError, named
 from ..models.noised_clip import NoisedClip, NoisedClipConfig
 from ..tasks.contrastive import ContrastiveTask
 from ..text.tokenizer import Tokenizer, TokenizerConfig

@@ -10,14 +10,13 @@ from torch import nn
 
 from ..checkpoints.controlnets import BaseRecord, ControlNetSettings
 from ..checkpoints.loading import SavedNetwork, open_network
-from ..config import entries, faults_of, option, section, settings, shown, to_dict
+from ..config import Fault, InputError, entries, faults_of, option, section, settings, shown, to_dict
 from ..data.loader import Loader
 from ..data.spec import ControlSpec
 from ..diffusion.augmentation import AugmentationConfig
 from ..diffusion.diffusion_config import DiffusionConfig, create_gaussian_diffusion
 from ..distributed.world import World
 from ..embeddings.contract import weights_digest
-from ..errors import Fault, InputError
 from ..images.control_filters.contract import ControlFilter
 from ..images.control_filters.pictures import ReadyFilter
 from ..images.control_filters.table import ControlConfig

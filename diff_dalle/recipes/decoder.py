@@ -15,14 +15,13 @@ from ..checkpoints.decoder import DecoderConfig
 from ..checkpoints.loading import open_networks
 from ..checkpoints.pixels import DecoderSettings
 from ..checkpoints.run_folder import discard_run, read_run
-from ..config import faults_of, option, section, settings, to_dict
+from ..config import Fault, InputError, faults_of, named, option, section, settings, to_dict
 from ..data.loader import DataConfig, Loader
 from ..diffusion.augmentation import area_resize
 from ..diffusion.preview_config import PreviewConfig
 from ..distributed.launch import DistributedConfig
 from ..distributed.sharding_config import ShardingConfig
 from ..distributed.world import World
-from ..errors import Fault, InputError, named
 from ..evaluation.generated import GeneratedMetrics
 from ..evaluation.generated_config import GeneratedMetricsConfig
 from ..images.signal import PixelSignal

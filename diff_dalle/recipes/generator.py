@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..checkpoints.pixels import GeneratorSettings
-from ..config import faults_of, section, settings
+from ..config import Fault, faults_of, named, section, settings
 from ..data.loader import DataConfig, Loader
 from ..data.spec import CaptionSpec, ImageSpec, SampleSpec
 from ..diffusion.augmentation import AugmentationConfig, area_downsample
@@ -21,7 +21,6 @@ from ..diffusion.preview_config import PreviewConfig
 from ..diffusion.resample import DenoisingConfig
 from ..distributed.launch import DistributedConfig
 from ..distributed.world import World
-from ..errors import Fault, named
 from ..images.signal import PixelSignal, Signal
 from ..images.transforms import Window
 from ..models.generator import GeneratorConfig

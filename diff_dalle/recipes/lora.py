@@ -15,14 +15,13 @@ from ..checkpoints.checkpoint import load_file
 from ..checkpoints.kinds import find_kind
 from ..checkpoints.loading import SavedNetwork, open_networks
 from ..checkpoints.lora_file import ENDING, LoraAbout, base_of, read_lora, write_lora
-from ..config import Section, differences, faults_of, members, option, settings
+from ..config import Fault, InputError, Section, differences, faults_of, members, named, option, settings
 from ..data.loader import Loader
 from ..data.mixed import MixedLoader
 from ..data.spec import CaptionSpec
 from ..diffusion.parametrization import LOSSES
 from ..distributed.world import World
 from ..embeddings.contract import weights_digest
-from ..errors import Fault, InputError, named
 from ..models.adapters.adapted import Adapted
 from ..tasks.imitation import Imitation
 from ..tasks.latent import LatentTask

@@ -17,7 +17,7 @@ from torch import nn
 
 from ..checkpoints.checkpoint import Identity
 from ..checkpoints.kind import NetworkKind
-from ..config import redacted, to_dict
+from ..config import Fault, InputError, named, redacted, to_dict
 from ..data.loader import DataConfig, Loader
 from ..data.spec import SampleSpec
 from ..distributed.launch import DistributedConfig
@@ -25,7 +25,6 @@ from ..distributed.parallel import build_shared
 from ..distributed.sharding import Parts, build_sharded, shard
 from ..distributed.world import World
 from ..embeddings.contract import Clip
-from ..errors import Fault, InputError, named
 from ..models.compiling import compile_training
 from ..models.layers import to_channels_last
 from ..models.precision import DTYPES, training_precision

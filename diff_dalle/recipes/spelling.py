@@ -6,8 +6,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterator
 
-from ..config import leaves
-from ..errors import Fault, InputError, Spelling, as_flag
+from ..config import Fault, InputError, Spelling, as_flag, leaves
 
 
 def spelling_of(config_class) -> Spelling:

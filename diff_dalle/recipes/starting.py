@@ -7,9 +7,9 @@ from dataclasses import replace
 from .. import storage
 from ..checkpoints.bundle import is_bundle, restore_bundle
 from ..checkpoints.run_folder import find_set, read_run
+from ..config import InputError, named
 from ..data.order import streams_for
 from ..distributed.world import World
-from ..errors import InputError, named
 from ..tracking.loader import fetch_source, source_path
 from .recipe import Recipe
 

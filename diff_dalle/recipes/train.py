@@ -6,11 +6,10 @@ import contextlib
 
 from ..checkpoints.run_folder import choose_logdir, open_run
 from ..checkpoints.run_lock import RunLock, hold
-from ..config import redacted, to_dict
+from ..config import named, redacted, to_dict
 from ..data.fingerprint import Fingerprint, check_ranks
 from ..data.loader import Loader
 from ..distributed.world import World
-from ..errors import named
 from ..tracking.tracker import Tracker
 from ..tracking.trackers import create_trackers
 from ..training.loop import TrainLoop

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ..checkpoints.loading import open_network
+from ..config import InputError, named
 from ..embeddings.contract import weights_digest
-from ..errors import InputError, named
 from ..models.precision import autocast, for_inference
 
 PIXELS = 2**20  # of the pictures that are encoded or decoded at once

@@ -15,13 +15,12 @@ from tqdm import tqdm
 
 from ..batch import Batch, Conditioning
 from ..checkpoints.loading import SavedNetwork, open_network, open_networks
-from ..config import disagreements, option, settings
+from ..config import Fault, InputError, disagreements, named, option, settings
 from ..diffusion.diffusion_config import NoiseConfig, create_noise_process
 from ..diffusion.guidance import GRADIENTS, ClassifierGuidance
 from ..diffusion.resample import ContrastiveConfig
 from ..distributed.devices import use_device
 from ..distributed.world import SINGLE, World
-from ..errors import Fault, InputError, named
 from ..evaluation.retrieval import CANDIDATES, RetrievalTable
 from ..images.signal import Signal
 from ..models.noised_clip import NoisedClipConfig

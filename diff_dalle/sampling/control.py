@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..config import option, settings
-from ..errors import Fault, InputError, named, quantity
+from ..config import Fault, InputError, named, option, quantity, settings
 from ..images.files import check_mask, fit_image, fit_mask
 from ..images.pixels import check_pixels
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ..config import Fault, InputError, named
 from ..diffusion.editing import EditConfig
-from ..errors import Fault, InputError, named
 from .classifier import check_guided
 from .lora import loras_of
 from .request import Request

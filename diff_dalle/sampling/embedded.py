@@ -11,9 +11,9 @@ import numpy as np
 
 from .. import storage
 from ..checkpoints.decoder import ClipConfig
+from ..config import Fault, InputError, named
 from ..embeddings.clip import load_clip
 from ..embeddings.contract import Clip
-from ..errors import Fault, InputError, named
 from .image_prompts import BATCH
 from .request import Request
 from .stage import Stage

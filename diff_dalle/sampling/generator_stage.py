@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from ..batch import Conditioning
+from ..config import Fault, InputError, named
 from ..diffusion.guidance import GuidanceConfig
 from ..diffusion.sampling import SamplerConfig
-from ..errors import Fault, InputError, named
 from .request import Request
 from .stage import Stage
 from .stage_settings import StageSettings

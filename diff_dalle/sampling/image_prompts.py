@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..config import Fault, InputError, named, quantity
 from ..embeddings.contract import Clip
-from ..errors import Fault, InputError, named, quantity
 from ..images.files import fit_image
 from ..images.pixels import check_pixels
 from ..images.signal import Signal

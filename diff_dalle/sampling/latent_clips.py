@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ..checkpoints.decoder import ClipConfig
 from ..checkpoints.lora_file import WeightedLora, joined_tokens
+from ..config import InputError, named
 from ..embeddings.contract import Clip
-from ..errors import InputError, named
 from ..images.signal import PixelSignal
 from .embedded import load_recorded
 from .image_prompts import BATCH, ImagePrompts

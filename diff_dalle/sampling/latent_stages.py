@@ -15,11 +15,11 @@ from torch.nn import functional as F
 
 from ..batch import Conditioning
 from ..checkpoints.cascade import TrainedWith
+from ..config import Fault, InputError, named
 from ..diffusion.augmentation import Degradation
 from ..diffusion.log_snr import LogSnrProcess
 from ..diffusion.reverse_process import ReverseProcess
 from ..diffusion.tiling import Tiled
-from ..errors import Fault, InputError, named
 from ..images.pixels import from_uint8
 from ..images.signal import LatentSignal
 from ..models.latent.config import LatentUnetConfig

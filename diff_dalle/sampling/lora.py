@@ -13,8 +13,8 @@ from torch import nn
 from ..checkpoints.kinds import KINDS, find_kind
 from ..checkpoints.loading import SavedNetwork
 from ..checkpoints.lora_file import WeightedLora, extended_tokenizer, merge_loras, read_lora
+from ..config import InputError, named, quantity
 from ..embeddings.contract import weights_digest
-from ..errors import InputError, named, quantity
 
 # The kinds of networks that guide others.
 GUIDES = tuple(kind for kind in KINDS if find_kind(kind).role == "classifier_path")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..config import option
-from ..errors import Fault, InputError, named
+from ..config import Fault, InputError, named, option
 
 
 def lora_option() -> Any:

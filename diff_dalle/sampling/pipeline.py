@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from ..checkpoints.model_folder import find_file, open_model
-from ..config import disagreements
+from ..config import Fault, InputError, disagreements, named, quantity
 from ..distributed.world import SINGLE, World
-from ..errors import Fault, InputError, named, quantity
 from ..text.tokenizer import Tokenizer
 from .bar import StepsBar
 from .effects import check_used

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..config import Fault, InputError, named, quantity
 from ..diffusion.editing import Edit, EditConfig
-from ..errors import Fault, InputError, named, quantity
 from ..images.files import check_mask, fit_image, fit_mask
 from ..images.pixels import check_pixels
 from ..images.signal import Signal

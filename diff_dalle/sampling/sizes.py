@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..errors import InputError, named
+from ..config import InputError, named
 from ..images.files import fit_image
 from ..images.pixels import check_pixels
 from .request import Request, in_turn

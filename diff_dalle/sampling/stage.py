@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ..batch import Conditioning
 from ..checkpoints.decoder import ClipConfig
 from ..checkpoints.loading import SavedNetwork
+from ..config import Fault, InputError, named
 from ..diffusion.augmentation import Degradation
 from ..diffusion.editing import shortened
 from ..diffusion.guidance import thresholding
@@ -23,7 +24,6 @@ from ..diffusion.reverse_process import ReverseProcess
 from ..diffusion.samplers import Step
 from ..diffusion.sampling import SampleBatch, sample_batch, seeds_draw, step_count
 from ..diffusion.tiling import Tiled, check_tiles
-from ..errors import Fault, InputError, named
 from ..images.signal import Signal
 from ..models.decoder.config import DecoderUnetConfig
 from ..models.latent.config import LatentUnetConfig

@@ -11,11 +11,24 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
-from ..config import Leaf, add_optional, faults_of, leaves, option, overrides, section, settings
+from ..config import (
+    Fault,
+    InputError,
+    Leaf,
+    add_optional,
+    faults_of,
+    leaves,
+    named,
+    option,
+    overrides,
+    quantity,
+    section,
+    settings,
+    spelled,
+)
 from ..diffusion.guidance import GRADIENTS, GuidanceConfig
 from ..diffusion.sampling import SamplerConfig
 from ..diffusion.spacing import TIME_SPACINGS
-from ..errors import Fault, InputError, named, quantity, spelled
 from .classifier import Guide
 
 Class = TypeVar("Class")

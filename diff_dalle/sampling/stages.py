@@ -11,8 +11,8 @@ from ..checkpoints.decoder import ClipConfig
 from ..checkpoints.kinds import KINDS, find_kind
 from ..checkpoints.loading import SavedNetwork, open_networks
 from ..checkpoints.lora_file import WeightedLora
+from ..config import Fault, InputError
 from ..distributed.devices import use_device
-from ..errors import Fault, InputError
 from ..models.precision import resolve_precision
 from .autoencoders import Autoencoder
 from .embedded import check_make

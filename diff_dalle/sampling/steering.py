@@ -9,10 +9,9 @@ from torch import Tensor, nn
 
 from ..checkpoints.kinds import KINDS, find_kind
 from ..checkpoints.loading import SavedNetwork, open_networks
-from ..config import differences, to_dict
+from ..config import InputError, differences, named, to_dict
 from ..diffusion.sampling import seeds_draw
 from ..embeddings.contract import weights_digest
-from ..errors import InputError, named
 from ..images.control_filters.contract import ControlFilter, Materials
 from ..images.control_filters.pictures import as_control
 from ..images.control_filters.table import ControlConfig

@@ -11,7 +11,7 @@ import torch
 from ..batch import Conditioning
 from ..checkpoints.decoder import check_same_embeddings
 from ..checkpoints.pixels import DecoderSettings
-from ..errors import InputError, named
+from ..config import InputError, named
 from .generator_stage import UPSAMPLER_DEFAULTS
 from .request import Request
 from .stage import Stage

@@ -14,11 +14,10 @@ from ..checkpoints.checkpoint import ROLES, load_file
 from ..checkpoints.kinds import KINDS, find_kind
 from ..checkpoints.lora_file import Lora
 from ..config import Section as ConfigSection
-from ..config import entries, leaves, members, present_keys, shown
+from ..config import entries, leaves, members, present_keys, quantity, shown
 from ..config.yaml_text import to_yaml
-from ..errors import quantity
 from ..evaluation.report import Figure, Part, Section, Table, rendered
-from ..planning.cost import NetworkCost, networks_of_file
+from ..recipes.planning.cost import NetworkCost, networks_of_file
 from .training_facts import TrainingFacts, training_facts
 from .usage import lora_usage, model_usage
 

@@ -10,8 +10,7 @@ from typing import Any
 from .. import storage
 from ..checkpoints.kinds import KINDS, find_kind
 from ..checkpoints.record import CheckpointSet, load_record
-from ..config import differences
-from ..errors import InputError
+from ..config import InputError, differences
 from ..tracking.files import read_lines
 
 PROGRESS = "progress.jsonl"

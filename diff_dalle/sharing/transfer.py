@@ -19,8 +19,7 @@ from ..checkpoints.content import DamagedError
 from ..checkpoints.lora_file import read_lora
 from ..checkpoints.model_folder import CARD, TABLE, ModelFolder, open_model
 from ..checkpoints.model_writing import write_model, write_shared_lora
-from ..config import MAX_TEXT, load_mapping
-from ..errors import InputError
+from ..config import MAX_TEXT, InputError, load_mapping
 from ..storage.hub import commit
 from .card import CardFile, CardTexts, lora_card, model_card
 from .training_facts import training_facts

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import BinaryIO, TypeVar
 
-from ..errors import InputError
+from ..config import InputError
 from .copies import chunks, fetch, mark_used
 from .failures import ChangedError, UnavailableError, explained, full_disk, is_missing, no_space
 from .http import Http

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from ..errors import InputError
+from ..config import InputError
 from . import retries
 from .failures import UnavailableError, explained
 from .local import TEMPORARY, Local, sweep, temporary_path

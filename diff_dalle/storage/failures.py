@@ -8,7 +8,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 
-from ..errors import InputError
+from ..config import InputError
 
 
 class UnavailableError(InputError):

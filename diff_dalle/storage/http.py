@@ -11,7 +11,7 @@ from typing import Any
 
 import urllib3
 
-from ..errors import InputError
+from ..config import InputError
 from .failures import StatusError
 from .paths import State
 from .remote import Body, ReadOnly, RemoteReader, beyond_end, byte_range

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 from urllib.parse import unquote
 
-from ..errors import InputError
+from ..config import InputError
 from .failures import ChangedError, explained, is_temporary, status_of
 from .paths import UNKNOWN, FileInfo, State, stays_inside
 from .retries import SILENT_SECONDS, retry

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from ..errors import InputError
+from ..config import InputError
 from .failures import ChangedError
 from .paths import UNKNOWN, FileInfo, State, local_path
 

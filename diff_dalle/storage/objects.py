@@ -9,7 +9,7 @@ import logging
 import os
 from collections.abc import Iterator
 
-from ..errors import InputError, redact
+from ..config import InputError, redact
 from .failures import status_of
 from .paths import UNKNOWN, FileInfo, State
 from .remote import Body, RemoteReader, beyond_end, byte_range

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, cast
 
-from ..errors import InputError
+from ..config import InputError
 from .failures import ChangedError, is_missing, status_of
 from .paths import UNKNOWN, FileInfo, State
 from .retries import retry

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
-from ..errors import redact
+from ..config import redact
 from .failures import UnavailableError, is_temporary, reason_of
 
 RETRY_SECONDS = 300.0  # how long a server may be away; well below the time-out of collectives (1800 s)

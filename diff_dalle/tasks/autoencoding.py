@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..batch import Batch
-from ..config import option, section, settings
-from ..errors import Fault, named
+from ..config import Fault, named, option, section, settings
 from ..evaluation.fidelity import PSNR_CAP, psnr_uint8, ssim
 from ..images.grid import column_grid
 from ..images.pixels import to_uint8

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from ..batch import SELF_COND, Batch, Conditioning
 from ..checkpoints.decoder_stage import DecoderStage
+from ..config import InputError
 from ..diffusion.augmentation import area_resize
 from ..diffusion.diffusion_config import create_gaussian_diffusion
 from ..diffusion.guidance import thresholding
 from ..diffusion.resample import DenoisingConfig
 from ..embeddings.contract import Clip
-from ..errors import InputError
 from ..images.signal import PixelSignal
 from ..models.decoder.unet import DecoderUnet
 from ..randomness import Draw

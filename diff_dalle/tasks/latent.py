@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..batch import Batch, Conditioning
-from ..config import option, settings
+from ..config import Fault, option, settings
 from ..diffusion.log_snr import LogSnrProcess
 from ..embeddings.contract import Clip
-from ..errors import Fault
 from ..evaluation.plots import OptionalPlot
 from ..models.latent.blocks import resized_to
 from ..models.latent.config import LatentUnetConfig

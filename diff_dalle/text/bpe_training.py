@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from ..errors import Fault, InputError, named, quantity
+from ..config import Fault, InputError, named, quantity
 from .cleaning import clean, split_words
 from .vocabulary import Pair, byte_symbols
 

@@ -12,8 +12,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from ..config import option, settings
-from ..errors import Fault, InputError
+from ..config import Fault, InputError, option, settings
 from .cleaning import SPACED_WORD_PATTERN, WORD_PATTERN, clean, split_words
 from .vocabulary import BYTE_LETTERS, Vocabulary, byte_symbols, read_vocabulary
 

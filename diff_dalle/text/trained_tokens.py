@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from ..config import nearest, option
-from ..errors import Fault, InputError, quoted
+from ..config import Fault, InputError, nearest, option, quoted
 from .cleaning import clean
 
 if TYPE_CHECKING:  # settings need no torch

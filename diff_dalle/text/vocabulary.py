@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import storage
-from ..errors import Fault, InputError, named
+from ..config import Fault, InputError, named
 
 Pair = tuple[str, str]
 

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from .. import storage
-from ..errors import InputError, named
+from ..config import InputError, named
 from ..images.output import png_bytes
 from .tracker import Run, Table, Tracker, format_table, import_extra
 

@@ -9,8 +9,7 @@ import tempfile
 from collections.abc import Iterator
 
 from .. import storage
-from ..config import faults_of, option, settings
-from ..errors import Fault, InputError, named
+from ..config import Fault, InputError, faults_of, named, option, settings
 from .names import check_relative, check_run_path, wrong_keys
 from .wandb import download_from_run
 

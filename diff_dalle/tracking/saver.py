@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 from .. import storage
-from ..config import faults_of, option, settings
-from ..errors import Fault, InputError, named, redact
+from ..config import Fault, InputError, faults_of, named, option, redact, settings
 from .names import check_name, check_relative, check_run_path, fill_name, wrong_keys
 from .stores import Hub, LocalStore, Store, Uploads, Write, check_repo
 from .tracker import Run, Saved, Tracker

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from .. import storage
-from ..errors import Fault, InputError, named, quantity
+from ..config import Fault, InputError, named, quantity
 from ..storage import retries
 from ..storage.failures import is_temporary, reason_of
 from ..storage.hub import hub_api, server

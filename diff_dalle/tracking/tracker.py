@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from ..errors import InputError, named
+from ..config import InputError, named
 
 WIDTH = 40  # maximum characters of a name; longer names are shortened in the middle
 

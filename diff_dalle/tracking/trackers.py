@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import storage
-from ..config import option, settings
-from ..errors import Fault, named, redact
+from ..config import Fault, named, option, redact, settings
 from .console import ConsoleTracker
 from .files import CsvLog, JsonLog, SampleGrids, TensorboardTracker, TextLog
 from .loader import LoaderConfig

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import storage
-from ..errors import Fault, InputError, named
+from ..config import Fault, InputError, named
 from .stores import Store, Write
 from .tracker import Run, Table, Tracker, import_extra
 

@@ -21,9 +21,9 @@ from torch import nn
 from .. import storage
 from ..batch import Batch
 from ..checkpoints.run_folder import RunFolder
+from ..config import InputError, named
 from ..distributed.launch import JobEnd
 from ..distributed.world import Vote, World
-from ..errors import InputError, named
 from ..models.compiling import compile_training
 from ..models.precision import autocast
 from ..randomness import Draw

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..config import InputError
 from ..distributed.parallel import local, total_norm
 from ..distributed.world import World
-from ..errors import InputError
 from .muon import AdamW, Muon
 from .optim_config import OptimConfig
 

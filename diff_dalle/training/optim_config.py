@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..config import option, settings
-from ..errors import Fault, named
+from ..config import Fault, named, option, settings
 
 
 @settings

@@ -15,9 +15,9 @@ from ..checkpoints.checkpoint import Identity, check_patterns, check_weights, lo
 from ..checkpoints.content import DamagedError, numbered, replaced
 from ..checkpoints.run_folder import CheckpointSet, RunFolder, find_set
 from ..checkpoints.shards import ShardedFolder
+from ..config import Fault, InputError, named, quantity, redact
 from ..distributed.parallel import own_rows, place
 from ..distributed.world import World
-from ..errors import Fault, InputError, named, quantity, redact
 from .settings import TrainingConfig
 from .trainee import Trainee
 

@@ -24,9 +24,9 @@ from ..checkpoints.checkpoint import file_content, networks_content, write_file
 from ..checkpoints.content import replaced
 from ..checkpoints.run_folder import RunFolder
 from ..checkpoints.shards import consolidate
+from ..config import InputError
 from ..distributed.parallel import gathered
 from ..distributed.world import World
-from ..errors import InputError
 from .settings import TrainingConfig
 from .trainee import Trainee
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..config import faults_of, option, section, settings
+from ..config import Fault, faults_of, named, option, section, settings
 from ..distributed.sharding_config import ShardingConfig
-from ..errors import Fault, named
 from ..models.precision_names import PRECISIONS
 from ..randomness import check_seeds
 

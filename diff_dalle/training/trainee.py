@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from ..batch import Batch
 from ..checkpoints.content import check_like, replaced
+from ..config import Fault, InputError, named
 from ..distributed.parallel import Replicas, is_sharded
 from ..distributed.sharding import Shards
 from ..distributed.world import World
-from ..errors import Fault, InputError, named
 from ..models.precision import autocast, training_precision
 from ..randomness import Draw
 from .ema import Ema

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..commands.serve import Limits
-from ..config import from_dict, to_dict
-from ..errors import Fault, InputError
+from ..config import Fault, InputError, from_dict, to_dict
 from .door import BODY_SECONDS, BodyLimit, read_json
 from .models import Models
 from .pictures import PICTURES, Pictures, base64_png, png, read_pictures

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 from urllib.parse import urlsplit
 
-from ..errors import InputError
+from ..config import InputError
 from .refusal import Refusal
 from .uploads import holds, make_room
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 from ..checkpoints.model_folder import open_model, trained_models
 from ..commands.serve import ModelsConfig
-from ..config import nearest
-from ..errors import Fault, InputError
+from ..config import Fault, InputError, nearest
 from ..sampling.classifier import check_guided, load_guide
 from ..sampling.lora import Loras, of_guides
 from ..sampling.pipeline import Pipeline, load

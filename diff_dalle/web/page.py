@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from ..commands.serve import Limits
+from ..config import InputError
 from ..diffusion.samplers import SAMPLERS
-from ..errors import InputError
 from ..sampling.stage_settings import BASE, STAGE_B, UPSAMPLERS, StageFlags
 from .api import POLL, Service
 from .models import Served

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from ..commands.serve import Limits
-from ..errors import InputError
+from ..config import InputError
 from .pictures import Pictures, Size, cover, cover_mask, decode
 
 BRUSH = "#ff00ff"  # on white, its green tells it from what is not drawn

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..config import FlagText, checked, from_dict, shown, to_dict
-from ..errors import InputError
+from ..config import FlagText, InputError, checked, from_dict, shown, to_dict
 from ..sampling.stage_settings import BASE, KINDS, ONLY
 from .api import Service
 from .models import Served

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from ..commands.serve import Limits
-from ..errors import Fault, InputError
+from ..config import Fault, InputError
 from ..images.decode import BrokenSample, decode_image
 from ..images.files import INPAINTED
 from ..images.output import png_bytes

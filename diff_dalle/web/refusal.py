@@ -3,7 +3,7 @@ right."""
 
 from __future__ import annotations
 
-from ..errors import InputError
+from ..config import InputError
 
 
 class Refusal(InputError):

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError
+from ..config import InputError
 
 BLOCK = 1 << 14  # bytes that a smaller file counts as: it takes a block of the disk, and time to look at
 

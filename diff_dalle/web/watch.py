@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..commands.watch import WatchConfig
-from ..errors import InputError
+from ..config import InputError
 from ..evaluation.plots import COLORS
 from .door import BODY_SECONDS, BodyLimit, Door
 from .uploads import load_gradio, uploads_folder

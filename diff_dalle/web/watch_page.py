@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .. import storage
-from ..errors import InputError
+from ..config import InputError
 from .watch_run import WatchedRun, thinned
 
 MOST_POINTS = 400  # of a line: about one for each pixel of a plot

@@ -20,7 +20,7 @@ from .. import storage
 from ..checkpoints.record import load_record
 from ..checkpoints.run_lock import FILE as LOCK
 from ..checkpoints.run_lock import STALE_SECONDS
-from ..errors import InputError, quantity
+from ..config import InputError, quantity
 
 LOGS = ("progress.jsonl", "progress.csv")  # the first that exists is read
 RECENT = 10  # log lines whose throughput makes the forecast

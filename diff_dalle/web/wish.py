@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from ..commands.serve import Limits
-from ..config import faults_of, leaves, option, settings
+from ..config import Fault, InputError, faults_of, leaves, option, settings
 from ..diffusion.editing import EditConfig
-from ..errors import Fault, InputError
 from ..images.files import INPAINTED
 from ..randomness import check_seeds
 from ..sampling.control import Control

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import InputError
+from ..config import InputError
 from ..sampling.stage import Progress, Watch
 from .refusal import Refusal
 

@@ -21,9 +21,8 @@ from PIL import Image
 from tqdm import tqdm
 
 from .. import storage
-from ..config import MAX_TEXT, from_dict, load_mapping, to_dict
+from ..config import MAX_TEXT, InputError, from_dict, load_mapping, named, to_dict
 from ..data.tar import write_tar
-from ..errors import InputError, named
 from ..images.output import png_bytes
 
 Config = TypeVar("Config")

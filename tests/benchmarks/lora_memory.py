@@ -22,8 +22,8 @@ from diff_dalle.distributed.world import ALONE
 from diff_dalle.evaluation.report import markdown_table
 from diff_dalle.models.adapters.adapted import Adapted
 from diff_dalle.models.cost import storage_key
-from diff_dalle.planning.calibration import WARM_UP, Steps
 from diff_dalle.recipes.generator import GeneratorRun
+from diff_dalle.recipes.planning.calibration import WARM_UP, Steps
 from diff_dalle.recipes.recipe import Recipe
 from diff_dalle.training.trainee import Trainee
 from diff_dalle.worlds.shapes.scenes import ShapesConfig

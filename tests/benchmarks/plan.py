@@ -32,11 +32,11 @@ from diff_dalle.distributed.launch import launch
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.evaluation.report import markdown_table
 from diff_dalle.models.cost import storage_key
-from diff_dalle.planning.calibration import WARM_UP, Steps
-from diff_dalle.planning.cluster import PlanConfig
-from diff_dalle.planning.cost import networks_of
-from diff_dalle.planning.plan import Plan
-from diff_dalle.planning.step import Layout, Step
+from diff_dalle.recipes.planning.calibration import WARM_UP, Steps
+from diff_dalle.recipes.planning.cluster import PlanConfig
+from diff_dalle.recipes.planning.cost import networks_of
+from diff_dalle.recipes.planning.plan import Plan
+from diff_dalle.recipes.planning.step import Layout, Step
 from diff_dalle.recipes.recipe import Recipe
 from diff_dalle.recipes.train import train
 from diff_dalle.worlds.shapes.scenes import ShapesConfig

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from diff_dalle.config import InputError
 from diff_dalle.data.collection import Collection, collect
 from diff_dalle.data.index import save_summaries, table_folders
 from diff_dalle.data.loader import CHUNK, DataConfig
@@ -27,7 +28,6 @@ from diff_dalle.data.shards import ShardFiles
 from diff_dalle.data.spec import Required
 from diff_dalle.data.tar import BLOCK
 from diff_dalle.distributed.world import deal
-from diff_dalle.errors import InputError
 from diff_dalle.evaluation.report import markdown_table
 
 from .timing import in_fresh_process

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from diff_dalle.commands.info import parse_info, preset_networks
+from diff_dalle.config import InputError
 from diff_dalle.distributed.sharding_config import MODES
-from diff_dalle.errors import InputError
 from diff_dalle.evaluation.report import markdown_table
-from diff_dalle.planning.cluster import GPUS as KINDS
-from diff_dalle.planning.cluster import Links, Traffic, sent_bytes
-from diff_dalle.planning.cost import NetworkCost
-from diff_dalle.planning.sharded import process_memory
+from diff_dalle.recipes.planning.cluster import GPUS as KINDS
+from diff_dalle.recipes.planning.cluster import Links, Traffic, sent_bytes
+from diff_dalle.recipes.planning.cost import NetworkCost
+from diff_dalle.recipes.planning.sharded import process_memory
 from diff_dalle.recipes.recipe import Recipe
 
 PRESETS = ("generator_64", "cascade_stage_c_3b")

@@ -9,8 +9,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from diff_dalle.config import InputError
 from diff_dalle.data.tar import write_tar
-from diff_dalle.errors import InputError
 from diff_dalle.evaluation.report import markdown_table
 from diff_dalle.worlds.shapes.shards import ShapesConfig, ShapesWorld
 

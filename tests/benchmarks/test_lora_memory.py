@@ -5,7 +5,7 @@ import pytest
 from benchmarks import lora_memory
 from benchmarks.lora_memory import adapted, file_sizes, full, held_bytes, memory_of_run, write_files
 from diff_dalle.distributed.world import ALONE
-from diff_dalle.planning.calibration import Steps
+from diff_dalle.recipes.planning.calibration import Steps
 
 
 @pytest.fixture(scope="module")

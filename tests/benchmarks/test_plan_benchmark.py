@@ -9,7 +9,7 @@ import torch
 
 from benchmarks import plan as benchmark
 from diff_dalle.commands.info import parse_plan
-from diff_dalle.planning.cost import networks_of
+from diff_dalle.recipes.planning.cost import networks_of
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def test_a_measured_peak(benchmarked):
 def test_the_speed_in_question_is_the_planners_own(benchmarked, monkeypatch):
     """What ``Plan`` says of ten steps of the run with its flags; here they reach 1 GFLOP/s."""
     asked = []
-    monkeypatch.setattr("diff_dalle.planning.plan.reached", lambda run: asked.append(run) or 1e9)
+    monkeypatch.setattr("diff_dalle.recipes.planning.plan.reached", lambda run: asked.append(run) or 1e9)
     found = benchmark.planned_speed("shapes_64_upsampler", benchmarked, 2)
     (run,) = asked
     (network,) = networks_of(run)

@@ -7,8 +7,8 @@ import pytest
 from benchmarks import sampling
 from benchmarks.registry import BENCHMARKS
 from benchmarks.timing import Table, TimingConfig, check, results
+from diff_dalle.config import InputError
 from diff_dalle.diffusion.guidance import GuidanceConfig
-from diff_dalle.errors import InputError
 from diff_dalle.models.text_encoder import TextEncoderConfig
 from diff_dalle.models.unet import UNetConfig
 

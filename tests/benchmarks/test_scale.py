@@ -8,10 +8,10 @@ import pytest
 from benchmarks import scale, scale_data, scale_exchange, scale_plan, scale_processes
 from benchmarks.scale_data import Fleet
 from diff_dalle.commands.info import describe, parse_info, preset_networks
+from diff_dalle.config import InputError
 from diff_dalle.data.collection import collect
 from diff_dalle.data.order import Order, windows_kept
 from diff_dalle.data.shards import ShardFiles
-from diff_dalle.errors import InputError
 
 FLEET = Fleet(shards=50, samples=10_000, nodes=2, local=8, fraction=1.0, resumed=2.3)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks import start
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 
 SLOW = "import time; print('early', flush=True); time.sleep(0.5); print('late', flush=True)"
 

@@ -19,7 +19,7 @@ from benchmarks.timing import (
     results,
     utilization,
 )
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 
 
 def build():

@@ -31,8 +31,8 @@ from diff_dalle.distributed.devices import reuse_freed_memory
 from diff_dalle.distributed.world import ALONE, World
 from diff_dalle.evaluation.plots import line_plot, require_matplotlib
 from diff_dalle.evaluation.report import markdown_table
-from diff_dalle.planning.calibration import Steps
 from diff_dalle.recipes.generator import GeneratorRun
+from diff_dalle.recipes.planning.calibration import Steps
 from diff_dalle.text.tokenizer import Tokenizer
 from diff_dalle.training.loop import evaluating
 from diff_dalle.worlds.shapes.prompts import ShapePrompt, shape_prompts

@@ -25,8 +25,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from diff_dalle.config import option
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError, option
 from diff_dalle.models.precision import DTYPES, training_precision
 
 CPU = torch.device("cpu")

@@ -14,7 +14,7 @@ from diff_dalle.checkpoints.checkpoint import load_file, save_file
 from diff_dalle.checkpoints.decoder import ClipConfig, DecoderConfig
 from diff_dalle.checkpoints.loading import open_networks
 from diff_dalle.commands.gathering import AssembleConfig, assemble_decoder
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 
 FAST = {"sample_timesteps": (3,)}
 EVERY = (replace(UNET, cond_on_image_embeds=True),) * 2

@@ -11,8 +11,8 @@ from diff_dalle.checkpoints.bundle import is_bundle, restore_bundle, write_bundl
 from diff_dalle.checkpoints.checkpoint import Identity, load_file, networks_content, networks_in, write_file
 from diff_dalle.checkpoints.content import DamagedError
 from diff_dalle.checkpoints.run_folder import RunFolder, discard_run, open_run, read_run
+from diff_dalle.config import InputError
 from diff_dalle.data.fingerprint import Fingerprint
-from diff_dalle.errors import InputError
 from diff_dalle.training.optim import OptimConfig
 
 IDENTITY = Identity("toy", {"lr": 0.1}, None)

@@ -15,8 +15,8 @@ from diff_dalle.checkpoints import content as checks
 from diff_dalle.checkpoints.checkpoint import Identity, load_file, save_file
 from diff_dalle.checkpoints.content import MAX_COUNT, MAX_VALUES, DamagedError, check_like, leaves_of
 from diff_dalle.checkpoints.loading import open_network
+from diff_dalle.config import InputError
 from diff_dalle.distributed.world import ALONE
-from diff_dalle.errors import InputError
 
 HEADER = {"format": 1, "role": "model", "kind": "toy", "step": 4, "samples": 32, "tokenizer": None, "config": {}}
 

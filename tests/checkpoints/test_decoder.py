@@ -12,12 +12,11 @@ from diff_dalle.checkpoints.decoder import ClipConfig, DecoderConfig
 from diff_dalle.checkpoints.loading import open_network, open_networks
 from diff_dalle.checkpoints.pixels import DecoderSettings
 from diff_dalle.commands.info import describe_file
-from diff_dalle.config import from_dict, leaves
+from diff_dalle.config import InputError, from_dict, leaves
 from diff_dalle.diffusion.guidance import GuidanceConfig
 from diff_dalle.diffusion.sampling import SamplerConfig
-from diff_dalle.errors import InputError
 from diff_dalle.models.decoder.config import DecoderUnetConfig
-from diff_dalle.planning.cost import NetworkCost
+from diff_dalle.recipes.planning.cost import NetworkCost
 
 EXAMPLE = DecoderUnetConfig(image_embed_dim=768, cond_dim=64)  # of the documented configuration
 

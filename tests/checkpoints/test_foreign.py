@@ -13,7 +13,7 @@ from diff_dalle.checkpoints.checkpoint import load_file, load_weights, read_fore
 from diff_dalle.checkpoints.foreign.reading import content_of, recognize, state_of
 from diff_dalle.checkpoints.foreign.structure import RELEASES, Structure, TextStructure, find_release, structure_of
 from diff_dalle.checkpoints.kinds import find_kind
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 
 SIZE = 16
 GIVEN = {"image_size": SIZE, "num_head_channels": 16, "noise_schedule": "cosine"}

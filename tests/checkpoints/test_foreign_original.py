@@ -9,7 +9,7 @@ from diff_dalle.batch import Conditioning
 from diff_dalle.checkpoints.checkpoint import load_weights
 from diff_dalle.checkpoints.foreign.reading import content_of, recognize, state_of
 from diff_dalle.checkpoints.kinds import find_kind
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 
 SIZE, LENGTH, END = 16, 7, 39
 GIVEN = {"image_size": SIZE, "num_head_channels": 16, "noise_schedule": "cosine", "text_length": LENGTH}

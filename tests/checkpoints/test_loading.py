@@ -10,7 +10,7 @@ import torch
 from checkpoint_making import make_file, make_run, save_model
 
 from diff_dalle.checkpoints.loading import open_network
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from diff_dalle.text.tokenizer import load_tokenizer
 from diff_dalle.text.vocabulary import write_merge_file
 

@@ -18,7 +18,7 @@ from diff_dalle.checkpoints.lora_file import (
     write_lora,
 )
 from diff_dalle.checkpoints.safetensors import read_safetensors, tensor_names, write_safetensors
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from diff_dalle.models.text_encoder import TextEncoder, TextEncoderConfig
 from diff_dalle.text.tokenizer import load_tokenizer
 

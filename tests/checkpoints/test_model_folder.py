@@ -19,7 +19,7 @@ from diff_dalle.checkpoints.model_folder import ModelFolder, find_file, open_mod
 from diff_dalle.checkpoints.model_writing import portable, write_model
 from diff_dalle.checkpoints.safetensors import write_weights_file
 from diff_dalle.commands.command_line import parse
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from diff_dalle.evaluators.settings import EvaluateInputs
 
 

@@ -9,7 +9,7 @@ from diff_dalle.checkpoints import record
 from diff_dalle.checkpoints.checkpoint import Identity
 from diff_dalle.checkpoints.record import CheckpointSet, Record, load_record, save_record
 from diff_dalle.checkpoints.run_folder import RunFolder, read_run
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 
 DATA = {"data_dir": {"digest": "0" * 64, "totals": "1 shard with 2 samples"}}
 RECORD = Record(

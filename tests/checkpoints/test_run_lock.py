@@ -14,7 +14,7 @@ import pytest
 from diff_dalle import storage
 from diff_dalle.checkpoints import run_lock
 from diff_dalle.checkpoints.run_lock import RunLock, hold
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 
 ROOT = str(Path(__file__).parent.parent.parent)
 HOLDER = """

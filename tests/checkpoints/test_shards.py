@@ -12,8 +12,8 @@ from diff_dalle.checkpoints.checkpoint import INDEX, Identity, load_file, save_f
 from diff_dalle.checkpoints.content import DamagedError
 from diff_dalle.checkpoints.shards import ROLE, ShardedFolder, consolidate, save_sharded
 from diff_dalle.commands.gathering import ConsolidateConfig, consolidate_checkpoint
+from diff_dalle.config import InputError
 from diff_dalle.distributed.world import ALONE
-from diff_dalle.errors import InputError
 
 IDENTITY = Identity("toy", {"lr": 0.1}, "tokens-1", "vocabulary")
 MODEL = {

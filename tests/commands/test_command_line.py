@@ -10,8 +10,7 @@ from diff_dalle.checkpoints.kinds import TRAINING_COMMANDS
 from diff_dalle.commands import sources
 from diff_dalle.commands.command_line import parse, parse_kind
 from diff_dalle.commands.flag_names import ALIASES, by_name
-from diff_dalle.config import option, section, settings
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError, option, section, settings
 
 
 @settings

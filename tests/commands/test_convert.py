@@ -17,8 +17,8 @@ from diff_dalle.checkpoints.safetensors import read_safetensors
 from diff_dalle.commands import convert as command
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.convert import ConvertConfig, convert
+from diff_dalle.config import InputError
 from diff_dalle.diffusion.guidance import GuidanceConfig
-from diff_dalle.errors import InputError
 from diff_dalle.sampling.classifier import load_guide
 from diff_dalle.sampling.request import ImageEdit
 from diff_dalle.worlds.shapes.scenes import ShapesConfig

@@ -12,7 +12,7 @@ from diff_dalle.commands.demo import chapters
 from diff_dalle.commands.demo.chapters import CHAPTERS, PROMPTS, DemoConfig, show_first_pictures
 from diff_dalle.commands.demo.contract import Demo, Job
 from diff_dalle.commands.demo.networks import Network, Recipe, make_model
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = {

@@ -6,7 +6,7 @@ from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.evaluate import EvaluateRun
 from diff_dalle.commands.flag_names import by_name
 from diff_dalle.commands.sample import SampleRun
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from diff_dalle.recipes.classifier import ClassifierRun
 from diff_dalle.recipes.generator import GeneratorRun
 from diff_dalle.recipes.lora import GeneratorLora

@@ -31,8 +31,8 @@ from diff_dalle.commands.info import (
     whole_presets,
 )
 from diff_dalle.commands.sources import preset_names
+from diff_dalle.config import InputError
 from diff_dalle.distributed.world import ALONE
-from diff_dalle.errors import InputError
 from diff_dalle.evaluation.report import rendered
 from diff_dalle.models import layers
 from diff_dalle.models.attention import SelfAttention
@@ -45,9 +45,9 @@ from diff_dalle.models.latent.stage_a import STAGE_A_SIZES
 from diff_dalle.models.latent.stage_b import STAGE_B_SIZES
 from diff_dalle.models.latent.stage_c import STAGE_C_SIZES
 from diff_dalle.models.layers import to_channels_last
-from diff_dalle.planning.cost import IMAGES, NetworkCost, networks_of
-from diff_dalle.planning.sharded import process_memory
 from diff_dalle.recipes.classifier import ClassifierRun
+from diff_dalle.recipes.planning.cost import IMAGES, NetworkCost, networks_of
+from diff_dalle.recipes.planning.sharded import process_memory
 
 ROOT = Path(__file__).parent.parent.parent
 UPSAMPLER = {**TINY, "image_size": 32, "small_size": 8, "attention_resolutions": "none"}

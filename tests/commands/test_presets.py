@@ -9,7 +9,7 @@ from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.info import parse_info
 from diff_dalle.commands.sample import SampleRun
 from diff_dalle.commands.sources import preset_names, preset_text, presets_of, read_config, read_preset
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from diff_dalle.recipes import generator
 
 ROOT = Path(__file__).parent.parent.parent

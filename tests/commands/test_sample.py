@@ -12,10 +12,9 @@ from PIL import Image
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.sample import SampleRun
 from diff_dalle.commands.sample_inputs import read_request
-from diff_dalle.config import given
+from diff_dalle.config import InputError, given
 from diff_dalle.diffusion import GuidanceConfig
 from diff_dalle.diffusion.sampling import SamplerConfig
-from diff_dalle.errors import InputError
 from diff_dalle.images.signal import PixelSignal
 from diff_dalle.sampling.generator_stage import UPSAMPLER_DEFAULTS
 from diff_dalle.sampling.stage_settings import BASE, SETTINGS, STAGE_B, UPSAMPLERS, StageSettings, UpsamplersConfig

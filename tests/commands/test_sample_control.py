@@ -12,9 +12,9 @@ import diff_dalle
 from diff_dalle import Control
 from diff_dalle.commands.sample import PromptConfig
 from diff_dalle.commands.sample_inputs import read_request
+from diff_dalle.config import InputError
 from diff_dalle.diffusion.editing import EditConfig
 from diff_dalle.diffusion.sampling import SamplerConfig
-from diff_dalle.errors import InputError
 from diff_dalle.sampling.control import SteeringConfig
 
 

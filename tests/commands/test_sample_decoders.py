@@ -17,8 +17,8 @@ from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.sample import SampleRun
 from diff_dalle.commands.sample_inputs import read_request
 from diff_dalle.commands.sample_outputs import write_beside, write_results
+from diff_dalle.config import InputError
 from diff_dalle.embeddings.clip import load_clip
-from diff_dalle.errors import InputError
 from diff_dalle.sampling.image_prompts import ImagePrompts
 from diff_dalle.sampling.request import Request
 

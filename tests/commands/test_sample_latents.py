@@ -15,9 +15,9 @@ import diff_dalle
 from diff_dalle.checkpoints.cascade import LatentSampling, StageBSampling
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.sample import SampleRun
+from diff_dalle.config import InputError
 from diff_dalle.diffusion import GuidanceConfig
 from diff_dalle.diffusion.sampling import SamplerConfig
-from diff_dalle.errors import InputError
 from diff_dalle.sampling.stage_settings import BASE, STAGE_B, StageSettings
 
 FILES = "--model_path c.pt --stage_b b.pt --stage_a a.pt"

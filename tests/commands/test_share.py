@@ -17,7 +17,7 @@ from diff_dalle.checkpoints.model_folder import open_model
 from diff_dalle.checkpoints.record import CheckpointSet, Record, save_record
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.share import COMMANDS
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from diff_dalle.sharing import transfer
 from diff_dalle.storage import retries
 

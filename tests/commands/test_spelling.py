@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from diff_dalle.config import leaves
-from diff_dalle.errors import Fault, InputError, named
+from diff_dalle.config import Fault, InputError, leaves, named
 from diff_dalle.recipes.cascade.controlnet import StageCControlNetRun
 from diff_dalle.recipes.cascade.stages import StageBRun
 from diff_dalle.recipes.control import ControlNetRun

@@ -11,7 +11,7 @@ import pytest
 
 from diff_dalle import __main__ as package
 from diff_dalle.commands.examples import examples_of
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 FIRST = "help_without_torch"

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from diff_dalle.commands.command_line import parse
+from diff_dalle.config import InputError
 from diff_dalle.distributed.world import ALONE, ProcessInfo, World
-from diff_dalle.errors import InputError
 from diff_dalle.recipes.classifier import ClassifierOptim, ClassifierRun, ClassifierTraining
 from diff_dalle.recipes.recipe import wrong_annealing
 from diff_dalle.recipes.train import train

@@ -12,9 +12,9 @@ from diff_dalle.checkpoints.checkpoint import load_file
 from diff_dalle.checkpoints.loading import open_network
 from diff_dalle.commands.info import describe_file
 from diff_dalle.commands.training_kinds import parse_controlnet
+from diff_dalle.config import InputError
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.embeddings.contract import weights_digest
-from diff_dalle.errors import InputError
 
 
 @pytest.fixture(scope="module")

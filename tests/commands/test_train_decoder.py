@@ -19,11 +19,11 @@ from diff_dalle.checkpoints.checkpoint import ROLES, load_file, networks_in
 from diff_dalle.checkpoints.decoder import ClipConfig
 from diff_dalle.checkpoints.loading import open_networks
 from diff_dalle.commands.decoder_report import describe_decoder
+from diff_dalle.config import InputError
 from diff_dalle.diffusion.augmentation import area_resize
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.embeddings.clip import load_clip
 from diff_dalle.embeddings.computing import EmbeddingsConfig, compute_embeddings
-from diff_dalle.errors import InputError
 from diff_dalle.recipes.decoder import open_decoder
 from diff_dalle.recipes.decoders.evaluating import DecoderSampler
 from diff_dalle.recipes.train import train

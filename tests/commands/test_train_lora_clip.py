@@ -14,10 +14,10 @@ from diff_dalle.checkpoints.checkpoint import load_file
 from diff_dalle.checkpoints.lora_file import WeightedLora, read_lora, write_lora
 from diff_dalle.commands.merge_lora import MergeConfig, merge_lora_files
 from diff_dalle.commands.training_kinds import parse_cascade
+from diff_dalle.config import InputError
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.embeddings.clip import load_clip
 from diff_dalle.embeddings.contract import Clip
-from diff_dalle.errors import InputError
 from diff_dalle.randomness import Draw
 from diff_dalle.sampling.latent_clips import add_tokens
 

@@ -5,6 +5,7 @@ from config_making import Cascade, Decoder, Model, Run, Sampling, Training, UNet
 
 from diff_dalle.config import (
     FlagText,
+    InputError,
     checked,
     differences,
     dump,
@@ -15,7 +16,6 @@ from diff_dalle.config import (
     redacted,
     to_dict,
 )
-from diff_dalle.errors import InputError
 
 FULL = Cascade(
     Decoder((UNet(8), UNet(16, (1, 3)), UNet(32)), 50),

@@ -2,8 +2,7 @@ import pytest
 from config_making import Cascade, Run
 
 from diff_dalle.commands.command_line import parse
-from diff_dalle.config import disagreements, expectations, leaves
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError, disagreements, expectations, leaves
 
 
 def test_expectations_name_what_disagrees():

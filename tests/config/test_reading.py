@@ -10,11 +10,14 @@ from config_making import Clip, Crop, Fitting, Stages, UNet, WholeFile, from_tex
 from diff_dalle.commands.command_line import groups, parse
 from diff_dalle.commands.flag_tables import flag_table
 from diff_dalle.config import (
+    Fault,
+    InputError,
     differences,
     dump,
     entries,
     from_dict,
     leaves,
+    named,
     option,
     section,
     settings,
@@ -23,7 +26,6 @@ from diff_dalle.config import (
 )
 from diff_dalle.config.declaration import Leaf
 from diff_dalle.config.values import checked
-from diff_dalle.errors import Fault, InputError, named
 
 GOOD = """{
   "stages": {"unets": [{"dim": 4}, {"dim": 6, "mults": [1, 2]}], "clip": {"side": 16}, "crops": [null, 4]},

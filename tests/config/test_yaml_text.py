@@ -2,9 +2,8 @@ import math
 
 import pytest
 
-from diff_dalle.config import load_mapping, yaml_text
+from diff_dalle.config import InputError, load_mapping, yaml_text
 from diff_dalle.config.yaml_text import to_yaml
-from diff_dalle.errors import InputError
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)

@@ -14,13 +14,12 @@ import torch
 from PIL import Image
 from shard_making import Letters, assert_same, assert_shared, captions_of, encoded, load, random_image, take, tar_bytes
 
-from diff_dalle.config import from_dict, to_dict
+from diff_dalle.config import InputError, from_dict, to_dict
 from diff_dalle.data import survey
 from diff_dalle.data.aspect_buckets import AspectBuckets, AspectConfig, kept_share
 from diff_dalle.data.inspection import InspectionConfig, inspect_shards
 from diff_dalle.data.loader import DataConfig, Loader
 from diff_dalle.data.spec import CaptionSpec, ImageSpec, SampleSpec
-from diff_dalle.errors import InputError
 from diff_dalle.images.transforms import Window, covering_size
 
 RATIOS = ("1/1", "1/2", "1/3", "2/3", "3/4", "1/5", "2/5", "3/5", "4/5", "1/6", "5/6", "9/16")  # as published

@@ -6,6 +6,7 @@ import pytest
 import torch
 from shard_making import Letters, captions_of, encoded, load, random_image, sample, take, tar_bytes
 
+from diff_dalle.config import InputError
 from diff_dalle.data.buckets import BucketOrder, Buckets
 from diff_dalle.data.collection import collect
 from diff_dalle.data.loader import Loader
@@ -13,7 +14,6 @@ from diff_dalle.data.shard_table import IMAGE
 from diff_dalle.data.shards import ShardFiles
 from diff_dalle.data.sources import find_shards
 from diff_dalle.data.spec import CaptionSpec, ImageSpec, Required, SampleSpec
-from diff_dalle.errors import InputError
 from diff_dalle.images.decode import decode_image
 
 SIZES = ((16, 16), (12, 24), (24, 12), (8, 32))

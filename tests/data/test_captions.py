@@ -5,12 +5,11 @@ import json
 import pytest
 from shard_making import Letters, captions_of, load, sample, tar_bytes
 
-from diff_dalle.config import from_dict
+from diff_dalle.config import InputError, from_dict
 from diff_dalle.data.captions import caption_kind, read_caption
 from diff_dalle.data.inspection import read_captions
 from diff_dalle.data.loader import DataConfig
 from diff_dalle.data.spec import CaptionSpec, SampleSpec
-from diff_dalle.errors import InputError
 from diff_dalle.images.decode import BrokenSample
 
 

@@ -10,13 +10,13 @@ from file_server import serving
 from shard_making import Letters, captions_of, load, make_shards, sample, take, tar_bytes
 
 from diff_dalle import storage
+from diff_dalle.config import InputError
 from diff_dalle.data import loader as loader_module
 from diff_dalle.data import shards as shards_module
 from diff_dalle.data.loader import FEW, BrokenSamples, Loader
 from diff_dalle.data.samples import Broken
 from diff_dalle.data.shards import ShardFiles
 from diff_dalle.data.spec import CaptionSpec, SampleSpec
-from diff_dalle.errors import InputError
 from diff_dalle.storage import retries
 
 SPEC = SampleSpec(captions=(CaptionSpec(Letters(), 20),))

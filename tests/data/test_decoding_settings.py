@@ -9,11 +9,10 @@ import pytest
 import torch
 from shard_making import encoded, load, random_image, tar_bytes
 
-from diff_dalle.config import Leaf, members
+from diff_dalle.config import InputError, Leaf, members
 from diff_dalle.data import samples
 from diff_dalle.data.loader import DataConfig, Loader
 from diff_dalle.data.spec import ImageSpec, SampleSpec
-from diff_dalle.errors import InputError
 from diff_dalle.images import decode
 from diff_dalle.images.preprocessing import TransformConfig
 

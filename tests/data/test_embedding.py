@@ -7,10 +7,10 @@ import pytest
 import torch
 from shard_making import Letters, load, npy_bytes, sample, tar_bytes
 
+from diff_dalle.config import InputError
 from diff_dalle.data.arrays import KINDS, read_embedding
 from diff_dalle.data.sidecars import Sidecar
 from diff_dalle.data.spec import CaptionSpec, EmbeddingSpec, ImageSpec, SampleSpec
-from diff_dalle.errors import InputError
 from diff_dalle.images.decode import BrokenSample
 
 WIDTH = 6

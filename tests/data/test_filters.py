@@ -8,14 +8,13 @@ import torch
 from shard_making import Letters, captions_of, encoded, load, random_image, tar_bytes
 
 from diff_dalle.commands.command_line import parse
-from diff_dalle.config import from_dict, to_dict
+from diff_dalle.config import InputError, from_dict, to_dict
 from diff_dalle.data import filters, survey
 from diff_dalle.data.collection import Collection
 from diff_dalle.data.filters import Filter, Verdict, parse_filters
 from diff_dalle.data.inspection import InspectionConfig, inspect_shards
 from diff_dalle.data.loader import DataConfig, Loader
 from diff_dalle.data.spec import CaptionSpec, ImageSpec, SampleSpec
-from diff_dalle.errors import InputError
 from diff_dalle.recipes.generator import GeneratorRun
 
 # ---------------------------------------------------------------------------------------------------- the language

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from diff_dalle.config import InputError
 from diff_dalle.data.fingerprint import Fingerprint, changes, check_ranks
 from diff_dalle.distributed.world import SINGLE, World
-from diff_dalle.errors import InputError
 
 NAMES = [f"{i:05d}.tar" for i in range(4)]
 

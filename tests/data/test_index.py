@@ -10,6 +10,7 @@ from file_server import serving
 from shard_making import CAPTIONED, indexed, make_shards, sample, tar_bytes
 
 from diff_dalle import storage
+from diff_dalle.config import InputError
 from diff_dalle.data import shard_table as table
 from diff_dalle.data.collection import Collection, collect
 from diff_dalle.data.index import FOLDER, index_shards
@@ -18,7 +19,6 @@ from diff_dalle.data.shards import ShardFiles
 from diff_dalle.data.sources import find_shards
 from diff_dalle.data.spec import Required
 from diff_dalle.data.tar import Member
-from diff_dalle.errors import InputError
 from diff_dalle.storage import retries
 
 

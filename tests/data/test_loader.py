@@ -19,10 +19,10 @@ from shard_making import (
 )
 from torch.nn.functional import avg_pool2d
 
+from diff_dalle.config import InputError
 from diff_dalle.data.inspection import read_captions
 from diff_dalle.data.loader import DataConfig, Loader
 from diff_dalle.data.spec import CaptionSpec, ImageSpec, SampleSpec
-from diff_dalle.errors import InputError
 from diff_dalle.images.decode import decode_image
 from diff_dalle.images.transforms import Window, center_crop, random_cover, random_crop
 from diff_dalle.randomness import random_uniform

@@ -3,9 +3,9 @@ import pickle
 import numpy as np
 import pytest
 
+from diff_dalle.config import InputError
 from diff_dalle.data.order import Order, streams_for
 from diff_dalle.distributed.world import deal
-from diff_dalle.errors import InputError
 
 COUNTS = [[1], [0, 5, 0, 7], list(range(20)), [300, 1, 1]]
 

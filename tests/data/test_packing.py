@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 from shard_making import Letters, captions_of, encoded, load, random_image
 
+from diff_dalle.config import InputError
 from diff_dalle.data.inspection import InspectionConfig, inspect_shards
 from diff_dalle.data.packing import PackingConfig, pack_folder
 from diff_dalle.data.spec import CaptionSpec, ImageSpec, SampleSpec
-from diff_dalle.errors import InputError
 
 
 @pytest.fixture(autouse=True)

@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 from shard_making import Letters, assert_shared, encoded, load, random_image, tar_bytes
 
+from diff_dalle.config import InputError
 from diff_dalle.data.aspect_buckets import AspectConfig
 from diff_dalle.data.spec import CaptionSpec, ControlSpec, ImageSpec, SampleSpec
-from diff_dalle.errors import InputError
 from diff_dalle.images.preprocessing import TransformConfig
 
 SPEC = SampleSpec(ImageSpec((16, 16)), control=ControlSpec("Cond.png"))

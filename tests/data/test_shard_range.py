@@ -5,8 +5,8 @@ import pytest
 from file_server import serving
 
 from diff_dalle import storage
+from diff_dalle.config import InputError
 from diff_dalle.data.sources import ShardRange, divide
-from diff_dalle.errors import InputError
 
 
 def made(folder, numbers, width=6, form="{}.tar") -> str:

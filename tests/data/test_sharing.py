@@ -10,10 +10,10 @@ from file_server import serving
 from shard_making import CAPTIONED, indexed, make_shards, sample, tar_bytes
 
 from diff_dalle import storage
+from diff_dalle.config import InputError
 from diff_dalle.data import index
 from diff_dalle.data import survey as survey_module
 from diff_dalle.data.filters import Filter
-from diff_dalle.errors import InputError
 
 
 class Replayed(SimpleNamespace):

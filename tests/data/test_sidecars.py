@@ -6,11 +6,11 @@ from file_server import serving
 from shard_making import Letters, captions_of, load, make_shards, npy_bytes, sample, take, tar_bytes
 
 from diff_dalle import storage
+from diff_dalle.config import InputError
 from diff_dalle.data.loader import Loader
 from diff_dalle.data.shards import ShardFiles
 from diff_dalle.data.sidecars import Sidecar, SidecarFiles
 from diff_dalle.data.spec import CaptionSpec, EmbeddingSpec, ImageSpec, SampleSpec
-from diff_dalle.errors import InputError
 from diff_dalle.storage import retries
 
 WIDTH = 6

@@ -26,14 +26,13 @@ from shard_making import (
     tar_bytes,
 )
 
-from diff_dalle.config import from_dict
+from diff_dalle.config import InputError, from_dict
 from diff_dalle.data import captions, samples
 from diff_dalle.data.loader import DataConfig, Loader
 from diff_dalle.data.shard_table import IMAGE
 from diff_dalle.data.shards import ShardFiles
 from diff_dalle.data.spec import CaptionSpec, EmbeddingSpec, ImageSpec, JsonFilter, SampleSpec
 from diff_dalle.data.tar import read_members
-from diff_dalle.errors import InputError
 from diff_dalle.images.preprocessing import TransformConfig
 
 IMAGES = ImageSpec((16, 16))

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from shard_making import indexed, make_shards
 
+from diff_dalle.config import InputError
 from diff_dalle.data.index import FOLDER
 from diff_dalle.data.shard_table import ShardSummary, Table, load_summary, load_table, save_table
 from diff_dalle.data.tar import Member
-from diff_dalle.errors import InputError
 
 MEMBERS = [Member("ü/a.jpg", 512, 5), Member("ü/a.txt", 1536, 6), Member("b.jpg", 2560, 7), Member("b.txt", 3584, 8)]
 TABLE = Table.of(MEMBERS)

@@ -12,10 +12,10 @@ from multiprocessing import active_children
 import pytest
 from shard_making import Letters, load, make_shards, take
 
+from diff_dalle.config import InputError
 from diff_dalle.data import workers
 from diff_dalle.data.loader import CHUNK, MANY, Loader
 from diff_dalle.data.spec import CaptionSpec, SampleSpec
-from diff_dalle.errors import InputError
 
 POSIX = pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs POSIX signals")
 

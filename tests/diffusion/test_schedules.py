@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from diff_dalle.config import InputError
 from diff_dalle.diffusion import SCHEDULES, betas_for_alpha_bar, get_named_beta_schedule
-from diff_dalle.errors import InputError
 
 COUNTS = [*range(1, 45), 100, 250, 1000, 1001, 2000, 4000]
 

@@ -35,7 +35,7 @@ from diff_dalle.distributed.parallel import build_shared, is_sharded, local
 from diff_dalle.distributed.sharding import ShardingConfig, build_sharded
 from diff_dalle.distributed.world import ALONE, SINGLE, World
 from diff_dalle.diffusion import DiffusionConfig, create_gaussian_diffusion
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from diff_dalle.randomness import Draw
 from diff_dalle.diffusion.resample import DenoisingConfig
 from diff_dalle.models.precision import DTYPES

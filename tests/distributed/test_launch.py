@@ -14,10 +14,10 @@ from clip_making import make_batch, make_task, with_draws
 from forking import ends, run_ranks, start_ranks
 from ranks import run_ranks_of
 
+from diff_dalle.config import InputError, quantity
 from diff_dalle.distributed.devices import pick_device
 from diff_dalle.distributed.launch import DistributedConfig, _report, detect, launch, run_script
 from diff_dalle.distributed.world import ProcessInfo, Vote, World
-from diff_dalle.errors import InputError, quantity
 
 TESTS = os.path.dirname(os.path.abspath(__file__))
 BIN = os.path.dirname(sys.executable)
@@ -121,7 +121,7 @@ PREAMBLE = """
 import torch
 from diff_dalle.distributed.launch import DistributedConfig, launch, run_script
 from diff_dalle.distributed.world import Vote
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 """
 
 

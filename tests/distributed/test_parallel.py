@@ -130,7 +130,7 @@ LOOPS = """
         from diff_dalle.checkpoints.checkpoint import Identity
         from diff_dalle.checkpoints.run_folder import RunFolder, read_run
         from diff_dalle.distributed.launch import JobEnd
-        from diff_dalle.errors import InputError
+        from diff_dalle.config import InputError
         from diff_dalle.training.loop import TrainLoop
         from diff_dalle.training.settings import TrainingConfig
 

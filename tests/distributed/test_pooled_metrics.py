@@ -6,7 +6,7 @@ BODY = """
 from eval_making import EVERY, N, chunks, pair
 from diff_dalle.config import from_dict
 from diff_dalle.distributed.world import ALONE
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from diff_dalle.evaluation.generated import GeneratedMetrics
 from diff_dalle.evaluation.generated_config import GeneratedMetricsConfig
 

@@ -21,7 +21,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from diff_dalle.images.decode import BrokenSample
 
 from .contract import Skipped

@@ -17,7 +17,7 @@ from typing import Any
 from script_running import losses
 from tiny_settings import CLASSIFIER_RUN, GENERATOR_RUN, flags
 
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 
 from .contract import require
 from .inside import Injection, planned

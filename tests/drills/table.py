@@ -14,8 +14,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from diff_dalle.config import lookup, option
-from diff_dalle.errors import InputError, quantity
+from diff_dalle.config import InputError, lookup, option, quantity
 
 from . import (
     faults_data,

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from diff_dalle.images.decode import BrokenSample
 from drills import hostile
 from drills.faults_long import growth

@@ -8,7 +8,7 @@ import sys
 import pytest
 from script_running import ROOT
 
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from drills import table as drill_table
 from drills.contract import Deviation, Fault, Skipped, require
 from drills.place import KINDS, Place

@@ -9,9 +9,9 @@ from checkpoint_making import make_classifier_file, make_file
 from torch import nn
 from torch.nn import functional as F
 
+from diff_dalle.config import InputError
 from diff_dalle.embeddings.clip import CLIPS, load_clip
 from diff_dalle.embeddings.contract import Clip, fit_images, weights_digest
-from diff_dalle.errors import InputError
 from diff_dalle.sampling.classifier import load_classifier
 from diff_dalle.training.task import Task
 

@@ -11,6 +11,7 @@ from checkpoint_making import make_classifier_file
 from shard_making import encoded, load, npy_bytes, random_image, sample, tar_bytes
 
 from diff_dalle import storage
+from diff_dalle.config import InputError
 from diff_dalle.data.collection import Collection, Unavailable
 from diff_dalle.data.sidecars import Sidecar
 from diff_dalle.data.spec import EmbeddingSpec, ImageSpec, SampleSpec
@@ -19,7 +20,6 @@ from diff_dalle.embeddings import shard_embeddings
 from diff_dalle.embeddings.clip import load_clip
 from diff_dalle.embeddings.computing import EmbeddingsConfig, compute_embeddings
 from diff_dalle.embeddings.contract import Clip
-from diff_dalle.errors import InputError
 
 COUNTS = {"00000": 5, "00001": 3, "00002": 4}
 

@@ -8,9 +8,9 @@ import torch
 from open_clip_making import MEAN, STD, make_open_clip
 from torch.nn import functional as F
 
+from diff_dalle.config import InputError
 from diff_dalle.embeddings.clip import load_clip
 from diff_dalle.embeddings.contract import fit_images
-from diff_dalle.errors import InputError
 from diff_dalle.text.trained_tokens import find_tokens, parse_token
 
 NAME = "ViT-B-32/laion2b_s34b_b79k"

@@ -8,13 +8,13 @@ import pytest
 from checkpoint_making import make_classifier_file
 from shard_making import make_shards, npy_bytes
 
+from diff_dalle.config import InputError
 from diff_dalle.data.loader import DataConfig, Loader
 from diff_dalle.data.sidecars import Sidecar
 from diff_dalle.data.spec import EmbeddingSpec, SampleSpec
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.embeddings.computing import EmbeddingsConfig, compute_embeddings
 from diff_dalle.embeddings.sources import FILE, find_embeddings, folder_record
-from diff_dalle.errors import InputError
 
 SETTING = "img_embeddings_url"
 

@@ -8,9 +8,8 @@ import pytest
 import torch
 from eval_making import EVERY, QUARTERS, N, chunks, pair, quarters
 
-from diff_dalle.config import from_dict
+from diff_dalle.config import InputError, from_dict
 from diff_dalle.distributed.world import ALONE
-from diff_dalle.errors import InputError
 from diff_dalle.evaluation.generated import GeneratedMetrics
 from diff_dalle.evaluation.generated_config import GeneratedMetricsConfig
 from diff_dalle.evaluation.metrics import frechet_distance, inception_score

@@ -5,8 +5,7 @@ import sys
 
 import pytest
 
-from diff_dalle.config import from_dict
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError, from_dict
 from diff_dalle.evaluation.generated_config import GeneratedMetricsConfig
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from diff_dalle.evaluation.linear_probe import linear_probe
 
 

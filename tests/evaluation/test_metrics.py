@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from diff_dalle.evaluation.intervals import Z_95, wilson
 from diff_dalle.evaluation.metrics import (
     METRICS,

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from diff_dalle.evaluation import training_curves
 from diff_dalle.evaluation.plots import COLORS, REFERENCE, line_plot, require_matplotlib
 from diff_dalle.evaluation.training_curves import training_sections

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from diff_dalle.evaluation.fidelity import (
     PSNR_CAP,
     average_pool_uint8,

@@ -11,8 +11,8 @@ from PIL import Image
 
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.evaluate import EvaluateRun, Evaluation
+from diff_dalle.config import InputError
 from diff_dalle.distributed.world import ALONE
-from diff_dalle.errors import InputError
 from diff_dalle.evaluators.context import Context
 from diff_dalle.worlds.emoji.font import square_of
 from diff_dalle.worlds.emoji.world import EmojiConfig, read_emoji, write_emoji

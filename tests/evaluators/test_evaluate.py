@@ -19,10 +19,10 @@ from lora_making import make_lora
 from diff_dalle.checkpoints.decoder import ClipConfig
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.evaluate import EvaluateRun, Evaluation
+from diff_dalle.config import InputError
 from diff_dalle.diffusion.guidance import GuidanceConfig
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.embeddings.clip import load_clip
-from diff_dalle.errors import InputError
 from diff_dalle.evaluation.metrics import METRICS, inception_score
 from diff_dalle.evaluation.perceptual import Lpips
 from diff_dalle.evaluators.context import renders_of

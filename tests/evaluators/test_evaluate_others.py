@@ -14,10 +14,10 @@ from shard_making import encoded, random_image, tar_bytes
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.convert import ConvertConfig, convert
 from diff_dalle.commands.evaluate import EvaluateRun, Evaluation
+from diff_dalle.config import InputError
 from diff_dalle.data.loader import DataConfig, Loader
 from diff_dalle.data.spec import ImageSpec, SampleSpec
 from diff_dalle.distributed.world import ALONE
-from diff_dalle.errors import InputError
 from diff_dalle.sampling.pipeline import Pipeline
 
 SHAPE = {"image_size": 16, "noise_schedule": "cosine", "num_head_channels": 16, "diffusion_steps": 50}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from diff_dalle.evaluators.control import control, edge_agreement
 from diff_dalle.evaluators.editing import replacements
 from diff_dalle.images.control_filters.table import ControlConfig

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from diff_dalle.evaluators.editing import editing
 from diff_dalle.images.signal import PixelSignal
 from diff_dalle.worlds.shapes.scenes import ShapesConfig

@@ -6,7 +6,7 @@ from file_server import serving
 from PIL import Image
 from shard_making import encoded, random_image
 
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from diff_dalle.images.decode import MAX_PIXELS
 from diff_dalle.images.files import (
     check_mask,

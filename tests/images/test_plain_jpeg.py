@@ -8,7 +8,7 @@ import pytest
 from PIL import Image, ImageFile
 from shard_making import encoded, random_image
 
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from diff_dalle.images import decode
 from diff_dalle.images.decode import BrokenSample, decode_image
 

@@ -9,8 +9,7 @@ import pytest
 from PIL import Image
 from shard_making import encoded, random_image
 
-from diff_dalle.config import from_dict
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError, from_dict
 from diff_dalle.images.decode import BrokenSample, decode_image
 from diff_dalle.images.preprocessing import (
     ARGUMENTS,

@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 from shard_making import encoded, random_image, tar_bytes
 
+from diff_dalle.config import InputError
 from diff_dalle.data.loader import DataConfig, Loader
 from diff_dalle.data.spec import ImageSpec, SampleSpec
-from diff_dalle.errors import InputError
 from diff_dalle.images import plugins
 from diff_dalle.images.decode import BrokenSample
 from diff_dalle.images.transforms import GROUP, smart_crop

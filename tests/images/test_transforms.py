@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from shard_making import encoded, random_image
 
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from diff_dalle.images.decode import BrokenSample, decode_image
 from diff_dalle.images.transforms import Window, center_crop, center_crop_mask, random_cover, random_crop, random_window
 

@@ -12,7 +12,7 @@ from refusing import refused
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from diff_dalle.models.noised_clip import NoisedClip
 from diff_dalle.training.optim import decayed
 

@@ -11,7 +11,7 @@ from diff_dalle.models.adapters.unet_controlnet import UnetControlConfig, UnetCo
 from diff_dalle.models.generator import Generator
 from diff_dalle.models.latent.stage_c import STAGE_C_SIZES
 from diff_dalle.models.units import UNITS, parts_of, units_of
-from diff_dalle.planning.cost import shapes_of
+from diff_dalle.recipes.planning.cost import shapes_of
 
 PRESETS = (
     "generator_64",

@@ -15,17 +15,17 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.info import parse_plan, plan
+from diff_dalle.config import InputError
 from diff_dalle.distributed.world import ALONE
-from diff_dalle.errors import InputError
 from diff_dalle.models.cost import peak_bytes
-from diff_dalle.planning import calibration
-from diff_dalle.planning.calibration import Steps, reached
-from diff_dalle.planning.cluster import GPUS, PlanConfig
-from diff_dalle.planning.cost import NetworkCost, networks_of
-from diff_dalle.planning.plan import Plan
-from diff_dalle.planning.step import Layout, Memory, Option, Step, largest_that_fits
 from diff_dalle.recipes.classifier import ClassifierRun
 from diff_dalle.recipes.generator import GeneratorRun
+from diff_dalle.recipes.planning import calibration
+from diff_dalle.recipes.planning.calibration import Steps, reached
+from diff_dalle.recipes.planning.cluster import GPUS, PlanConfig
+from diff_dalle.recipes.planning.cost import NetworkCost, networks_of
+from diff_dalle.recipes.planning.plan import Plan
+from diff_dalle.recipes.planning.step import Layout, Memory, Option, Step, largest_that_fits
 from diff_dalle.worlds.shapes.scenes import ShapesConfig
 from diff_dalle.worlds.shapes.shards import write_shapes
 
@@ -89,7 +89,7 @@ def planned(counted):
 
     def of(*flags: str) -> Plan:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("diff_dalle.planning.plan.networks_of", lambda run, half: counted)
+            patch.setattr("diff_dalle.recipes.planning.plan.networks_of", lambda run, half: counted)
             return Plan.of(
                 parse_plan([*PLANNED, *(() if "--iterations" in flags else ("--iterations", "1000")), *flags])
             )

@@ -25,9 +25,9 @@ from cascade_making import (
 )
 from checkpoint_making import FEW
 
+from diff_dalle.config import InputError
 from diff_dalle.diffusion import GuidanceConfig
 from diff_dalle.diffusion.sampling import SamplerConfig
-from diff_dalle.errors import InputError
 from diff_dalle.images.pixels import from_uint8
 from diff_dalle.sampling.pipeline import Pipeline, load
 from diff_dalle.sampling.request import Request

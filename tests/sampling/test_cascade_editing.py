@@ -20,11 +20,11 @@ from checkpoint_making import make_run
 
 from diff_dalle.batch import Batch, Conditioning
 from diff_dalle.checkpoints.checkpoint import save_file
+from diff_dalle.config import InputError
 from diff_dalle.diffusion import GuidanceConfig, create_gaussian_diffusion
 from diff_dalle.diffusion.editing import EditConfig
 from diff_dalle.diffusion.sampling import SamplerConfig
 from diff_dalle.distributed.world import ALONE
-from diff_dalle.errors import InputError
 from diff_dalle.images.files import fit_image, fit_mask
 from diff_dalle.randomness import Draw
 from diff_dalle.sampling.pipeline import Pipeline, load

@@ -7,9 +7,9 @@ import pytest
 from cascade_making import FAST, different, edited, idle, random_images, stages, upsamplers
 from checkpoint_making import FEW
 
+from diff_dalle.config import InputError
 from diff_dalle.diffusion import GuidanceConfig
 from diff_dalle.diffusion.sampling import SamplerConfig
-from diff_dalle.errors import InputError
 from diff_dalle.randomness import MAX_SEED
 from diff_dalle.sampling.pipeline import Pipeline, load
 from diff_dalle.sampling.stage_settings import UpsamplersConfig

@@ -11,10 +11,9 @@ from checkpoint_making import make_classifier_file, sample
 from checkpoint_making import make_file as make_generator_file
 from operation_counting import parameter_conversions
 
-from diff_dalle.config import expectations
+from diff_dalle.config import InputError, expectations
 from diff_dalle.diffusion import DiffusionConfig, GuidanceConfig
 from diff_dalle.diffusion.guidance import similarity_gradient
-from diff_dalle.errors import InputError
 from diff_dalle.images.pixels import from_uint8
 from diff_dalle.images.signal import PixelSignal
 from diff_dalle.models.noised_clip import NoisedClipConfig

@@ -13,11 +13,11 @@ from latent_file_making import A, B, C, Files, make, make_cascade, with_clip
 import diff_dalle
 from diff_dalle.batch import Conditioning
 from diff_dalle.checkpoints.loading import SavedNetwork, open_network
+from diff_dalle.config import InputError
 from diff_dalle.diffusion import GuidanceConfig, LogSnrProcess
 from diff_dalle.diffusion.editing import EditConfig
 from diff_dalle.diffusion.sampling import SampleBatch, SamplerConfig, sample_batch
 from diff_dalle.embeddings.clip import load_clip
-from diff_dalle.errors import InputError
 from diff_dalle.images.files import fit_image
 from diff_dalle.images.pixels import from_uint8, to_uint8
 from diff_dalle.images.signal import PixelSignal

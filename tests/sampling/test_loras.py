@@ -14,7 +14,7 @@ from script_running import run
 
 import diff_dalle
 from diff_dalle import Control
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from diff_dalle.sampling.classifier import ClassifierConfig, load_guide
 
 PROMPTS = ["a red circle", "two blue squares"]

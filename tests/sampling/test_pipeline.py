@@ -6,10 +6,9 @@ import torch
 from checkpoint_making import FEW, make_file, sample
 
 from diff_dalle.checkpoints.checkpoint import Identity, save_file
-from diff_dalle.config import expectations
+from diff_dalle.config import InputError, expectations
 from diff_dalle.diffusion import DiffusionConfig, GuidanceConfig
 from diff_dalle.diffusion.sampling import SamplerConfig
-from diff_dalle.errors import InputError
 from diff_dalle.images.pixels import to_uint8
 from diff_dalle.models.generator import GeneratorConfig
 from diff_dalle.sampling.generator_stage import GeneratorStage

@@ -10,8 +10,8 @@ from latent_file_making import make_cascade
 
 import diff_dalle
 from diff_dalle import Control, StageSettings
+from diff_dalle.config import InputError
 from diff_dalle.diffusion import GuidanceConfig
-from diff_dalle.errors import InputError
 from diff_dalle.images.signal import PixelSignal
 
 PROMPTS = ["a red circle", "", "two blue squares"]

@@ -24,11 +24,10 @@ from diff_dalle.batch import SELF_COND
 from diff_dalle.checkpoints.decoder import ClipConfig
 from diff_dalle.checkpoints.loading import SavedNetwork
 from diff_dalle.checkpoints.pixels import DecoderSettings
-from diff_dalle.config import expectations
+from diff_dalle.config import InputError, expectations
 from diff_dalle.diffusion import DiffusionConfig
 from diff_dalle.diffusion.editing import EditConfig
 from diff_dalle.diffusion.sampling import SampleBatch, SamplerConfig, sample_steps
-from diff_dalle.errors import InputError
 from diff_dalle.models.generator import GeneratorConfig
 from diff_dalle.sampling.pipeline import Pipeline
 from diff_dalle.sampling.unet_stage import UnetStage

@@ -8,8 +8,8 @@ import torch
 from cascade_making import FAST, NO_TEXT, edited, idle, make_stage, random_images, same, stages, watching
 
 from diff_dalle.checkpoints.pixels import GeneratorSettings
+from diff_dalle.config import InputError
 from diff_dalle.diffusion import GuidanceConfig
-from diff_dalle.errors import InputError
 from diff_dalle.images.files import fit_image, fit_mask
 from diff_dalle.images.signal import PixelSignal, Signal
 from diff_dalle.sampling.generator_stage import GeneratorStage

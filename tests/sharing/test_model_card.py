@@ -26,8 +26,8 @@ from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.convert import ConvertConfig, convert
 from diff_dalle.commands.prepare import COMMANDS as PREPARE
 from diff_dalle.commands.sample import SampleRun
+from diff_dalle.config import InputError
 from diff_dalle.distributed.world import ALONE
-from diff_dalle.errors import InputError
 from diff_dalle.evaluation.report import rendered
 from diff_dalle.sharing.card import CardFile, CardTexts, model_card, score_tables
 from diff_dalle.sharing.training_facts import training_hours

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from diff_dalle import storage
+from diff_dalle.config import InputError
 from diff_dalle.data.shards import ShardFiles
-from diff_dalle.errors import InputError
 from diff_dalle.storage import copies
 from diff_dalle.storage.local import temporary_path
 from diff_dalle.storage.remote import RemoteStream

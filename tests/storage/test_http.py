@@ -9,7 +9,7 @@ import urllib3
 from file_server import FileServer, unused_port
 
 from diff_dalle import storage
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from diff_dalle.storage import http, remote, retries
 
 DATA = bytes(range(256)) * 4000  # 1 MB: more than one network buffer

@@ -8,7 +8,7 @@ import pytest
 from hub_server import LARGE, hub_to_use
 
 from diff_dalle import storage
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from diff_dalle.storage import ChangedError
 from diff_dalle.storage.hub import commit
 

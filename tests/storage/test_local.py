@@ -6,9 +6,9 @@ import sys
 import pytest
 
 from diff_dalle import storage
+from diff_dalle.config import InputError
 from diff_dalle.data.shards import ShardFiles
 from diff_dalle.data.sources import find_shards
-from diff_dalle.errors import InputError
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX files")
 

@@ -3,8 +3,8 @@
 import pytest
 
 from diff_dalle import storage
+from diff_dalle.config import InputError
 from diff_dalle.data.shards import ShardFiles
-from diff_dalle.errors import InputError
 from diff_dalle.storage import objects, retries
 
 DATA = bytes(range(256)) * 4000

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from diff_dalle import storage
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from diff_dalle.storage import ChangedError, retries
 from diff_dalle.storage import objects as blob_module
 from diff_dalle.storage.objects import Blob

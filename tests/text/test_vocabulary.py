@@ -4,7 +4,7 @@ import sys
 import pytest
 from refusing import refused
 
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from diff_dalle.text import vocabulary
 from diff_dalle.text.tokenizer import load_tokenizer
 from diff_dalle.text.vocabulary import CLIP_HEADER, CLIP_MERGES, read_vocabulary, write_merge_file

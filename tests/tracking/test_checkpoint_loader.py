@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from file_server import serving
 
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from diff_dalle.tracking import loader
 from diff_dalle.tracking.loader import LoaderConfig, fetch_source, source_path
 from diff_dalle.tracking.trackers import TrackingConfig

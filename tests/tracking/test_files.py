@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from diff_dalle import storage
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from diff_dalle.tracking.files import CsvLog, JsonLog, SampleGrids, TextLog
 from diff_dalle.tracking.tracker import Run, Table
 

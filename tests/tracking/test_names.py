@@ -2,7 +2,7 @@
 
 import pytest
 
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from diff_dalle.tracking.names import check_name, check_relative, fill_name
 
 VALUES = {"epoch": 3, "step": 200, "sample": 17, "samples_seen": 6417, "unet": "0-1", "val_loss": 0.123456}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hub_server import LARGE
 
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from diff_dalle.tracking.saver import SaverConfig
 from diff_dalle.tracking.tracker import Saved, Tracker
 from diff_dalle.tracking.trackers import TRACKERS, TrackingConfig, create_trackers

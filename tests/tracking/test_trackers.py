@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from diff_dalle.tracking.tracker import Run, Table, Tracker
 from diff_dalle.tracking.trackers import TRACKERS, Trackers, TrackingConfig, check_trackers, create_trackers
 

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from diff_dalle.storage import retries
 from diff_dalle.tracking.stores import WAITING, Uploads
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from diff_dalle.training.ema import Ema
 from diff_dalle.training.optim import OptimConfig
 from diff_dalle.training.settings import TrainingConfig

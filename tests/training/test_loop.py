@@ -15,9 +15,9 @@ from waiting import reads
 
 from diff_dalle.checkpoints.checkpoint import Identity, load_file, load_weights
 from diff_dalle.checkpoints.run_folder import open_run
+from diff_dalle.config import InputError
 from diff_dalle.distributed.launch import JobEnd
 from diff_dalle.distributed.world import ProcessInfo, World
-from diff_dalle.errors import InputError
 from diff_dalle.randomness import Draw
 from diff_dalle.tracking.tracker import Table
 from diff_dalle.training.loop import Diverged, TrainLoop

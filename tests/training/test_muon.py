@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from toy import ToyTask
 
+from diff_dalle.config import InputError
 from diff_dalle.distributed.world import SINGLE, World
-from diff_dalle.errors import InputError
 from diff_dalle.training import muon, trainee
 from diff_dalle.training.muon import orthogonalized
 from diff_dalle.training.optim import OptimConfig, build_optimizer

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from diff_dalle.training.ema import Ema, effective_rate
 from diff_dalle.training.optim import LossScale, OptimConfig, build_optimizer, decayed, learning_rate
 

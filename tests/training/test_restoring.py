@@ -10,10 +10,10 @@ from toy import ToyTask
 
 from diff_dalle.checkpoints.checkpoint import Identity
 from diff_dalle.checkpoints.run_folder import open_run
+from diff_dalle.config import InputError
 from diff_dalle.data.fingerprint import Fingerprint
 from diff_dalle.diffusion.diffusion_config import DiffusionConfig, create_gaussian_diffusion
 from diff_dalle.diffusion.resample import TimestepConfig, create_named_schedule_sampler
-from diff_dalle.errors import InputError
 from diff_dalle.training.optim import OptimConfig
 from diff_dalle.training.restoring import Start
 from diff_dalle.training.settings import TrainingConfig

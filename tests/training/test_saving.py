@@ -14,8 +14,8 @@ from toy import ListTracker, ToyData, ToyTask
 from diff_dalle.checkpoints.bundle import restore_bundle
 from diff_dalle.checkpoints.checkpoint import Identity, load_file
 from diff_dalle.checkpoints.run_folder import open_run, read_run
+from diff_dalle.config import InputError
 from diff_dalle.distributed.world import SINGLE, World
-from diff_dalle.errors import InputError
 from diff_dalle.tracking.saver import SaverConfig
 from diff_dalle.tracking.trackers import TrackingConfig, create_trackers
 from diff_dalle.training.loop import TrainLoop

@@ -12,9 +12,9 @@ from toy import ListTracker, ToyData, ToyTask, TwoOptimizers
 
 from diff_dalle.checkpoints.checkpoint import Identity, load_file, load_weights
 from diff_dalle.checkpoints.run_folder import open_run
+from diff_dalle.config import InputError
 from diff_dalle.distributed import parallel
 from diff_dalle.distributed.world import SINGLE, ProcessInfo, World
-from diff_dalle.errors import InputError
 from diff_dalle.training.ema import Ema
 from diff_dalle.training.loop import TrainLoop
 from diff_dalle.training.optim import OptimConfig

@@ -19,7 +19,7 @@ from web_making import Gate, call, client_of, make_service, needs_web, pixels
 
 import diff_dalle
 from diff_dalle.commands.serve import Limits
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from diff_dalle.images.output import png_bytes
 from diff_dalle.web.api import create_app
 from diff_dalle.web.door import BodyLimit

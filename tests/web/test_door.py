@@ -14,7 +14,7 @@ from page_client import Visitor, send, uploaded_file
 from web_making import make_service, needs_web, serving
 
 from diff_dalle.commands.serve import AddressConfig, Limits
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from diff_dalle.web.api import create_app
 from diff_dalle.web.door import EVENT_BYTES, UPLOADS, Door, host_name
 from diff_dalle.web.pictures import png

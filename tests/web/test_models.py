@@ -5,7 +5,7 @@ from checkpoint_making import make_classifier_file, make_file
 from lora_making import make_lora
 
 from diff_dalle.commands.serve import ModelsConfig
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from diff_dalle.web.models import Models
 
 

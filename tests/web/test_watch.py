@@ -9,7 +9,7 @@ from PIL import Image
 from web_making import inaccessible
 
 from diff_dalle.commands.watch import WatchConfig, parse_watch
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from diff_dalle.web.watch_page import PLOTS, duration, fingerprint, grid_steps, grids_at, lines, status, value_range
 from diff_dalle.web.watch_run import read_watched
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 from diff_dalle.checkpoints.checkpoint import Identity
 from diff_dalle.checkpoints.record import Record, save_record
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from diff_dalle.tracking.files import CsvLog, JsonLog, SampleGrids
 from diff_dalle.tracking.tracker import Run
 from diff_dalle.web.watch_run import labels, read_watched, thinned

@@ -3,7 +3,7 @@
 import pytest
 from web_making import Gate
 
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from diff_dalle.web.refusal import Refusal
 from diff_dalle.web.worker import Worker
 

@@ -10,10 +10,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ...config import to_dict
+from ...config import InputError, named, to_dict
 from ...diffusion.diffusion_config import DiffusionConfig, NoiseConfig
 from ...diffusion.resample import DenoisingConfig
-from ...errors import InputError, named
 from ...models.generator import GeneratorConfig
 from ...models.noised_clip import NoisedClipConfig
 from ...models.noisy_classifier import NoisyClassifierConfig

@@ -22,9 +22,8 @@ from ...checkpoints.content import read_archive
 from ...checkpoints.kind import NetworkKind
 from ...checkpoints.kinds import find_kind
 from ...checkpoints.safetensors import WEIGHTS, read_safetensors
-from ...config import to_dict
+from ...config import InputError, to_dict
 from ...distributed.devices import without_values
-from ...errors import InputError
 from ...models.latent.semantic import SEMANTIC_SIZES
 from ...models.latent.stage_a import STAGE_A_SIZES
 from ...models.latent.stage_b import STAGE_B_SIZES

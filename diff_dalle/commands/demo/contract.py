@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...errors import InputError
+from ...config import InputError
 
 RENDER = "prepare_data.py shapes --out_dir {shapes} --image_size 64"
 TORCHRUN = ("torchrun", "--standalone", "--nproc_per_node", "2")

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...config import option, settings
-from ...errors import Fault, named
+from ...config import Fault, named, option, settings
 from ...randomness import Draw
 from .contract import ControlFilter
 

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...config import option, settings
-from ...errors import Fault
+from ...config import Fault, option, settings
 from ...randomness import Draw
 from ..plugins import load_plugin
 from ..transforms import GROUP, SIDE, Saliency

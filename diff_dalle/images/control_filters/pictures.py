@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...config import option, settings
-from ...errors import Fault, InputError, named
+from ...config import Fault, InputError, named, option, settings
 from ...randomness import Draw
 from ..decode import IMAGE_KINDS
 from .contract import ControlFilter, Materials

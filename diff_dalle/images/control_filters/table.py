@@ -6,8 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ...config import faults_of, from_dict, nearest, option, settings
-from ...errors import Fault, InputError
+from ...config import Fault, InputError, faults_of, from_dict, nearest, option, settings
 from ..plugins import installed, load_plugin
 from .canny import CannyFilter
 from .contract import ControlFilter, Materials

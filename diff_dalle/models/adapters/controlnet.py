@@ -10,7 +10,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from ...batch import CONTROL_HINT, Conditioning
-from ...errors import Fault, InputError, quantity
+from ...config import Fault, InputError, quantity
 
 
 class ControlNet(nn.Module, ABC):

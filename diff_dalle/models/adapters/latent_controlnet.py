@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 
 from ...batch import Conditioning
-from ...config import option, section, settings
-from ...errors import Fault, InputError, quantity
+from ...config import Fault, InputError, option, quantity, section, settings
 from ..latent.config import LatentUnetConfig
 from ..layers import zero_init
 from .control_backbones import BACKBONES, SLOPE, BackboneConfig

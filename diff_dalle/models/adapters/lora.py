@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ...config import nearest
-from ...errors import Fault, InputError
+from ...config import Fault, InputError, nearest
 from ..precision import autocast_disabled
 
 ADAPTABLE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d, nn.MultiheadAttention)

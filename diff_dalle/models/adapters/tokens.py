@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ...errors import Fault, InputError
+from ...config import Fault, InputError
 from ..text_encoder import TextEncoder
 
 Sources = Sequence[Sequence[int]]

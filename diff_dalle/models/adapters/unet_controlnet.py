@@ -7,8 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...batch import Conditioning
-from ...config import option, settings
-from ...errors import InputError
+from ...config import InputError, option, settings
 from ..generator import Generator, GeneratorConfig
 from ..layers import zero_init
 from ..unet import UNetEncoder

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...batch import Conditioning
-from ...errors import InputError
+from ...config import InputError
 from ..layers import timestep_embedding
 from ..norms import LayerNorm32
 from ..precision import autocast_disabled

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
-from ...config import option, settings
-from ...errors import Fault, InputError, named, quantity
+from ...config import Fault, InputError, named, option, quantity, settings
 
 Value = TypeVar("Value", bool, int)
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...batch import SELF_COND, Conditioning
-from ...errors import InputError
+from ...config import InputError
 from ..layers import zero_init
 from ..precision import autocast_disabled
 from ..super_resolution import resized

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...batch import Conditioning
-from ...errors import InputError
+from ...config import InputError
 from ..layers import Linear, Module, recompute
 from ..norms import LayerNorm32
 from .blocks import NORM_EPS, ChannelNorm

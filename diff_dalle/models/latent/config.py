@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from ...config import option, section, settings
-from ...errors import Fault, InputError, named, quantity
+from ...config import Fault, InputError, named, option, quantity, section, settings
 from ..text_encoder import TextEncoderConfig
 
 LETTERS = {"C": "convolution", "A": "attention", "F": "feed-forward", "T": "timestep"}

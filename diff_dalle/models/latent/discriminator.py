@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...config import option, settings
-from ...errors import InputError, named
+from ...config import InputError, named, option, settings
 from ..precision import autocast_disabled
 
 STARTING_ITERATIONS = 15  # of the power method at initialization

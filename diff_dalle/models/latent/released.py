@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from ...errors import InputError, quantity
+from ...config import InputError, quantity
 from .config import LatentUnetConfig
 from .semantic import SemanticAutoencoder
 from .stage_a import StageA

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...config import option, settings
-from ...errors import Fault, InputError, named
+from ...config import Fault, InputError, named, option, settings
 from .blocks import ChannelNorm, Context, ConvBlock, Transition, xavier
 from .previewer import Previewer
 from .running_norm import RunningNorm

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...config import option, settings
-from ...errors import Fault, InputError, named
+from ...config import Fault, InputError, named, option, settings
 from ..layers import Linear, recompute, to_image, to_tokens
 from ..precision import autocast_disabled
 from .blocks import ChannelNorm, xavier

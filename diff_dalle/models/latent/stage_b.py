@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from ...batch import Conditioning
-from ...config import option, settings
-from ...errors import InputError
+from ...config import InputError, option, settings
 from .blocks import resized_to
 from .conditions import MapCondition, checked_map
 from .config import LatentUnetConfig, redefined

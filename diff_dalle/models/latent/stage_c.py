@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...config import option, settings
-from ...errors import Fault, quantity
+from ...config import Fault, option, quantity, settings
 from .config import LatentTextConfig, LatentUnetConfig, redefined
 from .unet import LatentUnet
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...batch import Conditioning
-from ...errors import InputError, quantity
+from ...config import InputError, quantity
 from ..dropout import number_dropouts
 from ..layers import zero_init
 from ..precision import autocast_disabled

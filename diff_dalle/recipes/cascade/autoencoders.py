@@ -9,12 +9,11 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from ...config import option, section, settings
+from ...config import Fault, InputError, named, option, section, settings
 from ...data.loader import Loader
 from ...data.spec import ImageSpec, SampleSpec
 from ...distributed.parallel import build_shared
 from ...distributed.world import World
-from ...errors import Fault, InputError, named
 from ...evaluation.perceptual import Lpips
 from ...models.latent.discriminator import Discriminator
 from ...models.latent.semantic import SEMANTIC_SIZES, SemanticAutoencoder, SemanticConfig

@@ -9,9 +9,9 @@ import torch
 
 from ...checkpoints.decoder import ClipConfig
 from ...checkpoints.loading import open_network, open_networks
+from ...config import Fault, InputError, named
 from ...embeddings.clip import load_clip
 from ...embeddings.contract import Clip, weights_digest
-from ...errors import Fault, InputError, named
 from ...models.latent.config import LatentUnetConfig
 from ...models.latent.semantic import SemanticAutoencoder
 from ...models.latent.stage_a import StageA

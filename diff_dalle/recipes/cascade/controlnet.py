@@ -12,11 +12,10 @@ from torch import nn
 from ...checkpoints.controlnets import BaseRecord, StageCControlNetSettings
 from ...checkpoints.decoder import ClipConfig
 from ...checkpoints.loading import open_network
-from ...config import faults_of, option, section, settings
+from ...config import Fault, InputError, faults_of, named, option, section, settings
 from ...diffusion.log_snr import LogSnrProcess
 from ...diffusion.log_snr_config import LogSnrConfig
 from ...distributed.world import World
-from ...errors import Fault, InputError, named
 from ...images.control_filters.contract import Materials
 from ...images.control_filters.table import ControlConfig
 from ...models.adapters.control_backbones import BACKBONES

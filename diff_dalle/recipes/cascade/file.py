@@ -13,14 +13,13 @@ import torch
 from ... import storage
 from ...checkpoints.kinds import find_kind
 from ...checkpoints.safetensors import WEIGHTS, write_weights_file
-from ...config import faults_of, leaves, option, section, settings, to_dict
+from ...config import Fault, InputError, faults_of, leaves, named, option, section, settings, spelled, to_dict
 from ...data.aspect_buckets import AspectConfig
 from ...data.filters import filters_option
 from ...data.loader import DataConfig
 from ...distributed.launch import DistributedConfig
 from ...distributed.sharding_config import ShardingConfig
 from ...distributed.world import World
-from ...errors import Fault, InputError, named, spelled
 from ...text.tokenizer import Tokenizer
 from ...tracking.trackers import TrackingConfig
 from ...training.optim_config import OptimConfig

@@ -9,7 +9,7 @@ from typing import Any
 from ... import storage
 from ...checkpoints.content import read_archive
 from ...checkpoints.safetensors import WEIGHTS, tensor_names
-from ...errors import Fault, InputError
+from ...config import Fault, InputError
 from ...models.latent import released
 from ...models.latent.stage_b import STAGE_B_SIZES
 from ...models.latent.stage_c import STAGE_C_SIZES

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...config import faults_of, option, settings
-from ...errors import Fault
+from ...config import Fault, faults_of, option, settings
 from ...randomness import check_seeds
 
 CONTROLNET_KEYS = (

@@ -15,14 +15,13 @@ from typing_extensions import Self
 
 from ...checkpoints.cascade import LatentSampling, StageBDiffusion, StageBSampling, TrainedWith
 from ...checkpoints.decoder import CLIP_OUTPUTS
-from ...config import option, section, settings
+from ...config import Fault, InputError, named, option, section, settings
 from ...data.loader import Loader
 from ...data.spec import CaptionSpec, ImageSpec, SampleSpec
 from ...diffusion.log_snr import LogSnrProcess
 from ...diffusion.log_snr_config import LogSnrConfig
 from ...distributed.world import World
 from ...embeddings.contract import Clip
-from ...errors import Fault, InputError, named
 from ...images.signal import LatentSignal
 from ...models.latent.config import LatentUnetConfig
 from ...models.latent.semantic import SemanticAutoencoder

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from ...config import faults_of, option, section, settings
+from ...config import Fault, faults_of, named, option, section, settings
 from ...data.captions import caption_option
 from ...data.sources import ShardRange, divide
-from ...errors import Fault, named
 from ...images.preprocessing import TransformConfig
 
 INDEX_WIDTH = 4  # of img2dataset's shards

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from ...batch import Batch
+from ...config import Fault, InputError, named
 from ...data.loader import Loader
 from ...diffusion.augmentation import area_resize
 from ...diffusion.sampling import SampleBatch, sample_batch
 from ...distributed.world import World
 from ...embeddings.clip import is_local_file, load_clip
 from ...embeddings.contract import Clip
-from ...errors import Fault, InputError, named
 from ...evaluation.generated import Chunk, GeneratedMetrics
 from ...images.signal import PixelSignal
 from ...randomness import Draw

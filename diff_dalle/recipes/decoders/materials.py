@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ...checkpoints.decoder import CLIPS, ClipConfig, DecoderConfig
+from ...config import Fault, InputError, named
 from ...data.index import count_kinds, index_shards
 from ...data.shards import ShardFiles
 from ...data.sidecars import Sidecar
@@ -14,7 +15,6 @@ from ...distributed.world import World
 from ...embeddings.clip import load_clip
 from ...embeddings.contract import Clip
 from ...embeddings.sources import EmbeddingSource, find_embeddings
-from ...errors import Fault, InputError, named
 from .data_section import INDEX_WIDTH, DataSection
 from .rules import too_small
 

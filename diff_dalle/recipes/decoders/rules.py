@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...checkpoints.decoder import DecoderConfig
-from ...config import faults_of
+from ...config import Fault, InputError, faults_of, named, quantity
 from ...embeddings.clip import known_image_size
-from ...errors import Fault, InputError, named, quantity
 from ...evaluation.generated_config import GeneratedMetricsConfig
 from ...images.preprocessing import least_side, output_size
 from .data_section import DataSection

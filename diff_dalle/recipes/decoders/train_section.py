@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, TypeVar
 
-from ...config import option, settings
-from ...errors import Fault, named
+from ...config import Fault, named, option, settings
 from ...models.precision_names import PRECISIONS
 from ...training.optim_config import OptimConfig
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont, features
 
-from ...errors import Fault, InputError, named
+from ...config import Fault, InputError, named
 from .names import Emoji
 
 FONT = "NotoColorEmoji.ttf"

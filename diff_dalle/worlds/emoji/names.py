@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import cast
 
-from ...errors import InputError
+from ...config import InputError
 
 TONES = ("light", "medium-light", "medium", "medium-dark", "dark")  # by modifier, U+1F3FB and following
 WHO = ("person", "woman", "man")

@@ -10,12 +10,11 @@ from PIL import Image
 from tqdm import tqdm
 
 from ... import storage
-from ...config import load_mapping, option, settings
+from ...config import InputError, load_mapping, option, settings
 from ...data.collection import collect
 from ...data.shard_table import IMAGE
 from ...data.shards import ShardFiles
 from ...data.spec import Required
-from ...errors import InputError
 from ...images.decode import BrokenSample, decode_image
 from ...randomness import random_uniform
 from ..contract import RenderedWorld, Shown

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...errors import InputError
+from ...config import InputError
 from .render import coverage
 from .scenes import COLORS, POSITIONS, SHAPES, SIZES, SceneObject
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...config import lookup
-from ...errors import Fault, InputError
+from ...config import Fault, InputError, lookup
 from ...randomness import permutation
 from .captions import HELD_OUT_PHRASING, PHRASINGS, caption, phrasing_key, sayable, with_tokens
 from .scenes import (

@@ -19,9 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from ...config import nearest, option, settings
+from ...config import Fault, named, nearest, option, settings
 from ...data.aspect_buckets import parse_ratio
-from ...errors import Fault, named
 from ...randomness import random_uniform
 
 SHAPES = ("circle", "square", "triangle", "cross", "ring", "star")

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from ...errors import InputError
+from ...config import InputError
 from ...evaluation.intervals import wilson
 from ...evaluation.report import Table
 from .parser import DetectedObject, parse_shapes

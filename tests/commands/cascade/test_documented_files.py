@@ -17,10 +17,10 @@ from diff_dalle.checkpoints.kinds import TRAINING_COMMANDS
 from diff_dalle.checkpoints.loading import open_network
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.training_kinds import parse_cascade
+from diff_dalle.config import InputError
 from diff_dalle.distributed import devices
 from diff_dalle.distributed.rendezvous import ProcessInfo
 from diff_dalle.distributed.world import ALONE, World
-from diff_dalle.errors import InputError
 from diff_dalle.models.latent.stage_a import StageAConfig
 from diff_dalle.models.latent.stage_b import STAGE_B_SIZES
 from diff_dalle.models.latent.stage_c import STAGE_C_SIZES

@@ -28,9 +28,8 @@ from diff_dalle.checkpoints.checkpoint import load_file
 from diff_dalle.checkpoints.loading import open_network
 from diff_dalle.commands.cascade import importing
 from diff_dalle.commands.cascade.importing import ImportConfig, import_cascade
-from diff_dalle.config import to_dict
+from diff_dalle.config import InputError, to_dict
 from diff_dalle.distributed.world import ALONE
-from diff_dalle.errors import InputError
 from diff_dalle.models.latent import released
 from diff_dalle.models.latent.semantic import SemanticAutoencoder, SemanticConfig
 from diff_dalle.models.latent.stage_a import StageA, StageAConfig

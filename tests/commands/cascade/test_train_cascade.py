@@ -22,8 +22,8 @@ from diff_dalle.checkpoints.checkpoint import load_file
 from diff_dalle.checkpoints.loading import open_network
 from diff_dalle.commands.info import describe_file
 from diff_dalle.commands.sources import preset_text
+from diff_dalle.config import InputError
 from diff_dalle.distributed.world import ALONE
-from diff_dalle.errors import InputError
 from diff_dalle.recipes.cascade.companions import identity_of, load_semantic, load_stage_a
 from diff_dalle.recipes.train import train
 

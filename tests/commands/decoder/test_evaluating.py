@@ -12,10 +12,10 @@ from decoder_file_making import UNET, make_world, read_run_file, write_file
 from PIL import Image
 
 from diff_dalle.commands.decoder_report import describe_decoder
+from diff_dalle.config import InputError
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.embeddings.clip import load_clip
 from diff_dalle.embeddings.computing import EmbeddingsConfig, compute_embeddings
-from diff_dalle.errors import InputError
 from diff_dalle.evaluation.inception import URL
 from diff_dalle.evaluation.perceptual import URLS
 from diff_dalle.recipes.decoder import open_decoder

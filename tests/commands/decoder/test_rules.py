@@ -8,8 +8,7 @@ from checkpoint_making import make_classifier_file, make_file
 from decoder_file_making import UNET, changed, read_run_file, write_file
 
 from diff_dalle.commands.command_line import parse
-from diff_dalle.config import to_dict
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError, to_dict
 from diff_dalle.recipes.decoder import DecoderRun
 
 PUBLISHED = Path(__file__).parents[2] / "record" / "given" / "documented"

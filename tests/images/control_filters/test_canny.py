@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from diff_dalle.images.control_filters.canny import CannyFilter, CannyParams, canny_edges
 from diff_dalle.images.control_filters.contract import Materials
 from diff_dalle.randomness import Draw

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from diff_dalle.images import plugins
 from diff_dalle.images.control_filters.contract import ControlFilter, Materials
 from diff_dalle.images.control_filters.identity import Face

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from emoji_making import Painter, people, use_painter
 
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from diff_dalle.worlds.emoji import font, names, world
 from diff_dalle.worlds.emoji.names import ADULT, TONES, WHO, Emoji
 from diff_dalle.worlds.emoji.scores import Share, most_similar, name_share, read_tones, skin_palette, tone_share

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from diff_dalle.worlds.shapes.parser import parse_shapes
 from diff_dalle.worlds.shapes.prompts import TASKS, shape_prompts
 from diff_dalle.worlds.shapes.render import render

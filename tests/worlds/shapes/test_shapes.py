@@ -14,7 +14,7 @@ from PIL import Image
 
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.prepare import ShapesRun
-from diff_dalle.errors import InputError
+from diff_dalle.config import InputError
 from diff_dalle.worlds.contract import AT_ONCE
 from diff_dalle.worlds.shapes import scenes as shapes
 from diff_dalle.worlds.shapes.captions import HELD_OUT_PHRASING, PHRASINGS, caption, phrasing_key, training_caption

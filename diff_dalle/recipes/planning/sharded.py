@@ -8,10 +8,10 @@ from math import prod
 
 import torch
 
-from ..distributed.sharding_config import ShardingConfig
-from ..distributed.world import ProcessInfo, World
-from ..errors import InputError
-from ..recipes.recipe import Recipe
+from ...config import InputError
+from ...distributed.sharding_config import ShardingConfig
+from ...distributed.world import ProcessInfo, World
+from ..recipe import Recipe
 from .cost import ADAMW_BYTES, NetworkCost, Shapes
 
 

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..checkpoints.kind import NetworkKind, Probe
-from ..checkpoints.kinds import find_kind
-from ..distributed.devices import without_values
-from ..errors import InputError
-from ..models.cost import count_flops, count_training, half_peak_bytes, peak_bytes
-from ..models.units import parts_of
-from ..recipes.recipe import Recipe
-from ..training.optim import decayed
-from ..training.optim_config import OptimConfig
+from ...checkpoints.kind import NetworkKind, Probe
+from ...checkpoints.kinds import find_kind
+from ...config import InputError
+from ...distributed.devices import without_values
+from ...models.cost import count_flops, count_training, half_peak_bytes, peak_bytes
+from ...models.units import parts_of
+from ...training.optim import decayed
+from ...training.optim_config import OptimConfig
+from ..recipe import Recipe
 
 IMAGES = 64  # measured together: some memory of a backward pass does not grow with the number of images
 ADAMW_BYTES = 4 + 4 + 4 + 4  # per parameter: weight, gradient and AdamW's two moments, each fp32

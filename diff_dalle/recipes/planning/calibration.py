@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 import torch
 
-from ..batch import Batch
-from ..checkpoints.checkpoint import Identity
-from ..checkpoints.run_folder import RunFolder
-from ..distributed.devices import reuse_freed_memory, use_device
-from ..distributed.launch import usable_cores
-from ..distributed.world import SINGLE, World
-from ..recipes.recipe import Recipe
-from ..training.loop import TrainLoop
+from ...batch import Batch
+from ...checkpoints.checkpoint import Identity
+from ...checkpoints.run_folder import RunFolder
+from ...distributed.devices import reuse_freed_memory, use_device
+from ...distributed.launch import usable_cores
+from ...distributed.world import SINGLE, World
+from ...training.loop import TrainLoop
+from ..recipe import Recipe
 from .cluster import PlanConfig
 from .cost import networks_of
 from .step import Step

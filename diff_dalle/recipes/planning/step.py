@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 
-from ..distributed.sharding_config import MODES, ShardingConfig
-from ..errors import InputError
-from ..recipes.recipe import Recipe
+from ...config import InputError
+from ...distributed.sharding_config import MODES, ShardingConfig
+from ..recipe import Recipe
 from .cluster import PlanConfig, sent_bytes
 from .cost import NetworkCost
 from .sharded import share_of

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
-from ..config import option, settings, shown
-from ..errors import Fault, named
+from ...config import Fault, named, option, settings, shown
 from .cost import NetworkCost
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..config import leaves
-from ..data.order import streams_for
-from ..evaluation.report import Part, Table, rendered
-from ..recipes.recipe import Recipe
+from ...config import leaves
+from ...data.order import streams_for
+from ...evaluation.report import Part, Table, rendered
+from ..recipe import Recipe
 from .calibration import reached
 from .cluster import PlanConfig
 from .cost import networks_of
