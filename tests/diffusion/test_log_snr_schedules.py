@@ -55,6 +55,16 @@ def test_cosine_is_the_discrete_cosine_schedule():
     np.testing.assert_allclose(torch.sigmoid(cosine_log_snr(times)), discrete, rtol=1e-9)
 
 
+def test_cosine2_moves_on_an_arc_of_constant_speed():
+    angle = torch.atan(torch.exp(-LOG_SNR_SCHEDULES["cosine2"](T) / 2))
+    assert_close(angle.diff(), angle.diff().mean().expand(4))
+
+
+def test_edm_is_the_seventh_power_of_a_line():
+    root = torch.exp(-LOG_SNR_SCHEDULES["edm"](T) / 2) ** (1 / 7)
+    assert_close(root.diff(), root.diff().mean().expand(4))
+
+
 def test_stable_diffusion_has_the_values_of_its_steps():
     betas = np.linspace(0.00085**0.5, 0.012**0.5, 1000) ** 2
     alphas_cumprod = torch.from_numpy(np.cumprod(1 - betas))
