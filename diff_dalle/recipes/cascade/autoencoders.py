@@ -26,6 +26,11 @@ from ..recipe import Recipe, Session
 from .file import CascadeRun
 
 
+def version_of(sizes: Mapping[str, Any]) -> Any:
+    """The setting ``model_version`` of an autoencoder."""
+    return option(None, "size of the network, which model may change; none = what model says", choices=sizes)
+
+
 @settings
 class StageARun(CascadeRun):
     """Settings of ``train_cascade.py`` with ``kind: stage_a``."""
@@ -33,11 +38,7 @@ class StageARun(CascadeRun):
     kind: ClassVar[str] = "stage_a"
     sizes: ClassVar[Mapping[str, Any]] = STAGE_A_SIZES
 
-    model_version: str | None = option(
-        None,
-        "size of the network, which model may change; none = what model says",
-        choices=STAGE_A_SIZES,
-    )
+    model_version: str | None = version_of(STAGE_A_SIZES)
     model: StageAConfig = section(StageAConfig, flags=False)
     autoencoding: AutoencodingConfig = section(AutoencodingConfig, flags=False)
 
@@ -81,11 +82,7 @@ class SemanticRun(CascadeRun):
     kind: ClassVar[str] = "semantic"
     sizes: ClassVar[Mapping[str, Any]] = SEMANTIC_SIZES
 
-    model_version: str | None = option(
-        None,
-        "size of the network, which model may change; none = what model says",
-        choices=SEMANTIC_SIZES,
-    )
+    model_version: str | None = version_of(SEMANTIC_SIZES)
     model: SemanticConfig = section(SemanticConfig, flags=False)
     autoencoding: SemanticTaskConfig = section(SemanticTaskConfig, flags=False)
 
