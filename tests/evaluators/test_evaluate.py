@@ -195,6 +195,7 @@ def test_all_of_the_guidance_is_that_of_the_checkpoint(folder, tmp_path, monkeyp
     context = evaluation(folder, **models, guidance_rescale=0.25).context
     context.sample(["a star"], context.default_guidance)
     assert seen == [GuidanceConfig(2.0, guidance_rescale=0.25, perturbed_attention_scale=4.0)]
+    assert evaluation(folder, **models, guidance_scale=5).context.default_guidance.guidance_scale == 5.0
 
 
 def test_equal_samples_are_made_once_and_shared_between_evaluators(folder, sampled):
