@@ -76,6 +76,12 @@ def test_draws_are_the_same_in_any_batch():
     assert torch.equal(whole.keys("dropout")[[5, 2]], part.keys("dropout"))
 
 
+def test_every_draw_depends_on_its_seed_and_purpose():
+    one, other = (Draw(seed, torch.arange(8)) for seed in (7, 8))
+    for draw in (Draw.keys, Draw.uniform, lambda each, purpose: each.normal(purpose, SHAPE)):
+        assert (draw(one, "a") != draw(other, "a")).all() and (draw(one, "a") != draw(one, "b")).all()
+
+
 @pytest.mark.parametrize("size", [1, 2, 105, 3000, 70_000])
 def test_normal_numbers_are_the_same_alone_in_any_batch_and_on_any_number_of_threads(size):
     """Bit for bit: vectorized kernels and their remainders, and the slices of several threads, must not differ."""

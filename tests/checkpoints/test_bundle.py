@@ -34,6 +34,25 @@ def make_run(path):
     return run
 
 
+def test_a_run_that_fell_back_forgets_the_sets_after_its_step(tmp_path):
+    """Saving step 3 after a return to step 2 drops step 4 from the record."""
+    run = make_run(tmp_path / "run")
+    run.save(3, 24, {"a/model": {"w": torch.ones(1)}})
+    for known in (run, read_run(run.path)):
+        assert [entry.step for entry in known.checkpoints] == [2, 3]
+
+
+def test_backups_are_kept_beside_the_newest_sets(tmp_path):
+    (tmp_path / "run").mkdir()
+    run = RunFolder(IDENTITY, path=str(tmp_path / "run"), keep=2, is_backup=lambda step: step % 3 == 0)
+    for step in range(1, 8):
+        run.save(step, 8 * step, {"model": {"w": torch.ones(1)}})
+    assert [entry.step for entry in run.checkpoints] == [3, 6, 7]
+    assert sorted(name for name in os.listdir(run.path) if name.endswith(".pt")) == [
+        f"model{step:06d}.pt" for step in (3, 6, 7)
+    ]
+
+
 def bundle(run, path):
     with open(path, "wb") as file:
         write_bundle(file, run)

@@ -45,6 +45,13 @@ def test_seed_and_epoch_change_the_order():
         assert same.mean() < 0.1
 
 
+def test_every_epoch_has_an_order_of_shards_of_its_own():
+    """In windows of one shard, nothing but the order of shards decides which one comes next."""
+    order = Order([2] * 40, 5, streams=1, window=1)
+    epochs = [tuple(order.samples_at(np.arange(80) + 80 * epoch)[0].tolist()) for epoch in range(6)]
+    assert len(set(epochs)) == 6
+
+
 @pytest.mark.parametrize("world", [1, 2, 8])
 def test_each_shard_is_read_by_about_one_process_and_nearly_in_order(world):
     order = Order([50] * 64, 3, streams=8, window=2)

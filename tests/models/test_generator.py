@@ -76,6 +76,14 @@ def test_states_without_a_norm():
     assert_close(encoder.norm(states), encoder(*cond.caption)[0])
 
 
+def test_the_summary_of_a_caption_is_the_sum_of_its_states_over_the_root_of_their_number():
+    encoder, cond = TextEncoder(TEXT, VOCABULARY), captions(total=8)
+    encoder.pool = torch.nn.Identity()
+    states, summary = encoder(*cond.caption)
+    for row, pooled, real in zip(states, summary, cond.mask, strict=True):
+        assert_close(pooled, row[real].sum(0) / real.sum() ** 0.5)
+
+
 def test_a_convolution_joins_neighboring_words():
     """Without attention, the state of a token depends on the tokens next to it and on no others."""
     torch.manual_seed(0)

@@ -69,6 +69,16 @@ def test_any_size_that_the_networks_divide(cascade):
             stages(idle(cascade), ["a star"], size=(height, width))
 
 
+def test_a_size_is_a_multiple_of_every_network_s_divisor(tmp_path):
+    """A base that divides by 2, then ×3 by a network that divides by 4: 6 pixels satisfy the first, 12 both."""
+    base = make_stage(tmp_path / "base.pt", channel_mult="1,1", **NO_TEXT)
+    triple = make_stage(tmp_path / "triple.pt", image_size=24, small_size=8, channel_mult="1,1,1", **NO_TEXT)
+    cascade = load(base, "cpu", upsampler_paths=[triple])
+    assert [each.shape[1:3] for each in stages(cascade, [""], size=(12, 12))] == [(4, 4), (12, 12)]
+    with pytest.raises(InputError, match="18×18, .* must be multiples of 12"):
+        stages(idle(cascade), [""], size=(18, 18))
+
+
 def test_upsamplers_alone(upsamplers_only):
     for height, width in ((8, 8), (5, 7)):
         low_res = random_images(3, height, width)
