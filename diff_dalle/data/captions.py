@@ -1,4 +1,8 @@
-"""Captions: which member holds them, according to ``--caption_field``, and how they are read."""
+"""Captions: which member holds them, according to ``--caption_field``, and how they are read.
+
+A caption in another encoding than UTF-8 is a broken sample, never a guess. Where a field of the json holds a list of
+texts, they are captions of the same image.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +12,22 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from .. import storage
 from ..config import ABSENT, Fault, InputError, nearest, option
 from ..images.decode import BrokenSample
 
 Chance = Callable[[], float]  # a number in [0, 1)
+NOT_UTF8 = "its caption is not UTF-8"
+EMPTY = "its caption is empty"
+NUL = "its caption holds a NUL character"
 OLD_CAPTION_CHANCE = 0.05  # of the original caption, where a new one has replaced it
 
 
 def _text(data: bytes, record: dict | None, chance: Chance | None) -> str:
-    return data.decode("utf-8-sig", "replace")
+    try:
+        return storage.decode_text(data)
+    except UnicodeDecodeError:
+        raise BrokenSample(NOT_UTF8) from None
 
 
 def _old_caption(data: bytes, record: dict | None, chance: Chance | None) -> object:
@@ -35,6 +46,10 @@ def _one_of_captions(data: bytes, record: dict | None, chance: Chance | None) ->
     texts = (record or read_record(data)).get("captions")
     if not isinstance(texts, list) or not texts:
         raise BrokenSample("its json has no list of texts under 'captions'")
+    return _one_of(texts, chance)
+
+
+def _one_of(texts: list, chance: Chance | None) -> object:
     return texts[0 if chance is None else int(chance() * len(texts))]
 
 
@@ -101,18 +116,33 @@ def read_caption(data: bytes, field: str, record: dict | None = None, chance: Ch
     """
     _, name, getter = _parsed(field)
     text = GETTERS[getter](data, record, chance) if getter else (record or read_record(data)).get(name)
+    if isinstance(text, list) and text:
+        text = _one_of(text, chance)
     if not isinstance(text, str):
         raise BrokenSample(f"its json has no text under {name or 'caption'!r}")
-    text = text.strip()
+    return checked(text)
+
+
+def checked(text: str) -> str:
+    """A caption without the whitespace around it. Raises BrokenSample for an empty one and for one that is no text."""
+    text = text.removeprefix("\ufeff").strip()  # a byte order mark within a json
     if not text:
-        raise BrokenSample("its caption is empty")
+        raise BrokenSample(EMPTY)
+    if "\0" in text:  # as in UTF-16 without a mark
+        raise BrokenSample(NUL)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair
+        raise BrokenSample(NOT_UTF8) from None
     return text
 
 
 def read_record(data: bytes) -> dict:
     """The object in a json member's bytes. Raises BrokenSample for anything else."""
     try:
-        record = json.loads(data.decode("utf-8-sig", "replace"))
+        record = json.loads(storage.decode_text(data))
+    except UnicodeDecodeError:
+        raise BrokenSample("its json is not UTF-8") from None
     except (ValueError, RecursionError):
         raise BrokenSample("its json is not valid") from None
     if not isinstance(record, dict):

@@ -21,6 +21,7 @@ from typing import BinaryIO, TypeVar
 
 from ..config import InputError
 from .copies import chunks, fetch, mark_used
+from .encoding import decode_text
 from .failures import ChangedError, UnavailableError, explained, full_disk, is_missing, no_space
 from .http import Http
 from .hub import Hub
@@ -37,6 +38,7 @@ __all__ = [
     "UnavailableError",
     "atomic_writer",
     "chunks",
+    "decode_text",
     "exists",
     "explained",
     "fetch_to_cache",
@@ -160,14 +162,15 @@ def read_bytes(path: str, offset: int = 0, size: int | None = None, state: State
 
 
 def read_text(path: str, limit: int | None = None) -> str:
-    """A text file. InputError when it has more than ``limit`` bytes, of which no more are read."""
+    """A text file, as ``decode_text`` reads it. InputError for another encoding, and for more than ``limit`` bytes, of
+    which no more are read."""
     data = read_bytes(path) if limit is None else read_bytes(path, 0, limit + 1)
     if limit is not None and len(data) > limit:
         raise InputError(f"{path} has more than {limit:,} bytes")
     try:
-        return data.decode("utf-8")
+        return decode_text(data)
     except UnicodeDecodeError:
-        raise InputError(f"{path} is not a UTF-8 text file") from None
+        raise InputError(f"{path} is not a UTF-8 text file: save it as UTF-8") from None
 
 
 def open_read(path: str) -> BinaryIO:

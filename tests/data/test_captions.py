@@ -5,6 +5,7 @@ import json
 import pytest
 from shard_making import Letters, captions_of, load, sample, tar_bytes
 
+from diff_dalle import storage
 from diff_dalle.config import InputError, from_dict
 from diff_dalle.data.captions import caption_kind, read_caption
 from diff_dalle.data.inspection import read_captions
@@ -64,6 +65,52 @@ def test_one_of_several_captions_is_drawn():
     for captions in ([], "a star", None, {"0": "a star"}, [3]):
         with pytest.raises(BrokenSample, match="its json has no"):
             read_caption(json.dumps({"captions": captions}).encode(), field)
+
+
+def test_one_of_the_captions_in_a_list_under_any_field_is_drawn():
+    data = json.dumps({"text": ["a star", "stars"], "none": []}).encode()
+    assert [read_caption(data, "json:text", chance=lambda chance=c: chance) for c in (0.49, 0.51)] == [
+        "a star",
+        "stars",
+    ]
+    assert read_caption(data, "json:text") == "a star"
+    with pytest.raises(BrokenSample, match="its json has no text under 'none'"):
+        read_caption(data, "json:none")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+def test_a_byte_order_mark_says_how_to_decode(encoding, tmp_path):
+    text = "a man’s café"
+    assert read_caption(text.encode(encoding), "txt") == text
+    assert read_caption(json.dumps({"caption": text}, ensure_ascii=False).encode(encoding), "json:caption") == text
+    (tmp_path / "prompts.txt").write_bytes(f"{text}\n".encode(encoding))
+    assert storage.read_text(str(tmp_path / "prompts.txt")) == f"{text}\n"
+
+
+BIG_ENDIAN = b"\xfe\xff\0x", b"\0\0\xfe\xff\0\0\0x"
+
+
+def test_captions_in_other_encodings_are_broken_samples_and_prompts_refused(tmp_path, caplog):
+    assert {read_caption(data, "txt") for data in BIG_ENDIAN} == {"x"}
+    cases = {
+        "a man’s café".encode("cp1252"): "caption is not UTF-8",
+        "赤い猫".encode("shift_jis"): "caption is not UTF-8",
+    }
+    cases |= {"a cat".encode("utf-16-le"): "its caption holds a NUL character", b"\xff\xfea": "caption is not UTF-8"}
+    for caption, reason in cases.items():
+        with pytest.raises(BrokenSample, match=reason):
+            read_caption(caption, "txt")
+    with pytest.raises(BrokenSample, match="caption is not UTF-8"):
+        read_caption(b'{"caption": "half \\ud83d"}', "json:caption")
+    with pytest.raises(BrokenSample, match="its json is not UTF-8"):
+        read_caption('{"caption": "café"}'.encode("cp1252"), "json:caption")
+    (tmp_path / "0.tar").write_bytes(tar_bytes([("0.txt", "café".encode("cp1252")), ("1.txt", b"a cat")]))
+    data = load(tmp_path, SampleSpec(captions=(CaptionSpec(Letters(), 8),)))
+    assert set(captions_of(data.batch_at(range(4)))) == {"a cat"} and data.broken == 1
+    assert "0: its caption is not UTF-8" in caplog.text
+    (tmp_path / "prompts.txt").write_bytes("café".encode("cp1252"))
+    with pytest.raises(InputError, match="prompts.txt is not a UTF-8 text file: save it as UTF-8"):
+        storage.read_text(str(tmp_path / "prompts.txt"))
 
 
 @pytest.mark.parametrize(
