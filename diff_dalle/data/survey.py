@@ -29,6 +29,7 @@ from .spec import Required
 
 SIZES = "sizes"  # the name of the column with the images' sizes
 HEADERS = (1 << 12, 1 << 16, 1 << 20)  # bytes of an image that are read, one after the other, until its size is known
+PNG, PNG_END = b"\x89PNG", 1 << 12  # its first bytes, and the number of its last ones that may hold EXIF data
 MAX_IMAGE = 1 << 28  # bytes; as in collection.MAX_BYTES
 MAX_JSON = 1 << 20
 log = logging.getLogger(__name__)
@@ -164,7 +165,11 @@ def _image_size(read: Read, offset: int, size: int) -> tuple[int, int]:
     for limit in HEADERS:
         data = read(offset, min(limit, size))
         with contextlib.suppress(BrokenSample):
-            return image_size(data)
+            found = image_size(data)
+            if data.startswith(PNG) and limit < size:  # one that is turned may say so after its pixels
+                end = max(limit, size - PNG_END)
+                found = image_size(data + read(offset + end, size - end))
+            return found
         if limit >= size:
             return 0, 0
         if data[:4] == b"RIFF":  # a webp, which can only be opened whole

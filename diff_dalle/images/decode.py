@@ -1,4 +1,5 @@
-"""Decoding of png, jpeg and webp files to RGB images, with a limit on the number of pixels.
+"""Decoding of picture files to sRGB images, with a limit on the number of pixels: of png, jpeg and webp, which shards
+hold, and of the other formats that people keep pictures in.
 
 Plain JPEGs can be decoded by simplejpeg: Pillow's pixels for less work around the same library, libjpeg-turbo. Layout
 of the file: ITU-T T.81, annex B.
@@ -9,13 +10,16 @@ from __future__ import annotations
 import importlib.util
 import io
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from ..config import Fault, InputError
+from .color import color_note, conversion, on_white, to_srgb
+from .orientation import SIDEWAYS, orientation_of, upright
 
 FRACTIONS = (8, 4, 2, 1)  # what libjpeg-turbo divides sides by at little cost, and Pillow's ``draft`` too
 BLOCK = 8  # pixels, of the cosine transform
@@ -23,6 +27,7 @@ START, SCAN, BASELINE, PROGRESSIVE = b"\xff\xd8", b"\xff\xda", b"\xff\xc0", b"\x
 # Tables (Huffman, quantization, restart interval), applications' data and comments.
 TABLES = {bytes((0xFF, code)) for code in (0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE)}
 SPECIAL = (b"Exif\0\0", b"MPF\0")  # an orientation, or several images: Pillow reads them
+PROFILE = b"ICC_PROFILE\0"  # and the number and count of the part that follows: ICC.1:2022, annex B.4
 
 
 def require_simplejpeg() -> None:
@@ -74,22 +79,38 @@ def _scans(data: bytes) -> int:
             scans = data.count(SCAN)
         elif marker == BASELINE:
             scans = 1
-        elif at < content or marker not in TABLES or data.startswith(SPECIAL, content):
+        elif at < content or marker not in TABLES or _is_special(data[content:at]):
             return 0
     return scans
 
 
+def _is_special(segment: bytes) -> bool:
+    """Whether it turns the image, announces others, or has a profile that changes colors, or a part of a profile."""
+    if not segment.startswith(PROFILE):
+        return segment.startswith(SPECIAL)
+    number, profile = segment[len(PROFILE) :][:2], segment[len(PROFILE) + 2 :]
+    return number != b"\1\1" or any(conversion(profile, mode).transform for mode in ("RGB", "L"))
+
+
 DECODERS = ("pillow", "simplejpeg")
-FORMATS = ("JPEG", "PNG", "WEBP")
+FORMATS = ("JPEG", "PNG", "WEBP")  # of images in shards
 IMAGE_KINDS = ("jpg", "jpeg", "png", "webp")  # file extensions, in order of preference where a sample has several
+#: What a user's own picture may be, in Pillow's names. Each decoder is limited to a picture's declared size.
+ALL_FORMATS = (*FORMATS, "GIF", "BMP", "DIB", "TIFF", "PPM", "ICO", "JPEG2000", "AVIF", "TGA")
+ALL_KINDS = (
+    *IMAGE_KINDS,
+    *("jpe", "jfif", "apng", "gif", "bmp", "dib", "tif", "tiff", "ppm", "pgm", "pbm", "pnm"),
+    *("ico", "jp2", "j2k", "jpx", "avif", "tga"),
+)
 MAX_PIXELS = 1 << 26  # the default limit: 200 MB as RGB
 PILLOW_PIXELS = 178_956_970  # its own limit: twice Image.MAX_IMAGE_PIXELS
-ORIENTATION = 0x0112  # EXIF tag; 1 to 8
-SIDEWAYS = (5, 6, 7, 8)  # orientations that swap rows and columns
-WHITE = (255, 255, 255)
 SCALE = 2  # 45 dB PSNR to the full decoding after downsampling of photographs; 1 = 41 dB
 MAX_READS = 1 << 18  # per file; more only where a file consists of tiny chunks, which Pillow handles one by one
 MAX_SCANNED = 100 * MAX_PIXELS  # pixels × scans of a jpeg, whose scans each visit the whole image: 10 s at most
+NO_IMAGE = "not a jpeg, png or webp"
+NO_PICTURE = "not a picture of a known format"
+UNREADABLE = "not a readable image"
+TOO_LARGE = "too many pixels"
 Result = TypeVar("Result")
 Size = tuple[int, int]  # height, width
 
@@ -99,13 +120,18 @@ class BrokenSample(Exception):
 
 
 def decode_image(
-    data: bytes, max_pixels: int, cover: Size | None = None, scale: int = SCALE, decoder: str = "pillow"
+    data: bytes,
+    max_pixels: int,
+    cover: Size | None = None,
+    scale: int = SCALE,
+    decoder: str = "pillow",
+    formats: Sequence[str] = FORMATS,
 ) -> tuple[Image.Image, Size]:
-    """Decode an image to 8-bit RGB, as a viewer would show it. Returns it and its full (height, width).
+    """Decode an image to 8-bit sRGB, as a viewer would show it. Returns it and its full (height, width).
 
     Transparent images are composited on white (the colors of transparent pixels are arbitrary); 16-bit gray is scaled
-    to 8 bits; CMYK and palettes are converted; the first frame of an animation is used. The EXIF orientation is
-    applied, which Guided-Diffusion does not do: captions describe images the right way up.
+    to 8 bits; CMYK and palettes are converted; the first frame of an animation is used. The EXIF orientation and the
+    color profile are applied, which Guided-Diffusion does not do: captions describe images the right way up.
 
     max_pixels: maximum width × height, checked in the header, before anything is decoded.
     cover:      (height, width) that the image will be downsampled to cover. A jpeg is then decoded at 1/2, 1/4 or 1/8
@@ -113,6 +139,7 @@ def decode_image(
                 40 dB PSNR to the full decoding after downsampling. None decodes at full size.
     decoder:    one of ``DECODERS``. simplejpeg, which must be installed, decodes plain jpegs, and Pillow all others.
                 Both use libjpeg-turbo, and their pixels are the same.
+    formats:    those that are decoded: ``FORMATS`` or ``ALL_FORMATS``.
 
     Raises BrokenSample for any other format, a truncated or damaged file, too many pixels, or a file that would take
     minutes to decode.
@@ -120,13 +147,52 @@ def decode_image(
     least = None if cover is None else (scale * cover[0], scale * cover[1])
     if decoder == "simplejpeg" and (plain := decode_plain_jpeg(data, max_pixels, MAX_SCANNED, least)):
         return Image.fromarray(plain[0]), plain[1]
-    return _explained(lambda: _decode(data, max_pixels, least))
+    image, full = _explained(lambda: _decode(data, max_pixels, least, formats))
+    return on_white(image), full
+
+
+def decode_transparent(data: bytes, max_pixels: int, formats: Sequence[str] = FORMATS) -> Image.Image:
+    """``decode_image`` at full size, of mode RGBA where the image has transparency, else RGB."""
+    return _explained(lambda: _decode(data, max_pixels, None, formats))[0]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What decoding a picture changes.
+
+    format:   Pillow's name of its format; MPO is a jpeg with several pictures.
+    animated: whether it has several frames or pages, of which the first is used.
+    notes:    for people, how it is made 8-bit sRGB.
+    """
+
+    format: str
+    animated: bool
+    notes: tuple[str, ...]
+
+
+def picture_facts(data: bytes, formats: Sequence[str] = FORMATS) -> Facts:
+    """About a picture, from its header. Raises BrokenSample when it is none."""
+    return _explained(lambda: _facts(data, formats))
+
+
+def _facts(data: bytes, formats: Sequence[str]) -> Facts:
+    image, _, orientation = _open(data, formats)
+    found, animated = str(image.format), image.format != "MPO" and getattr(image, "is_animated", False)
+    notes = {
+        color_note(image): True,
+        "CMYK": image.mode == "CMYK",
+        "16-bit gray": image.mode.startswith("I"),
+        "turned or mirrored by its EXIF data": orientation not in (None, 1),
+        "transparent, on white": image.has_transparency_data,
+        "several frames or pages, of which the first is used": animated,
+    }
+    return Facts(found, animated, tuple(note for note, applies in notes.items() if note and applies))
 
 
 def image_size(data: bytes) -> Size:
     """The (height, width) that ``decode_image`` would give, from the header: ``data`` may end after it, except that of
     a webp. Raises BrokenSample when it is no image or cut within its header."""
-    return _explained(lambda: _open(data)[1])
+    return _explained(lambda: _open(data, FORMATS)[1])
 
 
 def _explained(read: Callable[[], Result]) -> Result:
@@ -137,11 +203,9 @@ def _explained(read: Callable[[], Result]) -> Result:
             return read()
     except BrokenSample:
         raise
-    except UnidentifiedImageError:
-        raise BrokenSample("not a jpeg, png or webp") from None
     except Exception as error:  # Pillow's parsers raise nearly anything on damaged bytes
         reason = " ".join(str(error).split())
-        raise BrokenSample(f"not a readable image: {reason:.200}") from error
+        raise BrokenSample(f"{UNREADABLE}: {reason:.200}") from error
 
 
 class _File(io.BytesIO):
@@ -152,45 +216,36 @@ class _File(io.BytesIO):
     def read(self, size=-1, /):
         self.reads += 1
         if self.reads > MAX_READS:
-            raise BrokenSample(f"not a readable image: it consists of more than {MAX_READS:,} parts")
+            raise BrokenSample(f"{UNREADABLE}: it consists of more than {MAX_READS:,} parts")
         return super().read(size)
 
 
-def _open(data: bytes) -> tuple[Image.Image, Size, int | None]:
+def _open(data: bytes, formats: Sequence[str]) -> tuple[Image.Image, Size, int | None]:
     """The image, not decoded yet, its (height, width) the right way up, and its EXIF orientation."""
-    image = Image.open(_File(data), formats=FORMATS)
+    try:
+        image = Image.open(_File(data), formats=formats)
+    except UnidentifiedImageError:
+        raise BrokenSample(NO_IMAGE if formats == FORMATS else NO_PICTURE) from None
     image.decodermaxblock = len(data)  # else Pillow hands a jpeg to libjpeg in parts, and copies what is left of each
-    orientation = image.getexif().get(ORIENTATION) if "exif" in image.info else None
+    orientation = orientation_of(image, data)
     width, height = image.size
     return image, ((width, height) if orientation in SIDEWAYS else (height, width)), orientation
 
 
-def _decode(data: bytes, max_pixels: int, least: Size | None) -> tuple[Image.Image, Size]:
-    image, full, orientation = _open(data)
+def _decode(data: bytes, max_pixels: int, least: Size | None, formats: Sequence[str]) -> tuple[Image.Image, Size]:
+    """The image, RGB or RGBA, and its full (height, width)."""
+    image, full, orientation = _open(data, formats)
     width, height = image.size
     if width * height > max_pixels:
-        raise BrokenSample(f"too many pixels: {width} × {height}, where the limit is {max_pixels}")
+        raise BrokenSample(f"{TOO_LARGE}: {width} × {height}, where the limit is {max_pixels}")
     if image.info.get("progressive"):
         scans = data.count(SCAN)
         if scans * width * height > MAX_SCANNED:
-            raise BrokenSample(f"not a readable image: a jpeg of {width} × {height} pixels in {scans:,} scans")
+            raise BrokenSample(f"{UNREADABLE}: a jpeg of {width} × {height} pixels in {scans:,} scans")
     if least is not None and image.format == "JPEG":
         rows, columns = least[::-1] if orientation in SIDEWAYS else least
         image.draft("RGB", (columns, rows))
-    if orientation is not None:  # before the conversions, some of which lose the EXIF data
-        image = ImageOps.exif_transpose(image)
-    return _to_rgb(image), full
-
-
-def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode == "RGB" and "transparency" not in image.info:
-        image.load()
-        return image
-    if image.mode.startswith("I"):  # 16-bit gray: convert() would clip it at 255
-        gray = np.asarray(image).astype(np.float32) / 257.0  # 65535 / 255
-        return Image.fromarray(gray.round().clip(0, 255).astype(np.uint8)).convert("RGB")
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        background = Image.new("RGBA", image.size, (*WHITE, 255))
-        return Image.alpha_composite(background, image).convert("RGB")
-    return image.convert("RGB")
+    found = upright(to_srgb(image), orientation)
+    if image.format not in FORMATS:  # an icon, a turned tiff: only decoding tells the size
+        full = found.height, found.width
+    return found, full

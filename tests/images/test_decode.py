@@ -1,11 +1,11 @@
 import io
-import struct
 import tracemalloc
 import zlib
 
 import numpy as np
 import pytest
 from PIL import Image
+from png_making import chunk, png
 from shard_making import encoded, random_image
 
 from diff_dalle.images import decode
@@ -109,18 +109,6 @@ def test_too_large_and_damaged_files_are_refused():
     for data, reason in cases.items():
         with pytest.raises(BrokenSample, match=reason):
             decode_image(data, LIMIT)
-
-
-def chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-
-def png(width=8, height=8, extra=b"", pixels: bytes | None = None, bits=8, colors=2) -> bytes:
-    data = bytes((3 * width + 1) * height) if pixels is None else pixels
-    head = struct.pack(">IIBBBBB", width, height, bits, colors, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + extra + chunk(b"IDAT", zlib.compress(data)) + chunk(b"IEND", b"")
-    )
 
 
 def webp(width: int, height: int) -> bytes:
