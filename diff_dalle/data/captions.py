@@ -120,10 +120,10 @@ def read_caption(data: bytes, field: str, record: dict | None = None, chance: Ch
         text = _one_of(text, chance)
     if not isinstance(text, str):
         raise BrokenSample(f"its json has no text under {name or 'caption'!r}")
-    return checked(text)
+    return usable_caption(text)
 
 
-def checked(text: str) -> str:
+def usable_caption(text: str) -> str:
     """A caption without the whitespace around it. Raises BrokenSample for an empty one and for one that is no text."""
     text = text.removeprefix("\ufeff").strip()  # a byte order mark within a json
     if not text:
