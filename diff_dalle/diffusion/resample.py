@@ -44,6 +44,13 @@ class ScheduleSampler(ABC):
         """Restore the result of ``state_dict``."""
 
 
+def in_proportion(p: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """``ScheduleSampler.sample_at`` for the probabilities p [T] of the steps."""
+    cumulative = p.cumsum(0)
+    t = torch.searchsorted(cumulative / cumulative[-1], u, right=True).clamp(max=len(p) - 1)
+    return t, (1 / (len(p) * p[t])).float()
+
+
 class UniformSampler(ScheduleSampler):
     """Every step with the same probability."""
 
@@ -82,10 +89,7 @@ class LossSecondMomentResampler(ScheduleSampler):
         return torch.where(warm, weights, 1 / self.num_timesteps)
 
     def sample_at(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        p = self._probabilities(u)
-        cumulative = p.cumsum(0)
-        t = torch.searchsorted(cumulative / cumulative[-1], u, right=True).clamp(max=self.num_timesteps - 1)
-        return t, (1 / (self.num_timesteps * p[t])).float()
+        return in_proportion(self._probabilities(u), u)
 
     @torch.no_grad()
     def update(self, ts: Tensor, losses: Tensor) -> None:
