@@ -65,8 +65,11 @@ class PromptConfig:
         (), "images to edit, used in turn: image to image (strength), variations (variation), or inpainting (mask)"
     )
     mask: tuple[str, ...] = option(
-        (), "masks of init_image, of the same sizes, used in turn: white = inpainted, black = unchanged"
+        (),
+        "masks of init_image, of the same sizes, used in turn: white = inpainted, black = unchanged; of a drawing on a "
+        "transparent layer, what is drawn; of a picture with transparent holes, the holes; of labels, 1",
     )
+    whole_mask: bool = option(False, "accept a mask or control_mask that inpaints everything or nothing")
     embeddings: str = option(
         "", ".npy file of image embeddings for a decoder, [N, width], used in turn: one image for each"
     )
@@ -165,6 +168,8 @@ class SampleRun:
         if self.edit != EditConfig() and not self.what.init_image:
             names = "strength, variation, inpaint_resamples or inpaint_jump"
             yield Fault("", f"{names} is set, but there is no image to edit: give it with {named('init_image')}")
+        if self.what.whole_mask and not (self.what.mask or self.steering.control_mask):
+            yield Fault("whole_mask", f"is set, but there is no mask: give it with {named('mask')}")
         if self.classifier_model != ExpectedClassifier() and not self.classifier.classifier_path:
             missing = f"but no classifier: give it with {named('classifier_path')}"
             yield Fault("", f"settings of a classifier's network are given, {missing}")

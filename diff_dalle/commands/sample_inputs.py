@@ -26,7 +26,7 @@ def read_request(config: PromptConfig, edit: EditConfig, steering: SteeringConfi
     embeddings = read_embeddings(config.embeddings) if config.embeddings else None
     images = _read_images(config) if config.images else None
     pictures = _Pictures(config.reconstruct, "--reconstruct")
-    control = _read_control(steering) if steering is not None and steering.controlnet else None
+    control = _read_control(steering, config.whole_mask) if steering is not None and steering.controlnet else None
     given = (() if embeddings is None else embeddings, images or (), pictures, control.images if control else ())
     found = (prompts, config.labels, config.init_image, *given)
     count = config.num_samples or max(map(len, found))
@@ -100,14 +100,14 @@ def _read_images(config: PromptConfig) -> ImagePrompts:
     return ImagePrompts(pictures, config.image_weights or None, config.interpolate, names)
 
 
-def _read_control(config: SteeringConfig) -> Control:
-    masks = [read_mask(path, "--control_mask") for path in _paths(config.control_mask, "--control_mask")]
+def _read_control(config: SteeringConfig, whole: bool) -> Control:
+    masks = [read_mask(path, "--control_mask", whole) for path in _paths(config.control_mask, "--control_mask")]
     images = _Pictures(config.control_image, "--control_image")
     return Control(images, masks or None, config.control_ready, config.control_scale, config.control_interval)
 
 
 def _read_edit(config: PromptConfig, edit: EditConfig) -> ImageEdit:
-    masks = [read_mask(path, "--mask") for path in config.mask]
+    masks = [read_mask(path, "--mask", config.whole_mask) for path in config.mask]
     return ImageEdit([read_image(path, "--init_image") for path in config.init_image], masks or None, edit)
 
 

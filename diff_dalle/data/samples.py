@@ -18,9 +18,18 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ..config import InputError
-from ..images.decode import BrokenSample, decode_image
+from ..images.decode import BrokenSample, decode_image, image_size
 from ..images.preprocessing import decoding_cover, transform
-from ..images.transforms import Saliency, Size, center_crop, random_cover, random_crop, random_window, smart_crop
+from ..images.transforms import (
+    Saliency,
+    Size,
+    center_crop,
+    check_same_shape,
+    random_cover,
+    random_crop,
+    random_window,
+    smart_crop,
+)
 from ..randomness import random_uniform, random_uniforms
 from .arrays import read_embedding
 from .buckets import BucketOrder
@@ -301,8 +310,9 @@ class Samples(Dataset[Chunk]):
             )
         pixels = self._pixels(raw.members[IMAGE], image, draws, position) if image else NO_PIXELS
         if image and spec.control:
-            like = replace(image, channels=spec.control.channels)
-            values["control"] = self._pixels(raw.members[spec.control.member.lower()], like, draws, position)
+            like, control = replace(image, channels=spec.control.channels), raw.members[spec.control.member.lower()]
+            values["control"] = self._pixels(control, like, draws, position)
+            check_same_shape(image_size(raw.members[IMAGE]), image_size(control), image.size)
         return _Sample(pixels, caption, values)
 
     def _pixels(self, data: bytes, image: ImageSpec, draws: list[float], position: int) -> np.ndarray:

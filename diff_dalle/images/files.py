@@ -2,39 +2,50 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import numpy as np
 from PIL import Image
 
 from .. import storage
 from ..config import Fault, InputError, named
-from .decode import IMAGE_KINDS, MAX_PIXELS, BrokenSample, Size, decode_image
+from .decode import ALL_FORMATS, ALL_KINDS, MAX_PIXELS, BrokenSample, Size, decode_image
+from .masks import WholeMask, decode_mask
 from .transforms import center_crop, center_crop_mask
 
-EXTENSIONS = tuple(f".{kind}" for kind in IMAGE_KINDS)
-INPAINTED = 128  # minimum brightness of a mask's pixel that is inpainted
+EXTENSIONS = tuple(f".{kind}" for kind in ALL_KINDS)
 
 
 def read_image(path: str, setting: str = "") -> np.ndarray:
-    """Read a jpeg, png or webp as a viewer would show it: uint8 [H, W, 3]; see ``decode_image``.
+    """Read a picture of any of ``ALL_FORMATS`` as a viewer would show it: uint8 [H, W, 3]; see ``decode_image``.
 
     path: local or remote. Raises InputError naming ``setting`` and it when the file does not exist or is not an image.
     """
-    return np.array(_read(path, setting))
+    with _named(path, setting):
+        return np.array(decode_image(storage.read_bytes(path), MAX_PIXELS, formats=ALL_FORMATS)[0])
 
 
-def read_mask(path: str, setting: str = "") -> np.ndarray:
+def read_mask(path: str, setting: str = "", whole: bool = False) -> np.ndarray:
     """Read an inpainting mask: bool [H, W], True (inpainted) where the file is white or transparent, False where it is
-    black. A brightness of 128 or more out of 255 counts as white.
+    black, and as ``mask_of`` says for drawings on a transparent layer and labels.
 
-    path: local or remote. Raises InputError naming ``setting`` and it when the file does not exist or is not an image.
+    path: local or remote. whole: accept a mask that inpaints everything or nothing.
+    Raises InputError naming ``setting`` and path when the file does not exist or is no such mask.
     """
-    return np.asarray(_read(path, setting).convert("L")) >= INPAINTED
+    with _named(path, setting):
+        return decode_mask(storage.read_bytes(path), MAX_PIXELS, whole)
 
 
-def _read(path: str, setting: str) -> Image.Image:
+@contextlib.contextmanager
+def _named(path: str, setting: str) -> Iterator[None]:
+    """Raises InputError naming both for what cannot be read within."""
     begin = f"{setting} " if setting else ""
     try:
-        return decode_image(storage.read_bytes(path), MAX_PIXELS)[0]
+        yield
+    except WholeMask as error:
+        remedy = f"if this is meant, set {named('whole_mask')} to True"
+        raise InputError(f"{begin}{path} cannot be used: {error}; {remedy}") from error
     except BrokenSample as error:
         raise InputError(f"{begin}{path} cannot be used: {error}") from error
     except InputError as error:
@@ -42,7 +53,7 @@ def _read(path: str, setting: str) -> Image.Image:
 
 
 def image_names(folder: str, setting: str = named("low_res_dir")) -> list[str]:
-    """The sorted names of the png, jpeg and webp files in a local or remote folder, without its subfolders.
+    """The sorted names of the pictures, of any of ``ALL_KINDS``, in a local or remote folder, without its subfolders.
 
     The ``grid.png`` that sampling writes beside its ``samples.npz`` is left out: it repeats the other images.
     Raises InputError naming ``setting`` when there are none.
@@ -55,7 +66,7 @@ def image_names(folder: str, setting: str = named("low_res_dir")) -> list[str]:
     if "samples.npz" in files and "grid.png" in names:
         names.remove("grid.png")
     if not names:
-        raise InputError(f"{setting} {folder} holds no images ({', '.join(EXTENSIONS)})")
+        raise InputError(f"{setting} {folder} holds no images ({', '.join(EXTENSIONS[:8])}, …)")
     return names
 
 

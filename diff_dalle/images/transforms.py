@@ -76,6 +76,18 @@ def covering_size(full: Size, size: Size) -> Size:
     return _steps(full, size)[-1]
 
 
+def check_same_shape(image: Size, control: Size, size: Size) -> None:
+    """Raise BrokenSample unless the same crop of an image and its control shows the same: scaled to cover ``size``,
+    they differ by at most a pixel, as by rounding. All are (height, width)."""
+    covering = zip(covering_size(image, size), covering_size(control, size), strict=True)
+    if any(abs(one - other) > 1 for one, other in covering):
+        (rows, columns), (height, width) = control, image
+        raise BrokenSample(
+            f"its control has another aspect ratio, {columns} × {rows}, than the image, {width} × {height}: the same "
+            "crop would show another part"
+        )
+
+
 def _resize_to_cover(image: Image.Image, full: Size, size: Size) -> np.ndarray:
     """Resize to the smallest size of the same aspect ratio that covers ``size``: uint8 [h, w, 3].
 

@@ -12,8 +12,8 @@ from PIL import Image
 
 from ..commands.serve import Limits
 from ..config import Fault, InputError
-from ..images.decode import BrokenSample, decode_image
-from ..images.files import INPAINTED
+from ..images.decode import FORMATS, BrokenSample, decode_image
+from ..images.masks import decode_mask
 from ..images.output import png_bytes
 from ..images.transforms import center_crop, center_crop_mask
 
@@ -85,21 +85,25 @@ def read_pictures(files: Mapping[str, bytes], size: Size, limits: Limits) -> Pic
     size: of the images that are sampled. Sampling would scale the pictures to it anyway; until then they wait in the
     queue, where a photograph takes a thousand times the memory.
 
-    Raises InputError as ``decode`` and ``cover``, and for a mask of another size than its picture.
+    Raises InputError as ``decode`` and ``cover``, for a mask of another size than its picture, and for one that
+    inpaints everything or nothing.
     """
     found: dict[str, np.ndarray] = {}
     full: dict[str, Size] = {}
     for name in PICTURES:
         if name not in files:
             continue
-        image = decode(files[name], name, limits)
-        full[name] = (image.height, image.width)
         if name != "mask":
+            image = decode(files[name], name, limits)
+            full[name] = (image.height, image.width)
             found[name] = cover(image, name, size)
-        elif full["mask"] == full.get("init_image", full["mask"]):
-            found[name] = cover_mask(np.asarray(image.convert("L")) >= INPAINTED, name, size)
-        else:
-            (rows, columns), (height, width) = full["mask"], full["init_image"]
+            continue
+        with _usable(name):
+            mask = decode_mask(files[name], limits.picture_pixels, formats=FORMATS)
+        rows, columns = mask.shape
+        height, width = full.get("init_image", mask.shape)
+        if (rows, columns) != (height, width):
             rule = f"has {columns} × {rows} pixels, but must have those of init_image, {width} × {height}"
             raise InputError(Fault(name, rule))
+        found[name] = cover_mask(mask, name, size)
     return Pictures(**found)

@@ -12,7 +12,7 @@ import numpy as np
 from ..commands.serve import Limits
 from ..config import Fault, InputError, faults_of, leaves, option, settings
 from ..diffusion.editing import EditConfig
-from ..images.files import INPAINTED
+from ..images.masks import INPAINTED
 from ..randomness import check_seeds
 from ..sampling.control import Control
 from ..sampling.request import ImageEdit, Request

@@ -107,6 +107,7 @@ def test_a_file_may_set_an_upsamplers_steps_by_thirds(tmp_path):
         ("--model_path base.pt --variation 0", "variation, .* give it with --init_image"),
         ("--model_path base.pt --inpaint_jump 3", "inpaint_jump .* give it with --init_image"),
         ("--model_path base.pt --mask m.png", "--mask is set, .* give it with --init_image"),
+        ("--model_path base.pt --whole_mask True", "--whole_mask is set, but there is no mask"),
         ("--model_path base.pt --sample_size 64", "sample_size is 64, but must be HEIGHT,WIDTH"),
         (
             "--model_path base.pt --classifier_width 64",
@@ -281,6 +282,9 @@ def test_images_and_masks_are_read_and_used_in_turn(tmp_path):
     found = request(flags)
     assert found.prompts == ["", ""] and found.edit.masks is None and found.edit.config.strength == 0.3
     assert [image[0, 0, 0] for image in found.edit.images] == [10, 20]
+    with pytest.raises(InputError, match="mask0.png cannot be used: it inpaints nothing.*set whole_mask to True"):
+        request(flags, "--mask", masks[0])
+    flags += " --whole_mask True"
     found = request(flags, "--prompts 'a star' --num_samples 3 --mask", ",".join(masks))
     assert len(found.prompts) == 3 and [mask.any() for mask in found.edit.masks] == [False, True]
     edit = found.edit.at([0, 1, 2], (4, 6), PixelSignal())
@@ -293,7 +297,7 @@ def test_images_and_masks_are_read_and_used_in_turn(tmp_path):
 def test_unsuitable_masks_are_refused(tmp_path):
     images = [save(tmp_path / f"{level}.png", level=level) for level in (10, 20, 30)]
     masks = [save(tmp_path / f"mask{i}.png", level=255, mode="L") for i in range(2)]
-    flags = "--model_path base.pt --init_image " + ",".join(images)
+    flags = "--model_path base.pt --whole_mask True --init_image " + ",".join(images)
     small = save(tmp_path / "small.png", height=2, level=255, mode="L")
     for mask, words in (
         (",".join(masks), "2 masks .mask. for 3 images: give one for all, or one for each"),
@@ -308,7 +312,7 @@ def test_unsuitable_masks_are_refused(tmp_path):
 
 def test_an_upsampler_alone_supports_masks(folder, tmp_path):
     image, mask = save(tmp_path / "a.png", 8, 12), save(tmp_path / "m.png", 8, 12, 255, "L")
-    found = upsampled(folder, f"--init_image {image} --mask {mask}")
+    found = upsampled(folder, f"--init_image {image} --mask {mask} --whole_mask True")
     assert len(found.prompts) == 3 and np.all(found.edit.masks[0]) and found.low_res.shape == (3, 4, 6, 3)
 
 

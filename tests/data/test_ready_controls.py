@@ -51,6 +51,23 @@ def test_the_control_shows_the_same_part_as_the_image(tmp_path, settings):
     assert ((1 - control) - (batch.images + 1) / 2).abs().max() < 0.02
 
 
+def test_a_control_of_another_aspect_ratio_is_a_broken_sample(tmp_path, caplog):
+    """Each is 20 × 24 like its image, a multiple or fraction of it to rounding, or of another shape."""
+    sizes = {1: (40, 48), 2: (10, 12), 3: (27, 32), 4: (24, 20), 5: (24, 24), 6: (20, 36)}
+    controls = {i: encoded(random_image(*size), "PNG") for i, size in sizes.items()}
+    data = load(shards(tmp_path, controls), SPEC, max_broken=0.5)
+    batch = data.batch_at(range(8))
+    assert data.broken == 3 and batch.cond.control.shape == (8, 3, 16, 16)
+    assert "0.tar : 004: its control has another aspect ratio, 20 × 24, than the image, 24 × 20" in caplog.text
+    assert all(f"0.tar : 00{i}: its control" in caplog.text for i in (4, 5, 6))
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    upright = encoded(random_image(24, 20), "PNG", exif=turned)  # 20 × 24 as it is shown
+    again = tmp_path / "turned"
+    again.mkdir()
+    assert load(shards(again, {4: upright}), SPEC).batch_at(range(8)) and "turned" not in caplog.text
+
+
 def test_a_gray_control_has_one_channel(tmp_path):
     sources = shards(tmp_path)
     gray, colors = (control_of(sources, replace(SPEC, control=ControlSpec("cond.png", n))) for n in (1, 3))
@@ -65,7 +82,7 @@ def test_workers_and_processes_see_the_same(tmp_path):
 
 def test_a_sample_without_or_with_a_broken_control_is_left_out(tmp_path):
     """The limit of a control's bytes is that of images, not that of other members."""
-    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (700, 700, 3), dtype=np.uint8))
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (700, 840, 3), dtype=np.uint8))
     large = encoded(noise, "PNG")
     assert len(large) > 1 << 20
     loader = load(shards(tmp_path, {3: b"no picture", 4: large}), SPEC, max_broken=0.5)

@@ -72,7 +72,7 @@ def test_files_that_cannot_be_used_are_named(tmp_path, read):
     (tmp_path / "huge.png").write_bytes(encoded(Image.new("1", (side, side)), "PNG"))
     (tmp_path / "empty.webp").write_bytes(b"")
     cases = {
-        "text.png": "text.png cannot be used: not a jpeg, png or webp",
+        "text.png": "text.png cannot be used: not a picture of a known format",
         "cut.jpg": "cut.jpg cannot be used: not a readable image",
         "huge.png": f"huge.png cannot be used: too many pixels: {side} × {side}, where the limit is {MAX_PIXELS}",
         "empty.webp": "empty.webp cannot be used",
@@ -103,10 +103,56 @@ def test_white_and_transparent_parts_of_a_mask_are_inpainted(tmp_path):
     assert read_mask(str(tmp_path / "grays.png")).tolist() == [[False, False, True, True]]
 
 
+def picture(*channels) -> Image.Image:
+    """[40, 40] of values, in L, RGB or RGBA."""
+    arrays = [np.broadcast_to(np.asarray(channel), (40, 40)).astype(np.uint8) for channel in channels]
+    return Image.fromarray(arrays[0] if len(arrays) == 1 else np.stack(arrays, -1))
+
+
+SQUARE = np.zeros((40, 40), dtype=np.uint8)
+SQUARE[10:30, 10:30] = 1
+PHOTO = np.asarray(random_image(40, 40)).transpose(2, 0, 1) // 2 + 100
+DRAWN = {
+    "white brush on a transparent layer": picture(*3 * [255 * SQUARE], 255 * SQUARE),
+    "alpha alone": picture(255, 255, 255, 255 * SQUARE),
+    "half-transparent red brush": picture(220 * SQUARE, 30 * SQUARE, 30 * SQUARE, 120 * SQUARE),
+    "hole in black": picture(0, 0, 0, 255 - 255 * SQUARE),
+    "hole in gray": picture(200, 200, 200, 255 - 255 * SQUARE),
+    "hole in a photo": picture(*PHOTO, 255 - 255 * SQUARE),
+    "white on black with a hole": picture(
+        *3 * [255 * (SQUARE * (np.arange(40) < 20))], 255 * (1 - SQUARE * (np.arange(40) >= 20))
+    ),
+    "red brush on black": picture(255 * SQUARE, 0, 0),
+    "labels": picture(SQUARE),
+    "1-bit": picture(255 * SQUARE).convert("1"),
+    "labels in a palette": picture(SQUARE).quantize(2),
+    "opaque": picture(*3 * [255 * SQUARE], 255),
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_masks_as_people_draw_them(tmp_path, name):
+    DRAWN[name].save(tmp_path / "mask.png")
+    np.testing.assert_array_equal(read_mask(str(tmp_path / "mask.png")), SQUARE == 1)
+
+
+def test_a_mask_of_everything_or_nothing_is_refused_unless_asked_for(tmp_path):
+    path = str(tmp_path / "mask.png")
+    everything = [picture(255), picture(255, 255, 255, 255), picture(1)]
+    nothing = [picture(0), picture(5 * SQUARE), picture(0, 0, 0, 255)]
+    cases = [*((image, True) for image in everything), *((image, False) for image in nothing)]
+    for image, value in cases:
+        image.save(path)
+        words = "it inpaints the whole image" if value else "it inpaints nothing"
+        with pytest.raises(InputError, match=rf"--mask .*mask.png cannot be used: {words}.*set whole_mask to True"):
+            read_mask(path, "--mask")
+        assert (read_mask(path, whole=True) == value).all()
+
+
 def test_the_images_of_a_folder_are_sorted_by_name(tmp_path):
     for name in ("b.PNG", "10.webp", "a.jpg", "2.jpeg"):
         (tmp_path / name).write_bytes(encoded(random_image(), {"b": "PNG", "1": "WEBP"}.get(name[0], "JPEG")))
-    for name in ("notes.txt", ".hidden.png", "c.gif", "png"):
+    for name in ("notes.txt", ".hidden.png", "c.svg", "png"):
         (tmp_path / name).write_bytes(b"")
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / "d.png").write_bytes(encoded(random_image(), "PNG"))
@@ -131,7 +177,7 @@ def test_samples_are_read_back_without_their_grid(tmp_path):
 def test_folders_without_images_are_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("")
     for folder, message in {
-        "": r"low_res_dir .* holds no images \(\.jpg, \.jpeg, \.png, \.webp\)",
+        "": r"low_res_dir .* holds no images \(\.jpg, \.jpeg, \.png, \.webp, .*…\)",
         "none": "low_res_dir .*none does not exist",
         "notes.txt": r"low_res_dir .*notes\.txt is not a folder",
     }.items():
@@ -145,7 +191,7 @@ def test_folders_with_a_broken_image_or_several_sizes_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"but a\.png has 24 × 20 pixels and c\.png 20 × 24 pixels"):
         read_low_res(str(tmp_path))
     (tmp_path / "b.png").write_bytes(b"not an image")
-    with pytest.raises(InputError, match=r"b\.png cannot be used: not a jpeg, png or webp"):
+    with pytest.raises(InputError, match=r"b\.png cannot be used: not a picture of a known format"):
         read_low_res(str(tmp_path))
 
 
