@@ -144,12 +144,8 @@ def load_file(path: str, roles: tuple[str, ...] = ("model", "ema"), values: bool
     would say (see ``foreign``). Raises DamagedError when it is missing, damaged or foreign, and InputError
     when it has none of the ``roles``.
     """
-    from .foreign.reading import (  # they need the networks, whose checkpoints this module reads
-        content_of,
-        recognize,
-        unsupported,
-        weights_in,
-    )
+    # They need the networks, whose checkpoints this module reads.
+    from .foreign.layouts import find_layout, unsupported, weights_in
 
     if is_sharded_folder(path):
         raise InputError(
@@ -160,9 +156,10 @@ def load_file(path: str, roles: tuple[str, ...] = ("model", "ema"), values: bool
     content, size = _read(path, values)
     if (state := weights_in(content)) is not None:
         check_state({"role": "model", "state": state}, path, size)
-        found = recognize(state, path)
-        warnings.warn(f"{path} {found}", stacklevel=2)
-        content = content_of(found, state, path)
+        layout = find_layout(state)
+        assert layout is not None
+        content, text = layout.content(state, path)
+        warnings.warn(f"{path} {text}", stacklevel=2)
         size = sys.maxsize  # checked, and a table of classes has one row more now
     if isinstance(content, dict) and "bundle" in content:
         raise InputError(f"{path} holds a whole run, not one network: give it to tracking.load, or a model….pt here")
@@ -190,7 +187,7 @@ def _read(path: str, values: bool) -> tuple[Any, int]:
 
 def read_foreign(path: str) -> dict[str, Tensor]:
     """The weights in a file of Improved Diffusion, Guided-Diffusion or GLIDE. InputError for any other file."""
-    from .foreign.reading import unsupported, weights_in
+    from .foreign.layouts import unsupported, weights_in
 
     content, size = _read(path, values=True)
     if (state := weights_in(content)) is None:

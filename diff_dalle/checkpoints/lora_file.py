@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -23,7 +24,7 @@ from .content import DamagedError
 from .kinds import LORA_ENDING as ENDING
 from .model_folder import find_file, open_model
 from .safetensors import LORA_FORMAT as FORMAT
-from .safetensors import WEIGHTS, read_safetensors, text_of, write_safetensors
+from .safetensors import WEIGHTS, read_safetensors, tensor_names, text_of, write_safetensors
 
 DELTAS = "tokens.deltas"
 
@@ -66,11 +67,13 @@ class LoraAbout:
 
 @dataclass(frozen=True)
 class Lora:
-    """A LoRA in memory. path: where it is from. tensors: by module."""
+    """A LoRA in memory. path: where it is from. tensors: by module. foreign: they are another project's, which numbers
+    the modules."""
 
     path: str
     about: LoraAbout
     tensors: Mapping[str, Tensor]
+    foreign: bool = False
 
     @property
     def deltas(self) -> Tensor | None:
@@ -81,6 +84,14 @@ class Lora:
     def pairs(self) -> dict[str, Tensor]:
         """``MODULE.lora_down`` and ``MODULE.lora_up``."""
         return {name: value for name, value in self.tensors.items() if name != DELTAS}
+
+    def pairs_for(self, network: Any) -> dict[str, Tensor]:
+        """``pairs`` by the names of a network's modules. InputError for another network than a foreign one's base."""
+        if not self.foreign:
+            return self.pairs
+        from .foreign.stable_cascade import lora_of  # it needs this module
+
+        return lora_of(self.tensors, self.path, network, self.about.base).pairs
 
     def tokens(self, tokenizer: Kind, original: Kind | None = None) -> TrainedTokens[Kind]:
         """Its tokens beside those of a tokenizer, see ``find_tokens``. InputError for one that exists there."""
@@ -108,12 +119,17 @@ def write_lora(file: BinaryIO, about: LoraAbout, tensors: Mapping[str, Tensor]) 
     write_safetensors(file, tensors, {"format": FORMAT, **metadata})
 
 
-def read_lora(path: str) -> Lora:
+def read_lora(path: str, foreign: bool = False) -> Lora:
     """A LoRA's own file, the folder of a shared one, or a checkpoint of the run that trained it (model….pt, ema_….pt,
-    best.pt). InputError for anything else."""
+    best.pt). InputError for anything else.
+
+    foreign: one of Stable Cascade without tokens too, whose base nothing says.
+    """
     path = find_file(path, "lora")
     is_own = path.endswith(WEIGHTS)
     try:
+        if is_own and foreign and (found := _foreign(path)):
+            return found
         values, tensors = _own_file(path) if is_own else _of_run(path)
         return Lora(path, _about(values), tensors)
     except InputError:
@@ -123,9 +139,28 @@ def read_lora(path: str) -> Lora:
         raise DamagedError(f"{path} is damaged: its {what} do not describe a LoRA") from None
 
 
+def _foreign(path: str) -> Lora | None:
+    """A LoRA of Stable Cascade; None for another file."""
+    from .foreign.stable_cascade import FILTERS, is_lora, trains_tokens  # it needs this module
+
+    if not storage.exists(path) or not is_lora(tensor_names(path)):
+        return None
+    tensors, _ = read_safetensors(path)
+    if trains_tokens(tensors):
+        return None  # whose names nothing says
+    warnings.warn(
+        f"{path} is a LoRA of Stable Cascade, and is taken with module_filters {', '.join(FILTERS)}", stacklevel=3
+    )
+    rank = len(tensors["weights.0.lora_down"])
+    return Lora(path, LoraAbout("stage_c", "", "", rank, 1.0, FILTERS, ()), tensors, foreign=True)
+
+
 def _own_file(path: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
     tensors, metadata = read_safetensors(path)
     if metadata.get("format") != FORMAT:
+        from .foreign.layouts import refuse_lora  # it needs this module
+
+        refuse_lora(tensors, path)
         raise InputError(f"{path} is no LoRA of diff_dalle: its metadata do not say the format {FORMAT!r}")
     for name, value in tensors.items():
         if not value.is_floating_point():
@@ -204,7 +239,7 @@ def merge_loras(network: nn.Module, tokenizer: Tokenizer | None, loras: Sequence
     for each in loras:
         about = each.lora.about
         with _naming(each.lora.path):
-            merge_low_rank(network, each.lora.pairs, each.weight * about.alpha / about.rank)
+            merge_low_rank(network, each.lora.pairs_for(network), each.weight * about.alpha / about.rank)
         if about.own_tokens:
             found = _tokens(each.lora, tokenizer, original)
             tokenizer = found.tokenizer
@@ -220,7 +255,7 @@ def unmerge_lora(network: nn.Module, tokenizer: Tokenizer | None, given: Weighte
     tokenizer: the network's own, with them. Returns the one without. InputError for a LoRA that does not fit."""
     lora, about = given.lora, given.lora.about
     with _naming(lora.path):
-        merge_low_rank(network, lora.pairs, -given.weight * about.alpha / about.rank)
+        merge_low_rank(network, lora.pairs_for(network), -given.weight * about.alpha / about.rank)
     if not about.own_tokens:
         return tokenizer
     new = [spec.text for spec in map(parse_token, about.own_tokens) if spec.is_new]

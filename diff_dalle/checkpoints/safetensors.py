@@ -146,13 +146,13 @@ def write_weights_file(
 def read_weights_file(path: str) -> dict[str, Any]:
     """What ``load_file`` gives for such a file, in fp32; of one with weights in others' layout, these. DamagedError for
     any other one."""
-    from .foreign.structure import is_unet
+    from .foreign.layouts import find_layout
 
     if not storage.exists(path):
         raise DamagedError(f"checkpoint {path} does not exist")
     state, texts = read_safetensors(path)
     if texts.get("format") != FORMAT:
-        if is_unet(state):
+        if find_layout(state):
             return dict(state)
         if texts.get("format") == LORA_FORMAT:
             takes = f"which {named('lora')} takes"

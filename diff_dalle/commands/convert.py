@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..checkpoints.foreign.names import Weight
+    from ..checkpoints.lora_file import Lora
 
-FORMATS = ("diff_dalle", "guided_diffusion", "original", "unet")
+FORMATS = ("diff_dalle", "guided_diffusion", "original", "unet", "stable_cascade")
+CASCADE = ("stage_a", "semantic", "stage_b", "stage_c", "stage_c_controlnet")  # kinds with a place in Stable Cascade
 SAFETENSORS = ".safetensors"
 _LAYOUTS = {"original": "Diff-DALLE", "guided_diffusion": "Guided-Diffusion", "unet": "Guided-Diffusion"}
 _VOCABULARIES = {"gpt2": "GPT-2's merge file, vocab.bpe,", "clip": "CLIP's, bpe_simple_vocab_16e6.txt.gz or clip,"}
@@ -37,8 +39,8 @@ class ConvertConfig:
     to: str = option(
         "diff_dalle",
         "what to write: our checkpoint; weights in the layout of Guided-Diffusion and GLIDE; weights in that of the "
-        "original Diff-DALLE; or a base generator's U-Net under Guided-Diffusion's names where it has such layers, as "
-        "safetensors with a table of names",
+        "original Diff-DALLE; a base generator's U-Net under Guided-Diffusion's names where it has such layers, as "
+        "safetensors with a table of names; or a network, ControlNet or LoRA of a latent cascade as Stable Cascade's",
         choices=FORMATS,
     )
     bpe_path: str = option(
@@ -60,6 +62,8 @@ class ConvertConfig:
         None,
         "rows of projections there are ordered by query, key and value before heads; none = as published, else False",
     )
+    base: str = option("", "checkpoint of the stage C of a LoRA", needs=("to", "stable_cascade"))
+    clip_path: str = option("", "CLIP whose tokens the LoRA trains; none = that of base", needs=("base",))
     drop_no_class: bool = option(
         False,
         'to Guided-Diffusion: leave out the embedding for "no class", which has no place there, and with it '
@@ -76,6 +80,8 @@ class ConvertConfig:
             yield Fault("drop_no_class", f"is set, but has no effect with {named('to')} {self.to}: leave it out")
         if self.to == "unet" and not self.out.endswith(SAFETENSORS):
             yield Fault.of(self, "out", f"a U-Net is written as safetensors: end it with {SAFETENSORS}")
+        if self.to == "stable_cascade" and not self.out.endswith(SAFETENSORS):
+            yield Fault.of(self, "out", f"Stable Cascade's files are safetensors: end it with {SAFETENSORS}")
         if self.to == "diff_dalle" and self.out.endswith(SAFETENSORS):
             yield Fault.of(self, "out", "a checkpoint of ours is a .pt file; share.py makes model folders")
 
@@ -102,15 +108,26 @@ def convert(config: ConvertConfig) -> str:
     ``out``."""
     if storage.exists(config.out):
         raise InputError(f"{config.out} exists already: give another file with --out, or remove it")
+    if config.to == "stable_cascade":
+        return _to_cascade(config)
     return _from_others(config) if config.to == "diff_dalle" else _to_others(config)
 
 
 def _from_others(config: ConvertConfig) -> str:
     from ..checkpoints.checkpoint import read_foreign, write_file
+    from ..checkpoints.foreign.layouts import find_layout
     from ..checkpoints.foreign.reading import content_of, recognize
+    from ..checkpoints.foreign.structure import is_unet
     from ..text.tokenizer import load_tokenizer
 
     state = read_foreign(config.model_path)
+    if not is_unet(state):
+        layout = find_layout(state)
+        assert layout is not None
+        content, text = layout.content(state, config.model_path)
+        with _writer(config.out, content["state"]) as file:
+            write_file(file, content)
+        return f"{config.out}: {config.model_path} {text}"
     found = recognize(state, config.model_path, config.given)
     content = content_of(found, state, config.model_path)
     if found.structure.text:
@@ -169,6 +186,65 @@ def _to_others(config: ConvertConfig) -> str:
         else:
             torch.save(state, file)
     return text
+
+
+def _to_cascade(config: ConvertConfig) -> str:
+    import torch
+
+    from ..checkpoints.foreign.stable_cascade import network_states
+    from ..checkpoints.loading import open_networks
+    from ..checkpoints.lora_file import lora_at
+
+    for name in config.given:
+        raise InputError(f"{name} is set, but a checkpoint of ours says it: leave it out")
+    if (lora := lora_at(config.model_path)) is not None:
+        return _lora_to_cascade(config, lora)
+    if config.base:
+        raise InputError(f"base is set, but {config.model_path} is no LoRA: leave it out")
+    (saved,) = open_networks(config.model_path, CASCADE)
+    states, others = network_states(saved.load(torch.device("cpu")), saved.settings, config.model_path)
+    stem = config.out.removesuffix(SAFETENSORS)
+    paths = [config.out, f"{stem}_previewer{SAFETENSORS}"][: len(states)]
+    if storage.exists(paths[-1]):
+        raise InputError(f"{paths[-1]} exists already: give another file with --out, or remove it")
+    for path, state in zip(paths, states, strict=True):
+        _write_tensors(path, state)
+    text = f"{', '.join(paths)}: {config.model_path} in the layout of Stable Cascade"
+    if saved.settings.name == "stage_c_controlnet":
+        text += f"\nTo be used there with controlnet_blocks {list(saved.settings.controlnet.controlnet_blocks)}"
+    return text + (f"\nIts code has other settings than {', '.join(others)}: change them there" if others else "")
+
+
+def _lora_to_cascade(config: ConvertConfig, lora: Lora) -> str:
+    from ..checkpoints.foreign.stable_cascade import lora_state
+    from ..checkpoints.loading import open_network
+    from ..distributed.devices import without_values
+    from .adapter_clip import adapter_clip
+
+    about = lora.about
+    if about.kind != "stage_c":
+        raise InputError(
+            f"{config.model_path} is a LoRA of a {about.kind}, but Stable Cascade has those of stage C only"
+        )
+    if not config.base:
+        raise InputError(f"{config.model_path} is a LoRA: give the checkpoint of its stage C with --base")
+    saved = open_network(config.base, "stage_c")
+    with without_values():
+        network = saved.build()
+    tokens = lora.tokens(adapter_clip(saved, config.clip_path).tokenizer) if about.train_tokens else None
+    state, filters = lora_state(lora, network, saved.settings.model.states_width, tokens)
+    _write_tensors(config.out, state)
+    return (
+        f"{config.out}: {config.model_path} in the layout of Stable Cascade\nTo be used there with rank {about.rank}, "
+        f"module_filters {list(filters)} and train_tokens {list(about.train_tokens)}"
+    )
+
+
+def _write_tensors(path: str, state: Mapping[str, Tensor]) -> None:
+    from ..checkpoints.safetensors import write_safetensors
+
+    with _writer(path, state) as file:
+        write_safetensors(file, state, {"layout": "stable_cascade"})
 
 
 @contextlib.contextmanager

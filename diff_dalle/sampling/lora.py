@@ -31,7 +31,7 @@ def parse_lora_paths(texts: Sequence[str]) -> list[WeightedLora]:
             path, factor = text, 1.0
         if not math.isfinite(factor):
             raise InputError(f"lora has {text!r}, but the factor must be a finite number")
-        found.append(WeightedLora(read_lora(path or text), factor))
+        found.append(WeightedLora(read_lora(path or text, foreign=True), factor))
     return found
 
 
@@ -96,7 +96,7 @@ def with_loras(
         fitting = [
             i for i, saved in enumerate(networks) if (saved.settings.name, saved.trainee) == (about.kind, about.trainee)
         ]
-        same = [i for i in fitting if identity(i) == about.base]
+        same = [i for i in fitting if each.lora.foreign or identity(i) == about.base]
         if not fitting:
             name = f" {about.trainee}" if about.trainee else ""
             raise InputError(f"{path} was trained for a {about.kind}{name}, which is not among the networks here")

@@ -60,7 +60,7 @@ class Steering:
 
     def _check_base(self) -> None:
         known, found = self.settings.base.identity, weights_digest(self.base.weights())
-        if known != found:
+        if known and known != found:  # files of other projects do not say it
             raise InputError(
                 f"{self.saved.path} is a ControlNet for the weights {known}, but those of {self.base.path} are "
                 f"{found}: give the base of its training, or accept this one by {named('accept_changed_base')}"

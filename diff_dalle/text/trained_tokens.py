@@ -15,13 +15,14 @@ if TYPE_CHECKING:  # settings need no torch
     from torch import Tensor
 
 
-def tokens_option():
-    """The setting ``train_tokens`` of every command that trains adapters."""
+def tokens_option(needs: Sequence[str] = ()):
+    """The setting ``train_tokens`` of every command that trains or reads adapters."""
     return option(
         (),
         'tokens to train, each a pair such as ["[fernando]", "^dog</w>"]: a new token, in brackets, begins as the mean '
         "of the tokens that the pattern finds, null = zeros; without brackets, a pattern of existing tokens, and null",
         nested=True,
+        needs=needs,
     )
 
 

@@ -23,14 +23,12 @@ from ..checkpoint import Identity, file_content
 from ..content import short
 from ..pixels import ClassifierSettings, GeneratorSettings, NoisyClassifierSettings
 from .names import TEXTS, Weight, odd_weight, weights_of
-from .structure import Release, Structure, Unseen, find_release, is_unet, structure_of
+from .structure import Release, Structure, Unseen, find_release, structure_of
 
 Settings: TypeAlias = "GeneratorSettings | ClassifierSettings | NoisyClassifierSettings"
 TOKENS = {False: "gpt2", True: "clip"}  # the vocabularies that GLIDE's networks and Diff-DALLE's read
 FLAGS = ", ".join(f"--{field.name}" for field in dataclasses.fields(Unseen))
 _VOCABULARY = {False: "token_embedding.weight", True: f"{TEXTS}emb.weight"}
-_WRAPPED = "module."
-_GLIDE_CLIP = ({"blocks.input.w_t", "blocks.input.patch_proj"}, {"blocks.input.w_voc", "blocks.input.w_pos"})
 #: Settings of a U-Net that a noised CLIP has too, called classifier_….
 _SAME = (
     "channel_mult", "attention_resolutions", "num_heads", "num_head_channels", "use_scale_shift_norm",
@@ -71,34 +69,6 @@ class Recognized:
 
 def _project(structure: Structure) -> str:
     return "Diff-DALLE" if structure.original else "Guided-Diffusion"
-
-
-def weights_in(content: Any) -> dict[str, Any] | None:
-    """The weights that a file holds in the layout of Improved Diffusion, Guided-Diffusion, GLIDE or Diff-DALLE, alone
-    or as its ``state_dict``, without the prefix of torch's DistributedDataParallel. None = it holds none."""
-    state = _named(content)
-    return state if state is not None and is_unet(state) else None
-
-
-def _named(content: Any) -> dict[str, Any] | None:
-    """The values by name that a file holds."""
-    if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
-        content = content["state_dict"]
-    if not isinstance(content, Mapping) or not all(isinstance(name, str) for name in content):
-        return None
-    wrapped = all(name.startswith(_WRAPPED) for name in content)
-    return {name.removeprefix(_WRAPPED) if wrapped else name: value for name, value in content.items()}
-
-
-def unsupported(content: Any) -> str:
-    """What a file holds of other projects that this library does not have, after its path; empty = nothing known."""
-    names = _named(content)
-    if names is not None and any(marks <= names.keys() for marks in _GLIDE_CLIP):
-        return (
-            "is half of GLIDE's noised CLIP, a vision transformer with a text encoder, which this library does not "
-            "have: guide by classifier-free guidance, or by a noised CLIP of train_classifier.py"
-        )
-    return ""
 
 
 def recognize(state: Mapping[str, Tensor], path: str, given: Mapping[str, Any] | None = None) -> Recognized:

@@ -17,22 +17,30 @@ from ...checkpoints.checkpoint import (
     check_weights,
     load_file,
     save_file,
+    write_file,
 )
 from ...checkpoints.content import read_archive
+from ...checkpoints.controlnets import BaseRecord
+from ...checkpoints.foreign.stable_cascade import controlnet_content, lora_of
 from ...checkpoints.kind import NetworkKind
 from ...checkpoints.kinds import find_kind
+from ...checkpoints.loading import open_network
+from ...checkpoints.lora_file import write_lora
 from ...checkpoints.safetensors import WEIGHTS, read_safetensors
 from ...config import InputError, to_dict
 from ...distributed.devices import without_values
+from ...embeddings.contract import weights_digest
+from ...models.latent.released import find_layout
 from ...models.latent.semantic import SEMANTIC_SIZES
 from ...models.latent.stage_a import STAGE_A_SIZES
 from ...models.latent.stage_b import STAGE_B_SIZES
 from ...models.latent.stage_c import STAGE_C_SIZES
 from ...recipes.cascade.companions import named_clip
-from ...recipes.cascade.released_files import converter_of
 from ...recipes.cascade.stages import IMAGE_NAME, TEXT_NAME
 from ...tasks.latent import SEMANTIC
-from .import_config import ImportConfig
+from ...text.trained_tokens import find_tokens, parse_token
+from ..adapter_clip import adapter_clip
+from .import_config import ADAPTERS, ImportConfig
 
 SIZES: dict[str, Mapping[str, Any]] = {
     "stage_a": STAGE_A_SIZES,
@@ -50,6 +58,8 @@ def import_cascade(config: ImportConfig) -> str:
         raise InputError("--out is required: the file to write")
     if storage.exists(config.out):
         raise InputError(f"{config.out} exists already: give another file with --out, or remove it")
+    if config.stage in ADAPTERS:
+        return {"controlnet": _controlnet, "lora": _lora}[config.stage](config)
     kind = find_kind(config.stage)
     if config.joint_run:
         settings, state, step, samples, text = _of_joint_run(kind, config.joint_run)
@@ -61,6 +71,31 @@ def import_cascade(config: ImportConfig) -> str:
         state, text = _converted(settings, config.weights)
     save_file(config.out, "model", Identity(kind.name, to_dict(settings)), step, samples, state)
     return f"{text}\nWrote {config.out}."
+
+
+def _controlnet(config: ImportConfig) -> str:
+    saved, (path,) = open_network(config.base, "stage_c"), config.weights
+    record = BaseRecord(weights_digest(saved.weights()), saved.settings.trained_with.image_size)
+    chosen = config.controlnet_blocks, config.controlnet_filter, config.controlnet_filter_params
+    content, text = controlnet_content(_read(path), path, saved.settings.model, record, *chosen)
+    with storage.atomic_writer(config.out) as file:
+        write_file(file, content)
+    return f"{path} {text}\nWrote {config.out}."
+
+
+def _lora(config: ImportConfig) -> str:
+    saved, (path,) = open_network(config.base, "stage_c"), config.weights
+    with without_values():
+        network = saved.build()
+    clip = adapter_clip(saved, config.clip_path) if config.train_tokens else None
+    specs = [parse_token(entry) for entry in config.train_tokens]
+    tokens = find_tokens(clip.tokenizer, specs) if clip else None
+    identity = clip.identity if clip else ""
+    chosen = config.module_filters, config.train_tokens, tokens, identity
+    lora = lora_of(_read(path), path, network, weights_digest(saved.weights()), *chosen)
+    with storage.atomic_writer(config.out) as file:
+        write_lora(file, lora.about, lora.tensors)
+    return f"{path}: a LoRA of rank {lora.about.rank} of {len(lora.pairs) // 2} modules\nWrote {config.out}."
 
 
 def _settings(kind: type[NetworkKind], model: Any) -> Any:
@@ -89,11 +124,11 @@ def _converted(settings: Any, paths: tuple[str, ...]) -> tuple[dict[str, Tensor]
     unused: list[str] = []
     for path in paths:
         weights = _read(path)
-        convert = converter_of(settings.name, weights)
-        if convert is None:
+        layout = find_layout(settings.name, weights)
+        if layout is None:
             names = ", ".join(list(weights)[:3]) or "nothing"
             raise InputError(f"{path} holds no weights of a {settings.name}: names look like {names}; check --stage")
-        found = convert(shape, weights)
+        found = layout.read(shape, weights)
         state |= found.state
         unused += found.unused
     taken, missing = list(state), [name for name in shape.state_dict() if name not in state]

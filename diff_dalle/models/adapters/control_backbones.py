@@ -17,6 +17,7 @@ from ..latent.semantic import (
     SemanticConfig,
     efficientnet,
 )
+from ..norms import LayerNorm32
 
 SLOPE = 0.2  # of all leaky ReLUs
 COLORS = 3  # channels that the encoders of pictures were trained on
@@ -33,6 +34,10 @@ class BackboneConfig:
         multiple_of=4,
     )
     large_blocks: int = option(8, "large: residual blocks", least=0)
+    stem_padding: bool = option(
+        True,
+        "effnet: pad the first convolution of a control of other than 3 channels too; False = as published ControlNets",
+    )
     semantic: SemanticConfig | None = option(None, "semantic: the encoder it starts from, which training records")
 
 
@@ -66,13 +71,24 @@ class Simple(Backbone):
         )
 
 
-class Residual(nn.Module):
+class PositionNorm(LayerNorm32):
+    """Layer norm over the channels of [N, C, H, W]."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.movedim(1, -1)).movedim(-1, 1)
+
+
+class Residual(nn.Sequential):
+    """A residual block whose norms and activations come before its convolutions (He et al. 2016), as in the released
+    networks."""
+
     def __init__(self, width: int):
-        super().__init__()
-        self.first, self.second = (nn.Conv2d(width, width, 3, padding=1) for _ in range(2))
+        norms = [PositionNorm(width) for _ in range(2)]
+        convs = [nn.Conv2d(width, width, 3, padding=1) for _ in range(2)]
+        super().__init__(norms[0], nn.GELU(), convs[0], norms[1], nn.GELU(), convs[1])
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.second(F.leaky_relu(self.first(F.leaky_relu(x, SLOPE)), SLOPE))
+        return x + super().forward(x)
 
 
 class Large(Backbone):
@@ -94,7 +110,7 @@ class Large(Backbone):
 class _Encoder(Backbone):
     """The features of an encoder of pictures, whose first layer takes the control's channels."""
 
-    def __init__(self, encoder: nn.Module, channels: int, control_channels: int):
+    def __init__(self, encoder: nn.Module, channels: int, control_channels: int, padded: bool = True):
         super().__init__()
         self.channels, self.control_channels, self.network = channels, control_channels, encoder
         self.first = next(name for name, module in encoder.named_modules() if isinstance(module, nn.Conv2d))
@@ -107,7 +123,7 @@ class _Encoder(Backbone):
                 conv.out_channels,
                 conv.kernel_size,  # type: ignore[arg-type]
                 conv.stride,  # type: ignore[arg-type]
-                conv.padding,  # type: ignore[arg-type]
+                conv.padding if padded else 0,  # type: ignore[arg-type]
                 bias=conv.bias is not None,
             )
             setattr(encoder.get_submodule(parent), name, adapted)
@@ -144,7 +160,7 @@ class EfficientNet(_Encoder):
     encoder = "efficientnet_v2_s"
 
     def __init__(self, config: BackboneConfig, control_channels: int):
-        super().__init__(efficientnet().features.eval(), EFFICIENTNET_CHANNELS, control_channels)
+        super().__init__(efficientnet().features.eval(), EFFICIENTNET_CHANNELS, control_channels, config.stem_padding)
 
     def train(self, mode: bool = True) -> EfficientNet:
         super().train(mode)

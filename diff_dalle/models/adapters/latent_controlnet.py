@@ -59,7 +59,10 @@ class Projection(nn.Sequential):
 
 
 class LatentControlNet(ControlNet):
-    """What it adds depends on the control alone. Feature maps have their own resolution; the base resizes them."""
+    """What it adds depends on the control alone. Feature maps have their own resolution; the base resizes them.
+
+    blocks: the residual blocks that it steers, in the order of the settings.
+    """
 
     def __init__(self, config: LatentControlConfig, base: LatentUnetConfig, control_channels: int):
         super().__init__(control_channels)
@@ -69,7 +72,7 @@ class LatentControlNet(ControlNet):
         self.projections = nn.ModuleDict(
             {str(i): Projection(self.backbone.channels, widths[i]) for i in sorted(config.controlnet_blocks)}
         )
-        self.length = max(config.controlnet_blocks) + 1
+        self.blocks, self.length = config.controlnet_blocks, max(config.controlnet_blocks) + 1
 
     def start_from(self, base: nn.Module) -> None:
         """Nothing is shared with the base; ``backbone.start_from`` is about the semantic encoder."""

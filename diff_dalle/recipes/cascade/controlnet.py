@@ -100,7 +100,7 @@ class StageCControlNetRun(StageCRun):
         materials = Materials(semantic.encode, semantic.config.semantic_channels, semantic.config.stride)
         steered = Steered(saved, saved.load(world.device), self.control.create(materials))
         steered.tell(world)
-        controlnet = _with_encoder(self.controlnet, semantic)
+        controlnet = self._as_started(_with_encoder(self.controlnet, semantic))
         controlnet.check_blocks(run.model)
         run = replace(
             run,
@@ -122,6 +122,13 @@ class StageCControlNetRun(StageCRun):
             cast(LatentControlNet, network).backbone.start_from(semantic)
 
         return replace(session, task=partial(latent_task, recipe, frozen, plain), start=start)
+
+    def _as_started(self, config: LatentControlConfig) -> LatentControlConfig:
+        """The settings with what the weights of ``controlnet_checkpoint_path`` do not show of theirs."""
+        if not self.controlnet_checkpoint_path:
+            return config
+        start = open_network(self.controlnet_checkpoint_path, self.kind).settings.controlnet
+        return replace(config, backbone=replace(config.backbone, stem_padding=start.backbone.stem_padding))
 
 
 def _training_of(base: LogSnrConfig, own: LogSnrConfig) -> LogSnrConfig:

@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from ... import storage
 from ...checkpoints.content import read_archive
 from ...checkpoints.safetensors import WEIGHTS, tensor_names
 from ...config import Fault, InputError
-from ...models.latent import released
+from ...models.latent.released import find_layout
 from ...models.latent.stage_b import STAGE_B_SIZES
 from ...models.latent.stage_c import STAGE_C_SIZES
 
-Converter = Callable[[Any, Mapping[str, Any]], released.Converted]
-
-# By stage: what one kind of file has, and what reads it. A semantic encoder may come in several files.
-CONVERTERS: dict[str, dict[str, Converter]] = {
-    "stage_a": {"vquantizer.codebook.weight": released.stage_a_weights},
-    "semantic": {
-        "mapper.0.weight": released.semantic_encoder_weights,
-        "features.0.0.weight": released.backbone_weights,
-        "blocks.0.weight": released.previewer_weights,
-    },
-    "stage_b": {"effnet_mapper.0.weight": released.stage_b_weights},
-    "stage_c": {"clip_txt_mapper.weight": released.stage_c_weights},
-}
 # Settings that name networks, by their stages; "" = that of the run.
 SETTINGS = {
     "generator_checkpoint_path": "",
@@ -36,11 +23,6 @@ SETTINGS = {
 }
 
 
-def converter_of(stage: str, names: Collection[str]) -> Converter | None:
-    """What reads a file of a stage with tensors of these names; None if it is of something else."""
-    return next((convert for name, convert in CONVERTERS[stage].items() if name in names), None)
-
-
 def check_imported(kind: str, settings: Mapping[str, Any]) -> None:
     """InputError, with the command that makes a checkpoint of it, when one of the ``SETTINGS`` is a file of a public
     network. kind: of the run."""
@@ -48,7 +30,7 @@ def check_imported(kind: str, settings: Mapping[str, Any]) -> None:
     found: dict[str, list[tuple[str, str]]] = {}  # by stage: settings and files
     for setting, stage in SETTINGS.items():
         path = settings.get(setting)
-        if isinstance(path, str) and converter_of(stage or own, _names_in(path)):
+        if isinstance(path, str) and find_layout(stage or own, _names_in(path)):
             found.setdefault(stage or own, []).append((setting, path))
     for stage, files in found.items():
         (setting, path), *_ = files

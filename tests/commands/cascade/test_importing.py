@@ -41,9 +41,9 @@ from diff_dalle.sampling.latent_stages import Companions, ReconstructionStage, S
 A = StageAConfig(width=8, bottleneck_blocks=1, codebook_size=20)
 S = SemanticConfig(backbone="efficientnet_v2_s", semantic_channels=5, previewer_width=8)
 MAKE = {
-    "stage_a": (A, stage_a, StageA, released.stage_a_weights),
-    "stage_b": (B, stage_b, StageB, released.stage_b_weights),
-    "stage_c": (C, stage_c, StageC, released.stage_c_weights),
+    "stage_a": (A, stage_a, StageA, released.LAYOUTS["stage_a"][0].read),
+    "stage_b": (B, stage_b, StageB, released.LAYOUTS["stage_b"][0].read),
+    "stage_c": (C, stage_c, StageC, released.LAYOUTS["stage_c"][0].read),
 }
 CPU = torch.device("cpu")
 QUIET = ("loop.preview_samples", 0)

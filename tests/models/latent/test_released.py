@@ -95,9 +95,14 @@ PAIRS = {
     },
 }  # fmt: skip
 MAKE = {
-    "stage_b": (lambda: StageB(B), stage_b(B), released.stage_b_weights, []),
-    "stage_c": (lambda: StageC(C), stage_c(C), released.stage_c_weights, []),
-    "stage_a": (lambda: StageA(TINY_A), stage_a(TINY_A), released.stage_a_weights, ["scale_factor", "quantizer.usage"]),
+    "stage_b": (lambda: StageB(B), stage_b(B), released.LAYOUTS["stage_b"][0].read, []),
+    "stage_c": (lambda: StageC(C), stage_c(C), released.LAYOUTS["stage_c"][0].read, []),
+    "stage_a": (
+        lambda: StageA(TINY_A),
+        stage_a(TINY_A),
+        released.LAYOUTS["stage_a"][0].read,
+        ["scale_factor", "quantizer.usage"],
+    ),
 }
 
 
@@ -119,7 +124,7 @@ def test_every_tensor_finds_its_place(name, nested):
 
 def test_stage_a_has_its_batches_counted():
     network = StageA(TINY_A)
-    network.load_state_dict(released.stage_a_weights(network, file_of(stage_a(TINY_A))).state, strict=False)
+    network.load_state_dict(released.LAYOUTS["stage_a"][0].read(network, file_of(stage_a(TINY_A))).state, strict=False)
     assert network.norm.num_batches_tracked == 7
 
 
@@ -127,8 +132,8 @@ def test_stage_a_has_its_batches_counted():
 def test_semantic_encoder_and_previewer_come_from_two_files():
     network, encoder, preview = semantic(), file_of(ENCODER), file_of(previewer(5, 8), seed=1)
     parts = [
-        released.semantic_encoder_weights(network, encoder),
-        released.previewer_weights(network, preview),
+        released.LAYOUTS["semantic"][0].read(network, encoder),
+        released.LAYOUTS["semantic"][1].read(network, preview),
     ]
     assert all(part.unused == [] for part in parts)
     assert len(parts[0].state) == len(encoder) and len(parts[1].state) == len(preview)
@@ -155,7 +160,7 @@ def test_weights_of_torchvision_itself():
     """The projection and the previewer are still to be trained."""
     network = semantic()
     file = file_of({f"features.{name}": shape for name, shape in BACKBONE.items()} | layer("classifier.1", 3, 1280))
-    found = released.backbone_weights(network, file)
+    found = released.LAYOUTS["semantic"][2].read(network, file)
     assert found.unused == ["classifier.1.weight", "classifier.1.bias"]
     own = {"mapper", "norm", "previewer", "latent_mean", "latent_std", "backbone"}
     assert {name.split(".")[0] for name in found.kept} == own
@@ -167,11 +172,11 @@ def test_weights_of_torchvision_itself():
 @pytest.mark.parametrize(
     ("stage", "config", "shapes", "convert", "parameters"),
     [
-        (StageC, STAGE_C_SIZES["3.6B"], stage_c, released.stage_c_weights, 3_589_103_632),
-        (StageC, STAGE_C_SIZES["1B"], stage_c, released.stage_c_weights, 1_030_785_040),
-        (StageB, STAGE_B_SIZES["3B"], stage_b, released.stage_b_weights, 1_562_941_136),
-        (StageB, STAGE_B_SIZES["700M"], stage_b, released.stage_b_weights, 699_471_248),
-        (StageA, STAGE_A_SIZES["released"], stage_a, released.stage_a_weights, 18_406_894),
+        (StageC, STAGE_C_SIZES["3.6B"], stage_c, released.LAYOUTS["stage_c"][0].read, 3_589_103_632),
+        (StageC, STAGE_C_SIZES["1B"], stage_c, released.LAYOUTS["stage_c"][0].read, 1_030_785_040),
+        (StageB, STAGE_B_SIZES["3B"], stage_b, released.LAYOUTS["stage_b"][0].read, 1_562_941_136),
+        (StageB, STAGE_B_SIZES["700M"], stage_b, released.LAYOUTS["stage_b"][0].read, 699_471_248),
+        (StageA, STAGE_A_SIZES["released"], stage_a, released.LAYOUTS["stage_a"][0].read, 18_406_894),
     ],
     ids=["C 3.6B", "C 1B", "B 3B", "B 700M", "A"],
 )
@@ -192,7 +197,7 @@ def test_what_is_left_is_reported_and_what_is_own_is_kept():
     """A text encoder of our own, and a path that this network does not have."""
     config = own_text(C)
     network = StageC(config, VOCABULARY)
-    found = released.stage_c_weights(network, file_of(stage_c(config) | {"controlnet.x": (3,)}))
+    found = released.LAYOUTS["stage_c"][0].read(network, file_of(stage_c(config) | {"controlnet.x": (3,)}))
     assert found.unused == ["controlnet.x"]
     assert set(found.kept) == {name for name in network.state_dict() if name.startswith("text_encoder.")}
     assert network.load_state_dict(found.state, strict=False).missing_keys == found.kept
@@ -201,17 +206,17 @@ def test_what_is_left_is_reported_and_what_is_own_is_kept():
 def test_other_networks_are_refused():
     shapes = stage_c(C)
     with refused(r"clip_img_mapper.weight has the shape \[20, 6\] in .* is \[20, 9\]"):
-        released.stage_c_weights(StageC(type(C)(**{**vars(C), "image_width": 9})), file_of(shapes))
+        released.LAYOUTS["stage_c"][0].read(StageC(type(C)(**{**vars(C), "image_width": 9})), file_of(shapes))
     short = {name: shape for name, shape in shapes.items() if not name.startswith("clf.")}
     with refused(r"lacks 2 tensors of the network \(clf.1.weight, clf.1.bias\)"):
-        released.stage_c_weights(StageC(C), file_of(short))
+        released.LAYOUTS["stage_c"][0].read(StageC(C), file_of(short))
     with refused(r"lacks \d+ tensors of the network \(.*, …\)"):
-        released.stage_b_weights(StageB(B), file_of(stage_a(TINY_A)))
+        released.LAYOUTS["stage_b"][0].read(StageB(B), file_of(stage_a(TINY_A)))
 
 
 def test_nothing_is_changed_by_converting():
     network, file = StageC(C), file_of(stage_c(C), torch.float32)
     names, before = list(file), {name: value.clone() for name, value in network.state_dict().items()}
-    released.stage_c_weights(network, file)
+    released.LAYOUTS["stage_c"][0].read(network, file)
     assert list(file) == names
     assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())

@@ -1,0 +1,89 @@
+"""The layouts of other projects whose files stand wherever a checkpoint of a network is asked for.
+
+To add one: a row of ``LAYOUTS``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ...config import InputError, named
+from . import stable_cascade
+from .reading import content_of, recognize
+from .structure import is_unet
+
+_WRAPPED = "module."
+_GLIDE_CLIP = ({"blocks.input.w_t", "blocks.input.patch_proj"}, {"blocks.input.w_voc", "blocks.input.w_pos"})
+
+
+@dataclass(frozen=True)
+class Layout:
+    """fits:    whether a file with weights of these names is such a one.
+    content: (weights, path) → what ``load_file`` would give for a checkpoint of ours, and what the file is taken for,
+             after its path. InputError for what neither shapes nor published files tell."""
+
+    fits: Callable[[Collection[str]], bool]
+    content: Callable[[Mapping[str, Tensor], str], tuple[dict[str, Any], str]]
+
+
+def _unet(state: Mapping[str, Tensor], path: str) -> tuple[dict[str, Any], str]:
+    found = recognize(state, path)
+    return content_of(found, state, path), str(found)
+
+
+def refuse_lora(names: Collection[str], path: str) -> None:
+    """InputError, with what makes one of ours of it, for a file of ``path`` that is another project's LoRA."""
+    if stable_cascade.is_lora(names):
+        raise InputError(
+            f"{path} is a LoRA of Stable Cascade, which does not name what it changes: make one of ours, for "
+            f"{named('lora')}, by {stable_cascade.command('lora', path)}"
+        )
+
+
+def _lora(state: Mapping[str, Tensor], path: str) -> tuple[dict[str, Any], str]:
+    refuse_lora(state, path)
+    raise AssertionError
+
+
+LAYOUTS = (
+    Layout(is_unet, _unet),
+    Layout(stable_cascade.is_controlnet, stable_cascade.controlnet_content),
+    Layout(stable_cascade.is_lora, _lora),
+)
+
+
+def find_layout(names: Collection[str]) -> Layout | None:
+    """Of a file with weights of these names; None = another one."""
+    return next((layout for layout in LAYOUTS if layout.fits(names)), None)
+
+
+def weights_in(content: Any) -> dict[str, Any] | None:
+    """The weights that a file holds in one of ``LAYOUTS``, alone or as its ``state_dict``, without the prefix of
+    DistributedDataParallel. None = it holds none."""
+    state = _named(content)
+    return state if state is not None and find_layout(state) else None
+
+
+def _named(content: Any) -> dict[str, Any] | None:
+    """The values by name that a file holds."""
+    if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
+        content = content["state_dict"]
+    if not isinstance(content, Mapping) or not all(isinstance(name, str) for name in content):
+        return None
+    wrapped = all(name.startswith(_WRAPPED) for name in content)
+    return {name.removeprefix(_WRAPPED) if wrapped else name: value for name, value in content.items()}
+
+
+def unsupported(content: Any) -> str:
+    """What a file holds of other projects that this library does not have, after its path; empty = nothing known."""
+    names = _named(content)
+    if names is not None and any(marks <= names.keys() for marks in _GLIDE_CLIP):
+        return (
+            "is half of GLIDE's noised CLIP, a vision transformer with a text encoder, which this library does not "
+            "have: guide by classifier-free guidance, or by a noised CLIP of train_classifier.py"
+        )
+    return ""
