@@ -23,10 +23,8 @@ class PositionNorm(nn.Module):
 class Residual(nn.Module):
     def __init__(self, width):
         super().__init__()
-        convs = [nn.Conv2d(width, width, 3, padding=1) for _ in range(2)]
-        self.blocks = nn.Sequential(
-            PositionNorm(width), nn.GELU(), convs[0], PositionNorm(width), nn.GELU(), convs[1]
-        )  # fmt: skip
+        halves = ((PositionNorm(width), nn.GELU(), nn.Conv2d(width, width, 3, padding=1)) for _ in range(2))
+        self.blocks = nn.Sequential(*(layer for half in halves for layer in half))
 
     def forward(self, x):
         return x + self.blocks(x)
@@ -50,9 +48,8 @@ class OtherControlNet(nn.Module):
             self.backbone = nn.Sequential(convs[0], nn.LeakyReLU(0.2), convs[1])
         else:
             convs, out = [nn.Conv2d(channels, 128, 1), nn.Conv2d(128, 8, 1), nn.Conv2d(8, 10, 1)], 10
-            self.backbone = nn.Sequential(
-                convs[0], nn.LeakyReLU(0.2), convs[1], *(Residual(8) for _ in range(2)), convs[2]
-            )  # fmt: skip
+            residuals = [Residual(8) for _ in range(2)]
+            self.backbone = nn.Sequential(convs[0], nn.LeakyReLU(0.2), convs[1], *residuals, convs[2])
         self.blocks = blocks
         self.projections = nn.ModuleList(
             nn.Sequential(
@@ -100,10 +97,8 @@ class Tree(nn.Module):
 
 
 #: The order in which the parts of a stage C, and of its blocks, are defined there.
-DEFINED = (
-    "clip_txt_mapper", "clip_txt_pooled_mapper", "clip_img_mapper", "embedding", "down_blocks", "down_downscalers",
-    "down_repeat_mappers", "up_blocks", "up_upscalers", "up_repeat_mappers", "clf",
-)  # fmt: skip
+DEFINED = "clip_txt_mapper clip_txt_pooled_mapper clip_img_mapper embedding down_blocks down_downscalers".split()
+DEFINED += "down_repeat_mappers up_blocks up_upscalers up_repeat_mappers clf".split()
 IN_BLOCKS = ("depthwise", "channelwise", "attention", "kv_mapper")
 
 

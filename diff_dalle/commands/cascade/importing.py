@@ -30,7 +30,7 @@ from ...checkpoints.safetensors import WEIGHTS, read_safetensors
 from ...config import InputError, to_dict
 from ...distributed.devices import without_values
 from ...embeddings.contract import weights_digest
-from ...models.latent.released import find_layout
+from ...models.latent.released import find_released
 from ...models.latent.semantic import SEMANTIC_SIZES
 from ...models.latent.stage_a import STAGE_A_SIZES
 from ...models.latent.stage_b import STAGE_B_SIZES
@@ -124,7 +124,7 @@ def _converted(settings: Any, paths: tuple[str, ...]) -> tuple[dict[str, Tensor]
     unused: list[str] = []
     for path in paths:
         weights = _read(path)
-        layout = find_layout(settings.name, weights)
+        layout = find_released(settings.name, weights)
         if layout is None:
             names = ", ".join(list(weights)[:3]) or "nothing"
             raise InputError(f"{path} holds no weights of a {settings.name}: names look like {names}; check --stage")

@@ -71,10 +71,18 @@ _GATED: Rules = (
 _FUSED = ".in_proj_weight"
 #: The parts of stage C and of its blocks as they are defined there; those of the timestep blocks have our order.
 _ORDER = (
-    "clip_txt_mapper", "clip_txt_pooled_mapper", "clip_img_mapper", "embedding", "down_blocks", "down_downscalers",
-    "down_repeat_mappers", "up_blocks", "up_upscalers", "up_repeat_mappers", "clf", "depthwise", "channelwise",
-    "attention", "attn", "out_proj", "kv_mapper", "blocks",
-)  # fmt: skip
+    *("clip_txt_mapper", "clip_txt_pooled_mapper", "clip_img_mapper", "embedding"),
+    *(
+        "down_blocks",
+        "down_downscalers",
+        "down_repeat_mappers",
+        "up_blocks",
+        "up_upscalers",
+        "up_repeat_mappers",
+        "clf",
+    ),
+    *("depthwise", "channelwise", "attention", "attn", "out_proj", "kv_mapper", "blocks"),
+)
 
 
 def _stage_a(network: StageA) -> Rules:
@@ -232,6 +240,6 @@ def _defined(name: str) -> list[float]:
     return [*places, math.inf] if name.endswith(".attn") else places
 
 
-def find_layout(kind: str, names: Collection[str]) -> Layout | None:
+def find_released(kind: str, names: Collection[str]) -> Layout | None:
     """What a file with tensors of these names is, of a kind of network; None = something else."""
     return next((layout for layout in LAYOUTS[kind] if layout.mark in names), None)

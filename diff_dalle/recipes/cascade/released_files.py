@@ -10,7 +10,7 @@ from ... import storage
 from ...checkpoints.content import read_archive
 from ...checkpoints.safetensors import WEIGHTS, tensor_names
 from ...config import Fault, InputError
-from ...models.latent.released import find_layout
+from ...models.latent.released import find_released
 from ...models.latent.stage_b import STAGE_B_SIZES
 from ...models.latent.stage_c import STAGE_C_SIZES
 
@@ -30,7 +30,7 @@ def check_imported(kind: str, settings: Mapping[str, Any]) -> None:
     found: dict[str, list[tuple[str, str]]] = {}  # by stage: settings and files
     for setting, stage in SETTINGS.items():
         path = settings.get(setting)
-        if isinstance(path, str) and find_layout(stage or own, _names_in(path)):
+        if isinstance(path, str) and find_released(stage or own, _names_in(path)):
             found.setdefault(stage or own, []).append((setting, path))
     for stage, files in found.items():
         (setting, path), *_ = files
