@@ -1,5 +1,7 @@
 """Sample images from a generator's checkpoint."""
 
+import functools
+
 import help_without_torch  # noqa: F401
 
 from diff_dalle import storage
@@ -41,9 +43,9 @@ def main():
         if run.classifier.classifier_path:  # only checked here; its stage loads it for its part of the work
             adapters = what.lora, what.accept_changed_base
             run.classifier.load(world.device, what.precision, what.bpe_path, *adapters).check(run.classifier_model)
-        sweep = {}
+        sweep, say = {}, functools.cache(functools.partial(print, flush=True))
         for scale in run.classifier.scales:
-            images = pipeline.sample_stages(request, run.settings(pipeline, scale), world=world)[-1]
+            images = pipeline.sample_stages(request, run.settings(pipeline, scale), world=world, tell=say)[-1]
             sweep[f"classifier_scale_{scale:g}"] = images
         if world.is_main:
             print(write_results(logdir, request, sweep))

@@ -81,7 +81,7 @@ def upsampling(config: UpsamplersConfig, usual=(UPSAMPLER_DEFAULTS,) * 2) -> lis
 
 def upsamplers(**lists):
     """Settings of two upsamplers, as the command line makes them."""
-    defaults = {"upsampler_paths": ("a", "b"), "upsampler_timestep_respacing": ("4",)}
+    defaults = {"upsampler_paths": ("a", "b"), "upsampler_steps": (4,)}
     return upsampling(UpsamplersConfig(**{**defaults, **lists}))
 
 

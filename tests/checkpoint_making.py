@@ -14,7 +14,7 @@ from diff_dalle.recipes.generator import GeneratorRun
 
 TINY = {**GENERATOR, "text_length": 12, "diffusion_steps": 50}
 TINY_CLASSIFIER = {**CLASSIFIER, "text_length": 12, "diffusion_steps": 50}
-FEW = SamplerConfig(timestep_respacing="4")
+FEW = SamplerConfig(steps=4)
 
 
 def make_run(run_class=GeneratorRun, settings=TINY, **changed):

@@ -13,7 +13,7 @@ from diff_dalle.worlds.shapes.prompts import shape_prompts
 from diff_dalle.worlds.shapes.shape_eval import judge
 
 MODELS = diff_dalle.trained_models()
-QUICK = {"timestep_respacing": "15", "progress": False}
+QUICK = {"steps": 15, "progress": False}
 LIMIT = 25_000_000  # bytes of all models together
 
 

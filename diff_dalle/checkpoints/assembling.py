@@ -43,7 +43,7 @@ USED_BY: dict[str, Callable[[DecoderStage], bool]] = {
     "vb_loss_weight": _learns_variance,
     "learned_variance_constrain_frac": _learns_variance,
     "p2_loss_weight_k": lambda stage: stage.diffusion.loss_weighting == "p2",
-    "ddim_sampling_eta": lambda stage: stage.sampler.sampler == "ddim",
+    "ddim_sampling_eta": lambda stage: stage.sampler.algorithm == "ddim",
     "dynamic_thres_percentile": lambda stage: stage.guidance.thresholding == "dynamic",
 }
 

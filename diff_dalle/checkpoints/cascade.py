@@ -51,7 +51,7 @@ class LatentSampling:
 
     @property
     def sampler_config(self) -> SamplerConfig:
-        return SamplerConfig(self.sampler, str(self.steps))
+        return SamplerConfig(self.sampler, self.steps)
 
     @property
     def guidance(self) -> GuidanceConfig:

@@ -212,9 +212,9 @@ class DecoderConfig:
             image_drop_prob=self.image_cond_drop_prob,
             text_drop_prob=self.text_cond_drop_prob,
             sampler=(
-                SamplerConfig("ancestral", "")
+                SamplerConfig("ancestral", 0)
                 if steps in (None, self.timesteps)
-                else SamplerConfig("ddim", str(steps), self.ddim_sampling_eta, "even")
+                else SamplerConfig("ddim", steps, self.ddim_sampling_eta, "even")
             ),
             guidance=GuidanceConfig(
                 thresholding="dynamic" if self.use_dynamic_thres else "static" if self._is_clipped else "none",

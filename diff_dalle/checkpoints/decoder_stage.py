@@ -70,14 +70,14 @@ class DecoderStage:
 
     def __str__(self) -> str:
         """For people: what it makes from what, its process, and how it is sampled."""
-        unet, process, steps = self.unet, self.diffusion, self.sampler.timestep_respacing
+        unet, process, steps = self.unet, self.diffusion, self.sampler.steps
         sources = [f"{self.small_size}×{self.small_size} ones"] * self.is_upsampler
         sources += [f"an image embedding of width {unet.image_embed_dim}"] * self.image_embedding
         sources += [f"text of {unet.max_text_len} tokens of width {unet.text_embed_dim}"] * self.has_text
         return (
             f"{self.image_size}×{self.image_size} pixels from {' and '.join(sources) or 'noise alone'}; "
             f"{process.noise_schedule} schedule of {process.diffusion_steps:,} steps, predicts {process.prediction}, "
-            f"variance {process.variance}; sampled by {self.sampler.sampler} in {steps or 'all'} steps"
+            f"variance {process.variance}; sampled by {self.sampler.algorithm} in {steps or 'all'} steps"
         )
 
     def build(self) -> DecoderUnet:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..config import Section, from_dict, members, present_keys
+from ..config import Section, from_dict, members, present_form, present_keys
 from ..images.signal import Signal
 
 Self = TypeVar("Self", bound="NetworkKind")
@@ -122,7 +122,7 @@ class NetworkKind(ABC):
     def read(cls: type[Self], config: Mapping) -> Self:
         """The settings in a checkpoint's config. Raises InputError for one that does not exist or is mistyped; a
         section that the checkpoint is too old to have takes its defaults."""
-        present = present_keys(cls)
+        present, config = present_keys(cls), present_form(cls, config)
         config = {present.get(key, key): value for key, value in config.items()}
         sections = {key: member.config for key, member in members(cls).items() if isinstance(member, Section)}
         return cls(**{key: from_dict(section, config.get(key, {}), key) for key, section in sections.items()})

@@ -12,7 +12,7 @@ import torch
 from .. import storage
 from ..checkpoints.kinds import TRAINING_COMMANDS
 from ..checkpoints.run_folder import RunFolder, read_run
-from ..config import InputError, from_dict, lookup
+from ..config import InputError, from_dict, lookup, present_form
 from ..data.loader import Loader
 from ..distributed.world import World
 from ..evaluation.report import markdown_table
@@ -85,7 +85,7 @@ def _find(path: str, step: int) -> dict[str, Any]:
 def _recipe_of(folder: RunFolder, config: ReplayConfig, record: Mapping[str, Any]) -> Recipe:
     """The run for one process that takes the whole global batch in the pieces of the run's processes."""
     command = lookup(TRAINING_COMMANDS, folder.identity.kind, f"kind of {folder.path}")
-    run = from_dict(command.config_class, folder.identity.config)
+    run = from_dict(command.config_class, present_form(command.config_class, folder.identity.config))
     share = len(record["ranks"][0]["position"])
     batch = sum(len(rank["position"]) for rank in record["ranks"])
     return run.recipe().replayed(batch, share, folder.path, config.data_dir)

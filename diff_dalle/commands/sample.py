@@ -8,6 +8,7 @@ from ..config import Fault, expectations, named, option, section, settings
 from ..data.captions import caption_option
 from ..diffusion.diffusion_config import DiffusionConfig
 from ..diffusion.editing import EditConfig
+from ..diffusion.sampling import SamplerConfig
 from ..distributed.launch import DistributedConfig
 from ..embeddings.clip import CLIPS
 from ..models.generator import GeneratorConfig
@@ -18,6 +19,7 @@ from ..sampling.control import SteeringConfig
 from ..sampling.lora_config import accept_option, check_accepted, lora_option
 from ..sampling.pipeline import Pipeline
 from ..sampling.stage_settings import (
+    BASE,
     GivenGuidance,
     GivenSampler,
     LatentCascadeConfig,
@@ -182,6 +184,7 @@ class SampleRun:
         if self.what.low_res_dir and not self.upsamplers.upsampler_paths:
             missing = f"but there is no upsampler: give it with {named('upsampler_paths')}"
             yield Fault("what.low_res_dir", f"holds images to upsample, {missing}")
+        yield from BASE.faults(self.sampler)
         check_accepted(self.what.accept_changed_base, self.what.lora, self.steering.controlnet)
 
     def settings(self, pipeline: Pipeline, classifier_scale: float) -> list[StageSettings]:
@@ -189,6 +192,7 @@ class SampleRun:
         given = self.sampler, self.guidance, self.cascade, self.upsamplers
         guided = [self.classifier] if self.classifier.classifier_path else []
         check_kinds([stage.flags for stage in pipeline.stages], *given, *guided)
-        return settings_of_stages(
-            pipeline.stages, *given, *guided, classifier_scale=classifier_scale, batch_size=self.what.batch_size
-        )
+        base = {"classifier_scale": classifier_scale, "batch_size": self.what.batch_size}
+        if guided and self.sampler == GivenSampler() and pipeline.stages[0].defaults.sampler == SamplerConfig():
+            base["timestep_respacing"] = ""  # neither says how to sample: as Guided-Diffusion does with a classifier
+        return settings_of_stages(pipeline.stages, *given, *guided, **base)

@@ -26,6 +26,7 @@ from ..config import (
     members,
     nearest,
     path_of,
+    present_form,
     present_keys,
     quantity,
     quoted,
@@ -134,7 +135,7 @@ class Settings:
 
         lines: the line of each value in the source, by its path.
         """
-        self._update(self.config_class, (), mapping, (), _Places(source, lines))
+        self._update(self.config_class, (), present_form(self.config_class, mapping), (), _Places(source, lines))
 
     def _update(self, config_class, path: KeyPath, mapping: Mapping, given: KeyPath, places: _Places) -> None:
         """path: of the section; given: its path in the source."""

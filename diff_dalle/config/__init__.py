@@ -55,7 +55,7 @@ from .errors import (
 )
 from .expectations import add_optional, disagreements, expectations, given, overrides
 from .names import lookup, nearest
-from .reading import from_dict
+from .reading import from_dict, present_form
 from .values import FlagText, checked, checked_list, checked_mapping, shown, type_name
 from .yaml_text import MAX_TEXT, load_located, load_mapping, load_texts
 
@@ -96,6 +96,7 @@ __all__ = [
     "option",
     "overrides",
     "path_of",
+    "present_form",
     "present_keys",
     "quantity",
     "quoted",

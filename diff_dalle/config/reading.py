@@ -31,6 +31,22 @@ def from_dict(config_class, mapping: Mapping, where: str = "") -> Any:
     return config
 
 
+def present_form(config_class, mapping: Any) -> Any:
+    """A nested mapping as earlier versions recorded it → as the present settings spell the same.
+
+    Earlier names are left to ``option(was=…)``. A config class whose settings have changed otherwise has an
+    ``earlier``, a static method: a section of it → the present one.
+    """
+    if not isinstance(mapping, Mapping):
+        return mapping
+    found = dict(getattr(config_class, "earlier", dict)(mapping))
+    for name, member in members(config_class).items():
+        key = next((key for key in (name, *member.was) if key in found), "")
+        if key and isinstance(member, Section):
+            found[key] = present_form(member.config, found[key])
+    return found
+
+
 def _default(field: dataclasses.Field) -> Any:
     """A field's default; None if it has none, or one that its own checks refuse."""
     try:

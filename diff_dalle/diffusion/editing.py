@@ -110,7 +110,7 @@ def shortened(process: ReverseProcess, strength: float) -> ReverseProcess:
     count = sum(process.fraction(t) < strength for t in range(process.num_timesteps))
     if not count:
         first = f"whose first is at {process.fraction(0):g} of the process"
-        rule = f"{strength:g} leaves no step of {named('timestep_respacing')}, {first}: raise it"
+        rule = f"{strength:g} leaves no step of {named('steps')}, {first}: raise it"
         raise InputError(Fault("strength", rule))
     return process.truncated(count)
 

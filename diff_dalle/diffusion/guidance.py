@@ -27,6 +27,7 @@ from .reverse_process import ReverseProcess
 from .samplers import Denoise, Model, Prediction
 
 GRADIENTS = ("x_t", "x_start")
+FORMS = ("mean", "score")
 DEFAULT_SCALE = 3.0  # of classifier-free guidance, where there is a condition
 
 Similarity = Callable[[Tensor, Tensor], Tensor]
@@ -189,13 +190,22 @@ class ClassifierGuidance:
     scale:      0 = off, 1 = Bayes' rule.
     gradient:   "x_t" = of the similarity of the noisy image, at its noise level; "x_start" = of the predicted image, at
                 t = 0, backpropagated through the generator (slower).
+    form:       "score" = the score is shifted, for every sampler (Dhariwal & Nichol 2021, algorithm 2); "mean" = the
+                mean of x_{t-1} is, for ``ancestral`` alone (algorithm 1).
+    limit_first: limit the expected image before the score is shifted and not after it, as Guided-Diffusion does.
+    process:    the noise that the classifier was trained on: it is shown the step of it with the nearest level; None =
+                the generator's.
     """
 
     similarity: Similarity
     scale: float
     gradient: str = "x_t"
+    form: str = "score"
+    limit_first: bool = False
+    process: ReverseProcess | None = None
 
     def __post_init__(self):
+        lookup(dict.fromkeys(FORMS), self.form, "classifier_form")
         lookup(dict.fromkeys(GRADIENTS), self.gradient, "classifier_gradient")
 
 
@@ -209,29 +219,39 @@ def similarity_gradient(similarity: Callable[[Tensor], Tensor], x: Tensor) -> Te
 def classifier_guided(
     process: ReverseProcess, model: Model, classifier: ClassifierGuidance, limit: Callable[[Tensor], Tensor] | None
 ) -> Denoise:
-    """``model`` as a denoiser whose score is shifted by scale × ∇ log p(caption | x_t).
+    """``model`` as a denoiser guided by scale × ∇ log p(caption | x_t).
 
-    eps − σ·scale·∇ (Dhariwal & Nichol 2021, algorithm 2) is equivalent to x_start + (σ²/α)·scale·∇. In that form it
-    works for every prediction type and every sampler; ``limit`` applies to the result.
+    In the form "mean", the mean of x_{t-1} is shifted by its variance × scale·∇ (Dhariwal & Nichol 2021, algorithm 1).
+    In the form "score", eps − σ·scale·∇ (algorithm 2), which is equivalent to x_start + (σ²/α)·scale·∇: so it works for
+    every prediction type and every sampler. ``limit`` applies to x_start: in the form "mean" as the network predicts
+    it, in the form "score" to the shifted one, unless ``limit_first``.
     """
+    shown = classifier.process or process
 
     def denoise(x: Tensor, t: int) -> Prediction:
-        steps = process.model_steps(x, t)
+        alpha_bar = float(process.alphas_cumprod[t])
+        level = t if shown is process else shown.nearest_step(alpha_bar)
+        steps, noise = process.model_steps(x, t), shown.model_steps(x, level)
         if classifier.gradient == "x_t":
             output = model(process.model_input(x, t), steps)
-            gradient = similarity_gradient(lambda noisy: classifier.similarity(noisy, steps), x)
+            gradient = similarity_gradient(lambda noisy: classifier.similarity(noisy, noise), x)
         else:
-            output, gradient = _through_model(x, t, steps)
-        shift = classifier.scale * _gain(float(process.alphas_cumprod[t])) * gradient
+            output, gradient = _through_model(x, t, steps, noise)
+        shift = classifier.scale * gradient
+        if classifier.form == "mean":
+            p = process.predict(output, x, t, clip_denoised=False, denoised_fn=limit)
+            return replace(p, mean=p.mean + p.variance * shift)
 
         def shifted(x_start: Tensor) -> Tensor:
-            return x_start + shift if limit is None else limit(x_start + shift)
+            x_start = limit(x_start) if limit and classifier.limit_first else x_start
+            x_start = x_start + _gain(alpha_bar) * shift
+            return limit(x_start) if limit and not classifier.limit_first else x_start
 
         p = process.predict(output, x, t, clip_denoised=False, denoised_fn=shifted)
         # The mean of a network that predicts the mean itself must follow x_start too, as with the other predictions.
         return replace(p, mean=process.posterior_mean(p.x_start, x, t))
 
-    def _through_model(x: Tensor, t: int, steps: Tensor) -> tuple[Tensor, Tensor]:
+    def _through_model(x: Tensor, t: int, steps: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """The model's output, and the gradient of its predicted image's similarity. One evaluation of the model."""
         outputs = []
 
@@ -240,7 +260,7 @@ def classifier_guided(
             x_start = process.predict(outputs[0], noisy, t, clip_denoised=False).x_start
             if limit is not None:  # straight-through: the classifier's input is limited, the gradient ignores the limit
                 x_start = x_start + (limit(x_start) - x_start).detach()
-            return classifier.similarity(x_start, torch.zeros_like(steps))
+            return classifier.similarity(x_start, torch.zeros_like(noise))
 
         gradient = similarity_gradient(expected, x)
         return outputs[0].detach(), gradient

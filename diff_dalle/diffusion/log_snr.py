@@ -194,7 +194,7 @@ class LogSnrProcess:
         Raises InputError for fewer than 1 step, and unless 0 <= t_end < t_start <= 1 and shift > 0.
         """
         if count < 1:
-            raise InputError(Fault("timestep_respacing", "must be at least 1", count))
+            raise InputError(Fault("steps", "must be at least 1", count))
         if not 0 <= t_end < t_start <= 1:
             raise InputError(
                 f"{named('t_start')} and {named('t_end')} are {t_start:g} and {t_end:g}, but must have "

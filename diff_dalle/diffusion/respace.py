@@ -12,28 +12,22 @@ from .forward_process import ForwardProcess
 from .gaussian_diffusion import GaussianDiffusion
 from .spacing import even_steps
 
+_NAMED_SECTIONS = {"fast27": "10,10,3,2,2"}  # of GLIDE (Nichol et al. 2021), for few steps of its upsampler
+
 
 def space_timesteps(num_timesteps: int, section_counts: str | Sequence[int]) -> set[int]:
     """The steps of a process to keep.
 
     section_counts: "N" for N evenly spaced steps from the first to the last; "10,15,20" (or a list of numbers) for the
                     number of steps in each of as many equal sections of the process, the least noisy section first;
-                    "ddimN" for N steps with a constant integer stride from the first, as in the DDIM paper.
+                    "ddimN" for N steps with a constant integer stride from the first, as in the DDIM paper; "fast27"
+                    for the sections of GLIDE's upsampler.
 
     Raises InputError if there is no such subset.
     """
-    if isinstance(section_counts, str):
-        stride, numbers = section_counts.startswith("ddim"), section_counts.removeprefix("ddim").split(",")
-        if not all(number.strip().isdecimal() for number in numbers) or (stride and len(numbers) > 1):
-            raise _refused(section_counts, 'must look like "250", "10,15,20" or "ddim25"')
-        counts = [int(number) for number in numbers]
-        if stride:
-            return _strided(num_timesteps, counts[0])
-    else:
-        counts = list(section_counts)
-    if min(counts, default=0) < 0 or sum(counts) < 1:
-        raise _refused(section_counts, "keeps no step: set at least 1")
-
+    counts, is_stride = sections_of(section_counts)
+    if is_stride:
+        return _strided(num_timesteps, counts[0])
     steps: set[int] = set()
     start = 0
     for i, count in enumerate(counts):
@@ -43,6 +37,25 @@ def space_timesteps(num_timesteps: int, section_counts: str | Sequence[int]) -> 
         steps.update(start + step for step in even_steps(size, count))
         start += size
     return steps
+
+
+def sections_of(section_counts: str | Sequence[int]) -> tuple[list[int], bool]:
+    """The numbers of a ``section_counts`` of ``space_timesteps``, and whether they are that of a constant stride.
+
+    Raises InputError for a text in none of its forms, and for numbers that keep no step.
+    """
+    text, is_stride = section_counts, False
+    if isinstance(text, str):
+        is_stride, text = text.startswith("ddim"), _NAMED_SECTIONS.get(text, text)
+        numbers = text.removeprefix("ddim").split(",")
+        if not all(number.strip().isdecimal() for number in numbers) or (is_stride and len(numbers) > 1):
+            raise _refused(section_counts, 'must look like "250", "10,15,20", "ddim25" or "fast27"')
+        counts = [int(number) for number in numbers]
+    else:
+        counts = list(text)
+    if min(counts, default=0) < 0 or sum(counts) < 1:
+        raise _refused(section_counts, "keeps no step: set at least 1")
+    return counts, is_stride
 
 
 def _strided(num_timesteps: int, count: int) -> set[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,6 +13,8 @@ from ..config import InputError
 from .forward_process import ForwardProcess, at_least_float32
 from .parametrization import ModelMeanType, ModelVarType
 from .samplers import Denoise, Model, Prediction
+
+_LEAST_SIGNAL = 1e-20  # ᾱ below which all levels are the same noise
 
 
 class ReverseProcess(ForwardProcess):
@@ -110,7 +113,7 @@ class ReverseProcess(ForwardProcess):
         """A model's output for a batch at one common step t, as samplers use it."""
         out = self._read(model_output, x, t, clip_denoised, denoised_fn)
         eps = self._predict_eps_from_xstart(x, t, out["pred_xstart"])
-        return Prediction(out["pred_xstart"], eps, out["mean"], out["log_variance"])
+        return Prediction(out["pred_xstart"], eps, out["mean"], out["log_variance"], out["variance"])
 
     def truncated(self, count: int) -> ReverseProcess:
         """The process of the ``count`` least noisy steps, each with the same number and tables as here."""
@@ -119,6 +122,12 @@ class ReverseProcess(ForwardProcess):
     def model_input(self, x: Tensor, t: Tensor | int) -> Tensor:
         """x_t of this process as the network was trained on it."""
         return x
+
+    def nearest_step(self, alpha_bar: float) -> int:
+        """The step whose noise level is nearest to ᾱ, by log-SNR; without any signal, the noisiest."""
+        levels = np.append(self.alphas_cumprod, alpha_bar).clip(_LEAST_SIGNAL)
+        log_snr = np.log(levels) - np.log1p(-levels)
+        return int(np.abs(log_snr[:-1] - log_snr[-1]).argmin())
 
     def model_steps(self, x: Tensor, t: Tensor | int) -> Tensor:
         """[N] steps t of this process as the model's time input; t [N], or one int for all samples of x."""

@@ -46,12 +46,14 @@ class Prediction:
     eps:          the noise that this x_start implies.
     mean:         of x_{t-1} given x_t.
     log_variance: of x_{t-1} given x_t; a float if fixed.
+    variance:     the same, but 0 at t = 0 where the posterior's is; None = not told.
     """
 
     x_start: Tensor
     eps: Tensor
     mean: Tensor
     log_variance: Tensor | float
+    variance: Tensor | float | None = None
 
 
 @dataclass(frozen=True)

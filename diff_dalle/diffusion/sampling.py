@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -17,57 +17,117 @@ from ..randomness import Draw, check_seeds
 from .diffusion_config import DiffusionConfig, create_gaussian_diffusion
 from .editing import Edit, EditConfig, edited_steps, shortened
 from .guidance import ClassifierGuidance, GuidanceConfig, guidance_interval, guided_denoiser
-from .respace import SpacedDiffusion
+from .respace import SpacedDiffusion, sections_of
 from .reverse_process import ReverseProcess
 from .samplers import RANDOM_SAMPLERS, SAMPLERS, Denoise, Step
 from .self_conditioning import SelfConditioned, is_self_conditioned
-from .spacing import SPACINGS, check_spacing, default_spacing, is_count
+from .spacing import SPACINGS, default_spacing
+
+
+def with_steps(recorded: Mapping, flag: Callable[[str], str]) -> Mapping:
+    """``SamplerConfig.earlier`` of a section in which ``flag`` gives the names of the settings, each possibly with a
+    list of values."""
+    old, new = flag("timestep_respacing"), flag("steps")
+    is_complete = {old, flag("sampler"), flag("eta")} <= recorded.keys() and new not in recorded
+    found = recorded.get(old) if is_complete else None
+    several = found if isinstance(found, list) else [found]
+    if not all(isinstance(each, (str, int)) and (not each or str(each).strip().isdecimal()) for each in several):
+        return recorded
+    numbers = [int(each or 0) for each in several]
+    rest = {name: value for name, value in recorded.items() if name != old}
+    return rest | {new: numbers if isinstance(found, list) else numbers[0]}
+
+
+DEFAULT_SAMPLER, DEFAULT_STEPS = "dpm++2m", 30
+RESPACED_SAMPLER = "ancestral"  # that of Guided-Diffusion, for steps in its form
+_RESPACING = "timestep_respacing"
+_OUR_STEPS = ("steps", "spacing")
 
 
 @settings
 class SamplerConfig:
     """Sampler"""
 
-    sampler: str = option("dpm++2m", "sampling algorithm", choices=SAMPLERS, free=True)
-    timestep_respacing: str = option(
-        "30",
-        "sampling steps: 250, or 10,15,20 for the number in each third of the process, or ddim25 for a constant "
-        "stride; empty = all steps of the process",
+    sampler: str | None = option(
+        None,
+        f"sampling algorithm; none = {DEFAULT_SAMPLER}, with timestep_respacing {RESPACED_SAMPLER}",
+        choices=SAMPLERS,
         free=True,
+    )
+    steps: int | None = option(
+        None, f"number of sampling steps; 0 = all steps of the process, none = {DEFAULT_STEPS}", free=True, least=0
     )
     eta: float = option(0.0, "randomness of ddim; 0 = deterministic, 1 = as random as ancestral", free=True, least=0)
     spacing: str | None = option(
         None,
-        "which steps, if timestep_respacing is a number: even from first to last, leading or trailing with a constant "
-        "stride from the clean or the noise end, even in log_snr or in the time of a rectified flow, or those of "
-        "karras (rho 7); none = log_snr on the noise schedule linear, else flow",
+        "which steps: even from first to last, leading or trailing with a constant stride from the clean or the noise "
+        "end, even in log_snr or in the time of a rectified flow, or those of karras (rho 7); none = log_snr on the "
+        "noise schedule linear, else flow",
         choices=SPACINGS,
+        free=True,
+    )
+    timestep_respacing: str | None = option(
+        None,
+        "the steps as Guided-Diffusion spells and spaces them, in place of steps and spacing: 250, or 10,15,20 for the "
+        "number in each third of the process, or ddim25 for a constant stride, or fast27; empty = all steps",
         free=True,
     )
 
     def faults(self) -> Iterator[Fault]:
-        yield from faults_of(lambda: check_spacing(self.spacing, self.timestep_respacing), "spacing")
-        if self.eta and self.sampler != "ddim":
-            yield Fault.of(self, "eta", f"only the {named('sampler')} ddim has it, not {self.sampler}")
+        if self.steps is not None and not isinstance(self.steps, int):
+            yield Fault.of(self, "steps", f"must be a whole number: give sections with {named(_RESPACING)}")
+        if self.timestep_respacing is not None:
+            for name in _OUR_STEPS:
+                if getattr(self, name) is not None:
+                    rule = f"and {named(_RESPACING)} exclude each other: leave one of them out"
+                    yield Fault(name, rule)
+            yield from faults_of(lambda: sections_of(self.timestep_respacing or "1"), _RESPACING)
+        if self.eta and self.algorithm != "ddim":
+            yield Fault.of(self, "eta", f"only the {named('sampler')} ddim has it, not {self.algorithm}")
+
+    @staticmethod
+    def earlier(recorded: Mapping) -> Mapping:
+        """A complete section of a version in which ``timestep_respacing`` was also a number of steps to space, ""
+        meant all steps, and there was no ``steps``; any other mapping as it is."""
+        return with_steps(recorded, str)
+
+    @property
+    def algorithm(self) -> str:
+        """The sampler, of SAMPLERS."""
+        return self.sampler or (DEFAULT_SAMPLER if self.timestep_respacing is None else RESPACED_SAMPLER)
 
     def changed(self, **settings) -> SamplerConfig:
-        """The same with some settings changed; another sampler than ddim has no eta, and steps that are not a number no
-        spacing, unless that is given too."""
-        if settings.get("sampler", self.sampler) != "ddim":
-            settings = {"eta": 0.0, **settings}
-        if not is_count(settings.get("timestep_respacing", self.timestep_respacing)):
-            settings = {"spacing": None, **settings}
+        """The same with some settings changed; another sampler than ddim has no eta, unless that is given too.
+
+        ``timestep_respacing`` takes the place of sampler, steps and spacing that are not given too; steps or spacing
+        take its place.
+        """
+        if settings.get(_RESPACING) is not None:
+            settings = {"sampler": None, "steps": None, "spacing": None, **settings}
+        elif any(settings.get(name) is not None for name in _OUR_STEPS):
+            settings = {_RESPACING: None, **settings}
+        if "eta" not in settings and replace(self, **settings, eta=0.0).algorithm != "ddim":
+            settings = {**settings, "eta": 0.0}
         return replace(self, **settings)
+
+    def count(self, total: int) -> int:
+        """The number of steps to take of a process with ``total`` steps. InputError for more than those."""
+        count = DEFAULT_STEPS if self.steps is None else self.steps or total
+        if count > total:
+            raise InputError(Fault("steps", f"must be at most {total}, the steps of the process", count))
+        return count
 
     def process(self, diffusion: DiffusionConfig) -> SpacedDiffusion:
         """The process with the steps to take. InputError if it has no such steps."""
-        usual = default_spacing(diffusion.noise_schedule) if is_count(self.timestep_respacing) else "even"
-        return create_gaussian_diffusion(diffusion, self.timestep_respacing, self.spacing or usual)
+        if self.timestep_respacing is not None:
+            return create_gaussian_diffusion(diffusion, self.timestep_respacing)
+        spacing = self.spacing or default_spacing(diffusion.noise_schedule)
+        return create_gaussian_diffusion(diffusion, str(self.count(diffusion.diffusion_steps)), spacing)
 
     def check_edit(self, edit: EditConfig) -> None:
         """InputError if this sampler cannot perform the edit."""
-        if edit.variation is not None and (self.sampler in RANDOM_SAMPLERS or self.eta):
-            used = f"ddim with eta {self.eta:g}" if self.eta else self.sampler
+        if edit.variation is not None and (self.algorithm in RANDOM_SAMPLERS or self.eta):
+            used = f"ddim with eta {self.eta:g}" if self.eta else self.algorithm
             names = ", ".join(name for name in SAMPLERS if name not in RANDOM_SAMPLERS)
             rule = f"requires a deterministic {named('sampler')} ({names}) without {named('eta')}, not {used}"
             raise InputError(Fault("variation", rule))
@@ -153,7 +213,8 @@ def sample_steps(
     def noise(name: str) -> Tensor:
         return draw.normal(name, batch.shape)
 
-    walk = functools.partial(SAMPLERS[sampler.sampler], **({"eta": sampler.eta} if sampler.sampler == "ddim" else {}))
+    options = {"eta": sampler.eta} if sampler.algorithm == "ddim" else {}
+    walk = functools.partial(SAMPLERS[sampler.algorithm], **options)
     if edit is None:
         yield from walk(process, denoise, noise("sampling start"), lambda t: noise(f"sampling step {t}"))
     else:

@@ -33,7 +33,7 @@ def leading_steps(total: int, count: int) -> list[int]:
     Raises InputError where the only stride is 1, which would leave out up to half of the process.
     """
     if count < total < 2 * count:
-        remedy = f"set {named('timestep_respacing')} to at most {total // 2}, or this to trailing"
+        remedy = f"set {named('steps')} to at most {total // 2}, or this to trailing"
         raise InputError(Fault("spacing", f"leading has no stride that takes {count} of {total} steps: {remedy}"))
     return [total // count * i for i in range(count)]
 
@@ -83,17 +83,10 @@ def default_spacing(noise_schedule: str) -> str:
     return _DEFAULTS.get(noise_schedule, "flow")
 
 
-def is_count(respacing: str) -> bool:
-    """Whether a ``timestep_respacing`` is a number of steps to space, and does not itself say which ones to take."""
-    return respacing.strip().isdecimal()
-
-
-def check_spacing(spacing: str | None, respacing: str) -> None:
-    """InputError for an unknown spacing, and for one of steps that are not a number to space. None = the default."""
-    if spacing is None:
-        return
+def check_spacing(spacing: str, respacing: str) -> None:
+    """InputError for an unknown spacing, and for one of steps that are not a number to space."""
     lookup(dict.fromkeys(SPACINGS), spacing, "spacing")
-    if not is_count(respacing):
+    if not respacing.strip().isdecimal():
         steps = f"{named('timestep_respacing')} {respacing!r} says itself which steps to take"
         raise InputError(
             Fault("spacing", f"is {spacing}, but {steps}: set that to a number of steps, or leave this out")

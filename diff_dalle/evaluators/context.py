@@ -231,6 +231,7 @@ class Context:
             classifier=self._classifier,
             classifier_scale=guidance.classifier_scale,
             classifier_gradient=self.run.classifier.classifier_gradient,
+            classifier_form=self.run.classifier.classifier_form,
             batch_size=self.settings.batch_size,
         )
         upsampling = settings_of_stages(self.pipeline.stages[1:], self.run.upsamplers)[: len(pipeline.stages) - 1]

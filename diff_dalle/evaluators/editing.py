@@ -116,7 +116,7 @@ def _image_to_image(context: Context, chosen: Sequence[Replacement], real: np.nd
 def _variations(context: Context, chosen: Sequence[Replacement], real: np.ndarray) -> tuple[dict, Section]:
     before = [replacement.before for replacement in chosen]
     steps = min(INVERSION_STEPS, context.base.stages[0].diffusion.diffusion_steps)
-    sampler, unguided, columns = SamplerConfig("ddim", str(steps)), GuidanceSetting(1.0, 0.0), {}
+    sampler, unguided, columns = SamplerConfig("ddim", steps), GuidanceSetting(1.0, 0.0), {}
     for variation in VARIATIONS:
         edit = ImageEdit(list(real), config=EditConfig(variation=variation))
         images = context.edit([prompt.text for prompt in before], edit, unguided, sampler)

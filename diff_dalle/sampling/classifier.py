@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from functools import cached_property
 from typing import Any
 
@@ -17,8 +18,9 @@ from ..batch import Batch, Conditioning
 from ..checkpoints.loading import SavedNetwork, open_network, open_networks
 from ..config import Fault, InputError, disagreements, named, option, settings
 from ..diffusion.diffusion_config import NoiseConfig, create_noise_process
-from ..diffusion.guidance import GRADIENTS, ClassifierGuidance
+from ..diffusion.guidance import FORMS, GRADIENTS, ClassifierGuidance
 from ..diffusion.resample import ContrastiveConfig
+from ..diffusion.respace import SpacedDiffusion
 from ..distributed.devices import use_device
 from ..distributed.world import SINGLE, World
 from ..evaluation.retrieval import CANDIDATES, RetrievalTable
@@ -49,6 +51,13 @@ class ClassifierConfig:
         "x_t",
         "input of the classifier: the noisy image, or the predicted one, backpropagated through the generator (slower)",
         choices=GRADIENTS,
+        needs=("classifier_path",),
+    )
+    classifier_form: str | None = option(
+        None,
+        "what the classifier shifts: the mean of a step of the sampler ancestral, as published, or the score, with any "
+        "sampler; none = mean with ancestral, else score",
+        choices=FORMS,
         needs=("classifier_path",),
     )
 
@@ -107,6 +116,11 @@ class Guide(ABC):
         """The network."""
         return for_inference(self.saved.load(self.device), self.precision)
 
+    @cached_property
+    def process(self) -> SpacedDiffusion:
+        """The noise of its training."""
+        return create_noise_process(self.diffusion)
+
     @abstractmethod
     def guide(
         self, prompts: Sequence[str], labels: Sequence[int] | None, scale: float, gradient: str
@@ -130,11 +144,9 @@ class Guide(ABC):
                 f"{named('classifier_gradient')} to x_start"
             )
 
-    def check_fits(
-        self, image_size: tuple[int, int], signal: Signal, diffusion: NoiseConfig, tokenizer: Tokenizer | None
-    ) -> None:
-        """InputError unless this classifier can guide a generator with this image size, signal, noise, and vocabulary
-        (None = a generator without text)."""
+    def check_fits(self, image_size: tuple[int, int], signal: Signal, tokenizer: Tokenizer | None) -> None:
+        """InputError unless this classifier can guide a generator with this image size, signal, and vocabulary (None =
+        a generator without text)."""
         size = self.image_size
         if tuple(image_size) != (size, size):
             height, width = image_size
@@ -153,13 +165,10 @@ class Guide(ABC):
                 f"the classifier's vocabulary is {own_tokenizer.identity}, the generator's {tokenizer.identity}: use "
                 "a classifier and a generator trained with the same bpe_path"
             )
-        for name in ("noise_schedule", "diffusion_steps", "rescale_timesteps"):
-            own, other = getattr(self.diffusion, name), getattr(diffusion, name)
-            if own != other:
-                raise InputError(
-                    f"the classifier was trained with {name} {own}, the generator with {other}: use a "
-                    "classifier and a generator trained with the same noise"
-                )
+
+    def has_noise_of(self, diffusion: NoiseConfig) -> bool:
+        """Whether a generator with this process was trained on the same noise, and told of it in the same way."""
+        return all(getattr(self.diffusion, each.name) == getattr(diffusion, each.name) for each in fields(NoiseConfig))
 
 
 class Classifier(Guide):
@@ -212,7 +221,7 @@ class Classifier(Guide):
         block = min(block, len(images))
         task = ContrastiveTask(
             self.model,
-            create_noise_process(self.diffusion),
+            self.process,
             ContrastiveConfig(noised=self.noised),
             World(SINGLE, self.device),
         )

@@ -16,7 +16,7 @@ from .request import Request
 from .stage import Stage
 from .stage_settings import StageSettings
 
-UPSAMPLER_DEFAULTS = StageSettings(SamplerConfig("dpm++2m", "20"), GuidanceConfig(guidance_scale=1.0), batch_size=4)
+UPSAMPLER_DEFAULTS = StageSettings(SamplerConfig("dpm++2m", 20), GuidanceConfig(guidance_scale=1.0), batch_size=4)
 
 
 class GeneratorStage(Stage):

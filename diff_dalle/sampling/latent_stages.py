@@ -19,6 +19,7 @@ from ..config import Fault, InputError, named
 from ..diffusion.augmentation import Degradation
 from ..diffusion.log_snr import LogSnrProcess
 from ..diffusion.reverse_process import ReverseProcess
+from ..diffusion.sampling import DEFAULT_STEPS
 from ..diffusion.tiling import Tiled
 from ..images.pixels import from_uint8
 from ..images.signal import LatentSignal
@@ -131,10 +132,12 @@ class LatentStage(Stage):
         return LogSnrProcess(self.diffusion)
 
     def process(self, settings: StageSettings) -> ReverseProcess:
-        steps, spacing = settings.sampler.timestep_respacing, settings.sampler.spacing or "even"
-        if not (steps.isascii() and steps.isdigit()):
-            raise InputError(Fault("timestep_respacing", "a process in log-SNR takes a number of steps", steps))
-        return self._process.steps(int(steps), settings.shift, settings.t_start, settings.t_end, spacing)
+        sampler = settings.sampler
+        if (sections := sampler.timestep_respacing) is not None:
+            rule = f"a process in log-SNR has no steps to choose from: set {named('steps')} to their number"
+            raise InputError(Fault("timestep_respacing", rule, sections))
+        steps, spacing = DEFAULT_STEPS if sampler.steps is None else sampler.steps, sampler.spacing or "even"
+        return self._process.steps(steps, settings.shift, settings.t_start, settings.t_end, spacing)
 
     def classifier(self, settings: StageSettings) -> None:
         if settings.classifier is not None and settings.classifier_scale:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from .stage import Stage, StageJob, Watch
 from .stage_settings import SETTINGS, StageSettings
 from .stages import adapt, attach_companions, load_stages
 from .steering import Steering
+from .summary import summary, warn_of_other_noise
 
 Upsampling = StageSettings | Mapping[str, Any]
 
@@ -103,7 +104,7 @@ class Pipeline:
         options:    what to make: the other arguments of ``Request.of`` and fields of ``Request``, such as
                     ``num_samples``, ``size``, ``labels``, ``images``, ``edit``, ``control``; and how the base generator
                     or stage C samples: fields of ``StageSettings``, ``SamplerConfig`` and ``GuidanceConfig``, such as
-                    ``sampler``, ``timestep_respacing``, ``guidance_scale``, ``classifier``, ``shift``; None or not
+                    ``sampler``, ``steps``, ``guidance_scale``, ``classifier``, ``shift``; None or not
                     given = as its checkpoint says, but batches of 16.
         upsampling: settings of the upsamplers or stage B: one for each, one for all, or None for what their checkpoints
                     say. A mapping has the settings, by their names, that replace those of the checkpoint.
@@ -146,7 +147,7 @@ class Pipeline:
             )
         if not self.has_base and replace(base, classifier_scale=StageSettings.classifier_scale) != StageSettings():
             raise InputError(
-                "sampler, timestep_respacing, guidance, classifier and batch_size are set for a base generator, but "
+                "sampler, steps, guidance, classifier and batch_size are set for a base generator, but "
                 f"there is none: set the upsamplers' own (upsampling; their names begin with {named('upsampler_')})"
             )
         rest = [
@@ -163,10 +164,12 @@ class Pipeline:
         world: World | None = None,
         progress: bool = True,
         watch: Watch | None = None,
+        tell: Callable[[str], object] | None = None,
     ) -> list[np.ndarray]:
         """Sample the request's images. Returns every stage's images, uint8 [N, height, width, 3] each.
 
         settings: one for each stage, base first (see ``stage_settings``).
+        tell:     called with a line about each stage's sampling before it begins, in the first process.
 
         ``world``, ``progress``, ``watch`` and errors as for ``sample``.
         """
@@ -191,6 +194,10 @@ class Pipeline:
                 stage.release()
 
         world = world or World(SINGLE, self.stages[0].device)
+        if world.is_main:
+            warn_of_other_noise(self.stages, jobs)
+            for stage, job in zip(self.stages, jobs, strict=True) if tell else ():
+                tell(summary(stage, job))
         count, mine = len(request), list(range(world.rank, len(request), world.size))
         x = None if request.low_res is None else self.stages[0].from_low_res(request.low_res[mine])
         results = []

@@ -291,7 +291,7 @@ class Stage(ABC):
             shortened(process, edit.strength)
         classifier = self.classifier(settings)
         if classifier is not None:
-            classifier.check_fits(job.size, self.signal, self.diffusion, self.tokenizer)
+            classifier.check_fits(job.size, self.signal, self.tokenizer)
             classifier.check_gradient(settings.classifier_gradient)
             classifier.check_labels(request.labels)
 
@@ -365,6 +365,9 @@ class Stage(ABC):
                     settings.classifier_scale,
                     settings.classifier_gradient,
                 )
+                own = None if classifier.has_noise_of(self.diffusion) else classifier.process
+                first = settings.sampler.timestep_respacing is not None
+                guide = replace(guide, form=settings.form, limit_first=first, process=own)
             watch = self._watched(job, part, step_count(process, batch.edit))
             x = sample_batch(network, process, batch, settings.sampler, settings.guidance, guide, watch)
             emit(self.signal.finish(x.cpu()))

@@ -6,7 +6,7 @@ kind, except for those in ``ONLY``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -26,8 +26,8 @@ from ..config import (
     settings,
     spelled,
 )
-from ..diffusion.guidance import GRADIENTS, GuidanceConfig
-from ..diffusion.sampling import SamplerConfig
+from ..diffusion.guidance import FORMS, GRADIENTS, GuidanceConfig
+from ..diffusion.sampling import RESPACED_SAMPLER, SamplerConfig, with_steps
 from ..diffusion.spacing import TIME_SPACINGS
 from .classifier import Guide
 
@@ -49,6 +49,13 @@ class StageSettings:
         GRADIENTS[0],
         "input of the classifier: the noisy image, or the predicted one (slower)",
         choices=GRADIENTS,
+        needs=("classifier",),
+    )
+    classifier_form: str | None = option(
+        None,
+        "what the classifier shifts: the mean of a step of the sampler ancestral, as published, or the score, with any "
+        "sampler; none = mean with ancestral, else score",
+        choices=FORMS,
         needs=("classifier",),
     )
     batch_size: int = option(
@@ -82,13 +89,28 @@ class StageSettings:
         "stages B and C: time up to which the steps are evenly spaced; the last one always leads to the clean sample",
     )
 
+    def faults(self) -> Iterator[Fault]:
+        if self.classifier_form == "mean" and self.sampler.algorithm != RESPACED_SAMPLER:
+            rule = f"only the {named('sampler')} {RESPACED_SAMPLER} has it, not {self.sampler.algorithm}"
+            yield Fault.of(self, "classifier_form", f"{rule}: set it to score, or leave it out")
+
+    @property
+    def form(self) -> str:
+        """How a classifier guides, of FORMS."""
+        return self.classifier_form or ("mean" if self.sampler.algorithm == RESPACED_SAMPLER else "score")
+
     def changed(self, **given: Any) -> StageSettings:
         """The same with other settings, by their names here, in SamplerConfig and in GuidanceConfig; None = as it is.
 
-        ``sampler`` is that of SamplerConfig or a whole one. Raises InputError for impossible settings.
+        ``sampler`` is that of SamplerConfig or a whole one. With ``timestep_respacing``, guidance that is not given is
+        off: Guided-Diffusion, whose form of the steps that is, has none but that of a classifier. Raises InputError for
+        impossible settings.
         """
         given = {name: value for name, value in given.items() if value is not None}
-        sampler, guidance = given.pop("sampler", self.sampler), given.pop("guidance", self.guidance)
+        usual = self.guidance
+        if "timestep_respacing" in given:  # a setting of Guided-Diffusion, which has no guidance but a classifier's
+            usual = replace(usual.off(), guidance_interval=(0.0, 1.0))
+        sampler, guidance = given.pop("sampler", self.sampler), given.pop("guidance", usual)
         of_sampler = {} if isinstance(sampler, SamplerConfig) else {"sampler": sampler}
         sampler = self.sampler if of_sampler else sampler
         of_sampler |= _taken(given, SamplerConfig)
@@ -106,7 +128,14 @@ _IN_SECTIONS = [name for name, leaf in SETTINGS.items() if len(leaf.path) > 1]  
 _LOW_RES = ("noise_level", "blur_level")
 _TILES = ("tile_size", "tile_overlap")
 _TIMES = ("shift", "t_start", "t_end")
-_OF_PIXELS = ("classifier", "classifier_scale", "classifier_gradient", "thresholding", "dynamic_percentile")
+_OF_PIXELS = (
+    "classifier",
+    "classifier_scale",
+    "classifier_gradient",
+    "classifier_form",
+    "thresholding",
+    "dynamic_percentile",
+)
 #: Settings that some stages alone have, and which these are.
 ONLY = {
     **dict.fromkeys(_LOW_RES, "upsamplers"),
@@ -187,8 +216,9 @@ class StageFlags:
     def faults(self, config: Any, i: int = 0, about: str = "") -> Iterator[Fault]:
         """What is wrong with the settings that a config gives, whatever the checkpoint says."""
         found = self.given(config, i)
-        if "sampler" not in found:
-            found.pop("eta", None)  # depends on the checkpoint's sampler
+        if "sampler" not in found and "timestep_respacing" not in found:
+            for name in ("eta", "classifier_form"):  # depend on the checkpoint's sampler
+                found.pop(name, None)
         yield from faults_of(lambda: self.changed(StageSettings(), found, about))
 
     def counts(self, config: Any, count: int) -> Iterator[Fault]:
@@ -224,7 +254,7 @@ UPSAMPLERS = StageFlags(
 )
 STAGE_B = StageFlags(
     "stage_b_",
-    (*_LOW_RES, *_OF_PIXELS),
+    (*_LOW_RES, *_OF_PIXELS, "timestep_respacing"),
     missing=f"settings of stage B are given, but there is none: give it with {named('stage_b')}",
     needs=("stage_b",),
     choices={"spacing": TIME_SPACINGS},
@@ -262,7 +292,9 @@ def settings_of_stages(
 
 
 GivenSampler = overrides(
-    SamplerConfig, "Sampler (none = as the checkpoint says; a generator: dpm++2m with 30 steps and eta 0)"
+    SamplerConfig,
+    "Sampler (none = as the checkpoint says; a generator: dpm++2m with 30 steps and eta 0, with a classifier ancestral "
+    "with all steps)",
 )
 GivenGuidance = overrides(GuidanceConfig, "Guidance (none = as the checkpoint says; a generator: as in its previews)")
 
@@ -277,6 +309,11 @@ class UpsamplersConfig:
         "upsampler checkpoints, in order of increasing resolution; generators among them say: dpm++2m, 20 steps, "
         "eta 0, guidance_scale 1, no noise",
     )
+
+    @staticmethod
+    def earlier(recorded: Mapping) -> Mapping:
+        """As of SamplerConfig."""
+        return with_steps(recorded, UPSAMPLERS.flag)
 
     def faults(self) -> Iterator[Fault]:
         longest = max(len(_values(leaf, getattr(self, flag))) for flag, leaf in UPSAMPLERS.flags.items())
@@ -296,7 +333,9 @@ class UpsamplersConfig:
 
 @settings
 @STAGE_B.declare()
-@BASE.declare(without=(*_IN_SECTIONS, "classifier", "classifier_scale", "classifier_gradient", "batch_size"))
+@BASE.declare(
+    without=(*_IN_SECTIONS, "classifier", "classifier_scale", "classifier_gradient", "classifier_form", "batch_size")
+)
 class LatentCascadeConfig:
     """Latent cascade (model_path is stage C, with the flags of a base generator; none = as the checkpoint says)"""
 
@@ -307,6 +346,11 @@ class LatentCascadeConfig:
         "checkpoint of the semantic encoder of the training, for init_image and reconstruct; without stage_b its "
         "previewer shows what stage C makes",
     )
+
+    @staticmethod
+    def earlier(recorded: Mapping) -> Mapping:
+        """As of SamplerConfig."""
+        return with_steps(recorded, STAGE_B.flag)
 
     def faults(self) -> Iterator[Fault]:
         yield from STAGE_B.faults(self)

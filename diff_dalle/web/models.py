@@ -123,7 +123,7 @@ class Models:
         model.has_text, model.num_classes = any(stage.reads_text for stage in pipeline.stages), first.num_classes
         model.kinds, model.has_no = tuple(stage.flags for stage in pipeline.stages), first.has_no
         model.size = pipeline.image_size
-        model.sampler = first.defaults.sampler.sampler
+        model.sampler = first.defaults.sampler.algorithm
         model.steps = first.process(first.defaults).num_timesteps
         model.guidable = model.has_text or model.num_classes > 0
         model.guidance = first.defaults.guidance.scales(model.guidable)[0]
@@ -132,7 +132,7 @@ class Models:
         guides, _ = of_guides([*model.loras.values()])
         if model.classifier:
             classifier = load_guide(model.classifier, self.device, self.precision, loras=Loras.read(guides))
-            classifier.check_fits((first.image_size, first.image_size), first.signal, first.diffusion, first.tokenizer)
+            classifier.check_fits((first.image_size, first.image_size), first.signal, first.tokenizer)
         else:
             check_guided(guides)
         if model.loras or model.controlnet:

@@ -17,7 +17,7 @@ from ..randomness import check_seeds
 from ..sampling.control import Control
 from ..sampling.request import ImageEdit, Request
 from ..sampling.stage import Watch
-from ..sampling.stage_settings import BASE, STAGE_B, UPSAMPLERS, check_kinds, settings_of_stages
+from ..sampling.stage_settings import BASE, STAGE_B, UPSAMPLERS, StageFlags, check_kinds, settings_of_stages
 from .models import Models, Served
 from .pictures import Pictures, Size
 
@@ -29,8 +29,8 @@ _OURS = ("classifier", "batch_size", "tile_size", "tile_overlap")  # settings th
 
 @settings
 @STAGE_B.declare(without=_OURS)
-@UPSAMPLERS.declare(without=(*_OURS, "classifier_scale", "classifier_gradient"))
-@BASE.declare(without=(*_OURS, "classifier_scale", "timestep_respacing"))
+@UPSAMPLERS.declare(without=(*_OURS, "classifier_scale", "classifier_gradient", "classifier_form"))
+@BASE.declare(without=(*_OURS, "classifier_scale", "steps", "timestep_respacing"))
 class Wish:
     """Images to sample, as a client asks for them; settings of sampling have the names of the flags"""
 
@@ -60,7 +60,7 @@ class Wish:
         """What is asked of the base, by the names of StageSettings. classifier: path of the model's."""
         found = BASE.given(self)
         if self.steps is not None:
-            found["timestep_respacing"] = str(self.steps)
+            found["steps"] = self.steps
         if self.classifier_scale:
             return found | {"classifier": classifier}
         return {name: value for name, value in found.items() if not name.startswith("classifier")}
@@ -147,12 +147,8 @@ def _forbidden(wish: Wish, model: Served, limits: Limits) -> Iterator[str | Faul
             f"{limits.max_steps}: set steps"
         )
     for kind in dict.fromkeys(model.kinds):
-        flag, count = kind.flag("timestep_respacing"), model.kinds.count(kind)
-        texts = getattr(wish, flag, None) or ()
-        for text in (texts,) if isinstance(texts, str) else texts:
-            numbers = [int(number) for number in re.findall(r"\d{1,9}", text)]
-            if not 0 < sum(numbers) <= limits.max_steps:
-                yield Fault(flag, f"must be a number of steps, at most {limits.max_steps}", text)
+        yield from _wrong_steps(wish, kind, limits)
+        count = model.kinds.count(kind)
         if faults := list(kind.counts(wish, count) if kind.each else ()):
             yield from faults
         else:
@@ -160,7 +156,7 @@ def _forbidden(wish: Wish, model: Served, limits: Limits) -> Iterator[str | Faul
                 yield from kind.faults(wish, i)
     yield from faults_of(lambda: check_kinds(model.kinds, wish))
     side = limits.largest_side(model.size)
-    most = {"num_images": limits.max_images, "steps": limits.max_steps, "width": side, "height": side}
+    most = {"num_images": limits.max_images, "width": side, "height": side}
     for name, limit in most.items():
         if (getattr(wish, name) or 0) > limit:
             yield Fault.of(wish, name, f"must be at most {limit}")
@@ -173,6 +169,17 @@ def _forbidden(wish: Wish, model: Served, limits: Limits) -> Iterator[str | Faul
         yield Fault.of(wish, "classifier_scale", f"the model {model.name} has no classifier")
     if wish.label is not None and wish.label >= max(model.num_classes, 1):
         yield Fault.of(wish, "label", f"the model {model.name} has {model.num_classes} classes")
+
+
+def _wrong_steps(wish: Wish, kind: StageFlags, limits: Limits) -> Iterator[Fault]:
+    """What is wrong with the numbers of steps of a kind of stage, whatever form they have."""
+    for name in ("steps", "timestep_respacing"):
+        flag = kind.flag(name)
+        values = getattr(wish, flag, None)
+        for value in values if isinstance(values, tuple) else (values,):
+            numbers = [int(number) for number in re.findall(r"\d{1,9}", str(value))]
+            if value is not None and not 0 < sum(numbers) <= limits.max_steps:
+                yield Fault(flag, f"must be a number of steps, at most {limits.max_steps}", value)
 
 
 def lora_paths(wish: Wish, model: Served) -> list[str]:

@@ -24,7 +24,7 @@ from .timing import in_fresh_process, temporary_folder
 # Input resolution, output resolution and channels: stages of 18, 18 and 28 million parameters, which need more memory
 # than the activations of a single small image, so that a stage whose weights were not freed would show.
 STAGES = ((0, 16, 160), (16, 32, 160), (32, 64, 200))
-STEPS = SamplerConfig(sampler="ddim", timestep_respacing="2")
+STEPS = SamplerConfig(sampler="ddim", steps=2)
 
 
 def write_stages(folder: Path) -> list[str]:

@@ -37,11 +37,11 @@ PROMPTS = ["a red circle", "a small blue square", "two green crosses", "a star a
 UNET = UNetConfig(image_size=64, num_channels=64, num_res_blocks=2, attention_resolutions=(16, 8))
 TEXT = TextEncoderConfig(enc_attn_dim=128, enc_depth=2, enc_heads=4)
 DIFFUSION = DiffusionConfig(noise_schedule="cosine")
-SAMPLER = SamplerConfig("dpm++2m", "5")
+SAMPLER = SamplerConfig("dpm++2m", 5)
 SCALE = 3.0
 SPREAD = 0.02  # of the random numbers added to the initial weights, with which the network would predict 0
 STEPS = 100  # timed without the network
-STEPS_APART = SamplerConfig("dpm++2m", str(STEPS), spacing="even")
+STEPS_APART = SamplerConfig("dpm++2m", STEPS, spacing="even")
 
 
 def write_generator(path: str) -> None:

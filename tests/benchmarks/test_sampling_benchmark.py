@@ -48,9 +48,7 @@ def test_samples_without_a_network_depend_on_every_step(monkeypatch):
     """Or a wrong step would not show: few of them are at the limits, and fewer steps give others."""
     many = sampling.steps_alone()()
     assert (many.abs() < 0.99).float().mean() > 0.5
-    monkeypatch.setattr(
-        sampling, "STEPS_APART", replace(sampling.STEPS_APART, timestep_respacing=str(sampling.STEPS - 1))
-    )
+    monkeypatch.setattr(sampling, "STEPS_APART", replace(sampling.STEPS_APART, steps=sampling.STEPS - 1))
     assert (sampling.steps_alone()() - many).abs().max() > 5e-4
 
 

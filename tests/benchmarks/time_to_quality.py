@@ -47,7 +47,7 @@ FLAGS = ("--preset", "shapes_32", "--num_workers", "0", "--sample_interval", "0"
 TASK = "all attributes"  # of ShapeEval
 LEVELS = (0.5, 0.85)  # scores to reach; at the last one a side has finished
 TARGET = 1 / 3  # maximum ratio ours / peer of the seconds to the last level
-SAMPLER, GUIDANCE = SamplerConfig("dpm++2m", "12"), GuidanceConfig()  # ours
+SAMPLER, GUIDANCE = SamplerConfig("dpm++2m", 12), GuidanceConfig()  # ours
 SAMPLES_AT_ONCE = 50
 
 

@@ -46,7 +46,7 @@ def test_the_documented_example():
     assert (stage.diffusion.noise_schedule, stage.diffusion.variance) == ("cosine", "learned_range")
     assert (stage.diffusion.diffusion_steps, stage.diffusion.prediction) == (1000, "eps")
     assert (stage.diffusion.vb_loss_weight, stage.diffusion.loss_weighting) == (0.001, "none")
-    assert stage.sampler == SamplerConfig("ancestral", "") and stage.guidance == GuidanceConfig(dynamic_percentile=0.95)
+    assert stage.sampler == SamplerConfig("ancestral", 0) and stage.guidance == GuidanceConfig(dynamic_percentile=0.95)
     assert (stage.image_drop_prob, stage.text_drop_prob) == (0.1, 0.5)
 
 
@@ -84,7 +84,7 @@ def test_one_value_is_for_all_and_a_list_for_each():
     assert processes("p2_gamma", p2_loss_weight_gamma=(0.5,), p2_loss_weight_k=2.0) == [0.5] * 3
     assert processes("p2_k", p2_loss_weight_k=2.0) == [2.0] * 3
     samplers = values("sampler", sample_timesteps=(None, 50, 7), ddim_sampling_eta=0.5)
-    assert samplers == [SamplerConfig("ancestral", "")] * 2 + [SamplerConfig("ddim", "7", 0.5, "even")]
+    assert samplers == [SamplerConfig("ancestral", 0)] * 2 + [SamplerConfig("ddim", 7, 0.5, "even")]
 
 
 def test_lists_of_upsamplers_may_leave_out_the_first_unet():

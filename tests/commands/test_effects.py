@@ -34,7 +34,7 @@ CASES = [
     (GeneratorRun, "--preview_samples 4", "--sample_interval 0", "", "sample_interval is 0"),
     (GeneratorRun, "--sampler unipc", "--sample_interval 0", "", "sample_interval is 0"),
     (GeneratorRun, "--use_ddim", "--sample_interval 0", "", "--use_ddim has no effect while sample_interval is 0"),
-    (GeneratorRun, "--timestep_respacing 9", "--sample_interval 0", "", "set --sample_interval, or leave it out"),
+    (GeneratorRun, "--steps 9", "--sample_interval 0", "", "set --sample_interval, or leave it out"),
     (GeneratorRun, "--spacing karras", "--sample_interval 0", "", "sample_interval is 0"),
     (GeneratorRun, "--eta 0", "--sample_interval 0", "", "sample_interval is 0"),
     (GeneratorRun, "--wandb_project p", "", "--trackers console,wandb", "set --trackers to wandb"),
@@ -107,7 +107,7 @@ CASES = [
         )
         for flag in (
             "sampler ddim",
-            "timestep_respacing 5",
+            "steps 5",
             "spacing karras",
             "eta 0",
             "guidance_scale 2",

@@ -204,26 +204,26 @@ def test_the_spacing_of_every_stage():
     with pytest.raises(InputError, match="--upsampler_spacing is 'krras', but must be one of .* did you mean karras"):
         parsed("--model_path a.pt --upsampler_paths u.pt,v.pt --upsampler_spacing even,krras")
     with pytest.raises(
-        InputError, match=r"upsampler_.*spacing is .*even.*, but .*timestep_respacing 'ddim5' says itself .* \(v\)"
+        InputError, match=r"upsampler_spacing and upsampler_timestep_respacing exclude each other.* \(u\)"
     ):
         UpsamplersConfig(("u", "v"), upsampler_spacing=("even",), upsampler_timestep_respacing=("5", "ddim5"))
 
 
 def test_what_is_given_replaces_what_a_checkpoint_says():
     """Another sampler than the checkpoint's has none of its eta."""
-    says = StageSettings(SamplerConfig("ddim", "7", 0.5), GuidanceConfig(thresholding="dynamic"), noise_level=0.2)
+    says = StageSettings(SamplerConfig("ddim", 7, 0.5), GuidanceConfig(thresholding="dynamic"), noise_level=0.2)
     stage = SimpleNamespace(defaults=says, flags=BASE, path="a.pt")
 
     def settings(*flags):
         return parsed("--model_path a.pt", *flags).settings(SimpleNamespace(stages=[stage]), 2.0)[0]
 
     assert settings() == replace(says, classifier_scale=2.0)
-    assert settings("--timestep_respacing 9").sampler == SamplerConfig("ddim", "9", 0.5)
-    assert settings("--sampler heun").sampler == SamplerConfig("heun", "7")
-    assert settings("--sampler ddim --eta 0").sampler == SamplerConfig("ddim", "7")
+    assert settings("--steps 9").sampler == SamplerConfig("ddim", 9, 0.5)
+    assert settings("--sampler heun").sampler == SamplerConfig("heun", 7)
+    assert settings("--sampler ddim --eta 0").sampler == SamplerConfig("ddim", 7)
     assert settings("--thresholding none").guidance.thresholding == "none"
     assert settings("--guidance_scale 2").guidance == GuidanceConfig(2.0, thresholding="dynamic")
-    with pytest.raises(InputError, match="eta is 0.1, but only the sampler ddim has it"):
+    with pytest.raises(InputError, match="--eta is 0.1, but only the --sampler ddim has it"):
         settings("--sampler heun --eta 0.1")
     stage.flags = UPSAMPLERS
     with pytest.raises(InputError, match="are given, but there is none: set the upsamplers' own"):

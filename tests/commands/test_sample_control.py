@@ -33,7 +33,7 @@ def folder(tmp_path_factory):
 
 
 def sample(folder, logdir, *flags, ok=True):
-    common = f"--model_path {folder}/ema.pt --logdir {logdir} --timestep_respacing 4 --device cpu --precision fp32"
+    common = f"--model_path {folder}/ema.pt --logdir {logdir} --steps 4 --device cpu --precision fp32"
     result = run("sample.py", common, *flags, ok=ok)
     return np.load(logdir / "samples.npz")["arr_0"].astype(int) if ok else result
 
@@ -43,7 +43,7 @@ def test_flags_are_what_the_library_does(folder, tmp_path):
     control = f"--controlnet {folder}/canny.pt --control_image {folder}/pictures"
     found = sample(folder, tmp_path / "a", control)
     pipeline = diff_dalle.load(str(folder / "ema.pt"), "cpu", "fp32", controlnet=str(folder / "canny.pt"))
-    options = {"sampler": SamplerConfig(timestep_respacing="4"), "progress": False}
+    options = {"sampler": SamplerConfig(steps=4), "progress": False}
     expected = pipeline.sample(control=Control(list(random_images(2, 16, 16))), **options)
     assert found.shape == (2, 16, 16, 3) and np.abs(found - expected).max() <= 1
     for i, flag in enumerate(("--control_scale 0.5", "--control_interval 0.5,1", "--control_ready")):

@@ -58,7 +58,7 @@ def test_flags_of_each_stage():
     given = {"shift": 3, "t_start": 0.9, "t_end": 0.1}
     assert settings("--shift 3 --t_start 0.9 --t_end 0.1") == [replace(plain[0], **given), plain[1]]
     changed = settings(
-        "--stage_b_sampler ddim --stage_b_timestep_respacing 7 --stage_b_spacing karras --stage_b_eta 0.5",
+        "--stage_b_sampler ddim --stage_b_steps 7 --stage_b_spacing karras --stage_b_eta 0.5",
         "--stage_b_guidance_scale 2 --stage_b_guidance_scale_end 1.5 --stage_b_guidance_rescale 0.7",
         "--stage_b_guidance_interval 0.1,0.9 --stage_b_perturbed_attention_scale 3",
         "--stage_b_perturbed_attention_interval 0.2,0.8 --stage_b_shift 1.5 --stage_b_t_start 0.8",
@@ -67,7 +67,7 @@ def test_flags_of_each_stage():
     )
     guidance = GuidanceConfig(2.0, 1.5, 0.7, (0.1, 0.9), 3.0, (0.2, 0.8), "none")
     assert changed[0] == plain[0]
-    sampler, ends = SamplerConfig("ddim", "7", 0.5, "karras"), {"t_start": 0.8, "t_end": 0.2}
+    sampler, ends = SamplerConfig("ddim", 7, 0.5, "karras"), {"t_start": 0.8, "t_end": 0.2}
     tiles = {"tile_size": 64, "tile_overlap": 16}
     assert changed[1] == StageSettings(sampler, guidance, batch_size=2, seed=9, shift=1.5, **ends, **tiles)
     with pytest.raises(InputError, match="stage_b_.*eta is 0.5, but only the .*sampler ddim has it"):
@@ -99,7 +99,7 @@ def test_impossible_flags_are_refused(given, message):
 
 
 def test_text_to_image_from_flags_from_a_file_and_in_python(files, tmp_path):
-    chosen = {"sample_size": "32,72", "seed": 3, "shift": 1.5, "stage_b_timestep_respacing": 2, "timestep_respacing": 3}
+    chosen = {"sample_size": "32,72", "seed": 3, "shift": 1.5, "stage_b_steps": 2, "steps": 3}
     common = " ".join(f"--{name} {value}" for name, value in chosen.items())
     given = "--prompts 'a red circle|a star' --precision fp32"
     run("sample.py", flags(files), common, given, "--logdir", tmp_path / "flags")

@@ -99,7 +99,7 @@ def samples(logdir):
 
 def test_sampling_needs_a_path_only_and_is_the_same_on_any_number_of_processes(trained, tmp_path):
     flags = f"--model_path {trained}/ema_0.9_000006.pt --prompts 'a red circle|two blue squares|' --num_samples 4"
-    flags += " --timestep_respacing 2 --device cpu --sampler ancestral"
+    flags += " --steps 2 --device cpu --sampler ancestral"
     run("sample.py", flags, "--logdir", tmp_path / "one")
     run("sample.py", flags, "--batch_size", 1, "--logdir", tmp_path / "two", ranks=2)
     one, other = samples(tmp_path / "one"), samples(tmp_path / "two")
@@ -122,7 +122,7 @@ def test_a_cascade_is_trained_and_sampled_on_any_number_of_processes(world, tmp_
     flags = (
         f"--model_path {base} --upsampler_paths {middle},{top} --prompts 'a red circle|a cross|' --noise_level 0,0.2"
     )
-    flags += " --timestep_respacing 3 --upsampler_timestep_respacing 2,2 --upsampler_seed 50 --sample_size 32,48"
+    flags += " --steps 3 --upsampler_steps 2,2 --upsampler_seed 50 --sample_size 32,48"
     flags += " --device cpu --precision fp32"
     run("sample.py", flags, "--logdir", tmp_path / "one")
     run("sample.py", flags, "--upsampler_batch_size", 1, "--logdir", tmp_path / "two", ranks=2)
@@ -134,14 +134,14 @@ def test_a_cascade_is_trained_and_sampled_on_any_number_of_processes(world, tmp_
 def test_grayscale_cascades_are_trained_and_sampled(world, tmp_path):
     """One channel from decoding to the PNG, through previews, a held-out evaluation and an upsampler."""
     flags = {"iterations": 1, "batch_size": 2, "image_channels": 1, "sample_interval": 1, "preview_samples": 2}
-    flags |= {"val_data_dir": world / "val", "eval_interval": 1, "eval_samples": 4, "timestep_respacing": 2}
+    flags |= {"val_data_dir": world / "val", "eval_interval": 1, "eval_samples": 4, "steps": 2}
     train(tmp_path / "8", world / "train", image_size=8, **flags)
     train(tmp_path / "16", world / "train", small_size=8, low_res_skip=True, prediction="x_start", **flags)
     logged = {name for row in json_lines(tmp_path / "16/progress.jsonl") for name in row}
     assert {"held_out/psnr", "held_out/bicubic_psnr"} <= logged
     base, upsampler = (tmp_path / size / "ema_0.9_000001.pt" for size in ("8", "16"))
-    flags = f"--model_path {base} --upsampler_paths {upsampler} --prompts 'a red circle|a cross' --timestep_respacing 2"
-    run("sample.py", flags, "--upsampler_timestep_respacing", 2, "--logdir", tmp_path / "samples")
+    flags = f"--model_path {base} --upsampler_paths {upsampler} --prompts 'a red circle|a cross' --steps 2"
+    run("sample.py", flags, "--upsampler_steps", 2, "--logdir", tmp_path / "samples")
     images = samples(tmp_path / "samples")
     assert images.shape == (2, 16, 16, 3) and images.std() > 5
     assert (images == images[..., :1]).all()
@@ -158,7 +158,7 @@ def test_sampling_by_captions_sizes_and_seed_flags(trained, world, tmp_path):
 
 
 def test_evaluation_writes_report_scores_and_images(trained, world, tmp_path):
-    flags = f"--model_path {trained}/ema_0.9_000006.pt --prompts_per_task 2 --timestep_respacing 2 --shapes_dir {world}"
+    flags = f"--model_path {trained}/ema_0.9_000006.pt --prompts_per_task 2 --steps 2 --shapes_dir {world}"
     run("evaluate.py", flags, "--report_dir", tmp_path, "--progress", trained / "progress.csv")
     scores = json.loads((tmp_path / "scores.json").read_text())["scores"]
     assert scores["all attributes"]["ceiling"] == 1.0 and scores["all attributes"]["n"] == 2
@@ -169,7 +169,7 @@ def test_evaluation_writes_report_scores_and_images(trained, world, tmp_path):
 @pytest.fixture(scope="module")
 def models(trained, classified):
     """Flags."""
-    return f"--model_path {trained}/ema_0.9_000006.pt --classifier_path {classified}/best.pt --timestep_respacing 2"
+    return f"--model_path {trained}/ema_0.9_000006.pt --classifier_path {classified}/best.pt --steps 2"
 
 
 def test_evaluation_compares_ways_of_guiding(trained, models, world, tmp_path):
@@ -196,7 +196,7 @@ def test_a_sweep_samples_the_same_images_with_every_scale(trained, models, tmp_p
     assert sorted(path.name for path in tmp_path.iterdir()) == ["classifier_scale_0", "classifier_scale_40", "grid.png"]
     plain, guided = (samples(tmp_path / f"classifier_scale_{scale}") for scale in (0, 40))
     assert plain.shape == guided.shape and (plain != guided).any()
-    run("sample.py", f"--model_path {trained}/ema_0.9_000006.pt --timestep_respacing 2 --logdir {tmp_path}/b", prompts)
+    run("sample.py", f"--model_path {trained}/ema_0.9_000006.pt --steps 2 --logdir {tmp_path}/b", prompts)
     assert np.array_equal(plain, samples(tmp_path / "b"))
 
 
@@ -204,7 +204,7 @@ def test_prompts_come_from_a_folder_of_texts(trained, tmp_path):
     (tmp_path / "texts").mkdir()
     for name, text in (("b.txt", "a cross\n"), ("a.txt", "a red circle\n\na square\n")):
         (tmp_path / "texts" / name).write_text(text)
-    flags = f"--model_path {trained}/ema_0.9_000006.pt --timestep_respacing 2 --data_dir {tmp_path}/texts"
+    flags = f"--model_path {trained}/ema_0.9_000006.pt --steps 2 --data_dir {tmp_path}/texts"
     run("sample.py", flags, "--logdir", tmp_path / "out")
     lines = (tmp_path / "out/captions.txt").read_text().splitlines()
     assert [line.split("\t")[2] for line in lines] == ["a red circle", "a square", "a cross"]

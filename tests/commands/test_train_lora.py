@@ -230,7 +230,7 @@ def test_a_factor_may_follow_the_path(lora, tmp_path):
 
 
 def test_the_script_samples_with_loras(lora, base, tmp_path):
-    out = ("--prompts", "a [star]", "--timestep_respacing", 4, "--device", "cpu")
+    out = ("--prompts", "a [star]", "--steps", 4, "--device", "cpu")
     for name, own in (("with", ("--lora", lora)), ("without", ())):
         run("sample.py", "--model_path", base, *out, "--logdir", tmp_path / name, *own)
     pictures = [(tmp_path / name / "grid.png").read_bytes() for name in ("with", "without")]

@@ -161,7 +161,7 @@ def test_losses_are_float32_for_half_precision_networks():
 
 
 def test_impossible_settings_are_refused():
-    with refused("timestep_respacing is 0, but must be at least 1"):
+    with refused("steps is 0, but must be at least 1"):
         LogSnrProcess().steps(0)
     for ends in ({"t_start": 1.1}, {"t_end": -0.1}, {"t_start": 0.5, "t_end": 0.5}):
         with refused("t_start and t_end are .* 0 <= t_end < t_start <= 1"):

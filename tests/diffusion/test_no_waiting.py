@@ -107,7 +107,7 @@ def test_a_sampling_step_copies_nothing_but_the_keys_of_its_noise(sampler, copie
     batch = SampleBatch(PixelSignal(3), (16, 16), [5, 6], cond, cond.drop(torch.ones(2, dtype=torch.bool)))
     counts = []
     with CountTransfers() as counting:
-        for _ in sample_steps(network, process, batch, SamplerConfig(sampler, "5"), GuidanceConfig(2.0)):
+        for _ in sample_steps(network, process, batch, SamplerConfig(sampler, 5), GuidanceConfig(2.0)):
             counts.append(counting.count)
     steps = [after - before for before, after in itertools.pairwise(counts)]
     assert counts[0] > 0 and steps == [copies] * 3 + [0]  # the last step draws no noise

@@ -101,7 +101,7 @@ def test_as_many_steps_as_asked_for_each_once(schedule, spacing, count):
 def test_the_sampler_s_setting_reaches_the_process():
     config = DiffusionConfig(noise_schedule="linear")
     for spacing, steps in TEN.items():
-        process = SamplerConfig(timestep_respacing="10", spacing=spacing).process(config)
+        process = SamplerConfig(steps=10, spacing=spacing).process(config)
         assert process.timestep_map == steps
         np.testing.assert_allclose(process.alphas_cumprod, alphas_cumprod("linear")[steps], rtol=1e-9)
     assert create_gaussian_diffusion(config, "10", "karras").timestep_map == TEN["karras"]
@@ -112,9 +112,9 @@ def test_the_default_follows_the_schedule():
     """Even in log-SNR on a linear schedule only; steps that are listed are taken as they are."""
     assert {schedule for schedule in SCHEDULES if default_spacing(schedule) != "flow"} == {"linear"}
     linear, cosine = DiffusionConfig(noise_schedule="linear"), DiffusionConfig(noise_schedule="cosine")
-    assert SamplerConfig(timestep_respacing="10").process(linear).timestep_map == TEN["log_snr"]
+    assert SamplerConfig(steps=10).process(linear).timestep_map == TEN["log_snr"]
     flow = spaced_steps(alphas_cumprod("cosine"), 10, "flow")
-    assert SamplerConfig(timestep_respacing="10").process(cosine).timestep_map == flow
+    assert SamplerConfig(steps=10).process(cosine).timestep_map == flow
     for respacing, steps in (("ddim10", TEN["leading"]), ("", list(range(1000))), ("1,1", [0, 500])):
         assert SamplerConfig(timestep_respacing=respacing).process(linear).timestep_map == steps
 
@@ -142,7 +142,7 @@ def test_impossible_spacings_are_refused():
     with refused("spacing is 'evn', but .*; did you mean even"):
         SamplerConfig(spacing="evn")
     for respacing in ("10,15,20", "ddim25", ""):
-        with refused("spacing is karras, but timestep_respacing .* says itself which steps"):
+        with refused("spacing and timestep_respacing exclude each other"):
             SamplerConfig(timestep_respacing=respacing, spacing="karras")
     with refused("leading has no stride that takes 30 of 50 steps: .* at most 25"):
         create_gaussian_diffusion(DiffusionConfig(diffusion_steps=50), "30", "leading")
@@ -153,11 +153,11 @@ def test_impossible_spacings_are_refused():
 
 
 def test_listed_steps_replace_a_checkpoint_s_spacing():
-    says = SamplerConfig("ddim", "10", spacing="karras")
-    assert says.changed(timestep_respacing="20") == SamplerConfig("ddim", "20", spacing="karras")
-    assert says.changed(timestep_respacing="10,20") == SamplerConfig("ddim", "10,20")
-    assert says.changed(spacing="even") == SamplerConfig("ddim", "10", spacing="even")
-    with refused("says itself which steps"):
+    says = SamplerConfig("ddim", 10, spacing="karras")
+    assert says.changed(steps=20) == SamplerConfig("ddim", 20, spacing="karras")
+    assert says.changed(timestep_respacing="10,20") == SamplerConfig(timestep_respacing="10,20")
+    assert says.changed(spacing="even") == SamplerConfig("ddim", 10, spacing="even")
+    with refused("spacing and timestep_respacing exclude"):
         says.changed(timestep_respacing="10,20", spacing="even")
     assert "spacing" in to_dict(says)
 

@@ -69,7 +69,7 @@ def test_a_generator_from_shards_to_pictures(tmp_path):
         "save_interval": 2,
         "sample_interval": 2,
         "preview_samples": 2,
-        "timestep_respacing": 2,
+        "steps": 2,
         "val_data_dir": data,
         "eval_interval": 2,
     }
@@ -79,7 +79,7 @@ def test_a_generator_from_shards_to_pictures(tmp_path):
     run("consolidate.py", "--model_path", folder / "sharded000002")
     path = folder / "ema_0.9_000002.pt"
     assert load_file(str(path))["step"] == load_file(str(folder / "best.pt"))["step"] == 2
-    flags = ("--timestep_respacing", 4, "--device", "cpu", "--num_samples", 2, "--logdir", tmp_path / "images")
+    flags = ("--steps", 4, "--device", "cpu", "--num_samples", 2, "--logdir", tmp_path / "images")
     run("sample.py", "--model_path", path, "--prompts", "caption of 3", *flags)
     resumed = train(folder, data, iterations=4, batch_size=4, microbatch=2, **settings)
     assert "Resuming at step 2" in resumed.stdout and (folder / "model000004.pt").exists()
@@ -159,7 +159,7 @@ def check_same(one, two, steps):
 def test_a_controlnet_over_a_sharded_base(tmp_path):
     """With previews and micro-batches: the losses of one process, which goes on."""
     base, data = make_file(tmp_path), make_controls(tmp_path / "pictures")
-    settings = {"iterations": 3, "lr": 1e-4, "sample_interval": 3, "preview_samples": 2, "timestep_respacing": 2}
+    settings = {"iterations": 3, "lr": 1e-4, "sample_interval": 3, "preview_samples": 2, "steps": 2}
     train_controlnet(base, data, tmp_path / "one", **settings)
     flags = flags_of(base, data, tmp_path / "two", **settings, batch_size=2, microbatch=1, parallel="fsdp")
     train_on_two(tmp_path, "parse_controlnet", *flags)

@@ -28,7 +28,7 @@ def flags(tmp_path, monkeypatch):
     make_stage(tmp_path / "base.pt", image_size=16, sample_interval=0, **NOISE)
     make_classifier_file(tmp_path, **NOISE)  # best.pt
     values = {"model_path": "base.pt", "classifier_path": "best.pt", "emoji_dir": "world", "report_dir": "report"}
-    return ["--timestep_respacing", "2", *(part for k, v in values.items() for part in (f"--{k}", str(tmp_path / v)))]
+    return ["--steps", "2", *(part for k, v in values.items() for part in (f"--{k}", str(tmp_path / v)))]
 
 
 def test_what_is_held_out_is_scored(flags, tmp_path, monkeypatch):

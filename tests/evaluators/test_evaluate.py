@@ -56,9 +56,9 @@ def folder(tmp_path_factory):
 def make_run(folder, **flags):
     """A run with the upsampler, on the shapes world; flags that are None are left out."""
     usual = {"shapes_dir": folder / "world", "report_dir": folder / "report", "prompts_per_task": 2}
-    usual |= {"upsampler_paths": folder / "up.pt", "upsampler_timestep_respacing": 2, "upsampler_batch_size": 8}
+    usual |= {"upsampler_paths": folder / "up.pt", "upsampler_steps": 2, "upsampler_batch_size": 8}
     if "model_path" in flags:
-        usual["timestep_respacing"] = 2
+        usual["steps"] = 2
     flags = {**usual, **flags}
     return parse(EvaluateRun, [str(part) for name, v in flags.items() for part in (f"--{name}", v) if v is not None])
 
@@ -73,7 +73,7 @@ def test_a_file_of_settings_with_an_earlier_name_is_read(tmp_path):
 
 
 def base_and_classifier(folder, **flags):
-    no_upsamplers = {"upsampler_paths": None, "upsampler_timestep_respacing": None, "upsampler_batch_size": None}
+    no_upsamplers = {"upsampler_paths": None, "upsampler_steps": None, "upsampler_batch_size": None}
     models = {"model_path": folder / "base.pt", "classifier_path": folder / "best.pt", "classifier_scale": "0,2"}
     return {**no_upsamplers, **models, **flags}
 
@@ -211,7 +211,7 @@ def test_equal_samples_are_made_once_and_shared_between_evaluators(folder, sampl
 
 def test_feature_metrics_read_the_samples_of_shape_eval(folder, sampled):
     """In the shapes world too, also when ShapeEval sampled the whole cascade; none but ShapeEval's are made."""
-    upsampler = {"upsampler_paths": folder / "up.pt", "upsampler_timestep_respacing": 2}
+    upsampler = {"upsampler_paths": folder / "up.pt", "upsampler_steps": 2}
     flags = base_and_classifier(folder, **upsampler, evaluators="shapes,feature_metrics")
     result = evaluation(folder, **flags)
     result.run()
@@ -371,7 +371,7 @@ def decoder(folder):
 
 
 def decoder_run(folder, path, **flags):
-    usual = {"decoder_path": path, "upsampler_paths": None, "upsampler_timestep_respacing": None}
+    usual = {"decoder_path": path, "upsampler_paths": None, "upsampler_steps": None}
     return make_run(folder, **{**usual, "upsampler_batch_size": None, **flags})
 
 
@@ -430,8 +430,8 @@ def latent(tmp_path_factory):
 
 
 def latent_run(folder, files, **flags):
-    usual = {"model_path": files.c, "upsampler_paths": None, "upsampler_timestep_respacing": None}
-    usual |= {"upsampler_batch_size": None, "timestep_respacing": None, "semantic": files.semantic, **files.rest}
+    usual = {"model_path": files.c, "upsampler_paths": None, "upsampler_steps": None}
+    usual |= {"upsampler_batch_size": None, "steps": None, "semantic": files.semantic, **files.rest}
     return make_run(folder, **{**usual, **flags})
 
 
@@ -471,7 +471,7 @@ def test_own_settings_of_a_latent_cascade_are_used(folder, latent):
         return context.sample_cascade(["a red circle", "a ring"], (64, 64)).tobytes()
 
     settings = {"guidance_scale": 1.0, "shift": 5.0, "t_start": 0.8, "stage_b_shift": 4.0}
-    settings |= {"stage_b_timestep_respacing": 2}
+    settings |= {"stage_b_steps": 2}
     assert len({sampled(), *(sampled(**{name: value}) for name, value in settings.items())}) == 6
 
 
@@ -510,13 +510,13 @@ ONE, AS_IT_IS = "evaluate one of them at a time", "samples as its checkpoint say
         ("decoder", {"model_path": "base.pt"}, ONE),
         ("decoder", {"upsampler_paths": "up.pt"}, ONE),
         ("decoder", SHARDS, "set --shapes_dir"),
-        ("decoder", {"timestep_respacing": 3}, AS_IT_IS),
+        ("decoder", {"steps": 3}, AS_IT_IS),
         ("decoder", {"thresholding": "dynamic"}, AS_IT_IS),
         ("latent", {"model_path": None, "upsampler_paths": "up.pt"}, "--stage_b needs stage C as --model_path"),
         ("latent", {"upsampler_paths": "up.pt"}, "needs stage C as --model_path, and no decoder, upsamplers"),
         ("latent", {"classifier_path": "best.pt"}, ONE),
         ("latent", SHARDS, "set --shapes_dir"),
-        ("latent", {"timestep_respacing": 3}, f"a latent cascade {AS_IT_IS}"),
+        ("latent", {"steps": 3}, f"a latent cascade {AS_IT_IS}"),
         ("latent", NO_B, "settings of a latent cascade are given, but no stage B"),
         ("latent", {**NO_B, "semantic": None, "aspect_ratios": "2/1"}, "but no stage B"),
     ],

@@ -50,7 +50,7 @@ def folder(tmp_path_factory):
 def compared(folder, model, data, **flags):
     """An evaluation of a generator against the images of shards, in the features of a network."""
     usual = {"model_path": folder / model, "data_dir": folder / data, "metrics": "fid", "feature_network": QUARTERS}
-    usual |= {"timestep_respacing": 2, "report_dir": folder / "report", "seed": 5}
+    usual |= {"steps": 2, "report_dir": folder / "report", "seed": 5}
     return Evaluation(parse(EvaluateRun, spelled({**usual, **flags})), ALONE)
 
 

@@ -55,7 +55,7 @@ def changed(file: dict, changes: dict[str, Any]) -> dict:
 
 def of_call(workspace: Workspace, expression: str) -> Result:
     with workspace.inside():
-        names = {"dd": diff_dalle, "np": np, "few": {"sampler": diff_dalle.SamplerConfig(timestep_respacing="4")}}
+        names = {"dd": diff_dalle, "np": np, "few": {"sampler": diff_dalle.SamplerConfig(steps=4)}}
         if "pipeline." in expression:
             names["pipeline"] = diff_dalle.load(NAMES["GENERATOR"], "cpu", "fp32")
         try:

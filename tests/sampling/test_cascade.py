@@ -123,7 +123,7 @@ def test_classes_of_an_upsampler(stage_files, cascade):
 # ------------------------------------------------------------------------------------------------ settings of one stage
 
 
-COMMON = {"sampler": "ddim", "timestep_respacing": "4", "seed": 5, "noise": 0.1, "blur": 0.4, "classifier": "none"}
+COMMON = {"sampler": "ddim", "steps": 4, "seed": 5, "noise": 0.1, "blur": 0.4, "classifier": "none"}
 NAMES = {"noise": "noise_level", "blur": "blur_level", "classifier": "upsampler_classifier_paths"}
 
 
@@ -147,7 +147,7 @@ def plain(star):
 
 
 @pytest.mark.parametrize(
-    ("name", "changed"), [("sampler", "heun"), ("timestep_respacing", "7"), ("seed", 6), ("noise", 0.4), ("blur", 0.6)]
+    ("name", "changed"), [("sampler", "heun"), ("steps", 7), ("seed", 6), ("noise", 0.4), ("blur", 0.6)]
 )
 def test_a_setting_takes_effect_at_its_stage_only(star, plain, name, changed):
     one = {NAMES.get(name, f"upsampler_{name}"): COMMON[name]}
@@ -182,7 +182,7 @@ def test_batch_sizes_and_steps_are_those_of_their_stage(cascade):
     with contextlib.ExitStack() as stack:
         seen = [stack.enter_context(watching(stage)) for stage in cascade.stages]
         settings = [replace(FAST, batch_size=n) for n in (2, 3)]
-        base = {"guidance": ONCE, "sampler": SamplerConfig(timestep_respacing="5")}
+        base = {"guidance": ONCE, "sampler": SamplerConfig(steps=5)}
         images = stages(cascade, batch_size=1, upsampling=settings, **base)
     assert [[len(x) for x, _ in inputs] for inputs in seen] == [[1] * 15, [2] * 4 + [1] * 4, [3] * 4]
     assert close(images, stages(cascade, **base)) and different(images, stages(cascade, guidance=ONCE), [0])
@@ -198,7 +198,7 @@ def test_an_upsampling_seed_changes_the_details_and_not_the_base(cascade):
 
 
 def test_an_upsampler_alone_repeats_its_images_in_the_cascade(cascade):
-    settings = upsamplers(noise_level=(0.5,), upsampler_timestep_respacing=("1",))
+    settings = upsamplers(noise_level=(0.5,), upsampler_steps=(1,))
     base, images, _ = stages(cascade, ["a star"], upsampling=settings)
     alone = stages(Pipeline(cascade.stages[1:2]), [""], low_res=base.astype(np.uint8), upsampling=settings[0])
     assert same([images], alone, [0])
@@ -254,7 +254,7 @@ def test_two_networks_are_never_in_memory(stage_files, kind):
         classifiers = (stage_files[f"classifier {size}"] for size in (16, 32))
         chosen = [replace(FAST, classifier=path, classifier_gradient="x_start") for path in classifiers]
     elif kind == "inpainting in tiles":
-        chosen = [replace(FAST, sampler=SamplerConfig("heun", "2"), tile_size=8, tile_overlap=4)] * 2
+        chosen = [replace(FAST, sampler=SamplerConfig("heun", 2), tile_size=8, tile_overlap=4)] * 2
         options = edited(mask=np.eye(16, dtype=bool), inpaint_resamples=2)
     images = stages(reading(unkept, read), ["a star", "a ring"], upsampling=chosen, **options)
     assert images[2].shape == (2, 32, 32, 3) and names == paths

@@ -71,7 +71,7 @@ def test_a_low_strength_preserves_the_image_and_strength_1_ignores_it(cascade):
     def edit(start, strength):
         chosen = ImageEdit([start], config=EditConfig(strength=strength))
         with watching(cascade.stages[1]) as seen:
-            results = stages(cascade, [""], edit=chosen, sampler=SamplerConfig(timestep_respacing="50"))
+            results = stages(cascade, [""], edit=chosen, sampler=SamplerConfig(steps=50))
         assert len(seen) == 4  # an upsampler starts from noise: its low-resolution image is edited already
         return results
 
@@ -87,7 +87,7 @@ def test_variation_0_reconstructs_the_image_and_larger_ones_differ_more(base):
     def error(variation):
         edit = ImageEdit([image], config=EditConfig(strength=0.2, variation=variation))
         loose = GuidanceConfig(thresholding="none")
-        return np.abs(stages(base, [""], edit=edit, sampler=SamplerConfig("ddim", "50"), guidance=loose)[0] - image)
+        return np.abs(stages(base, [""], edit=edit, sampler=SamplerConfig("ddim", 50), guidance=loose)[0] - image)
 
     none, some, full = (error(variation) for variation in (0.0, 0.3, 1.0))
     assert none.max() <= 3 and none.mean() + 5 < some.mean() < full.mean()  # measured: at most 1
@@ -163,7 +163,7 @@ def gradient(height, width):
 
 
 def upsample(pipeline, prompts=("",), size=(16, 24), steps="5", **tiles):
-    settings = replace(FAST, sampler=SamplerConfig(timestep_respacing=steps), **tiles)
+    settings = replace(FAST, sampler=SamplerConfig(steps=steps), **tiles)
     return stages(pipeline, prompts, low_res=gradient(*size)[None], upsampling=settings)[0]
 
 

@@ -19,13 +19,13 @@ def up(**lists):
     return {"upsampling": upsamplers(**lists)}
 
 
-def by(sampler, steps="4", eta=0.0):
-    return {"sampler": SamplerConfig(sampler, steps, eta)}
+def by(sampler, steps=4, eta=0.0, **respacing):
+    return {"sampler": SamplerConfig(sampler, None if respacing else steps, eta, **respacing)}
 
 
 REFUSED = {
-    "base's steps": (by("ddim", "200"), "base.pt: timestep_respacing .* 200 steps"),
-    "later steps": (up(upsampler_timestep_respacing=("4", "200")), "top.pt: timestep_respacing .* 200 steps"),
+    "base's steps": (by("ddim", 200), "base.pt: steps is 200, but must be at most"),
+    "later steps": (up(upsampler_steps=(4, 200)), "top.pt: steps is 200, but must be at most"),
     "noise not trained": (up(noise_level=(0.5, 0.6)), "top.pt: noise_level is 0.6, but must lie between 0 and 0.5"),
     "blur not trained": (up(blur_level=(0.3,)), "middle.pt: blur_level is 0.3, but must be 0, or from 0.4"),
     "tiles": (up(tile_size=(0, 15)), "top.pt: (--)?tile_size is 15, but must be a multiple of 2"),
@@ -48,7 +48,10 @@ REFUSED = {
     "random variation": (edited(variation=0.5) | by("ancestral"), "base.pt: (--)?variation requires a deterministic"),
     "variation with eta": (edited(variation=0.5) | by("ddim", eta=0.5), "base.pt: .* not ddim with eta 0.5"),
     "too narrow": (edited(size=(2, 600)), "base.pt: an image of 600 × 2 pixels is too narrow"),
-    "no such step": (edited(strength=0.001) | by("ddim", "0,4"), "base.pt: (--)?strength 0.001 leaves no step"),
+    "no such step": (
+        edited(strength=0.001) | by("ddim", timestep_respacing="0,4"),
+        "base.pt: (--)?strength 0.001 leaves no step",
+    ),
 }
 
 
@@ -63,7 +66,10 @@ def test_impossible_settings_are_refused_before_any_network_is_loaded(cascade, c
     ("settings", "words"),
     [
         ({"sampler": ("ddim", "heun"), "eta": (0.5,)}, r"upsampler_.*eta is 0.5, but only .* ddim .* \(upsampler 2\)"),
-        ({"spacing": ("even",), "timestep_respacing": ("4", "ddim4")}, r"upsampler_.*spacing is .* \(upsampler 2\)"),
+        (
+            {"spacing": ("even",), "timestep_respacing": ("4", "ddim4")},
+            r"spacing and .*respacing exclude .* \(upsampler 1\)",
+        ),
         ({"sampler": ("ddim", "heunn")}, "upsampler_sampler is 'heunn', but must be one of .* did you mean heun"),
         ({"sampler": ("ddim", "heun"), "eta": (0.0, 0.0, 0.0)}, "upsampler_sampler has 2 values for 3 upsamplers"),
         ({"batch_size": (4, 0)}, "upsampler_batch_size is 0, but must be at least 1"),

@@ -1,6 +1,6 @@
 """Classifiers: loading, compatibility with a generator, guidance, and retrieval by noise level."""
 
-from dataclasses import replace
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,13 +12,15 @@ from checkpoint_making import make_file as make_generator_file
 from operation_counting import parameter_conversions
 
 from diff_dalle.config import InputError, expectations
-from diff_dalle.diffusion import DiffusionConfig, GuidanceConfig
+from diff_dalle.diffusion import GuidanceConfig
 from diff_dalle.diffusion.guidance import similarity_gradient
+from diff_dalle.diffusion.sampling import SamplerConfig
 from diff_dalle.images.pixels import from_uint8
 from diff_dalle.images.signal import PixelSignal
 from diff_dalle.models.noised_clip import NoisedClipConfig
 from diff_dalle.sampling.classifier import load_classifier
 from diff_dalle.sampling.pipeline import load
+from diff_dalle.sampling.stage_settings import StageSettings
 
 PROMPTS = ["a red circle", "two blue squares", "", "a star", "a ring"]
 
@@ -44,31 +46,39 @@ def test_a_classifier_is_loaded_from_its_checkpoint_alone(classifier):
 
 
 def test_a_classifier_must_fit_the_generator(classifier):
-    fits, process, tokenizer = classifier.check_fits, DiffusionConfig(diffusion_steps=50), classifier.tokenizer
+    fits, tokenizer = classifier.check_fits, classifier.tokenizer
     rgb = PixelSignal(3)
-    fits((16, 16), rgb, process, tokenizer)
-    fits((16, 16), rgb, replace(process, prediction="v", variance="learned_range"), None)
+    fits((16, 16), rgb, tokenizer)
+    fits((16, 16), rgb, None)
     with pytest.raises(InputError, match="on 16×16 images and cannot guide 32×16 images"):
-        fits((16, 32), rgb, process, tokenizer)
+        fits((16, 32), rgb, tokenizer)
     with pytest.raises(InputError, match="on images with 3 channels, but the generator's have 1: leave"):
-        fits((16, 16), PixelSignal(1), process, tokenizer)
+        fits((16, 16), PixelSignal(1), tokenizer)
     with pytest.raises(InputError, match="the classifier's vocabulary is .*, the generator's other-1:0"):
-        fits((16, 16), rgb, process, SimpleNamespace(identity="other-1:0", base_identity="other-1:0"))
-    for name, other in (("noise_schedule", "cosine"), ("diffusion_steps", 100), ("rescale_timesteps", True)):
-        with pytest.raises(InputError, match=f"trained with {name} .*, the generator with {other}"):
-            fits((16, 16), rgb, replace(process, **{name: other}), tokenizer)
+        fits((16, 16), rgb, SimpleNamespace(identity="other-1:0", base_identity="other-1:0"))
 
 
 def test_sampling_refuses_what_does_not_fit(classifier, pipeline, tmp_path):
     with pytest.raises(InputError, match="cannot guide 24×8 images"):
         sample(pipeline, "a star", size=(8, 24), classifier=classifier)
     sample(pipeline, "a star", size=(8, 24), classifier=classifier, classifier_scale=0.0)  # off: it need not fit
-    path = make_generator_file(tmp_path, noise_schedule="cosine")
-    other = load(path, device="cpu")
-    with pytest.raises(InputError, match="noise_schedule"):
-        sample(other, "a star", classifier=classifier)
+    path = make_generator_file(tmp_path)
     with pytest.raises(InputError, match="holds a generator, but a classifier is required"):
         load_classifier(path)
+
+
+def test_a_classifier_of_other_noise_guides_at_the_nearest_levels(classifier, tmp_path, caplog, monkeypatch):
+    """With one warning in a process, which names both schedules."""
+    warned, noise = "linear schedule of 50 steps, .* on the cosine schedule of 100 steps", []
+    other = load(make_generator_file(tmp_path, noise_schedule="cosine", diffusion_steps=100), device="cpu")
+    encode = classifier.model.encode_image
+    monkeypatch.setattr(classifier.model, "encode_image", lambda x, t: noise.append(int(t[0])) or encode(x, t))
+    options = {"seed": 3, "sampler": "ancestral", "steps": 5, "classifier_scale": 3.0}
+    guided = [sample(other, PROMPTS[:2], classifier=classifier, **options) for _ in range(2)][-1]
+    assert len([each for each in caplog.messages if re.search(warned, each)]) == len(caplog.messages) == 1
+    assert (guided != sample(other, PROMPTS[:2], **options)).any()
+    own, levels = classifier.process.snr, other.stages[0].process(StageSettings(SamplerConfig(steps=5))).snr
+    assert noise[:5] == [int(np.abs(np.log(own / level)).argmin()) for level in reversed(levels)]
 
 
 def test_settings_other_than_the_checkpoints_are_refused(classifier):

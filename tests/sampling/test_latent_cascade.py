@@ -84,12 +84,12 @@ def test_a_picture_is_what_the_networks_make_one_after_another(files, cascade):
     guidance = GuidanceConfig(guidance_scale=3.0, thresholding="none")
     batch = SampleBatch(cascade.stages[0].signal, (6, 6), [7, 8], cond, null)
     steps = LogSnrProcess(C.diffusion).steps(4, 2.0)
-    semantic = sample_batch(networks["stage_c"], steps, batch, SamplerConfig("ancestral", "4"), guidance)
+    semantic = sample_batch(networks["stage_c"], steps, batch, SamplerConfig("ancestral", 4), guidance)
 
     cond, null = replace(cond, semantic=semantic), replace(null, semantic=torch.zeros_like(semantic))
     batch = SampleBatch(cascade.stages[1].signal, (16, 16), [7, 8], cond, null, stage=1)
     steps, guidance = LogSnrProcess(B.diffusion).steps(3), replace(guidance, guidance_scale=1.5)
-    latents = sample_batch(networks["stage_b"], steps, batch, SamplerConfig("ancestral", "3"), guidance)
+    latents = sample_batch(networks["stage_b"], steps, batch, SamplerConfig("ancestral", 3), guidance)
     expected = to_uint8(networks["stage_a"].decode(latents)).numpy()
     assert expected.std() > 5 and close(sample(cascade, PROMPTS[:2], seed=7), expected)
 
@@ -198,7 +198,7 @@ def test_prompts_change_what_stage_c_makes(cascade):
 def test_the_range_of_steps_is_of_the_process(cascade):
     for stage in cascade.stages:
         chosen = replace(stage.defaults, t_start=0.9, t_end=0.1)
-        count = int(chosen.sampler.timestep_respacing)
+        count = chosen.sampler.steps
         np.testing.assert_allclose(stage.process(chosen).times, 0.1 + 0.8 * np.arange(1, count + 1) / count)
         spaced = replace(chosen, sampler=replace(chosen.sampler, spacing="log_snr"))
         levels = stage.process(spaced).alphas_cumprod
@@ -235,8 +235,8 @@ def test_stage_b_is_guided_by_its_map_alone_where_it_reads_no_text(files, tmp_pa
 def test_settings_come_from_the_checkpoints(cascade):
     c, b = (stage.defaults for stage in cascade.stages)
     guidance = GuidanceConfig(guidance_scale=3.0, thresholding="none")
-    assert c == StageSettings(SamplerConfig("ancestral", "4"), guidance, batch_size=4, shift=2.0)
-    assert b == StageSettings(SamplerConfig("ancestral", "3"), replace(guidance, guidance_scale=1.5), batch_size=4)
+    assert c == StageSettings(SamplerConfig("ancestral", 4), guidance, batch_size=4, shift=2.0)
+    assert b == StageSettings(SamplerConfig("ancestral", 3), replace(guidance, guidance_scale=1.5), batch_size=4)
 
 
 def test_half_precision(files):
@@ -340,7 +340,7 @@ def test_the_place_of_a_clip_and_a_wrong_one(conditioned, clip_path, tmp_path):
 def test_image_to_image_starts_from_the_latents_of_the_picture(files, cascade):
     """Little strength keeps them, through both stages."""
     picture, signal = random_images(1, 100, 80)[0], cascade.stages[0].signal
-    edit, sampler = ImageEdit([picture], config=EditConfig(strength=0.1)), SamplerConfig("ddim", "20")
+    edit, sampler = ImageEdit([picture], config=EditConfig(strength=0.1)), SamplerConfig("ddim", 20)
     latents = edit.at([0], (6, 6), signal).images
     network = open_network(files.semantic, "semantic").load(CPU)
     assert torch.allclose(latents, network.encode(from_uint8(fit_image(picture, (48, 48))[None])), atol=1e-5)
@@ -472,10 +472,14 @@ def test_requests_that_a_cascade_cannot_do_are_refused(files, cascade, decoders)
     picture = random_images(1, 64, 64)
     blind = load(files.c, "cpu", **files.rest)
     for pipeline, options, message in (
-        (cascade, {"sampler": SamplerConfig("ancestral", "10,10,10")}, "timestep_respacing is '10,10,10', but"),
         (
             cascade,
-            {"sampler": SamplerConfig("ddim", "4", spacing="leading")},
+            {"sampler": SamplerConfig("ancestral", timestep_respacing="10,10,10")},
+            "timestep_respacing is '10,10,10', but",
+        ),
+        (
+            cascade,
+            {"sampler": SamplerConfig("ddim", 4, spacing="leading")},
             "spacing is leading, but a process in log",
         ),
         (cascade, {"guidance": GuidanceConfig(guidance_scale=3.0)}, "thresholding is static, but .* no limits"),

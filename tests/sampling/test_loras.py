@@ -110,7 +110,7 @@ def test_a_pipeline_file_says_what_flags_say(files, tmp_path):
         "controlnet": str(files / "canny.pt"),
         "control_image": [str(files / "picture.png")],
         "prompts": "|".join(PROMPTS),
-        "timestep_respacing": 4,
+        "steps": 4,
         "device": "cpu",
         "precision": "fp32",
     }

@@ -74,7 +74,7 @@ def test_other_sizes_work_and_impossible_ones_are_refused(pipeline):
 def test_the_spacing_of_the_steps_matters(pipeline):
     """Of 50 steps on a linear schedule, whose default is log_snr."""
     images = {
-        spacing: sample(pipeline, ["a star"], sampler=SamplerConfig("ddim", "4", spacing=spacing))
+        spacing: sample(pipeline, ["a star"], sampler=SamplerConfig("ddim", 4, spacing=spacing))
         for spacing in (None, "even", "trailing", "log_snr")
     }
     assert np.array_equal(images[None], images["log_snr"])

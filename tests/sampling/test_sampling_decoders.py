@@ -212,7 +212,7 @@ def test_without_dropping_in_training_there_is_no_guidance():
 @pytest.mark.parametrize("name", ["ancestral", "heun"])
 @pytest.mark.parametrize("prediction", [{}, {"predict_x_start": (True,)}, {"predict_v": (True,)}])
 def test_samplers_work_with_every_prediction(name, prediction):
-    images = sample(pipeline_of(**prediction), sampler=SamplerConfig(name, "3"))
+    images = sample(pipeline_of(**prediction), sampler=SamplerConfig(name, 3))
     assert images.shape == (3, 8, 8, 3) and images.std() > 5
 
 
@@ -286,7 +286,7 @@ def test_known_pixels_stay_exactly(self_cond):
 def test_a_unet_is_shown_its_latest_prediction():
     """The x_start after guidance and thresholding, the same to both halves of a guided batch; nothing at first."""
     pipeline = pipeline_of(unet=replace(UNET, self_cond=True), predict_x_start=(True,))
-    stage, few, steps = pipeline.stages[0], SamplerConfig("ddim", "4"), []
+    stage, few, steps = pipeline.stages[0], SamplerConfig("ddim", 4), []
     cond = stage.conditioning(diff_dalle.Request([""] * 3, range(3), embeddings=EMBEDDINGS), range(3))
     batch = SampleBatch(stage.signal, (8, 8), range(3), cond, stage.negative_conditioning(cond, ""))
     process, guidance = stage.process(StageSettings(few)), GuidanceConfig(guidance_scale=3.0)

@@ -32,7 +32,7 @@ def sample(stage_files, cascade, upsamplers_only, tmp_path_factory):
     }
 
     def sampled(name, rows=(0, 1, 2), first=5, world=None, edit=None, **changed):
-        changed.setdefault("sampler", SamplerConfig(timestep_respacing="3"))
+        changed.setdefault("sampler", SamplerConfig(steps=3))
         prompts = ["" if name == "decoder" else PROMPTS[i] for i in rows]
         given = {key: value[list(rows)] for key, value in ROWS.get(name, {}).items()}
         settings = [replace(stage.defaults, **changed) for stage in systems[name].stages]
@@ -49,7 +49,7 @@ def sample(stage_files, cascade, upsamplers_only, tmp_path_factory):
 )
 def test_an_image_depends_on_its_row_and_seed_alone(sample, name, sampler):
     """Through all stages, in any batch."""
-    chosen = {"sampler": SamplerConfig(sampler, "3", eta=0.7 if sampler == "ddim" else 0.0)}
+    chosen = {"sampler": SamplerConfig(sampler, 3, eta=0.7 if sampler == "ddim" else 0.0)}
     together = sample(name, batch_size=2, **chosen)
     last = range(len(together))
     assert close(together, sample(name, batch_size=3, **chosen))
@@ -80,7 +80,7 @@ def test_processes_share_the_images_and_each_gets_all(sample, name, count):
 @pytest.mark.parametrize("name", ["latent", "decoder"])
 def test_every_sampler(sample, name):
     """In both kinds of processes."""
-    usual = sample(name, [0], sampler=SamplerConfig("ancestral", "4"))[-1]
+    usual = sample(name, [0], sampler=SamplerConfig("ancestral", 4))[-1]
     for sampler in SAMPLERS:
-        images = sample(name, [0], sampler=SamplerConfig(sampler, "3"))[-1]
+        images = sample(name, [0], sampler=SamplerConfig(sampler, 3))[-1]
         assert images.std() > 5 and np.abs(images - usual).mean() > (0.5 if name == "latent" else 0), sampler

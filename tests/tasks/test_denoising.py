@@ -132,6 +132,6 @@ def test_impossible_dropout_is_refused():
 
 
 def test_previews_with_more_steps_than_the_process_has_are_refused_at_the_start():
-    with refused("timestep_respacing is '30'"):
+    with refused("steps is 30"):
         GeneratorRun(diffusion=DiffusionConfig(diffusion_steps=20))
     GeneratorRun(diffusion=DiffusionConfig(diffusion_steps=20), preview=PreviewConfig(sample_interval=0))

@@ -15,7 +15,7 @@ from diff_dalle.images.signal import PixelSignal
 from diff_dalle.recipes.generator import previews_of
 
 UNCONDITIONAL = {"enc_attn_dim": 0, "caption_dropout": 0}
-FEW = {"timestep_respacing": 2, "sample_interval": 1, "preview_samples": 2}
+FEW = {"steps": 2, "sample_interval": 1, "preview_samples": 2}
 
 
 def test_guidance_of_an_unconditional_generator_is_refused_at_the_start():
@@ -30,8 +30,8 @@ def test_guidance_of_an_unconditional_generator_is_refused_at_the_start():
 
 
 def test_other_settings_that_cannot_be_sampled_are_refused_at_the_start():
-    with refused("timestep_respacing is '60', but takes 60 steps from a section of only 50"):
-        make_run(timestep_respacing=60)
+    with refused("steps is 60, but must be at most 50"):
+        make_run(steps=60)
     signal = PixelSignal()
     PreviewConfig().check(DiffusionConfig(), signal, True)
     unbounded = type("Unbounded", (PixelSignal,), {"value_range": None})()
@@ -78,7 +78,7 @@ def test_the_spacing_of_the_steps_is_that_of_sampling():
         previews_of(run, None, Images(3))(model)
         assert seen == expected
     with refused("spacing leading has no stride that takes 30 of 50 steps"):
-        make_run(timestep_respacing=30, spacing="leading")
+        make_run(steps=30, spacing="leading")
 
 
 def test_previews_take_the_memory_of_a_micro_batch_and_look_the_same():

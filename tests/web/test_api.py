@@ -92,7 +92,7 @@ def test_a_png_is_what_the_library_samples(client, files):
     answer = ask(client, seed=5, sampler="ddim", guidance_scale=2.0)
     assert answer.status_code == 200 and answer.headers["content-type"] == "image/png"
     pipeline = diff_dalle.load(files["base"], "cpu", "fp32")
-    sampler = pipeline.stages[0].defaults.sampler.changed(sampler="ddim", timestep_respacing="2")
+    sampler = pipeline.stages[0].defaults.sampler.changed(sampler="ddim", steps=2)
     guidance = diff_dalle.GuidanceConfig(guidance_scale=2.0)
     expected = pipeline.sample("a star", seed=5, sampler=sampler, guidance=guidance, progress=False)[0]
     assert np.array_equal(pixels(answer.content), expected)

@@ -66,7 +66,7 @@ def test_an_image_grows_and_is_what_the_library_samples(visitor, service, monkey
     (image,) = images(visitor)
     pipeline = service.models.pipeline("one")
     defaults = pipeline.stages[0].defaults
-    sampler = defaults.sampler.changed(timestep_respacing="20")
+    sampler = defaults.sampler.changed(steps=20)
     assert np.array_equal(image, pipeline.sample("a star", seed=5, sampler=sampler, progress=False)[0])
 
 

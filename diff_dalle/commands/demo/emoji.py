@@ -36,7 +36,7 @@ def run(demo: Demo) -> Path:
         "upsampler": Network("train_generator.py --preset emoji_64_upsampler", data, 40, after=("classifier",)),
         "generator": Network(LONGER, data, 40, 9000),
     }
-    sampling = "--timestep_respacing 20 --upsampler_timestep_respacing 4"
+    sampling = "--steps 20 --upsampler_steps 4"
     scoring = "--emoji_dir {home}/emoji --evaluators emoji,retrieval,upsampling"
     return make_model(demo, Recipe("emoji", networks, data[0], data[0], MERGES, PROMPTS, sampling, scoring, CARD))
 

@@ -12,7 +12,7 @@ PROMPTS = "a large red circle in the top left|a small blue square to the right o
 FIRST_STEPS = 360  # of the generator, beside the two other networks
 MODELS = (
     "--model_path {home}/generator.pt --classifier_path {home}/classifier.pt --upsampler_paths {home}/upsampler.pt "
-    "--upsampler_timestep_respacing 4"
+    "--upsampler_steps 4"
 )
 
 
@@ -30,11 +30,11 @@ def run(demo: Demo) -> Path:
     for name, file in run_training(demo, networks, logdirs).items():
         shutil.copy(file, demo.home / f"{name}.pt")
 
-    sampled = f"{MODELS} --classifier_scale 0,4 --logdir {{home}}/samples --prompts {{prompts}}"
+    sampled = f"{MODELS} --steps 30 --classifier_scale 0,4 --logdir {{home}}/samples --prompts {{prompts}}"
     demo.run(f"sample.py {sampled}", prompts=PROMPTS)
     per_task, per_setting, edits = (4, 4, 2) if demo.quick else (100, 48, 8)
     counts = f"--prompts_per_task {per_task} --guidance_prompts {per_setting} --edits {edits}"
-    sampling = "--sampler ancestral --timestep_respacing 12 --upsampler_batch_size 32"
+    sampling = "--sampler ancestral --steps 12 --classifier_form score --upsampler_batch_size 32"
     paths = "--shapes_dir {shapes} --progress {home}/generator/progress.csv --report_dir {home}/report"
     demo.run(f"evaluate.py {MODELS} {paths} {sampling} {counts}{scoring_precision()}", twofold=True)
     return demo.home / "report" / "report.md"

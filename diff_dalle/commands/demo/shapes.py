@@ -50,7 +50,7 @@ def run(demo: Demo) -> Path:
         "upsampler": Network(few, at_large, 40, 500, ("classifier",)),
         "generator": Network(scenes, at_small, 40, first=begin),
     }
-    sampling = "--sampler ancestral --timestep_respacing 20 --upsampler_timestep_respacing 4"
+    sampling = "--sampler ancestral --steps 20 --upsampler_steps 4"
     counts = f"--prompts_per_task {4 if demo.quick else 300} --upsampler_batch_size 32"
     scoring = f"--shapes_dir {{home}}/shapes_64 --evaluators shapes,retrieval,upsampling {counts}"
     shown, captions = small / "train", first / "train"
