@@ -10,7 +10,8 @@ from .. import storage
 from ..config import option, quantity, section, settings
 from ..data.inspection import InspectionConfig, inspect_shards
 from ..data.packing import REPORT, PackingConfig, pack_folder
-from ..distributed.launch import DistributedConfig, launch, usable_cores
+from ..distributed.cores import usable_cores
+from ..distributed.launch import DistributedConfig, launch
 from ..embeddings.computing import EmbeddingsConfig, compute_embeddings
 from ..images.output import png_bytes
 from ..worlds.contract import RenderedWorld

@@ -13,11 +13,12 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ..config import InputError, as_flag, named, option, quantity, redact, settings
+from .cores import own_cores, cores_of, threads_said, usable_cores
 from .lifeline import MAX_SILENCE, Lifeline, News
 from .rendezvous import ProcessInfo, detect, meeting_point, open_store
 
@@ -37,7 +38,11 @@ class DistributedConfig:
         "auto", "compute device; auto = CUDA, else MPS, else CPU", free=True, choices=("auto", "cpu", "cuda", "mps")
     )
     threads: int = option(
-        0, "CPU threads per process; 0 = the machine's cores divided by its processes", free=True, least=0
+        0,
+        "CPU threads per process; 0 = as OMP_NUM_THREADS, MKL_NUM_THREADS or SLURM_CPUS_PER_TASK says, else the cores "
+        "that the job may use on this machine, divided among its processes there",
+        free=True,
+        least=0,
     )
     allow_tf32: bool = option(
         False,
@@ -63,11 +68,6 @@ class DistributedConfig:
 
 class JobEnd(SystemExit):
     """Raised on all ranks together: the job ends in order, with the status ``code``."""
-
-
-def usable_cores() -> int:
-    """Of this machine, as many as this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _say(message: str) -> None:
@@ -102,8 +102,9 @@ def launch(config: DistributedConfig) -> Iterator[World]:
 
     place = detect()
     reuse_freed_memory()
-    torch.set_num_threads(config.threads or max(1, usable_cores() // place.local_size))
+    threads = config.threads or threads_said(place)
     if place.size == 1:
+        torch.set_num_threads(threads or usable_cores())
         world = World(place, _enter(config, place))
         spare = torch.cuda.device_count() - 1 if world.device.type == "cuda" else 0
         if spare > 0:
@@ -125,7 +126,9 @@ def launch(config: DistributedConfig) -> Iterator[World]:
             world_size=place.size,
             timeout=timedelta(seconds=config.timeout),
         )
-        world = World(place, device, _nodes(World(place, device).gather(socket.gethostname())))
+        hosts, cores = zip(*World(place, device).gather((socket.gethostname(), own_cores())), strict=True)
+        world = World(place, device, _nodes(hosts))
+        torch.set_num_threads(threads or cores_of(place.rank, world.node_of, cores, usable_cores()))
         try:
             yield world
         except JobEnd as error:
@@ -171,7 +174,7 @@ def _connect(config: DistributedConfig, place: ProcessInfo, address: str, store:
     return lifeline
 
 
-def _nodes(hosts: list[str]) -> list[int]:
+def _nodes(hosts: Sequence[str]) -> list[int]:
     """The node of each rank, by its host's name."""
     numbers = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
     return [numbers[host] for host in hosts]

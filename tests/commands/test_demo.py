@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from diff_dalle.checkpoints.model_folder import trained_models
-from diff_dalle.commands.demo import chapters
+from diff_dalle.commands.demo import chapters, contract
 from diff_dalle.commands.demo.chapters import CHAPTERS, PROMPTS, DemoConfig, show_first_pictures
 from diff_dalle.commands.demo.contract import Demo, Job
 from diff_dalle.commands.demo.networks import Network, Recipe, make_model
@@ -61,12 +61,12 @@ def test_a_command_is_printed_and_run(demo, capfd):
 
 
 def test_a_command_runs_in_two_processes_that_share_the_cores(demo, capfd, monkeypatch):
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(6)))
+    monkeypatch.setattr(contract, "_cores", lambda: 6)
     demo.run("rank.py x", twofold=True)
     printed = capfd.readouterr().out.splitlines()
     assert printed[1] == "$ torchrun --standalone --nproc_per_node 2 scripts/rank.py x"
     assert sorted(printed[2:]) == [f"{rank} of 2, threads 3, x" for rank in range(2)]
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
+    monkeypatch.setattr(contract, "_cores", lambda: 1)
     demo.run("greet.py alone", twofold=True)
     assert capfd.readouterr().out.split() == ["$", "python", "scripts/greet.py", "alone", "alone"]
 
@@ -117,14 +117,14 @@ def test_jobs_wait_for_what_they_need(demo, tmp_path):
 
 
 def test_two_jobs_share_the_cores(demo, capfd, monkeypatch):
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(6)))
+    monkeypatch.setattr(contract, "_cores", lambda: 6)
     demo.run_jobs({name: Job(["count.py", demo.home]) for name in ("a", "b", "c", "d")})
     assert "\n--threads 3" in capfd.readouterr().out and "--threads 3" in (demo.home / "logs/a.txt").read_text()
     assert max(int(path.read_text()) for path in demo.home.glob("*.count")) <= 2
 
 
 def test_a_job_has_all_cores_where_no_other_can_run_beside_it(demo, capfd, monkeypatch):
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(6)))
+    monkeypatch.setattr(contract, "_cores", lambda: 6)
     after = {"first": (), "a": ("first",), "b": ("first",), "last": ("a", "b")}
     demo.run_jobs({name: Job(["greet.py"], needed) for name, needed in after.items()})
     assert capfd.readouterr().out.splitlines().count("--threads 6") == 2

@@ -232,6 +232,7 @@ def test_calibration_runs_as_training_does(world, monkeypatch):
     monkeypatch.setattr(calibration, "reuse_freed_memory", lambda: seen.append("memory"))
     monkeypatch.setattr(Steps, "seconds", lambda self, n: seen.append(torch.get_num_threads()) or [1.0] * n)
     monkeypatch.setattr(calibration, "usable_cores", lambda: 2)
+    monkeypatch.delenv("OMP_NUM_THREADS")
     try:
         for threads in ("1", "0"):
             reached(parse(GeneratorRun, [*flags, "--threads", threads]).recipe())

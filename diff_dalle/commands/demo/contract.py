@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...config import InputError
+from ...distributed.cores import threads_said, usable_cores
+from ...distributed.rendezvous import SINGLE
 
 RENDER = "prepare_data.py shapes --out_dir {shapes} --image_size 64"
 TORCHRUN = ("torchrun", "--standalone", "--nproc_per_node", "2")
@@ -107,7 +109,7 @@ def scoring_precision() -> str:
 
 
 def _cores() -> int:
-    return len(os.sched_getaffinity(0))
+    return threads_said(SINGLE) or usable_cores()
 
 
 def _half() -> int:

@@ -14,8 +14,8 @@ import torch
 from ...batch import Batch
 from ...checkpoints.checkpoint import Identity
 from ...checkpoints.run_folder import RunFolder
+from ...distributed.cores import threads_said, usable_cores
 from ...distributed.devices import reuse_freed_memory, use_device
-from ...distributed.launch import usable_cores
 from ...distributed.world import SINGLE, World
 from ...training.loop import TrainLoop
 from ..recipe import Recipe
@@ -68,7 +68,7 @@ def reached(recipe: Recipe) -> float:
     starts it. Their median: what else the machine does only lengthens steps, and must disturb half of them to count."""
     config = recipe.distributed
     reuse_freed_memory()
-    torch.set_num_threads(config.threads or usable_cores())
+    torch.set_num_threads(config.threads or threads_said(SINGLE) or usable_cores())
     world = World(SINGLE, use_device(config.device, allow_tf32=config.allow_tf32))
     seconds = statistics.median(Steps.of(recipe, world).seconds(WARM_UP + STEPS)[WARM_UP:])
     step = Step.of(recipe, PlanConfig(gpus=1), networks_of(recipe))
