@@ -32,6 +32,7 @@ class ClipConfig:
     refused: ClassVar[dict[str, str]] = {
         "base_model_kwargs": "describes a CLIP with random weights, whose embeddings mean nothing: give a trained model"
     }
+    idle: ClassVar[dict[str, tuple]] = {"base_model_kwargs": (None, {})}
 
     make: str = option("openai", "where it comes from; openai = open_clip's copy of OpenAI's weights", choices=CLIPS)
     model: str = option("ViT-L/14", "its name there; diff_dalle: path of a checkpoint of train_classifier.py")
@@ -60,10 +61,16 @@ class DecoderConfig:
     """Decoder"""
 
     refused: ClassVar[dict[str, str]] = {
-        "auto_normalize_img": "has no effect here, where images are always read into [-1, 1]: leave it out",
+        "auto_normalize_img": "is decided here, where images are always read into [-1, 1]",
         "vae": "is not supported: these decoders work on pixels",
-        "predict_x_start_for_latent_diffusion": "is for latents, but these decoders work on pixels: leave it out",
-        "clip_adapter_overrides": "is not supported: leave it out",
+        "predict_x_start_for_latent_diffusion": "is for latents, but these decoders work on pixels",
+        "clip_adapter_overrides": "is not supported",
+    }
+    idle: ClassVar[dict[str, tuple]] = {
+        "auto_normalize_img": (True,),
+        "vae": ([], None),
+        "predict_x_start_for_latent_diffusion": (False,),
+        "clip_adapter_overrides": ({}, None),
     }
 
     unets: tuple[DecoderUnetConfig, ...] = option(
@@ -73,7 +80,7 @@ class DecoderConfig:
         (), "width and height in pixels of each U-Net's images, each a multiple of the one before", least=1
     )
     image_size: int | None = option(
-        None, "in place of image_sizes, those of a single U-Net; beside it, the last of them; none = not given", least=1
+        None, "in place of image_sizes, those of a single U-Net; beside image_sizes any number, which is not used"
     )
     channels: int = option(3, "image channels of all U-Nets: 3 = RGB, 1 = grayscale")
     timesteps: int = option(1000, "number of noising steps T in training", least=1, most=MAX_STEPS)
@@ -82,7 +89,7 @@ class DecoderConfig:
     )
     loss_type: tuple[str, ...] = option(("l2",), f"loss: {', '.join(LOSSES)}{_FOR_EACH}", tuple(LOSSES))
     beta_schedule: tuple[str, ...] | None = option(
-        None,
+        ("cosine",),
         f"noise schedule: {', '.join(SCHEDULES)}{_FOR_EACH}; none = cosine, but linear for the last of several",
         tuple(SCHEDULES),
     )
@@ -268,15 +275,14 @@ class DecoderConfig:
 
     def _wrong_sizes(self) -> Iterator[Fault]:
         sizes, count = self.sizes, quantity(len(self), "U-Net")
-        if not sizes:
+        if sizes and not self.image_sizes and sizes[0] < 1:
+            yield Fault.of(self, "image_size", "must be at least 1")
+        elif not sizes:
             yield Fault("image_sizes", f"is missing, but must have a size for each of the {count}")
         elif len(sizes) != len(self):
             rule = f"has {quantity(len(sizes), 'size')}, but there are {count} in {named('unets')}: give one for each"
             yield Fault("image_sizes", rule)
         else:
-            if self.image_size not in (None, sizes[-1]):
-                rule = f"the last of {named('image_sizes')} is {sizes[-1]}: leave {named('image_size')} out"
-                yield Fault.of(self, "image_size", rule)
             for before, after in itertools.pairwise(sizes):
                 if after <= before or (before > 0 and after % before):
                     rule = f"has {after} after {before}, but must be a larger multiple of the one before"

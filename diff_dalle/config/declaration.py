@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import typing
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import MISSING, dataclass, replace
@@ -288,4 +289,17 @@ def refusal(config_class, key: str) -> str:
     It says so in a class variable ``refused``: key → the rest of the sentence, such as "is decided by the position of
     the U-Net: leave it out".
     """
-    return getattr(config_class, "refused", {}).get(key, "")
+    reason, idle = (getattr(config_class, name, {}).get(key, "") for name in ("refused", "idle"))
+    return f"{reason}; accepted is {' or '.join(map(_in_file, idle))}" if idle else reason
+
+
+def asks_for_nothing(config_class, key: str, value: Any) -> bool:
+    """Whether a key has a value with which it asks for nothing, as files have it that record all settings: it is read
+    as if it were not there. The class says these values in a class variable ``idle``: key → values."""
+    idle = getattr(config_class, "idle", {}).get(key, ())
+    return any(value == each and type(value) is type(each) for each in idle)
+
+
+def _in_file(value: Any) -> str:
+    """A value as JSON and YAML files spell it."""
+    return json.dumps(value)

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .declaration import Leaf, Section, leaves, members, present_keys, refusal
+from .declaration import Leaf, Section, asks_for_nothing, leaves, members, present_keys, refusal
 from .errors import MARK, Fault, InputError, KeyPath, path_of, spelled_path
 from .names import nearest
 from .values import checked, checked_list, checked_mapping
@@ -74,6 +74,8 @@ class _Reader:
         values: dict[str, Any] = {}
         for key, value in mapping.items():
             name, here = present.get(key, key), (*path, str(key))
+            if asks_for_nothing(config_class, name, value):
+                continue
             if name not in known:
                 self._add(self._unknown(here, str(key), config_class))
             elif name in values:

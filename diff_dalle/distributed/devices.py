@@ -28,17 +28,33 @@ def pick_device(name: str | torch.device, place: ProcessInfo = SINGLE) -> torch.
     found = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if name == "auto":
         name = next((kind for kind, is_there in found.items() if is_there), "cpu")
-    if not found.get(name, True):
-        raise InputError(Fault("device", f"must be cpu, because torch finds no {name.upper()} device", name))
-    if name != "cuda":
+    kind, _, number = name.partition(":")
+    if not found.get(kind, True):
+        raise InputError(Fault("device", f"must be cpu, because torch finds no {kind.upper()} device", name))
+    if kind != "cuda":
         return torch.device(name)
     count = torch.cuda.device_count()
+    if number:
+        return _numbered(int(number), count, place)
     if place.launcher == "slurm" and count == 1:
         return torch.device("cuda", 0)  # srun --gpus-per-task 1 shows each process its own GPU alone
     if place.local_size > count:
         processes, devices = quantity(place.local_size, "process"), quantity(count, "GPU")
         raise InputError(f"{processes} were started on a machine with {devices}: start at most one per GPU")
     return torch.device("cuda", place.local_rank)
+
+
+def _numbered(number: int, count: int, place: ProcessInfo) -> torch.device:
+    """One of a machine's ``count`` GPUs. InputError when it has no such one, or several processes would share it."""
+    name = f"cuda:{number}"
+    if number >= count:
+        raise InputError(
+            Fault("device", f"must be below cuda:{count}: this machine has {quantity(count, 'GPU')}", name)
+        )
+    if place.size > 1:
+        rule = f"must be cuda for {quantity(place.size, 'process')}, each of which gets a GPU of its own"
+        raise InputError(Fault("device", rule, name))
+    return torch.device("cuda", number)
 
 
 def use_device(name: str | torch.device, place: ProcessInfo = SINGLE, allow_tf32: bool | None = None) -> torch.device:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import socket
 import sys
 import time
@@ -17,8 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from ..config import InputError, as_flag, named, option, quantity, redact, settings
-from .cores import own_cores, cores_of, threads_said, usable_cores
+from ..config import Fault, InputError, as_flag, named, option, quantity, redact, settings
+from .cores import cores_of, own_cores, threads_said, usable_cores
 from .lifeline import MAX_SILENCE, Lifeline, News
 from .rendezvous import ProcessInfo, detect, meeting_point, open_store
 
@@ -35,7 +36,7 @@ class DistributedConfig:
     """Processes and devices"""
 
     device: str = option(
-        "auto", "compute device; auto = CUDA, else MPS, else CPU", free=True, choices=("auto", "cpu", "cuda", "mps")
+        "auto", "compute device: cpu, cuda, mps, or cuda:N for one GPU; auto = CUDA, else MPS, else CPU", free=True
     )
     threads: int = option(
         0,
@@ -59,6 +60,10 @@ class DistributedConfig:
         above=0,
         below=math.inf,
     )
+
+    def faults(self) -> Iterator[Fault]:
+        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,4})?", self.device):
+            yield Fault.of(self, "device", "must be one of auto, cpu, cuda, mps, or cuda:N, such as cuda:1")
 
     @property
     def silence(self) -> float:

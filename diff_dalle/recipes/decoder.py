@@ -185,7 +185,7 @@ def tracking_of(tracker: TrackerSection) -> TrackingConfig:
         wandb_project=wandb.wandb_project or "",
         wandb_entity=wandb.wandb_entity or "",
         wandb_run_name=wandb.wandb_run_name or "",
-        wandb_run_id=wandb.wandb_run_id or "",
+        wandb_run_id=(wandb.wandb_run_id or "") if wandb.resume else "",
         wandb_resume="must" if wandb.resume else "auto" if tracker.auto_resume else "never",
         savers=tracker.save,
         load=tracker.load,

@@ -38,6 +38,10 @@ class SaverConfig:
         "save_latest": _DEAD.format("save_latest_to"),
         "save_best": _DEAD.format("save_best_to"),
     }
+    idle: ClassVar[dict[str, tuple]] = {
+        **dict.fromkeys(("save_all", "save_latest", "save_best"), (False, None)),
+        **dict.fromkeys(_PATHS, (False,)),
+    }
 
     save_to: str = option("local", "where to save", choices=KEYS, free=True, required=True)
     save_latest_to: str | None = option(

@@ -35,10 +35,16 @@ class DecoderUnetConfig:
     """Decoder U-Net"""
 
     refused: ClassVar[dict[str, str]] = {
-        "out_dim": "has no effect: the output has the image's channels; leave it out",
-        "channels_out": "follows from channels and learned_variance: leave it out",
-        "lowres_cond": "follows from the U-Net's place in the decoder: leave it out",
-        "lowres_noise_cond": "follows from use_noise_for_lowres_cond of the decoder: leave it out",
+        "out_dim": "has no effect: the output has the image's channels",
+        "channels_out": "follows from channels and learned_variance",
+        "lowres_cond": "follows from the U-Net's place in the decoder",
+        "lowres_noise_cond": "follows from use_noise_for_lowres_cond of the decoder",
+    }
+    idle: ClassVar[dict[str, tuple]] = {
+        "out_dim": (None,),
+        "channels_out": (None,),
+        "lowres_cond": (False, None),
+        "lowres_noise_cond": (False, None),
     }
 
     dim: int = option(128, "base channels; the timestep vector has four times as many", required=True, least=2)

@@ -22,22 +22,19 @@ class LogConfig:
     """Logger"""
 
     log_type: str = option("console", "kind of logger", choices=LOGGERS, required=True)
-    resume: bool = option(False, "continue the wandb run wandb_run_id")
+    resume: bool = option(False, "continue the wandb run wandb_run_id; other loggers have none to continue")
     auto_resume: bool = option(False, "continue the run that is in data_path, and its wandb run")
     verbose: bool = option(False, "show values of wandb or tensorboard on the console too")
     wandb_entity: str | None = option(None, "wandb: user or team")
     wandb_project: str | None = option(None, "wandb: project")
     wandb_run_name: str | None = option(None, "wandb: name of the run; none = chosen by wandb")
-    wandb_run_id: str | None = option(None, "wandb: id of the run to resume")
+    wandb_run_id: str | None = option(None, "wandb: id of the run that resume continues; without resume it is not used")
 
     def faults(self) -> Iterator[Fault]:
         yield from wrong_keys(self, "log_type", LOGGERS)
-        if self.log_type == "wandb" and self.resume != (self.wandb_run_id is not None):
-            rule = f"true and {named('wandb_run_id')} go together, to continue a wandb run"
+        if self.log_type == "wandb" and self.resume and self.wandb_run_id is None:
+            rule = f"{named('wandb_run_id')}, the wandb run to continue, is missing: set it"
             yield Fault.of(self, "resume", rule)
-        if self.log_type != "wandb" and self.resume:
-            remedy = f"{named('auto_resume')} continues the run in data_path"
-            yield Fault("resume", f"has no effect with {named('log_type')} {self.log_type}: {remedy}")
 
 
 @settings
@@ -68,9 +65,6 @@ class TrackerSection:
             if kind == "wandb" and run is None and "wandb" not in kinds:
                 remedy = f"set {named(f'{name}.wandb_run_path')}"
                 yield Fault(name, f"is about the logger's wandb run, but {named('log')} has no wandb: {remedy}")
-        if self.load and self.load.only_auto_resume and not self.auto_resume:
-            rule = "is True, but no logger has auto_resume, so nothing would be loaded"
-            yield Fault("load.only_auto_resume", rule)
         yield from check_savers(self.save, "save")
 
     @property

@@ -22,11 +22,16 @@ class TrainSection:
     """Training"""
 
     refused: ClassVar[dict[str, str]] = {
-        "find_unused_parameters": "is decided here, for each U-Net by itself: leave it out",
-        "static_graph": "is decided here, for each U-Net by itself: leave it out",
+        "find_unused_parameters": "is decided here, for each U-Net by itself",
+        "static_graph": "is decided here, for each U-Net by itself",
         "ema_update_after_step": "is not supported: averages warm up by themselves; leave it out",
         "save_immediately": "is not supported: lower save_every_n_samples for a first trial",
         "iterations": "is not set here: set epochs, and epoch_samples if an epoch is not one pass over the data",
+    }
+    idle: ClassVar[dict[str, tuple]] = {
+        "find_unused_parameters": (True, False),
+        "static_graph": (True, False),
+        "save_immediately": (False,),
     }
 
     epochs: int = option(20, "epochs", free=True, least=1)
@@ -49,7 +54,7 @@ class TrainSection:
         "U-Net, = scales to show and measure side by side",
         free=True,
     )
-    device: str = option("auto", "cuda, cuda:0, mps or cpu; auto = CUDA, else MPS, else CPU; --device wins", free=True)
+    device: str = option("auto", "cuda, cuda:N, mps or cpu; auto = CUDA, else MPS, else CPU; --device wins", free=True)
     epoch_samples: int | None = option(None, "samples of an epoch; none = all of the training data", free=True, least=1)
     validation_samples: int | None = option(
         None, "samples of a validation; none = all of the split", free=True, least=1
@@ -92,21 +97,20 @@ class TrainSection:
         if self.amp is not None and self.precision != "auto":
             rule = f"and {named('precision')} ({self.precision}) both say the arithmetic: leave one of them out"
             yield Fault("amp", rule)
-        if re.fullmatch(r"(auto|cpu|mps|cuda|cuda:0)", self.device):
+        if re.fullmatch(r"(auto|cpu|mps|cuda(:\d+)?)", self.device):
             return
         numbers = re.fullmatch(r"cuda:(\d+(?:,\d+)*)", self.device)
         if numbers is None:
-            yield Fault.of(self, "device", "must be auto, cpu, mps, cuda or cuda:0")
+            yield Fault.of(self, "device", "must be auto, cpu, mps, cuda, or cuda:N, such as cuda:0")
             return
-        count = numbers[1].count(",") + 1
-        start = f", and start one process per GPU: mpiexec -n {count} python …" if count > 1 else ""
-        choose = f"choose GPUs by CUDA_VISIBLE_DEVICES={numbers[1]} with device cuda{start}"
+        start = f"start one process per GPU: mpiexec -n {numbers[1].count(',') + 1} python …"
+        choose = f"choose GPUs by CUDA_VISIBLE_DEVICES={numbers[1]} with device cuda, and {start}"
         yield Fault("device", f"is {self.device!r}: {choose}")
 
     @property
     def device_name(self) -> str:
-        """As ``--device`` spells it."""
-        return self.device.partition(":")[0]
+        """As ``--device`` spells it. The first GPU is that of the first process, as all examples have it."""
+        return "cuda" if self.device == "cuda:0" else self.device
 
     @property
     def arithmetic(self) -> str:

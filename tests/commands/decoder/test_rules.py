@@ -1,5 +1,6 @@
 """The sections of a decoder's file, and the rules between them."""
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from diff_dalle.config import InputError, to_dict
 from diff_dalle.recipes.decoder import DecoderRun
 
 PUBLISHED = Path(__file__).parents[2] / "record" / "given" / "documented"
+EXAMPLE = ["--preset", "decoder_example"]
 CLIP = {"make": "diff_dalle", "model": "clip.pt"}
 TEXT = {**UNET, "cond_on_text_encodings": True, "text_embed_dim": 5}
 TWO = [("decoder.unets", [UNET, UNET]), ("decoder.image_sizes", [8, 16])]
@@ -26,7 +28,7 @@ def errors_of(path: str, *flags: str) -> list[str]:
 
 
 def test_the_documented_example_is_read_as_it_is():
-    run = parse(DecoderRun, ["--preset", "decoder_example"])
+    run = parse(DecoderRun, EXAMPLE)
     assert run.decoder.unets[0].attn_heads == 16 and run.data.splits.train == 0.75 and run.trained == [0]
     assert [each.name for each in run.data.preprocessing] == ["RandomResizedCrop", "ToTensor"]
     recipe = run.recipe()
@@ -35,6 +37,51 @@ def test_the_documented_example_is_read_as_it_is():
     assert optim.ema_rate[0] == pytest.approx(0.99**0.1, abs=1e-6)
     assert recipe.training.precision == "fp32" and recipe.distributed.device == "cuda"
     assert recipe.tracking.trackers == ("console", "log", "csv", "jsonl", "samples", "wandb")
+
+
+def test_the_example_as_runs_record_it_means_the_same():
+    """With every setting and its default, as other projects' runs write their file."""
+    recorded, example = read_run_file(str(PUBLISHED / "decoder_recorded.json")), parse(DecoderRun, EXAMPLE)
+    (unet,) = example.decoder.unets
+    unet = dataclasses.replace(unet, cond_on_text_encodings=None)
+    decoder = dataclasses.replace(example.decoder, unets=(unet,))
+    tracker = dataclasses.replace(example.tracker, data_path=".tracker_data")
+    assert recorded == dataclasses.replace(example, tracker=tracker, decoder=decoder)
+
+
+def test_keys_that_ask_for_nothing_are_accepted_and_others_say_what_is(tmp_path):
+    unet = {**UNET, "lowres_cond": False, "lowres_noise_cond": False, "channels_out": None, "out_dim": None}
+    constructor = {
+        "vae": [], "auto_normalize_img": True, "clip_adapter_overrides": {}, "image_size": 7, "beta_schedule": None,
+        "predict_x_start_for_latent_diffusion": False,
+    }  # fmt: skip
+    changes = [("decoder.unets", [unet]), *((f"decoder.{key}", value) for key, value in constructor.items())]
+    plain = dataclasses.replace(read_run_file(write_file(tmp_path)).decoder, image_size=7, beta_schedule=None)
+    assert read_run_file(write_file(tmp_path, *changes)).decoder == plain
+    log = {"log_type": "console", "resume": True}
+    load = {"load_from": "local", "file_path": "x.pth", "only_auto_resume": True}
+    save = {"save_to": "local", "save_latest_to": "x.pth", "save_best_to": False, "save_all": False}
+    given = {"tracker.log": log, "tracker.load": load, "tracker.save": save, "train.device": "cuda:1"}
+    run = read_run_file(write_file(tmp_path, *given.items(), ("train.static_graph", False)))
+    assert run.recipe().distributed.device == "cuda:1" and run.tracker.save[0].save_best_to is None
+    wandb = {"log_type": "wandb", "wandb_entity": "e", "wandb_project": "p", "wandb_run_id": "id"}
+    assert read_run_file(write_file(tmp_path, ("tracker.log", wandb))).recipe().tracking.wandb_run_id == ""
+    wrong = {"decoder.vae": [{}], "train.save_immediately": True, "train.static_graph": 1, "decoder.image_sizes": []}
+    lines = errors_of(write_file(tmp_path, ("decoder.unets", [{**UNET, "lowres_cond": True}]), *wrong.items()))
+    accepted = ["lowres_cond .*; accepted is false or null", r"vae .*; accepted is \[\] or null"]
+    accepted += [
+        "save_immediately .* not supported: .*; accepted is false",
+        "static_graph .*; accepted is true or false",
+    ]
+    assert len(lines) == 6 and all(any(re.search(rule, line) for line in lines) for rule in accepted)
+
+
+def test_the_schedule_is_cosine_unless_null_is_given(tmp_path):
+    text, code = (
+        [stage.diffusion.noise_schedule for stage in read_run_file(write_file(tmp_path, *TWO, *given)).decoder.stages()]
+        for given in ((), [("decoder.beta_schedule", None)])
+    )
+    assert text == ["cosine", "cosine"] and code == ["cosine", "linear"]
 
 
 def test_the_smoke_test_is_read_as_it_is():
@@ -82,7 +129,6 @@ def test_its_corrected_form_is_a_preset():
         ),
         ([("evaluate", {"FID": {"feature": "clip"}})], "evaluate has the feature clip, but there is no decoder.clip"),
         ([("tracker.save", {"save_to": "wandb", "save_latest_to": "x"})], "set tracker.save[0].wandb_run_path"),
-        ([("tracker.log", {"log_type": "console", "resume": True})], "resume has no effect with tracker.log[0]"),
         ([("tracker.save.save_best_to", "b"), ("data.splits", {"train": 1, "val": 0, "test": 0})], "no validation"),
         ([("seed", -1)], "seed is -1, but must lie between 0"),
     ],
