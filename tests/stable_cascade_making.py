@@ -97,15 +97,8 @@ class Tree(nn.Module):
 
 
 #: The order in which the parts of a stage C, and of its blocks, are defined there.
-DEFINED = [
-    "clip_txt_mapper",
-    "clip_txt_pooled_mapper",
-    "clip_img_mapper",
-    "embedding",
-    "down_blocks",
-    "down_downscalers",
-]
-DEFINED += ["down_repeat_mappers", "up_blocks", "up_upscalers", "up_repeat_mappers", "clf"]
+DEFINED = ["clip_txt_mapper", "clip_txt_pooled_mapper", "clip_img_mapper", "embedding", "down_blocks"]
+DEFINED += ["down_downscalers", "down_repeat_mappers", "up_blocks", "up_upscalers", "up_repeat_mappers", "clf"]
 IN_BLOCKS = ("depthwise", "channelwise", "attention", "kv_mapper")
 
 
