@@ -1,4 +1,5 @@
-"""Make a checkpoint of ours of one of Improved Diffusion, Guided-Diffusion, GLIDE or Diff-DALLE, or the reverse."""
+"""Make a checkpoint of ours of one of Improved Diffusion, Guided-Diffusion, GLIDE, Diff-DALLE or DALLE2-pytorch, or the
+reverse; or write a network of a latent cascade as one of Stable Cascade."""
 
 import help_without_torch  # noqa: F401
 

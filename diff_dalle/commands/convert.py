@@ -10,7 +10,7 @@ from tqdm import tqdm
 from tqdm.utils import CallbackIOWrapper
 
 from .. import storage
-from ..config import Fault, InputError, named, option, settings
+from ..config import MAX_TEXT, Fault, InputError, from_dict, load_mapping, named, option, settings
 from ..evaluation.report import markdown_table
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..checkpoints.foreign.names import Weight
     from ..checkpoints.lora_file import Lora
 
-FORMATS = ("diff_dalle", "guided_diffusion", "original", "unet", "stable_cascade")
+FORMATS = ("diff_dalle", "guided_diffusion", "original", "unet", "stable_cascade", "dalle2_pytorch")
 CASCADE = ("stage_a", "semantic", "stage_b", "stage_c", "stage_c_controlnet")  # kinds with a place in Stable Cascade
 SAFETENSORS = ".safetensors"
 _LAYOUTS = {"original": "Diff-DALLE", "guided_diffusion": "Guided-Diffusion", "unet": "Guided-Diffusion"}
@@ -32,15 +32,16 @@ class ConvertConfig:
 
     model_path: str = option(
         "",
-        "checkpoint of Improved Diffusion, Guided-Diffusion, GLIDE or the original Diff-DALLE; with another `to`, one "
-        "of ours",
+        "checkpoint of Improved Diffusion, Guided-Diffusion, GLIDE, the original Diff-DALLE or a decoder of "
+        "DALLE2-pytorch; with another `to`, one of ours",
     )
     out: str = option("converted.pt", "file to write, local or remote; it must not exist")
     to: str = option(
         "diff_dalle",
         "what to write: our checkpoint; weights in the layout of Guided-Diffusion and GLIDE; weights in that of the "
         "original Diff-DALLE; a base generator's U-Net under Guided-Diffusion's names where it has such layers, as "
-        "safetensors with a table of names; or a network, ControlNet or LoRA of a latent cascade as Stable Cascade's",
+        "safetensors with a table of names; a network, ControlNet or LoRA of a latent cascade as Stable Cascade's; a "
+        "decoder, or a U-Net of one, as DALLE2-pytorch's",
         choices=FORMATS,
     )
     bpe_path: str = option(
@@ -61,6 +62,10 @@ class ConvertConfig:
     use_new_attention_order: bool | None = option(
         None,
         "rows of projections there are ordered by query, key and value before heads; none = as published, else False",
+    )
+    decoder_config: str = option("", "DALLE2-pytorch: file of the training, whose decoder section has the settings")
+    unet: int | None = option(
+        None, "DALLE2-pytorch: number of the U-Net, from 0 on, in a file of one of several", needs=("decoder_config",)
     )
     base: str = option("", "checkpoint of the stage C of a LoRA", needs=("to", "stable_cascade"))
     clip_path: str = option("", "CLIP whose tokens the LoRA trains; none = that of base", needs=("base",))
@@ -108,6 +113,8 @@ def convert(config: ConvertConfig) -> str:
     ``out``."""
     if storage.exists(config.out):
         raise InputError(f"{config.out} exists already: give another file with --out, or remove it")
+    if config.to == "dalle2_pytorch":
+        return _to_decoder(config)
     if config.to == "stable_cascade":
         return _to_cascade(config)
     return _from_others(config) if config.to == "diff_dalle" else _to_others(config)
@@ -115,16 +122,20 @@ def convert(config: ConvertConfig) -> str:
 
 def _from_others(config: ConvertConfig) -> str:
     from ..checkpoints.checkpoint import read_foreign, write_file
-    from ..checkpoints.foreign.layouts import find_layout
+    from ..checkpoints.foreign.dalle2_pytorch import is_decoder
     from ..checkpoints.foreign.reading import content_of, recognize
     from ..checkpoints.foreign.structure import is_unet
     from ..text.tokenizer import load_tokenizer
 
     state = read_foreign(config.model_path)
+    if config.decoder_config and not is_decoder(state):
+        raise InputError(
+            f"decoder_config is set, but {config.model_path} is no decoder of DALLE2-pytorch: leave it out"
+        )
     if not is_unet(state):
-        layout = find_layout(state)
-        assert layout is not None
-        content, text = layout.content(state, config.model_path)
+        for name in [*config.given, *(["bpe_path"] if config.bpe_path else [])]:
+            raise InputError(f"{name} is set, but has no effect on {config.model_path}: leave it out")
+        content, text = _of_layout(config, state)
         with _writer(config.out, content["state"]) as file:
             write_file(file, content)
         return f"{config.out}: {config.model_path} {text}"
@@ -145,6 +156,22 @@ def _from_others(config: ConvertConfig) -> str:
     with _writer(config.out, content["state"]) as file:
         write_file(file, content)
     return f"{config.out}: {config.model_path} {found}"
+
+
+def _of_layout(config: ConvertConfig, state: Mapping[str, Tensor]) -> tuple[dict[str, Any], str]:
+    """The content of a checkpoint of ours of a file that is no U-Net of Guided-Diffusion's kind, and what it is taken
+    for."""
+    from ..checkpoints.decoder import DecoderConfig
+    from ..checkpoints.foreign.dalle2_pytorch import decoder_content
+    from ..checkpoints.foreign.layouts import find_layout
+
+    if config.decoder_config:
+        mapping = load_mapping(storage.read_text(config.decoder_config, MAX_TEXT), config.decoder_config)
+        decoder = from_dict(DecoderConfig, mapping.get("decoder", mapping), config.decoder_config)
+        return decoder_content(state, config.model_path, decoder, config.unet)
+    layout = find_layout(state)
+    assert layout is not None  # of weights that were found by it
+    return layout.content(state, config.model_path)
 
 
 def _to_others(config: ConvertConfig) -> str:
@@ -186,6 +213,30 @@ def _to_others(config: ConvertConfig) -> str:
         else:
             torch.save(state, file)
     return text
+
+
+def _to_decoder(config: ConvertConfig) -> str:
+    import torch
+
+    from ..checkpoints.checkpoint import load_file
+    from ..checkpoints.foreign.dalle2_pytorch import VERSION, decoder_state, unet_state
+    from ..checkpoints.loading import open_networks
+
+    for name in config.given:
+        raise InputError(f"{name} is set, but a checkpoint of ours says it: leave it out")
+    networks = open_networks(config.model_path, ("decoder",))
+    loaded = {each.trainee: each.load(torch.device("cpu")) for each in networks}
+    decoder = networks[0].settings.decoder
+    if len(loaded) == len(decoder):
+        state = decoder_state({i: loaded[name] for i, name in enumerate(decoder.names)}, decoder, config.model_path)
+        content = {"model": state, "version": VERSION, "step": load_file(config.model_path)["step"]}
+    else:
+        ((name, network),) = loaded.items()
+        content = state = unet_state(network, decoder.named(name), config.model_path)
+    with _writer(config.out, state) as file:
+        torch.save(content, file)
+    what = "a decoder" if "model" in content else "a U-Net"
+    return f"{config.out}: {config.model_path} as {what} of DALLE2-pytorch"
 
 
 def _to_cascade(config: ConvertConfig) -> str:

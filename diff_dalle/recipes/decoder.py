@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..checkpoints.decoder import DecoderConfig
-from ..checkpoints.loading import open_networks
+from ..checkpoints.loading import SavedNetwork, open_networks
 from ..checkpoints.pixels import DecoderSettings
 from ..checkpoints.run_folder import discard_run, read_run
 from ..config import Fault, InputError, faults_of, named, option, section, settings, to_dict
@@ -312,6 +312,7 @@ def _weights(recipe: Recipe, world: World) -> tuple[dict[str, nn.Module], tuple[
                 names = ", ".join(run.decoder.names)
                 raise InputError(f"{path} holds {saved.trainee}, but the decoder has {names}: leave it out")
             if saved.trainee in trained:
+                _check_form(saved, run.decoder, own)
                 given.append(path)
                 continue
             if saved.settings.decoder.named(saved.trainee) != run.decoder.stage(own):
@@ -322,6 +323,14 @@ def _weights(recipe: Recipe, world: World) -> tuple[dict[str, nn.Module], tuple[
                 )
             frozen[saved.trainee] = saved.load(world.device)
     return frozen, tuple(dict.fromkeys(given))
+
+
+def _check_form(saved: SavedNetwork, decoder: DecoderConfig, own: int) -> None:
+    """InputError for weights that compute otherwise with the settings of the run, which their shapes do not show."""
+    theirs = saved.settings.decoder.named(saved.trainee).unet.as_published
+    if theirs != decoder.unets[own].as_published:
+        setting = f"decoder.unets[{own}].as_published"
+        raise InputError(Fault(setting, f"must be {theirs}, as the weights of {saved.path} were trained"))
 
 
 def _part(recipe: Recipe, name: str, materials: Materials, world: World) -> Loader | None:

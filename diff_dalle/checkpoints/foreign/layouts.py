@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from ...config import InputError, named
-from . import stable_cascade
+from . import dalle2_pytorch, stable_cascade
 from .reading import content_of, recognize
 from .structure import is_unet
 
@@ -49,10 +49,18 @@ def _lora(state: Mapping[str, Tensor], path: str) -> tuple[dict[str, Any], str]:
     raise AssertionError
 
 
+def _decoder(state: Mapping[str, Tensor], path: str) -> tuple[dict[str, Any], str]:
+    raise InputError(
+        f"{path} is a decoder of DALLE2-pytorch, whose settings are in the file of its training alone: make a "
+        f"checkpoint of it by scripts/convert.py --model_path {path} --decoder_config FILE.json"
+    )
+
+
 LAYOUTS = (
     Layout(is_unet, _unet),
     Layout(stable_cascade.is_controlnet, stable_cascade.controlnet_content),
     Layout(stable_cascade.is_lora, _lora),
+    Layout(dalle2_pytorch.is_decoder, _decoder),
 )
 
 
@@ -72,6 +80,8 @@ def _named(content: Any) -> dict[str, Any] | None:
     """The values by name that a file holds."""
     if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
         content = content["state_dict"]
+    if isinstance(content, Mapping) and (found := dalle2_pytorch.flattened(content)):
+        content = found
     if not isinstance(content, Mapping) or not all(isinstance(name, str) for name in content):
         return None
     wrapped = all(name.startswith(_WRAPPED) for name in content)

@@ -75,7 +75,7 @@ def weights_of(network: nn.Module, original: bool, new_order: bool = False) -> I
             other = re.sub(rf"^({TEXTS})blocks\.(\d+)(.*)", _layer, other)
         shape = tuple(value.shape)
         if original and _has_no_name(network, own, other):
-            yield Weight(own, "", shape, functools.partial(_constant, own, shape), _same)
+            yield Weight(own, "", shape, functools.partial(_constant, own, shape), same)
             continue
         changes = list(_changes(network, own, other, value, new_order))
         take, give = [take for take, _ in changes], [give for _, give in reversed(changes)]
@@ -86,7 +86,7 @@ def _chained(changes: Iterable[Change], value: Tensor) -> Tensor:
     return functools.reduce(lambda value, change: change(value), changes, value)
 
 
-def _same(value: Tensor) -> Tensor:
+def same(value: Tensor) -> Tensor:
     return value
 
 
@@ -125,7 +125,7 @@ def _changes(
         yield lambda value: torch.cat([value, value]), lambda value: value[: len(value) // 2]
     elif layer == "qkv_proj":  # queries, or keys and values, of an attention pool, whose rows are one weight there
         rows, begin = len(value), len(value) // 2 if own.startswith("pool.kv.") else 0
-        yield lambda value: value[begin : begin + rows], _same
+        yield lambda value: value[begin : begin + rows], same
     elif other == "label_emb.weight":
         yield lambda value: torch.cat([value, value.new_zeros(1, value.shape[1])]), lambda value: value[:-1]
     elif other.endswith(".positional_embedding"):

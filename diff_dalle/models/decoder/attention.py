@@ -30,6 +30,8 @@ class NullAttention(nn.Module):
     cosine:   cosine similarity instead of scaled dot products.
     """
 
+    scale: float | None = None  # of scaled dot products; None = 1/√(channels per head)
+
     def __init__(self, width: int, context_width: int, heads: int, head_width: int, kv_heads: int, cosine: bool):
         super().__init__()
         self.heads, self.kv_heads, self.head_width, self.cosine = heads, kv_heads, head_width, cosine
@@ -58,7 +60,7 @@ class NullAttention(nn.Module):
         queries = q.reshape(len(q), -1, self.kv_heads * self.head_width)
         if mask is not None:
             mask = mask.repeat_interleave(self.heads // self.kv_heads, 1)
-        out = attend(queries, k, v, self.kv_heads, mask, COSINE_SCALE if self.cosine else None)
+        out = attend(queries, k, v, self.kv_heads, mask, COSINE_SCALE if self.cosine else self.scale)
         return self.out_norm(self.proj(out.reshape(q.shape)))
 
 
@@ -83,10 +85,11 @@ class TokenAttention(NullAttention):
 
 
 class MultiQueryAttention(NullAttention):
-    """Self-attention with one head of keys and values."""
+    """Self-attention with one head of keys and values. twice: its logits are scaled twice."""
 
-    def __init__(self, width: int, heads: int, head_width: int, cosine: bool):
+    def __init__(self, width: int, heads: int, head_width: int, cosine: bool, twice: bool = False):
         super().__init__(width, width, heads, head_width, 1, cosine)
+        self.scale = 1 / head_width if twice else None
 
     def forward(self, x: Tensor, perturbed: Tensor | None = None) -> Tensor:
         """x: [N, T, width]; perturbed: see ``OverPositions``. Returns [N, T, width]."""
@@ -98,11 +101,12 @@ class MultiQueryAttention(NullAttention):
 
 class LinearAttention(nn.Module):
     """Attention of linear cost (Shen et al. 2021): queries are normalized over channels, keys over positions, so that
-    keys and values can be multiplied first."""
+    keys and values can be multiplied first. divided: the result is divided by the number of positions, and by
+    √(channels per head)."""
 
-    def __init__(self, width: int, heads: int, head_width: int):
+    def __init__(self, width: int, heads: int, head_width: int, divided: bool = False):
         super().__init__()
-        self.heads = heads
+        self.heads, self.divided = heads, divided
         self.norm = LayerNorm32(width, bias=False)
         self.qkv = Linear(width, 3 * heads * head_width, bias=False)
         self.proj, self.out_norm = Linear(heads * head_width, width, bias=False), LayerNorm32(width, bias=False)
@@ -116,6 +120,8 @@ class LinearAttention(nn.Module):
         out = torch.einsum("nthc,nhcd->nthd", weights, summary).flatten(2)
         if perturbed is not None:
             out = torch.where(perturbed[:, None, None], v.flatten(2), out)
+        if self.divided:
+            out = out / (x.shape[1] * q.shape[-1] ** 0.5)
         return self.out_norm(self.proj(F.gelu(out)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -17,6 +18,14 @@ from ..super_resolution import LEVEL_SCALE
 from .config import DecoderUnetConfig
 
 IMAGE_TOKENS, IMAGE_EMB, TEXT_TOKENS = "image_tokens", "image_emb", "text_tokens"  # in ``Conditioning.extra``
+
+
+def published_embedding(t: Tensor, width: int) -> Tensor:
+    """``timestep_embedding`` in DALLE2-pytorch's form: sines, then cosines, and the last frequency is 1/10000."""
+    half = width // 2
+    frequencies = torch.exp(-math.log(10000.0) / (half - 1) * torch.arange(half, dtype=torch.float32, device=t.device))
+    angles = t.float()[:, None] * frequencies
+    return torch.cat([angles.sin(), angles.cos()], 1)
 
 
 class ImageCondition(nn.Module):
@@ -100,6 +109,7 @@ class Conditions(nn.Module):
         if image_embedding and config.image_embed_dim is None:
             raise InputError("the U-Net is conditioned on image embeddings, but image_embed_dim is none: set it")
         self.dim, width, tokens = config.dim, config.emb_width, config.token_width
+        self.embedded = published_embedding if config.as_published else timestep_embedding
         self.time = nn.Linear(config.dim, width)
         self.time_emb = nn.Linear(width, width)
         self.time_tokens = nn.Linear(width, config.num_time_tokens * tokens)
@@ -129,12 +139,12 @@ class Conditions(nn.Module):
         attending blocks outside the middle, and those of the middle, text included.
         """
         with autocast_disabled(t.device):
-            hidden = F.gelu(self.time(timestep_embedding(t, self.dim)))
+            hidden = F.gelu(self.time(self.embedded(t, self.dim)))
             emb, tokens = self.time_emb(hidden), self.time_tokens(hidden).unflatten(1, (-1, self.token_width))
             if self.level is not None:
                 if cond.low_res_level is None:
                     raise InputError("the network expects the noise level of low_res, but cond has no low_res_level")
-                emb = emb + self.level(timestep_embedding(LEVEL_SCALE * cond.low_res_level, self.dim))
+                emb = emb + self.level(self.embedded(LEVEL_SCALE * cond.low_res_level, self.dim))
             if self.image is not None:
                 image_tokens, image_emb = self.image(cond)
                 tokens = torch.cat([tokens, image_tokens], dim=1)

@@ -107,6 +107,11 @@ class DecoderUnetConfig:
     )
     final_conv_kernel_size: int = option(1, "kernel size of the output layer; odd")
     combine_upsample_fmaps: bool = option(False, "give the last block the feature maps of all stages on the way up")
+    as_published: bool = option(
+        False,
+        "compute exactly what DALLE2-pytorch's networks do, whose weights need it: their frequencies of timesteps, and "
+        "attention over positions with logits scaled twice and, where it is linear, divided by the number of positions",
+    )
     checkpoint_during_training: bool = option(
         False, "activation checkpointing: recompute activations in the backward pass to save memory", free=True
     )

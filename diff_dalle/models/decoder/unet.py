@@ -11,6 +11,8 @@ Departures from that form, each with its reason:
 - The output layer, the timestep vector, the tokens and the statistics of norms are computed in fp32.
 - Timesteps are embedded at the frequencies of ``timestep_embedding``, as in the other networks here.
 
+``as_published`` undoes those of attention over positions and of timesteps, for weights that were trained there.
+
 As in that form, there is no attention mask for text: positions after its end hold learned tokens.
 """
 
@@ -58,9 +60,10 @@ class _Builder:
         if not kind:
             return NoAttention()
         if kind == "linear":
-            layer: nn.Module = LinearAttention(channels, c.attn_heads, c.attn_dim_head)
+            layer: nn.Module = LinearAttention(channels, c.attn_heads, c.attn_dim_head, c.as_published)
         else:
-            layer = MultiQueryAttention(channels, c.attn_heads, c.attn_dim_head, c.cosine_sim_self_attn)
+            cosine, twice = c.cosine_sim_self_attn, c.as_published
+            layer = MultiQueryAttention(channels, c.attn_heads, c.attn_dim_head, cosine, twice)
         return OverPositions(layer, c.checkpoint_during_training)
 
     def stem(self, channels: int, out_channels: int) -> nn.Module:
