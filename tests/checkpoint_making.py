@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from tiny_settings import CLASSIFIER, GENERATOR, flags
 
@@ -40,6 +41,14 @@ def make_file(folder, **changed):
 
 def make_classifier_file(folder, **changed):
     return save_model(make_run(ClassifierRun, TINY_CLASSIFIER, **changed), folder / "best.pt", fresh=1.0, spread=0.1)
+
+
+def samples_in(folder):
+    """The images that ``sample.py`` wrote into a folder, uint8 [N, H, W, 3]; its file's name says their shape."""
+    (path,) = folder.glob("samples_*.npz")
+    images = np.load(path)["arr_0"]
+    assert path.stem == f"samples_{'x'.join(map(str, images.shape))}" and images.dtype == np.uint8
+    return images
 
 
 def sample(pipeline, *arguments, **options):

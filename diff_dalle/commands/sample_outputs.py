@@ -2,38 +2,43 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 import numpy as np
 
-from .. import storage
 from ..config import quantity
 from ..images.files import fit_image
-from ..images.output import GRID_LIMIT, write_grid, write_samples, write_sweep
+from ..images.grid import image_grid
+from ..images.output import GRID_LIMIT, sample_files, sweep_files, write_files
 from ..sampling.image_prompts import ImagePrompts
 from ..sampling.request import Request
 
 
 def write_results(folder: str, request: Request, sweep: Mapping[str, np.ndarray]) -> str:
-    """Write the request's samples under each setting, uint8 [N, H, W, 3] by the setting's name. Returns a sentence
-    about what was written."""
-    count, captions = quantity(len(request), "image"), _captions(request)
+    """Write the request's samples under each setting, uint8 [N, H, W, 3] by the setting's name, in place of those of an
+    earlier run. Returns a sentence about what was written."""
+    count, texts = quantity(len(request), "image"), (_captions(request), request.seeds, request.labels)
     if len(sweep) > 1:
-        write_sweep(folder, sweep, captions, request.seeds)
-        return f"{count} for each of {len(sweep)} scales, and grid.png to compare them, are in {folder}"
+        write_files(folder, sweep_files(sweep, *texts))
+        return f"{count} for each of {len(sweep)} scales, and grid.jpg to compare them, are in {folder}"
     (samples,) = sweep.values()
-    write_samples(folder, samples, captions, request.seeds)
-    files = "grid.png, captions.txt and samples.npz"
+    files = sample_files(samples, *texts)
+    *_, said = files
+    said = f"grid.jpg, captions.txt and {said}"
     for name, given in (("variations.png", request.images), ("reconstructions.png", _originals(request))):
         if given is not None:
-            write_beside(storage.join(folder, name), given, samples)
-            files = f"{name} (beside the given ones), {files}"
-    return f"{count}, {files} are in {folder}"
+            grid = image_grid(*beside(given, samples))
+            files[name] = functools.partial(grid.save, format="PNG")
+            said = f"{name} (beside the given ones), {said}"
+    write_files(folder, files)
+    return f"{count}, {said} are in {folder}"
 
 
-def write_beside(path: str, given: ImagePrompts, samples: np.ndarray) -> None:
-    """Write a grid of the given pictures, center-cropped, beside the samples made from them, the first 64 or so: a row
-    for each picture, each interpolation, or the mixture."""
+def beside(given: ImagePrompts, samples: np.ndarray) -> tuple[np.ndarray, list[str], int]:
+    """The grid of the given pictures, center-cropped, beside the samples made from them, the first 64 or so: a row for
+    each picture, each interpolation, or the mixture. Returns cells, uint8 [N, H, W, 3], their captions, and the number
+    of columns."""
     step = max(given.interpolate, 1)
     rows = given.rows(min(len(samples), max(GRID_LIMIT // step, 1) * step))
     width = max(sum(map(len, row)) for row in rows)
@@ -47,7 +52,7 @@ def write_beside(path: str, given: ImagePrompts, samples: np.ndarray) -> None:
         row += [(blank, "")] * (width - len(row))
         cells += [cell for cell, _ in row]
         labels += [label for _, label in row]
-    write_grid(path, np.stack(cells), labels, width)
+    return np.stack(cells), labels, width
 
 
 def _originals(request: Request) -> ImagePrompts | None:

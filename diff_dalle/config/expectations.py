@@ -28,7 +28,10 @@ def expectations(config_class, title: str, leave_out: Sequence[str] = ()) -> Any
 def overrides(config_class, title: str) -> Any:
     """The same for settings of which a checkpoint has defaults: those that are given replace them."""
     rule = "if given, each replaces the checkpoint's setting"
-    return _optional(f"Given{config_class.__name__}", list(leaves(config_class)), title, rule)
+    found = _optional(f"Given{config_class.__name__}", list(leaves(config_class)), title, rule)
+    if hasattr(config_class, "earlier"):  # see ``present_form``
+        found.earlier = staticmethod(config_class.earlier)
+    return found
 
 
 def _optional(name: str, found: Sequence[Leaf], title: str, rule: str) -> Any:

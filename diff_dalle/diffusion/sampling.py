@@ -69,7 +69,7 @@ class SamplerConfig:
     timestep_respacing: str | None = option(
         None,
         "the steps as Guided-Diffusion spells and spaces them, in place of steps and spacing: 250, or 10,15,20 for the "
-        "number in each third of the process, or ddim25 for a constant stride, or fast27; empty = all steps",
+        "number in each third of the process, or ddim25 for a constant stride, or fast27",
         free=True,
     )
 

@@ -12,6 +12,7 @@ from .. import storage
 from ..config import Fault, InputError, named
 from .decode import ALL_FORMATS, ALL_KINDS, MAX_PIXELS, BrokenSample, Size, decode_image
 from .masks import WholeMask, decode_mask
+from .output import recorded_files
 from .transforms import center_crop, center_crop_mask
 
 EXTENSIONS = tuple(f".{kind}" for kind in ALL_KINDS)
@@ -55,7 +56,7 @@ def _named(path: str, setting: str) -> Iterator[None]:
 def image_names(folder: str, setting: str = named("low_res_dir")) -> list[str]:
     """The sorted names of the pictures, of any of ``ALL_KINDS``, in a local or remote folder, without its subfolders.
 
-    The ``grid.png`` that sampling writes beside its ``samples.npz`` is left out: it repeats the other images.
+    Of what sampling wrote there, the grids are left out: they repeat the other images.
     Raises InputError naming ``setting`` when there are none.
     """
     try:
@@ -63,8 +64,8 @@ def image_names(folder: str, setting: str = named("low_res_dir")) -> list[str]:
     except InputError as error:
         raise InputError(f"{setting} {error}") from error
     names = sorted(name for name in files if name.lower().endswith(EXTENSIONS))
-    if "samples.npz" in files and "grid.png" in names:
-        names.remove("grid.png")
+    grids = {name for name in recorded_files(folder) if not name.removesuffix(".png").isdecimal()}
+    names = [name for name in names if name not in grids]
     if not names:
         raise InputError(f"{setting} {folder} holds no images ({', '.join(EXTENSIONS[:8])}, …)")
     return names

@@ -35,6 +35,7 @@ CASES = [
     (GeneratorRun, "--sampler unipc", "--sample_interval 0", "", "sample_interval is 0"),
     (GeneratorRun, "--use_ddim", "--sample_interval 0", "", "--use_ddim has no effect while sample_interval is 0"),
     (GeneratorRun, "--steps 9", "--sample_interval 0", "", "set --sample_interval, or leave it out"),
+    (GeneratorRun, "--timestep_respacing 9", "--sample_interval 0", "", "set --sample_interval, or leave it out"),
     (GeneratorRun, "--spacing karras", "--sample_interval 0", "", "sample_interval is 0"),
     (GeneratorRun, "--eta 0", "--sample_interval 0", "", "sample_interval is 0"),
     (GeneratorRun, "--wandb_project p", "", "--trackers console,wandb", "set --trackers to wandb"),
@@ -65,6 +66,7 @@ CASES = [
     (GeneratorRun, "--bucket_distance log", "", "--multi_aspect_ratio 1/2", "multi_aspect_ratio is none"),
     (GeneratorRun, "--bucket_crop center", "", "--multi_aspect_ratio 1/2", "multi_aspect_ratio is none"),
     (SampleRun, "--classifier_gradient x_start", "--model_path a.pt", SHARDS, "classifier_path is"),
+    (SampleRun, "--classifier_form score", "--model_path a.pt", SHARDS, "classifier_path is"),
     (
         SampleRun,
         "--inpaint_resamples 2",
@@ -136,6 +138,7 @@ CASES = [
             ("tile_overlap 8", "tile_size 64"),
             ("upsampler_dynamic_percentile 0.9", "upsampler_thresholding dynamic"),
             ("upsampler_classifier_gradient x_start", "upsampler_classifier_paths c"),
+            ("upsampler_classifier_form score", "upsampler_classifier_paths c"),
         )
     ),
     (

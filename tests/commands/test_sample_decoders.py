@@ -5,18 +5,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from checkpoint_making import make_classifier_file, make_file
+from checkpoint_making import make_classifier_file, make_file, samples_in
 from decoder_making import UNET, make_decoder, save_decoder, save_unet
 from PIL import Image
 from script_running import run
 
 import diff_dalle
 from diff_dalle.checkpoints.decoder import ClipConfig
-from diff_dalle.commands import sample_outputs
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.sample import SampleRun
 from diff_dalle.commands.sample_inputs import read_request
-from diff_dalle.commands.sample_outputs import write_beside, write_results
+from diff_dalle.commands.sample_outputs import beside, write_results
 from diff_dalle.config import InputError
 from diff_dalle.embeddings.clip import load_clip
 from diff_dalle.sampling.image_prompts import ImagePrompts
@@ -104,48 +103,46 @@ def made_from(pictures, count, **settings):
     return Request([""] * count, range(count), images=given), samples
 
 
-@pytest.fixture
-def grids(monkeypatch):
-    """The grids that are written: by file name, cells as letters (pictures) and numbers (samples), labels, columns."""
-    found, shown = {}, {color: name for name, color in COLORS.items()}
-
-    def write(path, images, captions, columns=None):
-        assert images.shape[1:] == (4, 4, 3)
-        colors = [tuple(int(value) for value in image[2, 2]) for image in images]
-        found[path.rpartition("/")[2]] = [shown.get(color, color[0]) for color in colors], list(captions), columns
-
-    monkeypatch.setattr(sample_outputs, "write_grid", write)
-    return found
+def shown_beside(request, samples):
+    """Cells as letters (pictures) and numbers (samples), labels, columns."""
+    names = {color: name for name, color in COLORS.items()}
+    cells, labels, columns = beside(request.images, samples)
+    assert cells.shape[1:] == (4, 4, 3)
+    colors = [tuple(int(value) for value in image[2, 2]) for image in cells]
+    return [names.get(color, color[0]) for color in colors], labels, columns
 
 
-def test_given_pictures_are_shown_beside_the_samples(grids, tmp_path):
+def test_given_pictures_are_shown_beside_the_samples(tmp_path):
     request, samples = made_from("ab", 5)
     said = write_results(str(tmp_path), request, {"one": samples})
     assert said.startswith(
-        "5 images, variations.png (beside the given ones), grid.png, captions.txt and samples.npz are in"
+        "5 images, variations.png (beside the given ones), grid.jpg, captions.txt and samples_5x4x4x3.npz are in"
     )
     white = "c"  # fills the shorter row
-    assert grids["variations.png"] == (["a", 0, 2, 4, "b", 1, 3, white], ["a", "", "", "", "b", "", "", ""], 4)
+    assert shown_beside(request, samples) == (
+        ["a", 0, 2, 4, "b", 1, 3, white],
+        ["a", "", "", "", "b", "", "", ""],
+        4,
+    )
     lines = (tmp_path / "captions.txt").read_text().splitlines()
     assert lines[:2] == ["000000\t0\ta", "000001\t1\tb"] and (tmp_path / "000004.png").exists()
+    assert (tmp_path / "variations.png").exists()
     for count, settings, cells, width in (
         (3, {"weights": (1, 2)}, ["a", "b", 0, 1, 2], 5),
         (6, {"interpolate": 3}, ["a", 0, 1, 2, "b", "a", 3, 4, 5, "b"], 5),
     ):
-        request, samples = made_from("ab", count, **settings)
-        write_results(str(tmp_path), request, {"one": samples})
-        assert grids["variations.png"][::2] == (cells, width)
+        assert shown_beside(*made_from("ab", count, **settings))[::2] == (cells, width)
 
 
-def test_only_as_many_are_shown_as_can_be_looked_at(grids, tmp_path):
+def test_only_as_many_are_shown_as_can_be_looked_at():
     for settings, count, pictures, columns in (({}, 200, "ab", 33), ({"interpolate": 10}, 100, "ab", 12)):
-        request, samples = made_from(pictures, count, **settings)
-        write_beside(str(tmp_path / "grid.png"), request.images, samples)
-        cells, _, width = grids["grid.png"]
+        cells, _, width = shown_beside(*made_from(pictures, count, **settings))
         assert width == columns and len(cells) <= 80 and cells[-1] == ("b" if settings else 63)
-    request, samples = made_from("ab", 70, interpolate=70)
-    write_beside(str(tmp_path / "grid.png"), request.images, samples)
-    assert grids["grid.png"][0] == ["a", *range(70), "b"]  # a strip is shown to its end
+    assert shown_beside(*made_from("ab", 70, interpolate=70))[0] == [
+        "a",
+        *range(70),
+        "b",
+    ]  # a strip is shown to its end
 
 
 def test_captions_have_the_prompts_too(tmp_path):
@@ -158,9 +155,11 @@ def test_captions_have_the_prompts_too(tmp_path):
 def test_a_sweep_and_requests_without_pictures_write_what_they_did(tmp_path):
     request, samples = made_from("ab", 2)
     said = write_results(str(tmp_path / "sweep"), request, {"x": samples, "y": samples})
-    assert said.startswith("2 images for each of 2 scales") and (tmp_path / "sweep" / "x" / "samples.npz").exists()
+    assert (
+        said.startswith("2 images for each of 2 scales") and (tmp_path / "sweep" / "x" / "samples_2x4x4x3.npz").exists()
+    )
     said = write_results(str(tmp_path / "plain"), replace(request, images=None), {"one": samples})
-    assert said.startswith("2 images, grid.png, captions.txt") and not (tmp_path / "plain" / "variations.png").exists()
+    assert said.startswith("2 images, grid.jpg, captions.txt") and not (tmp_path / "plain" / "variations.png").exists()
 
 
 # ----------------------------------------------------------------------------------------------------------- the script
@@ -180,7 +179,7 @@ def test_the_script_makes_variations_on_any_number_of_processes(pictures, tmp_pa
     assert "4 images, variations.png" in said
     whole = save_decoder(tmp_path / "decoder.pt", decoder)
     run("sample.py", flags, f"--model_path {whole} --batch_size 1 --logdir {tmp_path}/two", ranks=2)
-    one, two = (np.load(tmp_path / name / "samples.npz")["arr_0"] for name in ("one", "two"))
+    one, two = (samples_in(tmp_path / name) for name in ("one", "two"))
     assert one.shape == (4, 16, 16, 3) and np.abs(one.astype(int) - two).max() <= 1
     images = [np.asarray(Image.open(pictures / f"{name}.png")) for name in "abca"]
     found = diff_dalle.load(whole, "cpu").sample(images=images, seed=5, progress=False)

@@ -9,6 +9,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from checkpoint_making import samples_in
 from PIL import Image
 from script_running import TWO, hashes, json_lines, losses, run, start_training, train
 
@@ -94,7 +95,7 @@ def test_microbatches_and_loss_aware_timesteps(world, tmp_path):
 
 
 def samples(logdir):
-    return np.load(logdir / "samples.npz")["arr_0"]
+    return samples_in(logdir)
 
 
 def test_sampling_needs_a_path_only_and_is_the_same_on_any_number_of_processes(trained, tmp_path):
@@ -193,7 +194,9 @@ def test_evaluation_compares_ways_of_guiding(trained, models, world, tmp_path):
 def test_a_sweep_samples_the_same_images_with_every_scale(trained, models, tmp_path):
     prompts = "--prompts 'a red circle|a cross'"
     run("sample.py", models, prompts, f"--classifier_scale 0,40 --logdir {tmp_path}")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["classifier_scale_0", "classifier_scale_40", "grid.png"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("classifier_scale_0", "classifier_scale_40", "grid.jpg", "samples.json"),
+    ]
     plain, guided = (samples(tmp_path / f"classifier_scale_{scale}") for scale in (0, 40))
     assert plain.shape == guided.shape and (plain != guided).any()
     run("sample.py", f"--model_path {trained}/ema_0.9_000006.pt --steps 2 --logdir {tmp_path}/b", prompts)

@@ -233,7 +233,7 @@ def test_the_script_samples_with_loras(lora, base, tmp_path):
     out = ("--prompts", "a [star]", "--steps", 4, "--device", "cpu")
     for name, own in (("with", ("--lora", lora)), ("without", ())):
         run("sample.py", "--model_path", base, *out, "--logdir", tmp_path / name, *own)
-    pictures = [(tmp_path / name / "grid.png").read_bytes() for name in ("with", "without")]
+    pictures = [(tmp_path / name / "grid.jpg").read_bytes() for name in ("with", "without")]
     assert pictures[0] != pictures[1]
 
 

@@ -1,3 +1,4 @@
+import json
 import math
 
 import numpy as np
@@ -17,7 +18,7 @@ from diff_dalle.images.files import (
     read_low_res,
     read_mask,
 )
-from diff_dalle.images.output import write_samples
+from diff_dalle.images.output import RECORD, sample_files, sweep_files, write_files
 from diff_dalle.images.transforms import center_crop
 
 
@@ -166,12 +167,59 @@ def test_the_images_of_a_folder_are_sorted_by_name(tmp_path):
 
 def test_samples_are_read_back_without_their_grid(tmp_path):
     images = np.stack([np.asarray(random_image(16, 16, seed)) for seed in range(3)])
-    write_samples(str(tmp_path), images, ["one", "two", "three"], [0, 1, 2])
+    write_files(str(tmp_path), sample_files(images, ["one", "two", "three"], [0, 1, 2]))
     names, pixels = read_low_res(str(tmp_path))
     assert names == ["000000.png", "000001.png", "000002.png"]
     np.testing.assert_array_equal(pixels, images)
-    (tmp_path / "samples.npz").unlink()
-    assert image_names(str(tmp_path)) == [*names, "grid.png"]
+    (tmp_path / RECORD).unlink()
+    assert image_names(str(tmp_path)) == [*names, "grid.jpg"]
+
+
+def test_a_second_run_leaves_nothing_of_the_first(tmp_path, caplog):
+    """And nothing of what others have put there; labels are in the array, where Guided-Diffusion has them."""
+    images = np.stack([np.asarray(random_image(16, 20, seed)) for seed in range(3)])
+    texts = ["one", "two", "three"], [4, 5, 6]
+    write_files(str(tmp_path), sweep_files({"scale_0": images, "scale_-1.5": images[::-1]}, *texts))
+    sweep = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    assert {"grid.jpg", "scale_-1.5/samples_3x16x20x3.npz", "scale_0/000002.png"} < sweep and len(sweep) == 14
+    others = ("scale_0/own.png", "000007.png", "notes.txt")
+    for name in others:
+        (tmp_path / name).write_bytes(b"mine")
+    write_files(str(tmp_path), sample_files(images, *texts, labels=[7, 8, 9]))
+    files = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    own = {"000000.png", "000001.png", "000002.png", "captions.txt", "grid.jpg", "samples_3x16x20x3.npz", RECORD}
+    assert files == {*others, *own} and (tmp_path / "000007.png").read_bytes() == b"mine"
+    found = np.load(tmp_path / "samples_3x16x20x3.npz")
+    assert found.files == ["arr_0", "arr_1"] and found["arr_1"].tolist() == [7, 8, 9]
+    np.testing.assert_array_equal(found["arr_0"], images)
+    with Image.open(tmp_path / "grid.jpg") as grid:
+        assert grid.format == "JPEG" and all(layer[1:3] == (1, 1) for layer in grid.layer)  # no chroma subsampling
+        assert np.asarray(grid.quantization[0]).max() < 16  # quality 95
+    (tmp_path / "files").mkdir()
+    (tmp_path / RECORD).write_text(
+        json.dumps({"files": ["notes.txt", "../x.png", "files/../000007.png", "000001.png"]})
+    )
+    write_files(str(tmp_path), sample_files(images[:1], ["one"], [4]))
+    assert (tmp_path / "notes.txt").exists() and (tmp_path / "000007.png").exists()
+    assert not (tmp_path / "000001.png").exists() and (tmp_path / "000002.png").exists()
+    (tmp_path / RECORD).write_text("[1")
+    write_files(str(tmp_path), sample_files(images, *texts))  # what was sampled is not lost
+    assert "samples.json is damaged" in caplog.text and image_names(str(tmp_path))[-1] == "000007.png"
+
+
+def test_an_interrupted_run_is_cleared_by_the_next(tmp_path):
+    images = np.zeros((3, 8, 8, 3), dtype=np.uint8)
+
+    def fail(file):
+        raise OSError("the disk is full")
+
+    with pytest.raises(OSError):
+        write_files(str(tmp_path), sample_files(images, [""] * 3, range(3)) | {"grid.jpg": fail})
+    assert (tmp_path / "000002.png").exists()
+    write_files(str(tmp_path), sample_files(images[:1], [""], [0]))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("000000.png", "captions.txt", "grid.jpg", RECORD, "samples_1x8x8x3.npz"),
+    ]
 
 
 def test_folders_without_images_are_refused(tmp_path):

@@ -61,12 +61,13 @@ def drawn(workspace: Workspace, line: str, mark: str = "~") -> str:
     """The pictures that a command of sample.py makes, and the files it writes."""
     shutil.rmtree(workspace.folder / "drawn", ignore_errors=True)
     workspace.need(line)
-    with np.load(workspace.folder / "drawn" / "samples.npz") as file:
+    (path,) = (workspace.folder / "drawn").glob("samples_*.npz")
+    with np.load(path) as file:
         arrays = {name: file[name] for name in file.files}
     files = sorted(path.name for path in (workspace.folder / "drawn").rglob("*") if path.is_file())
     kinds = [f"{name} {value.dtype} {list(value.shape)}" for name, value in sorted(arrays.items())]
     pictures = next(value for value in arrays.values() if value.ndim == 4)
-    return f"writes {', '.join(files)}\nsamples.npz: {'; '.join(kinds)}\n{summary(pictures, mark)}"
+    return f"writes {', '.join(files)}\n{path.name}: {'; '.join(kinds)}\n{summary(pictures, mark)}"
 
 
 def measured(folder: Path) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cascade_making import make_stages
-from checkpoint_making import make_classifier_file, make_file
+from checkpoint_making import make_classifier_file, make_file, samples_in
 from control_making import make_controlnet
 from lora_making import make_lora
 from PIL import Image
@@ -144,7 +144,7 @@ def test_the_command_line_and_the_python_code_repeat_the_images(name, client, fi
     monkeypatch.setattr(sys, "argv", [*words[1:], "--device", "cpu", "--precision", "fp32", "--logdir", str(tmp_path)])
     monkeypatch.syspath_prepend(str(SCRIPTS))
     runpy.run_path(str(SCRIPTS / "sample.py"), run_name="__main__")
-    assert np.array_equal(np.load(tmp_path / "samples.npz")["arr_0"], images)
+    assert np.array_equal(samples_in(tmp_path), images)
 
 
 def test_the_stages_of_a_cascade_and_its_last_images(client):
