@@ -47,6 +47,13 @@ class LatentSampling:
     sampler: str = option("ancestral", "sampling algorithm, unless told otherwise", choices=SAMPLERS, free=True)
     steps: int = option(20, "sampling steps", free=True, least=1)
     guidance_scale: float = option(4.0, "scale of classifier-free guidance; 1 = off", free=True)
+    guidance_rescale: float = option(
+        0.7,
+        "share of the guided prediction that gets the standard deviation of the conditional one",
+        free=True,
+        least=0,
+        most=1,
+    )
     shift: float = option(2.0, SHIFT, free=True, above=0)
 
     @property
@@ -56,7 +63,9 @@ class LatentSampling:
     @property
     def guidance(self) -> GuidanceConfig:
         """Latents have no limits for thresholding."""
-        return GuidanceConfig(guidance_scale=self.guidance_scale, thresholding="none")
+        return GuidanceConfig(
+            guidance_scale=self.guidance_scale, guidance_rescale=self.guidance_rescale, thresholding="none"
+        )
 
 
 @settings

@@ -81,7 +81,7 @@ def test_a_picture_is_what_the_networks_make_one_after_another(files, cascade):
         for kind, path in (("stage_c", files.c), ("stage_b", files.b), ("stage_a", files.a))
     }
     cond, null = _caption(PROMPTS[:2]), _caption(["", ""])
-    guidance = GuidanceConfig(guidance_scale=3.0, thresholding="none")
+    guidance = GuidanceConfig(guidance_scale=3.0, guidance_rescale=0.7, thresholding="none")
     batch = SampleBatch(cascade.stages[0].signal, (6, 6), [7, 8], cond, null)
     steps = LogSnrProcess(C.diffusion).steps(4, 2.0)
     semantic = sample_batch(networks["stage_c"], steps, batch, SamplerConfig("ancestral", 4), guidance)
@@ -179,7 +179,7 @@ def plain(star):
         {"guidance": {"guidance_scale": 1.0}},
         {"guidance": {"guidance_scale_end": 2.0}},
         {"guidance": {"guidance_interval": (0.5, 1.0)}},
-        {"guidance": {"guidance_rescale": 0.7}},
+        {"guidance": {"guidance_rescale": 0.0}},
         {"guidance": {"perturbed_attention_scale": 3.0}},
     ],
     ids=str,
@@ -234,7 +234,7 @@ def test_stage_b_is_guided_by_its_map_alone_where_it_reads_no_text(files, tmp_pa
 
 def test_settings_come_from_the_checkpoints(cascade):
     c, b = (stage.defaults for stage in cascade.stages)
-    guidance = GuidanceConfig(guidance_scale=3.0, thresholding="none")
+    guidance = GuidanceConfig(guidance_scale=3.0, guidance_rescale=0.7, thresholding="none")
     assert c == StageSettings(SamplerConfig("ancestral", 4), guidance, batch_size=4, shift=2.0)
     assert b == StageSettings(SamplerConfig("ancestral", 3), replace(guidance, guidance_scale=1.5), batch_size=4)
 

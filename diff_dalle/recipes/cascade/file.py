@@ -172,6 +172,11 @@ class CascadeRun:
         """What both sides of images must be multiples of; 0 = not known yet."""
         return cast(Any, self).model.stride
 
+    def notes(self) -> Iterator[str]:
+        """Sentences on settings that are accepted without being used, for the start of training."""
+        if self.dist_file_subfolder:
+            yield "dist_file_subfolder is not used: processes do not find each other by a file"
+
     @property
     def network_kind(self) -> str:
         """The kind of its network, an entry of checkpoints.kinds.KINDS."""
@@ -218,8 +223,8 @@ def check_cascade(recipe: Recipe, world: World) -> None:
 
 def open_cascade(recipe: Recipe, world: World, tokenizer: Tokenizer | None) -> Session:
     run: CascadeRun = recipe.settings
-    if run.dist_file_subfolder:
-        world.print("Note: dist_file_subfolder is not used: processes do not find each other by a file.")
+    for note in run.notes():
+        world.print(f"Note: {note}.")
     if not (run.data.saliency or run.data.random_crop or run.multi_aspect_ratio):
         world.print("Images are cropped in the center; data.saliency would crop them around what they show.")
     session = run.session(recipe, world, tokenizer)

@@ -66,7 +66,10 @@ def test_a_size_is_completed_by_what_the_file_says(tmp_path):
     assert run.model.text.text_length == 20 and run.model.up_repeats == STAGE_B_SIZES["700M"].up_repeats
     assert run.diffusion.pyramid_noise == 0.75 and run.diffusion.shift == 1  # of stage B
     run = read("stage_b", tmp_path, "w", *STAGE_B, ("shift", 4))
-    assert run.diffusion.shift == 4
+    (note,) = run.notes()
+    assert run.diffusion.shift == 1 and note.startswith("shift is 4, but not used: ")
+    run = read("stage_b", tmp_path, "w", *STAGE_B, ("shift", 4), ("diffusion.shift", 4))
+    assert run.diffusion.shift == 4 and not [*run.notes()]
     run = read("stage_b", tmp_path, "w", *STAGE_B, ("adaptive_loss_weight", False))
     assert run.diffusion.loss_weighting == ("p2",)
     weighting = [("adaptive_loss_weight", None), ("diffusion.loss_weighting", ["snr"])]
