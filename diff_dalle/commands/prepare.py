@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from .. import storage
 from ..config import option, quantity, section, settings
+from ..data.accounting import REPORT, report_lines
 from ..data.inspection import InspectionConfig, inspect_shards
-from ..data.packing import REPORT, PackingConfig, pack_folder
+from ..data.packing import PackingConfig, pack_folder
 from ..distributed.cores import usable_cores
 from ..distributed.launch import DistributedConfig, launch
 from ..embeddings.computing import EmbeddingsConfig, compute_embeddings
@@ -62,7 +63,7 @@ def folder(config: PackingConfig) -> list[str]:
     written, shards = quantity(report["written"], "image"), quantity(report["shards"], "shard")
     return [
         f"{config.out_dir}: {written} in {shards}, {report['bytes'] / 1e6:,.1f} MB",
-        *(f"skipped {quantity(count, 'image')}: {reason}" for reason, count in report["skipped"].items()),
+        *report_lines(report),
         f"report: {storage.join(config.out_dir, REPORT)}",
     ]
 

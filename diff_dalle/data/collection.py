@@ -16,7 +16,7 @@ from ..images.decode import IMAGE_KINDS, BrokenSample
 from .arrays import KINDS
 from .index import Indexed, count_kinds, discard_summaries, index_shards, read_table
 from .lru_cache import LRUCache
-from .shard_table import IMAGE, Members, Table, alternatives
+from .shard_table import IMAGE, Members, Table, alternatives, split_at_dots
 from .shards import ShardFiles
 from .sidecars import Sidecar, SidecarFiles
 from .sources import DATA_DIR, find_shards
@@ -262,5 +262,6 @@ def _nothing_usable(entries: Sequence[Indexed], required: Required, flag: str) -
         if kinds.keys().isdisjoint(alternatives(kind)):
             missing = ", ".join(IMAGE_KINDS) if kind == IMAGE else f"no .{kind} members"
             hint = f"; set {named('caption_field')}" if purpose == "captions" else ""
-            return f"{source} holds no {purpose} ({missing}{hint}); found: {found}"
+            dots = f"; {said}" if (said := split_at_dots(kinds)) else ""
+            return f"{source} holds no {purpose} ({missing}{hint}); found: {found}{dots}"
     return f"{source} holds no sample with {_listed(required, 'and')}; found: {found}"

@@ -14,10 +14,12 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
+from .. import storage
 from ..config import Fault, InputError, faults_of, named, option, quantity, redact, section, settings
-from ..images.decode import IMAGE_KINDS, BrokenSample, Size, decode_image
+from ..images.decode import IMAGE_KINDS, BrokenSample, Size, decode_image, picture_facts
 from ..images.grid import image_grid
 from ..images.transforms import center_crop
+from .accounting import find_report, report_lines
 from .aspect_buckets import AspectBuckets, AspectConfig, kept_share
 from .captions import caption_kind, caption_option, read_caption
 from .collection import Collection, collect
@@ -25,7 +27,7 @@ from .filters import filters_option, parse_filters
 from .index import Indexed, count_kinds, index_shards
 from .order import Order
 from .settings import DataConfig
-from .shard_table import IMAGE
+from .shard_table import IMAGE, split_at_dots
 from .shards import ShardFiles
 from .sources import find_shards
 from .spec import Required
@@ -89,11 +91,13 @@ class InspectionConfig:
 
 @dataclass(frozen=True)
 class Look:
-    """A decoded sample: a small center crop, the image's (height, width), and the caption, "" when there is none."""
+    """A decoded sample: a small center crop, the image's (height, width), the caption, "" when there is none, and what
+    decoding changes."""
 
     pixels: np.ndarray
     size: Size
     caption: str
+    notes: tuple[str, ...]
 
 
 def inspect_shards(config: InspectionConfig) -> tuple[list[str], Image.Image | None]:
@@ -104,7 +108,7 @@ def inspect_shards(config: InspectionConfig) -> tuple[list[str], Image.Image | N
     files = ShardFiles(index_cache=config.index_cache)
     entries = index_shards(find_shards(config.data_dir), files)
     kinds, kind = count_kinds(entries), caption_kind(config.caption_field)
-    lines = _contents(entries, kinds)
+    lines = [*_contents(entries, kinds), *_packed(entries)]
     if not kinds.keys() & set(IMAGE_KINDS):
         return [*lines, f"no images ({', '.join(IMAGE_KINDS)})"], None
     captioned = kind in kinds
@@ -144,16 +148,28 @@ def _contents(entries: Sequence[Indexed], kinds: Counter[str]) -> list[str]:
     size = sum(entry.summary.size for entry in entries)
     lines = [f"{quantity(len(entries), 'shard')}, {quantity(samples, 'sample')}, {size / 1e6:,.1f} MB"]
     lines.append("members: " + ", ".join(f".{kind} {count:,}" for kind, count in kinds.most_common(12)))
+    if dotted := split_at_dots({kind: number for kind, number in kinds.items() if kind[:1].isdigit()}):
+        lines.append(dotted)  # of a control's cond.png there is nothing to say
     lines += [f"damaged: {redact(entry.path)} {entry.summary.problem}" for entry in entries if entry.summary.problem]
     return lines
 
 
-def _look(found: Collection, config: InspectionConfig, captioned: bool) -> tuple[list[Look], list[str]]:
-    """Samples spread evenly over the shards, and what is wrong with the broken ones."""
+def _packed(entries: Sequence[Indexed]) -> list[str]:
+    """What the packing of these shards reported, where its report lies beside them."""
+    folders = sorted({storage.split(entry.path)[0] for entry in entries if storage.reads_by_offset(entry.path)})
+    lines: list[str] = []
+    for folder in folders:
+        if report := find_report(folder):
+            lines += [f"packed into {redact(folder)}:", *(f"  {line}" for line in report_lines(report))]
+    return lines
+
+
+def _look(found: Collection, config: InspectionConfig, captioned: bool) -> tuple[list[Look], list[tuple[str, str]]]:
+    """Samples spread evenly over the shards; and the names of the broken ones, with what is wrong."""
     kind = caption_kind(config.caption_field)
     count = min(config.look_at or found.samples, found.samples)
     looks: list[Look] = []
-    broken: list[str] = []
+    broken: list[tuple[str, str]] = []
     order = Order(found.counts, seed=0, streams=1, window=1, shuffle=False)
     places = np.stack(order.samples_at(np.arange(count) * found.samples // count), 1)
     for shard, member in tqdm(places.tolist(), desc="decoding", unit="sample", disable=None):
@@ -162,15 +178,20 @@ def _look(found: Collection, config: InspectionConfig, captioned: bool) -> tuple
             raw.check()
             image, size = decode_image(raw.members[IMAGE], config.max_pixels, (EXAMPLE, EXAMPLE))
             caption = read_caption(raw.members[kind], config.caption_field) if captioned else ""
-            looks.append(Look(center_crop(image, size, (EXAMPLE, EXAMPLE)), size, caption))
+            notes = picture_facts(raw.members[IMAGE]).notes
+            looks.append(Look(center_crop(image, size, (EXAMPLE, EXAMPLE)), size, caption, notes))
         except BrokenSample as reason:
-            broken.append(f"{found.describe(shard, member)}: {reason}")
+            broken.append((found.describe(shard, member), str(reason)))
     return looks, broken
 
 
-def _findings(looks: Sequence[Look], broken: Sequence[str], captioned: bool) -> list[str]:
+def _findings(looks: Sequence[Look], broken: Sequence[tuple[str, str]], captioned: bool) -> list[str]:
     lines = [f"decoded {quantity(len(looks) + len(broken), 'sample')}: {len(broken):,} broken"]
-    lines += [f"  {reason}" for reason in broken[:10]]
+    reasons = Counter(reason.partition(":")[0] for _, reason in broken)
+    lines += [f"  {count:,} × {reason}" for reason, count in reasons.most_common()]
+    lines += [f"  {name}: {reason}" for name, reason in broken[:10]]
+    notes = Counter(note for look in looks for note in look.notes)
+    lines += [f"{quantity(count, 'image')}: {note}" for note, count in notes.most_common()]
     if not looks:
         return lines
     if captioned:

@@ -1,13 +1,11 @@
-"""Packing a folder of captioned images into shards, with a report of what was skipped and why."""
+"""Packing a folder of captioned images into shards, with a report of every file that was skipped and why."""
 
 from __future__ import annotations
 
-import csv
 import io
 import itertools
 import json
 import os
-from collections import Counter
 from collections.abc import Iterator
 
 from PIL import Image
@@ -15,14 +13,18 @@ from tqdm import tqdm
 
 from .. import storage
 from ..config import Fault, InputError, named, option, settings
-from ..images.decode import IMAGE_KINDS, MAX_PIXELS, BrokenSample, decode_image
+from ..images.decode import ALL_FORMATS, ALL_KINDS, MAX_PIXELS, BrokenSample, Facts, decode_image, picture_facts
 from ..images.output import png_bytes
-from .captions import read_caption
+from .accounting import REPORT, Account, Reason, Skipped, printable, report_lines
+from .captions import read_caption, usable_caption
+from .collection import MAX_BYTES, MAX_OTHER
+from .shard_table import IMAGE
+from .source_folder import Belongings, SourceFolder
 from .tar import write_tar
 
-METADATA = ("metadata.jsonl", "metadata.csv")
-REPORT = "report.json"
 JPEG_QUALITY = 95
+KEPT = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp"}  # formats whose files become members as they are
+SEVERAL = 'several captions: the first is the txt, and {} ["json", "captions"] draws one of them'
 
 
 @settings
@@ -32,10 +34,10 @@ class PackingConfig:
     source: str = option(
         "",
         "folder of images (searched recursively), each with a caption: a .txt of the same name beside it, or a row of "
-        "metadata.jsonl or metadata.csv with its file_name",
+        "metadata.jsonl or metadata.csv in its folder or one above with its file_name",
     )
     out_dir: str = option("", "new or empty folder for the shards, local or remote")
-    caption_column: str = option("caption", "field of metadata.jsonl or metadata.csv that holds captions")
+    caption_column: str = option("caption", "field of the metadata that holds a caption or a list of captions")
     captions: bool = option(True, "skip images without a caption")
     resize: int = option(
         0, "shorter side in pixels to which larger images are downsampled; 0 = keep the files", least=0
@@ -44,17 +46,14 @@ class PackingConfig:
     max_pixels: int = option(MAX_PIXELS, "maximum width × height of an image; larger ones are skipped")
 
 
-class _Skipped(Exception):
-    """An image that is skipped; the message says why."""
-
-
 def pack_folder(config: PackingConfig) -> dict:
     """Write the images of ``source`` as ``00000.tar``, ``00001.tar``, … and ``report.json`` into ``out_dir``.
 
-    Each sample has its image (the file's own bytes unless downsampled), its caption as ``txt``, and a ``json`` with the
-    file name, the size in pixels and all other metadata. The same folder gives the same bytes. Links that lead out of
-    the folder are not followed. Returns the report. Raises InputError when there is nothing to pack or something would
-    be overwritten.
+    Each sample has its image, its caption as ``txt``, and a ``json`` with the file name, the size in pixels and all
+    other metadata; several captions are the list ``captions`` there. A jpeg, png or webp is the file's own bytes unless
+    it is downsampled; the first frame of an animation and pictures of other formats become png files. The same folder
+    gives the same bytes. Links that lead out of the folder are not followed. Returns the report. Raises InputError when
+    there is nothing to pack or something would be overwritten.
     """
     source = storage.local_path(config.source)
     if not config.source or not os.path.isdir(source):
@@ -63,171 +62,129 @@ def pack_folder(config: PackingConfig) -> dict:
         raise InputError(Fault("out_dir", "is not set: name a new folder for the shards"))
     if storage.exists(config.out_dir) and storage.list_files(config.out_dir, recursive=True):
         raise InputError(Fault("out_dir", f"{config.out_dir} is not empty; choose another, nothing is overwritten"))
-    rows, bad_lines = _metadata(source, config.caption_column)
-    names = sorted({*_images(source), *rows})
-    if not names:
-        raise InputError(Fault("source", f"{config.source} holds no images ({', '.join(IMAGE_KINDS)})"))
+    account = Account()
+    folder = SourceFolder(source, config.caption_column, account)
+    if not folder.pictures:
+        found = "; ".join(report_lines(account.report([])))
+        raise InputError(Fault("source", f"{config.source} holds no images ({', '.join(ALL_KINDS)}): {found}"))
     storage.make_dirs(config.out_dir)
-    folder = _Folder(config, source, rows)
-    folder.skipped += bad_lines
     sizes: list[int] = []
-    samples = folder.samples(tqdm(names, desc="packing", unit="image", disable=None))
+    names = tqdm(list(folder.pictures), desc="packing", unit="image", disable=None)
+    samples = _Packer(config, folder, account).samples(names)
     while first := next(samples, None):
         path = storage.join(config.out_dir, f"{len(sizes):05d}.tar")
         write_tar(path, itertools.chain([first], itertools.islice(samples, config.samples_per_shard - 1)))
         sizes.append(storage.size_and_tag(path)[0])
-    reasons = Counter(reason.partition(":")[0] for _, reason in folder.skipped)
-    report = {
-        "images": len(names),
-        "written": folder.written,
-        "shards": len(sizes),
-        "bytes": sum(sizes),
-        "skipped": dict(reasons.most_common()),
-        "skipped_files": [{"file_name": _printable(name), "reason": _printable(why)} for name, why in folder.skipped],
-    }
+    _settle(folder, account)
+    report = account.report(sizes)
     storage.write_bytes(storage.join(config.out_dir, REPORT), json.dumps(report, indent=1, ensure_ascii=False).encode())
-    if not folder.written:
-        listed = "; ".join(f"{count} × {reason}" for reason, count in reasons.most_common())
+    if not report["written"]:
+        found = "; ".join(report_lines(report))
         raise InputError(
-            f"none of the {len(names)} images in {named('source')} {config.source} can be packed: {listed}"
+            f"none of the {len(folder.pictures)} images in {named('source')} {config.source} can be packed: {found}"
         )
     return report
 
 
-def _printable(text: str) -> str:
-    """Text that UTF-8 can hold: other bytes of a file name, and halves of surrogate pairs, as escapes."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+def _settle(folder: SourceFolder, account: Account) -> None:
+    """Say of the texts and the metadata that no packed picture uses why."""
+    texts = {text: name for name, found in folder.pictures.items() for text in found.texts}
+    for text in folder.texts:
+        if text not in account.packed:
+            packed = texts.get(text) in account.packed
+            unused = Reason.CAPTION_UNUSED if packed else Reason.CAPTION_LOST
+            account.skipped[text] = Skipped(unused if text in texts else Reason.CAPTION_ALONE)
+    for name in folder.metadata:
+        if name not in account.packed:
+            account.skipped[name] = Skipped(Reason.METADATA_UNUSED)
 
 
-def _images(source: str) -> Iterator[str]:
-    """Paths of images relative to the folder, with forward slashes."""
-    for path in storage.list_files(source, recursive=True):
-        if path.rpartition(".")[2].lower() in IMAGE_KINDS:
-            yield os.path.relpath(path, source).replace(os.sep, "/")
+class _Packer:
+    """The samples of a folder, in order. The account is told of each picture, and of what is packed with it."""
 
-
-def _metadata(source: str, column: str) -> tuple[dict[str, dict], list[tuple[str, str]]]:
-    """The rows of metadata.jsonl or metadata.csv by file name, and its unreadable lines with the reasons.
-
-    Nothing without either file. Raises InputError for one without any usable row, or without the needed fields.
-    """
-    name = next((name for name in METADATA if os.path.exists(os.path.join(source, name))), None)
-    if name is None:
-        return {}, []
-    text = storage.read_bytes(os.path.join(source, name)).decode("utf-8-sig", "replace")
-    numbered = list(_csv_rows(text) if name.endswith(".csv") else _json_rows(text))
-    rows = [row for _, row in numbered if isinstance(row, dict)]
-    bad = [(f"{name}, line {line}", reason) for line, reason in numbered if isinstance(reason, str)]
-    if bad and not rows:
-        raise InputError(f"{bad[0][0]} {bad[0][1]}, and no other line can be read")
-    for required in ("file_name", column):
-        if rows and not any(required in row for row in rows):
-            hint = f"; set {named('caption_column')} to the field with the captions" if required == column else ""
-            found = ", ".join(map(str, rows[0]))
-            raise InputError(f"{name} in {named('source')} has no field {required!r}, only {found}{hint}")
-    of_files = [{**row, "caption": row.get(column)} for row in rows if row.get("file_name")]
-    return {os.path.normpath(str(row["file_name"])).replace(os.sep, "/"): row for row in of_files}, bad
-
-
-def _json_rows(text: str) -> Iterator[tuple[int, dict | str]]:
-    """Line number, and the object in the line or what is wrong with it. Lines end with a line feed only: json may hold
-    the other characters that Python takes for line ends."""
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
-                row = None
-            yield number, row if isinstance(row, dict) else "is not a JSON object"
-
-
-def _csv_rows(text: str) -> Iterator[tuple[int, dict | str]]:
-    """Line number, and the row that starts there or what is wrong with it; reading goes on in the next line, so that an
-    open quote costs one row. Fields beyond the header are the list ``more``."""
-    lines, header, at = list(io.StringIO(text, newline="")), None, 0
-    while at < len(lines):
-        reader = csv.reader((lines[i] for i in range(at, len(lines))), strict=True)
-        number = at + 1
-        try:
-            fields = next(reader)
-            at += reader.line_num
-        except csv.Error as error:
-            yield number, f"is not valid CSV ({error}): is a quote left open?"
-            at += 1
-            continue
-        if header is None:
-            header = fields
-        elif fields:
-            row: dict = dict(itertools.zip_longest(header, fields[: len(header)]))
-            yield number, row | ({"more": fields[len(header) :]} if len(fields) > len(header) else {})
-
-
-class _Folder:
-    """The samples of a folder, and a record of the skipped images."""
-
-    def __init__(self, config: PackingConfig, source: str, rows: dict[str, dict]):
-        self.config, self.source, self.rows = config, source, rows
-        self.root = os.path.realpath(source)
+    def __init__(self, config: PackingConfig, folder: SourceFolder, account: Account):
+        self.config, self.folder, self.account = config, folder, account
         self.written = 0
-        self.skipped: list[tuple[str, str]] = []
+        self.several = any(len(owned.captions) > 1 for owned in folder.pictures.values())
 
     def samples(self, names) -> Iterator[tuple[str, dict[str, bytes]]]:
         for name in names:
             try:
-                members = self._members(name)
-            except (_Skipped, BrokenSample, InputError) as reason:
-                self.skipped.append((name, str(reason)))
-                continue
-            yield f"{self.written:08d}", members
-            self.written += 1
-
-    def _members(self, name: str) -> dict[str, bytes]:
-        if "\0" in name or name != _printable(name):
-            raise _Skipped("its file name is not valid UTF-8 text")
-        data = self._read(name)
-        if data is None:
-            raise _Skipped("named in the metadata, but missing")
-        image, (height, width) = decode_image(data, self.config.max_pixels)
-        kind = name.rpartition(".")[2].lower().replace("jpeg", "jpg")
-        if kind not in IMAGE_KINDS:
-            raise _Skipped(f"its extension is none of {', '.join(IMAGE_KINDS)}")
-        if 0 < self.config.resize < min(height, width):
-            image = _resized(image, self.config.resize)
-            if kind == "png":
-                data = png_bytes(image)
+                members, notes = self._members(name)
+            except Skipped as why:
+                self.account.skipped[name] = why
+            except BrokenSample as error:
+                self.account.skipped[name] = Skipped.of(error)
             else:
-                kind, buffer = "jpg", io.BytesIO()
+                self.account.packed[name] = "picture"
+                self.account.packed |= dict.fromkeys(self.folder.pictures[name].metadata, "metadata file")
+                self.account.notes.update(notes)
+                yield f"{self.written:08d}", members
+                self.written += 1
+
+    def _members(self, name: str) -> tuple[dict[str, bytes], list[str]]:
+        """The members of a picture's sample, and notes about it."""
+        if name != printable(name):
+            raise Skipped(Reason.BAD_NAME)
+        limit, owned = MAX_BYTES[IMAGE], self.folder.pictures[name]
+        data = self.folder.read(name, limit)
+        if not data:
+            raise Skipped(Reason.EMPTY)
+        facts = picture_facts(data, ALL_FORMATS)
+        image, _ = decode_image(data, self.config.max_pixels, formats=ALL_FORMATS)
+        kind, data, image, notes = self._stored(data, image, facts)
+        if len(data) > limit:
+            raise Skipped(Reason.TOO_LONG, f"{len(data):,} as a {kind}, more than {limit:,}")
+        captions, texts = self._captions(owned)
+        if len(captions) > 1:
+            notes.append(SEVERAL.format(named("caption_field")))
+        members = {kind: data} | ({"txt": captions[0].encode()} if captions else {})
+        members["json"] = self._record(name, image, owned, captions)
+        self.account.packed |= dict.fromkeys(texts, "caption")
+        return members, notes
+
+    def _stored(self, data: bytes, image: Image.Image, facts: Facts) -> tuple[str, bytes, Image.Image, list[str]]:
+        """What becomes the member: its kind, bytes and picture, and notes."""
+        kind, notes = KEPT.get(facts.format), list(facts.notes)
+        if kind is None:
+            notes.append(f"{facts.format}, converted to PNG")
+        if 0 < self.config.resize < min(image.size):
+            image = _resized(image, self.config.resize)
+            if kind in ("jpg", "webp") and not facts.animated:
+                buffer = io.BytesIO()
                 image.save(buffer, "JPEG", quality=JPEG_QUALITY)
-                data = buffer.getvalue()
-        caption = self._caption(name)
-        record = {**self.rows.get(name, {}), "file_name": name, "width": image.width, "height": image.height}
-        record["caption"] = caption
+                return "jpg", buffer.getvalue(), image, notes
+        elif kind and not facts.animated:
+            return kind, data, image, notes
+        return "png", png_bytes(image), image, notes
+
+    def _captions(self, owned: Belongings) -> tuple[list[str], list[str]]:
+        """A picture's captions, and the files that they come from, other than metadata. Raises Skipped and BrokenSample
+        where there is none that can be used."""
+        given = [text for text in owned.captions if isinstance(text, str)]
+        found = [usable_caption(text) for text in given if text.strip()]
+        if found:
+            return list(dict.fromkeys(found)), []
+        reason = Reason.CAPTION_EMPTY if given else Reason.NO_CAPTION
+        for text in owned.texts[:1]:
+            data = self.folder.read(text, MAX_OTHER)
+            if data.strip():
+                return [read_caption(data, "txt")], [text]
+            reason = Reason.CAPTION_EMPTY
+        if self.config.captions:
+            raise Skipped(reason)
+        return [], []
+
+    def _record(self, name: str, image: Image.Image, owned: Belongings, captions: list[str]) -> bytes:
+        """The json member."""
+        record = {**owned.row, "file_name": name, "width": image.width, "height": image.height}
+        record["caption"] = captions[0] if captions else None
+        if self.several and captions:  # then of every picture, so that one may be drawn
+            record["captions"] = captions
         try:
-            text = {} if caption is None else {"txt": caption.encode()}
-            return {kind: data, **text, "json": json.dumps(record, ensure_ascii=False, sort_keys=True).encode()}
+            return json.dumps(record, ensure_ascii=False, sort_keys=True, allow_nan=False).encode()
         except UnicodeEncodeError:
-            raise _Skipped("its caption or metadata holds half of a surrogate pair, which UTF-8 cannot hold") from None
-
-    def _caption(self, name: str) -> str | None:
-        caption = self.rows.get(name, {}).get("caption")
-        if not isinstance(caption, str) or not caption.strip():
-            data = self._read(f"{name.rpartition('.')[0]}.txt")
-            try:
-                caption = None if data is None else read_caption(data, "txt")
-            except BrokenSample:  # an empty file
-                caption = None
-        if caption is None and self.config.captions:
-            raise _Skipped("no caption")
-        if caption and "\0" in caption:
-            raise _Skipped("its caption holds a NUL character")
-        return caption and caption.strip()
-
-    def _read(self, name: str) -> bytes | None:
-        """A file of the folder, or None when it is missing. Raises _Skipped for a link that leads out of the folder."""
-        path = os.path.realpath(os.path.join(self.root, name))
-        if not path.startswith(os.path.join(self.root, "")):
-            raise _Skipped("outside the folder")
-        return storage.read_bytes(path) if os.path.isfile(path) else None
+            raise Skipped(Reason.METADATA_NOT_UTF8) from None
 
 
 def _resized(image: Image.Image, short: int) -> Image.Image:

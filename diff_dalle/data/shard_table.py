@@ -15,7 +15,7 @@ import stat
 import struct
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TypeVar
 
@@ -97,6 +97,23 @@ def split_name(name: str) -> tuple[str, str] | None:
     lower case. None for hidden files (macOS's ``._x.jpg``) and for names without a dot."""
     match = _NAME.fullmatch(name.removeprefix("./"))
     return (match.group(1), match.group(2).lower()) if match else None
+
+
+def split_at_dots(kinds: Mapping[str, int]) -> str:
+    """An explanation of the members that look like images and texts of names with dots; "" without any.
+
+    kinds: of members, with their numbers. A kind of two parts may be meant, such as a control's cond.png.
+    """
+    ends = (*IMAGE_KINDS, "txt", "json")
+    found = {kind: number for kind, number in kinds.items() if "." in kind and kind.rpartition(".")[2] in ends}
+    if not found:
+        return ""
+    kind = max(found, key=lambda each: found[each])
+    return (
+        f"{sum(found.values()):,} members have names such as NAME.{kind}: a sample's key ends at the first dot of the "
+        f"base name, so that this is the member .{kind} of the sample NAME. If the dot belongs to the name, pack them "
+        "under names without dots"
+    )
 
 
 @dataclass(frozen=True)

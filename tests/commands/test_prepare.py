@@ -33,7 +33,12 @@ def test_a_folder_is_packed_and_what_was_skipped_is_named(tmp_path):
     Image.new("RGB", (70, 70), "blue").save(source / "without_caption.png")
     first, *skipped, last = run("folder", source=source, out_dir=tmp_path / "shards")
     assert first.startswith(f"{tmp_path / 'shards'}: 1 image in 1 shard, ")
-    assert len(skipped) == 1 and skipped[0].startswith("skipped 1 image: ")
+    assert skipped == [
+        "3 files in the folder: 1 picture, 1 caption packed, 1 skipped",
+        "skipped 1 file: no caption (without_caption.png)",
+    ]
+    inspected = run("inspect", data_dir=tmp_path / "shards", grid="")
+    assert inspected[2:5] == [f"packed into {tmp_path / 'shards'}:", *(f"  {line}" for line in skipped)]
     assert last == f"report: {tmp_path / 'shards' / 'report.json'}" and (tmp_path / "shards" / "report.json").exists()
 
 

@@ -45,7 +45,7 @@ def folder() -> Path:
 
 def test_a_folder_comes_back_out_of_its_shards(folder):
     report = pack(samples_per_shard=2)
-    counts = {"images": 3, "written": 3, "shards": 2, "skipped": {}}
+    counts = {"files": 6, "packed": {"picture": 3, "caption": 3}, "written": 3, "shards": 2, "skipped": {}}
     assert {name: report[name] for name in counts} == counts
     assert report["bytes"] == sum(path.stat().st_size for path in Path("out").glob("*.tar"))
     assert json.loads(Path("out/report.json").read_text()) == report
@@ -85,7 +85,8 @@ def test_captions_may_come_from_one_file(folder):
     Path("secret.jpg").write_bytes(encoded(random_image()))
     (folder / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
     report = pack(caption_column="text")
-    assert report["skipped"] == {"named in the metadata, but missing": 1, "outside the folder": 1}
+    assert report["skipped_rows"] == {"named in the metadata, but missing": 1, "outside the folder": 1}
+    assert report["skipped"] == {"a text whose picture has another caption": 2}
     assert packed() == ["also, with a comma", "from the list", "Ünïcode 1"]
     (folder / "metadata.jsonl").unlink()
     with open(folder / "metadata.csv", "w", newline="") as file:
@@ -115,11 +116,12 @@ def test_skipped_images_are_reported_with_reasons(folder):
     assert reasons.pop("broken.jpg").startswith("not a")
     assert reasons == {
         "silent.jpg": "no caption",
-        "blank.png": "no caption",
+        "blank.png": "its caption is empty",
         "huge.png": "too many pixels",
         "link.jpg": "outside the folder",
+        **dict.fromkeys(("broken.txt", "blank.txt", "huge.txt"), "the caption of a picture that is not packed"),
     }
-    assert report["written"] == 3 and sum(report["skipped"].values()) == 5
+    assert report["written"] == 3 and sum(report["skipped"].values()) == 8
     assert pack(captions=False, out_dir="all")["written"] == 6
 
 
@@ -144,12 +146,15 @@ def test_text_that_utf8_cannot_hold_is_reported_and_the_rest_packed(folder):
     report = pack()
     assert reasons_of(report) == {
         "caf\\udce9.jpg": "its file name is not valid UTF-8 text",
-        "nul\0.jpg": "its file name is not valid UTF-8 text",
-        "half\\ud800.jpg": "its file name is not valid UTF-8 text",
-        "b.JPG": "its caption or metadata holds half of a surrogate pair, which UTF-8 cannot hold",
-        "a.png": "its caption or metadata holds half of a surrogate pair, which UTF-8 cannot hold",
+        "b.JPG": "its caption is not UTF-8",
+        "a.png": "its metadata is not UTF-8",
         "d.jpg": "its caption holds a NUL character",
+        **dict.fromkeys(("a.txt", "b.txt"), "the caption of a picture that is not packed"),
+        "metadata.jsonl": "metadata without a row of a packed picture",
     }
+    assert [row["reason"] for row in report["rows"]] == [
+        f"named in the metadata, but missing: {name}" for name in ("nul\0.jpg", "half\\ud800.jpg")
+    ]
     assert json.loads(Path("out/report.json").read_text("utf-8")) == report
     assert packed() == ["Ünïcode 2"]
 
@@ -160,7 +165,7 @@ def test_a_line_of_metadata_ends_with_a_line_feed_only(folder):
     (folder / "metadata.jsonl").write_text("\n".join(lines), encoding="utf-8")
     report = pack()
     assert caption in packed() and report["written"] == 3
-    assert reasons_of(report) == {f"metadata.jsonl, line {i}": "is not a JSON object" for i in (2, 3)}
+    assert report["rows"] == [{"row": f"metadata.jsonl, line {i}", "reason": "is not a JSON object"} for i in (2, 3)]
 
 
 def test_an_open_quote_costs_one_row(folder):
@@ -169,9 +174,8 @@ def test_an_open_quote_costs_one_row(folder):
     )
     report = pack()
     assert packed() == ['closed "here"\nand there', "Ünïcode 0", "Ünïcode 2"]
-    found = reasons_of(report)
-    assert set(found) == {"metadata.csv, line 2", "metadata.csv, line 5"}
-    assert all("is a quote left open?" in reason for reason in found.values())
+    assert [row["row"] for row in report["rows"]] == ["metadata.csv, line 2", "metadata.csv, line 5"]
+    assert all("is a quote left open?" in row["reason"] for row in report["rows"])
     with tarfile.open("out/00000.tar") as tar:
         record = json.load(tar.extractfile("00000000.json"))
     assert (record["file_name"], record["x"], record["more"]) == ("a.png", "1", ["2", "3"])
@@ -196,7 +200,9 @@ def test_a_folder_without_images_or_captions_is_refused():
     with pytest.raises(InputError, match="holds no images"):
         pack()
     Path("in/a.jpg").write_bytes(encoded(random_image()))
-    with pytest.raises(InputError, match="none of the 1 images in source .* can be packed: 1 × no caption"):
+    with pytest.raises(
+        InputError, match="none of the 1 images in source .* can be packed: .*skipped 1 file: no caption"
+    ):
         pack()
 
 
