@@ -29,6 +29,10 @@ class Other:
     updown: bool = True
     learned_resampling: bool = True
     head_channels: int = 16
+    upsample_head_channels: int = 0  # of the decoder; 0 = the same
+    pool: str = "attention"
+    xf_padding: bool = True
+    xf_final_ln: bool = True
     new_order: bool = False
     text: tuple[int, int, int, int, int] | None = None
     pooled: int = 0  # classes of a classifier; the network is an encoder then
@@ -66,6 +70,8 @@ class Other:
         self._attention("middle_block.1", width)
         self._res("middle_block.2", width, width)
         if self.pooled:
+            if self.pool != "attention":
+                return self._head(width, sum(skips) + width)
             self._norm("out.0", width)
             self._add("out.2.positional_embedding", width, self.final_size**2 + 1)
             self._linear("out.2.qkv_proj", width, 3 * width, axes=1)
@@ -87,6 +93,17 @@ class Other:
                 i += 1
         self._norm("out.0", width)
         self._conv("out.2", width, self.outputs)
+
+    def _head(self, width: int, features: int) -> None:
+        """Of a classifier without attention pooling."""
+        if self.pool == "adaptive":
+            self._norm("out.0", width)
+            return self._linear("out.3", width, self.pooled, axes=2)
+        self._linear("out.0", features, 2048)
+        if self.pool == "spatial":
+            return self._linear("out.2", 2048, self.pooled)
+        self._norm("out.1", 2048)
+        self._linear("out.3", 2048, self.pooled)
 
     @property
     def file(self) -> State:
@@ -136,10 +153,12 @@ class Other:
             self._linear(f"{block}.mlp.c_fc", width, 4 * width)
             self._linear(f"{block}.mlp.c_proj", 4 * width, width)
             self._norm(f"{block}.ln_2", width)
-        self._norm("final_ln", width)
+        if self.xf_final_ln:
+            self._norm("final_ln", width)
         self._add("token_embedding.weight", vocabulary, width)
         self._add("positional_embedding", length, width)
-        self._add("padding_embedding", length, width)
+        if self.xf_padding:
+            self._add("padding_embedding", length, width)
         self._linear("transformer_proj", width, 4 * self.channels)
 
     # ------------------------------------------------------------------------------------------------------- function
@@ -182,6 +201,13 @@ class Other:
             skips.append(h)
         h = self._residual("middle_block.0", h, emb)
         h = self._residual("middle_block.2", self._attended("middle_block.1", h, text), emb)
+        if self.pool.startswith("spatial"):
+            means = self._apply("out.0", torch.cat([each.mean((2, 3)) for each in (*skips, h)], 1))
+            if self.pool == "spatial":
+                return self._apply("out.2", F.relu(means))
+            return self._apply("out.3", F.silu(self._normalize("out.1", means)))
+        if self.pool == "adaptive":
+            return self._apply("out.3", F.silu(self._normalize("out.0", h)).mean((2, 3)))
         if self.pooled:
             return self._pool(F.silu(self._normalize("out.0", h)))
         for i in range(levels * (self.blocks + 1)):
@@ -230,7 +256,8 @@ class Other:
         if not self._has_attention(name):
             return x
         n, c = x.shape[:2]
-        heads = c // self.head_channels
+        own = self.upsample_head_channels if name.startswith("output") else 0
+        heads = c // (own or self.head_channels)
         qkv = self._apply(f"{name}.qkv", self._normalize(f"{name}.norm", x).flatten(2).transpose(1, 2)).transpose(1, 2)
         if self.new_order:
             q, k, v = (part.reshape(n * heads, c // heads, -1) for part in qkv.chunk(3, 1))
@@ -249,8 +276,11 @@ class Other:
     def _encode(self, tokens: Tensor, mask: Tensor) -> Tensor:
         assert self.text
         heads = self.text[4]
+        if not self.xf_padding:  # its tokenizer pads with the end token, the last one
+            tokens = tokens.where(mask, self.text[0] - 1)
         x = self.state["token_embedding.weight"][tokens] + self.state["positional_embedding"]
-        x = torch.where(mask[:, :, None], x, self.state["padding_embedding"])
+        if self.xf_padding:
+            x = torch.where(mask[:, :, None], x, self.state["padding_embedding"])
         n, length, width = x.shape
         for i in range(self.text[3]):
             name = f"transformer.resblocks.{i}"
@@ -260,7 +290,7 @@ class Other:
             x = x + self._apply(f"{name}.attn.c_proj", h)
             h = F.gelu(self._apply(f"{name}.mlp.c_fc", self._layer_norm(f"{name}.ln_2", x)))
             x = x + self._apply(f"{name}.mlp.c_proj", h)
-        return self._layer_norm("final_ln", x)
+        return self._layer_norm("final_ln", x) if self.xf_final_ln else x
 
     def _pool(self, x: Tensor) -> Tensor:
         n, c = x.shape[:2]

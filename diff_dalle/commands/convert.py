@@ -55,6 +55,9 @@ class ConvertConfig:
     num_head_channels: int | None = option(
         None, "channels per attention head, overrides num_heads; none = as published"
     )
+    num_heads_upsample: int | None = option(
+        None, "attention heads of the decoder, where num_heads says the encoder's; -1 = the same; none = as published"
+    )
     enc_heads: int | None = option(
         None, "attention heads of the text encoder; none = as published, in Diff-DALLE one for 64 channels"
     )
@@ -98,6 +101,7 @@ class ConvertConfig:
             "small_size": self.small_size,
             "num_heads": self.num_heads,
             "num_head_channels": self.num_head_channels,
+            "num_heads_upsample": self.num_heads_upsample,
             "enc_heads": self.enc_heads,
             "text_length": self.text_length,
             "use_new_attention_order": self.use_new_attention_order,

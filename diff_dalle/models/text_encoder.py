@@ -43,8 +43,9 @@ class TextEncoderConfig:
     text_padding: str = option(
         "masked",
         "padding of captions: masked; learned embeddings that attention reads like words, where the pooled text is the "
-        "last position's (GLIDE); or zeros: the token 0, which attention reads like a word (Diff-DALLE)",
-        choices=("masked", "learned", "zeros"),
+        "last position's (GLIDE); the end token in place of these; or zeros: the token 0, which attention reads like a "
+        "word (Diff-DALLE)",
+        choices=("masked", "learned", "end", "zeros"),
     )
     enc_norm: bool = option(True, "layer norm of the text encoder's states; False = none (Diff-DALLE)")
 
@@ -54,9 +55,14 @@ class TextEncoderConfig:
             yield Fault.of(self, "enc_attn_dim", rule)
         if self.enc_conv and self.enc_conv % 2 == 0:
             yield Fault.of(self, "enc_conv", "must be an odd number of tokens, or 0 for none")
-        if self.text_padding == "learned" and self.text_length < 2:
-            rule = f"must be at least 2 with {named('text_padding')} learned: the start token is cut"
+        if self.cuts_start and self.text_length < 2:
+            rule = f"must be at least 2 with {named('text_padding')} {self.text_padding}: the start token is cut"
             yield Fault.of(self, "text_length", rule)
+
+    @property
+    def cuts_start(self) -> bool:
+        """Whether captions lose their start token, and are pooled at the last position."""
+        return self.text_padding in ("learned", "end")
 
 
 class TextBlock(nn.Module):
@@ -93,7 +99,8 @@ class TextEncoder(nn.Module):
     summary: pooling where padding is masked: "mean" of the states of all real tokens, or the state of the "end" token.
 
     With ``text_padding`` "learned" (Nichol et al. 2022, GLIDE) every caption has ``text_length`` - 1 states: it loses
-    its start token, and padded positions have embeddings of their own. With "zeros" every caption has ``text_length``.
+    its start token, and padded positions have embeddings of their own, or with "end" that of the end token, the last of
+    the vocabulary. With "zeros" every caption has ``text_length``, and one that is empty has its end token.
     """
 
     def __init__(self, config: TextEncoderConfig, vocab_size: int, summary: str = "mean"):
@@ -101,8 +108,8 @@ class TextEncoder(nn.Module):
         width = config.enc_attn_dim
         self.config, self.summary = config, summary
         self.token_emb = nn.Embedding(vocab_size, width)
-        learned = config.text_padding == "learned"
-        self.position_emb = nn.Parameter(torch.empty(config.text_length - learned, width))
+        learned, self.end = config.text_padding == "learned", vocab_size - 1
+        self.position_emb = nn.Parameter(torch.empty(config.text_length - config.cuts_start, width))
         self.padding_emb = nn.Parameter(torch.empty(config.text_length - 1, width)) if learned else None
         for table in (
             self.token_emb.weight,
@@ -117,7 +124,7 @@ class TextEncoder(nn.Module):
             for _ in range(config.enc_depth)
         )
         self.norm = LayerNorm32(width) if config.enc_norm else nn.Identity()
-        self.pool = nn.Identity() if learned else nn.Linear(width, width)
+        self.pool = nn.Identity() if config.cuts_start else nn.Linear(width, width)
         number_dropouts(self)
 
     @property
@@ -141,18 +148,23 @@ class TextEncoder(nn.Module):
         if length > self.config.text_length:
             most = self.config.text_length
             raise InputError(f"the captions have {length} tokens, but {named('text_length')} is {most}")
-        if self.padding_emb is not None:
+        if self.config.cuts_start:
             tokens, mask = tokens[:, 1:], mask[:, 1:]
         if not self.masks_padding:
             missing = (0, len(self.position_emb) - tokens.shape[1])
-            tokens, mask = F.pad(tokens.where(mask, 0), missing), F.pad(mask, missing, value=False)
+            filler = self.end if self.config.text_padding == "end" else 0
+            tokens, mask = F.pad(tokens.where(mask, filler), missing, value=filler), F.pad(mask, missing, value=False)
+        if self.config.text_padding == "zeros":  # a caption that is empty, or dropped, has its end token there
+            ends = torch.zeros_like(mask)
+            ends[:, 1:2] = mask.sum(1, keepdim=True) < 2
+            tokens, mask = tokens.masked_fill(ends, self.end), mask | ends
         x = self.token_emb(tokens) + self.position_emb[: tokens.shape[1]]
         if self.padding_emb is not None:
             x = torch.where(mask[:, :, None], x, self.padding_emb)
         for block in self.blocks:
             x = block(x, mask if self.masks_padding else None, keys)
         states = self.norm(x)
-        if self.padding_emb is not None:
+        if self.config.cuts_start:
             return states, self.pool(states[:, -1])
         if self.summary == "end":
             last = mask.sum(1) - 1

@@ -34,12 +34,21 @@ CASES = {
     "classifier without blocks that halve": dict(pooled=7, updown=False),
     "glide": dict(text=TEXT),
     "glide upsampler": dict(text=TEXT, inputs=6),
+    "glide without paddings": dict(text=TEXT, xf_padding=False),
+    "glide without a last norm": dict(text=TEXT, xf_padding=False, xf_final_ln=False),
+    "adaptive pool": dict(pooled=7, pool="adaptive"),
+    "spatial pool": dict(pooled=7, pool="spatial", updown=False, blocks=2),
+    "spatial pool with a norm": dict(pooled=7, pool="spatial_v2", mults=(1, 2, 2), attention=(False, True, True)),
+    "heads of the decoder": dict(head_channels=32, upsample_head_channels=16, mults=(1, 1), attention=(False, True)),
 }
 
 
 def given(other):
     flags = {**GIVEN, "use_new_attention_order": other.new_order}
     flags |= {"small_size": SIZE // 4} if other.inputs == 6 else {}
+    if other.upsample_head_channels:
+        own = other.channels // other.head_channels, other.channels // other.upsample_head_channels
+        flags = {**flags, "num_head_channels": -1, "num_heads": own[0], "num_heads_upsample": own[1]}
     return flags | ({"enc_heads": other.text[4]} if other.text else {})
 
 
@@ -102,7 +111,11 @@ def structure_like(config, learned_variance):
         unet.use_scale_shift_norm,
         unet.resblock_updown,
         unet.conv_resample or unet.resblock_updown,
-        TextStructure(text.text_length - 1, text.enc_attn_dim, text.enc_depth) if text.enc_attn_dim else None,
+        TextStructure(
+            text.text_length - 1, text.enc_attn_dim, text.enc_depth, text.text_padding == "learned", text.enc_norm
+        )
+        if text.enc_attn_dim
+        else None,
     )
 
 
@@ -179,7 +192,16 @@ def test_no_two_releases_have_one_structure():
 @pytest.mark.parametrize(
     ("settings", "changes", "flags", "message"),
     [
-        ({"text": TEXT}, {"final_ln.weight": None}, {}, "has no final_ln.weight"),
+        ({"text": TEXT}, {"transformer_proj.bias": None}, {}, "has no transformer_proj.bias"),
+        ({"inputs": 4, "outputs": 4}, {}, {}, "is a U-Net of latents with 4 channels, whose autoencoder"),
+        ({"inputs": 4, "outputs": 8}, {}, {}, "is a U-Net of latents with 4 channels, whose autoencoder"),
+        ({}, {}, {"num_head_channels": None}, "attention heads: say them by num_heads or num_head_channels"),
+        (
+            {},
+            {},
+            {"num_head_channels": None, "num_heads": 2},
+            "of its decoder: say them by num_heads_upsample, -1 = as",
+        ),
         ({"text": TEXT}, {"unemb.weight": torch.zeros(3, 3)}, {}, "has an extra unemb.weight"),
         ({"text": TEXT}, {"final_ln.weight": torch.zeros(3, dtype=torch.int64)}, {}, "an odd final_ln.weight"),
         ({"text": TEXT}, {"input_blocks.1.0.out_layers.3.weight": None}, {}, "in shapes of no network of this kind"),

@@ -59,7 +59,11 @@ def test_the_function_of_a_generator_is_theirs(name):
     if other.text:
         tokens, ours["tokens"], ours["mask"] = captions()
         theirs |= {"tokens": tokens, "mask": tokens > 0}
-    assert relative(network_of(other)(x, t, Conditioning(**ours)), other(x, t, **theirs)) < 1e-5
+    network, expected = network_of(other), other(x, t, **theirs)
+    assert relative(network(x, t, Conditioning(**ours)), expected) < 1e-5
+    if other.text:  # a caption that is empty or dropped, for which the mask has the start token alone
+        ours["mask"] = ours["mask"] & torch.tensor([[True], [False]]) | (torch.arange(5) == 0)
+        assert relative(network(x, t, Conditioning(**ours)), expected) < 1e-5
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "classifier" in name])

@@ -62,7 +62,9 @@ def weights_of(network: nn.Module, original: bool, new_order: bool = False) -> I
     new_order: of the rows of the U-Net's projections.
     """
     layout = TABLES["names"]["original" if original else "guided"]
+    pool = getattr(network.config, "pool", "")
     table = [
+        *layout.get("pools", {}).get(pool, []),
         *layout["generator" if hasattr(network, "unet") else "classifier"],
         *TABLES["names"]["residuals"],
         *layout["attention"],
@@ -126,6 +128,8 @@ def _changes(
     elif layer == "qkv_proj":  # queries, or keys and values, of an attention pool, whose rows are one weight there
         rows, begin = len(value), len(value) // 2 if own.startswith("pool.kv.") else 0
         yield lambda value: value[begin : begin + rows], same
+    elif own == "pool.weight" and other == "out.3.weight" and network.config.pool == "adaptive":
+        yield functools.partial(torch.flatten, start_dim=1), lambda value: value[..., None, None]
     elif other == "label_emb.weight":
         yield lambda value: torch.cat([value, value.new_zeros(1, value.shape[1])]), lambda value: value[:-1]
     elif other.endswith(".positional_embedding"):

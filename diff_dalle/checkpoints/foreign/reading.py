@@ -23,7 +23,7 @@ from ..checkpoint import Identity, file_content
 from ..content import short
 from ..pixels import ClassifierSettings, GeneratorSettings, NoisyClassifierSettings
 from .names import TEXTS, Weight, odd_weight, weights_of
-from .structure import Release, Structure, Unseen, find_release, structure_of
+from .structure import LATENTS, Release, Structure, Unseen, find_release, structure_of
 
 Settings: TypeAlias = "GeneratorSettings | ClassifierSettings | NoisyClassifierSettings"
 TOKENS = {False: "gpt2", True: "clip"}  # the vocabularies that GLIDE's networks and Diff-DALLE's read
@@ -99,6 +99,13 @@ def recognize(state: Mapping[str, Tensor], path: str, given: Mapping[str, Any] |
             f"{path} has the layout of {_project(structure)}, but the shapes of none of the published networks: run "
             f"scripts/convert.py --model_path {path} with what they do not tell ({FLAGS})"
         )
+    if structure.image_channels == LATENTS:
+        raise InputError(
+            f"{path} is a U-Net of latents with {LATENTS} channels, whose autoencoder this library does not have: give "
+            "one of images"
+        )
+    if release is None and not structure.original:
+        _check_heads(structure, path, given)
     if structure.original:
         unseen = Unseen.of_original(structure, given)
     else:
@@ -109,6 +116,22 @@ def recognize(state: Mapping[str, Tensor], path: str, given: Mapping[str, Any] |
         )
     vocab_size = shapes[_VOCABULARY[structure.original]][0] if structure.text else 0
     return Recognized(structure, release, unseen, _SETTINGS[structure.kind](structure, unseen), vocab_size)
+
+
+def _check_heads(structure: Structure, path: str, given: Mapping[str, Any]) -> None:
+    """InputError where it is not said how many attention heads there are."""
+    if given.get("num_head_channels", -1) != -1:
+        return
+    if "num_heads" not in given:
+        raise InputError(
+            f"the shapes of {path} do not tell its attention heads: say them by {named('num_heads')} or "
+            f"{named('num_head_channels')}"
+        )
+    if not structure.classes and any(structure.attention) and "num_heads_upsample" not in given:
+        raise InputError(
+            f"the shapes of {path} do not tell the attention heads of its decoder: say them by "
+            f"{named('num_heads_upsample')}, -1 = as {named('num_heads')}"
+        )
 
 
 def _unet(structure: Structure, unseen: Unseen) -> UNetConfig:
@@ -125,7 +148,9 @@ def _noise(unseen: Unseen) -> NoiseConfig:
 
 
 def _classifier(structure: Structure, unseen: Unseen) -> NoisyClassifierSettings:
-    return NoisyClassifierSettings(NoisyClassifierConfig(_unet(structure, unseen), structure.classes), _noise(unseen))
+    return NoisyClassifierSettings(
+        NoisyClassifierConfig(_unet(structure, unseen), structure.classes, structure.pool), _noise(unseen)
+    )
 
 
 def _clip(structure: Structure, unseen: Unseen) -> ClassifierSettings:
@@ -154,8 +179,8 @@ def _generator(structure: Structure, unseen: Unseen) -> GeneratorSettings:
             enc_depth=structure.text.depth,
             enc_heads=unseen.enc_heads,
             text_length=unseen.text_length if structure.original else structure.text.length + 1,
-            text_padding="zeros" if structure.original else "learned",
-            enc_norm=not structure.original,
+            text_padding="zeros" if structure.original else "learned" if structure.text.padded else "end",
+            enc_norm=structure.text.normed and not structure.original,
         )
     low_res = LowResConfig(unseen.small_size, low_res_levels=False) if structure.is_upsampler else LowResConfig()
     model = GeneratorConfig(_unet(structure, unseen), text, low_res, structure.image_channels)
@@ -235,7 +260,7 @@ def check_no_class(network: nn.Module, path: str) -> None:
 
 #: What networks in a layout have, and what those with a text encoder have.
 _PLAIN: dict[str, Any] = {"patch_size": 1, "low_res_skip": False, "low_res_levels": False}
-_GUIDED_TEXT: dict[str, Any] = {"text_attention": "joint", "text_padding": "learned", "enc_norm": True, "enc_conv": 0}
+_GUIDED_TEXT: dict[str, Any] = {"text_attention": "joint", "text_padding": ("learned", "end"), "enc_conv": 0}
 _ORIGINAL_TEXT: dict[str, Any] = {"text_attention": "cross", "text_padding": "zeros", "enc_norm": False, "enc_conv": 0}
 
 
@@ -254,6 +279,6 @@ def check_layout(config: GeneratorConfig | NoisedClipConfig, path: str, original
             required |= {**_ORIGINAL_TEXT, "num_classes": 0} if original else _GUIDED_TEXT
     whose = "networks of the original Diff-DALLE" if original else "networks of Guided-Diffusion and GLIDE"
     for name, value in required.items():
-        if found.get(name, value) != value:
+        if name in found and found[name] not in (value if isinstance(value, tuple) else (value,)):
             shown = name if name in _PLAIN else prefix + name
             raise InputError(f"{path} has {shown} {found[name]}, which {whose} cannot have")

@@ -13,17 +13,22 @@ from typing import Any
 
 from .names import TABLES, TEXTS, guided_names
 
+LATENTS = 4  # channels of those of latent diffusion
+CHANNELS = (3, 1, LATENTS)  # of what is denoised: the shapes allow one of these at most
 Shapes = Mapping[str, tuple[int, ...]]
 _MARKS = ("time_embed.0.weight", "input_blocks.0.0.weight", "middle_block.1.qkv.weight")  # both halves have these
 
 
 @dataclass(frozen=True)
 class TextStructure:
-    """length: of captions, without a start token; 0 = the shapes do not tell."""
+    """length: of captions, without a start token; 0 = the shapes do not tell. padded: whether padding has embeddings of
+    its own (xf_padding); normed: whether the states are normalized (xf_final_ln)."""
 
     length: int
     width: int
     depth: int
+    padded: bool = True
+    normed: bool = True
 
 
 @dataclass(frozen=True)
@@ -47,13 +52,15 @@ class Structure:
     text: TextStructure | None = None
     classes: int = 0
     original: bool = False
+    pool: str = "attention"
 
     @property
     def image_channels(self) -> int:
         """Of the denoised signal; a learned variance doubles the output's, the low-resolution image the input's."""
         if self.classes:
             return self.in_channels
-        return min(self.in_channels, self.out_channels) if self.out_channels in (1, 3) else self.out_channels // 2
+        fitting = [n for n in CHANNELS if self.in_channels in (n, 2 * n) and self.out_channels in (n, 2 * n)]
+        return fitting[0] if fitting else self.out_channels
 
     @property
     def variance_is_learned(self) -> bool:
@@ -78,7 +85,7 @@ class Structure:
 class Unseen:
     """What the shapes of a network's weights do not tell.
 
-    num_heads, num_head_channels: one of them, as in ``UNetConfig``.
+    num_heads, num_head_channels: one of them, as in ``UNetConfig``. num_heads_upsample: as there, -1 = num_heads.
     enc_heads: attention heads of the text encoder. text_length: Diff-DALLE's, where no weight has it.
     use_new_attention_order: queries, keys and values come before heads in the rows of the U-Net's projections.
     """
@@ -87,6 +94,7 @@ class Unseen:
     small_size: int = 0
     num_heads: int = 4
     num_head_channels: int = -1
+    num_heads_upsample: int = -1
     enc_heads: int = 8
     text_length: int = 48
     use_new_attention_order: bool = False
@@ -157,25 +165,47 @@ def structure_of(shapes: Shapes) -> Structure:
     if "token_embedding.weight" in shapes:
         depth = len(_indices(shapes, r"transformer\.resblocks\.(\d+)\.ln_1\.weight"))
         length, width = shapes["positional_embedding"]
-        text = TextStructure(length, width, depth)
+        text = TextStructure(length, width, depth, "padding_embedding" in shapes, "final_ln.weight" in shapes)
     elif f"{TEXTS}emb.weight" in shapes:
         depth = len(_indices(shapes, r"text_encoder\.encoder\.(\d+)\.attn1\.qkv\.weight"))
         text = TextStructure(0, shapes[f"{TEXTS}emb.weight"][1], depth)
+    pool = _pool(shapes)
+    head = _HEADS[pool]
     return Structure(
         channels,
         tuple(width / channels for width in widths),
         blocks,
         tuple(f"input_blocks.{start}.1.qkv.weight" in shapes for start in starts),
         shapes["input_blocks.0.0.weight"][1],
-        shapes["out.2.weight"][0] if "out.2.weight" in shapes else 0,
+        shapes["out.2.weight"][0] if "out.2.weight" in shapes and not pool else 0,
         shapes["label_emb.weight"][0] if "label_emb.weight" in shapes else 0,
         shapes["input_blocks.1.0.emb_layers.1.weight"][0] == 2 * widths[0],
         f"{down}.in_layers.0.weight" in shapes,
         levels == 1 or f"{down}.op.weight" in shapes or f"{down}.in_layers.0.weight" in shapes,
         text,
-        shapes["out.2.c_proj.weight"][0] if "out.2.c_proj.weight" in shapes else 0,
+        shapes[head][0] if pool else 0,
         guided is not None,
+        pool or "attention",
     )
+
+
+#: The last layer of a classifier, by its pool; "" = it is none.
+_HEADS = {
+    "": "",
+    "attention": "out.2.c_proj.weight",
+    "adaptive": "out.3.weight",
+    "spatial": "out.2.weight",
+    "spatial_v2": "out.3.weight",
+}
+
+
+def _pool(shapes: Shapes) -> str:
+    """How a classifier pools; "" = it is none."""
+    if _HEADS["attention"] in shapes:
+        return "attention"
+    if "out.3.weight" in shapes:
+        return "adaptive" if len(shapes["out.3.weight"]) == 4 else "spatial_v2"
+    return "spatial" if len(shapes.get("out.2.weight", ())) == 2 else ""
 
 
 def _indices(shapes: Shapes, pattern: str) -> list[int]:
