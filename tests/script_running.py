@@ -29,14 +29,14 @@ SETTINGS = {
 }
 
 
-def environment():
+def environment(**own):
     """This process's, without launchers' variables."""
     launchers = ("PMI_", "OMPI_", "SLURM_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OPENAI_LOGDIR")
     env = {name: value for name, value in os.environ.items() if not name.startswith(launchers)}
-    return {**env, "OMP_NUM_THREADS": "1"}
+    return {**env, "OMP_NUM_THREADS": "1", **own}
 
 
-def run_here(script, flags):
+def run_here(script, flags, **variables):
     """Run a script's file as ``__main__`` in this process, where torch is already imported: help needs no stand-in for
     it, which the tests that follow would import in the place of parts of torch."""
     sys.modules.setdefault("help_without_torch", types.ModuleType("help_without_torch"))
@@ -45,7 +45,7 @@ def run_here(script, flags):
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
         mock.patch.object(sys, "argv", [script, *flags]),
-        mock.patch.dict(os.environ, environment(), clear=True),
+        mock.patch.dict(os.environ, environment(**variables), clear=True),
     ):
         try:
             runpy.run_path(str(ROOT / "scripts" / script), run_name="__main__")
@@ -54,21 +54,25 @@ def run_here(script, flags):
     return subprocess.CompletedProcess([script, *flags], status, out.getvalue(), err.getvalue())
 
 
-def run(script, *flags, launcher=(), ranks=1, ok=True, process=False):
+def run(script, *flags, launcher=(), ranks=1, ok=True, process=False, **variables):
     """Run a script in this process; with a launcher, or if there are several ranks or ``process``, in new ones.
 
-    flags: a text with several is split as a shell does.
+    flags:     a text with several is split as a shell does.
+    variables: of the environment.
     """
     flags = [part for each in map(str, flags) for part in (shlex.split(each) if SEVERAL.match(each) else [each])]
     if script in ("sample.py", "evaluate.py"):
         flags += ["--threads", "1"]  # tests run in parallel
+    env = environment(**variables)
     command = [str(ROOT / "scripts" / script), *flags]
     if launcher:
-        result = subprocess.run([*launcher, *command], capture_output=True, text=True, timeout=300, env=environment())
+        result = subprocess.run(
+            [*launcher, *command], capture_output=True, text=True, timeout=300, env=environment(**variables)
+        )
     elif ranks > 1 or process:
-        result = run_ranks(command, environment(), ranks)
+        result = run_ranks(command, env, ranks)
     else:
-        result = run_here(script, flags)
+        result = run_here(script, flags, **variables)
     if ok:
         assert result.returncode == 0, result.stdout + result.stderr
     return result

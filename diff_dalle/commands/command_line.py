@@ -200,6 +200,7 @@ def _parse(config_class, argv: Sequence[str], description: str, kinds: Sequence[
     complete(parser, subcommand)
     kind = _kind_of(config_class)
     namespace, unknown = parser.parse_known_args(argv)
+    unknown = [word for word in unknown if word != "--"]  # the end of the flags
     if unknown:
         flags = [leaf.name for leaf in leaves(config_class) if leaf.has_flag]
         known = [*flags, *aliases_of(config_class), *GENERAL, *(["kind"] if kinds else [])]
