@@ -25,10 +25,11 @@ def _profile(device: bytes, colors: bytes, connection: bytes, tags: dict[bytes, 
     return head.ljust(128, b"\0") + table + body
 
 
-def rgb_profile(primaries=ADOBE_RGB, gamma: float = 2.19922) -> bytes:
-    """primaries: X, Y, Z of red, green and blue under D50."""
+def rgb_profile(primaries=ADOBE_RGB, gamma: float = 2.19922, filling: int = 0) -> bytes:
+    """primaries: X, Y, Z of red, green and blue under D50. filling: bytes before what counts."""
     curve = b"curv\0\0\0\0" + struct.pack(">IH", 1, round(256 * gamma))
-    tags = {
+    tags = {b"fill": b"data" + bytes(filling)} if filling else {}
+    tags |= {
         name + b"XYZ": b"XYZ \0\0\0\0" + _fixed(xyz) for name, xyz in zip((b"r", b"g", b"b"), primaries, strict=True)
     }
     return _profile(b"mntr", b"RGB ", b"XYZ ", tags | {name + b"TRC": curve for name in (b"r", b"g", b"b")})

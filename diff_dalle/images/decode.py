@@ -223,7 +223,7 @@ class _File(io.BytesIO):
 def _open(data: bytes, formats: Sequence[str]) -> tuple[Image.Image, Size, int | None]:
     """The image, not decoded yet, its (height, width) the right way up, and its EXIF orientation."""
     try:
-        image = Image.open(_File(data), formats=formats)
+        image = Image.open(_File(data), formats=tuple(formats))
     except UnidentifiedImageError:
         raise BrokenSample(NO_IMAGE if formats == FORMATS else NO_PICTURE) from None
     image.decodermaxblock = len(data)  # else Pillow hands a jpeg to libjpeg in parts, and copies what is left of each

@@ -85,7 +85,7 @@ def test_a_picture_without_a_profile_is_not_converted(monkeypatch):
 
 @pytest.mark.skipif(importlib.util.find_spec("simplejpeg") is None, reason="simplejpeg is missing")
 @pytest.mark.parametrize(
-    ("profile", "is_plain"), [(None, True), (SRGB, True), (WIDE, False), (WIDE + bytes(70_000), False)]
+    ("profile", "is_plain"), [(None, True), (SRGB, True), (WIDE, False), (rgb_profile(filling=70_000), False)]
 )
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 def test_both_decoders_give_the_same_colors(profile, is_plain, mode):
