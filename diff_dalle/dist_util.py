@@ -15,7 +15,7 @@ from torch import Tensor, distributed
 
 from . import storage
 from .checkpoints.content import DamagedError
-from .config import InputError
+from .config import InputError, as_flag
 from .distributed.launch import DistributedConfig, launch
 from .distributed.world import ALONE, World
 
@@ -37,19 +37,23 @@ def setup_dist() -> None:
         backend = "cpu:gloo,cuda:nccl" if _world.device.type == "cuda" else "gloo"
         distributed.init_process_group(backend, store=distributed.HashStore(), rank=0, world_size=1)
         _job.callback(distributed.destroy_process_group)
-    else:
-        sys.excepthook = _fail
+    sys.excepthook = _fail
     atexit.register(_job.close)
 
 
 def _leave() -> None:
     global _world
     _world = ALONE
+    sys.excepthook = sys.__excepthook__
 
 
 def _fail(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Report a script's error to the other ranks and end all of them, see ``launch``."""
+    """Report what ends a script, to the other ranks too, which end with this one (see ``launch``)."""
     _job.__exit__(kind, error, trace)
+    if isinstance(error, InputError):
+        print(f"error: {error.message(as_flag)}", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
 
 
 def world() -> World:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from . import logger
 
@@ -20,6 +21,7 @@ class MixedPrecisionTrainer:
     The weights are in fp32 in any case and are what the optimizer trains (``master_params``): with ``use_fp16`` the
     network computes in fp16 by its ``convert_to_fp16``, and the loss is scaled.
 
+    model:                a network, which has ``convert_to_fp16`` if ``use_fp16``.
     fp16_scale_growth:    growth of the logarithm to base 2 of the scale with each update; a step whose gradient is not
                           finite is left out and halves the scale.
     initial_lg_loss_scale: that logarithm at the start.
@@ -28,14 +30,14 @@ class MixedPrecisionTrainer:
     def __init__(
         self,
         *,
-        model: nn.Module,
+        model: Any,
         use_fp16: bool = False,
         fp16_scale_growth: float = 1e-3,
         initial_lg_loss_scale: float = INITIAL_LOG_LOSS_SCALE,
     ):
         self.model, self.use_fp16 = model, use_fp16
         self.fp16_scale_growth, self.lg_loss_scale = fp16_scale_growth, initial_lg_loss_scale
-        self.master_params = list(model.parameters())
+        self.master_params: list[Tensor] = list(model.parameters())
         if use_fp16:
             model.convert_to_fp16()
 

@@ -141,7 +141,9 @@ class TrainLoop:
             given = {name: value[piece].to(device) for name, value in cond.items()}
             t, weights = self.schedule_sampler.sample(len(images), device)
             is_last = start + self.microbatch >= len(batch)
-            alone = contextlib.nullcontext() if is_last or self.ddp_model is self.model else self.ddp_model.no_sync()
+            alone: contextlib.AbstractContextManager = contextlib.nullcontext()
+            if isinstance(self.ddp_model, DistributedDataParallel) and not is_last:
+                alone = self.ddp_model.no_sync()
             with alone:
                 losses = self.diffusion.training_losses(self.ddp_model, images, t, model_kwargs=given)
                 if isinstance(self.schedule_sampler, LossAwareSampler):

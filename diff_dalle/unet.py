@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from .batch import Conditioning
 from .checkpoints.foreign.names import Weight, weights_of
 from .config import InputError
-from .models.noisy_classifier import NoisyClassifier, NoisyClassifierConfig
+from .models.noisy_classifier import POOLS, NoisyClassifier, NoisyClassifierConfig
 from .models.precision import autocast
 from .models.super_resolution import resized
 from .models.unet import UNet, UNetConfig
@@ -175,7 +175,7 @@ class UNetModel(_Network):
             use_scale_shift_norm=use_scale_shift_norm,
             resblock_updown=resblock_updown,
         )
-        self.unet = UNet(config, in_channels, out_channels)
+        self.config, self.unet = config, UNet(config, in_channels, out_channels)
         self.publish(use_new_attention_order, use_fp16)
 
     def forward(self, x: Tensor, timesteps: Tensor, y: Tensor | None = None) -> Tensor:
@@ -202,7 +202,7 @@ class SuperResModel(UNetModel):
 
 class EncoderUNetModel(NoisyClassifier, _Network):
     """The encoder half with a pool: ``model(x, timesteps)`` gives logits [N, out_channels]. Arguments as for
-    ``UNetModel``; in_channels must be 3 and pool "attention"."""
+    ``UNetModel``; in_channels must be 3, and pool one of ``POOLS``."""
 
     def __init__(
         self,
@@ -229,8 +229,8 @@ class EncoderUNetModel(NoisyClassifier, _Network):
         _check_dims(dims)
         if in_channels != 3:
             raise InputError(f"in_channels is {in_channels}, but classifiers see RGB images: set it to 3")
-        if pool != "attention":
-            raise InputError(f"pool is {pool!r}, but classifiers have attention pooling: set it to 'attention'")
+        if pool not in POOLS:
+            raise InputError(f"pool is {pool!r}, but must be one of {', '.join(POOLS)}")
         tower = unet_config(
             image_size,
             model_channels,
@@ -246,7 +246,7 @@ class EncoderUNetModel(NoisyClassifier, _Network):
             use_scale_shift_norm=use_scale_shift_norm,
             resblock_updown=resblock_updown,
         )
-        super().__init__(NoisyClassifierConfig(tower, out_channels))
+        super().__init__(NoisyClassifierConfig(tower, out_channels, pool))
         self.publish(use_new_attention_order, use_fp16)
 
     def forward(self, x: Tensor, timesteps: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from diff_dalle import storage
 from diff_dalle.checkpoints.run_folder import choose_logdir
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.sample import SampleRun
-from diff_dalle.commands.sample_inputs import read_request
+from diff_dalle.commands.sample_inputs import labeled, read_request
 from diff_dalle.commands.sample_outputs import write_results
 from diff_dalle.distributed.launch import launch, run_script
 from diff_dalle.sampling.pipeline import load
@@ -22,9 +22,9 @@ def main():
             logdir = choose_logdir(what.logdir)
             storage.make_dirs(logdir)  # raises now, not after sampling, if the folder cannot be written
         request = read_request(what, run.edit, run.steering)
-        paths = run.upsamplers.upsampler_paths
+        model_path, paths = run.checkpoints
         pipeline = load(
-            what.model_path,
+            model_path,
             world.device,
             what.precision,
             what.bpe_path,
@@ -40,12 +40,15 @@ def main():
         )
         pipeline.check(run.model)
         pipeline.check(run.diffusion)
-        if run.classifier.classifier_path:  # only checked here; its stage loads it for its part of the work
-            adapters = what.lora, what.accept_changed_base
-            run.classifier.load(world.device, what.precision, what.bpe_path, *adapters).check(run.classifier_model)
+        adapters = what.lora, what.accept_changed_base
+        guide = run.classifier.load(world.device, what.precision, what.bpe_path, *adapters)  # its weights when used
+        if guide is not None:
+            guide.check(run.classifier_model)
+        request = labeled(request, what, pipeline, guide if any(run.classifier.scales) else None)
         sweep, say = {}, functools.cache(functools.partial(print, flush=True))
         for scale in run.classifier.scales:
-            images = pipeline.sample_stages(request, run.settings(pipeline, scale), world=world, tell=say)[-1]
+            settings = run.settings(pipeline, scale, guide)
+            images = pipeline.sample_stages(request, settings, world=world, tell=say)[-1]
             sweep[f"classifier_scale_{scale:g}"] = images
         if world.is_main:
             print(write_results(logdir, request, sweep))

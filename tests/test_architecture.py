@@ -225,10 +225,12 @@ def settings(config: type) -> list[dataclasses.Field]:
 
 
 # Read by computed names, or before there is a config. tests/{models/test_noised_clip,worlds/shapes/test_shapes}.py,
-# tests/commands/{cascade/test_cascade_files,test_sample,test_sample_latents}.py and tests/web/test_api.py test the
-# effect of each.
+# tests/commands/{cascade/test_cascade_files,test_guided_flags,test_sample,test_sample_latents}.py and
+# tests/web/test_api.py test the effect of each.
 READ_BY_NAME = {
     "NoisedClipConfig": "",
+    "ExpectedModel": "",
+    "ExpectedClassifier": "",
     "ShapesConfig": "say_",
     "CascadeRun": "model_version",
     "LatentCascadeConfig": "",

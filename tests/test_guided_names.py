@@ -226,9 +226,8 @@ def test_a_script_trains_ten_steps_and_samples_with_a_classifier(job):
         train(job, "--resume_checkpoint", f"{job}/model000008.pt")
 
     # convert.py reads such a file, with what its shapes do not tell.
-    config = ConvertConfig(
-        model_path=f"{job}/model000010.pt", out=f"{job}/own.pt", image_size=16, noise_schedule="cosine", num_heads=2
-    )
+    told = {"image_size": 16, "noise_schedule": "cosine", "num_heads": 2, "num_heads_upsample": -1}
+    config = ConvertConfig(model_path=f"{job}/model000010.pt", out=f"{job}/own.pt", **told)
     convert(config)
     torch.manual_seed(1)
     x, t = torch.randn(2, 3, SIZE, SIZE), torch.tensor([3, 19])
@@ -328,8 +327,12 @@ def test_settings_of_upsamplers_and_classifiers():
     assert wide.unet.config.mults[0] == 0.5 and upsampler.unet.config.mults == (1, 1, 2, 2, 4, 4)
     with pytest.warns(UserWarning, match="lower resolution"):
         script_util.create_model(64, 32, 1, attention_resolutions="16,5")
+    for pool in ("adaptive", "spatial", "spatial_v2"):
+        classifier = EncoderUNetModel(16, 3, 32, 2, 1, (2,), channel_mult=(1, 2), pool=pool)
+        classifier.load_state_dict(classifier.state_dict())
+        assert classifier(torch.zeros(1, 3, 16, 16), torch.zeros(1)).shape == (1, 2)
     with pytest.raises(ValueError, match="pool is 'mean'"):
-        EncoderUNetModel(16, 3, 32, 2, 1, (2,), (1, 2), pool="mean")
+        EncoderUNetModel(16, 3, 32, 2, 1, (2,), channel_mult=(1, 2), pool="mean")
 
 
 def test_processes_samplers_and_small_parts():

@@ -197,6 +197,18 @@ def read_foreign(path: str) -> dict[str, Tensor]:
     return state
 
 
+def attention_order(path: str) -> bool | None:
+    """Whether the rows of projections in another project's file are in Guided-Diffusion's "new" order; None for a file
+    of ours."""
+    from .foreign.layouts import weights_in
+    from .foreign.reading import recognize
+    from .foreign.structure import is_unet
+
+    content, _ = _read(find_file(path), values=False)
+    state = weights_in(content)
+    return recognize(state, path).unseen.use_new_attention_order if state is not None and is_unet(state) else None
+
+
 @dataclass(frozen=True)
 class LoadedWeights:
     """Names of state-dict entries. taken: copied from the file; excluded: in the model, but left at their initial

@@ -102,8 +102,7 @@ def _parser(
     if aliases := aliases_of(config_class):
         section = parser.add_argument_group("Names in Guided-Diffusion")
         for name, alias in aliases.items():
-            target = f"--{alias.field}" + (f" {alias.true_value}" if alias.true_value else "")
-            _add_flag(section, name, f"same as {target}", alias.true_value is not None)
+            _add_flag(section, name, alias.help, alias.is_boolean)
     return parser
 
 

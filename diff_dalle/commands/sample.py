@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from ..config import Fault, expectations, named, option, section, settings
 from ..data.captions import caption_option
@@ -14,12 +15,13 @@ from ..embeddings.clip import CLIPS
 from ..models.generator import GeneratorConfig
 from ..models.noised_clip import NoisedClipConfig
 from ..models.precision_names import PRECISIONS
-from ..sampling.classifier import ClassifierConfig
+from ..sampling.classifier import ClassifierConfig, Guide
 from ..sampling.control import SteeringConfig
 from ..sampling.lora_config import accept_option, check_accepted, lora_option
 from ..sampling.pipeline import Pipeline
 from ..sampling.stage_settings import (
     BASE,
+    UPSAMPLERS,
     GivenGuidance,
     GivenSampler,
     LatentCascadeConfig,
@@ -29,11 +31,36 @@ from ..sampling.stage_settings import (
     settings_of_stages,
 )
 
-ExpectedModel = expectations(GeneratorConfig, "Checks of the checkpoint's network")
+_ExpectedModel = expectations(GeneratorConfig, "Checks of the checkpoint's network")
 ExpectedDiffusion = expectations(DiffusionConfig, "Checks of the checkpoint's diffusion process")
-ExpectedClassifier = expectations(
+_ExpectedClassifier = expectations(
     NoisedClipConfig, "Checks of the classifier's network", leave_out=("image_size", "text_length", "dropout_text")
 )
+
+
+# valid-type, misc: mypy cannot know classes made by ``expectations``.
+@settings
+class ExpectedModel(_ExpectedModel):  # type: ignore[valid-type, misc]
+    """Checks of the checkpoint's network"""
+
+    class_cond: bool | None = option(
+        None, "if given, must be the checkpoint's; whether the generator is class-conditional", free=True
+    )
+    use_new_attention_order: bool | None = option(
+        None,
+        "if given, must be the file's, where Guided-Diffusion wrote it; whether rows of projections are ordered by "
+        "query, key and value before heads",
+        free=True,
+    )
+
+
+@settings
+class ExpectedClassifier(_ExpectedClassifier):  # type: ignore[valid-type, misc]
+    """Checks of the classifier's network"""
+
+    classifier_pool: str | None = option(
+        None, "if given, must be the checkpoint's; how the last feature map becomes one vector", free=True
+    )
 
 
 @settings
@@ -62,6 +89,11 @@ class PromptConfig:
         "",
         "folder of low-resolution images, all of one size, for upsamplers without a base generator; prompts are "
         "matched to file names in sorted order",
+    )
+    base_samples: str = option(
+        "",
+        ".npz file of low-resolution images (arr_0) and classes (arr_1), as sampling writes it, for an upsampler, "
+        "which model_path may name then; used in turn",
     )
     init_image: tuple[str, ...] = option(
         (), "images to edit, used in turn: image to image (strength), variations (variation), or inpainting (mask)"
@@ -118,7 +150,7 @@ class PromptConfig:
 
     def faults(self) -> Iterator[Fault]:
         model, low_res, images = map(named, ("model_path", "low_res_dir", "images"))
-        if not self.model_path and not self.low_res_dir and not self.reconstruct:
+        if not (self.model_path or self.low_res_dir or self.base_samples or self.reconstruct):
             others = f"{low_res} and {named('upsampler_paths')}, to upsample existing images"
             yield Fault("model_path", f"is required: an ema_….pt or model….pt file written in training (or {others})")
         if self.reconstruct and (self.model_path or self.low_res_dir):
@@ -127,6 +159,8 @@ class PromptConfig:
         if self.model_path and self.low_res_dir:
             rule = f"holds images to upsample instead of those of a base generator: leave {model} or it out"
             yield Fault("low_res_dir", rule)
+        if self.base_samples and self.low_res_dir:
+            yield Fault("base_samples", f"and {low_res} exclude each other: leave one of them out")
         if self.images and self.embeddings:
             yield Fault("images", f"and {named('embeddings')} exclude each other: leave one of them out")
         if (self.image_weights or self.interpolate) and not self.images:
@@ -161,9 +195,9 @@ class SampleRun:
     edit: EditConfig = section(EditConfig)
     steering: SteeringConfig = section(SteeringConfig)
     classifier: ClassifierConfig = section(ClassifierConfig)
-    model: ExpectedModel = section(ExpectedModel)  # type: ignore[valid-type]
+    model: ExpectedModel = section(ExpectedModel)
     diffusion: ExpectedDiffusion = section(ExpectedDiffusion)  # type: ignore[valid-type]
-    classifier_model: ExpectedClassifier = section(ExpectedClassifier)  # type: ignore[valid-type]
+    classifier_model: ExpectedClassifier = section(ExpectedClassifier)
     distributed: DistributedConfig = section(DistributedConfig)
 
     def faults(self) -> Iterator[Fault]:
@@ -181,18 +215,35 @@ class SampleRun:
         if self.cascade.stage_b and self.upsamplers != UpsamplersConfig():
             own = "set its own (their flags begin with --stage_b_)"
             yield Fault("", f"upsampler settings are given, but stage B is no upsampler: {own}")
+        if self.what.base_samples and bool(self.what.model_path) == bool(self.upsamplers.upsampler_paths):
+            rule = f"needs either {named('model_path')} or {named('upsampler_paths')} to name the upsampler"
+            yield Fault("what.base_samples", rule)
         if self.what.low_res_dir and not self.upsamplers.upsampler_paths:
             missing = f"but there is no upsampler: give it with {named('upsampler_paths')}"
             yield Fault("what.low_res_dir", f"holds images to upsample, {missing}")
         yield from BASE.faults(self.sampler)
         check_accepted(self.what.accept_changed_base, self.what.lora, self.steering.controlnet)
 
-    def settings(self, pipeline: Pipeline, classifier_scale: float) -> list[StageSettings]:
-        """The settings of all stages: what is given, and else what their checkpoints say."""
+    @property
+    def checkpoints(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Those of the base generator or its parts, and of the upsamplers."""
+        if self.what.base_samples:
+            return (), self.what.model_path or self.upsamplers.upsampler_paths
+        return self.what.model_path, self.upsamplers.upsampler_paths
+
+    def settings(self, pipeline: Pipeline, classifier_scale: float, guide: Guide | None = None) -> list[StageSettings]:
+        """The settings of all stages: what is given, and else what their checkpoints say. guide: the loaded classifier,
+        which its stage takes if it has a precision of its own."""
         given = self.sampler, self.guidance, self.cascade, self.upsamplers
         guided = [self.classifier] if self.classifier.classifier_path else []
+        base: dict[str, Any] = {"classifier_scale": classifier_scale, "batch_size": self.what.batch_size}
+        if guide is not None and self.classifier.classifier_precision:
+            base["classifier"] = guide
+        if self.what.base_samples and self.what.model_path:  # the upsampler takes the flags of a base generator
+            found = {name: value for config in (*given, *guided) for name, value in BASE.given(config).items()}
+            found |= {**UPSAMPLERS.given(self.upsamplers), **base}
+            return [BASE.changed(stage.defaults, found) for stage in pipeline.stages]
         check_kinds([stage.flags for stage in pipeline.stages], *given, *guided)
-        base = {"classifier_scale": classifier_scale, "batch_size": self.what.batch_size}
         if guided and self.sampler == GivenSampler() and pipeline.stages[0].defaults.sampler == SamplerConfig():
             base["timestep_respacing"] = ""  # neither says how to sample: as Guided-Diffusion does with a classifier
         return settings_of_stages(pipeline.stages, *given, *guided, **base)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,9 +14,13 @@ from ..data.arrays import MAX_HEADER, parse_header
 from ..data.inspection import read_captions
 from ..diffusion.editing import EditConfig
 from ..images.files import EXTENSIONS, image_names, read_image, read_low_res, read_mask
+from ..randomness import random_uniform
+from ..sampling.classifier import Guide
 from ..sampling.control import Control, SteeringConfig
 from ..sampling.image_prompts import ImagePrompts
-from ..sampling.request import ImageEdit, Request
+from ..sampling.pipeline import Pipeline
+from ..sampling.request import ImageEdit, Request, in_turn
+from .base_samples import read_samples
 from .sample import PromptConfig
 
 
@@ -30,6 +35,10 @@ def read_request(config: PromptConfig, edit: EditConfig, steering: SteeringConfi
     given = (() if embeddings is None else embeddings, images or (), pictures, control.images if control else ())
     found = (prompts, config.labels, config.init_image, *given)
     count = config.num_samples or max(map(len, found))
+    if config.base_samples:
+        low_res, _ = read_samples(config.base_samples)
+        count = config.num_samples or max(count, len(low_res))
+        low_res = in_turn(low_res, count)
     if config.low_res_dir:
         names, low_res = read_low_res(config.low_res_dir)
         if count > len(names) or config.num_samples:
@@ -52,6 +61,19 @@ def read_request(config: PromptConfig, edit: EditConfig, steering: SteeringConfi
         reconstruct=pictures if config.reconstruct else None,
         control=control,
     )
+
+
+def labeled(request: Request, config: PromptConfig, pipeline: Pipeline, guide: Guide | None) -> Request:
+    """The request with the classes of ``base_samples``, or else random ones, where none are given and some are needed.
+    A random class follows from the seed of its image. guide: what guides the sampling."""
+    numbers = [stage.num_classes for stage in pipeline.stages] + [guide.classes if guide else 0]
+    classes = min(filter(None, numbers), default=0)
+    if request.labels is not None or not classes:
+        return request
+    labels = read_samples(config.base_samples)[1] if config.base_samples else None
+    if labels is None:
+        labels = [int(classes * random_uniform(seed, "label", [0])[0]) for seed in request.seeds]
+    return replace(request, labels=in_turn(labels, len(request)))
 
 
 def read_embeddings(path: str) -> np.ndarray:

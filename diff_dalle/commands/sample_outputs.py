@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -61,8 +61,10 @@ def _originals(request: Request) -> ImagePrompts | None:
 
 
 def _captions(request: Request) -> list[str]:
-    """The prompt of each image, or the pictures that it is made from, or both."""
-    if request.images is None:
-        return list(request.prompts)
-    sources = request.images.captions(len(request))
-    return [" | ".join(filter(None, pair)) for pair in zip(request.prompts, sources, strict=True)]
+    """The prompt of each image, its class, and the pictures that it is made from, whichever there are."""
+    parts: list[Sequence[str]] = [request.prompts]
+    if request.labels is not None:
+        parts.append([f"class {label}" for label in request.labels])
+    if request.images is not None:
+        parts.append(request.images.captions(len(request)))
+    return [" | ".join(filter(None, texts)) for texts in zip(*parts, strict=True)]

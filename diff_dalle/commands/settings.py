@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -35,7 +36,9 @@ from ..config import (
     spelled_path,
     to_dict,
 )
-from .flag_names import ALIASES, Alias, aliases_of, by_name, present_names
+from .flag_names import Alias, aliases_of, by_name, present_names
+
+_SWITCH = Leaf(("",), bool, False, "")  # of a flag without a setting
 
 
 class Settings:
@@ -51,6 +54,7 @@ class Settings:
         self.givers: dict[KeyPath, tuple[str, str]] = {}  # what a setting is called where it is given, and that place
         self.claims: dict[KeyPath, tuple[str, Any]] = {}  # of the present source: key that was used, and value
         self.faults: list[Fault] = []  # of the sources, before their settings are read
+        self.stated: dict[str, tuple[KeyPath, bool]] = {}  # flags that say whether a setting is above 0
 
     def next_source(self) -> None:
         self.claims.clear()
@@ -104,8 +108,15 @@ class Settings:
         return complete(self.tree) if complete else self.tree
 
     def check_effects(self, config) -> None:
-        """InputError for settings of the present source that have no effect in ``config``, the whole one."""
+        """InputError for settings of the present source that have no effect in ``config``, the whole one, and for what
+        flags state of others and is wrong."""
         table, faults = by_name(self.config_class), []
+        for flag, (path, states) in self.stated.items():
+            found = functools.reduce(getattr, map(str, path), config)
+            if bool(found) != states:
+                faults.append(
+                    Fault(spelled_path(path), f"is {shown(found)}, but {flag} is {states}: change one of them")
+                )
         for leaf in table.values():
             if leaf.path not in self.claims or functools.reduce(getattr, leaf.path, config) is False:  # turned off
                 continue
@@ -191,7 +202,7 @@ class Settings:
         table, aliases = by_name(config_class), aliases_of(config_class)
         leaf = members(config_class).get(present_keys(config_class).get(name, name))
         if name in aliases:
-            self._set_alias(aliases[name], table[aliases[name].field], path, name, value, giver)
+            self._set_alias(table, aliases[name], path, name, value, giver)
             return
         if not isinstance(leaf, Leaf):
             leaf = table.get(present_names(config_class).get(name, name))
@@ -200,21 +211,36 @@ class Settings:
         else:
             self._claim((*path, *leaf.path), name.removeprefix(leaf.prefix), value, giver, leaf)
 
-    def _set_alias(self, alias: Alias, leaf: Leaf, path: KeyPath, name: str, value, giver: tuple[str, str]) -> None:
-        path, switch = (*path, *leaf.path), dataclasses.replace(leaf, type=bool, choices=())
-        if alias.true_value is None:
-            self._claim(path, name, value, giver)
+    def _set_alias(
+        self, table: Mapping[str, Leaf], alias: Alias, path: KeyPath, name: str, value, giver: tuple[str, str]
+    ) -> None:
+        leaf = table.get(alias.field, _SWITCH)
+        target = (*path, *leaf.path)
+        if alias.only:
+            if str(value) != alias.only:
+                self.givers[(name,)] = giver
+                self.faults.append(Fault(name, f"must be {alias.only}, which is the only one here", str(value)))
+            return
+        if not alias.is_boolean:
+            self._claim(target, name, value, giver)
             return
         try:
-            is_on = checked(switch, value, spelled_path((*path[:-1], name)))
+            is_on = checked(dataclasses.replace(leaf, type=bool, choices=()), value, spelled_path((*target[:-1], name)))
         except InputError as error:
-            self.givers |= {(*path[:-1], name): giver}
+            self.givers |= {(*target[:-1], name): giver}
             self.faults += error.faults
             return
-        if is_on:
-            self._claim(path, name, alias.true_value, giver)
-        elif self._stored(path) == alias.true_value:
-            self._claim(path, name, leaf.default, giver)
+        if alias.why:
+            warnings.warn(f"{giver[0]} has no effect: {alias.why}", stacklevel=2)
+        elif alias.states:
+            self.stated[giver[0]] = target, is_on
+        elif is_on:
+            self._claim(target, name, str(alias.true_value), giver)
+        elif alias.false_value:
+            field, text = alias.false_value
+            self._claim((*path, *table[field].path), name, FlagText(text), giver, table[field])
+        elif self._stored(target) == alias.true_value:
+            self._claim(target, name, leaf.default, giver)
 
     def _unknown(self, config_class, path: KeyPath, name: str, value, giver: tuple[str, str]) -> None:
         """Note that the section at ``path`` has no such setting. Settings that it refuses by name, or has a home for,
@@ -240,7 +266,7 @@ class Settings:
         leaf: of the value of a flag.
         """
         other_key, other = self.claims.setdefault(path, (key, value))
-        if other_key != key and not {key, other_key} & ALIASES.keys():
+        if other_key != key and not {key, other_key} & aliases_of(self.config_class).keys():
             self._contradict(path, f"is given twice, under its present and an earlier name: leave {giver[0]} out")
         elif other != value:
             given = f"sets {spelled_path(path)} to {shown(other)}, but {giver[0]} sets it to {shown(value)}"

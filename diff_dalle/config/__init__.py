@@ -53,7 +53,7 @@ from .errors import (
     spelled,
     spelled_path,
 )
-from .expectations import add_optional, disagreements, expectations, given, overrides
+from .expectations import add_optional, disagreements, expectations, given, overrides, values_by_name
 from .names import lookup, nearest
 from .reading import from_dict, present_form
 from .values import FlagText, checked, checked_list, checked_mapping, shown, type_name
@@ -111,4 +111,5 @@ __all__ = [
     "to_dict",
     "type_hints",
     "type_name",
+    "values_by_name",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -64,10 +64,17 @@ def given(config) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
+def values_by_name(config) -> dict[str, Any]:
+    """All settings of a config by the names of their flags."""
+    return {leaf.name: functools.reduce(getattr, leaf.path, config) for leaf in leaves(type(config))}
+
+
 def disagreements(expected, *configs) -> list[str]:
     """``name (… given, … in the checkpoint)`` for every setting that ``expected`` has and one of ``configs`` has
-    otherwise, or none of them has."""
-    actual = {leaf.name: functools.reduce(getattr, leaf.path, each) for each in configs for leaf in leaves(type(each))}
+    otherwise, or none of them has. A config may be a mapping of the values by name."""
+    actual: dict[str, Any] = {}
+    for each in configs:
+        actual |= each if isinstance(each, Mapping) else values_by_name(each)
     found = []
     for name, value in given(expected).items():
         if name not in actual:

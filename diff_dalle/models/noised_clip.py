@@ -25,7 +25,7 @@ INITIAL_SCALE = 1 / 0.07  # logit scale at initialization (Radford et al. 2021, 
 MAX_SCALE = 100.0  # upper bound of the logit scale (same section; there by clipping)
 
 
-def _flag(setting: str) -> str:
+def classifier_flag(setting: str) -> str:
     """The classifier's name for a setting of one of its two towers."""
     if setting in ("image_size", "text_length", "dropout_text"):
         return setting
@@ -81,13 +81,13 @@ class NoisedClipConfig:
     def faults(self) -> Iterator[Fault]:
         for tower in (UNetConfig, TextEncoderConfig):
             for fault in faults_of(functools.partial(self._tower, tower)):
-                rule = spelled(fault.rule, lambda name: named(_flag(name)))
-                yield replace(fault, setting=_flag(fault.setting), rule=rule)
+                rule = spelled(fault.rule, lambda name: named(classifier_flag(name)))
+                yield replace(fault, setting=classifier_flag(fault.setting), rule=rule)
 
     def _tower(self, config_class: type):
         """The config of a tower, from the settings that this config has for it."""
         own = {field.name for field in fields(self)}
-        flags = {field.name: _flag(field.name) for field in fields(config_class)}
+        flags = {field.name: classifier_flag(field.name) for field in fields(config_class)}
         return config_class(**{name: getattr(self, flag) for name, flag in flags.items() if flag in own})
 
     @property

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from ..batch import Batch, Conditioning
 from ..checkpoints.loading import SavedNetwork, open_network, open_networks
-from ..config import Fault, InputError, disagreements, named, option, settings
+from ..config import Fault, InputError, disagreements, named, option, settings, values_by_name
 from ..diffusion.diffusion_config import NoiseConfig, create_noise_process
 from ..diffusion.guidance import FORMS, GRADIENTS, ClassifierGuidance
 from ..diffusion.resample import ContrastiveConfig
@@ -25,9 +25,10 @@ from ..distributed.devices import use_device
 from ..distributed.world import SINGLE, World
 from ..evaluation.retrieval import CANDIDATES, RetrievalTable
 from ..images.signal import Signal
-from ..models.noised_clip import NoisedClipConfig
+from ..models.noised_clip import NoisedClipConfig, classifier_flag
 from ..models.noisy_classifier import NoisyClassifierConfig
 from ..models.precision import autocast, for_inference, resolve_precision
+from ..models.precision_names import PRECISIONS
 from ..randomness import Draw
 from ..tasks.contrastive import ContrastiveTask
 from ..text.tokenizer import Tokenizer
@@ -61,6 +62,13 @@ class ClassifierConfig:
         needs=("classifier_path",),
     )
 
+    classifier_precision: str | None = option(
+        None,
+        "floating-point precision of the classifier; none = as the generator's",
+        choices=PRECISIONS,
+        needs=("classifier_path",),
+    )
+
     def faults(self) -> Iterator[Fault]:
         if any(self.classifier_scale) and not self.classifier_path:
             rule = f"is set, but there is no classifier: give its checkpoint with {named('classifier_path')}"
@@ -82,7 +90,8 @@ class ClassifierConfig:
         """The classifier, with those of the LoRAs that are for classifiers; None without ``classifier_path``."""
         own, _ = of_guides(lora)
         if self.classifier_path:
-            return load_guide(self.classifier_path, device, precision, bpe_path, Loras.read(own, accept_changed_base))
+            loras, own_precision = Loras.read(own, accept_changed_base), self.classifier_precision or precision
+            return load_guide(self.classifier_path, device, own_precision, bpe_path, loras)
         check_guided(own)
         return None
 
@@ -131,9 +140,19 @@ class Guide(ABC):
     def check_labels(self, labels: Sequence[int] | None) -> None:  # noqa: B027  (optional)
         """InputError for labels that it cannot guide by."""
 
+    @property
+    def classes(self) -> int:
+        """Number of classes that it guides by; 0 = it guides by prompts."""
+        return 0
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """The settings of its network by the names of a classifier's flags."""
+        return {**values_by_name(self.config), "classifier_pool": "attention"}
+
     def check(self, expected) -> None:
         """InputError if expected settings (see ``config.expectations``) differ from the checkpoint's."""
-        if wrong := disagreements(expected, self.config):
+        if wrong := disagreements(expected, self.said):
             raise InputError(f"the classifier has other settings: {', '.join(wrong)}; leave these flags out")
 
     def check_gradient(self, gradient: str) -> None:
@@ -248,6 +267,15 @@ class LabelClassifier(Guide):
     @property
     def image_size(self) -> int:
         return self.config.tower.image_size
+
+    @property
+    def classes(self) -> int:
+        return self.config.classes
+
+    @property
+    def said(self) -> dict[str, Any]:
+        tower = {classifier_flag(name): value for name, value in values_by_name(self.config.tower).items()}
+        return {**tower, "classifier_pool": self.config.pool}
 
     def check_labels(self, labels: Sequence[int] | None) -> None:
         last = self.config.classes - 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..checkpoints.checkpoint import attention_order
 from ..checkpoints.model_folder import find_file, open_model
-from ..config import Fault, InputError, disagreements, named, quantity
+from ..config import Fault, InputError, disagreements, given, named, quantity
 from ..distributed.world import SINGLE, World
 from ..text.tokenizer import Tokenizer
 from .bar import StepsBar
@@ -236,7 +238,13 @@ class Pipeline:
     def check(self, expected) -> None:
         """InputError if expected settings (see ``config.expectations``) differ from those of the first checkpoint."""
         first = self.stages[0]
-        if wrong := disagreements(expected, first.config, first.diffusion):
+        said: dict[str, Any] = {"class_cond": first.num_classes > 0}
+        if "use_new_attention_order" in given(expected):
+            order = attention_order(first.path)
+            if order is None:
+                warnings.warn(f"use_new_attention_order has no effect: {first.path} is of diff_dalle", stacklevel=2)
+            said["use_new_attention_order"] = expected.use_new_attention_order if order is None else order
+        if wrong := disagreements(expected, first.config, first.diffusion, said):
             raise InputError(f"the checkpoint has other settings: {', '.join(wrong)}; leave these flags out")
 
 

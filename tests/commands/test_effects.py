@@ -67,6 +67,7 @@ CASES = [
     (GeneratorRun, "--bucket_crop center", "", "--multi_aspect_ratio 1/2", "multi_aspect_ratio is none"),
     (SampleRun, "--classifier_gradient x_start", "--model_path a.pt", SHARDS, "classifier_path is"),
     (SampleRun, "--classifier_form score", "--model_path a.pt", SHARDS, "classifier_path is"),
+    (SampleRun, "--classifier_precision fp16", "--model_path a.pt", SHARDS, "classifier_path is"),
     (
         SampleRun,
         "--inpaint_resamples 2",
