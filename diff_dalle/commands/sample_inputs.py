@@ -12,6 +12,7 @@ from .. import storage
 from ..config import InputError, quantity
 from ..data.arrays import MAX_HEADER, parse_header
 from ..data.inspection import read_captions
+from ..data.sources import TARS
 from ..diffusion.editing import EditConfig
 from ..images.files import EXTENSIONS, image_names, read_image, read_low_res, read_mask
 from ..randomness import random_uniform
@@ -166,4 +167,4 @@ def _prompt_files(source: str) -> list[str]:
     if storage.is_remote(source) or not os.path.isdir(source):
         return []
     files = storage.list_files(source, recursive=True)
-    return [] if any(path.lower().endswith(".tar") for path in files) else [p for p in files if p.endswith(".txt")]
+    return [] if any(path.lower().endswith(TARS) for path in files) else [p for p in files if p.endswith(".txt")]

@@ -25,7 +25,8 @@ from .. import storage
 from ..config import InputError, named, quantity, redact
 from ..distributed.world import ALONE, World
 from .shard_table import FORMAT, ShardSummary, Table, load_summary, load_table, read_bounded, save_table
-from .shards import Shard, ShardFiles, cache_home
+from .shards import Shard, ShardFiles, cache_home, packed_tag
+from .sources import TARS
 from .tar import read_members
 
 FOLDER, SUMMARY = ".diff_dalle_index", "summary.json"
@@ -34,6 +35,7 @@ THREADS = 16  # they wait for disks and networks, not for each other
 ROUND = (
     4 * THREADS
 )  # shards that each process indexes or surveys before all exchange results: no process waits long for another
+UNREAD = "is compressed: unpack it first"  # what earlier versions say about gzipped shards
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 log = logging.getLogger(__name__)
@@ -62,7 +64,7 @@ def table_folders(path: str, index_cache: str) -> tuple[Sequence[str], str]:
     folder, name = ("pipe:", "") if scheme == "pipe" else storage.split(path)
     if not scheme:
         folder = os.path.abspath(folder)
-    if not name.lower().endswith(".tar"):
+    if not name.lower().endswith(TARS):
         name = f"{name[:40]}.{_digest(path)}"
     return _folders(folder, index_cache or os.path.join(cache_home(), "index"), not (scheme or index_cache)), name
 
@@ -108,7 +110,9 @@ def discard_summaries(table: str):
 
 def _is_current(summary: ShardSummary, size: int, tag: str) -> bool:
     """Whether a summary still describes its shard; a pipe, which has neither size nor tag, is trusted."""
-    return size in (-1, summary.size) and tag == summary.tag
+    if summary.problem == UNREAD:
+        return False
+    return (size in (-1, summary.size) and tag == summary.tag) or summary.tag == packed_tag(size, tag)
 
 
 class _Indexer:
@@ -190,7 +194,11 @@ def examine(path: str, files: ShardFiles) -> tuple[ShardSummary, Table]:
     """The summary and the table of a shard, from its headers."""
     shard = files.examine(path)
     with storage.explained(path):
-        members, problem = read_members(files.headers(shard), shard.size)
+        read = files.headers(shard)
+        if shard.by_offset and read(0, len(storage.GZIP)) == storage.GZIP:
+            shard = files.copied(shard)
+            read = files.headers(shard)
+        members, problem = read_members(read, shard.size)
     contents = Table.of(members)
     return ShardSummary(shard.size, shard.tag, shard.by_offset, problem, contents.signatures()), contents
 
@@ -213,6 +221,9 @@ def index_shards(paths: Sequence[str], files: ShardFiles, world: World = ALONE) 
     world: the processes that call this together. Rank 0 alone has the paths, and gets the result.
     """
     entries = _Indexer(files).run(paths, world)
+    packed = [entry for entry in entries if entry.shard.is_packed]
+    if packed:
+        log.warning("%s", _said_packed(packed, files))
     damaged = [entry for entry in entries if entry.summary.problem]
     for entry in damaged[:10]:
         usable = quantity(entry.summary.samples, "sample")
@@ -220,6 +231,17 @@ def index_shards(paths: Sequence[str], files: ShardFiles, world: World = ALONE) 
     if len(damaged) > 10:
         log.warning("%s more are damaged", quantity(len(damaged) - 10, "shard"))
     return entries
+
+
+def _said_packed(packed: Sequence[Indexed], files: ShardFiles) -> str:
+    size = sum(entry.summary.size for entry in packed)
+    said = (
+        f"{quantity(len(packed), 'shard')} gzipped: read from unpacked copies of {size / 1e9:,.2f} GB in "
+        f"{files.cache_dir}, which holds at most {named('shard_cache_gb')} {files.cache_bytes / 1e9:g}"
+    )
+    if size > files.cache_bytes:
+        said += "; since this is less, they are unpacked again and again: raise it, or unpack the shards"
+    return said
 
 
 def count_kinds(entries: Iterable[Indexed]) -> Counter[str]:

@@ -1,4 +1,5 @@
-"""Reading parts of shards: local ones through open files, remote ones by range requests or from a local copy."""
+"""Reading parts of shards: local ones through open files, remote ones by range requests or from a local copy, gzipped
+ones from an unpacked copy."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .. import storage
 from ..config import InputError, named, redact
@@ -19,6 +20,7 @@ OPEN_FILES = 128
 LOOK_SECONDS = 1.0  # between two looks at the name of a file that stays open: another file may have taken it
 CACHE_BYTES = 20 * 10**9  # of all copies of remote shards together
 BLOCK = 1 << 20  # bytes of remote read-ahead while indexing: many headers lie within one block
+PACKED = "gzip"  # begins the tags of gzipped shards
 Read = Callable[[int, int], bytes]  # offset and size → bytes
 log = logging.getLogger(__name__)
 
@@ -27,10 +29,15 @@ def cache_home() -> str:
     return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "diff_dalle")
 
 
+def packed_tag(size: int, tag: str) -> str:
+    """The tag of a gzipped shard, whose file has this size and tag."""
+    return f"{PACKED} {size} {tag}"
+
+
 @dataclass(frozen=True)
 class Shard:
     """A file of the data set and its state when it was indexed: size in bytes, version tag, and whether parts of it can
-    be read by offset."""
+    be read by offset. Those of a gzipped one, which cannot, are the size of what it holds and its ``packed_tag``."""
 
     path: str
     size: int
@@ -40,6 +47,21 @@ class Shard:
     @functools.cached_property
     def is_remote(self) -> bool:
         return storage.is_remote(self.path)
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether it is gzipped. Of the output of a command it is not known."""
+        return not self.by_offset and self.tag.startswith(f"{PACKED} ")
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether it is read from a copy, unless by range requests."""
+        return self.is_remote or self.is_packed
+
+    @property
+    def file_tag(self) -> str:
+        """The tag of its file."""
+        return self.tag.split(" ", 2)[2] if self.is_packed else self.tag
 
     def check(self, size: int, tag: str) -> None:
         """Raise ``storage.ChangedError`` unless this is still its state."""
@@ -94,7 +116,7 @@ class _Open:
 class ShardFiles:
     """Access to shards; one object per process: a copy sent to another process starts without open files.
 
-    cache_dir, cache_bytes: the folder for copies of remote shards and its maximum size.
+    cache_dir, cache_bytes: the folder for copies of remote and gzipped shards and its maximum size.
     copy_remote:            copy every remote shard as a whole, not only those that cannot be read by offset.
     index_cache:            folder for the index of the shards, instead of the shards' own.
 
@@ -123,8 +145,8 @@ class ShardFiles:
         if self.in_place(shard):
             return storage.read_bytes(shard.path, offset, size, (shard.size, shard.tag))
         with storage.explained(shard.path):
-            if shard.is_remote:
-                file = self._open_copy(shard.path, shard.tag)
+            if shard.is_copied:
+                file = self._open_copy(shard.path, shard.file_tag)
                 data = file.read(offset, size)
                 shard.check(file.state()[0], shard.tag)  # the copy's own tag says when it was made
             else:
@@ -142,13 +164,14 @@ class ShardFiles:
 
     def headers(self, shard: Shard) -> Read:
         """As ``consecutive``, for indexing: a local shard is not checked for changes at each read."""
-        if shard.is_remote:
+        if shard.is_copied:
             return self.consecutive(shard)
         with storage.explained(shard.path):
             return _Open(storage.local_path(shard.path)).read
 
     def _open_copy(self, path: str, tag: str) -> _Open:
         """A copy, to be read once. It may be removed for another one until it is open."""
+        path = path if storage.is_remote(path) else os.path.abspath(storage.local_path(path))  # names are absolute
         known = self._copies.get((path, tag))
         for _ in range(8):
             if known is not None:
@@ -166,8 +189,8 @@ class ShardFiles:
         if not self._said_small:
             self._said_small = True
             log.warning(
-                "%s is downloaded again, since its copy was removed from %s while in use: shard_cache_gb is too "
-                "small for the shards that are read at the same time",
+                "%s is copied again, since its copy was removed from %s while in use: shard_cache_gb is too small for "
+                "the shards that are read at the same time",
                 redact(path),
                 self.cache_dir,
             )
@@ -177,9 +200,16 @@ class ShardFiles:
         size, tag = storage.size_and_tag(path, listed=True)
         by_offset = storage.reads_by_offset(path)
         if storage.is_remote(path) and (self.copy_remote or not by_offset or size < 0):
-            with storage.explained(path):
-                size = self._open_copy(path, tag).state()[0]
+            return self.copied(Shard(path, size, tag, by_offset))
         return Shard(path, size, tag, by_offset)
+
+    def copied(self, shard: Shard) -> Shard:
+        """The state of a shard that is copied: a known size that the copy does not have is that of a gzip file."""
+        with storage.explained(shard.path):
+            size = self._open_copy(shard.path, shard.tag).state()[0]
+        if shard.size in (-1, size):
+            return replace(shard, size=size)
+        return Shard(shard.path, size, packed_tag(shard.size, shard.tag), by_offset=False)
 
 
 def _read_ahead(path: str, state: storage.State) -> Read:

@@ -45,11 +45,11 @@ class Sidecar:
     def path(self, shard: str) -> str:
         """The path of the file that belongs to a shard. Raises InputError when the shard's name does not give it."""
         if storage.scheme(shard) == "pipe":
-            folder, names = "", re.findall(r"[^/\s'\"=]+\.tar\b", shard, re.IGNORECASE)
+            folder, names = "", re.findall(r"[^/\s'\"=]+\.(?:tar|tgz)\b", shard, re.IGNORECASE)
             name = names[-1] if names else ""
         else:
             folder, name = storage.split(shard)
-        name = re.sub(r"\.tar$", "", name, flags=re.IGNORECASE)
+        name = re.sub(r"\.(tar|tar\.gz|tgz)$", "", name, flags=re.IGNORECASE)
         digits = re.findall(r"\d+", name)
 
         def fill(field: re.Match) -> str:

@@ -5,6 +5,7 @@ Nothing is kept: each start lists them anew.
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import glob
 import logging
@@ -16,10 +17,11 @@ from dataclasses import dataclass
 from braceexpand import braceexpand
 
 from .. import storage
-from ..config import MAX_TEXT, Fault, InputError, load_texts, named, quantity
+from ..config import MAX_TEXT, Fault, InputError, load_texts, named, quantity, redact
 from ..randomness import permutation
 
 LISTS = (".yml", ".yaml")
+TARS = (".tar", ".tar.gz", ".tgz")  # how the names of shards end where they are searched for
 DATA_DIR = named("data_dir")  # in messages, unless the sources are those of another setting
 EXPANDED = "expand:"  # before pipe:COMMAND, asks for the expansion of its braces
 
@@ -27,11 +29,11 @@ EXPANDED = "expand:"  # before pipe:COMMAND, asks for the expansion of its brace
 def find_shards(sources: Sequence[str] | str, flag: str = DATA_DIR) -> list[str]:
     """The shards of all sources, in order.
 
-    A source is a folder (all ``*.tar`` in it and its subfolders), a tar, a glob, a brace range
-    ``{00000..00099}.tar``, a URL (on s3, gs and az also a folder) or ``pipe:COMMAND``, whose output is a tar. A command
-    is taken as it is; ``expand:pipe:COMMAND`` stands for one command for each value of its brace ranges. A ``.yml`` or
-    ``.yaml`` file holds a list of sources; one from elsewhere cannot name commands. Raises InputError naming ``flag``
-    for a source that does not exist or holds no shard.
+    A source is a folder (all ``TARS`` in it and its subfolders), a tar, a glob, a brace range ``{00000..00099}.tar``,
+    a URL (on s3, gs and az also a folder) or ``pipe:COMMAND``, whose output is a tar. A command is taken as it is;
+    ``expand:pipe:COMMAND`` stands for one command for each value of its brace ranges. A ``.yml`` or ``.yaml`` file
+    holds a list of sources; one from elsewhere cannot name commands. Raises InputError naming ``flag`` for a source
+    that does not exist or holds no shard.
     """
     sources = [source for source in ([sources] if isinstance(sources, str) else sources) if source]
     if not sources:
@@ -77,7 +79,7 @@ def _listed(path: str, flag: str) -> list[str]:
 
 
 def _is_tar(path: str) -> bool:
-    return storage.split(path)[1].lower().endswith(".tar") and not re.search(r"[*?\[]", path)
+    return storage.split(path)[1].lower().endswith(TARS) and not re.search(r"[*?\[]", path)
 
 
 def _in_folder(folder: str, flag: str) -> list[str]:
@@ -108,6 +110,7 @@ FIELD = "{}"
 URL = "webdataset_base_url"
 MOST_NAMED = 8  # missing shards in a message
 MOST_UNLISTED = 100_000  # shards of a source that cannot be listed
+COMMAND_TRIES = 2  # of a command that fails, until what it would send counts as absent
 log = logging.getLogger(__name__)
 
 
@@ -145,14 +148,15 @@ class ShardRange:
         """The shards that exist, by number. Missing ones between them, and up to an ``end`` that is below what a
         listing of the folder shows, are named in the log.
 
-        A folder is listed; the last shard of a web server is searched for, as if none before it were missing; what a
-        command has is not known: all of the range is expected. Raises InputError when there are none.
+        A folder is listed; the last shard of a web server is searched for, as if none before it were missing, and so is
+        that of a command when the range is an open one: a shard is there if its command sends a byte. Of a command's
+        other ranges all shards are expected. Raises InputError when there are none.
         """
         scheme = storage.scheme(self.template)
-        if scheme == "pipe":
+        if scheme == "pipe" and not self._is_open(self.start):
             return [self.path(number) for number in self._all()]
-        if scheme in ("http", "https"):
-            return [self.path(number) for number in range(self.start, self._last_on_server() + 1)]
+        if scheme in ("http", "https", "pipe"):
+            return [self.path(number) for number in range(self.start, self._last_of(scheme) + 1)]
         found = self._listed()
         if not found:
             raise self._absent(f"none of its shards from {self.path(self.start)} on exists")
@@ -175,8 +179,11 @@ class ShardRange:
 
     def _expected(self, found: Sequence[int]) -> int:
         """The last shard that ought to exist: that of the range, unless this is far beyond what there is."""
-        is_open = self.end >= 10**self.width - 1 or self.end - found[-1] >= MOST_UNLISTED
-        return found[-1] if is_open else self.end
+        return found[-1] if self._is_open(found[-1]) else self.end
+
+    def _is_open(self, last: int) -> bool:
+        """Whether the end of the range says nothing about how many shards there are, of which ``last`` is one."""
+        return self.end >= 10**self.width - 1 or self.end - last >= MOST_UNLISTED
 
     def _listed(self) -> list[int]:
         folder, name = storage.split(self.template)
@@ -190,14 +197,20 @@ class ShardRange:
         numbers = [int(match[1]) for match in matches if match and self.path(int(match[1])).endswith(match[0])]
         return sorted(number for number in numbers if self.start <= number <= self.end)
 
-    def _last_on_server(self) -> int:
-        """The last of the shards on a web server, by doubling steps and then bisection."""
+    def _last_of(self, scheme: str) -> int:
+        """The last of the shards on a web server or of a command, by doubling steps and then bisection: of n shards,
+        at most 2 log2(n) + 2 are asked for."""
+        asked: list[int] = []
 
         def exists(number: int) -> bool:
-            return number <= self.end and storage.exists(self.path(number))
+            if number > self.end:
+                return False
+            asked.append(number)
+            return _sends(self.path(number)) if scheme == "pipe" else storage.exists(self.path(number))
 
         if not exists(self.start):
-            raise self._absent(f"{self.path(self.start)} does not exist")
+            problem = "fails, or sends nothing" if scheme == "pipe" else "does not exist"
+            raise self._absent(f"{self.path(self.start)} {problem}")
         step = 1
         while exists(self.start + step):
             step *= 2
@@ -205,7 +218,25 @@ class ShardRange:
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if exists(middle) else (low, middle)
+        if scheme == "pipe":
+            if low - self.start >= MOST_UNLISTED:  # it sends something whatever the number is
+                self._all()
+            log.warning(
+                "the last of the shards %s is %s, as %s of the command show if none before it is missing; if one is, "
+                "set end_shard to the last one",
+                redact(self.template),
+                f"{low:0{self.width}d}",
+                quantity(len(asked), "start"),
+            )
         return low
+
+
+def _sends(path: str) -> bool:
+    """Whether a command sends a byte. One that fails is started again: its reason may pass."""
+    for _ in range(COMMAND_TRIES):
+        with contextlib.suppress(storage.FailedCommandError), storage.open_read(path) as stream:
+            return bool(stream.read(1))
+    return False
 
 
 def _runs(missing: Sequence[int], width: int) -> str:

@@ -53,8 +53,7 @@ def read_members(read: Callable[[int, int], bytes], total: int) -> tuple[list[Me
         try:
             kind, own_name, own_size = _parse(header)
         except _Damaged:
-            reason = "is compressed: unpack it first" if header[:2] == b"\x1f\x8b" else "is not a tar"
-            return members, reason if offset == 0 else f"is damaged at byte {offset:,}"
+            return members, "is not a tar" if offset == 0 else f"is damaged at byte {offset:,}"
         start, length = offset + BLOCK, own_size if size < 0 or kind in b"xgLK" else size
         if start + length > total:
             inside = printable(name or own_name)

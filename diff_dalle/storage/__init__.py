@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterator
 from typing import BinaryIO, TypeVar
 
 from ..config import InputError
-from .copies import chunks, fetch, mark_used
+from .copies import GZIP, chunks, fetch, mark_used
 from .encoding import decode_text
-from .failures import ChangedError, UnavailableError, explained, full_disk, is_missing, no_space
+from .failures import ChangedError, FailedCommandError, UnavailableError, explained, full_disk, is_missing, no_space
 from .http import Http
 from .hub import Hub
 from .local import Local, open_regular, sweep, temporary_path
@@ -32,7 +32,9 @@ from .pipe import Pipe
 from .retries import in_parallel, retry
 
 __all__ = [
+    "GZIP",
     "ChangedError",
+    "FailedCommandError",
     "FileInfo",
     "State",
     "UnavailableError",
@@ -242,7 +244,7 @@ def write_bytes(path: str, data: bytes):
 
 
 def fetch_to_cache(url: str, cache_dir: str, limit_bytes: int, tag: str = "") -> str:
-    """The path of a local copy of ``url`` in ``cache_dir``, downloaded if necessary.
+    """The path of a local copy of ``url`` in ``cache_dir``, downloaded if necessary, and unpacked if it is gzipped.
 
     limit_bytes: maximum size of the folder; the least recently used copies are removed, never the requested one. A
                  copy that is kept open takes space after its removal: open it for each read.

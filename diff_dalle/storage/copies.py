@@ -1,16 +1,22 @@
 """A shared folder of limited size for local copies of remote files.
 
 The limit holds at every moment, for copies and downloads together: room is made before a download, and again while one
-of unknown size grows. Only the files that are being downloaded may exceed it, when the limit is too small for them.
+of unknown size grows. Only the files that are being downloaded may exceed it, when the limit is too small for them;
+what would fill the disk is given up before it does.
+
+A gzip file, known by its first bytes, is unpacked on its way: the copy is what it holds.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
+import shutil
 import sys
 import time
+import zlib
 from collections.abc import Iterator
 from typing import BinaryIO
 
@@ -26,6 +32,9 @@ COPY = ".copy"
 CHUNK = 1 << 20
 GROWTH = 64 << 20  # bytes at most for which a download of unknown size makes room at a time
 COMMAND_TRIES = 4  # of a command that fails; its reason is unknown
+GZIP = b"\x1f\x8b"  # the first bytes of a gzip file (RFC 1952, section 2.3.1)
+GZIP_FORMAT = 16 + zlib.MAX_WBITS  # of zlib's decompressor: with gzip's header and checksum
+log = logging.getLogger(__name__)
 
 
 def fetch(backend, url: str, cache_dir: str, limit_bytes: int, tag: str) -> str:
@@ -59,30 +68,83 @@ def mark_used(copy: str) -> bool:
 
 
 def _download(backend, url: str, target: str, limit_bytes: int, tag: str, began: float):
-    """Download the whole file, or raise InputError and leave nothing behind."""
+    """Download the whole file, unpacked if it is gzipped, or raise InputError and leave nothing behind."""
     folder, name = os.path.split(target)
     with explained(url):
         size, current = retries.retry(url, lambda: backend.size_and_tag(url), began)
         stream = backend.open_read(url, (size, tag or current))
     temporary = temporary_path(folder, name)
-    reserved, growth = 0, min(GROWTH, limit_bytes // 8)
+    growth = min(GROWTH, limit_bytes // 8)
     try:
         with stream, open(temporary, "xb") as file:
-            for chunk in chunks(stream, url):
+            source = _Source(stream, url, size)
+            reserved, known = 0, -1 if source.is_packed else size
+            for chunk in source.chunks():
                 if file.tell() + len(chunk) > reserved:
-                    reserved = file.tell() + max(growth, len(chunk)) if size < 0 else size
+                    reserved = file.tell() + max(growth, len(chunk)) if known < 0 else known
                     file.truncate(reserved)  # so that other downloads count it
                     _make_room(folder, limit_bytes)
+                    _check_space(folder, reserved - file.tell(), f"{url}, of which {file.tell():,} bytes were written")
                 file.write(chunk)
             file.truncate(file.tell())
-            if size >= 0 and file.tell() != size:
-                raise InputError(f"the download of {url} ended after {file.tell():,} of {size:,} bytes")
             file.flush()
             os.fsync(file.fileno())
         Local().put(temporary, target)
     finally:
         with contextlib.suppress(FileNotFoundError):  # renamed
             os.remove(temporary)
+
+
+class _Source:
+    """The content of an open file, unpacked if it is gzipped.
+
+    size: of the file in bytes, -1 = unknown. Its end raises InputError when it has another one.
+    """
+
+    def __init__(self, stream: BinaryIO, path: str, size: int):
+        self.stream, self.path, self.size = stream, path, size
+        with explained(path):
+            self._first = stream.read(CHUNK)
+        self.is_packed = self._first.startswith(GZIP)
+
+    def chunks(self) -> Iterator[bytes]:
+        return self._unpacked() if self.is_packed else self._plain()
+
+    def _plain(self) -> Iterator[bytes]:
+        received, chunk = 0, self._first
+        while chunk:
+            received += len(chunk)
+            yield chunk
+            with explained(self.path):
+                chunk = self.stream.read(CHUNK)
+        if self.size >= 0 and received != self.size:
+            raise InputError(f"the download of {self.path} ended after {received:,} of {self.size:,} bytes")
+
+    def _unpacked(self) -> Iterator[bytes]:
+        """What comes before a cut or damage is given, as by tars that are not gzipped. As gzip does, it takes several
+        gzip files one after the other for one, and ignores anything else at the end."""
+        unpacker, given = zlib.decompressobj(GZIP_FORMAT), 0
+        for data in self._plain():
+            while data and not unpacker.eof:
+                try:
+                    chunk = unpacker.decompress(data, CHUNK)  # not more at a time, however well it is packed
+                except zlib.error:
+                    log.warning("%s is damaged: its gzip data can be unpacked up to byte %s", self.path, f"{given:,}")
+                    return
+                given += len(chunk)
+                yield chunk
+                data = unpacker.unconsumed_tail
+                if unpacker.eof and unpacker.unused_data.startswith(GZIP):
+                    data, unpacker = unpacker.unused_data, zlib.decompressobj(GZIP_FORMAT)
+        if not unpacker.eof:
+            log.warning("%s was cut: its gzip data end after unpacked byte %s", self.path, f"{given:,}")
+
+
+def _check_space(folder: str, size: int, what: str) -> None:
+    """Raise InputError unless the disk of ``folder`` has room for ``size`` more bytes."""
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise InputError(f"{folder} has only {free:,} free bytes left for the copy of {what}: use another disk")
 
 
 def chunks(stream: BinaryIO, path: str) -> Iterator[bytes]:

@@ -15,6 +15,10 @@ class UnavailableError(InputError):
     """A remote file could not be read or written, although the attempt was repeated for ``RETRY_SECONDS``."""
 
 
+class FailedCommandError(UnavailableError):
+    """A command that ended with another status than 0."""
+
+
 class ChangedError(InputError):
     """A file is not the one that was indexed, or that was read before: its size or its tag is another."""
 

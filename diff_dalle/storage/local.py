@@ -129,13 +129,15 @@ class Local:
         return status.st_size, str(status.st_mtime_ns)
 
     def open_read(self, path: str, state: State) -> BinaryIO:
-        return open(open_regular(local_path(path)), "rb")
+        file = open(open_regular(local_path(path)), "rb")  # noqa: SIM115 (the caller closes it)
+        status = os.fstat(file.fileno())
+        if state != UNKNOWN and state != (status.st_size, str(status.st_mtime_ns)):
+            file.close()
+            raise ChangedError(f"{path} has changed since its size and tag were {state}")
+        return file
 
     def read(self, path: str, offset: int, size: int | None, state: State) -> bytes:
         with self.open_read(path, state) as file:
-            status = os.fstat(file.fileno())
-            if state != UNKNOWN and state != (status.st_size, str(status.st_mtime_ns)):
-                raise ChangedError(f"{path} has changed since its size and tag were {state}")
             if offset:
                 file.seek(offset)
             return file.read(-1 if size is None else size)

@@ -11,7 +11,7 @@ import threading
 import time
 from typing import BinaryIO, cast
 
-from .failures import UnavailableError
+from .failures import FailedCommandError, UnavailableError
 from .paths import UNKNOWN, State
 from .remote import ReadOnly
 
@@ -65,7 +65,7 @@ class _PipeOutput(io.RawIOBase):
         if self.silent:
             raise UnavailableError(f"{self.path}: the command was killed after {SILENT_SECONDS:g} s without a byte")
         if not data and self.process.returncode:
-            raise UnavailableError(f"{self.path}: the command failed with status {self.process.returncode}")
+            raise FailedCommandError(f"{self.path}: the command failed with status {self.process.returncode}")
         buffer[: len(data)] = data
         return len(data)
 

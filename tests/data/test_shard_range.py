@@ -82,8 +82,35 @@ def test_the_last_shard_on_a_web_server_is_searched_for(server, count):
 def test_commands_have_all_shards_of_their_range():
     command = "pipe:s3cmd get s3://bucket/path/{}.tar -"
     assert ShardRange(command, 1, 2, 3).find() == [command.replace("{}", each) for each in ("001", "002")]
-    with pytest.raises(InputError, match="end_shard is 9999999, but the shards pipe:s3cmd .* cannot be listed"):
-        ShardRange(command, 0, 9_999_999, 6).find()
+    with pytest.raises(InputError, match="end_shard is 9999999, but the shards pipe:echo .* cannot be listed"):
+        ShardRange("pipe:echo {}", 0, 9_999_999, 6).find()
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 8])
+def test_the_last_shard_of_a_command_is_searched_for(tmp_path, caplog, count):
+    made(tmp_path, range(3, 3 + count), 6)
+    command = f"pipe:echo . >> {tmp_path}/starts; cat {tmp_path}/{{}}.tar 2>&-"
+    for shown in (command, f"{command} | cat"):  # the second one has the status 0 always
+        (tmp_path / "starts").write_text("")
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            found = ShardRange(shown, 3, 9_999_999, 6).find()
+        assert found == [shown.replace("{}", f"{number:06d}") for number in range(3, 3 + count)]
+        starts = len((tmp_path / "starts").read_text().split())
+        asked = int(caplog.text.split("as ")[1].split()[0])
+        assert asked <= 2 * count.bit_length() + 2 and asked <= starts <= 2 * asked
+        assert f"is {2 + count:06d}, as {asked} start" in caplog.text
+    with pytest.raises(InputError, match=r"000002\.tar 2>&- fails, or sends nothing"):
+        ShardRange(command, 2, 9_999_999, 6).find()
+
+
+def test_a_command_that_fails_once_is_no_end(tmp_path):
+    made(tmp_path, range(4), 6)
+    command = f"pipe:mkdir {tmp_path}/tried{{}} 2>&- && exit 1; cat {tmp_path}/{{}}.tar"
+    with pytest.raises(InputError, match="must have {} once"):
+        ShardRange(command, 0, 9_999_999, 6)
+    command = f"pipe:n={{}}; mkdir {tmp_path}/tried$n 2>&- && exit 1; cat {tmp_path}/$n.tar"
+    assert len(ShardRange(command, 0, 9_999_999, 6).find()) == 4
 
 
 @pytest.mark.parametrize(
