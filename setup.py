@@ -47,6 +47,8 @@ setup(
         "hub": ["huggingface_hub"],
         "clip": ["open_clip_torch>=2.30"],
         "vision": ["torchvision"],
+        "faces": ["insightface>=0.7", "onnxruntime"],
+        "saliency": ["opencv-contrib-python-headless"],
         "eval": ["torchmetrics>=1.6", "torch-fidelity", "torchvision"],
         "web": ["gradio>=6"],
         "test": [

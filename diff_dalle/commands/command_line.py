@@ -212,6 +212,7 @@ def _parse(config_class, argv: Sequence[str], description: str, kinds: Sequence[
     settings = Settings(config_class, given.get("config", ""))
     for source in _sources(given):
         source.check_kind(kind)
+        source.check_inference(by_name(config_class))
         settings.next_source()
         settings.update(source.settings, source.name, source.lines)
     settings.next_source()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
@@ -18,6 +18,7 @@ from .. import storage
 from ..checkpoints.kinds import TRAINING_COMMANDS
 from ..config import MAX_TEXT, InputError, KeyPath, load_located, lookup, nearest, quoted
 
+GENERATOR = "generator_checkpoint_path"
 PRESETS = "diff_dalle.presets"  # the package that holds their files
 
 
@@ -36,12 +37,35 @@ class Source:
     settings: dict
     lines: dict[KeyPath, int] = field(default_factory=dict)
 
+    def check_inference(self, flags: Collection[str]) -> None:
+        """Raise InputError, which names the flags instead, for a file of Stable Cascade that says with which networks
+        to sample. flags: of the command, of which ``semantic`` tells whether it samples with these."""
+        path = self.settings.get(GENERATOR)
+        if path is None or GENERATOR in flags or "semantic" not in flags:
+            return
+        own = "stage_b" if "stage_a_checkpoint_path" in self.settings else "model_path"
+        given = {own: path} | {flag: self.settings[key] for key, flag in INFERENCE.items() if key in self.settings}
+        text = " ".join(f"--{flag} {value}" for flag, value in given.items() if flag in flags)
+        raise InputError(
+            f"{self.name} is a file of Stable Cascade, but this command takes networks by flags: leave it out, and "
+            f"give {text} (a published file of weights is refused there with the command that makes a checkpoint of it)"
+        )
+
     def check_kind(self, kind: str | None) -> None:
         """Raise InputError, which names the right script, unless a command of this kind may use it. kind: None for
         commands that train nothing."""
         if self.kind not in (None, kind):
             script = lookup(TRAINING_COMMANDS, self.kind, "kind").script
             raise InputError(f"{self.name} holds settings for training a {self.kind}: use it with {script}")
+
+
+#: Of files of Stable Cascade that say where networks are: the flag that takes what a key names.
+INFERENCE = {
+    "stage_a_checkpoint_path": "stage_a",
+    "effnet_checkpoint_path": "semantic",
+    "controlnet_checkpoint_path": "controlnet",
+    "lora_checkpoint_path": "lora",
+}
 
 
 # A preset's kind, as it is spelled in the package: to parse all presets would take a fifth of the time of --help.

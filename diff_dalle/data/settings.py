@@ -37,8 +37,8 @@ class DataConfig:
     )
     saliency: str = option(
         "",
-        "crop around what an image shows, as a saliency map finds it: the name of an entry point in the group "
-        "diff_dalle.saliency of an installed package; empty = in the center or random_crop",
+        "crop around what an image shows, as a saliency map finds it: opencv (extra saliency), or the name of an entry "
+        "point in the group diff_dalle.saliency of an installed package; empty = in the center or random_crop",
     )
     exact_decode: bool = option(
         False, "decode jpegs at full size: slower, pixels equal to Guided-Diffusion's instead of close (45 dB)"

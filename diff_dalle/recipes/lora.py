@@ -23,6 +23,7 @@ from ..diffusion.parametrization import LOSSES
 from ..distributed.world import World
 from ..embeddings.contract import weights_digest
 from ..models.adapters.adapted import Adapted
+from ..models.adapters.lora import RECIPES
 from ..tasks.imitation import Imitation
 from ..tasks.latent import LatentTask
 from ..text.tokenizer import Tokenizer
@@ -60,6 +61,12 @@ class LoraSettings:
     )
     rank: int = option(4, "rank of the changes", least=1)
     alpha: float = option(4.0, "the change of a weight is alpha / rank times up times down", above=0)
+    lora_recipe: str = option(
+        RECIPES[0],
+        "standard = down begins at random and up as 0; published = as Stable Cascade's LoRAs were trained: up begins "
+        "as N(0, 1) and down as 0, with alpha 1 unless it is given",
+        choices=RECIPES,
+    )
     train_tokens: tuple[str, ...] = tokens_option()
     lora_checkpoint_path: str | None = option(
         None, "LoRA file with the same modules, rank and tokens to start from; none = no change at first", free=True
@@ -92,6 +99,8 @@ class LoraSettings:
         """The settings of a file with those of the base, as its checkpoint says them. InputError for others."""
         complete = getattr(super(), "completed", None)  # of a cascade's file
         completed = complete(tree) if complete else overlaid(tree, {})
+        if completed.get("lora_recipe") == "published":
+            completed.setdefault("alpha", 1.0)
         path = completed.get(cls.base_setting)
         if not isinstance(path, str) or not path or not storage.exists(path):
             return completed  # ``settled`` refuses it
@@ -190,7 +199,7 @@ def _open(opening, recipe: Recipe, world: World, _: Tokenizer | None) -> Session
     about = {name: _about(settings, name) for name in bases}
 
     def network(name: str) -> Adapted:
-        model = Adapted(bases[name], lora.module_filters, lora.rank, lora.alpha, tokens, outside)
+        model = Adapted(bases[name], lora.module_filters, lora.rank, lora.alpha, tokens, outside, lora.lora_recipe)
         if lora.lora_checkpoint_path:
             _start_from(model, lora, about[name])
         return model

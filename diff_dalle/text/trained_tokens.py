@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from ..config import Fault, InputError, nearest, option, quoted
@@ -19,24 +19,28 @@ def tokens_option(needs: Sequence[str] = ()):
     """The setting ``train_tokens`` of every command that trains or reads adapters."""
     return option(
         (),
-        'tokens to train, each a pair such as ["[fernando]", "^dog</w>"]: a new token, in brackets, begins as the mean '
-        "of the tokens that the pattern finds, null = zeros; without brackets, a pattern of existing tokens, and null",
+        'tokens to train, each a pair such as ["[fernando]", "^dog</w>"]: a new token, in [] or <>, begins as the mean '
+        "of the tokens that the pattern finds, null = zeros; without these, a pattern of existing tokens, and null; "
+        "texts name a new one in any case, as they are read in lower case",
         nested=True,
         needs=needs,
     )
 
 
+SPECIAL = ("<|startoftext|>", "<|endoftext|>")  # the names of start and end in CLIP's vocabulary
+
+
 @dataclass(frozen=True)
 class TokenSpec:
-    """One entry of ``train_tokens``. text: a new token's name with its brackets, or a pattern of existing ones; init:
-    pattern of the tokens with whose mean a new one begins; None = zeros."""
+    """One entry of ``train_tokens``. text: a new token's name with its brackets, in lower case as texts are, or a
+    pattern of existing ones; init: pattern of the tokens with whose mean a new one begins; None = zeros."""
 
     text: str
     init: str | None = None
 
     @property
     def is_new(self) -> bool:
-        return self.text.startswith("[") and self.text.endswith("]")
+        return self.text[:1] + self.text[-1:] in ("[]", "<>")
 
 
 def _wrong(rule: str) -> InputError:
@@ -54,14 +58,16 @@ def parse_token(entry: str) -> TokenSpec:
     if len(values) > 2 or not values or not values[0]:
         raise _wrong(f'has {quoted(entry)}, but each must be a pair such as ["[star]", "^circle</w>"]')
     spec = TokenSpec(*values)
+    if spec.is_new:
+        spec = replace(spec, text=clean(spec.text))
     if not spec.is_new and spec.init is not None:
         raise _wrong(
             f"has {spec.text!r} with {spec.init!r} to begin with, but existing tokens begin as they are: "
             f"write null there, or [{spec.text.strip('^$')}] for a new token"
         )
-    if spec.is_new and (clean(spec.text) != spec.text or any(map(str.isspace, spec.text)) or len(spec.text) < 3):
+    if spec.is_new and (any(map(str.isspace, spec.text)) or len(spec.text) < 3 or spec.text in SPECIAL):
         raise _wrong(
-            f"adds {spec.text!r}, but a new token must be lower case, without spaces, in brackets, such as [star]"
+            f"adds {spec.text!r}, but a new token is a text without spaces in brackets, such as [star], <star>"
         )
     return spec
 

@@ -38,7 +38,7 @@ NAMES = {
     GPT2_HEADER: "gpt2",
 }  # files with other headers are called "bpe"
 HEADERS = {name: header for header, name in NAMES.items()}
-ADDED = re.compile(r"\[\S+\]")  # a line of a merge file that adds a token; merges have a space
+ADDED = re.compile(r"\[\S+\]|<\S+>")  # a line of a merge file that adds a token; merges have a space
 MAX_BYTES = 8 * 2**20  # more than twice the size of CLIP's file, unpacked
 
 

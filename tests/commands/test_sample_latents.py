@@ -37,6 +37,37 @@ def flags(files):
     return f"--model_path {files.c} --stage_b {files.b} --stage_a {files.a} --device cpu"
 
 
+STAGE_C_FILE = {
+    "model_version": "3.6B",
+    "effnet_checkpoint_path": "effnet.safetensors",
+    "previewer_checkpoint_path": "previewer.safetensors",
+    "generator_checkpoint_path": "c.safetensors",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "given"),
+    [
+        ({}, "--model_path c.safetensors --semantic effnet.safetensors"),
+        (
+            {"lora_checkpoint_path": "l.safetensors", "controlnet_checkpoint_path": "n.safetensors"},
+            "--model_path c.safetensors --semantic effnet.safetensors --controlnet n.safetensors --lora l.safetensors",
+        ),
+        (
+            {"stage_a_checkpoint_path": "a.safetensors"},
+            "--stage_b c.safetensors --stage_a a.safetensors --semantic effnet.safetensors",
+        ),
+    ],
+)
+def test_a_published_file_of_sampling_is_answered_with_the_flags(tmp_path, changes, given):
+    path = tmp_path / "inference.yaml"
+    path.write_text(yaml.safe_dump({**STAGE_C_FILE, **changes}))
+    message = f"{path} is a file of Stable Cascade, but this command takes networks by flags: leave it out, and give "
+    with pytest.raises(InputError) as error:
+        parsed(f"--config {path}")
+    assert str(error.value).startswith(f"{message}{given} (a published file")
+
+
 def test_flags_of_each_stage():
     """What is given replaces what the checkpoints say; those of stage B have no effect on stage C."""
     c, b = LatentSampling(), StageBSampling()

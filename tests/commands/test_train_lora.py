@@ -304,6 +304,15 @@ def test_a_lora_may_start_from_another(lora, base, shards, tmp_path):
     assert result.returncode == 2 and "has another rank than this run" in result.stderr
 
 
+@pytest.mark.parametrize(("given", "alpha"), [({}, 1.0), ({"alpha": 2}, 2.0)])
+def test_the_published_recipe_is_one_key(base, shards, tmp_path, given, alpha):
+    settings = parse_lora(flags(base, shards, tmp_path, lora_recipe="published", **given))
+    assert settings.alpha == alpha and settings.lora_recipe == "published"
+    state = settings.recipe().open(ALONE).network().state_dict()
+    for name, value in state.items():
+        assert not name.endswith(("down", "up")) or value.any() == name.endswith("up")
+
+
 def test_a_lora_may_start_from_that_of_another_base_if_told_so(lora, changed, shards, tmp_path):
     def model(**options):
         settings = parse_lora(flags(changed, shards, tmp_path, lora_checkpoint_path=lora, **options))

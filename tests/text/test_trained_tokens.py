@@ -17,6 +17,8 @@ def test_entries_are_pairs_or_texts():
     assert parse_token('["[star]", "^dog</w>"]') == TokenSpec("[star]", "^dog</w>")
     assert parse_token('["^snail", null]') == parse_token("^snail") == TokenSpec("^snail")
     assert parse_token("[star]") == TokenSpec("[star]") and parse_token("[1]").is_new
+    assert parse_token('["<Star>", "^dog</w>"]') == TokenSpec("<star>", "^dog</w>") and parse_token("<star>").is_new
+    assert parse_token("[STAR]") == TokenSpec("[star]") and not parse_token("[star>").is_new
 
 
 @pytest.mark.parametrize(
@@ -25,8 +27,12 @@ def test_entries_are_pairs_or_texts():
         ('["a", "b", "c"]', "each must be a pair"),
         ("[]", "each must be a pair"),
         ('["^snail", "^dog"]', r"existing tokens begin as they are: write null there, or \[snail\]"),
-        ('["[Star]", null]', "must be lower case, without spaces"),
-        ("[a star]", "must be lower case, without spaces"),
+        (
+            "[a star]",
+            r"adds '\[a star\]', but a new token is a text without spaces in brackets, such as \[star\], <star>",
+        ),
+        ("<>", "adds '<>', but a new token is a text without spaces"),
+        ("<|EndOfText|>", "adds '<|endoftext|>', but a new token is"),
     ],
 )
 def test_bad_entries_are_refused(entry, words):
@@ -40,7 +46,7 @@ def test_bad_entries_are_refused(entry, words):
         (["^trianlge</w>"], "which finds no token; did you mean triangle</w>"),
         (['["[star]", "xyzzyx"]'], "'xyzzyx', which finds no token"),
         (["(", "a"], r"the pattern '\(', which is no regular expression"),
-        (["[star]", '["[star]", "^a</w>"]'], "names a new token twice"),
+        (["[star]", '["[Star]", "^a</w>"]'], "names a new token twice"),
     ],
 )
 def test_patterns_that_find_nothing_are_refused(entries, words):
@@ -68,6 +74,15 @@ def test_added_tokens_are_found_in_texts_and_the_rest_is_as_before():
     assert BOTH.decode(BOTH.encode("a [star] left")) == "a [star] left"
     with refused(f"{long + 1} is not a token id"):
         BOTH.decode([long + 1])
+
+
+def test_names_in_angle_brackets_and_upper_case_are_found_in_any_case():
+    found = find_tokens(BASE, [parse_token('["<Fernando>", "^dog</w>"]'), parse_token("[Fernando]")]).tokenizer
+    first, second = BASE.vocab_size, BASE.vocab_size + 1
+    for text in ("<Fernando>[FERNANDO]", "<fernando> [Fernando]"):
+        assert found.encode(text)[1:-1] == [first, second]
+    again = Tokenizer(parse_vocabulary(found.vocabulary.text(), "here"))
+    assert again.identity == found.identity and again.encode("<fernando>") == found.encode("<fernando>")
 
 
 def test_the_identity_is_that_of_the_base_and_the_added_tokens():

@@ -49,6 +49,15 @@ def _lora(state: Mapping[str, Tensor], path: str) -> tuple[dict[str, Any], str]:
     raise AssertionError
 
 
+def _cascade(state: Mapping[str, Tensor], path: str) -> tuple[dict[str, Any], str]:
+    kind = stable_cascade.network_in(state)
+    also = " (with previewer.safetensors, to see what stage C makes)" if kind == "semantic" else ""
+    raise InputError(
+        f"{path} holds the weights of a {kind} of Stable Cascade: make a checkpoint of it{also} by "
+        f"{stable_cascade.network_command(kind, [path])}, and give that"
+    )
+
+
 def _decoder(state: Mapping[str, Tensor], path: str) -> tuple[dict[str, Any], str]:
     raise InputError(
         f"{path} is a decoder of DALLE2-pytorch, whose settings are in the file of its training alone: make a "
@@ -61,6 +70,7 @@ LAYOUTS = (
     Layout(stable_cascade.is_controlnet, stable_cascade.controlnet_content),
     Layout(stable_cascade.is_lora, _lora),
     Layout(dalle2_pytorch.is_decoder, _decoder),
+    Layout(lambda names: stable_cascade.network_in(names) != "", _cascade),
 )
 
 

@@ -20,7 +20,8 @@ from ...images.control_filters.table import ControlConfig
 from ...models.adapters.control_backbones import BackboneConfig
 from ...models.adapters.latent_controlnet import LatentControlConfig
 from ...models.adapters.lora import DOWN, UP, adaptable
-from ...models.latent.released import LAYOUTS, TORCHVISION, adapted_names
+from ...models.latent.released import LAYOUTS, PREVIEWER, TORCHVISION, adapted_names, find_released
+from ...models.latent.stage_b import STAGE_B_SIZES
 from ...models.latent.stage_c import STAGE_C_SIZES, StageC, StageCConfig
 from ...text.trained_tokens import TrainedTokens
 from ..checkpoint import Identity, file_content
@@ -44,6 +45,25 @@ def is_lora(names: Collection[str]) -> bool:
 
 def trains_tokens(state: Mapping[str, Tensor]) -> bool:
     return INDICES in state and state[INDICES].numel() > 0
+
+
+def network_in(names: Collection[str]) -> str:
+    """The kind of the network of Stable Cascade in a file with weights of these names; empty = none."""
+    for kind in _REQUIRED:
+        layout = find_released(kind, names)
+        is_known = layout is not None and layout.mark != TORCHVISION
+        if is_known and (layout.mark != PREVIEWER or all(name.startswith("blocks.") for name in names)):
+            return kind
+    return ""
+
+
+def network_command(kind: str, paths: Sequence[str], version: str | None = None) -> str:
+    """What makes a checkpoint of ours of files of a network there. version: its size, if it is known."""
+    sizes = {"stage_b": [*STAGE_B_SIZES], "stage_c": [*STAGE_C_SIZES]}.get(kind, [])
+    published = [name for name in sizes if name != "tiny"]
+    chosen = version if version in published else "|".join(published)
+    size = f" --model_version {chosen}" if published else ""
+    return f"scripts/import_cascade.py --stage {kind}{size} --weights {','.join(paths)} --out {kind}.pt"
 
 
 def command(adapter: str, path: str) -> str:
@@ -101,7 +121,7 @@ def controlnet_content(
         controlnet_filter, params = known["filter"], json.dumps(known.get("params", {}))
     settings = StageCControlNetSettings(
         controlnet=LatentControlConfig(blocks, found.mode, found.config),
-        control=ControlConfig(controlnet_filter, params or "{}", found.channels),
+        control=ControlConfig(controlnet_filter, params or "{}", found.channels).as_published(),
         model=base or STAGE_C_SIZES[_PUBLISHED],
         base=record or BaseRecord(),
     )
@@ -294,4 +314,6 @@ def network_states(network: nn.Module, settings: Any, path: str) -> tuple[list[d
         for name in _FIXED
         if hasattr(each, name) and getattr(each, name) != getattr(type(each)(), name)
     ]
+    if isinstance(settings, StageCControlNetSettings):
+        others += [f"{name} {value}" for name, value in settings.control.own_params.items()]
     return [layout.write(network) for layout in layouts], others

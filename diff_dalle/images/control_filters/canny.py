@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from .contract import ControlFilter
 
 TANGENT_SHIFT = 15
 TANGENT = 13573  # tan(22.5°) · 2^15, as OpenCV rounds it
+RESIZE_FORMS = ("ratio", "square")
 
 
 @settings
@@ -25,6 +27,12 @@ class CannyParams:
         "length in pixels of the shorter side of the pictures whose edges are found; 0 = as they are",
         least=8,
         besides=(0,),
+    )
+    resize_form: str = option(
+        "ratio",
+        "ratio = antialiased, with the picture's ratio; square = as for published ControlNets: squashed to a square, "
+        "without antialiasing, levels rounded down",
+        choices=RESIZE_FORMS,
     )
     low: int = option(100, "gradient above which an edge goes on, in 8-bit levels", least=0)
     high: int = option(200, "gradient above which an edge begins, in 8-bit levels")
@@ -38,18 +46,21 @@ class CannyFilter(ControlFilter):
     """One channel: 1 on edges, else 0; in between where it is resized."""
 
     params = CannyParams
+    published: ClassVar[Mapping[str, Any]] = {"resize_form": "square"}
     config: CannyParams
     channels = 1
 
     def __call__(self, pictures: Tensor, draw: Draw, masks: Tensor | None = None) -> Tensor:
         height, width = pictures.shape[2:]
+        resize, is_square = self.config.resize, self.config.resize_form == "square"
         small, shorter = pictures, min(height, width)
-        if self.config.resize:
-            size = [round(length * self.config.resize / shorter) for length in (height, width)]
-            small = F.interpolate(pictures, size, mode="bilinear", antialias=True)
-        levels = (255 * small).round().clamp(0, 255).int()
-        edges = canny_edges(levels, self.config.low, self.config.high).float()
-        return F.interpolate(edges, (height, width), mode="bilinear") if self.config.resize else edges
+        if resize:
+            ratio = [round(length * resize / shorter) for length in (height, width)]
+            size = [resize, resize] if is_square else ratio
+            small = F.interpolate(pictures, size, mode="bilinear", antialias=not is_square)
+        levels = (255 * small).floor() if is_square else (255 * small).round()
+        edges = canny_edges(levels.clamp(0, 255).int(), self.config.low, self.config.high).float()
+        return F.interpolate(edges, (height, width), mode="bilinear") if resize else edges
 
 
 def canny_edges(pictures: Tensor, low: int, high: int) -> Tensor:

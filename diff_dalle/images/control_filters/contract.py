@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -36,12 +36,14 @@ class ControlFilter(ABC):
     subclass that its entry point in the group ``diff_dalle.control_filters`` names.
 
     params: the dataclass of its parameters, of which ``controlnet_filter_params`` has any.
+    published: parameters of the published filter that its files do not give, and that differ from ours.
     takes_masks: whether it can be given masks instead of drawing them.
     channels:    of the control.
     note:        a sentence for those who train with it; empty = none.
     """
 
     params: ClassVar[type] = NoParams
+    published: ClassVar[Mapping[str, Any]] = {}
     takes_masks: ClassVar[bool] = False
     channels: int
     note: str = ""

@@ -35,7 +35,11 @@ FindFaces = Callable[[np.ndarray], Sequence[Face]]
 class IdentityParams:
     """Face identity"""
 
-    faces: str = option("", "plug-in that finds faces and describes them; empty = the only one that is installed")
+    faces: str = option(
+        "",
+        "what finds faces and describes them: insightface (extra faces) or a plug-in; empty = the only plug-in that is "
+        "installed, else insightface",
+    )
     max_faces: int = option(4, "most faces of a picture that count", least=1)
     p_drop: float = option(0.05, "probability of dropping each face", least=0, most=1)
     p_full: float = option(0.3, "probability that a face that is alone fills the whole control", least=0, most=1)

@@ -106,7 +106,9 @@ class InpaintParams:
 
     p_outpaint: float = option(0.4, "probability that what is masked and what is not change places", least=0, most=1)
     saliency: str = option(
-        "", "plug-in that finds what is salient in a picture, which is then masked; empty = random boxes and strokes"
+        "",
+        "what finds what is salient in a picture, which is then masked: opencv (extra saliency) or a plug-in; empty = "
+        "random boxes and strokes",
     )
     threshold: tuple[float, ...] | None = option(
         None,

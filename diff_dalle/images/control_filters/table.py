@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ...config import Fault, InputError, faults_of, from_dict, nearest, option, settings
@@ -33,6 +34,11 @@ PUBLISHED = {
     "IdentityFilter": "identity",
     "BaseFilter": "picture",
 }
+#: Filters of published configs that are not part of this library, and what they find.
+MISSING = {
+    "PidiFilter": "soft edges by PiDiNet (Su et al. 2021)",
+    "QRFilter": "blobs of dark, middle and bright places",
+}
 
 
 @settings
@@ -57,6 +63,12 @@ class ControlConfig:
         if name in FILTERS:
             return FILTERS[name]
         known = [*FILTERS, *installed(GROUP)]
+        if name in MISSING and name not in known:
+            rule = (
+                f"must be a filter of this library, which {MISSING[name]} are not: use canny, put such controls into "
+                f"the shards (ready), or install a package whose entry point {name} of the group {GROUP} is a filter"
+            )
+            raise InputError(Fault("controlnet_filter", rule, name))
         if name not in known:
             rule = (
                 f"must be one of {', '.join(known)}{nearest(name, known)}, or a plug-in: install a package with this "
@@ -65,8 +77,9 @@ class ControlConfig:
             raise InputError(Fault("controlnet_filter", rule, name))
         return load_plugin(GROUP, name, "controlnet_filter")
 
-    def params_of(self, kind: type[ControlFilter]) -> Any:
-        """The parameters, as the filter's dataclass. InputError for others than it has."""
+    @property
+    def given_params(self) -> Mapping[str, Any]:
+        """The parameters that are given. InputError for no mapping."""
         setting = "controlnet_filter_params"
         try:
             given = json.loads(self.controlnet_filter_params or "{}")
@@ -74,7 +87,39 @@ class ControlConfig:
             raise InputError(Fault.of(self, setting, f"it is no JSON text: {error}")) from None
         if not isinstance(given, Mapping):
             raise InputError(Fault.of(self, setting, "must be a mapping"))
-        return from_dict(kind.params, given, setting)
+        return given
+
+    def params_of(self, kind: type[ControlFilter]) -> Any:
+        """The parameters, as the filter's dataclass. InputError for others than it has."""
+        return from_dict(kind.params, self.given_params, "controlnet_filter_params")
+
+    @property
+    def own_params(self) -> dict[str, Any]:
+        """The parameters that the published filter has otherwise, without a place in its files."""
+        kind = self.filter_class
+        params = self.params_of(kind)
+        found = {name: getattr(params, name) for name in kind.published}
+        return {name: value for name, value in found.items() if value != kind.published[name]}
+
+    def as_published(self) -> ControlConfig:
+        """With the parameters of the published filter that its files do not give."""
+        return self._with(self.filter_class.published)
+
+    def continuing(self, start: ControlConfig) -> ControlConfig:
+        """Of a training that goes on from a ControlNet with the controls of ``start``: with what that one's filter has
+        of a published one, unless this says it itself."""
+        kind = self.filter_class
+        if start.filter_class is not kind:
+            return self
+        own, others = self.params_of(kind), start.params_of(kind)
+        found = {name: getattr(others, name) for name in kind.published}
+        return self._with({name: value for name, value in found.items() if value != getattr(own, name)})
+
+    def _with(self, more: Mapping[str, Any]) -> ControlConfig:
+        """With more parameters, of which those that are given stay."""
+        if not more.keys() - self.given_params.keys():
+            return self
+        return replace(self, controlnet_filter_params=json.dumps({**self.given_params, **more, **self.given_params}))
 
     @property
     def channels(self) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from ...text.trained_tokens import TrainedTokens
-from .lora import DOWN, UP, LowRank, add_low_rank
+from .lora import DOWN, RECIPES, UP, LowRank, add_low_rank
 from .tokens import AdaptedEmbedding, text_encoder_of
 
 
@@ -22,6 +22,7 @@ class Adapted(nn.Module):
 
     tokens:  the tokens to train; None = none.
     outside: the deltas of tokens of another network, which encodes text for this one: trained with it.
+    recipe:  how changes begin, of RECIPES; see ``LowRank``.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class Adapted(nn.Module):
         alpha: float,
         tokens: TrainedTokens[Any] | None = None,
         outside: nn.Parameter | None = None,
+        recipe: str = RECIPES[0],
     ):
         super().__init__()
         self.__dict__["base"] = base.eval().requires_grad_(False)  # no submodule: neither saved nor trained with this
@@ -47,7 +49,7 @@ class Adapted(nn.Module):
             node = _Node()
             node.deltas = outside
             self.lora.add_module("tokens", node)
-        for name, pair in add_low_rank(base, filters, rank, alpha).items():
+        for name, pair in add_low_rank(base, filters, rank, alpha, recipe).items():
             _put(self.lora, name, pair)
             switched.append(pair)
 

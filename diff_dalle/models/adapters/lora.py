@@ -18,24 +18,30 @@ from ..precision import autocast_disabled
 
 ADAPTABLE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d, nn.MultiheadAttention)
 DOWN, UP = "lora_down", "lora_up"
+RECIPES = ("standard", "published")
 
 
 class LowRank(nn.Module):
     """A parametrization: weight → weight + scale · up · down, in fp32 whatever the weight's dtype is. The identity at
-    initialization: up is 0, and down as the weight of a linear layer.
+    initialization: up is 0, and down as the weight of a linear layer (standard); or down is 0, and up N(0, 1), as in
+    Stable Cascade's training (published).
 
     enabled: where False, the weight stays as it is.
     """
 
     enabled = True
 
-    def __init__(self, shape: Sequence[int], rank: int, alpha: float):
+    def __init__(self, shape: Sequence[int], rank: int, alpha: float, recipe: str = RECIPES[0]):
         super().__init__()
         columns = math.prod(shape[1:])
         self.scale = alpha / rank
-        bound = columns**-0.5
-        self.lora_down = nn.Parameter(torch.empty(rank, columns, dtype=torch.float32).uniform_(-bound, bound))
+        self.lora_down = nn.Parameter(torch.zeros(rank, columns, dtype=torch.float32))
         self.lora_up = nn.Parameter(torch.zeros(shape[0], rank, dtype=torch.float32))
+        if recipe == "published":
+            nn.init.normal_(self.lora_up)
+        else:
+            bound = columns**-0.5
+            nn.init.uniform_(self.lora_down, -bound, bound)
 
     def forward(self, weight: Tensor) -> Tensor:
         if not self.enabled:
@@ -79,14 +85,16 @@ def select_modules(network: nn.Module, filters: Sequence[str]) -> list[str]:
     return [name for name in names if any(text in name for text in filters)]
 
 
-def add_low_rank(network: nn.Module, filters: Sequence[str], rank: int, alpha: float) -> dict[str, LowRank]:
+def add_low_rank(
+    network: nn.Module, filters: Sequence[str], rank: int, alpha: float, recipe: str = RECIPES[0]
+) -> dict[str, LowRank]:
     """Adapt the selected modules of a network, which then computes with the adapted weights. Returns the
     parametrizations by the modules' names."""
     names, pairs = adaptable(network), {}
     for name in select_modules(network, filters):
         module, parameter = network.get_submodule(name), names[name]
         weight = getattr(module, parameter)
-        pairs[name] = LowRank(weight.shape, rank, alpha).to(weight.device)
+        pairs[name] = LowRank(weight.shape, rank, alpha, recipe).to(weight.device)
         parametrize.register_parametrization(module, parameter, pairs[name], unsafe=True)  # nothing to check
     return pairs
 

@@ -25,6 +25,7 @@ from .stage_c import StageC
 Rules = Sequence[tuple[str, str]]
 SHOWN = 3  # names in a message
 TORCHVISION = "features.0.0.weight"  # of a file of the backbone alone
+PREVIEWER = "blocks.0.weight"
 
 
 class Converted(NamedTuple):
@@ -211,7 +212,7 @@ LAYOUTS: dict[str, tuple[Layout, ...]] = {
     "stage_a": (Layout("vquantizer.codebook.weight", _stage_a, r"^(scale_factor|quantizer\.usage)$"),),
     "semantic": (
         Layout("mapper.0.weight", _semantic_encoder, r"^(previewer|latent_mean|latent_std|backbone\.(mean|std))\b"),
-        Layout("blocks.0.weight", _previewer, r"^(?!previewer\.)"),
+        Layout(PREVIEWER, _previewer, r"^(?!previewer\.)"),
         Layout(TORCHVISION, _backbone, r"^(?!backbone\.features\.)"),
     ),
     "stage_b": (Layout("effnet_mapper.0.weight", _stage_b),),

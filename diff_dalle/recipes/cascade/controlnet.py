@@ -98,13 +98,16 @@ class StageCControlNetRun(StageCRun):
         )
         semantic = frozen.semantic
         materials = Materials(semantic.encode, semantic.config.semantic_channels, semantic.config.stride)
-        steered = Steered(saved, saved.load(world.device), self.control.create(materials))
+        control, controlnet = self._as_started(self.control, _with_encoder(self.controlnet, semantic))
+        if control != self.control:
+            changed, start = control.controlnet_filter_params, self.controlnet_checkpoint_path
+            world.print(f"Note: controlnet_filter_params is {changed}, as {start} was trained.")
+        steered = Steered(saved, saved.load(world.device), control.create(materials))
         steered.tell(world)
-        controlnet = self._as_started(_with_encoder(self.controlnet, semantic))
         controlnet.check_blocks(run.model)
         run = replace(
             run,
-            control=replace(self.control, control_channels=steered.control_filter.channels),
+            control=replace(control, control_channels=steered.control_filter.channels),
             controlnet=controlnet,
             base=steered.record(self.base, run.image_size, "generator_checkpoint_path"),
         )
@@ -123,12 +126,15 @@ class StageCControlNetRun(StageCRun):
 
         return replace(session, task=partial(latent_task, recipe, frozen, plain), start=start)
 
-    def _as_started(self, config: LatentControlConfig) -> LatentControlConfig:
+    def _as_started(
+        self, control: ControlConfig, config: LatentControlConfig
+    ) -> tuple[ControlConfig, LatentControlConfig]:
         """The settings with what the weights of ``controlnet_checkpoint_path`` do not show of theirs."""
         if not self.controlnet_checkpoint_path:
-            return config
-        start = open_network(self.controlnet_checkpoint_path, self.kind).settings.controlnet
-        return replace(config, backbone=replace(config.backbone, stem_padding=start.backbone.stem_padding))
+            return control, config
+        start: StageCControlNetSettings = open_network(self.controlnet_checkpoint_path, self.kind).settings
+        backbone = replace(config.backbone, stem_padding=start.controlnet.backbone.stem_padding)
+        return control.continuing(start.control), replace(config, backbone=backbone)
 
 
 def _training_of(base: LogSnrConfig, own: LogSnrConfig) -> LogSnrConfig:

@@ -8,11 +8,10 @@ from typing import Any
 
 from ... import storage
 from ...checkpoints.content import read_archive
+from ...checkpoints.foreign.stable_cascade import network_command
 from ...checkpoints.safetensors import WEIGHTS, tensor_names
 from ...config import Fault, InputError
 from ...models.latent.released import find_released
-from ...models.latent.stage_b import STAGE_B_SIZES
-from ...models.latent.stage_c import STAGE_C_SIZES
 
 # Settings that name networks, by their stages; "" = that of the run.
 SETTINGS = {
@@ -34,18 +33,10 @@ def check_imported(kind: str, settings: Mapping[str, Any]) -> None:
             found.setdefault(stage or own, []).append((setting, path))
     for stage, files in found.items():
         (setting, path), *_ = files
-        weights = ",".join(dict.fromkeys(each for _, each in files))
-        version = _version(stage, settings.get("model_version"))
-        command = f"scripts/import_cascade.py --stage {stage}{version} --weights {weights} --out {stage}.pt"
+        weights = list(dict.fromkeys(each for _, each in files))
+        command = network_command(stage, weights, settings.get("model_version"))
         rule = f"is {path}, which holds the weights of a public network: make a checkpoint of it by {command}"
         raise InputError(Fault(setting, f"{rule}, and give that"))
-
-
-def _version(stage: str, given: Any) -> str:
-    """How the command says the size, of a stage that was published in several."""
-    sizes = {"stage_b": [*STAGE_B_SIZES], "stage_c": [*STAGE_C_SIZES]}.get(stage, [])
-    published = [name for name in sizes if name != "tiny"]
-    return f" --model_version {given if given in published else '|'.join(published)}" if published else ""
 
 
 def _names_in(path: str) -> Collection[str]:

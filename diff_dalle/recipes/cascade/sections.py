@@ -53,8 +53,9 @@ class DataSection:
     )
     saliency: str = option(
         "",
-        "crop around what an image shows, as a saliency map finds it: the name of an entry point in the group "
-        "diff_dalle.saliency of an installed package; empty = in the center, random_crop or bucket_crop",
+        "crop around what an image shows, as a saliency map finds it: opencv (extra saliency), or the name of an entry "
+        "point in the group diff_dalle.saliency of an installed package; empty = in the center, random_crop or "
+        "bucket_crop",
     )
     random_crop: bool = option(False, "random crop, 80–100 % of the shorter side, instead of a center crop")
     random_flip: bool = option(False, "horizontal flip, p = 0.5; unsuitable where captions mention left or right")

@@ -176,6 +176,25 @@ def test_weights_to_start_from(tmp_path, world, frozen, base):
         train_example(tmp_path / "third", world, frozen, base, controlnet_checkpoint_path=base)
 
 
+def test_what_goes_on_from_a_published_one_squashes_as_it(tmp_path, world, frozen, base, capsys):
+    """Unless the file says the form itself."""
+    params = {"resize": 16, "resize_form": "square"}
+    train_example(tmp_path / "first", world, frozen, base, updates=1, controlnet_filter_params=params)
+    path = str(tmp_path / "first" / "run" / "model000001.pt")
+    for given, start, form in (
+        ({"resize": 16}, path, "square"),
+        ({"resize": 16, "resize_form": "ratio"}, path, "ratio"),
+        ({"resize": 16}, None, "ratio"),
+    ):
+        changes = {"controlnet_filter_params": given, "controlnet_checkpoint_path": start}
+        capsys.readouterr()
+        run_ = parse_cascade([example(tmp_path, world, frozen, base, **changes)]).recipe().open(ALONE).settings
+        assert run_.control.params_of(run_.control.filter_class).resize_form == form
+        assert (f'is {{"resize": 16, "resize_form": "square"}}, as {path} was' in capsys.readouterr().out) is (
+            form == "square"
+        )
+
+
 def test_a_base_whose_text_a_clip_encodes(tmp_path, world, frozen):
     """Which CLIP it is, the base says; another is refused."""
     clip = make_classifier_file(tmp_path, noised=False)

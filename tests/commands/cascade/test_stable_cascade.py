@@ -9,7 +9,7 @@ import safetensors.torch
 import torch
 from latent_making import B, C, make
 from open_clip_making import END, make_open_clip
-from released_making import file_of, stage_a, stage_b, stage_c, stand_in_torchvision
+from released_making import file_of, previewer, stage_a, stage_b, stage_c, stand_in_torchvision
 from stable_cascade_making import OtherControlNet, make_lora
 
 from diff_dalle.checkpoints.cascade import SemanticSettings, StageCSettings, TrainedWith
@@ -122,6 +122,22 @@ def test_the_published_rows_are_possible(row):
     stable_cascade.ControlConfig(row["filter"], params).params_of(kind)
     if isinstance(getattr(kind, "channels", None), int):
         assert kind.channels == row["channels"]
+
+
+@pytest.mark.parametrize(
+    ("params", "form"), [("{}", "square"), ('{"resize": 64}', "square"), ('{"resize_form": "ratio"}', "ratio")]
+)
+def test_edges_are_squashed_as_there(tmp_path, monkeypatch, base, params, form):
+    """Which the file does not say; and what ours has otherwise is said when it goes out."""
+    theirs = write(
+        tmp_path / "theirs.safetensors", OtherControlNet("simple", 1, C.residual_widths, (0, 2)).state_dict()
+    )
+    flags = {"controlnet_blocks": (0, 2), "controlnet_filter": "CannyFilter", "controlnet_filter_params": params}
+    own = taken("controlnet", theirs, base, **flags)
+    control = open_network(own, "stage_c_controlnet").settings.control
+    assert control.params_of(control.filter_class).resize_form == form
+    text = convert(ConvertConfig(own, str(tmp_path / "again.safetensors"), to="stable_cascade"))
+    assert ("Its code has other settings than resize_form ratio" in text) is (form == "ratio")
 
 
 def test_wrong_controlnets_are_refused(tmp_path, base):
@@ -260,6 +276,14 @@ def test_networks_go_out_as_they_came(tmp_path, monkeypatch):
     for layout, file in zip(layouts[:2], (encoder, previewer), strict=True):
         assert layout.mark in file and not layout.read(network, file).unused
         assert same(layout.read(network, file).state, {n: network.state_dict()[n] for n in layout.names(network)})
+
+
+def test_where_a_checkpoint_is_required_the_command_that_makes_one_is_said(tmp_path):
+    shapes = {"stage_a": stage_a(A), "stage_b": stage_b(B), "stage_c": stage_c(C), "semantic": previewer(5, 8)}
+    for stage, each in shapes.items():
+        theirs = write(tmp_path / f"{stage}.safetensors", file_of(each))
+        with pytest.raises(InputError, match=f"weights of a {stage} of Stable Cascade: .*--stage {stage}.* {theirs} "):
+            load_file(theirs)
 
 
 def test_networks_without_a_place_there_are_refused(tmp_path, base):

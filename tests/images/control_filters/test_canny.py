@@ -78,7 +78,22 @@ def test_the_filter_finds_edges_at_its_own_resolution():
     assert CannyFilter(CannyParams(resize=0), Materials()).shown(own, pictures).shape == (1, 3, 48, 64)
 
 
-@pytest.mark.parametrize("bad", [{"resize": 4}, {"resize": -1}, {"low": 300}, {"low": -1}])
+@pytest.mark.parametrize("resize", [24, 0])
+def test_the_published_form_is_squashed_to_a_square(resize):
+    """As their filter: no antialiasing, levels rounded down, OpenCV's edges, and back to the picture's size."""
+    cv2 = pytest.importorskip("cv2")
+    pictures, draw = torch.cat([picture(seed, (48, 96)) for seed in range(2)]) / 255 * 0.998, Draw(0, torch.arange(2))
+    small = F.interpolate(pictures, (24, 24), mode="bilinear") if resize else pictures
+    levels = (255 * small).numpy().astype(np.uint8).transpose(0, 2, 3, 1)
+    edges = torch.stack([torch.tensor(cv2.Canny(np.ascontiguousarray(each), 100, 200))[None] / 255 for each in levels])
+    expected = F.interpolate(edges, (48, 96), mode="bilinear")
+    found = CannyFilter(CannyParams(resize=resize, resize_form="square"), Materials())(pictures, draw)
+    assert edges.any() and torch.allclose(found, expected, atol=1e-6)
+    other = CannyFilter(CannyParams(resize=resize), Materials())(pictures, draw)
+    assert not resize or not torch.allclose(other, expected, atol=0.1)
+
+
+@pytest.mark.parametrize("bad", [{"resize_form": "round"}, {"resize": 4}, {"resize": -1}, {"low": 300}, {"low": -1}])
 def test_impossible_parameters_are_refused(bad):
     with pytest.raises(InputError, match=next(iter(bad))):
         CannyParams(**bad)

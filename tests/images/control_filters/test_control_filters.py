@@ -1,5 +1,7 @@
 """The table of filters, and every filter but Canny."""
 
+import pickle
+import re
 import subprocess
 import sys
 from importlib.metadata import EntryPoint
@@ -10,12 +12,12 @@ import pytest
 import torch
 
 from diff_dalle.config import InputError
-from diff_dalle.images import plugins
+from diff_dalle.images import packaged, plugins
 from diff_dalle.images.control_filters.contract import ControlFilter, Materials
 from diff_dalle.images.control_filters.identity import Face
 from diff_dalle.images.control_filters.inpainting import box_or_stroke_masks, salient_masks
 from diff_dalle.images.control_filters.pictures import as_control
-from diff_dalle.images.control_filters.table import FILTERS, PUBLISHED, ControlConfig
+from diff_dalle.images.control_filters.table import FILTERS, MISSING, PUBLISHED, ControlConfig
 from diff_dalle.randomness import Draw
 
 ENCODER = Materials(lambda x: torch.nn.functional.avg_pool2d(x, 8).repeat(1, 2, 1, 1), 6, 8)
@@ -120,14 +122,20 @@ def test_the_published_name_of_a_parameter_is_read(name):
         (
             "identity",
             "{}",
-            "controlnet_filter_params.faces is not set, but must name an entry point of the group diff_dalle.faces "
-            "of a package, of which none is installed: install a package that has one$",
+            "controlnet_filter_params.faces is 'insightface', but finding faces requires the package insightface: pip "
+            r"install 'diff_dalle\[faces\]'$",
         ),
         (
             "inpaint",
             '{"saliency": "u2"}',
-            "controlnet_filter_params.saliency is 'u2', but must name an entry point of the group "
-            "diff_dalle.saliency of a package, of which none is installed: install a package with u2, or train without",
+            "controlnet_filter_params.saliency is 'u2', but must name a plug-in, an entry point of the group "
+            "diff_dalle.saliency of a package, of which there are opencv: install a package with u2, or train without",
+        ),
+        (
+            "inpaint",
+            '{"saliency": "opencv"}',
+            "saliency is 'opencv', but saliency requires the package opencv-contrib-python-headless: pip install "
+            r"'diff_dalle\[saliency\]'$",
         ),
         *(
             (
@@ -136,11 +144,22 @@ def test_the_published_name_of_a_parameter_is_read(name):
                 f"controlnet_filter is '{name}', but must be one of .* plug-in: install a package with this name among "
                 r"its entry points of the group diff_dalle.control_filters, or put such controls .* \(ready\)$",
             )
-            for name in ("PidiFilter", "QRFilter", "depth")
+            for name in ("depth",)
+        ),
+        *(
+            (
+                name,
+                "{}",
+                rf"controlnet_filter is '{name}', but must be a filter of this library, which {re.escape(what)} are "
+                rf"not: use canny, put such controls .* \(ready\), or install a package whose entry point {name} of",
+            )
+            for name, what in MISSING.items()
         ),
     ],
 )
-def test_what_a_filter_does_not_take_is_refused(name, params, message):
+def test_what_a_filter_does_not_take_is_refused(monkeypatch, name, params, message):
+    for package in ("cv2", "insightface"):  # not installed
+        monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(InputError, match=message):
         make(name, params)
 
@@ -156,8 +175,52 @@ def test_a_broken_plugin_is_named():
         make("broken")
     with pytest.raises(InputError, match=r"did you mean mine\?"):
         make("mne")
-    with pytest.raises(InputError, match="installed are faces; did you mean faces"):
+    with pytest.raises(InputError, match="there are faces, insightface; did you mean faces"):
         make("identity", '{"faces": "facs"}')
+
+
+def test_faces_are_those_of_insightface(monkeypatch):
+    """A stand-in for the package: its arguments, what it reads and what it gives."""
+    made, vector = [], np.full(512, 512**-0.5)
+
+    class FaceAnalysis:
+        def __init__(self, name, allowed_modules):
+            made.append((name, *allowed_modules))
+
+        def prepare(self, ctx_id):
+            made.append(ctx_id)
+
+        def get(self, picture):
+            assert picture.dtype == np.uint8 and picture.flags.c_contiguous and picture[0, 0].tolist() == [0, 0, 255]
+            return [SimpleNamespace(bbox=np.array([32.0, 0.0, 60.0, 31.0]), normed_embedding=vector)]
+
+    app = SimpleNamespace(FaceAnalysis=FaceAnalysis)
+    for name, module in (("insightface", SimpleNamespace(app=app)), ("insightface.app", app)):
+        monkeypatch.setitem(sys.modules, name, module)
+    packaged.faces_of_insightface.cache_clear()
+    red = torch.tensor([1.0, 0, 0])[:, None, None].expand(3, 64, 96)[None]
+    control = make("identity", '{"p_drop": 0, "p_full": 0}')(red, draw(1))
+    packaged.faces_of_insightface.cache_clear()
+    assert made == [("buffalo_l", "detection", "recognition"), -1]
+    assert control[0].norm(dim=0).round().tolist() == [[0, 1, 0], [0, 0, 0]]  # left and top come first in its boxes
+
+
+def test_saliency_is_that_of_opencv(monkeypatch):
+    class FineGrained:
+        def computeSaliency(self, picture):
+            return True, (picture[..., 0] / 255).astype(np.float32)  # of blue, which comes first
+
+    saliency = SimpleNamespace(StaticSaliencyFineGrained_create=FineGrained)
+    monkeypatch.setitem(sys.modules, "cv2", SimpleNamespace(saliency=saliency))
+    blue = torch.zeros(1, 3, 96, 96)
+    blue[:, 2, :, :48] = 1
+    mask = make("inpaint", '{"saliency": "opencv", "p_outpaint": 0}')(blue, draw(1))[0, 3]
+    assert (mask[:, :40] == 1).all() and (mask[:, 56:] == 0).all()
+    found = plugins.load_plugin("diff_dalle.saliency", "opencv", "saliency")
+    assert pickle.loads(pickle.dumps(found)) is found  # workers call it
+    monkeypatch.setitem(sys.modules, "cv2", SimpleNamespace())
+    with pytest.raises(InputError, match="requires the module cv2.saliency, .* install opencv-contrib-python-headless"):
+        make("inpaint", '{"saliency": "opencv"}')
 
 
 def test_no_library_of_a_filter_is_imported_with_the_table():

@@ -52,6 +52,16 @@ def test_every_kind_of_layer_is_adapted_and_nothing_changes_before_training():
     assert all(p.grad is None for n, p in adapted.base.named_parameters() if "lora" not in n)
 
 
+def test_the_published_recipe_begins_with_up():
+    """up N(0, 1), down 0: the identity too, whose first updates are those of down."""
+    adapted = Adapted(Layers(), [""], rank=400, alpha=1.0, recipe="published")
+    assert torch.equal(adapted(INPUT), Layers()(INPUT))
+    ups = torch.cat([value.flatten() for name, value in pairs_of(adapted).items() if name.endswith("up")])
+    assert ups.mean().abs() < 0.02 and (ups.std() - 1).abs() < 0.02
+    adapted(INPUT).square().sum().backward()
+    assert all(p.grad is not None and p.grad.any() == name.endswith("down") for name, p in adapted.named_parameters())
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_merging_equals_the_adapter_and_can_be_undone(name):
     adapted = randomize(Adapted(Layers(), [name], rank=2, alpha=3.0))
