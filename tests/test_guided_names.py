@@ -374,6 +374,8 @@ def test_a_step_whose_gradient_is_not_finite_is_left_out(job):
     trainer.backward((network(torch.ones(1, 3, 16, 16), torch.zeros(1)) - 1).square().mean())
     assert trainer.optimize(optimizer) and trainer.lg_loss_scale == pytest.approx(19.001)
     assert logger.getkvs()["grad_norm"] < 100  # of the loss itself, not of the scaled one
+    gradients = [parameter.grad.norm() for parameter in trainer.master_params if parameter.grad is not None]
+    assert 0 < max(gradients) < 100  # as the optimizer has them
 
 
 def test_a_folder_that_cannot_be_read_is_refused(job, tmp_path):

@@ -25,6 +25,7 @@ def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     made = {
         "base": (UNetModel(16, 3, 32, 6, 1, (2,), num_classes=4, use_new_attention_order=True, **SHAPE), 16, 0, True),
+        "plain": (UNetModel(16, 3, 32, 3, 1, (2,), **SHAPE), 16, 0, False),
         "up": (SuperResModel(32, 3, 32, 3, 1, (2,), num_classes=4, **SHAPE), 32, 16, False),
         "classifier": (EncoderUNetModel(16, 3, 32, 4, 1, (2,), pool="attention", **SHAPE), 16, 0, False),
     }
@@ -55,9 +56,12 @@ def test_sampling_draws_classes_and_checks_what_flags_say(models, tmp_path):
     assert captions(tmp_path) == drawn[2:4]  # the class of an image follows from its seed
     sample(f"--model_path {models}/base.pt --logdir {tmp_path} --labels 3")
     assert captions(tmp_path) == ["class 3"]
+    assert np.load(tmp_path / "samples_1x16x16x3.npz")["arr_1"].tolist() == [3]
 
     wrong = sample(given, "--class_cond False", ok=False).stderr
     assert "class_cond (False given, True in the checkpoint)" in wrong
+    wrong = sample(f"--model_path {models}/plain.pt", "--class_cond True", ok=False).stderr
+    assert "class_cond (True given, False in the checkpoint)" in wrong
     wrong = sample(given, "--classifier_pool spatial --classifier_width 64", ok=False).stderr
     assert "classifier_width (64 given, 32 in the checkpoint)" in wrong
     assert "classifier_pool (spatial given, attention in the checkpoint)" in wrong
