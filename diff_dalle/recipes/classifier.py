@@ -9,7 +9,7 @@ from typing import Any, ClassVar, cast
 from torch import nn
 
 from ..checkpoints.pixels import ClassifierSettings
-from ..config import Fault, InputError, named, option, section, settings
+from ..config import Fault, InputError, as_flag, named, option, section, settings
 from ..data.loader import DataConfig, Loader
 from ..data.spec import CaptionSpec, ImageSpec, SampleSpec
 from ..diffusion.diffusion_config import NoiseConfig, create_noise_process
@@ -132,6 +132,13 @@ class ClassifierRun:
         )
 
 
+def _noise_note(diffusion: NoiseConfig) -> str:
+    """What the generators have to be like that the classifier is to guide."""
+    schedule, flags = diffusion.noise_schedule, ", ".join(map(as_flag, ("noise_schedule", "diffusion_steps")))
+    noise = f"the noise of the {schedule} schedule of {diffusion.diffusion_steps:,} steps ({flags})"
+    return f"Note: this classifier learns {noise}: the generators that it is to guide should have the same."
+
+
 def open_classifier(recipe: Recipe, world: World, tokenizer: Tokenizer | None) -> Session:
     run: ClassifierRun = recipe.settings
     if run.training.batch_size * world.size < 2:
@@ -139,6 +146,8 @@ def open_classifier(recipe: Recipe, world: World, tokenizer: Tokenizer | None) -
         raise InputError(Fault("batch_size", f"{rule} other caption"))
     tokenizer = tokenizer or recipe.tokenizer()
     assert tokenizer is not None  # classifiers always read text
+    if run.contrastive.noised:
+        world.print(_noise_note(run.diffusion))
     image = ImageSpec((run.model.image_size, run.model.image_size))
     spec = SampleSpec(image, (CaptionSpec(tokenizer, run.model.text_length),))
 

@@ -155,6 +155,7 @@ class StageFlags:
     each:    there may be several such stages: a flag has one value for all, or one for each.
     needs:   the need of the flags.
     choices: of settings that have less of them here.
+    was:     earlier names of settings here.
     """
 
     prefix: str
@@ -164,6 +165,7 @@ class StageFlags:
     each: bool = False
     needs: tuple[str, ...] = ()
     choices: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    was: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def flag(self, name: str) -> str:
         return self.other.get(name, self.prefix + name)
@@ -184,7 +186,8 @@ class StageFlags:
                 text = f"as {name}" if self.prefix and name in BASE.flags and name != "batch_size" else leaf.help
                 choices = self.choices.get(name, leaf.choices)
                 needs = ((self.flag(need[0]), *need[1:]) for need in leaf.needs)
-                declared_leaf = replace(leaf, path=(flag,), help=text, choices=choices)
+                was = self.was.get(name, leaf.was)
+                declared_leaf = replace(leaf, path=(flag,), help=text, choices=choices, was=was)
                 add_optional(config_class, declared_leaf, next(needs, self.needs), self.each)
             return config_class
 
@@ -258,6 +261,7 @@ STAGE_B = StageFlags(
     missing=f"settings of stage B are given, but there is none: give it with {named('stage_b')}",
     needs=("stage_b",),
     choices={"spacing": TIME_SPACINGS},
+    was={"steps": ("stage_b_timestep_respacing",)},
 )
 KINDS = (BASE, UPSAMPLERS, STAGE_B)
 

@@ -126,6 +126,9 @@ def test_a_dry_run_from_before_is_read_as_it_was_meant(tmp_path):
     run = parse(SampleRun, ["--config", str(tmp_path / "old.json"), "--upsampler_paths", "u,v"])
     assert (run.sampler.steps, run.sampler.timestep_respacing) == (20, None)
     assert run.upsamplers.upsampler_steps == (9, 4) and run.cascade.stage_b_steps == 12
+    assert parse(SampleRun, ["--model_path", "c", "--stage_b", "b", "--stage_b_timestep_respacing", "9"]).cascade == (
+        parse(SampleRun, ["--model_path", "c", "--stage_b", "b", "--stage_b_steps", "9"]).cascade
+    )
     (tmp_path / "new.yaml").write_text("model_path: a\ntimestep_respacing: 20\n")
     assert parse(SampleRun, ["--config", str(tmp_path / "new.yaml")]).sampler.timestep_respacing == "20"
 

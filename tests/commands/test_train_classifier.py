@@ -1,10 +1,14 @@
 """The settings of a classifier's training."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from diff_dalle.commands.command_line import parse
 from diff_dalle.config import InputError
+from diff_dalle.diffusion.diffusion_config import NoiseConfig
+from diff_dalle.diffusion.resample import ContrastiveConfig
 from diff_dalle.distributed.world import ALONE, ProcessInfo, World
 from diff_dalle.recipes.classifier import ClassifierOptim, ClassifierRun, ClassifierTraining
 from diff_dalle.recipes.recipe import wrong_annealing
@@ -86,6 +90,15 @@ def test_one_sample_is_no_batch_and_one_a_process_is():
     with pytest.raises(InputError, match="batch_size is 1, but a contrastive loss needs at least 2"):
         run.recipe().open(ALONE)
     run.recipe().open(World(ProcessInfo("mpi", 0, 2), torch.device("cpu")))
+
+
+def test_the_noise_that_generators_need_is_said(capsys):
+    process = NoiseConfig(diffusion_steps=40, noise_schedule="cosine")
+    run = replace(make_run(batch_size=2), diffusion=process)
+    run.recipe().open(ALONE)
+    assert "the noise of the cosine schedule of 40 steps (--noise_schedule, " in capsys.readouterr().out
+    replace(run, contrastive=ContrastiveConfig(noised=False)).recipe().open(ALONE)
+    assert "schedule" not in capsys.readouterr().out
 
 
 def test_aspect_ratios_are_refused_since_the_network_takes_squares():

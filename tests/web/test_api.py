@@ -209,7 +209,7 @@ def test_guidance_is_that_of_the_checkpoint():
 
 
 BAD = [
-    ({"steps": 21}, 400, "steps is 21, but must be at most 20"),
+    ({"steps": 21}, 400, "steps is 21, but must be a number of steps, at most 20"),
     ({"steps": 0}, 400, "steps is 0"),
     ({"num_images": 4, "format": "json"}, 400, "num_images is 4"),
     ({"num_images": 2}, 400, "a png holds one image"),
