@@ -55,7 +55,10 @@ class SamplerConfig:
         free=True,
     )
     steps: int | None = option(
-        None, f"number of sampling steps; 0 = all steps of the process, none = {DEFAULT_STEPS}", free=True, least=0
+        None,
+        f"number of sampling steps; 0 = all steps of the process, none = {DEFAULT_STEPS}, or all of fewer",
+        free=True,
+        least=0,
     )
     eta: float = option(0.0, "randomness of ddim; 0 = deterministic, 1 = as random as ancestral", free=True, least=0)
     spacing: str | None = option(
@@ -112,7 +115,7 @@ class SamplerConfig:
 
     def count(self, total: int) -> int:
         """The number of steps to take of a process with ``total`` steps. InputError for more than those."""
-        count = DEFAULT_STEPS if self.steps is None else self.steps or total
+        count = min(DEFAULT_STEPS, total) if self.steps is None else self.steps or total
         if count > total:
             raise InputError(Fault("steps", f"must be at most {total}, the steps of the process", count))
         return count

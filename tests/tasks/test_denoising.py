@@ -11,6 +11,7 @@ from diff_dalle.batch import Batch, Conditioning
 from diff_dalle.diffusion import DiffusionConfig, create_gaussian_diffusion
 from diff_dalle.diffusion.preview_config import PreviewConfig
 from diff_dalle.diffusion.resample import DenoisingConfig
+from diff_dalle.diffusion.sampling import SamplerConfig
 from diff_dalle.randomness import Draw
 from diff_dalle.recipes.generator import GeneratorRun
 from diff_dalle.tasks.denoising import DenoisingTask
@@ -132,6 +133,8 @@ def test_impossible_dropout_is_refused():
 
 
 def test_previews_with_more_steps_than_the_process_has_are_refused_at_the_start():
-    with refused("steps is 30"):
-        GeneratorRun(diffusion=DiffusionConfig(diffusion_steps=20))
-    GeneratorRun(diffusion=DiffusionConfig(diffusion_steps=20), preview=PreviewConfig(sample_interval=0))
+    few, steps = DiffusionConfig(diffusion_steps=20), PreviewConfig(sampler=SamplerConfig(steps=21))
+    with refused("steps is 21"):
+        GeneratorRun(diffusion=few, preview=steps)
+    GeneratorRun(diffusion=few, preview=replace(steps, sample_interval=0))
+    assert GeneratorRun(diffusion=few).preview.sampler.process(few).num_timesteps == 20  # not given, so all there are
