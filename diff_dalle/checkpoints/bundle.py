@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 from dataclasses import replace
 from typing import Any, BinaryIO
 
@@ -70,6 +71,18 @@ def restore_bundle(path: str, folder: str) -> int:
         with storage.atomic_writer(storage.join(folder, name)) as file:
             file.write(files[name].numpy().data)
     return record.checkpoints[-1].step
+
+
+def copy_history(folder: str, into: str) -> None:
+    """Copy what a run that moves to another folder has beside its checkpoints, as far as it is there."""
+    run = read_run(folder)
+    for name in (*BESIDE, *map(best_file, run.best if run else ())):
+        if storage.exists(storage.join(folder, name)):
+            with (
+                storage.open_read(storage.join(folder, name)) as source,
+                storage.atomic_writer(storage.join(into, name)) as file,
+            ):
+                shutil.copyfileobj(source, file)
 
 
 def _read(path: str) -> tuple[dict[str, Tensor], Record]:

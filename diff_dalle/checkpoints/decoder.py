@@ -85,7 +85,7 @@ class DecoderConfig:
     channels: int = option(3, "image channels of all U-Nets: 3 = RGB, 1 = grayscale")
     timesteps: int = option(1000, "number of noising steps T in training", least=1, most=MAX_STEPS)
     sample_timesteps: tuple[int | None, ...] = option(
-        (None,), f"sampling steps: fewer than timesteps = by ddim, none = all of them, ancestral{_FOR_EACH}"
+        (None,), f"sampling steps: fewer than timesteps = by ddim, none = all of them, ancestral{_FOR_EACH}", free=True
     )
     loss_type: tuple[str, ...] = option(("l2",), f"loss: {', '.join(LOSSES)}{_FOR_EACH}", tuple(LOSSES))
     beta_schedule: tuple[str, ...] | None = option(
@@ -124,6 +124,7 @@ class DecoderConfig:
         "noise level of low-resolution images in sampling, 0–1, as a fraction of a linear schedule",
         least=0,
         most=1,
+        free=True,
     )
     learned_variance_constrain_frac: bool = option(
         False, "keep a learned variance between the two fixed ones, by a sigmoid of its fraction"
@@ -135,15 +136,19 @@ class DecoderConfig:
         least=0,
     )
     unconditional: bool = option(False, "no U-Net is conditioned on an image embedding")
-    use_dynamic_thres: bool = option(False, "dynamic thresholding in sampling, instead of clipping")
-    dynamic_thres_percentile: float = option(0.95, "its percentile of |x_start|, as a fraction", above=0, most=1)
+    use_dynamic_thres: bool = option(False, "dynamic thresholding in sampling, instead of clipping", free=True)
+    dynamic_thres_percentile: float = option(
+        0.95, "its percentile of |x_start|, as a fraction", above=0, most=1, free=True
+    )
     p2_loss_weight_gamma: tuple[float, ...] = option(
         (0.0,), f"gamma in the weight 1 / (k + SNR)^gamma of the eps loss; 0 = off{_FOR_EACH}", least=0
     )
     p2_loss_weight_k: float = option(1.0, "k in that weight", above=0)
-    ddim_sampling_eta: float = option(0.0, "randomness of ddim; 0 = deterministic, 1 = as random as ancestral", least=0)
-    clip_denoised: bool = option(True, "clip the predicted image to the valid range in sampling")
-    clip_x_start: bool = option(True, "False = the same as clip_denoised False")
+    ddim_sampling_eta: float = option(
+        0.0, "randomness of ddim; 0 = deterministic, 1 = as random as ancestral", least=0, free=True
+    )
+    clip_denoised: bool = option(True, "clip the predicted image to the valid range in sampling", free=True)
+    clip_x_start: bool = option(True, "False = the same as clip_denoised False", free=True)
 
     def __len__(self) -> int:
         return len(self.unets)

@@ -68,6 +68,15 @@ class DecoderStage:
         """Whether training drops a condition, so that guidance is possible."""
         return bool((self.image_embedding and self.image_drop_prob) or (self.has_text and self.text_drop_prob))
 
+    @property
+    def network(self) -> tuple:
+        """What its weights depend on, to fit and to mean the same: not how it is trained or sampled."""
+        process = self.diffusion
+        return (
+            (self.unet, self.image_size, self.small_size, self.image_embedding, self.has_noise),
+            (process.diffusion_steps, process.noise_schedule, process.prediction, process.variance),
+        )
+
     def __str__(self) -> str:
         """For people: what it makes from what, its process, and how it is sampled."""
         unet, process, steps = self.unet, self.diffusion, self.sampler.steps

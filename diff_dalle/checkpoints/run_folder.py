@@ -41,6 +41,7 @@ class RunFolder(Record):
     data:         the present shards, by "data_dir" and "val_data_dir"; checkpoints say which ones they were trained on.
     lock:         checked before anything is written.
     config_class: of the identity's config; None in a folder that is only read.
+    source:       what it starts from, where that is not a file of its settings; "" = these say it.
     batch:        samples per step, those of all processes.
     keep:         > 0: a new checkpoint drops all but so many and those of the steps for which ``is_backup(step)``.
     """
@@ -49,6 +50,7 @@ class RunFolder(Record):
     data: dict[str, Fingerprint] = field(default_factory=dict)
     lock: RunLock | None = None
     config_class: type | None = None
+    source: str = ""
     batch: int = 0
     keep: int = 0
     is_backup: Callable[[int], bool] | None = None
@@ -163,6 +165,11 @@ class RunFolder(Record):
         assert self.config_class is not None  # a run is opened with one
         return differences(other.identity.config, self.identity.config, self.config_class)
 
+    def begin(self) -> None:
+        """Record a new run before its first checkpoint, so that the record's absence beside one means a loss."""
+        if not self.checkpoints:
+            self.write_record()
+
     def changed_data(self, run: RunFolder, entry: CheckpointSet) -> dict[str, str]:
         """What differs between the present shards and those of a checkpoint, by "data_dir" and "val_data_dir"; nothing
         for data that are equal, or of which one of the two knows nothing.
@@ -236,8 +243,10 @@ def _remove(path: str) -> None:
         storage.remove(path)
 
 
-def open_run(path: str, identity: Identity, config_class: type) -> RunFolder:
-    """The folder of a run: a new one, or one in which the same run is resumed.
+def open_run(path: str, identity: Identity, config_class: type, anew: bool = False) -> RunFolder:
+    """The folder of a run: a new one, or one in which the same run is resumed. ``begin`` records it.
+
+    anew: as if no run were recorded there.
 
     Raises InputError when the folder holds a run whose settings differ in more than the free ones, and when it holds
     the optimizer's states of a run but no record of it.
@@ -251,10 +260,7 @@ def open_run(path: str, identity: Identity, config_class: type) -> RunFolder:
                 f"{path} holds {names[-1]} of a run, but no {RECORD}, without which that run cannot be resumed: "
                 f"restore it, or choose another {named('logdir')}"
             )
-        created = RunFolder(identity, path=path, config_class=config_class)
-        created.write_record()  # before the first checkpoint, so that its absence beside one means a loss
-        return created
-    if not saved.checkpoints and not saved.best:
+    if saved is None or anew or not (saved.checkpoints or saved.best):
         return RunFolder(identity, path=path, config_class=config_class)
     if saved.identity.kind != identity.kind:
         raise InputError(
@@ -265,8 +271,8 @@ def open_run(path: str, identity: Identity, config_class: type) -> RunFolder:
         changed.append(f"tokenizer ({saved.identity.tokenizer} → {identity.tokenizer})")
     if changed:
         raise InputError(
-            f"{path} holds a run with other settings: {', '.join(changed)}; choose another {named('logdir')}, "
-            "or give the settings it was started with"
+            f"{path} holds a run with other settings: {', '.join(changed)}; give the settings it was started with, or "
+            f"choose another {named('logdir')}, where a run can start from its checkpoint: {named('resume_checkpoint')}"
         )
     saved.identity, saved.config_class = identity, config_class
     return saved

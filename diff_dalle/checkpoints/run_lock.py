@@ -40,7 +40,7 @@ class RunLock:
         self.folder, self.path = folder, storage.join(folder, FILE)
         since = f"{datetime.now():%Y-%m-%d %H:%M:%S}"
         self.owner = {"host": socket.gethostname(), "pid": os.getpid(), "since": since, "token": secrets.token_hex(8)}
-        self.beats = 0
+        self.beats, self.is_new = 0, False  # whether the local file was not there before
         self.descriptor = -1  # of a local file
         self._done = threading.Event()
         self._beating = threading.Thread(target=self._beat, daemon=True)
@@ -50,11 +50,16 @@ class RunLock:
         exclusive = False
         if POSIX and not storage.is_remote(self.path):
             with storage.explained(self.path):
+                self.is_new = not os.path.exists(self.path)
                 self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
             try:
                 exclusive = _lock(self.descriptor)
             except BlockingIOError:
                 raise self._refusal(self._read()) from None
+            if not _is_at(self.descriptor, self.path):  # a holder that leaves no trace removed it in the meantime
+                os.close(self.descriptor)
+                self.acquire()
+                return
         held = self._read()
         if held and not (exclusive and held.get("host") == self.owner["host"]) and self._is_alive(held):
             raise self._refusal(held)
@@ -70,14 +75,16 @@ class RunLock:
         if held.get("token") != self.owner["token"]:
             raise self._refusal(held)
 
-    def release(self) -> None:
-        """Leave the folder free."""
+    def release(self, without_trace: bool = False) -> None:
+        """Leave the folder free. without_trace: and without the file, if it was not there before."""
         self._done.set()
         if self._beating.is_alive():
             self._beating.join()
         with contextlib.suppress(InputError, OSError):  # the folder may be gone or full; the run itself has ended well
             if self._read().get("token") == self.owner["token"]:
                 self._put(b"")
+                if without_trace and self.is_new:
+                    storage.remove(self.path)
         if self.descriptor >= 0:
             os.close(self.descriptor)
 
@@ -150,6 +157,13 @@ def _lock(descriptor: int) -> bool:
     return True
 
 
+def _is_at(descriptor: int, path: str) -> bool:
+    """Whether an open file is that of the path."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    return False
+
+
 def _runs(pid: object) -> bool:
     """Whether a process of this machine lives."""
     if type(pid) is not int or pid <= 0:  # 0 and below mean groups of processes
@@ -165,11 +179,31 @@ def _runs(pid: object) -> bool:
 
 @contextlib.contextmanager
 def hold(folder: str) -> Iterator[RunLock]:
-    """The lock of a log directory for the duration of the block. InputError when another process has it."""
+    """The lock of a log directory for the duration of the block. InputError when another process has it.
+
+    A block that fails before the folder holds anything else leaves neither the lock's file nor the folder, if they
+    were not there before.
+    """
+    missing = _missing_folders(folder)
     storage.make_dirs(folder)
-    lock = RunLock(folder)
+    lock, done = RunLock(folder), False
     try:
         lock.acquire()
         yield lock
+        done = True
     finally:
-        lock.release()
+        lock.release(without_trace=not done and lock.is_new and storage.list_files(folder) == [lock.path])
+        if not done:
+            for path in missing:
+                with contextlib.suppress(OSError):  # it holds something
+                    os.rmdir(path)
+
+
+def _missing_folders(folder: str) -> list[str]:
+    """The local folders that are yet to be made for this one, the lowest first."""
+    found: list[str] = []
+    path = "" if storage.is_remote(folder) else os.path.abspath(storage.local_path(folder))
+    while path and not os.path.exists(path):
+        found.append(path)
+        path = os.path.dirname(path)
+    return found

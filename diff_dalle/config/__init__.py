@@ -34,7 +34,7 @@ from .declaration import (
     settings,
     type_hints,
 )
-from .dicts import differences, dump, entries, redacted, to_dict
+from .dicts import Change, differences, dump, entries, redacted, setting_changes, to_dict
 from .errors import (
     ABSENT,
     HIDDEN,
@@ -64,6 +64,7 @@ __all__ = [
     "HIDDEN",
     "MARK",
     "MAX_TEXT",
+    "Change",
     "Fault",
     "FlagText",
     "InputError",
@@ -104,6 +105,7 @@ __all__ = [
     "redacted",
     "refusal",
     "section",
+    "setting_changes",
     "settings",
     "shown",
     "spelled",

@@ -75,8 +75,9 @@ def option(
     """A setting: a dataclass field with its default and a help text that gives the unit.
 
     choices: the only strings allowed, of a list in each of its places; a table may get more of them later.
-    free:    the setting may change when a run is resumed (speed, duration, logging), because it does not change what a
-             step computes.
+    free:    the setting may change when a run is resumed, because it changes neither what the run has learned nor how
+             that is stored: learning rates and their schedule, limits, logging, saving, sampling, speed. The rule is
+             that of training/README.md.
     was:     earlier names, still accepted in flags, files and checkpoints.
     needs:   the name of another setting, and the values of it with which this one has an effect, no value = any but
              0, False and none. A flag without effect is refused, unless it turns something off; in files, which may be
@@ -104,7 +105,12 @@ def option(
 
 
 def section(
-    config_class, prefix: str = "", was: Sequence[str] = (), flags: bool = True, needs: Sequence[str] = ()
+    config_class,
+    prefix: str = "",
+    was: Sequence[str] = (),
+    flags: bool = True,
+    needs: Sequence[str] = (),
+    free: bool = False,
 ) -> Any:
     """A nested dataclass with its own defaults; its docstring's first line is the title in ``--help``.
 
@@ -113,8 +119,9 @@ def section(
     was:    earlier names, still accepted in files and checkpoints.
     flags:  False = its settings have no flags, but are set in a file or by ``--set``.
     needs:  what all its settings need, besides what each of them needs itself; see ``option``.
+    free:   of all its settings; see ``option``.
     """
-    metadata = {"prefix": prefix, "was": tuple(was), "flags": flags, "needs": _all(needs)}
+    metadata = {"prefix": prefix, "was": tuple(was), "flags": flags, "needs": _all(needs), "free": free}
     return dataclasses.field(default_factory=config_class, metadata=metadata)
 
 
@@ -241,6 +248,7 @@ class Section:
     was: tuple[str, ...] = ()
     flags: bool = True
     needs: Needs = ()
+    free: bool = False
 
 
 @functools.cache
@@ -263,7 +271,12 @@ def members(config_class) -> dict[str, Leaf | Section]:
 
 
 def leaves(
-    config_class, path: tuple[str, ...] = (), prefix: str = "", in_file: bool = False, needs: Needs = ()
+    config_class,
+    path: tuple[str, ...] = (),
+    prefix: str = "",
+    in_file: bool = False,
+    needs: Needs = (),
+    free: bool = False,
 ) -> Iterator[Leaf]:
     """Every setting of a config class, nested ones included, in order of declaration.
 
@@ -272,10 +285,11 @@ def leaves(
     """
     for key, member in members(config_class).items():
         if isinstance(member, Section):
-            in_section = prefix + member.prefix, in_file or not member.flags, needs + member.needs
+            in_section = prefix + member.prefix, in_file or not member.flags, needs + member.needs, free or member.free
             yield from leaves(member.config, (*path, key), *in_section)
         else:
-            yield replace(member, path=(*path, key), prefix=prefix, in_file=in_file, needs=needs + member.needs)
+            own = {"path": (*path, key), "needs": needs + member.needs, "free": free or member.free}
+            yield replace(member, prefix=prefix, in_file=in_file, **own)
 
 
 def present_keys(config_class) -> dict[str, str]:

@@ -75,11 +75,30 @@ def _at_path(config_class, mapping: Mapping, leaf: Leaf) -> Any:
     return value
 
 
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """A setting that differs between two resolved configs. before, now: its values as JSON, cut where they are long.
+    free: whether a resumed run may have another one."""
+
+    name: str
+    before: str
+    now: str
+    free: bool
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.before} → {self.now})"
+
+
+def setting_changes(saved: Mapping, current: Mapping, config_class) -> list[Change]:
+    """The settings that differ between two resolved configs."""
+    old, new = ({name: (value, free) for name, free, value in entries(config_class, each)} for each in (saved, current))
+    return [
+        Change(name, cut(json.dumps(value)), cut(json.dumps(new[name][0])), free)
+        for name, (value, free) in old.items()
+        if name in new and new[name][0] != value
+    ]
+
+
 def differences(saved: Mapping, current: Mapping, config_class) -> list[str]:
     """The settings that are not free and differ between two resolved configs, each as ``name (saved → current)``."""
-    old, new = (
-        {name: value for name, free, value in entries(config_class, mapping) if not free}
-        for mapping in (saved, current)
-    )
-    changed = [name for name in old if name in new and old[name] != new[name]]
-    return [f"{name} ({cut(json.dumps(old[name]))} → {cut(json.dumps(new[name]))})" for name in changed]
+    return [str(change) for change in setting_changes(saved, current, config_class) if not change.free]

@@ -25,8 +25,8 @@ class PreviewConfig:
         free=True,
         needs=("sample_interval",),
     )
-    sampler: SamplerConfig = section(SamplerConfig, needs=("sample_interval",))
-    guidance: GuidanceConfig = section(GuidanceConfig)
+    sampler: SamplerConfig = section(SamplerConfig, needs=("sample_interval",), free=True)
+    guidance: GuidanceConfig = section(GuidanceConfig, free=True)
 
     def faults(self) -> Iterator[Fault]:
         if self.preview_samples < 1:

@@ -50,21 +50,28 @@ class ClassifierOptim(OptimConfig):
         "decoupled weight decay of linear and convolution weights; norms, biases, "
         "embeddings and the logit scale are exempt",
         least=0,
+        free=True,
     )
     warmup_steps: int = option(
-        -1, "linear warm-up of the learning rate, in steps; -1 = 2 % of lr_anneal_steps", least=0, besides=(-1,)
+        -1,
+        "linear warm-up of the learning rate, in steps; -1 = 2 % of lr_anneal_steps",
+        least=0,
+        besides=(-1,),
+        free=True,
     )
     lr_anneal_steps: int = option(
         -1,
         "step at which the annealed learning rate reaches 0; 0 = constant rate, -1 = iterations",
         least=0,
         besides=(-1,),
+        free=True,
     )
     lr_anneal: str = option(
         "cosine",
         "learning-rate schedule of the annealing",
         choices=("linear", "cosine"),
         needs=("lr_anneal_steps",),
+        free=True,
     )
 
     def resolved(self, training: TrainingConfig) -> ClassifierOptim:

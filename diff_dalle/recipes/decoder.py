@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,10 +12,11 @@ from typing import Any, ClassVar, cast
 from torch import nn
 from torch.nn import functional as F
 
+from .. import storage
 from ..checkpoints.decoder import DecoderConfig
 from ..checkpoints.loading import SavedNetwork, open_networks
 from ..checkpoints.pixels import DecoderSettings
-from ..checkpoints.run_folder import discard_run, read_run
+from ..checkpoints.run_folder import CheckpointSet, RunFolder, find_set, read_run
 from ..config import Fault, InputError, faults_of, named, option, section, settings, to_dict
 from ..data.loader import DataConfig, Loader
 from ..diffusion.augmentation import area_resize
@@ -59,6 +61,7 @@ class DecoderRun:
         "iterations": "train.epochs",
         "lr_anneal_steps": "train.cosine_decay_max_steps",
         "microbatch": "train.max_batch_size",
+        "resume_checkpoint": "tracker.load",
     }
 
     decoder: DecoderConfig = section(DecoderConfig, flags=False)
@@ -114,7 +117,7 @@ class DecoderRun:
             # As all flags, --device overrides the file.
             given if given.device != "auto" else replace(given, device=self.train.device_name),
             lambda recipe, world, tokenizer: open_decoder(recipe, world).session,
-            check_folder=self.check_folder,
+            is_replaced=self._is_replaced,
         )
 
     def check_start(self) -> None:
@@ -125,11 +128,6 @@ class DecoderRun:
         self._is_replaced(logdir)
         if load and load.load_from == "local" and not load.only_auto_resume and read_run(logdir) is None:
             fetch_source(load, "")
-
-    def check_folder(self, logdir: str) -> None:
-        """Remove the run that is to be replaced. InputError for one that must not be."""
-        if self._is_replaced(logdir):
-            discard_run(logdir)
 
     def _is_replaced(self, logdir: str) -> bool:
         """Whether ``data_path`` holds another run, to be replaced, and not the run, to be continued (auto_resume).
@@ -301,21 +299,26 @@ def open_decoder(recipe: Recipe, world: World) -> OpenedDecoder:
 
 
 def _weights(recipe: Recipe, world: World) -> tuple[dict[str, nn.Module], tuple[str, ...]]:
-    """The U-Nets of ``init_checkpoint`` that are not trained, by name, and the files that hold others."""
+    """The U-Nets that are not trained, by name: of the run's own checkpoint or the one that it starts from, or of
+    ``init_checkpoint``; and its files that hold others."""
     run: DecoderRun = recipe.settings
     frozen: dict[str, nn.Module] = {}
-    trained, given = {run.decoder.names[i] for i in run.trained}, []
-    for path in recipe.training.init_checkpoint:
+    trained, given = {run.decoder.names[i] for i in run.trained}, list[str]()
+    kept = _kept(recipe)
+    for path in [*kept, *recipe.training.init_checkpoint]:
         for saved in open_networks(path, ("decoder",)):
+            if saved.trainee in frozen:
+                continue
             own = {name: i for i, name in enumerate(run.decoder.names)}.get(saved.trainee)
             if own is None:
                 names = ", ".join(run.decoder.names)
                 raise InputError(f"{path} holds {saved.trainee}, but the decoder has {names}: leave it out")
             if saved.trainee in trained:
-                _check_form(saved, run.decoder, own)
-                given.append(path)
+                if path not in kept:
+                    _check_form(saved, run.decoder, own)
+                    given.append(path)
                 continue
-            if saved.settings.decoder.named(saved.trainee) != run.decoder.stage(own):
+            if saved.settings.decoder.named(saved.trainee).network != run.decoder.stage(own).network:
                 unet = named(f"decoder.unets[{own}]")
                 raise InputError(
                     f"{path} holds a {saved.trainee} with other settings than {unet}, which is not trained: give "
@@ -331,6 +334,26 @@ def _check_form(saved: SavedNetwork, decoder: DecoderConfig, own: int) -> None:
     if theirs != decoder.unets[own].as_published:
         setting = f"decoder.unets[{own}].as_published"
         raise InputError(Fault(setting, f"must be {theirs}, as the weights of {saved.path} were trained"))
+
+
+def _kept(recipe: Recipe) -> list[str]:
+    """The files with the weights of U-Nets that are not trained, in the run's own latest checkpoint, or else in that of
+    the run that it starts from."""
+    run: DecoderRun = recipe.settings
+    origin: tuple[RunFolder, CheckpointSet] | None = None
+    if recipe.present is not None and recipe.present.checkpoints:
+        origin = recipe.present, recipe.present.checkpoints[-1]
+    elif recipe.training.resume_checkpoint:
+        origin = find_set(recipe.training.resume_checkpoint)
+    if origin is None:
+        return []
+    folder, entry = origin
+    trained, found = {run.decoder.names[i] for i in run.trained}, []
+    for name in run.decoder.names:
+        roles = sorted(key for key in entry.files if re.fullmatch(rf"{name}/(ema_[\d.e-]+|model)", key))
+        if name not in trained and roles:
+            found.append(storage.join(folder.path, entry.files[roles[0]]))
+    return found
 
 
 def _part(recipe: Recipe, name: str, materials: Materials, world: World) -> Loader | None:

@@ -17,6 +17,7 @@ from torch import nn
 
 from ..checkpoints.checkpoint import Identity
 from ..checkpoints.kind import NetworkKind
+from ..checkpoints.run_folder import RunFolder
 from ..config import Fault, InputError, named, redacted, to_dict
 from ..data.loader import DataConfig, Loader
 from ..data.spec import SampleSpec
@@ -56,8 +57,9 @@ class Recipe:
     epoch_samples: samples per epoch, for the names of saved files; 0 = those of the data.
     check:        raises InputError, before anything is written, for what cannot be trained, or not by so many
                   processes.
-    check_folder: raises InputError if the run must not go on with what is in its log directory. Rank 0 calls it, and it
-                  may remove another run.
+    is_replaced:  whether another run in the log directory is to be replaced. Rank 0 calls it. InputError if the run
+                  must not go on with what is there.
+    present:      the run in the log directory, once that is known, unless it is to be replaced.
     """
 
     settings: Any
@@ -72,7 +74,8 @@ class Recipe:
     sample_interval: int = 0
     epoch_samples: int = 0
     check: Callable[[Recipe, World], None] = lambda recipe, world: None
-    check_folder: Callable[[str], None] = lambda logdir: None
+    is_replaced: Callable[[str], bool] = lambda logdir: False
+    present: RunFolder | None = None
 
     @property
     def microbatch(self) -> int:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
-from ..checkpoints.run_folder import choose_logdir, open_run
+from ..checkpoints.bundle import copy_history
+from ..checkpoints.run_folder import choose_logdir, discard_run, find_set, open_run, read_run
 from ..checkpoints.run_lock import RunLock, hold
-from ..config import named, redacted, to_dict
+from ..config import named, redact, redacted, setting_changes, spelled, to_dict
 from ..data.fingerprint import Fingerprint, check_ranks
 from ..data.loader import Loader
 from ..distributed.world import World
+from ..evaluation.report import Table
 from ..tracking.tracker import Tracker
 from ..tracking.trackers import create_trackers
 from ..training.loop import TrainLoop
-from .recipe import Recipe
+from .recipe import Recipe, Session
 from .spelling import spelled_as_in_file
-from .starting import with_loaded, with_streams
+from .starting import Origin, arriving, with_streams
 
 
 def train(recipe: Recipe, world: World) -> None:
@@ -33,16 +38,40 @@ def train(recipe: Recipe, world: World) -> None:
 
 
 def _train(recipe: Recipe, world: World, logdir: str, lock: RunLock | None) -> None:
+    is_replaced = world.broadcast(recipe.is_replaced(logdir) if world.is_main else None)
+    present = None if is_replaced or not world.is_main else read_run(logdir)
+    with arriving(recipe, present, logdir, world) as origin:
+        recipe = with_streams(origin.of(replace(recipe, present=world.broadcast(present))), present, world)
+        session = recipe.open(world)
+        loop = _loop(session, origin, is_replaced, logdir, world)
+        if world.is_main:
+            if is_replaced:
+                discard_run(logdir)
+            loop.run_folder.lock = lock
+            loop.run_folder.begin()
+            if origin.is_moved(loop.run_folder):
+                copy_history(origin.unpacked, logdir)
+    recipe, data = session.recipe, loop.data
+    tracker = Tracker()
     if world.is_main:
-        recipe.check_folder(logdir)
-    session = with_streams(with_loaded(recipe, logdir, world), logdir, world).open(world)
+        progress = loop.step, loop.total_steps, recipe.epoch_samples or data.samples
+        tracker = create_trackers(recipe.tracking, logdir, redacted(to_dict(session.settings)), *progress, session.meta)
+    loop.run(tracker)
+    world.print(f"Trained for {loop.step:,} steps. Logs and checkpoints: {logdir}")
+
+
+def _loop(session: Session, origin: Origin, is_replaced: bool, logdir: str, world: World) -> TrainLoop:
+    """The loop of a run in the state in which it starts. Nothing is written yet: InputError for whatever does not
+    suit."""
     recipe = session.recipe
     data, held_out = session.both_loaders
-    config_class = type(session.settings)
-    folder = world.broadcast(open_run(logdir, session.identity(), config_class) if world.is_main else None)
-    folder.lock, folder.data = lock, {"data_dir": _fingerprint(data, named("data_dir"), world)}
+    opening = logdir, session.identity(), type(session.settings), is_replaced
+    folder = world.broadcast(open_run(*opening) if world.is_main else None)
+    folder.source, folder.data = origin.path, {"data_dir": _fingerprint(data, named("data_dir"), world)}
     if held_out is not None:
         folder.data["val_data_dir"] = _fingerprint(held_out, named("val_data_dir"), world)
+    if world.is_main:
+        _say_changes(recipe, session.identity().config)
     trainees = session.trainees(held_out or data)
     loop = TrainLoop(
         recipe.training,
@@ -57,12 +86,21 @@ def _train(recipe: Recipe, world: World, logdir: str, lock: RunLock | None) -> N
         session.measure(trainees) if session.measure else None,
         session.exports,
     )
-    tracker = Tracker()
-    if world.is_main:
-        progress = loop.step, loop.total_steps, recipe.epoch_samples or data.samples
-        tracker = create_trackers(recipe.tracking, logdir, redacted(to_dict(session.settings)), *progress, session.meta)
-    loop.run(tracker)
-    world.print(f"Trained for {loop.step:,} steps. Logs and checkpoints: {logdir}")
+    if loop.is_finished:
+        limits = f"{named('iterations')}, {named('samples')}"
+        world.print(spelled(f"Note: nothing is left to train after step {loop.step:,}: raise {limits}", str))
+    return loop
+
+
+def _say_changes(recipe: Recipe, config: Mapping[str, Any]) -> None:
+    """Print the settings that differ from those of the checkpoint that the run goes on or starts from."""
+    run, path = recipe.present, recipe.training.resume_checkpoint
+    if run is None or not run.checkpoints:
+        run = find_set(path)[0] if path else None
+    rows = setting_changes(run.identity.config, config, type(recipe.settings)) if run else ()
+    if rows:
+        table = Table(["setting", "checkpoint", "now"], [[each.name, each.before, each.now] for each in rows])
+        print(redact(f"Settings that differ from those of the checkpoint:\n{table.markdown(aligned=True)}"), flush=True)
 
 
 def _fingerprint(data: Loader, flag: str, world: World) -> Fingerprint:

@@ -178,7 +178,7 @@ class TrainLoop:
         A step's vote runs during the step before. It is cast when the step's batch is there, so that ranks that have
         none stop together with those that have one.
         """
-        if self._finished():
+        if self.is_finished:
             return 0
         config, vote = self.config, Vote(self.world)
         ends = time.monotonic() + 3600 * config.hours if config.hours else None
@@ -237,7 +237,8 @@ class TrainLoop:
         """Number of updates after which the run ends; None when only ``hours`` limits it."""
         return self.config.last_step(self.world.size, self.step, self.samples)
 
-    def _finished(self) -> bool:
+    @property
+    def is_finished(self) -> bool:
         """Whether the run has reached its limit in steps or samples."""
         steps, samples = self.config.iterations, self.config.samples
         return bool((steps and self.step >= steps) or (samples and self.samples >= samples))

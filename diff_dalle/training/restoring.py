@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from ..distributed.world import World
 from .settings import TrainingConfig
 from .trainee import Trainee
 
+_AVERAGE = re.compile(r"ema_[\d.e-]+")  # a role; not that of an exported file
 Contents = Mapping[str, tuple[Mapping[str, Any], str]]  # of files by role, and their paths
 
 
@@ -39,23 +41,23 @@ class Start:
     samples: int = 0
 
     def restore(self) -> None:
-        """Resume from the log directory's latest complete checkpoint that can be read, or start as the settings say.
+        """Resume from the log directory's latest complete checkpoint that can be read, or start as the settings say:
+        from another run's checkpoint, from weights, or from nothing.
 
         Raises InputError when none of them can be read, when the settings name another run's checkpoint although the
-        log directory has its own, and when data or global batch have changed without consent.
+        log directory has its own, when data or global batch of a resumed run have changed without consent, and when
+        the state does not fit.
         """
         config, run = self.config, self.run
         given = [config.resume_checkpoint] if config.resume_checkpoint else list(config.init_checkpoint)
-        given = [_spelled(path) for path in given]
+        given = [_spelled(path) for path in ([run.source] if run.source else given)]
         if run.checkpoints:
             self._check_origin(given)
             self._load_latest()
             return
         if config.resume_checkpoint:
             found = self.world.broadcast(find_set(config.resume_checkpoint) if self.world.is_main else None)
-            self._load_set(*found)
-            if changed := self._changed_settings(found[0]):
-                self.world.print(f"Note: settings that differ from those of {found[0].path}: {changed}")
+            self._load_set(*found, is_start=True)
         elif config.init_checkpoint:
             self._start_from_weights(config.init_checkpoint)
         run.started_from = given
@@ -96,8 +98,13 @@ class Start:
             f"{named('logdir')} to start again"
         )
 
-    def _load_set(self, run: RunFolder, entry: CheckpointSet) -> None:
-        """Load a checkpoint of this run or another. DamagedError, on every rank, when a file cannot be read."""
+    def _load_set(self, run: RunFolder, entry: CheckpointSet, is_start: bool = False) -> None:
+        """Load a checkpoint of this run; or of another one, from which this one starts. DamagedError, on every rank,
+        when a file cannot be read."""
+        sources = {
+            each.name: _sources(each, entry) if is_start else dict(zip(each.roles, each.roles, strict=True))
+            for each in self.trainees
+        }
         files: dict[str, Contents] = {}
         folder: ShardedFolder | None = None
 
@@ -105,51 +112,75 @@ class Start:
             nonlocal folder
             self._check_identity(run.identity, run.path)
             for each in self.trainees:
-                found = {role: run.load(entry, each.name, role, not each.is_sharded) for role in each.roles}
-                files[each.name] = found
+                given = sources[each.name]
+                files[each.name] = {
+                    role: run.load(entry, each.name, source, not each.is_sharded) for role, source in given.items()
+                }
             if entry.folder:
                 folder = run.sharded(entry)
-            self._check_batch(run, entry)
-            self._check_data(run, entry)
+            self._check_batch(run, entry, is_start)
+            self._check_data(run, entry, is_start)
             for each in self.trainees:
-                self._check_fits(each, files[each.name], run)
+                if files[each.name]:
+                    self._check_fits(each, files[each.name], run)
 
         self.world.on_main(read)
         folder = self.world.broadcast(folder)
         for trainee in self.trainees:
-            share = folder if trainee.is_sharded else None
-            self._load(trainee, files.get(trainee.name, {}), share)
-        self.step, self.samples = entry.step, entry.samples
-        self.world.print(f"Resuming at step {self.step:,} ({quantity(self.samples, 'sample')}) of {run.path}")
+            if sources[trainee.name]:
+                share = folder if trainee.is_sharded else None
+                self._load(trainee, sources[trainee.name], files.get(trainee.name, {}), share)
+        if any("optimizer" in each for each in sources.values()):
+            self.step, self.samples = entry.step, entry.samples
+        if is_start:
+            for trainee in self.trainees:
+                self._say_what_is_missing(trainee, sources[trainee.name], entry)
+        how, origin = "Starting" if is_start else "Resuming", (is_start and self.run.source) or run.path
+        self.world.print(f"{how} at step {self.step:,} ({quantity(self.samples, 'sample')}) of {origin}")
+
+    def _say_what_is_missing(self, trainee: Trainee, given: Mapping[str, str], entry: CheckpointSet) -> None:
+        """What of a trainee another run's checkpoint does not hold. given: what it takes from there, by role."""
+        name = trainee.name or "the network"
+        if not given:
+            self.world.print(f"Note: the checkpoint has no {name}, which starts from its initial weights.")
+        elif "optimizer" not in given:
+            self.world.print(f"Note: the checkpoint has only weights of {name}, whose optimizer starts anew.")
+        for role, source in given.items():
+            if role != source:
+                self.world.print(f"Note: {role} of {name} starts from {source} of step {entry.step:,}.")
 
     def _check_fits(self, trainee: Trainee, contents: Contents, run: RunFolder) -> None:
-        """InputError when states of ``run`` cannot be restored; of an optimizer, as one of another timestep sampler,
-        naming the changed settings."""
-        *weights, (optimizer, path) = (contents[role] for role in trainee.roles)
-        for content, weights_path in weights:
-            check_weights(trainee.task.model, content, weights_path)
+        """InputError when states of ``run`` cannot be restored, as those of a network of another size or of another
+        timestep sampler, naming the changed settings."""
         try:
-            trainee.check_optimizer(optimizer["state"], path)
+            for role, (content, path) in contents.items():
+                if role == "optimizer":
+                    trainee.check_optimizer(content["state"], path)
+                else:
+                    check_weights(trainee.task.model, content, path)
         except InputError as error:
-            changed = self._changed_settings(run)
+            changed = redact(", ".join(self.run.changed_settings(run)))
             if not changed:
                 raise
             raise InputError(
-                f"{error.message(named)}; settings that differ from those of {run.path}: {changed}: give the same, or "
-                f"start a new run from its weights by {named('init_checkpoint')}"
+                f"{error.message(named)}; settings that differ from those of {self.run.source or run.path}: {changed}: "
+                f"give the same, or start a new run from its weights by {named('init_checkpoint')}"
             ) from None
 
-    def _load(self, trainee: Trainee, contents: Contents, folder: ShardedFolder | None) -> None:
+    def _load(
+        self, trainee: Trainee, roles: Mapping[str, str], contents: Contents, folder: ShardedFolder | None
+    ) -> None:
         """Overwrite a trainee's state. Every rank calls it.
 
-        contents: of its files by role, on rank 0.
+        roles:    those of the states that it takes, by its own.
+        contents: of its files by its own roles, on rank 0.
         folder:   where each rank reads its own share of the values instead; None = rank 0 sends them.
         """
         given: dict[str, Any] = {role: content["state"] for role, (content, _) in contents.items()}
-        outline = replaced(given["optimizer"], _described) if given else None
+        outline = replaced(given["optimizer"], _described) if "optimizer" in given else None
         own = trainee.loadable(self.world.broadcast(outline))
         if folder is not None:
-            given = {role: folder.states[trainee.prefix + role] for role in trainee.roles}
+            given = {role: folder.states[trainee.prefix + source] for role, source in roles.items()}
         if given:  # files hold more than is averaged
             given |= {role: {name: given[role][name] for name in state} for role, state in trainee.weights().items()}
         sources = numbered(given)[1]
@@ -158,16 +189,14 @@ class Start:
                 folder.fill(sources[i], *own_rows(target))
             else:
                 place(target, sources[i] if sources else None, self.world)
-        trainee.load_optimizer(own["optimizer"])
+        if "optimizer" in own:
+            trainee.load_optimizer(own["optimizer"])
 
-    def _changed_settings(self, run: RunFolder) -> str:
-        return redact(", ".join(self.run.changed_settings(run)))
-
-    def _check_batch(self, run: RunFolder, entry: CheckpointSet) -> None:
+    def _check_batch(self, run: RunFolder, entry: CheckpointSet, is_start: bool) -> None:
         now, processes = self.config.batch_size * self.world.size, self.world.size
         if entry.batch in (0, now):
             return
-        if not self.config.accept_changed_batch:
+        if not (is_start or self.config.accept_changed_batch):
             raise InputError(
                 f"{run.path} was trained with {quantity(entry.batch, 'sample')} per step, but now a step has {now:,}, "
                 f"those of {quantity(processes, 'process')}: set {named('batch_size')} so that it has as many, or "
@@ -175,9 +204,9 @@ class Start:
             )
         self.world.print(f"Note: from here on a step has {quantity(now, 'sample')} instead of {entry.batch:,}.")
 
-    def _check_data(self, run: RunFolder, entry: CheckpointSet) -> None:
+    def _check_data(self, run: RunFolder, entry: CheckpointSet, is_start: bool) -> None:
         for name, changed in self.run.changed_data(run, entry).items():
-            if name == "data_dir" and not self.config.accept_changed_data:
+            if name == "data_dir" and not (is_start or self.config.accept_changed_data):
                 remedy = f"give the same data, or accept the change by {named('accept_changed_data')} True"
                 rule = f"differs from the data of step {entry.step:,} in {run.path}: {changed}. The run would see other"
                 raise InputError(Fault(name, f"{rule} samples in another order: {remedy}"))
@@ -237,6 +266,18 @@ class Start:
                 f"{path} was trained with tokenizer {found.tokenizer}, this run has {own.tokenizer}: "
                 f"set {named('bpe_path')} to match"
             )
+
+
+def _sources(trainee: Trainee, entry: CheckpointSet) -> dict[str, str]:
+    """What a trainee of a run that starts takes from another run's checkpoint: the roles there, by its own. An average
+    that is not there starts from one that is, or from the weights; a trainee that is not there, from its initial
+    weights."""
+    there = {key.removeprefix(trainee.prefix) for key in entry.files if key.startswith(trainee.prefix)}
+    if "model" not in there:
+        return {}
+    instead = min(filter(_AVERAGE.fullmatch, there), default="model")
+    found = {role: role if role in there else instead for role in trainee.roles if role != "optimizer"}
+    return found | ({"optimizer": "optimizer"} if "optimizer" in there else {})
 
 
 def _described(tensor: Tensor) -> Tensor:

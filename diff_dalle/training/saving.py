@@ -129,6 +129,7 @@ class Saving:
         lowest_loss: of a complete checkpoint once this one is. InputError when the previous one could not be written.
         """
         states = {trainee.prefix + role: state for trainee in self.trainees for role, state in trainee.states().items()}
+        states |= {f"{name}/model": module.state_dict() for name, module in self.frozen.items()}
         if self.sharded:
             self.finish()  # a checkpoint that is read is not dropped
             self.run.lowest_loss = lowest_loss

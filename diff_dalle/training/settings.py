@@ -36,7 +36,9 @@ class TrainingConfig:
     logdir: str = option(
         "", "folder for logs and checkpoints; none = $OPENAI_LOGDIR, else a new temporary folder", free=True
     )
-    resume_checkpoint: str = option("", "checkpoint file in another log directory to resume from", free=True)
+    resume_checkpoint: str = option(
+        "", "checkpoint file of another run to start from: its weights, optimizer, averages and step", free=True
+    )
     accept_changed_data: bool = option(
         False, "resume although the shards of data_dir are not those of the checkpoint", free=True
     )

@@ -190,12 +190,14 @@ class Trainee:
         """The weights, and of each average its own values, by role; they share the memory of the present ones."""
         return {"model": self.task.model.state_dict(), **{ema.role: ema.averages for ema in self.emas}}
 
-    def loadable(self, outline: Mapping[str, Any]) -> dict[str, Any]:
+    def loadable(self, outline: Mapping[str, Any] | None) -> dict[str, Any]:
         """``states`` with tensors that are to be overwritten: the weights and averages themselves, and an "optimizer"
         entry for ``load_optimizer``, in which those of a sharded parameter are sharded likewise.
 
-        outline: such an entry, with the shapes and types of the tensors.
+        outline: such an entry, with the shapes and types of the tensors; None = there is none.
         """
+        if outline is None:
+            return dict(self.weights())
         optimizer = self.optimizations[self.task.parts[0]].optimizer
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
 

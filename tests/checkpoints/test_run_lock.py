@@ -89,11 +89,31 @@ def test_after_a_kill_the_next_run_starts_at_once(tmp_path, other, monkeypatch):
 
 
 def test_the_folder_is_free_after_the_block_and_after_an_error(tmp_path):
+    (tmp_path / "run.json").write_text("{}")
     for _ in range(2):
         with pytest.raises(RuntimeError), hold(str(tmp_path)):
             assert content(tmp_path)["pid"] == os.getpid()
             raise RuntimeError
         assert content(tmp_path) == {}
+
+
+def test_an_error_before_anything_else_is_written_leaves_no_trace(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for folder in ("empty", "new/one"):
+        with pytest.raises(RuntimeError), hold(str(tmp_path / folder)):
+            raise RuntimeError
+    assert [*tmp_path.rglob("*")] == [tmp_path / "empty"]
+    with hold(str(tmp_path / "new/one")):
+        pass
+    assert content(tmp_path / "new/one") == {}
+
+
+@needs_fork
+def test_a_lock_that_a_holder_removed_in_the_meantime_is_made_again(tmp_path, monkeypatch):
+    lock, take = run_lock._lock, [lambda: (tmp_path / "run.lock").unlink()]
+    monkeypatch.setattr(run_lock, "_lock", lambda descriptor: (take.pop()() if take else None, lock(descriptor))[1])
+    with hold(str(tmp_path)):
+        assert content(tmp_path)["pid"] == os.getpid()
 
 
 def test_the_lock_beats(tmp_path):

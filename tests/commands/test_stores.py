@@ -55,7 +55,7 @@ def test_a_run_goes_on_elsewhere_from_a_kept_checkpoint(tmp_path, data, kept):
     """With its history; and then from its own checkpoints, without the file."""
     (tmp_path / "2.pth").write_bytes((kept / "run_2.pth").read_bytes())
     output = run(tmp_path / "new", data, 4, **from_file(tmp_path / "2.pth")).stdout
-    assert "Restored step 2" in output and "Resuming at step 2" in output
+    assert "Starting at step 2 (8 samples) of" in output and "Settings that differ" in output  # iterations
     assert same(weights(tmp_path / "new", 4), weights(kept / "run", 4))
     assert losses(tmp_path / "new") == losses(kept / "run")
     os.remove(tmp_path / "2.pth")
@@ -67,7 +67,7 @@ def test_several_processes_go_on_from_a_url(tmp_path, data, kept):
         server.files = {"/latest.pth": (kept / "run_2.pth").read_bytes()}
         load = {"load_from": "url", "url": server.url("/latest.pth")}
         output = run(tmp_path / "new", data, 4, ranks=2, load=load).stdout
-    assert output.count("Restored step 2") == 1 and output.count("Resuming at step 2") == 1
+    assert output.count("Starting at step 2") == 1
     assert losses(tmp_path / "new") == pytest.approx(losses(kept / "run"), rel=1e-5)
 
 
@@ -93,12 +93,12 @@ def test_what_is_missing_or_something_else_is_one_sentence(tmp_path, data, kept)
 def test_only_a_run_that_is_resumed_may_load(tmp_path, data, kept):
     """A first session starts from nothing, and need not find the file."""
     load = from_file(kept / "run_2.pth", only_auto_resume=True)
-    assert "Restored" not in run(tmp_path / "new", data, 2, **load).stdout
+    assert "Note: no earlier session" in run(tmp_path / "new", data, 2, **load).stdout
     for path in (tmp_path / "new").glob("*.pt"):
         path.unlink()
     record = json.loads((tmp_path / "new" / "run.json").read_text())
     (tmp_path / "new" / "run.json").write_text(json.dumps({**record, "checkpoints": []}))
-    assert "Restored step 2" in run(tmp_path / "new", data, 4, **load).stdout
+    assert "Starting at step 2" in run(tmp_path / "new", data, 4, **load).stdout
 
 
 def test_a_load_and_an_init_checkpoint_exclude_each_other(tmp_path, data, kept):

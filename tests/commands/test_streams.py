@@ -8,7 +8,7 @@ import torch
 
 from diff_dalle.checkpoints.checkpoint import Identity
 from diff_dalle.checkpoints.record import CheckpointSet
-from diff_dalle.checkpoints.run_folder import RunFolder
+from diff_dalle.checkpoints.run_folder import RunFolder, read_run
 from diff_dalle.config import to_dict
 from diff_dalle.data.loader import DataConfig
 from diff_dalle.distributed.world import ProcessInfo, World
@@ -31,20 +31,20 @@ def started(folder, run: GeneratorRun) -> str:
 
 @pytest.mark.parametrize(("nodes", "streams"), [(1, 8), (2, 8), (3, 9), (8, 8), (12, 12)])
 def test_a_run_keeps_the_streams_it_started_with(tmp_path, capsys, nodes, streams):
-    recipe = with_streams(GeneratorRun().recipe(), str(tmp_path), world_of(nodes))
+    recipe = with_streams(GeneratorRun().recipe(), None, world_of(nodes))
     run = recipe.settings
     assert recipe.data.streams == run.data.streams == streams and not capsys.readouterr().out
     logdir = started(tmp_path, run)
     assert json.loads((tmp_path / "run.json").read_text())["config"]["data"]["streams"] == streams
     for later in (1, 4, 5):
-        assert with_streams(GeneratorRun().recipe(), logdir, world_of(later)).data.streams == streams
+        assert with_streams(GeneratorRun().recipe(), read_run(logdir), world_of(later)).data.streams == streams
         said = f"the {streams} streams of this run are no multiple of its {later} nodes" in capsys.readouterr().out
         assert said == (streams % later > 0)
 
 
 def test_streams_that_are_given_are_used(tmp_path):
     given = replace(GeneratorRun(), data=DataConfig(streams=3))
-    assert with_streams(given.recipe(), str(tmp_path), world_of(2)).data.streams == 3
+    assert with_streams(given.recipe(), None, world_of(2)).data.streams == 3
 
 
 def test_each_process_reads_the_positions_of_its_slot(tmp_path, monkeypatch):

@@ -261,11 +261,11 @@ def test_without_the_list_the_totals_are_named(trained, text):
         start(trained, {"data_dir": MORE})
 
 
-def test_another_folders_run_knows_its_data_too(trained, tmp_path):
+def test_a_start_from_another_folders_run_says_that_the_data_are_others(trained, tmp_path, capsys):
     path = str(trained / "model000004.pt")
-    with pytest.raises(InputError, match="1 shard new"):
-        start(tmp_path / "next", {"data_dir": MORE}, resume_checkpoint=path)
-    assert start(tmp_path / "next", {"data_dir": DATA}, resume_checkpoint=path).step == 4
+    assert start(tmp_path / "next", {"data_dir": MORE}, batch_size=2, resume_checkpoint=path).step == 4
+    out = capsys.readouterr().out
+    assert "1 shard new" in out and "a step has 2 samples instead of 8" in out
 
 
 def test_runs_of_earlier_versions_know_neither_data_nor_batch(trained):

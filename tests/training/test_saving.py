@@ -31,6 +31,7 @@ def make_loop(logdir, names=("unet0", "unet1"), ema=(0.9,), save_best=False, fro
     defaults = {"batch_size": 8, "iterations": 8, "save_interval": 4, "eval_interval": 2, "precision": "fp32"}
     config = TrainingConfig(**{**defaults, **settings})
     run = open_run(str(logdir), Identity("toy", {}, None), TrainingConfig)
+    run.begin()
     optim = OptimConfig(lr=1e-2, ema_rate=ema)
     trainees = [Trainee(ToyTask(), optim, "fp32", WORLD, name) for name in names]
     return TrainLoop(config, trainees, ToyData(8), run, WORLD, ToyData(8), 0, save_best, frozen)

@@ -268,6 +268,7 @@ def training_of(run: CascadeRun, processes: int = 1) -> TrainingConfig:
         precision=PRECISIONS[run.dtype] if run.dtype else "auto",
         compile=loop.compile,
         logdir=storage.join(run.checkpoint_path, run.experiment_id) if run.checkpoint_path else "",
+        resume_checkpoint=loop.resume_checkpoint,
         accept_changed_data=loop.accept_changed_data,
         accept_changed_batch=loop.accept_changed_batch,
         sharding=replace(run.sharding, parallel="fsdp") if shards else run.sharding,

@@ -30,6 +30,7 @@ RENAMED = {
     "iterations": "updates",
     "warmup_steps": "warmup_updates",
     "microbatch": "grad_accum_steps",
+    "resume_checkpoint": "loop.resume_checkpoint",
     "trackers": "wandb_project",
 }
 
@@ -98,6 +99,9 @@ class LoopSection:
     )
     keep_checkpoints: int = option(2, "number of latest checkpoints to keep beside backups; 0 = all", free=True)
     preview_samples: int = option(8, "images that are shown at every save_every; 0 = none", free=True, least=0)
+    resume_checkpoint: str = option(
+        "", "checkpoint file of another run to start from: its weights, optimizer, averages and step", free=True
+    )
     accept_changed_data: bool = option(
         False, "resume although the shards of webdataset_path are not those of the checkpoint", free=True
     )

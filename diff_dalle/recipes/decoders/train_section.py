@@ -35,14 +35,19 @@ class TrainSection:
     }
 
     epochs: int = option(20, "epochs", free=True, least=1)
-    lr: tuple[float, ...] = option((1e-4,), f"learning rate{EACH}", above=0, most=MAX_RATE)
-    wd: tuple[float, ...] = option((0.01,), f"decoupled weight decay{EACH}", least=0)
-    warmup_steps: tuple[int | None, ...] = option((None,), f"steps of linear warm-up, none = no warm-up{EACH}", least=0)
+    lr: tuple[float, ...] = option((1e-4,), f"learning rate{EACH}", above=0, most=MAX_RATE, free=True)
+    wd: tuple[float, ...] = option((0.01,), f"decoupled weight decay{EACH}", least=0, free=True)
+    warmup_steps: tuple[int | None, ...] = option(
+        (None,), f"steps of linear warm-up, none = no warm-up{EACH}", least=0, free=True
+    )
     cosine_decay_max_steps: tuple[int | None, ...] = option(
-        (None,), f"steps after which a cosine has taken the learning rate to 0, none = constant{EACH}", least=1
+        (None,),
+        f"steps after which a cosine has taken the learning rate to 0, none = constant{EACH}",
+        least=1,
+        free=True,
     )
     max_grad_norm: tuple[float | None, ...] = option(
-        (0.5,), f"maximum gradient norm, none = no clipping{EACH}", least=0
+        (0.5,), f"maximum gradient norm, none = no clipping{EACH}", least=0, free=True
     )
     save_every_n_samples: int = option(
         100_000, "samples between checkpoints, each with a grid of samples", free=True, least=1
