@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..checkpoints.pixels import DecoderSettings
-from ..config import quantity
+from ..config import quantity, redact
 from ..data.loader import Loader
 from ..distributed.world import World
 from ..evaluation.report import markdown_table
@@ -32,6 +32,7 @@ def describe_decoder(run: DecoderRun, world: World) -> str:
         f"{epochs:,} epoch{'s' * (epochs > 1)} of {quantity(recipe.epoch_samples, 'sample')}: {steps} of "
         f"{quantity(size, 'sample')}; a checkpoint every {quantity(training.save_interval, 'step')}, a validation "
         f"every {quantity(training.eval_interval, 'step')}.",
+        *_found(opened),
         *(f"The {what}: {origin}." for what, origin in opened.materials.origins.items()),
     ]
     metrics = opened.metrics()
@@ -40,6 +41,19 @@ def describe_decoder(run: DecoderRun, world: World) -> str:
         text.append(f"Metrics of {count} of the split val after each validation: {', '.join(metrics.config.given)}.")
     text += [_first_sample(opened.train), _networks(opened)]
     return "\n\n".join(text)
+
+
+def _found(opened: OpenedDecoder) -> list[str]:
+    """What samples lack, of each split."""
+    lines: list[str] = []
+    for name in PARTS:
+        loader = getattr(opened, name)
+        if loader and loader.collection.absent:
+            paths = list(map(redact, loader.collection.absent.values()))
+            lines.append(f"Split {name}: {quantity(len(paths), 'shard')} left out: there is no {', '.join(paths)}.")
+        if loader and loader.findings:
+            lines += [f"Split {name}: {line}." for line in loader.findings.said()]
+    return lines
 
 
 def _first_sample(data: Loader) -> str:

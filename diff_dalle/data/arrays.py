@@ -30,6 +30,10 @@ _ENTRIES = {
 Shape = tuple[int, ...]
 
 
+class MissingEmbedding(BrokenSample):
+    """A sample without an embedding: it is skipped and counted, and is no sign of damage."""
+
+
 @dataclass(frozen=True)
 class ArrayHeader:
     """What a file says about its array: shape, element type and order, and the byte at which the elements start.
@@ -99,6 +103,18 @@ def read_embedding(kind: str, data: bytes, shape: Shape) -> np.ndarray:
     return check_embedding(fit_embedding(as_float(header, values), shape))
 
 
+def is_zero(kind: str, data: bytes) -> bool:
+    """Whether a member of this kind holds only zeros, whatever its shape is. False for one that cannot be read."""
+    try:
+        if kind.endswith("safetensors"):
+            _, elements = _parse_safetensors(data)
+        else:
+            elements = data[parse_header(data).offset :]
+    except ValueError:
+        return False
+    return not elements.strip(b"\0")
+
+
 def _parse_safetensors(data: bytes) -> tuple[ArrayHeader, bytes]:
     """The only tensor of a safetensors file, and its elements. Raises ValueError for any other file."""
     from safetensors import SafetensorError, deserialize
@@ -139,8 +155,8 @@ def fit_embedding(values: np.ndarray, shape: Shape) -> np.ndarray:
 
 
 def check_embedding(values: np.ndarray) -> np.ndarray:
-    """``values``, float32. Raises BrokenSample unless they are finite and neither an embedding nor the state of the
-    first token is all zeros.
+    """``values``, float32. Raises BrokenSample unless they are finite, and MissingEmbedding when an embedding or the
+    state of the first token is all zeros.
 
     Zeros are how tools that compute embeddings mark the rows of samples they could not read. Tokens of zeros are
     padding; a text has a first token.
@@ -149,5 +165,5 @@ def check_embedding(values: np.ndarray) -> np.ndarray:
         raise BrokenSample("its embedding has NaN or infinite values")
     first = values if values.ndim == 1 else values[0]
     if not first.any():
-        raise BrokenSample("its embedding is all zeros, the mark of a missing one")
+        raise MissingEmbedding("its embedding is all zeros, the mark of a missing one")
     return values

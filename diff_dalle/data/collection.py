@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -31,6 +31,7 @@ HEADERS = 1536  # bytes between two members below which there are only headers a
 REMOTE_GAP = 1 << 16  # bytes between two remote members that cost less to read than a second request
 log = logging.getLogger(__name__)
 
+NAMED = 8  # shards in a message
 REMEMBERED = 64  # tables kept in memory, unless the order of reading says how many
 
 
@@ -61,8 +62,9 @@ class Collection:
     remembered: number of shards whose tables are kept in memory.
 
     ``counts`` [shards] int64: usable samples per shard; ``samples``: their sum; ``totals``: all samples per shard;
-    ``left_out``: those without the required members. ``sizes``: per shard, (height, width) of the images of the usable
-    samples, int32 [n, 2], 0 where unknown, or None when nobody asked; copies for other processes do not have them.
+    ``left_out``: those without the required members, or in one of the ``absent`` shards, by number, whose sidecar, the
+    path, does not exist. ``sizes``: per shard, (height, width) of the images of the usable samples, int32 [n, 2], 0
+    where unknown, or None when nobody asked; copies for other processes do not have them.
     Raises InputError for sidecars that do not fit their shards.
     """
 
@@ -81,13 +83,14 @@ class Collection:
         ]  # samples with the required members
         self._kept: list[np.ndarray] | None = None
         self.sizes: list[np.ndarray] | None = None
-        self._count(self._complete)
         self.totals = [entry.summary.samples for entry in entries]
-        self.left_out = sum(self.totals) - sum(self._complete)
         paths = [entry.path for entry in entries]
         self._sidecars = {
             each: SidecarFiles(each, shape, paths, self.totals, files) for each, shape in required.sidecars.items()
         }
+        self.absent = {i: path for each in self._sidecars.values() for i, path in each.absent.items()}
+        self._count([0 if i in self.absent else count for i, count in enumerate(self._complete)])
+        self.left_out = sum(self.totals) - self.samples
         self._members: LRUCache[Members] = LRUCache(remembered)
         self._key_rows: LRUCache[np.ndarray] = LRUCache(remembered)
 
@@ -97,8 +100,10 @@ class Collection:
 
     def take(self, surveys: Sequence[Survey]) -> None:
         """Learn what has been found out about the usable samples of each shard: rejected ones are usable no more."""
-        self._kept = [each.kept for each in surveys]
-        self.sizes = [each.sizes for each in surveys if each.sizes is not None] or None
+        self._kept = [each.kept & (i not in self.absent) for i, each in enumerate(surveys)]
+        self.sizes = [
+            each.sizes[: 0 if i in self.absent else None] for i, each in enumerate(surveys) if each.sizes is not None
+        ] or None
         self._count([int(kept.sum()) for kept in self._kept])
 
     def __getstate__(self):
@@ -145,16 +150,19 @@ class Collection:
             return rows
         return self._key_rows.get((shard, index_width), lambda: _rows_of_keys(self.table(shard), rows, index_width))
 
-    def fetch(self, shard: int, member: int, kinds: Iterable[str] | None = None) -> Raw:
-        """Find and read a usable sample; kinds: members to read, None = all members and embeddings. Raises InputError
-        when its shard has changed."""
+    def fetch(self, shard: int, member: int, kinds: Iterable[str] | None = None, sidecars: bool = False) -> Raw:
+        """Find and read a usable sample. Raises InputError when its shard has changed.
+
+        kinds: members to read, None = all of them, and embeddings from sidecars, which ``sidecars`` asks for too.
+        """
         try:
             spans = self.members(shard).spans
-            members = self._read_members(shard, {kind: spans[kind][member] for kind in kinds or self.required.members})
+            wanted = self.required.members if kinds is None else kinds
+            members = self._read_members(shard, {kind: spans[kind][member] for kind in wanted})
             embeddings = {
                 each: files.read(shard, int(self.rows(shard, each.index_width)[member]))
                 for each, files in self._sidecars.items()
-                if kinds is None
+                if kinds is None or sidecars
             }
         except BrokenSample as reason:
             return Raw(problem=reason)
@@ -217,9 +225,11 @@ def collect(
     flag: str = DATA_DIR,
     remembered: int = REMEMBERED,
     world: World = ALONE,
+    check: Callable[[Collection], None] = lambda found: None,
 ) -> Collection:
     """The samples of all sources with all required members that the filters accept, see ``find_shards``.
 
+    check: what rank 0 does with them before the others get them.
     world: the processes that call this together. Rank 0 alone lists the shards and their sizes; the others are told.
 
     Raises InputError naming ``flag`` when there are none, and naming the filter when it accepts none.
@@ -236,6 +246,10 @@ def collect(
                 log.warning("%s", line)
             check_kept(required.filters, surveys)
             found.take(surveys)
+    if found:
+        if not found.samples:
+            raise InputError(f"{flag} holds no sample that the filters accept and that has its embeddings")
+        check(found)
     return world.broadcast(found)
 
 
@@ -244,8 +258,22 @@ def check_usable(found: Collection, entries: Sequence[Indexed], flag: str) -> No
     required = found.required
     if not found.samples:
         raise InputError(_nothing_usable(entries, required, flag))
-    if found.left_out:
-        log.warning("%s left out: without %s", quantity(found.left_out, "sample"), _listed(required, "or"))
+    absent = sum(found.totals[i] for i in found.absent)
+    if found.left_out > absent:
+        count, lacked = quantity(found.left_out - absent, "sample"), _listed(required, "or")
+        empty = [entry.path for entry in entries if entry.summary.samples and not entry.summary.count(required.members)]
+        log.warning("%s left out: without %s%s", count, lacked, _named("all those of", empty))
+    if absent:
+        count, files = quantity(absent, "sample"), list(found.absent.values())
+        log.warning("%s left out: without embeddings%s", count, _named("there is no", files))
+
+
+def _named(what: str, paths: Sequence[str]) -> str:
+    """``; WHAT a.tar, b.tar, …``; "" without any."""
+    if not paths:
+        return ""
+    rest = f" and {len(paths) - NAMED:,} more" if len(paths) > NAMED else ""
+    return f"; {what} {', '.join(map(redact, paths[:NAMED]))}{rest}"
 
 
 def _listed(required: Required, conjunction: str) -> str:

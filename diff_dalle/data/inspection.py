@@ -20,10 +20,12 @@ from ..images.decode import IMAGE_KINDS, BrokenSample, Size, decode_image, pictu
 from ..images.grid import image_grid
 from ..images.transforms import center_crop
 from .accounting import find_report, report_lines
+from .arrays import KINDS
 from .aspect_buckets import AspectBuckets, AspectConfig, kept_share
 from .captions import caption_kind, caption_option, read_caption
 from .collection import Collection, collect
 from .filters import filters_option, parse_filters
+from .first_look import zero_embeddings
 from .index import Indexed, count_kinds, index_shards
 from .order import Order
 from .settings import DataConfig
@@ -57,6 +59,7 @@ def read_captions(sources: Sequence[str], caption_field: str, limit: int = 0) ->
     return captions
 
 
+NAMED = 8  # shards in a line
 SIDES = (64, 128, 256, 512, 1024)  # histogram edges for the shorter side of images, in pixels
 SQUARE = np.array([[1, 1]])
 EXAMPLE = 128  # width and height of an example in pixels
@@ -108,7 +111,7 @@ def inspect_shards(config: InspectionConfig) -> tuple[list[str], Image.Image | N
     files = ShardFiles(index_cache=config.index_cache)
     entries = index_shards(find_shards(config.data_dir), files)
     kinds, kind = count_kinds(entries), caption_kind(config.caption_field)
-    lines = [*_contents(entries, kinds), *_packed(entries)]
+    lines = [*_contents(entries, kinds), *_embeddings(entries, kinds, files), *_packed(entries)]
     if not kinds.keys() & set(IMAGE_KINDS):
         return [*lines, f"no images ({', '.join(IMAGE_KINDS)})"], None
     captioned = kind in kinds
@@ -151,6 +154,22 @@ def _contents(entries: Sequence[Indexed], kinds: Counter[str]) -> list[str]:
     if dotted := split_at_dots({kind: number for kind, number in kinds.items() if kind[:1].isdigit()}):
         lines.append(dotted)  # of a control's cond.png there is nothing to say
     lines += [f"damaged: {redact(entry.path)} {entry.summary.problem}" for entry in entries if entry.summary.problem]
+    return lines
+
+
+def _embeddings(entries: Sequence[Indexed], kinds: Counter[str], files: ShardFiles) -> list[str]:
+    """Of each kind of member that holds embeddings: the shards without any, and how many are the mark of a missing
+    one."""
+    lines: list[str] = []
+    for kind in (kind for kind in kinds if kind.endswith(KINDS)):
+        without = [entry for entry in entries if entry.summary.samples and not entry.summary.count([kind])]
+        if without:
+            names = ", ".join(redact(entry.path) for entry in without[:NAMED])
+            rest = ", …" if len(without) > NAMED else ""
+            lines.append(f"no .{kind} in {quantity(len(without), 'shard')}: {names}{rest}")
+        zeros, looked = zero_embeddings(Collection(entries, Required({kind: "embeddings"}), files), kind)
+        if zeros:
+            lines.append(f"{zeros:,} of {looked:,} .{kind} looked at are all zeros, the mark of a missing embedding")
     return lines
 
 

@@ -9,6 +9,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -23,8 +24,9 @@ from ..images.plugins import load_plugin
 from ..images.transforms import GROUP, Saliency
 from .aspect_buckets import AspectConfig
 from .buckets import BucketOrder, Buckets
-from .collection import collect
+from .collection import Collection, collect
 from .filters import parse_filters
+from .first_look import Findings, look
 from .order import Order, SampleOrder, streams_for, windows_kept
 from .samples import Broken, Chunk, Recipe, Samples
 from .settings import DataConfig
@@ -37,6 +39,7 @@ CHUNK = 32  # samples that a worker prepares at a time: all workers share a larg
 MANY = 8 * CHUNK  # samples at once that are worth starting workers for
 FEW = 20  # broken samples that are tolerated, whatever fraction they are, until an epoch's number has been seen
 NAMED = 1000  # broken samples that the log names; more are only counted
+NAMED_MISSING = 20  # samples without embeddings that the log names
 log = logging.getLogger(__name__)
 
 
@@ -57,7 +60,9 @@ class Loader:
     world:      the processes that create their loaders together: one of them lists the shards for all.
 
     ``samples`` is the length of an epoch. ``seen`` counts the samples this process has looked at, ``broken`` the
-    different broken ones among them, ``rejected`` those that filters rejected, by the filter's name.
+    different broken ones among them, ``missing`` those without an embedding, which are skipped too and never end a run,
+    ``rejected`` those that filters rejected, by the filter's name. ``findings``: what a first look at some samples
+    found; None on other ranks than 0.
     Raises InputError when there are no usable samples, or the spec does not fit the buckets.
     """
 
@@ -97,7 +102,8 @@ class Loader:
         required = replace(
             spec.required(config.caption_field), filters=parse_filters(config.dataset_filters), sizes=aspect is not None
         )
-        self.collection = collect(sources, required, files, flag, remembered, world)
+        self.findings: Findings | None = None
+        self.collection = collect(sources, required, files, flag, remembered, world, partial(self._look, flag))
         if aspect:
             buckets = self._aspect_buckets(aspect, seed, augment, world)
         self.order = self._order(buckets, seed, shuffle)
@@ -106,7 +112,15 @@ class Loader:
         self.dataset = Samples(self.collection, self.order, recipe)
         self.seen = 0
         self._broken = BrokenSamples(self.collection.counts, config.max_broken, self.collection.describe)
+        self._missing = BrokenSamples(self.collection.counts, 1.0, self.collection.describe, NAMED_MISSING)
         self.rejected: Counter[str] = Counter()
+
+    def _look(self, flag: str, found: Collection) -> None:
+        """Look at some samples. InputError when none has what the settings name."""
+        self.findings = look(found, self.spec, self.config.caption_field)
+        self.findings.check(flag, self.config.caption_field)
+        for line in self.findings.said():
+            log.warning("%s", line)
 
     def _aspect_buckets(self, aspect: AspectConfig, seed: int, augment: bool, world: World) -> Buckets:
         """The bucket of every sample; rank 0 alone knows the sizes of the images."""
@@ -200,6 +214,11 @@ class Loader:
         """The number of different broken samples this process has met."""
         return self._broken.count
 
+    @property
+    def missing(self) -> int:
+        """The number of different samples without an embedding that this process has met."""
+        return self._missing.count
+
     def describe(self, position: int) -> str:
         """``shard : key`` of the sample at ``position``, for messages."""
         return self.collection.describe(*self.order.sample_at(position))
@@ -230,7 +249,7 @@ class Loader:
                 )
         self.seen += len(part.index) + sum(count for count, _ in part.rejected.values())
         for broken in part.broken:
-            self._broken.add(broken)
+            (self._missing if broken.is_missing else self._broken).add(broken)
         self._broken.check(self.seen)
 
 
@@ -244,10 +263,12 @@ class BrokenSamples:
     counts:   [shards] the number of samples of each shard.
     limit:    maximum fraction of broken samples.
     describe: ``describe(shard, member)`` names a sample.
+    named:    how many of them the log names, None = NAMED; more are only counted.
     """
 
-    def __init__(self, counts: np.ndarray, limit: float, describe: Callable[[int, int], str]):
+    def __init__(self, counts: np.ndarray, limit: float, describe: Callable[[int, int], str], named: int | None = None):
         self.limit, self.describe = limit, describe
+        self.named = NAMED if named is None else named
         self.samples, self.count = int(counts.sum()), 0
         self._first = np.cumsum(counts) - counts
         self._met = np.zeros(-(-self.samples // 8), dtype=np.uint8)  # pages that are never touched take no memory
@@ -260,14 +281,15 @@ class BrokenSamples:
             return
         self._met[byte] |= 1 << bit
         self.count += 1
-        if self.count > NAMED:
+        if self.count > self.named:
             self._latest.append(broken.reason)
             return
         name = self.describe(broken.shard, broken.member)
         self._latest.append(f"{name}: {broken.reason}")
         log.warning("replaced %s: %s", name, broken.reason)
-        if self.count == NAMED:
-            log.warning("further broken samples are replaced and counted, but not named")
+        if self.count == self.named:
+            what = "samples without embeddings" if broken.is_missing else "broken samples"
+            log.warning("further %s are replaced and counted, but not named", what)
 
     def check(self, seen: int) -> None:
         """Raise InputError when too many of the ``seen`` samples are broken, counting no sample twice."""

@@ -31,7 +31,7 @@ from ..images.transforms import (
     smart_crop,
 )
 from ..randomness import random_uniform, random_uniforms
-from .arrays import read_embedding
+from .arrays import MissingEmbedding, read_embedding
 from .buckets import BucketOrder
 from .captions import caption_kind, read_caption, read_record
 from .collection import Collection, Raw, Unavailable
@@ -42,7 +42,9 @@ from .spec import ImageSpec, Rejected, SampleSpec
 
 MAX_BROKEN = 256  # broken samples skipped for one position; more mean that the data set is broken
 MAX_UNAVAILABLE = 3  # samples skipped for one position because storage does not answer: each has taken minutes
-MAX_REJECTED = 10_000  # samples that filters may reject for one position: at 0.1 % accepted, 1 position in 20,000 fails
+# Samples that filters may reject for one position, or that have no embedding: at 0.1 % accepted, 1 position in 20,000
+# fails.
+MAX_REJECTED = 10_000
 LOOKAHEAD = 16  # candidates for a replacement that are looked up at once
 REQUESTS = 16  # concurrent remote reads per worker
 READ_AHEAD = 1 << 22  # bytes read before their images are decoded, which evicts the reading code from the CPU's caches
@@ -77,11 +79,12 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Broken:
-    """A broken sample that was replaced."""
+    """A broken sample that was replaced, or one without an embedding."""
 
     shard: int
     member: int
     reason: str
+    is_missing: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ class Chunk:
     images:   [n, H, W, C] uint8; [n, 0, 0, 0] when the spec asks for no images.
     cond:     conditions, named as by ``Conditioning.present``; a control is uint8 [n, H, W, C].
     captions: the texts that were tokenized; "" each when the spec asks for no captions.
-    broken:   the broken samples that were replaced.
+    broken:   the broken samples that were replaced, and those without embeddings.
     rejected: the number of samples that each filter rejected, and the reason for the last one.
     failure:  why the chunk is empty, when a shard changed or no sample could replace a broken one.
     """
@@ -129,7 +132,7 @@ class _Lost:
 
     def __init__(self):
         self.broken: list[Broken] = []
-        self.unavailable = 0
+        self.unavailable = self.missing = 0
         self.rejected: Counter[str] = Counter()
         self.reasons: dict[str, str] = {}
 
@@ -138,13 +141,16 @@ class _Lost:
             self.rejected[error.filter] += 1
             self.reasons[error.filter] = str(error)
         else:
-            self.broken.append(Broken(shard, member, str(error)))
+            is_missing = isinstance(error, MissingEmbedding)
+            self.broken.append(Broken(shard, member, str(error), is_missing))
+            self.missing += is_missing
             self.unavailable += isinstance(error, Unavailable)
 
     @property
     def too_many(self) -> bool:
         return (
-            len(self.broken) >= MAX_BROKEN
+            len(self.broken) - self.missing >= MAX_BROKEN
+            or self.missing >= MAX_REJECTED
             or self.unavailable >= MAX_UNAVAILABLE
             or self.rejected.total() >= MAX_REJECTED
         )

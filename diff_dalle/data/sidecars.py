@@ -11,9 +11,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from .. import storage
-from ..config import Fault, InputError
+from ..config import Fault, InputError, quantity
 from ..images.decode import BrokenSample
-from .arrays import MAX_HEADER, ArrayHeader, Shape, as_float, check_embedding, described, fit_embedding, parse_header
+from .arrays import (
+    MAX_HEADER,
+    ArrayHeader,
+    MissingEmbedding,
+    Shape,
+    as_float,
+    check_embedding,
+    described,
+    fit_embedding,
+    parse_header,
+)
 from .shards import Shard, ShardFiles
 
 THREADS = 16  # they wait for disks and networks, not for each other
@@ -96,8 +106,9 @@ class SidecarFiles:
     shards:  the shards' paths.
     samples: the shards' numbers of samples; a shard without any needs no file.
 
-    All headers are read when it is created. Raises InputError naming the file unless it exists, is complete, and holds
-    a floating-point array [rows, width] or [rows, tokens, width] in C order with a row for every sample of its shard.
+    All headers are read when it is created. ``absent`` are the paths of files that do not exist, by their shards'
+    numbers. Raises InputError when none exists, and naming the file unless it is complete and holds a floating-point
+    array [rows, width] or [rows, tokens, width] in C order with a row for every sample of its shard.
     """
 
     def __init__(
@@ -114,13 +125,23 @@ class SidecarFiles:
         opened = storage.in_parallel(self._open, list(paths.values()), THREADS)
         arrays = dict(zip(paths, opened, strict=True))
         self._arrays = [arrays.get(shard) for shard in shards]
+        self.absent = {i: paths[shard] for i, shard in enumerate(shards) if shard in paths and not arrays[shard]}
+        if self.absent and len(self.absent) == len(paths):
+            first = next(iter(self.absent.values()))
+            raise InputError(f"none of the embeddings of {quantity(len(paths), 'shard')} exists, the first {first}")
         for shard, array, count in zip(shards, self._arrays, samples, strict=True):
             if array and not sidecar.index_width and array.rows < count:
                 raise InputError(f"{array.file.path} has {array.rows:,} embeddings, but {shard} has {count:,} samples")
 
-    def _open(self, path: str) -> _Array:
+    def _open(self, path: str) -> _Array | None:
+        """None when there is no such file."""
         try:
             file = self.files.examine(path)
+        except InputError as error:
+            if isinstance(error.__cause__, Exception) and storage.is_missing(error.__cause__):
+                return None
+            raise InputError(f"the embeddings {path} cannot be read: {error}") from error
+        try:
             header = parse_header(self.files.read(file, 0, min(file.size, MAX_HEADER)))
         except ValueError as error:  # InputError too
             raise InputError(f"the embeddings {path} cannot be read: {error}") from error
@@ -141,10 +162,11 @@ class SidecarFiles:
         return array is not None and self.files.in_place(array.file)
 
     def read(self, shard: int, row: int) -> np.ndarray:
-        """A row, float32 of ``shape``. Raises BrokenSample when it does not exist or is not a usable embedding."""
+        """A row, float32 of ``shape``. Raises MissingEmbedding when it does not exist or is all zeros, and BrokenSample
+        when it is not a usable one."""
         array = self._arrays[shard]
         if array is None or not 0 <= row < array.rows:
-            raise BrokenSample(f"its embedding would be row {row} of {array.rows if array else 0:,}")
+            raise MissingEmbedding(f"its embedding would be row {row} of {array.rows if array else 0:,}")
         header, stored = array.header, array.header.shape[1:]
         wanted = stored if len(stored) == 1 else (min(stored[0], self.shape[0]), stored[1])
         size = math.prod(wanted) * header.dtype.itemsize

@@ -96,7 +96,8 @@ class CaptionSpec:
 
 @dataclass(frozen=True)
 class EmbeddingSpec:
-    """An embedding of a sample, float32. One with NaN, infinite values or only zeros is a broken sample.
+    """An embedding of a sample, float32. One with NaN or infinite values is a broken sample; one of only zeros, the
+    mark of a missing one, is skipped and counted.
 
     source: the kind of a .npy or safetensors member of the tar, such as "npy", "img_emb.npy" or "safetensors", or a
             ``Sidecar``.

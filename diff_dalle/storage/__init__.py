@@ -45,6 +45,7 @@ __all__ = [
     "explained",
     "fetch_to_cache",
     "in_parallel",
+    "is_missing",
     "is_remote",
     "join",
     "list_files",

@@ -1,10 +1,12 @@
 """Training a decoder from its file: data, embeddings, U-Nets that are trained or kept, resuming."""
 
+import gzip
 import hashlib
 import json
 import logging
 import os
 import sys
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from checkpoint_making import make_classifier_file
 from decoder_file_making import SAMPLES, SHARDS, UNET, WIDTH, embedding, make_world, read_run_file, write_file
 from open_clip_making import make_open_clip
 from script_running import run as run_script
+from shard_making import npy_bytes, tar_bytes
 
 from diff_dalle.checkpoints.checkpoint import ROLES, load_file, networks_in
 from diff_dalle.checkpoints.decoder import ClipConfig
@@ -474,6 +477,26 @@ def test_check_counts_data_and_costs(tmp_path, world):
     assert "image [3, 8, 8], image_embedding [6]" in text
     assert text.count("| trained |") == 1 and "| unet1 | 16 |" in text and "kept as it is" in text
     assert not (tmp_path / "run").exists()
+
+
+def test_check_finds_missing_embeddings_and_training_skips_them(tmp_path, caplog, monkeypatch):
+    """Of gzipped shards: the mark of a missing embedding is a row of zeros."""
+    monkeypatch.chdir(tmp_path)  # savers keep their files there
+    template = make_world(tmp_path / "marked", form="{:02d}.tar.gz")
+    for path in sorted((tmp_path / "marked").iterdir()):
+        with tarfile.open(path) as tar:
+            files = [(each.name, tar.extractfile(each).read()) for each in tar]
+        marked = {f"{path.name[:2]}{row:02d}.img_emb.npy" for row in (0, 3)}
+        files = [(name, npy_bytes(np.zeros(WIDTH)) if name in marked else data) for name, data in files]
+        path.write_bytes(gzip.compress(tar_bytes(files)))
+    own = [("data.max_broken", 0.0), ("data.shard_cache", str(tmp_path / "cache")), QUIET]
+    path = write_file(tmp_path, *own, world=template)
+    text = describe_decoder(read_run_file(path), ALONE)
+    assert "Split train: 4 of 10 samples: without an embedding, and skipped: its embedding is all zeros" in text
+    assert "Split val: 2 of 5 samples" in text and "Split test: 2 of 5 samples" in text
+    work(path, *EPOCH)
+    assert "4 of 10 samples: without an embedding" in caplog.text and "shards gzipped" in caplog.text
+    assert (tmp_path / "latest.pth").exists()
 
 
 def test_a_missing_wandb_is_told_before_any_work(tmp_path, monkeypatch):

@@ -182,5 +182,5 @@ def test_evaluations_and_epochs_count_no_sample_again(tmp_path, workers, caplog)
         for _ in range(3):
             for _ in data.batches_at([range(40)] * 3):
                 pass
-    assert data.broken == 1 and data.seen == 360 and caplog.text.count("its caption is empty") == 1
+    assert data.broken == 1 and data.seen == 360 and caplog.text.count("0007: its caption is empty") == 1
     assert len(take(data, 0, 30)) == 30

@@ -1,4 +1,5 @@
 import os
+import re
 
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ from shard_making import Letters, captions_of, load, make_shards, npy_bytes, sam
 
 from diff_dalle import storage
 from diff_dalle.config import InputError
+from diff_dalle.data.aspect_buckets import AspectConfig
 from diff_dalle.data.loader import Loader
 from diff_dalle.data.shards import ShardFiles
 from diff_dalle.data.sidecars import Sidecar, SidecarFiles
@@ -85,7 +87,7 @@ def test_keys_can_name_the_rows(tmp_path, caplog):
     data = loader(tmp_path, spec_of("emb_{:04d}.npy", index_width=4), streams=1)
     assert data.samples == 5
     assert_aligned(data.batch_at(range(3)))
-    assert captions_of(data.batch_at([3])) == ["caption of 000420001"] and data.broken == 2
+    assert captions_of(data.batch_at([3])) == ["caption of 000420001"] and (data.broken, data.missing) == (0, 2)
     assert "row 9 of 6" in caplog.text and "row -1 of 6" in caplog.text
 
 
@@ -106,13 +108,14 @@ def test_embeddings_alone_need_no_member_of_the_tar(shards):
     assert set(batch.cond.present()) == {"extra.clip_embedding"} and batch.images.shape == (15, 0, 0, 0)
 
 
-def test_unusable_rows_are_broken_samples(shards, tmp_path, caplog):
+def test_unusable_rows_are_replaced_and_counted(shards, tmp_path, caplog):
     rows = rows_of(0, 7)
     rows[1, 2], rows[3], rows[5, 0] = np.nan, 0, np.inf
     (tmp_path / "img_emb_00000.npy").write_bytes(npy_bytes(rows))
     data = loader(shards, spec_of(), streams=1)
     batch = data.batch_at(range(7))
-    assert [caption[-1] for caption in captions_of(batch)] == list("0224466") and data.broken == 3
+    assert [caption[-1] for caption in captions_of(batch)] == list("0224466")
+    assert (data.broken, data.missing) == (2, 1)
     assert_aligned(batch)
     assert "0001: its embedding has NaN" in caplog.text and "0003: its embedding is all zeros" in caplog.text
 
@@ -195,7 +198,6 @@ def test_patterns_that_give_no_path_are_refused(pattern, shard, message):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: None, r"img_emb_00001\.npy cannot be read: .*img_emb_00001\.npy does not exist"),
         (lambda: npy_bytes(rows_of(0, 2)), r"img_emb_00001\.npy has 2 embeddings, but .*00001\.tar has 3 samples"),
         (
             lambda: npy_bytes(rows_of(0, 3)[:, :5]),
@@ -210,12 +212,44 @@ def test_patterns_that_give_no_path_are_refused(pattern, shard, message):
     ],
 )
 def test_files_that_do_not_fit_their_shards_are_refused_at_the_start(shards, tmp_path, make, message):
-    data, path = make(), tmp_path / "img_emb_00001.npy"
-    path.unlink()
-    if data is not None:
-        path.write_bytes(data)
+    (tmp_path / "img_emb_00001.npy").write_bytes(make())
     with pytest.raises(InputError, match=message):
         loader(shards, spec_of())
+
+
+def test_shards_without_their_file_are_left_out_and_named(shards, tmp_path, caplog):
+    """clip-retrieval may have skipped one. Without any, there is nothing to train on."""
+    (tmp_path / "img_emb_00001.npy").unlink()
+    data = loader(shards, spec_of(), streams=1)
+    assert (data.samples, data.collection.left_out) == (12, 3)
+    assert_aligned(data.batch_at(range(12)))
+    assert re.search(r"3 samples left out: without embeddings; there is no .*img_emb_00001\.npy", caplog.text)
+    aspect = loader(shards, spec_of(), batch_size=1, aspect=AspectConfig(("1/1", "2/3")))
+    assert aspect.samples == 12 and set(captions_of(aspect.batch_at([0]))) <= set(captions_of(data.batch_at(range(12))))
+    for shard in (0, 2):
+        (tmp_path / f"img_emb_{shard:05d}.npy").unlink()
+    with pytest.raises(InputError, match=r"none of the embeddings of 3 shards exists, the first .*img_emb_00000\.npy"):
+        loader(shards, spec_of())
+
+
+def test_samples_without_embeddings_never_end_a_run(tmp_path, caplog):
+    make_shards(tmp_path, [300, 300])
+    rows = rows_of(0, 300)
+    rows[10:290] = 0  # more than could be broken one after the other
+    (tmp_path / "img_emb_00000.npy").write_bytes(npy_bytes(rows))
+    (tmp_path / "img_emb_00001.npy").write_bytes(npy_bytes(rows_of(300, 300)))
+    data = loader(tmp_path, spec_of(), streams=1, max_broken=0.0)
+    assert "280 of 600 samples: without an embedding, and skipped: its embedding is all zeros" in caplog.text
+    for _ in range(2):
+        assert_aligned(data.batch_at(range(0, 300, 7)))
+    assert (data.broken, data.missing) == (0, 276) and caplog.text.count("replaced /") == 20
+    assert "further samples without embeddings are replaced and counted, but not named" in caplog.text
+
+    rows[:] = 0
+    for shard in (0, 1):
+        (tmp_path / f"img_emb_{shard:05d}.npy").write_bytes(npy_bytes(rows))
+    with pytest.raises(InputError, match="none of 600 samples of data_dir has an embedding: its embedding is all zero"):
+        loader(tmp_path, spec_of())
 
 
 def test_two_shards_cannot_share_a_file(shards, tmp_path):
