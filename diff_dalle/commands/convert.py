@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tqdm import tqdm
 from tqdm.utils import CallbackIOWrapper
@@ -225,11 +225,12 @@ def _to_decoder(config: ConvertConfig) -> str:
     from ..checkpoints.checkpoint import load_file
     from ..checkpoints.foreign.dalle2_pytorch import VERSION, decoder_state, unet_state
     from ..checkpoints.loading import open_networks
+    from ..models.decoder.unet import DecoderUnet
 
     for name in config.given:
         raise InputError(f"{name} is set, but a checkpoint of ours says it: leave it out")
     networks = open_networks(config.model_path, ("decoder",))
-    loaded = {each.trainee: each.load(torch.device("cpu")) for each in networks}
+    loaded = {each.trainee: cast(DecoderUnet, each.load(torch.device("cpu"))) for each in networks}
     decoder = networks[0].settings.decoder
     if len(loaded) == len(decoder):
         state = decoder_state({i: loaded[name] for i, name in enumerate(decoder.names)}, decoder, config.model_path)
@@ -274,6 +275,7 @@ def _lora_to_cascade(config: ConvertConfig, lora: Lora) -> str:
     from ..checkpoints.foreign.stable_cascade import lora_state
     from ..checkpoints.loading import open_network
     from ..distributed.devices import without_values
+    from ..models.latent.stage_c import StageC
     from .adapter_clip import adapter_clip
 
     about = lora.about
@@ -285,7 +287,7 @@ def _lora_to_cascade(config: ConvertConfig, lora: Lora) -> str:
         raise InputError(f"{config.model_path} is a LoRA: give the checkpoint of its stage C with --base")
     saved = open_network(config.base, "stage_c")
     with without_values():
-        network = saved.build()
+        network = cast(StageC, saved.build())
     tokens = lora.tokens(adapter_clip(saved, config.clip_path).tokenizer) if about.train_tokens else None
     state, filters = lora_state(lora, network, saved.settings.model.states_width, tokens)
     _write_tensors(config.out, state)

@@ -240,6 +240,7 @@ def classifier_guided(
         shift = classifier.scale * gradient
         if classifier.form == "mean":
             p = process.predict(output, x, t, clip_denoised=False, denoised_fn=limit)
+            assert p.variance is not None
             return replace(p, mean=p.mean + p.variance * shift)
 
         def shifted(x_start: Tensor) -> Tensor:

@@ -77,7 +77,8 @@ class SamplerConfig:
     )
 
     def faults(self) -> Iterator[Fault]:
-        if self.steps is not None and not isinstance(self.steps, int):
+        steps: object = self.steps
+        if steps is not None and not isinstance(steps, int):
             yield Fault.of(self, "steps", f"must be a whole number: give sections with {named(_RESPACING)}")
         if self.timestep_respacing is not None:
             for name in _OUR_STEPS:

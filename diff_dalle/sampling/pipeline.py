@@ -198,8 +198,9 @@ class Pipeline:
         world = world or World(SINGLE, self.stages[0].device)
         if world.is_main:
             warn_of_other_noise(self.stages, jobs)
-            for stage, job in zip(self.stages, jobs, strict=True) if tell else ():
-                tell(summary(stage, job))
+            if tell:
+                for stage, job in zip(self.stages, jobs, strict=True):
+                    tell(summary(stage, job))
         count, mine = len(request), list(range(world.rank, len(request), world.size))
         x = None if request.low_res is None else self.stages[0].from_low_res(request.low_res[mine])
         results = []

@@ -123,9 +123,9 @@ class _Source:
     def _unpacked(self) -> Iterator[bytes]:
         """What comes before a cut or damage is given, as by tars that are not gzipped. As gzip does, it takes several
         gzip files one after the other for one, and ignores anything else at the end."""
-        unpacker, given = zlib.decompressobj(GZIP_FORMAT), 0
+        unpacker, ended, given = zlib.decompressobj(GZIP_FORMAT), False, 0
         for data in self._plain():
-            while data and not unpacker.eof:
+            while data and not ended:
                 try:
                     chunk = unpacker.decompress(data, CHUNK)  # not more at a time, however well it is packed
                 except zlib.error:
@@ -133,10 +133,10 @@ class _Source:
                     return
                 given += len(chunk)
                 yield chunk
-                data = unpacker.unconsumed_tail
-                if unpacker.eof and unpacker.unused_data.startswith(GZIP):
-                    data, unpacker = unpacker.unused_data, zlib.decompressobj(GZIP_FORMAT)
-        if not unpacker.eof:
+                data, ended = unpacker.unconsumed_tail, unpacker.eof
+                if ended and unpacker.unused_data.startswith(GZIP):
+                    data, unpacker, ended = unpacker.unused_data, zlib.decompressobj(GZIP_FORMAT), False
+        if not ended:
             log.warning("%s was cut: its gzip data end after unpacked byte %s", self.path, f"{given:,}")
 
 

@@ -57,7 +57,7 @@ class Workload:
     factor:               of the upsampler.
     text:                 of the generator that is sampled from.
     batches:              images per step of generator, upsampler and sampling, if they fit.
-    respacing:            steps of sampling.
+    steps:                of sampling.
     repeats, warm_up:     steps or samplings that are timed, and that precede them.
     matrix:               rows and columns of the product that stands for the peak.
     backend:              torch.compile's.
@@ -77,7 +77,7 @@ class Workload:
     factor: int = 4
     text: TextEncoderConfig = TextEncoderConfig(enc_attn_dim=512, enc_depth=6, enc_heads=8)
     batches: tuple[int, int, int] = (64, 8, 32)
-    respacing: str = "20"
+    steps: int = 20
     repeats: int = 8
     warm_up: int = 3
     matrix: int = 8192
@@ -158,7 +158,7 @@ def sampling(work: Workload, precision: str, half: bool, compiled: bool, batch_s
     cond, size = Conditioning(tokens=tokens, mask=tokens > 0), work.generator.image_size
     null = cond.drop(torch.ones(batch_size, dtype=torch.bool))
     batch = SampleBatch(PixelSignal(), (size, size), range(batch_size), cond, null)
-    sampler = SamplerConfig("dpm++2m", work.respacing)
+    sampler = SamplerConfig("dpm++2m", work.steps)
     process = sampler.process(DiffusionConfig())
 
     def sample() -> Tensor:
@@ -217,7 +217,7 @@ def _training_rows(work: Workload, precision: str, compiled: bool) -> Iterator[R
 
 
 def _sampling_rows(work: Workload, precision: str, compiled: bool) -> Iterator[Row]:
-    steps = int(work.respacing)
+    steps = work.steps
     title = f"sampling, {work.generator.image_size} px, images × {steps} guided steps"
     for half in (False, True) if precision in DTYPES else (False,):
         form = _form(compiled) + (", half weights" if half else "")

@@ -21,7 +21,7 @@ WORK = Workload(
     factor=2,
     text=TextEncoderConfig(enc_attn_dim=8, enc_depth=1, enc_heads=2, text_length=4),
     batches=(2, 2, 2),
-    respacing="2",
+    steps=2,
     repeats=1,
     warm_up=1,
     matrix=16,
@@ -129,7 +129,7 @@ def test_sampling_uses_half_weights_and_the_steps_asked_for(monkeypatch):
         gpu, "network", lambda *a, make=gpu.network, **o: made.append(randomize(make(*a, **o))) or made[-1]
     )
     for half in (False, True):
-        sample = gpu.sampling(replace(WORK, respacing="4"), "bf16", half, False, 2)
+        sample = gpu.sampling(replace(WORK, steps=4), "bf16", half, False, 2)
         handle = made[-1].register_forward_pre_hook(lambda module, args: calls.append(len(args[0])))
         assert sample().shape == (2, 3, 8, 8)
         handle.remove()

@@ -128,7 +128,7 @@ def _changes(
     elif layer == "qkv_proj":  # queries, or keys and values, of an attention pool, whose rows are one weight there
         rows, begin = len(value), len(value) // 2 if own.startswith("pool.kv.") else 0
         yield lambda value: value[begin : begin + rows], same
-    elif own == "pool.weight" and other == "out.3.weight" and network.config.pool == "adaptive":
+    elif own == "pool.weight" and other == "out.3.weight" and getattr(network.config, "pool", "") == "adaptive":
         yield functools.partial(torch.flatten, start_dim=1), lambda value: value[..., None, None]
     elif other == "label_emb.weight":
         yield lambda value: torch.cat([value, value.new_zeros(1, value.shape[1])]), lambda value: value[:-1]

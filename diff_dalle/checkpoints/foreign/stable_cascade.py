@@ -51,8 +51,9 @@ def network_in(names: Collection[str]) -> str:
     """The kind of the network of Stable Cascade in a file with weights of these names; empty = none."""
     for kind in _REQUIRED:
         layout = find_released(kind, names)
-        is_known = layout is not None and layout.mark != TORCHVISION
-        if is_known and (layout.mark != PREVIEWER or all(name.startswith("blocks.") for name in names)):
+        if layout is None or layout.mark == TORCHVISION:
+            continue
+        if layout.mark != PREVIEWER or all(name.startswith("blocks.") for name in names):
             return kind
     return ""
 
@@ -104,7 +105,9 @@ def controlnet_content(
     found = _backbone(state, path)
     key = {"mode": found.mode, "channels": found.channels, "projections": found.projections}
     is_usual = base is None or base.widths == STAGE_C_SIZES[_PUBLISHED].widths
-    known = next((row for row in TABLES["controlnets"] if is_usual and key.items() <= _keyed(row).items()), {})
+    known: Mapping[str, Any] = next(
+        (row for row in TABLES["controlnets"] if is_usual and key.items() <= _keyed(row).items()), {}
+    )
     blocks = tuple(blocks) or tuple(known.get("blocks", ()))
     missing = [named("controlnet_blocks")] * (not blocks)
     missing += [named("controlnet_filter")] * (not (controlnet_filter or known))

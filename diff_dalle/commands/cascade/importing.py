@@ -34,7 +34,7 @@ from ...models.latent.released import find_released
 from ...models.latent.semantic import SEMANTIC_SIZES
 from ...models.latent.stage_a import STAGE_A_SIZES
 from ...models.latent.stage_b import STAGE_B_SIZES
-from ...models.latent.stage_c import STAGE_C_SIZES
+from ...models.latent.stage_c import STAGE_C_SIZES, StageC
 from ...recipes.cascade.companions import named_clip
 from ...recipes.cascade.stages import IMAGE_NAME, TEXT_NAME
 from ...tasks.latent import SEMANTIC
@@ -86,7 +86,7 @@ def _controlnet(config: ImportConfig) -> str:
 def _lora(config: ImportConfig) -> str:
     saved, (path,) = open_network(config.base, "stage_c"), config.weights
     with without_values():
-        network = saved.build()
+        network = cast(StageC, saved.build())
     clip = adapter_clip(saved, config.clip_path) if config.train_tokens else None
     specs = [parse_token(entry) for entry in config.train_tokens]
     tokens = find_tokens(clip.tokenizer, specs) if clip else None

@@ -100,8 +100,8 @@ class StageCControlNetRun(StageCRun):
         materials = Materials(semantic.encode, semantic.config.semantic_channels, semantic.config.stride)
         control, controlnet = self._as_started(self.control, _with_encoder(self.controlnet, semantic))
         if control != self.control:
-            changed, start = control.controlnet_filter_params, self.controlnet_checkpoint_path
-            world.print(f"Note: controlnet_filter_params is {changed}, as {start} was trained.")
+            changed, trained = control.controlnet_filter_params, self.controlnet_checkpoint_path
+            world.print(f"Note: controlnet_filter_params is {changed}, as {trained} was trained.")
         steered = Steered(saved, saved.load(world.device), control.create(materials))
         steered.tell(world)
         controlnet.check_blocks(run.model)
