@@ -60,7 +60,7 @@ class Findings:
         """A line for each kind of part that some of the samples lack."""
         counts = ((self.missing, "an embedding"), (self.unread, "a readable caption"))
         return [
-            f"{reasons.total():,} of {self.where}: without {what}, and skipped in training: "
+            f"{reasons.total():,} of {self.where}: without {what}, and skipped: "
             + "; ".join(f"{reason} ({count:,})" for reason, count in reasons.most_common(3))
             for reasons, what in counts
             if reasons
