@@ -40,16 +40,17 @@ class Steered(NamedTuple):
     network: nn.Module
     control_filter: ControlFilter
 
-    def tell(self, world: World) -> None:
-        """Print what the filter has to say."""
-        if self.control_filter.note:
-            world.print(f"Note: {self.control_filter.note}.")
-
     def record(self, known: BaseRecord, image_size: int, setting: str) -> BaseRecord:
         """What to say about the base. InputError when the run has another."""
         found = weights_digest(self.network.state_dict())
         check_same(found, known.identity, setting, self.saved.path)
         return BaseRecord(found, image_size)
+
+
+def tell(control: ControlConfig, world: World) -> None:
+    """Print what a filter has to say."""
+    if control.note:
+        world.print(f"Note: {control.note}.")
 
 
 def of_base(
@@ -122,7 +123,7 @@ def open_controlnet(recipe: Recipe, world: World, tokenizer: Tokenizer | None) -
     saved = open_network(path, "generator")
     base = saved.settings
     steered = Steered(saved, saved.load(world.device), run.control.create())
-    steered.tell(world)
+    tell(run.control, world)
     run = replace(
         run,
         model=of_base("model", run.model, base.model, path),

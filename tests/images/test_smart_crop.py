@@ -90,7 +90,9 @@ def test_the_loader_finds_it_among_installed_packages(tmp_path, monkeypatch):
     found = Loader(DataConfig((str(tmp_path),), saliency="bright"), spec, augment=False).batch_at([0]).images
     given = Loader(DataConfig((str(tmp_path),)), spec, saliency=brightness, augment=False).batch_at([0]).images
     assert found.max() > 0 and (found == given).all()
-    with pytest.raises(InputError, match=r"saliency is 'brigt', .*installed are bright; did you mean bright.* center"):
+    with pytest.raises(
+        InputError, match=r"saliency is 'brigt', .*there are bright, opencv; did you mean bright.* center"
+    ):
         Loader(DataConfig((str(tmp_path),), saliency="brigt"), spec)
     with pytest.raises(InputError, match="saliency and random_crop exclude each other"):
         DataConfig((str(tmp_path),), saliency="bright", random_crop=True)

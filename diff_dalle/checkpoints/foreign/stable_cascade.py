@@ -140,6 +140,8 @@ def controlnet_content(
         f"is a ControlNet of Stable Cascade, and is taken with the filter {controlnet_filter} "
         f"{settings.control.controlnet_filter_params} on the blocks {', '.join(map(str, blocks))}"
     )
+    if note := settings.control.note:
+        text += f"; {note}"
     return file_content("model", identity, 0, 0, read.state), text
 
 

@@ -39,19 +39,22 @@ class ControlFilter(ABC):
     published: parameters of the published filter that its files do not give, and that differ from ours.
     takes_masks: whether it can be given masks instead of drawing them.
     channels:    of the control.
-    note:        a sentence for those who train with it; empty = none.
     """
 
     params: ClassVar[type] = NoParams
     published: ClassVar[Mapping[str, Any]] = {}
     takes_masks: ClassVar[bool] = False
     channels: int
-    note: str = ""
     config: Any
 
     def __init__(self, params: Any, materials: Materials):
         """Raises InputError for materials or packages that are missing."""
         self.config = params
+
+    @classmethod
+    def note_on(cls, params: Any) -> str:
+        """A sentence for those who use it with these parameters; empty = none."""
+        return ""
 
     @abstractmethod
     def __call__(self, pictures: Tensor, draw: Draw, masks: Tensor | None = None) -> Tensor:

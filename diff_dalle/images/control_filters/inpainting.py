@@ -144,11 +144,15 @@ class InpaintFilter(ControlFilter):
                 "controlnet_filter_params.saliency",
                 "train without saliency, by random boxes and strokes",
             )
-        elif params.threshold is not None:  # published configurations have one
-            self.note = (
-                "controlnet_filter_params has a threshold of saliency, which has no effect: without saliency, random "
-                "boxes and strokes are masked"
-            )
+
+    @classmethod
+    def note_on(cls, params: InpaintParams) -> str:
+        if params.saliency or params.threshold is None:  # published configurations have one
+            return ""
+        return (
+            "controlnet_filter_params has a threshold of saliency, which has no effect: without saliency, random boxes "
+            "and strokes are masked"
+        )
 
     def __call__(self, pictures: Tensor, draw: Draw, masks: Tensor | None = None) -> Tensor:
         if masks is None:

@@ -94,6 +94,12 @@ class ControlConfig:
         return from_dict(kind.params, self.given_params, "controlnet_filter_params")
 
     @property
+    def note(self) -> str:
+        """What the filter has to say about its parameters; empty = nothing."""
+        kind = self.filter_class
+        return kind.note_on(self.params_of(kind))
+
+    @property
     def own_params(self) -> dict[str, Any]:
         """The parameters that the published filter has otherwise, without a place in its files."""
         kind = self.filter_class

@@ -25,7 +25,7 @@ from ...models.latent.stage_c import STAGE_C_SIZES, StageC, StageCConfig
 from ...tasks.control import BASE, ControlledStageCTask
 from ...tasks.latent import LatentTask
 from ...text.tokenizer import Tokenizer
-from ..control import Steered, of_base, steered_session
+from ..control import Steered, of_base, steered_session, tell
 from ..recipe import Recipe, Session
 from .companions import HUB_NAMES
 from .sections import CONTROLNET_KEYS, HOMES, REFUSED, RENAMED
@@ -103,7 +103,7 @@ class StageCControlNetRun(StageCRun):
             changed, trained = control.controlnet_filter_params, self.controlnet_checkpoint_path
             world.print(f"Note: controlnet_filter_params is {changed}, as {trained} was trained.")
         steered = Steered(saved, saved.load(world.device), control.create(materials))
-        steered.tell(world)
+        tell(control, world)
         controlnet.check_blocks(run.model)
         run = replace(
             run,

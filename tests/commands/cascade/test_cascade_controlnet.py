@@ -172,7 +172,7 @@ def test_weights_to_start_from(tmp_path, world, frozen, base):
     )
     for name, value in first.items():
         torch.testing.assert_close(second[name], value, atol=1e-6, rtol=1e-6)
-    with pytest.raises(InputError, match="holds a stage_c, not a stage_c_controlnet"):
+    with pytest.raises(InputError, match="holds a stage_c, but a stage_c_controlnet is required"):
         train_example(tmp_path / "third", world, frozen, base, controlnet_checkpoint_path=base)
 
 

@@ -111,6 +111,17 @@ def test_published_controlnets_are_known_by_their_shapes(tmp_path, monkeypatch):
         load_file(odd)
 
 
+def test_a_threshold_without_effect_is_said(tmp_path, base):
+    """By the name that their files have."""
+    state = OtherControlNet("simple", 4, C.residual_widths, (0, 2)).state_dict()
+    theirs, out = write(tmp_path / "theirs.safetensors", state), tmp_path / "own.pt"
+    flags = {"weights": (theirs,), "base": base, "controlnet_blocks": (0, 2), "controlnet_filter": "InpaintFilter"}
+    for params, said in (('{"thresold": [0.04, 0.4]}', True), ('{"p_outpaint": 0.4}', False)):
+        text = import_cascade(ImportConfig("controlnet", out=str(out), controlnet_filter_params=params, **flags))
+        assert ("controlnet_filter_params has a threshold of saliency, which has no effect" in text) is said
+        out.unlink()
+
+
 @pytest.mark.parametrize("row", stable_cascade.TABLES["controlnets"], ids=lambda row: row["mode"] + row["filter"])
 def test_the_published_rows_are_possible(row):
     """Filters with these parameters and channels, and blocks of the stage C of 3.6B."""
