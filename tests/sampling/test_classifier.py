@@ -18,6 +18,7 @@ from diff_dalle.diffusion.sampling import SamplerConfig
 from diff_dalle.images.pixels import from_uint8
 from diff_dalle.images.signal import PixelSignal
 from diff_dalle.models.noised_clip import NoisedClipConfig
+from diff_dalle.sampling import stage
 from diff_dalle.sampling.classifier import load_classifier
 from diff_dalle.sampling.pipeline import load
 from diff_dalle.sampling.stage_settings import StageSettings
@@ -79,6 +80,21 @@ def test_a_classifier_of_other_noise_guides_at_the_nearest_levels(classifier, tm
     assert (guided != sample(other, PROMPTS[:2], **options)).any()
     own, levels = classifier.process.snr, other.stages[0].process(StageSettings(SamplerConfig(steps=5))).snr
     assert noise[:5] == [int(np.abs(np.log(own / level)).argmin()) for level in reversed(levels)]
+
+
+def test_the_form_of_guidance_reaches_the_sampler(classifier, pipeline, monkeypatch):
+    """With steps in Guided-Diffusion's form, the image is limited where Guided-Diffusion limits it."""
+    guides, draw = [], stage.sample_batch
+    monkeypatch.setattr(stage, "sample_batch", lambda *given: guides.append(given[5]) or draw(*given))
+    for options, found in (
+        ({"sampler": SamplerConfig("ancestral", 2)}, ("mean", False)),
+        ({"sampler": SamplerConfig("ancestral", 2), "classifier_form": "score"}, ("score", False)),
+        ({"sampler": SamplerConfig("heun", 2)}, ("score", False)),
+        ({"sampler": SamplerConfig("ddim", timestep_respacing="2")}, ("score", True)),
+        ({"sampler": SamplerConfig(timestep_respacing="2")}, ("mean", True)),
+    ):
+        sample(pipeline, "a star", classifier=classifier, **options)
+        assert (guides[-1].form, guides[-1].limit_first) == found and guides[-1].process is None
 
 
 def test_settings_other_than_the_checkpoints_are_refused(classifier):
