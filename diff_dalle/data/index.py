@@ -237,7 +237,7 @@ def _said_packed(packed: Sequence[Indexed], files: ShardFiles) -> str:
     size = sum(entry.summary.size for entry in packed)
     said = (
         f"{quantity(len(packed), 'shard')} gzipped: read from unpacked copies of {size / 1e9:,.2f} GB in "
-        f"{files.cache_dir}, which holds at most {named('shard_cache_gb')} {files.cache_bytes / 1e9:g}"
+        f"{files.cache_dir}, which holds at most shard_cache_gb {files.cache_bytes / 1e9:g}"
     )
     if size > files.cache_bytes:
         said += "; since this is less, they are unpacked again and again: raise it, or unpack the shards"

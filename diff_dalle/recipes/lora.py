@@ -3,11 +3,13 @@ is. ``with_lora`` makes the recipe of a LoRA out of that of its base."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
+import torch
 from torch import nn
 
 from .. import storage
@@ -15,7 +17,7 @@ from ..checkpoints.checkpoint import load_file
 from ..checkpoints.kinds import find_kind
 from ..checkpoints.loading import SavedNetwork, open_networks
 from ..checkpoints.lora_file import ENDING, LoraAbout, base_of, read_lora, write_lora
-from ..config import Fault, InputError, Section, differences, faults_of, members, named, option, settings
+from ..config import Fault, InputError, Section, differences, faults_of, members, named, option, quantity, settings
 from ..data.loader import Loader
 from ..data.mixed import MixedLoader
 from ..data.spec import CaptionSpec
@@ -27,7 +29,7 @@ from ..models.adapters.lora import RECIPES
 from ..tasks.imitation import Imitation
 from ..tasks.latent import LatentTask
 from ..text.tokenizer import Tokenizer
-from ..text.trained_tokens import TokenSpec, find_tokens, parse_token, tokens_option
+from ..text.trained_tokens import Extensible, TokenSpec, find_tokens, ids_of, parse_token, tokens_option
 from ..training.saving import FilesWithWeights
 from ..training.task import Task
 from ..training.trainee import Trainee
@@ -41,6 +43,7 @@ from .recipe import Exports, Recipe, Session, overlaid, standard_loaders
 
 # How the names of settings of a diffusion process begin that concern training alone, and may differ from the base's.
 TRAINING_ONLY = ("loss_", "p2_", "min_snr_", "sigmoid_", "vb_", "offset_noise", "pyramid_noise")
+log = logging.getLogger(__name__)
 TASK_SECTIONS = ("denoising",)  # as the base's training had them, unless told otherwise
 
 
@@ -189,9 +192,10 @@ def _open(opening, recipe: Recipe, world: World, _: Tokenizer | None) -> Session
     weights = tuple((f"{name}=" if name else "") + weights_digest(base.state_dict()) for name, base in bases.items())
     _check_weights(lora, weights)
     settings, outside, clip = replace(session.settings, base_weights=weights), None, session.text_clip
+    reads = tokens.tokenizer if tokens else None
     if lora.specs and tokens is None and clip is not None:
-        embedding = clip.take_tokens(find_tokens(clip.tokenizer, lora.specs))
-        outside = embedding.lent()
+        found = find_tokens(clip.tokenizer, lora.specs)
+        outside, reads = clip.take_tokens(found).lent(), found.tokenizer
         spec = replace(session.spec, captions=(CaptionSpec(clip.tokenize, clip.text_length),))
         session = replace(session, spec=spec)
     if lora.specs and tokens is None and outside is None:
@@ -220,9 +224,11 @@ def _open(opening, recipe: Recipe, world: World, _: Tokenizer | None) -> Session
         tensors = {name.removeprefix("lora."): value for name, value in state.items()}
         return {"lora.safetensors": lambda file: write_lora(file, about[trainee.name], tensors)}
 
-    loaders = session.loaders
+    loaders = session.loaders or standard_loaders
+    if lora.specs:
+        loaders = partial(_checked_loaders, loaders, reads)
     if lora.prior_data_dir:
-        loaders = partial(_mixed_loaders, loaders or standard_loaders)
+        loaders = partial(_mixed_loaders, loaders)
     return replace(
         session,
         recipe=session.recipe.of(settings),
@@ -230,9 +236,7 @@ def _open(opening, recipe: Recipe, world: World, _: Tokenizer | None) -> Session
         initial=network,
         whole=True,
         names=tuple(bases),
-        loaders=partial(_mixed_loaders, session.loaders or standard_loaders)
-        if lora.prior_data_dir
-        else session.loaders,
+        loaders=loaders,
         exports=exports,
     )
 
@@ -273,6 +277,31 @@ def _start_from(model: Adapted, lora: LoraSettings, own: LoraAbout) -> None:
         rule = f"{path} has another {' and '.join(differing)} than this run: give one trained with the same{hint}"
         raise InputError(Fault("lora_checkpoint_path", rule))
     model.load_state_dict({f"lora.{name}": value for name, value in start.tensors.items()})
+
+
+def _checked_loaders(loaders, tokenizer: Extensible, session: Session) -> tuple[Loader, Loader | None]:
+    """Training data whose captions have the tokens that are trained, as far as a first look tells."""
+    own, held_out = loaders(session)
+    session.world.on_main(lambda: _check_tokens(own, tokenizer, session.settings))
+    return own, held_out
+
+
+def _check_tokens(data: Loader, tokenizer: Extensible, lora: LoraSettings) -> None:
+    """Say which of the tokens to be trained no caption has. InputError where there is nothing else to train."""
+    findings = data.findings
+    if findings is None or not findings.captions:
+        return
+    (caption, *_) = data.spec.captions
+    tokens, mask = caption.tokenize(findings.captions, caption.length)
+    present = set(torch.unique(tokens[mask] % tokenizer.vocab_size).tolist())
+    absent = [spec.text for spec in lora.specs if present.isdisjoint(ids_of(spec, tokenizer))]
+    if not absent:
+        return
+    where = f"{quantity(len(findings.captions), 'caption')}, of {caption.length} tokens at most"
+    if findings.is_complete and len(absent) == len(lora.specs) and not lora.module_filters:
+        rule = f"has {', '.join(absent)}, but none of {where}, does: nothing would be trained; write them there"
+        raise InputError(Fault("train_tokens", rule))
+    log.warning("train_tokens has %s, but none of %s, does: these train nothing of them", ", ".join(absent), where)
 
 
 def _mixed_loaders(loaders, session: Session) -> tuple[Any, Loader | None]:

@@ -127,6 +127,12 @@ def find_tokens(tokenizer: Kind, specs: Sequence[TokenSpec], original: Kind | No
     return TrainedTokens(extended, tuple(sources), tuple(sources.values()))
 
 
+def ids_of(spec: TokenSpec, tokenizer: Extensible) -> tuple[int, ...]:
+    """The ids from 0 on that an entry trains, in the tokenizer that has the new tokens."""
+    found = (tokenizer.token_id(spec.text),) if spec.is_new else _matching(tokenizer, spec.text)
+    return tuple(i % tokenizer.vocab_size for i in found)
+
+
 def _matching(tokenizer: Extensible, pattern: str) -> tuple[int, ...]:
     symbols = tokenizer.symbols()
     try:

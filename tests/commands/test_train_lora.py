@@ -296,6 +296,22 @@ def test_bad_settings_are_refused_in_one_sentence(base, shards, tmp_path, change
     assert re.search(words, result.stderr), result.stderr
 
 
+def test_tokens_that_no_caption_has_are_told_and_alone_refused(base, shards, tmp_path, caplog):
+    """The worlds have circles, and no star."""
+
+    def opened(tokens, **changed):
+        session = parse_lora(flags(base, shards, tmp_path, train_tokens=tokens, **changed)).recipe().open(ALONE)
+        return session.both_loaders
+
+    opened("^circle")
+    assert "train_tokens" not in caplog.text
+    opened(TOKENS, prior_data_dir=shards / "prior" / "train")
+    assert re.search(r"train_tokens has \[star\], but none of 24 captions, of \d+ tokens at most, does", caplog.text)
+    opened(TOKENS, module_filters="none")
+    with pytest.raises(InputError, match=r"has \[star\], but none of 24 captions.*nothing would be trained"):
+        opened(TOKEN, module_filters="none")
+
+
 def test_a_lora_may_start_from_another(lora, base, shards, tmp_path):
     train(base, shards, tmp_path / "on", lora_checkpoint_path=lora, iterations=1, lr=1e-9, ema_rate="none")
     begun, given = read_lora(str(tmp_path / "on" / "lora000001.safetensors")), read_lora(lora)
