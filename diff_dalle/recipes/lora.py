@@ -3,13 +3,11 @@ is. ``with_lora`` makes the recipe of a LoRA out of that of its base."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
-import torch
 from torch import nn
 
 from .. import storage
@@ -17,7 +15,7 @@ from ..checkpoints.checkpoint import load_file
 from ..checkpoints.kinds import find_kind
 from ..checkpoints.loading import SavedNetwork, open_networks
 from ..checkpoints.lora_file import ENDING, LoraAbout, base_of, read_lora, write_lora
-from ..config import Fault, InputError, Section, differences, faults_of, members, named, option, quantity, settings
+from ..config import Fault, InputError, Section, differences, faults_of, members, named, option, settings
 from ..data.loader import Loader
 from ..data.mixed import MixedLoader
 from ..data.spec import CaptionSpec
@@ -29,7 +27,7 @@ from ..models.adapters.lora import RECIPES
 from ..tasks.imitation import Imitation
 from ..tasks.latent import LatentTask
 from ..text.tokenizer import Tokenizer
-from ..text.trained_tokens import Extensible, TokenSpec, find_tokens, ids_of, parse_token, tokens_option
+from ..text.trained_tokens import TokenSpec, find_tokens, parse_token, tokens_option
 from ..training.saving import FilesWithWeights
 from ..training.task import Task
 from ..training.trainee import Trainee
@@ -40,10 +38,10 @@ from .classifier import ClassifierRun
 from .decoder import DecoderRun
 from .generator import GeneratorRun
 from .recipe import Exports, Recipe, Session, overlaid, standard_loaders
+from .tokens_in_captions import checked_loaders
 
 # How the names of settings of a diffusion process begin that concern training alone, and may differ from the base's.
 TRAINING_ONLY = ("loss_", "p2_", "min_snr_", "sigmoid_", "vb_", "offset_noise", "pyramid_noise")
-log = logging.getLogger(__name__)
 TASK_SECTIONS = ("denoising",)  # as the base's training had them, unless told otherwise
 
 
@@ -226,7 +224,7 @@ def _open(opening, recipe: Recipe, world: World, _: Tokenizer | None) -> Session
 
     loaders = session.loaders or standard_loaders
     if lora.specs:
-        loaders = partial(_checked_loaders, loaders, reads)
+        loaders = partial(checked_loaders, loaders, reads)
     if lora.prior_data_dir:
         loaders = partial(_mixed_loaders, loaders)
     return replace(
@@ -277,31 +275,6 @@ def _start_from(model: Adapted, lora: LoraSettings, own: LoraAbout) -> None:
         rule = f"{path} has another {' and '.join(differing)} than this run: give one trained with the same{hint}"
         raise InputError(Fault("lora_checkpoint_path", rule))
     model.load_state_dict({f"lora.{name}": value for name, value in start.tensors.items()})
-
-
-def _checked_loaders(loaders, tokenizer: Extensible, session: Session) -> tuple[Loader, Loader | None]:
-    """Training data whose captions have the tokens that are trained, as far as a first look tells."""
-    own, held_out = loaders(session)
-    session.world.on_main(lambda: _check_tokens(own, tokenizer, session.settings))
-    return own, held_out
-
-
-def _check_tokens(data: Loader, tokenizer: Extensible, lora: LoraSettings) -> None:
-    """Say which of the tokens to be trained no caption has. InputError where there is nothing else to train."""
-    findings = data.findings
-    if findings is None or not findings.captions:
-        return
-    (caption, *_) = data.spec.captions
-    tokens, mask = caption.tokenize(findings.captions, caption.length)
-    present = set(torch.unique(tokens[mask] % tokenizer.vocab_size).tolist())
-    absent = [spec.text for spec in lora.specs if present.isdisjoint(ids_of(spec, tokenizer))]
-    if not absent:
-        return
-    where = f"{quantity(len(findings.captions), 'caption')}, of {caption.length} tokens at most"
-    if findings.is_complete and len(absent) == len(lora.specs) and not lora.module_filters:
-        rule = f"has {', '.join(absent)}, but none of {where}, does: nothing would be trained; write them there"
-        raise InputError(Fault("train_tokens", rule))
-    log.warning("train_tokens has %s, but none of %s, does: these train nothing of them", ", ".join(absent), where)
 
 
 def _mixed_loaders(loaders, session: Session) -> tuple[Any, Loader | None]:
